@@ -1,0 +1,233 @@
+//! The home's part: one request per page at a time, the rest in a queue.
+//!
+//! ```text
+//!   idle --Get--> busy (Fetch, Invalidate, Grant out) --Confirm--> idle, or the next request
+//!   idle, replicated --Demote--> busy (Leave out) --Confirm--> idle, or the next request
+//! ```
+//!
+//! Because a page stays busy until its requester confirms, no two transfers of one page are ever
+//! on their way together, and nothing here depends on the order of messages from different slices.
+
+use crate::node::{Node, ProtocolError};
+use crate::pages::Holders;
+use std::collections::VecDeque;
+use wire::{Access, Gfn, Held, Level, Message, SliceId};
+
+/// A request at its home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Request {
+    Get { from: SliceId, want: Access, table: Option<Level> },
+    Demote { from: SliceId },
+}
+
+/// A page whose home is busy.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Serving {
+    /// Who must confirm.
+    requester: SliceId,
+    /// What the request may end in.
+    outcome: Held,
+    /// True while replicas are given up.
+    demoting: bool,
+    queue: VecDeque<Request>,
+    /// Slices that asked for the demotion too.
+    told_when_demoted: Vec<SliceId>,
+}
+
+impl Node {
+    pub(crate) fn home_get(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        want: Access,
+        table: Option<Level>,
+    ) -> Result<(), ProtocolError> {
+        let Some(holders) = self.pages.holders(gfn) else {
+            return Err(self.error(from, "Get", gfn, "this slice is not its home"));
+        };
+        if want == Access::None {
+            return Err(self.error(from, "Get", gfn, "it asks for no access"));
+        }
+        let table = table.filter(|_| !self.banned.contains(&gfn));
+        let request = Request::Get { from, want, table };
+        if let Some(serving) = self.serving.get_mut(&gfn) {
+            // A slice has one request per page on its way, and one left over from before a
+            // conversion at most.
+            if serving.queue.len() >= 4 * self.config.slices.len() {
+                return Err(self.error(from, "Get", gfn, "the queue at home is full"));
+            }
+            serving.queue.push_back(request);
+            return Ok(());
+        }
+        if holders.is_replicated() {
+            // Sent before the replica arrived there; the replica answers it.
+            return Ok(());
+        }
+        self.serve_get(gfn, from, want, table, VecDeque::new());
+        Ok(())
+    }
+
+    fn serve_get(
+        &mut self,
+        gfn: Gfn,
+        from: SliceId,
+        want: Access,
+        table: Option<Level>,
+        queue: VecDeque<Request>,
+    ) {
+        let holders = self.pages.holders(gfn).expect("this slice is home");
+        let write = want == Access::Write || table.is_some() || holders.contains(from);
+        let outcome = match (write, table) {
+            (_, Some(_)) => Held::Replica,
+            (true, None) => Held::Exclusive,
+            (false, None) => Held::Shared,
+        };
+        let serving = Serving {
+            requester: from,
+            outcome,
+            demoting: false,
+            queue,
+            told_when_demoted: Vec::new(),
+        };
+        self.serving.insert(gfn, serving);
+        if holders.contains(from) {
+            let acks = self.invalidate_others(gfn, holders, from, None);
+            self.post(from, Message::Grant { gfn, acks, table });
+        } else {
+            let source = self.source(holders);
+            let (keep, acks) = if write {
+                (Access::None, self.invalidate_others(gfn, holders, from, Some(source)))
+            } else {
+                (Access::Read, 0)
+            };
+            self.post(source, Message::Fetch { gfn, requester: from, keep, acks, table });
+        }
+    }
+
+    /// Who sends the page: this slice if it can, for that saves a message; else any holder.
+    fn source(&self, holders: Holders) -> SliceId {
+        let local = self.config.local;
+        if holders.contains(local) {
+            return local;
+        }
+        holders.iter().next().expect("a page that is not replicated has a holder")
+    }
+
+    /// Invalidates all holders but two, in parallel. Returns how many will acknowledge.
+    fn invalidate_others(
+        &mut self,
+        gfn: Gfn,
+        holders: Holders,
+        requester: SliceId,
+        source: Option<SliceId>,
+    ) -> u16 {
+        let mut targets: Vec<SliceId> =
+            holders.iter().filter(|slice| *slice != requester && Some(*slice) != source).collect();
+        #[cfg(feature = "planted-bugs")]
+        if self.planted(crate::PlantedBug::DropInvalidation) {
+            targets.pop();
+        }
+        for target in &targets {
+            self.post(*target, Message::Invalidate { gfn, requester });
+        }
+        u16::try_from(targets.len()).expect("at most 62 slices")
+    }
+
+    pub(crate) fn home_confirm(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        held: Held,
+    ) -> Result<(), ProtocolError> {
+        let Some(serving) = self.serving.get(&gfn) else {
+            return Err(self.error(from, "Confirm", gfn, "no request is being served"));
+        };
+        if serving.requester != from {
+            return Err(self.error(from, "Confirm", gfn, "another slice is being served"));
+        }
+        if serving.outcome != held {
+            return Err(self.error(from, "Confirm", gfn, "the outcome is not what was granted"));
+        }
+        let serving = self.serving.remove(&gfn).expect("just seen");
+        self.pages.confirmed(gfn, from, held);
+        for slice in serving.told_when_demoted {
+            self.post(slice, Message::Demoted { gfn });
+        }
+        let mut queue = serving.queue;
+        if held == Held::Replica {
+            // Everyone has the page now; only wishes to end that are left.
+            queue.retain(|request| matches!(request, Request::Demote { .. }));
+        }
+        self.serve_next(gfn, queue);
+        Ok(())
+    }
+
+    fn serve_next(&mut self, gfn: Gfn, mut queue: VecDeque<Request>) {
+        while let Some(request) = queue.pop_front() {
+            match request {
+                Request::Get { from, want, table } => {
+                    self.serve_get(gfn, from, want, table, queue);
+                    return;
+                }
+                Request::Demote { from } => {
+                    let holders = self.pages.holders(gfn).expect("this slice is home");
+                    if holders.is_replicated() {
+                        self.serve_demote(gfn, from, queue);
+                        return;
+                    }
+                    self.post(from, Message::Demoted { gfn });
+                }
+            }
+        }
+    }
+
+    pub(crate) fn home_demote(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        conflict: bool,
+    ) -> Result<(), ProtocolError> {
+        let Some(holders) = self.pages.holders(gfn) else {
+            return Err(self.error(from, "Demote", gfn, "this slice is not its home"));
+        };
+        if conflict {
+            self.banned.insert(gfn);
+        }
+        match self.serving.get_mut(&gfn) {
+            Some(serving) if serving.demoting => serving.told_when_demoted.push(from),
+            Some(serving) if serving.outcome == Held::Replica => {
+                serving.queue.push_back(Request::Demote { from });
+            }
+            None if holders.is_replicated() => self.serve_demote(gfn, from, VecDeque::new()),
+            // The page has left the class already.
+            _ => self.post(from, Message::Demoted { gfn }),
+        }
+        Ok(())
+    }
+
+    fn serve_demote(&mut self, gfn: Gfn, heir: SliceId, queue: VecDeque<Request>) {
+        let serving = Serving {
+            requester: heir,
+            outcome: Held::Exclusive,
+            demoting: true,
+            queue,
+            told_when_demoted: Vec::new(),
+        };
+        self.serving.insert(gfn, serving);
+        for slice in self.config.slices.clone() {
+            if slice != heir {
+                self.post(slice, Message::Leave { gfn, heir });
+            }
+        }
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn skip_confirm(&mut self, gfn: Gfn) {
+        if self.planted(crate::PlantedBug::SkipConfirm)
+            && let Some(serving) = self.serving.remove(&gfn)
+        {
+            self.pages.confirmed(gfn, serving.requester, serving.outcome);
+            self.serve_next(gfn, serving.queue);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The coherence protocol of the distributed shared memory, as a pure state machine.
+//!
+//! [`Node`] is one slice's share of the protocol: the home of some pages, a holder and a requester
+//! of any. It takes one [`Input`] at a time and appends [`Effect`]s. It has no clock (time comes
+//! with each step), no threads and no I/O; page contents are behind [`PageStore`]. The same code
+//! runs in the engine, in the simulator and under the model checker.
+//!
+//! An ordinary page, as one slice sees it:
+//!
+//! ```text
+//!            Data/Grant complete (read)              Data/Grant complete (write)
+//!   Invalid ---------------------------> Shared -------------------------------> Exclusive
+//!      ^  \______________________________________________________________________^   |
+//!      |        Invalidate, Fetch keep none            Fetch keep read: back to Shared |
+//!      +-----------------------------------------------------------------------------+
+//! ```
+//!
+//! A kernel page-table page that several slices walk leaves this scheme and becomes a *replica*
+//! everywhere (class R): everyone may write it, changes travel entry by entry before anything else
+//! that its writer sends. `tables` and `release` hold that part.
+//!
+//! `docs/protocol/coherence.md` is the specification with the message sequences.
+
+#![forbid(unsafe_code)]
+
+mod hold;
+mod holder;
+mod home;
+mod homes;
+mod node;
+mod pages;
+#[cfg(feature = "planted-bugs")]
+mod planted;
+mod release;
+mod requester;
+mod stats;
+mod store;
+mod tables;
+
+pub use hold::HoldPolicy;
+pub use homes::{HomeError, HomeRange, HomeTable};
+pub use node::{Config, Effect, Input, Node, ProtocolError};
+#[cfg(feature = "planted-bugs")]
+pub use planted::PlantedBug;
+pub use stats::{ReplicaStats, Stats};
+pub use store::{Merge, PageStore};
+pub use wire::{Access, Entry, Epoch, Gfn, Held, Level, Message, SliceId, VcpuId};

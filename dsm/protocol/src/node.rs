@@ -1,0 +1,384 @@
+//! One slice's share of the protocol: state, inputs, effects and dispatch.
+
+use crate::hold::{Hold, HoldPolicy};
+use crate::holder::Deferred;
+use crate::home::Serving;
+use crate::homes::HomeTable;
+use crate::pages::{Copy, Pages, SLICES_MAX};
+use crate::release::Releases;
+use crate::requester::Wait;
+use crate::stats::Stats;
+use crate::store::PageStore;
+use crate::tables::Tables;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use thiserror::Error;
+use wire::{Access, Epoch, Gfn, Level, Message, SliceId, VcpuId};
+
+/// What a node is told when it is made.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// This slice.
+    pub local: SliceId,
+    /// All slices, this one too, ascending. At most 62.
+    pub slices: Vec<SliceId>,
+    /// Who is home of what.
+    pub homes: HomeTable,
+    /// The epoch. Messages of another are refused.
+    pub epoch: Epoch,
+    /// The hold window.
+    pub hold: HoldPolicy,
+    /// Whether kernel page-table pages become replicas.
+    pub replicate_tables: bool,
+    /// A bug to plant.
+    #[cfg(feature = "planted-bugs")]
+    pub planted: Option<crate::PlantedBug>,
+}
+
+/// Something that happened to this slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A vCPU, or a guard of the VMM, touched a page without the access it needs.
+    Fault {
+        /// The page.
+        gfn: Gfn,
+        /// The access it needs: `Read` or `Write`.
+        want: Access,
+    },
+    /// A message came.
+    Message {
+        /// The sender.
+        from: SliceId,
+        /// Its epoch.
+        epoch: Epoch,
+        /// The message. Its body, if any, is in the store's hands.
+        message: Message,
+    },
+    /// The shell wants to send something through which another slice could learn of this slice's
+    /// writes: an interrupt, a device call. Answered by [`Effect::Released`].
+    Release {
+        /// The shell's number for it.
+        token: u64,
+    },
+    /// Keep the page while the VMM uses it. Answered by [`Effect::Pinned`].
+    Pin {
+        /// The page.
+        gfn: Gfn,
+        /// The access needed.
+        want: Access,
+        /// The shell's number for it.
+        token: u64,
+    },
+    /// The VMM is done with a pinned page.
+    Unpin {
+        /// The page.
+        gfn: Gfn,
+    },
+    /// A local vCPU was seen with this page-table root.
+    Root {
+        /// The vCPU.
+        vcpu: VcpuId,
+        /// Frame of CR3.
+        gfn: Gfn,
+    },
+    /// Time passed: carry out what was deferred.
+    Tick,
+}
+
+/// Something that the shell must do, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Send the message; if it has a body, the body is the page as it is now.
+    Send {
+        /// The receiver, never this slice.
+        to: SliceId,
+        /// The message.
+        message: Message,
+    },
+    /// The release may go.
+    Released {
+        /// The shell's number.
+        token: u64,
+    },
+    /// The page is here and stays until it is unpinned.
+    Pinned {
+        /// The shell's number.
+        token: u64,
+    },
+}
+
+/// A peer broke the protocol, or this slice did. The VM must stop: going on could corrupt it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{from} sent {what} for {gfn}, which does not fit the state here: {state}")]
+pub struct ProtocolError {
+    /// Who.
+    pub from: SliceId,
+    /// The kind of message.
+    pub what: &'static str,
+    /// The page.
+    pub gfn: Gfn,
+    /// What was found.
+    pub state: &'static str,
+}
+
+/// A page pinned by the VMM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Pins {
+    pub(crate) held: u32,
+    pub(crate) waiting: Vec<(Access, u64)>,
+}
+
+/// One slice's share of the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Node {
+    pub(crate) config: Config,
+    pub(crate) now: u64,
+    pub(crate) pages: Pages,
+    /// Requests of this slice on their way.
+    pub(crate) waits: BTreeMap<Gfn, Wait>,
+    /// Requests that this home serves.
+    pub(crate) serving: BTreeMap<Gfn, Serving>,
+    /// Recalls that wait for the end of a hold window or pin.
+    pub(crate) deferred: BTreeMap<Gfn, Deferred>,
+    /// End of the hold window of pages that came lately.
+    pub(crate) held_until: BTreeMap<Gfn, u64>,
+    pub(crate) hold: Hold,
+    pub(crate) pins: BTreeMap<Gfn, Pins>,
+    pub(crate) tables: Tables,
+    pub(crate) releases: Releases,
+    /// Pages that must never be replicated again (home only).
+    pub(crate) banned: BTreeSet<Gfn>,
+    /// Messages of this slice to itself.
+    loopback: VecDeque<Message>,
+    out: Vec<Effect>,
+    pub(crate) stats: Stats,
+}
+
+impl Node {
+    /// A node in the initial state: every page exclusive at its home.
+    ///
+    /// # Panics
+    /// When there are more than 62 slices, or the local one is not among them.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        assert!(config.slices.iter().all(|slice| slice.0 < SLICES_MAX), "at most 62 slices");
+        assert!(config.slices.contains(&config.local), "the local slice is a member");
+        Self {
+            now: 0,
+            pages: Pages::new(config.local, &config.homes),
+            waits: BTreeMap::new(),
+            serving: BTreeMap::new(),
+            deferred: BTreeMap::new(),
+            held_until: BTreeMap::new(),
+            hold: Hold::new(config.hold),
+            pins: BTreeMap::new(),
+            tables: Tables::default(),
+            releases: Releases::default(),
+            banned: BTreeSet::new(),
+            loopback: VecDeque::new(),
+            out: Vec::new(),
+            stats: Stats::default(),
+            config,
+        }
+    }
+
+    /// Takes one input at time `now_ns` and appends what the shell must do.
+    ///
+    /// # Errors
+    /// A message that cannot happen: the VM must be stopped.
+    pub fn step(
+        &mut self,
+        now_ns: u64,
+        input: Input,
+        store: &mut impl PageStore,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), ProtocolError> {
+        self.now = now_ns;
+        match input {
+            Input::Fault { gfn, want } => self.fault(gfn, want, store),
+            Input::Message { from, epoch, message } => {
+                if epoch != self.config.epoch && !self.epoch_check_lost() {
+                    self.stats.epoch_refused += 1;
+                } else {
+                    self.receive(from, message, store)?;
+                }
+            }
+            Input::Release { token } => {
+                self.release(crate::release::Outgoing::External(token), store);
+            }
+            Input::Pin { gfn, want, token } => self.pin(gfn, want, token, store),
+            Input::Unpin { gfn } => self.unpin(gfn, store),
+            Input::Root { vcpu, gfn } => self.local_root(vcpu, gfn),
+            Input::Tick => {
+                self.carry_out_due(store);
+                self.drop_stale_roots();
+            }
+        }
+        while let Some(message) = self.loopback.pop_front() {
+            self.receive(self.config.local, message, store)?;
+        }
+        out.append(&mut self.out);
+        Ok(())
+    }
+
+    /// What this slice may do with a page.
+    #[must_use]
+    pub fn access(&self, gfn: Gfn) -> Access {
+        self.pages.copy(gfn).access()
+    }
+
+    /// True when the page is a replica in use here.
+    #[must_use]
+    pub fn is_replica(&self, gfn: Gfn) -> bool {
+        self.pages.copy(gfn) == Copy::Replica
+    }
+
+    /// Level of the page if replicated tables or a vCPU's root say that it is a kernel page table.
+    #[must_use]
+    pub fn table_level(&self, gfn: Gfn) -> Option<Level> {
+        self.tables.level(gfn)
+    }
+
+    /// True while a request of this slice for the page is on its way.
+    #[must_use]
+    pub fn is_waiting(&self, gfn: Gfn) -> bool {
+        self.waits.contains_key(&gfn)
+    }
+
+    /// True when nothing is on its way, served, deferred or held back here.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.waits.is_empty()
+            && self.serving.is_empty()
+            && self.deferred.is_empty()
+            && self.releases.is_empty()
+    }
+
+    /// When the next [`Input::Tick`] is due, in the clock of the steps.
+    #[must_use]
+    pub fn next_tick_ns(&self) -> Option<u64> {
+        self.deferred.values().filter_map(|deferred| deferred.due).min()
+    }
+
+    /// The home of a frame, or `None` where there is no memory.
+    #[must_use]
+    pub fn home(&self, gfn: Gfn) -> Option<SliceId> {
+        self.config.homes.home(gfn)
+    }
+
+    /// What this node counted.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.stats.clone();
+        stats.replicas.pages = self.tables.replica_count();
+        stats
+    }
+
+    /// The hold window now, in nanoseconds.
+    #[must_use]
+    pub fn hold_window_ns(&self) -> u64 {
+        self.hold.window_ns()
+    }
+
+    fn receive(
+        &mut self,
+        from: SliceId,
+        message: Message,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        if let Some(gfn) = message.gfn()
+            && !matches!(message, Message::Root { .. })
+            && self.home(gfn).is_none()
+        {
+            return Err(self.error(from, "a message", gfn, "no memory there"));
+        }
+        match message {
+            Message::Get { gfn, want, table } => self.home_get(from, gfn, want, table),
+            Message::Confirm { gfn, held } => self.home_confirm(from, gfn, held),
+            Message::Fetch { gfn, requester, keep, acks, table } => {
+                self.recalled(from, Deferred::fetch(gfn, requester, keep, acks, table), store)
+            }
+            Message::Invalidate { gfn, requester } => {
+                self.recalled(from, Deferred::invalidate(gfn, requester), store)
+            }
+            Message::Grant { gfn, acks, table } => self.granted(from, gfn, acks, table, store),
+            Message::Data { gfn, access, acks, table } => {
+                self.data(from, gfn, access, acks, table, store)
+            }
+            Message::Acked { gfn } => self.acked(from, gfn, store),
+            Message::Offer { gfn, level } => self.offered(from, gfn, level, store),
+            Message::Ready { gfn } => self.ready(from, gfn, store),
+            Message::Go { gfn } => self.go(from, gfn, store),
+            Message::Diff { flush, entries } => {
+                self.diff(from, flush, &entries, store);
+                Ok(())
+            }
+            Message::DiffDone { flush } => self.diff_done(from, flush),
+            Message::Demote { gfn, conflict } => self.home_demote(from, gfn, conflict),
+            Message::Leave { gfn, heir } => self.recalled(from, Deferred::leave(gfn, heir), store),
+            Message::Left { gfn, entries } => self.left(from, gfn, &entries, store),
+            Message::Demoted { gfn } => self.demoted(from, gfn),
+            Message::Root { vcpu, gfn } => {
+                self.tables.set_root(vcpu, gfn);
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends a message, to this slice too.
+    pub(crate) fn post(&mut self, to: SliceId, message: Message) {
+        if to == self.config.local {
+            self.loopback.push_back(message);
+        } else {
+            self.stats.messages_out += 1;
+            if message.has_body() {
+                self.stats.pages_out += 1;
+            }
+            self.out.push(Effect::Send { to, message });
+        }
+    }
+
+    pub(crate) fn post_to_others(&mut self, message: &Message) {
+        for to in self.others() {
+            self.post(to, message.clone());
+        }
+    }
+
+    pub(crate) fn others(&self) -> Vec<SliceId> {
+        self.config.slices.iter().copied().filter(|slice| *slice != self.config.local).collect()
+    }
+
+    /// How many slices there are beside this one.
+    pub(crate) fn others_count(&self) -> u16 {
+        u16::try_from(self.config.slices.len() - 1).expect("at most 62 slices")
+    }
+
+    pub(crate) fn effect(&mut self, effect: Effect) {
+        self.out.push(effect);
+    }
+
+    pub(crate) fn home_of(&self, gfn: Gfn) -> SliceId {
+        self.home(gfn).expect("a checked frame")
+    }
+
+    pub(crate) fn error(
+        &self,
+        from: SliceId,
+        what: &'static str,
+        gfn: Gfn,
+        state: &'static str,
+    ) -> ProtocolError {
+        ProtocolError { from, what, gfn, state }
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn planted(&self, bug: crate::PlantedBug) -> bool {
+        self.config.planted == Some(bug)
+    }
+
+    fn epoch_check_lost(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.planted(crate::PlantedBug::LoseEpochCheck);
+        #[cfg(not(feature = "planted-bugs"))]
+        return false;
+    }
+}

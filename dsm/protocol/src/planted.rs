@@ -1,0 +1,22 @@
+//! Bugs that a test may plant to prove that the models and the simulator would catch them.
+
+/// One way to break the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlantedBug {
+    /// The home forgets to invalidate one holder.
+    DropInvalidation,
+    /// The home serves the next request without waiting for the confirm.
+    SkipConfirm,
+    /// The requester maps the page before the acknowledgements have come.
+    GrantEarly,
+    /// Messages of another epoch are taken.
+    LoseEpochCheck,
+    /// A release goes out without flushing replicas.
+    ReleaseWithoutFlush,
+    /// A release does not wait for the flush to be acknowledged.
+    FlushNotAcknowledged,
+    /// A page stays replicated after its last parent entry is gone.
+    StaleMemberKept,
+    /// A merge takes the sender's whole page instead of the changed entries.
+    MergeLosesEntry,
+}

@@ -1,0 +1,303 @@
+//! Flush before release: changes of replicated tables reach every slice before anything through
+//! which a slice could learn of them.
+//!
+//! ```text
+//!   release --compare replicas with twins--> no difference, nothing outstanding: send now
+//!                                        \-> Diff to all, queue the release
+//!   DiffDone from all, demotions over ----> send queued releases in order
+//! ```
+//!
+//! A release is a page, an acknowledgement of an invalidation, an interrupt or a device call. The
+//! comparison happens after the page that is sent was unmapped or protected, so every table write
+//! before the last write to that page is found.
+//!
+//! Leaving the class is part of the flush: a page whose last parent entry went away is demoted, and
+//! the release waits until every slice has dropped it, for it may be data from now on.
+
+use crate::node::{Effect, Node, ProtocolError};
+use crate::pages::Copy;
+use crate::store::{Merge, PageStore};
+use crate::tables::fits_root;
+use std::collections::{BTreeMap, VecDeque};
+use wire::coherence::ENTRIES_MAX;
+use wire::{Entry, Gfn, Held, Level, Message, SliceId};
+
+/// Something that must not overtake this slice's table writes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Outgoing {
+    Message(SliceId, Message),
+    External(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Outstanding {
+    /// Acknowledgements of a diff to come.
+    Diff(u16),
+    /// A demotion to end.
+    Demotion,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Demotion {
+    number: u32,
+    /// `Left` messages to come, should this slice become the heir.
+    lefts: u16,
+}
+
+/// Releases held back and what they wait for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Releases {
+    /// Number of the newest diff or demotion.
+    newest: u32,
+    outstanding: BTreeMap<u32, Outstanding>,
+    queue: VecDeque<(u32, Outgoing)>,
+    demotions: BTreeMap<Gfn, VecDeque<Demotion>>,
+    /// Last words of replicas, held back until this slice's diffs are acknowledged: otherwise a
+    /// diff could arrive after the page became a replica once more.
+    lefts: Vec<(SliceId, Message)>,
+}
+
+impl Releases {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.outstanding.is_empty() && self.queue.is_empty() && self.lefts.is_empty()
+    }
+
+    fn begin(&mut self, item: Outstanding) -> u32 {
+        self.newest = self.newest.checked_add(1).expect("fewer than 2^32 flushes per epoch");
+        self.outstanding.insert(self.newest, item);
+        self.newest
+    }
+
+    fn diffs_outstanding(&self) -> bool {
+        self.outstanding.values().any(|item| matches!(item, Outstanding::Diff(_)))
+    }
+}
+
+impl Node {
+    pub(crate) fn release(&mut self, outgoing: Outgoing, store: &mut impl PageStore) {
+        if !self.tables.is_empty() && !self.flush_forgotten() {
+            self.flush(store);
+        }
+        let barrier = self.releases.newest;
+        self.releases.queue.push_back((barrier, outgoing));
+        self.send_released();
+    }
+
+    /// Sends queued releases whose flushes are over, in order.
+    fn send_released(&mut self) {
+        if !self.releases.diffs_outstanding() {
+            for (to, message) in std::mem::take(&mut self.releases.lefts) {
+                self.post(to, message);
+            }
+        }
+        let oldest = self.releases.outstanding.keys().next().copied();
+        while let Some((barrier, _)) = self.releases.queue.front() {
+            if oldest.is_some_and(|oldest| oldest <= *barrier) && !self.flush_unacknowledged() {
+                return;
+            }
+            match self.releases.queue.pop_front() {
+                Some((_, Outgoing::Message(to, message))) => self.post(to, message),
+                Some((_, Outgoing::External(token))) => self.effect(Effect::Released { token }),
+                None => return,
+            }
+        }
+    }
+
+    /// Compares all replicas with their twins, parents first, and sends what differs.
+    fn flush(&mut self, store: &mut impl PageStore) {
+        self.stats.replicas.flushes += 1;
+        let mut entries = Vec::new();
+        let mut leaving = Vec::new();
+        let mut level = Some(Level::ROOT);
+        while let Some(at) = level {
+            for gfn in self.tables.at_level(at) {
+                if !self.tables.is_referenced(gfn, at) && !self.stale_member_kept() {
+                    self.tables.remove(gfn, store);
+                    leaving.push(gfn);
+                } else if !self.compare(gfn, at, &mut entries, store) {
+                    leaving.push(gfn);
+                }
+            }
+            level = at.below();
+        }
+        for chunk in entries.chunks(ENTRIES_MAX) {
+            let flush = self.releases.begin(Outstanding::Diff(self.others_count()));
+            self.stats.replicas.diffs += 1;
+            self.stats.replicas.entries_out += u64::try_from(chunk.len()).unwrap_or(u64::MAX);
+            self.post_to_others(&Message::Diff { flush, entries: chunk.to_vec() });
+        }
+        for gfn in leaving {
+            self.begin_demotion(gfn, false);
+        }
+    }
+
+    /// Appends the changes of one replica. False when the page is no table any more.
+    fn compare(
+        &mut self,
+        gfn: Gfn,
+        level: Level,
+        entries: &mut Vec<Entry>,
+        store: &mut impl PageStore,
+    ) -> bool {
+        let start = entries.len();
+        store.changes(gfn, entries);
+        for entry in &entries[start..] {
+            self.tables.changed(level, entry.index, entry.old, entry.new);
+        }
+        let end = self.config.homes.end();
+        let fits = level != Level::ROOT || entries[start..].iter().all(|e| fits_root(e, end));
+        if !fits {
+            entries.truncate(start);
+            self.tables.remove(gfn, store);
+        }
+        fits
+    }
+
+    /// Asks for the end of a replica outside a flush.
+    pub(crate) fn ask_demotion(&mut self, gfn: Gfn, conflict: bool) {
+        if self.releases.demotions.contains_key(&gfn) {
+            return;
+        }
+        self.begin_demotion(gfn, conflict);
+    }
+
+    fn begin_demotion(&mut self, gfn: Gfn, conflict: bool) {
+        let number = self.releases.begin(Outstanding::Demotion);
+        let demotion = Demotion { number, lefts: self.others_count() };
+        self.releases.demotions.entry(gfn).or_default().push_back(demotion);
+        self.post(self.home_of(gfn), Message::Demote { gfn, conflict });
+    }
+
+    pub(crate) fn diff(
+        &mut self,
+        from: SliceId,
+        flush: u32,
+        entries: &[Entry],
+        store: &mut impl PageStore,
+    ) {
+        for entry in entries {
+            let gfn = entry.gfn;
+            if !matches!(self.pages.copy(gfn), Copy::Replica | Copy::Forming) {
+                // Dropped here since; the heir has the entry.
+                continue;
+            }
+            self.stats.replicas.entries_in += 1;
+            self.lose_unflushed(gfn, store);
+            let old = store.twin_entry(gfn, entry.index);
+            let merged = store.merge(entry);
+            if let Some(level) = self.tables.replica_level(gfn) {
+                self.tables.changed(level, entry.index, old, entry.new);
+            }
+            if merged == Merge::Conflict {
+                self.stats.replicas.conflicts += 1;
+                self.ask_demotion(gfn, true);
+            }
+        }
+        self.post(from, Message::DiffDone { flush });
+    }
+
+    pub(crate) fn diff_done(&mut self, from: SliceId, flush: u32) -> Result<(), ProtocolError> {
+        let error = self.error(from, "DiffDone", Gfn::default(), "no such flush is outstanding");
+        match self.releases.outstanding.get_mut(&flush) {
+            Some(Outstanding::Diff(left)) if *left > 1 => *left -= 1,
+            Some(Outstanding::Diff(_)) => {
+                self.releases.outstanding.remove(&flush);
+                self.send_released();
+            }
+            _ => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Gives a replica up in favour of `heir`.
+    pub(crate) fn leave(&mut self, gfn: Gfn, heir: SliceId, store: &mut impl PageStore) {
+        store.unmap(gfn);
+        self.tables.remove(gfn, store);
+        let mut entries = Vec::new();
+        store.changes(gfn, &mut entries);
+        store.forget(gfn);
+        self.pages.set_copy(gfn, Copy::Invalid);
+        self.releases.lefts.push((heir, Message::Left { gfn, entries }));
+        self.send_released();
+    }
+
+    pub(crate) fn left(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        entries: &[Entry],
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        let error = self.error(from, "Left", gfn, "this slice is not the heir");
+        if self.pages.copy(gfn) != Copy::Replica || entries.iter().any(|e| e.gfn != gfn) {
+            return Err(error);
+        }
+        let queue = self.releases.demotions.get_mut(&gfn).ok_or_else(|| error.clone())?;
+        let demotion = queue.back_mut().ok_or(error)?;
+        demotion.lefts = demotion.lefts.saturating_sub(1);
+        let (over, number) = (demotion.lefts == 0, demotion.number);
+        for entry in entries {
+            // Where both changed an entry the heir's value stays: the home chose the heir.
+            store.merge(entry);
+        }
+        if over {
+            queue.pop_back();
+            if queue.is_empty() {
+                self.releases.demotions.remove(&gfn);
+            }
+            self.tables.remove(gfn, store);
+            store.forget(gfn);
+            self.pages.set_copy(gfn, Copy::Exclusive);
+            self.stats.replicas.demotions += 1;
+            self.releases.outstanding.remove(&number);
+            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive });
+            self.send_released();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn demoted(&mut self, from: SliceId, gfn: Gfn) -> Result<(), ProtocolError> {
+        let error = self.error(from, "Demoted", gfn, "this slice did not ask for it");
+        let queue = self.releases.demotions.get_mut(&gfn).ok_or_else(|| error.clone())?;
+        let demotion = queue.pop_front().ok_or(error)?;
+        if queue.is_empty() {
+            self.releases.demotions.remove(&gfn);
+        }
+        self.releases.outstanding.remove(&demotion.number);
+        self.send_released();
+        Ok(())
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    fn flush_forgotten(&self) -> bool {
+        self.planted(crate::PlantedBug::ReleaseWithoutFlush)
+    }
+    #[cfg(feature = "planted-bugs")]
+    fn flush_unacknowledged(&self) -> bool {
+        self.planted(crate::PlantedBug::FlushNotAcknowledged)
+    }
+    #[cfg(feature = "planted-bugs")]
+    fn stale_member_kept(&self) -> bool {
+        self.planted(crate::PlantedBug::StaleMemberKept)
+    }
+    #[cfg(feature = "planted-bugs")]
+    fn lose_unflushed(&self, gfn: Gfn, store: &mut impl PageStore) {
+        if self.planted(crate::PlantedBug::MergeLosesEntry) {
+            store.changes(gfn, &mut Vec::new());
+        }
+    }
+    #[cfg(not(feature = "planted-bugs"))]
+    fn flush_forgotten(&self) -> bool {
+        false
+    }
+    #[cfg(not(feature = "planted-bugs"))]
+    fn flush_unacknowledged(&self) -> bool {
+        false
+    }
+    #[cfg(not(feature = "planted-bugs"))]
+    fn stale_member_kept(&self) -> bool {
+        false
+    }
+    #[cfg(not(feature = "planted-bugs"))]
+    fn lose_unflushed(&self, _: Gfn, _: &mut impl PageStore) {}
+}

@@ -1,0 +1,234 @@
+//! The requester's part: asking for a page and putting it into place.
+//!
+//! ```text
+//!   --fault--> Get out --Data or Grant--> counting acknowledgements --all--> map, Confirm
+//!                                                        \--(table page)--> Offer out
+//!                                             --all Ready--> map, Go, Confirm
+//! ```
+//!
+//! Acknowledgements may come before the data they belong to.
+
+use crate::node::{Node, ProtocolError};
+use crate::pages::Copy;
+use crate::store::PageStore;
+use wire::{Access, Gfn, Held, Level, Message, SliceId};
+
+/// A request of this slice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Wait {
+    want: Access,
+    since: u64,
+    /// What was granted, and how many acknowledgements belong to it.
+    granted: Option<(Access, u16)>,
+    acks: u16,
+    table: Option<Level>,
+    /// Replicas offered, answers still to come.
+    offers: Option<u16>,
+}
+
+impl Node {
+    pub(crate) fn fault(&mut self, gfn: Gfn, want: Access, store: &mut impl PageStore) {
+        let copy = self.pages.copy(gfn);
+        if copy.access() >= want {
+            self.stats.faults_local += 1;
+            store.map(gfn, copy.access());
+            return;
+        }
+        if self.waits.contains_key(&gfn) || copy == Copy::Forming {
+            // A writer that waits for a read maps it read-only and faults again.
+            return;
+        }
+        match (want, copy) {
+            (Access::Write, Copy::Shared) => self.stats.faults_upgrade += 1,
+            (Access::Write, _) => self.stats.faults_write += 1,
+            _ => self.stats.faults_read += 1,
+        }
+        let table = self.tables.level(gfn).filter(|_| self.may_replicate());
+        let wait =
+            Wait { want, since: self.now, granted: None, acks: 0, table: None, offers: None };
+        self.waits.insert(gfn, wait);
+        self.post(self.home_of(gfn), Message::Get { gfn, want, table });
+    }
+
+    fn may_replicate(&self) -> bool {
+        self.config.replicate_tables && self.config.slices.len() > 1
+    }
+
+    pub(crate) fn granted(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        acks: u16,
+        table: Option<Level>,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        if self.pages.copy(gfn).access() == Access::None {
+            return Err(self.error(from, "Grant", gfn, "there is no copy to write"));
+        }
+        self.arrived(from, "Grant", gfn, Access::Write, acks, table)?;
+        self.try_complete(gfn, store);
+        Ok(())
+    }
+
+    pub(crate) fn data(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        access: Access,
+        acks: u16,
+        table: Option<Level>,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        if access == Access::None {
+            return Err(self.error(from, "Data", gfn, "it gives no access"));
+        }
+        if self.pages.copy(gfn) != Copy::Invalid {
+            return Err(self.error(from, "Data", gfn, "there is a copy already"));
+        }
+        self.arrived(from, "Data", gfn, access, acks, table)?;
+        store.fill(gfn);
+        self.stats.pages_in += u64::from(from != self.config.local);
+        self.try_complete(gfn, store);
+        Ok(())
+    }
+
+    fn arrived(
+        &mut self,
+        from: SliceId,
+        what: &'static str,
+        gfn: Gfn,
+        access: Access,
+        acks: u16,
+        table: Option<Level>,
+    ) -> Result<(), ProtocolError> {
+        let error = self.error(from, what, gfn, "it was not asked for");
+        let wait = self.waits.get_mut(&gfn).filter(|wait| wait.granted.is_none()).ok_or(error)?;
+        wait.granted = Some((access, acks));
+        wait.table = table;
+        Ok(())
+    }
+
+    pub(crate) fn acked(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        let error = self.error(from, "Acked", gfn, "nothing was invalidated for this slice");
+        self.waits.get_mut(&gfn).ok_or(error)?.acks += 1;
+        self.try_complete(gfn, store);
+        Ok(())
+    }
+
+    fn try_complete(&mut self, gfn: Gfn, store: &mut impl PageStore) {
+        let Some(wait) = self.waits.get(&gfn) else { return };
+        let Some((access, acks)) = wait.granted else { return };
+        if wait.acks < acks && !self.grant_early() {
+            return;
+        }
+        match wait.table {
+            Some(level) if wait.offers.is_none() => self.offer(gfn, level, store),
+            Some(_) => {}
+            None => self.complete(gfn, access, store),
+        }
+    }
+
+    fn complete(&mut self, gfn: Gfn, access: Access, store: &mut impl PageStore) {
+        let (copy, held) = match access {
+            Access::Write => (Copy::Exclusive, Held::Exclusive),
+            _ => (Copy::Shared, Held::Shared),
+        };
+        self.pages.set_copy(gfn, copy);
+        store.map(gfn, access);
+        self.finish_wait(gfn);
+        self.post(self.home_of(gfn), Message::Confirm { gfn, held });
+        self.satisfy_pins(gfn, store);
+    }
+
+    /// Ends a wait: measures it and opens the hold window.
+    fn finish_wait(&mut self, gfn: Gfn) {
+        let Some(wait) = self.waits.remove(&gfn) else { return };
+        self.hold.measured(self.now.saturating_sub(wait.since));
+        let window = self.hold.window_ns();
+        if window > 0 {
+            self.held_until.insert(gfn, self.now + window);
+        }
+    }
+
+    /// The page is ours alone: make it a replica everywhere.
+    fn offer(&mut self, gfn: Gfn, level: Level, store: &mut impl PageStore) {
+        // A copy that is here already stays read-only until everyone is ready.
+        store.snapshot(gfn);
+        self.tables.insert(gfn, level, store);
+        let others = self.others_count();
+        self.waits.get_mut(&gfn).expect("completed by the caller").offers = Some(others);
+        self.stats.replicas.conversions += 1;
+        self.post_to_others(&Message::Offer { gfn, level });
+    }
+
+    pub(crate) fn offered(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        level: Level,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        if self.pages.copy(gfn) != Copy::Invalid {
+            return Err(self.error(from, "Offer", gfn, "there is a copy already"));
+        }
+        store.fill(gfn);
+        self.stats.pages_in += 1;
+        store.snapshot(gfn);
+        self.tables.insert(gfn, level, store);
+        self.pages.set_copy(gfn, Copy::Forming);
+        self.post(from, Message::Ready { gfn });
+        Ok(())
+    }
+
+    pub(crate) fn ready(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        let error = self.error(from, "Ready", gfn, "no replica was offered");
+        let wait = self.waits.get_mut(&gfn).ok_or_else(|| error.clone())?;
+        let left = wait.offers.as_mut().filter(|left| **left > 0).ok_or(error)?;
+        *left -= 1;
+        if *left == 0 {
+            self.post_to_others(&Message::Go { gfn });
+            self.use_replica(gfn, store);
+            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Replica });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn go(
+        &mut self,
+        from: SliceId,
+        gfn: Gfn,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        if self.pages.copy(gfn) != Copy::Forming {
+            return Err(self.error(from, "Go", gfn, "no replica was offered"));
+        }
+        self.use_replica(gfn, store);
+        self.retry_recall(gfn, store);
+        Ok(())
+    }
+
+    fn use_replica(&mut self, gfn: Gfn, store: &mut impl PageStore) {
+        self.pages.set_copy(gfn, Copy::Replica);
+        store.map(gfn, Access::Write);
+        self.waits.remove(&gfn);
+        self.held_until.remove(&gfn);
+        self.satisfy_pins(gfn, store);
+    }
+
+    fn grant_early(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.planted(crate::PlantedBug::GrantEarly);
+        #[cfg(not(feature = "planted-bugs"))]
+        return false;
+    }
+}

@@ -1,0 +1,196 @@
+//! Which pages are replicated kernel page tables, and which pages these point to.
+//!
+//! A page is recognised without reading its contents: it is some vCPU's root (CR3), or an entry of
+//! a replicated page points to it. So replication spreads from the roots downwards, one requested
+//! page at a time, and a page without a parent entry left is no table any more.
+//! Formats: AMD APM vol. 2, 5.3 (long-mode page translation).
+
+use crate::node::Node;
+use crate::store::PageStore;
+use std::collections::BTreeMap;
+use wire::{Entry, Gfn, Level, Message, SliceId, VcpuId};
+
+const PRESENT: u64 = 1;
+const LARGE: u64 = 1 << 7;
+const FRAME: u64 = 0x000f_ffff_ffff_f000;
+/// First entry of the kernel's half of a root.
+const KERNEL_HALF: u16 = 256;
+/// A root that no vCPU uses leaves the class after this time: its process may be gone.
+const ROOT_IDLE_NS: u64 = 1_000_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Child {
+    level: Level,
+    references: u32,
+}
+
+/// The replicated class as one slice sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Tables {
+    replicas: BTreeMap<Gfn, Level>,
+    children: BTreeMap<Gfn, Child>,
+    roots: BTreeMap<VcpuId, Gfn>,
+    idle_roots: BTreeMap<Gfn, u64>,
+}
+
+impl Tables {
+    pub(crate) fn level(&self, gfn: Gfn) -> Option<Level> {
+        self.replicas
+            .get(&gfn)
+            .copied()
+            .or_else(|| self.children.get(&gfn).map(|child| child.level))
+            .or_else(|| self.is_root(gfn).then_some(Level::ROOT))
+    }
+
+    pub(crate) fn replica_level(&self, gfn: Gfn) -> Option<Level> {
+        self.replicas.get(&gfn).copied()
+    }
+
+    pub(crate) fn replica_count(&self) -> u64 {
+        u64::try_from(self.replicas.len()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.replicas.is_empty()
+    }
+
+    /// Replicas of one level, ascending.
+    pub(crate) fn at_level(&self, level: Level) -> Vec<Gfn> {
+        let of_level = self.replicas.iter().filter(|(_, at)| **at == level);
+        of_level.map(|(gfn, _)| *gfn).collect()
+    }
+
+    /// True when a replica's entry points to the page, or it needs none.
+    pub(crate) fn is_referenced(&self, gfn: Gfn, level: Level) -> bool {
+        level == Level::ROOT || self.children.contains_key(&gfn)
+    }
+
+    /// Adds a replica whose twin was just made.
+    pub(crate) fn insert(&mut self, gfn: Gfn, level: Level, store: &impl PageStore) {
+        self.replicas.insert(gfn, level);
+        store.twin_entries(gfn, &mut |index, value| self.add_reference(level, index, value));
+    }
+
+    /// Takes a replica out. Its twin must still be there.
+    pub(crate) fn remove(&mut self, gfn: Gfn, store: &impl PageStore) {
+        let Some(level) = self.replicas.remove(&gfn) else { return };
+        self.idle_roots.remove(&gfn);
+        store.twin_entries(gfn, &mut |index, value| self.drop_reference(level, index, value));
+    }
+
+    /// An entry of a replica's twin changed from `old` to `new`.
+    pub(crate) fn changed(&mut self, level: Level, index: u16, old: u64, new: u64) {
+        self.drop_reference(level, index, old);
+        self.add_reference(level, index, new);
+    }
+
+    pub(crate) fn set_root(&mut self, vcpu: VcpuId, gfn: Gfn) -> bool {
+        self.roots.insert(vcpu, gfn) != Some(gfn)
+    }
+
+    fn is_root(&self, gfn: Gfn) -> bool {
+        self.roots.values().any(|root| *root == gfn)
+    }
+
+    fn add_reference(&mut self, level: Level, index: u16, value: u64) {
+        if let Some((gfn, level)) = child(level, index, value) {
+            self.children.entry(gfn).or_insert(Child { level, references: 0 }).references += 1;
+        }
+    }
+
+    fn drop_reference(&mut self, level: Level, index: u16, value: u64) {
+        let Some((gfn, _)) = child(level, index, value) else { return };
+        let Some(child) = self.children.get_mut(&gfn) else { return };
+        child.references -= 1;
+        if child.references == 0 {
+            self.children.remove(&gfn);
+        }
+    }
+}
+
+/// The table that an entry points to. Only the kernel's half of a root counts: user tables stay
+/// ordinary pages.
+fn child(level: Level, index: u16, value: u64) -> Option<(Gfn, Level)> {
+    let below = level.below()?;
+    let user = level == Level::ROOT && index < KERNEL_HALF;
+    let leaf = level != Level::ROOT && value & LARGE != 0;
+    (value & PRESENT != 0 && !user && !leaf).then_some((Gfn((value & FRAME) >> 12), below))
+}
+
+/// Whether a changed entry can be one of a live root. A root that was freed and is used as data
+/// shows itself here before anything that depends on it leaves this slice: kernels never take
+/// entries out of the kernel's half, and entries of the user's half are tables or nothing.
+pub(crate) fn fits_root(entry: &Entry, frames_end: u64) -> bool {
+    let Entry { index, old, new, .. } = *entry;
+    if index >= KERNEL_HALF {
+        let kept = old & PRESENT == 0 || new & FRAME == old & FRAME;
+        return kept && (new == 0 || new & PRESENT != 0);
+    }
+    // Present, writable, user or not; accessed and dirty may be set (Linux: _PAGE_TABLE).
+    let table = matches!(new & 0xfff & !0x60, 0x3 | 0x7) && (new & FRAME) >> 12 < frames_end;
+    new == 0 || table
+}
+
+impl Node {
+    pub(crate) fn local_root(&mut self, vcpu: VcpuId, gfn: Gfn) {
+        if self.home(gfn).is_some() && self.tables.set_root(vcpu, gfn) {
+            self.post_to_others(&Message::Root { vcpu, gfn });
+        }
+    }
+
+    /// Lets go of roots that no vCPU has used for a while. One slice decides, so that they do not
+    /// all ask.
+    pub(crate) fn drop_stale_roots(&mut self) {
+        if self.config.local != SliceId(0) {
+            return;
+        }
+        let now = self.now;
+        for gfn in self.tables.at_level(Level::ROOT) {
+            if self.tables.is_root(gfn) {
+                self.tables.idle_roots.remove(&gfn);
+            } else {
+                self.tables.idle_roots.entry(gfn).or_insert(now);
+            }
+        }
+        let stale = |since: &u64| now.saturating_sub(*since) > ROOT_IDLE_NS;
+        let idle = &self.tables.idle_roots;
+        let over: Vec<Gfn> =
+            idle.iter().filter(|(_, since)| stale(since)).map(|(gfn, _)| *gfn).collect();
+        for gfn in over {
+            self.tables.idle_roots.remove(&gfn);
+            self.ask_demotion(gfn, false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(index: u16, old: u64, new: u64) -> Entry {
+        Entry { gfn: Gfn(1), index, old, new }
+    }
+
+    #[test]
+    fn child_of_user_half_is_none() {
+        assert_eq!(child(Level::ROOT, 255, 0x5067), None);
+        assert_eq!(child(Level::ROOT, 256, 0x5067).map(|(gfn, _)| gfn), Some(Gfn(5)));
+    }
+
+    #[test]
+    fn child_of_large_leaf_is_none() {
+        let level = Level::new(2).unwrap();
+
+        assert_eq!(child(level, 0, 0x20_00e3), None);
+        assert_eq!(child(level, 0, 0x20_0063), Some((Gfn(0x200), Level::new(1).unwrap())));
+    }
+
+    #[test]
+    fn fits_root_with_data_is_false() {
+        assert!(fits_root(&change(0, 0, 0x1234_5067), 1 << 20));
+        assert!(fits_root(&change(0, 0x1234_5067, 0), 1 << 20));
+        assert!(!fits_root(&change(0, 0, 1), 1 << 20));
+        assert!(!fits_root(&change(0, 0, 0x6767_6767_6767_6767), 1 << 20));
+        assert!(!fits_root(&change(300, 0x2067, 0), 1 << 20));
+    }
+}

@@ -1,0 +1,1 @@
+//! The distributed shared memory engine: userfaultfd, page store and fault handling

@@ -1,0 +1,1 @@
+//! Where each vCPU runs, and how it moves

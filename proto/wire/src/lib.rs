@@ -1,0 +1,10 @@
+//! The vocabulary that slices share: identifiers and fixed frame layouts.
+//!
+//! This crate is a leaf. It never allocates while decoding a head, and it does not know what a
+//! frame makes its receiver do.
+
+pub mod coherence;
+pub mod ids;
+
+pub use coherence::{Access, DecodeError, Entry, Held, Level, Message, PAGE_SIZE, PageBody};
+pub use ids::{Epoch, Gfn, SliceId, VcpuId};
