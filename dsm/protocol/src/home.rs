@@ -121,12 +121,8 @@ impl Node {
         requester: SliceId,
         source: Option<SliceId>,
     ) -> u16 {
-        let mut targets: Vec<SliceId> =
-            holders.iter().filter(|slice| *slice != requester && Some(*slice) != source).collect();
-        #[cfg(feature = "planted-bugs")]
-        if self.planted(crate::PlantedBug::DropInvalidation) {
-            targets.pop();
-        }
+        let targets = holders.iter().filter(|slice| *slice != requester && Some(*slice) != source);
+        let targets: Vec<SliceId> = targets.skip(self.invalidations_lost()).collect();
         for target in &targets {
             self.post(*target, Message::Invalidate { gfn, requester });
         }
@@ -219,6 +215,15 @@ impl Node {
                 self.post(slice, Message::Leave { gfn, heir });
             }
         }
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    fn invalidations_lost(&self) -> usize {
+        usize::from(self.planted(crate::PlantedBug::DropInvalidation))
+    }
+    #[cfg(not(feature = "planted-bugs"))]
+    fn invalidations_lost(&self) -> usize {
+        0
     }
 
     #[cfg(feature = "planted-bugs")]
