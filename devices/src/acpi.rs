@@ -1,0 +1,455 @@
+//! ACPI tables (ACPI 6.5): what the guest learns about vCPUs, memory, nodes and fixed registers.
+//!
+//! The platform is not hardware-reduced: Linux then uses the PM timer and the PM1 registers, and
+//! needs no embedded AML for power-off. Choices made for a boot with the least waiting:
+//!
+//! * No 8042, no VGA: Linux does not probe for a keyboard or a text screen.
+//! * The "no CMOS RTC" bit is **clear**. Setting it saves some tens of port reads, but the guest
+//!   would start in 1970. The clock here never shows an update in progress, so nothing waits.
+//! * The PM timer is 32 bits wide and gives Linux a reference for the frequency of the TSC.
+//! * Every vCPU has an x2APIC entry, also those with ids below 255: there is no xAPIC mode.
+//! * "Force physical destination mode": without interrupt remapping, logical x2APIC destinations
+//!   do not fit in an IOAPIC entry.
+
+use crate::ioapic::{IOAPIC_BASE, IOAPIC_ID};
+use crate::layout::{ACPI_END, ACPI_START, MemoryLayout, NodeRange};
+use crate::pm;
+use acpi_tables::aml::{Device, IO, Name, Package, ResourceTemplate, Scope};
+use acpi_tables::facs::FACS;
+use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::sdt::Sdt;
+use acpi_tables::slit::SLIT;
+use acpi_tables::xsdt::XSDT;
+use acpi_tables::{Aml, AmlSink};
+use thiserror::Error;
+
+const OEM_ID: [u8; 6] = *b"TESSRA";
+const OEM_TABLE_ID: [u8; 8] = *b"TESSERA ";
+const OEM_REVISION: u32 = 1;
+/// The interrupt of ACPI events.
+pub const SCI_IRQ: u8 = 9;
+
+/// Tables that cannot be built.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum AcpiError {
+    /// The tables are larger than their area.
+    #[error("ACPI tables for {vcpus} vCPUs and {nodes} nodes do not fit in 128 KiB")]
+    TooLarge {
+        /// Number of vCPUs.
+        vcpus: usize,
+        /// Number of nodes.
+        nodes: u32,
+    },
+    /// A vCPU or a memory range names a node that does not exist.
+    #[error("ACPI tables name node {node}, but there are {nodes} nodes")]
+    NoSuchNode {
+        /// The node.
+        node: u32,
+        /// Number of nodes.
+        nodes: u32,
+    },
+    /// Distances that ACPI does not allow.
+    #[error("node distances {local} (local) and {remote} (remote) are not 10 and 11 to 254")]
+    Distance {
+        /// Within a node.
+        local: u8,
+        /// Between nodes.
+        remote: u8,
+    },
+}
+
+/// A vCPU and the node of its slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VcpuPlace {
+    /// x2APIC id.
+    pub apic_id: u32,
+    /// NUMA node.
+    pub node: u32,
+}
+
+/// What the tables describe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcpiConfig {
+    /// The vCPUs; the first is the boot vCPU.
+    pub vcpus: Vec<VcpuPlace>,
+    /// RAM by node.
+    pub memory: Vec<NodeRange>,
+    /// Number of nodes.
+    pub nodes: u32,
+    /// SLIT distance within a node: always 10 (ACPI 6.5, 5.2.17).
+    pub local_distance: u8,
+    /// SLIT distance between two nodes, 11 to 254.
+    pub remote_distance: u8,
+}
+
+impl AcpiConfig {
+    /// These vCPUs with this memory, at distances 10 and 20.
+    #[must_use]
+    pub fn new(vcpus: Vec<VcpuPlace>, layout: &MemoryLayout) -> Self {
+        Self {
+            vcpus,
+            memory: layout.ranges().to_vec(),
+            nodes: layout.nodes(),
+            local_distance: 10,
+            remote_distance: 20,
+        }
+    }
+
+    fn check(&self) -> Result<(), AcpiError> {
+        let places = self.vcpus.iter().map(|vcpu| vcpu.node);
+        let memory = self.memory.iter().map(|range| range.node);
+        if let Some(node) = places.chain(memory).find(|&node| node >= self.nodes) {
+            return Err(AcpiError::NoSuchNode { node, nodes: self.nodes });
+        }
+        let (local, remote) = (self.local_distance, self.remote_distance);
+        if local != 10 || !(11..=254).contains(&remote) {
+            return Err(AcpiError::Distance { local, remote });
+        }
+        let too_large = AcpiError::TooLarge { vcpus: self.vcpus.len(), nodes: self.nodes };
+        // The quadratic and linear tables alone must fit, so that no huge table is ever built.
+        let area = usize::try_from(ACPI_END - ACPI_START).unwrap_or(usize::MAX);
+        let distances = u64::from(self.nodes) * u64::from(self.nodes);
+        if self.vcpus.len() > area / 40 || self.memory.len() > area / 40 {
+            return Err(too_large);
+        }
+        if distances > ACPI_END - ACPI_START { Err(too_large) } else { Ok(()) }
+    }
+}
+
+/// Finished tables and where they go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcpiTables {
+    /// Guest-physical address of the RSDP, for `acpi_rsdp_addr` of the zero page.
+    pub rsdp_address: u64,
+    /// Guest-physical address and content of each table; the ranges do not overlap.
+    pub blobs: Vec<(u64, Vec<u8>)>,
+}
+
+/// Builds all tables into [`ACPI_START`]..[`ACPI_END`].
+///
+/// # Errors
+///
+/// A vCPU or range of a node that does not exist, illegal distances, or more vCPUs and nodes than
+/// the area holds.
+pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
+    config.check()?;
+    // The RSDP comes first, where a guest that scans for it looks first.
+    let rsdp_len = u64::try_from(Rsdp::len()).unwrap_or(u64::MAX);
+    let mut area = Area { next: ACPI_START + rsdp_len, blobs: Vec::new() };
+    let facs = area.place(bytes_of(&FACS::new()));
+    let dsdt = area.place(dsdt());
+    let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    let tables = [fadt(facs, dsdt), madt(config), srat(config), slit(config)];
+    for table in tables {
+        xsdt.add_entry(area.place(table));
+    }
+    let xsdt = area.place(bytes_of(&xsdt));
+    area.blobs.push((ACPI_START, bytes_of(&Rsdp::new(OEM_ID, xsdt))));
+    if area.next > ACPI_END {
+        return Err(AcpiError::TooLarge { vcpus: config.vcpus.len(), nodes: config.nodes });
+    }
+    Ok(AcpiTables { rsdp_address: ACPI_START, blobs: area.blobs })
+}
+
+struct Area {
+    next: u64,
+    blobs: Vec<(u64, Vec<u8>)>,
+}
+
+impl Area {
+    /// Puts a table at the next multiple of 64 (the FACS needs that) and gives its address.
+    fn place(&mut self, bytes: Vec<u8>) -> u64 {
+        let address = self.next.next_multiple_of(64);
+        self.next = address + u64::try_from(bytes.len()).unwrap_or(u64::MAX / 2);
+        self.blobs.push((address, bytes));
+        address
+    }
+}
+
+fn bytes_of(table: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    table.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+/// A table of the header and this body.
+fn sdt(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
+    let mut table = Sdt::new(signature, 36, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    table.append_slice(body);
+    table.as_slice().to_vec()
+}
+
+/// Sleep state S5 and the panic device; everything else is fixed hardware.
+fn dsdt() -> Vec<u8> {
+    let mut body = Vec::new();
+    let typ = pm::SLEEP_TYPE_S5;
+    Name::new("_S5_".into(), &Package::new(vec![&typ, &typ, &0_u8, &0_u8])).to_aml_bytes(&mut body);
+    let panic_io = IO::new(pm::PVPANIC_PORT, pm::PVPANIC_PORT, 1, 1);
+    let resources = ResourceTemplate::new(vec![&panic_io]);
+    Scope::new(
+        "_SB_".into(),
+        vec![&Device::new(
+            "PEVT".into(),
+            vec![
+                &Name::new("_HID".into(), &"QEMU0001"),
+                &Name::new("_CRS".into(), &resources),
+                &Name::new("_STA".into(), &0xf_u8),
+            ],
+        )],
+    )
+    .to_aml_bytes(&mut body);
+    sdt(*b"DSDT", 2, &body)
+}
+
+fn port(address: u16, bits: u8, access: AccessSize) -> GAS {
+    GAS::new(AddressSpace::SystemIo, bits, 0, access, u64::from(address))
+}
+
+/// Fixed registers (ACPI 6.5, 5.2.9).
+fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
+    /// Devices on the legacy bus; the other bits are explained in the module documentation.
+    const LEGACY_DEVICES: u16 = 1 << 0;
+    const NO_VGA: u16 = 1 << 2;
+    // The area lies below 1 MiB.
+    let low = |address: u64| u32::try_from(address).unwrap_or(0);
+    let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
+        .firmware_ctrl_32(low(facs))
+        .preferred_pm_profile(PmProfile::EnterpriseServer)
+        .flag(Flags::Wbinvd)
+        .flag(Flags::ProcC1)
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
+        .flag(Flags::FixRtc)
+        .flag(Flags::TmrValExt)
+        .flag(Flags::ResetRegSup)
+        .flag(Flags::ForceApicPhysicalDestinationMode);
+    fadt.dsdt = low(dsdt).into();
+    fadt.x_dsdt = dsdt.into();
+    fadt.sci_int = u16::from(SCI_IRQ).into();
+    fadt.pm1a_evt_blk = u32::from(pm::PM1_EVENT_PORT).into();
+    fadt.pm1_evt_len = 4;
+    fadt.x_pm1a_evt_blk = port(pm::PM1_EVENT_PORT, 32, AccessSize::WordAccess);
+    fadt.pm1a_cnt_blk = u32::from(pm::PM1_CONTROL_PORT).into();
+    fadt.pm1_cnt_len = 2;
+    fadt.x_pm1a_cnt_blk = port(pm::PM1_CONTROL_PORT, 16, AccessSize::WordAccess);
+    fadt.pm_tmr_blk = u32::from(pm::PM_TIMER_PORT).into();
+    fadt.pm_tmr_len = 4;
+    fadt.x_pm_tmr_blk = port(pm::PM_TIMER_PORT, 32, AccessSize::DwordAccess);
+    // No C2 and no C3 (ACPI 6.5, table 5.9).
+    fadt.p_lvl2_lat = 0xfff.into();
+    fadt.p_lvl3_lat = 0xfff.into();
+    fadt.century = crate::cmos::CENTURY;
+    fadt.iapc_boot_arch = (LEGACY_DEVICES | NO_VGA).into();
+    fadt.reset_reg = port(pm::RESET_PORT, 8, AccessSize::ByteAccess);
+    fadt.reset_value = pm::RESET_VALUE;
+    bytes_of(&fadt.finalize())
+}
+
+/// Interrupt controllers (ACPI 6.5, 5.2.12).
+fn madt(config: &AcpiConfig) -> Vec<u8> {
+    const LOCAL_APIC: u32 = 0xfee0_0000;
+    const PCAT_COMPAT: u32 = 1;
+    let mut body = Vec::new();
+    body.dword(LOCAL_APIC);
+    body.dword(PCAT_COMPAT);
+    for (uid, vcpu) in (0_u32..).zip(&config.vcpus) {
+        // Type 9, processor local x2APIC: enabled.
+        body.vec(&[9, 16, 0, 0]);
+        body.dword(vcpu.apic_id);
+        body.dword(1);
+        body.dword(uid);
+    }
+    // Type 1, IOAPIC with the global interrupts from 0.
+    body.vec(&[1, 12, IOAPIC_ID, 0]);
+    body.dword(IOAPIC_BASE);
+    body.dword(0);
+    // Type 2, source override: the SCI is active high and level-triggered.
+    body.vec(&[2, 10, 0, SCI_IRQ, SCI_IRQ, 0, 0, 0, 0x0d, 0]);
+    // Type 10, local x2APIC NMI: LINT1 of every vCPU.
+    body.vec(&[10, 12, 0, 0]);
+    body.dword(u32::MAX);
+    body.vec(&[1, 0, 0, 0]);
+    sdt(*b"APIC", 5, &body)
+}
+
+/// Which node vCPUs and memory are on (ACPI 6.5, 5.2.16).
+fn srat(config: &AcpiConfig) -> Vec<u8> {
+    const ENABLED: u32 = 1;
+    let mut body = Vec::new();
+    body.dword(1);
+    body.qword(0);
+    for vcpu in &config.vcpus {
+        // Type 2, processor local x2APIC affinity.
+        body.vec(&[2, 24, 0, 0]);
+        body.dword(vcpu.node);
+        body.dword(vcpu.apic_id);
+        body.dword(ENABLED);
+        body.qword(0);
+    }
+    for range in &config.memory {
+        // Type 1, memory affinity.
+        body.vec(&[1, 40]);
+        body.dword(range.node);
+        body.word(0);
+        body.qword(range.start);
+        body.qword(range.len);
+        body.dword(0);
+        body.dword(ENABLED);
+        body.qword(0);
+    }
+    sdt(*b"SRAT", 3, &body)
+}
+
+/// Distances between nodes (ACPI 6.5, 5.2.17).
+fn slit(config: &AcpiConfig) -> Vec<u8> {
+    let mut slit = SLIT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, config.nodes);
+    let nodes = usize::try_from(config.nodes).unwrap_or(0);
+    for a in 0..nodes {
+        for b in 0..a {
+            slit.set_distance(a, b, config.remote_distance);
+        }
+    }
+    bytes_of(&slit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn config(vcpus: u32, sizes_mib: &[u64]) -> AcpiConfig {
+        let sizes: Vec<u64> = sizes_mib.iter().map(|mib| mib * MIB).collect();
+        let layout = MemoryLayout::new(&sizes).unwrap();
+        let nodes = layout.nodes();
+        let place = |apic_id| VcpuPlace { apic_id, node: apic_id % nodes };
+        AcpiConfig::new((0..vcpus).map(place).collect(), &layout)
+    }
+
+    fn sum(bytes: &[u8]) -> u8 {
+        bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte))
+    }
+
+    fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+        u32::from_le_bytes(bytes[offset..offset + 4].try_into().unwrap())
+    }
+
+    fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+        u64::from_le_bytes(bytes[offset..offset + 8].try_into().unwrap())
+    }
+
+    fn table<'a>(tables: &'a AcpiTables, signature: &[u8]) -> &'a [u8] {
+        &tables.blobs.iter().find(|(_, bytes)| bytes.starts_with(signature)).unwrap().1
+    }
+
+    /// Types of the variable structures from `offset`, walking their lengths to the exact end.
+    fn structures(bytes: &[u8], mut offset: usize) -> Vec<u8> {
+        let mut types = Vec::new();
+        while offset < bytes.len() {
+            types.push(bytes[offset]);
+            offset += usize::from(bytes[offset + 1]);
+        }
+        assert_eq!(offset, bytes.len());
+        types
+    }
+
+    #[test]
+    fn tables_every_sdt_has_length_and_checksum() {
+        let tables = build(&config(3, &[256, 128])).unwrap();
+        for (address, bytes) in &tables.blobs {
+            if bytes.starts_with(b"RSD PTR ") {
+                assert_eq!((sum(&bytes[..20]), sum(bytes)), (0, 0));
+            } else {
+                assert_eq!(u32_at(bytes, 4) as usize, bytes.len());
+                assert!(bytes.starts_with(b"FACS") || sum(bytes) == 0, "{address:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn tables_are_reachable_from_rsdp() {
+        let tables = build(&config(2, &[256, 128])).unwrap();
+        let at = |gpa: u64| &tables.blobs.iter().find(|(address, _)| *address == gpa).unwrap().1;
+        let xsdt = at(u64_at(at(tables.rsdp_address), 24));
+        let listed: Vec<&[u8]> =
+            (36..xsdt.len()).step_by(8).map(|offset| &at(u64_at(xsdt, offset))[..4]).collect();
+        assert_eq!(listed, [b"FACP", b"APIC", b"SRAT", b"SLIT"]);
+        let fadt = table(&tables, b"FACP");
+        assert!(at(u64_at(fadt, 140)).starts_with(b"DSDT"));
+        assert_eq!(u64::from(u32_at(fadt, 40)), u64_at(fadt, 140));
+        assert!(at(u64::from(u32_at(fadt, 36))).starts_with(b"FACS"));
+    }
+
+    #[test]
+    fn madt_lists_every_vcpu_and_the_ioapic() {
+        let tables = build(&config(300, &[64])).unwrap();
+        let madt = table(&tables, b"APIC");
+        let types = structures(madt, 44);
+        assert_eq!(types.iter().filter(|kind| **kind == 9).count(), 300);
+        assert_eq!(types[300..], [1, 2, 10]);
+        assert_eq!(u32_at(madt, 44 + 299 * 16 + 4), 299);
+    }
+
+    #[test]
+    fn srat_and_slit_describe_nodes() {
+        let tables = build(&config(3, &[2048, 2048, 0])).unwrap();
+        let srat = table(&tables, b"SRAT");
+        assert_eq!(structures(srat, 48), [2, 2, 2, 1, 1, 1]);
+        assert_eq!(u64_at(srat, 48 + 3 * 24 + 40 + 8), 2048 * MIB);
+        let slit = table(&tables, b"SLIT");
+        assert_eq!(u64_at(slit, 36), 3);
+        assert_eq!(slit[44..], [10, 20, 20, 20, 10, 20, 20, 20, 10]);
+    }
+
+    #[test]
+    fn fadt_fixed_registers_are_where_the_devices_are() {
+        let tables = build(&config(1, &[64])).unwrap();
+        let fadt = table(&tables, b"FACP");
+        assert_eq!((fadt[8], fadt.len()), (6, 276));
+        assert_eq!([56, 64, 76].map(|offset| u32_at(fadt, offset)), [0x600, 0x604, 0x608]);
+        assert_eq!([fadt[88], fadt[89], fadt[91]], [4, 2, 4]);
+        assert_eq!(u16::from_le_bytes([fadt[109], fadt[110]]), 0b101);
+        assert_eq!((u64_at(fadt, 120), fadt[128]), (0xcf9, 6));
+    }
+
+    #[test]
+    fn dsdt_has_sleep_state_and_panic_device() {
+        let tables = build(&config(1, &[64])).unwrap();
+        let dsdt = table(&tables, b"DSDT");
+        let has = |needle: &[u8]| dsdt.windows(needle.len()).any(|window| window == needle);
+        assert!(has(b"\x08_S5_\x12") && has(b"QEMU0001"));
+    }
+
+    #[test]
+    fn build_impossible_configurations_are_refused() {
+        let mut wrong = config(1, &[64]);
+        wrong.vcpus[0].node = 1;
+        assert_eq!(build(&wrong), Err(AcpiError::NoSuchNode { node: 1, nodes: 1 }));
+        let mut wrong = config(1, &[64]);
+        wrong.remote_distance = 10;
+        assert!(matches!(build(&wrong), Err(AcpiError::Distance { .. })));
+        assert!(matches!(build(&config(3300, &[64])), Err(AcpiError::TooLarge { .. })));
+        let mut wrong = config(1, &[64]);
+        wrong.nodes = u32::MAX;
+        assert!(matches!(build(&wrong), Err(AcpiError::TooLarge { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn tables_any_size_never_overlap(vcpus in 0_u32..3000, nodes in 1_usize..200) {
+            let sizes = vec![32; nodes];
+            if let Ok(mut tables) = build(&config(vcpus, &sizes)) {
+                tables.blobs.sort();
+                let mut end = ACPI_START;
+                for (address, bytes) in &tables.blobs {
+                    prop_assert!(*address >= end);
+                    end = address + bytes.len() as u64;
+                }
+                prop_assert!(end <= ACPI_END);
+            }
+        }
+    }
+}

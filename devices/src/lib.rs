@@ -1,0 +1,26 @@
+//! Platform devices of the virtual machine, its ACPI tables and its memory map.
+//!
+//! A device never knows whether the vCPU that it interrupts, or that accesses it, is local: it
+//! sees a [`Bus`] access coming in and sends an [`InterruptMessage`] out. All devices live in one
+//! [`Chipset`] on the bootstrap slice; the other slices forward their accesses to it.
+//!
+//! [`layout`] says where RAM lies and [`acpi`] tells the guest about vCPUs, memory and nodes.
+
+#![forbid(unsafe_code)]
+
+pub mod acpi;
+mod chipset;
+mod cmos;
+mod ioapic;
+pub mod layout;
+mod pit;
+mod pm;
+mod seams;
+mod serial;
+
+pub use chipset::{Chipset, ChipsetConfig};
+pub use ioapic::{IOAPIC_BASE, IOAPIC_PINS};
+pub use seams::{
+    Bus, DeliveryMode, GuestClock, InterruptMessage, InterruptSink, SharedBus, ShutdownCause,
+    ShutdownSink,
+};

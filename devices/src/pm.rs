@@ -1,0 +1,116 @@
+//! Power management: the fixed ACPI registers, reset and the panic port.
+//!
+//! PM1 and the PM timer are the non-hardware-reduced registers of ACPI 6.5, 4.8.3. No event is
+//! ever raised, so the status register always reads zero; the enable register only reads back,
+//! which Linux checks when it enables the global lock.
+
+use crate::seams::GuestClock;
+
+/// PM1 event block: status (2 bytes), enable (2 bytes).
+pub(crate) const PM1_EVENT_PORT: u16 = 0x600;
+/// PM1 control block (2 bytes).
+pub(crate) const PM1_CONTROL_PORT: u16 = 0x604;
+/// PM timer (4 bytes).
+pub(crate) const PM_TIMER_PORT: u16 = 0x608;
+/// ACPI reset register, the reset control register of PC chipsets.
+pub(crate) const RESET_PORT: u16 = 0xcf9;
+/// Value of the reset register that resets: system reset plus reset now.
+pub(crate) const RESET_VALUE: u8 = 0x06;
+/// QEMU's pvpanic port.
+pub(crate) const PVPANIC_PORT: u16 = 0x505;
+/// Event bit of that port: the guest has panicked.
+pub(crate) const PVPANIC_PANICKED: u8 = 1;
+/// Sleep type of S5, as the DSDT says.
+pub(crate) const SLEEP_TYPE_S5: u8 = 5;
+
+/// Ticks of the PM timer in a second (ACPI 6.5, 4.8.2.1).
+const PM_TIMER_HZ: u128 = 3_579_545;
+
+/// The PM1 registers.
+#[derive(Debug, Default)]
+pub(crate) struct Pm1 {
+    enable: [u8; 2],
+}
+
+impl Pm1 {
+    /// Reads the byte at this offset from [`PM1_EVENT_PORT`].
+    pub(crate) fn read(&self, offset: u16) -> u8 {
+        match offset {
+            2 => self.enable[0],
+            3 => self.enable[1],
+            // SCI_EN: the machine is in ACPI mode from the start.
+            4 => 1,
+            _ => 0,
+        }
+    }
+
+    /// Writes that byte. True: the guest asked for S5.
+    pub(crate) fn write(&mut self, offset: u16, value: u8) -> bool {
+        match offset {
+            2 => self.enable[0] = value,
+            3 => self.enable[1] = value,
+            // Bits 10-12 are SLP_TYP, bit 13 is SLP_EN.
+            5 => return value & 0x20 != 0 && (value >> 2) & 7 == SLEEP_TYPE_S5,
+            _ => {}
+        }
+        false
+    }
+}
+
+/// The PM timer now: derived from the guest clock alone, so that it never jumps against the TSC
+/// and follows a scaled guest clock.
+pub(crate) fn pm_timer(clock: &dyn GuestClock) -> [u8; 4] {
+    scale(clock, PM_TIMER_HZ).to_le_bytes()
+}
+
+/// Ticks of a counter of this frequency, modulo 2^32.
+fn scale(clock: &dyn GuestClock, hertz: u128) -> u32 {
+    let frequency = u128::from(clock.frequency_hz().max(1));
+    let ticks = u128::from(clock.ticks()) * hertz / frequency;
+    u32::try_from(ticks & u128::from(u32::MAX)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixed(u64, u64);
+    impl GuestClock for Fixed {
+        fn ticks(&self) -> u64 {
+            self.0
+        }
+        fn frequency_hz(&self) -> u64 {
+            self.1
+        }
+    }
+
+    #[test]
+    fn pm_timer_one_second_is_its_frequency() {
+        let ticks = u32::from_le_bytes(pm_timer(&Fixed(2_600_000_000, 2_600_000_000)));
+        assert_eq!(ticks, 3_579_545);
+    }
+
+    #[test]
+    fn pm_timer_large_counts_do_not_overflow() {
+        let before = u32::from_le_bytes(pm_timer(&Fixed(u64::MAX - 1_000_000, 1_000_000)));
+        let after = u32::from_le_bytes(pm_timer(&Fixed(u64::MAX, 1_000_000)));
+        assert!((3_579_545..=3_579_546).contains(&after.wrapping_sub(before)));
+        assert_eq!(pm_timer(&Fixed(0, 0)), [0; 4]);
+    }
+
+    #[test]
+    fn pm1_sleep_other_than_s5_is_ignored() {
+        let mut pm1 = Pm1::default();
+        assert!(!pm1.write(5, 0x20 | (3 << 2)));
+        assert!(!pm1.write(5, SLEEP_TYPE_S5 << 2));
+        assert!(pm1.write(5, 0x20 | (SLEEP_TYPE_S5 << 2)));
+    }
+
+    #[test]
+    fn pm1_registers_read_as_in_acpi_mode() {
+        let mut pm1 = Pm1::default();
+        pm1.write(2, 0x20);
+        pm1.write(0, 0xff);
+        assert_eq!([0, 2, 4, 5].map(|offset| pm1.read(offset)), [0, 0x20, 1, 0]);
+    }
+}
