@@ -1,0 +1,38 @@
+#!/bin/bash
+# Second stage of a lab host: process 1 on the machine's root file system. It sets up what a plain
+# system would have and then waits for the agent; bash also reaps orphans.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
+
+for word in $(</proc/cmdline); do
+    case $word in
+    tessera.host=*) host=${word#*=} ;;
+    tessera.address=*) address=${word#*=} ;;
+    tessera.kernel=*) kernel=${word#*=} ;;
+    tessera.agent=*) agent=${word#*=} ;;
+    esac
+done
+
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+[ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
+hostname "host-$host"
+ulimit -n 65536
+
+# Modules come straight out of the unpacked package; the link also lets the kernel load them itself.
+release=$(uname -r)
+mkdir -p /lib/modules
+ln -sfn "$kernel/lib/modules/$release" "/lib/modules/$release"
+modprobe kvm_amd || echo "tessera-lab: kvm_amd does not load"
+
+ip link set lo up
+if [ -n "$address" ]; then
+    ip address add "$address" dev eth0
+    ip link set eth0 mtu 9000 up
+fi
+
+"$agent" lab-agent
+echo "tessera-lab: the agent ended with $?"
+echo o >/proc/sysrq-trigger
+sleep 10

@@ -1,0 +1,375 @@
+//! A lab: some hosts that stand for as long as the value lives.
+
+use std::fmt::{self, Debug};
+use std::fs::{self, File, TryLockError};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::cache;
+use crate::command::{Command, ExitStatus};
+use crate::machine::remove_sockets;
+use crate::machines::Machines;
+use crate::namespaces::Namespaces;
+use crate::remote::{Line, RemoteProcess};
+use crate::substrate::{Substrate, substrate};
+
+/// Most hosts of a lab.
+pub const MAX_HOSTS: usize = 32;
+
+/// A host by its number, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct HostNumber(usize);
+
+impl HostNumber {
+    /// A host number from 1 to [`MAX_HOSTS`].
+    ///
+    /// # Errors
+    /// When the number is outside.
+    pub fn new(number: usize) -> Result<Self> {
+        ensure!((1..=MAX_HOSTS).contains(&number), "host {number}: hosts are 1 to {MAX_HOSTS}");
+        Ok(Self(number))
+    }
+
+    /// The first `count` hosts.
+    pub fn first(count: usize) -> impl Iterator<Item = Self> {
+        (1..=count.min(MAX_HOSTS)).map(Self)
+    }
+
+    /// The number, from 1.
+    pub fn get(self) -> usize {
+        self.0
+    }
+
+    /// The number, from 0.
+    pub(crate) fn index(self) -> usize {
+        self.0 - 1
+    }
+
+    /// Address on the lab's private network: 10.9.0.N.
+    pub fn address(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 9, 0, u8::try_from(self.0).unwrap_or(u8::MAX))
+    }
+}
+
+impl fmt::Display for HostNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for HostNumber {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let number = text.strip_prefix("host-").unwrap_or(text);
+        Self::new(number.parse().with_context(|| format!("host '{text}' is no number"))?)
+    }
+}
+
+/// How the hosts of a lab are made where the machine has no VMX or SVM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Namespaces on hardware, machines elsewhere.
+    Auto,
+    /// Each host its own QEMU machine, whatever the processor has.
+    Machines,
+    /// One QEMU machine whose time follows its instruction count; hosts are namespaces in it.
+    Replay,
+    /// Network namespaces of this machine, whatever the processor has.
+    Namespaces,
+}
+
+/// What a lab is made of.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Config {
+    /// Name; labs of different names stand side by side.
+    pub name: String,
+    /// Number of hosts.
+    pub hosts: usize,
+    /// Memory of each machine in MiB.
+    pub memory_mib: u32,
+    /// Processors of each machine. More than 1 is less stable under emulation.
+    pub processors: u32,
+    /// How hosts are made.
+    pub mode: Mode,
+    /// How long one machine may take to boot.
+    pub boot_limit: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "default".to_owned(),
+            hosts: 2,
+            memory_mib: 1024,
+            processors: 1,
+            mode: Mode::Auto,
+            boot_limit: Duration::from_secs(120),
+        }
+    }
+}
+
+/// What is known about one host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostState {
+    /// Its number.
+    pub number: HostNumber,
+    /// Its address on the private network.
+    pub address: Ipv4Addr,
+    /// False once it was killed or died.
+    pub alive: bool,
+    /// True while it is cut off from the network.
+    pub cut: bool,
+    /// Process that is the host, where there is one.
+    pub process: Option<u32>,
+    /// Its job folder on the machine.
+    pub job: PathBuf,
+    /// The same folder as the host sees it.
+    pub job_inside: PathBuf,
+    /// What its kernel prints, where it has a kernel of its own.
+    pub console: Option<PathBuf>,
+}
+
+/// A set of hosts, whatever they are made of.
+pub trait Hosts: Debug + Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// Starts a command in a host.
+    ///
+    /// # Errors
+    /// When there is no such host or it is gone.
+    fn spawn(&self, host: HostNumber, command: &Command) -> Result<RemoteProcess>;
+    /// Cuts a host off from the network.
+    ///
+    /// # Errors
+    /// When there is no such host.
+    fn cut(&self, host: HostNumber) -> Result<()>;
+    /// Connects a host again.
+    ///
+    /// # Errors
+    /// When there is no such host.
+    fn heal(&self, host: HostNumber) -> Result<()>;
+    /// Ends a host and everything in it at once.
+    ///
+    /// # Errors
+    /// When there is no such host.
+    fn kill(&self, host: HostNumber) -> Result<()>;
+    /// What is known about a host now.
+    ///
+    /// # Errors
+    /// When there is no such host.
+    fn state(&self, host: HostNumber) -> Result<HostState>;
+}
+
+/// Hosts that stand. Dropping the lab ends them and removes what they leave.
+#[derive(Debug)]
+pub struct Lab {
+    // First: hosts end before the lock is given back.
+    hosts: Box<dyn Hosts>,
+    folder: PathBuf,
+    substrate: Substrate,
+    _lock: File,
+}
+
+/// What the lab writes into its folder for people and for `./x lab status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LabState {
+    /// Process that owns the lab.
+    pub owner: u32,
+    /// What the hosts run on.
+    pub substrate: Substrate,
+    /// The hosts.
+    pub hosts: Vec<HostState>,
+}
+
+impl Lab {
+    /// Brings hosts up and waits until all of them answer; `say` is told what is going on.
+    ///
+    /// # Errors
+    /// When a lab of this name is up, something the lab needs is missing, or a host does not answer.
+    pub fn up(config: &Config, say: &(dyn Fn(&str) + Sync)) -> Result<Self> {
+        ensure!(
+            (1..=MAX_HOSTS).contains(&config.hosts),
+            "{} hosts: a lab has 1 to {MAX_HOSTS}",
+            config.hosts
+        );
+        let folder = cache::run_folder(&config.name)?;
+        let lock = claim(&config.name, &folder)?;
+        cache::remove_folder(&folder)?;
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let mode = match (config.mode, substrate()) {
+            (Mode::Auto, Substrate::Hardware) => Mode::Namespaces,
+            (Mode::Auto, Substrate::LabMachines) => Mode::Machines,
+            (mode, _) => mode,
+        };
+        let (hosts, substrate): (Box<dyn Hosts>, _) = match mode {
+            Mode::Namespaces => {
+                (Box::new(Namespaces::on_machine(config, &folder)?), Substrate::Hardware)
+            }
+            Mode::Replay => {
+                (Box::new(Namespaces::in_replay(config, &folder, say)?), Substrate::LabMachines)
+            }
+            Mode::Machines | Mode::Auto => {
+                (Box::new(Machines::up(config, &folder, say)?), Substrate::LabMachines)
+            }
+        };
+        let lab = Self { hosts, folder, substrate, _lock: lock };
+        let state = serde_json::to_vec_pretty(&lab.state()?).context("write the state")?;
+        cache::write_atomically(&lab.folder.join("state.json"), &state)?;
+        Ok(lab)
+    }
+
+    /// A host by its number.
+    ///
+    /// # Errors
+    /// When there is no such host.
+    pub fn host(&self, number: HostNumber) -> Result<Host<'_>> {
+        ensure!(
+            number.get() <= self.hosts.count(),
+            "there is no host {number}: the lab has {}",
+            self.hosts.count()
+        );
+        Ok(Host { lab: self, number })
+    }
+
+    /// All hosts, in order.
+    pub fn hosts(&self) -> impl Iterator<Item = Host<'_>> {
+        HostNumber::first(self.hosts.count()).map(|number| Host { lab: self, number })
+    }
+
+    /// What the hosts run on.
+    pub fn substrate(&self) -> Substrate {
+        self.substrate
+    }
+
+    /// Folder with the lab's logs and job folders.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What is known about the lab now.
+    ///
+    /// # Errors
+    /// When the state of a host cannot be found out.
+    pub fn state(&self) -> Result<LabState> {
+        let hosts = HostNumber::first(self.hosts.count())
+            .map(|host| self.hosts.state(host))
+            .collect::<Result<_>>()?;
+        Ok(LabState { owner: std::process::id(), substrate: self.substrate, hosts })
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Left-over sockets do no harm: the next lab of this name removes them.
+        drop(remove_sockets(&self.folder));
+        drop(fs::remove_file(self.folder.join("state.json")));
+    }
+}
+
+/// Takes the lock of a lab name; the kernel gives it back when the owner ends, however it ends.
+fn claim(name: &str, folder: &Path) -> Result<File> {
+    let parent = folder.parent().context("the run folder has a parent")?;
+    fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    let path = folder.with_extension("lock");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            bail!("a lab called '{name}' is up; end it with `./x lab down --name {name}`")
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("lock {}", path.display()))
+        }
+    }
+}
+
+/// One host of a [`Lab`].
+#[derive(Clone, Copy, Debug)]
+pub struct Host<'lab> {
+    lab: &'lab Lab,
+    number: HostNumber,
+}
+
+impl Host<'_> {
+    /// Its number.
+    pub fn number(&self) -> HostNumber {
+        self.number
+    }
+
+    /// Its address on the private network.
+    pub fn address(&self) -> Ipv4Addr {
+        self.number.address()
+    }
+
+    /// Starts a command; it is killed when the returned handle is dropped.
+    ///
+    /// # Errors
+    /// When the host is gone.
+    pub fn spawn(&self, command: &Command) -> Result<RemoteProcess> {
+        self.lab.hosts.spawn(self.number, command)
+    }
+
+    /// Runs a command to its end and returns how it ended and what it wrote.
+    ///
+    /// # Errors
+    /// When it could not be started, the host is gone, or the limit passed (it is killed then).
+    pub fn run(&self, command: &Command, limit: Duration) -> Result<(ExitStatus, Vec<Line>)> {
+        let mut process = self.spawn(command)?;
+        process.collect(limit).with_context(|| format!("run `{command}` on host {}", self.number))
+    }
+
+    /// Cuts it off from the network.
+    ///
+    /// # Errors
+    /// When the network cannot be changed.
+    pub fn cut(&self) -> Result<()> {
+        self.lab.hosts.cut(self.number)
+    }
+
+    /// Connects it again.
+    ///
+    /// # Errors
+    /// When the network cannot be changed.
+    pub fn heal(&self) -> Result<()> {
+        self.lab.hosts.heal(self.number)
+    }
+
+    /// Ends it as a power cut would.
+    ///
+    /// # Errors
+    /// When it cannot be ended.
+    pub fn kill(&self) -> Result<()> {
+        self.lab.hosts.kill(self.number)
+    }
+
+    /// What is known about it now.
+    ///
+    /// # Errors
+    /// When its state cannot be found out.
+    pub fn state(&self) -> Result<HostState> {
+        self.lab.hosts.state(self.number)
+    }
+
+    /// Its job folder on the machine: files put here are seen by the host, and back.
+    ///
+    /// # Errors
+    /// When its state cannot be found out.
+    pub fn job(&self) -> Result<PathBuf> {
+        Ok(self.state()?.job)
+    }
+
+    /// Its job folder as the host sees it.
+    ///
+    /// # Errors
+    /// When its state cannot be found out.
+    pub fn job_inside(&self) -> Result<PathBuf> {
+        Ok(self.state()?.job_inside)
+    }
+}

@@ -1,0 +1,222 @@
+//! Hosts that are network namespaces, on this machine or in one QEMU machine.
+//!
+//! ```text
+//!   namespace PREFIX-1 ── eth0 ═ veth ═ port1 ─┐
+//!   namespace PREFIX-2 ── eth0 ═ veth ═ port2 ─┴─ bridge, in the namespace PREFIX-switch
+//! ```
+//! The bridge has a namespace of its own, so nothing appears in the machine's network. All commands,
+//! also those that build the network, go through one agent: a thread of this process, or the agent of
+//! the QEMU machine.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::agent;
+use crate::command::Command;
+use crate::lab::{Config, HostNumber, HostState, Hosts};
+use crate::machine::{Kit, Machine, MachineConfig};
+use crate::remote::{Channel, RemoteProcess};
+
+const SETUP_LIMIT: Duration = Duration::from_secs(120);
+
+#[derive(Debug)]
+struct Member {
+    job: PathBuf,
+    job_inside: PathBuf,
+    cut: AtomicBool,
+    dead: AtomicBool,
+}
+
+/// N namespaces on one bridge.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    channel: Channel,
+    prefix: String,
+    members: Vec<Member>,
+    machine: Option<(Machine, Kit)>,
+}
+
+impl Namespaces {
+    /// Namespaces of this machine.
+    pub(crate) fn on_machine(config: &Config, folder: &Path) -> Result<Self> {
+        ensure!(rustix::process::geteuid().is_root(), "network namespaces need root");
+        let (near, far) = UnixStream::pair().context("make a socket pair")?;
+        thread::Builder::new()
+            .name("lab-agent".to_owned())
+            .spawn(move || {
+                let writer = far.try_clone().map(Box::new);
+                if let Ok(writer) = writer {
+                    // Ends with an error when the lab closes the stream in the middle of a frame.
+                    drop(agent::serve(far, writer, true));
+                }
+            })
+            .context("start the agent of the namespaces")?;
+        let channel = Channel::connect("this machine", near, SETUP_LIMIT)?;
+        let jobs = HostNumber::first(config.hosts).map(|host| {
+            let job = folder.join(format!("host-{host}/job"));
+            (job.clone(), job)
+        });
+        Self::build(channel, &config.name, jobs.collect(), None)
+    }
+
+    /// Namespaces in one QEMU machine under `-icount`.
+    pub(crate) fn in_replay(config: &Config, folder: &Path, say: &dyn Fn(&str)) -> Result<Self> {
+        let kit = Kit::prepare(folder, say)?;
+        let machine = MachineConfig {
+            number: 1,
+            memory_mib: config.memory_mib,
+            processors: config.processors,
+            address: None,
+            counted: true,
+            folder: folder.to_owned(),
+            // Virtual time is several times slower than the clock on the wall.
+            boot_limit: config.boot_limit * 5,
+        };
+        say("booting the replay machine (its time follows the instruction count)");
+        let machine = Machine::boot(&kit, &machine, say)?;
+        let jobs = HostNumber::first(config.hosts).map(|host| {
+            let name = format!("host-{host}");
+            (machine.files.job.join(&name), Path::new("/job").join(&name))
+        });
+        let (jobs, channel) = (jobs.collect(), machine.channel.clone());
+        Self::build(channel, &config.name, jobs, Some((machine, kit)))
+    }
+
+    fn build(
+        channel: Channel,
+        name: &str,
+        jobs: Vec<(PathBuf, PathBuf)>,
+        machine: Option<(Machine, Kit)>,
+    ) -> Result<Self> {
+        let members = jobs
+            .into_iter()
+            .map(|(job, job_inside)| {
+                fs::create_dir_all(&job).with_context(|| format!("create {}", job.display()))?;
+                let (cut, dead) = (AtomicBool::new(false), AtomicBool::new(false));
+                Ok(Member { job, job_inside, cut, dead })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let namespaces = Self { channel, prefix: format!("tessera-{name}"), members, machine };
+        // From here on a failure runs `drop`, which removes what was made.
+        namespaces.sweep();
+        namespaces.channel.run(&Command::shell(namespaces.network()), SETUP_LIMIT)?;
+        Ok(namespaces)
+    }
+
+    fn namespace(&self, host: HostNumber) -> String {
+        format!("{}-{host}", self.prefix)
+    }
+
+    fn member(&self, host: HostNumber) -> Result<&Member> {
+        self.members.get(host.index()).with_context(|| format!("there is no host {host}"))
+    }
+
+    /// A shell script that builds namespaces, bridge and links.
+    fn network(&self) -> String {
+        let switch = format!("{}-switch", self.prefix);
+        let mut script = format!(
+            "set -e\nip netns add {switch}\nip -n {switch} link add bridge type bridge\n\
+             ip -n {switch} link set bridge up\n"
+        );
+        for host in HostNumber::first(self.members.len()) {
+            let (own, address) = (self.namespace(host), host.address());
+            script.push_str(&format!(
+                "ip netns add {own}\n\
+                 ip -n {switch} link add port{host} type veth peer name eth0 netns {own}\n\
+                 ip -n {switch} link set port{host} master bridge up\n\
+                 ip -n {own} link set lo up\n\
+                 ip -n {own} address add {address}/24 dev eth0\n\
+                 ip -n {own} link set eth0 up\n"
+            ));
+        }
+        script
+    }
+
+    /// Ends every process in the namespaces and removes them; works on a lab that is half there.
+    fn sweep(&self) {
+        let names = HostNumber::first(self.members.len())
+            .map(|host| self.namespace(host))
+            .chain([format!("{}-switch", self.prefix)]);
+        let script: String = names
+            .map(|name| {
+                format!(
+                    "if [ -e /run/netns/{name} ]; then\n\
+                     ip netns pids {name} | xargs -r kill -9\nip netns delete {name}\nfi\n"
+                )
+            })
+            .collect();
+        // The agent may be gone with its machine, and the namespaces with it.
+        drop(self.channel.run(&Command::shell(script), SETUP_LIMIT));
+    }
+}
+
+impl Hosts for Namespaces {
+    fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    fn spawn(&self, host: HostNumber, command: &Command) -> Result<RemoteProcess> {
+        ensure!(!self.member(host)?.dead.load(Ordering::SeqCst), "host {host} was killed");
+        let mut inside = command.clone();
+        let enter = ["ip", "netns", "exec", &self.namespace(host)].map(str::to_owned);
+        inside.arguments.splice(0..0, enter);
+        self.channel.spawn(&inside)
+    }
+
+    fn cut(&self, host: HostNumber) -> Result<()> {
+        let member = self.member(host)?;
+        let line = format!("ip -n {}-switch link set port{host} down", self.prefix);
+        self.channel.run(&Command::shell(line), SETUP_LIMIT)?;
+        member.cut.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn heal(&self, host: HostNumber) -> Result<()> {
+        let member = self.member(host)?;
+        let line = format!("ip -n {}-switch link set port{host} up", self.prefix);
+        self.channel.run(&Command::shell(line), SETUP_LIMIT)?;
+        member.cut.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn kill(&self, host: HostNumber) -> Result<()> {
+        let member = self.member(host)?;
+        member.dead.store(true, Ordering::SeqCst);
+        let line = format!(
+            "ip -n {}-switch link set port{host} down\nip netns pids {} | xargs -r kill -9",
+            self.prefix,
+            self.namespace(host)
+        );
+        self.channel.run(&Command::shell(line), SETUP_LIMIT).map(drop)
+    }
+
+    fn state(&self, host: HostNumber) -> Result<HostState> {
+        let member = self.member(host)?;
+        let machine = self.machine.as_ref().map(|(machine, _)| machine);
+        Ok(HostState {
+            number: host,
+            address: host.address(),
+            alive: self.channel.is_alive() && !member.dead.load(Ordering::SeqCst),
+            cut: member.cut.load(Ordering::SeqCst),
+            process: machine.map(|machine| machine.process),
+            job: member.job.clone(),
+            job_inside: member.job_inside.clone(),
+            console: machine.map(|machine| machine.files.console.clone()),
+        })
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        if self.machine.is_none() {
+            self.sweep();
+        }
+        self.channel.close();
+    }
+}
