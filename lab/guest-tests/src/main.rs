@@ -1,0 +1,116 @@
+//! The guest test program.
+//!
+//! One static binary. As pid 1 of a VM (`/init` in its initramfs) it mounts what it needs, reads
+//! what to do from the kernel command line, runs the tests, and ends the machine. As an ordinary
+//! program (`guest-tests run`) it runs the same tests on the machine it is on, where they must pass
+//! as well: a test that fails natively says nothing about a VM.
+//!
+//! ```text
+//! main -> init (pid 1) \
+//!      -> run           -> list -> litmus, counters, clock, tlb, process, memory, hotplug, stress
+//!                                    each on a bench: worker processes (pool) + topology
+//! ```
+//!
+//! Why worker processes and what a page costs: see [`arena`] and [`pool`].
+
+mod affinity;
+mod arena;
+mod bench;
+mod clock;
+mod config;
+mod counters;
+mod hotplug;
+mod init;
+mod list;
+mod litmus;
+mod memory;
+mod pool;
+mod process;
+mod report;
+mod stress;
+mod sys;
+mod tlb;
+
+use std::env;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::affinity::Topology;
+use crate::bench::{Bench, SKIP};
+use crate::config::Config;
+use crate::pool::Pool;
+use crate::report::Score;
+
+const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
+                     [--stress forks:S,modules:S]\n       guest-tests list";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let verb = args.first().map(String::as_str);
+    // The kernel hands its init every word it does not know, so pid 1 looks for "run" only.
+    if sys::pid() == 1 && verb != Some("run") {
+        init::run();
+    }
+    match verb {
+        Some("run") => native(&args[1..]),
+        Some("list") => {
+            list::all().iter().for_each(|test| report::line(test.name));
+            ExitCode::SUCCESS
+        }
+        // For the tests themselves.
+        Some("child") => ExitCode::from(args.get(1).map_or(1, |cpu| process::child(cpu))),
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn native(args: &[String]) -> ExitCode {
+    let result = Config::from_args(args).and_then(|config| run_all(&config, false));
+    match result {
+        Ok(Score { failed: 0, .. }) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("guest-tests: {error:#}\n{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs the wanted tests and stress runs and prints their lines.
+///
+/// # Errors
+/// Wrong names of tests, or a machine on which the workers cannot be set up.
+fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
+    let tests = list::all();
+    let names: Vec<_> = tests.iter().map(|test| test.name).collect();
+    if let Some(unknown) = config.tests.unknown(&names) {
+        bail!("no test is named {unknown:?}");
+    }
+    let topology = Topology::read()?;
+    report::machine(&topology);
+    let first = topology.cpus.first().context("no cpu")?.id;
+    sys::pin_to(first).with_context(|| format!("cannot pin to cpu {first}"))?;
+    let pool = Pool::new(&topology.cpus)?;
+    let mut bench = Bench { pool, topology, rounds: config.rounds, owns_machine };
+    let mut score = Score::default();
+    for test in tests.iter().filter(|test| config.tests.wants(test.name)) {
+        bench.pool.set_limit(Duration::from_secs(config.limit_seconds()));
+        let result = if test.needs_two && bench.topology.cpus.len() < 2 {
+            Ok(format!("{SKIP}needs 2 cpus"))
+        } else {
+            test.run(&mut bench)
+        };
+        score.add(test.name, &result);
+    }
+    for &stress in &config.stress {
+        bench.pool.set_limit(stress::limit(stress));
+        let result = stress::run(&mut bench, stress);
+        score.add(stress::name(stress.kind), &result);
+    }
+    score.finish();
+    Ok(score)
+}
