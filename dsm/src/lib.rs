@@ -1,1 +1,29 @@
-//! The distributed shared memory engine: userfaultfd, page store and fault handling
+//! The distributed shared memory engine of one slice.
+//!
+//! One thread ([`Engine`]) owns the coherence protocol ([`dsm_protocol::Node`]), the userfaultfd and
+//! the transport. It takes faults of the vCPUs, messages of other slices and commands of the VMM,
+//! one at a time, and carries out what the protocol decides.
+//!
+//! ```text
+//!  vCPU threads --fault--> userfaultfd --\                      /--> guest mapping (map, unmap)
+//!  other slices --frames-> transport -----> Engine: Node::step ----> transport (messages, pages)
+//!  VMM threads --commands-> channel -----/                      \--> VMM (frames, copies)
+//! ```
+//!
+//! The VMM reaches it through a cloneable [`Handle`]. Guest memory is [`GuestRam`]: one memfd,
+//! mapped once for the guest (watched) and once for the VMM (never watched).
+
+mod classify;
+mod engine;
+mod handle;
+mod ram;
+mod report;
+mod store;
+mod uffd;
+
+pub use classify::PageClass;
+pub use engine::{Engine, EngineConfig, EngineError, Uplink};
+pub use handle::{CopyError, Handle};
+pub use ram::{GuestRam, RamError};
+pub use report::{ClassCounts, FaultCounts, HotPage, Report};
+pub use uffd::UffdError;

@@ -265,6 +265,12 @@ impl Node {
         self.config.homes.home(gfn)
     }
 
+    /// The epoch of this node and of every message it sends.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.config.epoch
+    }
+
     /// What this node counted.
     #[must_use]
     pub fn stats(&self) -> Stats {

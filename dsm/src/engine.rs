@@ -1,0 +1,523 @@
+//! The engine's thread: faults, frames and commands in, mappings and frames out.
+//!
+//! ```text
+//!   running --Stop---------------------------> stopped
+//!      |----peer lost, protocol broken, call failed--> fenced (told to the uplink) -> stopped
+//! ```
+//!
+//! A fenced engine answers nothing any more: a vCPU that waits for a page keeps waiting until the
+//! process ends. Going on could hand out stale memory.
+#![expect(unsafe_code, reason = "poll and thread scheduling")]
+// UNSAFETY: poll(2) takes an array of descriptors; the scheduler call takes a small structure.
+
+use crate::classify::{Classifier, PageClass};
+use crate::handle::{Command, CopyError, Handle};
+use crate::ram::GuestRam;
+use crate::report::{ClassCounts, FaultCounts, HotPage, Report};
+use crate::store::Store;
+use crate::uffd::{Fault, Uffd, UffdError};
+use crossbeam_channel::{Receiver, Sender};
+use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::Error;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use transport::{Class, Event, SendError, Transport};
+use vmm_sys_util::eventfd::EventFd;
+use wire::coherence::HEAD_BYTES;
+use wire::{DecodeError, PAGE_SIZE, SliceId};
+
+/// Frames that may wait for room in the transport.
+const BACKLOG_MAX: usize = 65_536;
+/// Transport events handled before faults and commands are looked at again.
+const POLL_BUDGET: usize = 64;
+/// The longest sleep: stale roots are looked for that often.
+const IDLE: Duration = Duration::from_millis(250);
+/// A page asked for that often without being known as a table makes the VMM look at CR3 again.
+const SAMPLE_EVERY: u32 = 16;
+
+/// Why the engine cannot start or go on.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// userfaultfd failed.
+    #[error("use userfaultfd for guest memory")]
+    Uffd(#[from] UffdError),
+    /// The home table names frames without memory.
+    #[error("the home table and guest memory do not fit each other")]
+    Layout,
+    /// A page could not be mapped.
+    #[error("map {gfn}: the kernel refused it repeatedly")]
+    CannotMap {
+        /// The page.
+        gfn: Gfn,
+    },
+    /// A page could not be taken from the guest.
+    #[error("take {gfn} from the guest")]
+    Zap {
+        /// The page.
+        gfn: Gfn,
+        /// The cause.
+        #[source]
+        source: Error,
+    },
+    /// A system call of the loop failed.
+    #[error("wait for faults, frames and commands")]
+    Wait(#[source] Error),
+    /// A thread or descriptor could not be made.
+    #[error("start the memory engine")]
+    Start(#[source] Error),
+    /// A peer sent bytes that are no message.
+    #[error("{from} sent a frame that is no coherence message")]
+    Garbage {
+        /// The peer.
+        from: SliceId,
+        /// What was wrong.
+        #[source]
+        source: DecodeError,
+    },
+    /// A peer broke the protocol.
+    #[error("the coherence protocol was broken")]
+    Protocol(#[from] ProtocolError),
+    /// A peer takes no frames any more.
+    #[error("{to} takes no frames: {reason}")]
+    Stuck {
+        /// The peer.
+        to: SliceId,
+        /// Why.
+        reason: SendError,
+    },
+}
+
+/// What the engine tells the VMM. Called on the engine's thread: return at once.
+pub trait Uplink: Send {
+    /// A frame that is not about coherence came.
+    fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]);
+    /// A slice is lost: the VM must stop.
+    fn lost(&mut self, peer: SliceId, cause: String);
+    /// The engine cannot go on: the VM must stop.
+    fn fatal(&mut self, error: EngineError);
+    /// Some page is hot and unknown: look at the roots of the local vCPUs.
+    fn sample_roots(&mut self);
+}
+
+/// What an engine is made of.
+pub struct EngineConfig {
+    /// The protocol's configuration.
+    pub node: Config,
+    /// Guest memory, already laid out.
+    pub ram: Arc<GuestRam>,
+    /// The connection to the other slices.
+    pub transport: Box<dyn Transport>,
+    /// The VMM.
+    pub uplink: Box<dyn Uplink>,
+}
+
+impl std::fmt::Debug for EngineConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineConfig").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// A copy between guest memory and a buffer, in progress.
+struct Copying {
+    address: u64,
+    done: usize,
+    bytes: Vec<u8>,
+    write: bool,
+    reply: Sender<Result<Vec<u8>, CopyError>>,
+}
+
+impl Copying {
+    /// Page, offset in it, and bytes of the next piece.
+    fn piece(&self) -> (Gfn, usize, usize) {
+        let at = self.address + u64::try_from(self.done).expect("a buffer fits");
+        let offset = usize::try_from(at % 4096).expect("less than a page");
+        (Gfn(at / 4096), offset, (PAGE_SIZE - offset).min(self.bytes.len() - self.done))
+    }
+}
+
+/// The engine. Lives on its own thread.
+pub struct Engine {
+    node: Node,
+    store: Store,
+    transport: Box<dyn Transport>,
+    uplink: Box<dyn Uplink>,
+    commands: Receiver<Command>,
+    bell: Arc<EventFd>,
+    started: Instant,
+    effects: Vec<Effect>,
+    /// Frames that found no room, in order. While it is not empty every frame goes through it.
+    backlog: VecDeque<(SliceId, Class, Vec<u8>)>,
+    next_token: u64,
+    releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
+    copies: BTreeMap<u64, Copying>,
+    classifier: Classifier,
+    classes: ClassCounts,
+    page_faults: BTreeMap<Gfn, u32>,
+    faults: Vec<Fault>,
+    stopping: bool,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("local", &self.transport.local()).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Opens userfaultfd, watches what must be watched and starts the thread.
+    ///
+    /// # Errors
+    /// A kernel without the needed features, or memory that does not fit the home table.
+    pub fn start(config: EngineConfig) -> Result<(Handle, JoinHandle<()>), EngineError> {
+        let (handle, commands, bell) = Handle::pair().map_err(EngineError::Start)?;
+        let uffd = Uffd::open()?;
+        let (own, others): (Vec<_>, Vec<_>) =
+            config.node.homes.ranges().iter().partition(|range| range.home == config.node.local);
+        let frames = |ranges: Vec<&dsm_protocol::HomeRange>| -> Vec<_> {
+            ranges.into_iter().map(|range| range.frames.clone()).collect()
+        };
+        let store = Store::new(uffd, config.ram, &frames(own), &frames(others))?;
+        let mut engine = Self {
+            node: Node::new(config.node),
+            store,
+            transport: config.transport,
+            uplink: config.uplink,
+            commands,
+            bell,
+            started: Instant::now(),
+            effects: Vec::new(),
+            backlog: VecDeque::new(),
+            next_token: 0,
+            releases: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            classifier: Classifier::default(),
+            classes: ClassCounts::default(),
+            page_faults: BTreeMap::new(),
+            faults: Vec::new(),
+            stopping: false,
+        };
+        let run = move || {
+            prefer_this_thread();
+            if let Err(error) = engine.run() {
+                engine.uplink.fatal(error);
+            }
+        };
+        let thread = Builder::new().name("dsm".into()).spawn(run).map_err(EngineError::Start)?;
+        Ok((handle, thread))
+    }
+
+    fn run(&mut self) -> Result<(), EngineError> {
+        while !self.stopping {
+            self.wait()?;
+            self.take_faults()?;
+            self.take_commands()?;
+            self.take_frames()?;
+            self.step(Input::Tick)?;
+            self.carry_out()?;
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Sleeps until there is something to do.
+    fn wait(&mut self) -> Result<(), EngineError> {
+        let due = self
+            .node
+            .next_tick_ns()
+            .map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(self.now())).min(IDLE));
+        let fds = [
+            self.store.uffd.as_raw_fd(),
+            self.transport.readiness().as_raw_fd(),
+            self.bell.as_raw_fd(),
+        ];
+        poll(fds, due).map_err(EngineError::Wait)
+    }
+
+    fn take_faults(&mut self) -> Result<(), EngineError> {
+        let mut faults = std::mem::take(&mut self.faults);
+        self.store.uffd.read(&mut faults).map_err(EngineError::Wait)?;
+        for fault in faults.drain(..) {
+            let Some(gfn) = self.store.ram.frame_at(fault.address) else { continue };
+            let want = if fault.write { Access::Write } else { Access::Read };
+            if self.node.access(gfn) < want && !self.node.is_waiting(gfn) {
+                self.count_fault(gfn);
+            }
+            self.step(Input::Fault { gfn, want })?;
+        }
+        self.faults = faults;
+        self.carry_out()
+    }
+
+    fn count_fault(&mut self, gfn: Gfn) {
+        let now = self.now();
+        match self.classifier.class(gfn, now, &self.node, &self.store.ram) {
+            PageClass::KernelPageTable => self.classes.kernel_page_table += 1,
+            PageClass::UserPageTable => self.classes.user_page_table += 1,
+            PageClass::Other => self.classes.other += 1,
+        }
+        let count = self.page_faults.entry(gfn).or_default();
+        *count = count.saturating_add(1);
+        if count.is_multiple_of(SAMPLE_EVERY) && self.node.table_level(gfn).is_none() {
+            self.uplink.sample_roots();
+        }
+    }
+
+    fn take_commands(&mut self) -> Result<(), EngineError> {
+        // The counter only wakes; the channel holds the commands.
+        let _ = self.bell.read();
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Send { to, class, frame } => {
+                    let token = self.token();
+                    self.releases.insert(token, (to, class, frame));
+                    self.step(Input::Release { token })?;
+                }
+                Command::Copy { address, bytes, write, reply } => {
+                    let copying = Copying { address, done: 0, bytes, write, reply };
+                    self.next_piece(copying)?;
+                }
+                Command::Root { vcpu, gfn } => {
+                    self.classifier.set_root(vcpu, gfn);
+                    self.step(Input::Root { vcpu, gfn })?;
+                }
+                Command::Report { reply } => {
+                    // Whoever asked may have given up.
+                    let _ = reply.send(self.report());
+                }
+                Command::Stop => self.stopping = true,
+            }
+            self.carry_out()?;
+        }
+        Ok(())
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    fn next_piece(&mut self, copying: Copying) -> Result<(), EngineError> {
+        if copying.done == copying.bytes.len() {
+            let _ = copying.reply.send(Ok(copying.bytes));
+            return Ok(());
+        }
+        let (gfn, _, _) = copying.piece();
+        if self.node.home(gfn).is_none() {
+            let _ = copying.reply.send(Err(CopyError::NoMemory(gfn.0 * 4096)));
+            return Ok(());
+        }
+        let want = if copying.write { Access::Write } else { Access::Read };
+        let token = self.token();
+        self.copies.insert(token, copying);
+        self.step(Input::Pin { gfn, want, token })
+    }
+
+    /// The page of a copy is here: copy the piece and go on with the next.
+    fn pinned(&mut self, token: u64) -> Result<(), EngineError> {
+        let Some(mut copying) = self.copies.remove(&token) else { return Ok(()) };
+        let (gfn, offset, len) = copying.piece();
+        let piece = copying.done..copying.done + len;
+        if copying.write {
+            self.store.ram.write(gfn, offset, &copying.bytes[piece]);
+        } else {
+            self.store.ram.read(gfn, offset, &mut copying.bytes[piece]);
+        }
+        copying.done += len;
+        self.step(Input::Unpin { gfn })?;
+        self.next_piece(copying)
+    }
+
+    fn take_frames(&mut self) -> Result<(), EngineError> {
+        let mut result = Ok(());
+        let Self { node, store, transport, uplink, effects, classifier, started, .. } = self;
+        let mut lost = None;
+        transport.poll(POLL_BUDGET, &mut |event| {
+            if result.is_err() || lost.is_some() {
+                return;
+            }
+            match event {
+                Event::Frame { from, class: Class::Coherence, bytes } => {
+                    let now = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    result = take_message(node, store, classifier, now, from, bytes, effects);
+                }
+                Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
+                Event::Lost { peer, cause } => lost = Some((peer, cause)),
+            }
+        });
+        result?;
+        if let Some((peer, cause)) = lost {
+            self.uplink.lost(peer, cause);
+            self.stopping = true;
+            return Ok(());
+        }
+        self.carry_out()
+    }
+
+    fn step(&mut self, input: Input) -> Result<(), EngineError> {
+        let now = self.now();
+        let mut store = self.store.with_body(None);
+        self.node.step(now, input, &mut store, &mut self.effects)?;
+        self.store.take_failure().map_or(Ok(()), Err)
+    }
+
+    fn carry_out(&mut self) -> Result<(), EngineError> {
+        while !self.effects.is_empty() {
+            for effect in std::mem::take(&mut self.effects) {
+                match effect {
+                    Effect::Send { to, message } => self.send_message(to, &message)?,
+                    Effect::Released { token } => {
+                        if let Some((to, class, frame)) = self.releases.remove(&token) {
+                            self.send_frame(to, class, &frame, &[])?;
+                        }
+                    }
+                    Effect::Pinned { token } => self.pinned(token)?,
+                }
+            }
+        }
+        self.drain_backlog()
+    }
+
+    fn send_message(&mut self, to: SliceId, message: &Message) -> Result<(), EngineError> {
+        let mut page = [0u8; PAGE_SIZE];
+        let mut body: &[u8] = &[];
+        if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
+            self.store.ram.read(gfn, 0, &mut page);
+            if page != [0u8; PAGE_SIZE] {
+                body = &page;
+            }
+        }
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        message.encode(self.node.epoch(), !body.is_empty(), &mut head);
+        self.send_frame(to, Class::Coherence, &head, body)
+    }
+
+    fn send_frame(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        body: &[u8],
+    ) -> Result<(), EngineError> {
+        if self.backlog.is_empty() {
+            match self.transport.send(to, class, head, body) {
+                // A lost peer is reported by the next poll.
+                Ok(()) | Err(SendError::Gone) => return Ok(()),
+                Err(SendError::Full) => {}
+                Err(reason) => return Err(EngineError::Stuck { to, reason }),
+            }
+        }
+        if self.backlog.len() >= BACKLOG_MAX {
+            return Err(EngineError::Stuck { to, reason: SendError::Full });
+        }
+        self.backlog.push_back((to, class, [head, body].concat()));
+        Ok(())
+    }
+
+    fn drain_backlog(&mut self) -> Result<(), EngineError> {
+        while let Some((to, class, frame)) = self.backlog.front() {
+            match self.transport.send(*to, *class, frame, &[]) {
+                Ok(()) | Err(SendError::Gone) => {
+                    self.backlog.pop_front();
+                }
+                Err(SendError::Full) => return Ok(()),
+                Err(reason) => return Err(EngineError::Stuck { to: *to, reason }),
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self) -> Report {
+        let stats = self.node.stats();
+        let mut hot: Vec<HotPage> = self
+            .page_faults
+            .iter()
+            .map(|(gfn, faults)| HotPage { gfn: gfn.0, faults: *faults })
+            .collect();
+        hot.sort_by_key(|page| std::cmp::Reverse(page.faults));
+        hot.truncate(32);
+        Report {
+            faults: FaultCounts {
+                read: stats.faults_read,
+                write: stats.faults_write,
+                upgrade: stats.faults_upgrade,
+            },
+            faults_by_class: self.classes,
+            faults_local: stats.faults_local,
+            pages_in: stats.pages_in,
+            pages_out: stats.pages_out,
+            invalidations: stats.invalidations,
+            deferrals: stats.deferrals,
+            messages_out: stats.messages_out,
+            epoch_refused: stats.epoch_refused,
+            replica_pages: stats.replicas.pages,
+            replica_conversions: stats.replicas.conversions,
+            replica_demotions: stats.replicas.demotions,
+            replica_flushes: stats.replicas.flushes,
+            replica_diffs: stats.replicas.diffs,
+            replica_entries_out: stats.replicas.entries_out,
+            replica_entries_in: stats.replicas.entries_in,
+            replica_conflicts: stats.replicas.conflicts,
+            hold_window_ns: self.node.hold_window_ns(),
+            hot_pages: hot,
+        }
+    }
+}
+
+/// Decodes one coherence frame and steps the protocol with it.
+fn take_message(
+    node: &mut Node,
+    store: &mut Store,
+    classifier: &mut Classifier,
+    now: u64,
+    from: SliceId,
+    bytes: &[u8],
+    effects: &mut Vec<Effect>,
+) -> Result<(), EngineError> {
+    let (epoch, mut message, body) =
+        Message::decode(bytes).map_err(|source| EngineError::Garbage { from, source })?;
+    match &mut message {
+        Message::Root { vcpu, gfn } => classifier.set_root(*vcpu, *gfn),
+        // First touch is exclusive: nobody has written there, so nobody else reads there soon.
+        Message::Get { gfn, want, .. } if store.ram.is_hole(*gfn) => *want = Access::Write,
+        _ => {}
+    }
+    let input = Input::Message { from, epoch, message };
+    node.step(now, input, &mut store.with_body(body), effects)?;
+    store.take_failure().map_or(Ok(()), Err)
+}
+
+/// Waits until one of the descriptors is readable or the time is over.
+fn poll(fds: [RawFd; 3], limit: Duration) -> Result<(), Error> {
+    let mut array = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(1),
+        tv_nsec: libc::c_long::from(limit.subsec_nanos().cast_signed()),
+    };
+    // SAFETY: three initialised descriptors, a valid time, no signal mask.
+    let result = unsafe { libc::ppoll(array.as_mut_ptr(), 3, &raw const time, std::ptr::null()) };
+    if result >= 0 {
+        return Ok(());
+    }
+    let error = Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EINTR) { Ok(()) } else { Err(error) }
+}
+
+/// Runs this thread before the vCPUs that wait for it, where that is permitted. A handler that
+/// waits behind spinning vCPUs makes every fault cost a time slice.
+fn prefer_this_thread() {
+    let param = libc::sched_param { sched_priority: 10 };
+    // SAFETY: 0 is this thread; the structure is valid. Refusal leaves the ordinary scheduler.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) };
+    if result != 0 {
+        tracing::info!(
+            "real-time priority for the memory engine is not permitted; going on without"
+        );
+    }
+}

@@ -1,0 +1,113 @@
+//! How the rest of the VMM talks to the engine.
+
+use crate::report::Report;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+use transport::Class;
+use vmm_sys_util::eventfd::EventFd;
+use wire::{Gfn, SliceId, VcpuId};
+
+/// Commands that may wait for the engine. A sender beyond that blocks until the engine has room.
+const COMMANDS_MAX: usize = 4096;
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Send a frame once every table write of this slice is visible everywhere.
+    Send { to: SliceId, class: Class, frame: Vec<u8> },
+    /// Copy between guest memory and a buffer, page by page, through the protocol.
+    Copy { address: u64, bytes: Vec<u8>, write: bool, reply: Sender<Result<Vec<u8>, CopyError>> },
+    /// A local vCPU was seen with this root.
+    Root { vcpu: VcpuId, gfn: Gfn },
+    /// Tell the counters.
+    Report { reply: Sender<Report> },
+    /// End.
+    Stop,
+}
+
+/// Why a copy to or from guest memory failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CopyError {
+    /// Part of the range has no memory.
+    #[error("guest memory has no page at {0:#x}")]
+    NoMemory(u64),
+    /// The engine has stopped, or did not answer in time.
+    #[error("the memory engine does not answer")]
+    NoAnswer,
+}
+
+/// A way to reach the engine from any thread.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    commands: Sender<Command>,
+    bell: Arc<EventFd>,
+}
+
+impl Handle {
+    pub(crate) fn pair() -> Result<(Self, Receiver<Command>, Arc<EventFd>), std::io::Error> {
+        let bell = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let (commands, receiver) = bounded(COMMANDS_MAX);
+        Ok((Self { commands, bell: Arc::clone(&bell) }, receiver, bell))
+    }
+
+    fn post(&self, command: Command) -> bool {
+        let sent = self.commands.send(command).is_ok();
+        // A full counter already wakes the engine.
+        let _ = self.bell.write(1);
+        sent
+    }
+
+    /// Sends a frame to another slice after this slice's page-table writes are visible there. False
+    /// when the engine has stopped.
+    #[must_use]
+    pub fn send(&self, to: SliceId, class: Class, frame: Vec<u8>) -> bool {
+        self.post(Command::Send { to, class, frame })
+    }
+
+    /// Tells the engine the page-table root of a local vCPU (frame of CR3).
+    pub fn set_root(&self, vcpu: VcpuId, gfn: Gfn) {
+        self.post(Command::Root { vcpu, gfn });
+    }
+
+    /// Writes guest memory coherently.
+    ///
+    /// # Errors
+    /// A range without memory, or an engine that does not answer within `limit`.
+    pub fn write(&self, address: u64, bytes: Vec<u8>, limit: Duration) -> Result<(), CopyError> {
+        self.copy(address, bytes, true, limit).map(drop)
+    }
+
+    /// Reads guest memory coherently.
+    ///
+    /// # Errors
+    /// A range without memory, or an engine that does not answer within `limit`.
+    pub fn read(&self, address: u64, len: usize, limit: Duration) -> Result<Vec<u8>, CopyError> {
+        self.copy(address, vec![0; len], false, limit)
+    }
+
+    fn copy(
+        &self,
+        address: u64,
+        bytes: Vec<u8>,
+        write: bool,
+        limit: Duration,
+    ) -> Result<Vec<u8>, CopyError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::Copy { address, bytes, write, reply });
+        answer.recv_timeout(limit).unwrap_or(Err(CopyError::NoAnswer))
+    }
+
+    /// The counters, if the engine answers within `limit`.
+    #[must_use]
+    pub fn report(&self, limit: Duration) -> Option<Report> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::Report { reply });
+        answer.recv_timeout(limit).ok()
+    }
+
+    /// Asks the engine to end.
+    pub fn stop(&self) {
+        self.post(Command::Stop);
+    }
+}

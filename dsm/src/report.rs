@@ -1,0 +1,77 @@
+//! What the engine counted, for people and for the run report.
+
+use serde::{Deserialize, Serialize};
+
+/// Faults by what the vCPU needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultCounts {
+    /// Reads of pages that were not here.
+    pub read: u64,
+    /// Writes to pages that were not here.
+    pub write: u64,
+    /// Writes to pages that could only be read here.
+    pub upgrade: u64,
+}
+
+/// Faults by class of page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClassCounts {
+    /// Kernel page tables and roots.
+    pub kernel_page_table: u64,
+    /// Page tables of processes.
+    pub user_page_table: u64,
+    /// Everything else.
+    pub other: u64,
+}
+
+/// A page and how often this slice had to ask for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HotPage {
+    /// Guest frame number.
+    pub gfn: u64,
+    /// Faults on it that needed another slice.
+    pub faults: u32,
+}
+
+/// Counters of one engine since its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Faults that needed another slice.
+    pub faults: FaultCounts,
+    /// The same faults by class.
+    pub faults_by_class: ClassCounts,
+    /// Faults answered from what was here.
+    pub faults_local: u64,
+    /// Pages received.
+    pub pages_in: u64,
+    /// Pages sent.
+    pub pages_out: u64,
+    /// Copies dropped for a writer elsewhere.
+    pub invalidations: u64,
+    /// Recalls that waited for a hold window or pin.
+    pub deferrals: u64,
+    /// Messages sent.
+    pub messages_out: u64,
+    /// Messages refused because of their epoch.
+    pub epoch_refused: u64,
+    /// Replicated table pages now.
+    pub replica_pages: u64,
+    /// Pages that this slice turned into replicas.
+    pub replica_conversions: u64,
+    /// Replicas that ended through this slice.
+    pub replica_demotions: u64,
+    /// Comparisons of all replicas.
+    pub replica_flushes: u64,
+    /// Diffs sent.
+    pub replica_diffs: u64,
+    /// Entries sent in diffs.
+    pub replica_entries_out: u64,
+    /// Entries taken from diffs.
+    pub replica_entries_in: u64,
+    /// Entries changed on two slices at once.
+    pub replica_conflicts: u64,
+    /// The hold window now, in nanoseconds.
+    pub hold_window_ns: u64,
+    /// The pages asked for most often, hottest first.
+    pub hot_pages: Vec<HotPage>,
+}

@@ -1,0 +1,204 @@
+//! The protocol's port to guest memory: userfaultfd and the two mappings.
+//!
+//! Pages of this slice's own home stay unwatched, chunk by chunk (2 MiB), until another slice asks
+//! for one of them: memory that only its home uses costs nothing.
+
+use crate::engine::EngineError;
+use crate::ram::GuestRam;
+use crate::uffd::{Installed, Uffd, Watch};
+use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use wire::PageBody;
+
+const PAGE: u64 = 4096;
+/// Frames of a chunk that is watched or not as a whole.
+const CHUNK_FRAMES: u64 = 512;
+/// Accessed and dirty: set by the processor at any time, on every slice for itself.
+const ACCESSED_DIRTY: u64 = 0x60;
+
+type Twin = Box<[u64; 512]>;
+
+/// Guest memory as the protocol sees it.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) uffd: Uffd,
+    pub(crate) ram: Arc<GuestRam>,
+    /// Chunks of this slice's home that are not watched yet, by number.
+    unwatched: BTreeSet<u64>,
+    twins: BTreeMap<Gfn, Twin>,
+    failure: Option<EngineError>,
+}
+
+impl Store {
+    /// Watches everything whose home is elsewhere.
+    pub(crate) fn new(
+        uffd: Uffd,
+        ram: Arc<GuestRam>,
+        own: &[Range<u64>],
+        others: &[Range<u64>],
+    ) -> Result<Self, EngineError> {
+        for range in others {
+            let start = ram.guest_address(Gfn(range.start)).ok_or(EngineError::Layout)?;
+            uffd.register(start, (range.end - range.start) * PAGE, Watch::Everything)?;
+        }
+        let unwatched = own
+            .iter()
+            .flat_map(|range| range.start / CHUNK_FRAMES..range.end.div_ceil(CHUNK_FRAMES))
+            .collect();
+        Ok(Self { uffd, ram, unwatched, twins: BTreeMap::new(), failure: None })
+    }
+
+    /// The first call that failed, once.
+    pub(crate) fn take_failure(&mut self) -> Option<EngineError> {
+        self.failure.take()
+    }
+
+    /// The store together with the body of the message in hand.
+    pub(crate) fn with_body<'a>(&'a mut self, body: Option<PageBody<'a>>) -> StepStore<'a> {
+        StepStore { store: self, body }
+    }
+
+    fn note(&mut self, result: Result<(), EngineError>) {
+        if let Err(error) = result {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    /// Watches the chunk of a page that is about to be given away.
+    fn watch(&mut self, gfn: Gfn) {
+        let chunk = gfn.0 / CHUNK_FRAMES;
+        if !self.unwatched.remove(&chunk) {
+            return;
+        }
+        let frames = chunk * CHUNK_FRAMES..(chunk + 1) * CHUNK_FRAMES;
+        let inside = |at: &u64| self.ram.offset(Gfn(*at)).is_some();
+        let Some(first) = frames.clone().find(inside) else { return };
+        let count = frames.filter(inside).count();
+        let start = self.ram.guest_address(Gfn(first)).expect("inside");
+        let bytes = u64::try_from(count).expect("at most 512") * PAGE;
+        let result = self.uffd.register(start, bytes, Watch::GivenAway).map_err(EngineError::from);
+        self.note(result);
+    }
+
+    fn address(&self, gfn: Gfn) -> u64 {
+        self.ram.guest_address(gfn).expect("the protocol checks frames")
+    }
+
+    fn try_map(&mut self, gfn: Gfn, access: Access) -> Result<(), EngineError> {
+        let address = self.address(gfn);
+        let writable = access == Access::Write;
+        if self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) {
+            return Ok(());
+        }
+        for _ in 0..3 {
+            match self.uffd.install(address, PAGE, writable)? {
+                Installed::Done => return Ok(()),
+                Installed::Absent => self.ram.back(gfn),
+                Installed::Mapped => {
+                    self.uffd.protect(address, PAGE, !writable)?;
+                    self.uffd.wake(address, PAGE)?;
+                    return Ok(());
+                }
+            }
+        }
+        Err(EngineError::CannotMap { gfn })
+    }
+}
+
+/// What a step works on.
+#[derive(Debug)]
+pub(crate) struct StepStore<'a> {
+    store: &'a mut Store,
+    body: Option<PageBody<'a>>,
+}
+
+impl PageStore for StepStore<'_> {
+    fn fill(&mut self, gfn: Gfn) {
+        match self.body {
+            Some(PageBody::Bytes(bytes)) => self.store.ram.write(gfn, 0, bytes),
+            Some(PageBody::Zero) if self.store.ram.is_hole(gfn) => self.store.ram.back(gfn),
+            _ => self.store.ram.clear(gfn),
+        }
+    }
+
+    fn map(&mut self, gfn: Gfn, access: Access) {
+        let result = self.store.try_map(gfn, access);
+        self.store.note(result);
+    }
+
+    fn protect(&mut self, gfn: Gfn) {
+        self.store.watch(gfn);
+        self.store.ram.back(gfn);
+        let address = self.store.address(gfn);
+        let result = self.store.uffd.protect(address, PAGE, true).map_err(EngineError::from);
+        self.store.note(result);
+    }
+
+    fn unmap(&mut self, gfn: Gfn) {
+        self.store.watch(gfn);
+        self.store.ram.back(gfn);
+        let result = self.store.ram.zap(gfn).map_err(|source| EngineError::Zap { gfn, source });
+        self.store.note(result);
+    }
+
+    fn snapshot(&mut self, gfn: Gfn) {
+        let page = self.store.ram.entries(gfn);
+        let twin = Box::new(std::array::from_fn(|at| page[at].load(Ordering::Relaxed)));
+        self.store.twins.insert(gfn, twin);
+    }
+
+    fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) {
+        let page = self.store.ram.entries(gfn);
+        let Some(twin) = self.store.twins.get_mut(&gfn) else { return };
+        for (index, (entry, old)) in (0u16..).zip(page.iter().zip(twin.iter_mut())) {
+            let new = entry.load(Ordering::Acquire);
+            if (new ^ *old) & !ACCESSED_DIRTY != 0 {
+                out.push(Entry { gfn, index, old: *old, new });
+            }
+            *old = new;
+        }
+    }
+
+    fn merge(&mut self, entry: &Entry) -> Merge {
+        let at = usize::from(entry.index);
+        let page = self.store.ram.entries(entry.gfn);
+        let Some(twin) = self.store.twins.get_mut(&entry.gfn) else { return Merge::Applied };
+        let differ = |a: u64, b: u64| (a ^ b) & !ACCESSED_DIRTY != 0;
+        let before = std::mem::replace(&mut twin[at], entry.new);
+        loop {
+            let now = page[at].load(Ordering::Acquire);
+            if differ(now, before) {
+                return if differ(now, entry.new) { Merge::Conflict } else { Merge::Applied };
+            }
+            let swap =
+                page[at].compare_exchange(now, entry.new, Ordering::AcqRel, Ordering::Relaxed);
+            if swap.is_ok() {
+                break;
+            }
+        }
+        if differ(before, entry.old) && differ(before, entry.new) {
+            return Merge::Conflict;
+        }
+        Merge::Applied
+    }
+
+    fn forget(&mut self, gfn: Gfn) {
+        self.store.twins.remove(&gfn);
+    }
+
+    fn twin_entry(&self, gfn: Gfn, index: u16) -> u64 {
+        self.store.twins.get(&gfn).map_or(0, |twin| twin[usize::from(index)])
+    }
+
+    fn twin_entries(&self, gfn: Gfn, visit: &mut dyn FnMut(u16, u64)) {
+        let Some(twin) = self.store.twins.get(&gfn) else { return };
+        for (index, value) in (0u16..).zip(twin.iter()) {
+            if *value != 0 {
+                visit(index, *value);
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! userfaultfd: the few calls that the engine needs, by hand.
+//!
+//! The published bindings need libclang at build time and lack what newer kernels offer. Structures
+//! and numbers are those of `linux/userfaultfd.h` (Linux 6.4 and later on shared memory files).
+#![expect(unsafe_code, reason = "ioctl, syscall and read on the userfaultfd")]
+// UNSAFETY: the kernel interface is a file descriptor with ioctls on structures of our own.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Error, ErrorKind, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use thiserror::Error;
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
+use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iowr_nr};
+
+const API: u64 = 0xaa;
+const FEATURES: u64 = FEATURE_WP | FEATURE_MISSING_SHMEM | FEATURE_MINOR_SHMEM | FEATURE_WP_SHMEM;
+const FEATURE_WP: u64 = 1 << 0;
+const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
+const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
+const FEATURE_WP_SHMEM: u64 = 1 << 12;
+const EVENT_PAGEFAULT: u8 = 0x12;
+const FAULT_WRITE: u64 = 1;
+const FAULT_WP: u64 = 2;
+const MODE_CONTINUE_WP: u64 = 2;
+const MODE_PROTECT: u64 = 1;
+
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UffdioRange {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct UffdioRegister {
+    range: UffdioRange,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioContinue {
+    range: UffdioRange,
+    mode: u64,
+    mapped: i64,
+}
+
+#[repr(C)]
+struct UffdioWriteprotect {
+    range: UffdioRange,
+    mode: u64,
+}
+
+/// `struct uffd_msg`, for page faults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UffdMsg {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u64,
+}
+
+const MESSAGE_BYTES: usize = 32;
+const _: () = assert!(size_of::<UffdMsg>() == MESSAGE_BYTES);
+
+ioctl_io_nr!(USERFAULTFD_IOC_NEW, 0xaa, 0x00);
+ioctl_iowr_nr!(UFFDIO_API, 0xaa, 0x3f, UffdioApi);
+ioctl_iowr_nr!(UFFDIO_REGISTER, 0xaa, 0x00, UffdioRegister);
+ioctl_ior_nr!(UFFDIO_WAKE, 0xaa, 0x02, UffdioRange);
+ioctl_iowr_nr!(UFFDIO_WRITEPROTECT, 0xaa, 0x06, UffdioWriteprotect);
+ioctl_iowr_nr!(UFFDIO_CONTINUE, 0xaa, 0x07, UffdioContinue);
+
+/// Why the userfaultfd cannot be used.
+#[derive(Debug, Error)]
+pub enum UffdError {
+    /// Neither /dev/userfaultfd nor the system call gave one.
+    #[error("open a userfaultfd (needs root, CAP_SYS_PTRACE or access to /dev/userfaultfd)")]
+    Open(#[source] Error),
+    /// The kernel is too old.
+    #[error(
+        "the kernel lacks userfaultfd features {missing:#x} (write protection and minor faults on \
+         shared memory); use Linux 6.4 or later"
+    )]
+    Features {
+        /// The feature bits that are not there.
+        missing: u64,
+    },
+    /// One of the calls failed.
+    #[error("{what} of {len:#x} bytes at {start:#x}")]
+    Call {
+        /// Which.
+        what: &'static str,
+        /// First host address.
+        start: u64,
+        /// Bytes.
+        len: u64,
+        /// The cause.
+        #[source]
+        source: Error,
+    },
+}
+
+/// Which faults a range reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// All: the range is home elsewhere.
+    Everything,
+    /// Minor faults and writes to protected pages; pages never touched appear by themselves. For
+    /// ranges whose home is this slice.
+    GivenAway,
+}
+
+/// A page fault that a thread waits on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) address: u64,
+    pub(crate) write: bool,
+}
+
+/// What `install` found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Installed {
+    Done,
+    /// There is a mapping already.
+    Mapped,
+    /// The file has no page there.
+    Absent,
+}
+
+#[derive(Debug)]
+pub(crate) struct Uffd(File);
+
+impl Uffd {
+    /// Opens a userfaultfd that also reports faults taken inside the kernel (KVM), non-blocking.
+    pub(crate) fn open() -> Result<Self, UffdError> {
+        let fd = Self::open_device().or_else(|_| Self::open_syscall()).map_err(UffdError::Open)?;
+        // SAFETY: the descriptor is new and owned by nobody else.
+        let uffd = Self(unsafe { File::from_raw_fd(fd) });
+        let mut api = UffdioApi { api: API, features: 0, ioctls: 0 };
+        // The first handshake only asks; it must be made on a descriptor of its own.
+        let probe =
+            Self::open_device().or_else(|_| Self::open_syscall()).map_err(UffdError::Open)?;
+        // SAFETY: the descriptor is new and owned by nobody else.
+        let probe = Self(unsafe { File::from_raw_fd(probe) });
+        probe.call("UFFDIO_API", UFFDIO_API(), &mut api, UffdioRange { start: 0, len: 0 })?;
+        let missing = FEATURES & !api.features;
+        if missing != 0 {
+            return Err(UffdError::Features { missing });
+        }
+        let mut api = UffdioApi { api: API, features: FEATURES, ioctls: 0 };
+        uffd.call("UFFDIO_API", UFFDIO_API(), &mut api, UffdioRange { start: 0, len: 0 })?;
+        Ok(uffd)
+    }
+
+    fn open_device() -> Result<RawFd, Error> {
+        let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let flags = u64::from(flags.unsigned_abs());
+        // SAFETY: the ioctl takes flags by value and returns a descriptor.
+        let fd = unsafe { ioctl_with_val(&device, USERFAULTFD_IOC_NEW(), flags) };
+        if fd < 0 { Err(Error::last_os_error()) } else { Ok(fd) }
+    }
+
+    fn open_syscall() -> Result<RawFd, Error> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: the call takes flags only.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        if fd < 0 { Err(Error::last_os_error()) } else { RawFd::try_from(fd).map_err(Error::other) }
+    }
+
+    fn call<T>(
+        &self,
+        what: &'static str,
+        request: libc::c_ulong,
+        argument: &mut T,
+        range: UffdioRange,
+    ) -> Result<(), UffdError> {
+        // SAFETY: each request is made with the structure it was defined with.
+        let result = unsafe { ioctl_with_mut_ref(&self.0, request, argument) };
+        if result == 0 {
+            return Ok(());
+        }
+        let source = Error::last_os_error();
+        Err(UffdError::Call { what, start: range.start, len: range.len, source })
+    }
+
+    pub(crate) fn register(&self, start: u64, len: u64, watch: Watch) -> Result<(), UffdError> {
+        let mode = match watch {
+            Watch::Everything => 7,
+            Watch::GivenAway => 6,
+        };
+        let range = UffdioRange { start, len };
+        let mut argument = UffdioRegister { range, mode, ioctls: 0 };
+        self.call("UFFDIO_REGISTER", UFFDIO_REGISTER(), &mut argument, range)
+    }
+
+    /// Maps the page that the file holds, and wakes those who wait for it.
+    pub(crate) fn install(
+        &self,
+        start: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Installed, UffdError> {
+        let mode = if writable { 0 } else { MODE_CONTINUE_WP };
+        let range = UffdioRange { start, len };
+        loop {
+            let mut argument = UffdioContinue { range, mode, mapped: 0 };
+            let result = self.call("UFFDIO_CONTINUE", UFFDIO_CONTINUE(), &mut argument, range);
+            let Err(UffdError::Call { source, .. }) = &result else {
+                return result.map(|()| Installed::Done);
+            };
+            match source.raw_os_error() {
+                // The address space is changing; the kernel asks to try again.
+                Some(libc::EAGAIN) => {}
+                Some(libc::EEXIST) => return Ok(Installed::Mapped),
+                Some(libc::EFAULT) => return Ok(Installed::Absent),
+                _ => return result.map(|()| Installed::Done),
+            }
+        }
+    }
+
+    /// Takes write access away, or gives it back and wakes the writers.
+    pub(crate) fn protect(&self, start: u64, len: u64, on: bool) -> Result<(), UffdError> {
+        let range = UffdioRange { start, len };
+        loop {
+            let mode = if on { MODE_PROTECT } else { 0 };
+            let mut argument = UffdioWriteprotect { range, mode };
+            let result =
+                self.call("UFFDIO_WRITEPROTECT", UFFDIO_WRITEPROTECT(), &mut argument, range);
+            let again = matches!(&result, Err(UffdError::Call { source, .. })
+                if source.raw_os_error() == Some(libc::EAGAIN));
+            if !again {
+                return result;
+            }
+        }
+    }
+
+    pub(crate) fn wake(&self, start: u64, len: u64) -> Result<(), UffdError> {
+        let range = UffdioRange { start, len };
+        // SAFETY: the request takes a range.
+        let result = unsafe { ioctl_with_ref(&self.0, UFFDIO_WAKE(), &range) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(UffdError::Call { what: "UFFDIO_WAKE", start, len, source: Error::last_os_error() })
+    }
+
+    /// Reads waiting faults; at most 64 at a time.
+    pub(crate) fn read(&mut self, sink: &mut Vec<Fault>) -> Result<(), Error> {
+        let mut bytes = [0u8; 64 * MESSAGE_BYTES];
+        let count = match self.0.read(&mut bytes) {
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        for chunk in bytes[..count].chunks_exact(MESSAGE_BYTES) {
+            let word = |at: usize| {
+                u64::from_ne_bytes(chunk[at..at + 8].try_into().expect("a chunk has 32 bytes"))
+            };
+            if chunk[0] == EVENT_PAGEFAULT {
+                let flags = word(8);
+                let write = flags & (FAULT_WRITE | FAULT_WP) != 0;
+                sink.push(Fault { address: word(16), write });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Uffd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
