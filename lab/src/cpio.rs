@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 const FOLDER: u32 = 0o040_755;
 const FILE: u32 = 0o100_000;
+const LINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
 /// An archive being written. Folders on the way to a file are added by themselves.
@@ -40,6 +41,11 @@ impl Archive {
             self.folder(folder);
         }
         self.entry(path, FILE | permissions, (0, 0), content);
+    }
+
+    /// Adds a symbolic link.
+    pub(crate) fn link(&mut self, path: &str, target: &str) {
+        self.entry(path, LINK, (0, 0), target.as_bytes());
     }
 
     /// Ends the archive.

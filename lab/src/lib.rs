@@ -27,6 +27,7 @@ mod command;
 mod cpio;
 pub mod daemon;
 pub mod frame;
+mod guest;
 mod initrd;
 mod kernel;
 mod lab;
@@ -39,6 +40,7 @@ mod substrate;
 mod switch;
 
 pub use command::{Command, ExitStatus, Stream};
+pub use guest::{GuestImage, guest_image};
 pub use kernel::{KernelFiles, guest_kernel};
 pub use lab::{Config, Host, HostNumber, HostState, Hosts, Lab, LabState, MAX_HOSTS, Mode};
 pub use remote::{Event, Line, RemoteProcess, Signals};

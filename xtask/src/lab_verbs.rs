@@ -11,6 +11,8 @@ use lab::{Command, Config, HostNumber, LabState, Mode, Stream, daemon};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::workspace;
+
 #[derive(Subcommand)]
 pub(crate) enum LabVerb {
     /// Bring hosts up and wait until all of them answer
@@ -29,6 +31,8 @@ pub(crate) enum LabVerb {
     Down(NameOptions),
     /// Say where the guest kernel's files are
     Kernel,
+    /// Build the guest's initramfs and say where it is
+    Image,
 }
 
 #[derive(Args)]
@@ -157,6 +161,10 @@ pub(crate) fn run(verb: LabVerb) -> Result<ExitCode> {
                     format!("no lab '{name}' was up")
                 }
             );
+        }
+        LabVerb::Image => {
+            let kernel = lab::guest_kernel(&|line| eprintln!("lab: {line}"))?;
+            println!("{}", lab::guest_image(&workspace::root()?, &kernel)?.path.display());
         }
         LabVerb::Kernel => {
             let kernel = lab::guest_kernel(&|line| eprintln!("lab: {line}"))?;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod lab_verbs;
+mod workspace;
 
 use std::process::ExitCode;
 

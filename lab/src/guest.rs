@@ -1,0 +1,106 @@
+//! The initramfs of the guest: busybox, the guest test program as `/init`, and some kernel modules.
+//!
+//! The test program (crate `tessera-guest-tests`) is linked statically, so the image needs no library.
+//! The modules are Debian's own, unpacked, for a stress that loads and unloads them.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::kernel::{self, KernelFiles};
+use crate::{cache, cpio, initrd};
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Small modules without dependencies and without hardware.
+const MODULES: [&str; 6] = ["cordic", "crc-itu-t", "crc7", "reed_solomon", "lru_cache", "dummy"];
+
+/// An initramfs for a guest.
+#[derive(Clone, Debug)]
+pub struct GuestImage {
+    /// The image, an uncompressed cpio archive.
+    pub path: PathBuf,
+    /// Names of the modules in `/modules`, without `.ko`.
+    pub modules: Vec<String>,
+}
+
+/// Builds the guest test program and packs the guest's initramfs for a kernel. The image is kept by
+/// its content.
+///
+/// # Errors
+/// When the program does not build, or busybox or the kernel's modules are missing.
+pub fn guest_image(workspace: &Path, kernel: &KernelFiles) -> Result<GuestImage> {
+    let program = build_tests(workspace)?;
+    let program = fs::read(&program).with_context(|| format!("read {}", program.display()))?;
+    let mut archive = cpio::Archive::new();
+    for folder in ["proc", "sys", "tmp", "run", "root", "etc"] {
+        archive.folder(folder);
+    }
+    archive.file("bin/guest-tests", 0o755, &program);
+    archive.link("init", "bin/guest-tests");
+    archive.file("bin/busybox", 0o755, &initrd::busybox()?);
+    let mut modules = Vec::new();
+    let indexed = kernel.root.join("lib/modules").join(&kernel.version);
+    let index = fs::read_to_string(indexed.join("modules.dep"))
+        .with_context(|| format!("read the module index of {}", kernel.version))?;
+    for name in MODULES {
+        let path = indexed.join(independent_module(&index, name)?);
+        archive.file(&format!("modules/{name}.ko"), 0o644, &kernel::module(&path)?);
+        modules.push(name.to_owned());
+    }
+    let path = cache::keep_image("guest-initrd", &archive.finish())?;
+    Ok(GuestImage { path, modules })
+}
+
+/// Path of a module, by a line of `modules.dep` that names no other module.
+fn independent_module<'index>(index: &'index str, name: &str) -> Result<&'index str> {
+    let file = format!("/{name}.ko");
+    let line = index.lines().filter_map(|line| line.split_once(':')).find(|(path, _)| {
+        path.rfind(&file).is_some_and(|at| {
+            let rest = &path[at + file.len()..];
+            rest.is_empty() || rest.starts_with('.')
+        })
+    });
+    let (path, needs) = line.with_context(|| format!("the kernel has no module {name}"))?;
+    ensure!(needs.trim().is_empty(), "module {name} needs others: {needs}");
+    Ok(path)
+}
+
+/// Builds the guest test program statically and returns its path.
+fn build_tests(workspace: &Path) -> Result<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target = match env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => workspace.join(folder),
+        None => workspace.join("target"),
+    };
+    let status = Process::new(cargo)
+        .args(["build", "-q", "--release", "--target", TARGET, "-p", "tessera-guest-tests"])
+        .current_dir(workspace)
+        .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols")
+        .stdin(Stdio::null())
+        .status()
+        .context("start cargo")?;
+    ensure!(status.success(), "the guest test program does not build: cargo ended with {status}");
+    Ok(target.join(TARGET).join("release/guest-tests"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INDEX: &str = "kernel/lib/crc7.ko.xz:\nkernel/a/xcrc7.ko.xz: kernel/b.ko.xz\n\
+                         kernel/c/needy.ko: kernel/lib/crc7.ko.xz\n";
+
+    #[test]
+    fn module_is_found_by_its_whole_name() {
+        assert_eq!(independent_module(INDEX, "crc7").unwrap(), "kernel/lib/crc7.ko.xz");
+    }
+
+    #[test]
+    fn module_that_needs_another_is_refused() {
+        assert!(independent_module(INDEX, "needy").is_err());
+        assert!(independent_module(INDEX, "absent").is_err());
+    }
+}
