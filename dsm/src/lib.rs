@@ -27,3 +27,5 @@ pub use handle::{CopyError, Handle};
 pub use ram::{GuestRam, RamError};
 pub use report::{ClassCounts, FaultCounts, HotPage, Report};
 pub use uffd::UffdError;
+
+pub use dsm_protocol::{Config as NodeConfig, HoldPolicy, HomeError, HomeRange, HomeTable};

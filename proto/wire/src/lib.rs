@@ -4,7 +4,9 @@
 //! frame makes its receiver do.
 
 pub mod coherence;
+pub mod control;
 pub mod ids;
 
 pub use coherence::{Access, DecodeError, Entry, Held, Level, Message, PAGE_SIZE, PageBody};
+pub use control::Control;
 pub use ids::{Epoch, Gfn, SliceId, VcpuId};

@@ -1,0 +1,330 @@
+//! Frames between slices that are not about coherence: interrupts, device calls, the end of the VM.
+//!
+//! A frame is a 32-byte little-endian head; only a report carries bytes behind it.
+//!
+//! ```text
+//! 0 kind | 1 event | 2 vector | 3 length | 4 epoch u32 | 8 id u64 | 16 address u64 | 24 data u64
+//! ```
+
+use crate::{Epoch, VcpuId};
+use thiserror::Error;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The most bytes of a report.
+pub const REPORT_BYTES_MAX: usize = 60 * 1024;
+const HEAD_BYTES: usize = 32;
+
+/// What arrives at a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InterruptEvent {
+    /// A vector.
+    Fixed(u8),
+    /// A non-maskable interrupt.
+    Nmi,
+    /// INIT.
+    Init,
+    /// Start-up, with the page of the entry point.
+    Startup(u8),
+}
+
+/// An access to a device that lives on another slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceCall {
+    /// Chosen by the caller; the answer repeats it.
+    pub id: u64,
+    /// Ports or memory-mapped registers.
+    pub space: Space,
+    /// Read, or write of `data`.
+    pub write: bool,
+    /// Port or guest-physical address.
+    pub address: u64,
+    /// Bytes: 1, 2, 4 or 8.
+    pub length: u8,
+    /// What is written, little endian.
+    pub data: u64,
+}
+
+/// Where a device register lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// I/O ports.
+    Port,
+    /// Guest-physical addresses.
+    Memory,
+}
+
+/// Why a VM ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EndCause {
+    /// The guest powered off.
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest's kernel panicked.
+    GuestPanic,
+    /// A slice cannot go on.
+    Failure,
+}
+
+/// A frame that is not about coherence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// To the slice where the vCPU runs.
+    Interrupt {
+        /// The vCPU.
+        vcpu: VcpuId,
+        /// What arrives.
+        event: InterruptEvent,
+    },
+    /// To the slice with the devices.
+    Call(DeviceCall),
+    /// The answer to a call.
+    Answer {
+        /// The call's number.
+        id: u64,
+        /// What was read.
+        data: u64,
+    },
+    /// To the slice with the IOAPIC: a level-triggered vector was handled.
+    EndOfInterrupt {
+        /// The vector.
+        vector: u8,
+    },
+    /// To the bootstrap slice: the guest, or a failure here, wants the VM to end.
+    WantEnd(EndCause),
+    /// To a companion: send your report.
+    AskReport,
+    /// The answer: a serialised report.
+    Report(Vec<u8>),
+    /// To a companion: the VM is over.
+    End(EndCause),
+}
+
+/// Why bytes are not a control frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ControlError {
+    /// Too short, or longer than the kind allows.
+    #[error("decode a control frame: {0} bytes do not fit its kind")]
+    Length(usize),
+    /// A kind that this version does not know.
+    #[error("decode a control frame: unknown kind {0}")]
+    Kind(u8),
+    /// A field outside its range.
+    #[error("decode a control frame of kind {kind}: field {field} is out of range")]
+    Field {
+        /// The kind.
+        kind: u8,
+        /// The field.
+        field: &'static str,
+    },
+    /// From another epoch.
+    #[error("decode a control frame: it is of {0}")]
+    Epoch(Epoch),
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    kind: u8,
+    event: u8,
+    vector: u8,
+    length: u8,
+    epoch: U32,
+    id: U64,
+    address: U64,
+    data: U64,
+}
+
+const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
+
+/// Kinds on the wire. Their numbers never change meaning.
+mod kind {
+    pub(super) const INTERRUPT: u8 = 1;
+    pub(super) const CALL: u8 = 2;
+    pub(super) const ANSWER: u8 = 3;
+    pub(super) const END_OF_INTERRUPT: u8 = 4;
+    pub(super) const WANT_END: u8 = 5;
+    pub(super) const ASK_REPORT: u8 = 6;
+    pub(super) const REPORT: u8 = 7;
+    pub(super) const END: u8 = 8;
+}
+
+impl Control {
+    /// The frame's bytes.
+    #[must_use]
+    pub fn encode(&self, epoch: Epoch) -> Vec<u8> {
+        let mut head = Head { epoch: epoch.0.into(), ..Head::default() };
+        let mut tail: &[u8] = &[];
+        head.kind = match self {
+            Self::Interrupt { vcpu, event } => {
+                head.id = u64::from(vcpu.0).into();
+                (head.event, head.vector) = event_code(*event);
+                kind::INTERRUPT
+            }
+            Self::Call(call) => {
+                head.id = call.id.into();
+                head.event = u8::from(call.write) | u8::from(call.space == Space::Memory) << 1;
+                head.length = call.length;
+                head.address = call.address.into();
+                head.data = call.data.into();
+                kind::CALL
+            }
+            Self::Answer { id, data } => {
+                head.id = (*id).into();
+                head.data = (*data).into();
+                kind::ANSWER
+            }
+            Self::EndOfInterrupt { vector } => {
+                head.vector = *vector;
+                kind::END_OF_INTERRUPT
+            }
+            Self::WantEnd(cause) => {
+                head.event = cause_code(*cause);
+                kind::WANT_END
+            }
+            Self::AskReport => kind::ASK_REPORT,
+            Self::Report(bytes) => {
+                tail = bytes;
+                kind::REPORT
+            }
+            Self::End(cause) => {
+                head.event = cause_code(*cause);
+                kind::END
+            }
+        };
+        [head.as_bytes(), tail].concat()
+    }
+
+    /// Reads a frame of this epoch.
+    ///
+    /// # Errors
+    /// Any byte string that is not exactly one frame of this version and epoch.
+    pub fn decode(epoch: Epoch, bytes: &[u8]) -> Result<Self, ControlError> {
+        let (head, tail) =
+            Head::read_from_prefix(bytes).map_err(|_| ControlError::Length(bytes.len()))?;
+        let limit = if head.kind == kind::REPORT { REPORT_BYTES_MAX } else { 0 };
+        if tail.len() > limit {
+            return Err(ControlError::Length(bytes.len()));
+        }
+        if head.epoch.get() != epoch.0 {
+            return Err(ControlError::Epoch(Epoch(head.epoch.get())));
+        }
+        let field = |field| ControlError::Field { kind: head.kind, field };
+        let cause = || decode_cause(head.event).ok_or_else(|| field("cause"));
+        Ok(match head.kind {
+            kind::INTERRUPT => Self::Interrupt {
+                vcpu: VcpuId(u32::try_from(head.id.get()).map_err(|_| field("vcpu"))?),
+                event: decode_event(head.event, head.vector).ok_or_else(|| field("event"))?,
+            },
+            kind::CALL => Self::Call(decode_call(&head).ok_or_else(|| field("call"))?),
+            kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
+            kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
+            kind::WANT_END => Self::WantEnd(cause()?),
+            kind::ASK_REPORT => Self::AskReport,
+            kind::REPORT => Self::Report(tail.to_vec()),
+            kind::END => Self::End(cause()?),
+            other => return Err(ControlError::Kind(other)),
+        })
+    }
+}
+
+fn decode_call(head: &Head) -> Option<DeviceCall> {
+    let valid = matches!(head.length, 1 | 2 | 4 | 8) && head.event < 4;
+    let space = if head.event & 2 == 0 { Space::Port } else { Space::Memory };
+    let port = space == Space::Memory || head.address.get() <= u64::from(u16::MAX);
+    (valid && port).then_some(DeviceCall {
+        id: head.id.get(),
+        space,
+        write: head.event & 1 != 0,
+        address: head.address.get(),
+        length: head.length,
+        data: head.data.get(),
+    })
+}
+
+fn event_code(event: InterruptEvent) -> (u8, u8) {
+    match event {
+        InterruptEvent::Fixed(vector) => (0, vector),
+        InterruptEvent::Nmi => (4, 0),
+        InterruptEvent::Init => (5, 0),
+        InterruptEvent::Startup(page) => (6, page),
+    }
+}
+
+fn decode_event(code: u8, vector: u8) -> Option<InterruptEvent> {
+    match code {
+        0 => Some(InterruptEvent::Fixed(vector)),
+        4 => Some(InterruptEvent::Nmi),
+        5 => Some(InterruptEvent::Init),
+        6 => Some(InterruptEvent::Startup(vector)),
+        _ => None,
+    }
+}
+
+fn cause_code(cause: EndCause) -> u8 {
+    match cause {
+        EndCause::PowerOff => 0,
+        EndCause::Reset => 1,
+        EndCause::GuestPanic => 2,
+        EndCause::Failure => 3,
+    }
+}
+
+fn decode_cause(code: u8) -> Option<EndCause> {
+    match code {
+        0 => Some(EndCause::PowerOff),
+        1 => Some(EndCause::Reset),
+        2 => Some(EndCause::GuestPanic),
+        3 => Some(EndCause::Failure),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPOCH: Epoch = Epoch(7);
+
+    #[test]
+    fn decode_of_encode_gives_the_frame() {
+        let call = DeviceCall {
+            id: 9,
+            space: Space::Memory,
+            write: true,
+            address: 0xfec0_0010,
+            length: 4,
+            data: 0x1_0000,
+        };
+        let frames = [
+            Control::Interrupt { vcpu: VcpuId(3), event: InterruptEvent::Startup(0x9a) },
+            Control::Call(call),
+            Control::Answer { id: 9, data: u64::MAX },
+            Control::EndOfInterrupt { vector: 0x31 },
+            Control::WantEnd(EndCause::GuestPanic),
+            Control::AskReport,
+            Control::Report(b"{}".to_vec()),
+            Control::End(EndCause::PowerOff),
+        ];
+
+        for frame in frames {
+            assert_eq!(Control::decode(EPOCH, &frame.encode(EPOCH)), Ok(frame));
+        }
+    }
+
+    #[test]
+    fn decode_of_another_epoch_is_refused() {
+        let bytes = Control::AskReport.encode(Epoch(6));
+
+        assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Epoch(Epoch(6))));
+    }
+
+    #[test]
+    fn decode_with_bytes_behind_the_head_is_refused() {
+        let mut bytes = Control::AskReport.encode(EPOCH);
+        bytes.push(0);
+
+        assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Length(33)));
+    }
+}
