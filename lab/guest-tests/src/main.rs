@@ -11,6 +11,15 @@
 //!                                    each on a bench: worker processes (pool) + topology
 //! ```
 //!
+//! Built for the initramfs with
+//!
+//! ```text
+//! RUSTFLAGS='-C target-feature=+crt-static -C relocation-model=static' cargo build \
+//!     -p tessera-guest-tests --profile guest --target x86_64-unknown-linux-gnu
+//! ```
+//! (the target is named so that the flags do not reach build scripts; without relocations the
+//! program dirties fewer pages at each exec).
+//!
 //! Why worker processes and what a page costs: see [`arena`] and [`pool`].
 
 mod affinity;
@@ -27,6 +36,7 @@ mod memory;
 mod pool;
 mod process;
 mod report;
+mod selfcheck;
 mod stress;
 mod sys;
 mod tlb;
@@ -44,7 +54,7 @@ use crate::pool::Pool;
 use crate::report::Score;
 
 const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
-                     [--stress forks:S,modules:S]\n       guest-tests list";
+                     [--stress forks:S,modules:S]\n       guest-tests list\n       guest-tests selfcheck";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -59,6 +69,13 @@ fn main() -> ExitCode {
             list::all().iter().for_each(|test| report::line(test.name));
             ExitCode::SUCCESS
         }
+        Some("selfcheck") => match selfcheck::run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("guest-tests: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
         // For the tests themselves.
         Some("child") => ExitCode::from(args.get(1).map_or(1, |cpu| process::child(cpu))),
         _ => {

@@ -57,3 +57,11 @@ fn unknown_test_is_refused_with_its_name() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("no test is named \"litmos\""));
 }
+
+#[test]
+fn planted_hang_crash_panic_and_error_are_reported() {
+    let output = guest_tests(&["selfcheck"]);
+    let text = text(&output);
+    // A panic inside a worker prints its message, so only the status counts.
+    assert!(output.status.success(), "{text}");
+}
