@@ -1,0 +1,52 @@
+//! What the engine asks of a carrier: three byte streams to one peer, and a way to be woken.
+
+use std::io::{self, IoSlice};
+use std::os::fd::RawFd;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+/// Epoll tokens of one peer: the engine gives each peer this many.
+pub(crate) const TOKENS: u64 = 4;
+
+/// What an epoll event means for a peer.
+#[derive(Debug, Default)]
+pub(crate) struct Wakeup {
+    /// Classes that may have bytes.
+    pub(crate) readable: [bool; 3],
+    /// Classes that may have room.
+    pub(crate) writable: [bool; 3],
+    /// The peer is known to be gone: why. What it sent before is still read.
+    pub(crate) gone: Option<String>,
+}
+
+/// The streams to and from one peer.
+pub(crate) trait Carrier: Send {
+    /// Where the peer is, for messages.
+    fn place(&self) -> &str;
+    /// Puts the peer's descriptors into `epoll`, with tokens `base..base + TOKENS`.
+    fn register(&self, epoll: &Epoll, base: u64) -> io::Result<()>;
+    /// Takes them out again.
+    fn deregister(&self, epoll: &Epoll);
+    /// Explains an event on token `base + offset`.
+    fn wakeup(&mut self, offset: u64, events: EventSet) -> Wakeup;
+    /// Reads what is there: `WouldBlock` when nothing is, `Ok(0)` at the end of the stream.
+    fn read(&mut self, class: usize, into: &mut [u8]) -> io::Result<usize>;
+    /// Writes what fits: `WouldBlock` when nothing does.
+    fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
+    /// Starts or ends waking for room in the stream of `class`.
+    fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()>;
+    /// Called when a poll ends: returns true when something came or room appeared since.
+    fn arm(&mut self) -> bool {
+        false
+    }
+}
+
+/// Adds or changes one descriptor.
+pub(crate) fn watch(
+    epoll: &Epoll,
+    operation: ControlOperation,
+    fd: RawFd,
+    events: EventSet,
+    token: u64,
+) -> io::Result<()> {
+    epoll.ctl(operation, fd, EpollEvent::new(events, token))
+}

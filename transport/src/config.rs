@@ -1,0 +1,102 @@
+//! Bounds and times of a transport. The bootstrap sends its own to every companion: both ends of a
+//! stream must count the same credits.
+
+use crate::frame::{FRAME_PAYLOAD_MAX, HEAD_BYTES_U32};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The smallest window that never stalls a largest frame: a receiver may sit on up to a quarter of
+/// its window before it gives credit back.
+pub(crate) const WINDOW_BYTES_MIN: u32 = 2 * (FRAME_PAYLOAD_MAX + HEAD_BYTES_U32);
+/// The largest window, in bytes.
+pub(crate) const WINDOW_BYTES_MAX: u32 = 64 << 20;
+const LEASE_MIN: Duration = Duration::from_millis(20);
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A window that is too small for one frame or larger than the bound.
+    #[error("a window of {window} bytes is outside {WINDOW_BYTES_MIN}..={WINDOW_BYTES_MAX}")]
+    Window {
+        /// The refused size in bytes.
+        window: u32,
+    },
+    /// A lease outside 20 ms to one hour.
+    #[error("a lease of {lease:?} is outside 20 ms..=1 h")]
+    Lease {
+        /// The refused lease.
+        lease: Duration,
+    },
+    /// No frame could ever be queued.
+    #[error("a queue of no frames cannot send")]
+    Queue,
+}
+
+/// Bounds and times, equal on all slices of one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// A peer that was silent for this long is lost.
+    pub lease: Duration,
+    /// Bytes that may be under way or unread per peer, by class (interrupt, coherence, bulk).
+    pub window: [u32; 3],
+    /// Frames that may wait in the send queue per peer and class.
+    pub queue_frames: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(3),
+            window: [256 << 10, 2 << 20, 1 << 20],
+            queue_frames: 8192,
+        }
+    }
+}
+
+impl Config {
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// Names the first value that is out of bounds.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for window in self.window {
+            if !(WINDOW_BYTES_MIN..=WINDOW_BYTES_MAX).contains(&window) {
+                return Err(ConfigError::Window { window });
+            }
+        }
+        if self.lease < LEASE_MIN || self.lease > LEASE_MAX {
+            return Err(ConfigError::Lease { lease: self.lease });
+        }
+        if self.queue_frames == 0 {
+            return Err(ConfigError::Queue);
+        }
+        Ok(())
+    }
+
+    /// How often the lease is looked at, and after how much silence of our own a heartbeat goes out.
+    pub(crate) fn beat(&self) -> Duration {
+        self.lease / 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_config_is_valid() {
+        assert_eq!(Config::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn config_out_of_bounds_is_refused() {
+        let window = Config { window: [1, 2, 3], ..Config::default() };
+        let lease = Config { lease: Duration::ZERO, ..Config::default() };
+        let queue = Config { queue_frames: 0, ..Config::default() };
+
+        assert_eq!(window.validate(), Err(ConfigError::Window { window: 1 }));
+        assert_eq!(lease.validate(), Err(ConfigError::Lease { lease: Duration::ZERO }));
+        assert_eq!(queue.validate(), Err(ConfigError::Queue));
+    }
+}

@@ -1,0 +1,201 @@
+//! The transport proper, written once over any [`Carrier`]: queues, credits, lease, order, loss.
+//!
+//! Everything that can wake the owner sits in one epoll instance: the carrier's descriptors, a
+//! timer for the lease, and an eventfd (`wake`) for work that `poll` left behind because its budget
+//! was used up. So `readiness` is level-triggered: it stays readable while there is work.
+//!
+//! Life of a peer:
+//!
+//! ```text
+//!  alive --(end of stream, error, lease)--> dying --(what had come is handed over)--> lost
+//!    └-----------(broken format or credit rule: nothing more is believed)--------------^
+//! ```
+//!
+//! Silence is counted in observed timer ticks, not in time: when this process itself was stopped,
+//! its peers are not to blame.
+
+mod peer;
+
+use crate::carrier::{Carrier, TOKENS, watch};
+use crate::config::Config;
+use crate::frame::{CLASSES, HEAD_BYTES_U32, class_index};
+use crate::seam::{Class, Event, FRAME_BYTES_MAX, SendError};
+use peer::Peer;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::timerfd::TimerFd;
+use wire::SliceId;
+
+const TOKEN_TIMER: u64 = u64::MAX;
+const TOKEN_WAKE: u64 = u64::MAX - 1;
+/// Silent ticks, of a quarter lease each, that end the lease. The first may be cut short.
+const SILENT_TICKS_MAX: u32 = 5;
+
+/// All peers of one slice and what wakes it.
+pub(crate) struct Engine<C: Carrier> {
+    local: SliceId,
+    ids: Vec<SliceId>,
+    peers: Vec<Peer<C>>,
+    config: Config,
+    epoll: Epoll,
+    timer: TimerFd,
+    wake: EventFd,
+    woken: bool,
+    events: Vec<EpollEvent>,
+    /// The peer that is served first in the next poll.
+    turn: usize,
+}
+
+impl<C: Carrier> fmt::Debug for Engine<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("local", &self.local)
+            .field("peers", &self.peers)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Carrier> Engine<C> {
+    /// Takes over the carriers, one per peer. `config` was validated.
+    pub(crate) fn new(
+        local: SliceId,
+        mut carriers: Vec<(SliceId, C)>,
+        config: Config,
+    ) -> io::Result<Self> {
+        carriers.sort_by_key(|(slice, _)| *slice);
+        let epoll = Epoll::new()?;
+        let mut timer = TimerFd::new().map_err(io::Error::from)?;
+        let beat = config.beat();
+        timer.reset(beat, Some(beat)).map_err(io::Error::from)?;
+        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let add = || ControlOperation::Add;
+        watch(&epoll, add(), timer.as_raw_fd(), EventSet::IN, TOKEN_TIMER)?;
+        watch(&epoll, add(), wake.as_raw_fd(), EventSet::IN, TOKEN_WAKE)?;
+        for (index, (_, carrier)) in (0u64..).zip(&carriers) {
+            carrier.register(&epoll, index * TOKENS)?;
+        }
+        let ids: Vec<SliceId> = carriers.iter().map(|(slice, _)| *slice).collect();
+        let peers: Vec<Peer<C>> = (0u64..)
+            .zip(carriers)
+            .map(|(index, (slice, carrier))| Peer::new(slice, carrier, index * TOKENS, &config))
+            .collect();
+        let slots = peers.len() * usize::try_from(TOKENS).expect("a small constant") + 2;
+        let events = vec![EpollEvent::default(); slots];
+        let mut engine =
+            Self { local, ids, peers, config, epoll, timer, wake, woken: false, events, turn: 0 };
+        // Something may have come before the descriptors were watched.
+        engine.settle();
+        Ok(engine)
+    }
+
+    pub(crate) fn local(&self) -> SliceId {
+        self.local
+    }
+
+    pub(crate) fn peers(&self) -> &[SliceId] {
+        &self.ids
+    }
+
+    pub(crate) fn epoll_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        let length = head.len().saturating_add(payload.len());
+        if length > FRAME_BYTES_MAX {
+            return Err(SendError::TooLarge);
+        }
+        let length = u32::try_from(length).map_err(|_| SendError::TooLarge)?;
+        let index = self.ids.binary_search(&to).map_err(|_| SendError::Gone)?;
+        let peer = &mut self.peers[index];
+        let class_at = usize::from(class_index(class));
+        let result = peer.send(&self.epoll, class_at, length, head, payload);
+        if peer.has_unreported_loss() {
+            self.wake();
+        }
+        result
+    }
+
+    pub(crate) fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        let ticked = self.gather();
+        for peer in &mut self.peers {
+            peer.flush(&self.epoll);
+        }
+        let mut handed = 0;
+        let count = self.peers.len();
+        for class in 0..CLASSES.len() {
+            for step in 0..count {
+                let peer = &mut self.peers[(self.turn + step) % count];
+                handed += peer.pump(&self.epoll, class, budget - handed, sink);
+            }
+        }
+        self.turn = if count == 0 { 0 } else { (self.turn + 1) % count };
+        if ticked {
+            for peer in &mut self.peers {
+                peer.tick(&self.epoll, SILENT_TICKS_MAX, self.config.lease);
+            }
+        }
+        for peer in &mut self.peers {
+            if handed < budget && peer.report_loss(&self.epoll, sink) {
+                handed += 1;
+            }
+        }
+        self.settle();
+        handed
+    }
+
+    /// Turns epoll events into flags of the streams. Returns whether the timer fired.
+    fn gather(&mut self) -> bool {
+        let mut ticked = false;
+        let count = self.epoll.wait(0, &mut self.events).unwrap_or(0);
+        for event in &self.events[..count] {
+            match event.data() {
+                TOKEN_TIMER => ticked = self.timer.wait().is_ok(),
+                TOKEN_WAKE => {
+                    // The counter only says "there is work"; an empty one says it no longer.
+                    let _ = self.wake.read();
+                    self.woken = false;
+                }
+                token => {
+                    let index = usize::try_from(token / TOKENS).unwrap_or(usize::MAX);
+                    if let Some(peer) = self.peers.get_mut(index) {
+                        peer.wakeup(token % TOKENS, event.event_set());
+                    }
+                }
+            }
+        }
+        ticked
+    }
+
+    /// Makes `readiness` say what is left, and the carriers say what comes next.
+    fn settle(&mut self) {
+        let mut work = false;
+        for peer in &mut self.peers {
+            work |= peer.settle();
+        }
+        if work {
+            self.wake();
+        }
+    }
+
+    fn wake(&mut self) {
+        if !self.woken {
+            // It cannot be full: it is written once between two reads.
+            self.woken = self.wake.write(1).is_ok();
+        }
+    }
+}
+
+/// What a frame of `length` payload bytes costs of the window.
+fn cost(length: u32) -> u32 {
+    length + HEAD_BYTES_U32
+}

@@ -1,0 +1,452 @@
+//! One peer: its three streams, what it may send, what it may be sent, and how it ends.
+
+use super::cost;
+use crate::carrier::Carrier;
+use crate::config::Config;
+use crate::frame::{CLASSES, Decoder, Received, credit, data_head, heartbeat};
+use crate::outbox::Outbox;
+use crate::seam::{Class, Event, SendError};
+use std::fmt;
+use std::io::{self, ErrorKind, IoSlice};
+use std::time::Duration;
+use vmm_sys_util::epoll::{Epoll, EventSet};
+use wire::SliceId;
+
+/// Reads of one stream in one poll: a peer that never stops sending must not hold the owner.
+const READS_MAX: u32 = 4;
+
+/// One class of one peer.
+#[derive(Debug)]
+struct Stream {
+    class: Class,
+    decoder: Decoder,
+    outbox: Outbox,
+    /// Bytes may be there to read.
+    readable: bool,
+    /// Room may be there to write.
+    writable: bool,
+    /// Its end was read.
+    ended: bool,
+    window: u32,
+    /// Bytes we may still send.
+    may_send: u32,
+    /// Bytes the peer may still send.
+    may_receive: u32,
+    /// Bytes the owner took that the peer was not told of.
+    owed: u32,
+}
+
+/// How a peer stands.
+#[derive(Debug)]
+enum Life {
+    Alive,
+    /// The cause; what came before it is still handed over.
+    Dying(String),
+    Lost,
+}
+
+pub(super) struct Peer<C> {
+    slice: SliceId,
+    carrier: C,
+    /// Its first epoll token.
+    base: u64,
+    streams: [Stream; 3],
+    life: Life,
+    queue_frames: usize,
+    /// Something came since the last tick.
+    heard: bool,
+    /// Something was written since the last tick.
+    spoke: bool,
+    silent_ticks: u32,
+}
+
+impl<C: Carrier> fmt::Debug for Peer<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("slice", &self.slice)
+            .field("place", &self.carrier.place())
+            .field("life", &self.life)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Carrier> Peer<C> {
+    pub(super) fn new(slice: SliceId, carrier: C, base: u64, config: &Config) -> Self {
+        let streams = [0, 1, 2].map(|at: usize| Stream {
+            class: CLASSES[at],
+            decoder: Decoder::new(CLASSES[at]),
+            outbox: Outbox::default(),
+            readable: true,
+            writable: true,
+            ended: false,
+            window: config.window[at],
+            may_send: config.window[at],
+            may_receive: config.window[at],
+            owed: 0,
+        });
+        Self {
+            slice,
+            carrier,
+            base,
+            streams,
+            life: Life::Alive,
+            queue_frames: usize::try_from(config.queue_frames).unwrap_or(usize::MAX),
+            heard: true,
+            spoke: false,
+            silent_ticks: 0,
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        matches!(self.life, Life::Alive)
+    }
+
+    pub(super) fn has_unreported_loss(&self) -> bool {
+        matches!(self.life, Life::Dying(_))
+    }
+
+    /// The peer ends; what it sent before is still read once.
+    fn die(&mut self, what: &str) {
+        if !self.is_alive() {
+            return;
+        }
+        self.life = Life::Dying(format!("{} at {} {what}", self.slice, self.carrier.place()));
+        for stream in &mut self.streams {
+            stream.readable = !stream.ended;
+            stream.outbox = Outbox::default();
+        }
+    }
+
+    /// The peer broke a rule: it ends, and nothing more of it is believed.
+    fn distrust(&mut self, what: &str) {
+        self.die(what);
+        for stream in &mut self.streams {
+            stream.ended = true;
+            stream.readable = false;
+            stream.decoder = Decoder::new(stream.class);
+        }
+    }
+
+    /// Takes the meaning of one epoll event over.
+    pub(super) fn wakeup(&mut self, offset: u64, events: EventSet) {
+        if !self.is_alive() {
+            return;
+        }
+        let wakeup = self.carrier.wakeup(offset, events);
+        for (at, stream) in self.streams.iter_mut().enumerate() {
+            stream.readable |= wakeup.readable[at] && !stream.ended;
+            stream.writable |= wakeup.writable[at];
+            self.heard |= wakeup.readable[at];
+        }
+        if let Some(what) = wakeup.gone {
+            self.die(&what);
+        }
+    }
+
+    pub(super) fn send(
+        &mut self,
+        epoll: &Epoll,
+        at: usize,
+        length: u32,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        if !self.is_alive() {
+            return Err(SendError::Gone);
+        }
+        let stream = &mut self.streams[at];
+        let cost = cost(length);
+        if stream.may_send < cost || stream.outbox.frames() >= self.queue_frames {
+            return Err(SendError::Full);
+        }
+        stream.may_send -= cost;
+        let frame = data_head(length, stream.class);
+        let mut done = 0;
+        if stream.outbox.is_empty() {
+            let parts = [IoSlice::new(&frame), IoSlice::new(head), IoSlice::new(payload)];
+            match self.carrier.write(at, &parts) {
+                Ok(count) => done = count,
+                Err(error) if is_later(&error) => {}
+                Err(error) => {
+                    self.die(&format!("cannot be written to: {error}"));
+                    return Err(SendError::Gone);
+                }
+            }
+            self.spoke |= done > 0;
+        }
+        self.streams[at].outbox.push_data(&[&frame, head, payload], done);
+        if !self.streams[at].outbox.is_empty() {
+            self.wait_for_room(epoll, at);
+            if !self.is_alive() {
+                return Err(SendError::Gone);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for_room(&mut self, epoll: &Epoll, at: usize) {
+        self.streams[at].writable = false;
+        if let Err(error) = self.carrier.want_room(epoll, self.base, at, true) {
+            self.die(&format!("cannot be waited for: {error}"));
+        }
+    }
+
+    /// Writes what waits, where there is room.
+    pub(super) fn flush(&mut self, epoll: &Epoll) {
+        for at in 0..self.streams.len() {
+            if self.is_alive() && self.streams[at].writable {
+                self.flush_stream(epoll, at);
+            }
+        }
+    }
+
+    fn flush_stream(&mut self, epoll: &Epoll, at: usize) {
+        if self.streams[at].outbox.is_empty() {
+            return;
+        }
+        while !self.streams[at].outbox.is_empty() {
+            let stream = &mut self.streams[at];
+            match self.carrier.write(at, &stream.outbox.slices()) {
+                Ok(0) => return self.die("takes no more bytes"),
+                Ok(count) => {
+                    stream.outbox.consume(count);
+                    self.spoke = true;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if is_later(&error) => return self.wait_for_room(epoll, at),
+                Err(error) => return self.die(&format!("cannot be written to: {error}")),
+            }
+        }
+        if let Err(error) = self.carrier.want_room(epoll, self.base, at, false) {
+            self.die(&format!("cannot be waited for: {error}"));
+        }
+    }
+
+    /// Queues a control frame and tries to write it at once.
+    fn control(&mut self, epoll: &Epoll, at: usize, frame: &[u8]) {
+        let idle = self.streams[at].outbox.is_empty();
+        self.streams[at].outbox.push_control(frame);
+        if idle {
+            self.flush_stream(epoll, at);
+        }
+    }
+
+    /// Reads one stream and hands its frames over, at most `budget`.
+    pub(super) fn pump(
+        &mut self,
+        epoll: &Epoll,
+        at: usize,
+        budget: usize,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> usize {
+        if matches!(self.life, Life::Lost) {
+            return 0;
+        }
+        let mut handed = 0;
+        for _ in 0..=READS_MAX {
+            match self.streams[at].deliver(self.slice, budget - handed, sink) {
+                Ok(count) => handed += count,
+                Err(what) => {
+                    self.distrust(&what);
+                    return handed;
+                }
+            }
+            let full = handed == budget && self.streams[at].decoder.has_frame();
+            if full || !self.streams[at].readable {
+                break;
+            }
+            self.read(at);
+        }
+        self.grant(epoll, at);
+        handed
+    }
+
+    /// One read into the decoder.
+    fn read(&mut self, at: usize) {
+        let stream = &mut self.streams[at];
+        let room = stream.decoder.room();
+        let size = room.len();
+        if size == 0 {
+            return;
+        }
+        match self.carrier.read(at, room) {
+            Ok(0) => {
+                stream.readable = false;
+                stream.ended = true;
+                let cut = if stream.decoder.is_partial() { " inside a frame" } else { "" };
+                self.die(&format!("closed the connection{cut}"));
+            }
+            Ok(count) => {
+                stream.decoder.filled(count);
+                // Less than asked for: it is empty now, and epoll tells when it no longer is.
+                stream.readable = count == size;
+                self.heard = true;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if is_later(&error) => stream.readable = false,
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                self.distrust(&error.to_string());
+            }
+            Err(error) => {
+                stream.readable = false;
+                stream.ended = true;
+                self.die(&format!("broke the connection: {error}"));
+            }
+        }
+    }
+
+    /// Gives credit back once a quarter of the window was taken.
+    fn grant(&mut self, epoll: &Epoll, at: usize) {
+        let stream = &mut self.streams[at];
+        if stream.owed < stream.window / 4 || !stream.outbox.control_is_free() || !self.is_alive() {
+            return;
+        }
+        let stream = &mut self.streams[at];
+        let owed = std::mem::take(&mut stream.owed);
+        stream.may_receive += owed;
+        let frame = credit(stream.class, owed);
+        self.control(epoll, at, &frame);
+    }
+
+    /// The timer fired: speaks when nothing was said, counts when nothing was heard.
+    pub(super) fn tick(&mut self, epoll: &Epoll, ticks_max: u32, lease: Duration) {
+        if !self.is_alive() {
+            return;
+        }
+        if std::mem::take(&mut self.heard) {
+            self.silent_ticks = 0;
+        } else {
+            self.silent_ticks += 1;
+        }
+        if self.silent_ticks >= ticks_max {
+            self.die(&format!("was silent for its lease of {lease:?}"));
+            return;
+        }
+        if !std::mem::take(&mut self.spoke) && self.streams[0].outbox.is_empty() {
+            self.control(epoll, 0, &heartbeat(CLASSES[0]));
+            self.spoke = false;
+        }
+    }
+
+    /// Reports the loss once all that came before it was handed over.
+    pub(super) fn report_loss(&mut self, epoll: &Epoll, sink: &mut dyn FnMut(Event<'_>)) -> bool {
+        if !self.has_unreported_loss() || self.has_work() {
+            return false;
+        }
+        if let Life::Dying(cause) = std::mem::replace(&mut self.life, Life::Lost) {
+            self.carrier.deregister(epoll);
+            sink(Event::Lost { peer: self.slice, cause });
+        }
+        true
+    }
+
+    fn has_work(&self) -> bool {
+        self.streams.iter().any(|stream| stream.readable || stream.decoder.has_frame())
+    }
+
+    /// Ends a poll. Returns whether work is left.
+    pub(super) fn settle(&mut self) -> bool {
+        match self.life {
+            Life::Lost => false,
+            Life::Dying(_) => true,
+            Life::Alive => {
+                if self.carrier.arm() {
+                    for stream in &mut self.streams {
+                        stream.readable = true;
+                        stream.writable = true;
+                    }
+                }
+                self.has_work()
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Hands whole frames over and takes control frames in.
+    fn deliver(
+        &mut self,
+        from: SliceId,
+        budget: usize,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, String> {
+        let mut handed = 0;
+        while handed < budget {
+            match self.decoder.next_frame().map_err(|error| format!("broke the format: {error}"))? {
+                None => break,
+                Some(Received::Heartbeat) => {}
+                Some(Received::Credit(bytes)) => {
+                    let sum = self.may_send.checked_add(bytes).filter(|sum| *sum <= self.window);
+                    self.may_send = sum.ok_or_else(|| {
+                        format!("broke the credit rule: it gave back {bytes} bytes it never got")
+                    })?;
+                }
+                Some(Received::Data(bytes)) => {
+                    let length = u32::try_from(bytes.len()).expect("the decoder bounds it");
+                    let cost = cost(length);
+                    self.may_receive = self.may_receive.checked_sub(cost).ok_or_else(|| {
+                        format!("broke the credit rule: a frame of {length} bytes has no credit")
+                    })?;
+                    self.owed += cost;
+                    handed += 1;
+                    sink(Event::Frame { from, class: self.class, bytes });
+                }
+            }
+        }
+        Ok(handed)
+    }
+}
+
+/// Whether an operation on a non-blocking stream should be tried again later.
+fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::HEAD_BYTES;
+
+    fn stream(may_receive: u32, frames: usize) -> Stream {
+        let mut decoder = Decoder::new(Class::Bulk);
+        let mut bytes = data_head(4, Class::Bulk).to_vec();
+        bytes.extend(b"data");
+        let bytes = bytes.repeat(frames);
+        decoder.room()[..bytes.len()].copy_from_slice(&bytes);
+        decoder.filled(bytes.len());
+        Stream {
+            class: Class::Bulk,
+            decoder,
+            outbox: Outbox::default(),
+            readable: false,
+            writable: true,
+            ended: false,
+            window: 1000,
+            may_send: 1000,
+            may_receive,
+            owed: 0,
+        }
+    }
+
+    #[test]
+    fn frame_without_credit_is_refused() {
+        let cost = u32::try_from(HEAD_BYTES + 4).unwrap();
+        let mut stream = stream(2 * cost, 3);
+        let mut seen = 0;
+
+        let result = stream.deliver(SliceId(1), 10, &mut |_| seen += 1);
+
+        assert_eq!(seen, 2);
+        assert_eq!(stream.owed, 2 * cost);
+        assert!(result.unwrap_err().contains("has no credit"));
+    }
+
+    #[test]
+    fn budget_ends_the_delivery() {
+        let mut stream = stream(1000, 3);
+
+        assert_eq!(stream.deliver(SliceId(1), 2, &mut |_| {}), Ok(2));
+        assert!(stream.decoder.has_frame());
+        assert_eq!(stream.deliver(SliceId(1), 2, &mut |_| {}), Ok(1));
+    }
+}

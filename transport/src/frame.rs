@@ -1,0 +1,317 @@
+//! Length-exact frames on a byte stream, and the decoder that turns what arrived back into frames.
+//!
+//! A frame is an 8-byte little-endian head and `length` bytes:
+//!
+//! ```text
+//!  0        4       5      6        8
+//!  | length | class | kind | zero   | payload ...
+//! ```
+//!
+//! A stream carries one class, yet the head repeats it: a peer that mixes streams up is caught at
+//! the first frame. The decoder owns one buffer of fixed size, so a length never allocates.
+
+use crate::seam::{Class, FRAME_BYTES_MAX};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a head.
+pub const HEAD_BYTES: usize = 8;
+/// The same, for sums of lengths as they are on the wire.
+pub(crate) const HEAD_BYTES_U32: u32 = 8;
+const _: () = assert!(HEAD_BYTES_U32 as usize == HEAD_BYTES);
+/// The largest payload, in bytes.
+pub(crate) const FRAME_PAYLOAD_MAX: u32 = 64 * 1024;
+const _: () = assert!(FRAME_PAYLOAD_MAX as usize == FRAME_BYTES_MAX);
+const _: () = assert!(size_of::<FrameHead>() == HEAD_BYTES);
+/// Two largest frames fit, so that reading goes on while one is only half there.
+const BUFFER_BYTES: usize = 2 * (FRAME_BYTES_MAX + HEAD_BYTES);
+/// A read into less room than this is not worth its system call.
+const ROOM_MIN: usize = 16 * 1024;
+
+const KIND_DATA: u8 = 0;
+const KIND_HEARTBEAT: u8 = 1;
+const KIND_CREDIT: u8 = 2;
+
+/// The head as it is on the wire.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct FrameHead {
+    length: U32,
+    class: u8,
+    kind: u8,
+    zero: U16,
+}
+
+/// What is wrong with a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The length is larger than a frame may be.
+    #[error("the peer announced a frame of {length} bytes, {FRAME_PAYLOAD_MAX} are allowed")]
+    Oversized {
+        /// The announced length in bytes.
+        length: u32,
+    },
+    /// A kind that this version does not know.
+    #[error("the peer sent a frame of unknown kind {kind}")]
+    UnknownKind {
+        /// The kind byte.
+        kind: u8,
+    },
+    /// A class that does not belong on this stream.
+    #[error("the peer sent a frame of class {got} on the stream of class {want}")]
+    WrongClass {
+        /// The class byte that came.
+        got: u8,
+        /// The class of the stream.
+        want: u8,
+    },
+    /// The reserved bytes are not zero.
+    #[error("the peer sent a frame with reserved bytes {value:#06x}")]
+    Reserved {
+        /// What was there instead of zero.
+        value: u16,
+    },
+    /// A heartbeat with a payload, or a credit that is not four bytes.
+    #[error("the peer sent a control frame of kind {kind} with {length} bytes of payload")]
+    ControlLength {
+        /// The kind byte.
+        kind: u8,
+        /// The announced length in bytes.
+        length: u32,
+    },
+}
+
+/// One frame, borrowed from the decoder's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received<'a> {
+    /// A frame of the user.
+    Data(&'a [u8]),
+    /// The peer lives.
+    Heartbeat,
+    /// The peer accepts this many more bytes.
+    Credit(u32),
+}
+
+/// The place of a class in arrays and on the wire.
+pub(crate) const fn class_index(class: Class) -> u8 {
+    match class {
+        Class::Interrupt => 0,
+        Class::Coherence => 1,
+        Class::Bulk => 2,
+    }
+}
+
+/// All classes, most urgent first; the position is [`class_index`].
+pub(crate) const CLASSES: [Class; 3] = [Class::Interrupt, Class::Coherence, Class::Bulk];
+
+fn head(length: u32, class: Class, kind: u8) -> [u8; HEAD_BYTES] {
+    let head =
+        FrameHead { length: U32::new(length), class: class_index(class), kind, zero: U16::ZERO };
+    zerocopy::transmute!(head)
+}
+
+/// The head of a data frame. `length` was checked by the caller.
+pub(crate) fn data_head(length: u32, class: Class) -> [u8; HEAD_BYTES] {
+    debug_assert!(length <= FRAME_PAYLOAD_MAX);
+    head(length, class, KIND_DATA)
+}
+
+/// A whole heartbeat.
+pub(crate) fn heartbeat(class: Class) -> [u8; HEAD_BYTES] {
+    head(0, class, KIND_HEARTBEAT)
+}
+
+/// A whole credit frame that grants `bytes`.
+pub(crate) fn credit(class: Class, bytes: u32) -> [u8; HEAD_BYTES + 4] {
+    let mut frame = [0; HEAD_BYTES + 4];
+    frame[..HEAD_BYTES].copy_from_slice(&head(4, class, KIND_CREDIT));
+    frame[HEAD_BYTES..].copy_from_slice(&bytes.to_le_bytes());
+    frame
+}
+
+/// A checked head: the kind and the payload length in bytes.
+fn check(bytes: &[u8], class: Class) -> Result<Option<(u8, usize)>, FrameError> {
+    let Ok((head, _)) = FrameHead::read_from_prefix(bytes) else { return Ok(None) };
+    let length = head.length.get();
+    if length > FRAME_PAYLOAD_MAX {
+        return Err(FrameError::Oversized { length });
+    }
+    let want = class_index(class);
+    if head.class != want {
+        return Err(FrameError::WrongClass { got: head.class, want });
+    }
+    if head.zero != U16::ZERO {
+        return Err(FrameError::Reserved { value: head.zero.get() });
+    }
+    let good = match head.kind {
+        KIND_DATA => true,
+        KIND_HEARTBEAT => length == 0,
+        KIND_CREDIT => length == 4,
+        kind => return Err(FrameError::UnknownKind { kind }),
+    };
+    if !good {
+        return Err(FrameError::ControlLength { kind: head.kind, length });
+    }
+    Ok(Some((head.kind, usize::try_from(length).expect("a u32 fits usize on x86-64"))))
+}
+
+/// Collects the bytes of one stream and cuts them into frames. Its memory is fixed.
+#[derive(Debug)]
+pub struct Decoder {
+    class: Class,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Decoder {
+    /// An empty decoder for the stream of `class`.
+    #[must_use]
+    pub fn new(class: Class) -> Self {
+        Self { class, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// Room for the next read; empty when whole frames must be taken first.
+    pub fn room(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        } else if self.buffer.len() - self.end < ROOM_MIN && self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        &mut self.buffer[self.end..]
+    }
+
+    /// Says that `count` bytes were put into [`Self::room`].
+    pub fn filled(&mut self, count: usize) {
+        self.end = (self.end + count).min(self.buffer.len());
+    }
+
+    /// Takes the next whole frame, if there is one.
+    ///
+    /// # Errors
+    /// The head breaks the format; the stream cannot go on after that.
+    pub fn next_frame(&mut self) -> Result<Option<Received<'_>>, FrameError> {
+        let held = &self.buffer[self.start..self.end];
+        let Some((kind, length)) = check(held, self.class)? else { return Ok(None) };
+        if held.len() < HEAD_BYTES + length {
+            return Ok(None);
+        }
+        let payload = &held[HEAD_BYTES..HEAD_BYTES + length];
+        self.start += HEAD_BYTES + length;
+        Ok(Some(match kind {
+            KIND_DATA => Received::Data(payload),
+            KIND_HEARTBEAT => Received::Heartbeat,
+            _ => Received::Credit(payload.iter().rev().fold(0, |sum, b| sum << 8 | u32::from(*b))),
+        }))
+    }
+
+    /// Whether `next_frame` has something to say (a frame or an error).
+    #[must_use]
+    pub fn has_frame(&self) -> bool {
+        let held = &self.buffer[self.start..self.end];
+        match check(held, self.class) {
+            Ok(Some((_, length))) => held.len() >= HEAD_BYTES + length,
+            Ok(None) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// Whether the stream stopped inside a frame.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.start != self.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn feed(
+        decoder: &mut Decoder,
+        mut bytes: &[u8],
+        step: usize,
+    ) -> Vec<Result<Vec<u8>, FrameError>> {
+        let mut seen = Vec::new();
+        while !bytes.is_empty() {
+            let room = decoder.room();
+            let count = bytes.len().min(step).min(room.len());
+            room[..count].copy_from_slice(&bytes[..count]);
+            decoder.filled(count);
+            bytes = &bytes[count..];
+            loop {
+                match decoder.next_frame() {
+                    Ok(Some(Received::Data(data))) => seen.push(Ok(data.to_vec())),
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(error) => {
+                        seen.push(Err(error));
+                        return seen;
+                    }
+                }
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn oversized_length_is_refused_by_name() {
+        let mut bytes = data_head(0, Class::Bulk);
+        bytes[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+
+        let seen = feed(&mut Decoder::new(Class::Bulk), &bytes, 1);
+
+        assert_eq!(seen, vec![Err(FrameError::Oversized { length: u32::MAX })]);
+    }
+
+    #[test]
+    fn frame_of_another_class_is_refused() {
+        let bytes = heartbeat(Class::Bulk);
+
+        let seen = feed(&mut Decoder::new(Class::Interrupt), &bytes, 8);
+
+        assert_eq!(seen, vec![Err(FrameError::WrongClass { got: 2, want: 0 })]);
+    }
+
+    #[test]
+    fn credit_frame_round_trips() {
+        let mut decoder = Decoder::new(Class::Bulk);
+        let bytes = credit(Class::Bulk, 0x0102_0304);
+        decoder.room()[..bytes.len()].copy_from_slice(&bytes);
+        decoder.filled(bytes.len());
+
+        assert_eq!(decoder.next_frame(), Ok(Some(Received::Credit(0x0102_0304))));
+        assert_eq!(decoder.next_frame(), Ok(None));
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_cut(
+            sizes in prop::collection::vec(0u32..=FRAME_PAYLOAD_MAX, 0..12),
+            step in 1usize..200_000,
+        ) {
+            let mut bytes = Vec::new();
+            let mut sent = Vec::new();
+            for (index, size) in sizes.iter().enumerate() {
+                let fill = u8::try_from(index).unwrap();
+                let payload = vec![fill; usize::try_from(*size).unwrap()];
+                bytes.extend_from_slice(&data_head(*size, Class::Coherence));
+                bytes.extend_from_slice(&payload);
+                sent.push(Ok(payload));
+            }
+
+            let seen = feed(&mut Decoder::new(Class::Coherence), &bytes, step);
+
+            prop_assert_eq!(seen, sent);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..4096), step in 1usize..512) {
+            let _ = feed(&mut Decoder::new(Class::Interrupt), &bytes, step);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Frames between the slices of one VM.
+//!
+//! One thread of a slice owns its [`Transport`] and drives it by polling; nothing here blocks once
+//! the transport exists, and nothing here knows pages, vCPUs or guests.
+//!
+//! ```text
+//!  mesh ──(handshake, control)──> TcpTransport ┐
+//!  shm::mesh / shm::Pair ───────> ShmTransport ┴─ engine ── frame, outbox, credits, lease
+//! ```
+//!
+//! The engine is written once. A carrier ([`TcpTransport`], [`ShmTransport`]) only moves
+//! bytes: three ordered byte streams to each peer, one per class, so that a full stream of pages
+//! never delays an interrupt.
+
+mod carrier;
+mod clock;
+mod config;
+pub mod control;
+mod engine;
+pub mod frame;
+pub mod handshake;
+mod mesh;
+mod outbox;
+mod seam;
+mod secret;
+pub mod shm;
+mod sys;
+mod tcp;
+
+pub use clock::ClockEstimate;
+pub use config::{Config, ConfigError};
+pub use control::{BLOB_BYTES_MAX, ControlError, MEMBERS_MAX, Member};
+pub use handshake::{HandshakeError, VmId};
+pub use mesh::{
+    Answer, Assignment, BootstrapMesh, CompanionMesh, Listener, MeshError, Plan, Refused,
+};
+pub use seam::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
+pub use secret::{Secret, SecretError};
+pub use shm::ShmTransport;
+pub use tcp::TcpTransport;

@@ -1,0 +1,198 @@
+//! From addresses to a transport: who calls whom, what is agreed, and when it starts.
+//!
+//! ```text
+//!  bootstrap (slice 0)                              companion (slice n)
+//!    connect ---- control connection, handshake ----> Listener::accept
+//!            ---- Assign: slice, members, blob -----> (Assignment, CompanionMesh)
+//!    gather  <--- Agree blob | Refuse text ---------- answer
+//!    measure_clock <--- Probe / Clock --------------> verdict
+//!    commit  ---- Commit blob (abort: Abort text) --> verdict
+//!    into_transport <== connections per class ======> into_transport (higher id calls lower)
+//!            <--- Ready | Refuse text ---------------
+//!            ---- Go | Abort text ------------------>
+//! ```
+//!
+//! The bootstrap calls every companion, because it need not listen. Everything here blocks, each
+//! step until the caller's deadline. A refused stranger never ends a companion's wait.
+
+mod bootstrap;
+mod companion;
+
+pub use bootstrap::{Answer, BootstrapMesh, Plan};
+pub use companion::{Assignment, CompanionMesh, Listener, Refused};
+
+use crate::config::{Config, ConfigError};
+use crate::control::ControlError;
+use crate::handshake::{HandshakeError, Party, Role, VmId, call};
+use crate::secret::Secret;
+use crate::tcp::TcpTransport;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use wire::{Epoch, SliceId};
+
+/// How long one caller may take to prove itself before the listener turns to the next.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why the slices of a VM could not be joined.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+    /// No bootstrap came in time.
+    #[error("no bootstrap called in time")]
+    NoBootstrap,
+    /// Waiting for connections failed.
+    #[error("cannot wait for connections")]
+    Wait(#[source] io::Error),
+    /// A slice cannot be reached.
+    #[error("cannot connect to {slice} at {address}")]
+    Connect {
+        /// The slice.
+        slice: SliceId,
+        /// Where it should listen.
+        address: SocketAddr,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A slice that was called, or a caller, did not pass the handshake.
+    #[error("the handshake with {with} failed")]
+    Handshake {
+        /// Slice and address, or address of the caller.
+        with: String,
+        /// Why.
+        #[source]
+        source: HandshakeError,
+    },
+    /// The control connection ended or carried nonsense.
+    #[error("the set-up with {with} failed")]
+    Control {
+        /// Slice and address.
+        with: String,
+        /// Why.
+        #[source]
+        source: ControlError,
+    },
+    /// A companion said no when the slices were to connect.
+    #[error("{slice} cannot join: {text}")]
+    Refused {
+        /// The slice.
+        slice: SliceId,
+        /// Its reason.
+        text: String,
+    },
+    /// The bootstrap called it off.
+    #[error("the bootstrap called it off: {text}")]
+    Aborted {
+        /// Its reason.
+        text: String,
+    },
+    /// Some slices did not connect in time.
+    #[error("{slice} did not connect in time")]
+    Missing {
+        /// The first that is missing.
+        slice: SliceId,
+    },
+    /// The plan cannot work.
+    #[error("the plan of slices cannot be used")]
+    Plan(#[source] ControlError),
+    /// The plan's bounds cannot work.
+    #[error("the transport's configuration cannot be used")]
+    Config(#[source] ConfigError),
+    /// A blob is too large.
+    #[error("a blob of {length} bytes is larger than a blob may be")]
+    BlobTooLarge {
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// No such companion.
+    #[error("{slice} is no companion of this bootstrap")]
+    NotACompanion {
+        /// The slice.
+        slice: SliceId,
+    },
+    /// The steps were called out of order.
+    #[error("the set-up step \"{step}\" is out of order")]
+    OutOfOrder {
+        /// The step that was called.
+        step: &'static str,
+    },
+    /// The sockets cannot be made into a transport.
+    #[error("cannot build the transport from its connections")]
+    Transport(#[source] io::Error),
+}
+
+/// What every connection of one VM has in common.
+#[derive(Clone, Debug)]
+struct Circle {
+    secret: Secret,
+    vm: VmId,
+    epoch: Epoch,
+    local: SliceId,
+    config: Config,
+}
+
+impl Circle {
+    fn party(&self, role: Role, to: SliceId) -> Party {
+        Party { role, vm: self.vm, epoch: self.epoch, from: self.local, to }
+    }
+
+    /// Calls `to` and passes the handshake.
+    fn call(
+        &self,
+        role: Role,
+        to: SliceId,
+        address: SocketAddr,
+        deadline: Instant,
+    ) -> Result<TcpStream, MeshError> {
+        let connect = |source| MeshError::Connect { slice: to, address, source };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(connect(io::ErrorKind::TimedOut.into()));
+        }
+        let mut stream = TcpStream::connect_timeout(&address, left).map_err(connect)?;
+        stream.set_nodelay(true).map_err(connect)?;
+        call(&mut stream, &self.secret, &self.party(role, to), deadline).map_err(|source| {
+            MeshError::Handshake { with: format!("{to} at {address}"), source }
+        })?;
+        Ok(stream)
+    }
+
+    /// Calls `to` once per class.
+    fn call_classes(
+        &self,
+        to: SliceId,
+        address: SocketAddr,
+        deadline: Instant,
+    ) -> Result<[TcpStream; 3], MeshError> {
+        Ok([
+            self.call(Role::Frames(0), to, address, deadline)?,
+            self.call(Role::Frames(1), to, address, deadline)?,
+            self.call(Role::Frames(2), to, address, deadline)?,
+        ])
+    }
+
+    fn transport(self, streams: Vec<(SliceId, [TcpStream; 3])>) -> Result<TcpTransport, MeshError> {
+        TcpTransport::from_streams(self.local, streams, self.config).map_err(MeshError::Transport)
+    }
+}
+
+/// An error with its causes, as one line for the other side.
+fn one_line(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,290 @@
+//! The side that calls.
+
+use super::{Circle, MeshError, one_line};
+use crate::clock::{ClockEstimate, ClockProbe};
+use crate::config::Config;
+use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
+use crate::handshake::{Role, VmId};
+use crate::secret::Secret;
+use crate::tcp::TcpTransport;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use wire::{Epoch, SliceId};
+
+/// What the bootstrap wants to build.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The VM.
+    pub vm: VmId,
+    /// The epoch of this membership.
+    pub epoch: Epoch,
+    /// All slices. Slice 0 is the bootstrap itself and needs no address.
+    pub members: Vec<Member>,
+    /// Bounds and times for all slices.
+    pub config: Config,
+    /// The same for every companion; opaque here, at most [`BLOB_BYTES_MAX`] bytes.
+    pub blob: Vec<u8>,
+}
+
+/// What a companion said to its assignment: its blob, or why it refuses.
+pub type Answer = Result<Vec<u8>, String>;
+
+/// One companion and the connection to it.
+#[derive(Debug)]
+struct Companion {
+    slice: SliceId,
+    address: SocketAddr,
+    control: TcpStream,
+}
+
+impl Companion {
+    fn error(&self, source: ControlError) -> MeshError {
+        MeshError::Control { with: format!("{} at {}", self.slice, self.address), source }
+    }
+
+    fn send(&mut self, message: &Control, deadline: Instant) -> Result<(), MeshError> {
+        message.send(&mut self.control, deadline).map_err(|source| self.error(source))
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<Control, MeshError> {
+        Control::receive(&mut self.control, deadline).map_err(|source| self.error(source))
+    }
+}
+
+/// A VM in the making, seen from the bootstrap. Dropping it ends the companions' wait.
+#[derive(Debug)]
+pub struct BootstrapMesh {
+    circle: Circle,
+    companions: Vec<Companion>,
+    committed: bool,
+}
+
+impl BootstrapMesh {
+    /// Calls every companion and gives it its assignment.
+    ///
+    /// # Errors
+    /// The plan is not usable, or a companion cannot be reached or refuses the handshake; the error
+    /// names it. There is no second try.
+    pub fn connect(secret: Secret, plan: Plan, deadline: Instant) -> Result<Self, MeshError> {
+        plan.config.validate().map_err(MeshError::Config)?;
+        check_members(&plan.members).map_err(MeshError::Plan)?;
+        check_blob(&plan.blob)?;
+        let Plan { vm, epoch, members, config, blob } = plan;
+        let circle = Circle { secret, vm, epoch, local: SliceId(0), config };
+        let mut mesh = Self { circle, companions: Vec::new(), committed: false };
+        for member in &members {
+            if let (Some(address), false) = (member.address, member.slice == SliceId(0)) {
+                let control = mesh.circle.call(Role::Control, member.slice, address, deadline)?;
+                mesh.companions.push(Companion { slice: member.slice, address, control });
+            }
+        }
+        mesh.companions.sort_by_key(|companion| companion.slice);
+        for companion in &mut mesh.companions {
+            let assign = Control::Assign(Assign {
+                local: companion.slice,
+                members: members.clone(),
+                config: mesh.circle.config.clone(),
+                blob: blob.clone(),
+            });
+            companion.send(&assign, deadline)?;
+        }
+        Ok(mesh)
+    }
+
+    /// Waits until every companion agreed (with a blob) or refused (with a text), ascending.
+    ///
+    /// # Errors
+    /// A companion went away, said something else, or nothing in time.
+    pub fn gather(&mut self, deadline: Instant) -> Result<Vec<(SliceId, Answer)>, MeshError> {
+        self.collect(deadline, |message| match message {
+            Control::Agree(blob) => Ok(Ok(blob)),
+            Control::Refuse(text) => Ok(Err(text)),
+            other => Err(ControlError::Unexpected { got: other.name(), want: "agree" }),
+        })
+    }
+
+    /// Takes one message of every companion, in the order they come.
+    fn collect<T>(
+        &mut self,
+        deadline: Instant,
+        mut take: impl FnMut(Control) -> Result<T, ControlError>,
+    ) -> Result<Vec<(SliceId, T)>, MeshError> {
+        let epoll = Epoll::new().map_err(MeshError::Wait)?;
+        for (token, companion) in (0u64..).zip(&self.companions) {
+            let event = EpollEvent::new(EventSet::IN, token);
+            epoll
+                .ctl(ControlOperation::Add, companion.control.as_raw_fd(), event)
+                .map_err(MeshError::Wait)?;
+        }
+        let mut taken: Vec<(SliceId, T)> = Vec::new();
+        while taken.len() < self.companions.len() {
+            let place = next_ready(&epoll, deadline).map_err(MeshError::Wait)?;
+            let Some(place) = place.filter(|place| *place < self.companions.len()) else {
+                let has = |slice| taken.iter().any(|(done, _)| *done == slice);
+                let silent = self.companions.iter().find(|companion| !has(companion.slice));
+                return Err(silent
+                    .map_or(MeshError::NoBootstrap, |silent| silent.error(ControlError::Timeout)));
+            };
+            let companion = &mut self.companions[place];
+            let message = companion.receive(deadline)?;
+            if matches!(message, Control::Refuse(_)) {
+                // It may hang up now; of the others that would be a loss.
+                let fd = companion.control.as_raw_fd();
+                epoll
+                    .ctl(ControlOperation::Delete, fd, EpollEvent::default())
+                    .map_err(MeshError::Wait)?;
+            }
+            let value = take(message).map_err(|source| companion.error(source))?;
+            if taken.iter().any(|(slice, _)| *slice == companion.slice) {
+                let twice = ControlError::Unexpected { got: "a second answer", want: "silence" };
+                return Err(companion.error(twice));
+            }
+            taken.push((companion.slice, value));
+        }
+        taken.sort_by_key(|(slice, _)| *slice);
+        Ok(taken)
+    }
+
+    /// Compares `clock` with the clock of `peer`, which waits in
+    /// [`CompanionMesh::verdict`](super::CompanionMesh::verdict). After `gather`, before `commit`.
+    ///
+    /// # Errors
+    /// No such companion, no rounds, or the companion went away.
+    pub fn measure_clock(
+        &mut self,
+        peer: SliceId,
+        rounds: u32,
+        clock: &dyn Fn() -> u64,
+        deadline: Instant,
+    ) -> Result<ClockEstimate, MeshError> {
+        let companion = self
+            .companions
+            .iter_mut()
+            .find(|companion| companion.slice == peer)
+            .ok_or(MeshError::NotACompanion { slice: peer })?;
+        let mut probe = ClockProbe::default();
+        for _ in 0..rounds {
+            let before = clock();
+            companion.send(&Control::Probe, deadline)?;
+            let reply = companion.receive(deadline)?;
+            let after = clock();
+            match reply {
+                Control::Clock(theirs) => probe.sample(before, theirs, after),
+                other => {
+                    let wrong = ControlError::Unexpected { got: other.name(), want: "clock" };
+                    return Err(companion.error(wrong));
+                }
+            }
+        }
+        probe.best().ok_or(MeshError::OutOfOrder { step: "measure a clock in no rounds" })
+    }
+
+    /// Tells every companion that it will not be, and why.
+    pub fn abort(mut self, text: &str) {
+        self.tell_abort(text);
+    }
+
+    fn tell_abort(&mut self, text: &str) {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        for companion in &mut self.companions {
+            // A companion that is gone needs no message.
+            let _ = companion.send(&Control::Abort(cut(text)), deadline);
+        }
+    }
+
+    /// Tells every companion that all agreed, with a last blob for all.
+    ///
+    /// # Errors
+    /// A companion went away, or the blob is too large.
+    pub fn commit(&mut self, blob: &[u8], deadline: Instant) -> Result<(), MeshError> {
+        check_blob(blob)?;
+        let message = Control::Commit(blob.to_vec());
+        for companion in &mut self.companions {
+            companion.send(&message, deadline)?;
+        }
+        self.committed = true;
+        Ok(())
+    }
+
+    /// Connects to every companion, once per class, waits until all are connected to each other,
+    /// and starts the transport. After `commit`.
+    ///
+    /// # Errors
+    /// Names the slice that could not join; the others were told.
+    pub fn into_transport(mut self, deadline: Instant) -> Result<TcpTransport, MeshError> {
+        if !self.committed {
+            return Err(MeshError::OutOfOrder { step: "into_transport before commit" });
+        }
+        match self.join(deadline) {
+            Ok(streams) => self.circle.transport(streams),
+            Err(error) => {
+                self.tell_abort(&one_line(&error));
+                Err(error)
+            }
+        }
+    }
+
+    fn join(&mut self, deadline: Instant) -> Result<Vec<(SliceId, [TcpStream; 3])>, MeshError> {
+        let mut streams = Vec::with_capacity(self.companions.len());
+        for place in 0..self.companions.len() {
+            let (slice, address) = (self.companions[place].slice, self.companions[place].address);
+            match self.circle.call_classes(slice, address, deadline) {
+                Ok(classes) => streams.push((slice, classes)),
+                // The companion may have said why it gave up; that is the better reason.
+                Err(error) => return Err(self.told_reason().unwrap_or(error)),
+            }
+        }
+        let answers = self.collect(deadline, |message| match message {
+            Control::Ready => Ok(None),
+            Control::Refuse(text) => Ok(Some(text)),
+            other => Err(ControlError::Unexpected { got: other.name(), want: "ready" }),
+        })?;
+        for (slice, refusal) in answers {
+            if let Some(text) = refusal {
+                return Err(MeshError::Refused { slice, text });
+            }
+        }
+        for companion in &mut self.companions {
+            companion.send(&Control::Go, deadline)?;
+        }
+        Ok(streams)
+    }
+
+    /// A refusal that some companion has sent already.
+    fn told_reason(&mut self) -> Option<MeshError> {
+        let deadline = Instant::now() + Duration::from_millis(50);
+        self.companions.iter_mut().find_map(|companion| match companion.receive(deadline) {
+            Ok(Control::Refuse(text)) => Some(MeshError::Refused { slice: companion.slice, text }),
+            _ => None,
+        })
+    }
+}
+
+fn check_blob(blob: &[u8]) -> Result<(), MeshError> {
+    if blob.len() > BLOB_BYTES_MAX {
+        return Err(MeshError::BlobTooLarge { length: blob.len() });
+    }
+    Ok(())
+}
+
+/// The token of the next readable descriptor, or `None` at the deadline.
+pub(super) fn next_ready(epoll: &Epoll, deadline: Instant) -> io::Result<Option<usize>> {
+    let mut events = [EpollEvent::default()];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        // Rounded up, or the last millisecond would be spent spinning.
+        let wait = i32::try_from(left.as_millis().saturating_add(1)).unwrap_or(i32::MAX);
+        match epoll.wait(wait, &mut events) {
+            Ok(0) => {}
+            Ok(_) => return Ok(usize::try_from(events[0].data()).ok()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

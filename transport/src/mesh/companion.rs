@@ -1,0 +1,411 @@
+//! The side that listens.
+
+use super::bootstrap::next_ready;
+use super::{Circle, MeshError, PATIENCE, one_line};
+use crate::config::Config;
+use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
+use crate::handshake::{self, HandshakeError, Party, Role, VmId, part};
+use crate::secret::Secret;
+use crate::tcp::TcpTransport;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use wire::{Epoch, SliceId};
+
+const TOKEN_LISTENER: u64 = 0;
+const TOKEN_CONTROL: u64 = 1;
+/// A wait without a deadline is cut into pieces of this length.
+const FOREVER: Duration = Duration::from_secs(86_400);
+
+/// A connection that was turned away; the wait goes on.
+#[derive(Debug)]
+pub struct Refused {
+    /// Who called.
+    pub from: SocketAddr,
+    /// Why it was turned away.
+    pub error: MeshError,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "refused a connection from {}: {}", self.from, one_line(&self.error))
+    }
+}
+
+/// Waits for a bootstrap, and later for the other slices.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+    secret: Secret,
+}
+
+/// What the bootstrap wants this slice to be.
+#[derive(Clone, Debug)]
+pub struct Assignment {
+    /// This slice.
+    pub local: SliceId,
+    /// The VM.
+    pub vm: VmId,
+    /// The epoch of the membership.
+    pub epoch: Epoch,
+    /// All slices.
+    pub members: Vec<Member>,
+    /// Bounds and times of the transport.
+    pub config: Config,
+    /// Opaque here.
+    pub blob: Vec<u8>,
+}
+
+impl Listener {
+    /// Listens on `address`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub fn bind(address: SocketAddr, secret: Secret) -> Result<Self, MeshError> {
+        let listen = |source| MeshError::Listen { address, source };
+        let socket = TcpListener::bind(address).map_err(listen)?;
+        socket.set_nonblocking(true).map_err(listen)?;
+        let address = socket.local_addr().map_err(listen)?;
+        Ok(Self { socket, address, secret })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for a bootstrap that proves itself and takes its assignment. Everybody else is turned
+    /// away, told to `refused`, and the wait goes on. Callers are served one after the other, each
+    /// for at most five seconds.
+    ///
+    /// # Errors
+    /// The deadline passed or the socket failed; never because of a caller.
+    pub fn accept(
+        &self,
+        deadline: Option<Instant>,
+        refused: &mut dyn FnMut(&Refused),
+    ) -> Result<(Assignment, CompanionMesh), MeshError> {
+        let epoll = self.watch()?;
+        loop {
+            let until = deadline.unwrap_or_else(|| Instant::now() + FOREVER);
+            if next_ready(&epoll, until).map_err(MeshError::Wait)?.is_none() {
+                if deadline.is_some() {
+                    return Err(MeshError::NoBootstrap);
+                }
+                continue;
+            }
+            let Some((stream, from)) = self.take()? else { continue };
+            let until = until.min(Instant::now() + PATIENCE);
+            match self.enroll(stream, from, until) {
+                Ok(taken) => return Ok(taken),
+                Err(error) => refused(&Refused { from, error }),
+            }
+        }
+    }
+
+    fn watch(&self) -> Result<Epoll, MeshError> {
+        let epoll = Epoll::new().map_err(MeshError::Wait)?;
+        let event = EpollEvent::new(EventSet::IN, TOKEN_LISTENER);
+        epoll
+            .ctl(ControlOperation::Add, self.socket.as_raw_fd(), event)
+            .map_err(MeshError::Wait)?;
+        Ok(epoll)
+    }
+
+    /// The next connection, if it is still there.
+    fn take(&self) -> Result<Option<(TcpStream, SocketAddr)>, MeshError> {
+        match self.socket.accept() {
+            Ok((stream, from)) => {
+                let set = stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true));
+                // A connection that fails at once is gone; the next one may be good.
+                Ok(set.is_ok().then_some((stream, from)))
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::Interrupted
+                | io::ErrorKind::ConnectionAborted => Ok(None),
+                _ => Err(MeshError::Wait(error)),
+            },
+        }
+    }
+
+    /// Handshake and assignment on one control connection.
+    fn enroll(
+        &self,
+        mut stream: TcpStream,
+        from: SocketAddr,
+        deadline: Instant,
+    ) -> Result<(Assignment, CompanionMesh), MeshError> {
+        let expect = |party: &Party| match (party.role, party.from, party.to) {
+            (Role::Control, SliceId(0), SliceId(1..)) => Ok(()),
+            (Role::Control, from, to) => Err(HandshakeError::UnexpectedSlice { from, to }),
+            _ => Err(HandshakeError::UnexpectedPurpose),
+        };
+        let party = handshake::answer(&mut stream, &self.secret, expect, deadline)
+            .map_err(|source| MeshError::Handshake { with: from.to_string(), source })?;
+        let with = format!("the bootstrap at {from}");
+        let control = |source| MeshError::Control { with: with.clone(), source };
+        let assign = match Control::receive(&mut stream, deadline).map_err(control)? {
+            Control::Assign(assign) => assign,
+            Control::Abort(text) => return Err(MeshError::Aborted { text }),
+            other => {
+                let got = other.name();
+                return Err(control(ControlError::Unexpected { got, want: "assign" }));
+            }
+        };
+        let is_member = assign.members.iter().any(|member| member.slice == assign.local);
+        if assign.local != party.to || !is_member {
+            return Err(control(ControlError::OutOfBounds { what: "the slice of this companion" }));
+        }
+        let socket = self.socket.try_clone().map_err(MeshError::Wait)?;
+        let listener = Self { socket, address: self.address, secret: self.secret.clone() };
+        let circle = Circle {
+            secret: self.secret.clone(),
+            vm: party.vm,
+            epoch: party.epoch,
+            local: assign.local,
+            config: assign.config.clone(),
+        };
+        let mesh = CompanionMesh {
+            circle,
+            members: assign.members.clone(),
+            listener,
+            control: stream,
+            with,
+            committed: false,
+        };
+        let assignment = Assignment {
+            local: assign.local,
+            vm: party.vm,
+            epoch: party.epoch,
+            members: assign.members,
+            config: assign.config,
+            blob: assign.blob,
+        };
+        Ok((assignment, mesh))
+    }
+}
+
+/// A VM in the making, seen from a companion. Dropping it tells the bootstrap that it is off.
+#[derive(Debug)]
+pub struct CompanionMesh {
+    circle: Circle,
+    members: Vec<Member>,
+    listener: Listener,
+    control: TcpStream,
+    with: String,
+    committed: bool,
+}
+
+/// The connections from one slice, as they come.
+type Partial = (SliceId, [Option<TcpStream>; 3]);
+
+impl CompanionMesh {
+    fn error(&self, source: ControlError) -> MeshError {
+        MeshError::Control { with: self.with.clone(), source }
+    }
+
+    fn send(&mut self, message: &Control, deadline: Instant) -> Result<(), MeshError> {
+        message.send(&mut self.control, deadline).map_err(|source| self.error(source))
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<Control, MeshError> {
+        Control::receive(&mut self.control, deadline).map_err(|source| self.error(source))
+    }
+
+    /// Agrees with a blob for the bootstrap, or refuses with a reason for a person. After a refusal
+    /// drop this and wait for another bootstrap.
+    ///
+    /// # Errors
+    /// The bootstrap went away, or the blob is too large.
+    pub fn answer(
+        &mut self,
+        answer: Result<&[u8], &str>,
+        deadline: Instant,
+    ) -> Result<(), MeshError> {
+        match answer {
+            Ok(blob) if blob.len() > BLOB_BYTES_MAX => {
+                Err(MeshError::BlobTooLarge { length: blob.len() })
+            }
+            Ok(blob) => self.send(&Control::Agree(blob.to_vec()), deadline),
+            Err(text) => {
+                self.send(&Control::Refuse(cut(text)), deadline)?;
+                part(&mut self.control);
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers clock probes with `clock` until the bootstrap commits, and returns its last blob.
+    ///
+    /// # Errors
+    /// The bootstrap aborted, went away, or said nothing until the deadline.
+    pub fn verdict(
+        &mut self,
+        clock: &dyn Fn() -> u64,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, MeshError> {
+        loop {
+            match self.receive(deadline)? {
+                Control::Probe => self.send(&Control::Clock(clock()), deadline)?,
+                Control::Commit(blob) => {
+                    self.committed = true;
+                    return Ok(blob);
+                }
+                Control::Abort(text) => return Err(MeshError::Aborted { text }),
+                other => {
+                    let got = other.name();
+                    return Err(self.error(ControlError::Unexpected { got, want: "commit" }));
+                }
+            }
+        }
+    }
+
+    /// Connects to the other slices and starts the transport once all are connected. After
+    /// `verdict`. Strangers that call meanwhile are told to `refused`.
+    ///
+    /// # Errors
+    /// Names the slice that could not be joined; the bootstrap was told.
+    pub fn into_transport(
+        mut self,
+        deadline: Instant,
+        refused: &mut dyn FnMut(&Refused),
+    ) -> Result<TcpTransport, MeshError> {
+        if !self.committed {
+            return Err(MeshError::OutOfOrder { step: "into_transport before verdict" });
+        }
+        let streams = match self.join(deadline, refused) {
+            Ok(streams) => streams,
+            Err(error) => {
+                // Best effort: the bootstrap may be what failed.
+                let last = Instant::now() + Duration::from_secs(1);
+                let _ = self.send(&Control::Refuse(cut(&one_line(&error))), last);
+                part(&mut self.control);
+                return Err(error);
+            }
+        };
+        self.send(&Control::Ready, deadline)?;
+        match self.receive(deadline)? {
+            Control::Go => self.circle.transport(streams),
+            Control::Abort(text) => Err(MeshError::Aborted { text }),
+            other => {
+                let got = other.name();
+                Err(self.error(ControlError::Unexpected { got, want: "go" }))
+            }
+        }
+    }
+
+    fn join(
+        &mut self,
+        deadline: Instant,
+        refused: &mut dyn FnMut(&Refused),
+    ) -> Result<Vec<(SliceId, [TcpStream; 3])>, MeshError> {
+        let mut streams = Vec::new();
+        let mut awaited: Vec<Partial> = Vec::new();
+        for member in &self.members {
+            match member.address {
+                _ if member.slice == self.circle.local => {}
+                Some(address) if (SliceId(1)..self.circle.local).contains(&member.slice) => {
+                    let classes = self.circle.call_classes(member.slice, address, deadline)?;
+                    streams.push((member.slice, classes));
+                }
+                _ => awaited.push((member.slice, [None, None, None])),
+            }
+        }
+        self.await_callers(&mut awaited, deadline, refused)?;
+        for (slice, classes) in awaited {
+            match classes {
+                [Some(first), Some(second), Some(third)] => {
+                    streams.push((slice, [first, second, third]));
+                }
+                _ => return Err(MeshError::Missing { slice }),
+            }
+        }
+        Ok(streams)
+    }
+
+    /// Takes connections until every awaited one is there. The control connection is watched
+    /// meanwhile: the bootstrap may call it off.
+    fn await_callers(
+        &mut self,
+        awaited: &mut [Partial],
+        deadline: Instant,
+        refused: &mut dyn FnMut(&Refused),
+    ) -> Result<(), MeshError> {
+        let epoll = self.listener.watch()?;
+        let event = EpollEvent::new(EventSet::IN, TOKEN_CONTROL);
+        epoll
+            .ctl(ControlOperation::Add, self.control.as_raw_fd(), event)
+            .map_err(MeshError::Wait)?;
+        let missing = |awaited: &[Partial]| {
+            let missing = awaited.iter().find(|(_, classes)| classes.iter().any(Option::is_none));
+            missing.map(|(slice, _)| *slice)
+        };
+        while let Some(slice) = missing(awaited) {
+            match next_ready(&epoll, deadline).map_err(MeshError::Wait)? {
+                None => return Err(MeshError::Missing { slice }),
+                Some(0) => {
+                    let Some((stream, from)) = self.listener.take()? else { continue };
+                    let until = deadline.min(Instant::now() + PATIENCE);
+                    if let Err(source) = self.admit(stream, awaited, until) {
+                        let error = MeshError::Handshake { with: from.to_string(), source };
+                        refused(&Refused { from, error });
+                    }
+                }
+                Some(_) => {
+                    return Err(match self.receive(deadline)? {
+                        Control::Abort(text) => MeshError::Aborted { text },
+                        other => {
+                            let got = other.name();
+                            self.error(ControlError::Unexpected { got, want: "abort" })
+                        }
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Handshake on one incoming connection; it takes its place among the awaited ones.
+    fn admit(
+        &self,
+        mut stream: TcpStream,
+        awaited: &mut [Partial],
+        deadline: Instant,
+    ) -> Result<(), HandshakeError> {
+        let slot = |party: &Party| {
+            let Role::Frames(class) = party.role else { return None };
+            let at = awaited.iter().position(|(slice, _)| *slice == party.from)?;
+            Some((at, usize::from(class)))
+        };
+        let circle = &self.circle;
+        let expect = |party: &Party| {
+            if party.vm != circle.vm {
+                return Err(HandshakeError::WrongVm { theirs: Some(party.vm) });
+            }
+            if !matches!(party.role, Role::Frames(_)) {
+                return Err(HandshakeError::UnexpectedPurpose);
+            }
+            if party.epoch != circle.epoch {
+                return Err(HandshakeError::WrongEpoch { theirs: Some(party.epoch) });
+            }
+            match slot(party).filter(|_| party.to == circle.local) {
+                None => Err(HandshakeError::UnexpectedSlice { from: party.from, to: party.to }),
+                Some((at, class)) if awaited[at].1[class].is_some() => {
+                    Err(HandshakeError::UnexpectedPurpose)
+                }
+                Some(_) => Ok(()),
+            }
+        };
+        let party = handshake::answer(&mut stream, &circle.secret, expect, deadline)?;
+        if let Some((at, class)) = slot(&party) {
+            awaited[at].1[class] = Some(stream);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! The seam: what the rest of a slice knows of its transport, whatever carries the bytes.
+
+use std::os::fd::BorrowedFd;
+use wire::SliceId;
+
+/// What a frame is for. Frames of one class to one peer arrive in order; classes are independent,
+/// so that an interrupt never queues behind pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Interrupts, device calls and control.
+    Interrupt,
+    /// Coherence requests, grants and pages.
+    Coherence,
+    /// Large transfers that nobody waits for.
+    Bulk,
+}
+
+/// The largest frame, head and payload together, in bytes.
+pub const FRAME_BYTES_MAX: usize = 64 * 1024;
+
+/// What `poll` reports.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A whole frame, exactly as it was sent (head and payload joined).
+    Frame {
+        /// The sender.
+        from: SliceId,
+        /// The class it was sent in.
+        class: Class,
+        /// The bytes, valid until the sink returns.
+        bytes: &'a [u8],
+    },
+    /// The peer is gone. Reported once per peer; no frame from it follows.
+    Lost {
+        /// The peer.
+        peer: SliceId,
+        /// One line for a person.
+        cause: String,
+    },
+}
+
+/// Why a frame was not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The queue or the credits to this peer and class are used up.
+    #[error("the send queue to the peer is full")]
+    Full,
+    /// The peer is lost or never was a member.
+    #[error("the peer is not a member")]
+    Gone,
+    /// Head and payload together exceed [`FRAME_BYTES_MAX`].
+    #[error("the frame is larger than a frame may be")]
+    TooLarge,
+}
+
+/// Moves frames between the slices of one VM. Bounded, polled, in order per peer and class.
+pub trait Transport: Send {
+    /// This slice.
+    fn local(&self) -> SliceId;
+    /// The other members, ascending.
+    fn peers(&self) -> &[SliceId];
+    /// Queues `head` followed by `payload` as one frame. Never blocks.
+    ///
+    /// # Errors
+    /// `Full` and `Gone` are answers, not faults.
+    fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError>;
+    /// Pushes queued bytes out, reads what came, keeps the lease, and hands at most `budget` events
+    /// to the sink, interrupts first. Returns how many it handed over.
+    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize;
+    /// Readable when `poll` has something to do (frames, room to send, or lease work).
+    fn readiness(&self) -> BorrowedFd<'_>;
+}

@@ -1,0 +1,180 @@
+//! The per-VM shared secret: where it comes from and what it signs.
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The shortest secret, in bytes.
+pub(crate) const SECRET_BYTES_MIN: usize = 16;
+/// The longest secret file that is read, in bytes.
+const SECRET_BYTES_MAX: usize = 4096;
+/// Bytes of a proof.
+pub(crate) const MAC_BYTES: usize = 32;
+
+/// Why a secret is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// The file cannot be opened or read.
+    #[error("cannot read the secret file {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is a directory, a device or the like.
+    #[error("the secret file {} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Others than the owner may read or change it.
+    #[error(
+        "the secret file {} has mode {mode:03o}: take the rights of group and others away (chmod 600)",
+        path.display()
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Too few bytes to be a secret.
+    #[error("the secret has {length} bytes, at least {SECRET_BYTES_MIN} are needed")]
+    Short {
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// More bytes than any sensible secret.
+    #[error("the secret is longer than {SECRET_BYTES_MAX} bytes")]
+    Long,
+}
+
+/// A secret that all slices of one VM know. Cheap to clone, never printed.
+#[derive(Clone)]
+pub struct Secret(Arc<[u8]>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// Takes the whole file, byte for byte (a final newline counts).
+    ///
+    /// # Errors
+    /// The file is missing, not a regular file, open to others (`mode & 0o077`), shorter than 16
+    /// or longer than 4096 bytes.
+    pub fn load(path: &Path) -> Result<Self, SecretError> {
+        let read_error = |source| SecretError::Read { path: path.to_path_buf(), source };
+        // The type is checked before opening, for a FIFO would block, and the mode after, on what
+        // was really opened.
+        if !std::fs::metadata(path).map_err(read_error)?.is_file() {
+            return Err(SecretError::NotAFile { path: path.to_path_buf() });
+        }
+        let file = File::open(path).map_err(read_error)?;
+        let mode = file.metadata().map_err(read_error)?.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(SecretError::Exposed { path: path.to_path_buf(), mode });
+        }
+        let mut bytes = Vec::new();
+        let limit = u64::try_from(SECRET_BYTES_MAX).expect("a small constant") + 1;
+        file.take(limit).read_to_end(&mut bytes).map_err(read_error)?;
+        Self::from_bytes(&bytes)
+    }
+
+    /// Takes the bytes as they are.
+    ///
+    /// # Errors
+    /// Fewer than 16 or more than 4096 bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, SecretError> {
+        if bytes.len() < SECRET_BYTES_MIN {
+            return Err(SecretError::Short { length: bytes.len() });
+        }
+        if bytes.len() > SECRET_BYTES_MAX {
+            return Err(SecretError::Long);
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    fn mac(&self, label: &[u8], transcript: &[&[u8]]) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+        mac.update(label);
+        for part in transcript {
+            mac.update(part);
+        }
+        mac
+    }
+
+    /// Proves knowledge of the secret for `label` and a transcript of fixed-size parts.
+    pub(crate) fn sign(&self, label: &[u8], transcript: &[&[u8]]) -> [u8; MAC_BYTES] {
+        self.mac(label, transcript).finalize().into_bytes().into()
+    }
+
+    /// Checks a proof in constant time.
+    pub(crate) fn verify(&self, label: &[u8], transcript: &[&[u8]], proof: &[u8]) -> bool {
+        self.mac(label, transcript).verify_slice(proof).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn file(name: &str, bytes: &[u8], mode: u32) -> PathBuf {
+        let path =
+            std::env::temp_dir().join(format!("tessera-secret-{}-{name}", std::process::id()));
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn private_file_is_loaded() {
+        let path = file("good", &[7; 32], 0o600);
+
+        let secret = Secret::load(&path);
+
+        fs::remove_file(&path).unwrap();
+        let proof = secret.unwrap().sign(b"x", &[b"y"]);
+        assert!(Secret::from_bytes(&[7; 32]).unwrap().verify(b"x", &[b"y"], &proof));
+    }
+
+    #[test]
+    fn file_open_to_others_is_refused() {
+        let path = file("open", &[7; 32], 0o640);
+
+        let error = Secret::load(&path).unwrap_err();
+
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(error, SecretError::Exposed { mode: 0o640, .. }), "{error}");
+    }
+
+    #[test]
+    fn short_and_missing_files_are_refused() {
+        let path = file("short", &[7; 15], 0o600);
+
+        let short = Secret::load(&path).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        let missing = Secret::load(&path).unwrap_err();
+        let folder = Secret::load(&std::env::temp_dir()).unwrap_err();
+
+        assert!(matches!(short, SecretError::Short { length: 15 }), "{short}");
+        assert!(matches!(missing, SecretError::Read { .. }), "{missing}");
+        assert!(matches!(folder, SecretError::NotAFile { .. }), "{folder}");
+    }
+
+    #[test]
+    fn long_secret_is_refused() {
+        assert!(matches!(Secret::from_bytes(&[1; 4097]), Err(SecretError::Long)));
+    }
+}

@@ -1,0 +1,222 @@
+//! Shared memory: slices on one machine, without a copy through the kernel.
+//!
+//! Each pair of slices shares one sealed memfd with six byte rings (two directions, three classes),
+//! two eventfd doorbells, and a UNIX socket that carries nothing: it ends when the other process
+//! ends. The rings carry the same frames as TCP, so credits, lease and garbage are treated alike.
+
+mod ring;
+mod setup;
+
+pub use setup::{Pair, accept, connect};
+
+use crate::carrier::{Carrier, Wakeup, watch};
+use crate::config::{Config, ConfigError};
+use crate::engine::Engine;
+use crate::handshake::HandshakeError;
+use crate::seam::{Class, Event, SendError, Transport};
+use crate::sys::borrow;
+use ring::{Region, Side};
+use std::fs::File;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use wire::SliceId;
+
+const OFFSET_DOORBELL: u64 = 0;
+const OFFSET_LIFE: u64 = 1;
+
+/// Why shared memory could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum ShmError {
+    /// The bounds cannot work.
+    #[error("the transport's configuration cannot be used")]
+    Config(#[source] ConfigError),
+    /// Memory, doorbells or sockets cannot be made.
+    #[error("cannot make shared memory for {slice}")]
+    Create {
+        /// The peer.
+        slice: SliceId,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The peer did not prove itself, or is another one.
+    #[error("the handshake with {slice} failed")]
+    Handshake {
+        /// The peer.
+        slice: SliceId,
+        /// Why.
+        #[source]
+        source: HandshakeError,
+    },
+    /// The peer sent something else than the descriptors.
+    #[error("{slice} did not hand over usable shared memory: {what}")]
+    BadOffer {
+        /// The peer.
+        slice: SliceId,
+        /// What was wrong.
+        what: &'static str,
+    },
+    /// The descriptors cannot be watched.
+    #[error("cannot build the transport from its shared memory")]
+    Transport(#[source] io::Error),
+}
+
+/// One peer's rings, doorbells and sign of life.
+#[derive(Debug)]
+pub(crate) struct ShmCarrier {
+    place: String,
+    region: Region,
+    side: Side,
+    /// Rung by the peer.
+    own_bell: File,
+    /// Rung by us.
+    peer_bell: File,
+    life: UnixStream,
+}
+
+impl ShmCarrier {
+    fn ring(bell: &File) -> io::Result<()> {
+        let mut bell = bell;
+        match bell.write(&1u64.to_ne_bytes()) {
+            // A full counter has rung often enough.
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Carrier for ShmCarrier {
+    fn place(&self) -> &str {
+        &self.place
+    }
+
+    fn register(&self, epoll: &Epoll, base: u64) -> io::Result<()> {
+        let add = || ControlOperation::Add;
+        let bell = self.own_bell.as_raw_fd();
+        watch(epoll, add(), bell, EventSet::IN, base + OFFSET_DOORBELL)?;
+        let events = EventSet::IN | EventSet::READ_HANG_UP;
+        watch(epoll, add(), self.life.as_raw_fd(), events, base + OFFSET_LIFE)
+    }
+
+    fn deregister(&self, epoll: &Epoll) {
+        for fd in [self.own_bell.as_raw_fd(), self.life.as_raw_fd()] {
+            // It fails only when the descriptor is not in, and that is the aim.
+            let _ = epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
+        }
+        // The peer must learn that it is given up, although the carrier lives on.
+        let _ = self.life.shutdown(Shutdown::Both);
+    }
+
+    fn wakeup(&mut self, offset: u64, _events: EventSet) -> Wakeup {
+        if offset == OFFSET_DOORBELL {
+            let mut count = [0; 8];
+            // An empty counter was emptied before; the rings tell what is there.
+            let _ = (&self.own_bell).read(&mut count);
+            return Wakeup { readable: [true; 3], writable: [true; 3], gone: None };
+        }
+        let gone = match (&self.life).read(&mut [0; 1]) {
+            Ok(0) => Some(String::from("ended or let go of the shared memory")),
+            Ok(_) => Some(String::from("sent bytes where only its end was expected")),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => Some(format!("broke the connection: {error}")),
+        };
+        Wakeup { gone, ..Wakeup::default() }
+    }
+
+    fn read(&mut self, class: usize, into: &mut [u8]) -> io::Result<usize> {
+        let taken = self.region.read(self.side.other(), class, into)?;
+        if taken.ring {
+            Self::ring(&self.peer_bell)?;
+        }
+        Ok(taken.count)
+    }
+
+    fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let put = self.region.write(self.side, class, parts)?;
+        if put.ring {
+            Self::ring(&self.peer_bell)?;
+        }
+        Ok(put.count)
+    }
+
+    fn want_room(&mut self, _epoll: &Epoll, _base: u64, class: usize, on: bool) -> io::Result<()> {
+        // Room may have appeared between the failed write and the wish for it.
+        if self.region.want_room(self.side, class, on)? {
+            Self::ring(&self.own_bell)?;
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.region.arm(self.side.other())
+    }
+}
+
+/// The transport between slices of one machine.
+#[derive(Debug)]
+pub struct ShmTransport {
+    engine: Engine<ShmCarrier>,
+}
+
+impl ShmTransport {
+    /// Joins one [`Pair`] per peer to a transport.
+    ///
+    /// # Errors
+    /// The configuration is not usable, or the descriptors cannot be watched.
+    pub fn new(local: SliceId, pairs: Vec<Pair>, config: Config) -> Result<Self, ShmError> {
+        config.validate().map_err(ShmError::Config)?;
+        let carriers = pairs.into_iter().map(Pair::into_carrier).collect();
+        let engine = Engine::new(local, carriers, config).map_err(ShmError::Transport)?;
+        Ok(Self { engine })
+    }
+}
+
+/// Slices `0..n` in this process, each connected to each other one.
+///
+/// # Errors
+/// The configuration is not usable, or memory or descriptors are used up.
+pub fn mesh(n: u16, config: &Config) -> Result<Vec<ShmTransport>, ShmError> {
+    let mut pairs: Vec<Vec<Pair>> = (0..n).map(|_| Vec::new()).collect();
+    for low in 0..n {
+        for high in low + 1..n {
+            let (first, second) = Pair::in_process(SliceId(low), SliceId(high))?;
+            pairs[usize::from(low)].push(first);
+            pairs[usize::from(high)].push(second);
+        }
+    }
+    (0..n)
+        .zip(pairs)
+        .map(|(slice, pairs)| ShmTransport::new(SliceId(slice), pairs, config.clone()))
+        .collect()
+}
+
+impl Transport for ShmTransport {
+    fn local(&self) -> SliceId {
+        self.engine.local()
+    }
+
+    fn peers(&self) -> &[SliceId] {
+        self.engine.peers()
+    }
+
+    fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.engine.send(to, class, head, payload)
+    }
+
+    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        self.engine.poll(budget, sink)
+    }
+
+    fn readiness(&self) -> BorrowedFd<'_> {
+        borrow(self, self.engine.epoll_fd())
+    }
+}

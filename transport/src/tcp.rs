@@ -1,0 +1,142 @@
+//! TCP: one connection per peer and class, so that a full stream of pages never delays an
+//! interrupt. `TCP_NODELAY` is on: a fault waits for every small frame.
+
+use crate::carrier::{Carrier, Wakeup, watch};
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::seam::{Class, Event, SendError, Transport};
+use crate::sys::borrow;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use wire::SliceId;
+
+/// The connections to one peer, in the order of the classes.
+#[derive(Debug)]
+pub(crate) struct TcpCarrier {
+    place: String,
+    streams: [TcpStream; 3],
+    waits: [bool; 3],
+}
+
+impl TcpCarrier {
+    /// Takes authenticated connections over. `place` is the peer's address, for messages.
+    pub(crate) fn new(place: String, streams: [TcpStream; 3]) -> io::Result<Self> {
+        for stream in &streams {
+            stream.set_read_timeout(None)?;
+            stream.set_write_timeout(None)?;
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+        }
+        Ok(Self { place, streams, waits: [false; 3] })
+    }
+}
+
+impl Carrier for TcpCarrier {
+    fn place(&self) -> &str {
+        &self.place
+    }
+
+    fn register(&self, epoll: &Epoll, base: u64) -> io::Result<()> {
+        for (token, stream) in (base..).zip(&self.streams) {
+            watch(epoll, ControlOperation::Add, stream.as_raw_fd(), EventSet::IN, token)?;
+        }
+        Ok(())
+    }
+
+    fn deregister(&self, epoll: &Epoll) {
+        for stream in &self.streams {
+            // It fails only when the descriptor is not in, and that is the aim.
+            let _ = epoll.ctl(ControlOperation::Delete, stream.as_raw_fd(), EpollEvent::default());
+            // The peer must learn that it is given up, although the carrier lives on.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn wakeup(&mut self, offset: u64, events: EventSet) -> Wakeup {
+        let mut wakeup = Wakeup::default();
+        if let Some(at) = usize::try_from(offset).ok().filter(|at| *at < self.streams.len()) {
+            let trouble = EventSet::ERROR | EventSet::HANG_UP;
+            wakeup.readable[at] = events.intersects(EventSet::IN | trouble);
+            wakeup.writable[at] = events.intersects(EventSet::OUT | trouble);
+        }
+        wakeup
+    }
+
+    fn read(&mut self, class: usize, into: &mut [u8]) -> io::Result<usize> {
+        self.streams[class].read(into)
+    }
+
+    fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.streams[class].write_vectored(parts)
+    }
+
+    fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()> {
+        if self.waits[class] == on {
+            return Ok(());
+        }
+        self.waits[class] = on;
+        let events = if on { EventSet::IN | EventSet::OUT } else { EventSet::IN };
+        let token = base + u64::try_from(class).expect("a class is below 3");
+        watch(epoll, ControlOperation::Modify, self.streams[class].as_raw_fd(), events, token)
+    }
+}
+
+/// The transport between hosts. Made by [`BootstrapMesh`](crate::BootstrapMesh) and
+/// [`CompanionMesh`](crate::CompanionMesh).
+#[derive(Debug)]
+pub struct TcpTransport {
+    engine: Engine<TcpCarrier>,
+}
+
+impl TcpTransport {
+    /// Joins connections to a transport without any handshake: for tests that play the peer.
+    ///
+    /// # Errors
+    /// The sockets cannot be set up or watched.
+    pub fn from_streams(
+        local: SliceId,
+        peers: Vec<(SliceId, [TcpStream; 3])>,
+        config: Config,
+    ) -> io::Result<Self> {
+        config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let mut carriers = Vec::with_capacity(peers.len());
+        for (slice, streams) in peers {
+            let place = match streams[0].peer_addr() {
+                Ok(address) => address.to_string(),
+                Err(_) => String::from("an unknown address"),
+            };
+            carriers.push((slice, TcpCarrier::new(place, streams)?));
+        }
+        Ok(Self { engine: Engine::new(local, carriers, config)? })
+    }
+}
+
+impl Transport for TcpTransport {
+    fn local(&self) -> SliceId {
+        self.engine.local()
+    }
+
+    fn peers(&self) -> &[SliceId] {
+        self.engine.peers()
+    }
+
+    fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.engine.send(to, class, head, payload)
+    }
+
+    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        self.engine.poll(budget, sink)
+    }
+
+    fn readiness(&self) -> BorrowedFd<'_> {
+        borrow(self, self.engine.epoll_fd())
+    }
+}

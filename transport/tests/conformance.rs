@@ -1,0 +1,399 @@
+//! One contract, two carriers: every test here runs over TCP and over shared memory.
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::{Duration, Instant};
+use tessera_transport::{
+    Class, Config, Event, FRAME_BYTES_MAX, SendError, ShmTransport, TcpTransport, Transport, shm,
+};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use wire::SliceId;
+
+const A: SliceId = SliceId(0);
+const B: SliceId = SliceId(1);
+const CLASSES: [Class; 3] = [Class::Interrupt, Class::Coherence, Class::Bulk];
+/// Far beyond anything a healthy run needs; it only turns a hang into a failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Something that makes connected slices `0..n`.
+trait Backend {
+    type Carrier: Transport + 'static;
+    fn mesh(n: u16, config: &Config) -> Vec<Self::Carrier>;
+}
+
+struct Tcp;
+struct Shm;
+
+/// A connected pair of sockets on the loopback.
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (caller, listener.accept().unwrap().0)
+}
+
+fn triple() -> ([TcpStream; 3], [TcpStream; 3]) {
+    let [(a, d), (b, e), (c, f)] = [sockets(), sockets(), sockets()];
+    ([a, b, c], [d, e, f])
+}
+
+impl Backend for Tcp {
+    type Carrier = TcpTransport;
+
+    fn mesh(n: u16, config: &Config) -> Vec<TcpTransport> {
+        let mut peers: Vec<Vec<(SliceId, [TcpStream; 3])>> = (0..n).map(|_| Vec::new()).collect();
+        for low in 0..n {
+            for high in low + 1..n {
+                let (near, far) = triple();
+                peers[usize::from(low)].push((SliceId(high), near));
+                peers[usize::from(high)].push((SliceId(low), far));
+            }
+        }
+        let build = |(slice, peers)| TcpTransport::from_streams(slice, peers, config.clone());
+        (0..n).map(SliceId).zip(peers).map(|pair| build(pair).unwrap()).collect()
+    }
+}
+
+impl Backend for Shm {
+    type Carrier = ShmTransport;
+
+    fn mesh(n: u16, config: &Config) -> Vec<ShmTransport> {
+        shm::mesh(n, config).unwrap()
+    }
+}
+
+/// What a poll reported, owned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Seen {
+    Frame(SliceId, Class, Vec<u8>),
+    Lost(SliceId, String),
+}
+
+fn poll(transport: &mut dyn Transport, budget: usize) -> Vec<Seen> {
+    let mut seen = Vec::new();
+    let count = transport.poll(budget, &mut |event| {
+        seen.push(match event {
+            Event::Frame { from, class, bytes } => Seen::Frame(from, class, bytes.to_vec()),
+            Event::Lost { peer, cause } => Seen::Lost(peer, cause),
+        });
+    });
+    assert_eq!(count, seen.len());
+    assert!(count <= budget);
+    seen
+}
+
+/// Sleeps until `transport` has something to do. False at the deadline.
+fn wait(transport: &dyn Transport, limit: Duration) -> bool {
+    let epoll = Epoll::new().unwrap();
+    let fd = transport.readiness().as_raw_fd();
+    epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0)).unwrap();
+    let mut events = [EpollEvent::default()];
+    let limit = i32::try_from(limit.as_millis()).unwrap();
+    matches!(epoll.wait(limit, &mut events), Ok(1))
+}
+
+/// Polls `transport` by its readiness only, until it reported `count` events.
+fn gather(transport: &mut dyn Transport, count: usize) -> Vec<Seen> {
+    let end = Instant::now() + PATIENCE;
+    let mut seen = Vec::new();
+    while seen.len() < count {
+        assert!(Instant::now() < end, "only {} of {count} events came", seen.len());
+        wait(transport, PATIENCE);
+        seen.extend(poll(transport, count - seen.len()));
+    }
+    seen
+}
+
+fn pair<T: Backend>(config: &Config) -> (T::Carrier, T::Carrier) {
+    let mut mesh = T::mesh(2, config);
+    let second = mesh.pop().unwrap();
+    (mesh.pop().unwrap(), second)
+}
+
+/// The smallest bounds, so that they are reached soon.
+fn tight() -> Config {
+    Config { window: [160 * 1024; 3], queue_frames: 4096, ..Config::default() }
+}
+
+fn members_are_known<T: Backend>() {
+    let mesh = T::mesh(3, &Config::default());
+
+    assert_eq!(mesh[1].local(), SliceId(1));
+    assert_eq!(mesh[1].peers(), &[SliceId(0), SliceId(2)]);
+}
+
+fn order_within_a_class_is_kept<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    for n in 0..300u32 {
+        for class in CLASSES {
+            a.send(B, class, &n.to_le_bytes(), &[9]).unwrap();
+        }
+    }
+
+    let seen = gather(&mut b, 900);
+
+    for class in CLASSES {
+        let numbers: Vec<Vec<u8>> = seen
+            .iter()
+            .filter_map(|event| match event {
+                Seen::Frame(from, got, bytes) if *got == class && *from == A => Some(bytes.clone()),
+                _ => None,
+            })
+            .collect();
+        let sent: Vec<Vec<u8>> =
+            (0..300u32).map(|n| [&n.to_le_bytes()[..], &[9]].concat()).collect();
+        assert_eq!(numbers, sent);
+    }
+}
+
+fn interrupts_come_first<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    a.send(B, Class::Bulk, b"bulk", &[]).unwrap();
+    a.send(B, Class::Coherence, b"page", &[]).unwrap();
+    a.send(B, Class::Interrupt, b"irq", &[]).unwrap();
+
+    let classes: Vec<Class> = gather(&mut b, 3)
+        .into_iter()
+        .map(|event| match event {
+            Seen::Frame(_, class, _) => class,
+            Seen::Lost(_, cause) => panic!("{cause}"),
+        })
+        .collect();
+
+    assert_eq!(classes, CLASSES);
+}
+
+fn full_bulk_does_not_delay_interrupts<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&tight());
+    let page = [3; 4096];
+    while a.send(B, Class::Bulk, &[], &page).is_ok() {}
+
+    a.send(B, Class::Interrupt, b"irq", &[]).unwrap();
+
+    assert_eq!(gather(&mut b, 1), vec![Seen::Frame(A, Class::Interrupt, b"irq".to_vec())]);
+}
+
+fn receiver_that_does_not_poll_is_not_flooded<T: Backend>() {
+    let config = tight();
+    let (mut a, mut b) = pair::<T>(&config);
+    let page = [3; 4096];
+    let mut sent = 0;
+    while a.send(B, Class::Coherence, &[], &page).is_ok() {
+        sent += 1;
+        poll(&mut a, 16);
+    }
+
+    assert_eq!(a.send(B, Class::Coherence, &[], &page), Err(SendError::Full));
+    assert_eq!(sent, usize::try_from(config.window[1]).unwrap() / (4096 + 8));
+    // Nothing but the receiver's polling frees credit again, and its sender is woken for it.
+    assert_eq!(gather_both(&mut a, &mut b, sent), sent);
+    let end = Instant::now() + PATIENCE;
+    while a.send(B, Class::Coherence, &[], &page).is_err() {
+        assert!(Instant::now() < end);
+        wait(&a, PATIENCE);
+        poll(&mut a, 16);
+    }
+}
+
+/// Polls both ends until `to` got `count` frames; returns how many it got.
+fn gather_both(from: &mut dyn Transport, to: &mut dyn Transport, count: usize) -> usize {
+    let end = Instant::now() + PATIENCE;
+    let mut seen = 0;
+    while seen < count && Instant::now() < end {
+        poll(from, 16);
+        seen += poll(to, 16).len();
+    }
+    seen
+}
+
+fn waiting_frames_are_bounded<T: Backend>() {
+    let config = Config { window: [64 << 20; 3], queue_frames: 3, ..Config::default() };
+    let (mut a, _b) = pair::<T>(&config);
+    let large = vec![1; FRAME_BYTES_MAX];
+
+    let sent = (0..1000).take_while(|_| a.send(B, Class::Bulk, &[], &large).is_ok()).count();
+
+    // The socket or ring takes some; then three wait, and no more.
+    assert!((3..1000).contains(&sent), "{sent}");
+    assert_eq!(a.send(B, Class::Bulk, &[], &[1]), Err(SendError::Full));
+}
+
+fn too_large_and_unknown_are_refused<T: Backend>() {
+    let (mut a, _b) = pair::<T>(&Config::default());
+    let large = vec![0; FRAME_BYTES_MAX];
+
+    assert_eq!(a.send(B, Class::Bulk, &[1], &large), Err(SendError::TooLarge));
+    assert_eq!(a.send(SliceId(7), Class::Bulk, &[], &[]), Err(SendError::Gone));
+    assert_eq!(a.send(A, Class::Bulk, &[], &[]), Err(SendError::Gone));
+}
+
+fn frames_of_all_sizes_survive_partial_writes<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&tight());
+    let sizes: Vec<usize> = [0, 1, 7, 8, 9, 4095, 4096, 4097, 65_535, FRAME_BYTES_MAX]
+        .into_iter()
+        .cycle()
+        .take(200)
+        .collect();
+    let fill = |n: usize| u8::try_from(n % 251).unwrap();
+    let plan = sizes.clone();
+    let sender = thread::spawn(move || {
+        for (n, size) in plan.into_iter().enumerate() {
+            let frame = vec![fill(n); size];
+            let (head, payload) = frame.split_at(size / 3);
+            while let Err(error) = a.send(B, Class::Coherence, head, payload) {
+                assert_eq!(error, SendError::Full);
+                wait(&a, PATIENCE);
+                poll(&mut a, 16);
+            }
+        }
+        a
+    });
+
+    let mut seen = Vec::new();
+    let mut sender = Some(sender);
+    let mut kept = None;
+    while seen.len() < sizes.len() {
+        if sender.as_ref().is_some_and(thread::JoinHandle::is_finished) {
+            kept = sender.take().map(|sender| sender.join().unwrap());
+        }
+        if let Some(a) = &mut kept {
+            poll(a, 16);
+        }
+        wait(&b, Duration::from_millis(1));
+        seen.extend(poll(&mut b, 3));
+    }
+
+    for (n, (event, size)) in seen.iter().zip(&sizes).enumerate() {
+        assert!(*event == Seen::Frame(A, Class::Coherence, vec![fill(n); *size]), "frame {n}");
+    }
+}
+
+fn loss_is_reported_once_after_what_was_sent<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    b.send(A, Class::Coherence, b"last", b" words").unwrap();
+    drop(b);
+
+    let seen = gather(&mut a, 2);
+
+    assert_eq!(seen[0], Seen::Frame(B, Class::Coherence, b"last words".to_vec()));
+    let Seen::Lost(B, cause) = &seen[1] else { panic!("{seen:?}") };
+    assert!(cause.starts_with("slice1 at "), "{cause}");
+    assert_eq!(a.send(B, Class::Interrupt, &[], &[]), Err(SendError::Gone));
+    for _ in 0..5 {
+        assert_eq!(poll(&mut a, 16), vec![]);
+    }
+    assert_eq!(a.peers(), &[B]);
+}
+
+fn one_loss_leaves_the_others<T: Backend>() {
+    let mut mesh = T::mesh(3, &Config::default());
+    let mut c = mesh.pop().unwrap();
+    drop(mesh.pop());
+    let mut a = mesh.pop().unwrap();
+
+    let seen = gather(&mut a, 1);
+    c.send(A, Class::Bulk, b"still", b" here").unwrap();
+
+    assert!(matches!(&seen[..], [Seen::Lost(SliceId(1), _)]), "{seen:?}");
+    let next = gather(&mut a, 1);
+    assert_eq!(next, vec![Seen::Frame(SliceId(2), Class::Bulk, b"still here".to_vec())]);
+    assert!(matches!(&gather(&mut c, 1)[..], [Seen::Lost(SliceId(1), _)]));
+}
+
+fn silent_peer_loses_its_lease<T: Backend>() {
+    let config = Config { lease: Duration::from_millis(40), ..Config::default() };
+    let (mut a, _b) = pair::<T>(&config);
+
+    let seen = gather(&mut a, 1);
+
+    let [Seen::Lost(B, cause)] = &seen[..] else { panic!("{seen:?}") };
+    assert!(cause.contains("was silent for its lease of 40ms"), "{cause}");
+}
+
+fn idle_peers_keep_their_lease<T: Backend>() {
+    let config = Config { lease: Duration::from_secs(1), ..Config::default() };
+    let (mut a, mut b) = pair::<T>(&config);
+    let end = Instant::now() + 5 * config.lease / 2;
+    let other = thread::spawn(move || {
+        let mut seen = Vec::new();
+        while Instant::now() < end {
+            wait(&b, Duration::from_millis(200));
+            seen.extend(poll(&mut b, 16));
+        }
+        (b, seen)
+    });
+
+    let mut seen = Vec::new();
+    while Instant::now() < end {
+        wait(&a, Duration::from_millis(200));
+        seen.extend(poll(&mut a, 16));
+    }
+
+    let (_b, others) = other.join().unwrap();
+    assert_eq!((seen, others), (vec![], vec![]));
+}
+
+fn readiness_wakes_a_sleeper<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    poll(&mut b, 16);
+    let sleeper = thread::spawn(move || gather(&mut b, 1));
+
+    a.send(B, Class::Interrupt, b"wake", b" up").unwrap();
+
+    let seen = sleeper.join().unwrap();
+    assert_eq!(seen, vec![Seen::Frame(A, Class::Interrupt, b"wake up".to_vec())]);
+}
+
+fn readiness_stays_while_the_budget_left_work<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    for n in 0..5u8 {
+        a.send(B, Class::Bulk, &[n], &[]).unwrap();
+    }
+    let first = gather(&mut b, 2);
+
+    assert!(wait(&b, Duration::ZERO));
+    let rest = gather(&mut b, 3);
+
+    assert_eq!(first[0], Seen::Frame(A, Class::Bulk, vec![0]));
+    assert_eq!(rest[2], Seen::Frame(A, Class::Bulk, vec![4]));
+    poll(&mut b, 16);
+    assert!(!wait(&b, Duration::ZERO), "nothing is left to do");
+}
+
+fn poll_without_budget_hands_nothing_over<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    a.send(B, Class::Interrupt, b"x", &[]).unwrap();
+
+    assert_eq!(poll(&mut b, 0), vec![]);
+    assert_eq!(gather(&mut b, 1), vec![Seen::Frame(A, Class::Interrupt, b"x".to_vec())]);
+}
+
+macro_rules! conformance {
+    ($($name:ident),+ $(,)?) => {
+        mod tcp {
+            $(#[test] fn $name() { super::$name::<super::Tcp>(); })+
+        }
+        mod shared_memory {
+            $(#[test] fn $name() { super::$name::<super::Shm>(); })+
+        }
+    };
+}
+
+conformance!(
+    members_are_known,
+    order_within_a_class_is_kept,
+    interrupts_come_first,
+    full_bulk_does_not_delay_interrupts,
+    receiver_that_does_not_poll_is_not_flooded,
+    waiting_frames_are_bounded,
+    too_large_and_unknown_are_refused,
+    frames_of_all_sizes_survive_partial_writes,
+    loss_is_reported_once_after_what_was_sent,
+    one_loss_leaves_the_others,
+    silent_peer_loses_its_lease,
+    idle_peers_keep_their_lease,
+    readiness_wakes_a_sleeper,
+    readiness_stays_while_the_budget_left_work,
+    poll_without_budget_hands_nothing_over,
+);

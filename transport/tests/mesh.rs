@@ -1,0 +1,279 @@
+//! Bootstrap and companions in one process, over the loopback.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tessera_transport::handshake::{Party, Role};
+use tessera_transport::{
+    BootstrapMesh, Class, Config, Event, HandshakeError, Listener, Member, MeshError, Plan, Secret,
+    ShmTransport, TcpTransport, Transport, VmId, shm,
+};
+use wire::{Epoch, SliceId};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn secret(byte: u8) -> Secret {
+    Secret::from_bytes(&[byte; 16]).unwrap()
+}
+
+fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn listener() -> Listener {
+    Listener::bind(loopback(), secret(1)).unwrap()
+}
+
+fn plan(addresses: &[SocketAddr]) -> Plan {
+    let mut members = vec![Member { slice: SliceId(0), address: None }];
+    let companions = (1..).zip(addresses);
+    members
+        .extend(companions.map(|(slice, at)| Member { slice: SliceId(slice), address: Some(*at) }));
+    let blob = b"layout".to_vec();
+    Plan { vm: VmId([3; 16]), epoch: Epoch(1), members, config: Config::default(), blob }
+}
+
+/// A companion that agrees to everything.
+fn willing(listener: Listener) -> JoinHandle<Result<TcpTransport, MeshError>> {
+    thread::spawn(move || {
+        let (assignment, mut mesh) = listener.accept(Some(soon()), &mut |_| {})?;
+        assert_eq!(assignment.blob, b"layout");
+        mesh.answer(Ok(assignment.local.to_string().as_bytes()), soon())?;
+        assert_eq!(mesh.verdict(&|| 5_000, soon())?, b"final");
+        mesh.into_transport(soon(), &mut |_| {})
+    })
+}
+
+/// Sends one frame from every slice to every other one and checks that each came.
+fn everybody_talks(transports: &mut [&mut dyn Transport]) {
+    for from in transports.iter_mut() {
+        for to in from.peers().to_vec() {
+            let text = format!("{} to {to}", from.local());
+            from.send(to, Class::Coherence, text.as_bytes(), &[]).unwrap();
+        }
+    }
+    let count = transports.len();
+    for to in transports.iter_mut() {
+        let mut seen = Vec::new();
+        let (local, end) = (to.local(), soon());
+        while seen.len() < count - 1 {
+            assert!(Instant::now() < end);
+            to.poll(16, &mut |event| match event {
+                Event::Frame { from, bytes, .. } => {
+                    assert_eq!(bytes, format!("{from} to {local}").as_bytes());
+                    seen.push(from);
+                }
+                Event::Lost { cause, .. } => panic!("{cause}"),
+            });
+        }
+    }
+}
+
+#[test]
+fn four_slices_join_and_talk() {
+    let listeners = [listener(), listener(), listener()];
+    let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+    let companions = listeners.map(willing);
+    let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
+
+    let answers = mesh.gather(soon()).unwrap();
+    let ticks = AtomicU64::new(0);
+    let clock = || ticks.fetch_add(10, Ordering::Relaxed);
+    let estimate = mesh.measure_clock(SliceId(2), 4, &clock, soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+    let mut bootstrap = mesh.into_transport(soon()).unwrap();
+    let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
+
+    let blobs: Vec<_> =
+        (1..4).map(|n| (SliceId(n), Ok(format!("slice{n}").into_bytes()))).collect();
+    assert_eq!(answers, blobs);
+    assert_eq!((estimate.rtt_min, estimate.offset), (10, 4_995));
+    let [one, two, three] = &mut others;
+    everybody_talks(&mut [&mut bootstrap, one, two, three]);
+}
+
+#[test]
+fn strangers_are_turned_away_and_the_wait_goes_on() {
+    let listener = listener();
+    let address = listener.address();
+    let companion = thread::spawn(move || {
+        let mut refused = Vec::new();
+        let accepted = listener.accept(Some(soon()), &mut |one| refused.push(one.to_string()));
+        let (assignment, _mesh) = accepted.unwrap();
+        (assignment.local, refused)
+    });
+
+    let wrong = BootstrapMesh::connect(secret(2), plan(&[address]), soon()).unwrap_err();
+    let mut stranger = TcpStream::connect(address).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    // Whether it ends in a reset or an end is the kernel's choice.
+    let _ = stranger.read_to_end(&mut Vec::new());
+    let _mesh = BootstrapMesh::connect(secret(1), plan(&[address]), soon()).unwrap();
+
+    let (local, refused) = companion.join().unwrap();
+    assert_eq!(local, SliceId(1));
+    assert!(
+        matches!(&wrong, MeshError::Handshake { source: HandshakeError::ProofRefused, .. }),
+        "{wrong}"
+    );
+    assert_eq!(wrong.to_string(), format!("the handshake with slice1 at {address} failed"));
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    assert!(refused[0].ends_with("could not prove that it knows the secret"), "{refused:?}");
+    assert!(refused[1].contains("does not speak this protocol"), "{refused:?}");
+}
+
+#[test]
+fn refusal_reaches_the_bootstrap_and_abort_the_others() {
+    let (one, two) = (listener(), listener());
+    let addresses = [one.address(), two.address()];
+    let refuser = thread::spawn(move || {
+        let (_, mut mesh) = one.accept(Some(soon()), &mut |_| {}).unwrap();
+        mesh.answer(Err("memory does not fit"), soon()).unwrap();
+    });
+    let other = willing(two);
+    let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
+
+    let answers = mesh.gather(soon()).unwrap();
+    mesh.abort("slice1 refused");
+    refuser.join().unwrap();
+    let error = other.join().unwrap().unwrap_err();
+
+    assert_eq!(answers[0], (SliceId(1), Err(String::from("memory does not fit"))));
+    assert_eq!(answers[1], (SliceId(2), Ok(b"slice2".to_vec())));
+    assert_eq!(error.to_string(), "the bootstrap called it off: slice1 refused");
+}
+
+#[test]
+fn companion_that_dies_before_its_answer_is_named() {
+    let (one, two) = (listener(), listener());
+    let addresses = [one.address(), two.address()];
+    let slow = thread::spawn(move || {
+        let (_, mut mesh) = one.accept(Some(soon()), &mut |_| {}).unwrap();
+        // It never answers; only the end of the bootstrap frees it.
+        mesh.verdict(&|| 0, soon()).unwrap_err()
+    });
+    let dead = thread::spawn(move || drop(two.accept(Some(soon()), &mut |_| {}).unwrap()));
+    let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
+    dead.join().unwrap();
+
+    let error = mesh.gather(soon()).unwrap_err();
+    drop(mesh);
+
+    assert!(error.to_string().starts_with("the set-up with slice2 at "), "{error}");
+    assert!(matches!(slow.join().unwrap(), MeshError::Control { .. }));
+}
+
+#[test]
+fn slice_that_cannot_reach_another_stops_all() {
+    let (one, two) = (listener(), listener());
+    let addresses = [one.address(), two.address()];
+    // Slice 1 commits and ends without joining: slice 2 cannot connect to it.
+    let deserter = thread::spawn(move || {
+        let (_, mut mesh) = one.accept(Some(soon()), &mut |_| {}).unwrap();
+        mesh.answer(Ok(b""), soon()).unwrap();
+        mesh.verdict(&|| 0, soon()).unwrap();
+    });
+    let other = willing(two);
+    let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+    deserter.join().unwrap();
+
+    let error = mesh.into_transport(soon()).unwrap_err();
+
+    assert!(
+        error.to_string().contains("slice1") || error.to_string().contains("slice2"),
+        "{error}"
+    );
+    other.join().unwrap().unwrap_err();
+}
+
+#[test]
+fn nobody_listening_is_named() {
+    let free = TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+
+    let error = BootstrapMesh::connect(secret(1), plan(&[free]), soon()).unwrap_err();
+
+    assert_eq!(error.to_string(), format!("cannot connect to slice1 at {free}"));
+}
+
+#[test]
+fn plan_with_an_address_twice_is_refused() {
+    let twice = plan(&[loopback(), loopback()]);
+
+    let error = BootstrapMesh::connect(secret(1), twice, soon()).unwrap_err();
+
+    assert!(matches!(error, MeshError::Plan(_)), "{error}");
+}
+
+#[test]
+fn steps_out_of_order_are_refused() {
+    let listener = listener();
+    let address = listener.address();
+    let companion = thread::spawn(move || {
+        let (_, mesh) = listener.accept(Some(soon()), &mut |_| {}).unwrap();
+        mesh.into_transport(soon(), &mut |_| {}).unwrap_err()
+    });
+    let mesh = BootstrapMesh::connect(secret(1), plan(&[address]), soon()).unwrap();
+
+    let error = companion.join().unwrap();
+    let other = mesh.into_transport(soon()).unwrap_err();
+
+    assert!(matches!(error, MeshError::OutOfOrder { .. }), "{error}");
+    assert!(matches!(other, MeshError::OutOfOrder { .. }), "{other}");
+}
+
+#[test]
+fn wait_for_a_bootstrap_ends_at_its_deadline() {
+    let end = Instant::now() + Duration::from_millis(20);
+
+    let error = listener().accept(Some(end), &mut |_| {}).unwrap_err();
+
+    assert!(matches!(error, MeshError::NoBootstrap), "{error}");
+}
+
+#[test]
+fn shared_memory_is_passed_over_an_authenticated_socket() {
+    let party = Party {
+        role: Role::SharedMemory,
+        vm: VmId([3; 16]),
+        epoch: Epoch(1),
+        from: SliceId(1),
+        to: SliceId(0),
+    };
+    let (near, far) = UnixStream::pair().unwrap();
+    let caller = thread::spawn(move || {
+        let pair = shm::connect(far, &secret(1), &party, soon()).unwrap();
+        ShmTransport::new(SliceId(1), vec![pair], Config::default()).unwrap()
+    });
+    let pair = shm::accept(near, &secret(1), |_| Ok(()), soon()).unwrap();
+    let mut first = ShmTransport::new(SliceId(0), vec![pair], Config::default()).unwrap();
+    let mut second = caller.join().unwrap();
+
+    everybody_talks(&mut [&mut first, &mut second]);
+}
+
+#[test]
+fn shared_memory_with_a_wrong_secret_is_refused() {
+    let party = Party {
+        role: Role::SharedMemory,
+        vm: VmId([3; 16]),
+        epoch: Epoch(1),
+        from: SliceId(1),
+        to: SliceId(0),
+    };
+    let (near, far) = UnixStream::pair().unwrap();
+    let caller = thread::spawn(move || shm::connect(far, &secret(2), &party, soon()));
+
+    let error = shm::accept(near, &secret(1), |_| Ok(()), soon()).unwrap_err();
+
+    assert!(matches!(error, shm::ShmError::Handshake { .. }), "{error}");
+    caller.join().unwrap().unwrap_err();
+}
