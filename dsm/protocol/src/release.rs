@@ -229,7 +229,10 @@ impl Node {
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, "Left", gfn, "this slice is not the heir");
-        if self.pages.copy(gfn) != Copy::Replica || entries.iter().any(|e| e.gfn != gfn) {
+        // The heir may not have seen the converter's Go when a faster slice has left already.
+        if !matches!(self.pages.copy(gfn), Copy::Replica | Copy::Forming)
+            || entries.iter().any(|e| e.gfn != gfn)
+        {
             return Err(error);
         }
         let queue = self.releases.demotions.get_mut(&gfn).ok_or_else(|| error.clone())?;

@@ -1,0 +1,88 @@
+//! What may happen next: the `Model` of stateright.
+
+use super::cluster::{Cluster, Wait};
+use super::properties;
+use super::scenario::{Op, Scenario};
+use dsm_protocol::{Access, Gfn};
+use stateright::{Model, Property};
+
+/// One thing that may happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A vCPU goes on.
+    Run(usize),
+    /// A vCPU decides what to touch, and tries.
+    Choose(usize, Gfn, Access),
+    /// A message arrives: pair, place in the queue.
+    Deliver((u16, u16), usize),
+    /// The hold window that a slice's recall waits for ends.
+    Tick(u16),
+    /// A slice is lost.
+    Lose(u16),
+}
+
+impl Scenario {
+    fn vcpu_actions(&self, state: &Cluster, actions: &mut Vec<Action>) {
+        for (at, vcpu) in self.vcpus.iter().enumerate() {
+            let progress = &state.vcpus[at];
+            if progress.wait != Wait::None || state.slice(vcpu.slice).lost {
+                continue;
+            }
+            match vcpu.ops.get(progress.at) {
+                Some(Op::Any(pages)) if !state.has_chosen(at) => {
+                    for gfn in *pages {
+                        for access in [Access::Read, Access::Write] {
+                            actions.push(Action::Choose(at, Gfn(*gfn), access));
+                        }
+                    }
+                }
+                Some(op) if !state.spins(vcpu.slice, *op) => actions.push(Action::Run(at)),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Model for Scenario {
+    type State = Cluster;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<Cluster> {
+        vec![Cluster::new(self)]
+    }
+
+    fn actions(&self, state: &Cluster, actions: &mut Vec<Action>) {
+        if state.violation.is_some() {
+            return;
+        }
+        self.vcpu_actions(state, actions);
+        for (pair, wire) in &state.wires {
+            let reach = if self.ordered { 1 } else { wire.len() };
+            actions.extend((0..reach).map(|index| Action::Deliver(*pair, index)));
+        }
+        for slice in 0..self.slices {
+            if !state.slice(slice).lost && state.slice(slice).node.next_tick_ns().is_some() {
+                actions.push(Action::Tick(slice));
+            }
+        }
+        if self.lose && state.slices.iter().all(|slice| !slice.lost) {
+            actions.extend((0..self.slices).map(Action::Lose));
+        }
+    }
+
+    fn next_state(&self, last: &Cluster, action: Action) -> Option<Cluster> {
+        let mut next = last.clone();
+        match action {
+            Action::Run(vcpu) => next.run_next(vcpu, self),
+            Action::Choose(vcpu, gfn, access) => next.choose(vcpu, gfn, access, self),
+            Action::Deliver(pair, index) => next.deliver(pair, index, self),
+            Action::Tick(slice) => next.tick(slice, self),
+            Action::Lose(slice) => next.lose(slice),
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        properties::all(self)
+    }
+}

@@ -1,0 +1,196 @@
+//! Kernel page tables as causal replicas.
+//!
+//! Frame 0 is an ordinary page with flags and a lock, frame 1 the root of all vCPUs, frame 2 the
+//! table of level 3 that entry 256 of the root points to, frame 3 a second root or spare page.
+
+use super::scenario::{Op, Scenario};
+use crate::store::Page;
+
+/// The page with lock (entry 0) and flags.
+pub const DATA: u64 = 0;
+/// The root of all vCPUs.
+pub const ROOT: u64 = 1;
+/// The table below it.
+pub const TABLE: u64 = 2;
+/// One more page.
+pub const SPARE: u64 = 3;
+/// The entry of the root that points to [`TABLE`]: the first of the kernel's half.
+pub const KERNEL: u16 = 256;
+
+/// A table entry that points to a frame: present, writable, accessed, dirty.
+#[must_use]
+pub const fn entry(frame: u64) -> u64 {
+    frame << 12 | 0x63
+}
+
+fn base(name: &'static str, slices: u16, homes: Vec<u16>) -> Scenario {
+    let mut scenario = Scenario::new(name, slices, homes);
+    scenario.strict = vec![DATA];
+    scenario.replicate = true;
+    scenario.contents = vec![(ROOT, Page::from([(KERNEL, entry(TABLE))]))];
+    scenario
+}
+
+/// Every vCPU uses the root, and those named have walked down to the table.
+fn walked(mut scenario: Scenario, slices: &[u16]) -> Scenario {
+    let all = 0..scenario.slices;
+    scenario.prologue.extend(all.map(|slice| (slice, Op::Root(ROOT))));
+    for slice in slices {
+        scenario.prologue.push((*slice, Op::Descend(ROOT, KERNEL)));
+    }
+    scenario
+}
+
+/// The root is a replica, and the table below it too if `converted`. Else the first walk to the
+/// table is still to come.
+fn started(scenario: Scenario, converted: bool) -> Scenario {
+    let mut scenario = walked(scenario, if converted { &[0, 1] } else { &[] });
+    scenario.prologue.extend([(0, Op::Walk(ROOT, KERNEL)), (1, Op::Walk(ROOT, KERNEL))]);
+    scenario
+}
+
+/// Slice 0 changes the table and raises a flag; the others see the flag, then the change.
+#[must_use]
+pub fn publish(slices: u16, converted: bool) -> Scenario {
+    let mut scenario = base("publish by flag", slices, vec![slices - 1, 0, 0])
+        .vcpu(0, [Op::Store(TABLE, 5, entry(9)), Op::Store(DATA, 1, 1)]);
+    for slice in 1..slices {
+        scenario = scenario.vcpu(slice, [Op::Await(DATA, 1, 1), Op::Walk(TABLE, 5)]);
+    }
+    started(scenario, converted)
+}
+
+/// The same by an interrupt instead of a flag.
+#[must_use]
+pub fn publish_by_interrupt(slices: u16, converted: bool) -> Scenario {
+    let mut scenario = base("publish by interrupt", slices, vec![slices - 1, 0, 0])
+        .vcpu(0, [Op::Store(TABLE, 5, entry(9)), Op::Interrupt(1)]);
+    for slice in 1..slices {
+        scenario = scenario.vcpu(slice, [Op::AwaitInterrupt(1), Op::Walk(TABLE, 5)]);
+    }
+    started(scenario, converted)
+}
+
+/// A chain: slice 0 publishes to slice 1, that one to slice 2.
+#[must_use]
+pub fn chain() -> Scenario {
+    let scenario = base("publish through a third slice", 3, vec![1, 0, 2])
+        .vcpu(0, [Op::Store(TABLE, 5, entry(9)), Op::Interrupt(1)])
+        .vcpu(1, [Op::AwaitInterrupt(1), Op::Walk(TABLE, 5), Op::Store(TABLE, 6, entry(8)), Op::Interrupt(2)])
+        .vcpu(2, [Op::AwaitInterrupt(2), Op::Walk(TABLE, 5), Op::Walk(TABLE, 6)]);
+    walked(scenario, &[0, 1, 2])
+}
+
+/// Slices change different entries, and one entry in turns, under one lock.
+#[must_use]
+pub fn under_lock(slices: u16, converted: bool) -> Scenario {
+    let mut scenario = base("tables under a lock", slices, vec![0, 0, 1]);
+    for slice in 0..slices {
+        let own = 10 + slice;
+        let value = entry(u64::from(20 + slice));
+        scenario = scenario.vcpu(
+            slice,
+            [
+                Op::Lock(DATA),
+                Op::Walk(TABLE, 5),
+                Op::Store(TABLE, 5, value),
+                Op::Store(TABLE, own, value),
+                Op::Unlock(DATA),
+                Op::Interrupt(0),
+            ],
+        );
+    }
+    started(scenario, converted)
+}
+
+/// Each slice changes an entry of its own, without a lock, and publishes it.
+#[must_use]
+pub fn own_entries(slices: u16) -> Scenario {
+    let mut scenario = base("own entries", slices, vec![0, 0, 1]);
+    for slice in 0..slices {
+        let number = u8::try_from(slice).expect("few slices");
+        let other = (slice + 1) % slices;
+        let next = u8::try_from(other).expect("few slices");
+        scenario = scenario.vcpu(
+            slice,
+            [
+                Op::Store(TABLE, 10 + slice, entry(9)),
+                Op::Interrupt(number),
+                Op::AwaitInterrupt(next),
+                Op::Walk(TABLE, 10 + other),
+            ],
+        );
+    }
+    walked(scenario, &[0, 1])
+}
+
+/// Slice 0 takes the table out and says so; slice 1 uses the page as data; another slice may be
+/// walking all the while.
+#[must_use]
+pub fn reuse(slices: u16, converted: bool) -> Scenario {
+    let mut scenario = base("a table page becomes data", slices, vec![0, 0, slices - 1])
+        .vcpu(0, [Op::Store(ROOT, KERNEL, 0), Op::Store(DATA, 1, 1), Op::Await(DATA, 2, 1), Op::Load(TABLE, 7)])
+        .vcpu(1, [Op::Await(DATA, 1, 1), Op::Reuse(TABLE, 7, 70), Op::Store(DATA, 2, 1)]);
+    if slices > 2 {
+        scenario = scenario.vcpu(2, [Op::Descend(ROOT, KERNEL)]);
+    }
+    started(scenario, converted)
+}
+
+/// Two slices change one entry at once. The page must leave the class, and all must agree.
+#[must_use]
+pub fn conflict(slices: u16) -> Scenario {
+    let scenario = base("two slices change one entry", slices, vec![0, 0, slices - 1])
+        .vcpu(0, [Op::Race(TABLE, 5, entry(8)), Op::Interrupt(1), Op::Await(DATA, 1, 0)])
+        .vcpu(1, [Op::Race(TABLE, 5, entry(9)), Op::Interrupt(2), Op::Descend(ROOT, KERNEL)]);
+    let scenario = if slices > 2 {
+        scenario.vcpu(2, [Op::Store(TABLE, 6, entry(7)), Op::Interrupt(3)])
+    } else {
+        scenario
+    };
+    walked(scenario, &[0, 1])
+}
+
+/// One slice changes an entry of a table that another slice takes out of the class.
+#[must_use]
+pub fn leave_with_changes(slices: u16) -> Scenario {
+    let mut scenario = base("a change meets the end of its table", slices, vec![slices - 1, 0, 0])
+        .vcpu(0, [Op::Race(TABLE, 5, entry(8)), Op::Interrupt(1)])
+        .vcpu(1, [Op::Race(TABLE, 5, entry(9)), Op::Store(TABLE, 6, entry(7)), Op::Interrupt(2)]);
+    for slice in 2..slices {
+        scenario = scenario.vcpu(slice, [Op::AwaitInterrupt(2), Op::Walk(TABLE, 6)]);
+    }
+    walked(scenario, &[0, 1])
+}
+
+/// The table is taken out and put back while others walk it: it joins the class twice.
+#[must_use]
+pub fn twice(slices: u16) -> Scenario {
+    let mut scenario = base("a table leaves and comes back", slices, vec![0, 0, slices - 1])
+        .vcpu(0, [
+            Op::Store(ROOT, KERNEL, 0),
+            Op::Interrupt(1),
+            Op::Store(ROOT, KERNEL, entry(TABLE)),
+            Op::Store(TABLE, 5, entry(8)),
+            Op::Interrupt(2),
+        ])
+        .vcpu(1, [Op::Descend(ROOT, KERNEL), Op::AwaitInterrupt(2), Op::Walk(TABLE, 5)]);
+    for slice in 2..slices {
+        scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL)]);
+    }
+    walked(scenario, &[0, 1])
+}
+
+/// A root that no vCPU uses any more leaves the class and becomes data.
+#[must_use]
+pub fn idle_root(slices: u16) -> Scenario {
+    let mut scenario = base("a root is no longer used", slices, vec![0, 0, 0, slices - 1])
+        .vcpu(0, [Op::Await(DATA, 1, 1), Op::Elapse, Op::Elapse, Op::Store(DATA, 2, 1)])
+        .vcpu(1, [Op::Root(ROOT), Op::Store(DATA, 1, 1), Op::Await(DATA, 2, 1), Op::Reuse(SPARE, 7, 70)]);
+    for slice in 2..slices {
+        scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL), Op::Descend(SPARE, KERNEL)]);
+    }
+    scenario.contents.push((SPARE, Page::from([(KERNEL, entry(TABLE))])));
+    scenario.prologue = vec![(1, Op::Root(SPARE)), (0, Op::Walk(SPARE, KERNEL)), (1, Op::Walk(SPARE, KERNEL))];
+    scenario
+}

@@ -1,0 +1,218 @@
+//! Pages as small sparse arrays, for models and simulator.
+//!
+//! Beside the contents it keeps what the page-fault machinery of a host would: which access the
+//! vCPUs have, and which pages were mapped in a step (that wakes the vCPUs that wait for them). It
+//! records the first call that the engine could not carry out, see [`ArrayStore::misuse`].
+
+use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore};
+use std::collections::BTreeMap;
+
+/// Contents of a page: entries that are not zero.
+pub type Page = BTreeMap<u16, u64>;
+
+/// Accessed and dirty bits of a table entry: the processor sets them, so they are no conflict.
+const ACCESSED_DIRTY: u64 = 0x60;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Slot {
+    page: Page,
+    twin: Option<Page>,
+    access: Access,
+    /// Contents that may be mapped: given at the start or filled since the last `unmap`.
+    valid: bool,
+}
+
+/// The pages of one slice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ArrayStore {
+    slots: BTreeMap<Gfn, Slot>,
+    /// Body of the message in hand.
+    hand: Option<Page>,
+    woken: Vec<Gfn>,
+    misuse: Option<&'static str>,
+}
+
+impl ArrayStore {
+    /// Puts contents in place before anything runs: pages of which this slice is home.
+    pub fn preset(&mut self, gfn: Gfn, page: Page) {
+        self.slots.insert(gfn, Slot { page, twin: None, access: Access::None, valid: true });
+    }
+
+    /// Takes the body of a message in hand, or none.
+    pub fn take_in_hand(&mut self, body: Option<Page>) {
+        self.hand = body;
+    }
+
+    /// Pages mapped since the last call.
+    pub fn take_woken(&mut self) -> Vec<Gfn> {
+        std::mem::take(&mut self.woken)
+    }
+
+    /// The first call that an engine could not carry out.
+    #[must_use]
+    pub fn misuse(&self) -> Option<&'static str> {
+        self.misuse
+    }
+
+    /// What the vCPUs may do with the page.
+    #[must_use]
+    pub fn access(&self, gfn: Gfn) -> Access {
+        self.slots.get(&gfn).map_or(Access::None, |slot| slot.access)
+    }
+
+    /// The contents, for the body of a message or to compare.
+    #[must_use]
+    pub fn page(&self, gfn: Gfn) -> Page {
+        self.slots.get(&gfn).map(|slot| slot.page.clone()).unwrap_or_default()
+    }
+
+    /// True when the page holds exactly these entries.
+    #[must_use]
+    pub fn holds(&self, gfn: Gfn, page: &Page) -> bool {
+        self.slots.get(&gfn).map_or(page.is_empty(), |slot| slot.page == *page)
+    }
+
+    /// A vCPU loads an entry. The caller has checked the access.
+    #[must_use]
+    pub fn load(&self, gfn: Gfn, index: u16) -> u64 {
+        self.slots.get(&gfn).map_or(0, |slot| get(&slot.page, index))
+    }
+
+    /// A vCPU stores an entry. The caller has checked the access.
+    pub fn store(&mut self, gfn: Gfn, index: u16, value: u64) {
+        if self.access(gfn) != Access::Write {
+            self.misuse = Some("a store to a page that may not be written");
+        }
+        put(&mut self.slots.entry(gfn).or_default().page, index, value);
+    }
+
+    fn require(&mut self, fine: bool, what: &'static str) {
+        if !fine && self.misuse.is_none() {
+            self.misuse = Some(what);
+        }
+    }
+
+    fn slot(&mut self, gfn: Gfn) -> &mut Slot {
+        self.slots.entry(gfn).or_default()
+    }
+
+    fn has_twin(&self, gfn: Gfn) -> bool {
+        self.slots.get(&gfn).is_some_and(|slot| slot.twin.is_some())
+    }
+}
+
+fn get(page: &Page, index: u16) -> u64 {
+    page.get(&index).copied().unwrap_or(0)
+}
+
+fn put(page: &mut Page, index: u16, value: u64) {
+    if value == 0 {
+        page.remove(&index);
+    } else {
+        page.insert(index, value);
+    }
+}
+
+impl PageStore for ArrayStore {
+    fn fill(&mut self, gfn: Gfn) {
+        let unmapped = self.access(gfn) == Access::None;
+        self.require(unmapped, "fill of a mapped page");
+        let untwinned = !self.has_twin(gfn);
+        self.require(untwinned, "fill of a page with a twin");
+        let Some(body) = self.hand.clone() else {
+            self.require(false, "fill without a body in hand");
+            return;
+        };
+        let slot = self.slot(gfn);
+        slot.page = body;
+        slot.valid = true;
+    }
+
+    fn map(&mut self, gfn: Gfn, access: Access) {
+        self.require(access != Access::None, "map without access");
+        let slot = self.slot(gfn);
+        let (valid, more) = (slot.valid, access >= slot.access);
+        slot.access = access;
+        self.woken.push(gfn);
+        self.require(valid, "map of a page without contents");
+        self.require(more, "map with less access than before");
+    }
+
+    fn protect(&mut self, gfn: Gfn) {
+        let slot = self.slot(gfn);
+        slot.access = slot.access.min(Access::Read);
+        let valid = slot.valid;
+        self.require(valid, "protect of a page without contents");
+    }
+
+    fn unmap(&mut self, gfn: Gfn) {
+        let slot = self.slot(gfn);
+        slot.access = Access::None;
+        let valid = std::mem::replace(&mut slot.valid, false);
+        self.require(valid, "unmap of a page without contents");
+    }
+
+    fn snapshot(&mut self, gfn: Gfn) {
+        let untwinned = !self.has_twin(gfn);
+        self.require(untwinned, "second twin of one page");
+        let slot = self.slot(gfn);
+        slot.twin = Some(slot.page.clone());
+        let fine = slot.access != Access::Write && slot.valid;
+        self.require(fine, "twin of a page that is written or absent");
+    }
+
+    fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) {
+        let slot = self.slot(gfn);
+        let Some(twin) = slot.twin.as_mut() else {
+            self.require(false, "changes of a page without a twin");
+            return;
+        };
+        if slot.page == *twin {
+            return;
+        }
+        let mut indices: Vec<u16> = slot.page.keys().chain(twin.keys()).copied().collect();
+        indices.sort_unstable();
+        indices.dedup();
+        for index in indices {
+            let (old, new) = (get(twin, index), get(&slot.page, index));
+            if old != new {
+                out.push(Entry { gfn, index, old, new });
+            }
+        }
+        twin.clone_from(&slot.page);
+    }
+
+    fn merge(&mut self, entry: &Entry) -> Merge {
+        let Entry { gfn, index, old, new } = *entry;
+        let slot = self.slot(gfn);
+        let Some(twin) = slot.twin.as_mut() else {
+            self.require(false, "merge into a page without a twin");
+            return Merge::Conflict;
+        };
+        let (was, here) = (get(twin, index), get(&slot.page, index));
+        put(twin, index, new);
+        if (here ^ was) & !ACCESSED_DIRTY != 0 {
+            return Merge::Conflict;
+        }
+        // Bits that this slice's processor set since the last flush stay, unless the entry is gone.
+        let set_here = if new == 0 { 0 } else { (here ^ was) & here };
+        put(&mut slot.page, index, new | set_here);
+        if (was ^ old) & !ACCESSED_DIRTY == 0 { Merge::Applied } else { Merge::Conflict }
+    }
+
+    fn forget(&mut self, gfn: Gfn) {
+        let had = self.slot(gfn).twin.take().is_some();
+        self.require(had, "forget of a page without a twin");
+    }
+
+    fn twin_entry(&self, gfn: Gfn, index: u16) -> u64 {
+        let twin = self.slots.get(&gfn).and_then(|slot| slot.twin.as_ref());
+        twin.map_or(0, |twin| get(twin, index))
+    }
+
+    fn twin_entries(&self, gfn: Gfn, visit: &mut dyn FnMut(u16, u64)) {
+        if let Some(twin) = self.slots.get(&gfn).and_then(|slot| slot.twin.as_ref()) {
+            twin.iter().for_each(|(index, value)| visit(*index, *value));
+        }
+    }
+}
