@@ -33,6 +33,8 @@ use wire::{Epoch, SliceId};
 
 /// How long one caller may take to prove itself before the listener turns to the next.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a bootstrap that proved itself may take to send the assignment.
+const PATIENCE_PROVEN: Duration = Duration::from_secs(60);
 
 /// Why the slices of a VM could not be joined.
 #[derive(Debug, thiserror::Error)]

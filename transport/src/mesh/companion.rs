@@ -1,7 +1,7 @@
 //! The side that listens.
 
 use super::bootstrap::next_ready;
-use super::{Circle, MeshError, PATIENCE, one_line};
+use super::{Circle, MeshError, PATIENCE, PATIENCE_PROVEN, one_line};
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::handshake::{self, HandshakeError, Party, Role, VmId, part};
@@ -80,8 +80,8 @@ impl Listener {
     }
 
     /// Waits for a bootstrap that proves itself and takes its assignment. Everybody else is turned
-    /// away, told to `refused`, and the wait goes on. Callers are served one after the other, each
-    /// for at most five seconds.
+    /// away, told to `refused`, and the wait goes on. Callers are served one after the other; one
+    /// that does not prove itself holds the others up for five seconds at most.
     ///
     /// # Errors
     /// The deadline passed or the socket failed; never because of a caller.
@@ -100,7 +100,6 @@ impl Listener {
                 continue;
             }
             let Some((stream, from)) = self.take()? else { continue };
-            let until = until.min(Instant::now() + PATIENCE);
             match self.enroll(stream, from, until) {
                 Ok(taken) => return Ok(taken),
                 Err(error) => refused(&Refused { from, error }),
@@ -134,7 +133,8 @@ impl Listener {
         }
     }
 
-    /// Handshake and assignment on one control connection.
+    /// Handshake and assignment on one control connection. A stranger is given little time; a
+    /// bootstrap that proved itself may first have to reach the other companions.
     fn enroll(
         &self,
         mut stream: TcpStream,
@@ -146,8 +146,10 @@ impl Listener {
             (Role::Control, from, to) => Err(HandshakeError::UnexpectedSlice { from, to }),
             _ => Err(HandshakeError::UnexpectedPurpose),
         };
-        let party = handshake::answer(&mut stream, &self.secret, expect, deadline)
+        let until = deadline.min(Instant::now() + PATIENCE);
+        let party = handshake::answer(&mut stream, &self.secret, expect, until)
             .map_err(|source| MeshError::Handshake { with: from.to_string(), source })?;
+        let deadline = deadline.min(Instant::now() + PATIENCE_PROVEN);
         let with = format!("the bootstrap at {from}");
         let control = |source| MeshError::Control { with: with.clone(), source };
         let assign = match Control::receive(&mut stream, deadline).map_err(control)? {
