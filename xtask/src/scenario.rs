@@ -1,0 +1,336 @@
+//! One VM over the hosts of a lab: what `demo` and `soak` have in common.
+//!
+//! ```text
+//!   prepare: build tessera, get the guest's kernel and initramfs
+//!   run:     companions on hosts 2..N ─> bootstrap on host 1 ─> console lines ─> Outcome
+//! ```
+
+use std::fs;
+use std::io::Read;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::{
+    Command, ExitStatus, Host, HostNumber, KernelFiles, Lab, RemoteProcess, Stream, Substrate,
+};
+use serde_json::Value;
+
+use crate::companion::{Companion, PORT, wait_for_port};
+use crate::guest_console::GuestReport;
+use crate::interrupt::Interrupted;
+use crate::layout::Layout;
+use crate::progress::{Progress, printable};
+use crate::vm_options::{Interrupts, LabMode, VmOptions};
+use crate::workspace;
+
+/// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
+/// guest's time than on real ones.
+const EMULATED_CLOCK_RATE: &str = "0.1";
+/// Longest silence of the guest before a line says that it is still being waited for.
+const QUIET: Duration = Duration::from_secs(15);
+const POLL: Duration = Duration::from_millis(200);
+/// Lines a host's output is kept for in an error message.
+const TAIL: usize = 12;
+/// Base of the guest's command line; tessera adds what its machine needs.
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=t nokaslr mitigations=off \
+                            cryptomgr.notests 8250.nr_uarts=1";
+
+/// What is ready before hosts are there.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    program: PathBuf,
+    kernel: KernelFiles,
+    initrd: PathBuf,
+}
+
+/// Builds tessera and the guest's files.
+pub(crate) fn prepare(options: &VmOptions, progress: &Progress) -> Result<Prepared> {
+    let root = workspace::root()?;
+    let program = match &options.program {
+        Some(program) => program.clone(),
+        None => build(&root, progress)?,
+    };
+    let kernel = lab::guest_kernel(&|line| progress.say(line))?;
+    progress.say("building the guest's test program and initramfs");
+    let initrd = lab::guest_image(&root, &kernel)?.path;
+    Ok(Prepared { program, kernel, initrd })
+}
+
+fn build(root: &Path, progress: &Progress) -> Result<PathBuf> {
+    progress.say("building tessera (release)");
+    let status = Process::new(workspace::cargo())
+        .args(["build", "-q", "--release", "-p", "tessera"])
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .status()
+        .context("start cargo")?;
+    ensure!(status.success(), "tessera does not build: cargo ended with {status}");
+    Ok(workspace::target(root).join("release/tessera"))
+}
+
+/// Brings up the hosts for a VM.
+pub(crate) fn hosts(options: &VmOptions, layout: &Layout, progress: &Progress) -> Result<Lab> {
+    let lab = Lab::up(&options.lab(layout.slices()), &|line| progress.say(line))?;
+    let addresses: Vec<_> = lab.hosts().map(|host| host.address().to_string()).collect();
+    progress.say(&format!("{} hosts are up: {}", addresses.len(), addresses.join(", ")));
+    progress.say(&format!("logs are in {}", lab.folder().display()));
+    Ok(lab)
+}
+
+/// How a VM went.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) guest: GuestReport,
+    pub(crate) exit: Result<ExitStatus>,
+    /// What `tessera bootstrap --report` wrote.
+    pub(crate) report: Option<Value>,
+    /// Seconds from the start of the bootstrap slice to the guest's first own line.
+    pub(crate) boot_seconds: Option<f64>,
+    pub(crate) seconds: f64,
+    /// Everything that is not as it should be; empty for a good run.
+    pub(crate) problems: Vec<String>,
+    pub(crate) tail: Vec<String>,
+}
+
+/// One VM to run in a lab.
+#[derive(Debug)]
+pub(crate) struct Scenario<'a> {
+    pub(crate) options: &'a VmOptions,
+    pub(crate) layout: &'a Layout,
+    pub(crate) prepared: &'a Prepared,
+    pub(crate) lab: &'a Lab,
+    pub(crate) interrupts: Option<Interrupts>,
+    pub(crate) progress: &'a Arc<Progress>,
+    pub(crate) interrupted: &'a Interrupted,
+    /// Print what the hosts print.
+    pub(crate) loud: bool,
+}
+
+impl Scenario<'_> {
+    /// Runs the VM to its end.
+    pub(crate) fn run(&self) -> Result<Outcome> {
+        let companions = self.start_companions()?;
+        let start = Instant::now();
+        let mut bootstrap = self.start_bootstrap()?;
+        let mut outcome = self.watch(&mut bootstrap, start)?;
+        drop(bootstrap);
+        for companion in companions {
+            companion.finish(&mut outcome.problems);
+        }
+        outcome.seconds = start.elapsed().as_secs_f64();
+        outcome.report = self.read_report(&mut outcome.problems)?;
+        self.judge(&mut outcome);
+        Ok(outcome)
+    }
+
+    /// Starts the companions and waits until they listen.
+    pub(crate) fn start_companions(&self) -> Result<Vec<Companion>> {
+        self.put_secret()?;
+        let mut companions = Vec::new();
+        for host in self.lab.hosts().skip(1) {
+            let command = Command::new([
+                self.program()?,
+                "companion".to_owned(),
+                "--listen".to_owned(),
+                format!("{}:{PORT}", host.address()),
+                "--secret-file".to_owned(),
+                inside(&host, "vm.key")?,
+            ]);
+            let process = host.spawn(&command)?;
+            companions.push(Companion::new(process, host.number(), self.progress, self.loud));
+        }
+        for host in self.lab.hosts().skip(1) {
+            wait_for_port(&host)?;
+        }
+        Ok(companions)
+    }
+
+    /// Starts the bootstrap slice.
+    pub(crate) fn start_bootstrap(&self) -> Result<RemoteProcess> {
+        let first = self.lab.host(HostNumber::new(1)?)?;
+        // A report of an earlier run must not be taken for this one's.
+        drop(fs::remove_file(first.job()?.join("run.json")));
+        let command = Command::new(self.arguments(&first)?);
+        self.progress.say(&format!("host 1: {command}"));
+        first.spawn(&command)
+    }
+
+    fn arguments(&self, first: &Host<'_>) -> Result<Vec<String>> {
+        let share = self.options.memory / u32::try_from(self.layout.slices())?;
+        let mut words = vec![self.program()?, "bootstrap".to_owned()];
+        let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+        option("--secret-file", inside(first, "vm.key")?);
+        option("--kernel", text(&self.prepared.kernel.vmlinuz)?);
+        option("--initrd", text(&self.prepared.initrd)?);
+        option("--cmdline", self.command_line());
+        for (host, vcpus) in self.lab.hosts().zip(self.layout.vcpus()) {
+            let place = match host.number().get() {
+                1 => "local".to_owned(),
+                _ => format!("{}:{PORT}", host.address()),
+            };
+            option("--slice", format!("{place},cpus={vcpus},memory={share}M"));
+        }
+        option("--report", inside(first, "run.json")?);
+        if let Some(interrupts) = self.interrupts {
+            option("--interrupts", interrupts.name().to_owned());
+        }
+        if let Some(kind) = &self.options.page_tables {
+            option("--page-tables", kind.clone());
+        }
+        if let Some(rate) = self.clock_rate() {
+            option("--guest-clock-rate", rate);
+        }
+        words.extend(self.options.bootstrap.iter().cloned());
+        Ok(words)
+    }
+
+    fn clock_rate(&self) -> Option<String> {
+        let emulated =
+            self.lab.substrate() == Substrate::LabMachines && self.options.mode != LabMode::Replay;
+        let default = emulated.then(|| EMULATED_CLOCK_RATE.to_owned());
+        self.options.guest_clock_rate.clone().or(default)
+    }
+
+    fn command_line(&self) -> String {
+        let VmOptions { tests, rounds, stress, cmdline, .. } = self.options;
+        let mut line = format!("{COMMAND_LINE} tessera.tests={tests} tessera.rounds={rounds}");
+        if let Some(stress) = stress {
+            line.push_str(&format!(" tessera.stress={stress}"));
+        }
+        format!("{line} {cmdline}").trim_end().to_owned()
+    }
+
+    /// The hosts run a copy, so that a build meanwhile does not pull the program away under them.
+    fn program(&self) -> Result<String> {
+        let copy = self.lab.folder().join("tessera");
+        if !copy.exists() {
+            let own = &self.prepared.program;
+            fs::copy(own, &copy).with_context(|| format!("copy {}", own.display()))?;
+        }
+        text(&copy)
+    }
+
+    fn put_secret(&self) -> Result<()> {
+        let mut secret = [0; 32];
+        fs::File::open("/dev/urandom")
+            .and_then(|mut source| source.read_exact(&mut secret))
+            .context("read /dev/urandom")?;
+        let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        for host in self.lab.hosts() {
+            let path = host.job()?.join("vm.key");
+            fs::write(&path, &secret).with_context(|| format!("write {}", path.display()))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
+                .with_context(|| format!("protect {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the bootstrap slice's output until it ends.
+    fn watch(&self, bootstrap: &mut RemoteProcess, start: Instant) -> Result<Outcome> {
+        let until = start + Duration::from_secs(self.options.timeout);
+        let mut guest = GuestReport::default();
+        let (mut boot_seconds, mut tail, mut problems) = (None, Vec::new(), Vec::new());
+        while !bootstrap.is_over() {
+            if self.interrupted.is_set() {
+                bail!("interrupted");
+            }
+            if Instant::now() > until {
+                problems.push(format!("no end within {} s", self.options.timeout));
+                break;
+            }
+            let Some(line) = bootstrap.next_line(POLL) else {
+                self.progress.say_if_quiet(QUIET, || waiting(&guest));
+                continue;
+            };
+            if line.stream == Stream::Out && guest.take(&line.text) {
+                boot_seconds.get_or_insert_with(|| start.elapsed().as_secs_f64());
+            }
+            let mark = if line.stream == Stream::Out { "console" } else { "tessera" };
+            let shown = format!("host 1 {mark}: {}", printable(&line.text));
+            if self.loud {
+                self.progress.say(&shown);
+            }
+            tail.push(shown);
+            if tail.len() > TAIL {
+                tail.remove(0);
+            }
+        }
+        let exit = bootstrap.wait(Duration::ZERO);
+        let (report, seconds) = (None, 0.0);
+        Ok(Outcome { guest, exit, report, boot_seconds, seconds, problems, tail })
+    }
+
+    fn read_report(&self, problems: &mut Vec<String>) -> Result<Option<Value>> {
+        let path = self.lab.host(HostNumber::new(1)?)?.job()?.join("run.json");
+        let Ok(bytes) = fs::read(&path) else {
+            problems.push("tessera wrote no report".to_owned());
+            return Ok(None);
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(report) => Ok(Some(report)),
+            Err(error) => {
+                problems.push(format!("tessera's report is no JSON: {error}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn judge(&self, outcome: &mut Outcome) {
+        let problems = &mut outcome.problems;
+        match &outcome.exit {
+            Ok(status) if status.success() => {}
+            Ok(status) => problems.push(format!("tessera bootstrap ended with {status}")),
+            Err(error) => problems.push(format!("tessera bootstrap: {error:#}")),
+        }
+        let (guest, wanted) = (&outcome.guest, self.layout.all());
+        match guest.cpus_online {
+            Some(online) if online == wanted => {}
+            Some(online) => problems.push(format!("{online} of {wanted} CPUs online")),
+            None => problems.push("the guest did not reach its tests".to_owned()),
+        }
+        if guest.cpus_online.is_some() && guest.done.is_none() {
+            problems.push("the guest did not finish its tests".to_owned());
+        }
+        let failed = guest.failed();
+        if !failed.is_empty() {
+            problems.push(format!("tests failed: {}", failed.join(", ")));
+        }
+        if let Some(done) = guest.done.filter(|done| done.failed > 0 && failed.is_empty()) {
+            problems.push(format!("the guest counts {} failed tests", done.failed));
+        }
+        let warnings = guest.kernel_warnings.unwrap_or(0);
+        if self.options.strict() && warnings > 0 {
+            problems.push(format!("{warnings} warnings in the guest's kernel log"));
+        }
+    }
+
+    /// Address of each slice's host, in order.
+    pub(crate) fn addresses(&self) -> Vec<Ipv4Addr> {
+        self.lab.hosts().map(|host| host.address()).collect()
+    }
+
+    /// Memory of each slice in MiB.
+    pub(crate) fn share(&self) -> u32 {
+        self.options.memory / u32::try_from(self.layout.slices()).unwrap_or(1)
+    }
+}
+
+fn waiting(guest: &GuestReport) -> String {
+    match (guest.cpus_online, guest.tests.len()) {
+        (None, _) => "the guest is starting".to_owned(),
+        (Some(_), count) => format!("the guest's tests are running, {count} done"),
+    }
+}
+
+fn text(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+fn inside(host: &Host<'_>, name: &str) -> Result<String> {
+    text(&host.job_inside()?.join(name))
+}

@@ -1,0 +1,163 @@
+//! `./x soak`: the same again and again.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use lab::Lab;
+use serde_json::{Value, json};
+
+use crate::interrupt::Interrupted;
+use crate::layout::Layout;
+use crate::progress::Progress;
+use crate::scenario::{self, Outcome, Prepared, Scenario};
+use crate::soak_kill::{self, KillOptions};
+use crate::summary;
+use crate::vm_options::{Interrupts, VmOptions};
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum SoakVerb {
+    /// Boot the VM and run its tests, several times on each interrupt back end
+    Boot(BootOptions),
+    /// Kill a companion at a random moment, again and again: the VM must end soon and say why
+    Kill(KillOptions),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BootOptions {
+    #[command(flatten)]
+    vm: VmOptions,
+    /// Boots on each back end
+    #[arg(long, default_value_t = 10)]
+    runs: u32,
+    /// Only this back end
+    #[arg(long, value_enum)]
+    interrupts: Option<Interrupts>,
+    /// Write all results as JSON into this file
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// Print what the hosts print
+    #[arg(long)]
+    loud: bool,
+}
+
+pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
+    match verb {
+        SoakVerb::Boot(options) => Soak::new(options)?.boot(),
+        SoakVerb::Kill(options) => soak_kill::run(options),
+    }
+}
+
+struct Soak<'a> {
+    options: &'a BootOptions,
+    progress: Arc<Progress>,
+    interrupted: Interrupted,
+    layout: Layout,
+    prepared: Prepared,
+    lab: Option<Lab>,
+    results: Vec<Value>,
+}
+
+impl<'a> Soak<'a> {
+    fn new(options: &'a BootOptions) -> Result<Self> {
+        let progress = Arc::new(Progress::new());
+        let layout = options.vm.layout()?;
+        progress.say(&format!("substrate: {}; layout {layout}", lab::substrate()));
+        Ok(Self {
+            options,
+            interrupted: Interrupted::listen()?,
+            layout,
+            prepared: scenario::prepare(&options.vm, &progress)?,
+            lab: None,
+            results: Vec::new(),
+            progress,
+        })
+    }
+
+    fn boot(mut self) -> Result<ExitCode> {
+        let both = [Interrupts::Ghost, Interrupts::Userspace];
+        let back_ends = both.iter().filter(|&&b| self.options.interrupts.is_none_or(|o| o == b));
+        let mut good = Vec::new();
+        for &back_end in back_ends {
+            let mut passed = 0;
+            for number in 1..=self.options.runs {
+                let ok = self.one(back_end, number)?;
+                passed += u32::from(ok);
+            }
+            good.push((back_end, passed));
+        }
+        self.lab = None;
+        if let Some(path) = &self.options.report {
+            let report = serde_json::to_vec_pretty(&json!({ "runs": self.results }))?;
+            fs::write(path, report).with_context(|| format!("write {}", path.display()))?;
+        }
+        let mut all = true;
+        for (back_end, passed) in good {
+            println!("{}: {passed} of {} boots passed", back_end.name(), self.options.runs);
+            all &= passed == self.options.runs;
+        }
+        Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// One boot. Hosts stay up from run to run; after a bad one they start afresh.
+    fn one(&mut self, back_end: Interrupts, number: u32) -> Result<bool> {
+        let lab = match self.lab.take() {
+            Some(lab) => lab,
+            None => scenario::hosts(&self.options.vm, &self.layout, &self.progress)?,
+        };
+        let scenario = Scenario {
+            options: &self.options.vm,
+            layout: &self.layout,
+            prepared: &self.prepared,
+            lab: &lab,
+            interrupts: Some(back_end),
+            progress: &self.progress,
+            interrupted: &self.interrupted,
+            loud: self.options.loud,
+        };
+        let run = format!("{} run {number} of {}", back_end.name(), self.options.runs);
+        let result = scenario.run();
+        if self.interrupted.is_set() {
+            bail!("interrupted");
+        }
+        match result {
+            Ok(outcome) => {
+                self.tell(&run, &outcome);
+                self.results.push(summary::json(&scenario, &outcome));
+                let passed = outcome.problems.is_empty();
+                if passed {
+                    self.lab = Some(lab);
+                }
+                Ok(passed)
+            }
+            Err(error) => {
+                self.progress.say(&format!("{run}: FAILED: {error:#}"));
+                self.results.push(json!({
+                    "interrupts": back_end.name(),
+                    "passed": false,
+                    "problems": [format!("{error:#}")],
+                }));
+                Ok(false)
+            }
+        }
+    }
+
+    fn tell(&self, run: &str, outcome: &Outcome) {
+        let (boot, all) = (outcome.boot_seconds.unwrap_or(f64::NAN), outcome.seconds);
+        let tests = outcome.guest.tests.len();
+        if outcome.problems.is_empty() {
+            self.progress
+                .say(&format!("{run}: passed, boot {boot:.1} s, {tests} tests, {all:.1} s"));
+            return;
+        }
+        self.progress.say(&format!("{run}: FAILED: {}", outcome.problems.join("; ")));
+        if !self.options.loud {
+            for line in &outcome.tail {
+                println!("    {line}");
+            }
+        }
+    }
+}

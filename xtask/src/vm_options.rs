@@ -1,0 +1,133 @@
+//! What `demo` and `soak` can be told about the VM and its hosts.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use lab::{Config, Mode};
+
+use crate::layout::Layout;
+
+/// Where interrupts are handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Interrupts {
+    Ghost,
+    Userspace,
+}
+
+impl Interrupts {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ghost => "ghost",
+            Self::Userspace => "userspace",
+        }
+    }
+}
+
+/// How the hosts of the scenario are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LabMode {
+    /// Namespaces where the processor has VMX or SVM, QEMU machines elsewhere
+    Auto,
+    /// A QEMU machine for each host
+    Machines,
+    /// Namespaces in one QEMU machine under -icount
+    Replay,
+    /// Namespaces of this machine
+    Namespaces,
+}
+
+/// What `demo` and `soak` can be told about the VM.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct VmOptions {
+    /// Number of hosts; 2 unless --layout says otherwise
+    #[arg(long)]
+    pub(crate) hosts: Option<usize>,
+    /// vCPUs of each slice, as 2+1+0; one on each host unless given
+    #[arg(long)]
+    pub(crate) layout: Option<Layout>,
+    /// Memory of the VM in MiB, shared out evenly
+    #[arg(long, default_value_t = 512)]
+    pub(crate) memory: u32,
+    /// Memory of each host in MiB (where hosts are machines)
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) host_memory: u32,
+    /// How hosts are made
+    #[arg(long, value_enum, default_value_t = LabMode::Auto)]
+    pub(crate) mode: LabMode,
+    /// Passed on to tessera: how kernel page-table pages are kept (auto, replicate, coherent)
+    #[arg(long)]
+    pub(crate) page_tables: Option<String>,
+    /// Passed on to tessera: rate of the guest's clock; 0.1 on lab machines, none elsewhere
+    #[arg(long)]
+    pub(crate) guest_clock_rate: Option<String>,
+    /// Tests the guest runs: all, none, or names and name prefixes
+    #[arg(long, default_value = "all")]
+    pub(crate) tests: String,
+    /// Scale of the iterations of the guest's tests
+    #[arg(long, default_value_t = 1)]
+    pub(crate) rounds: u32,
+    /// Stress runs after the tests, as forks:60,modules:60
+    #[arg(long)]
+    pub(crate) stress: Option<String>,
+    /// Most seconds the VM may run
+    #[arg(long, default_value_t = 600)]
+    pub(crate) timeout: u64,
+    /// Words added to the guest's command line
+    #[arg(long, default_value = "")]
+    pub(crate) cmdline: String,
+    /// Name of the lab
+    #[arg(long, default_value = "demo")]
+    pub(crate) name: String,
+    /// Use this tessera instead of building it
+    #[arg(long)]
+    pub(crate) program: Option<PathBuf>,
+    /// More arguments for `tessera bootstrap`
+    #[arg(last = true)]
+    pub(crate) bootstrap: Vec<String>,
+}
+
+impl VmOptions {
+    /// The layout, with hosts and vCPUs agreed on.
+    pub(crate) fn layout(&self) -> Result<Layout> {
+        let layout = match (&self.layout, self.hosts) {
+            (Some(layout), Some(hosts)) => {
+                ensure!(
+                    layout.slices() == hosts,
+                    "--layout {layout} has {} slices, --hosts says {hosts}",
+                    layout.slices()
+                );
+                layout.clone()
+            }
+            (Some(layout), None) => layout.clone(),
+            (None, hosts) => Layout::even(hosts.unwrap_or(2))?,
+        };
+        let slices = u32::try_from(layout.slices())?;
+        ensure!(
+            self.memory.is_multiple_of(slices) && self.memory / slices >= 64,
+            "--memory {}: it must share out evenly over {slices} slices, 64 MiB or more each",
+            self.memory
+        );
+        Ok(layout)
+    }
+
+    /// True when the kernel's complaints decide too.
+    pub(crate) fn strict(&self) -> bool {
+        self.stress.is_some()
+    }
+
+    pub(crate) fn lab(&self, hosts: usize) -> Config {
+        Config {
+            name: self.name.clone(),
+            hosts,
+            memory_mib: self.host_memory,
+            mode: match self.mode {
+                LabMode::Auto => Mode::Auto,
+                LabMode::Machines => Mode::Machines,
+                LabMode::Replay => Mode::Replay,
+                LabMode::Namespaces => Mode::Namespaces,
+            },
+            ..Config::default()
+        }
+    }
+}
