@@ -29,7 +29,7 @@ pub(crate) struct Deferred {
 enum Recall {
     Fetch { requester: SliceId, keep: Access, acks: u16, table: Option<Level> },
     Invalidate { requester: SliceId },
-    Leave { heir: SliceId },
+    Leave { heir: SliceId, dropped: bool },
 }
 
 impl Deferred {
@@ -45,8 +45,8 @@ impl Deferred {
     pub(crate) fn invalidate(gfn: Gfn, requester: SliceId) -> Self {
         Self { gfn, recall: Recall::Invalidate { requester }, due: None }
     }
-    pub(crate) fn leave(gfn: Gfn, heir: SliceId) -> Self {
-        Self { gfn, recall: Recall::Leave { heir }, due: None }
+    pub(crate) fn leave(gfn: Gfn, heir: SliceId, dropped: bool) -> Self {
+        Self { gfn, recall: Recall::Leave { heir, dropped }, due: None }
     }
     fn what(&self) -> &'static str {
         match self.recall {
@@ -65,6 +65,12 @@ impl Node {
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         let gfn = recall.gfn;
+        let by_converter =
+            matches!(recall.recall, Recall::Invalidate { requester } if requester == from);
+        if by_converter && self.pages.copy(gfn) == Copy::Forming {
+            self.offer_ended(from, gfn, store);
+            return Ok(());
+        }
         if from != self.home_of(gfn) {
             return Err(self.error(from, recall.what(), gfn, "only the home recalls a page"));
         }
@@ -109,7 +115,7 @@ impl Node {
                 self.stats.invalidations += 1;
                 self.release(Outgoing::Message(requester, Message::Acked { gfn }), store);
             }
-            Recall::Leave { heir } => self.leave(gfn, heir, store),
+            Recall::Leave { heir, dropped } => self.leave(gfn, heir, dropped, store),
         }
     }
 

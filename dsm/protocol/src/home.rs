@@ -61,6 +61,7 @@ impl Node {
         }
         if holders.is_replicated() {
             // Sent before the replica arrived there; the replica answers it.
+            self.pages.set_holders(gfn, holders.with_dropped(from));
             return Ok(());
         }
         self.serve_get(gfn, from, want, table, VecDeque::new());
@@ -141,7 +142,9 @@ impl Node {
         if serving.requester != from {
             return Err(self.error(from, "Confirm", gfn, "another slice is being served"));
         }
-        if serving.outcome != held {
+        // A conversion ends as an ordinary write if the page was taken out of the tables meanwhile.
+        let given_up = serving.outcome == Held::Replica && held == Held::Exclusive;
+        if serving.outcome != held && !given_up {
             return Err(self.error(from, "Confirm", gfn, "the outcome is not what was granted"));
         }
         let serving = self.serving.remove(&gfn).expect("just seen");
@@ -152,7 +155,19 @@ impl Node {
         let mut queue = serving.queue;
         if held == Held::Replica {
             // Everyone has the page now; only wishes to end that are left.
-            queue.retain(|request| matches!(request, Request::Demote { .. }));
+            let mut holders = Holders::replicated();
+            queue.retain(|request| match request {
+                Request::Get { from, .. } => {
+                    holders = holders.with_dropped(*from);
+                    false
+                }
+                Request::Demote { .. } => true,
+            });
+            self.pages.set_holders(gfn, holders);
+        } else if serving.demoting {
+            // The heir asked before the page became a replica; it has it.
+            queue
+                .retain(|request| !matches!(request, Request::Get { from: by, .. } if *by == from));
         }
         self.serve_next(gfn, queue);
         Ok(())
@@ -210,9 +225,11 @@ impl Node {
             told_when_demoted: Vec::new(),
         };
         self.serving.insert(gfn, serving);
+        let holders = self.pages.holders(gfn).expect("this slice is home");
         for slice in self.config.slices.clone() {
             if slice != heir {
-                self.post(slice, Message::Leave { gfn, heir });
+                let dropped = holders.contains(slice);
+                self.post(slice, Message::Leave { gfn, heir, dropped });
             }
         }
     }

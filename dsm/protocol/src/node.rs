@@ -34,6 +34,23 @@ pub struct Config {
     pub planted: Option<crate::PlantedBug>,
 }
 
+impl Config {
+    /// A configuration of `epoch` without hold window and without replicated tables.
+    #[must_use]
+    pub fn new(local: SliceId, slices: Vec<SliceId>, homes: HomeTable, epoch: Epoch) -> Self {
+        Self {
+            local,
+            slices,
+            homes,
+            epoch,
+            hold: HoldPolicy::NONE,
+            replicate_tables: false,
+            #[cfg(feature = "planted-bugs")]
+            planted: None,
+        }
+    }
+}
+
 /// Something that happened to this slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -135,6 +152,11 @@ pub struct Node {
     pub(crate) pages: Pages,
     /// Requests of this slice on their way.
     pub(crate) waits: BTreeMap<Gfn, Wait>,
+    /// Requests that a replica answered before the home did. When the replica goes, the home says
+    /// whether it dropped the request; if not, the request counts again.
+    pub(crate) overtaken: BTreeMap<Gfn, Wait>,
+    /// Accesses that wait for an offered replica.
+    pub(crate) forming: BTreeMap<Gfn, Access>,
     /// Requests that this home serves.
     pub(crate) serving: BTreeMap<Gfn, Serving>,
     /// Recalls that wait for the end of a hold window or pin.
@@ -166,6 +188,8 @@ impl Node {
             now: 0,
             pages: Pages::new(config.local, &config.homes),
             waits: BTreeMap::new(),
+            overtaken: BTreeMap::new(),
+            forming: BTreeMap::new(),
             serving: BTreeMap::new(),
             deferred: BTreeMap::new(),
             held_until: BTreeMap::new(),
@@ -320,7 +344,9 @@ impl Node {
             }
             Message::DiffDone { flush } => self.diff_done(from, flush),
             Message::Demote { gfn, conflict } => self.home_demote(from, gfn, conflict),
-            Message::Leave { gfn, heir } => self.recalled(from, Deferred::leave(gfn, heir), store),
+            Message::Leave { gfn, heir, dropped } => {
+                self.recalled(from, Deferred::leave(gfn, heir, dropped), store)
+            }
             Message::Left { gfn, entries } => self.left(from, gfn, &entries, store),
             Message::Demoted { gfn } => self.demoted(from, gfn),
             Message::Root { vcpu, gfn } => {

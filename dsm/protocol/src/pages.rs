@@ -30,7 +30,7 @@ impl Copy {
 }
 
 /// Who holds a page, as its home knows it. Packed into 8 bytes: one bit per slice and two for the
-/// kind.
+/// kind. Of a replicated page everyone is a holder; a bit then says that a request was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Holders(u64);
 
@@ -45,6 +45,10 @@ impl Holders {
     }
     pub(crate) fn replicated() -> Self {
         Self(REPLICATED)
+    }
+    /// Notes that a request of this slice was dropped because the page is replicated.
+    pub(crate) fn with_dropped(self, slice: SliceId) -> Self {
+        Self(self.0 | 1 << slice.0)
     }
     pub(crate) fn is_replicated(self) -> bool {
         self.0 & REPLICATED != 0

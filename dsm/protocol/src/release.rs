@@ -18,7 +18,7 @@ use crate::node::{Effect, Node, ProtocolError};
 use crate::pages::Copy;
 use crate::store::{Merge, PageStore};
 use crate::tables::fits_root;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use wire::coherence::ENTRIES_MAX;
 use wire::{Entry, Gfn, Held, Level, Message, SliceId};
 
@@ -37,13 +37,6 @@ enum Outstanding {
     Demotion,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Demotion {
-    number: u32,
-    /// `Left` messages to come, should this slice become the heir.
-    lefts: u16,
-}
-
 /// Releases held back and what they wait for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Releases {
@@ -51,7 +44,15 @@ pub(crate) struct Releases {
     newest: u32,
     outstanding: BTreeMap<u32, Outstanding>,
     queue: VecDeque<(u32, Outgoing)>,
-    demotions: BTreeMap<Gfn, VecDeque<Demotion>>,
+    /// Demotions that this slice asked for, by number. The home answers each: this slice becomes
+    /// the heir, or is told that it is over.
+    demotions: BTreeMap<Gfn, VecDeque<u32>>,
+    /// Replicas whose end was asked for since they joined the class.
+    asked: BTreeSet<Gfn>,
+    /// How many members have left a page of which this slice is the heir.
+    left: BTreeMap<Gfn, u16>,
+    /// Changes of pages that turned out to be no tables. They go to the heir alone.
+    unsent: BTreeMap<Gfn, Vec<Entry>>,
     /// Last words of replicas, held back until this slice's diffs are acknowledged: otherwise a
     /// diff could arrive after the page became a replica once more.
     lefts: Vec<(SliceId, Message)>,
@@ -62,10 +63,25 @@ impl Releases {
         self.outstanding.is_empty() && self.queue.is_empty() && self.lefts.is_empty()
     }
 
+    /// A page joins the class, perhaps not for the first time.
+    pub(crate) fn joined(&mut self, gfn: Gfn) {
+        self.asked.remove(&gfn);
+    }
+
     fn begin(&mut self, item: Outstanding) -> u32 {
         self.newest = self.newest.checked_add(1).expect("fewer than 2^32 flushes per epoch");
         self.outstanding.insert(self.newest, item);
         self.newest
+    }
+
+    /// The oldest demotion of the page that this slice asked for is over. False if there is none.
+    fn demotion_over(&mut self, gfn: Gfn) -> bool {
+        let Some(queue) = self.demotions.get_mut(&gfn) else { return false };
+        let number = queue.pop_front();
+        if queue.is_empty() {
+            self.demotions.remove(&gfn);
+        }
+        number.is_some_and(|number| self.outstanding.remove(&number).is_some())
     }
 
     fn diffs_outstanding(&self) -> bool {
@@ -147,7 +163,9 @@ impl Node {
         let end = self.config.homes.end();
         let fits = level != Level::ROOT || entries[start..].iter().all(|e| fits_root(e, end));
         if !fits {
-            entries.truncate(start);
+            // The twin has them already, so they must not get lost should another slice be heir.
+            let unsent = self.releases.unsent.entry(gfn).or_default();
+            unsent.extend(entries.drain(start..));
             self.tables.remove(gfn, store);
         }
         fits
@@ -155,16 +173,15 @@ impl Node {
 
     /// Asks for the end of a replica outside a flush.
     pub(crate) fn ask_demotion(&mut self, gfn: Gfn, conflict: bool) {
-        if self.releases.demotions.contains_key(&gfn) {
-            return;
+        if !self.releases.asked.contains(&gfn) {
+            self.begin_demotion(gfn, conflict);
         }
-        self.begin_demotion(gfn, conflict);
     }
 
     fn begin_demotion(&mut self, gfn: Gfn, conflict: bool) {
         let number = self.releases.begin(Outstanding::Demotion);
-        let demotion = Demotion { number, lefts: self.others_count() };
-        self.releases.demotions.entry(gfn).or_default().push_back(demotion);
+        self.releases.demotions.entry(gfn).or_default().push_back(number);
+        self.releases.asked.insert(gfn);
         self.post(self.home_of(gfn), Message::Demote { gfn, conflict });
     }
 
@@ -209,14 +226,26 @@ impl Node {
         Ok(())
     }
 
-    /// Gives a replica up in favour of `heir`.
-    pub(crate) fn leave(&mut self, gfn: Gfn, heir: SliceId, store: &mut impl PageStore) {
+    /// Gives a replica up in favour of `heir`. Changes go to everyone first, for a later release of
+    /// this slice may reach members that have not left yet. What `Left` carries are changes after
+    /// this slice itself asked for the demotion: its releases wait for that anyway.
+    pub(crate) fn leave(
+        &mut self,
+        gfn: Gfn,
+        heir: SliceId,
+        dropped: bool,
+        store: &mut impl PageStore,
+    ) {
         store.unmap(gfn);
+        if self.tables.replica_level(gfn).is_some() {
+            self.flush(store);
+        }
         self.tables.remove(gfn, store);
-        let mut entries = Vec::new();
+        let mut entries = self.releases.unsent.remove(&gfn).unwrap_or_default();
         store.changes(gfn, &mut entries);
         store.forget(gfn);
         self.pages.set_copy(gfn, Copy::Invalid);
+        self.resume_overtaken(gfn, dropped);
         self.releases.lefts.push((heir, Message::Left { gfn, entries }));
         self.send_released();
     }
@@ -235,24 +264,26 @@ impl Node {
         {
             return Err(error);
         }
-        let queue = self.releases.demotions.get_mut(&gfn).ok_or_else(|| error.clone())?;
-        let demotion = queue.back_mut().ok_or(error)?;
-        demotion.lefts = demotion.lefts.saturating_sub(1);
-        let (over, number) = (demotion.lefts == 0, demotion.number);
+        if !self.releases.demotions.contains_key(&gfn) {
+            return Err(error);
+        }
+        let left = self.releases.left.entry(gfn).or_default();
+        *left += 1;
+        let over = *left == self.others_count();
+        // No table any more: its references must not follow what is merged now.
+        self.tables.remove(gfn, store);
         for entry in entries {
             // Where both changed an entry the heir's value stays: the home chose the heir.
             store.merge(entry);
         }
         if over {
-            queue.pop_back();
-            if queue.is_empty() {
-                self.releases.demotions.remove(&gfn);
-            }
-            self.tables.remove(gfn, store);
+            self.releases.left.remove(&gfn);
+            self.releases.unsent.remove(&gfn);
+            self.releases.demotion_over(gfn);
             store.forget(gfn);
             self.pages.set_copy(gfn, Copy::Exclusive);
+            self.overtaken.remove(&gfn);
             self.stats.replicas.demotions += 1;
-            self.releases.outstanding.remove(&number);
             self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive });
             self.send_released();
         }
@@ -261,12 +292,9 @@ impl Node {
 
     pub(crate) fn demoted(&mut self, from: SliceId, gfn: Gfn) -> Result<(), ProtocolError> {
         let error = self.error(from, "Demoted", gfn, "this slice did not ask for it");
-        let queue = self.releases.demotions.get_mut(&gfn).ok_or_else(|| error.clone())?;
-        let demotion = queue.pop_front().ok_or(error)?;
-        if queue.is_empty() {
-            self.releases.demotions.remove(&gfn);
+        if !self.releases.demotion_over(gfn) {
+            return Err(error);
         }
-        self.releases.outstanding.remove(&demotion.number);
         self.send_released();
         Ok(())
     }

@@ -34,8 +34,13 @@ impl Node {
             store.map(gfn, copy.access());
             return;
         }
-        if self.waits.contains_key(&gfn) || copy == Copy::Forming {
+        if self.waits.contains_key(&gfn) {
             // A writer that waits for a read maps it read-only and faults again.
+            return;
+        }
+        if copy == Copy::Forming {
+            let waiting = self.forming.entry(gfn).or_insert(want);
+            *waiting = want.max(*waiting);
             return;
         }
         match (want, copy) {
@@ -127,9 +132,13 @@ impl Node {
             return;
         }
         match wait.table {
-            Some(level) if wait.offers.is_none() => self.offer(gfn, level, store),
-            Some(_) => {}
-            None => self.complete(gfn, access, store),
+            Some(level) if wait.offers.is_none() && self.tables.is_wanted(gfn, level) => {
+                self.offer(gfn, level, store);
+            }
+            Some(_) if wait.offers.is_some() => {}
+            // No table, or none any more: whoever gave the page first told us that it was taken
+            // out of its parent.
+            _ => self.complete(gfn, access, store),
         }
     }
 
@@ -160,6 +169,7 @@ impl Node {
         // A copy that is here already stays read-only until everyone is ready.
         store.snapshot(gfn);
         self.tables.insert(gfn, level, store);
+        self.releases.joined(gfn);
         let others = self.others_count();
         self.waits.get_mut(&gfn).expect("completed by the caller").offers = Some(others);
         self.stats.replicas.conversions += 1;
@@ -180,6 +190,7 @@ impl Node {
         self.stats.pages_in += 1;
         store.snapshot(gfn);
         self.tables.insert(gfn, level, store);
+        self.releases.joined(gfn);
         self.pages.set_copy(gfn, Copy::Forming);
         self.post(from, Message::Ready { gfn });
         Ok(())
@@ -195,12 +206,43 @@ impl Node {
         let wait = self.waits.get_mut(&gfn).ok_or_else(|| error.clone())?;
         let left = wait.offers.as_mut().filter(|left| **left > 0).ok_or(error)?;
         *left -= 1;
-        if *left == 0 {
+        if *left > 0 {
+            return Ok(());
+        }
+        if wait.table.is_some_and(|level| self.tables.is_wanted(gfn, level)) {
             self.post_to_others(&Message::Go { gfn });
             self.use_replica(gfn, store);
             self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Replica });
+        } else {
+            self.end_offer(gfn, store);
         }
         Ok(())
+    }
+
+    /// The page was taken out of its parent while it was offered, and may be data by now. Nobody
+    /// has used the replica: it is dropped everywhere, and this slice has an ordinary page. A slice
+    /// that took it out after its `Ready` has the replica in its own flush and ends it itself.
+    fn end_offer(&mut self, gfn: Gfn, store: &mut impl PageStore) {
+        self.tables.remove(gfn, store);
+        store.forget(gfn);
+        let others = self.others_count();
+        let wait = self.waits.get_mut(&gfn).expect("the caller has it");
+        (wait.table, wait.offers, wait.acks) = (None, None, 0);
+        wait.granted = Some((Access::Write, others));
+        let requester = self.config.local;
+        self.post_to_others(&Message::Invalidate { gfn, requester });
+    }
+
+    /// An offered replica that nobody used is dropped.
+    pub(crate) fn offer_ended(&mut self, from: SliceId, gfn: Gfn, store: &mut impl PageStore) {
+        store.unmap(gfn);
+        self.tables.remove(gfn, store);
+        store.forget(gfn);
+        self.pages.set_copy(gfn, Copy::Invalid);
+        self.post(from, Message::Acked { gfn });
+        if let Some(want) = self.forming.remove(&gfn) {
+            self.fault(gfn, want, store);
+        }
     }
 
     pub(crate) fn go(
@@ -220,9 +262,20 @@ impl Node {
     fn use_replica(&mut self, gfn: Gfn, store: &mut impl PageStore) {
         self.pages.set_copy(gfn, Copy::Replica);
         store.map(gfn, Access::Write);
-        self.waits.remove(&gfn);
+        self.forming.remove(&gfn);
+        if let Some(wait) = self.waits.remove(&gfn).filter(|wait| wait.offers.is_none()) {
+            self.overtaken.insert(gfn, wait);
+        }
         self.held_until.remove(&gfn);
         self.satisfy_pins(gfn, store);
+    }
+
+    /// A replica goes; does the request that it answered count again?
+    pub(crate) fn resume_overtaken(&mut self, gfn: Gfn, dropped: bool) {
+        if let Some(mut wait) = self.overtaken.remove(&gfn).filter(|_| !dropped) {
+            wait.since = self.now;
+            self.waits.insert(gfn, wait);
+        }
     }
 
     fn grant_early(&self) -> bool {

@@ -42,6 +42,12 @@ impl Tables {
             .or_else(|| self.is_root(gfn).then_some(Level::ROOT))
     }
 
+    /// True when the page still is what a conversion takes it for, as far as this slice knows.
+    pub(crate) fn is_wanted(&self, gfn: Gfn, level: Level) -> bool {
+        self.children.get(&gfn).is_some_and(|child| child.level == level)
+            || (level == Level::ROOT && self.is_root(gfn))
+    }
+
     pub(crate) fn replica_level(&self, gfn: Gfn) -> Option<Level> {
         self.replicas.get(&gfn).copied()
     }

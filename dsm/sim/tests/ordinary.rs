@@ -6,7 +6,11 @@ use tessera_dsm_sim::models::{Scenario, ordinary};
 fn explore(label: &str, scenario: Scenario) {
     let name = scenario.name;
     let checker = scenario.checker().threads(2).spawn_bfs().join();
-    println!("{name}, {label}: {} states, depth {}", checker.unique_state_count(), checker.max_depth());
+    println!(
+        "{name}, {label}: {} states, depth {}",
+        checker.unique_state_count(),
+        checker.max_depth()
+    );
     checker.assert_properties();
 }
 

@@ -111,7 +111,8 @@ pub enum Message {
         /// Set when the requester is to make replicas of the page.
         table: Option<Level>,
     },
-    /// Home to a holder: drop the page and tell `requester`.
+    /// Home to a holder: drop the page and tell `requester`. Also converter to everyone: the offered
+    /// replica will not be, drop it and tell me.
     Invalidate {
         /// The page.
         gfn: Gfn,
@@ -185,6 +186,9 @@ pub enum Message {
         gfn: Gfn,
         /// The next owner.
         heir: SliceId,
+        /// True when the home dropped a request of this member because the page was a replica. A
+        /// request that was not dropped is still on its way and will be served.
+        dropped: bool,
     },
     /// Member to heir: dropped; these entries were not flushed.
     Left {
@@ -272,6 +276,7 @@ const _: () = assert!(size_of::<WireEntry>() == 32);
 
 const FLAG_BODY: u8 = 1;
 const FLAG_CONFLICT: u8 = 2;
+const FLAG_DROPPED: u8 = 4;
 
 /// Kinds on the wire. Their numbers never change meaning.
 mod kind {
@@ -408,8 +413,9 @@ impl Message {
                 head.flags |= if *conflict { FLAG_CONFLICT } else { 0 };
                 kind::DEMOTE
             }
-            Self::Leave { heir, .. } => {
+            Self::Leave { heir, dropped, .. } => {
                 head.slice = heir.0.into();
+                head.flags |= if *dropped { FLAG_DROPPED } else { 0 };
                 kind::LEAVE
             }
             Self::Left { .. } => kind::LEFT,
@@ -473,7 +479,7 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
         kind::DIFF => Message::Diff { flush: head.tag.get(), entries: decode_entries(head, rest)? },
         kind::DIFF_DONE => Message::DiffDone { flush: head.tag.get() },
         kind::DEMOTE => Message::Demote { gfn, conflict: head.flags & FLAG_CONFLICT != 0 },
-        kind::LEAVE => Message::Leave { gfn, heir: slice },
+        kind::LEAVE => Message::Leave { gfn, heir: slice, dropped: head.flags & FLAG_DROPPED != 0 },
         kind::LEFT => Message::Left { gfn, entries: decode_entries(head, rest)? },
         kind::DEMOTED => Message::Demoted { gfn },
         kind::ROOT => Message::Root { vcpu: VcpuId(head.tag.get()), gfn },

@@ -261,7 +261,13 @@ impl Cluster {
             Op::Interrupt(_) => Input::Release { token },
             Op::Pin(gfn, write) => Input::Pin { gfn: Gfn(gfn), want: pin_access(write), token },
             Op::Unpin(gfn, write) => {
-                if self.slice(slice).store.access(Gfn(gfn)).max(self.slice(slice).node.access(Gfn(gfn))) < pin_access(write) {
+                if self
+                    .slice(slice)
+                    .store
+                    .access(Gfn(gfn))
+                    .max(self.slice(slice).node.access(Gfn(gfn)))
+                    < pin_access(write)
+                {
                     self.fail(Violation::Pin);
                 }
                 Input::Unpin { gfn: Gfn(gfn) }

@@ -76,7 +76,15 @@ pub fn publish_by_interrupt(slices: u16, converted: bool) -> Scenario {
 pub fn chain() -> Scenario {
     let scenario = base("publish through a third slice", 3, vec![1, 0, 2])
         .vcpu(0, [Op::Store(TABLE, 5, entry(9)), Op::Interrupt(1)])
-        .vcpu(1, [Op::AwaitInterrupt(1), Op::Walk(TABLE, 5), Op::Store(TABLE, 6, entry(8)), Op::Interrupt(2)])
+        .vcpu(
+            1,
+            [
+                Op::AwaitInterrupt(1),
+                Op::Walk(TABLE, 5),
+                Op::Store(TABLE, 6, entry(8)),
+                Op::Interrupt(2),
+            ],
+        )
         .vcpu(2, [Op::AwaitInterrupt(2), Op::Walk(TABLE, 5), Op::Walk(TABLE, 6)]);
     walked(scenario, &[0, 1, 2])
 }
@@ -129,7 +137,15 @@ pub fn own_entries(slices: u16) -> Scenario {
 #[must_use]
 pub fn reuse(slices: u16, converted: bool) -> Scenario {
     let mut scenario = base("a table page becomes data", slices, vec![0, 0, slices - 1])
-        .vcpu(0, [Op::Store(ROOT, KERNEL, 0), Op::Store(DATA, 1, 1), Op::Await(DATA, 2, 1), Op::Load(TABLE, 7)])
+        .vcpu(
+            0,
+            [
+                Op::Store(ROOT, KERNEL, 0),
+                Op::Store(DATA, 1, 1),
+                Op::Await(DATA, 2, 1),
+                Op::Load(TABLE, 7),
+            ],
+        )
         .vcpu(1, [Op::Await(DATA, 1, 1), Op::Reuse(TABLE, 7, 70), Op::Store(DATA, 2, 1)]);
     if slices > 2 {
         scenario = scenario.vcpu(2, [Op::Descend(ROOT, KERNEL)]);
@@ -139,46 +155,61 @@ pub fn reuse(slices: u16, converted: bool) -> Scenario {
 
 /// Two slices change one entry at once. The page must leave the class, and all must agree.
 #[must_use]
-pub fn conflict(slices: u16) -> Scenario {
-    let scenario = base("two slices change one entry", slices, vec![0, 0, slices - 1])
-        .vcpu(0, [Op::Race(TABLE, 5, entry(8)), Op::Interrupt(1), Op::Await(DATA, 1, 0)])
+pub fn conflict(slices: u16, converted: bool) -> Scenario {
+    let mut scenario = base("two slices change one entry", slices, vec![0, 0, slices - 1])
+        .vcpu(0, [Op::Race(TABLE, 5, entry(8)), Op::Interrupt(1)])
         .vcpu(1, [Op::Race(TABLE, 5, entry(9)), Op::Interrupt(2), Op::Descend(ROOT, KERNEL)]);
-    let scenario = if slices > 2 {
-        scenario.vcpu(2, [Op::Store(TABLE, 6, entry(7)), Op::Interrupt(3)])
-    } else {
-        scenario
-    };
-    walked(scenario, &[0, 1])
+    for slice in 2..slices {
+        scenario = scenario.vcpu(slice, [Op::Store(TABLE, 6, entry(7)), Op::Interrupt(3)]);
+    }
+    started(scenario, converted)
 }
 
-/// One slice changes an entry of a table that another slice takes out of the class.
+/// A slice changes a table that two others make leave the class, and publishes the change.
 #[must_use]
-pub fn leave_with_changes(slices: u16) -> Scenario {
-    let mut scenario = base("a change meets the end of its table", slices, vec![slices - 1, 0, 0])
-        .vcpu(0, [Op::Race(TABLE, 5, entry(8)), Op::Interrupt(1)])
-        .vcpu(1, [Op::Race(TABLE, 5, entry(9)), Op::Store(TABLE, 6, entry(7)), Op::Interrupt(2)]);
-    for slice in 2..slices {
-        scenario = scenario.vcpu(slice, [Op::AwaitInterrupt(2), Op::Walk(TABLE, 6)]);
-    }
-    walked(scenario, &[0, 1])
+pub fn leave_with_changes(home: u16, converted: bool) -> Scenario {
+    let scenario = base("a change meets the end of its table", 3, vec![0, 0, home])
+        .vcpu(
+            0,
+            [
+                Op::Race(TABLE, 5, entry(8)),
+                Op::Interrupt(1),
+                Op::AwaitInterrupt(2),
+                Op::Walk(TABLE, 6),
+            ],
+        )
+        .vcpu(1, [Op::Store(TABLE, 6, entry(7)), Op::Interrupt(2)])
+        .vcpu(
+            2,
+            [
+                Op::Race(TABLE, 5, entry(9)),
+                Op::Interrupt(3),
+                Op::AwaitInterrupt(2),
+                Op::Walk(TABLE, 6),
+            ],
+        );
+    started(scenario, converted)
 }
 
 /// The table is taken out and put back while others walk it: it joins the class twice.
 #[must_use]
-pub fn twice(slices: u16) -> Scenario {
+pub fn twice(slices: u16, converted: bool) -> Scenario {
     let mut scenario = base("a table leaves and comes back", slices, vec![0, 0, slices - 1])
-        .vcpu(0, [
-            Op::Store(ROOT, KERNEL, 0),
-            Op::Interrupt(1),
-            Op::Store(ROOT, KERNEL, entry(TABLE)),
-            Op::Store(TABLE, 5, entry(8)),
-            Op::Interrupt(2),
-        ])
+        .vcpu(
+            0,
+            [
+                Op::Store(ROOT, KERNEL, 0),
+                Op::Interrupt(1),
+                Op::Store(ROOT, KERNEL, entry(TABLE)),
+                Op::Store(TABLE, 5, entry(8)),
+                Op::Interrupt(2),
+            ],
+        )
         .vcpu(1, [Op::Descend(ROOT, KERNEL), Op::AwaitInterrupt(2), Op::Walk(TABLE, 5)]);
     for slice in 2..slices {
         scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL)]);
     }
-    walked(scenario, &[0, 1])
+    started(scenario, converted)
 }
 
 /// A root that no vCPU uses any more leaves the class and becomes data.
@@ -186,11 +217,15 @@ pub fn twice(slices: u16) -> Scenario {
 pub fn idle_root(slices: u16) -> Scenario {
     let mut scenario = base("a root is no longer used", slices, vec![0, 0, 0, slices - 1])
         .vcpu(0, [Op::Await(DATA, 1, 1), Op::Elapse, Op::Elapse, Op::Store(DATA, 2, 1)])
-        .vcpu(1, [Op::Root(ROOT), Op::Store(DATA, 1, 1), Op::Await(DATA, 2, 1), Op::Reuse(SPARE, 7, 70)]);
+        .vcpu(
+            1,
+            [Op::Root(ROOT), Op::Store(DATA, 1, 1), Op::Await(DATA, 2, 1), Op::Reuse(SPARE, 7, 70)],
+        );
     for slice in 2..slices {
         scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL), Op::Descend(SPARE, KERNEL)]);
     }
     scenario.contents.push((SPARE, Page::from([(KERNEL, entry(TABLE))])));
-    scenario.prologue = vec![(1, Op::Root(SPARE)), (0, Op::Walk(SPARE, KERNEL)), (1, Op::Walk(SPARE, KERNEL))];
+    scenario.prologue =
+        vec![(1, Op::Root(SPARE)), (0, Op::Walk(SPARE, KERNEL)), (1, Op::Walk(SPARE, KERNEL))];
     scenario
 }

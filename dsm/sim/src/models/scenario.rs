@@ -145,10 +145,8 @@ impl Scenario {
 
     pub(crate) fn node(&self, local: u16) -> Node {
         let ranges = (0..).zip(&self.homes);
-        let ranges = ranges.map(|(frame, home)| HomeRange {
-            frames: frame..frame + 1,
-            home: SliceId(*home),
-        });
+        let ranges = ranges
+            .map(|(frame, home)| HomeRange { frames: frame..frame + 1, home: SliceId(*home) });
         let hold = match self.hold_ns {
             0 => HoldPolicy::NONE,
             ns => HoldPolicy { min_ns: ns, max_ns: ns, percent_of_fault: 0 },
