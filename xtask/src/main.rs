@@ -1,6 +1,8 @@
 //! The verbs of `./x`. Each verb is a module; this file only reads the command line.
 #![forbid(unsafe_code)]
 
+mod arrows;
+mod check;
 mod companion;
 mod demo;
 mod guest_console;
@@ -12,12 +14,14 @@ mod scenario;
 mod soak;
 mod soak_kill;
 mod summary;
+mod tidy;
 mod vm_options;
 mod workspace;
 
-use std::process::ExitCode;
+use std::process::{Command as Process, ExitCode};
 
-use clap::{Parser, Subcommand};
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(name = "x", about = "Build, check, test and try Tessera")]
@@ -33,6 +37,12 @@ enum Verb {
         #[command(subcommand)]
         verb: lab_verbs::LabVerb,
     },
+    /// Format, clippy, dependency arrows and tidy rules
+    Check,
+    /// All tests; arguments go to `cargo test`
+    Test(Rest),
+    /// All benchmarks; arguments go to `cargo bench`
+    Bench(Rest),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
     Demo(demo::DemoOptions),
     /// The same again and again
@@ -48,9 +58,35 @@ enum Verb {
     LabDaemon(lab_verbs::UpOptions),
 }
 
+#[derive(Args)]
+struct Rest {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Hands over to cargo for the whole workspace; the exit code is cargo's.
+fn cargo(verb: &str, rest: &Rest) -> Result<ExitCode> {
+    let status = Process::new(workspace::cargo())
+        .args([verb, "--workspace", "--locked"])
+        .args(&rest.arguments)
+        .current_dir(workspace::root()?)
+        .status()
+        .context("start cargo")?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+fn bench(rest: &Rest) -> Result<ExitCode> {
+    ensure!(arrows::has_benchmarks(&workspace::root()?)?, "the workspace has no benchmark yet");
+    cargo("bench", rest)
+}
+
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Lab { verb } => lab_verbs::run(verb),
+        Verb::Check => check::run(),
+        Verb::Test(rest) => cargo("test", &rest),
+        Verb::Bench(rest) => bench(&rest),
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),
         Verb::LabAgent => lab::agent::serve_port().map(|()| ExitCode::SUCCESS),

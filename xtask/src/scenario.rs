@@ -10,16 +10,16 @@ use std::io::Read;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use lab::{
     Command, ExitStatus, Host, HostNumber, KernelFiles, Lab, RemoteProcess, Stream, Substrate,
 };
 use serde_json::Value;
 
+use crate::check;
 use crate::companion::{Companion, PORT, wait_for_port};
 use crate::guest_console::GuestReport;
 use crate::interrupt::Interrupted;
@@ -63,13 +63,8 @@ pub(crate) fn prepare(options: &VmOptions, progress: &Progress) -> Result<Prepar
 
 fn build(root: &Path, progress: &Progress) -> Result<PathBuf> {
     progress.say("building tessera (release)");
-    let status = Process::new(workspace::cargo())
-        .args(["build", "-q", "--release", "-p", "tessera"])
-        .current_dir(root)
-        .stdin(Stdio::null())
-        .status()
-        .context("start cargo")?;
-    ensure!(status.success(), "tessera does not build: cargo ended with {status}");
+    check::cargo(root, &["build", "-q", "--release", "--locked", "-p", "tessera"])
+        .context("build tessera")?;
     Ok(workspace::target(root).join("release/tessera"))
 }
 
@@ -156,7 +151,9 @@ impl Scenario<'_> {
         // A report of an earlier run must not be taken for this one's.
         drop(fs::remove_file(first.job()?.join("run.json")));
         let command = Command::new(self.arguments(&first)?);
-        self.progress.say(&format!("host 1: {command}"));
+        if self.loud {
+            self.progress.say(&format!("host 1: {command}"));
+        }
         first.spawn(&command)
     }
 

@@ -1,0 +1,156 @@
+//! Which crate may use which. Dependencies point down only; the picture is in ARCHITECTURE.md.
+
+use std::path::Path;
+use std::process::{Command as Process, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::workspace;
+
+/// A crate and those of ours it may use.
+const ALLOWED: [(&str, &[&str]); 9] = [
+    (
+        "tessera",
+        &["tessera-vmm", "tessera-dsm", "tessera-transport", "tessera-wire", "tessera-cluster"],
+    ),
+    (
+        "tessera-vmm",
+        &[
+            "tessera-devices",
+            "tessera-dsm",
+            "tessera-dsm-protocol",
+            "tessera-migrate",
+            "tessera-transport",
+            "tessera-wire",
+        ],
+    ),
+    ("tessera-devices", &["tessera-migrate", "tessera-wire"]),
+    ("tessera-dsm", &["tessera-dsm-protocol", "tessera-transport", "tessera-wire"]),
+    ("tessera-dsm-protocol", &["tessera-wire"]),
+    ("tessera-transport", &["tessera-wire"]),
+    ("tessera-migrate", &["tessera-wire"]),
+    ("tessera-cluster", &["tessera-control"]),
+    ("tessera-wire", &[]),
+];
+
+/// Crates for development: they may use anything, and nothing that ships uses them.
+const TOOLS: [&str; 6] = [
+    "tessera-dsm-sim",
+    "tessera-lab",
+    "tessera-guest-tests",
+    "tessera-benches",
+    "tessera-fuzz",
+    "xtask",
+];
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+    targets: Vec<Target>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `dev` or `build`; none for an ordinary one.
+    kind: Option<String>,
+    /// Only dependencies on crates of the workspace have one.
+    path: Option<String>,
+}
+
+/// Every dependency that points where it must not.
+pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
+    Ok(wrong_arrows(&metadata(root)?))
+}
+
+/// True when the workspace has a benchmark.
+pub(crate) fn has_benchmarks(root: &Path) -> Result<bool> {
+    let packages = metadata(root)?.packages;
+    let mut targets = packages.iter().flat_map(|package| &package.targets);
+    Ok(targets.any(|target| target.kind.iter().any(|kind| kind == "bench")))
+}
+
+fn metadata(root: &Path) -> Result<Metadata> {
+    let output = Process::new(workspace::cargo())
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .output()
+        .context("start cargo")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    serde_json::from_slice(&output.stdout).context("parse what cargo metadata says")
+}
+
+fn wrong_arrows(metadata: &Metadata) -> Vec<String> {
+    let mut findings = Vec::new();
+    for package in &metadata.packages {
+        let name = package.name.as_str();
+        if TOOLS.contains(&name) {
+            continue;
+        }
+        let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| *known == name) else {
+            findings.push(format!("{name} is in no layer; add it to the arrows in xtask"));
+            continue;
+        };
+        // Tests may use whatever helps them.
+        let shipped = |dependency: &&Dependency| dependency.kind.as_deref() != Some("dev");
+        for dependency in package.dependencies.iter().filter(shipped) {
+            if dependency.path.is_some() && !allowed.contains(&dependency.name.as_str()) {
+                findings.push(format!("{name} must not use {}", dependency.name));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workspace(json: &str) -> Vec<String> {
+        wrong_arrows(&serde_json::from_str(json).unwrap())
+    }
+
+    #[test]
+    fn arrow_that_points_up_is_found() {
+        let found = workspace(
+            r#"{"packages":[{"name":"tessera-devices","targets":[],"dependencies":[
+                {"name":"tessera-dsm","kind":null,"path":"dsm"},
+                {"name":"serde","kind":null,"path":null}]}]}"#,
+        );
+
+        assert_eq!(found, ["tessera-devices must not use tessera-dsm"]);
+    }
+
+    #[test]
+    fn tests_may_use_tools_but_shipped_code_may_not() {
+        let with = |kind: &str| {
+            workspace(&format!(
+                r#"{{"packages":[{{"name":"tessera-wire","targets":[],"dependencies":[
+                    {{"name":"tessera-lab","kind":{kind},"path":"lab"}}]}}]}}"#
+            ))
+        };
+
+        assert!(with(r#""dev""#).is_empty());
+        assert_eq!(with("null").len(), 1);
+    }
+
+    #[test]
+    fn crate_without_a_layer_is_found() {
+        let found = workspace(r#"{"packages":[{"name":"new","targets":[],"dependencies":[]}]}"#);
+
+        assert_eq!(found.len(), 1);
+    }
+}
