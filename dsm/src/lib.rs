@@ -26,6 +26,6 @@ pub use engine::{Engine, EngineConfig, EngineError, Uplink};
 pub use handle::{CopyError, Handle};
 pub use ram::{GuestRam, RamError};
 pub use report::{ClassCounts, FaultCounts, HotPage, Report};
-pub use uffd::UffdError;
+pub use uffd::{UffdError, check_host};
 
 pub use dsm_protocol::{Config as NodeConfig, HoldPolicy, HomeError, HomeRange, HomeTable};

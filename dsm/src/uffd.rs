@@ -276,6 +276,14 @@ impl Uffd {
     }
 }
 
+/// Checks that the kernel offers what the engine needs, and permits it.
+///
+/// # Errors
+/// What is missing.
+pub fn check_host() -> Result<(), UffdError> {
+    Uffd::open().map(drop)
+}
+
 impl AsFd for Uffd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -61,7 +61,7 @@ impl LocationTable {
     /// A move that is not newer than the known one, or of an unknown vCPU (known epoch 0).
     pub fn move_to(&self, vcpu: VcpuId, to: SliceId, epoch: Epoch) -> Result<(), StaleLocation> {
         let stale = |known| StaleLocation { vcpu, offered: epoch, known };
-        let known = self.locate(vcpu).ok_or(stale(Epoch(0)))?;
+        let known = self.locate(vcpu).ok_or_else(|| stale(Epoch(0)))?;
         if epoch <= known.epoch {
             return Err(stale(known.epoch));
         }

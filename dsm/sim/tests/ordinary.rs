@@ -1,33 +1,76 @@
 //! Every interleaving of small clusters with ordinary pages.
 
-use stateright::{Checker, Model};
-use tessera_dsm_sim::models::{Scenario, ordinary};
-
-fn explore(label: &str, scenario: Scenario) {
-    let name = scenario.name;
-    let checker = scenario.checker().threads(2).spawn_bfs().join();
-    println!(
-        "{name}, {label}: {} states, depth {}",
-        checker.unique_state_count(),
-        checker.max_depth()
-    );
-    checker.assert_properties();
-}
+use tessera_dsm_sim::models::{epochs, full, lost, ordinary, prove};
 
 #[test]
 fn one_page_on_two_slices_stays_coherent() {
-    explore("2 slices, 3 faults", ordinary::one_page(2, 3));
-    explore("2 slices, 3 faults, unordered", ordinary::one_page(2, 3).unordered());
+    prove("2 slices, 3 faults each", ordinary::one_page(2, 3));
+    prove("2 slices, 3 faults each, unordered", ordinary::one_page(2, 3).unordered());
 }
 
 #[test]
 fn one_page_on_three_slices_stays_coherent() {
-    explore("3 slices, 2 faults", ordinary::one_page(3, 2));
-    explore("3 slices, 2 faults, unordered", ordinary::one_page(3, 2).unordered());
+    prove("3 slices, 2 faults each", ordinary::one_page(3, 2));
+    prove("3 slices, 2 faults each, unordered", ordinary::one_page(3, 2).unordered());
+    if full() {
+        prove("3 slices, 3 faults each", ordinary::one_page(3, 3));
+    }
 }
 
 #[test]
 fn one_page_on_four_slices_stays_coherent() {
-    explore("4 slices, 1 fault", ordinary::one_page(4, 1));
-    explore("4 slices, 1 fault, unordered", ordinary::one_page(4, 1).unordered());
+    prove("4 slices, 1 fault each", ordinary::one_page(4, 1));
+    if full() {
+        prove("4 slices, 1 fault each, unordered", ordinary::one_page(4, 1).unordered());
+    }
+}
+
+#[test]
+fn two_pages_with_two_homes_stay_coherent() {
+    prove("2 slices, 2 faults each", ordinary::two_pages(2));
+    prove("2 slices, 2 faults each, unordered", ordinary::two_pages(2).unordered());
+}
+
+#[test]
+fn home_without_vcpus_keeps_pages_coherent() {
+    prove("2 slices and a home, 2 faults each", ordinary::memory_only_home(2, 2));
+}
+
+#[test]
+fn two_vcpus_of_a_slice_wake_and_stay_coherent() {
+    prove("2 slices of 2 vCPUs, 1 fault each", ordinary::two_vcpus_each(1));
+    if full() {
+        prove("2 slices of 2 vCPUs, 2 faults each", ordinary::two_vcpus_each(2));
+    }
+}
+
+#[test]
+fn hold_window_defers_and_ends() {
+    prove("2 slices, 3 faults each, hold window", ordinary::one_page(2, 3).hold(1));
+    prove("3 slices, 1 fault each, hold window", ordinary::one_page(3, 1).hold(1));
+    if full() {
+        prove("3 slices, 2 faults each, hold window", ordinary::one_page(3, 2).hold(1));
+    }
+}
+
+#[test]
+fn pinned_page_stays_and_is_given_up_later() {
+    prove("3 slices, 1 fault each", ordinary::pins(1));
+}
+
+#[test]
+fn message_of_another_epoch_is_refused() {
+    for message in epochs::harmful() {
+        let label = format!("3 slices, {}", epochs::kind(&message));
+        prove(&label, epochs::stale_message(message));
+    }
+}
+
+#[test]
+fn lost_slice_leaves_no_stale_copy() {
+    prove("2 slices, 2 faults each", lost::any_slice(2, 2));
+    prove("3 slices, 1 fault each", lost::any_slice(3, 1));
+    if full() {
+        prove("3 slices, 2 faults each", lost::any_slice(3, 2));
+    }
 }

@@ -1,116 +1,90 @@
-//! Every interleaving of small clusters that replicate page tables.
+//! Every interleaving of small clusters that replicate kernel page tables.
 
-use stateright::{Checker, Model};
-use tessera_dsm_sim::models::{Scenario, replicas};
-
-fn explore(label: &str, scenario: Scenario) {
-    let name = scenario.name;
-    let checker = scenario.checker().threads(2).target_state_count(3_000_000).spawn_bfs().join();
-    println!(
-        "{name}, {label}: {} states, depth {}",
-        checker.unique_state_count(),
-        checker.max_depth()
-    );
-    checker.assert_properties();
-}
+use tessera_dsm_sim::models::{full, prove, replicas};
 
 #[test]
-fn publish_2() {
-    explore("2 slices", replicas::publish(2, true));
-    explore("2 slices, converting", replicas::publish(2, false));
+fn change_published_by_flag_is_seen() {
+    for slices in [2, 3] {
+        prove(&format!("{slices} slices"), replicas::publish(slices, true));
+        prove(&format!("{slices} slices, converting"), replicas::publish(slices, false));
+    }
+    if full() {
+        prove("4 slices, converting", replicas::publish(4, false));
+    }
 }
+
 #[test]
-fn publish_3() {
-    explore("3 slices", replicas::publish(3, true));
-    explore("3 slices, converting", replicas::publish(3, false));
+fn change_published_by_interrupt_is_seen() {
+    for slices in [2, 3] {
+        prove(&format!("{slices} slices"), replicas::publish_by_interrupt(slices, true));
+        prove(
+            &format!("{slices} slices, converting"),
+            replicas::publish_by_interrupt(slices, false),
+        );
+    }
 }
+
 #[test]
-fn interrupt_2() {
-    explore("2 slices", replicas::publish_by_interrupt(2, true));
-    explore("2 slices, converting", replicas::publish_by_interrupt(2, false));
+fn change_published_through_a_third_slice_is_seen() {
+    prove("3 slices", replicas::chain());
 }
+
 #[test]
-fn interrupt_3() {
-    explore("3 slices", replicas::publish_by_interrupt(3, true));
-    explore("3 slices, converting", replicas::publish_by_interrupt(3, false));
+fn tables_under_a_lock_are_one_memory() {
+    prove("2 slices", replicas::under_lock(2, true));
+    prove("2 slices, converting", replicas::under_lock(2, false));
+    prove("3 slices", replicas::under_lock(3, true));
+    if full() {
+        prove("3 slices, converting", replicas::under_lock(3, false));
+    }
 }
+
 #[test]
-fn chain() {
-    explore("3 slices", replicas::chain());
+fn entries_of_different_slices_merge() {
+    prove("2 slices", replicas::own_entries(2));
+    prove("3 slices", replicas::own_entries(3));
 }
+
 #[test]
-fn lock_2() {
-    explore("2 slices", replicas::under_lock(2, true));
-    explore("2 slices, converting", replicas::under_lock(2, false));
+fn table_page_reused_as_data_is_coherent() {
+    for slices in [2, 3] {
+        prove(&format!("{slices} slices"), replicas::reuse(slices, true));
+        prove(&format!("{slices} slices, converting"), replicas::reuse(slices, false));
+    }
 }
+
 #[test]
-fn lock_3() {
-    explore("3 slices", replicas::under_lock(3, true));
+fn conflict_ends_the_replica_and_all_agree() {
+    prove("2 slices", replicas::conflict(2, true));
+    prove("2 slices, converting", replicas::conflict(2, false));
+    prove("3 slices", replicas::conflict(3, true));
+    if full() {
+        prove("3 slices, converting", replicas::conflict(3, false));
+    }
 }
+
 #[test]
-fn own_2() {
-    explore("2 slices", replicas::own_entries(2));
+fn change_that_meets_the_end_of_its_table_is_seen() {
+    for home in 0..2 {
+        prove(&format!("3 slices, home {home}"), replicas::leave_with_changes(home, true));
+    }
+    if full() {
+        prove("3 slices, home 1, converting", replicas::leave_with_changes(1, false));
+    }
 }
+
 #[test]
-fn own_3() {
-    explore("3 slices", replicas::own_entries(3));
+fn table_that_leaves_and_comes_back_is_current() {
+    prove("2 slices", replicas::twice(2, true));
+    prove("2 slices, converting", replicas::twice(2, false));
+    prove("3 slices", replicas::twice(3, true));
+    if full() {
+        prove("3 slices, converting", replicas::twice(3, false));
+    }
 }
+
 #[test]
-fn reuse_2() {
-    explore("2 slices", replicas::reuse(2, true));
-    explore("2 slices, converting", replicas::reuse(2, false));
-}
-#[test]
-fn reuse_3() {
-    explore("3 slices", replicas::reuse(3, true));
-}
-#[test]
-fn reuse_3c() {
-    explore("3 slices, converting", replicas::reuse(3, false));
-}
-#[test]
-fn conflict_2() {
-    explore("2 slices", replicas::conflict(2, true));
-    explore("2 slices, converting", replicas::conflict(2, false));
-}
-#[test]
-fn conflict_3() {
-    explore("3 slices", replicas::conflict(3, true));
-}
-#[test]
-fn conflict_3c() {
-    explore("3 slices, converting", replicas::conflict(3, false));
-}
-#[test]
-fn leave_0() {
-    explore("home 0", replicas::leave_with_changes(0, true));
-}
-#[test]
-fn leave_1() {
-    explore("home 1", replicas::leave_with_changes(1, true));
-}
-#[test]
-fn leave_1c() {
-    explore("home 1, converting", replicas::leave_with_changes(1, false));
-}
-#[test]
-fn twice_2() {
-    explore("2 slices", replicas::twice(2, true));
-    explore("2 slices, converting", replicas::twice(2, false));
-}
-#[test]
-fn twice_3() {
-    explore("3 slices", replicas::twice(3, true));
-}
-#[test]
-fn twice_3c() {
-    explore("3 slices, converting", replicas::twice(3, false));
-}
-#[test]
-fn idle_2() {
-    explore("2 slices", replicas::idle_root(2));
-}
-#[test]
-fn idle_3() {
-    explore("3 slices", replicas::idle_root(3));
+fn root_no_longer_used_becomes_data() {
+    prove("2 slices", replicas::idle_root(2));
+    prove("3 slices", replicas::idle_root(3));
 }

@@ -28,3 +28,10 @@ pub fn harmful() -> Vec<Message> {
         Message::Diff { flush: 1, entries: vec![entry] },
     ]
 }
+
+/// The kind of a message, for printing.
+#[must_use]
+pub fn kind(message: &Message) -> String {
+    let text = format!("{message:?}");
+    text.split([' ', '{']).next().unwrap_or_default().to_owned()
+}

@@ -6,6 +6,7 @@
 mod actions;
 mod cluster;
 pub mod epochs;
+mod explore;
 pub mod lost;
 pub mod ordinary;
 mod properties;
@@ -14,5 +15,6 @@ mod scenario;
 
 pub use actions::Action;
 pub use cluster::{Cluster, Violation};
+pub use explore::{full, prove, refute};
 pub use properties::names;
 pub use scenario::{Op, Prologue, Scenario, Vcpu};

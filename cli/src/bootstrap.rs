@@ -1,0 +1,127 @@
+//! The bootstrap role.
+
+use crate::slices::SliceArgument;
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use std::fs;
+use std::io::stdout;
+use std::path::PathBuf;
+use std::time::Duration;
+use transport::Secret;
+use vmm::slice::{BootstrapOptions, Ending, PageTables, VmSpec, bootstrap};
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// A slice, the local one first: `local,cpus=1,memory=256M` or `10.9.0.2:7100,cpus=1,memory=256M`
+    #[arg(long = "slice", value_name = "SLICE", required = true)]
+    slices: Vec<SliceArgument>,
+    /// File with the VM's secret; needed with companions
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// Kernel of the guest: bzImage or ELF
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// Initial RAM disk of the guest
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// Command line of the guest's kernel
+    #[arg(long, default_value = "console=ttyS0")]
+    cmdline: String,
+    /// Write a report of the run as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// How interrupts reach vCPUs: ghost (kernel APIC) or userspace
+    #[arg(long, default_value = "ghost")]
+    interrupts: String,
+    /// Kernel page tables: replicate, coherent, or auto (by what the hosts' page walks need)
+    #[arg(long, default_value = "auto")]
+    page_tables: PageTables,
+    /// What is added to the guest's command line for borrowed vCPUs
+    #[arg(long, value_enum, default_value_t = Preset::Borrow)]
+    guest_preset: Preset,
+    /// Guest seconds per real second, e.g. 0.1; for emulated hosts
+    #[arg(long, default_value_t = 1.0)]
+    guest_clock_rate: f64,
+    /// Least time between timer interrupts of a vCPU: off, MILLISECONDS or adaptive[:MIN-MAX]
+    #[arg(long, default_value = "adaptive")]
+    timer_spacing: String,
+    /// Least and most microseconds that a page stays where it just came
+    #[arg(long, default_value = "20:2000", value_name = "MIN:MAX", value_parser = window)]
+    hold: (u64, u64),
+    /// End the VM after so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
+    /// A slice that is silent for so many milliseconds is lost
+    #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
+    lease: u64,
+}
+
+/// What the guest's kernel is told about vCPUs of other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Preset {
+    /// Keep housekeeping off borrowed vCPUs.
+    Borrow,
+    /// Nothing.
+    None,
+}
+
+fn window(text: &str) -> Result<(u64, u64), String> {
+    let error = || format!("{text:?} is not MIN:MAX in microseconds");
+    let (min, max) = text.split_once(':').ok_or_else(error)?;
+    Ok((min.parse().map_err(|_| error())?, max.parse().map_err(|_| error())?))
+}
+
+pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
+    let (local, remote) = arguments.slices.split_first().context("no --slice given")?;
+    if local.address.is_some() || remote.iter().any(|slice| slice.address.is_none()) {
+        bail!("the first --slice must be local and all others must have an address");
+    }
+    let mut companions: Vec<_> = remote.iter().filter_map(|slice| slice.address).collect();
+    companions.sort();
+    companions.dedup();
+    if companions.len() != remote.len() {
+        bail!("two slices have the same address");
+    }
+    let secret = arguments.secret_file.as_deref().map(Secret::load).transpose();
+    let cmdline = format!("{}{}", arguments.cmdline, preset(&arguments));
+    let options = BootstrapOptions {
+        spec: VmSpec {
+            slices: arguments.slices.iter().map(|slice| slice.spec).collect(),
+            interrupts: arguments.interrupts,
+            page_tables: arguments.page_tables,
+            clock_rate: arguments.guest_clock_rate,
+            timer_spacing: arguments.timer_spacing,
+            hold_us: arguments.hold,
+        },
+        companions: remote.iter().filter_map(|slice| slice.address).collect(),
+        secret: secret.context("load the VM's secret")?,
+        kernel: arguments.kernel,
+        initrd: arguments.initrd,
+        cmdline,
+        console: Box::new(stdout()),
+        limit: arguments.limit.map(Duration::from_secs),
+        lease: Duration::from_millis(arguments.lease),
+    };
+    let (ending, report) = bootstrap(options).context("start the VM")?;
+    if let Some(path) = arguments.report {
+        let text = serde_json::to_string_pretty(&report).context("format the report")?;
+        fs::write(&path, text).with_context(|| format!("write the report {}", path.display()))?;
+    }
+    Ok(ending)
+}
+
+/// Options that keep ticks, RCU callbacks and load balancing off vCPUs of other hosts.
+fn preset(arguments: &Arguments) -> String {
+    let local = arguments.slices[0].spec.vcpus;
+    let all: u32 = arguments.slices.iter().map(|slice| slice.spec.vcpus).sum();
+    if arguments.guest_preset == Preset::None || all <= local {
+        return String::new();
+    }
+    let borrowed = match all - local {
+        1 => local.to_string(),
+        _ => format!("{local}-{}", all - 1),
+    };
+    format!(
+        " isolcpus=nohz,domain,{borrowed} nohz_full={borrowed} rcu_nocbs={borrowed} nowatchdog audit=0"
+    )
+}

@@ -1,0 +1,23 @@
+//! The companion role.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use transport::Secret;
+use vmm::slice::{CompanionOptions, Ending, companion};
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Address and port to wait for a bootstrap at, e.g. 10.9.0.2:7100
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// File with the VM's secret: at least 16 bytes, readable by its owner only
+    #[arg(long, value_name = "FILE")]
+    secret_file: PathBuf,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
+    let secret = Secret::load(&arguments.secret_file).context("load the VM's secret")?;
+    companion(CompanionOptions { listen: arguments.listen, secret }).context("be a companion")
+}

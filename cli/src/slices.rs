@@ -1,0 +1,89 @@
+//! The grammar of `--slice`: `local,cpus=N,memory=SIZE` or `ADDRESS:PORT,cpus=N,memory=SIZE`.
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+use vmm::slice::SliceSpec;
+
+/// One `--slice`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SliceArgument {
+    /// Where its companion listens; `None` is this process.
+    pub(crate) address: Option<SocketAddr>,
+    pub(crate) spec: SliceSpec,
+}
+
+impl FromStr for SliceArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split(',');
+        let address = match parts.next().unwrap_or_default() {
+            "local" => None,
+            place => Some(
+                place
+                    .parse()
+                    .map_err(|_| format!("{place:?} is neither `local` nor ADDRESS:PORT"))?,
+            ),
+        };
+        let (mut vcpus, mut memory) = (None, None);
+        for part in parts {
+            let (key, value) =
+                part.split_once('=').ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
+            let slot_taken = match key {
+                "cpus" => {
+                    let number =
+                        value.parse().map_err(|_| format!("cpus={value:?} is no number"))?;
+                    vcpus.replace(number).is_some()
+                }
+                "memory" => memory.replace(bytes(value)?).is_some(),
+                _ => return Err(format!("{key:?} is none of cpus, memory")),
+            };
+            if slot_taken {
+                return Err(format!("{key} is given twice"));
+            }
+        }
+        let vcpus = vcpus.ok_or("cpus= is missing")?;
+        let memory = memory.ok_or("memory= is missing")?;
+        Ok(Self { address, spec: SliceSpec { vcpus, memory } })
+    }
+}
+
+/// Bytes of a size with unit: `256M`, `2G`, or plain bytes.
+fn bytes(text: &str) -> Result<u64, String> {
+    let error = || format!("memory={text:?} is no size; write 256M, 2G or bytes");
+    let (digits, shift) = match text.strip_suffix(['M', 'G']) {
+        Some(digits) if text.ends_with('M') => (digits, 20),
+        Some(digits) => (digits, 30),
+        None => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| error())?;
+    number.checked_mul(1 << shift).ok_or_else(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_of_remote_slice_gives_address_and_sizes() {
+        let slice: SliceArgument = "10.9.0.2:7100,cpus=2,memory=256M".parse().unwrap();
+
+        assert_eq!(slice.address, Some("10.9.0.2:7100".parse().unwrap()));
+        assert_eq!(slice.spec, SliceSpec { vcpus: 2, memory: 256 << 20 });
+    }
+
+    #[test]
+    fn parse_with_unknown_missing_or_double_keys_is_refused() {
+        for text in [
+            "local",
+            "local,cpus=1",
+            "local,cpus=1,memory=1M,disk=2",
+            "local,cpus=1,cpus=2,memory=1M",
+            "nowhere,cpus=1,memory=1M",
+            "local,cpus=one,memory=1M",
+            "local,cpus=1,memory=999999999999G",
+        ] {
+            assert!(text.parse::<SliceArgument>().is_err(), "{text}");
+        }
+    }
+}

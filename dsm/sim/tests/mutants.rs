@@ -1,0 +1,60 @@
+//! Each planted bug is found by a model, and we know by which property.
+
+use dsm_protocol::{Access, Gfn, Message, PlantedBug};
+use tessera_dsm_sim::models::{Scenario, epochs, names, ordinary, refute, replicas};
+
+fn assert_caught(scenario: Scenario, bug: PlantedBug, property: &str) {
+    let broken = refute(&format!("{bug:?}"), scenario.plant(bug));
+    assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
+}
+
+#[test]
+fn planted_drop_invalidation_is_caught() {
+    let bug = PlantedBug::DropInvalidation;
+    assert_caught(ordinary::one_page(3, 1), bug, names::WRITER_ALONE);
+}
+
+#[test]
+fn planted_skip_confirm_is_caught() {
+    let bug = PlantedBug::SkipConfirm;
+    assert_caught(ordinary::one_page(3, 1), bug, names::FITS);
+}
+
+#[test]
+fn planted_grant_early_is_caught() {
+    let bug = PlantedBug::GrantEarly;
+    assert_caught(ordinary::one_page(3, 1), bug, names::WRITER_ALONE);
+}
+
+#[test]
+fn planted_lose_epoch_check_is_caught() {
+    let bug = PlantedBug::LoseEpochCheck;
+    let stale = Message::Data { gfn: Gfn(0), access: Access::Write, acks: 0, table: None };
+    assert_caught(epochs::stale_message(stale), bug, names::WRITER_ALONE);
+}
+
+#[test]
+fn planted_release_without_flush_is_caught() {
+    let bug = PlantedBug::ReleaseWithoutFlush;
+    assert_caught(replicas::publish(2, true), bug, names::LOADS);
+    assert_caught(replicas::publish_by_interrupt(2, true), bug, names::LOADS);
+}
+
+#[test]
+fn planted_flush_not_acknowledged_is_caught() {
+    let bug = PlantedBug::FlushNotAcknowledged;
+    assert_caught(replicas::publish(3, true), bug, names::LOADS);
+    assert_caught(replicas::publish_by_interrupt(2, true), bug, names::LOADS);
+}
+
+#[test]
+fn planted_stale_member_kept_is_caught() {
+    let bug = PlantedBug::StaleMemberKept;
+    assert_caught(replicas::reuse(2, true), bug, names::FREE);
+}
+
+#[test]
+fn planted_merge_loses_entry_is_caught() {
+    let bug = PlantedBug::MergeLosesEntry;
+    assert_caught(replicas::own_entries(2), bug, names::LOADS);
+}

@@ -1,0 +1,367 @@
+//! The bootstrap role: plan the VM, bring the companions together, start the guest, and end it.
+
+use super::bus::serve_devices;
+use super::console::PanicWatch;
+use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
+use super::host::{self, HostFacts};
+use super::launch::{Launch, Parts, ending_of};
+use super::report::{RunReport, SliceReport};
+use super::spec::{PageTables, Shape, SpecError, VmSpec};
+use super::{Ending, SliceError};
+use crate::boot::{self, BootConfig, BootPlan};
+use crate::cpuid::{Cpuid, intersect};
+use crate::interrupts::InterruptBackEnd;
+use crate::tsc::host_ticks;
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use devices::{Chipset, ChipsetConfig, acpi};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use transport::{BootstrapMesh, Config, Member, Plan, Secret, TcpTransport, VmId};
+use wire::control::EndCause;
+use wire::{Control, Epoch, Gfn, SliceId, VcpuId};
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(60);
+const LOAD_LIMIT: Duration = Duration::from_secs(120);
+const REPORT_LIMIT: Duration = Duration::from_secs(4);
+/// Round trips of a clock measurement; the fastest counts.
+const CLOCK_ROUNDS: u32 = 200;
+/// Device calls that may wait.
+const JOBS_MAX: usize = 4096;
+/// Counters of two hosts may differ by this much (parts per million): they drift apart meanwhile.
+const TSC_TOLERANCE_PPM: u64 = 100;
+
+/// What a bootstrap is started with.
+pub struct BootstrapOptions {
+    /// The VM.
+    pub spec: VmSpec,
+    /// Addresses of the companions: slice 1 and up.
+    pub companions: Vec<SocketAddr>,
+    /// The VM's secret; needed when there are companions.
+    pub secret: Option<Secret>,
+    /// Kernel image: bzImage or ELF.
+    pub kernel: PathBuf,
+    /// Initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// Command line of the guest's kernel; what the clock needs is added.
+    pub cmdline: String,
+    /// Where the guest's console goes.
+    pub console: Box<dyn Write + Send>,
+    /// Ends the VM after this time.
+    pub limit: Option<Duration>,
+    /// A peer silent for this long is lost.
+    pub lease: Duration,
+}
+
+impl std::fmt::Debug for BootstrapOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BootstrapOptions").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+/// Starts a VM, runs it to its end and reports.
+///
+/// # Errors
+/// Everything that keeps the VM from starting; nothing runs then, on any host.
+pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
+    let shape = options.spec.shape()?;
+    let shared = !options.companions.is_empty();
+    host::check(options.spec.slices[0].memory, shared)?;
+    check_back_end(&options.spec)?;
+    let facts = HostFacts::gather()?;
+    let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
+    let tables = acpi::build(&shape.acpi())?;
+    let cmdline = format!("{} tsc_early_khz={told_khz} tsc=reliable", options.cmdline.trim());
+    let plan = boot::plan(&BootConfig {
+        kernel: &options.kernel,
+        initrd: options.initrd.as_deref(),
+        cmdline: &cmdline,
+        layout: &shape.layout,
+        boot_node: 0,
+        acpi: &tables,
+    })?;
+    let mut vm = Vm::assemble(&options, shape, facts)?;
+    vm.load(&plan)?;
+    vm.run(options.console, options.limit)
+}
+
+/// Checks that the chosen interrupt back end works on this host.
+pub(crate) fn check_back_end(spec: &VmSpec) -> Result<(), SliceError> {
+    let back_end: InterruptBackEnd = spec
+        .interrupts
+        .parse()
+        .map_err(|_| SpecError::Choice { what: "interrupts", text: spec.interrupts.clone() })?;
+    if back_end == InterruptBackEnd::Ghost {
+        crate::interrupts::ghost::self_test().map_err(|error| SliceError::Refused {
+            slice: BOOTSTRAP,
+            cause: format!(
+                "ghost vCPUs do not work on this host ({}); use --interrupts userspace",
+                super::one_line(&error)
+            ),
+        })?;
+    }
+    Ok(())
+}
+
+/// The VM, assembled but not started.
+struct Vm {
+    shape: Shape,
+    hosts: Vec<HostFacts>,
+    launch: Launch,
+    parts: Parts,
+    jobs: crossbeam_channel::Receiver<DeviceJob>,
+}
+
+impl Vm {
+    fn assemble(
+        options: &BootstrapOptions,
+        shape: Shape,
+        facts: HostFacts,
+    ) -> Result<Self, SliceError> {
+        let epoch = Epoch(1);
+        let (sender, jobs) = bounded(JOBS_MAX);
+        let mut mesh = connect(options, epoch)?;
+        let mut hosts = vec![facts];
+        if let Some(mesh) = &mut mesh {
+            hosts.extend(gather(mesh)?);
+        }
+        compare_clocks(&hosts)?;
+        let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
+        let cpuid = intersect(&cpuids)?;
+        let mut parts = Parts::new(&shape, BOOTSTRAP, epoch, &cpuid, Some(sender))?;
+        let offset = parts.machine.tsc_offset()?;
+        parts.machine.set_tsc_offset(offset)?;
+        let replicate = match options.spec.page_tables {
+            PageTables::Auto => hosts.iter().any(|host| host.walks_write),
+            PageTables::Replicate => true,
+            PageTables::Coherent => false,
+        };
+        let mut launch =
+            Launch { cpuid, tsc_offsets: vec![offset], replicate, clocks: vec![(0, 0)] };
+        if let Some(mut mesh) = mesh {
+            for slice in shape.slices.iter().skip(1) {
+                let (peer_offset, clock) =
+                    align_clock(&mut mesh, *slice, offset, hosts[0].tsc_khz)?;
+                launch.tsc_offsets.push(peer_offset);
+                launch.clocks.push(clock);
+            }
+            let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
+            let transport = commit(mesh, &blob)?;
+            parts.connect(&shape, Box::new(transport), replicate)?;
+        }
+        Ok(Self { shape, hosts, launch, parts, jobs })
+    }
+
+    /// Writes the payload into guest memory and sets the boot vCPU's registers.
+    fn load(&mut self, plan: &BootPlan) -> Result<(), SliceError> {
+        for piece in &plan.payload {
+            match self.parts.fabric.handle.get() {
+                Some(handle) => handle.write(piece.gpa, piece.bytes.clone(), LOAD_LIMIT)?,
+                None => write_directly(&self.parts, piece.gpa, &piece.bytes),
+            }
+        }
+        for range in plan.ranges() {
+            self.populate(range);
+        }
+        let boot = VcpuId(0);
+        let mut regs = self.parts.machine.regs(boot)?;
+        let mut sregs = self.parts.machine.sregs(boot)?;
+        plan.state.apply(&mut sregs, &mut regs);
+        self.parts.machine.set_registers(boot, &regs, &sregs)?;
+        Ok(())
+    }
+
+    /// Maps what was loaded into memory of this slice, so that the guest's first touch costs no
+    /// fault once the chunk is watched. Failing to do so only costs time.
+    fn populate(&self, range: std::ops::Range<u64>) {
+        let (first, last) = (range.start / 4096, range.end.div_ceil(4096));
+        let own = |gfn: u64| self.shape.homes.home(Gfn(gfn)) == Some(BOOTSTRAP);
+        if last > first && own(first) && own(last - 1) {
+            let pages = usize::try_from(last - first).unwrap_or(0);
+            if let Err(error) = self.parts.ram.populate(Gfn(first), pages) {
+                tracing::debug!("populating loaded memory: {error}");
+            }
+        }
+    }
+
+    fn run(
+        self,
+        console: Box<dyn Write + Send>,
+        limit: Option<Duration>,
+    ) -> Result<(Ending, RunReport), SliceError> {
+        let panicked = Arc::new(AtomicBool::new(false));
+        let fabric = Arc::clone(&self.parts.fabric);
+        let chipset = Arc::new(Chipset::new(ChipsetConfig {
+            vcpus: self.shape.vcpus(),
+            console: Box::new(PanicWatch::new(console, Arc::clone(&panicked))),
+            interrupts: Arc::new(self.parts.machine.clone()),
+            shutdown: Arc::clone(&fabric) as _,
+            clock: self.parts.machine.clock(),
+        }));
+        let (devices, jobs) = (Arc::clone(&chipset), self.jobs.clone());
+        let serving = Arc::clone(&fabric);
+        std::thread::Builder::new()
+            .name("devices".into())
+            .spawn(move || serve_devices(&devices, &serving, &jobs))
+            .map_err(|source| SliceError::Io { what: "start the device thread", source })?;
+        let started = Instant::now();
+        self.parts.machine.start(chipset)?;
+        let ending = self.wait_for_end(started, limit, &panicked);
+        let seconds = started.elapsed().as_secs_f64();
+        let slices = self.gather_reports(&ending);
+        let cause = match ending {
+            Ending::Reset => EndCause::Reset,
+            Ending::GuestPanic => EndCause::GuestPanic,
+            Ending::PowerOff | Ending::TimeLimit => EndCause::PowerOff,
+            Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
+        };
+        tell_companions(&fabric, &self.shape, &Control::End(cause));
+        let report = RunReport {
+            ending: ending.describe(),
+            status: ending.status(),
+            seconds,
+            interrupts: self.shape.back_end.to_string(),
+            replicated_tables: self.launch.replicate,
+            slices,
+        };
+        self.parts.stop();
+        Ok((ending, report))
+    }
+
+    fn wait_for_end(
+        &self,
+        started: Instant,
+        limit: Option<Duration>,
+        panicked: &AtomicBool,
+    ) -> Ending {
+        let deadline = limit.map(|limit| started + limit);
+        loop {
+            let event = match deadline {
+                None => self.parts.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(deadline) => self.parts.events.recv_deadline(deadline),
+            };
+            let event = match event {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => return Ending::TimeLimit,
+                Err(RecvTimeoutError::Disconnected) => {
+                    SliceEvent::Fatal("its threads are gone".into())
+                }
+            };
+            if let Some(ending) = ending_of(&event, BOOTSTRAP, panicked.load(Ordering::Relaxed)) {
+                return ending;
+            }
+        }
+    }
+
+    /// This slice's report and those of the companions that still answer.
+    fn gather_reports(&self, ending: &Ending) -> Vec<SliceReport> {
+        let own = self.parts.report(&self.shape, &self.hosts[0].name, (0, 0));
+        let mut reports = vec![own];
+        if matches!(ending, Ending::LostSlice { .. }) || self.shape.slices.len() == 1 {
+            return reports;
+        }
+        tell_companions(&self.parts.fabric, &self.shape, &Control::AskReport);
+        let deadline = Instant::now() + REPORT_LIMIT;
+        while reports.len() < self.shape.slices.len() {
+            match self.parts.events.recv_deadline(deadline) {
+                Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
+                    Ok(report) => reports.push(report),
+                    Err(error) => tracing::warn!("{from} sent an unreadable report: {error}"),
+                },
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        reports.sort_by_key(|report| report.slice);
+        reports
+    }
+}
+
+fn tell_companions(fabric: &Fabric, shape: &Shape, frame: &Control) {
+    for slice in shape.slices.iter().skip(1) {
+        fabric.send(*slice, frame);
+    }
+}
+
+fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
+    let mut at = gpa;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let offset = usize::try_from(at % 4096).expect("less than a page");
+        let (piece, tail) = rest.split_at(rest.len().min(4096 - offset));
+        parts.ram.write(Gfn(at / 4096), offset, piece);
+        at += u64::try_from(piece.len()).expect("at most a page");
+        rest = tail;
+    }
+}
+
+fn connect(options: &BootstrapOptions, epoch: Epoch) -> Result<Option<BootstrapMesh>, SliceError> {
+    if options.companions.is_empty() {
+        return Ok(None);
+    }
+    let secret = options.secret.clone().ok_or_else(|| SliceError::Refused {
+        slice: BOOTSTRAP,
+        cause: "a VM with companions needs --secret-file".into(),
+    })?;
+    let blob =
+        serde_json::to_vec(&options.spec).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
+    let companions = (1u16..).zip(&options.companions);
+    let mut members = vec![Member { slice: BOOTSTRAP, address: None }];
+    members.extend(companions.map(|(id, at)| Member { slice: SliceId(id), address: Some(*at) }));
+    let vm = VmId::random()
+        .map_err(|source| SliceError::Io { what: "choose an id for the VM", source })?;
+    let config = Config { lease: options.lease, ..Config::default() };
+    let plan = Plan { vm, epoch, members, config, blob };
+    Ok(Some(BootstrapMesh::connect(secret, plan, Instant::now() + ANSWER_LIMIT)?))
+}
+
+/// The companions' facts, or the first refusal.
+fn gather(mesh: &mut BootstrapMesh) -> Result<Vec<HostFacts>, SliceError> {
+    let answers = mesh.gather(Instant::now() + ANSWER_LIMIT)?;
+    let read = |(slice, answer): (SliceId, Result<Vec<u8>, String>)| {
+        let blob = answer.map_err(|cause| SliceError::Refused { slice, cause })?;
+        serde_json::from_slice(&blob).map_err(|error| SliceError::Blob(slice, error))
+    };
+    answers.into_iter().map(read).collect()
+}
+
+fn compare_clocks(hosts: &[HostFacts]) -> Result<(), SliceError> {
+    let ours = hosts[0].tsc_khz;
+    for (id, host) in (0u16..).zip(hosts) {
+        let difference = u64::from(ours.abs_diff(host.tsc_khz));
+        if difference * 1_000_000 > u64::from(ours) * TSC_TOLERANCE_PPM {
+            return Err(SliceError::ClockSpeed { slice: SliceId(id), theirs: host.tsc_khz, ours });
+        }
+    }
+    Ok(())
+}
+
+/// Measures a companion's counter twice. Returns the TSC offset that makes its guest clock equal to
+/// ours, and the difference of the measurements with its bound, in nanoseconds.
+fn align_clock(
+    mesh: &mut BootstrapMesh,
+    slice: SliceId,
+    offset: u64,
+    khz: u32,
+) -> Result<(u64, (i64, u64)), SliceError> {
+    let mut measure =
+        || mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, Instant::now() + START_LIMIT);
+    let first = measure()?;
+    let again = measure()?;
+    let best = if again.rtt_min < first.rtt_min { again } else { first };
+    let nanoseconds = |ticks: i128| ticks * 1_000_000 / i128::from(khz.max(1));
+    let skew = nanoseconds(i128::from(again.offset) - i128::from(first.offset));
+    let bound = nanoseconds(i128::from(best.rtt_min) / 2);
+    let theirs = offset.wrapping_sub(best.offset.cast_unsigned());
+    Ok((theirs, (i64::try_from(skew).unwrap_or(i64::MAX), u64::try_from(bound).unwrap_or(0))))
+}
+
+fn commit(mut mesh: BootstrapMesh, blob: &[u8]) -> Result<TcpTransport, SliceError> {
+    let deadline = Instant::now() + START_LIMIT;
+    mesh.commit(blob, deadline)?;
+    Ok(mesh.into_transport(deadline)?)
+}

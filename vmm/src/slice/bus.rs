@@ -1,0 +1,117 @@
+//! Devices that live on the bootstrap slice, as a companion's vCPU reaches them; and the thread
+//! there that serves such calls.
+
+use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use devices::{Bus, Chipset};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use wire::Control;
+use wire::control::{DeviceCall, Space};
+
+/// A device call that has no answer by then means that the bootstrap slice hangs.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// Calls that wait for their answer. At most one per vCPU.
+#[derive(Debug, Default)]
+pub(crate) struct PendingCalls {
+    next: AtomicU64,
+    waiting: Mutex<BTreeMap<u64, Sender<u64>>>,
+}
+
+impl PendingCalls {
+    fn begin(&self) -> (u64, Receiver<u64>) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, receiver) = bounded(1);
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, answer);
+        (id, receiver)
+    }
+
+    /// Hands the answer to the vCPU that waits. An answer nobody waits for is dropped.
+    pub(crate) fn answer(&self, id: u64, data: u64) {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        if let Some(waiting) = waiting {
+            let _ = waiting.try_send(data);
+        }
+    }
+}
+
+/// The devices of the bootstrap slice, from elsewhere.
+#[derive(Debug)]
+pub(crate) struct RemoteBus(pub(crate) Arc<Fabric>);
+
+impl RemoteBus {
+    fn call(&self, space: Space, write: bool, address: u64, length: usize, data: u64) -> u64 {
+        let Ok(length) = u8::try_from(length) else { return u64::MAX };
+        let (id, answer) = self.0.calls.begin();
+        let call = DeviceCall { id, space, write, address, length, data };
+        self.0.traffic.device_calls.fetch_add(1, Ordering::Relaxed);
+        self.0.send(BOOTSTRAP, &Control::Call(call));
+        answer.recv_timeout(CALL_LIMIT).unwrap_or_else(|_| {
+            let text = format!("no answer to a device call at {address:#x}");
+            self.0.event(SliceEvent::Fatal(text));
+            u64::MAX
+        })
+    }
+
+    fn read(&self, space: Space, address: u64, data: &mut [u8]) {
+        let value = self.call(space, false, address, data.len(), 0).to_le_bytes();
+        let count = data.len().min(8);
+        data[..count].copy_from_slice(&value[..count]);
+    }
+
+    fn write(&self, space: Space, address: u64, data: &[u8]) {
+        self.call(space, true, address, data.len(), little_endian(data));
+    }
+}
+
+impl Bus for RemoteBus {
+    fn pio_read(&self, port: u16, data: &mut [u8]) {
+        self.read(Space::Port, u64::from(port), data);
+    }
+    fn pio_write(&self, port: u16, data: &[u8]) {
+        self.write(Space::Port, u64::from(port), data);
+    }
+    fn mmio_read(&self, address: u64, data: &mut [u8]) {
+        self.read(Space::Memory, address, data);
+    }
+    fn mmio_write(&self, address: u64, data: &[u8]) {
+        self.write(Space::Memory, address, data);
+    }
+}
+
+/// Serves calls of companions until the channel closes.
+pub(crate) fn serve_devices(chipset: &Chipset, fabric: &Fabric, jobs: &Receiver<DeviceJob>) {
+    for job in jobs {
+        match job {
+            DeviceJob::EndOfInterrupt(vector) => chipset.end_of_interrupt(vector),
+            DeviceJob::Call(from, call) => {
+                let data = access(chipset, &call);
+                fabric.send(from, &Control::Answer { id: call.id, data });
+            }
+        }
+    }
+}
+
+fn access(bus: &impl Bus, call: &DeviceCall) -> u64 {
+    let mut bytes = call.data.to_le_bytes();
+    let data = &mut bytes[..usize::from(call.length.min(8))];
+    match (call.space, u16::try_from(call.address)) {
+        (Space::Memory, _) if call.write => bus.mmio_write(call.address, data),
+        (Space::Memory, _) => bus.mmio_read(call.address, data),
+        (Space::Port, Ok(port)) if call.write => bus.pio_write(port, data),
+        (Space::Port, Ok(port)) => bus.pio_read(port, data),
+        // The decoder lets no such port through.
+        (Space::Port, Err(_)) => data.fill(0xff),
+    }
+    little_endian(data)
+}
+
+fn little_endian(data: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let count = data.len().min(8);
+    bytes[..count].copy_from_slice(&data[..count]);
+    u64::from_le_bytes(bytes)
+}

@@ -1,0 +1,134 @@
+//! The companion role: give vCPUs, memory or both to a VM that another host starts.
+
+use super::bus::RemoteBus;
+use super::fabric::{BOOTSTRAP, SliceEvent};
+use super::host::{self, HostFacts};
+use super::launch::{Launch, Parts, ending_of};
+use super::spec::VmSpec;
+use super::{Ending, SliceError, one_line};
+use crate::tsc::host_ticks;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use transport::{Assignment, CompanionMesh, Listener, MeshError, Secret};
+use wire::Control;
+use wire::control::EndCause;
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// From the answer to the start: the other companions may be slow.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// What a companion is started with.
+#[derive(Debug)]
+pub struct CompanionOptions {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// The VM's secret.
+    pub secret: Secret,
+}
+
+/// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
+/// cannot prove the secret, and VMs that do not fit, are refused; the companion keeps waiting.
+///
+/// # Errors
+/// The address cannot be listened on, or this host turns out not to be able to run what it agreed
+/// to.
+pub fn companion(options: CompanionOptions) -> Result<Ending, SliceError> {
+    let listen = |secret| Listener::bind(options.listen, secret);
+    let mut listener = listen(options.secret.clone())?;
+    tracing::info!("waiting for a bootstrap at {}", listener.address());
+    loop {
+        let mut refused = |refused: &transport::Refused| {
+            tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
+        };
+        let (assignment, mesh) = listener.accept(None, &mut refused)?;
+        match agree(&assignment, mesh) {
+            Ok((spec, mesh, launch)) => return run(&assignment, &spec, mesh, &launch),
+            Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
+        }
+        listener = listen(options.secret.clone())?;
+        tracing::info!("waiting for a bootstrap at {}", listener.address());
+    }
+}
+
+/// Answers the assignment and waits for the verdict.
+fn agree(
+    assignment: &Assignment,
+    mut mesh: CompanionMesh,
+) -> Result<(VmSpec, CompanionMesh, Launch), SliceError> {
+    let deadline = Instant::now() + ANSWER_LIMIT;
+    let (spec, facts) = match consider(assignment) {
+        Ok(answer) => answer,
+        Err(error) => {
+            mesh.answer(Err(&one_line(&error)), deadline)?;
+            return Err(error);
+        }
+    };
+    let blob = serde_json::to_vec(&facts).map_err(|e| SliceError::Blob(assignment.local, e))?;
+    mesh.answer(Ok(&blob), deadline)?;
+    let verdict = mesh.verdict(&host_ticks, Instant::now() + START_LIMIT)?;
+    let launch =
+        serde_json::from_slice(&verdict).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
+    Ok((spec, mesh, launch))
+}
+
+/// Checks whether this host can be that slice. Has no side effects.
+fn consider(assignment: &Assignment) -> Result<(VmSpec, HostFacts), SliceError> {
+    let spec: VmSpec = serde_json::from_slice(&assignment.blob)
+        .map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
+    spec.shape()?;
+    let index = usize::from(assignment.local.0);
+    let own = spec.slices.get(index).ok_or_else(|| SliceError::Refused {
+        slice: assignment.local,
+        cause: "the VM has no such slice".into(),
+    })?;
+    host::check(own.memory, true)?;
+    let facts = HostFacts::gather()?;
+    super::bootstrap::check_back_end(&spec)?;
+    Ok((spec, facts))
+}
+
+fn run(
+    assignment: &Assignment,
+    spec: &VmSpec,
+    mesh: CompanionMesh,
+    launch: &Launch,
+) -> Result<Ending, SliceError> {
+    let shape = spec.shape()?;
+    let local = assignment.local;
+    let index = usize::from(local.0);
+    let offset = launch.tsc_offsets.get(index).copied();
+    let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
+    let mut parts = Parts::new(&shape, local, assignment.epoch, &launch.cpuid, None)?;
+    parts.machine.set_tsc_offset(offset)?;
+    let deadline = Instant::now() + START_LIMIT;
+    let transport = mesh.into_transport(deadline, &mut |refused| {
+        tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
+    })?;
+    parts.connect(&shape, Box::new(transport), launch.replicate)?;
+    parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
+    tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));
+    let host = HostFacts::gather().map(|facts| facts.name).unwrap_or_default();
+    let clock = launch.clocks.get(index).copied().unwrap_or_default();
+    let ending = loop {
+        let Ok(event) = parts.events.recv() else {
+            break Ending::Failed { slice: local, cause: "its threads are gone".into() };
+        };
+        if matches!(event, SliceEvent::AskReport) {
+            let report = parts.report(&shape, &host, clock);
+            let bytes = serde_json::to_vec(&report).unwrap_or_default();
+            parts.fabric.send(BOOTSTRAP, &Control::Report(bytes));
+        }
+        if let SliceEvent::Fatal(cause) = &event {
+            tracing::error!("{cause}");
+            parts.fabric.send(BOOTSTRAP, &Control::WantEnd(EndCause::Failure));
+            // The bootstrap ends the VM; give the frame time to leave.
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        if let Some(ending) = ending_of(&event, local, false) {
+            break ending;
+        }
+    };
+    parts.stop();
+    Ok(ending)
+}

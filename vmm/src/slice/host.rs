@@ -1,0 +1,103 @@
+//! What a host brings, and whether it can run a slice at all.
+
+use crate::cpuid::Cpuid;
+use crate::machine::{MachineError, host_tsc_khz};
+use dsm::UffdError;
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use kvm_ioctls::Kvm;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use thiserror::Error;
+
+/// What a companion tells the bootstrap about its host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFacts {
+    /// Name of the host.
+    pub name: String,
+    /// Release of its kernel.
+    pub kernel: String,
+    /// What its KVM can show to a guest.
+    pub cpuid: Cpuid,
+    /// Frequency of its time stamp counter.
+    pub tsc_khz: u32,
+    /// True when a guest's page walks need write access to page-table pages here.
+    pub walks_write: bool,
+}
+
+/// Why this host cannot run a slice.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// No KVM.
+    #[error("open /dev/kvm (load kvm_amd or kvm_intel, and give this user access)")]
+    Kvm(#[source] kvm_ioctls::Error),
+    /// KVM does not tell its CPUID.
+    #[error("read the CPUID that KVM supports")]
+    Cpuid(#[source] kvm_ioctls::Error),
+    /// KVM does not know the counter's frequency.
+    #[error("read the frequency of the time stamp counter")]
+    Tsc(#[source] MachineError),
+    /// No usable userfaultfd.
+    #[error("use userfaultfd")]
+    Userfaultfd(#[from] UffdError),
+    /// Less memory than asked for.
+    #[error("the slice is to be home of {asked} MiB, the host has {available} MiB available")]
+    Memory {
+        /// MiB asked for.
+        asked: u64,
+        /// MiB there are.
+        available: u64,
+    },
+}
+
+impl HostFacts {
+    /// Looks at this host.
+    ///
+    /// # Errors
+    /// KVM is missing, not permitted or too old.
+    pub fn gather() -> Result<Self, HostError> {
+        let kvm = Kvm::new().map_err(HostError::Kvm)?;
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(HostError::Cpuid)?;
+        Ok(Self {
+            name: first_line("/proc/sys/kernel/hostname"),
+            kernel: first_line("/proc/sys/kernel/osrelease"),
+            cpuid: Cpuid::from_kvm(cpuid.as_slice()),
+            tsc_khz: host_tsc_khz().map_err(HostError::Tsc)?,
+            walks_write: walks_write(),
+        })
+    }
+}
+
+/// Checks that the host has `bytes` of memory to give and, where memory is shared, userfaultfd.
+pub(crate) fn check(bytes: u64, shared: bool) -> Result<(), HostError> {
+    if shared {
+        dsm::check_host()?;
+    }
+    let available = available_kib() / 1024;
+    let asked = bytes >> 20;
+    if asked > available {
+        return Err(HostError::Memory { asked, available });
+    }
+    Ok(())
+}
+
+/// AMD's nested walks count as writes (APM vol. 2, 15.25.5); Intel's do when EPT accessed and dirty
+/// bits are on.
+fn walks_write() -> bool {
+    match fs::read_to_string("/sys/module/kvm_intel/parameters/eptad") {
+        Ok(text) => text.trim() == "Y",
+        Err(_) => true,
+    }
+}
+
+fn first_line(path: &str) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+fn available_kib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(u64::MAX)
+}

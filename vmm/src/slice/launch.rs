@@ -1,0 +1,184 @@
+//! The parts of a slice, put together the same way in both roles.
+
+use super::bus::PendingCalls;
+use super::fabric::{DeviceJob, Fabric, Link, SliceEvent, Traffic};
+use super::report::SliceReport;
+use super::spec::Shape;
+use super::{Ending, SliceError};
+use crate::cpuid::{Cpuid, Topology, for_vcpu};
+use crate::machine::{Machine, MachineConfig, MemorySlot};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use dsm::{Engine, EngineConfig, GuestRam};
+use migrate::LocationTable;
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use transport::Transport;
+use wire::{Epoch, SliceId};
+
+/// What the main thread may have waiting.
+const EVENTS_MAX: usize = 256;
+/// How long a stopping slice waits for its own threads.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+const REPORT_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the bootstrap decides once every slice has agreed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Launch {
+    /// What every host's processor has.
+    pub(crate) cpuid: Cpuid,
+    /// TSC offset of each slice's vCPUs.
+    pub(crate) tsc_offsets: Vec<u64>,
+    /// Whether kernel page tables are replicated.
+    pub(crate) replicate: bool,
+    /// Clock measurement of each slice against the bootstrap: skew and bound, nanoseconds.
+    pub(crate) clocks: Vec<(i64, u64)>,
+}
+
+/// A slice before and while it runs.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) local: SliceId,
+    pub(crate) ram: Arc<GuestRam>,
+    pub(crate) machine: Machine,
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) events: Receiver<SliceEvent>,
+    engine: Option<JoinHandle<()>>,
+}
+
+impl Parts {
+    /// Guest memory and the KVM machine with all vCPUs and ghosts. Nothing runs yet.
+    pub(crate) fn new(
+        shape: &Shape,
+        local: SliceId,
+        epoch: Epoch,
+        cpuid: &Cpuid,
+        jobs: Option<Sender<DeviceJob>>,
+    ) -> Result<Self, SliceError> {
+        let ram = Arc::new(GuestRam::new(&shape.frames())?);
+        let (sender, events) = bounded(EVENTS_MAX);
+        let fabric = Arc::new(Fabric {
+            local,
+            epoch,
+            locations: LocationTable::new(&shape.places, epoch),
+            events: sender,
+            jobs,
+            handle: OnceLock::new(),
+            machine: OnceLock::new(),
+            calls: PendingCalls::default(),
+            traffic: Traffic::default(),
+        });
+        let machine = Machine::new(machine_config(shape, local, cpuid, &ram, &fabric)?)?;
+        fabric.machine.set(machine.clone()).expect("set once, here");
+        Ok(Self { local, ram, machine, fabric, events, engine: None })
+    }
+
+    /// Starts the memory engine on an open transport.
+    pub(crate) fn connect(
+        &mut self,
+        shape: &Shape,
+        transport: Box<dyn Transport>,
+        replicate: bool,
+    ) -> Result<(), SliceError> {
+        let (handle, engine) = Engine::start(EngineConfig {
+            node: shape.node(self.local, self.fabric.epoch, replicate),
+            ram: Arc::clone(&self.ram),
+            transport,
+            uplink: Box::new(Link(Arc::clone(&self.fabric))),
+        })?;
+        self.fabric.handle.set(handle).expect("connected once");
+        self.engine = Some(engine);
+        Ok(())
+    }
+
+    /// What this slice did until now.
+    pub(crate) fn report(&self, shape: &Shape, host: &str, clock: (i64, u64)) -> SliceReport {
+        let handle = self.fabric.handle.get();
+        let memory = handle.and_then(|handle| handle.report(REPORT_LIMIT)).unwrap_or_default();
+        let traffic = &self.fabric.traffic;
+        let homes = shape.homes.ranges().iter().filter(|range| range.home == self.local);
+        let frames: u64 = homes.map(|range| range.frames.end - range.frames.start).sum();
+        let mut report = SliceReport {
+            slice: self.local.0,
+            host: host.to_owned(),
+            vcpus: shape.vcpus_on(self.local).iter().map(|vcpu| vcpu.0).collect(),
+            memory_mib: frames / 256,
+            memory,
+            interrupts_in: traffic.interrupts_in.load(Ordering::Relaxed),
+            interrupts_out: traffic.interrupts_out.load(Ordering::Relaxed),
+            device_calls: traffic.device_calls.load(Ordering::Relaxed),
+            clock_skew_ns: clock.0,
+            clock_bound_ns: clock.1,
+            ..SliceReport::default()
+        };
+        report.set_vcpu_stats(&self.machine.stats());
+        report
+    }
+
+    /// Stops vCPUs and engine, waiting a bounded time for each.
+    pub(crate) fn stop(self) {
+        if let Err(error) = self.machine.stop(STOP_LIMIT) {
+            tracing::warn!("{error}");
+        }
+        if let Some(handle) = self.fabric.handle.get() {
+            handle.stop();
+        }
+        if let Some(engine) = self.engine
+            && engine.join().is_err()
+        {
+            tracing::error!("the memory engine panicked");
+        }
+    }
+}
+
+fn machine_config(
+    shape: &Shape,
+    local: SliceId,
+    cpuid: &Cpuid,
+    ram: &GuestRam,
+    fabric: &Arc<Fabric>,
+) -> Result<MachineConfig, SliceError> {
+    let khz = crate::machine::host_tsc_khz()?;
+    let topology = Topology {
+        vcpus: shape.vcpus(),
+        guest_tsc_khz: Some(shape.clock_rate.told_khz(khz)),
+        msi_ext_dest_id: false,
+    };
+    let slot =
+        |(guest_address, host_address, bytes)| MemorySlot { guest_address, host_address, bytes };
+    Ok(MachineConfig {
+        vcpus: shape.vcpus(),
+        local: shape.vcpus_on(local),
+        memory: ram.slots().into_iter().map(slot).collect(),
+        cpuid: (0..shape.vcpus()).map(|id| for_vcpu(cpuid, id, &topology).to_kvm()).collect(),
+        remote: Arc::clone(fabric) as _,
+        shutdown: Arc::clone(fabric) as _,
+        hooks: Arc::clone(fabric) as _,
+        back_end: shape.back_end,
+        timer_spacing: shape.timer_spacing,
+        clock_rate: shape.clock_rate,
+    })
+}
+
+/// The ending that an event means, if it ends the VM.
+pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> Option<Ending> {
+    use wire::control::EndCause;
+    match event {
+        SliceEvent::WantEnd(_, EndCause::PowerOff) => Some(Ending::PowerOff),
+        SliceEvent::WantEnd(_, EndCause::GuestPanic) => Some(Ending::GuestPanic),
+        SliceEvent::WantEnd(_, EndCause::Reset) if panicked => Some(Ending::GuestPanic),
+        SliceEvent::WantEnd(_, EndCause::Reset) => Some(Ending::Reset),
+        SliceEvent::WantEnd(slice, EndCause::Failure) => {
+            Some(Ending::Failed { slice: *slice, cause: "see its own output".into() })
+        }
+        SliceEvent::Lost(slice, cause) => {
+            Some(Ending::LostSlice { slice: *slice, cause: cause.clone() })
+        }
+        SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
+        SliceEvent::End => Some(Ending::PowerOff),
+        SliceEvent::AskReport | SliceEvent::Report(..) => None,
+    }
+}

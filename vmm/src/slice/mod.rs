@@ -1,0 +1,170 @@
+//! One slice of a VM: the process that owns vCPUs, memory and devices on one host.
+//!
+//! ```text
+//!   bootstrap: plan -> connect -> gather answers -> measure clocks -> commit -> run -> end
+//!   companion: listen -> accept -> answer -> verdict ------------------------> run -> end
+//!                  ^______________refused, aborted_____|
+//! ```
+//!
+//! Until the commit nothing has been promised and every refusal leaves the companions listening.
+//! After it, losing any slice ends the VM on all of them.
+
+mod bootstrap;
+mod bus;
+mod companion;
+mod console;
+mod fabric;
+mod host;
+mod launch;
+mod report;
+mod spec;
+
+pub use bootstrap::{BootstrapOptions, bootstrap};
+pub use companion::{CompanionOptions, companion};
+pub use host::{HostError, HostFacts};
+pub use report::{RunReport, SliceReport};
+pub use spec::{PageTables, SliceSpec, SpecError, VmSpec};
+
+use crate::boot::BootError;
+use crate::cpuid::CpuidError;
+use crate::machine::MachineError;
+use devices::acpi::AcpiError;
+use dsm::{CopyError, EngineError, RamError};
+use thiserror::Error;
+use transport::MeshError;
+use wire::SliceId;
+
+/// How a VM ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The guest powered off.
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest's kernel panicked.
+    GuestPanic,
+    /// A slice is gone.
+    LostSlice {
+        /// Which.
+        slice: SliceId,
+        /// One line for a person.
+        cause: String,
+    },
+    /// A slice cannot go on.
+    Failed {
+        /// Which.
+        slice: SliceId,
+        /// One line for a person.
+        cause: String,
+    },
+    /// The time limit that the user set was reached.
+    TimeLimit,
+}
+
+impl Ending {
+    /// Exit status of the process. Stable: scripts depend on it.
+    #[must_use]
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::PowerOff => 0,
+            Self::Reset => 3,
+            Self::GuestPanic => 4,
+            Self::LostSlice { .. } => 5,
+            Self::Failed { .. } => 6,
+            Self::TimeLimit => 7,
+        }
+    }
+
+    /// One line for a person.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::PowerOff => "the guest powered off".into(),
+            Self::Reset => "the guest asked for a reset".into(),
+            Self::GuestPanic => "the guest's kernel panicked".into(),
+            Self::LostSlice { slice, cause } => format!("{slice} is lost: {cause}"),
+            Self::Failed { slice, cause } => format!("{slice} cannot go on: {cause}"),
+            Self::TimeLimit => "the time limit was reached".into(),
+        }
+    }
+}
+
+/// Exit status of a configuration that was refused before anything started.
+pub const STATUS_REFUSED: u8 = 2;
+
+/// Why a VM was not started.
+#[derive(Debug, Error)]
+pub enum SliceError {
+    /// The shape of the VM is impossible.
+    #[error("plan the VM")]
+    Spec(#[from] SpecError),
+    /// This host cannot run a slice.
+    #[error("use this host")]
+    Host(#[from] HostError),
+    /// Kernel, initrd or command line cannot be used.
+    #[error("prepare the guest's boot")]
+    Boot(#[from] BootError),
+    /// The ACPI tables cannot be built.
+    #[error("build the ACPI tables")]
+    Acpi(#[from] AcpiError),
+    /// The hosts' processors have too little in common.
+    #[error("find a processor model that every host has")]
+    Cpuid(#[from] CpuidError),
+    /// KVM refused.
+    #[error("build the virtual machine")]
+    Machine(#[from] MachineError),
+    /// Guest memory cannot be had.
+    #[error("set up guest memory")]
+    Ram(#[from] RamError),
+    /// The memory engine cannot start.
+    #[error("start the distributed memory")]
+    Engine(#[from] EngineError),
+    /// The slices did not come together.
+    #[error("connect the slices")]
+    Mesh(#[from] MeshError),
+    /// Guest memory could not be written at start.
+    #[error("load the guest")]
+    Load(#[from] CopyError),
+    /// A companion refused.
+    #[error("{slice} refuses: {cause}")]
+    Refused {
+        /// Which.
+        slice: SliceId,
+        /// What it said.
+        cause: String,
+    },
+    /// A peer sent a configuration that is not one.
+    #[error("read the configuration of {0}")]
+    Blob(SliceId, #[source] serde_json::Error),
+    /// Time stamp counters run at different speeds.
+    #[error("{slice} has a time stamp counter of {theirs} kHz, the bootstrap of {ours} kHz")]
+    ClockSpeed {
+        /// Which.
+        slice: SliceId,
+        /// Its frequency.
+        theirs: u32,
+        /// The bootstrap's.
+        ours: u32,
+    },
+    /// Console or report file.
+    #[error("{what}")]
+    Io {
+        /// What was attempted.
+        what: &'static str,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// The whole chain of an error on one line.
+#[must_use]
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,56 @@
+//! What a run tells afterwards: one report per slice, and the whole.
+
+use crate::machine::VcpuStats;
+use dsm::Report;
+use serde::{Deserialize, Serialize};
+
+/// What one slice did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SliceReport {
+    /// Number of the slice; 0 is the bootstrap.
+    pub slice: u16,
+    /// Name of its host.
+    pub host: String,
+    /// Its vCPUs.
+    pub vcpus: Vec<u32>,
+    /// Memory that it is home of, MiB.
+    pub memory_mib: u64,
+    /// Counters of the distributed memory.
+    #[serde(flatten)]
+    pub memory: Report,
+    /// Interrupts that came from other slices.
+    pub interrupts_in: u64,
+    /// Interrupts sent to other slices.
+    pub interrupts_out: u64,
+    /// Device accesses sent to the bootstrap slice.
+    pub device_calls: u64,
+    /// Difference of two measurements of this slice's guest clock against the bootstrap's.
+    pub clock_skew_ns: i64,
+    /// The measurement cannot be further off than this: half the least round trip.
+    pub clock_bound_ns: u64,
+    /// Counters of the vCPUs, as JSON.
+    pub vcpu_stats: serde_json::Value,
+}
+
+impl SliceReport {
+    pub(crate) fn set_vcpu_stats(&mut self, stats: &[VcpuStats]) {
+        self.vcpu_stats = serde_json::to_value(stats).unwrap_or_default();
+    }
+}
+
+/// What a VM did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunReport {
+    /// How it ended, one line.
+    pub ending: String,
+    /// Exit status that goes with it.
+    pub status: u8,
+    /// Seconds from the start of the vCPUs to the end.
+    pub seconds: f64,
+    /// Interrupt back end.
+    pub interrupts: String,
+    /// Whether kernel page tables were replicated.
+    pub replicated_tables: bool,
+    /// The slices, by number. A lost slice has no counters.
+    pub slices: Vec<SliceReport>,
+}

@@ -1,0 +1,238 @@
+//! The shape of a VM: slices, vCPUs, memory, and the choices that all slices must share.
+
+use crate::interrupts::InterruptBackEnd;
+use crate::timer_spacing::TimerSpacing;
+use crate::tsc::ClockRate;
+use devices::acpi::{AcpiConfig, VcpuPlace};
+use devices::layout::{LayoutError, MemoryLayout};
+use dsm::{HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig};
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+use thiserror::Error;
+use wire::{Epoch, SliceId, VcpuId};
+
+/// The most vCPUs of one VM.
+pub(crate) const VCPUS_MAX: u32 = 256;
+/// The most slices of one VM.
+pub(crate) const SLICES_MAX: usize = 32;
+
+/// What one slice gives to the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SliceSpec {
+    /// vCPUs that run there.
+    pub vcpus: u32,
+    /// Bytes of memory that it is home of; a multiple of 2 MiB, zero allowed.
+    pub memory: u64,
+}
+
+/// How kernel page-table pages are kept coherent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PageTables {
+    /// Replicas where some host's page walks need write access.
+    #[default]
+    Auto,
+    /// Replicas.
+    Replicate,
+    /// Ordinary pages.
+    Coherent,
+}
+
+impl FromStr for PageTables {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "replicate" => Ok(Self::Replicate),
+            "coherent" => Ok(Self::Coherent),
+            _ => Err(SpecError::Choice { what: "page tables", text: text.into() }),
+        }
+    }
+}
+
+/// Everything that the slices of a VM must agree on before it exists.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// The slices; the first is the bootstrap.
+    pub slices: Vec<SliceSpec>,
+    /// `ghost` or `userspace`.
+    pub interrupts: String,
+    /// Kernel page tables.
+    pub page_tables: PageTables,
+    /// Guest seconds per real second.
+    pub clock_rate: f64,
+    /// As [`TimerSpacing`] reads it.
+    pub timer_spacing: String,
+    /// Least and most hold window, microseconds.
+    pub hold_us: (u64, u64),
+}
+
+/// Why a shape is impossible.
+#[derive(Debug, Error)]
+pub enum SpecError {
+    /// No slice, or more than can be.
+    #[error("a VM has 1 to {SLICES_MAX} slices, not {0}")]
+    Slices(usize),
+    /// No vCPU, or more than can be.
+    #[error("a VM has 1 to {VCPUS_MAX} vCPUs, not {0}")]
+    Vcpus(u32),
+    /// The boot vCPU must be where the devices are.
+    #[error("the bootstrap slice runs vCPU 0 and needs at least one vCPU")]
+    NoBootVcpu,
+    /// The memory cannot be laid out.
+    #[error("lay out guest memory")]
+    Layout(#[from] LayoutError),
+    /// The homes do not fit.
+    #[error("assign homes to guest memory")]
+    Homes(#[from] HomeError),
+    /// A word that is no choice.
+    #[error("{text:?} is no choice for {what}")]
+    Choice {
+        /// Of what.
+        what: &'static str,
+        /// What was given.
+        text: String,
+    },
+    /// The hold window's bounds are the wrong way round, or absurd.
+    #[error("a hold window of {0} to {1} microseconds is impossible")]
+    Hold(u64, u64),
+}
+
+/// A checked shape.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) layout: MemoryLayout,
+    pub(crate) homes: HomeTable,
+    /// Slice of each vCPU.
+    pub(crate) places: Vec<SliceId>,
+    pub(crate) back_end: InterruptBackEnd,
+    pub(crate) clock_rate: ClockRate,
+    pub(crate) timer_spacing: TimerSpacing,
+    pub(crate) hold: HoldPolicy,
+    pub(crate) slices: Vec<SliceId>,
+}
+
+impl VmSpec {
+    pub(crate) fn shape(&self) -> Result<Shape, SpecError> {
+        let count = self.slices.len();
+        if count == 0 || count > SLICES_MAX {
+            return Err(SpecError::Slices(count));
+        }
+        let vcpus = self.slices.iter().try_fold(0u32, |sum, s| sum.checked_add(s.vcpus));
+        let vcpus = vcpus.unwrap_or(u32::MAX);
+        if vcpus == 0 || vcpus > VCPUS_MAX {
+            return Err(SpecError::Vcpus(vcpus));
+        }
+        if self.slices[0].vcpus == 0 {
+            return Err(SpecError::NoBootVcpu);
+        }
+        let bytes: Vec<u64> = self.slices.iter().map(|slice| slice.memory).collect();
+        let layout = MemoryLayout::new(&bytes)?;
+        let slice_of = |node: u32| SliceId(u16::try_from(node).expect("at most 32 slices"));
+        let homes = layout.ranges().iter().map(|range| HomeRange {
+            frames: range.start / 4096..(range.start + range.len) / 4096,
+            home: slice_of(range.node),
+        });
+        let homes = HomeTable::new(homes.collect())?;
+        let slices: Vec<SliceId> = (0u32..).take(count).map(slice_of).collect();
+        let places = slices
+            .iter()
+            .zip(&self.slices)
+            .flat_map(|(id, spec)| (0..spec.vcpus).map(|_| *id))
+            .collect();
+        let (min, max) = self.hold_us;
+        if min > max || max > 1_000_000 {
+            return Err(SpecError::Hold(min, max));
+        }
+        let choice = |what, text: &str| SpecError::Choice { what, text: text.into() };
+        Ok(Shape {
+            layout,
+            homes,
+            places,
+            slices,
+            back_end: self
+                .interrupts
+                .parse()
+                .map_err(|_| choice("interrupts", &self.interrupts))?,
+            clock_rate: ClockRate::new(self.clock_rate)
+                .map_err(|_| choice("the guest clock rate", &self.clock_rate.to_string()))?,
+            timer_spacing: self
+                .timer_spacing
+                .parse()
+                .map_err(|_| choice("the timer spacing", &self.timer_spacing))?,
+            hold: HoldPolicy { min_ns: min * 1000, max_ns: max * 1000, ..HoldPolicy::default() },
+        })
+    }
+}
+
+impl Shape {
+    pub(crate) fn vcpus(&self) -> u32 {
+        u32::try_from(self.places.len()).expect("at most 256 vCPUs")
+    }
+
+    pub(crate) fn vcpus_on(&self, slice: SliceId) -> Vec<VcpuId> {
+        let placed = (0u32..).zip(&self.places);
+        placed.filter(|(_, at)| **at == slice).map(|(id, _)| VcpuId(id)).collect()
+    }
+
+    pub(crate) fn acpi(&self) -> AcpiConfig {
+        let places = (0u32..)
+            .zip(&self.places)
+            .map(|(apic_id, slice)| VcpuPlace { apic_id, node: u32::from(slice.0) });
+        AcpiConfig::new(places.collect(), &self.layout)
+    }
+
+    /// Frame ranges that hold memory, ascending.
+    pub(crate) fn frames(&self) -> Vec<std::ops::Range<u64>> {
+        let blocks = self.layout.blocks();
+        blocks.iter().map(|b| b.start / 4096..(b.start + b.len) / 4096).collect()
+    }
+
+    pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate_tables: bool) -> NodeConfig {
+        let mut config = NodeConfig::new(local, self.slices.clone(), self.homes.clone(), epoch);
+        config.hold = self.hold;
+        config.replicate_tables = replicate_tables;
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(slices: &[(u32, u64)]) -> VmSpec {
+        VmSpec {
+            slices: slices
+                .iter()
+                .map(|(vcpus, mib)| SliceSpec { vcpus: *vcpus, memory: mib << 20 })
+                .collect(),
+            interrupts: "userspace".into(),
+            page_tables: PageTables::Auto,
+            clock_rate: 1.0,
+            timer_spacing: "off".into(),
+            hold_us: (20, 2000),
+        }
+    }
+
+    #[test]
+    fn shape_of_unequal_slices_places_vcpus_in_order() {
+        let shape = spec(&[(2, 256), (1, 64), (0, 128)]).shape().unwrap();
+
+        assert_eq!(shape.places, [SliceId(0), SliceId(0), SliceId(1)]);
+        assert_eq!(shape.homes.home(wire::Gfn((256 + 64) << 8)), Some(SliceId(2)));
+        assert_eq!(shape.vcpus_on(SliceId(2)), []);
+    }
+
+    #[test]
+    fn shape_without_boot_vcpu_is_refused() {
+        assert!(matches!(spec(&[(0, 256), (1, 64)]).shape(), Err(SpecError::NoBootVcpu)));
+    }
+
+    #[test]
+    fn shape_with_odd_memory_is_refused() {
+        assert!(matches!(spec(&[(1, 255)]).shape(), Err(SpecError::Layout(_))));
+    }
+}
