@@ -35,11 +35,15 @@ pub(crate) struct Topology {
 impl Topology {
     /// Reads sysfs, or asks the scheduler where there is none.
     pub(crate) fn read() -> Result<Self> {
-        let allowed = sys::allowed_cpus().context("cannot ask for the allowed cpus")?;
+        let mut allowed = sys::allowed_cpus().context("cannot ask for the allowed cpus")?;
         let online = match fs::read_to_string("/sys/devices/system/cpu/online") {
             Ok(text) => parse_list(&text).context("/sys/devices/system/cpu/online")?,
             Err(_) => allowed.clone(),
         };
+        if std::process::id() == 1 {
+            // `isolcpus=` only takes CPUs out of the default mask; nobody forbids them to init.
+            allowed.clone_from(&online);
+        }
         let nodes = Path::new("/sys/devices/system/node");
         let read_nodes = |name: &str| {
             fs::read_to_string(nodes.join(name)).ok().and_then(|text| parse_list(&text).ok())
