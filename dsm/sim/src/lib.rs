@@ -7,4 +7,5 @@
 #![forbid(unsafe_code)]
 
 pub mod models;
+pub mod simulator;
 pub mod store;

@@ -3,6 +3,9 @@
 use super::scenario::Scenario;
 use stateright::{Checker, Expectation, Model};
 
+/// How far a mutant is explored.
+const MUTANT_STATES: usize = 60_000;
+
 /// True when the larger sizes are wanted too: `TESSERA_MODELS=full`.
 #[must_use]
 pub fn full() -> bool {
@@ -25,7 +28,9 @@ pub fn prove(label: &str, scenario: Scenario) {
 #[must_use]
 pub fn refute(label: &str, scenario: Scenario) -> Vec<&'static str> {
     let name = scenario.name;
-    let checker = scenario.checker().threads(2).spawn_bfs().join();
+    // A broken protocol may have endlessly many states.
+    let checker =
+        scenario.checker().threads(2).target_state_count(MUTANT_STATES).spawn_bfs().join();
     let always: Vec<&'static str> = (checker.model().properties().iter())
         .filter(|property| matches!(property.expectation, Expectation::Always))
         .map(|property| property.name)
