@@ -24,7 +24,7 @@ use crate::command::{Command, ExitStatus, Stream};
 use crate::frame::Frame;
 use crate::lab::{Config, HostNumber, Lab, LabState};
 use crate::remote::Event;
-use crate::{cache, packages};
+use crate::{cache, namespaces, packages};
 
 /// How long a daemon waits for the next request unless told otherwise.
 pub const DEFAULT_IDLE: Duration = Duration::from_secs(60 * 60);
@@ -106,7 +106,8 @@ pub fn start(name: &str, arguments: &[String], say: &dyn Fn(&str)) -> Result<Lab
 /// # Errors
 /// When the lab does not come up or its control socket fails.
 pub fn run(config: &Config, idle: Duration) -> Result<()> {
-    let say = |line: &str| drop(writeln!(std::io::stdout(), "{line}"));
+    // One write, so that who follows the log never sees half a message.
+    let say = |text: &str| drop(std::io::stdout().write_all(format!("{text}\n").as_bytes()));
     let served = Lab::up(config, &say).and_then(|lab| {
         let server = Server::bind(Arc::new(lab))?;
         say(READY);
@@ -167,8 +168,13 @@ impl Server {
             let quiet = self.busy.load(Ordering::SeqCst) == 0 && self.touch().elapsed() > idle;
             if quiet {
                 drop(writeln!(std::io::stdout(), "no request for {idle:?}: ending"));
-                return Ok(());
+                self.ending.store(true, Ordering::SeqCst);
             }
+        }
+        // Requests share the lab, and what it made is removed when the last one lets go of it.
+        let until = Instant::now() + DOWN_LIMIT / 2;
+        while self.busy.load(Ordering::SeqCst) > 0 && Instant::now() < until {
+            thread::sleep(POLL);
         }
         Ok(())
     }
@@ -220,7 +226,7 @@ impl Server {
             drop(signals.kill());
         });
         loop {
-            let Some(event) = process.next_event(Duration::from_secs(1)) else {
+            let Some(event) = process.next_event(POLL * 4) else {
                 if self.ending.load(Ordering::SeqCst) || asker.is_finished() {
                     return Ok(());
                 }
@@ -350,6 +356,7 @@ pub fn down(name: &str) -> Result<bool> {
     let folder = cache::run_folder(name)?;
     let Ok(state) = ask_for_state(name, &Request::Down) else {
         let swept = sweep(&folder)?;
+        namespaces::sweep_machine(name)?;
         return Ok(swept > 0);
     };
     let owner = PathBuf::from(format!("/proc/{}", state.owner));

@@ -174,6 +174,7 @@ pub struct Lab {
     hosts: Box<dyn Hosts>,
     folder: PathBuf,
     substrate: Substrate,
+    mode: Mode,
     _lock: File,
 }
 
@@ -203,14 +204,16 @@ impl Lab {
         let lock = claim(&config.name, &folder)?;
         cache::remove_folder(&folder)?;
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-        let mode = match (config.mode, substrate()) {
-            (Mode::Auto, Substrate::Hardware) => Mode::Namespaces,
-            (Mode::Auto, Substrate::LabMachines) => Mode::Machines,
-            (mode, _) => mode,
+        let hardware = substrate() == Substrate::Hardware;
+        let mode = match config.mode {
+            Mode::Auto if hardware => Mode::Namespaces,
+            Mode::Auto => Mode::Machines,
+            mode => mode,
         };
         let (hosts, substrate): (Box<dyn Hosts>, _) = match mode {
             Mode::Namespaces => {
-                (Box::new(Namespaces::on_machine(config, &folder)?), Substrate::Hardware)
+                let here = if hardware { Substrate::Hardware } else { Substrate::Namespaces };
+                (Box::new(Namespaces::on_machine(config, &folder)?), here)
             }
             Mode::Replay => {
                 (Box::new(Namespaces::in_replay(config, &folder, say)?), Substrate::LabMachines)
@@ -219,7 +222,7 @@ impl Lab {
                 (Box::new(Machines::up(config, &folder, say)?), Substrate::LabMachines)
             }
         };
-        let lab = Self { hosts, folder, substrate, _lock: lock };
+        let lab = Self { hosts, folder, substrate, mode, _lock: lock };
         let state = serde_json::to_vec_pretty(&lab.state()?).context("write the state")?;
         cache::write_atomically(&lab.folder.join("state.json"), &state)?;
         Ok(lab)
@@ -246,6 +249,11 @@ impl Lab {
     /// What the hosts run on.
     pub fn substrate(&self) -> Substrate {
         self.substrate
+    }
+
+    /// How the hosts are made; never [`Mode::Auto`].
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Folder with the lab's logs and job folders.

@@ -206,13 +206,13 @@ impl Machine {
             Err(error) => {
                 end(&mut child);
                 let advice = format!(
-                    "host {} did not start (console: {}; QEMU: {}){}",
+                    "host {} did not start; read {} (its console) and {} (QEMU){}",
                     config.number,
                     files.console.display(),
                     files.log.display(),
                     tails(&files)
                 );
-                Err(error.context(advice))
+                Err(anyhow!("{error:#}; {advice}"))
             }
         }
     }
@@ -269,7 +269,10 @@ fn tails(files: &Files) -> String {
     for (name, path) in [("console", &files.console), ("QEMU", &files.log)] {
         let content = fs::read(path).unwrap_or_default();
         let content = String::from_utf8_lossy(&content);
-        let lines: Vec<_> = content.lines().filter(|line| !line.trim().is_empty()).collect();
+        // QEMU always warns about the parts of the processor model that it does not emulate.
+        let telling =
+            |line: &&str| !line.trim().is_empty() && !line.contains("TCG doesn't support");
+        let lines: Vec<_> = content.lines().filter(telling).collect();
         for line in &lines[lines.len().saturating_sub(TAIL)..] {
             text.push_str(&format!("\n  {name}: {}", line.trim()));
         }

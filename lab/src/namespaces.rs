@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::agent;
+use crate::cache;
 use crate::command::Command;
 use crate::lab::{Config, HostNumber, HostState, Hosts};
 use crate::machine::{Kit, Machine, MachineConfig};
@@ -102,7 +103,7 @@ impl Namespaces {
                 Ok(Member { job, job_inside, cut, dead })
             })
             .collect::<Result<Vec<_>>>()?;
-        let namespaces = Self { channel, prefix: format!("tessera-{name}"), members, machine };
+        let namespaces = Self { channel, prefix: prefix(name), members, machine };
         // From here on a failure runs `drop`, which removes what was made.
         namespaces.sweep();
         namespaces.channel.run(&Command::shell(namespaces.network()), SETUP_LIMIT)?;
@@ -140,20 +141,31 @@ impl Namespaces {
 
     /// Ends every process in the namespaces and removes them; works on a lab that is half there.
     fn sweep(&self) {
-        let names = HostNumber::first(self.members.len())
-            .map(|host| self.namespace(host))
-            .chain([format!("{}-switch", self.prefix)]);
-        let script: String = names
-            .map(|name| {
-                format!(
-                    "if [ -e /run/netns/{name} ]; then\n\
-                     ip netns pids {name} | xargs -r kill -9\nip netns delete {name}\nfi\n"
-                )
-            })
-            .collect();
         // The agent may be gone with its machine, and the namespaces with it.
-        drop(self.channel.run(&Command::shell(script), SETUP_LIMIT));
+        drop(self.channel.run(&Command::shell(sweep_script(&self.prefix)), SETUP_LIMIT));
     }
+}
+
+/// Removes what a lab of this name left on this machine when its owner was killed.
+pub(crate) fn sweep_machine(name: &str) -> Result<()> {
+    let script = sweep_script(&prefix(name));
+    cache::run("sh", &["-c", &script], SETUP_LIMIT).map(drop)
+}
+
+fn prefix(name: &str) -> String {
+    format!("tessera-{name}")
+}
+
+fn sweep_script(prefix: &str) -> String {
+    // The pattern keeps off a lab whose name only begins like this one.
+    format!(
+        "for path in /run/netns/{prefix}-*; do\n\
+         name=${{path##*/}}\n\
+         case ${{name#{prefix}-}} in\n\
+         switch | [0-9] | [0-9][0-9])\n\
+         ip netns pids $name | xargs -r kill -9\nip netns delete $name ;;\n\
+         esac\ndone\n"
+    )
 }
 
 impl Hosts for Namespaces {

@@ -1,6 +1,7 @@
 //! The near end of an agent's stream: starts commands and hands out what comes back.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::command::{Command, ExitStatus, Stream};
-use crate::frame::{CommandId, Frame};
+use crate::frame::{CommandId, Frame, FrameError};
 
 /// Output pieces kept per command before the agent's stream is held up.
 const QUEUE: usize = 1024;
@@ -68,9 +69,10 @@ impl Channel {
             Ok(Some(Frame::Hello)) => {}
             Ok(Some(other)) => bail!("the agent of {name} said {other:?} instead of hello"),
             Ok(None) => bail!("{name} ended before its agent answered"),
-            Err(error) => {
-                return Err(error).context(format!("{name} did not answer within {limit:?}"));
+            Err(FrameError::Stream(error)) if error.kind() == ErrorKind::WouldBlock => {
+                bail!("the agent of {name} did not answer within {limit:?}")
             }
+            Err(error) => return Err(error).with_context(|| format!("greet {name}")),
         }
         reader.set_read_timeout(None).context("clear the time limit of the agent stream")?;
         let shared = Arc::new(Shared {

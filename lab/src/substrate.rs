@@ -13,6 +13,8 @@ pub enum Substrate {
     Hardware,
     /// It has none: hosts are emulated machines.
     LabMachines,
+    /// It has none, and hosts are network namespaces because somebody asked for that.
+    Namespaces,
 }
 
 impl fmt::Display for Substrate {
@@ -20,6 +22,7 @@ impl fmt::Display for Substrate {
         f.write_str(match self {
             Self::Hardware => "hardware",
             Self::LabMachines => "lab-machines",
+            Self::Namespaces => "namespaces",
         })
     }
 }

@@ -236,7 +236,10 @@ fn exec(options: ExecOptions) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status.shell_code() & 0xff).unwrap_or(u8::MAX)))
 }
 
-/// Is the background process of `lab up`.
-pub(crate) fn daemon(options: &UpOptions) -> Result<()> {
-    daemon::run(&options.config(), Duration::from_secs(options.idle * 60))
+/// Is the background process of `lab up`. What goes wrong is in its log, where `up` reads it.
+pub(crate) fn daemon(options: &UpOptions) -> ExitCode {
+    match daemon::run(&options.config(), Duration::from_secs(options.idle * 60)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
 }

@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),
         Verb::LabAgent => lab::agent::serve_port().map(|()| ExitCode::SUCCESS),
-        Verb::LabDaemon(options) => lab_verbs::daemon(&options).map(|()| ExitCode::SUCCESS),
+        Verb::LabDaemon(options) => Ok(lab_verbs::daemon(&options)),
     };
     result.unwrap_or_else(|error| {
         eprintln!("x: {error:#}");

@@ -14,9 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use lab::{
-    Command, ExitStatus, Host, HostNumber, KernelFiles, Lab, RemoteProcess, Stream, Substrate,
-};
+use lab::{Command, ExitStatus, Host, HostNumber, KernelFiles, Lab, Mode, RemoteProcess, Stream};
 use serde_json::Value;
 
 use crate::check;
@@ -25,7 +23,7 @@ use crate::guest_console::GuestReport;
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::{Progress, printable};
-use crate::vm_options::{Interrupts, LabMode, VmOptions};
+use crate::vm_options::{Interrupts, VmOptions};
 use crate::workspace;
 
 /// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
@@ -187,8 +185,7 @@ impl Scenario<'_> {
     }
 
     fn clock_rate(&self) -> Option<String> {
-        let emulated =
-            self.lab.substrate() == Substrate::LabMachines && self.options.mode != LabMode::Replay;
+        let emulated = self.lab.mode() == Mode::Machines;
         let default = emulated.then(|| EMULATED_CLOCK_RATE.to_owned());
         self.options.guest_clock_rate.clone().or(default)
     }

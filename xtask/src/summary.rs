@@ -21,6 +21,7 @@ pub(crate) fn json(scenario: &Scenario<'_>, outcome: &Outcome) -> Value {
         .collect();
     json!({
         "substrate": scenario.lab.substrate().to_string(),
+        "mode": scenario.lab.mode(),
         "interrupts": scenario.interrupts.map(|interrupts| interrupts.name()),
         "passed": outcome.problems.is_empty(),
         "problems": outcome.problems,
