@@ -109,7 +109,7 @@ pub fn run(config: &Config, idle: Duration) -> Result<()> {
     // One write, so that who follows the log never sees half a message.
     let say = |text: &str| drop(std::io::stdout().write_all(format!("{text}\n").as_bytes()));
     let served = Lab::up(config, &say).and_then(|lab| {
-        let server = Server::bind(Arc::new(lab))?;
+        let server = Server::bind(Arc::new(lab), Arc::new(AtomicBool::new(false)))?;
         say(READY);
         server.serve(idle)
     });
@@ -119,6 +119,15 @@ pub fn run(config: &Config, idle: Duration) -> Result<()> {
     served
 }
 
+/// Serves a lab of this process to others, until the flag is set: by the caller, or by a request to
+/// end the lab. It is for a thread of its own.
+///
+/// # Errors
+/// When the control socket cannot be made or fails.
+pub fn serve(lab: Arc<Lab>, ending: Arc<AtomicBool>) -> Result<()> {
+    Server::bind(lab, ending)?.serve(Duration::MAX)
+}
+
 /// Serves requests for a lab.
 #[derive(Debug)]
 struct Server {
@@ -126,11 +135,11 @@ struct Server {
     listener: UnixListener,
     busy: AtomicUsize,
     last: Mutex<Instant>,
-    ending: AtomicBool,
+    ending: Arc<AtomicBool>,
 }
 
 impl Server {
-    fn bind(lab: Arc<Lab>) -> Result<Arc<Self>> {
+    fn bind(lab: Arc<Lab>, ending: Arc<AtomicBool>) -> Result<Arc<Self>> {
         let path = lab.folder().join(SOCKET);
         let listener =
             UnixListener::bind(&path).with_context(|| format!("bind {}", path.display()))?;
@@ -140,7 +149,7 @@ impl Server {
             listener,
             busy: AtomicUsize::new(0),
             last: Mutex::new(Instant::now()),
-            ending: AtomicBool::new(false),
+            ending,
         }))
     }
 

@@ -110,7 +110,7 @@ impl Default for Config {
             memory_mib: 1024,
             processors: 1,
             mode: Mode::Auto,
-            boot_limit: Duration::from_secs(120),
+            boot_limit: Duration::from_secs(180),
         }
     }
 }

@@ -4,15 +4,18 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use lab::{Lab, daemon};
 
 use crate::interrupt::Interrupted;
+use crate::layout::Layout;
 use crate::progress::Progress;
-use crate::scenario::{self, Scenario};
+use crate::scenario::{self, Prepared, Scenario};
 use crate::summary;
 use crate::vm_options::{Interrupts, VmOptions};
 
@@ -37,15 +40,48 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
     let layout = options.vm.layout()?;
     progress.say(&format!("substrate: {}; layout {layout}", lab::substrate()));
     let prepared = scenario::prepare(&options.vm, &progress)?;
-    let lab = scenario::hosts(&options.vm, &layout, &progress)?;
+    let lab = Arc::new(scenario::hosts(&options.vm, &layout, &progress)?);
+    let attendant = attend(&lab, &interrupted);
+    let name = &options.vm.name;
+    progress.say(&format!("look into a host: ./x lab exec --name {name} 1 -- COMMAND"));
+    let passed = show(options, &layout, &prepared, &lab, &progress, &interrupted);
+    interrupted.flag().store(true, Ordering::SeqCst);
+    if let Err(panic) = attendant.join() {
+        std::panic::resume_unwind(panic);
+    }
+    drop(lab);
+    let passed = passed?;
+    progress.say(if passed { "demo passed" } else { "demo FAILED" });
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Lets `./x lab` use the demo's hosts while they are there; `down` ends the demo like ctrl-c.
+fn attend(lab: &Arc<Lab>, interrupted: &Interrupted) -> JoinHandle<()> {
+    let (lab, flag) = (Arc::clone(lab), interrupted.flag());
+    thread::spawn(move || {
+        if let Err(error) = daemon::serve(lab, flag) {
+            eprintln!("x: the demo's hosts cannot be looked into: {error:#}");
+        }
+    })
+}
+
+/// Runs the VM and shows how it went; true when all was good.
+fn show(
+    options: &DemoOptions,
+    layout: &Layout,
+    prepared: &Prepared,
+    lab: &Lab,
+    progress: &Arc<Progress>,
+    interrupted: &Interrupted,
+) -> Result<bool> {
     let scenario = Scenario {
         options: &options.vm,
-        layout: &layout,
-        prepared: &prepared,
-        lab: &lab,
+        layout,
+        prepared,
+        lab,
         interrupts: options.interrupts,
-        progress: &progress,
-        interrupted: &interrupted,
+        progress,
+        interrupted,
         loud: true,
     };
     let outcome = scenario.run()?;
@@ -56,13 +92,10 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
         progress.say(&format!("report: {}", path.display()));
     }
     if options.keep {
-        progress.say("hosts stay up until ctrl-c");
+        progress.say("hosts stay up until ctrl-c or `./x lab down`");
         while !interrupted.is_set() {
             thread::sleep(Duration::from_millis(200));
         }
     }
-    drop(lab);
-    let passed = outcome.problems.is_empty();
-    progress.say(if passed { "demo passed" } else { "demo FAILED" });
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(outcome.problems.is_empty())
 }

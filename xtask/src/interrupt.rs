@@ -22,6 +22,11 @@ impl Interrupted {
         Ok(Self(flag))
     }
 
+    /// The flag itself, for those who only know flags.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

@@ -62,7 +62,7 @@ pub(crate) struct UpOptions {
     #[arg(long, default_value_t = daemon::DEFAULT_IDLE.as_secs() / 60)]
     idle: u64,
     /// How many seconds a host may take to boot
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 180)]
     boot_limit: u64,
 }
 

@@ -35,9 +35,9 @@ pub(crate) struct KillOptions {
     /// Where interrupts are handled; tessera's own choice unless given
     #[arg(long, value_enum)]
     interrupts: Option<Interrupts>,
-    /// Exit status of tessera that means a lost slice; any failure is taken unless given
-    #[arg(long)]
-    exit_code: Option<i32>,
+    /// Exit status of tessera that means a lost slice
+    #[arg(long, default_value_t = 5)]
+    exit_code: i32,
 }
 
 /// How one try went.
@@ -160,13 +160,11 @@ impl Try {
                 None => format!("the bootstrap slice did not end within {PATIENCE:?}"),
             });
         };
-        let code = options.exit_code.map(ExitStatus::Code);
+        let lost = Some(ExitStatus::Code(options.exit_code));
         if after > END_LIMIT {
             Some(format!("it took {after:.1?}, not {END_LIMIT:?}"))
-        } else if self.exit.is_none_or(ExitStatus::success) {
-            Some("the bootstrap slice reported success".to_owned())
-        } else if code.is_some() && self.exit != code {
-            Some("wrong exit status".to_owned())
+        } else if self.exit != lost {
+            Some(format!("its exit status is not {}", options.exit_code))
         } else if !self.left_over.is_empty() {
             Some(self.left_over.clone())
         } else {

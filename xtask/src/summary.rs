@@ -51,14 +51,18 @@ fn without_slices(report: &Value) -> Value {
 /// tessera's slices, with what the layout says where tessera says nothing.
 fn slices(scenario: &Scenario<'_>, report: Option<&Value>) -> Vec<Value> {
     let reported = report.and_then(|report| report.get("slices")).and_then(Value::as_array);
+    let mut next = 0;
     let places = scenario.addresses().into_iter().zip(scenario.layout.vcpus());
     places
         .enumerate()
         .map(|(index, (address, vcpus))| {
             let known = reported.and_then(|slices| slices.get(index)).and_then(Value::as_object);
             let mut slice = known.cloned().unwrap_or_default();
-            slice.insert("host".to_owned(), address.to_string().into());
-            slice.entry("vcpus").or_insert_with(|| vcpus.into());
+            slice.insert("address".to_owned(), address.to_string().into());
+            slice.entry("host").or_insert_with(|| address.to_string().into());
+            let own: Vec<_> = (next..next + vcpus).collect();
+            next += vcpus;
+            slice.entry("vcpus").or_insert_with(|| own.into());
             slice.entry("memory_mib").or_insert_with(|| scenario.share().into());
             Value::Object(slice)
         })
@@ -73,13 +77,12 @@ pub(crate) fn table(scenario: &Scenario<'_>, outcome: &Outcome) -> String {
             .to_vec(),
     ];
     rows[0].extend(["interrupts in/out", "skew ns"].map(str::to_owned));
-    let mut next = 0;
     for (number, slice) in slices(scenario, outcome.report.as_ref()).iter().enumerate() {
         let at = |path: &str| show(slice.pointer(path));
         rows.push(vec![
             number.to_string(),
-            at("/host"),
-            cpu_names(&mut next, slice.get("vcpus").and_then(Value::as_u64)),
+            format!("{} ({})", at("/host"), at("/address")),
+            at("/vcpus"),
             at("/memory_mib"),
             format!("{}/{}/{}", at("/faults/read"), at("/faults/write"), at("/faults/upgrade")),
             at("/faults_by_class/kernel_page_table"),
@@ -97,15 +100,6 @@ pub(crate) fn table(scenario: &Scenario<'_>, outcome: &Outcome) -> String {
         text.push_str(&format!("problem: {problem}\n"));
     }
     text
-}
-
-/// The vCPUs of a slice by their numbers; a slice takes the next ones.
-fn cpu_names(next: &mut u64, count: Option<u64>) -> String {
-    let count = count.unwrap_or(0);
-    let names: Vec<_> =
-        (*next..next.saturating_add(count.min(64))).map(|n| n.to_string()).collect();
-    *next = next.saturating_add(count);
-    if names.is_empty() { "none".to_owned() } else { names.join(",") }
 }
 
 fn guest_lines(guest: &GuestReport) -> String {
@@ -129,6 +123,10 @@ fn show(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "-".to_owned(),
         Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(items)) if items.is_empty() => "none".to_owned(),
+        Some(Value::Array(items)) => {
+            items.iter().map(|item| show(Some(item))).collect::<Vec<_>>().join(",")
+        }
         Some(other) => other.to_string(),
     }
 }
@@ -159,5 +157,6 @@ mod tests {
     fn missing_value_is_a_dash() {
         assert_eq!(show(json!({"a": 1}).pointer("/b")), "-");
         assert_eq!(show(json!({"a": 1}).pointer("/a")), "1");
+        assert_eq!(show(Some(&json!([1, 2]))), "1,2");
     }
 }
