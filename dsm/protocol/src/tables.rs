@@ -84,6 +84,17 @@ impl Tables {
         store.twin_entries(gfn, &mut |index, value| self.drop_reference(level, index, value));
     }
 
+    /// True when some table has no parent but this root.
+    fn is_only_parent(&self, root: Gfn, store: &impl PageStore) -> bool {
+        let mut only = false;
+        store.twin_entries(root, &mut |index, value| {
+            let child =
+                child(Level::ROOT, index, value).and_then(|(gfn, _)| self.children.get(&gfn));
+            only |= child.is_some_and(|child| child.references == 1);
+        });
+        only
+    }
+
     /// An entry of a replica's twin changed from `old` to `new`.
     pub(crate) fn changed(&mut self, level: Level, index: u16, old: u64, new: u64) {
         self.drop_reference(level, index, old);
@@ -146,7 +157,11 @@ impl Node {
 
     /// Lets go of roots that no vCPU has used for a while. One slice decides, so that they do not
     /// all ask.
-    pub(crate) fn drop_stale_roots(&mut self) {
+    ///
+    /// A root that alone points to some table stays: without it that table, and all below, would
+    /// leave the class too and could not be recognised again. In Linux this keeps the kernel's own
+    /// root, which is never freed.
+    pub(crate) fn drop_stale_roots(&mut self, store: &impl PageStore) {
         if self.config.local != SliceId(0) {
             return;
         }
@@ -164,7 +179,9 @@ impl Node {
             idle.iter().filter(|(_, since)| stale(since)).map(|(gfn, _)| *gfn).collect();
         for gfn in over {
             self.tables.idle_roots.remove(&gfn);
-            self.ask_demotion(gfn, false);
+            if !self.tables.is_only_parent(gfn, store) {
+                self.ask_demotion(gfn, false);
+            }
         }
     }
 }
