@@ -30,8 +30,6 @@ pub(crate) struct Serving {
     /// True while replicas are given up.
     demoting: bool,
     queue: VecDeque<Request>,
-    /// Slices that asked for the demotion too.
-    told_when_demoted: Vec<SliceId>,
 }
 
 impl Node {
@@ -83,13 +81,7 @@ impl Node {
             (true, None) => Held::Exclusive,
             (false, None) => Held::Shared,
         };
-        let serving = Serving {
-            requester: from,
-            outcome,
-            demoting: false,
-            queue,
-            told_when_demoted: Vec::new(),
-        };
+        let serving = Serving { requester: from, outcome, demoting: false, queue };
         self.serving.insert(gfn, serving);
         if holders.contains(from) {
             let acks = self.invalidate_others(gfn, holders, from, None);
@@ -149,8 +141,12 @@ impl Node {
         }
         let serving = self.serving.remove(&gfn).expect("just seen");
         self.pages.confirmed(gfn, from, held);
-        for slice in serving.told_when_demoted {
-            self.post(slice, Message::Demoted { gfn });
+        if serving.demoting {
+            for slice in self.config.slices.clone() {
+                if slice != from {
+                    self.post(slice, Message::Demoted { gfn });
+                }
+            }
         }
         let mut queue = serving.queue;
         if held == Held::Replica {
@@ -186,7 +182,6 @@ impl Node {
                         self.serve_demote(gfn, from, queue);
                         return;
                     }
-                    self.post(from, Message::Demoted { gfn });
                 }
             }
         }
@@ -205,25 +200,22 @@ impl Node {
             self.banned.insert(gfn);
         }
         match self.serving.get_mut(&gfn) {
-            Some(serving) if serving.demoting => serving.told_when_demoted.push(from),
             Some(serving) if serving.outcome == Held::Replica => {
+                // Every slice may ask once for each time that the page was a replica.
+                if serving.queue.len() >= 4 * self.config.slices.len() {
+                    return Err(self.error(from, "Demote", gfn, "the queue at home is full"));
+                }
                 serving.queue.push_back(Request::Demote { from });
             }
             None if holders.is_replicated() => self.serve_demote(gfn, from, VecDeque::new()),
-            // The page has left the class already.
-            _ => self.post(from, Message::Demoted { gfn }),
+            // The page has left the class or is leaving it; all are told.
+            _ => {}
         }
         Ok(())
     }
 
     fn serve_demote(&mut self, gfn: Gfn, heir: SliceId, queue: VecDeque<Request>) {
-        let serving = Serving {
-            requester: heir,
-            outcome: Held::Exclusive,
-            demoting: true,
-            queue,
-            told_when_demoted: Vec::new(),
-        };
+        let serving = Serving { requester: heir, outcome: Held::Exclusive, demoting: true, queue };
         self.serving.insert(gfn, serving);
         let holders = self.pages.holders(gfn).expect("this slice is home");
         for slice in self.config.slices.clone() {

@@ -234,7 +234,7 @@ impl Node {
             Input::Root { vcpu, gfn } => self.local_root(vcpu, gfn),
             Input::Tick => {
                 self.carry_out_due(store);
-                self.drop_stale_roots();
+                self.drop_stale_roots(store);
             }
         }
         while let Some(message) = self.loopback.pop_front() {
@@ -275,6 +275,16 @@ impl Node {
             && self.serving.is_empty()
             && self.deferred.is_empty()
             && self.releases.is_empty()
+    }
+
+    /// What is on its way, served, deferred or held back here. For the report of a run that hangs.
+    #[must_use]
+    pub fn unrest(&self) -> String {
+        let Self { config, waits, serving, deferred, releases, pins, .. } = self;
+        format!(
+            "{}: waits {waits:?}, serving {serving:?}, deferred {deferred:?}, {releases:?}, {pins:?}",
+            config.local
+        )
     }
 
     /// When the next [`Input::Tick`] is due, in the clock of the steps.

@@ -18,7 +18,7 @@ use crate::node::{Effect, Node, ProtocolError};
 use crate::pages::Copy;
 use crate::store::{Merge, PageStore};
 use crate::tables::fits_root;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use wire::coherence::ENTRIES_MAX;
 use wire::{Entry, Gfn, Held, Level, Message, SliceId};
 
@@ -44,11 +44,10 @@ pub(crate) struct Releases {
     newest: u32,
     outstanding: BTreeMap<u32, Outstanding>,
     queue: VecDeque<(u32, Outgoing)>,
-    /// Demotions that this slice asked for, by number. The home answers each: this slice becomes
-    /// the heir, or is told that it is over.
-    demotions: BTreeMap<Gfn, VecDeque<u32>>,
-    /// Replicas whose end was asked for since they joined the class.
-    asked: BTreeSet<Gfn>,
+    /// Demotions that this slice asked for since the page joined the class, by number.
+    demotions: BTreeMap<Gfn, u32>,
+    /// The same of pages that this slice has left. The home says when all have.
+    leaving: BTreeMap<Gfn, u32>,
     /// How many members have left a page of which this slice is the heir.
     left: BTreeMap<Gfn, u16>,
     /// Changes of pages that turned out to be no tables. They go to the heir alone.
@@ -63,25 +62,17 @@ impl Releases {
         self.outstanding.is_empty() && self.queue.is_empty() && self.lefts.is_empty()
     }
 
-    /// A page joins the class, perhaps not for the first time.
-    pub(crate) fn joined(&mut self, gfn: Gfn) {
-        self.asked.remove(&gfn);
-    }
-
     fn begin(&mut self, item: Outstanding) -> u32 {
         self.newest = self.newest.checked_add(1).expect("fewer than 2^32 flushes per epoch");
         self.outstanding.insert(self.newest, item);
         self.newest
     }
 
-    /// The oldest demotion of the page that this slice asked for is over. False if there is none.
-    fn demotion_over(&mut self, gfn: Gfn) -> bool {
-        let Some(queue) = self.demotions.get_mut(&gfn) else { return false };
-        let number = queue.pop_front();
-        if queue.is_empty() {
-            self.demotions.remove(&gfn);
+    /// The page is nobody's replica any more.
+    fn demotion_over(&mut self, gfn: Gfn) {
+        if let Some(number) = self.demotions.remove(&gfn) {
+            self.outstanding.remove(&number);
         }
-        number.is_some_and(|number| self.outstanding.remove(&number).is_some())
     }
 
     fn diffs_outstanding(&self) -> bool {
@@ -143,7 +134,7 @@ impl Node {
             self.post_to_others(&Message::Diff { flush, entries: chunk.to_vec() });
         }
         for gfn in leaving {
-            self.begin_demotion(gfn, false);
+            self.ask_demotion(gfn, false);
         }
     }
 
@@ -171,18 +162,21 @@ impl Node {
         fits
     }
 
-    /// Asks for the end of a replica outside a flush.
+    /// Asks for the end of a replica. Releases from now on wait for it.
     pub(crate) fn ask_demotion(&mut self, gfn: Gfn, conflict: bool) {
-        if !self.releases.asked.contains(&gfn) {
-            self.begin_demotion(gfn, conflict);
+        if self.releases.demotions.contains_key(&gfn) {
+            return;
         }
+        let number = self.releases.begin(Outstanding::Demotion);
+        self.releases.demotions.insert(gfn, number);
+        self.post(self.home_of(gfn), Message::Demote { gfn, conflict });
     }
 
-    fn begin_demotion(&mut self, gfn: Gfn, conflict: bool) {
-        let number = self.releases.begin(Outstanding::Demotion);
-        self.releases.demotions.entry(gfn).or_default().push_back(number);
-        self.releases.asked.insert(gfn);
-        self.post(self.home_of(gfn), Message::Demote { gfn, conflict });
+    /// An offered replica that nobody used was dropped: what waits for its end may go on.
+    pub(crate) fn offer_over(&mut self, gfn: Gfn) {
+        self.releases.unsent.remove(&gfn);
+        self.releases.demotion_over(gfn);
+        self.send_released();
     }
 
     pub(crate) fn diff(
@@ -246,6 +240,9 @@ impl Node {
         store.forget(gfn);
         self.pages.set_copy(gfn, Copy::Invalid);
         self.resume_overtaken(gfn, dropped);
+        if let Some(number) = self.releases.demotions.remove(&gfn) {
+            self.releases.leaving.insert(gfn, number);
+        }
         self.releases.lefts.push((heir, Message::Left { gfn, entries }));
         self.send_released();
     }
@@ -264,13 +261,16 @@ impl Node {
         {
             return Err(error);
         }
-        if !self.releases.demotions.contains_key(&gfn) {
-            return Err(error);
-        }
         let left = self.releases.left.entry(gfn).or_default();
         *left += 1;
         let over = *left == self.others_count();
-        // No table any more: its references must not follow what is merged now.
+        // No table any more: its references must not follow what is merged now. So its changes are
+        // not flushed either, and releases wait for its end, even if this slice asked for the end
+        // of an earlier replica of this page.
+        if !self.releases.demotions.contains_key(&gfn) {
+            let number = self.releases.begin(Outstanding::Demotion);
+            self.releases.demotions.insert(gfn, number);
+        }
         self.tables.remove(gfn, store);
         for entry in entries {
             // Where both changed an entry the heir's value stays: the home chose the heir.
@@ -290,12 +290,17 @@ impl Node {
         Ok(())
     }
 
+    /// Everyone has left a page that this slice has left too. The home tells all, and not only those
+    /// who asked: a `Demote` that is still on its way then may reach the home when the page is being
+    /// converted again, and must not be waited for (the conversion may wait for this slice).
     pub(crate) fn demoted(&mut self, from: SliceId, gfn: Gfn) -> Result<(), ProtocolError> {
-        let error = self.error(from, "Demoted", gfn, "this slice did not ask for it");
-        if !self.releases.demotion_over(gfn) {
-            return Err(error);
+        if from != self.home_of(gfn) {
+            return Err(self.error(from, "Demoted", gfn, "only the home says so"));
         }
-        self.send_released();
+        if let Some(number) = self.releases.leaving.remove(&gfn) {
+            self.releases.outstanding.remove(&number);
+            self.send_released();
+        }
         Ok(())
     }
 

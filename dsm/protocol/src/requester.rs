@@ -169,7 +169,6 @@ impl Node {
         // A copy that is here already stays read-only until everyone is ready.
         store.snapshot(gfn);
         self.tables.insert(gfn, level, store);
-        self.releases.joined(gfn);
         let others = self.others_count();
         self.waits.get_mut(&gfn).expect("completed by the caller").offers = Some(others);
         self.stats.replicas.conversions += 1;
@@ -190,7 +189,6 @@ impl Node {
         self.stats.pages_in += 1;
         store.snapshot(gfn);
         self.tables.insert(gfn, level, store);
-        self.releases.joined(gfn);
         self.pages.set_copy(gfn, Copy::Forming);
         self.post(from, Message::Ready { gfn });
         Ok(())
@@ -229,6 +227,7 @@ impl Node {
         let wait = self.waits.get_mut(&gfn).expect("the caller has it");
         (wait.table, wait.offers, wait.acks) = (None, None, 0);
         wait.granted = Some((Access::Write, others));
+        self.offer_over(gfn);
         let requester = self.config.local;
         self.post_to_others(&Message::Invalidate { gfn, requester });
     }
@@ -240,6 +239,7 @@ impl Node {
         store.forget(gfn);
         self.pages.set_copy(gfn, Copy::Invalid);
         self.post(from, Message::Acked { gfn });
+        self.offer_over(gfn);
         if let Some(want) = self.forming.remove(&gfn) {
             self.fault(gfn, want, store);
         }

@@ -197,7 +197,7 @@ pub enum Message {
         /// The last changes. At most 512.
         entries: Vec<Entry>,
     },
-    /// Home to those who asked for a demotion but did not become heir: it is over.
+    /// Home to everyone but the heir: all have left the replica.
     Demoted {
         /// The page.
         gfn: Gfn,

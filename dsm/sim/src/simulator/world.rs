@@ -162,7 +162,8 @@ impl World {
         }
         let homes = HomeTable::new(ranges).expect("ranges follow one another");
         let hold = match random.below(3) {
-            0 => HoldPolicy::NONE,
+            // Without any window a contended page leaves its own home in the step that brings it.
+            0 => HoldPolicy { min_ns: 1_000, max_ns: 1_000, percent_of_fault: 0 },
             1 => HoldPolicy::default(),
             _ => HoldPolicy { min_ns: 1_000, max_ns: 50_000, percent_of_fault: 100 },
         };
@@ -320,7 +321,8 @@ impl World {
         if !std::mem::replace(&mut at.busy, true) {
             at.since = self.now;
         } else if self.now - at.since > STUCK_NS {
-            return self.fail("an operation is stuck");
+            let what = format!("stuck: {}", self.waiting());
+            return self.fail(&what);
         }
         let slice = at.slice;
         let step = *at.plan.front().expect("just planned");
@@ -437,10 +439,21 @@ impl World {
         Ok(())
     }
 
+    /// The vCPUs that are not done, and the nodes that are not quiet.
+    fn waiting(&self) -> String {
+        let vcpus = self.vcpus.iter().filter(|vcpu| !vcpu.plan.is_empty());
+        let vcpus = vcpus.map(|vcpu| {
+            format!("vCPU of slice {} at {:?}, page {:?}", vcpu.slice, vcpu.plan[0], vcpu.waits_for)
+        });
+        let nodes = self.slices.iter().filter(|slice| !slice.node.is_quiet());
+        let nodes = nodes.map(|slice| format!("{}", slice.node.unrest()));
+        vcpus.chain(nodes).collect::<Vec<_>>().join("; ")
+    }
+
     /// Nothing happens any more: everyone must be done, and all copies the same.
     fn finish(mut self) -> Result<Report, Failure> {
         if self.vcpus.iter().any(|vcpu| vcpu.steps_left > 0 || !vcpu.plan.is_empty()) {
-            return self.fail("somebody waits for ever");
+            return self.fail(&format!("somebody waits for ever: {}", self.waiting()));
         }
         if self.slices.iter().any(|slice| !slice.node.is_quiet()) {
             return self.fail("a node is not quiet in the end");
