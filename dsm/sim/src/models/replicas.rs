@@ -1,7 +1,8 @@
 //! Kernel page tables as causal replicas.
 //!
-//! Frame 0 is an ordinary page with flags and a lock, frame 1 the root of all vCPUs, frame 2 the
-//! table of level 3 that entry 256 of the root points to, frame 3 a second root or spare page.
+//! Frame 0 is an ordinary page with flags and a lock, frame 1 the root of all vCPUs. Entry 256 of the
+//! root points to frame 3, a table of level 3 that stays; its entry 3 points to frame 2, the table
+//! of level 2 that the programs change, take out and put back. Frame 4 is a second root.
 
 use super::scenario::{Op, Scenario};
 use crate::store::Page;
@@ -10,12 +11,16 @@ use crate::store::Page;
 pub const DATA: u64 = 0;
 /// The root of all vCPUs.
 pub const ROOT: u64 = 1;
-/// The table below it.
+/// The table that the programs change.
 pub const TABLE: u64 = 2;
-/// One more page.
-pub const SPARE: u64 = 3;
-/// The entry of the root that points to [`TABLE`]: the first of the kernel's half.
+/// The table between the two.
+pub const MIDDLE: u64 = 3;
+/// One more root.
+pub const SPARE: u64 = 4;
+/// The entry of the root that points to [`MIDDLE`]: the first of the kernel's half.
 pub const KERNEL: u16 = 256;
+/// The entry of [`MIDDLE`] that points to [`TABLE`].
+pub const SLOT: u16 = 3;
 
 /// A table entry that points to a frame: present, writable, accessed, dirty.
 #[must_use]
@@ -23,11 +28,16 @@ pub const fn entry(frame: u64) -> u64 {
     frame << 12 | 0x63
 }
 
-fn base(name: &'static str, slices: u16, homes: Vec<u16>) -> Scenario {
+/// Homes of frames 0, 1 and 2; the others begin on slice 0.
+fn base(name: &'static str, slices: u16, mut homes: Vec<u16>) -> Scenario {
+    homes.resize(5, 0);
     let mut scenario = Scenario::new(name, slices, homes);
     scenario.strict = vec![DATA];
     scenario.replicate = true;
-    scenario.contents = vec![(ROOT, Page::from([(KERNEL, entry(TABLE))]))];
+    scenario.contents = vec![
+        (ROOT, Page::from([(KERNEL, entry(MIDDLE))])),
+        (MIDDLE, Page::from([(SLOT, entry(TABLE))])),
+    ];
     scenario
 }
 
@@ -37,15 +47,19 @@ fn walked(mut scenario: Scenario, slices: &[u16]) -> Scenario {
     scenario.prologue.extend(all.map(|slice| (slice, Op::Root(ROOT))));
     for slice in slices {
         scenario.prologue.push((*slice, Op::Descend(ROOT, KERNEL)));
+        scenario.prologue.push((*slice, Op::Descend(MIDDLE, SLOT)));
     }
     scenario
 }
 
-/// The root is a replica, and the table below it too if `converted`. Else the first walk to the
+/// Root and middle are replicas, and the table below it too if `converted`. Else the first walk to the
 /// table is still to come.
 fn started(scenario: Scenario, converted: bool) -> Scenario {
     let mut scenario = walked(scenario, if converted { &[0, 1] } else { &[] });
-    scenario.prologue.extend([(0, Op::Walk(ROOT, KERNEL)), (1, Op::Walk(ROOT, KERNEL))]);
+    for slice in [0, 1] {
+        scenario.prologue.push((slice, Op::Walk(ROOT, KERNEL)));
+        scenario.prologue.push((slice, Op::Walk(MIDDLE, SLOT)));
+    }
     scenario
 }
 
@@ -140,7 +154,7 @@ pub fn reuse(slices: u16, converted: bool) -> Scenario {
         .vcpu(
             0,
             [
-                Op::Store(ROOT, KERNEL, 0),
+                Op::Store(MIDDLE, SLOT, 0),
                 Op::Store(DATA, 1, 1),
                 Op::Await(DATA, 2, 1),
                 Op::Load(TABLE, 7),
@@ -148,7 +162,7 @@ pub fn reuse(slices: u16, converted: bool) -> Scenario {
         )
         .vcpu(1, [Op::Await(DATA, 1, 1), Op::Reuse(TABLE, 7, 70), Op::Store(DATA, 2, 1)]);
     if slices > 2 {
-        scenario = scenario.vcpu(2, [Op::Descend(ROOT, KERNEL)]);
+        scenario = scenario.vcpu(2, [Op::Descend(MIDDLE, SLOT)]);
     }
     started(scenario, converted)
 }
@@ -158,7 +172,7 @@ pub fn reuse(slices: u16, converted: bool) -> Scenario {
 pub fn conflict(slices: u16, converted: bool) -> Scenario {
     let mut scenario = base("two slices change one entry", slices, vec![0, 0, slices - 1])
         .vcpu(0, [Op::Race(TABLE, 5, entry(8)), Op::Interrupt(1)])
-        .vcpu(1, [Op::Race(TABLE, 5, entry(9)), Op::Interrupt(2), Op::Descend(ROOT, KERNEL)]);
+        .vcpu(1, [Op::Race(TABLE, 5, entry(9)), Op::Interrupt(2), Op::Descend(MIDDLE, SLOT)]);
     for slice in 2..slices {
         scenario = scenario.vcpu(slice, [Op::Store(TABLE, 6, entry(7)), Op::Interrupt(3)]);
     }
@@ -198,16 +212,16 @@ pub fn twice(slices: u16, converted: bool) -> Scenario {
         .vcpu(
             0,
             [
-                Op::Store(ROOT, KERNEL, 0),
+                Op::Store(MIDDLE, SLOT, 0),
                 Op::Interrupt(1),
-                Op::Store(ROOT, KERNEL, entry(TABLE)),
+                Op::Store(MIDDLE, SLOT, entry(TABLE)),
                 Op::Store(TABLE, 5, entry(8)),
                 Op::Interrupt(2),
             ],
         )
-        .vcpu(1, [Op::Descend(ROOT, KERNEL), Op::AwaitInterrupt(2), Op::Walk(TABLE, 5)]);
+        .vcpu(1, [Op::Descend(MIDDLE, SLOT), Op::AwaitInterrupt(2), Op::Walk(TABLE, 5)]);
     for slice in 2..slices {
-        scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL)]);
+        scenario = scenario.vcpu(slice, [Op::Descend(MIDDLE, SLOT)]);
     }
     started(scenario, converted)
 }
@@ -215,7 +229,7 @@ pub fn twice(slices: u16, converted: bool) -> Scenario {
 /// A root that no vCPU uses any more leaves the class and becomes data.
 #[must_use]
 pub fn idle_root(slices: u16) -> Scenario {
-    let mut scenario = base("a root is no longer used", slices, vec![0, 0, 0, slices - 1])
+    let mut scenario = base("a root is no longer used", slices, vec![0, 0, 0, 0, slices - 1])
         .vcpu(0, [Op::Await(DATA, 1, 1), Op::Elapse, Op::Elapse, Op::Store(DATA, 2, 1)])
         .vcpu(
             1,
@@ -224,7 +238,7 @@ pub fn idle_root(slices: u16) -> Scenario {
     for slice in 2..slices {
         scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL), Op::Descend(SPARE, KERNEL)]);
     }
-    scenario.contents.push((SPARE, Page::from([(KERNEL, entry(TABLE))])));
+    scenario.contents.push((SPARE, Page::from([(KERNEL, entry(MIDDLE))])));
     scenario.prologue =
         vec![(1, Op::Root(SPARE)), (0, Op::Walk(SPARE, KERNEL)), (1, Op::Walk(SPARE, KERNEL))];
     scenario

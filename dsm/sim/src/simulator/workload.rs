@@ -3,7 +3,8 @@
 //! ```text
 //!   frame 0        lock of the page tables
 //!   frame 1        root of every vCPU
-//!   frames 2..18   table pages and free pages: linked and unlinked under the lock
+//!   frame 2        the table of level 3 that it points to
+//!   frames 3..18   tables of level 2 and free pages: linked and unlinked under the lock
 //!   frames 18..    data
 //! ```
 
@@ -14,10 +15,11 @@ use std::str::FromStr;
 
 pub(crate) const LOCK: u64 = 0;
 pub(crate) const ROOT: u64 = 1;
-pub(crate) const POOL: u64 = 16;
-pub(crate) const DATA: u64 = 2 + POOL;
+pub(crate) const MIDDLE: u64 = 2;
+const POOL: u64 = 15;
+pub(crate) const DATA: u64 = 3 + POOL;
 /// The first entry of the kernel's half of a root.
-const KERNEL: u16 = 256;
+pub(crate) const KERNEL: u16 = 256;
 /// Entries that vCPUs change without a lock, to make conflicts.
 pub(crate) const RACY: u16 = 400;
 const LARGE: u64 = 0x80;
@@ -73,7 +75,7 @@ pub(crate) enum Step {
     Unlock,
     /// The next step is planned when the lock is held.
     Section,
-    /// A walk from the root through this entry.
+    /// A walk from the root through this entry of the middle table.
     Walk(u16),
     /// The page was freed by another slice: it must be no replica.
     Free(u64),
@@ -85,7 +87,7 @@ pub(crate) enum Step {
 /// Which table pages are linked where. Changed under the lock only.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    /// Linked tables: entry of the root, frame.
+    /// Linked tables: entry of the middle table, frame.
     linked: Vec<(u16, u64)>,
     /// Free pages and who freed them.
     free: Vec<(u64, Option<u16>)>,
@@ -93,7 +95,7 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     pub(crate) fn new() -> Self {
-        Self { linked: Vec::new(), free: (2..DATA).map(|frame| (frame, None)).collect() }
+        Self { linked: Vec::new(), free: (MIDDLE + 1..DATA).map(|frame| (frame, None)).collect() }
     }
 
     /// A critical section.
@@ -105,7 +107,7 @@ impl Kernel {
             } else if random.one_in(4) && !self.linked.is_empty() {
                 let at = pick(random, self.linked.len());
                 let (index, frame) = self.linked.swap_remove(at);
-                plan.push_back(Step::Write(ROOT, index, 0));
+                plan.push_back(Step::Write(MIDDLE, index, 0));
                 self.free.push((frame, Some(slice)));
             } else if random.one_in(3) && !self.free.is_empty() {
                 let at = pick(random, self.free.len());
@@ -144,9 +146,13 @@ impl Kernel {
             plan.push_back(Step::Write(frame, index, 0));
         }
         let used = |index: &u16| self.linked.iter().any(|(taken, _)| taken == index);
-        let index = (KERNEL..).find(|index| !used(index)).expect("fewer tables than entries");
-        plan.push_back(Step::Write(ROOT, index, frame << 12 | 0x63));
+        let index = (0..).find(|index| !used(index)).expect("fewer tables than entries");
+        plan.push_back(Step::Write(MIDDLE, index, table(frame)));
         self.linked.push((index, frame));
+    }
+
+    fn oldest(&self) -> Option<(u16, u64)> {
+        self.linked.first().copied()
     }
 
     /// A linked table, read without the lock.
@@ -158,6 +164,11 @@ impl Kernel {
 
 fn pick(random: &mut Random, len: usize) -> usize {
     usize::try_from(random.below(u64::try_from(len).expect("small"))).expect("small")
+}
+
+/// An entry that points to a table.
+pub(crate) fn table(frame: u64) -> u64 {
+    frame << 12 | 0x63
 }
 
 /// An entry that points to no table.
@@ -206,13 +217,13 @@ pub(crate) fn plan(
 fn tables(workload: Workload, kernel: &Kernel, random: &mut Random, plan: &mut VecDeque<Step>) {
     match random.below(4) {
         0 => plan.extend([Step::Lock, Step::Section, Step::Unlock]),
-        1 if workload == Workload::Conflicts && random.one_in(8) => {
-            if let Some((_, frame)) = kernel.any(random) {
+        1 if workload == Workload::Conflicts => {
+            if let Some((_, frame)) = kernel.oldest() {
                 plan.push_back(Step::Race(frame, RACY, leaf(random)));
             }
         }
         _ => {
-            let index = kernel.any(random).map_or(KERNEL, |(index, _)| index);
+            let index = kernel.any(random).map_or(0, |(index, _)| index);
             plan.push_back(Step::Walk(index));
         }
     }

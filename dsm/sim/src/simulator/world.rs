@@ -2,7 +2,7 @@
 
 use super::Setup;
 use super::random::Random;
-use super::workload::{self, DATA, Kernel, LOCK, ROOT, Step, Workload};
+use super::workload::{self, DATA, KERNEL, Kernel, LOCK, MIDDLE, ROOT, Step, Workload};
 use crate::store::{ArrayStore, Page};
 use dsm_protocol::{
     Access, Config, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message, Node,
@@ -204,7 +204,8 @@ impl World {
         let mut store = ArrayStore::default();
         for frame in 0..self.frames {
             if homes.home(Gfn(frame)) == Some(SliceId(local)) {
-                store.preset(Gfn(frame), Page::new());
+                let root = Page::from([(KERNEL, workload::table(MIDDLE))]);
+                store.preset(Gfn(frame), if frame == ROOT { root } else { Page::new() });
             }
         }
         let node = Node::new(Config {
@@ -410,8 +411,10 @@ impl World {
     /// Where a hardware walk faults, or the last table that it comes to.
     fn walk(&self, slice: u16, index: u16) -> u64 {
         let store = &self.slices[usize::from(slice)].store;
-        let entry = store.load(Gfn(ROOT), index);
-        if store.access(Gfn(ROOT)) == Access::Write && entry != 0 { entry >> 12 } else { ROOT }
+        let missing = |table: &u64| store.access(Gfn(*table)) < Access::Write;
+        let last = store.load(Gfn(MIDDLE), index) >> 12;
+        let mut path = [ROOT, MIDDLE, last].into_iter().filter(|table| *table != 0);
+        path.find(missing).unwrap_or(ROOT)
     }
 
     fn flat(&self, gfn: u64, index: u16) -> u64 {

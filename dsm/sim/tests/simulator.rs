@@ -1,0 +1,66 @@
+//! Bounded runs of the simulator: seeds that once failed, and fresh ones.
+
+use dsm_protocol::PlantedBug;
+use tessera_dsm_sim::simulator::{Setup, Workload, run};
+
+fn runs_clean(setup: Setup) {
+    match run(setup) {
+        Ok(report) => println!("seed={} slices={} {report}", setup.seed, setup.slices),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn seeds_that_failed_once_run_clean() {
+    let lines = include_str!("../seeds.txt").lines().filter(|line| !line.starts_with('#'));
+    for line in lines {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [seed, slices, steps, workload] = fields[..] else { panic!("four fields: {line}") };
+        let workload: Workload = workload.parse().unwrap();
+        runs_clean(Setup {
+            seed: seed.parse().unwrap(),
+            slices: slices.parse().unwrap(),
+            steps: steps.parse().unwrap(),
+            workload: Some(workload),
+            planted: None,
+        });
+    }
+}
+
+#[test]
+fn every_workload_runs_clean() {
+    for workload in Workload::ALL {
+        for seed in 1000..1008 {
+            let slices = Setup::slices_of(seed);
+            let workload = Some(workload);
+            runs_clean(Setup { seed, slices, steps: 150, workload, planted: None });
+        }
+    }
+}
+
+#[test]
+fn planted_bugs_are_caught_by_some_seed() {
+    let tables = |bug| {
+        !matches!(
+            bug,
+            PlantedBug::DropInvalidation | PlantedBug::SkipConfirm | PlantedBug::GrantEarly
+        )
+    };
+    for bug in [
+        PlantedBug::DropInvalidation,
+        PlantedBug::SkipConfirm,
+        PlantedBug::GrantEarly,
+        PlantedBug::ReleaseWithoutFlush,
+        PlantedBug::FlushNotAcknowledged,
+        PlantedBug::StaleMemberKept,
+        PlantedBug::MergeLosesEntry,
+    ] {
+        let workload = Some(if tables(bug) { Workload::Tables } else { Workload::Hot });
+        let caught = (1..200).find_map(|seed| {
+            let setup = Setup { seed, slices: 4, steps: 200, workload, planted: Some(bug) };
+            run(setup).err().map(|failure| (seed, failure))
+        });
+        let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
+        println!("{bug:?}: seed {seed}: {:.90}", failure.to_string());
+    }
+}
