@@ -1,0 +1,285 @@
+//! The thread of one ghost.
+//!
+//! ```text
+//!              INIT                start-up
+//!   Offline ----------> Starting ------------> Parked <-----------+
+//!                          ^                     |  interrupt     | drained
+//!                          |   INIT              v                |
+//!                          +------------------ Parked/Draining ---+
+//! ```
+//! Offline, Starting and Parked are all KVM's UNINITIALIZED, in which `KVM_RUN` sleeps and runs
+//! nothing; what arrives ends it with `EAGAIN`. INIT then shows as INIT_RECEIVED. Start-up shows
+//! as nothing at all: in Starting, an `EAGAIN` that is no INIT and no NMI *is* the start-up, and
+//! its vector comes out when KVM is told SIPI_RECEIVED. Only Draining runs code, the stub, for the
+//! few instructions that it takes to name each pending vector. A timer ends a drain that hangs on
+//! an INIT, and wakes idle ghosts now and then in case a wake-up was lost.
+
+use super::seat::set_msr;
+use super::stub::{CODE_SELECTOR, PORT_DRAINED, PORT_NMI, PORT_VECTOR, StubRegion};
+use crate::interrupts::VcpuEvent;
+use crate::machine::signal::{self, KickTimer};
+use crate::machine::stats::Counters;
+use crate::machine::vcpu::{rip, run_error};
+use crate::machine::{Shared, VcpuCore, VcpuError, port};
+use kvm_bindings::{
+    KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_SIPI_RECEIVED,
+    KVM_MP_STATE_UNINITIALIZED, KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_mp_state,
+};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// Spurious-vector register, and the value that enables the APIC.
+const SVR: u32 = 0x80f;
+const SVR_ENABLED: u64 = 0x1ff;
+/// A drain that takes longer is looked at.
+const DRAIN_KICK: Duration = Duration::from_millis(1);
+/// An idle ghost is looked at this often.
+const IDLE_KICK: Duration = Duration::from_millis(100);
+/// Lowest vector that an APIC delivers; below are exceptions.
+const FIRST_VECTOR: u8 = 16;
+/// `EAGAIN` in a row without any reason that is known.
+const MOST_RIDDLES: u32 = 1000;
+/// Code segment after a reset of the boot vCPU.
+const RESET_SELECTOR: u16 = 0xf000;
+
+/// The stand-in of one vCPU.
+#[derive(Debug)]
+pub(crate) struct Ghost {
+    core: Arc<VcpuCore>,
+    region: Arc<StubRegion>,
+    number: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Offline,
+    Starting,
+    Parked,
+    Draining,
+}
+
+impl Ghost {
+    pub(super) fn new(core: Arc<VcpuCore>, region: Arc<StubRegion>, number: u32) -> Self {
+        Self { core, region, number }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<VcpuCore> {
+        &self.core
+    }
+
+    /// Forwards interrupts until the machine stops.
+    pub(crate) fn run(self, shared: &Shared, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        let action = "make the timer of its ghost";
+        let vcpu = self.core.id;
+        let timer = KickTimer::new().map_err(|source| VcpuError::Ioctl { vcpu, action, source })?;
+        timer.arm(IDLE_KICK, IDLE_KICK);
+        let boot = vcpu.0 == 0;
+        let mut ghost = GhostLoop { ghost: self, shared, timer, mode: Mode::Offline, riddles: 0 };
+        if boot {
+            ghost.go_online(fd)?;
+        } else {
+            ghost.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
+        }
+        ghost.run(fd)
+    }
+}
+
+struct GhostLoop<'a> {
+    ghost: Ghost,
+    shared: &'a Shared,
+    timer: KickTimer,
+    mode: Mode,
+    riddles: u32,
+}
+
+impl GhostLoop<'_> {
+    fn run(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        let core = Arc::clone(&self.ghost.core);
+        while !self.shared.stop.load(SeqCst) {
+            Counters::add(&core.counters.runs);
+            match fd.run() {
+                Ok(VcpuExit::IoOut(..)) => {
+                    Counters::add(&core.counters.exits_io);
+                    self.port_written(fd)?;
+                }
+                Ok(other) => {
+                    let what = format!("unexpected exit {other:?}");
+                    return Err(self.strange(fd, what));
+                }
+                Err(error) if error.errno() == libc::EINTR => {
+                    Counters::add(&core.counters.exits_kicked);
+                    signal::drain();
+                    self.kicked(fd)?;
+                }
+                Err(error) if error.errno() == libc::EAGAIN => {
+                    Counters::add(&core.counters.exits_again);
+                    self.woken(fd)?;
+                }
+                Err(error) => return Err(run_error(core.id, fd, error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    fn strange(&self, fd: &VcpuFd, what: String) -> VcpuError {
+        VcpuError::Ghost { vcpu: self.ghost.core.id, what, rip: rip(fd) }
+    }
+
+    fn error(&self, action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
+        let vcpu = self.ghost.core.id;
+        move |source| VcpuError::Ioctl { vcpu, action, source: source.into() }
+    }
+
+    fn forward(&self, event: VcpuEvent) {
+        Counters::add(&self.ghost.core.counters.interrupts_out);
+        self.shared.remote.forward(self.ghost.core.id, event);
+    }
+
+    fn state(&self, fd: &VcpuFd) -> Result<u32, VcpuError> {
+        let state = fd.get_mp_state().map_err(self.error("read the state of its ghost"))?;
+        Ok(state.mp_state)
+    }
+
+    fn set_state(&self, fd: &VcpuFd, mp_state: u32) -> Result<(), VcpuError> {
+        fd.set_mp_state(kvm_mp_state { mp_state }).map_err(self.error("set the state of its ghost"))
+    }
+
+    fn port_written(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        let (_, port, _, data) = port::decode(fd);
+        let value = data.first().copied().unwrap_or(0);
+        match port {
+            PORT_VECTOR if value >= FIRST_VECTOR => self.forward(VcpuEvent::Fixed(value)),
+            PORT_VECTOR => return Err(self.strange(fd, format!("exception {value}"))),
+            PORT_NMI => self.forward(VcpuEvent::Nmi),
+            PORT_DRAINED => return self.park(fd),
+            _ => return Err(self.strange(fd, format!("write to port {port:#x}"))),
+        }
+        Ok(())
+    }
+
+    /// Everything pending was told: sleep again. An INIT that just came must not be covered.
+    fn park(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        if self.state(fd)? == KVM_MP_STATE_INIT_RECEIVED {
+            return self.init(fd);
+        }
+        self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
+        self.mode = Mode::Parked;
+        self.timer.arm(IDLE_KICK, IDLE_KICK);
+        Ok(())
+    }
+
+    /// `KVM_RUN` gave `EAGAIN`.
+    fn woken(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        match self.state(fd)? {
+            KVM_MP_STATE_INIT_RECEIVED => self.init(fd),
+            KVM_MP_STATE_RUNNABLE => self.init_and_start(fd),
+            _ if self.take_nmi(fd)? => Ok(()),
+            _ => match self.mode {
+                Mode::Parked => {
+                    self.set_state(fd, KVM_MP_STATE_RUNNABLE)?;
+                    self.mode = Mode::Draining;
+                    self.riddles = 0;
+                    self.timer.arm(DRAIN_KICK, DRAIN_KICK);
+                    Ok(())
+                }
+                Mode::Starting => self.start(fd),
+                Mode::Offline | Mode::Draining => self.riddle(fd),
+            },
+        }
+    }
+
+    /// Nothing that is known woke the ghost. It may happen, but not for ever.
+    fn riddle(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        self.riddles += 1;
+        if self.riddles > MOST_RIDDLES {
+            return Err(self.strange(fd, format!("woken without cause while {:?}", self.mode)));
+        }
+        Ok(())
+    }
+
+    /// A kick: by the timer, or because the machine stops.
+    fn kicked(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        match self.state(fd)? {
+            KVM_MP_STATE_INIT_RECEIVED => self.init(fd),
+            KVM_MP_STATE_RUNNABLE if self.mode != Mode::Draining => self.init_and_start(fd),
+            KVM_MP_STATE_RUNNABLE => {
+                let sregs = fd.get_sregs().map_err(self.error("read registers of its ghost"))?;
+                if sregs.cs.selector == CODE_SELECTOR { Ok(()) } else { self.init_and_start(fd) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A parked ghost cannot take an NMI itself; it shows as pending. In state Parked the drain
+    /// names it like a vector.
+    fn take_nmi(&self, fd: &VcpuFd) -> Result<bool, VcpuError> {
+        if self.mode == Mode::Parked {
+            return Ok(false);
+        }
+        let mut events = fd.get_vcpu_events().map_err(self.error("read events of its ghost"))?;
+        if events.nmi.pending == 0 {
+            return Ok(false);
+        }
+        events.nmi.pending = 0;
+        events.flags |= KVM_VCPUEVENT_VALID_NMI_PENDING;
+        fd.set_vcpu_events(&events).map_err(self.error("set events of its ghost"))?;
+        self.forward(VcpuEvent::Nmi);
+        Ok(true)
+    }
+
+    /// INIT came: the real vCPU resets, the ghost waits for the start-up.
+    fn init(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        self.forward(VcpuEvent::Init);
+        self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
+        self.mode = Mode::Starting;
+        self.timer.arm(IDLE_KICK, IDLE_KICK);
+        Ok(())
+    }
+
+    /// The start-up came: make KVM tell its vector.
+    fn start(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        self.set_state(fd, KVM_MP_STATE_SIPI_RECEIVED)?;
+        if self.state(fd)? != KVM_MP_STATE_RUNNABLE {
+            self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
+            return self.riddle(fd);
+        }
+        self.started(fd)
+    }
+
+    /// INIT and start-up came together; or INIT to the boot vCPU, which knows no start-up.
+    fn init_and_start(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        self.forward(VcpuEvent::Init);
+        self.started(fd)
+    }
+
+    /// KVM has put the ghost at its start-up page. The ghost is made ready before the real vCPU
+    /// starts, since interrupts for it may follow at once.
+    fn started(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        let sregs = fd.get_sregs().map_err(self.error("read registers of its ghost"))?;
+        let selector = sregs.cs.selector;
+        self.go_online(fd)?;
+        if selector != RESET_SELECTOR {
+            self.forward(VcpuEvent::Startup(selector.to_be_bytes()[0]));
+        }
+        Ok(())
+    }
+
+    /// Loads the stub, enables the APIC and parks.
+    fn go_online(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        let action = "load the stub of its ghost";
+        let vcpu = self.ghost.core.id;
+        let mut sregs = fd.get_sregs().map_err(self.error(action))?;
+        let regs = self.ghost.region.registers(self.ghost.number, &mut sregs);
+        fd.set_sregs(&sregs).map_err(self.error(action))?;
+        fd.set_regs(&regs).map_err(self.error(action))?;
+        let enable = |source: io::Error| VcpuError::Ioctl { vcpu, action, source };
+        set_msr(fd, SVR, SVR_ENABLED).map_err(enable)?;
+        self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
+        self.mode = Mode::Parked;
+        self.timer.arm(IDLE_KICK, IDLE_KICK);
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+//! A vCPU that runs here with its APIC in the kernel. Nothing is left to do but to space out its
+//! timer, for which a filter makes every write of the TSC deadline an exit.
+//!
+//! The end of a tick is not visible, but its last act is: the guest writes the next deadline at
+//! the end of the handler, so that write stands for both the EOI and the end of the tick.
+
+use crate::interrupts::lapic::{TSC_DEADLINE, X2APIC_FIRST, X2APIC_LAST};
+use crate::interrupts::{MsrAnswer, Next, Seat};
+use crate::machine::stats::Counters;
+use crate::machine::{VcpuCore, VcpuError};
+use crate::timer_spacing::{SpacingState, TimerSpacing};
+use crate::tsc::GuestTsc;
+use kvm_bindings::{Msrs, kvm_msr_entry};
+use kvm_ioctls::VcpuFd;
+use std::io;
+use std::sync::Arc;
+
+pub(super) struct KernelSeat {
+    core: Arc<VcpuCore>,
+    clock: Arc<GuestTsc>,
+    spacing: SpacingState,
+    /// Deadline that KVM has; 0 is none.
+    armed: u64,
+    /// Deadline that KVM is to get before the next entry.
+    wanted: Option<u64>,
+}
+
+impl KernelSeat {
+    pub(super) fn new(core: Arc<VcpuCore>, clock: Arc<GuestTsc>, policy: TimerSpacing) -> Self {
+        let spacing = SpacingState::new(policy, clock.true_khz());
+        Self { core, clock, spacing, armed: 0, wanted: None }
+    }
+
+    /// The guest asks for a timer interrupt at `deadline`; gives what KVM is to be told.
+    fn space(&mut self, deadline: u64, now: u64) -> u64 {
+        if self.armed != 0 && self.armed <= now {
+            self.spacing.timer_delivered(self.armed);
+            self.spacing.timer_eoi(now);
+            self.spacing.timer_finished(now);
+        }
+        if deadline == 0 {
+            return 0;
+        }
+        let earliest = self.spacing.earliest();
+        if deadline < earliest {
+            Counters::add(&self.core.counters.timer_deferrals);
+        }
+        deadline.max(earliest)
+    }
+}
+
+/// Sets one model-specific register.
+pub(super) fn set_msr(vcpu: &VcpuFd, index: u32, data: u64) -> Result<(), io::Error> {
+    let entry = kvm_msr_entry { index, data, ..Default::default() };
+    let msrs = Msrs::from_entries(&[entry]).expect("one register fits");
+    match vcpu.set_msrs(&msrs)? {
+        1 => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}
+
+impl Seat for KernelSeat {
+    fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
+        if let Some(deadline) = self.wanted.take() {
+            let action = "arm its timer";
+            set_msr(vcpu, TSC_DEADLINE, deadline).map_err(|source| VcpuError::Ioctl {
+                vcpu: self.core.id,
+                action,
+                source,
+            })?;
+            self.armed = deadline;
+        }
+        Ok(Next::Run)
+    }
+
+    fn after_run(&mut self, _vcpu: &mut VcpuFd) {}
+
+    fn read_msr(&mut self, index: u32) -> MsrAnswer {
+        fault_of_the_apic(index)
+    }
+
+    fn write_msr(&mut self, index: u32, value: u64) -> MsrAnswer {
+        if index != TSC_DEADLINE {
+            return fault_of_the_apic(index);
+        }
+        let now = self.clock.now();
+        self.wanted = Some(self.space(value, now));
+        MsrAnswer::Value(0)
+    }
+
+    fn halted(&mut self) {}
+}
+
+/// What the kernel's APIC refused is a fault in the guest, too.
+fn fault_of_the_apic(index: u32) -> MsrAnswer {
+    if (X2APIC_FIRST..=X2APIC_LAST).contains(&index) {
+        MsrAnswer::Fault
+    } else {
+        MsrAnswer::NotMine
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tsc::ClockRate;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::time::Duration;
+    use wire::VcpuId;
+
+    fn seat(policy: TimerSpacing) -> KernelSeat {
+        let clock = Arc::new(GuestTsc::new(1_000_000, ClockRate::REAL));
+        KernelSeat::new(Arc::new(VcpuCore::new(VcpuId(0), true)), clock, policy)
+    }
+
+    #[test]
+    fn deadline_is_moved_behind_the_spacing() {
+        let mut seat = seat(TimerSpacing::Fixed(Duration::from_millis(50)));
+        assert_eq!(seat.space(1000, 10), 1000);
+        seat.armed = 1000;
+        // The tick of 1000 is over at 2000; the next comes 50 ms after that.
+        assert_eq!(seat.space(4_000_000, 2000), 50_002_000);
+        assert_eq!(seat.core.counters.timer_deferrals.load(Relaxed), 1);
+        seat.armed = 50_002_000;
+        assert_eq!(seat.space(90_000_000, 3000), 90_000_000);
+        assert_eq!(seat.space(0, 3000), 0);
+    }
+
+    #[test]
+    fn other_registers_are_not_taken() {
+        let mut seat = seat(TimerSpacing::Off);
+        assert_eq!(seat.write_msr(0x1234, 0), MsrAnswer::NotMine);
+        assert_eq!(seat.read_msr(0x831), MsrAnswer::Fault);
+    }
+}

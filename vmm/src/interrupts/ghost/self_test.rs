@@ -1,0 +1,166 @@
+//! Does this host's KVM treat parked vCPUs as ghosts need it? Asked with a small VM of two ghosts.
+
+use super::super::{InterruptBackEnd, RemoteInterrupts, VcpuEvent};
+use crate::machine::{
+    Machine, MachineConfig, MachineError, MachineHooks, StopError, VcpuError, open_kvm, vm_step,
+};
+use crate::timer_spacing::TimerSpacing;
+use crate::tsc::ClockRate;
+use devices::{Bus, ShutdownCause, ShutdownSink};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use wire::VcpuId;
+
+/// Each event has this long to come out of a ghost.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// More events than the test sends.
+const QUEUE: usize = 64;
+
+/// Ghosts do not work here; use the user-space back end.
+#[derive(Debug, thiserror::Error)]
+pub enum GhostTestError {
+    /// The test's own VM could not be made.
+    #[error("cannot make the VM that tests ghosts")]
+    Machine(#[from] MachineError),
+    /// An event did not come out, or another did.
+    #[error("ghost of {vcpu} was sent {sent:?} and told {told:?} (fatal: {fatal:?})")]
+    Wrong {
+        /// Which.
+        vcpu: VcpuId,
+        /// What went in.
+        sent: VcpuEvent,
+        /// What came out in time.
+        told: Option<(VcpuId, VcpuEvent)>,
+        /// The error that ended the ghost, if one did.
+        fatal: Option<String>,
+    },
+    /// A ghost's thread did not end.
+    #[error("a ghost did not end")]
+    Stop(#[from] StopError),
+}
+
+struct Recorder {
+    events: SyncSender<(VcpuId, VcpuEvent)>,
+    fatal: Mutex<Option<String>>,
+}
+
+impl RemoteInterrupts for Recorder {
+    fn forward(&self, target: VcpuId, event: VcpuEvent) {
+        // A full queue means that the test has failed already.
+        let _ = self.events.try_send((target, event));
+    }
+}
+
+impl MachineHooks for Recorder {
+    fn fatal(&self, error: &VcpuError) {
+        *self.fatal.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+    }
+}
+
+impl ShutdownSink for Recorder {
+    fn shutdown(&self, _cause: ShutdownCause) {}
+}
+
+struct NoBus;
+
+impl Bus for NoBus {
+    fn pio_read(&self, _port: u16, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn pio_write(&self, _port: u16, _data: &[u8]) {}
+    fn mmio_read(&self, _address: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn mmio_write(&self, _address: u64, _data: &[u8]) {}
+}
+
+/// The host's CPUID with APIC ids and x2APIC for each of `vcpus`.
+fn test_cpuid(vcpus: u32) -> Result<Vec<Vec<kvm_cpuid_entry2>>, MachineError> {
+    let supported = open_kvm()?.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
+    let supported = vm_step("read the CPUID of this host", supported)?;
+    let for_one = |id: u32| {
+        let mut entries = supported.as_slice().to_vec();
+        for entry in &mut entries {
+            match entry.function {
+                1 => {
+                    entry.ebx = entry.ebx & 0x00ff_ffff | id << 24;
+                    entry.ecx |= 1 << 21;
+                }
+                0xb | 0x1f => entry.edx = id,
+                _ => {}
+            }
+        }
+        entries
+    };
+    Ok((0..vcpus).map(for_one).collect())
+}
+
+/// Sends every kind of event to ghosts of a VM of its own and checks that each is told.
+///
+/// # Errors
+/// When one is not, within seconds: the machine must use the user-space back end on this host.
+pub fn self_test() -> Result<(), GhostTestError> {
+    let (sender, told) = sync_channel(QUEUE);
+    let recorder = Arc::new(Recorder { events: sender, fatal: Mutex::new(None) });
+    let machine = Machine::new(MachineConfig {
+        vcpus: 2,
+        local: Vec::new(),
+        memory: Vec::new(),
+        cpuid: test_cpuid(2)?,
+        remote: Arc::clone(&recorder) as Arc<dyn RemoteInterrupts>,
+        shutdown: Arc::clone(&recorder) as Arc<dyn ShutdownSink>,
+        hooks: Arc::clone(&recorder) as Arc<dyn MachineHooks>,
+        back_end: InterruptBackEnd::Ghost,
+        timer_spacing: TimerSpacing::Off,
+        clock_rate: ClockRate::REAL,
+    })?;
+    machine.start(Arc::new(NoBus))?;
+    let result = exchange(&machine, &recorder, &told);
+    machine.stop(PATIENCE)?;
+    result
+}
+
+fn exchange(
+    machine: &Machine,
+    recorder: &Recorder,
+    told: &Receiver<(VcpuId, VcpuEvent)>,
+) -> Result<(), GhostTestError> {
+    let (boot, other) = (VcpuId(0), VcpuId(1));
+    let steps = [
+        (boot, VcpuEvent::Fixed(0x55)),
+        (boot, VcpuEvent::Nmi),
+        (boot, VcpuEvent::Fixed(0xfd)),
+        (other, VcpuEvent::Init),
+        (other, VcpuEvent::Startup(0x9a)),
+        (other, VcpuEvent::Fixed(0x31)),
+        (other, VcpuEvent::Nmi),
+        (other, VcpuEvent::Init),
+        (other, VcpuEvent::Startup(0)),
+        (other, VcpuEvent::Fixed(0x31)),
+    ];
+    for (vcpu, sent) in steps {
+        machine.shared.interrupts.deliver_local(vcpu, sent);
+        let answer = told.recv_timeout(PATIENCE).ok();
+        if answer != Some((vcpu, sent)) {
+            let fatal = recorder.fatal.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return Err(GhostTestError::Wrong { vcpu, sent, told: answer, fatal });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kvm_ghosts_tell_every_kind_of_event() {
+        if let Err(error) = open_kvm() {
+            println!("skipped: {error}");
+            return;
+        }
+        self_test().unwrap();
+    }
+}

@@ -1,0 +1,141 @@
+//! Interrupts between vCPUs, wherever these run.
+//!
+//! Two back ends do the same job behind one seam. `userspace` has no interrupt controller in the
+//! kernel: every APIC access is an exit, and the APIC is our own code. `ghost` leaves the local
+//! APICs in the kernel, where local interrupts never exit, and puts a parked stand-in, a ghost, in
+//! the place of every vCPU that runs elsewhere. The first is the reference and the fallback of the
+//! second.
+//!
+//! ```text
+//!   device -> Machine::deliver --+-- local vCPU:  Interrupts::deliver_local -> its Seat
+//!   other slice -> deliver_local-+
+//!   guest ICR write -> back end -+-- elsewhere:   RemoteInterrupts::forward
+//! ```
+
+pub mod ghost;
+pub mod lapic;
+mod mailbox;
+pub mod routing;
+pub mod timer;
+pub(crate) mod userspace;
+pub mod vectors;
+
+pub use routing::VcpuEvent;
+
+use crate::machine::VcpuError;
+use kvm_ioctls::VcpuFd;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+use wire::VcpuId;
+
+/// Takes interrupts for vCPUs that run on other slices.
+pub trait RemoteInterrupts: Send + Sync {
+    /// Sends the event to the slice of `target`. Called on vCPU threads, so it must be cheap and
+    /// must not block on the peer.
+    fn forward(&self, target: VcpuId, event: VcpuEvent);
+}
+
+/// For a machine with all of its vCPUs here.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoRemote;
+
+impl RemoteInterrupts for NoRemote {
+    fn forward(&self, target: VcpuId, event: VcpuEvent) {
+        tracing::error!(%target, ?event, "interrupt for a vCPU of no slice is dropped");
+    }
+}
+
+/// Which implementation of interrupts a machine uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterruptBackEnd {
+    /// Local APICs in the kernel, parked ghosts for the vCPUs elsewhere.
+    Ghost,
+    /// Local APICs in user space.
+    Userspace,
+}
+
+/// A name that is no back end.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupt back end {name:?} is neither ghost nor userspace")]
+pub struct UnknownBackEndError {
+    name: String,
+}
+
+impl FromStr for InterruptBackEnd {
+    type Err = UnknownBackEndError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "ghost" => Ok(Self::Ghost),
+            "userspace" => Ok(Self::Userspace),
+            _ => Err(UnknownBackEndError { name: name.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for InterruptBackEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ghost => "ghost",
+            Self::Userspace => "userspace",
+        })
+    }
+}
+
+/// The interrupts of a machine, as all threads see them.
+pub(crate) trait Interrupts: Send + Sync {
+    /// Brings an event to a vCPU that runs here. Never blocks on the vCPU.
+    fn deliver_local(&self, target: VcpuId, event: VcpuEvent);
+    /// From now on the EOI of `vector` is told to the IOAPIC, or no longer.
+    fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), std::io::Error>;
+    /// The side of a local vCPU's own thread. Called on that thread.
+    fn seat(&self, id: VcpuId) -> Result<Box<dyn Seat>, std::io::Error>;
+}
+
+/// What the vCPU does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Enter the guest.
+    Run,
+    /// Sleep until a kick, no longer than this.
+    Wait(Duration),
+}
+
+/// Answer to an access to a model-specific register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MsrAnswer {
+    /// Done; the value of a read.
+    Value(u64),
+    /// A general-protection fault in the guest.
+    Fault,
+    /// Not a register of the interrupt controller.
+    NotMine,
+}
+
+/// The interrupts of one vCPU, owned by its thread.
+pub(crate) trait Seat {
+    /// Before each entry: takes in what has arrived and injects what can be.
+    fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError>;
+    /// After each exit.
+    fn after_run(&mut self, vcpu: &mut VcpuFd);
+    /// The guest read a register that the kernel does not know.
+    fn read_msr(&mut self, index: u32) -> MsrAnswer;
+    /// The guest wrote such a register.
+    fn write_msr(&mut self, index: u32, value: u64) -> MsrAnswer;
+    /// The guest halted.
+    fn halted(&mut self);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn back_end_names_are_read_back() {
+        for back_end in [InterruptBackEnd::Ghost, InterruptBackEnd::Userspace] {
+            assert_eq!(back_end.to_string().parse::<InterruptBackEnd>().unwrap(), back_end);
+        }
+        assert!("apic".parse::<InterruptBackEnd>().is_err());
+    }
+}

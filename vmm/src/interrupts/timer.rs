@@ -1,0 +1,217 @@
+//! The timer of a local APIC (Intel SDM vol. 3, 12.5.4): one-shot, periodic and TSC-deadline.
+//!
+//! Counts are of the guest's time stamp counter divided by the divide register, so the timer keeps
+//! step with the clock that the guest was told, whatever the clock rate. Pure.
+
+/// Modes of the timer, bits 18:17 of its local vector table entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mode {
+    #[default]
+    OneShot,
+    Periodic,
+    Deadline,
+}
+
+/// The timer of one local APIC.
+#[derive(Clone, Debug, Default)]
+pub struct LapicTimer {
+    mode: Mode,
+    divide: u32,
+    initial: u32,
+    /// Start of the count that runs (one-shot and periodic).
+    started: Option<u64>,
+    /// Deadline; 0 is disarmed.
+    deadline: u64,
+}
+
+impl LapicTimer {
+    /// Sets the mode from the two bits of the local vector table. Going to or from deadline mode
+    /// disarms the timer.
+    pub fn set_mode(&mut self, bits: u32) {
+        let mode = match bits {
+            0 => Mode::OneShot,
+            1 => Mode::Periodic,
+            _ => Mode::Deadline,
+        };
+        if (mode == Mode::Deadline) != (self.mode == Mode::Deadline) {
+            self.deadline = 0;
+            self.started = None;
+        }
+        self.mode = mode;
+    }
+
+    /// Writes `IA32_TSC_DEADLINE`; ignored in the other modes.
+    pub fn set_deadline(&mut self, deadline: u64) {
+        if self.mode == Mode::Deadline {
+            self.deadline = deadline;
+        }
+    }
+
+    /// Reads `IA32_TSC_DEADLINE`: 0 when disarmed.
+    #[must_use]
+    pub fn deadline(&self) -> u64 {
+        self.deadline
+    }
+
+    /// Writes the initial count, which starts the timer (0 stops it); ignored in deadline mode.
+    pub fn set_initial_count(&mut self, count: u32, now: u64) {
+        if self.mode == Mode::Deadline {
+            return;
+        }
+        self.initial = count;
+        self.started = (count != 0).then_some(now);
+    }
+
+    /// The initial count.
+    #[must_use]
+    pub fn initial_count(&self) -> u32 {
+        self.initial
+    }
+
+    /// Writes the divide register; a running count starts over.
+    pub fn set_divide(&mut self, value: u32, now: u64) {
+        self.divide = value & 0b1011;
+        self.started = self.started.map(|_| now);
+    }
+
+    /// The divide register.
+    #[must_use]
+    pub fn divide(&self) -> u32 {
+        self.divide
+    }
+
+    /// Ticks of the time stamp counter per count, as a power of two.
+    fn shift(&self) -> u32 {
+        // 0b000 divides by 2, 0b001 by 4, ... 0b110 by 128, 0b111 by 1.
+        ((self.divide & 3 | self.divide >> 1 & 4) + 1) & 7
+    }
+
+    fn period(&self) -> u64 {
+        u64::from(self.initial) << self.shift()
+    }
+
+    /// What is left of the count.
+    #[must_use]
+    pub fn current_count(&self, now: u64) -> u32 {
+        let Some(started) = self.started else { return 0 };
+        let run = now.saturating_sub(started);
+        let run = match self.mode {
+            Mode::Periodic => run % self.period().max(1),
+            _ => run,
+        };
+        let left = self.period().saturating_sub(run) >> self.shift();
+        u32::try_from(left).unwrap_or(u32::MAX)
+    }
+
+    /// When the timer is due, in guest ticks; `None` when it is not armed.
+    #[must_use]
+    pub fn due(&self) -> Option<u64> {
+        match self.mode {
+            Mode::Deadline => (self.deadline != 0).then_some(self.deadline),
+            _ => self.started.map(|started| started.saturating_add(self.period())),
+        }
+    }
+
+    /// Takes the expiry if the timer is due at `now`; a periodic timer goes on, and skips the
+    /// periods that have passed.
+    pub fn expire(&mut self, now: u64) -> bool {
+        if self.due().is_none_or(|due| due > now) {
+            return false;
+        }
+        self.deadline = 0;
+        self.started = match (self.mode, self.started) {
+            (Mode::Periodic, Some(started)) => {
+                let period = self.period().max(1);
+                Some(now - now.saturating_sub(started) % period)
+            }
+            _ => None,
+        };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn deadline_timer() -> LapicTimer {
+        let mut timer = LapicTimer::default();
+        timer.set_mode(2);
+        timer
+    }
+
+    #[test]
+    fn deadline_fires_once_and_disarms() {
+        let mut timer = deadline_timer();
+        timer.set_deadline(1000);
+        assert!(!timer.expire(999));
+        assert!(timer.expire(1000));
+        assert_eq!(timer.deadline(), 0);
+        assert!(!timer.expire(5000));
+    }
+
+    #[test]
+    fn deadline_is_ignored_outside_its_mode() {
+        let mut timer = LapicTimer::default();
+        timer.set_deadline(1000);
+        assert_eq!(timer.due(), None);
+    }
+
+    #[test]
+    fn leaving_deadline_mode_disarms() {
+        let mut timer = deadline_timer();
+        timer.set_deadline(1000);
+        timer.set_mode(0);
+        assert_eq!(timer.due(), None);
+    }
+
+    #[test]
+    fn one_shot_counts_down_with_the_divider() {
+        let mut timer = LapicTimer::default();
+        timer.set_divide(0b0011, 0); // by 16
+        timer.set_initial_count(100, 1000);
+        assert_eq!(timer.current_count(1000), 100);
+        assert_eq!(timer.current_count(1000 + 160), 90);
+        assert_eq!(timer.due(), Some(2600));
+        assert!(timer.expire(2600));
+        assert_eq!(timer.due(), None);
+        assert_eq!(timer.current_count(3000), 0);
+    }
+
+    #[test]
+    fn divider_of_one_is_the_odd_code() {
+        let mut timer = LapicTimer::default();
+        timer.set_divide(0b1011, 0);
+        timer.set_initial_count(7, 0);
+        assert_eq!(timer.due(), Some(7));
+    }
+
+    #[test]
+    fn periodic_timer_skips_missed_periods() {
+        let mut timer = LapicTimer::default();
+        timer.set_mode(1);
+        timer.set_divide(0b1011, 0);
+        timer.set_initial_count(100, 0);
+        assert!(timer.expire(350));
+        assert_eq!(timer.due(), Some(400));
+        assert!(!timer.expire(399));
+    }
+
+    proptest! {
+        #[test]
+        fn timer_never_fires_before_it_is_due(
+            mode in 0_u32..4, divide in any::<u32>(), count in any::<u32>(),
+            start in 0_u64..1 << 62, later in 0_u64..1 << 62
+        ) {
+            let mut timer = LapicTimer::default();
+            timer.set_mode(mode);
+            timer.set_divide(divide, start);
+            timer.set_initial_count(count, start);
+            timer.set_deadline(start + 1);
+            let due = timer.due();
+            prop_assert_eq!(timer.expire(later), due.is_some_and(|due| due <= later));
+            prop_assert!(timer.due().is_none_or(|due| due > later));
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The back end without an interrupt controller in the kernel: every APIC register access is an
+//! exit, interrupts go in by `KVM_INTERRUPT`, the timer is a POSIX timer that kicks the vCPU.
+//!
+//! State of a vCPU:
+//! ```text
+//!            INIT                     start-up
+//!   any ------------> wait for start-up ------> running <---> halted
+//! ```
+//! The thread of the vCPU owns the APIC; all others only post into its mailbox.
+
+#![expect(unsafe_code, reason = "one ioctl that kvm-ioctls lacks")]
+// UNSAFETY: KVM_INTERRUPT has no safe wrapper.
+
+use super::lapic::{Command, Effect, Lapic, TSC_DEADLINE, X2APIC_FIRST, X2APIC_LAST};
+use super::mailbox::{Mail, Mailbox};
+use super::routing::resolve_from;
+use super::{Interrupts, MsrAnswer, Next, RemoteInterrupts, Seat, VcpuEvent};
+use crate::machine::signal::KickTimer;
+use crate::machine::stats::Counters;
+use crate::machine::{MachineHooks, VcpuCore, VcpuError};
+use crate::timer_spacing::{SpacingState, TimerSpacing};
+use crate::tsc::GuestTsc;
+use kvm_bindings::{kvm_debugregs, kvm_interrupt, kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_ioctls::VcpuFd;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
+use wire::VcpuId;
+
+const KVMIO: u32 = 0xAE;
+ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
+
+/// A sleeping vCPU looks around this often, although every event kicks it.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// A deadline is armed for no longer than this, and looked at again then.
+const LONGEST_TIMER: Duration = Duration::from_secs(3600);
+
+/// Time to the next kick when one came before the deadline.
+const TIMER_RETRY: Duration = Duration::from_millis(1);
+
+/// What the APICs of one machine share.
+struct Router {
+    /// By vCPU id; none for those elsewhere.
+    mailboxes: Vec<Option<Mailbox>>,
+    cores: Vec<Arc<VcpuCore>>,
+    remote: Arc<dyn RemoteInterrupts>,
+    hooks: Arc<dyn MachineHooks>,
+    /// By vector: level-triggered.
+    level: Vec<AtomicBool>,
+    clock: Arc<GuestTsc>,
+    spacing: TimerSpacing,
+}
+
+impl Router {
+    fn send(&self, target: VcpuId, event: VcpuEvent) {
+        let Some(place) = usize::try_from(target.0).ok() else { return };
+        match self.mailboxes.get(place) {
+            Some(Some(mailbox)) => mailbox.post(event),
+            Some(None) => {
+                Counters::add(&self.cores[place].counters.interrupts_out);
+                self.remote.forward(target, event);
+            }
+            None => {}
+        }
+    }
+
+    fn is_level(&self, vector: u8) -> bool {
+        self.level[usize::from(vector)].load(Relaxed)
+    }
+}
+
+/// The back end.
+pub(crate) struct Userspace {
+    router: Arc<Router>,
+}
+
+impl Userspace {
+    pub(crate) fn new(
+        cores: &[Arc<VcpuCore>],
+        remote: Arc<dyn RemoteInterrupts>,
+        hooks: Arc<dyn MachineHooks>,
+        clock: Arc<GuestTsc>,
+        spacing: TimerSpacing,
+    ) -> Self {
+        let mailboxes = cores
+            .iter()
+            .map(|core| core.local.then(|| Mailbox::new(Arc::clone(&core.doorbell))))
+            .collect();
+        let level = (0..256).map(|_| AtomicBool::new(false)).collect();
+        let cores = cores.to_vec();
+        Self { router: Arc::new(Router { mailboxes, cores, remote, hooks, level, clock, spacing }) }
+    }
+}
+
+impl Interrupts for Userspace {
+    fn deliver_local(&self, target: VcpuId, event: VcpuEvent) {
+        self.router.send(target, event);
+    }
+
+    fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), io::Error> {
+        self.router.level[usize::from(vector)].store(level, Relaxed);
+        Ok(())
+    }
+
+    fn seat(&self, id: VcpuId) -> Result<Box<dyn Seat>, io::Error> {
+        Ok(Box::new(UserspaceSeat::new(id, Arc::clone(&self.router))?))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    WaitForStartup,
+    Running,
+    Halted,
+}
+
+/// Registers as the kernel made them: what INIT brings back.
+struct ResetState {
+    sregs: kvm_sregs,
+    events: kvm_vcpu_events,
+    debug: kvm_debugregs,
+}
+
+struct UserspaceSeat {
+    id: VcpuId,
+    core: Arc<VcpuCore>,
+    router: Arc<Router>,
+    lapic: Lapic,
+    spacing: SpacingState,
+    timer: KickTimer,
+    /// The timer is armed for this guest time; `None` when it is off.
+    armed: Option<u64>,
+    state: State,
+    reset: Option<ResetState>,
+}
+
+impl UserspaceSeat {
+    fn new(id: VcpuId, router: Arc<Router>) -> Result<Self, io::Error> {
+        let place = usize::try_from(id.0).expect("a vCPU id fits usize");
+        let core = Arc::clone(&router.cores[place]);
+        Ok(Self {
+            id,
+            core,
+            lapic: Lapic::new(id),
+            spacing: SpacingState::new(router.spacing, router.clock.true_khz()),
+            timer: KickTimer::new()?,
+            armed: None,
+            state: if id.0 == 0 { State::Running } else { State::WaitForStartup },
+            reset: None,
+            router,
+        })
+    }
+
+    fn error(&self, action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
+        let vcpu = self.id;
+        move |source| VcpuError::Ioctl { vcpu, action, source: source.into() }
+    }
+
+    /// Takes the mailbox in.
+    fn take_mail(&mut self, vcpu: &VcpuFd, mail: &Mail) -> Result<(), VcpuError> {
+        if mail.init {
+            self.lapic.reset();
+            self.arm_timer();
+            self.state = State::WaitForStartup;
+        }
+        for (word, bits) in (0_u8..8).zip(mail.fixed) {
+            for bit in (0_u8..32).filter(|bit| bits >> bit & 1 != 0) {
+                let vector = word * 32 + bit;
+                self.lapic.raise(vector, self.router.is_level(vector));
+            }
+        }
+        if self.state == State::WaitForStartup {
+            if let Some(page) = mail.startup {
+                self.start_up(vcpu, page)?;
+            }
+        } else if mail.nmi {
+            vcpu.nmi().map_err(self.error("inject an NMI"))?;
+            self.state = State::Running;
+        }
+        Ok(())
+    }
+
+    /// Puts the vCPU at the start of real-mode page `page` (SDM vol. 3, 10.1.4 and 11.4.4.1).
+    fn start_up(&mut self, vcpu: &VcpuFd, page: u8) -> Result<(), VcpuError> {
+        let reset = self.reset.as_ref().expect("prepare() keeps the reset state first");
+        let mut sregs = reset.sregs;
+        sregs.cs.selector = u16::from(page) << 8;
+        sregs.cs.base = u64::from(page) << 12;
+        // INIT keeps the APIC mode.
+        sregs.apic_base = vcpu.get_sregs().map_err(self.error("read registers"))?.apic_base;
+        vcpu.set_vcpu_events(&reset.events).map_err(self.error("reset pending events"))?;
+        vcpu.set_debug_regs(&reset.debug).map_err(self.error("reset debug registers"))?;
+        vcpu.set_sregs(&sregs).map_err(self.error("reset system registers"))?;
+        let regs = kvm_regs { rflags: 2, ..Default::default() };
+        vcpu.set_regs(&regs).map_err(self.error("reset registers"))?;
+        self.state = State::Running;
+        Ok(())
+    }
+
+    /// Raises the timer's interrupt when it is due and spacing allows it, else arms the kick.
+    fn check_timer(&mut self) {
+        let now = self.router.clock.now();
+        let Some(due) = self.due() else { return };
+        if due > now {
+            return;
+        }
+        if self.lapic.expire_timer(now) {
+            // Otherwise it would go on kicking at the retry interval until the guest arms it anew,
+            // and each kick restarts a page fault that this vCPU may be waiting in.
+            self.timer.arm(Duration::ZERO, Duration::ZERO);
+            self.armed = None;
+            self.arm_timer();
+        }
+    }
+
+    /// When the timer interrupt may come.
+    fn due(&self) -> Option<u64> {
+        self.lapic.timer().due().map(|due| due.max(self.spacing.earliest()))
+    }
+
+    fn arm_timer(&mut self) {
+        let due = self.due();
+        if due == self.armed {
+            return;
+        }
+        self.armed = due;
+        let wait = due.map_or(Duration::ZERO, |due| {
+            self.router.clock.until(due).clamp(Duration::from_nanos(1), LONGEST_TIMER)
+        });
+        // The host's clock may run a little ahead of the counter: kick again until it is due.
+        self.timer.arm(wait, TIMER_RETRY);
+    }
+
+    /// The guest armed the timer: counts a deferral, and the end of the last tick.
+    fn timer_written(&mut self) {
+        self.spacing.timer_finished(self.router.clock.now());
+        let wanted = self.lapic.timer().due();
+        if wanted.is_some_and(|due| due < self.spacing.earliest()) {
+            Counters::add(&self.core.counters.timer_deferrals);
+        }
+        self.arm_timer();
+    }
+
+    fn send(&mut self, command: Command) {
+        let event = VcpuEvent::of(command.message.mode, command.message.vector);
+        let vcpus = u32::try_from(self.router.mailboxes.len()).unwrap_or(u32::MAX);
+        let (router, me, lapic) = (&self.router, self.id, &mut self.lapic);
+        resolve_from(me, command.shorthand, &command.message, vcpus, |target| match event {
+            VcpuEvent::Fixed(vector) if target == me => lapic.raise(vector, false),
+            _ => router.send(target, event),
+        });
+    }
+
+    fn apply(&mut self, effect: Effect) {
+        match effect {
+            Effect::None => {}
+            Effect::Send(command) => self.send(command),
+            Effect::Timer => self.timer_written(),
+            Effect::Ended { vector, level, timer } => {
+                if timer {
+                    self.spacing.timer_eoi(self.router.clock.now());
+                    self.arm_timer();
+                }
+                if level {
+                    self.router.hooks.end_of_interrupt(vector);
+                }
+            }
+        }
+    }
+
+    /// Injects the highest pending interrupt, or asks for an exit as soon as that is possible.
+    fn inject(&mut self, vcpu: &mut VcpuFd) -> Result<(), VcpuError> {
+        let run = vcpu.get_kvm_run();
+        run.request_interrupt_window = 0;
+        run.cr8 = u64::from(self.lapic.cr8());
+        let Some(vector) = self.lapic.deliverable() else { return Ok(()) };
+        if run.ready_for_interrupt_injection == 0 || run.if_flag == 0 {
+            run.request_interrupt_window = 1;
+            return Ok(());
+        }
+        self.lapic.accept(vector);
+        // One of a higher class may come while this one is handled.
+        run.request_interrupt_window = u8::from(self.lapic.deliverable().is_some());
+        let interrupt = kvm_interrupt { irq: u32::from(vector) };
+        // SAFETY: the kernel reads the structure, which lives until the call returns.
+        if unsafe { ioctl_with_ref(vcpu, KVM_INTERRUPT(), &interrupt) } != 0 {
+            return Err(self.error("inject an interrupt")(kvm_ioctls::Error::last()));
+        }
+        Counters::add(&self.core.counters.injected);
+        if self.lapic.is_timer_vector(vector) {
+            self.spacing.timer_delivered(self.router.clock.now());
+        }
+        Ok(())
+    }
+
+    fn keep_reset_state(&mut self, vcpu: &VcpuFd) -> Result<(), VcpuError> {
+        if self.reset.is_none() {
+            self.reset = Some(ResetState {
+                sregs: vcpu.get_sregs().map_err(self.error("read system registers"))?,
+                events: vcpu.get_vcpu_events().map_err(self.error("read pending events"))?,
+                debug: vcpu.get_debug_regs().map_err(self.error("read debug registers"))?,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Seat for UserspaceSeat {
+    fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
+        self.keep_reset_state(vcpu)?;
+        if let Some(mail) =
+            self.router.mailboxes[self.core.place].as_ref().and_then(Mailbox::collect)
+        {
+            self.take_mail(vcpu, &mail)?;
+        }
+        self.check_timer();
+        if self.state == State::Halted {
+            let wakes = self.lapic.deliverable().is_some() && vcpu.get_kvm_run().if_flag != 0;
+            if !wakes {
+                return Ok(Next::Wait(LONGEST_SLEEP));
+            }
+            self.state = State::Running;
+        }
+        if self.state == State::WaitForStartup {
+            return Ok(Next::Wait(LONGEST_SLEEP));
+        }
+        self.inject(vcpu)?;
+        Ok(Next::Run)
+    }
+
+    fn after_run(&mut self, vcpu: &mut VcpuFd) {
+        let cr8 = vcpu.get_kvm_run().cr8;
+        self.lapic.set_cr8(cr8.to_le_bytes()[0] & 0xf);
+    }
+
+    fn read_msr(&mut self, index: u32) -> MsrAnswer {
+        if !is_apic(index) {
+            return MsrAnswer::NotMine;
+        }
+        match self.lapic.read(index, self.router.clock.now()) {
+            Ok(value) => MsrAnswer::Value(value),
+            Err(_) => MsrAnswer::Fault,
+        }
+    }
+
+    fn write_msr(&mut self, index: u32, value: u64) -> MsrAnswer {
+        if !is_apic(index) {
+            return MsrAnswer::NotMine;
+        }
+        match self.lapic.write(index, value, self.router.clock.now()) {
+            Ok(effect) => {
+                self.apply(effect);
+                MsrAnswer::Value(0)
+            }
+            Err(_) => MsrAnswer::Fault,
+        }
+    }
+
+    fn halted(&mut self) {
+        self.spacing.timer_finished(self.router.clock.now());
+        self.state = State::Halted;
+    }
+}
+
+fn is_apic(index: u32) -> bool {
+    index == TSC_DEADLINE || (X2APIC_FIRST..=X2APIC_LAST).contains(&index)
+}

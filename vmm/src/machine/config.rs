@@ -1,0 +1,75 @@
+//! What a machine is made of.
+
+use super::VcpuError;
+use crate::interrupts::{InterruptBackEnd, RemoteInterrupts};
+use crate::timer_spacing::TimerSpacing;
+use crate::tsc::ClockRate;
+use devices::ShutdownSink;
+use kvm_bindings::kvm_cpuid_entry2;
+use std::fmt;
+use std::sync::Arc;
+use wire::VcpuId;
+
+/// Guest memory that the caller has mapped, and keeps mapped for as long as the machine lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySlot {
+    /// Guest-physical address of the first byte.
+    pub guest_address: u64,
+    /// Address of the first byte in this process.
+    pub host_address: usize,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// What the machine tells its owner. Called on vCPU threads.
+pub trait MachineHooks: Send + Sync {
+    /// The vCPU exited with another CR3 than before. `cr3` is masked to its frame.
+    fn cr3_changed(&self, vcpu: VcpuId, cr3: u64) {
+        let _ = (vcpu, cr3);
+    }
+
+    /// A level-triggered interrupt was ended: the IOAPIC must hear of it, wherever it is.
+    fn end_of_interrupt(&self, vector: u8) {
+        let _ = vector;
+    }
+
+    /// A vCPU cannot go on; its thread ends after this call.
+    fn fatal(&self, error: &VcpuError);
+}
+
+/// The machine on this host.
+pub struct MachineConfig {
+    /// Number of vCPUs of the whole VM; their ids are `0..vcpus`.
+    pub vcpus: u32,
+    /// Those that run here.
+    pub local: Vec<VcpuId>,
+    /// Guest memory, mapped by the caller. A userfaultfd of the caller may block vCPUs in it.
+    pub memory: Vec<MemorySlot>,
+    /// CPUID of each vCPU of the VM, by id.
+    pub cpuid: Vec<Vec<kvm_cpuid_entry2>>,
+    /// Takes interrupts for vCPUs elsewhere.
+    pub remote: Arc<dyn RemoteInterrupts>,
+    /// Told when the guest resets itself by a triple fault.
+    pub shutdown: Arc<dyn ShutdownSink>,
+    /// Told what happens on vCPUs.
+    pub hooks: Arc<dyn MachineHooks>,
+    /// Implementation of interrupts.
+    pub back_end: InterruptBackEnd,
+    /// Minimum time between timer interrupts of a vCPU.
+    pub timer_spacing: TimerSpacing,
+    /// Speed of the guest's clock.
+    pub clock_rate: ClockRate,
+}
+
+impl fmt::Debug for MachineConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MachineConfig")
+            .field("vcpus", &self.vcpus)
+            .field("local", &self.local)
+            .field("memory", &self.memory)
+            .field("back_end", &self.back_end)
+            .field("timer_spacing", &self.timer_spacing)
+            .field("clock_rate", &self.clock_rate)
+            .finish_non_exhaustive()
+    }
+}

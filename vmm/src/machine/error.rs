@@ -1,0 +1,131 @@
+//! What can go wrong with a machine and with its vCPUs.
+
+use std::io;
+use std::time::Duration;
+use wire::VcpuId;
+
+/// A machine cannot be made or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// The KVM device cannot be opened.
+    #[error("cannot open /dev/kvm")]
+    Open {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The host's KVM is too old or too small.
+    #[error("this host's KVM lacks {what}")]
+    Missing {
+        /// The capability.
+        what: &'static str,
+    },
+    /// The configuration contradicts itself.
+    #[error("machine configuration: {reason}")]
+    Config {
+        /// What does not fit.
+        reason: String,
+    },
+    /// KVM refused a step for the whole VM.
+    #[error("cannot {action}")]
+    Vm {
+        /// What was attempted.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// KVM refused a step for one vCPU.
+    #[error("cannot {action} of {vcpu}")]
+    Vcpu {
+        /// Which.
+        vcpu: VcpuId,
+        /// What was attempted.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such vCPU.
+    #[error("{vcpu} does not exist")]
+    UnknownVcpu {
+        /// Which.
+        vcpu: VcpuId,
+    },
+    /// The vCPU runs, or is elsewhere.
+    #[error("cannot {action} of {vcpu}: it runs, or is not here")]
+    NotStopped {
+        /// Which.
+        vcpu: VcpuId,
+        /// What was attempted.
+        action: &'static str,
+    },
+    /// No thread for a vCPU.
+    #[error("cannot start the thread of {vcpu}")]
+    Thread {
+        /// Which.
+        vcpu: VcpuId,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A vCPU cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum VcpuError {
+    /// `KVM_RUN` failed.
+    #[error("{vcpu}: KVM_RUN failed at rip {rip:#x} (exit reason {exit_reason})")]
+    Run {
+        /// Which.
+        vcpu: VcpuId,
+        /// Its instruction pointer.
+        rip: u64,
+        /// The exit reason that KVM left behind; stale for most errors.
+        exit_reason: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// An exit that nothing handles.
+    #[error("{vcpu}: unexpected exit {exit} at rip {rip:#x}")]
+    Exit {
+        /// Which.
+        vcpu: VcpuId,
+        /// The exit in words.
+        exit: String,
+        /// Its instruction pointer.
+        rip: u64,
+    },
+    /// A KVM call for the vCPU failed.
+    #[error("{vcpu}: cannot {action}")]
+    Ioctl {
+        /// Which.
+        vcpu: VcpuId,
+        /// What was attempted.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A ghost did what a ghost never does.
+    #[error("ghost of {vcpu}: {what} at rip {rip:#x}")]
+    Ghost {
+        /// The vCPU it stands for.
+        vcpu: VcpuId,
+        /// What happened.
+        what: String,
+        /// Its instruction pointer.
+        rip: u64,
+    },
+}
+
+/// Threads did not end in time.
+#[derive(Debug, thiserror::Error)]
+#[error("threads of {stuck:?} did not end within {limit:?}")]
+pub struct StopError {
+    /// Their vCPUs.
+    pub stuck: Vec<VcpuId>,
+    /// How long was waited.
+    pub limit: Duration,
+}

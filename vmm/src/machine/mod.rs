@@ -1,0 +1,374 @@
+//! The machine on one host: a KVM virtual machine with the vCPUs that run here, one thread each,
+//! and the paths of interrupts between them, the devices and the other slices.
+//!
+//! ```text
+//!   new(config) --> set_tsc_offset, set_registers --> start(bus) --> ... --> stop(limit)
+//! ```
+//! The bus is given at the start because devices need the machine (to interrupt it) before the
+//! machine needs them. After a guest shutdown or a fatal error the vCPU threads stay, asleep, until
+//! `stop`; who owns the machine decides what happens next.
+
+mod config;
+mod create;
+mod error;
+pub(crate) mod port;
+pub(crate) mod signal;
+pub mod stats;
+pub(crate) mod vcpu;
+
+pub use create::host_tsc_khz;
+pub(crate) use create::{add_slot, open_kvm, vm_step};
+
+pub use config::{MachineConfig, MachineHooks, MemorySlot};
+pub use error::{MachineError, StopError, VcpuError};
+pub use stats::VcpuStats;
+
+use crate::interrupts::routing::resolve;
+use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
+use crate::tsc::GuestTsc;
+use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_ioctls::VcpuFd;
+use signal::Doorbell;
+use stats::Counters;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use wire::VcpuId;
+
+/// No CR3 was seen yet. A real one has its low bits masked.
+const NO_CR3: u64 = 1;
+
+/// A vCPU of the machine, as all threads see it.
+#[derive(Debug)]
+pub(crate) struct VcpuCore {
+    pub(crate) id: VcpuId,
+    /// Index of the vCPU in the tables of the machine: its id.
+    pub(crate) place: usize,
+    pub(crate) local: bool,
+    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) counters: Counters,
+    pub(crate) cr3: AtomicU64,
+    /// The KVM object, while no thread has it.
+    pub(crate) fd: Mutex<Option<VcpuFd>>,
+}
+
+impl VcpuCore {
+    pub(crate) fn new(id: VcpuId, local: bool) -> Self {
+        Self {
+            id,
+            place: usize::try_from(id.0).expect("a vCPU id fits usize"),
+            local,
+            doorbell: Arc::new(Doorbell::default()),
+            counters: Counters::default(),
+            cr3: AtomicU64::new(NO_CR3),
+            fd: Mutex::new(None),
+        }
+    }
+}
+
+/// Counts the threads that still run.
+#[derive(Debug, Default)]
+pub(crate) struct Running {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Running {
+    pub(crate) fn enter(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    pub(crate) fn leave(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until no thread runs; false when `limit` passes first.
+    fn wait_idle(&self, limit: Duration) -> bool {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_count, result) = self
+            .changed
+            .wait_timeout_while(count, limit, |count| *count > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        !result.timed_out()
+    }
+}
+
+/// What the handle and the threads share.
+pub(crate) struct Shared {
+    pub(crate) cores: Vec<Arc<VcpuCore>>,
+    pub(crate) interrupts: Arc<dyn Interrupts>,
+    pub(crate) remote: Arc<dyn RemoteInterrupts>,
+    pub(crate) hooks: Arc<dyn MachineHooks>,
+    pub(crate) shutdown: Arc<dyn ShutdownSink>,
+    pub(crate) clock: Arc<GuestTsc>,
+    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) running: Arc<Running>,
+    /// The work of the threads that stand for vCPUs elsewhere, until `start` takes it.
+    pub(crate) ghosts: Mutex<Vec<crate::interrupts::ghost::Ghost>>,
+    // Last, so that all vCPUs are gone before it.
+    pub(crate) _vm: Arc<kvm_ioctls::VmFd>,
+}
+
+/// A machine on this host. Clones are handles to the same machine.
+#[derive(Clone)]
+pub struct Machine {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine").field("vcpus", &self.shared.cores).finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// Creates the virtual machine, its memory slots and its vCPUs, with their APICs in x2APIC
+    /// mode.
+    ///
+    /// # Errors
+    /// When the configuration contradicts itself or KVM refuses a step.
+    pub fn new(config: MachineConfig) -> Result<Self, MachineError> {
+        create::create(config)
+    }
+
+    /// The guest's time stamp counter.
+    #[must_use]
+    pub fn clock(&self) -> Arc<GuestTsc> {
+        Arc::clone(&self.shared.clock)
+    }
+
+    /// Frequency of the time stamp counter in kHz of real time.
+    #[must_use]
+    pub fn true_tsc_khz(&self) -> u32 {
+        self.shared.clock.true_khz()
+    }
+
+    fn core(&self, id: VcpuId) -> Result<&VcpuCore, MachineError> {
+        let core = usize::try_from(id.0).ok().and_then(|place| self.shared.cores.get(place));
+        core.map(Arc::as_ref).ok_or(MachineError::UnknownVcpu { vcpu: id })
+    }
+
+    /// Runs `action` on the KVM object of a vCPU whose thread does not run.
+    fn with_vcpu<T>(
+        &self,
+        id: VcpuId,
+        action: &'static str,
+        work: impl FnOnce(&VcpuFd) -> Result<T, kvm_ioctls::Error>,
+    ) -> Result<T, MachineError> {
+        let core = self.core(id)?;
+        let fd = core.fd.lock().unwrap_or_else(PoisonError::into_inner);
+        let fd = fd.as_ref().ok_or(MachineError::NotStopped { vcpu: id, action })?;
+        work(fd).map_err(|source| MachineError::Vcpu { vcpu: id, action, source: source.into() })
+    }
+
+    /// What KVM adds to the host's counter (wrapping) for the first vCPU that is here.
+    ///
+    /// # Errors
+    /// When there is no vCPU here, it runs already, or KVM refuses.
+    pub fn tsc_offset(&self) -> Result<u64, MachineError> {
+        let first = self.shared.cores.iter().find(|core| core.local);
+        let Some(first) = first else { return Ok(self.shared.clock.offset()) };
+        self.with_vcpu(first.id, "read the TSC offset", create::tsc_offset)
+    }
+
+    /// Gives all vCPUs and the clock the same offset. Ghosts come first: the master clock of KVM
+    /// looks at who wrote last.
+    ///
+    /// # Errors
+    /// When a vCPU runs already or KVM refuses.
+    pub fn set_tsc_offset(&self, offset: u64) -> Result<(), MachineError> {
+        for local in [false, true] {
+            for core in self.shared.cores.iter().filter(|core| core.local == local) {
+                if !local && core.fd.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+                    continue; // no ghosts in this back end
+                }
+                self.with_vcpu(core.id, "set the TSC offset", |fd| {
+                    create::set_tsc_offset(fd, offset)
+                })?;
+            }
+        }
+        self.shared.clock.set_offset(offset);
+        Ok(())
+    }
+
+    /// System registers of a vCPU that does not run.
+    ///
+    /// # Errors
+    /// When it runs, or is not here.
+    pub fn sregs(&self, id: VcpuId) -> Result<kvm_sregs, MachineError> {
+        self.with_vcpu(id, "read system registers", VcpuFd::get_sregs)
+    }
+
+    /// General registers of a vCPU that does not run.
+    ///
+    /// # Errors
+    /// When it runs, or is not here.
+    pub fn regs(&self, id: VcpuId) -> Result<kvm_regs, MachineError> {
+        self.with_vcpu(id, "read registers", VcpuFd::get_regs)
+    }
+
+    /// Sets the registers of a vCPU that does not run. The APIC base stays as the machine set it.
+    ///
+    /// # Errors
+    /// When it runs, is not here, or KVM refuses the values.
+    pub fn set_registers(
+        &self,
+        id: VcpuId,
+        regs: &kvm_regs,
+        sregs: &kvm_sregs,
+    ) -> Result<(), MachineError> {
+        let apic_base = self.sregs(id)?.apic_base;
+        let sregs = kvm_sregs { apic_base, ..*sregs };
+        self.with_vcpu(id, "set system registers", |fd| fd.set_sregs(&sregs))?;
+        self.with_vcpu(id, "set registers", |fd| fd.set_regs(regs))
+    }
+
+    /// Starts one thread per vCPU that runs here, and per ghost.
+    ///
+    /// # Errors
+    /// When it was started before or a thread cannot be made; the machine must be stopped then.
+    pub fn start(&self, bus: SharedBus) -> Result<(), MachineError> {
+        let ghosts: Vec<_> = {
+            let mut ghosts = self.shared.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
+            ghosts.drain(..).collect()
+        };
+        for ghost in ghosts {
+            let core = Arc::clone(ghost.core());
+            self.spawn(format!("ghost{}", core.id.0), core, move |shared, fd| {
+                ghost.run(shared, fd)
+            })?;
+        }
+        for core in self.shared.cores.iter().filter(|core| core.local) {
+            let bus = Arc::clone(&bus);
+            let (name, core) = (format!("vcpu{}", core.id.0), Arc::clone(core));
+            let own = Arc::clone(&core);
+            self.spawn(name, core, move |shared, fd| vcpu::run(shared, &own, bus.as_ref(), fd))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        &self,
+        name: String,
+        core: Arc<VcpuCore>,
+        body: impl FnOnce(&Shared, &mut VcpuFd) -> Result<(), VcpuError> + Send + 'static,
+    ) -> Result<(), MachineError> {
+        let fd = core.fd.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let action = "start its thread";
+        let mut fd = fd.ok_or(MachineError::NotStopped { vcpu: core.id, action })?;
+        let shared = Arc::clone(&self.shared);
+        let vcpu = core.id;
+        shared.running.enter();
+        let running = Arc::clone(&shared.running);
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            let result = vcpu::attached(&shared, &core, &mut fd, body);
+            if let Err(error) = result {
+                tracing::error!(%error, "vCPU thread ends");
+                shared.hooks.fatal(&error);
+            }
+            *core.fd.lock().unwrap_or_else(PoisonError::into_inner) = Some(fd);
+            shared.running.leave();
+        });
+        match thread {
+            Ok(_detached) => Ok(()),
+            Err(source) => {
+                running.leave();
+                Err(MachineError::Thread { vcpu, source })
+            }
+        }
+    }
+
+    /// An event from another slice for a vCPU that runs here. One for a vCPU elsewhere is sent on:
+    /// the vCPU may just have moved.
+    pub fn deliver_local(&self, target: VcpuId, event: VcpuEvent) {
+        let Ok(core) = self.core(target) else {
+            tracing::error!(%target, ?event, "interrupt for a vCPU that does not exist is dropped");
+            return;
+        };
+        Counters::add(&core.counters.interrupts_in);
+        self.send(target, event);
+    }
+
+    fn send(&self, target: VcpuId, event: VcpuEvent) {
+        let Ok(core) = self.core(target) else { return };
+        if core.local {
+            self.shared.interrupts.deliver_local(target, event);
+        } else {
+            Counters::add(&core.counters.interrupts_out);
+            self.shared.remote.forward(target, event);
+        }
+    }
+
+    /// The frame of the CR3 that a local vCPU had at its last exit.
+    #[must_use]
+    pub fn cr3(&self, id: VcpuId) -> Option<u64> {
+        let cr3 = self.core(id).ok()?.cr3.load(SeqCst);
+        (cr3 != NO_CR3).then_some(cr3)
+    }
+
+    /// Makes a local vCPU exit soon, so that its CR3 is looked at. Does not wait.
+    pub fn sample_cr3(&self, id: VcpuId) {
+        if let Ok(core) = self.core(id)
+            && core.local
+        {
+            core.doorbell.ring();
+        }
+    }
+
+    /// From now on `vector` is level-triggered (its EOI is told to the IOAPIC), or no longer.
+    ///
+    /// # Errors
+    /// When KVM refuses the routes.
+    pub fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), MachineError> {
+        let result = self.shared.interrupts.set_level_vector(vector, level);
+        result.map_err(|source| MachineError::Vm { action: "set interrupt routes", source })
+    }
+
+    /// Thread numbers of the vCPUs that run here.
+    #[must_use]
+    pub fn tids(&self) -> Vec<(VcpuId, i32)> {
+        let local = self.shared.cores.iter().filter(|core| core.local);
+        local.filter_map(|core| Some((core.id, core.doorbell.tid()?))).collect()
+    }
+
+    /// Counters of all vCPUs.
+    #[must_use]
+    pub fn stats(&self) -> Vec<VcpuStats> {
+        let cores = self.shared.cores.iter();
+        cores.map(|core| core.counters.snapshot(core.id, core.local)).collect()
+    }
+
+    /// Ends all threads and waits for them. A vCPU that sleeps in a page fault is woken; one that
+    /// waits in the bus comes back when the bus does.
+    ///
+    /// # Errors
+    /// Names the vCPUs whose threads did not end within `limit`.
+    pub fn stop(&self, limit: Duration) -> Result<(), StopError> {
+        self.shared.stop.store(true, SeqCst);
+        let end = Instant::now() + limit;
+        loop {
+            self.shared.cores.iter().for_each(|core| core.doorbell.ring());
+            let left = end.saturating_duration_since(Instant::now());
+            if self.shared.running.wait_idle(left.min(Duration::from_millis(100))) {
+                return Ok(());
+            }
+            if left.is_zero() {
+                let cores = self.shared.cores.iter();
+                let stuck = cores.filter(|core| core.doorbell.tid().is_some());
+                return Err(StopError { stuck: stuck.map(|core| core.id).collect(), limit });
+            }
+        }
+    }
+}
+
+impl InterruptSink for Machine {
+    fn deliver(&self, message: InterruptMessage) {
+        let event = VcpuEvent::of(message.mode, message.vector);
+        let vcpus = u32::try_from(self.shared.cores.len()).unwrap_or(u32::MAX);
+        resolve(&message, vcpus, |target| self.send(target, event));
+    }
+}

@@ -1,0 +1,213 @@
+//! The loop of one vCPU: prepare, enter the guest, answer the exit.
+
+use super::signal;
+use super::stats::Counters;
+use super::{Shared, VcpuCore, VcpuError, port};
+use crate::interrupts::{MsrAnswer, Next, Seat};
+use devices::{Bus, ShutdownCause};
+use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use wire::VcpuId;
+
+/// The frame in CR3: below the bits that LAM and PCID use above and below it.
+const CR3_FRAME: u64 = 0x000f_ffff_ffff_f000;
+/// Unknown registers are told of this many times per vCPU.
+const UNKNOWN_MSR_LINES: u64 = 20;
+/// A thread with nothing left to do looks at the stop flag this often.
+const PARKED: Duration = Duration::from_secs(1);
+
+/// Sets the calling thread up for a vCPU, runs `body`, and takes it down again.
+pub(super) fn attached(
+    shared: &Shared,
+    core: &VcpuCore,
+    fd: &mut VcpuFd,
+    body: impl FnOnce(&Shared, &mut VcpuFd) -> Result<(), VcpuError>,
+) -> Result<(), VcpuError> {
+    let action = "prepare the signals of its thread";
+    signal::prepare_thread(fd).map_err(|source| VcpuError::Ioctl {
+        vcpu: core.id,
+        action,
+        source,
+    })?;
+    core.doorbell.attach();
+    let result = body(shared, fd);
+    core.doorbell.detach();
+    result
+}
+
+/// What is left to do for an exit once the borrow of its data is over.
+enum After {
+    Nothing,
+    Port,
+    ReadMsr(u32),
+    WriteMsr(u32, u64),
+    Halted,
+    EndOfInterrupt(u8),
+    Shutdown,
+    Strange(String),
+}
+
+/// Runs the vCPU until the machine stops.
+pub(super) fn run(
+    shared: &Shared,
+    core: &Arc<VcpuCore>,
+    bus: &dyn Bus,
+    fd: &mut VcpuFd,
+) -> Result<(), VcpuError> {
+    let vcpu = core.id;
+    let seat = shared.interrupts.seat(vcpu).map_err(|source| VcpuError::Ioctl {
+        vcpu,
+        action: "make its interrupt state",
+        source,
+    })?;
+    fd.set_sync_valid_reg(SyncReg::SystemRegister);
+    Loop { shared, core, bus, seat }.run(fd)
+}
+
+struct Loop<'a> {
+    shared: &'a Shared,
+    core: &'a VcpuCore,
+    bus: &'a dyn Bus,
+    seat: Box<dyn Seat>,
+}
+
+impl Loop<'_> {
+    fn run(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        while !self.shared.stop.load(SeqCst) {
+            match self.seat.prepare(fd)? {
+                Next::Wait(limit) => {
+                    signal::wait(limit);
+                    continue;
+                }
+                Next::Run => {}
+            }
+            let after = self.enter(fd)?;
+            self.seat.after_run(fd);
+            self.note_cr3(fd);
+            self.finish(fd, after)?;
+        }
+        Ok(())
+    }
+
+    fn enter(&self, fd: &mut VcpuFd) -> Result<After, VcpuError> {
+        let counters = &self.core.counters;
+        Counters::add(&counters.runs);
+        let exit = match fd.run() {
+            Ok(exit) => exit,
+            Err(error) => {
+                match error.errno() {
+                    libc::EINTR => {
+                        Counters::add(&counters.exits_kicked);
+                        signal::drain();
+                    }
+                    libc::EAGAIN => Counters::add(&counters.exits_again),
+                    _ => return Err(run_error(self.core.id, fd, error.into())),
+                }
+                return Ok(After::Nothing);
+            }
+        };
+        let (counter, after) = match exit {
+            VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => (&counters.exits_io, After::Port),
+            VcpuExit::MmioRead(address, data) => {
+                self.bus.mmio_read(address, data);
+                (&counters.exits_mmio, After::Nothing)
+            }
+            VcpuExit::MmioWrite(address, data) => {
+                self.bus.mmio_write(address, data);
+                (&counters.exits_mmio, After::Nothing)
+            }
+            VcpuExit::X86Rdmsr(msr) => (&counters.exits_rdmsr, After::ReadMsr(msr.index)),
+            VcpuExit::X86Wrmsr(msr) => {
+                (&counters.exits_wrmsr, After::WriteMsr(msr.index, msr.data))
+            }
+            VcpuExit::Hlt => (&counters.halts, After::Halted),
+            VcpuExit::IrqWindowOpen => (&counters.exits_interrupt_window, After::Nothing),
+            VcpuExit::Intr => (&counters.exits_kicked, After::Nothing),
+            VcpuExit::SetTpr => (&counters.exits_other, After::Nothing),
+            VcpuExit::IoapicEoi(vector) => (&counters.exits_eoi, After::EndOfInterrupt(vector)),
+            VcpuExit::Shutdown => (&counters.exits_other, After::Shutdown),
+            other => (&counters.exits_other, After::Strange(format!("{other:?}"))),
+        };
+        Counters::add(counter);
+        Ok(after)
+    }
+
+    fn finish(&mut self, fd: &mut VcpuFd, after: After) -> Result<(), VcpuError> {
+        match after {
+            After::Nothing => {}
+            After::Port => port::access(fd, self.bus),
+            After::ReadMsr(index) => {
+                let answer = self.seat.read_msr(index);
+                self.answer_msr(fd, index, answer, "read");
+            }
+            After::WriteMsr(index, value) => {
+                let answer = self.seat.write_msr(index, value);
+                self.answer_msr(fd, index, answer, "write");
+            }
+            After::Halted => self.seat.halted(),
+            After::EndOfInterrupt(vector) => self.shared.hooks.end_of_interrupt(vector),
+            After::Shutdown => self.triple_fault(fd),
+            After::Strange(exit) => {
+                let rip = rip(fd);
+                let detail = internal_error(fd);
+                return Err(VcpuError::Exit {
+                    vcpu: self.core.id,
+                    exit: format!("{exit}{detail}"),
+                    rip,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells who keeps the page tables coherent which tables the vCPU uses.
+    fn note_cr3(&self, fd: &mut VcpuFd) {
+        let cr3 = fd.sync_regs_mut().sregs.cr3 & CR3_FRAME;
+        if self.core.cr3.swap(cr3, SeqCst) != cr3 {
+            self.shared.hooks.cr3_changed(self.core.id, cr3);
+        }
+    }
+
+    fn answer_msr(&self, fd: &mut VcpuFd, index: u32, answer: MsrAnswer, access: &str) {
+        let value = match answer {
+            MsrAnswer::Value(value) => Some(value),
+            MsrAnswer::Fault => None,
+            MsrAnswer::NotMine => {
+                let seen = self.core.counters.unknown_msrs.fetch_add(1, SeqCst);
+                if seen < UNKNOWN_MSR_LINES {
+                    tracing::debug!(vcpu = %self.core.id, index, access, "unknown register");
+                }
+                Some(0)
+            }
+        };
+        port::set_msr_result(fd, value);
+    }
+
+    /// A triple fault is how Linux resets a machine when nothing else works.
+    fn triple_fault(&self, fd: &VcpuFd) {
+        let (regs, sregs) = (fd.get_regs(), fd.get_sregs());
+        tracing::warn!(vcpu = %self.core.id, ?regs, ?sregs, "triple fault");
+        self.shared.shutdown.shutdown(ShutdownCause::Reset);
+        while !self.shared.stop.load(SeqCst) {
+            signal::wait(PARKED);
+        }
+    }
+}
+
+/// The instruction pointer, or all ones when it cannot be read.
+pub(crate) fn rip(fd: &VcpuFd) -> u64 {
+    fd.get_regs().map_or(u64::MAX, |regs| regs.rip)
+}
+
+pub(crate) fn run_error(vcpu: VcpuId, fd: &mut VcpuFd, source: io::Error) -> VcpuError {
+    let exit_reason = fd.get_kvm_run().exit_reason;
+    VcpuError::Run { vcpu, rip: rip(fd), exit_reason, source }
+}
+
+fn internal_error(fd: &mut VcpuFd) -> String {
+    let (reason, suberror) = port::suberror(fd);
+    format!(" (exit reason {reason}, suberror {suberror})")
+}
