@@ -6,6 +6,9 @@ use super::scenario::{Op, Scenario};
 use dsm_protocol::{Access, Gfn};
 use stateright::{Model, Property};
 
+/// The most hold windows that a slice goes through, where there are any.
+const WINDOWS_MAX: u64 = 4;
+
 /// One thing that may happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -80,6 +83,13 @@ impl Model for Scenario {
             Action::Lose(slice) => next.lose(slice),
         }
         Some(next)
+    }
+
+    /// A page may change hands for ever before a vCPU gets on; with a clock that is endlessly many
+    /// states, so the number of windows is bounded.
+    fn within_boundary(&self, state: &Cluster) -> bool {
+        state.slices.iter().all(|slice| slice.now <= WINDOWS_MAX * self.hold_ns)
+            || self.hold_ns == 0
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

@@ -34,7 +34,7 @@ pub(crate) struct Packet {
 pub(crate) struct Slice {
     pub(crate) node: Arc<Node>,
     pub(crate) store: Arc<ArrayStore>,
-    now: u64,
+    pub(crate) now: u64,
     pub(crate) lost: bool,
 }
 

@@ -1,0 +1,142 @@
+//! The coherence codec: each message survives the wire, and no bytes make it panic.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tessera_wire::coherence::HEAD_BYTES;
+use tessera_wire::coherence::{Level, Message};
+use tessera_wire::{
+    Access, DecodeError, Entry, Epoch, Gfn, Held, PAGE_SIZE, PageBody, SliceId, VcpuId,
+};
+
+fn access() -> impl Strategy<Value = Access> {
+    prop_oneof![Just(Access::None), Just(Access::Read), Just(Access::Write)]
+}
+
+fn level() -> impl Strategy<Value = Level> {
+    (1_u8..=4).prop_map(|level| Level::new(level).unwrap())
+}
+
+fn entries(most: usize) -> impl Strategy<Value = Vec<Entry>> {
+    let entry = (any::<u64>(), 0_u16..512, any::<u64>(), any::<u64>())
+        .prop_map(|(gfn, index, old, new)| Entry { gfn: Gfn(gfn), index, old, new });
+    vec(entry, 0..most)
+}
+
+fn about_a_page() -> impl Strategy<Value = Message> {
+    let gfn = any::<u64>().prop_map(Gfn);
+    let slice = any::<u16>().prop_map(SliceId);
+    let table = || proptest::option::of(level());
+    let held = prop_oneof![Just(Held::Shared), Just(Held::Exclusive), Just(Held::Replica)];
+    prop_oneof![
+        (gfn, access(), table()).prop_map(|(gfn, want, table)| Message::Get { gfn, want, table }),
+        (gfn, held).prop_map(|(gfn, held)| Message::Confirm { gfn, held }),
+        (gfn, slice, access(), any::<u16>(), table()).prop_map(
+            |(gfn, requester, keep, acks, table)| Message::Fetch {
+                gfn,
+                requester,
+                keep,
+                acks,
+                table
+            }
+        ),
+        (gfn, slice).prop_map(|(gfn, requester)| Message::Invalidate { gfn, requester }),
+        (gfn, any::<u16>(), table()).prop_map(|(gfn, acks, table)| Message::Grant {
+            gfn,
+            acks,
+            table
+        }),
+        (gfn, access(), any::<u16>(), table())
+            .prop_map(|(gfn, access, acks, table)| Message::Data { gfn, access, acks, table }),
+        gfn.prop_map(|gfn| Message::Acked { gfn }),
+        gfn.prop_map(|gfn| Message::Ready { gfn }),
+        gfn.prop_map(|gfn| Message::Go { gfn }),
+        gfn.prop_map(|gfn| Message::Demoted { gfn }),
+        (gfn, level()).prop_map(|(gfn, level)| Message::Offer { gfn, level }),
+    ]
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    let gfn = any::<u64>().prop_map(Gfn);
+    prop_oneof![
+        4 => about_a_page(),
+        1 => (any::<u32>(), entries(1024))
+            .prop_map(|(flush, entries)| Message::Diff { flush, entries }),
+        1 => any::<u32>().prop_map(|flush| Message::DiffDone { flush }),
+        1 => (gfn, any::<bool>()).prop_map(|(gfn, conflict)| Message::Demote { gfn, conflict }),
+        1 => (gfn, any::<u16>(), any::<bool>())
+            .prop_map(|(gfn, heir, dropped)| Message::Leave { gfn, heir: SliceId(heir), dropped }),
+        1 => (gfn, entries(512)).prop_map(|(gfn, entries)| Message::Left { gfn, entries }),
+        1 => (any::<u32>(), gfn)
+            .prop_map(|(vcpu, gfn)| Message::Root { vcpu: VcpuId(vcpu), gfn }),
+    ]
+}
+
+fn encode(message: &Message, epoch: Epoch, page: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    message.encode(epoch, page.is_some(), &mut bytes);
+    bytes.extend_from_slice(page.unwrap_or_default());
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn decode_of_encoded_message_gives_it_back(
+        message in message(),
+        epoch in any::<u32>().prop_map(Epoch),
+        fill in proptest::option::of(any::<u8>()),
+    ) {
+        let page = fill.filter(|_| message.has_body()).map(|fill| vec![fill; PAGE_SIZE]);
+        let bytes = encode(&message, epoch, page.as_deref());
+
+        let (epoch_back, message_back, body) = Message::decode(&bytes).unwrap();
+
+        prop_assert_eq!(epoch_back, epoch);
+        prop_assert_eq!(&message_back, &message);
+        let expected = message.has_body().then_some(match &page {
+            Some(page) => PageBody::Bytes(page),
+            None => PageBody::Zero,
+        });
+        prop_assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn decode_of_arbitrary_bytes_never_panics(bytes in vec(any::<u8>(), 0..200)) {
+        let _ = Message::decode(&bytes);
+    }
+
+    #[test]
+    fn decode_of_arbitrary_head_of_a_known_kind_never_panics(
+        kind in 0_u8..20,
+        rest in vec(any::<u8>(), HEAD_BYTES - 1..HEAD_BYTES + 100),
+    ) {
+        let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();
+
+        // What is decoded can be encoded, and is the same message again.
+        if let Ok((epoch, message, body)) = Message::decode(&bytes) {
+            let page = match body {
+                Some(PageBody::Bytes(page)) => Some(page),
+                _ => None,
+            };
+            let again = encode(&message, epoch, page);
+            prop_assert_eq!(Message::decode(&again), Ok((epoch, message, body)));
+        }
+    }
+
+    #[test]
+    fn decode_of_cut_message_is_an_error(message in message(), cut in any::<prop::sample::Index>()) {
+        let bytes = encode(&message, Epoch(1), None);
+        let cut = cut.index(bytes.len());
+
+        let result = Message::decode(&bytes[..cut]);
+
+        prop_assert!(matches!(result, Err(DecodeError::Length { .. })), "{result:?}");
+    }
+
+    #[test]
+    fn decode_of_message_with_a_tail_is_an_error(message in message(), tail in 1_usize..64) {
+        let mut bytes = encode(&message, Epoch(1), None);
+        bytes.resize(bytes.len() + tail, 0);
+
+        prop_assert!(Message::decode(&bytes).is_err());
+    }
+}
