@@ -31,6 +31,8 @@ use crate::workspace;
 const EMULATED_CLOCK_RATE: &str = "0.1";
 /// Longest silence of the guest before a line says that it is still being waited for.
 const QUIET: Duration = Duration::from_secs(15);
+/// What tessera gets beyond its time limit, to end in order and write its report.
+const OVERTIME: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(200);
 /// Lines a host's output is kept for in an error message.
 const TAIL: usize = 12;
@@ -170,6 +172,7 @@ impl Scenario<'_> {
             };
             option("--slice", format!("{place},cpus={vcpus},memory={share}M"));
         }
+        option("--limit", self.options.timeout.to_string());
         option("--report", inside(first, "run.json")?);
         if let Some(interrupts) = self.interrupts {
             option("--interrupts", interrupts.name().to_owned());
@@ -226,7 +229,7 @@ impl Scenario<'_> {
 
     /// Reads the bootstrap slice's output until it ends.
     fn watch(&self, bootstrap: &mut RemoteProcess, start: Instant) -> Result<Outcome> {
-        let until = start + Duration::from_secs(self.options.timeout);
+        let until = start + Duration::from_secs(self.options.timeout) + OVERTIME;
         let mut guest = GuestReport::default();
         let (mut boot_seconds, mut tail, mut problems) = (None, Vec::new(), Vec::new());
         while !bootstrap.is_over() {
@@ -234,7 +237,7 @@ impl Scenario<'_> {
                 bail!("interrupted");
             }
             if Instant::now() > until {
-                problems.push(format!("no end within {} s", self.options.timeout));
+                problems.push("tessera does not end at its time limit".to_owned());
                 break;
             }
             let Some(line) = bootstrap.next_line(POLL) else {
