@@ -40,12 +40,6 @@ fn every_workload_runs_clean() {
 
 #[test]
 fn planted_bugs_are_caught_by_some_seed() {
-    let tables = |bug| {
-        !matches!(
-            bug,
-            PlantedBug::DropInvalidation | PlantedBug::SkipConfirm | PlantedBug::GrantEarly
-        )
-    };
     for bug in [
         PlantedBug::DropInvalidation,
         PlantedBug::SkipConfirm,
@@ -55,7 +49,13 @@ fn planted_bugs_are_caught_by_some_seed() {
         PlantedBug::StaleMemberKept,
         PlantedBug::MergeLosesEntry,
     ] {
-        let workload = Some(if tables(bug) { Workload::Tables } else { Workload::Hot });
+        let workload = Some(match bug {
+            PlantedBug::DropInvalidation | PlantedBug::SkipConfirm | PlantedBug::GrantEarly => {
+                Workload::Hot
+            }
+            PlantedBug::MergeLosesEntry => Workload::Conflicts,
+            _ => Workload::Tables,
+        });
         let caught = (1..200).find_map(|seed| {
             let setup = Setup { seed, slices: 4, steps: 200, workload, planted: Some(bug) };
             run(setup).err().map(|failure| (seed, failure))

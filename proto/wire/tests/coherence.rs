@@ -23,14 +23,14 @@ fn entries(most: usize) -> impl Strategy<Value = Vec<Entry>> {
 }
 
 fn about_a_page() -> impl Strategy<Value = Message> {
-    let gfn = any::<u64>().prop_map(Gfn);
-    let slice = any::<u16>().prop_map(SliceId);
+    let gfn = || any::<u64>().prop_map(Gfn);
+    let slice = || any::<u16>().prop_map(SliceId);
     let table = || proptest::option::of(level());
     let held = prop_oneof![Just(Held::Shared), Just(Held::Exclusive), Just(Held::Replica)];
     prop_oneof![
-        (gfn, access(), table()).prop_map(|(gfn, want, table)| Message::Get { gfn, want, table }),
-        (gfn, held).prop_map(|(gfn, held)| Message::Confirm { gfn, held }),
-        (gfn, slice, access(), any::<u16>(), table()).prop_map(
+        (gfn(), access(), table()).prop_map(|(gfn, want, table)| Message::Get { gfn, want, table }),
+        (gfn(), held).prop_map(|(gfn, held)| Message::Confirm { gfn, held }),
+        (gfn(), slice(), access(), any::<u16>(), table()).prop_map(
             |(gfn, requester, keep, acks, table)| Message::Fetch {
                 gfn,
                 requester,
@@ -39,34 +39,34 @@ fn about_a_page() -> impl Strategy<Value = Message> {
                 table
             }
         ),
-        (gfn, slice).prop_map(|(gfn, requester)| Message::Invalidate { gfn, requester }),
-        (gfn, any::<u16>(), table()).prop_map(|(gfn, acks, table)| Message::Grant {
+        (gfn(), slice()).prop_map(|(gfn, requester)| Message::Invalidate { gfn, requester }),
+        (gfn(), any::<u16>(), table()).prop_map(|(gfn, acks, table)| Message::Grant {
             gfn,
             acks,
             table
         }),
-        (gfn, access(), any::<u16>(), table())
+        (gfn(), access(), any::<u16>(), table())
             .prop_map(|(gfn, access, acks, table)| Message::Data { gfn, access, acks, table }),
-        gfn.prop_map(|gfn| Message::Acked { gfn }),
-        gfn.prop_map(|gfn| Message::Ready { gfn }),
-        gfn.prop_map(|gfn| Message::Go { gfn }),
-        gfn.prop_map(|gfn| Message::Demoted { gfn }),
-        (gfn, level()).prop_map(|(gfn, level)| Message::Offer { gfn, level }),
+        gfn().prop_map(|gfn| Message::Acked { gfn }),
+        gfn().prop_map(|gfn| Message::Ready { gfn }),
+        gfn().prop_map(|gfn| Message::Go { gfn }),
+        gfn().prop_map(|gfn| Message::Demoted { gfn }),
+        (gfn(), level()).prop_map(|(gfn, level)| Message::Offer { gfn, level }),
     ]
 }
 
 fn message() -> impl Strategy<Value = Message> {
-    let gfn = any::<u64>().prop_map(Gfn);
+    let gfn = || any::<u64>().prop_map(Gfn);
     prop_oneof![
         4 => about_a_page(),
         1 => (any::<u32>(), entries(1024))
             .prop_map(|(flush, entries)| Message::Diff { flush, entries }),
         1 => any::<u32>().prop_map(|flush| Message::DiffDone { flush }),
-        1 => (gfn, any::<bool>()).prop_map(|(gfn, conflict)| Message::Demote { gfn, conflict }),
-        1 => (gfn, any::<u16>(), any::<bool>())
+        1 => (gfn(), any::<bool>()).prop_map(|(gfn, conflict)| Message::Demote { gfn, conflict }),
+        1 => (gfn(), any::<u16>(), any::<bool>())
             .prop_map(|(gfn, heir, dropped)| Message::Leave { gfn, heir: SliceId(heir), dropped }),
-        1 => (gfn, entries(512)).prop_map(|(gfn, entries)| Message::Left { gfn, entries }),
-        1 => (any::<u32>(), gfn)
+        1 => (gfn(), entries(512)).prop_map(|(gfn, entries)| Message::Left { gfn, entries }),
+        1 => (any::<u32>(), gfn())
             .prop_map(|(vcpu, gfn)| Message::Root { vcpu: VcpuId(vcpu), gfn }),
     ]
 }

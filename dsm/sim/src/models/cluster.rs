@@ -244,7 +244,7 @@ impl Cluster {
     }
 
     fn run(&mut self, slice: u16, vcpu: usize, op: Op, scenario: &Scenario) {
-        let needs = self.vcpus[vcpu].choice.or(op.needs());
+        let needs = self.vcpus[vcpu].choice.or_else(|| op.needs());
         let needs = needs.map(|needs| self.descend(slice, op, needs));
         if let Some((gfn, want)) = needs {
             if self.slice(slice).store.access(gfn) < want {
@@ -309,10 +309,10 @@ impl Cluster {
     fn touch(&mut self, slice: u16, op: Op, needs: Option<(Gfn, Access)>) {
         let load = |gfn, index| self.slice(slice).store.load(Gfn(gfn), index);
         match op {
-            Op::Load(gfn, index) | Op::Walk(gfn, index) => {
-                if load(gfn, index) != self.flat(Gfn(gfn), index) {
-                    self.fail(Violation::Stale);
-                }
+            Op::Load(gfn, index) | Op::Walk(gfn, index)
+                if load(gfn, index) != self.flat(Gfn(gfn), index) =>
+            {
+                self.fail(Violation::Stale);
             }
             Op::Any(_) => {
                 let (gfn, access) = needs.expect("chosen");

@@ -386,11 +386,11 @@ impl World {
             self.vcpus[vcpu].waits_for = Some(Gfn(gfn));
             return self.step(slice, Input::Fault { gfn: Gfn(gfn), want }, None);
         }
+        let flat = &self.flat;
+        let last_store = |index| flat.get(&(gfn, index)).copied().unwrap_or(0);
         match step {
-            Step::Read(_, index) => {
-                if store.load(Gfn(gfn), index) != self.flat(gfn, index) {
-                    return self.fail("a load does not give the last store");
-                }
+            Step::Read(_, index) if store.load(Gfn(gfn), index) != last_store(index) => {
+                return self.fail("a load does not give the last store");
             }
             Step::Write(_, index, value) => self.put(slice, gfn, index, value),
             Step::Race(_, index, value) => store.store(Gfn(gfn), index, value),
@@ -415,10 +415,6 @@ impl World {
         let last = store.load(Gfn(MIDDLE), index) >> 12;
         let mut path = [ROOT, MIDDLE, last].into_iter().filter(|table| *table != 0);
         path.find(missing).unwrap_or(ROOT)
-    }
-
-    fn flat(&self, gfn: u64, index: u16) -> u64 {
-        self.flat.get(&(gfn, index)).copied().unwrap_or(0)
     }
 
     fn put(&mut self, slice: u16, gfn: u64, index: u16, value: u64) {
@@ -449,7 +445,7 @@ impl World {
             format!("vCPU of slice {} at {:?}, page {:?}", vcpu.slice, vcpu.plan[0], vcpu.waits_for)
         });
         let nodes = self.slices.iter().filter(|slice| !slice.node.is_quiet());
-        let nodes = nodes.map(|slice| format!("{}", slice.node.unrest()));
+        let nodes = nodes.map(|slice| slice.node.unrest());
         vcpus.chain(nodes).collect::<Vec<_>>().join("; ")
     }
 
