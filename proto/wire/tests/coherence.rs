@@ -13,7 +13,7 @@ fn access() -> impl Strategy<Value = Access> {
 }
 
 fn level() -> impl Strategy<Value = Level> {
-    (1_u8..=4).prop_map(|level| Level::new(level).unwrap())
+    (1_u8..=4).prop_map(|level| Level::new(level).expect("1 to 4"))
 }
 
 fn entries(most: usize) -> impl Strategy<Value = Vec<Entry>> {
