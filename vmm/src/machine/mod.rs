@@ -23,6 +23,7 @@ pub use config::{MachineConfig, MachineHooks, MemorySlot};
 pub use error::{MachineError, StopError, VcpuError};
 pub use stats::VcpuStats;
 
+use crate::interrupts::ghost::Ghost;
 use crate::interrupts::routing::resolve;
 use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
 use crate::tsc::GuestTsc;
@@ -108,7 +109,7 @@ pub(crate) struct Shared {
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) running: Arc<Running>,
     /// The work of the threads that stand for vCPUs elsewhere, until `start` takes it.
-    pub(crate) ghosts: Mutex<Vec<crate::interrupts::ghost::Ghost>>,
+    pub(crate) ghosts: Mutex<Vec<Ghost>>,
     // Last, so that all vCPUs are gone before it.
     pub(crate) _vm: Arc<kvm_ioctls::VmFd>,
 }
@@ -231,6 +232,7 @@ impl Machine {
     ///
     /// # Errors
     /// When it was started before or a thread cannot be made; the machine must be stopped then.
+    #[expect(clippy::needless_pass_by_value, reason = "the machine keeps the bus from here on")]
     pub fn start(&self, bus: SharedBus) -> Result<(), MachineError> {
         let ghosts: Vec<_> = {
             let mut ghosts = self.shared.ghosts.lock().unwrap_or_else(PoisonError::into_inner);

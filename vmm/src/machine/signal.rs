@@ -11,6 +11,7 @@
 use kvm_ioctls::VcpuFd;
 use std::io::{Error, Result};
 use std::mem::zeroed;
+use std::process::id;
 use std::ptr::{from_ref, null_mut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -124,8 +125,9 @@ impl Doorbell {
     /// Kicks the thread. Does nothing while there is none.
     pub(crate) fn ring(&self) {
         if let Some(tid) = self.tid() {
+            let process = id().cast_signed();
             // SAFETY: tgkill takes numbers only; a thread that is gone gives an error.
-            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, KICK) };
+            unsafe { libc::syscall(libc::SYS_tgkill, process, tid, KICK) };
         }
     }
 }

@@ -168,8 +168,8 @@ fn fill(memory: &mut [u8], gpa: u64) {
     };
     // Present, writable, accessed, dirty: walks then need not write. 0x80 is a large page.
     let entry = |shift: u32| (gpa >> shift & 511) * 8;
-    put(PML4 + entry(39), &(gpa + PDPT | 0x23).to_le_bytes());
-    put(PDPT + entry(30), &(gpa + DIRECTORY | 0x23).to_le_bytes());
+    put(PML4 + entry(39), &((gpa + PDPT) | 0x23).to_le_bytes());
+    put(PDPT + entry(30), &((gpa + DIRECTORY) | 0x23).to_le_bytes());
     put(DIRECTORY + entry(21), &(gpa | 0xe3).to_le_bytes());
     put(GDT + u64::from(CODE_SELECTOR), &0x00af_9b00_0000_ffff_u64.to_le_bytes());
     put(GDT + u64::from(DATA_SELECTOR), &0x00cf_9300_0000_ffff_u64.to_le_bytes());

@@ -1,0 +1,87 @@
+//! Kernel parameters that a guest needs here, and those that make it run well.
+//!
+//! The needed ones spare Linux a calibration against hardware that a virtual machine fakes. The
+//! recommended ones keep the scheduler, timers and housekeeping of Linux from touching the run
+//! queues and clocks of vCPUs on other hosts; every such touch is a page that travels.
+
+use crate::tsc::GuestTsc;
+use std::fmt::Write;
+use std::ops::Range;
+
+/// What the kernel parameters depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestCmdline<'a> {
+    /// Frequency of the time stamp counter as the guest is told, in kHz.
+    pub tsc_khz: u32,
+    /// vCPUs that are borrowed from other hosts, to be kept free of housekeeping.
+    pub borrowed: Vec<Range<u32>>,
+    /// The user's own parameters. They come last, so they win.
+    pub user: &'a str,
+}
+
+impl<'a> GuestCmdline<'a> {
+    /// The parameters for a guest that sees `clock` and borrows nothing.
+    #[must_use]
+    pub fn new(clock: &GuestTsc, user: &'a str) -> Self {
+        Self { tsc_khz: clock.told_khz(), borrowed: Vec::new(), user }
+    }
+}
+
+/// The kernel command line that is recommended for a guest.
+#[must_use]
+pub fn recommended_cmdline(guest: &GuestCmdline<'_>) -> String {
+    let mut line = format!("tsc_early_khz={} tsc=reliable", guest.tsc_khz);
+    let list = cpu_list(&guest.borrowed);
+    if !list.is_empty() {
+        let isolation = format!(
+            " isolcpus=nohz,domain,{list} nohz_full={list} rcu_nocbs={list} nowatchdog audit=0"
+        );
+        line.push_str(&isolation);
+    }
+    let user = guest.user.trim();
+    if !user.is_empty() {
+        line.push(' ');
+        line.push_str(user);
+    }
+    line
+}
+
+/// A list of CPUs as Linux reads it: `1-3,7`.
+fn cpu_list(ranges: &[Range<u32>]) -> String {
+    let mut list = String::new();
+    for range in ranges.iter().filter(|range| !range.is_empty()) {
+        let comma = if list.is_empty() { "" } else { "," };
+        let written = match range.end - range.start {
+            1 => write!(list, "{comma}{}", range.start),
+            _ => write!(list, "{comma}{}-{}", range.start, range.end - 1),
+        };
+        written.expect("writing to a string does not fail");
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_guest_gets_only_its_clock() {
+        let guest = GuestCmdline { tsc_khz: 26_000_000, borrowed: vec![], user: " quiet " };
+        let line = recommended_cmdline(&guest);
+        assert_eq!(line, "tsc_early_khz=26000000 tsc=reliable quiet");
+    }
+
+    #[test]
+    fn borrowed_vcpus_are_isolated() {
+        let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 4..4, 4..7], user: "" };
+        let line = recommended_cmdline(&guest);
+        assert!(line.contains("isolcpus=nohz,domain,1,4-6 nohz_full=1,4-6 rcu_nocbs=1,4-6"));
+        assert!(line.ends_with("nowatchdog audit=0"));
+    }
+
+    #[test]
+    fn user_parameters_come_last() {
+        let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 5..7], user: "tsc=unstable" };
+        assert!(recommended_cmdline(&guest).ends_with(" tsc=unstable"));
+    }
+}

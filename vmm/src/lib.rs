@@ -1,0 +1,10 @@
+//! The machine on one host: KVM, vCPUs, interrupts, and the slice process.
+
+pub mod boot;
+pub mod cmdline;
+pub mod cpuid;
+pub mod interrupts;
+pub mod machine;
+pub mod slice;
+pub mod timer_spacing;
+pub mod tsc;
