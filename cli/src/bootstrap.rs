@@ -83,7 +83,6 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         bail!("two slices have the same address");
     }
     let secret = arguments.secret_file.as_deref().map(Secret::load).transpose();
-    let cmdline = format!("{}{}", arguments.cmdline, preset(&arguments));
     let options = BootstrapOptions {
         spec: VmSpec {
             slices: arguments.slices.iter().map(|slice| slice.spec).collect(),
@@ -97,7 +96,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         secret: secret.context("load the VM's secret")?,
         kernel: arguments.kernel,
         initrd: arguments.initrd,
-        cmdline,
+        cmdline: arguments.cmdline,
+        isolate_borrowed: arguments.guest_preset == Preset::Borrow,
         console: Box::new(stdout()),
         limit: arguments.limit.map(Duration::from_secs),
         lease: Duration::from_millis(arguments.lease),
@@ -108,20 +108,4 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         fs::write(&path, text).with_context(|| format!("write the report {}", path.display()))?;
     }
     Ok(ending)
-}
-
-/// Options that keep ticks, RCU callbacks and load balancing off vCPUs of other hosts.
-fn preset(arguments: &Arguments) -> String {
-    let local = arguments.slices[0].spec.vcpus;
-    let all: u32 = arguments.slices.iter().map(|slice| slice.spec.vcpus).sum();
-    if arguments.guest_preset == Preset::None || all <= local {
-        return String::new();
-    }
-    let borrowed = match all - local {
-        1 => local.to_string(),
-        _ => format!("{local}-{}", all - 1),
-    };
-    format!(
-        " isolcpus=nohz,domain,{borrowed} nohz_full={borrowed} rcu_nocbs={borrowed} nowatchdog audit=0"
-    )
 }

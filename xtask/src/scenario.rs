@@ -29,6 +29,9 @@ use crate::workspace;
 /// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
 /// guest's time than on real ones.
 const EMULATED_CLOCK_RATE: &str = "0.1";
+/// Timer interrupts of a vCPU come no closer than this there: a tick touches several pages of every
+/// host's.
+const EMULATED_TIMER_SPACING: &str = "adaptive:50-200";
 /// Longest silence of the guest before a line says that it is still being waited for.
 const QUIET: Duration = Duration::from_secs(15);
 /// What tessera gets beyond its time limit, to end in order and write its report.
@@ -182,6 +185,10 @@ impl Scenario<'_> {
         }
         if let Some(rate) = self.clock_rate() {
             option("--guest-clock-rate", rate);
+        }
+        let spaced = self.options.bootstrap.iter().any(|word| word.starts_with("--timer-spacing"));
+        if self.lab.mode() == Mode::Machines && !spaced {
+            option("--timer-spacing", EMULATED_TIMER_SPACING.to_owned());
         }
         words.extend(self.options.bootstrap.iter().cloned());
         Ok(words)

@@ -9,6 +9,7 @@ use super::report::{RunReport, SliceReport};
 use super::spec::{PageTables, Shape, SpecError, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
+use crate::cmdline::{GuestCmdline, recommended_cmdline};
 use crate::cpuid::{Cpuid, intersect};
 use crate::interrupts::InterruptBackEnd;
 use crate::tsc::host_ticks;
@@ -49,6 +50,8 @@ pub struct BootstrapOptions {
     pub initrd: Option<PathBuf>,
     /// Command line of the guest's kernel; what the clock needs is added.
     pub cmdline: String,
+    /// Whether the guest is told to keep housekeeping off vCPUs of other slices.
+    pub isolate_borrowed: bool,
     /// Where the guest's console goes.
     pub console: Box<dyn Write + Send>,
     /// Ends the VM after this time.
@@ -75,7 +78,12 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let facts = HostFacts::gather()?;
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables = acpi::build(&shape.acpi())?;
-    let cmdline = format!("{} tsc_early_khz={told_khz} tsc=reliable", options.cmdline.trim());
+    let borrowed = options.spec.slices[0].vcpus..shape.vcpus();
+    let cmdline = recommended_cmdline(&GuestCmdline {
+        tsc_khz: told_khz,
+        borrowed: if options.isolate_borrowed { vec![borrowed] } else { Vec::new() },
+        user: &options.cmdline,
+    });
     let plan = boot::plan(&BootConfig {
         kernel: &options.kernel,
         initrd: options.initrd.as_deref(),
