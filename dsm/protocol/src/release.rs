@@ -46,7 +46,8 @@ pub(crate) struct Releases {
     queue: VecDeque<(u32, Outgoing)>,
     /// Demotions that this slice asked for since the page joined the class, by number.
     demotions: BTreeMap<Gfn, u32>,
-    /// The same of pages that this slice has left. The home says when all have.
+    /// Pages that this slice has left, and the number that its releases wait for. The home says
+    /// when all have left.
     leaving: BTreeMap<Gfn, u32>,
     /// How many members have left a page of which this slice is the heir.
     left: BTreeMap<Gfn, u16>,
@@ -240,9 +241,11 @@ impl Node {
         store.forget(gfn);
         self.pages.set_copy(gfn, Copy::Invalid);
         self.resume_overtaken(gfn, dropped);
-        if let Some(number) = self.releases.demotions.remove(&gfn) {
-            self.releases.leaving.insert(gfn, number);
-        }
+        // From here on this slice no longer sees in a flush that the page was taken out of its
+        // parent. So its releases wait until all have left, whoever asked for it.
+        let asked = self.releases.demotions.remove(&gfn);
+        let number = asked.unwrap_or_else(|| self.releases.begin(Outstanding::Demotion));
+        self.releases.leaving.insert(gfn, number);
         self.releases.lefts.push((heir, Message::Left { gfn, entries }));
         self.send_released();
     }

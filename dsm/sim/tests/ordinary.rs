@@ -49,7 +49,7 @@ fn hold_window_defers_and_ends() {
     prove("2 slices, 3 faults each, hold window", ordinary::one_page(2, 3).hold(1));
     prove("3 slices, 1 fault each, hold window", ordinary::one_page(3, 1).hold(1));
     if full() {
-        prove("3 slices, 2 faults each, hold window", ordinary::one_page(3, 2).hold(1));
+        prove("2 slices, 5 faults each, hold window", ordinary::one_page(2, 5).hold(1));
     }
 }
 

@@ -54,6 +54,15 @@ fn table_page_reused_as_data_is_coherent() {
 }
 
 #[test]
+fn table_in_conflict_reused_as_data_is_coherent() {
+    prove("3 slices, home 0", replicas::reuse_in_conflict(0, true));
+    prove("3 slices, home 2", replicas::reuse_in_conflict(2, true));
+    if full() {
+        prove("3 slices, home 2, converting", replicas::reuse_in_conflict(2, false));
+    }
+}
+
+#[test]
 fn conflict_ends_the_replica_and_all_agree() {
     prove("2 slices", replicas::conflict(2, true));
     prove("2 slices, converting", replicas::conflict(2, false));

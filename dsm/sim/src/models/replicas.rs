@@ -205,6 +205,24 @@ pub fn leave_with_changes(home: u16, converted: bool) -> Scenario {
     started(scenario, converted)
 }
 
+/// A slice takes a table out while a conflict of two others is ending it as a replica.
+#[must_use]
+pub fn reuse_in_conflict(home: u16, converted: bool) -> Scenario {
+    let scenario = base("a table in conflict becomes data", 3, vec![0, 0, home])
+        .vcpu(0, [Op::Race(TABLE, 5, entry(8)), Op::Interrupt(1)])
+        .vcpu(
+            1,
+            [
+                Op::Race(TABLE, 5, entry(9)),
+                Op::Interrupt(2),
+                Op::AwaitInterrupt(3),
+                Op::Reuse(TABLE, 7, 70),
+            ],
+        )
+        .vcpu(2, [Op::Store(MIDDLE, SLOT, 0), Op::Interrupt(3)]);
+    started(scenario, converted)
+}
+
 /// The table is taken out and put back while others walk it: it joins the class twice.
 #[must_use]
 pub fn twice(slices: u16, converted: bool) -> Scenario {
