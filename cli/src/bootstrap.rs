@@ -8,7 +8,7 @@ use std::io::stdout;
 use std::path::PathBuf;
 use std::time::Duration;
 use transport::Secret;
-use vmm::slice::{BootstrapOptions, Ending, PageTables, VmSpec, bootstrap};
+use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, VmSpec, bootstrap};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -30,9 +30,9 @@ pub(crate) struct Arguments {
     /// Write a report of the run as JSON
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// How interrupts reach vCPUs: ghost (kernel APIC) or userspace
-    #[arg(long, default_value = "ghost")]
-    interrupts: String,
+    /// How interrupts reach vCPUs: ghost (kernel APIC), userspace, or auto (ghost where it works)
+    #[arg(long, default_value = "auto")]
+    interrupts: Interrupts,
     /// Kernel page tables: replicate, coherent, or auto (by what the hosts' page walks need)
     #[arg(long, default_value = "auto")]
     page_tables: PageTables,

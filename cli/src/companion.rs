@@ -19,5 +19,5 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     let secret = Secret::load(&arguments.secret_file).context("load the VM's secret")?;
-    companion(CompanionOptions { listen: arguments.listen, secret }).context("be a companion")
+    companion(&CompanionOptions { listen: arguments.listen, secret }).context("be a companion")
 }

@@ -1,6 +1,7 @@
 //! Two engines in one process, joined by shared memory, with real userfaultfd. Threads of the test
 //! play the vCPUs: they touch the guest mappings.
 #![expect(unsafe_code, reason = "the test touches guest memory as a vCPU would")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 // UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
 use std::ptr::with_exposed_provenance;

@@ -165,7 +165,8 @@ impl Scenario<'_> {
         let mut words = vec![self.program()?, "bootstrap".to_owned()];
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
         option("--secret-file", inside(first, "vm.key")?);
-        option("--kernel", text(&self.prepared.kernel.vmlinuz)?);
+        let KernelFiles { vmlinuz, vmlinux, .. } = &self.prepared.kernel;
+        option("--kernel", text(if self.options.bzimage { vmlinuz } else { vmlinux })?);
         option("--initrd", text(&self.prepared.initrd)?);
         option("--cmdline", self.command_line());
         for (host, vcpus) in self.lab.hosts().zip(self.layout.vcpus()) {

@@ -58,6 +58,10 @@ pub(crate) struct VmOptions {
     /// Passed on to tessera: how kernel page-table pages are kept (auto, replicate, coherent)
     #[arg(long)]
     pub(crate) page_tables: Option<String>,
+    /// Boot the packed kernel image and let it unpack itself, which takes long on emulated machines;
+    /// otherwise the ELF image inside it
+    #[arg(long)]
+    pub(crate) bzimage: bool,
     /// Passed on to tessera: rate of the guest's clock; 0.1 on lab machines, none elsewhere
     #[arg(long)]
     pub(crate) guest_clock_rate: Option<String>,

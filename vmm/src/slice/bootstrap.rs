@@ -6,12 +6,11 @@ use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
 use super::launch::{Launch, Parts, ending_of};
 use super::report::{RunReport, SliceReport};
-use super::spec::{PageTables, Shape, SpecError, VmSpec};
+use super::spec::{Interrupts, PageTables, Shape, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, recommended_cmdline};
 use crate::cpuid::{Cpuid, intersect};
-use crate::interrupts::InterruptBackEnd;
 use crate::tsc::host_ticks;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use devices::{Chipset, ChipsetConfig, acpi};
@@ -74,8 +73,7 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let shape = options.spec.shape()?;
     let shared = !options.companions.is_empty();
     host::check(options.spec.slices[0].memory, shared)?;
-    check_back_end(&options.spec)?;
-    let facts = HostFacts::gather()?;
+    let facts = HostFacts::gather(options.spec.interrupts)?;
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables = acpi::build(&shape.acpi())?;
     let borrowed = options.spec.slices[0].vcpus..shape.vcpus();
@@ -97,22 +95,21 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     vm.run(options.console, options.limit)
 }
 
-/// Checks that the chosen interrupt back end works on this host.
-pub(crate) fn check_back_end(spec: &VmSpec) -> Result<(), SliceError> {
-    let back_end: InterruptBackEnd = spec
-        .interrupts
-        .parse()
-        .map_err(|_| SpecError::Choice { what: "interrupts", text: spec.interrupts.clone() })?;
-    if back_end == InterruptBackEnd::Ghost {
-        crate::interrupts::ghost::self_test().map_err(|error| SliceError::Refused {
-            slice: BOOTSTRAP,
-            cause: format!(
-                "ghost vCPUs do not work on this host ({}); use --interrupts userspace",
-                super::one_line(&error)
-            ),
-        })?;
+/// The interrupt back end that was asked for, or the best that every host has.
+fn choose_interrupts(asked: Interrupts, hosts: &[HostFacts]) -> Result<Interrupts, SliceError> {
+    let failed = (0u16..).zip(hosts).find(|(_, host)| !host.ghosts.is_empty());
+    match (asked, failed) {
+        (Interrupts::Ghost, Some((id, host))) => {
+            Err(SliceError::Ghosts { slice: SliceId(id), cause: host.ghosts.clone() })
+        }
+        (Interrupts::Auto, Some((id, host))) => {
+            let slice = SliceId(id);
+            tracing::warn!("interrupts in user space: {slice} has no ghosts: {}", host.ghosts);
+            Ok(Interrupts::Userspace)
+        }
+        (Interrupts::Userspace, _) => Ok(Interrupts::Userspace),
+        (Interrupts::Auto | Interrupts::Ghost, None) => Ok(Interrupts::Ghost),
     }
-    Ok(())
 }
 
 /// The VM, assembled but not started.
@@ -140,7 +137,9 @@ impl Vm {
         compare_clocks(&hosts)?;
         let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
         let cpuid = intersect(&cpuids)?;
-        let mut parts = Parts::new(&shape, BOOTSTRAP, epoch, &cpuid, Some(sender))?;
+        let interrupts = choose_interrupts(options.spec.interrupts, &hosts)?;
+        let back_end = interrupts.choose(true);
+        let mut parts = Parts::new(&shape, BOOTSTRAP, epoch, &cpuid, back_end, Some(sender))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
         let replicate = match options.spec.page_tables {
@@ -148,8 +147,13 @@ impl Vm {
             PageTables::Replicate => true,
             PageTables::Coherent => false,
         };
-        let mut launch =
-            Launch { cpuid, tsc_offsets: vec![offset], replicate, clocks: vec![(0, 0)] };
+        let mut launch = Launch {
+            cpuid,
+            tsc_offsets: vec![offset],
+            replicate,
+            interrupts,
+            clocks: vec![(0, 0)],
+        };
         if let Some(mut mesh) = mesh {
             for slice in shape.slices.iter().skip(1) {
                 let (peer_offset, clock) =
@@ -232,7 +236,7 @@ impl Vm {
             ending: ending.describe(),
             status: ending.status(),
             seconds,
-            interrupts: self.shape.back_end.to_string(),
+            interrupts: self.launch.interrupts.choose(true).to_string(),
             replicated_tables: self.launch.replicate,
             slices,
         };

@@ -33,7 +33,7 @@ pub struct CompanionOptions {
 /// # Errors
 /// The address cannot be listened on, or this host turns out not to be able to run what it agreed
 /// to.
-pub fn companion(options: CompanionOptions) -> Result<Ending, SliceError> {
+pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
     let listen = |secret| Listener::bind(options.listen, secret);
     let mut listener = listen(options.secret.clone())?;
     tracing::info!("waiting for a bootstrap at {}", listener.address());
@@ -43,7 +43,9 @@ pub fn companion(options: CompanionOptions) -> Result<Ending, SliceError> {
         };
         let (assignment, mesh) = listener.accept(None, &mut refused)?;
         match agree(&assignment, mesh) {
-            Ok((spec, mesh, launch)) => return run(&assignment, &spec, mesh, &launch),
+            Ok((spec, name, mesh, launch)) => {
+                return run(&assignment, &spec, &name, mesh, &launch);
+            }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
         listener = listen(options.secret.clone())?;
@@ -55,7 +57,7 @@ pub fn companion(options: CompanionOptions) -> Result<Ending, SliceError> {
 fn agree(
     assignment: &Assignment,
     mut mesh: CompanionMesh,
-) -> Result<(VmSpec, CompanionMesh, Launch), SliceError> {
+) -> Result<(VmSpec, String, CompanionMesh, Launch), SliceError> {
     let deadline = Instant::now() + ANSWER_LIMIT;
     let (spec, facts) = match consider(assignment) {
         Ok(answer) => answer,
@@ -69,7 +71,7 @@ fn agree(
     let verdict = mesh.verdict(&host_ticks, Instant::now() + START_LIMIT)?;
     let launch =
         serde_json::from_slice(&verdict).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
-    Ok((spec, mesh, launch))
+    Ok((spec, facts.name, mesh, launch))
 }
 
 /// Checks whether this host can be that slice. Has no side effects.
@@ -83,14 +85,14 @@ fn consider(assignment: &Assignment) -> Result<(VmSpec, HostFacts), SliceError> 
         cause: "the VM has no such slice".into(),
     })?;
     host::check(own.memory, true)?;
-    let facts = HostFacts::gather()?;
-    super::bootstrap::check_back_end(&spec)?;
+    let facts = HostFacts::gather(spec.interrupts)?;
     Ok((spec, facts))
 }
 
 fn run(
     assignment: &Assignment,
     spec: &VmSpec,
+    host: &str,
     mesh: CompanionMesh,
     launch: &Launch,
 ) -> Result<Ending, SliceError> {
@@ -99,7 +101,8 @@ fn run(
     let index = usize::from(local.0);
     let offset = launch.tsc_offsets.get(index).copied();
     let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
-    let mut parts = Parts::new(&shape, local, assignment.epoch, &launch.cpuid, None)?;
+    let back_end = launch.interrupts.choose(true);
+    let mut parts = Parts::new(&shape, local, assignment.epoch, &launch.cpuid, back_end, None)?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut |refused| {
@@ -108,14 +111,13 @@ fn run(
     parts.connect(&shape, Box::new(transport), launch.replicate)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));
-    let host = HostFacts::gather().map(|facts| facts.name).unwrap_or_default();
     let clock = launch.clocks.get(index).copied().unwrap_or_default();
     let ending = loop {
         let Ok(event) = parts.events.recv() else {
             break Ending::Failed { slice: local, cause: "its threads are gone".into() };
         };
         if matches!(event, SliceEvent::AskReport) {
-            let report = parts.report(&shape, &host, clock);
+            let report = parts.report(&shape, host, clock);
             let bytes = serde_json::to_vec(&report).unwrap_or_default();
             parts.fabric.send(BOOTSTRAP, &Control::Report(bytes));
         }

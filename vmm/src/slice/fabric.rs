@@ -91,7 +91,7 @@ impl Fabric {
             Some(jobs) if jobs.try_send(job).is_ok() => {}
             Some(_) => self.event(SliceEvent::Fatal(format!("{from} floods the devices"))),
             None => {
-                self.event(SliceEvent::Fatal(format!("{from} calls devices that are not here")))
+                self.event(SliceEvent::Fatal(format!("{from} calls devices that are not here")));
             }
         }
     }

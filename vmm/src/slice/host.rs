@@ -1,6 +1,9 @@
 //! What a host brings, and whether it can run a slice at all.
 
+use super::one_line;
+use super::spec::Interrupts;
 use crate::cpuid::Cpuid;
+use crate::interrupts::ghost;
 use crate::machine::{MachineError, host_tsc_khz};
 use dsm::UffdError;
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
@@ -23,6 +26,8 @@ pub struct HostFacts {
     pub tsc_khz: u32,
     /// True when a guest's page walks need write access to page-table pages here.
     pub walks_write: bool,
+    /// Why ghost vCPUs do not work here; empty when they do, or when nobody wants them.
+    pub ghosts: String,
 }
 
 /// Why this host cannot run a slice.
@@ -51,11 +56,11 @@ pub enum HostError {
 }
 
 impl HostFacts {
-    /// Looks at this host.
+    /// Looks at this host; at its ghosts only when the VM may use them.
     ///
     /// # Errors
     /// KVM is missing, not permitted or too old.
-    pub fn gather() -> Result<Self, HostError> {
+    pub fn gather(interrupts: Interrupts) -> Result<Self, HostError> {
         let kvm = Kvm::new().map_err(HostError::Kvm)?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(HostError::Cpuid)?;
         Ok(Self {
@@ -64,6 +69,10 @@ impl HostFacts {
             cpuid: Cpuid::from_kvm(cpuid.as_slice()),
             tsc_khz: host_tsc_khz().map_err(HostError::Tsc)?,
             walks_write: walks_write(),
+            ghosts: match interrupts {
+                Interrupts::Userspace => String::new(),
+                _ => ghost::self_test().err().map(|e| one_line(&e)).unwrap_or_default(),
+            },
         })
     }
 }

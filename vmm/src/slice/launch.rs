@@ -3,9 +3,10 @@
 use super::bus::PendingCalls;
 use super::fabric::{DeviceJob, Fabric, Link, SliceEvent, Traffic};
 use super::report::SliceReport;
-use super::spec::Shape;
+use super::spec::{Interrupts, Shape};
 use super::{Ending, SliceError};
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
+use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dsm::{Engine, EngineConfig, GuestRam};
@@ -34,6 +35,8 @@ pub(crate) struct Launch {
     pub(crate) tsc_offsets: Vec<u64>,
     /// Whether kernel page tables are replicated.
     pub(crate) replicate: bool,
+    /// `ghost` or `userspace`.
+    pub(crate) interrupts: Interrupts,
     /// Clock measurement of each slice against the bootstrap: skew and bound, nanoseconds.
     pub(crate) clocks: Vec<(i64, u64)>,
 }
@@ -56,6 +59,7 @@ impl Parts {
         local: SliceId,
         epoch: Epoch,
         cpuid: &Cpuid,
+        back_end: InterruptBackEnd,
         jobs: Option<Sender<DeviceJob>>,
     ) -> Result<Self, SliceError> {
         let ram = Arc::new(GuestRam::new(&shape.frames())?);
@@ -71,7 +75,7 @@ impl Parts {
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
         });
-        let machine = Machine::new(machine_config(shape, local, cpuid, &ram, &fabric)?)?;
+        let machine = Machine::new(machine_config(shape, cpuid, back_end, &ram, &fabric)?)?;
         fabric.machine.set(machine.clone()).expect("set once, here");
         Ok(Self { local, ram, machine, fabric, events, engine: None })
     }
@@ -136,8 +140,8 @@ impl Parts {
 
 fn machine_config(
     shape: &Shape,
-    local: SliceId,
     cpuid: &Cpuid,
+    back_end: InterruptBackEnd,
     ram: &GuestRam,
     fabric: &Arc<Fabric>,
 ) -> Result<MachineConfig, SliceError> {
@@ -151,13 +155,13 @@ fn machine_config(
         |(guest_address, host_address, bytes)| MemorySlot { guest_address, host_address, bytes };
     Ok(MachineConfig {
         vcpus: shape.vcpus(),
-        local: shape.vcpus_on(local),
+        local: shape.vcpus_on(fabric.local),
         memory: ram.slots().into_iter().map(slot).collect(),
         cpuid: (0..shape.vcpus()).map(|id| for_vcpu(cpuid, id, &topology).to_kvm()).collect(),
         remote: Arc::clone(fabric) as _,
         shutdown: Arc::clone(fabric) as _,
         hooks: Arc::clone(fabric) as _,
-        back_end: shape.back_end,
+        back_end,
         timer_spacing: shape.timer_spacing,
         clock_rate: shape.clock_rate,
     })

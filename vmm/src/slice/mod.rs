@@ -23,7 +23,7 @@ pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use report::{RunReport, SliceReport};
-pub use spec::{PageTables, SliceSpec, SpecError, VmSpec};
+pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
 
 use crate::boot::BootError;
 use crate::cpuid::CpuidError;
@@ -125,6 +125,14 @@ pub enum SliceError {
     /// Guest memory could not be written at start.
     #[error("load the guest")]
     Load(#[from] CopyError),
+    /// Ghosts were asked for and do not work.
+    #[error("{slice} cannot use ghost vCPUs ({cause}); choose --interrupts userspace or auto")]
+    Ghosts {
+        /// Which slice.
+        slice: SliceId,
+        /// What its self-test found.
+        cause: String,
+    },
     /// A companion refused.
     #[error("{slice} refuses: {cause}")]
     Refused {

@@ -26,6 +26,43 @@ pub struct SliceSpec {
     pub memory: u64,
 }
 
+/// How interrupts reach vCPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interrupts {
+    /// Ghosts where every host passes the self-test, else user space.
+    #[default]
+    Auto,
+    /// The kernel's APIC and parked ghosts.
+    Ghost,
+    /// An APIC in user space.
+    Userspace,
+}
+
+impl Interrupts {
+    /// The back end, given the hosts' failed self-tests.
+    pub(crate) fn choose(self, ghosts_work: bool) -> InterruptBackEnd {
+        match self {
+            Self::Userspace => InterruptBackEnd::Userspace,
+            Self::Auto if !ghosts_work => InterruptBackEnd::Userspace,
+            Self::Auto | Self::Ghost => InterruptBackEnd::Ghost,
+        }
+    }
+}
+
+impl FromStr for Interrupts {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "ghost" => Ok(Self::Ghost),
+            "userspace" => Ok(Self::Userspace),
+            _ => Err(SpecError::Choice { what: "interrupts", text: text.into() }),
+        }
+    }
+}
+
 /// How kernel page-table pages are kept coherent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -58,8 +95,8 @@ impl FromStr for PageTables {
 pub struct VmSpec {
     /// The slices; the first is the bootstrap.
     pub slices: Vec<SliceSpec>,
-    /// `ghost` or `userspace`.
-    pub interrupts: String,
+    /// How interrupts reach vCPUs.
+    pub interrupts: Interrupts,
     /// Kernel page tables.
     pub page_tables: PageTables,
     /// Guest seconds per real second.
@@ -108,7 +145,6 @@ pub(crate) struct Shape {
     pub(crate) homes: HomeTable,
     /// Slice of each vCPU.
     pub(crate) places: Vec<SliceId>,
-    pub(crate) back_end: InterruptBackEnd,
     pub(crate) clock_rate: ClockRate,
     pub(crate) timer_spacing: TimerSpacing,
     pub(crate) hold: HoldPolicy,
@@ -153,10 +189,6 @@ impl VmSpec {
             homes,
             places,
             slices,
-            back_end: self
-                .interrupts
-                .parse()
-                .map_err(|_| choice("interrupts", &self.interrupts))?,
             clock_rate: ClockRate::new(self.clock_rate)
                 .map_err(|_| choice("the guest clock rate", &self.clock_rate.to_string()))?,
             timer_spacing: self
@@ -209,7 +241,7 @@ mod tests {
                 .iter()
                 .map(|(vcpus, mib)| SliceSpec { vcpus: *vcpus, memory: mib << 20 })
                 .collect(),
-            interrupts: "userspace".into(),
+            interrupts: Interrupts::Auto,
             page_tables: PageTables::Auto,
             clock_rate: 1.0,
             timer_spacing: "off".into(),
