@@ -17,6 +17,7 @@ use super::routing::resolve_from;
 use super::{Interrupts, MsrAnswer, Next, RemoteInterrupts, Seat, VcpuEvent};
 use crate::machine::signal::KickTimer;
 use crate::machine::stats::Counters;
+use crate::machine::vcpu::complete_exit;
 use crate::machine::{MachineHooks, VcpuCore, VcpuError};
 use crate::timer_spacing::{SpacingState, TimerSpacing};
 use crate::tsc::GuestTsc;
@@ -134,6 +135,8 @@ struct UserspaceSeat {
     /// The timer is armed for this guest time; `None` when it is off.
     armed: Option<u64>,
     state: State,
+    /// An NMI was handed to KVM since the last look whether it was taken.
+    nmi_sent: bool,
     reset: Option<ResetState>,
 }
 
@@ -149,6 +152,7 @@ impl UserspaceSeat {
             timer: KickTimer::new()?,
             armed: None,
             state: if id.0 == 0 { State::Running } else { State::WaitForStartup },
+            nmi_sent: false,
             reset: None,
             router,
         })
@@ -160,7 +164,7 @@ impl UserspaceSeat {
     }
 
     /// Takes the mailbox in.
-    fn take_mail(&mut self, vcpu: &VcpuFd, mail: &Mail) -> Result<(), VcpuError> {
+    fn take_mail(&mut self, vcpu: &mut VcpuFd, mail: &Mail) -> Result<(), VcpuError> {
         if mail.init {
             self.lapic.reset();
             self.arm_timer();
@@ -178,13 +182,16 @@ impl UserspaceSeat {
             }
         } else if mail.nmi {
             vcpu.nmi().map_err(self.error("inject an NMI"))?;
+            self.nmi_sent = true;
             self.state = State::Running;
         }
         Ok(())
     }
 
     /// Puts the vCPU at the start of real-mode page `page` (SDM vol. 3, 10.1.4 and 11.4.4.1).
-    fn start_up(&mut self, vcpu: &VcpuFd, page: u8) -> Result<(), VcpuError> {
+    fn start_up(&mut self, vcpu: &mut VcpuFd, page: u8) -> Result<(), VcpuError> {
+        // What is left of the last exit must not happen to the new registers.
+        complete_exit(self.id, vcpu)?;
         let reset = self.reset.as_ref().expect("prepare() keeps the reset state first");
         let mut sregs = reset.sregs;
         sregs.cs.selector = u16::from(page) << 8;
@@ -296,6 +303,16 @@ impl UserspaceSeat {
         Ok(())
     }
 
+    /// An NMI that came while another was handled may still wait in KVM when the guest halts. Not
+    /// every KVM gives it to the guest before the halt is told.
+    fn nmi_waits(&mut self, vcpu: &VcpuFd) -> Result<bool, VcpuError> {
+        if self.nmi_sent {
+            let events = vcpu.get_vcpu_events().map_err(self.error("read pending events"))?;
+            self.nmi_sent = events.nmi.pending != 0 || events.nmi.injected != 0;
+        }
+        Ok(self.nmi_sent)
+    }
+
     fn keep_reset_state(&mut self, vcpu: &VcpuFd) -> Result<(), VcpuError> {
         if self.reset.is_none() {
             self.reset = Some(ResetState {
@@ -319,7 +336,7 @@ impl Seat for UserspaceSeat {
         self.check_timer();
         if self.state == State::Halted {
             let wakes = self.lapic.deliverable().is_some() && vcpu.get_kvm_run().if_flag != 0;
-            if !wakes {
+            if !wakes && !self.nmi_waits(vcpu)? {
                 return Ok(Next::Wait(LONGEST_SLEEP));
             }
             self.state = State::Running;

@@ -34,6 +34,7 @@ use signal::Doorbell;
 use stats::Counters;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -228,7 +229,7 @@ impl Machine {
         self.with_vcpu(id, "set registers", |fd| fd.set_regs(regs))
     }
 
-    /// Starts one thread per vCPU that runs here, and per ghost.
+    /// Starts one thread per vCPU that runs here, and per ghost. All can be kicked on return.
     ///
     /// # Errors
     /// When it was started before or a thread cannot be made; the machine must be stopped then.
@@ -266,8 +267,9 @@ impl Machine {
         let vcpu = core.id;
         shared.running.enter();
         let running = Arc::clone(&shared.running);
+        let (ready, attached) = sync_channel::<()>(1);
         let thread = thread::Builder::new().name(name).spawn(move || {
-            let result = vcpu::attached(&shared, &core, &mut fd, body);
+            let result = vcpu::attached(&shared, &core, &mut fd, || drop(ready), body);
             if let Err(error) = result {
                 tracing::error!(%error, "vCPU thread ends");
                 shared.hooks.fatal(&error);
@@ -276,7 +278,11 @@ impl Machine {
             shared.running.leave();
         });
         match thread {
-            Ok(_detached) => Ok(()),
+            Ok(_detached) => {
+                // Ends when the thread is ready, or gone, which the hooks were told.
+                let _ = attached.recv();
+                Ok(())
+            }
             Err(source) => {
                 running.leave();
                 Err(MachineError::Thread { vcpu, source })

@@ -60,6 +60,10 @@ counters! {
     injected,
     /// Timer deadlines that spacing moved.
     timer_deferrals,
+    /// Times a ghost woke to name pending interrupts.
+    ghost_wakes,
+    /// Times it went back to sleep.
+    ghost_parks,
     /// Accesses to model-specific registers that nobody knows.
     unknown_msrs,
 }

@@ -19,11 +19,12 @@ const UNKNOWN_MSR_LINES: u64 = 20;
 /// A thread with nothing left to do looks at the stop flag this often.
 const PARKED: Duration = Duration::from_secs(1);
 
-/// Sets the calling thread up for a vCPU, runs `body`, and takes it down again.
+/// Sets the calling thread up for a vCPU, calls `ready`, runs `body`, and takes it down again.
 pub(super) fn attached(
     shared: &Shared,
     core: &VcpuCore,
     fd: &mut VcpuFd,
+    ready: impl FnOnce(),
     body: impl FnOnce(&Shared, &mut VcpuFd) -> Result<(), VcpuError>,
 ) -> Result<(), VcpuError> {
     let action = "prepare the signals of its thread";
@@ -33,6 +34,7 @@ pub(super) fn attached(
         source,
     })?;
     core.doorbell.attach();
+    ready();
     let result = body(shared, fd);
     core.doorbell.detach();
     result
@@ -194,6 +196,20 @@ impl Loop<'_> {
         while !self.shared.stop.load(SeqCst) {
             signal::wait(PARKED);
         }
+    }
+}
+
+/// Lets KVM finish the instruction of the last exit without running any other. Needed before the
+/// registers are replaced: the rest of the old instruction would change the new registers.
+pub(crate) fn complete_exit(vcpu: VcpuId, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+    fd.set_kvm_immediate_exit(1);
+    let result = fd.run().map(drop);
+    fd.set_kvm_immediate_exit(0);
+    match result {
+        Err(error) if !matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+            Err(run_error(vcpu, fd, error.into()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -13,13 +13,17 @@
 //! its vector comes out when KVM is told SIPI_RECEIVED. Only Draining runs code, the stub, for the
 //! few instructions that it takes to name each pending vector. A timer ends a drain that hangs on
 //! an INIT, and wakes idle ghosts now and then in case a wake-up was lost.
+//!
+//! One gap is left: INIT *and* start-up, both within one drain, run the guest's start-up code here.
+//! Linux sends INIT only to CPUs that it has taken off line, long after their last interrupt. If it
+//! happens, the ghost fails with an error that says so.
 
 use super::seat::set_msr;
 use super::stub::{CODE_SELECTOR, PORT_DRAINED, PORT_NMI, PORT_VECTOR, StubRegion};
 use crate::interrupts::VcpuEvent;
 use crate::machine::signal::{self, KickTimer};
 use crate::machine::stats::Counters;
-use crate::machine::vcpu::{rip, run_error};
+use crate::machine::vcpu::{complete_exit, rip, run_error};
 use crate::machine::{Shared, VcpuCore, VcpuError, port};
 use kvm_bindings::{
     KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_SIPI_RECEIVED,
@@ -161,18 +165,19 @@ impl GhostLoop<'_> {
     }
 
     /// Everything pending was told: sleep again. An INIT that just came must not be covered.
-    fn park(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
-        if self.state(fd)? == KVM_MP_STATE_INIT_RECEIVED {
-            return self.init(fd);
+    fn park(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        if self.interrupted_drain(fd)? {
+            return Ok(());
         }
         self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
+        Counters::add(&self.ghost.core.counters.ghost_parks);
         self.mode = Mode::Parked;
         self.timer.arm(IDLE_KICK, IDLE_KICK);
         Ok(())
     }
 
     /// `KVM_RUN` gave `EAGAIN`.
-    fn woken(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+    fn woken(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         match self.state(fd)? {
             KVM_MP_STATE_INIT_RECEIVED => self.init(fd),
             KVM_MP_STATE_RUNNABLE => self.init_and_start(fd),
@@ -181,6 +186,7 @@ impl GhostLoop<'_> {
                 Mode::Parked => {
                     self.set_state(fd, KVM_MP_STATE_RUNNABLE)?;
                     self.mode = Mode::Draining;
+                    Counters::add(&self.ghost.core.counters.ghost_wakes);
                     self.riddles = 0;
                     self.timer.arm(DRAIN_KICK, DRAIN_KICK);
                     Ok(())
@@ -201,16 +207,33 @@ impl GhostLoop<'_> {
     }
 
     /// A kick: by the timer, or because the machine stops.
-    fn kicked(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+    fn kicked(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         match self.state(fd)? {
             KVM_MP_STATE_INIT_RECEIVED => self.init(fd),
             KVM_MP_STATE_RUNNABLE if self.mode != Mode::Draining => self.init_and_start(fd),
-            KVM_MP_STATE_RUNNABLE => {
-                let sregs = fd.get_sregs().map_err(self.error("read registers of its ghost"))?;
-                if sregs.cs.selector == CODE_SELECTOR { Ok(()) } else { self.init_and_start(fd) }
-            }
+            _ if self.mode == Mode::Draining => self.interrupted_drain(fd).map(drop),
             _ => Ok(()),
         }
+    }
+
+    /// Takes an INIT, or INIT and start-up, that came during a drain. When the guest's start-up
+    /// code has begun to run here, nothing can be trusted any more.
+    fn interrupted_drain(&mut self, fd: &mut VcpuFd) -> Result<bool, VcpuError> {
+        if self.state(fd)? == KVM_MP_STATE_INIT_RECEIVED {
+            self.init(fd)?;
+            Counters::add(&self.ghost.core.counters.ghost_parks);
+            return Ok(true);
+        }
+        let sregs = fd.get_sregs().map_err(self.error("read registers of its ghost"))?;
+        if sregs.cs.selector == CODE_SELECTOR {
+            return Ok(false);
+        }
+        if rip(fd) != 0 && sregs.cs.selector != RESET_SELECTOR {
+            return Err(self.strange(fd, "start-up code of the guest ran".to_owned()));
+        }
+        self.init_and_start(fd)?;
+        Counters::add(&self.ghost.core.counters.ghost_parks);
+        Ok(true)
     }
 
     /// A parked ghost cannot take an NMI itself; it shows as pending. In state Parked the drain
@@ -235,12 +258,14 @@ impl GhostLoop<'_> {
         self.forward(VcpuEvent::Init);
         self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
         self.mode = Mode::Starting;
-        self.timer.arm(IDLE_KICK, IDLE_KICK);
+        // A kick together with the start-up would hide it: KVM drops the start-up of a vCPU that
+        // it believes uninitialized, and EINTR would not tell.
+        self.timer.arm(Duration::ZERO, Duration::ZERO);
         Ok(())
     }
 
     /// The start-up came: make KVM tell its vector.
-    fn start(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+    fn start(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         self.set_state(fd, KVM_MP_STATE_SIPI_RECEIVED)?;
         if self.state(fd)? != KVM_MP_STATE_RUNNABLE {
             self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
@@ -250,14 +275,14 @@ impl GhostLoop<'_> {
     }
 
     /// INIT and start-up came together; or INIT to the boot vCPU, which knows no start-up.
-    fn init_and_start(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+    fn init_and_start(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         self.forward(VcpuEvent::Init);
         self.started(fd)
     }
 
     /// KVM has put the ghost at its start-up page. The ghost is made ready before the real vCPU
     /// starts, since interrupts for it may follow at once.
-    fn started(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+    fn started(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         let sregs = fd.get_sregs().map_err(self.error("read registers of its ghost"))?;
         let selector = sregs.cs.selector;
         self.go_online(fd)?;
@@ -268,9 +293,12 @@ impl GhostLoop<'_> {
     }
 
     /// Loads the stub, enables the APIC and parks.
-    fn go_online(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+    fn go_online(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         let action = "load the stub of its ghost";
         let vcpu = self.ghost.core.id;
+        // Only a runnable vCPU finishes its last exit.
+        self.set_state(fd, KVM_MP_STATE_RUNNABLE)?;
+        complete_exit(vcpu, fd)?;
         let mut sregs = fd.get_sregs().map_err(self.error(action))?;
         let regs = self.ghost.region.registers(self.ghost.number, &mut sregs);
         fd.set_sregs(&sregs).map_err(self.error(action))?;
