@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 use tracing::Level;
-use vmm::slice::{Ending, STATUS_REFUSED};
+use vmm::slice::{Ending, STATUS_REFUSED, SliceError};
 
 /// One virtual machine out of fragments of several hosts.
 #[derive(Debug, Parser)]
@@ -49,7 +49,8 @@ fn main() -> ExitCode {
         Ok(ending) => finish(&ending),
         Err(error) => {
             eprintln!("tessera: {error:#}");
-            ExitCode::from(STATUS_REFUSED)
+            let status = error.downcast_ref::<SliceError>().map(SliceError::status);
+            ExitCode::from(status.unwrap_or(STATUS_REFUSED))
         }
     }
 }

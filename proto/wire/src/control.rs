@@ -63,8 +63,10 @@ pub enum EndCause {
     Reset,
     /// The guest's kernel panicked.
     GuestPanic,
-    /// A slice cannot go on.
+    /// A slice cannot go on, or is lost.
     Failure,
+    /// The user's time limit was reached.
+    TimeLimit,
 }
 
 /// A frame that is not about coherence.
@@ -268,6 +270,7 @@ fn cause_code(cause: EndCause) -> u8 {
         EndCause::Reset => 1,
         EndCause::GuestPanic => 2,
         EndCause::Failure => 3,
+        EndCause::TimeLimit => 4,
     }
 }
 
@@ -277,6 +280,7 @@ fn decode_cause(code: u8) -> Option<EndCause> {
         1 => Some(EndCause::Reset),
         2 => Some(EndCause::GuestPanic),
         3 => Some(EndCause::Failure),
+        4 => Some(EndCause::TimeLimit),
         _ => None,
     }
 }

@@ -132,7 +132,7 @@ impl Vm {
         let mut mesh = connect(options, epoch)?;
         let mut hosts = vec![facts];
         if let Some(mesh) = &mut mesh {
-            hosts.extend(gather(mesh)?);
+            hosts.extend(gather(mesh).map_err(lost)?);
         }
         compare_clocks(&hosts)?;
         let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
@@ -157,12 +157,12 @@ impl Vm {
         if let Some(mut mesh) = mesh {
             for slice in shape.slices.iter().skip(1) {
                 let (peer_offset, clock) =
-                    align_clock(&mut mesh, *slice, offset, hosts[0].tsc_khz)?;
+                    align_clock(&mut mesh, *slice, offset, hosts[0].tsc_khz).map_err(lost)?;
                 launch.tsc_offsets.push(peer_offset);
                 launch.clocks.push(clock);
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
-            let transport = commit(mesh, &blob)?;
+            let transport = commit(mesh, &blob).map_err(lost)?;
             parts.connect(&shape, Box::new(transport), replicate)?;
         }
         Ok(Self { shape, hosts, launch, parts, jobs })
@@ -228,7 +228,8 @@ impl Vm {
         let cause = match ending {
             Ending::Reset => EndCause::Reset,
             Ending::GuestPanic => EndCause::GuestPanic,
-            Ending::PowerOff | Ending::TimeLimit => EndCause::PowerOff,
+            Ending::PowerOff => EndCause::PowerOff,
+            Ending::TimeLimit => EndCause::TimeLimit,
             Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
         };
         tell_companions(&fabric, &self.shape, &Control::End(cause));
@@ -290,6 +291,14 @@ impl Vm {
         }
         reports.sort_by_key(|report| report.slice);
         reports
+    }
+}
+
+/// A companion that answered the call and went away is lost, not refused.
+fn lost(error: SliceError) -> SliceError {
+    match error {
+        SliceError::Mesh(source) => SliceError::Lost(source),
+        other => other,
     }
 }
 

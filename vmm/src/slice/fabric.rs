@@ -27,7 +27,7 @@ pub(crate) enum SliceEvent {
     /// The guest, or a slice, wants the VM to end.
     WantEnd(SliceId, EndCause),
     /// The bootstrap says that the VM is over.
-    End,
+    End(EndCause),
     /// A slice is gone.
     Lost(SliceId, String),
     /// This slice cannot go on.
@@ -121,7 +121,7 @@ impl Fabric {
             Control::WantEnd(cause) => self.event(SliceEvent::WantEnd(from, cause)),
             Control::AskReport => self.event(SliceEvent::AskReport),
             Control::Report(bytes) => self.event(SliceEvent::Report(from, bytes)),
-            Control::End(_) => self.event(SliceEvent::End),
+            Control::End(cause) => self.event(SliceEvent::End(cause)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The parts of a slice, put together the same way in both roles.
 
 use super::bus::PendingCalls;
-use super::fabric::{DeviceJob, Fabric, Link, SliceEvent, Traffic};
+use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
 use super::report::SliceReport;
 use super::spec::{Interrupts, Shape};
 use super::{Ending, SliceError};
@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use transport::Transport;
+use wire::control::EndCause;
 use wire::{Epoch, SliceId};
 
 /// What the main thread may have waiting.
@@ -169,20 +170,25 @@ fn machine_config(
 
 /// The ending that an event means, if it ends the VM.
 pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> Option<Ending> {
-    use wire::control::EndCause;
     match event {
-        SliceEvent::WantEnd(_, EndCause::PowerOff) => Some(Ending::PowerOff),
-        SliceEvent::WantEnd(_, EndCause::GuestPanic) => Some(Ending::GuestPanic),
-        SliceEvent::WantEnd(_, EndCause::Reset) if panicked => Some(Ending::GuestPanic),
-        SliceEvent::WantEnd(_, EndCause::Reset) => Some(Ending::Reset),
-        SliceEvent::WantEnd(slice, EndCause::Failure) => {
-            Some(Ending::Failed { slice: *slice, cause: "see its own output".into() })
-        }
+        SliceEvent::WantEnd(slice, cause) => Some(ending_by(*cause, *slice, panicked)),
+        SliceEvent::End(cause) => Some(ending_by(*cause, BOOTSTRAP, panicked)),
         SliceEvent::Lost(slice, cause) => {
             Some(Ending::LostSlice { slice: *slice, cause: cause.clone() })
         }
         SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
-        SliceEvent::End => Some(Ending::PowerOff),
         SliceEvent::AskReport | SliceEvent::Report(..) => None,
+    }
+}
+
+fn ending_by(cause: EndCause, said_by: SliceId, panicked: bool) -> Ending {
+    match cause {
+        EndCause::PowerOff => Ending::PowerOff,
+        EndCause::Reset if !panicked => Ending::Reset,
+        EndCause::Reset | EndCause::GuestPanic => Ending::GuestPanic,
+        EndCause::TimeLimit => Ending::TimeLimit,
+        EndCause::Failure => {
+            Ending::Failed { slice: said_by, cause: "its own output says why".into() }
+        }
     }
 }

@@ -69,7 +69,7 @@ impl Ending {
             Self::PowerOff => 0,
             Self::Reset => 3,
             Self::GuestPanic => 4,
-            Self::LostSlice { .. } => 5,
+            Self::LostSlice { .. } => STATUS_LOST,
             Self::Failed { .. } => 6,
             Self::TimeLimit => 7,
         }
@@ -91,6 +91,19 @@ impl Ending {
 
 /// Exit status of a configuration that was refused before anything started.
 pub const STATUS_REFUSED: u8 = 2;
+/// Exit status when a slice is lost, also before the guest started.
+const STATUS_LOST: u8 = 5;
+
+impl SliceError {
+    /// Exit status of the process.
+    #[must_use]
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::Lost(_) => STATUS_LOST,
+            _ => STATUS_REFUSED,
+        }
+    }
+}
 
 /// Why a VM was not started.
 #[derive(Debug, Error)]
@@ -122,6 +135,9 @@ pub enum SliceError {
     /// The slices did not come together.
     #[error("connect the slices")]
     Mesh(#[from] MeshError),
+    /// A companion went away between its first answer and the start.
+    #[error("a slice is lost before the guest started")]
+    Lost(#[source] MeshError),
     /// Guest memory could not be written at start.
     #[error("load the guest")]
     Load(#[from] CopyError),
