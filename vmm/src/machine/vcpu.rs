@@ -188,7 +188,8 @@ impl Loop<'_> {
         port::set_msr_result(fd, value);
     }
 
-    /// A triple fault is how Linux resets a machine when nothing else works.
+    /// A triple fault is how Linux resets a machine when nothing else works. On AMD, KVM resets the
+    /// vCPU before it tells, and the registers are those of a reset.
     fn triple_fault(&self, fd: &VcpuFd) {
         let (regs, sregs) = (fd.get_regs(), fd.get_sregs());
         tracing::warn!(vcpu = %self.core.id, ?regs, ?sregs, "triple fault");
