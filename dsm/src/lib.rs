@@ -20,6 +20,7 @@ mod ram;
 mod report;
 mod store;
 mod uffd;
+mod write_watch;
 
 pub use classify::PageClass;
 pub use engine::{Engine, EngineConfig, EngineError, Uplink};
@@ -27,5 +28,6 @@ pub use handle::{CopyError, Handle};
 pub use ram::{GuestRam, RamError};
 pub use report::{ClassCounts, FaultCounts, HotPage, Report};
 pub use uffd::{UffdError, check_host};
+pub use write_watch::{WriteWatch, WriteWatchError};
 
 pub use dsm_protocol::{Config as NodeConfig, HoldPolicy, HomeError, HomeRange, HomeTable};

@@ -117,6 +117,8 @@ pub(crate) enum Watch {
     /// Minor faults and writes to protected pages; pages never touched appear by themselves. For
     /// ranges whose home is this slice.
     GivenAway,
+    /// Writes to protected pages only.
+    Writes,
 }
 
 /// A page fault that a thread waits on.
@@ -197,6 +199,7 @@ impl Uffd {
         let mode = match watch {
             Watch::Everything => 7,
             Watch::GivenAway => 6,
+            Watch::Writes => 2,
         };
         let range = UffdioRange { start, len };
         let mut argument = UffdioRegister { range, mode, ioctls: 0 };

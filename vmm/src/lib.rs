@@ -8,3 +8,4 @@ pub mod machine;
 pub mod slice;
 pub mod timer_spacing;
 pub mod tsc;
+pub mod walk_probe;

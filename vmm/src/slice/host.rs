@@ -5,6 +5,7 @@ use super::spec::Interrupts;
 use crate::cpuid::Cpuid;
 use crate::interrupts::ghost;
 use crate::machine::{MachineError, host_tsc_khz};
+use crate::walk_probe::walks_need_write;
 use dsm::UffdError;
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::Kvm;
@@ -90,13 +91,14 @@ pub(crate) fn check(bytes: u64, shared: bool) -> Result<(), HostError> {
     Ok(())
 }
 
-/// AMD's nested walks count as writes (APM vol. 2, 15.25.5); Intel's do when EPT accessed and dirty
-/// bits are on.
+/// Asks the host. True is the safe answer: replicas cost a little where they are not needed, and
+/// coherent tables do not boot where they are.
 fn walks_write() -> bool {
-    match fs::read_to_string("/sys/module/kvm_intel/parameters/eptad") {
-        Ok(text) => text.trim() == "Y",
-        Err(_) => true,
-    }
+    walks_need_write().unwrap_or_else(|error| {
+        let cause = one_line(&error);
+        tracing::warn!("page walks are taken to write, the probe failed: {cause}");
+        true
+    })
 }
 
 fn first_line(path: &str) -> String {
