@@ -34,22 +34,22 @@ pub struct CompanionOptions {
 /// The address cannot be listened on, or this host turns out not to be able to run what it agreed
 /// to.
 pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
-    let listen = |secret| Listener::bind(options.listen, secret);
-    let mut listener = listen(options.secret.clone())?;
-    tracing::info!("waiting for a bootstrap at {}", listener.address());
+    // One socket for all callers: a second one would get no or another port.
+    let listener = Listener::bind(options.listen, options.secret.clone())?;
     loop {
+        tracing::info!("waiting for a bootstrap at {}", listener.address());
         let mut refused = |refused: &transport::Refused| {
             tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
         };
         let (assignment, mesh) = listener.accept(None, &mut refused)?;
         match agree(&assignment, mesh) {
             Ok((spec, name, mesh, launch)) => {
+                // Who calls a companion that is taken is to hear so at once.
+                drop(listener);
                 return run(&assignment, &spec, &name, mesh, &launch);
             }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
-        listener = listen(options.secret.clone())?;
-        tracing::info!("waiting for a bootstrap at {}", listener.address());
     }
 }
 
