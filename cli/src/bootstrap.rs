@@ -5,10 +5,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::fs;
 use std::io::stdout;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transport::Secret;
-use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, VmSpec, bootstrap};
+use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -71,16 +71,39 @@ fn window(text: &str) -> Result<(u64, u64), String> {
     Ok((min.parse().map_err(|_| error())?, max.parse().map_err(|_| error())?))
 }
 
+/// A run is not to end without a report because of a misspelt folder. Creates nothing: the VM may
+/// still be refused.
+fn check_report(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if !folder.is_none_or(Path::is_dir) {
+        bail!("cannot write the report {}: its folder does not exist", path.display());
+    }
+    if path.is_dir() {
+        bail!("cannot write the report {}: it is a folder", path.display());
+    }
+    Ok(())
+}
+
+fn write_report(path: &Path, report: &RunReport) -> Result<()> {
+    let text = serde_json::to_string_pretty(report).context("format the report")?;
+    fs::write(path, text).with_context(|| format!("write the report {}", path.display()))
+}
+
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let (local, remote) = arguments.slices.split_first().context("no --slice given")?;
     if local.address.is_some() || remote.iter().any(|slice| slice.address.is_none()) {
         bail!("the first --slice must be local and all others must have an address");
     }
-    let mut companions: Vec<_> = remote.iter().filter_map(|slice| slice.address).collect();
-    companions.sort();
-    companions.dedup();
-    if companions.len() != remote.len() {
-        bail!("two slices have the same address");
+    let companions: Vec<_> = remote.iter().filter_map(|slice| slice.address).collect();
+    let twice = (1..).zip(&companions).find(|(next, one)| companions[*next..].contains(one));
+    if let Some((_, address)) = twice {
+        bail!("two slices have the same address {address}");
+    }
+    if !companions.is_empty() && arguments.secret_file.is_none() {
+        bail!("slices on other hosts need --secret-file");
+    }
+    if let Some(path) = &arguments.report {
+        check_report(path)?;
     }
     let secret = arguments.secret_file.as_deref().map(Secret::load).transpose();
     let options = BootstrapOptions {
@@ -92,7 +115,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
             timer_spacing: arguments.timer_spacing,
             hold_us: arguments.hold,
         },
-        companions: remote.iter().filter_map(|slice| slice.address).collect(),
+        companions,
         secret: secret.context("load the VM's secret")?,
         kernel: arguments.kernel,
         initrd: arguments.initrd,
@@ -103,9 +126,11 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         lease: Duration::from_millis(arguments.lease),
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;
-    if let Some(path) = arguments.report {
-        let text = serde_json::to_string_pretty(&report).context("format the report")?;
-        fs::write(&path, text).with_context(|| format!("write the report {}", path.display()))?;
+    if let Some(path) = arguments.report
+        && let Err(error) = write_report(&path, &report)
+    {
+        // The VM has run; the exit status tells how it ended.
+        tracing::error!("{error:#}");
     }
     Ok(ending)
 }

@@ -10,6 +10,7 @@ mod bootstrap;
 mod companion;
 mod slices;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
@@ -33,7 +34,10 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return explain(&error),
+    };
     let level = std::env::var("TESSERA_LOG").ok().and_then(|level| level.parse().ok());
     tracing_subscriber::fmt()
         .with_max_level(level.unwrap_or(Level::INFO))
@@ -48,14 +52,35 @@ fn main() -> ExitCode {
     match result {
         Ok(ending) => finish(&ending),
         Err(error) => {
-            eprintln!("tessera: {error:#}");
+            // A name of a file, or a peer, may bring line breaks along.
+            eprintln!("tessera: {}", joined(&format!("{error:#}")));
             let status = error.downcast_ref::<SliceError>().map(SliceError::status);
             ExitCode::from(status.unwrap_or(STATUS_REFUSED))
         }
     }
 }
 
+/// Help as it is; a wrong argument on one line, as every refusal.
+fn explain(error: &clap::Error) -> ExitCode {
+    let help = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || error.kind() == help {
+        // Who closed the output does not want to read it.
+        let _ = error.print();
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(STATUS_REFUSED));
+    }
+    // What follows the first paragraph is usage.
+    let text = error.to_string();
+    let line = joined(text.split("\n\n").next().unwrap_or_default());
+    eprintln!("tessera: {}", line.strip_prefix("error: ").unwrap_or(&line));
+    ExitCode::from(STATUS_REFUSED)
+}
+
+/// Text on one line.
+fn joined(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
 fn finish(ending: &Ending) -> ExitCode {
-    eprintln!("tessera: {}", ending.describe());
+    eprintln!("tessera: {}", joined(&ending.describe()));
     ExitCode::from(ending.status())
 }
