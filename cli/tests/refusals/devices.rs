@@ -1,0 +1,128 @@
+//! Hosts that cannot run a slice: no KVM, no permission, no userfaultfd, too little memory.
+//!
+//! Devices are hidden in a mount namespace of the test's own, so nothing else on the machine
+//! notices.
+
+use crate::support::{Companion, Folder, can_change, can_share, has_kvm};
+use std::fs;
+
+const LOCAL: &str = "local,cpus=1,memory=64M";
+const REMOTE: &str = "127.0.0.1:9,cpus=1,memory=64M";
+const NO_KVM: &str = "start the VM: use this host: open /dev/kvm (load kvm_amd or kvm_intel, and \
+                      give this user access): ";
+
+#[test]
+fn host_without_kvm_is_refused() {
+    let hide = "mount -t tmpfs none /dev && exec";
+    if !can_change(hide) {
+        return;
+    }
+    let folder = Folder::new();
+    let mut command = folder.tessera_after(hide, &folder.bootstrap(&[LOCAL], &[]));
+
+    let line = folder.must_refuse(&mut command);
+
+    assert_eq!(line, format!("{NO_KVM}No such file or directory (os error 2)"));
+}
+
+/// A device node on a file system that allows none stands for missing rights: root has them all.
+#[test]
+fn host_that_gives_no_access_to_kvm_is_refused() {
+    let forbid = "mount -t tmpfs -o nodev none /dev && mknod /dev/kvm c 10 232 && exec";
+    if !can_change(forbid) {
+        return;
+    }
+    let folder = Folder::new();
+    let mut command = folder.tessera_after(forbid, &folder.bootstrap(&[LOCAL], &[]));
+
+    let line = folder.must_refuse(&mut command);
+
+    assert_eq!(line, format!("{NO_KVM}Permission denied (os error 13)"));
+}
+
+#[test]
+fn host_without_userfaultfd_is_refused_when_memory_is_shared() {
+    // Without the device, the system call is left; it needs this capability, or the setting.
+    let hide = "mount -t tmpfs none /dev && exec setpriv --bounding-set=-sys_ptrace \
+                --inh-caps=-sys_ptrace";
+    let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if !can_change(hide) {
+        return;
+    }
+    if setting.is_ok_and(|text| text.trim() != "0") {
+        println!("skipped: everybody may use userfaultfd here");
+        return;
+    }
+    let folder = Folder::new();
+    let mut command = folder.tessera_after(hide, &folder.bootstrap(&[LOCAL, REMOTE], &[]));
+
+    let line = folder.must_refuse(&mut command);
+
+    assert!(
+        line.starts_with("start the VM: use this host: use userfaultfd: open a userfaultfd"),
+        "{line}"
+    );
+}
+
+#[test]
+fn kvm_companion_that_may_not_use_kvm_says_so_and_waits_on() {
+    let forbid = "mount --bind /dev/kvm /dev/kvm && mount -o remount,bind,nodev /dev/kvm && exec";
+    if !can_share() || !can_change(forbid) {
+        return;
+    }
+    let folder = Folder::new();
+    let companion = Companion::run(&mut folder.tessera_after(forbid, &Companion::arguments()));
+
+    for _ in 0..2 {
+        let line = folder.refuse(&[LOCAL, &companion.slice(1, "64M")], &[]);
+
+        let begins = "start the VM: slice1 refuses: use this host: open /dev/kvm";
+        assert!(line.starts_with(begins), "{line}");
+        companion.process.line_with("the VM was not started: use this host: open /dev/kvm");
+    }
+    companion.has_one_socket();
+}
+
+#[test]
+fn memory_that_the_host_does_not_have_is_refused() {
+    let folder = Folder::new();
+
+    let line = folder.refuse(&["local,cpus=1,memory=1019G"], &[]);
+
+    let begins = "start the VM: use this host: the slice is to be home of 1043456 MiB, the host \
+                  has ";
+    assert!(line.starts_with(begins) && line.ends_with(" MiB available"), "{line}");
+}
+
+#[test]
+fn kvm_memory_that_a_companion_does_not_have_is_refused() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    let companion = Companion::start(&folder);
+
+    for _ in 0..3 {
+        let line = folder.refuse(&[LOCAL, &companion.slice(1, "900G")], &[]);
+
+        let begins = "start the VM: slice1 refuses: use this host: the slice is to be home of \
+                      921600 MiB, the host has ";
+        assert!(line.starts_with(begins) && line.ends_with(" MiB available"), "{line}");
+        companion.process.line_with("the VM was not started: use this host: the slice is to be");
+    }
+    companion.has_one_socket();
+}
+
+/// Whether the ghosts of a host work is its own business; that the answer is one line is ours.
+#[test]
+fn kvm_ghosts_that_do_not_work_are_refused_in_one_line() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let none = ["--interrupts", "ghost", "--initrd", "none"];
+
+    let line = folder.refuse(&[LOCAL], &none);
+
+    assert!(line.contains("cannot read initrd none") || line.contains("ghost"), "{line}");
+}

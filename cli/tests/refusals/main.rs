@@ -1,0 +1,14 @@
+//! What `tessera` refuses, seen from outside: the real binary is run, and every refusal has to be
+//! exit status 2, one line on standard error that names the cause, and nothing left behind.
+//!
+//! Each part needs less or more of the machine: `arguments` nothing, `devices` a mount namespace,
+//! `peers` loopback, and everything named `kvm_` a KVM that works. Another protocol version cannot
+//! be had from this binary; `transport/tests/handshake.rs` plays it.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
+
+mod arguments;
+mod devices;
+mod files;
+mod peers;
+mod support;
