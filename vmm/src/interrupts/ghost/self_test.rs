@@ -10,7 +10,8 @@ use devices::{Bus, ShutdownCause, ShutdownSink};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use wire::VcpuId;
 
 /// Each event has this long to come out of a ghost.
@@ -117,9 +118,19 @@ pub fn self_test() -> Result<(), GhostTestError> {
         clock_rate: ClockRate::REAL,
     })?;
     machine.start(Arc::new(NoBus))?;
+    wait_until_parked(&machine);
     let result = exchange(&machine, &recorder, &told);
     machine.stop(PATIENCE)?;
     result
+}
+
+/// Waits until every ghost has entered KVM once. Before that its APIC is off and drops what is sent;
+/// in a VM nobody sends to a ghost that early, but this test would.
+fn wait_until_parked(machine: &Machine) {
+    let deadline = Instant::now() + PATIENCE;
+    while machine.stats().iter().any(|ghost| ghost.runs == 0) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn exchange(
