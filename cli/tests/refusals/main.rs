@@ -2,8 +2,9 @@
 //! exit status 2, one line on standard error that names the cause, and nothing left behind.
 //!
 //! Each part needs less or more of the machine: `arguments` nothing, `devices` a mount namespace,
-//! `peers` loopback, and everything named `kvm_` a KVM that works. Another protocol version cannot
-//! be had from this binary; `transport/tests/handshake.rs` plays it.
+//! `peers` loopback, and everything named `kvm_` a KVM that works. What is missing is printed, and
+//! the test skipped. Frames that are cut or too large come after the handshake; they are tested in
+//! `transport/tests/garbage.rs`.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 

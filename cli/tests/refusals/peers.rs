@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Instant;
-use transport::handshake::{HELLO_BYTES, Hello, Party, Role};
+use transport::handshake::{HELLO_BYTES, Hello, Party, Role, version};
 use transport::{BootstrapMesh, Config, Member, MeshError, Plan, Secret, VmId};
 use wire::{Epoch, SliceId};
 
@@ -46,6 +46,18 @@ fn hello() -> [u8; HELLO_BYTES] {
     Hello { party, nonce: [9; 32] }.encode()
 }
 
+/// A greeting of the next version of the protocol: magic and version come first in all of them.
+fn next_hello() -> [u8; HELLO_BYTES] {
+    let mut hello = hello();
+    hello[4..6].copy_from_slice(&(version() + 1).to_le_bytes());
+    hello
+}
+
+fn other_version() -> String {
+    let ours = version();
+    format!("the peer speaks protocol version {}, this side speaks version {ours}", ours + 1)
+}
+
 /// Sends bytes, ends the direction, and waits until the other end closes.
 fn send_and_leave(address: SocketAddr, bytes: &[u8]) {
     let mut stranger = TcpStream::connect(address).unwrap();
@@ -64,6 +76,7 @@ fn companion_turns_strangers_away_and_serves_the_next() {
     let noise: Vec<u8> =
         (0..1_000_000_u32).map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes()[3]).collect();
     let half = &hello()[..HELLO_BYTES / 2];
+    let versions = other_version();
     let replayed = [&hello()[..], &[0; 32]].concat();
     for (bytes, cause) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "does not speak this protocol"),
@@ -72,6 +85,7 @@ fn companion_turns_strangers_away_and_serves_the_next() {
         (b"", "the peer closed the connection during the handshake"),
         (half, "the peer closed the connection during the handshake"),
         (&hello(), "the peer closed the connection during the handshake"),
+        (&next_hello(), versions.as_str()),
         (&replayed, "the peer could not prove that it knows the secret"),
     ] {
         send_and_leave(companion.address, bytes);
@@ -213,6 +227,15 @@ fn kvm_companion_that_talks_garbage_is_refused() {
         let line = bootstrap_against(answer);
         assert!(line.contains("does not speak this protocol"), "{line}");
     }
+}
+
+#[test]
+fn kvm_companion_of_another_version_is_refused() {
+    if !can_share() {
+        return;
+    }
+    let line = bootstrap_against(next_hello()[..8].to_vec());
+    assert!(line.ends_with(&other_version()), "{line}");
 }
 
 #[test]
