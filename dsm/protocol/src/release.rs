@@ -150,7 +150,7 @@ impl Node {
         let start = entries.len();
         store.changes(gfn, entries);
         for entry in &entries[start..] {
-            self.tables.changed(level, entry.index, entry.old, entry.new);
+            self.tables.changed(level, entry, entry.old);
         }
         let end = self.config.homes.end();
         let fits = level != Level::ROOT || entries[start..].iter().all(|e| fits_root(e, end));
@@ -198,7 +198,7 @@ impl Node {
             let old = store.twin_entry(gfn, entry.index);
             let merged = store.merge(entry);
             if let Some(level) = self.tables.replica_level(gfn) {
-                self.tables.changed(level, entry.index, old, entry.new);
+                self.tables.changed(level, entry, old);
             }
             if merged == Merge::Conflict {
                 self.stats.replicas.conflicts += 1;

@@ -7,7 +7,7 @@
 
 use crate::node::Node;
 use crate::store::PageStore;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use wire::{Entry, Gfn, Level, Message, SliceId, VcpuId};
 
 const PRESENT: u64 = 1;
@@ -31,6 +31,8 @@ pub(crate) struct Tables {
     children: BTreeMap<Gfn, Child>,
     roots: BTreeMap<VcpuId, Gfn>,
     idle_roots: BTreeMap<Gfn, u64>,
+    /// Replicated roots that have had an entry in the user's half: roots of processes.
+    process_roots: BTreeSet<Gfn>,
 }
 
 impl Tables {
@@ -74,13 +76,23 @@ impl Tables {
     /// Adds a replica whose twin was just made.
     pub(crate) fn insert(&mut self, gfn: Gfn, level: Level, store: &impl PageStore) {
         self.replicas.insert(gfn, level);
-        store.twin_entries(gfn, &mut |index, value| self.add_reference(level, index, value));
+        store.twin_entries(gfn, &mut |index, value| {
+            self.add_reference(level, index, value);
+            self.note_process(gfn, level, index);
+        });
+    }
+
+    fn note_process(&mut self, gfn: Gfn, level: Level, index: u16) {
+        if level == Level::ROOT && index < KERNEL_HALF {
+            self.process_roots.insert(gfn);
+        }
     }
 
     /// Takes a replica out. Its twin must still be there.
     pub(crate) fn remove(&mut self, gfn: Gfn, store: &impl PageStore) {
         let Some(level) = self.replicas.remove(&gfn) else { return };
         self.idle_roots.remove(&gfn);
+        self.process_roots.remove(&gfn);
         store.twin_entries(gfn, &mut |index, value| self.drop_reference(level, index, value));
     }
 
@@ -95,10 +107,11 @@ impl Tables {
         only
     }
 
-    /// An entry of a replica's twin changed from `old` to `new`.
-    pub(crate) fn changed(&mut self, level: Level, index: u16, old: u64, new: u64) {
-        self.drop_reference(level, index, old);
-        self.add_reference(level, index, new);
+    /// An entry of a replica's twin changed from `old` to what the entry holds now.
+    pub(crate) fn changed(&mut self, level: Level, entry: &Entry, old: u64) {
+        self.drop_reference(level, entry.index, old);
+        self.add_reference(level, entry.index, entry.new);
+        self.note_process(entry.gfn, level, entry.index);
     }
 
     pub(crate) fn set_root(&mut self, vcpu: VcpuId, gfn: Gfn) -> bool {
@@ -158,9 +171,9 @@ impl Node {
     /// Lets go of roots that no vCPU has used for a while. One slice decides, so that they do not
     /// all ask.
     ///
-    /// A root that alone points to some table stays: without it that table, and all below, would
-    /// leave the class too and could not be recognised again. In Linux this keeps the kernel's own
-    /// root, which is never freed.
+    /// The kernel's own root stays: it has never had a user's entry and is never freed. A root that
+    /// alone points to some table stays too. Without a root the tables below it would leave the
+    /// class and could not be recognised again.
     pub(crate) fn drop_stale_roots(&mut self, store: &impl PageStore) {
         if self.config.local != SliceId(0) {
             return;
@@ -179,7 +192,8 @@ impl Node {
             idle.iter().filter(|(_, since)| stale(since)).map(|(gfn, _)| *gfn).collect();
         for gfn in over {
             self.tables.idle_roots.remove(&gfn);
-            if !self.tables.is_only_parent(gfn, store) {
+            let process = self.tables.process_roots.contains(&gfn);
+            if process && !self.tables.is_only_parent(gfn, store) {
                 self.ask_demotion(gfn, false);
             }
         }

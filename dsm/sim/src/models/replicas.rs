@@ -256,7 +256,9 @@ pub fn idle_root(slices: u16) -> Scenario {
     for slice in 2..slices {
         scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL), Op::Descend(SPARE, KERNEL)]);
     }
-    scenario.contents.push((SPARE, Page::from([(KERNEL, entry(MIDDLE))])));
+    // A user's entry makes it a process's root; the kernel's own never leaves.
+    let process = Page::from([(0, entry(DATA)), (KERNEL, entry(MIDDLE))]);
+    scenario.contents.push((SPARE, process));
     let mut scenario = walked(scenario, &[0, 1]);
     // Both roots point to the middle table, so neither is kept for its sake.
     scenario.prologue.extend([
