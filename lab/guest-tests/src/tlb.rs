@@ -42,7 +42,7 @@ const POISON: u64 = 0xdead_0000_0000;
 
 /// Stores must stop when mprotect has returned.
 pub(crate) fn protect(bench: &mut Bench) -> Result<String> {
-    let count = 10 * u64::from(bench.rounds);
+    let count = 5 * u64::from(bench.rounds);
     let mut stores = 0;
     bench.over_threads(protect_job, [count, 0, 0, 0], |values| {
         stores += values[0][0];
@@ -53,7 +53,7 @@ pub(crate) fn protect(bench: &mut Bench) -> Result<String> {
 
 /// Reads must see the new page or fault when munmap has returned.
 pub(crate) fn unmap(bench: &mut Bench) -> Result<String> {
-    let count = 10 * u64::from(bench.rounds);
+    let count = 5 * u64::from(bench.rounds);
     let mut faults = 0;
     bench.over_threads(unmap_job, [count, 0, 0, 0], |values| {
         faults += values[0][0];
