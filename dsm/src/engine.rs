@@ -223,7 +223,7 @@ impl Engine {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds_since(self.started)
     }
 
     /// Sleeps until there is something to do.
@@ -344,7 +344,7 @@ impl Engine {
             }
             match event {
                 Event::Frame { from, class: Class::Coherence, bytes } => {
-                    let now = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    let now = nanoseconds_since(*started);
                     result = take_message(node, store, classifier, now, from, bytes, effects);
                 }
                 Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
@@ -468,6 +468,11 @@ impl Engine {
             hot_pages: hot,
         }
     }
+}
+
+/// The engine's clock.
+fn nanoseconds_since(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Decodes one coherence frame and steps the protocol with it.

@@ -138,7 +138,7 @@ impl Vm {
         let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
         let cpuid = intersect(&cpuids)?;
         let interrupts = choose_interrupts(options.spec.interrupts, &hosts)?;
-        let back_end = interrupts.choose(true);
+        let back_end = interrupts.back_end();
         let mut parts = Parts::new(&shape, BOOTSTRAP, epoch, &cpuid, back_end, Some(sender))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
@@ -237,7 +237,7 @@ impl Vm {
             ending: ending.describe(),
             status: ending.status(),
             seconds,
-            interrupts: self.launch.interrupts.choose(true).to_string(),
+            interrupts: self.launch.interrupts.back_end().to_string(),
             replicated_tables: self.launch.replicate,
             slices,
         };

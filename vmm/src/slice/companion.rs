@@ -10,7 +10,7 @@ use crate::tsc::host_ticks;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use transport::{Assignment, CompanionMesh, Listener, MeshError, Secret};
+use transport::{Assignment, CompanionMesh, Listener, MeshError, Refused, Secret};
 use wire::Control;
 use wire::control::EndCause;
 
@@ -38,10 +38,7 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
     let listener = Listener::bind(options.listen, options.secret.clone())?;
     loop {
         tracing::info!("waiting for a bootstrap at {}", listener.address());
-        let mut refused = |refused: &transport::Refused| {
-            tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
-        };
-        let (assignment, mesh) = listener.accept(None, &mut refused)?;
+        let (assignment, mesh) = listener.accept(None, &mut warn_refused)?;
         match agree(&assignment, mesh) {
             Ok((spec, name, mesh, launch)) => {
                 // Who calls a companion that is taken is to hear so at once.
@@ -51,6 +48,10 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
     }
+}
+
+fn warn_refused(refused: &Refused) {
+    tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
 }
 
 /// Answers the assignment and waits for the verdict.
@@ -101,13 +102,11 @@ fn run(
     let index = usize::from(local.0);
     let offset = launch.tsc_offsets.get(index).copied();
     let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
-    let back_end = launch.interrupts.choose(true);
+    let back_end = launch.interrupts.back_end();
     let mut parts = Parts::new(&shape, local, assignment.epoch, &launch.cpuid, back_end, None)?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
-    let transport = mesh.into_transport(deadline, &mut |refused| {
-        tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
-    })?;
+    let transport = mesh.into_transport(deadline, &mut warn_refused)?;
     parts.connect(&shape, Box::new(transport), launch.replicate)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));

@@ -40,11 +40,10 @@ pub enum Interrupts {
 }
 
 impl Interrupts {
-    /// The back end, given the hosts' failed self-tests.
-    pub(crate) fn choose(self, ghosts_work: bool) -> InterruptBackEnd {
+    /// The back end that a decided choice stands for; `Auto` stands for its first wish.
+    pub(crate) fn back_end(self) -> InterruptBackEnd {
         match self {
             Self::Userspace => InterruptBackEnd::Userspace,
-            Self::Auto if !ghosts_work => InterruptBackEnd::Userspace,
             Self::Auto | Self::Ghost => InterruptBackEnd::Ghost,
         }
     }
