@@ -1,13 +1,20 @@
 //! The thread of one ghost.
 //!
 //! ```text
-//!              INIT                start-up
-//!   Offline ----------> Starting ------------> Parked <-----------+
-//!                          ^                     |  interrupt     | drained
-//!                          |   INIT              v                |
-//!                          +------------------ Parked/Draining ---+
+//!            +------------------- drained ----------------+
+//!            v                                              |
+//!   --> Parked --interrupt--> Draining (names each vector) -+
+//!         ^  |                   |
+//!         |  +------- INIT ------+--> Starting
+//!         +---------- start-up ----------+
 //! ```
-//! Offline, Starting and Parked are all KVM's UNINITIALIZED, in which `KVM_RUN` sleeps and runs
+//! A ghost is Parked from the beginning, even if its vCPU has not been started yet: the vCPU may be
+//! started by one of its own slice, and no other slice's ghosts would hear of it. (A ghost that
+//! waited for INIT with its APIC off lost every interrupt then; the guest hung in its first TLB
+//! shoot-down between the second and the third slice.) What is forwarded to a vCPU too early is
+//! dropped by that vCPU's own APIC.
+//!
+//! Starting and Parked are both KVM's UNINITIALIZED, in which `KVM_RUN` sleeps and runs
 //! nothing; what arrives ends it with `EAGAIN`. INIT then shows as INIT_RECEIVED. Start-up shows
 //! as nothing at all: in Starting, an `EAGAIN` that is no INIT and no NMI *is* the start-up, and
 //! its vector comes out when KVM is told SIPI_RECEIVED. Only Draining runs code, the stub, for the
@@ -21,6 +28,7 @@
 use super::seat::set_msr;
 use super::stub::{CODE_SELECTOR, PORT_DRAINED, PORT_NMI, PORT_VECTOR, StubRegion};
 use crate::interrupts::VcpuEvent;
+use crate::machine::sample;
 use crate::machine::signal::{self, KickTimer};
 use crate::machine::stats::Counters;
 use crate::machine::vcpu::{complete_exit, rip, run_error};
@@ -59,7 +67,6 @@ pub(crate) struct Ghost {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    Offline,
     Starting,
     Parked,
     Draining,
@@ -80,13 +87,8 @@ impl Ghost {
         let vcpu = self.core.id;
         let timer = KickTimer::new().map_err(|source| VcpuError::Ioctl { vcpu, action, source })?;
         timer.arm(IDLE_KICK, IDLE_KICK);
-        let boot = vcpu.0 == 0;
-        let mut ghost = GhostLoop { ghost: self, shared, timer, mode: Mode::Offline, riddles: 0 };
-        if boot {
-            ghost.go_online(fd)?;
-        } else {
-            ghost.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
-        }
+        let mut ghost = GhostLoop { ghost: self, shared, timer, mode: Mode::Parked, riddles: 0 };
+        ghost.go_online(fd)?;
         ghost.run(fd)
     }
 }
@@ -116,6 +118,7 @@ impl GhostLoop<'_> {
                 Err(error) if error.errno() == libc::EINTR => {
                     Counters::add(&core.counters.exits_kicked);
                     signal::drain();
+                    sample::tell(&core, fd);
                     self.kicked(fd)?;
                 }
                 Err(error) if error.errno() == libc::EAGAIN => {
@@ -192,7 +195,7 @@ impl GhostLoop<'_> {
                     Ok(())
                 }
                 Mode::Starting => self.start(fd),
-                Mode::Offline | Mode::Draining => self.riddle(fd),
+                Mode::Draining => self.riddle(fd),
             },
         }
     }
@@ -255,12 +258,14 @@ impl GhostLoop<'_> {
 
     /// INIT came: the real vCPU resets, the ghost waits for the start-up.
     fn init(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
-        self.forward(VcpuEvent::Init);
+        // A kick together with the start-up would hide it: KVM drops the start-up of a vCPU that
+        // it believes uninitialized, and EINTR would not tell. So no kick may be on its way, nor
+        // pending, when KVM is entered next; a stop that is forgotten here shows in its flag.
+        self.timer.arm(Duration::ZERO, Duration::ZERO);
+        signal::drain();
         self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
         self.mode = Mode::Starting;
-        // A kick together with the start-up would hide it: KVM drops the start-up of a vCPU that
-        // it believes uninitialized, and EINTR would not tell.
-        self.timer.arm(Duration::ZERO, Duration::ZERO);
+        self.forward(VcpuEvent::Init);
         Ok(())
     }
 

@@ -143,6 +143,8 @@ fn exchange(
         (boot, VcpuEvent::Fixed(0x55)),
         (boot, VcpuEvent::Nmi),
         (boot, VcpuEvent::Fixed(0xfd)),
+        // Its vCPU may have been started where this ghost does not see it.
+        (other, VcpuEvent::Fixed(0x41)),
         (other, VcpuEvent::Init),
         (other, VcpuEvent::Startup(0x9a)),
         (other, VcpuEvent::Fixed(0x31)),
