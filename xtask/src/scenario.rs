@@ -31,7 +31,7 @@ use crate::workspace;
 const EMULATED_CLOCK_RATE: &str = "0.1";
 /// Timer interrupts of a vCPU come no closer than this there: a tick touches several pages of every
 /// host's.
-const EMULATED_TIMER_SPACING: &str = "adaptive:50-200";
+const EMULATED_TIMER_SPACING: &str = "adaptive:20-60";
 /// Longest silence of the guest before a line says that it is still being waited for.
 const QUIET: Duration = Duration::from_secs(15);
 /// What tessera gets beyond its time limit, to end in order and write its report.
@@ -161,7 +161,7 @@ impl Scenario<'_> {
     }
 
     fn arguments(&self, first: &Host<'_>) -> Result<Vec<String>> {
-        let share = self.options.memory / u32::try_from(self.layout.slices())?;
+        let share = self.share();
         let mut words = vec![self.program()?, "bootstrap".to_owned()];
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
         option("--secret-file", inside(first, "vm.key")?);
@@ -203,6 +203,7 @@ impl Scenario<'_> {
 
     fn command_line(&self) -> String {
         let VmOptions { tests, rounds, stress, cmdline, .. } = self.options;
+        let tests = tests.as_deref().unwrap_or("all");
         let mut line = format!("{COMMAND_LINE} tessera.tests={tests} tessera.rounds={rounds}");
         if let Some(stress) = stress {
             line.push_str(&format!(" tessera.stress={stress}"));
@@ -321,7 +322,7 @@ impl Scenario<'_> {
 
     /// Memory of each slice in MiB.
     pub(crate) fn share(&self) -> u32 {
-        self.options.memory / u32::try_from(self.layout.slices()).unwrap_or(1)
+        self.options.share(self.layout.slices())
     }
 }
 

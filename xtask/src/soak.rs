@@ -1,5 +1,6 @@
 //! `./x soak`: the same again and again.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use clap::{Args, Subcommand};
 use lab::Lab;
 use serde_json::{Value, json};
 
+use crate::guest_console::Verdict;
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::Progress;
@@ -17,6 +19,16 @@ use crate::scenario::{self, Outcome, Prepared, Scenario};
 use crate::soak_kill::{self, KillOptions};
 use crate::summary;
 use crate::vm_options::{Interrupts, VmOptions};
+
+/// What a boot runs unless told: where a broken memory, a lost interrupt or a crooked clock shows.
+const BOOT_TESTS: &str = "litmus-sb,litmus-mp,litmus-lb,litmus-2w,count,clock-tsc";
+
+/// Words of the tests' result lines and what they count.
+const ITERATIONS: [(&str, &str); 3] = [
+    ("n=", "litmus iterations"),
+    ("total=", "increments of a shared counter"),
+    ("trips=", "clock readings handed between CPUs"),
+];
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SoakVerb {
@@ -26,7 +38,7 @@ pub(crate) enum SoakVerb {
     Kill(KillOptions),
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct BootOptions {
     #[command(flatten)]
     vm: VmOptions,
@@ -51,35 +63,41 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
     }
 }
 
-struct Soak<'a> {
-    options: &'a BootOptions,
+struct Soak {
+    options: BootOptions,
     progress: Arc<Progress>,
     interrupted: Interrupted,
     layout: Layout,
     prepared: Prepared,
     lab: Option<Lab>,
     results: Vec<Value>,
+    /// Iterations of the tests that passed, by what their result lines call them.
+    iterations: BTreeMap<&'static str, u64>,
 }
 
-impl<'a> Soak<'a> {
-    fn new(options: &'a BootOptions) -> Result<Self> {
+impl Soak {
+    fn new(options: &BootOptions) -> Result<Self> {
+        let mut options = options.clone();
+        options.vm.tests.get_or_insert_with(|| BOOT_TESTS.to_owned());
         let progress = Arc::new(Progress::new());
         let layout = options.vm.layout()?;
         progress.say(&format!("substrate: {}; layout {layout}", lab::substrate()));
         Ok(Self {
+            prepared: scenario::prepare(&options.vm, &progress)?,
             options,
             interrupted: Interrupted::listen()?,
             layout,
-            prepared: scenario::prepare(&options.vm, &progress)?,
             lab: None,
             results: Vec::new(),
+            iterations: BTreeMap::new(),
             progress,
         })
     }
 
     fn boot(mut self) -> Result<ExitCode> {
         let both = [Interrupts::Ghost, Interrupts::Userspace];
-        let back_ends = both.iter().filter(|&&b| self.options.interrupts.is_none_or(|o| o == b));
+        let only = self.options.interrupts;
+        let back_ends = both.iter().filter(|&&back_end| only.is_none_or(|o| o == back_end));
         let mut good = Vec::new();
         for &back_end in back_ends {
             let mut passed = 0;
@@ -93,6 +111,9 @@ impl<'a> Soak<'a> {
         if let Some(path) = &self.options.report {
             let report = serde_json::to_vec_pretty(&json!({ "runs": self.results }))?;
             fs::write(path, report).with_context(|| format!("write {}", path.display()))?;
+        }
+        for (what, count) in &self.iterations {
+            println!("{what}: {count} in all");
         }
         let mut all = true;
         for (back_end, passed) in good {
@@ -125,8 +146,9 @@ impl<'a> Soak<'a> {
         }
         match result {
             Ok(outcome) => {
-                self.tell(&run, &outcome);
                 self.results.push(summary::json(&scenario, &outcome));
+                self.tell(&run, &outcome);
+                self.count(&outcome);
                 let passed = outcome.problems.is_empty();
                 if passed {
                     self.lab = Some(lab);
@@ -141,6 +163,17 @@ impl<'a> Soak<'a> {
                     "problems": [format!("{error:#}")],
                 }));
                 Ok(false)
+            }
+        }
+    }
+
+    /// Adds what the passed tests say that they did.
+    fn count(&mut self, outcome: &Outcome) {
+        let passed = outcome.guest.tests.values().filter(|(verdict, _)| *verdict == Verdict::Pass);
+        for word in passed.flat_map(|(_, detail)| detail.split(' ')) {
+            for (key, what) in ITERATIONS {
+                let number = word.strip_prefix(key).and_then(|text| text.parse::<u64>().ok());
+                *self.iterations.entry(what).or_default() += number.unwrap_or(0);
             }
         }
     }

@@ -8,6 +8,9 @@ use lab::{Config, Mode};
 
 use crate::layout::Layout;
 
+/// Memory of a VM of which nothing is said.
+const MEMORY_MIB: u32 = 512;
+
 /// Where interrupts are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Interrupts {
@@ -46,9 +49,9 @@ pub(crate) struct VmOptions {
     /// vCPUs of each slice, as 2+1+0; one on each host unless given
     #[arg(long)]
     pub(crate) layout: Option<Layout>,
-    /// Memory of the VM in MiB, shared out evenly
-    #[arg(long, default_value_t = 512)]
-    pub(crate) memory: u32,
+    /// Memory of the VM in MiB, shared out evenly; 512, or a little more, unless given
+    #[arg(long)]
+    memory: Option<u32>,
     /// Memory of each host in MiB (where hosts are machines)
     #[arg(long, default_value_t = 1024)]
     pub(crate) host_memory: u32,
@@ -65,9 +68,10 @@ pub(crate) struct VmOptions {
     /// Passed on to tessera: rate of the guest's clock; 0.1 on lab machines, none elsewhere
     #[arg(long)]
     pub(crate) guest_clock_rate: Option<String>,
-    /// Tests the guest runs: all, none, or names and name prefixes
-    #[arg(long, default_value = "all")]
-    pub(crate) tests: String,
+    /// Tests the guest runs: all, none, or names and name prefixes; all unless given (soak boot: some
+    /// that look for lost or reordered writes and for time going back)
+    #[arg(long)]
+    pub(crate) tests: Option<String>,
     /// Scale of the iterations of the guest's tests
     #[arg(long, default_value_t = 1)]
     pub(crate) rounds: u32,
@@ -75,7 +79,7 @@ pub(crate) struct VmOptions {
     #[arg(long)]
     pub(crate) stress: Option<String>,
     /// Most seconds the VM may run
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 1500)]
     pub(crate) timeout: u64,
     /// Words added to the guest's command line
     #[arg(long, default_value = "")]
@@ -107,12 +111,20 @@ impl VmOptions {
             (None, hosts) => Layout::even(hosts.unwrap_or(2))?,
         };
         let slices = u32::try_from(layout.slices())?;
-        ensure!(
-            self.memory.is_multiple_of(slices) && self.memory / slices >= 64,
-            "--memory {}: it must share out evenly over {slices} slices, 64 MiB or more each",
-            self.memory
-        );
+        if let Some(memory) = self.memory {
+            ensure!(
+                memory.is_multiple_of(2 * slices) && memory / slices >= 64,
+                "--memory {memory}: it must share out evenly over {slices} slices, an even number \
+                 of MiB, 64 or more, each"
+            );
+        }
         Ok(layout)
+    }
+
+    /// Memory of each of so many slices, in MiB.
+    pub(crate) fn share(&self, slices: usize) -> u32 {
+        let slices = u32::try_from(slices).unwrap_or(u32::MAX).max(1);
+        self.memory.map_or_else(|| MEMORY_MIB.div_ceil(2 * slices) * 2, |memory| memory / slices)
     }
 
     /// True when the kernel's complaints decide too.
