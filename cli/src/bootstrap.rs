@@ -33,7 +33,8 @@ pub(crate) struct Arguments {
     /// How interrupts reach vCPUs: ghost (kernel APIC), userspace, or auto (ghost where it works)
     #[arg(long, default_value = "auto")]
     interrupts: Interrupts,
-    /// Kernel page tables: replicate, coherent, or auto (by what the hosts' page walks need)
+    /// Page tables: replicate, kernel (replicate those of the kernel), coherent, or auto (by what the
+    /// hosts' page walks need)
     #[arg(long, default_value = "auto")]
     page_tables: PageTables,
     /// What is added to the guest's command line for borrowed vCPUs
@@ -51,6 +52,9 @@ pub(crate) struct Arguments {
     /// End the VM after so many seconds
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
+    /// Every so many seconds all slices log where their vCPUs are
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    sample: Option<u32>,
     /// A slice that is silent for so many milliseconds is lost
     #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
     lease: u64,
@@ -111,6 +115,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
             slices: arguments.slices.iter().map(|slice| slice.spec).collect(),
             interrupts: arguments.interrupts,
             page_tables: arguments.page_tables,
+            sample: arguments.sample,
             clock_rate: arguments.guest_clock_rate,
             timer_spacing: arguments.timer_spacing,
             hold_us: arguments.hold,

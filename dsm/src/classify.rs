@@ -5,7 +5,7 @@
 //! statistics and never decide anything.
 
 use crate::ram::GuestRam;
-use dsm_protocol::{Access, Gfn, Node};
+use dsm_protocol::{Access, Gfn, Half, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use wire::VcpuId;
@@ -48,8 +48,10 @@ impl Classifier {
         node: &Node,
         ram: &GuestRam,
     ) -> PageClass {
-        if node.table_level(gfn).is_some() {
-            return PageClass::KernelPageTable;
+        match node.table(gfn).map(|table| table.half) {
+            Some(Half::Kernel) => return PageClass::KernelPageTable,
+            Some(Half::User) => return PageClass::UserPageTable,
+            None => {}
         }
         if now_ns >= self.refreshed_ns + REFRESH_NS || self.refreshed_ns == 0 {
             self.refresh(node, ram);

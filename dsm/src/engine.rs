@@ -15,6 +15,7 @@ use crate::handle::{Command, CopyError, Handle};
 use crate::ram::GuestRam;
 use crate::report::{ClassCounts, FaultCounts, HotPage, Report};
 use crate::store::Store;
+use crate::streams::Streams;
 use crate::uffd::{Fault, Uffd, UffdError};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
@@ -158,6 +159,7 @@ pub struct Engine {
     classes: ClassCounts,
     page_faults: BTreeMap<Gfn, u32>,
     faults: Vec<Fault>,
+    streams: Streams,
     stopping: bool,
 }
 
@@ -198,6 +200,7 @@ impl Engine {
             classes: ClassCounts::default(),
             page_faults: BTreeMap::new(),
             faults: Vec::new(),
+            streams: Streams::default(),
             stopping: false,
         };
         let run = move || {
@@ -212,10 +215,16 @@ impl Engine {
 
     fn run(&mut self) -> Result<(), EngineError> {
         while !self.stopping {
-            self.wait()?;
-            self.take_faults()?;
-            self.take_commands()?;
-            self.take_frames()?;
+            let [faults, frames, commands] = self.wait()?;
+            if faults {
+                self.take_faults()?;
+            }
+            if commands {
+                self.take_commands()?;
+            }
+            if frames || !self.backlog.is_empty() {
+                self.take_frames()?;
+            }
             self.step(Input::Tick)?;
             self.carry_out()?;
         }
@@ -226,8 +235,8 @@ impl Engine {
         nanoseconds_since(self.started)
     }
 
-    /// Sleeps until there is something to do.
-    fn wait(&mut self) -> Result<(), EngineError> {
+    /// Sleeps until there is something to do; tells whether faults, frames or commands wait.
+    fn wait(&mut self) -> Result<[bool; 3], EngineError> {
         let due = self
             .node
             .next_tick_ns()
@@ -246,13 +255,30 @@ impl Engine {
         for fault in faults.drain(..) {
             let Some(gfn) = self.store.ram.frame_at(fault.address) else { continue };
             let want = if fault.write { Access::Write } else { Access::Read };
-            if self.node.access(gfn) < want && !self.node.is_waiting(gfn) {
+            let missed = self.node.access(gfn) < want && !self.node.is_waiting(gfn);
+            if missed {
+                tracing::trace!(gfn = gfn.0, ?want, held = ?self.node.access(gfn), "fault");
                 self.count_fault(gfn);
             }
             self.step(Input::Fault { gfn, want })?;
+            if missed {
+                self.fetch_ahead(gfn, want)?;
+            }
         }
         self.faults = faults;
         self.carry_out()
+    }
+
+    /// Asks for the pages that will be faulted on next. Their requests go out with this one's.
+    fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
+        let home = self.node.home(gfn);
+        for next in gfn.0 + 1..=gfn.0 + self.streams.fault(gfn, want) {
+            if self.node.home(Gfn(next)) != home {
+                break;
+            }
+            self.step(Input::Prefetch { gfn: Gfn(next), want })?;
+        }
+        Ok(())
     }
 
     fn count_fault(&mut self, gfn: Gfn) {
@@ -264,7 +290,7 @@ impl Engine {
         }
         let count = self.page_faults.entry(gfn).or_default();
         *count = count.saturating_add(1);
-        if count.is_multiple_of(SAMPLE_EVERY) && self.node.table_level(gfn).is_none() {
+        if count.is_multiple_of(SAMPLE_EVERY) && self.node.table(gfn).is_none() {
             self.uplink.sample_roots();
         }
     }
@@ -290,6 +316,16 @@ impl Engine {
                 Command::Report { reply } => {
                     // Whoever asked may have given up.
                     let _ = reply.send(self.report());
+                }
+                Command::LogState => {
+                    let (backlog, releases) = (self.backlog.len(), self.releases.len());
+                    let unrest = self.node.unrest();
+                    tracing::info!(
+                        backlog,
+                        releases,
+                        copies = self.copies.len(),
+                        "memory: {unrest}"
+                    );
                 }
                 Command::Stop => self.stopping = true,
             }
@@ -450,6 +486,7 @@ impl Engine {
             },
             faults_by_class: self.classes,
             faults_local: stats.faults_local,
+            prefetches: stats.prefetches,
             pages_in: stats.pages_in,
             pages_out: stats.pages_out,
             invalidations: stats.invalidations,
@@ -498,8 +535,8 @@ fn take_message(
     store.take_failure().map_or(Ok(()), Err)
 }
 
-/// Waits until one of the descriptors is readable or the time is over.
-fn poll(fds: [RawFd; 3], limit: Duration) -> Result<(), Error> {
+/// Waits until one of the descriptors is readable or the time is over; tells which are.
+fn poll(fds: [RawFd; 3], limit: Duration) -> Result<[bool; 3], Error> {
     let mut array = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(1),
@@ -508,10 +545,10 @@ fn poll(fds: [RawFd; 3], limit: Duration) -> Result<(), Error> {
     // SAFETY: three initialised descriptors, a valid time, no signal mask.
     let result = unsafe { libc::ppoll(array.as_mut_ptr(), 3, &raw const time, std::ptr::null()) };
     if result >= 0 {
-        return Ok(());
+        return Ok(array.map(|fd| fd.revents != 0));
     }
     let error = Error::last_os_error();
-    if error.raw_os_error() == Some(libc::EINTR) { Ok(()) } else { Err(error) }
+    if error.raw_os_error() == Some(libc::EINTR) { Ok([false; 3]) } else { Err(error) }
 }
 
 /// Runs this thread before the vCPUs that wait for it, where that is permitted. A handler that

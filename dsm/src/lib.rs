@@ -19,6 +19,7 @@ mod handle;
 mod ram;
 mod report;
 mod store;
+mod streams;
 mod uffd;
 mod write_watch;
 
@@ -30,4 +31,6 @@ pub use report::{ClassCounts, FaultCounts, HotPage, Report};
 pub use uffd::{UffdError, check_host};
 pub use write_watch::{WriteWatch, WriteWatchError};
 
-pub use dsm_protocol::{Config as NodeConfig, HoldPolicy, HomeError, HomeRange, HomeTable};
+pub use dsm_protocol::{
+    Config as NodeConfig, HoldPolicy, HomeError, HomeRange, HomeTable, Replicate,
+};

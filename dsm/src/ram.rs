@@ -50,6 +50,8 @@ pub struct GuestRam {
     alias: usize,
     bytes: usize,
     blocks: Vec<Block>,
+    /// A bit for each page that is known to be backed.
+    backed: Vec<AtomicU64>,
 }
 
 const PAGE: u64 = 4096;
@@ -91,7 +93,9 @@ impl GuestRam {
         })?;
         let guest = map(&file, offset).ok_or_else(|| failed("mmap"))?;
         let alias = map(&file, offset).ok_or_else(|| failed("mmap"))?;
-        Ok(Self { file, guest, alias, bytes: offset, blocks })
+        let words = (offset / PAGE_SIZE).div_ceil(64);
+        let backed = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { file, guest, alias, bytes: offset, blocks, backed })
     }
 
     /// Host addresses for KVM's memory slots: first guest-physical address, host address, bytes.
@@ -127,10 +131,18 @@ impl GuestRam {
 
     /// True when the file holds no page there: it was never touched on this slice.
     pub(crate) fn is_hole(&self, gfn: Gfn) -> bool {
-        let Some(offset) = self.offset(gfn) else { return true };
-        let Ok(offset) = i64::try_from(offset) else { return true };
+        let Some(at) = self.offset(gfn) else { return true };
+        let (word, bit) = (at / PAGE_SIZE / 64, 1 << (at / PAGE_SIZE % 64));
+        // A page once backed stays so: this process never punches holes.
+        if self.backed[word].load(Ordering::Relaxed) & bit != 0 {
+            return false;
+        }
+        let Ok(offset) = i64::try_from(at) else { return true };
         // SAFETY: lseek takes no pointers.
         let data = unsafe { libc::lseek(self.file.as_raw_fd(), offset, libc::SEEK_DATA) };
+        if data == offset {
+            self.backed[word].fetch_or(bit, Ordering::Relaxed);
+        }
         data != offset
     }
 

@@ -42,6 +42,9 @@ pub struct Report {
     pub faults_by_class: ClassCounts,
     /// Faults answered from what was here.
     pub faults_local: u64,
+    /// Pages asked for ahead of a fault.
+    #[serde(default)]
+    pub prefetches: u64,
     /// Pages received.
     pub pages_in: u64,
     /// Pages sent.

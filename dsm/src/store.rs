@@ -6,7 +6,9 @@
 use crate::engine::EngineError;
 use crate::ram::GuestRam;
 use crate::uffd::{Installed, Uffd, Watch};
-use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore};
+use dsm_protocol::{
+    ACCESSED_DIRTY, Access, DIRTY, Entry, Gfn, Merge, PageStore, Table, permits_clean_write,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,10 +18,20 @@ use wire::PageBody;
 const PAGE: u64 = 4096;
 /// Frames of a chunk that is watched or not as a whole.
 const CHUNK_FRAMES: u64 = 512;
-/// Accessed and dirty: set by the processor at any time, on every slice for itself.
-const ACCESSED_DIRTY: u64 = 0x60;
 
-type Twin = Box<[u64; 512]>;
+/// Present bit and frame number of a table entry.
+const PRESENT: u64 = 1;
+const FRAME: u64 = 0x000f_ffff_ffff_f000;
+
+/// Entries compared at a time.
+const ROW: usize = 8;
+
+/// A replica as it was at the last flush.
+#[derive(Debug)]
+struct Twin {
+    table: Table,
+    entries: Box<[u64; 512]>,
+}
 
 /// Guest memory as the protocol sees it.
 #[derive(Debug)]
@@ -29,6 +41,8 @@ pub(crate) struct Store {
     /// Chunks of this slice's home that are not watched yet, by number.
     unwatched: BTreeSet<u64>,
     twins: BTreeMap<Gfn, Twin>,
+    /// Pages mapped without write access: giving it takes one call.
+    readable: BTreeSet<Gfn>,
     failure: Option<EngineError>,
 }
 
@@ -48,7 +62,14 @@ impl Store {
             .iter()
             .flat_map(|range| range.start / CHUNK_FRAMES..range.end.div_ceil(CHUNK_FRAMES))
             .collect();
-        Ok(Self { uffd, ram, unwatched, twins: BTreeMap::new(), failure: None })
+        Ok(Self {
+            uffd,
+            ram,
+            unwatched,
+            twins: BTreeMap::new(),
+            readable: BTreeSet::new(),
+            failure: None,
+        })
     }
 
     /// The first call that failed, once.
@@ -93,6 +114,13 @@ impl Store {
         if self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) {
             return Ok(());
         }
+        if writable && self.readable.remove(&gfn) {
+            // It wakes the waiters too. Should the mapping be gone, they fault again.
+            return Ok(self.uffd.protect(address, PAGE, false)?);
+        }
+        if !writable {
+            self.readable.insert(gfn);
+        }
         for _ in 0..3 {
             match self.uffd.install(address, PAGE, writable)? {
                 Installed::Done => return Ok(()),
@@ -133,6 +161,7 @@ impl PageStore for StepStore<'_> {
         self.store.watch(gfn);
         self.store.ram.back(gfn);
         let address = self.store.address(gfn);
+        self.store.readable.insert(gfn);
         let result = self.store.uffd.protect(address, PAGE, true).map_err(EngineError::from);
         self.store.note(result);
     }
@@ -140,26 +169,63 @@ impl PageStore for StepStore<'_> {
     fn unmap(&mut self, gfn: Gfn) {
         self.store.watch(gfn);
         self.store.ram.back(gfn);
+        self.store.readable.remove(&gfn);
         let result = self.store.ram.zap(gfn).map_err(|source| EngineError::Zap { gfn, source });
         self.store.note(result);
     }
 
-    fn snapshot(&mut self, gfn: Gfn) {
+    fn snapshot(&mut self, gfn: Gfn, table: Table) {
         let page = self.store.ram.entries(gfn);
-        let twin = Box::new(std::array::from_fn(|at| page[at].load(Ordering::Relaxed)));
-        self.store.twins.insert(gfn, twin);
+        let entries = Box::new(std::array::from_fn(|at| page[at].load(Ordering::Relaxed)));
+        self.store.twins.insert(gfn, Twin { table, entries });
+        self.set_dirty(gfn);
     }
 
-    fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) {
+    fn set_dirty(&mut self, gfn: Gfn) {
         let page = self.store.ram.entries(gfn);
-        let Some(twin) = self.store.twins.get_mut(&gfn) else { return };
-        for (index, (entry, old)) in (0u16..).zip(page.iter().zip(twin.iter_mut())) {
-            let new = entry.load(Ordering::Acquire);
-            if (new ^ *old) & !ACCESSED_DIRTY != 0 {
-                out.push(Entry { gfn, index, old: *old, new });
+        let Some(Twin { table, entries }) = self.store.twins.get_mut(&gfn) else { return };
+        for (entry, twin) in page.iter().zip(entries.iter_mut()) {
+            let value = entry.load(Ordering::Acquire);
+            if permits_clean_write(*table, value) {
+                // Nobody else stores here now.
+                entry.fetch_or(DIRTY, Ordering::AcqRel);
             }
-            *old = new;
+            // What was clean stays the only difference that the next comparison need not see.
+            if permits_clean_write(*table, *twin) {
+                *twin |= DIRTY;
+            }
         }
+    }
+
+    fn points_to(&self, gfn: Gfn, child: Gfn) -> bool {
+        let entries = self.store.ram.entries(gfn).iter();
+        entries
+            .map(|entry| entry.load(Ordering::Acquire))
+            .any(|entry| entry & PRESENT != 0 && (entry & FRAME) >> 12 == child.0)
+    }
+
+    fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) -> bool {
+        let page = self.store.ram.entries(gfn);
+        let Some(Twin { table, entries }) = self.store.twins.get_mut(&gfn) else { return false };
+        let mut clean = false;
+        let rows = page.chunks_exact(ROW).zip(entries.chunks_exact_mut(ROW));
+        for (row, (page, twin)) in rows.enumerate() {
+            // Hardly any entry changes between two flushes: look at a row at a time.
+            let pairs = page.iter().zip(twin.iter());
+            if pairs.fold(0, |all, (new, old)| all | (new.load(Ordering::Relaxed) ^ old)) == 0 {
+                continue;
+            }
+            for (column, (entry, old)) in page.iter().zip(twin).enumerate() {
+                let new = entry.load(Ordering::Acquire);
+                clean |= permits_clean_write(*table, new);
+                if (new ^ *old) & !ACCESSED_DIRTY != 0 {
+                    let index = u16::try_from(row * ROW + column).expect("512 entries");
+                    out.push(Entry { gfn, index, old: *old, new });
+                }
+                *old = new;
+            }
+        }
+        clean
     }
 
     fn merge(&mut self, entry: &Entry) -> Merge {
@@ -167,7 +233,7 @@ impl PageStore for StepStore<'_> {
         let page = self.store.ram.entries(entry.gfn);
         let Some(twin) = self.store.twins.get_mut(&entry.gfn) else { return Merge::Applied };
         let differ = |a: u64, b: u64| (a ^ b) & !ACCESSED_DIRTY != 0;
-        let before = std::mem::replace(&mut twin[at], entry.new);
+        let before = std::mem::replace(&mut twin.entries[at], entry.new);
         loop {
             let now = page[at].load(Ordering::Acquire);
             if differ(now, before) {
@@ -190,12 +256,12 @@ impl PageStore for StepStore<'_> {
     }
 
     fn twin_entry(&self, gfn: Gfn, index: u16) -> u64 {
-        self.store.twins.get(&gfn).map_or(0, |twin| twin[usize::from(index)])
+        self.store.twins.get(&gfn).map_or(0, |twin| twin.entries[usize::from(index)])
     }
 
     fn twin_entries(&self, gfn: Gfn, visit: &mut dyn FnMut(u16, u64)) {
         let Some(twin) = self.store.twins.get(&gfn) else { return };
-        for (index, value) in (0u16..).zip(twin.iter()) {
+        for (index, value) in (0u16..).zip(twin.entries.iter()) {
             if *value != 0 {
                 visit(index, *value);
             }

@@ -154,10 +154,7 @@ impl Uffd {
         // SAFETY: the descriptor is new and owned by nobody else.
         let probe = Self(unsafe { File::from_raw_fd(probe) });
         probe.call("UFFDIO_API", UFFDIO_API(), &mut api, UffdioRange { start: 0, len: 0 })?;
-        let missing = FEATURES & !api.features;
-        if missing != 0 {
-            return Err(UffdError::Features { missing });
-        }
+        require(api.features)?;
         let mut api = UffdioApi { api: API, features: FEATURES, ioctls: 0 };
         uffd.call("UFFDIO_API", UFFDIO_API(), &mut api, UffdioRange { start: 0, len: 0 })?;
         Ok(uffd)
@@ -279,6 +276,14 @@ impl Uffd {
     }
 }
 
+/// Checks the feature bits that the kernel offers.
+fn require(offered: u64) -> Result<(), UffdError> {
+    match FEATURES & !offered {
+        0 => Ok(()),
+        missing => Err(UffdError::Features { missing }),
+    }
+}
+
 /// Checks that the kernel offers what the engine needs, and permits it.
 ///
 /// # Errors
@@ -296,5 +301,20 @@ impl AsFd for Uffd {
 impl AsRawFd for Uffd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_without_a_needed_feature_is_refused_by_name() {
+        assert!(require(FEATURES | 1 << 9).is_ok());
+
+        let refused = require(FEATURES & !FEATURE_WP_SHMEM).unwrap_err().to_string();
+
+        assert!(refused.contains("lacks userfaultfd features 0x1000"), "{refused}");
+        assert!(refused.contains("use Linux 6.4 or later"), "{refused}");
     }
 }

@@ -14,7 +14,7 @@ use crate::node::{Effect, Node, Pins, ProtocolError};
 use crate::pages::Copy;
 use crate::release::Outgoing;
 use crate::store::PageStore;
-use wire::{Access, Gfn, Level, Message, SliceId};
+use wire::{Access, Gfn, Message, SliceId, Table};
 
 /// A recall that a holder has not carried out yet. A home asks one thing per page at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +27,7 @@ pub(crate) struct Deferred {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Recall {
-    Fetch { requester: SliceId, keep: Access, acks: u16, table: Option<Level> },
+    Fetch { requester: SliceId, keep: Access, acks: u16, table: Option<Table> },
     Invalidate { requester: SliceId },
     Leave { heir: SliceId, dropped: bool },
 }
@@ -38,7 +38,7 @@ impl Deferred {
         requester: SliceId,
         keep: Access,
         acks: u16,
-        table: Option<Level>,
+        table: Option<Table>,
     ) -> Self {
         Self { gfn, recall: Recall::Fetch { requester, keep, acks, table }, due: None }
     }
@@ -125,7 +125,7 @@ impl Node {
         requester: SliceId,
         keep: Access,
         acks: u16,
-        table: Option<Level>,
+        table: Option<Table>,
         store: &mut impl PageStore,
     ) {
         let access = if keep == Access::Read {

@@ -11,12 +11,12 @@
 use crate::node::{Node, ProtocolError};
 use crate::pages::Holders;
 use std::collections::VecDeque;
-use wire::{Access, Gfn, Held, Level, Message, SliceId};
+use wire::{Access, Gfn, Held, Message, SliceId, Table};
 
 /// A request at its home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Request {
-    Get { from: SliceId, want: Access, table: Option<Level> },
+    Get { from: SliceId, want: Access, table: Option<Table> },
     Demote { from: SliceId },
 }
 
@@ -38,7 +38,7 @@ impl Node {
         from: SliceId,
         gfn: Gfn,
         want: Access,
-        table: Option<Level>,
+        table: Option<Table>,
     ) -> Result<(), ProtocolError> {
         let Some(holders) = self.pages.holders(gfn) else {
             return Err(self.error(from, "Get", gfn, "this slice is not its home"));
@@ -71,7 +71,7 @@ impl Node {
         gfn: Gfn,
         from: SliceId,
         want: Access,
-        table: Option<Level>,
+        table: Option<Table>,
         queue: VecDeque<Request>,
     ) {
         let holders = self.pages.holders(gfn).expect("this slice is home");

@@ -15,7 +15,7 @@
 //!      +-----------------------------------------------------------------------------+
 //! ```
 //!
-//! A kernel page-table page that several slices walk leaves this scheme and becomes a *replica*
+//! A page-table page that several slices walk leaves this scheme and becomes a *replica*
 //! everywhere (class R): everyone may write it, changes travel entry by entry before anything else
 //! that its writer sends. `tables` and `release` hold that part.
 //!
@@ -43,5 +43,6 @@ pub use node::{Config, Effect, Input, Node, ProtocolError};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 pub use stats::{ReplicaStats, Stats};
-pub use store::{Merge, PageStore};
-pub use wire::{Access, Entry, Epoch, Gfn, Held, Level, Message, SliceId, VcpuId};
+pub use store::{ACCESSED_DIRTY, DIRTY, Merge, PageStore, permits_clean_write};
+pub use tables::Replicate;
+pub use wire::{Access, Entry, Epoch, Gfn, Half, Held, Level, Message, SliceId, Table, VcpuId};

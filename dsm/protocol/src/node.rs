@@ -9,10 +9,10 @@ use crate::release::Releases;
 use crate::requester::Wait;
 use crate::stats::Stats;
 use crate::store::PageStore;
-use crate::tables::Tables;
+use crate::tables::{Replicate, Tables};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
-use wire::{Access, Epoch, Gfn, Level, Message, SliceId, VcpuId};
+use wire::{Access, Epoch, Gfn, Message, SliceId, Table, VcpuId};
 
 /// What a node is told when it is made.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,8 +27,8 @@ pub struct Config {
     pub epoch: Epoch,
     /// The hold window.
     pub hold: HoldPolicy,
-    /// Whether kernel page-table pages become replicas.
-    pub replicate_tables: bool,
+    /// Which page-table pages become replicas.
+    pub replicate: Replicate,
     /// A bug to plant.
     #[cfg(feature = "planted-bugs")]
     pub planted: Option<crate::PlantedBug>,
@@ -44,7 +44,7 @@ impl Config {
             homes,
             epoch,
             hold: HoldPolicy::NONE,
-            replicate_tables: false,
+            replicate: Replicate::Nothing,
             #[cfg(feature = "planted-bugs")]
             planted: None,
         }
@@ -59,6 +59,13 @@ pub enum Input {
         /// The page.
         gfn: Gfn,
         /// The access it needs: `Read` or `Write`.
+        want: Access,
+    },
+    /// A page is likely to be touched soon: ask for it if that can do no harm.
+    Prefetch {
+        /// The page.
+        gfn: Gfn,
+        /// The access it will need.
         want: Access,
     },
     /// A message came.
@@ -195,7 +202,7 @@ impl Node {
             held_until: BTreeMap::new(),
             hold: Hold::new(config.hold),
             pins: BTreeMap::new(),
-            tables: Tables::default(),
+            tables: Tables::new(config.replicate),
             releases: Releases::default(),
             banned: BTreeSet::new(),
             loopback: VecDeque::new(),
@@ -219,6 +226,7 @@ impl Node {
         self.now = now_ns;
         match input {
             Input::Fault { gfn, want } => self.fault(gfn, want, store),
+            Input::Prefetch { gfn, want } => self.prefetch(gfn, want),
             Input::Message { from, epoch, message } => {
                 if epoch != self.config.epoch && !self.epoch_check_lost() {
                     self.stats.epoch_refused += 1;
@@ -256,10 +264,10 @@ impl Node {
         self.pages.copy(gfn) == Copy::Replica
     }
 
-    /// Level of the page if replicated tables or a vCPU's root say that it is a kernel page table.
+    /// What kind of page table the page is, if replicated tables or a vCPU's root say that it is one.
     #[must_use]
-    pub fn table_level(&self, gfn: Gfn) -> Option<Level> {
-        self.tables.level(gfn)
+    pub fn table(&self, gfn: Gfn) -> Option<Table> {
+        self.tables.table(gfn)
     }
 
     /// True while a request of this slice for the page is on its way.
@@ -345,7 +353,7 @@ impl Node {
                 self.data(from, gfn, access, acks, table, store)
             }
             Message::Acked { gfn } => self.acked(from, gfn, store),
-            Message::Offer { gfn, level } => self.offered(from, gfn, level, store),
+            Message::Offer { gfn, table } => self.offered(from, gfn, table, store),
             Message::Ready { gfn } => self.ready(from, gfn, store),
             Message::Go { gfn } => self.go(from, gfn, store),
             Message::Diff { flush, entries } => {

@@ -19,4 +19,7 @@ pub enum PlantedBug {
     StaleMemberKept,
     /// A merge takes the sender's whole page instead of the changed entries.
     MergeLosesEntry,
+    /// An entry that permits writes is shared without its dirty bit. The store has this bug, not
+    /// the protocol.
+    CleanEntryShared,
 }

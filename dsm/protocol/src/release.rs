@@ -20,7 +20,7 @@ use crate::store::{Merge, PageStore};
 use crate::tables::fits_root;
 use std::collections::{BTreeMap, VecDeque};
 use wire::coherence::ENTRIES_MAX;
-use wire::{Entry, Gfn, Held, Level, Message, SliceId};
+use wire::{Access, Entry, Gfn, Held, Level, Message, SliceId};
 
 /// Something that must not overtake this slice's table writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -148,9 +148,20 @@ impl Node {
         store: &mut impl PageStore,
     ) -> bool {
         let start = entries.len();
-        store.changes(gfn, entries);
+        if store.changes(gfn, entries) {
+            if !self.make_dirty(gfn, level, store) {
+                // Freed while this flush went on; the parent's change goes out with the next one.
+                let unsent = self.releases.unsent.entry(gfn).or_default();
+                unsent.extend(entries.drain(start..));
+                self.tables.remove(gfn, store);
+                return false;
+            }
+            for entry in &mut entries[start..] {
+                self.tables.set_dirty(entry);
+            }
+        }
         for entry in &entries[start..] {
-            self.tables.changed(level, entry, entry.old);
+            self.tables.changed(entry, entry.old);
         }
         let end = self.config.homes.end();
         let fits = level != Level::ROOT || entries[start..].iter().all(|e| fits_root(e, end));
@@ -161,6 +172,26 @@ impl Node {
             self.tables.remove(gfn, store);
         }
         fits
+    }
+
+    /// Sets missing dirty bits of a process's table. False when it is no table any more.
+    ///
+    /// The guest runs meanwhile: it may free the page and use it as data, which must not be changed.
+    /// So the page is protected first. Kernels take a page out of its parent before they free it, so
+    /// if a parent still points to it now, nobody stores data there before it is mapped again.
+    fn make_dirty(&mut self, gfn: Gfn, level: Level, store: &mut impl PageStore) -> bool {
+        if self.pages.copy(gfn) != Copy::Replica {
+            // Not mapped: no processor walks through it here. What is sent gets its bits anyway.
+            return true;
+        }
+        store.protect(gfn);
+        let parents = self.tables.above(level);
+        let linked = parents.into_iter().any(|parent| store.points_to(parent, gfn));
+        if linked {
+            store.set_dirty(gfn);
+        }
+        store.map(gfn, Access::Write);
+        linked
     }
 
     /// Asks for the end of a replica. Releases from now on wait for it.
@@ -197,9 +228,7 @@ impl Node {
             self.lose_unflushed(gfn, store);
             let old = store.twin_entry(gfn, entry.index);
             let merged = store.merge(entry);
-            if let Some(level) = self.tables.replica_level(gfn) {
-                self.tables.changed(level, entry, old);
-            }
+            self.tables.changed(entry, old);
             if merged == Merge::Conflict {
                 self.stats.replicas.conflicts += 1;
                 self.ask_demotion(gfn, true);
@@ -232,14 +261,14 @@ impl Node {
         store: &mut impl PageStore,
     ) {
         store.unmap(gfn);
-        if self.tables.replica_level(gfn).is_some() {
+        self.pages.set_copy(gfn, Copy::Invalid);
+        if self.tables.is_replica(gfn) {
             self.flush(store);
         }
         self.tables.remove(gfn, store);
         let mut entries = self.releases.unsent.remove(&gfn).unwrap_or_default();
         store.changes(gfn, &mut entries);
         store.forget(gfn);
-        self.pages.set_copy(gfn, Copy::Invalid);
         self.resume_overtaken(gfn, dropped);
         // From here on this slice no longer sees in a flush that the page was taken out of its
         // parent. So its releases wait until all have left, whoever asked for it.

@@ -11,7 +11,8 @@
 use crate::node::{Node, ProtocolError};
 use crate::pages::Copy;
 use crate::store::PageStore;
-use wire::{Access, Gfn, Held, Level, Message, SliceId};
+use crate::tables::Replicate;
+use wire::{Access, Gfn, Held, Message, SliceId, Table};
 
 /// A request of this slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +22,7 @@ pub(crate) struct Wait {
     /// What was granted, and how many acknowledgements belong to it.
     granted: Option<(Access, u16)>,
     acks: u16,
-    table: Option<Level>,
+    table: Option<Table>,
     /// Replicas offered, answers still to come.
     offers: Option<u16>,
 }
@@ -48,7 +49,21 @@ impl Node {
             (Access::Write, _) => self.stats.faults_write += 1,
             _ => self.stats.faults_read += 1,
         }
-        let table = self.tables.level(gfn).filter(|_| self.may_replicate());
+        self.ask(gfn, want);
+    }
+
+    /// Asks for a page that nobody waits for yet. A page that is here already, in whatever way, is
+    /// left alone, and so is a table: whether it becomes a replica is for a walk to decide.
+    pub(crate) fn prefetch(&mut self, gfn: Gfn, want: Access) {
+        let absent = self.home(gfn).is_some() && self.pages.copy(gfn) == Copy::Invalid;
+        if absent && !self.waits.contains_key(&gfn) && self.tables.table(gfn).is_none() {
+            self.stats.prefetches += 1;
+            self.ask(gfn, want);
+        }
+    }
+
+    fn ask(&mut self, gfn: Gfn, want: Access) {
+        let table = self.tables.table(gfn).filter(|_| self.may_replicate());
         let wait =
             Wait { want, since: self.now, granted: None, acks: 0, table: None, offers: None };
         self.waits.insert(gfn, wait);
@@ -56,7 +71,7 @@ impl Node {
     }
 
     fn may_replicate(&self) -> bool {
-        self.config.replicate_tables && self.config.slices.len() > 1
+        self.config.replicate != Replicate::Nothing && self.config.slices.len() > 1
     }
 
     pub(crate) fn granted(
@@ -64,7 +79,7 @@ impl Node {
         from: SliceId,
         gfn: Gfn,
         acks: u16,
-        table: Option<Level>,
+        table: Option<Table>,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         if self.pages.copy(gfn).access() == Access::None {
@@ -81,7 +96,7 @@ impl Node {
         gfn: Gfn,
         access: Access,
         acks: u16,
-        table: Option<Level>,
+        table: Option<Table>,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         if access == Access::None {
@@ -104,7 +119,7 @@ impl Node {
         gfn: Gfn,
         access: Access,
         acks: u16,
-        table: Option<Level>,
+        table: Option<Table>,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, what, gfn, "it was not asked for");
         let wait = self.waits.get_mut(&gfn).filter(|wait| wait.granted.is_none()).ok_or(error)?;
@@ -132,8 +147,8 @@ impl Node {
             return;
         }
         match wait.table {
-            Some(level) if wait.offers.is_none() && self.tables.is_wanted(gfn, level) => {
-                self.offer(gfn, level, store);
+            Some(table) if wait.offers.is_none() && self.tables.is_wanted(gfn, table) => {
+                self.offer(gfn, table, store);
             }
             Some(_) if wait.offers.is_some() => {}
             // No table, or none any more: whoever gave the page first told us that it was taken
@@ -165,21 +180,21 @@ impl Node {
     }
 
     /// The page is ours alone: make it a replica everywhere.
-    fn offer(&mut self, gfn: Gfn, level: Level, store: &mut impl PageStore) {
+    fn offer(&mut self, gfn: Gfn, table: Table, store: &mut impl PageStore) {
         // A copy that is here already stays read-only until everyone is ready.
-        store.snapshot(gfn);
-        self.tables.insert(gfn, level, store);
+        store.snapshot(gfn, table);
+        self.tables.insert(gfn, table, store);
         let others = self.others_count();
         self.waits.get_mut(&gfn).expect("completed by the caller").offers = Some(others);
         self.stats.replicas.conversions += 1;
-        self.post_to_others(&Message::Offer { gfn, level });
+        self.post_to_others(&Message::Offer { gfn, table });
     }
 
     pub(crate) fn offered(
         &mut self,
         from: SliceId,
         gfn: Gfn,
-        level: Level,
+        table: Table,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         if self.pages.copy(gfn) != Copy::Invalid {
@@ -187,8 +202,8 @@ impl Node {
         }
         store.fill(gfn);
         self.stats.pages_in += 1;
-        store.snapshot(gfn);
-        self.tables.insert(gfn, level, store);
+        store.snapshot(gfn, table);
+        self.tables.insert(gfn, table, store);
         self.pages.set_copy(gfn, Copy::Forming);
         self.post(from, Message::Ready { gfn });
         Ok(())
@@ -207,7 +222,7 @@ impl Node {
         if *left > 0 {
             return Ok(());
         }
-        if wait.table.is_some_and(|level| self.tables.is_wanted(gfn, level)) {
+        if wait.table.is_some_and(|table| self.tables.is_wanted(gfn, table)) {
             self.post_to_others(&Message::Go { gfn });
             self.use_replica(gfn, store);
             self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Replica });

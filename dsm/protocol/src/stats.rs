@@ -13,6 +13,8 @@ pub struct Stats {
     pub faults_upgrade: u64,
     /// Faults answered from what this slice already had.
     pub faults_local: u64,
+    /// Pages asked for ahead of a fault.
+    pub prefetches: u64,
     /// Pages received (zero pages too).
     pub pages_in: u64,
     /// Pages sent (zero pages too).

@@ -1,4 +1,4 @@
-//! Which pages are replicated kernel page tables, and which pages these point to.
+//! Which pages are replicated page tables, and which pages these point to.
 //!
 //! A page is recognised without reading its contents: it is some vCPU's root (CR3), or an entry of
 //! a replicated page points to it. So replication spreads from the roots downwards, one requested
@@ -6,9 +6,9 @@
 //! Formats: AMD APM vol. 2, 5.3 (long-mode page translation).
 
 use crate::node::Node;
-use crate::store::PageStore;
+use crate::store::{DIRTY, PageStore, permits_clean_write};
 use std::collections::{BTreeMap, BTreeSet};
-use wire::{Entry, Gfn, Level, Message, SliceId, VcpuId};
+use wire::{Entry, Gfn, Half, Level, Message, SliceId, Table, VcpuId};
 
 const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
@@ -18,16 +18,29 @@ const KERNEL_HALF: u16 = 256;
 /// A root that no vCPU uses leaves the class after this time: its process may be gone.
 const ROOT_IDLE_NS: u64 = 1_000_000_000;
 
+/// Which page tables become replicas when a second slice asks for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Replicate {
+    /// None: all are ordinary pages.
+    #[default]
+    Nothing,
+    /// The roots, and what their kernel's half points to.
+    KernelTables,
+    /// The tables of processes too.
+    AllTables,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Child {
-    level: Level,
+    table: Table,
     references: u32,
 }
 
 /// The replicated class as one slice sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Tables {
-    replicas: BTreeMap<Gfn, Level>,
+    scope: Replicate,
+    replicas: BTreeMap<Gfn, Table>,
     children: BTreeMap<Gfn, Child>,
     roots: BTreeMap<VcpuId, Gfn>,
     idle_roots: BTreeMap<Gfn, u64>,
@@ -36,22 +49,26 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    pub(crate) fn level(&self, gfn: Gfn) -> Option<Level> {
+    pub(crate) fn new(scope: Replicate) -> Self {
+        Self { scope, ..Self::default() }
+    }
+
+    pub(crate) fn table(&self, gfn: Gfn) -> Option<Table> {
         self.replicas
             .get(&gfn)
             .copied()
-            .or_else(|| self.children.get(&gfn).map(|child| child.level))
-            .or_else(|| self.is_root(gfn).then_some(Level::ROOT))
+            .or_else(|| self.children.get(&gfn).map(|child| child.table))
+            .or_else(|| self.is_root(gfn).then_some(Table::ROOT))
     }
 
     /// True when the page still is what a conversion takes it for, as far as this slice knows.
-    pub(crate) fn is_wanted(&self, gfn: Gfn, level: Level) -> bool {
-        self.children.get(&gfn).is_some_and(|child| child.level == level)
-            || (level == Level::ROOT && self.is_root(gfn))
+    pub(crate) fn is_wanted(&self, gfn: Gfn, table: Table) -> bool {
+        self.children.get(&gfn).is_some_and(|child| child.table == table)
+            || (table == Table::ROOT && self.is_root(gfn))
     }
 
-    pub(crate) fn replica_level(&self, gfn: Gfn) -> Option<Level> {
-        self.replicas.get(&gfn).copied()
+    pub(crate) fn is_replica(&self, gfn: Gfn) -> bool {
+        self.replicas.contains_key(&gfn)
     }
 
     pub(crate) fn replica_count(&self) -> u64 {
@@ -64,8 +81,23 @@ impl Tables {
 
     /// Replicas of one level, ascending.
     pub(crate) fn at_level(&self, level: Level) -> Vec<Gfn> {
-        let of_level = self.replicas.iter().filter(|(_, at)| **at == level);
+        let of_level = self.replicas.iter().filter(|(_, table)| table.level == level);
         of_level.map(|(gfn, _)| *gfn).collect()
+    }
+
+    /// Replicas whose entries may point to tables of a level.
+    pub(crate) fn above(&self, level: Level) -> Vec<Gfn> {
+        let below = |table: &Table| table.level.below() == Some(level);
+        let parents = self.replicas.iter().filter(|(_, table)| below(table));
+        parents.map(|(gfn, _)| *gfn).collect()
+    }
+
+    /// Sets the dirty bit of an entry about to be sent, where it must be set.
+    pub(crate) fn set_dirty(&self, entry: &mut Entry) {
+        let table = self.replicas.get(&entry.gfn);
+        if table.is_some_and(|table| permits_clean_write(*table, entry.new)) {
+            entry.new |= DIRTY;
+        }
     }
 
     /// True when a replica's entry points to the page, or it needs none.
@@ -74,11 +106,11 @@ impl Tables {
     }
 
     /// Adds a replica whose twin was just made.
-    pub(crate) fn insert(&mut self, gfn: Gfn, level: Level, store: &impl PageStore) {
-        self.replicas.insert(gfn, level);
+    pub(crate) fn insert(&mut self, gfn: Gfn, table: Table, store: &impl PageStore) {
+        self.replicas.insert(gfn, table);
         store.twin_entries(gfn, &mut |index, value| {
-            self.add_reference(level, index, value);
-            self.note_process(gfn, level, index);
+            self.add_reference(table, index, value);
+            self.note_process(gfn, table.level, index);
         });
     }
 
@@ -90,28 +122,31 @@ impl Tables {
 
     /// Takes a replica out. Its twin must still be there.
     pub(crate) fn remove(&mut self, gfn: Gfn, store: &impl PageStore) {
-        let Some(level) = self.replicas.remove(&gfn) else { return };
+        let Some(table) = self.replicas.remove(&gfn) else { return };
         self.idle_roots.remove(&gfn);
         self.process_roots.remove(&gfn);
-        store.twin_entries(gfn, &mut |index, value| self.drop_reference(level, index, value));
+        store.twin_entries(gfn, &mut |index, value| self.drop_reference(table, index, value));
     }
 
-    /// True when some table has no parent but this root.
+    /// True when some table of the kernel has no parent but this root.
     fn is_only_parent(&self, root: Gfn, store: &impl PageStore) -> bool {
         let mut only = false;
         store.twin_entries(root, &mut |index, value| {
-            let child =
-                child(Level::ROOT, index, value).and_then(|(gfn, _)| self.children.get(&gfn));
-            only |= child.is_some_and(|child| child.references == 1);
+            if index >= KERNEL_HALF {
+                let child = self.child(Table::ROOT, index, value);
+                let child = child.and_then(|(gfn, _)| self.children.get(&gfn));
+                only |= child.is_some_and(|child| child.references == 1);
+            }
         });
         only
     }
 
     /// An entry of a replica's twin changed from `old` to what the entry holds now.
-    pub(crate) fn changed(&mut self, level: Level, entry: &Entry, old: u64) {
-        self.drop_reference(level, entry.index, old);
-        self.add_reference(level, entry.index, entry.new);
-        self.note_process(entry.gfn, level, entry.index);
+    pub(crate) fn changed(&mut self, entry: &Entry, old: u64) {
+        let Some(table) = self.replicas.get(&entry.gfn).copied() else { return };
+        self.drop_reference(table, entry.index, old);
+        self.add_reference(table, entry.index, entry.new);
+        self.note_process(entry.gfn, table.level, entry.index);
     }
 
     pub(crate) fn set_root(&mut self, vcpu: VcpuId, gfn: Gfn) -> bool {
@@ -122,29 +157,31 @@ impl Tables {
         self.roots.values().any(|root| *root == gfn)
     }
 
-    fn add_reference(&mut self, level: Level, index: u16, value: u64) {
-        if let Some((gfn, level)) = child(level, index, value) {
-            self.children.entry(gfn).or_insert(Child { level, references: 0 }).references += 1;
+    fn add_reference(&mut self, parent: Table, index: u16, value: u64) {
+        if let Some((gfn, table)) = self.child(parent, index, value) {
+            self.children.entry(gfn).or_insert(Child { table, references: 0 }).references += 1;
         }
     }
 
-    fn drop_reference(&mut self, level: Level, index: u16, value: u64) {
-        let Some((gfn, _)) = child(level, index, value) else { return };
+    fn drop_reference(&mut self, parent: Table, index: u16, value: u64) {
+        let Some((gfn, _)) = self.child(parent, index, value) else { return };
         let Some(child) = self.children.get_mut(&gfn) else { return };
         child.references -= 1;
         if child.references == 0 {
             self.children.remove(&gfn);
         }
     }
-}
 
-/// The table that an entry points to. Only the kernel's half of a root counts: user tables stay
-/// ordinary pages.
-fn child(level: Level, index: u16, value: u64) -> Option<(Gfn, Level)> {
-    let below = level.below()?;
-    let user = level == Level::ROOT && index < KERNEL_HALF;
-    let leaf = level != Level::ROOT && value & LARGE != 0;
-    (value & PRESENT != 0 && !user && !leaf).then_some((Gfn((value & FRAME) >> 12), below))
+    /// The table that an entry points to, if it is of a kind that is replicated.
+    fn child(&self, parent: Table, index: u16, value: u64) -> Option<(Gfn, Table)> {
+        let level = parent.level.below()?;
+        let root = parent.level == Level::ROOT;
+        let half = if root && index < KERNEL_HALF { Half::User } else { parent.half };
+        let leaf = !root && value & LARGE != 0;
+        let wanted = half == Half::Kernel || self.scope == Replicate::AllTables;
+        (value & PRESENT != 0 && !leaf && wanted)
+            .then_some((Gfn((value & FRAME) >> 12), Table { level, half }))
+    }
 }
 
 /// Whether a changed entry can be one of a live root. A root that was freed and is used as data
@@ -209,17 +246,25 @@ mod tests {
     }
 
     #[test]
-    fn child_of_user_half_is_none() {
-        assert_eq!(child(Level::ROOT, 255, 0x5067), None);
-        assert_eq!(child(Level::ROOT, 256, 0x5067).map(|(gfn, _)| gfn), Some(Gfn(5)));
+    fn child_of_user_half_counts_when_all_tables_do() {
+        let kernel = Tables::new(Replicate::KernelTables);
+        assert_eq!(kernel.child(Table::ROOT, 255, 0x5067), None);
+        assert_eq!(kernel.child(Table::ROOT, 256, 0x5067).map(|(gfn, _)| gfn), Some(Gfn(5)));
+
+        let all = Tables::new(Replicate::AllTables);
+        let (gfn, table) = all.child(Table::ROOT, 255, 0x5067).unwrap();
+        assert_eq!((gfn, table.half), (Gfn(5), Half::User));
+        assert_eq!(all.child(table, 300, 0x6067).unwrap().1.half, Half::User);
     }
 
     #[test]
     fn child_of_large_leaf_is_none() {
-        let level = Level::new(2).unwrap();
+        let tables = Tables::new(Replicate::KernelTables);
+        let parent = Table { level: Level::new(2).unwrap(), half: Half::Kernel };
 
-        assert_eq!(child(level, 0, 0x20_00e3), None);
-        assert_eq!(child(level, 0, 0x20_0063), Some((Gfn(0x200), Level::new(1).unwrap())));
+        assert_eq!(tables.child(parent, 0, 0x20_00e3), None);
+        let (gfn, child) = tables.child(parent, 0, 0x20_0063).unwrap();
+        assert_eq!((gfn, child.level), (Gfn(0x200), Level::new(1).unwrap()));
     }
 
     #[test]

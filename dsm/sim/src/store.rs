@@ -4,19 +4,21 @@
 //! vCPUs have, and which pages were mapped in a step (that wakes the vCPUs that wait for them). It
 //! records the first call that the engine could not carry out, see [`ArrayStore::misuse`].
 
-use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore};
+use dsm_protocol::{
+    ACCESSED_DIRTY, Access, DIRTY, Entry, Gfn, Merge, PageStore, Table, permits_clean_write,
+};
 use std::collections::BTreeMap;
+
+const PRESENT_WRITABLE: u64 = 3;
 
 /// Contents of a page: entries that are not zero.
 pub type Page = BTreeMap<u16, u64>;
-
-/// Accessed and dirty bits of a table entry: the processor sets them, so they are no conflict.
-const ACCESSED_DIRTY: u64 = 0x60;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Slot {
     page: Page,
     twin: Option<Page>,
+    table: Option<Table>,
     access: Access,
     /// Contents that may be mapped: given at the start or filled since the last `unmap`.
     valid: bool,
@@ -30,12 +32,31 @@ pub struct ArrayStore {
     hand: Option<Page>,
     woken: Vec<Gfn>,
     misuse: Option<&'static str>,
+    /// A planted bug: dirty bits are not preset.
+    clean_kept: bool,
 }
 
 impl ArrayStore {
+    /// Plants a bug: entries that can be written through keep a clear dirty bit.
+    pub fn keep_clean(&mut self) {
+        self.clean_kept = true;
+    }
+
+    /// A processor writes through an entry: it sets the dirty bit, in this replica. False when the
+    /// entry does not let it. The caller has checked the access.
+    pub fn write_through(&mut self, gfn: Gfn, index: u16) -> bool {
+        let entry = self.load(gfn, index);
+        let writable = entry & PRESENT_WRITABLE == PRESENT_WRITABLE;
+        if writable {
+            self.store(gfn, index, entry | DIRTY);
+        }
+        writable
+    }
+
     /// Puts contents in place before anything runs: pages of which this slice is home.
-    pub fn preset(&mut self, gfn: Gfn, page: Page) {
-        self.slots.insert(gfn, Slot { page, twin: None, access: Access::None, valid: true });
+    pub fn put_page(&mut self, gfn: Gfn, page: Page) {
+        self.slots
+            .insert(gfn, Slot { page, twin: None, table: None, access: Access::None, valid: true });
     }
 
     /// Takes the body of a message in hand, or none.
@@ -152,34 +173,59 @@ impl PageStore for ArrayStore {
         self.require(valid, "unmap of a page without contents");
     }
 
-    fn snapshot(&mut self, gfn: Gfn) {
+    fn snapshot(&mut self, gfn: Gfn, table: Table) {
         let untwinned = !self.has_twin(gfn);
         self.require(untwinned, "second twin of one page");
+        self.slot(gfn).table = Some(table);
+        self.set_dirty(gfn);
         let slot = self.slot(gfn);
         slot.twin = Some(slot.page.clone());
         let fine = slot.access != Access::Write && slot.valid;
         self.require(fine, "twin of a page that is written or absent");
     }
 
-    fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) {
+    fn set_dirty(&mut self, gfn: Gfn) {
+        if self.clean_kept {
+            return;
+        }
+        let slot = self.slot(gfn);
+        let Some(table) = slot.table else { return };
+        let fine = slot.access != Access::Write;
+        slot.page
+            .values_mut()
+            .filter(|entry| permits_clean_write(table, **entry))
+            .for_each(|entry| *entry |= DIRTY);
+        self.require(fine, "dirty bits of a page that is written");
+    }
+
+    fn points_to(&self, gfn: Gfn, child: Gfn) -> bool {
+        let page = self.slots.get(&gfn).map(|slot| &slot.page);
+        page.is_some_and(|page| page.values().any(|entry| entry & 1 != 0 && entry >> 12 == child.0))
+    }
+
+    fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) -> bool {
         let slot = self.slot(gfn);
         let Some(twin) = slot.twin.as_mut() else {
             self.require(false, "changes of a page without a twin");
-            return;
+            return false;
         };
+        let clean =
+            |entry: &u64| slot.table.is_some_and(|table| permits_clean_write(table, *entry));
+        let clean = slot.page.values().any(clean);
         if slot.page == *twin {
-            return;
+            return clean;
         }
         let mut indices: Vec<u16> = slot.page.keys().chain(twin.keys()).copied().collect();
         indices.sort_unstable();
         indices.dedup();
         for index in indices {
             let (old, new) = (get(twin, index), get(&slot.page, index));
-            if old != new {
+            if (old ^ new) & !ACCESSED_DIRTY != 0 {
                 out.push(Entry { gfn, index, old, new });
             }
         }
         twin.clone_from(&slot.page);
+        clean
     }
 
     fn merge(&mut self, entry: &Entry) -> Merge {
@@ -194,9 +240,7 @@ impl PageStore for ArrayStore {
         if (here ^ was) & !ACCESSED_DIRTY != 0 {
             return Merge::Conflict;
         }
-        // Bits that this slice's processor set since the last flush stay, unless the entry is gone.
-        let set_here = if new == 0 { 0 } else { (here ^ was) & here };
-        put(&mut slot.page, index, new | set_here);
+        put(&mut slot.page, index, new);
         if (was ^ old) & !ACCESSED_DIRTY == 0 { Merge::Applied } else { Merge::Conflict }
     }
 

@@ -54,6 +54,13 @@ fn planted_stale_member_kept_is_caught() {
 }
 
 #[test]
+fn planted_clean_entry_shared_is_caught() {
+    let bug = PlantedBug::CleanEntryShared;
+    assert_caught(replicas::dirty(2, false, true), bug, names::DIRTY);
+    assert_caught(replicas::dirty(2, true, true), bug, names::DIRTY);
+}
+
+#[test]
 fn planted_merge_loses_entry_is_caught() {
     let bug = PlantedBug::MergeLosesEntry;
     assert_caught(replicas::own_entries(2), bug, names::LOADS);

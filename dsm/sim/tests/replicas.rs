@@ -93,6 +93,17 @@ fn table_that_leaves_and_comes_back_is_current() {
 }
 
 #[test]
+fn page_written_through_a_replica_is_dirty() {
+    for (before, start) in [(false, "new"), (true, "made clean")] {
+        for slices in [2, 3] {
+            let name = |then| format!("{slices} slices, {start}{then}");
+            prove(&name(""), replicas::dirty(slices, before, true));
+            prove(&name(", converting"), replicas::dirty(slices, before, false));
+        }
+    }
+}
+
+#[test]
 fn root_no_longer_used_becomes_data() {
     prove("2 slices", replicas::idle_root(2));
     prove("3 slices", replicas::idle_root(3));

@@ -2,7 +2,8 @@
 //! kernel table below it left too, and the guest crawled.
 
 use dsm_protocol::{
-    Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Level, Node, SliceId, VcpuId,
+    Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Level, Node, Replicate,
+    SliceId, VcpuId,
 };
 use std::collections::VecDeque;
 use tessera_dsm_sim::store::{ArrayStore, Page};
@@ -33,11 +34,11 @@ impl Pair {
         };
         let node = |id| {
             let mut config = Config::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
-            config.replicate_tables = true;
+            config.replicate = Replicate::KernelTables;
             let mut store = ArrayStore::default();
             if id == 0 {
-                store.preset(KERNEL_ROOT, table(false));
-                store.preset(PROCESS_ROOT, table(true));
+                store.put_page(KERNEL_ROOT, table(false));
+                store.put_page(PROCESS_ROOT, table(true));
             }
             (Node::new(config), store)
         };
@@ -95,6 +96,10 @@ fn idle_process_root_leaves_and_kernel_root_stays() {
     for (node, _) in &pair.nodes {
         assert!(node.is_replica(KERNEL_ROOT), "the kernel's root stays");
         assert!(!node.is_replica(PROCESS_ROOT), "an idle process's root leaves");
-        assert_eq!(node.table_level(TABLE), Level::new(3), "the table below is still known");
+        assert_eq!(
+            node.table(TABLE).map(|table| table.level),
+            Level::new(3),
+            "the table below is still known"
+        );
     }
 }

@@ -55,6 +55,42 @@ impl Level {
     }
 }
 
+/// Whose translations a page-table page holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Half {
+    /// The kernel's: the upper half of a root, or a root itself, since each has that half.
+    Kernel,
+    /// A process's: reachable from the lower half of a root.
+    User,
+}
+
+/// What kind of page-table page a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Table {
+    /// Its level.
+    pub level: Level,
+    /// Whose it is.
+    pub half: Half,
+}
+
+impl Table {
+    /// A root.
+    pub const ROOT: Self = Self { level: Level::ROOT, half: Half::Kernel };
+
+    /// As one byte: the level, and [`USER_TABLE`].
+    fn code(self) -> u8 {
+        self.level.get() | if self.half == Half::User { USER_TABLE } else { 0 }
+    }
+
+    fn decode(code: u8) -> Option<Self> {
+        let half = if code & USER_TABLE == 0 { Half::Kernel } else { Half::User };
+        Level::new(code & !USER_TABLE).map(|level| Self { level, half })
+    }
+}
+
+/// Set in the level byte of a table of a process.
+const USER_TABLE: u8 = 0x80;
+
 /// One changed entry of a replicated page-table page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Entry {
@@ -82,14 +118,14 @@ pub enum PageBody<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
     /// Requester to home: give me this access. `table` is set when the requester knows that the page
-    /// is a kernel page-table page and asks for a replica.
+    /// is a page-table page and asks for a replica.
     Get {
         /// The page.
         gfn: Gfn,
         /// Read or write.
         want: Access,
-        /// Level of the table page.
-        table: Option<Level>,
+        /// What kind of table page.
+        table: Option<Table>,
     },
     /// Requester to home: done; the next request may be served.
     Confirm {
@@ -109,7 +145,7 @@ pub enum Message {
         /// Invalidation acknowledgements that the requester must await.
         acks: u16,
         /// Set when the requester is to make replicas of the page.
-        table: Option<Level>,
+        table: Option<Table>,
     },
     /// Home to a holder: drop the page and tell `requester`. Also converter to everyone: the offered
     /// replica will not be, drop it and tell me.
@@ -126,7 +162,7 @@ pub enum Message {
         /// Acknowledgements to await.
         acks: u16,
         /// Set when the requester is to make replicas of the page.
-        table: Option<Level>,
+        table: Option<Table>,
     },
     /// Holder to requester: the page. The body travels behind the head.
     Data {
@@ -137,7 +173,7 @@ pub enum Message {
         /// Acknowledgements to await.
         acks: u16,
         /// Set when the requester is to make replicas of the page.
-        table: Option<Level>,
+        table: Option<Table>,
     },
     /// Former holder to requester: dropped.
     Acked {
@@ -148,8 +184,8 @@ pub enum Message {
     Offer {
         /// The page.
         gfn: Gfn,
-        /// Its level.
-        level: Level,
+        /// What kind of table page.
+        table: Table,
     },
     /// Answer to an offer: kept.
     Ready {
@@ -365,7 +401,7 @@ impl Message {
         match self {
             Self::Get { want, table, .. } => {
                 head.access = access_code(*want);
-                head.level = level_code(*table);
+                head.level = table_code(*table);
                 kind::GET
             }
             Self::Confirm { held, .. } => {
@@ -376,7 +412,7 @@ impl Message {
                 head.slice = requester.0.into();
                 head.access = access_code(*keep);
                 head.count = (*acks).into();
-                head.level = level_code(*table);
+                head.level = table_code(*table);
                 kind::FETCH
             }
             Self::Invalidate { requester, .. } => {
@@ -385,18 +421,18 @@ impl Message {
             }
             Self::Grant { acks, table, .. } => {
                 head.count = (*acks).into();
-                head.level = level_code(*table);
+                head.level = table_code(*table);
                 kind::GRANT
             }
             Self::Data { access, acks, table, .. } => {
                 head.access = access_code(*access);
                 head.count = (*acks).into();
-                head.level = level_code(*table);
+                head.level = table_code(*table);
                 kind::DATA
             }
             Self::Acked { .. } => kind::ACKED,
-            Self::Offer { level, .. } => {
-                head.level = level.get();
+            Self::Offer { table, .. } => {
+                head.level = table.code();
                 kind::OFFER
             }
             Self::Ready { .. } => kind::READY,
@@ -456,7 +492,7 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
     let gfn = Gfn(head.gfn.get());
     let field = |field| DecodeError::Field { kind: head.kind, field };
     let access = || decode_access(head.access).ok_or_else(|| field("access"));
-    let table = || decode_level(head.level).ok_or_else(|| field("level"));
+    let table = || decode_table(head.level).ok_or_else(|| field("level"));
     let slice = SliceId(head.slice.get());
     let acks = head.count.get();
     Ok(match head.kind {
@@ -472,7 +508,7 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
         kind::DATA => Message::Data { gfn, access: access()?, acks, table: table()? },
         kind::ACKED => Message::Acked { gfn },
         kind::OFFER => {
-            Message::Offer { gfn, level: Level::new(head.level).ok_or_else(|| field("level"))? }
+            Message::Offer { gfn, table: Table::decode(head.level).ok_or_else(|| field("level"))? }
         }
         kind::READY => Message::Ready { gfn },
         kind::GO => Message::Go { gfn },
@@ -550,13 +586,13 @@ fn decode_held(code: u8) -> Option<Held> {
     }
 }
 
-fn level_code(level: Option<Level>) -> u8 {
-    level.map_or(0, Level::get)
+fn table_code(table: Option<Table>) -> u8 {
+    table.map_or(0, Table::code)
 }
 
-fn decode_level(code: u8) -> Option<Option<Level>> {
+fn decode_table(code: u8) -> Option<Option<Table>> {
     match code {
         0 => Some(None),
-        _ => Level::new(code).map(Some),
+        _ => Table::decode(code).map(Some),
     }
 }

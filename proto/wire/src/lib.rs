@@ -7,6 +7,8 @@ pub mod coherence;
 pub mod control;
 pub mod ids;
 
-pub use coherence::{Access, DecodeError, Entry, Held, Level, Message, PAGE_SIZE, PageBody};
+pub use coherence::{
+    Access, DecodeError, Entry, Half, Held, Level, Message, PAGE_SIZE, PageBody, Table,
+};
 pub use control::Control;
 pub use ids::{Epoch, Gfn, SliceId, VcpuId};

@@ -5,15 +5,17 @@ use proptest::prelude::*;
 use tessera_wire::coherence::HEAD_BYTES;
 use tessera_wire::coherence::{Level, Message};
 use tessera_wire::{
-    Access, DecodeError, Entry, Epoch, Gfn, Held, PAGE_SIZE, PageBody, SliceId, VcpuId,
+    Access, DecodeError, Entry, Epoch, Gfn, Half, Held, PAGE_SIZE, PageBody, SliceId, Table, VcpuId,
 };
 
 fn access() -> impl Strategy<Value = Access> {
     prop_oneof![Just(Access::None), Just(Access::Read), Just(Access::Write)]
 }
 
-fn level() -> impl Strategy<Value = Level> {
-    (1_u8..=4).prop_map(|level| Level::new(level).expect("1 to 4"))
+fn kind() -> impl Strategy<Value = Table> {
+    let half = prop_oneof![Just(Half::Kernel), Just(Half::User)];
+    (1_u8..=4, half)
+        .prop_map(|(level, half)| Table { level: Level::new(level).expect("1 to 4"), half })
 }
 
 fn entries(most: usize) -> impl Strategy<Value = Vec<Entry>> {
@@ -25,7 +27,7 @@ fn entries(most: usize) -> impl Strategy<Value = Vec<Entry>> {
 fn about_a_page() -> impl Strategy<Value = Message> {
     let gfn = || any::<u64>().prop_map(Gfn);
     let slice = || any::<u16>().prop_map(SliceId);
-    let table = || proptest::option::of(level());
+    let table = || proptest::option::of(kind());
     let held = prop_oneof![Just(Held::Shared), Just(Held::Exclusive), Just(Held::Replica)];
     prop_oneof![
         (gfn(), access(), table()).prop_map(|(gfn, want, table)| Message::Get { gfn, want, table }),
@@ -51,7 +53,7 @@ fn about_a_page() -> impl Strategy<Value = Message> {
         gfn().prop_map(|gfn| Message::Ready { gfn }),
         gfn().prop_map(|gfn| Message::Go { gfn }),
         gfn().prop_map(|gfn| Message::Demoted { gfn }),
-        (gfn(), level()).prop_map(|(gfn, level)| Message::Offer { gfn, level }),
+        (gfn(), kind()).prop_map(|(gfn, table)| Message::Offer { gfn, table }),
     ]
 }
 

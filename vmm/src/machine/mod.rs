@@ -12,6 +12,7 @@ mod config;
 mod create;
 mod error;
 pub(crate) mod port;
+pub(crate) mod sample;
 pub(crate) mod signal;
 pub mod stats;
 pub(crate) mod vcpu;
@@ -53,6 +54,8 @@ pub(crate) struct VcpuCore {
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) counters: Counters,
     pub(crate) cr3: AtomicU64,
+    /// Somebody wants to know where it is.
+    pub(crate) sampled: AtomicBool,
     /// The KVM object, while no thread has it.
     pub(crate) fd: Mutex<Option<VcpuFd>>,
 }
@@ -66,6 +69,7 @@ impl VcpuCore {
             doorbell: Arc::new(Doorbell::default()),
             counters: Counters::default(),
             cr3: AtomicU64::new(NO_CR3),
+            sampled: AtomicBool::new(false),
             fd: Mutex::new(None),
         }
     }

@@ -1,5 +1,6 @@
 //! The loop of one vCPU: prepare, enter the guest, answer the exit.
 
+use super::sample;
 use super::signal;
 use super::stats::Counters;
 use super::{Shared, VcpuCore, VcpuError, port};
@@ -104,6 +105,7 @@ impl Loop<'_> {
                     libc::EINTR => {
                         Counters::add(&counters.exits_kicked);
                         signal::drain();
+                        sample::tell(self.core, fd);
                     }
                     libc::EAGAIN => Counters::add(&counters.exits_again),
                     _ => return Err(run_error(self.core.id, fd, error.into())),

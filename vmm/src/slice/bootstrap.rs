@@ -6,7 +6,7 @@ use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
 use super::launch::{Launch, Parts, ending_of};
 use super::report::{RunReport, SliceReport};
-use super::spec::{Interrupts, PageTables, Shape, VmSpec};
+use super::spec::{Interrupts, Shape, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, recommended_cmdline};
@@ -142,15 +142,12 @@ impl Vm {
         let mut parts = Parts::new(&shape, BOOTSTRAP, epoch, &cpuid, back_end, Some(sender))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
-        let replicate = match options.spec.page_tables {
-            PageTables::Auto => hosts.iter().any(|host| host.walks_write),
-            PageTables::Replicate => true,
-            PageTables::Coherent => false,
-        };
+        let walks_write = hosts.iter().any(|host| host.walks_write);
+        let page_tables = options.spec.page_tables.settle(walks_write);
         let mut launch = Launch {
             cpuid,
             tsc_offsets: vec![offset],
-            replicate,
+            page_tables,
             interrupts,
             clocks: vec![(0, 0)],
         };
@@ -163,7 +160,7 @@ impl Vm {
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
             let transport = commit(mesh, &blob).map_err(lost)?;
-            parts.connect(&shape, Box::new(transport), replicate)?;
+            parts.connect(&shape, Box::new(transport), page_tables)?;
         }
         Ok(Self { shape, hosts, launch, parts, jobs })
     }
@@ -222,6 +219,7 @@ impl Vm {
             .map_err(|source| SliceError::Io { what: "start the device thread", source })?;
         let started = Instant::now();
         self.parts.machine.start(chipset)?;
+        self.parts.sample(&self.shape)?;
         let ending = self.wait_for_end(started, limit, &panicked);
         let seconds = started.elapsed().as_secs_f64();
         let slices = self.gather_reports(&ending);
@@ -238,7 +236,7 @@ impl Vm {
             status: ending.status(),
             seconds,
             interrupts: self.launch.interrupts.back_end().to_string(),
-            replicated_tables: self.launch.replicate,
+            page_tables: self.launch.page_tables,
             slices,
         };
         self.parts.stop();

@@ -107,8 +107,9 @@ fn run(
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
-    parts.connect(&shape, Box::new(transport), launch.replicate)?;
+    parts.connect(&shape, Box::new(transport), launch.page_tables)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
+    parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));
     let clock = launch.clocks.get(index).copied().unwrap_or_default();
     let ending = loop {

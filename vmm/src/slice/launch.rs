@@ -3,7 +3,7 @@
 use super::bus::PendingCalls;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
 use super::report::SliceReport;
-use super::spec::{Interrupts, Shape};
+use super::spec::{Interrupts, PageTables, Shape};
 use super::{Ending, SliceError};
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::interrupts::InterruptBackEnd;
@@ -34,8 +34,8 @@ pub(crate) struct Launch {
     pub(crate) cpuid: Cpuid,
     /// TSC offset of each slice's vCPUs.
     pub(crate) tsc_offsets: Vec<u64>,
-    /// Whether kernel page tables are replicated.
-    pub(crate) replicate: bool,
+    /// How page tables are kept; not `auto`.
+    pub(crate) page_tables: PageTables,
     /// `ghost` or `userspace`.
     pub(crate) interrupts: Interrupts,
     /// Clock measurement of each slice against the bootstrap: skew and bound, nanoseconds.
@@ -81,15 +81,27 @@ impl Parts {
         Ok(Self { local, ram, machine, fabric, events, engine: None })
     }
 
+    /// Starts the log lines about the vCPUs, if they are wanted.
+    pub(crate) fn sample(&self, shape: &Shape) -> Result<(), SliceError> {
+        let Some(interval) = shape.sample else { return Ok(()) };
+        let memory = self.fabric.handle.get().cloned();
+        let started = self.machine.sample_every(interval, move || {
+            if let Some(memory) = &memory {
+                memory.log_state();
+            }
+        });
+        started.map_err(|source| SliceError::Io { what: "start the sampling thread", source })
+    }
+
     /// Starts the memory engine on an open transport.
     pub(crate) fn connect(
         &mut self,
         shape: &Shape,
         transport: Box<dyn Transport>,
-        replicate: bool,
+        page_tables: PageTables,
     ) -> Result<(), SliceError> {
         let (handle, engine) = Engine::start(EngineConfig {
-            node: shape.node(self.local, self.fabric.epoch, replicate),
+            node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
             ram: Arc::clone(&self.ram),
             transport,
             uplink: Box::new(Link(Arc::clone(&self.fabric))),

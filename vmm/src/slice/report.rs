@@ -1,5 +1,6 @@
 //! What a run tells afterwards: one report per slice, and the whole.
 
+use super::spec::PageTables;
 use crate::machine::VcpuStats;
 use dsm::Report;
 use serde::{Deserialize, Serialize};
@@ -49,8 +50,8 @@ pub struct RunReport {
     pub seconds: f64,
     /// Interrupt back end.
     pub interrupts: String,
-    /// Whether kernel page tables were replicated.
-    pub replicated_tables: bool,
+    /// How page tables were kept.
+    pub page_tables: PageTables,
     /// The slices, by number. A lost slice has no counters.
     pub slices: Vec<SliceReport>,
 }

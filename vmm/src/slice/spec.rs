@@ -5,9 +5,10 @@ use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::acpi::{AcpiConfig, VcpuPlace};
 use devices::layout::{LayoutError, MemoryLayout};
-use dsm::{HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig};
+use dsm::{HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig, Replicate};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
+use std::time::Duration;
 use thiserror::Error;
 use wire::{Epoch, SliceId, VcpuId};
 
@@ -62,7 +63,7 @@ impl FromStr for Interrupts {
     }
 }
 
-/// How kernel page-table pages are kept coherent.
+/// How page-table pages are kept coherent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PageTables {
@@ -71,8 +72,30 @@ pub enum PageTables {
     Auto,
     /// Replicas.
     Replicate,
+    /// Replicas of the kernel's tables; those of processes are ordinary pages.
+    Kernel,
     /// Ordinary pages.
     Coherent,
+}
+
+impl PageTables {
+    /// The choice that `Auto` leaves, knowing whether page walks of some host need write access.
+    pub(crate) fn settle(self, walks_write: bool) -> Self {
+        match self {
+            Self::Auto if walks_write => Self::Replicate,
+            Self::Auto => Self::Coherent,
+            settled => settled,
+        }
+    }
+
+    /// What the protocol is told. Unsettled means replicas, which work on every host.
+    pub(crate) fn scope(self) -> Replicate {
+        match self {
+            Self::Auto | Self::Replicate => Replicate::AllTables,
+            Self::Kernel => Replicate::KernelTables,
+            Self::Coherent => Replicate::Nothing,
+        }
+    }
 }
 
 impl FromStr for PageTables {
@@ -82,6 +105,7 @@ impl FromStr for PageTables {
         match text {
             "auto" => Ok(Self::Auto),
             "replicate" => Ok(Self::Replicate),
+            "kernel" => Ok(Self::Kernel),
             "coherent" => Ok(Self::Coherent),
             _ => Err(SpecError::Choice { what: "page tables", text: text.into() }),
         }
@@ -96,8 +120,11 @@ pub struct VmSpec {
     pub slices: Vec<SliceSpec>,
     /// How interrupts reach vCPUs.
     pub interrupts: Interrupts,
-    /// Kernel page tables.
+    /// Page tables.
     pub page_tables: PageTables,
+    /// Seconds between log lines that say where the vCPUs are.
+    #[serde(default)]
+    pub sample: Option<u32>,
     /// Guest seconds per real second.
     pub clock_rate: f64,
     /// As [`TimerSpacing`] reads it.
@@ -147,6 +174,7 @@ pub(crate) struct Shape {
     pub(crate) clock_rate: ClockRate,
     pub(crate) timer_spacing: TimerSpacing,
     pub(crate) hold: HoldPolicy,
+    pub(crate) sample: Option<Duration>,
     pub(crate) slices: Vec<SliceId>,
 }
 
@@ -183,7 +211,10 @@ impl VmSpec {
             return Err(SpecError::Hold(min, max));
         }
         let choice = |what, text: &str| SpecError::Choice { what, text: text.into() };
+        // A peer's zero would mean a flood of kicks.
+        let sample = self.sample.map(|seconds| Duration::from_secs(seconds.max(1).into()));
         Ok(Shape {
+            sample,
             layout,
             homes,
             places,
@@ -222,10 +253,10 @@ impl Shape {
         blocks.iter().map(|b| b.start / 4096..(b.start + b.len) / 4096).collect()
     }
 
-    pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate_tables: bool) -> NodeConfig {
+    pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate: Replicate) -> NodeConfig {
         let mut config = NodeConfig::new(local, self.slices.clone(), self.homes.clone(), epoch);
         config.hold = self.hold;
-        config.replicate_tables = replicate_tables;
+        config.replicate = replicate;
         config
     }
 }
@@ -242,6 +273,7 @@ mod tests {
                 .collect(),
             interrupts: Interrupts::Auto,
             page_tables: PageTables::Auto,
+            sample: None,
             clock_rate: 1.0,
             timer_spacing: "off".into(),
             hold_us: (20, 2000),

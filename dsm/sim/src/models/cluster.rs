@@ -2,7 +2,9 @@
 
 use super::scenario::{EPOCH, Op, Scenario};
 use crate::store::{ArrayStore, Page};
-use dsm_protocol::{Access, Effect, Epoch, Gfn, Input, Message, Node, SliceId, VcpuId};
+use dsm_protocol::{
+    Access, DIRTY, Effect, Epoch, Gfn, Input, Message, Node, PlantedBug, SliceId, VcpuId,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -19,6 +21,8 @@ pub enum Violation {
     Replica,
     /// A pinned page went away.
     Pin,
+    /// A page that was written counts as clean.
+    Clean,
 }
 
 /// A message on its way.
@@ -62,6 +66,8 @@ pub struct Cluster {
     pub(crate) wires: BTreeMap<(u16, u16), VecDeque<Packet>>,
     pub(crate) vcpus: Vec<Progress>,
     pub(crate) raised: u32,
+    /// Whether a processor wrote through an entry, and the entry when it was taken back.
+    pub(crate) written: (bool, Option<u64>),
     /// What a single memory would hold.
     pub(crate) flat: BTreeMap<Gfn, Page>,
     /// What went wrong.
@@ -73,10 +79,13 @@ impl Cluster {
     pub(crate) fn new(scenario: &Scenario) -> Self {
         let slices = (0..scenario.slices).map(|local| {
             let mut store = ArrayStore::default();
+            if scenario.planted == Some(PlantedBug::CleanEntryShared) {
+                store.keep_clean();
+            }
             let own = (0..).zip(&scenario.homes).filter(|(_, home)| **home == local);
             for (frame, _) in own {
                 let page = scenario.contents.iter().find(|(gfn, _)| *gfn == frame);
-                store.preset(Gfn(frame), page.map(|(_, page)| page.clone()).unwrap_or_default());
+                store.put_page(Gfn(frame), page.map(|(_, page)| page.clone()).unwrap_or_default());
             }
             let node = Arc::new(scenario.node(local));
             Slice { node, store: Arc::new(store), now: 0, lost: false }
@@ -86,6 +95,7 @@ impl Cluster {
             wires: BTreeMap::new(),
             vcpus: vec![Progress::default(); scenario.vcpus.len()],
             raised: 0,
+            written: (false, None),
             flat: scenario.contents.iter().map(|(gfn, page)| (Gfn(*gfn), page.clone())).collect(),
             violation: None,
         };
@@ -326,6 +336,14 @@ impl Cluster {
             }
             Op::Store(gfn, index, value) => self.put(slice, gfn, index, value),
             Op::Race(gfn, index, value) => self.store(slice, gfn, index, value),
+            Op::WriteThrough(gfn, index) => {
+                let store = Arc::make_mut(&mut self.slices[usize::from(slice)].store);
+                self.written.0 |= store.write_through(Gfn(gfn), index);
+            }
+            Op::TakeBack(gfn, index) => {
+                self.written.1 = Some(load(gfn, index));
+                self.put(slice, gfn, index, 0);
+            }
             Op::Lock(gfn) => self.put(slice, gfn, 0, 1),
             Op::Unlock(gfn) => self.put(slice, gfn, 0, 0),
             Op::Reuse(gfn, index, value) => {
@@ -335,6 +353,11 @@ impl Cluster {
                 self.put(slice, gfn, index, value);
             }
             _ => {}
+        }
+        if let (true, Some(entry)) = self.written
+            && entry & DIRTY == 0
+        {
+            self.fail(Violation::Clean);
         }
     }
 

@@ -21,6 +21,8 @@ pub mod names {
     pub const FREE: &str = "a free page is no replica";
     /// A pinned page stays.
     pub const PINNED: &str = "a pinned page stays";
+    /// A page that some slice wrote counts as dirty when its entry is taken back.
+    pub const DIRTY: &str = "a written page is dirty";
     /// When nothing more can happen, everyone is done.
     pub const AWAKE: &str = "nobody waits for ever";
     /// In the end all copies of a page are the same.
@@ -42,7 +44,7 @@ pub mod names {
 type Check = fn(&Scenario, &Cluster) -> bool;
 
 pub(crate) fn all(scenario: &Scenario) -> Vec<Property<Scenario>> {
-    let always: [(&'static str, Check); 9] = [
+    let always: [(&'static str, Check); 10] = [
         (names::WRITER_ALONE, writer_alone),
         (names::CURRENT, current),
         (names::LOADS, |_, state| state.violation != Some(Violation::Stale)),
@@ -50,6 +52,7 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Property<Scenario>> {
         (names::STORE, |_, state| !matches!(state.violation, Some(Violation::Store(_)))),
         (names::FREE, |_, state| state.violation != Some(Violation::Replica)),
         (names::PINNED, |_, state| state.violation != Some(Violation::Pin)),
+        (names::DIRTY, |_, state| state.violation != Some(Violation::Clean)),
         (names::AWAKE, awake),
         (names::AGREE, agree),
     ];

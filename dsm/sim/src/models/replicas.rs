@@ -1,4 +1,4 @@
-//! Kernel page tables as causal replicas.
+//! Page tables as causal replicas.
 //!
 //! Frame 0 is an ordinary page with flags and a lock, frame 1 the root of all vCPUs. Entry 256 of the
 //! root points to frame 3, a table of level 3 that stays; its entry 3 points to frame 2, the table
@@ -19,6 +19,8 @@ pub const MIDDLE: u64 = 3;
 pub const SPARE: u64 = 4;
 /// The entry of the root that points to [`MIDDLE`]: the first of the kernel's half.
 pub const KERNEL: u16 = 256;
+/// The entry of the root that points to [`MIDDLE`] where that is a process's table.
+pub const USER: u16 = 0;
 /// The entry of [`MIDDLE`] that points to [`TABLE`].
 pub const SLOT: u16 = 3;
 
@@ -257,7 +259,7 @@ pub fn idle_root(slices: u16) -> Scenario {
         scenario = scenario.vcpu(slice, [Op::Descend(ROOT, KERNEL), Op::Descend(SPARE, KERNEL)]);
     }
     // A user's entry makes it a process's root; the kernel's own never leaves.
-    let process = Page::from([(0, entry(DATA)), (KERNEL, entry(MIDDLE))]);
+    let process = Page::from([(0, entry(9)), (KERNEL, entry(MIDDLE))]);
     scenario.contents.push((SPARE, process));
     let mut scenario = walked(scenario, &[0, 1]);
     // Both roots point to the middle table, so neither is kept for its sake.
@@ -266,5 +268,44 @@ pub fn idle_root(slices: u16) -> Scenario {
         (0, Op::Walk(SPARE, KERNEL)),
         (1, Op::Walk(SPARE, KERNEL)),
     ]);
+    scenario
+}
+
+/// A leaf of a process's table that permits writes, with or without its dirty bit.
+const fn leaf(dirty: bool) -> u64 {
+    entry(9) & !0x40 | 0x80 | if dirty { 0x40 } else { 0 }
+}
+
+/// Slice 0 shares a page that may be written and is clean, then takes it back. The others write
+/// through the entry when they like. What was written must count as dirty when it is taken back.
+///
+/// `before` is the entry at the start: none, or one that was dirty and is made clean (`MADV_FREE`).
+#[must_use]
+pub fn dirty(slices: u16, before: bool, converted: bool) -> Scenario {
+    let ops = [
+        Op::Store(TABLE, 5, leaf(false)),
+        Op::Interrupt(1),
+        Op::TakeBack(TABLE, 5),
+        Op::Interrupt(2),
+    ];
+    let mut scenario = base("a page written elsewhere is dirty", slices, vec![0, 0, slices - 1]);
+    scenario = scenario.vcpu(0, ops);
+    for slice in 1..slices {
+        let through = Op::WriteThrough(TABLE, 5);
+        scenario = scenario.vcpu(slice, [Op::AwaitInterrupt(1), through]);
+    }
+    // The same tables as elsewhere, but in the half of a process.
+    scenario.contents[0] = (ROOT, Page::from([(USER, entry(MIDDLE))]));
+    if before {
+        scenario.contents.push((TABLE, Page::from([(5, leaf(true))])));
+    }
+    let all = 0..scenario.slices;
+    scenario.prologue.extend(all.map(|slice| (slice, Op::Root(ROOT))));
+    for slice in [0, 1] {
+        scenario.prologue.push((slice, Op::Descend(ROOT, USER)));
+        if converted {
+            scenario.prologue.push((slice, Op::Descend(MIDDLE, SLOT)));
+        }
+    }
     scenario
 }

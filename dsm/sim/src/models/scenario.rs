@@ -3,7 +3,7 @@
 use crate::store::Page;
 use dsm_protocol::{
     Access, Config, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Message, Node, PlantedBug,
-    SliceId,
+    Replicate, SliceId,
 };
 
 /// The epoch of every model.
@@ -32,6 +32,10 @@ pub enum Op {
     Unlock(u64),
     /// Store as the next owner of a page that was a table: nobody may hold it as a replica now.
     Reuse(u64, u16, u64),
+    /// The processor writes through an entry if the entry permits it.
+    WriteThrough(u64, u16),
+    /// Exchange an entry for nothing, and look at its dirty bit.
+    TakeBack(u64, u16),
     /// The vCPU's root becomes this page.
     Root(u64),
     /// A release of the shell: raises the interrupt of this number when it may go.
@@ -157,7 +161,7 @@ impl Scenario {
             homes: HomeTable::new(ranges.collect()).expect("ranges of one frame each"),
             epoch: EPOCH,
             hold,
-            replicate_tables: self.replicate,
+            replicate: if self.replicate { Replicate::AllTables } else { Replicate::Nothing },
             planted: self.planted,
         })
     }
@@ -172,6 +176,8 @@ impl Op {
             | Self::Descend(gfn, _)
             | Self::Store(gfn, ..)
             | Self::Race(gfn, ..)
+            | Self::WriteThrough(gfn, _)
+            | Self::TakeBack(gfn, _)
             | Self::Lock(gfn)
             | Self::Unlock(gfn)
             | Self::Reuse(gfn, ..) => Some((Gfn(gfn), Access::Write)),

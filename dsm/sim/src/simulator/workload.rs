@@ -9,6 +9,7 @@
 //! ```
 
 use super::random::Random;
+use dsm_protocol::DIRTY;
 use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
@@ -18,10 +19,12 @@ pub(crate) const ROOT: u64 = 1;
 pub(crate) const MIDDLE: u64 = 2;
 const POOL: u64 = 15;
 pub(crate) const DATA: u64 = 3 + POOL;
-/// The first entry of the kernel's half of a root.
-pub(crate) const KERNEL: u16 = 256;
+/// Entries of the root that may point to the middle table: a process's, or the kernel's.
+pub(crate) const HALVES: [u16; 2] = [0, 256];
 /// Entries that vCPUs change without a lock, to make conflicts.
 pub(crate) const RACY: u16 = 400;
+/// Entries of a table that hold leaves; the others hold data once the page is no table.
+pub(crate) const LEAVES: std::ops::Range<u16> = 5..11;
 const LARGE: u64 = 0x80;
 
 /// The kind of load.
@@ -80,6 +83,8 @@ pub(crate) enum Step {
     /// The page was freed by another slice: it must be no replica.
     Free(u64),
     Release,
+    /// Ask for a page ahead of time.
+    Prefetch(u64, bool),
     Pin(u64, bool),
     Unpin(u64),
 }
@@ -171,9 +176,10 @@ pub(crate) fn table(frame: u64) -> u64 {
     frame << 12 | 0x63
 }
 
-/// An entry that points to no table.
+/// An entry that points to no table, dirty or not.
 fn leaf(random: &mut Random) -> u64 {
-    random.below(1 << 20) << 12 | LARGE | 0x63
+    let dirty = if random.one_in(3) { 0 } else { DIRTY };
+    random.below(1 << 20) << 12 | LARGE | 0x23 | dirty
 }
 
 /// What a vCPU does next.
@@ -209,6 +215,11 @@ pub(crate) fn plan(
             plan.push_back(Step::Unpin(frame));
         }
         1 => plan.push_back(Step::Release),
+        2 => {
+            for next in frame..frames.min(frame + 4) {
+                plan.push_back(Step::Prefetch(next, write));
+            }
+        }
         _ if write => plan.push_back(Step::Write(frame, index, random.next() | 1)),
         _ => plan.push_back(Step::Read(frame, index)),
     }

@@ -2,14 +2,20 @@
 
 use super::Setup;
 use super::random::Random;
-use super::workload::{self, DATA, KERNEL, Kernel, LOCK, MIDDLE, ROOT, Step, Workload};
+use super::workload::{self, DATA, HALVES, Kernel, LEAVES, LOCK, MIDDLE, ROOT, Step, Workload};
 use crate::store::{ArrayStore, Page};
 use dsm_protocol::{
-    Access, Config, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message, Node,
-    SliceId, VcpuId,
+    Access, Config, DIRTY, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message,
+    Node, Replicate, SliceId, VcpuId,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+
+/// True when a load gave the last store. Dirty bits of leaves may be set for the kernel.
+fn agree(frame: u64, index: u16, load: u64, last: u64) -> bool {
+    let leaf = (MIDDLE + 1..DATA).contains(&frame) && LEAVES.contains(&index);
+    load == last || (leaf && load == last | DIRTY)
+}
 
 /// An operation that takes longer counts as stuck. Virtual time.
 const STUCK_NS: u64 = 5_000_000_000;
@@ -193,19 +199,20 @@ impl World {
             },
             random,
         };
+        let half = HALVES[usize::try_from(setup.seed % 2).expect("small")];
         for local in 0..setup.slices {
-            world.add_slice(local, &homes, hold);
+            world.add_slice(local, half, &homes, hold);
         }
         world.add_vcpus();
         world
     }
 
-    fn add_slice(&mut self, local: u16, homes: &HomeTable, hold: HoldPolicy) {
+    fn add_slice(&mut self, local: u16, half: u16, homes: &HomeTable, hold: HoldPolicy) {
         let mut store = ArrayStore::default();
         for frame in 0..self.frames {
             if homes.home(Gfn(frame)) == Some(SliceId(local)) {
-                let root = Page::from([(KERNEL, workload::table(MIDDLE))]);
-                store.preset(Gfn(frame), if frame == ROOT { root } else { Page::new() });
+                let root = Page::from([(half, workload::table(MIDDLE))]);
+                store.put_page(Gfn(frame), if frame == ROOT { root } else { Page::new() });
             }
         }
         let node = Node::new(Config {
@@ -214,7 +221,11 @@ impl World {
             homes: homes.clone(),
             epoch: EPOCH,
             hold,
-            replicate_tables: self.workload.has_tables(),
+            replicate: if self.workload.has_tables() {
+                Replicate::AllTables
+            } else {
+                Replicate::Nothing
+            },
             planted: self.setup.planted,
         });
         self.slices.push(Slice { node, store, tick: None });
@@ -334,6 +345,11 @@ impl World {
                 let want = if write { Access::Write } else { Access::Read };
                 self.step(slice, Input::Pin { gfn: Gfn(frame), want, token }, None)
             }
+            Step::Prefetch(frame, write) => {
+                let want = if write { Access::Write } else { Access::Read };
+                self.done(vcpu);
+                self.step(slice, Input::Prefetch { gfn: Gfn(frame), want }, None)
+            }
             Step::Unpin(frame) => {
                 self.done(vcpu);
                 self.step(slice, Input::Unpin { gfn: Gfn(frame) }, None)
@@ -389,7 +405,9 @@ impl World {
         let flat = &self.flat;
         let last_store = |index| flat.get(&(gfn, index)).copied().unwrap_or(0);
         match step {
-            Step::Read(_, index) if store.load(Gfn(gfn), index) != last_store(index) => {
+            Step::Read(_, index)
+                if !agree(gfn, index, store.load(Gfn(gfn), index), last_store(index)) =>
+            {
                 return self.fail("a load does not give the last store");
             }
             Step::Write(_, index, value) => self.put(slice, gfn, index, value),
