@@ -31,7 +31,7 @@ use crate::workspace;
 const EMULATED_CLOCK_RATE: &str = "0.1";
 /// Timer interrupts of a vCPU come no closer than this there: a tick touches several pages of every
 /// host's.
-const EMULATED_TIMER_SPACING: &str = "adaptive:20-60";
+const EMULATED_TIMER_SPACING: &str = "adaptive:20-200";
 /// Longest silence of the guest before a line says that it is still being waited for.
 const QUIET: Duration = Duration::from_secs(15);
 /// What tessera gets beyond its time limit, to end in order and write its report.

@@ -148,23 +148,18 @@ impl Node {
         store: &mut impl PageStore,
     ) -> bool {
         let start = entries.len();
-        if store.changes(gfn, entries) {
-            if !self.make_dirty(gfn, level, store) {
-                // Freed while this flush went on; the parent's change goes out with the next one.
-                let unsent = self.releases.unsent.entry(gfn).or_default();
-                unsent.extend(entries.drain(start..));
-                self.tables.remove(gfn, store);
-                return false;
-            }
-            for entry in &mut entries[start..] {
-                self.tables.set_dirty(entry);
-            }
-        }
+        let clean = store.changes(gfn, entries);
         for entry in &entries[start..] {
             self.tables.changed(entry, entry.old);
         }
         let end = self.config.homes.end();
-        let fits = level != Level::ROOT || entries[start..].iter().all(|e| fits_root(e, end));
+        let mut fits = level != Level::ROOT || entries[start..].iter().all(|e| fits_root(e, end));
+        if clean && self.make_dirty(gfn, level, store) {
+            entries[start..].iter_mut().for_each(|entry| self.tables.set_dirty(entry));
+        } else if clean {
+            // Freed while this flush goes on, as the next one tells. The changes may be data.
+            fits = false;
+        }
         if !fits {
             // The twin has them already, so they must not get lost should another slice be heir.
             let unsent = self.releases.unsent.entry(gfn).or_default();
