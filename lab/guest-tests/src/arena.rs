@@ -100,12 +100,16 @@ impl Drop for Scratch {
     }
 }
 
+/// Looks between two yields. A yield runs the scheduler, whose data other CPUs look at too; over
+/// shared memory that is dear, and a CPU seldom has anything else to run.
+const SPINS: u32 = 1 << 17;
+
 /// Spins until the condition holds, letting other threads of the same CPU run now and then.
 ///
 /// A hang ends by the runner's time limit, which kills the process.
 pub(crate) fn spin_until(mut done: impl FnMut() -> bool) {
     loop {
-        for _ in 0..4096 {
+        for _ in 0..SPINS {
             if done() {
                 return;
             }
