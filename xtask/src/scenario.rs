@@ -29,9 +29,6 @@ use crate::workspace;
 /// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
 /// guest's time than on real ones.
 const EMULATED_CLOCK_RATE: &str = "0.1";
-/// Timer interrupts of a vCPU come no closer than this there: a tick touches several pages of every
-/// host's.
-const EMULATED_TIMER_SPACING: &str = "adaptive:20-200";
 /// Longest silence of the guest before a line says that it is still being waited for.
 const QUIET: Duration = Duration::from_secs(15);
 /// What tessera gets beyond its time limit, to end in order and write its report.
@@ -189,7 +186,7 @@ impl Scenario<'_> {
         }
         let spaced = self.options.bootstrap.iter().any(|word| word.starts_with("--timer-spacing"));
         if self.lab.mode() == Mode::Machines && !spaced {
-            option("--timer-spacing", EMULATED_TIMER_SPACING.to_owned());
+            option("--timer-spacing", timer_spacing(self.layout.all()).to_owned());
         }
         words.extend(self.options.bootstrap.iter().cloned());
         Ok(words)
@@ -324,6 +321,13 @@ impl Scenario<'_> {
     pub(crate) fn share(&self) -> u32 {
         self.options.share(self.layout.slices())
     }
+}
+
+/// Timer interrupts of a vCPU come no closer than this on emulated machines. A tick touches pages
+/// that every vCPU touches: with two or three that costs less than waiting for a late timer, with
+/// four the guest did little else.
+fn timer_spacing(vcpus: u32) -> &'static str {
+    if vcpus < 4 { "adaptive:20-60" } else { "adaptive:50-1000" }
 }
 
 fn waiting(guest: &GuestReport) -> String {
