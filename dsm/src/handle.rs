@@ -15,29 +15,16 @@ const COMMANDS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Send a frame once every table write of this slice is visible everywhere.
-    Send {
-        to: SliceId,
-        class: Class,
-        frame: Vec<u8>,
-    },
+    Send { to: SliceId, class: Class, frame: Vec<u8> },
     /// Copy between guest memory and a buffer, page by page, through the protocol.
-    Copy {
-        address: u64,
-        bytes: Vec<u8>,
-        write: bool,
-        reply: Sender<Result<Vec<u8>, CopyError>>,
-    },
+    Copy { address: u64, bytes: Vec<u8>, write: bool, reply: Sender<Result<Vec<u8>, CopyError>> },
     /// A local vCPU was seen with this root.
-    Root {
-        vcpu: VcpuId,
-        gfn: Gfn,
-    },
+    Root { vcpu: VcpuId, gfn: Gfn },
     /// Tell the counters.
-    Report {
-        reply: Sender<Report>,
-    },
-    /// End.
+    Report { reply: Sender<Report> },
+    /// Log what is waited for.
     LogState,
+    /// End.
     Stop,
 }
 
