@@ -5,17 +5,15 @@
 //! statistics and never decide anything.
 
 use crate::ram::GuestRam;
-use dsm_protocol::{Access, Gfn, Half, Node};
+use dsm_protocol::{Access, Gfn, Half, Level, Node, entry};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use wire::VcpuId;
 
 const REFRESH_NS: u64 = 500_000_000;
 /// Pages that one refresh reads at most.
 const WALK_PAGES_MAX: usize = 2048;
-const PRESENT: u64 = 1;
-const LARGE: u64 = 1 << 7;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 /// The classes that faults are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,59 +67,54 @@ impl Classifier {
     fn refresh(&mut self, node: &Node, ram: &GuestRam) {
         self.kernel.clear();
         self.user.clear();
-        let mut budget = WALK_PAGES_MAX;
+        let mut walk = Walk { node, ram, budget: WALK_PAGES_MAX };
         let roots: BTreeSet<Gfn> = self.roots.values().copied().collect();
         for root in roots {
-            let mut kernel = Vec::new();
-            let mut user = Vec::new();
-            children(root, 0..256, true, node, ram, &mut user);
-            children(root, 256..512, true, node, ram, &mut kernel);
-            descend(user, &mut self.user, &mut budget, node, ram);
-            descend(kernel, &mut self.kernel, &mut budget, node, ram);
+            let user = walk.children(root, Level::ROOT, 0..256);
+            let kernel = walk.children(root, Level::ROOT, 256..512);
+            walk.descend(user, &mut self.user);
+            walk.descend(kernel, &mut self.kernel);
         }
     }
 }
 
-/// Adds the tables of levels 3, 2 and 1 below `level3`.
-fn descend(
-    level3: Vec<Gfn>,
-    found: &mut BTreeSet<Gfn>,
-    budget: &mut usize,
-    node: &Node,
-    ram: &GuestRam,
-) {
-    let mut level = level3;
-    for depth in (1..=3).rev() {
-        let mut below = Vec::new();
-        for gfn in level {
-            if *budget == 0 || !found.insert(gfn) {
-                continue;
-            }
-            *budget -= 1;
-            if depth > 1 {
-                children(gfn, 0..512, false, node, ram, &mut below);
-            }
-        }
-        level = below;
-    }
+/// A walk through the tables that this slice holds.
+struct Walk<'a> {
+    node: &'a Node,
+    ram: &'a GuestRam,
+    /// Pages it may still read.
+    budget: usize,
 }
 
-fn children(
-    table: Gfn,
-    range: std::ops::Range<usize>,
-    root: bool,
-    node: &Node,
-    ram: &GuestRam,
-    out: &mut Vec<Gfn>,
-) {
-    if node.access(table) == Access::None || ram.offset(table).is_none() {
-        return;
-    }
-    for entry in &ram.entries(table)[range] {
-        let value = entry.load(Ordering::Relaxed);
-        let gfn = Gfn((value & FRAME) >> 12);
-        if value & PRESENT != 0 && (root || value & LARGE == 0) && ram.offset(gfn).is_some() {
-            out.push(gfn);
+impl Walk<'_> {
+    /// Adds the tables below a root, given those of the level under it.
+    fn descend(&mut self, below_root: Vec<Gfn>, found: &mut BTreeSet<Gfn>) {
+        let mut level = Level::ROOT.below();
+        let mut tables = below_root;
+        while let Some(this) = level {
+            let mut below = Vec::new();
+            for gfn in tables {
+                if self.budget == 0 || !found.insert(gfn) {
+                    continue;
+                }
+                self.budget -= 1;
+                if this.below().is_some() {
+                    below.extend(self.children(gfn, this, 0..512));
+                }
+            }
+            (tables, level) = (below, this.below());
         }
+    }
+
+    /// The tables that entries of a table point to, if this slice holds it.
+    fn children(&self, table: Gfn, level: Level, range: Range<usize>) -> Vec<Gfn> {
+        if self.node.access(table) == Access::None || self.ram.offset(table).is_none() {
+            return Vec::new();
+        }
+        let entries = self.ram.entries(table)[range].iter();
+        entries
+            .filter_map(|value| entry::child(level, value.load(Ordering::Relaxed)))
+            .filter(|gfn| self.ram.offset(*gfn).is_some())
+            .collect()
     }
 }

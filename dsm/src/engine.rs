@@ -17,6 +17,7 @@ use crate::report::{ClassCounts, FaultCounts, HotPage, Report};
 use crate::store::Store;
 use crate::streams::Streams;
 use crate::uffd::{Fault, Uffd, UffdError};
+use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
 use std::collections::{BTreeMap, VecDeque};
@@ -58,6 +59,15 @@ pub enum EngineError {
     /// A page could not be taken from the guest.
     #[error("take {gfn} from the guest")]
     Zap {
+        /// The page.
+        gfn: Gfn,
+        /// The cause.
+        #[source]
+        source: Error,
+    },
+    /// The access of the guest mapping could not be changed.
+    #[error("change what KVM may do with {gfn}")]
+    Access {
         /// The page.
         gfn: Gfn,
         /// The cause.
@@ -160,6 +170,7 @@ pub struct Engine {
     page_faults: BTreeMap<Gfn, u32>,
     faults: Vec<Fault>,
     streams: Streams,
+    workers: Workers,
     stopping: bool,
 }
 
@@ -201,6 +212,7 @@ impl Engine {
             page_faults: BTreeMap::new(),
             faults: Vec::new(),
             streams: Streams::default(),
+            workers: Workers::default(),
             stopping: false,
         };
         let run = move || {
@@ -227,6 +239,7 @@ impl Engine {
             }
             self.step(Input::Tick)?;
             self.carry_out()?;
+            self.store.answer_expired(self.now())?;
         }
         Ok(())
     }
@@ -237,10 +250,9 @@ impl Engine {
 
     /// Sleeps until there is something to do; tells whether faults, frames or commands wait.
     fn wait(&mut self) -> Result<[bool; 3], EngineError> {
-        let due = self
-            .node
-            .next_tick_ns()
-            .map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(self.now())).min(IDLE));
+        let due = [self.node.next_tick_ns(), self.store.asked.due_ns()].into_iter().flatten().min();
+        let due =
+            due.map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(self.now())).min(IDLE));
         let fds = [
             self.store.uffd.as_raw_fd(),
             self.transport.readiness().as_raw_fd(),
@@ -254,19 +266,52 @@ impl Engine {
         self.store.uffd.read(&mut faults).map_err(EngineError::Wait)?;
         for fault in faults.drain(..) {
             let Some(gfn) = self.store.ram.frame_at(fault.address) else { continue };
-            let want = if fault.write { Access::Write } else { Access::Read };
-            let missed = self.node.access(gfn) < want && !self.node.is_waiting(gfn);
-            if missed {
-                tracing::trace!(gfn = gfn.0, ?want, held = ?self.node.access(gfn), "fault");
-                self.count_fault(gfn);
-            }
-            self.step(Input::Fault { gfn, want })?;
-            if missed {
-                self.fetch_ahead(gfn, want)?;
-            }
+            let want = self.wanted(gfn, fault)?;
+            self.fault(gfn, want)?;
         }
         self.faults = faults;
         self.carry_out()
+    }
+
+    fn fault(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
+        let missed = self.node.access(gfn) < want && !self.node.is_waiting(gfn);
+        if missed {
+            tracing::trace!(gfn = gfn.0, ?want, held = ?self.node.access(gfn), "fault");
+            self.count_fault(gfn);
+        }
+        self.step(Input::Fault { gfn, want })?;
+        if missed {
+            self.fetch_ahead(gfn, want)?;
+        }
+        Ok(())
+    }
+
+    /// What the vCPU behind a fault wants. Where only the vCPU can tell, reading is the least of it:
+    /// the page is on its way while the vCPU is asked.
+    fn wanted(&mut self, gfn: Gfn, fault: Fault) -> Result<Access, EngineError> {
+        let verdict = self.workers.judge(&fault, gfn, self.held(gfn));
+        let Verdict::Wants(want) = verdict else {
+            self.store.ask(gfn)?;
+            return Ok(Access::Read);
+        };
+        if self.store.answer(gfn)? {
+            self.workers.answered(gfn, want);
+        }
+        Ok(want)
+    }
+
+    /// The access that a worker can have seen here. A page that is asked about may have come since.
+    fn held(&self, gfn: Gfn) -> Access {
+        if self.store.asked.contains(gfn) { Access::None } else { self.node.access(gfn) }
+    }
+
+    /// KVM refused a vCPU a store, to the page that was asked about last: a wrong page is got for
+    /// nothing, and the vCPU is refused again.
+    fn refused(&mut self) -> Result<(), EngineError> {
+        let Some(gfn) = self.store.asked.latest() else { return Ok(()) };
+        self.store.answer(gfn)?;
+        self.workers.answered(gfn, Access::Write);
+        self.fault(gfn, Access::Write)
     }
 
     /// Asks for the pages that will be faulted on next. Their requests go out with this one's.
@@ -312,6 +357,10 @@ impl Engine {
                 Command::Root { vcpu, gfn } => {
                     self.classifier.set_root(vcpu, gfn);
                     self.step(Input::Root { vcpu, gfn })?;
+                }
+                Command::Refused { reply } => {
+                    self.refused()?;
+                    let _ = reply.send(());
                 }
                 Command::Report { reply } => {
                     // Whoever asked may have given up.
@@ -487,6 +536,8 @@ impl Engine {
             faults_by_class: self.classes,
             faults_local: stats.faults_local,
             prefetches: stats.prefetches,
+            worker_faults_asked: self.workers.asked,
+            worker_faults_guessed: self.workers.guessed,
             pages_in: stats.pages_in,
             pages_out: stats.pages_out,
             invalidations: stats.invalidations,

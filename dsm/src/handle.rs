@@ -15,13 +15,30 @@ const COMMANDS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Send a frame once every table write of this slice is visible everywhere.
-    Send { to: SliceId, class: Class, frame: Vec<u8> },
+    Send {
+        to: SliceId,
+        class: Class,
+        frame: Vec<u8>,
+    },
     /// Copy between guest memory and a buffer, page by page, through the protocol.
-    Copy { address: u64, bytes: Vec<u8>, write: bool, reply: Sender<Result<Vec<u8>, CopyError>> },
+    Copy {
+        address: u64,
+        bytes: Vec<u8>,
+        write: bool,
+        reply: Sender<Result<Vec<u8>, CopyError>>,
+    },
     /// A local vCPU was seen with this root.
-    Root { vcpu: VcpuId, gfn: Gfn },
+    Root {
+        vcpu: VcpuId,
+        gfn: Gfn,
+    },
     /// Tell the counters.
-    Report { reply: Sender<Report> },
+    Refused {
+        reply: Sender<()>,
+    },
+    Report {
+        reply: Sender<Report>,
+    },
     /// Log what is waited for.
     LogState,
     /// End.
@@ -98,6 +115,15 @@ impl Handle {
         let (reply, answer) = bounded(1);
         self.post(Command::Copy { address, bytes, write, reply });
         answer.recv_timeout(limit).unwrap_or(Err(CopyError::NoAnswer))
+    }
+
+    /// KVM refused a vCPU access to guest memory (`EFAULT`). True when the engine has seen to it
+    /// within `limit` and the vCPU may try again.
+    #[must_use]
+    pub fn refused(&self, limit: Duration) -> bool {
+        let (reply, answer) = bounded(1);
+        self.post(Command::Refused { reply });
+        answer.recv_timeout(limit).is_ok()
     }
 
     /// The counters, if the engine answers within `limit`.

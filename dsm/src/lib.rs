@@ -13,6 +13,7 @@
 //! The VMM reaches it through a cloneable [`Handle`]. Guest memory is [`GuestRam`]: one memfd,
 //! mapped once for the guest (watched) and once for the VMM (never watched).
 
+mod asked;
 mod classify;
 mod engine;
 mod handle;
@@ -21,6 +22,7 @@ mod report;
 mod store;
 mod streams;
 mod uffd;
+mod workers;
 mod write_watch;
 
 pub use classify::PageClass;

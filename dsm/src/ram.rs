@@ -202,6 +202,16 @@ impl GuestRam {
         if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
     }
 
+    /// Lets stores to a page of the guest mapping fault, or makes the kernel refuse them.
+    pub(crate) fn set_writable(&self, gfn: Gfn, on: bool) -> Result<(), Error> {
+        let offset = self.offset(gfn).expect("a checked frame");
+        let start = ptr::with_exposed_provenance_mut(self.guest + offset);
+        let access = if on { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: one page of the guest mapping; nothing of this process stores through it.
+        let result = unsafe { libc::mprotect(start, PAGE_SIZE, access) };
+        if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+    }
+
     /// Maps backed pages of the guest mapping ahead of the guest's touch.
     ///
     /// # Errors

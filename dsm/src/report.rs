@@ -45,6 +45,12 @@ pub struct Report {
     /// Pages asked for ahead of a fault.
     #[serde(default)]
     pub prefetches: u64,
+    /// Faults of the kernel's workers that a vCPU was asked about.
+    #[serde(default)]
+    pub worker_faults_asked: u64,
+    /// Faults of the kernel's workers that were taken for writes.
+    #[serde(default)]
+    pub worker_faults_guessed: u64,
     /// Pages received.
     pub pages_in: u64,
     /// Pages sent.

@@ -3,12 +3,12 @@
 //! Pages of this slice's own home stay unwatched, chunk by chunk (2 MiB), until another slice asks
 //! for one of them: memory that only its home uses costs nothing.
 
+use crate::asked::Asked;
 use crate::engine::EngineError;
 use crate::ram::GuestRam;
 use crate::uffd::{Installed, Uffd, Watch};
-use dsm_protocol::{
-    ACCESSED_DIRTY, Access, DIRTY, Entry, Gfn, Merge, PageStore, Table, permits_clean_write,
-};
+use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
+use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,10 +18,6 @@ use wire::PageBody;
 const PAGE: u64 = 4096;
 /// Frames of a chunk that is watched or not as a whole.
 const CHUNK_FRAMES: u64 = 512;
-
-/// Present bit and frame number of a table entry.
-const PRESENT: u64 = 1;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 /// Entries compared at a time.
 const ROW: usize = 8;
@@ -43,6 +39,8 @@ pub(crate) struct Store {
     twins: BTreeMap<Gfn, Twin>,
     /// Pages mapped without write access: giving it takes one call.
     readable: BTreeSet<Gfn>,
+    /// Pages whose guest mapping is read-only so that a worker fails, see `workers`.
+    pub(crate) asked: Asked,
     failure: Option<EngineError>,
 }
 
@@ -68,6 +66,7 @@ impl Store {
             unwatched,
             twins: BTreeMap::new(),
             readable: BTreeSet::new(),
+            asked: Asked::default(),
             failure: None,
         })
     }
@@ -108,7 +107,41 @@ impl Store {
         self.ram.guest_address(gfn).expect("the protocol checks frames")
     }
 
+    /// Makes workers that wait for this page fail.
+    pub(crate) fn ask(&mut self, gfn: Gfn) -> Result<(), EngineError> {
+        if !self.asked.contains(gfn) {
+            if let Some(oldest) = self.asked.push(gfn) {
+                self.set_writable(oldest, true)?;
+            }
+            self.set_writable(gfn, false)?;
+        }
+        Ok(self.uffd.wake(self.address(gfn), PAGE)?)
+    }
+
+    /// Ends that; tells whether it was so.
+    pub(crate) fn answer(&mut self, gfn: Gfn) -> Result<bool, EngineError> {
+        let asked = self.asked.remove(gfn);
+        if asked {
+            self.set_writable(gfn, true)?;
+        }
+        Ok(asked)
+    }
+
+    /// Ends it for pages that can be read for a while.
+    pub(crate) fn answer_expired(&mut self, now_ns: u64) -> Result<(), EngineError> {
+        let expired = self.asked.expired(now_ns);
+        expired.into_iter().try_for_each(|gfn| self.set_writable(gfn, true))
+    }
+
+    fn set_writable(&self, gfn: Gfn, on: bool) -> Result<(), EngineError> {
+        self.ram.set_writable(gfn, on).map_err(|source| EngineError::Access { gfn, source })
+    }
+
     fn try_map(&mut self, gfn: Gfn, access: Access) -> Result<(), EngineError> {
+        match access {
+            Access::Write => drop(self.answer(gfn)?),
+            _ => self.asked.readable(gfn),
+        }
         let address = self.address(gfn);
         let writable = access == Access::Write;
         if self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) {
@@ -199,9 +232,7 @@ impl PageStore for StepStore<'_> {
 
     fn points_to(&self, gfn: Gfn, child: Gfn) -> bool {
         let entries = self.store.ram.entries(gfn).iter();
-        entries
-            .map(|entry| entry.load(Ordering::Acquire))
-            .any(|entry| entry & PRESENT != 0 && (entry & FRAME) >> 12 == child.0)
+        entries.map(|entry| entry.load(Ordering::Acquire)).any(|entry| target(entry) == Some(child))
     }
 
     fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) -> bool {

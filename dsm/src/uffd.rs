@@ -13,9 +13,11 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iowr_nr};
 
 const API: u64 = 0xaa;
-const FEATURES: u64 = FEATURE_WP | FEATURE_MISSING_SHMEM | FEATURE_MINOR_SHMEM | FEATURE_WP_SHMEM;
+const FEATURES: u64 =
+    FEATURE_WP | FEATURE_MISSING_SHMEM | FEATURE_THREAD_ID | FEATURE_MINOR_SHMEM | FEATURE_WP_SHMEM;
 const FEATURE_WP: u64 = 1 << 0;
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
+const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const FEATURE_WP_SHMEM: u64 = 1 << 12;
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -126,6 +128,8 @@ pub(crate) enum Watch {
 pub(crate) struct Fault {
     pub(crate) address: u64,
     pub(crate) write: bool,
+    /// The thread that waits, as its own process counts.
+    pub(crate) thread: u32,
 }
 
 /// What `install` found.
@@ -269,7 +273,9 @@ impl Uffd {
             if chunk[0] == EVENT_PAGEFAULT {
                 let flags = word(8);
                 let write = flags & (FAULT_WRITE | FAULT_WP) != 0;
-                sink.push(Fault { address: word(16), write });
+                // A thread id, in the low half.
+                let thread = u32::try_from(word(24) & 0xffff_ffff).expect("32 bits");
+                sink.push(Fault { address: word(16), write, thread });
             }
         }
         Ok(())

@@ -152,3 +152,68 @@ fn uffd_copies_of_the_vmm_are_coherent() {
     assert!(beyond.is_err(), "the last two bytes have no memory");
     stop(slices);
 }
+
+/// Stores to an address of this process from another one, as KVM's workers touch memory in a vCPU's
+/// name. True if the store was carried out.
+fn store_from_outside(address: usize) -> bool {
+    let mut word = 99u64;
+    let local = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
+    let remote =
+        libc::iovec { iov_base: with_exposed_provenance::<u8>(address) as *mut _, iov_len: 8 };
+    let this = libc::pid_t::try_from(std::process::id()).unwrap();
+    // SAFETY: the call takes no pointers here.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+    // SAFETY: the child makes system calls only.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: both vectors are valid; the kernel checks the remote address.
+            let count = unsafe { libc::process_vm_writev(this, &local, 1, &remote, 1, 0) };
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(count == 8)) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the status is a valid place.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status), "the child ended with status {status:#x}");
+            libc::WEXITSTATUS(status) == 1
+        }
+    }
+}
+
+#[test]
+fn uffd_fault_of_a_worker_becomes_what_the_vcpu_wants() {
+    let Some(slices) = two_slices() else { return };
+    let (home, other) = (&slices[0], &slices[1]);
+    home.word(20, 0).store(5, Ordering::SeqCst);
+    home.word(21, 0).store(6, Ordering::SeqCst);
+
+    // The vCPU reads: the page is shared, and the worker got no access.
+    let wrote = store_from_outside(other.guest + 20 * 4096);
+    assert!(!wrote, "the worker was let through");
+    assert_eq!(other.word(20, 0).load(Ordering::SeqCst), 5);
+    let report = other.handle.report(LIMIT).unwrap();
+    assert_eq!((report.worker_faults_asked, report.worker_faults_guessed), (1, 0));
+    assert_eq!((report.faults.read, report.faults.write, report.faults.upgrade), (1, 0, 0));
+    assert_eq!(home.handle.report(LIMIT).unwrap().invalidations, 0);
+
+    // It writes later. Where KVM would be refused the store, this thread would be killed.
+    assert!(other.handle.refused(LIMIT));
+    other.word(20, 0).store(7, Ordering::SeqCst);
+    assert_eq!(home.word(20, 0).load(Ordering::SeqCst), 7);
+
+    // The vCPU writes: KVM refuses the store, and then it is asked for.
+    assert!(!store_from_outside(other.guest + 21 * 4096));
+    assert!(other.handle.refused(LIMIT));
+    other.word(21, 0).store(8, Ordering::SeqCst);
+    assert_eq!(home.word(21, 0).load(Ordering::SeqCst), 8);
+    let report = other.handle.report(LIMIT).unwrap();
+    assert_eq!((report.faults.read, report.faults.write, report.faults.upgrade), (2, 0, 2));
+
+    // It is known to write there: the next worker is not asked about.
+    home.word(21, 0).store(9, Ordering::SeqCst);
+    assert!(store_from_outside(other.guest + 21 * 4096));
+    assert_eq!(home.word(21, 0).load(Ordering::SeqCst), 99);
+    assert_eq!(other.handle.report(LIMIT).unwrap().worker_faults_guessed, 1);
+    stop(slices);
+}

@@ -29,6 +29,9 @@ use crate::workspace;
 /// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
 /// guest's time than on real ones.
 const EMULATED_CLOCK_RATE: &str = "0.1";
+/// Bounds of the hold window on emulated machines, in microseconds. A fault takes milliseconds there,
+/// and a page that goes again before the vCPU that waited for it has run was fetched in vain.
+const EMULATED_HOLD: &str = "20:10000";
 /// Longest silence of the guest before a line says that it is still being waited for.
 const QUIET: Duration = Duration::from_secs(15);
 /// What tessera gets beyond its time limit, to end in order and write its report.
@@ -184,9 +187,14 @@ impl Scenario<'_> {
         if let Some(rate) = self.clock_rate() {
             option("--guest-clock-rate", rate);
         }
-        let spaced = self.options.bootstrap.iter().any(|word| word.starts_with("--timer-spacing"));
-        if self.lab.mode() == Mode::Machines && !spaced {
-            option("--timer-spacing", timer_spacing(self.layout.all()).to_owned());
+        if self.lab.mode() == Mode::Machines {
+            let given = |name| self.options.bootstrap.iter().any(|word| word.starts_with(name));
+            if !given("--timer-spacing") {
+                option("--timer-spacing", timer_spacing(self.layout.all()).to_owned());
+            }
+            if !given("--hold") {
+                option("--hold", EMULATED_HOLD.to_owned());
+            }
         }
         words.extend(self.options.bootstrap.iter().cloned());
         Ok(words)

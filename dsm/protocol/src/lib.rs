@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod entry;
 mod hold;
 mod holder;
 mod home;
@@ -43,6 +44,6 @@ pub use node::{Config, Effect, Input, Node, ProtocolError};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 pub use stats::{ReplicaStats, Stats};
-pub use store::{ACCESSED_DIRTY, DIRTY, Merge, PageStore, permits_clean_write};
+pub use store::{Merge, PageStore};
 pub use tables::Replicate;
 pub use wire::{Access, Entry, Epoch, Gfn, Half, Held, Level, Message, SliceId, Table, VcpuId};

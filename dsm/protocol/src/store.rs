@@ -1,6 +1,6 @@
 //! The port to page contents and mappings.
 
-use wire::{Access, Entry, Gfn, Half, Table};
+use wire::{Access, Entry, Gfn, Table};
 
 /// What became of a merged entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,32 +9,6 @@ pub enum Merge {
     Applied,
     /// This slice, or a third one, changed the same entry at the same time.
     Conflict,
-}
-
-/// Accessed and dirty bits of a table entry: the processor sets them, on each slice for itself.
-pub const ACCESSED_DIRTY: u64 = 0x60;
-/// Dirty.
-pub const DIRTY: u64 = 0x40;
-const PRESENT_WRITABLE: u64 = 0x3;
-const LARGE: u64 = 0x80;
-
-/// True when a processor may write through this entry and would set its dirty bit.
-///
-/// It would set it in its own slice's replica, where the kernel on another slice does not see it: a
-/// page that was written would count as clean there, and its contents could be dropped. So such an
-/// entry of a process's replicated table gets its dirty bit before another slice can walk through
-/// it. Kernels may take a clean page for a dirty one, never the reverse: it costs a write-back.
-/// (Linux makes most such entries dirty itself; read faults on shared memory and `MADV_FREE` do
-/// not.) The kernel's own entries are dirty as Linux makes them, and nobody looks at the bit there.
-/// Intel SDM vol. 3, 5.8; AMD APM vol. 2, 5.4.2.
-#[must_use]
-pub fn permits_clean_write(table: Table, entry: u64) -> bool {
-    let leaf = match table.level.get() {
-        1 => true,
-        2 | 3 => entry & LARGE != 0,
-        _ => false,
-    };
-    table.half == Half::User && leaf && entry & (PRESENT_WRITABLE | DIRTY) == PRESENT_WRITABLE
 }
 
 /// Contents and mappings of the pages of one slice. The engine implements it with userfaultfd and
@@ -57,11 +31,13 @@ pub trait PageStore {
     fn snapshot(&mut self, gfn: Gfn, table: Table);
     /// Sets the dirty bit of each entry that [`permits_clean_write`]. Nobody can store to the page
     /// meanwhile.
+    ///
+    /// [`permits_clean_write`]: crate::entry::permits_clean_write
     fn set_dirty(&mut self, gfn: Gfn);
     /// True when an entry of the page, as it is now, points to the child.
     fn points_to(&self, gfn: Gfn, child: Gfn) -> bool;
     /// Appends each entry in which the page differs from its twin, and brings the twin up to date.
-    /// True when some entry [`permits_clean_write`].
+    /// True when some entry [`permits_clean_write`](crate::entry::permits_clean_write).
     fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) -> bool;
     /// Takes one entry of another slice into page and twin. A conflict is reported when the page
     /// differed from the twin there in more than accessed and dirty bits (the local value stays),

@@ -5,14 +5,12 @@
 //! page at a time, and a page without a parent entry left is no table any more.
 //! Formats: AMD APM vol. 2, 5.3 (long-mode page translation).
 
+use crate::entry::{self, DIRTY, is_linux_table, permits_clean_write};
 use crate::node::Node;
-use crate::store::{DIRTY, PageStore, permits_clean_write};
+use crate::store::PageStore;
 use std::collections::{BTreeMap, BTreeSet};
 use wire::{Entry, Gfn, Half, Level, Message, SliceId, Table, VcpuId};
 
-const PRESENT: u64 = 1;
-const LARGE: u64 = 1 << 7;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// First entry of the kernel's half of a root.
 const KERNEL_HALF: u16 = 256;
 /// A root that no vCPU uses leaves the class after this time: its process may be gone.
@@ -177,10 +175,9 @@ impl Tables {
         let level = parent.level.below()?;
         let root = parent.level == Level::ROOT;
         let half = if root && index < KERNEL_HALF { Half::User } else { parent.half };
-        let leaf = !root && value & LARGE != 0;
         let wanted = half == Half::Kernel || self.scope == Replicate::AllTables;
-        (value & PRESENT != 0 && !leaf && wanted)
-            .then_some((Gfn((value & FRAME) >> 12), Table { level, half }))
+        let gfn = entry::child(parent.level, value).filter(|_| wanted)?;
+        Some((gfn, Table { level, half }))
     }
 }
 
@@ -190,12 +187,11 @@ impl Tables {
 pub(crate) fn fits_root(entry: &Entry, frames_end: u64) -> bool {
     let Entry { index, old, new, .. } = *entry;
     if index >= KERNEL_HALF {
-        let kept = old & PRESENT == 0 || new & FRAME == old & FRAME;
-        return kept && (new == 0 || new & PRESENT != 0);
+        let (before, after) = (entry::target(old), entry::target(new));
+        return (before.is_none() || before == after) && (new == 0 || after.is_some());
     }
-    // Present, writable, user or not; accessed and dirty may be set (Linux: _PAGE_TABLE).
-    let table = matches!(new & 0xfff & !0x60, 0x3 | 0x7) && (new & FRAME) >> 12 < frames_end;
-    new == 0 || table
+    let inside = entry::target(new).is_some_and(|table| table.0 < frames_end);
+    new == 0 || (is_linux_table(new) && inside)
 }
 
 impl Node {

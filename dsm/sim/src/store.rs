@@ -4,12 +4,9 @@
 //! vCPUs have, and which pages were mapped in a step (that wakes the vCPUs that wait for them). It
 //! records the first call that the engine could not carry out, see [`ArrayStore::misuse`].
 
-use dsm_protocol::{
-    ACCESSED_DIRTY, Access, DIRTY, Entry, Gfn, Merge, PageStore, Table, permits_clean_write,
-};
+use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, permits_write};
+use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
 use std::collections::BTreeMap;
-
-const PRESENT_WRITABLE: u64 = 3;
 
 /// Contents of a page: entries that are not zero.
 pub type Page = BTreeMap<u16, u64>;
@@ -46,7 +43,7 @@ impl ArrayStore {
     /// entry does not let it. The caller has checked the access.
     pub fn write_through(&mut self, gfn: Gfn, index: u16) -> bool {
         let entry = self.load(gfn, index);
-        let writable = entry & PRESENT_WRITABLE == PRESENT_WRITABLE;
+        let writable = permits_write(entry);
         if writable {
             self.store(gfn, index, entry | DIRTY);
         }

@@ -33,6 +33,12 @@ pub trait MachineHooks: Send + Sync {
         let _ = vector;
     }
 
+    /// KVM refused the vCPU access to guest memory. True when it may try again.
+    fn access_refused(&self, vcpu: VcpuId) -> bool {
+        let _ = vcpu;
+        false
+    }
+
     /// A vCPU cannot go on; its thread ends after this call.
     fn fatal(&self, error: &VcpuError);
 }

@@ -17,6 +17,9 @@ use wire::VcpuId;
 const CR3_FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// Unknown registers are told of this many times per vCPU.
 const UNKNOWN_MSR_LINES: u64 = 20;
+/// Refused accesses to guest memory in a row that end the vCPU. A few come when several vCPUs store
+/// to pages whose faults are being sorted out.
+const MOST_REFUSALS: u32 = 10_000;
 /// A thread with nothing left to do looks at the stop flag this often.
 const PARKED: Duration = Duration::from_secs(1);
 
@@ -67,7 +70,7 @@ pub(super) fn run(
         source,
     })?;
     fd.set_sync_valid_reg(SyncReg::SystemRegister);
-    Loop { shared, core, bus, seat }.run(fd)
+    Loop { shared, core, bus, seat, refusals: 0 }.run(fd)
 }
 
 struct Loop<'a> {
@@ -75,6 +78,8 @@ struct Loop<'a> {
     core: &'a VcpuCore,
     bus: &'a dyn Bus,
     seat: Box<dyn Seat>,
+    /// Refused accesses to guest memory, one after the other.
+    refusals: u32,
 }
 
 impl Loop<'_> {
@@ -95,14 +100,26 @@ impl Loop<'_> {
         Ok(())
     }
 
-    fn enter(&self, fd: &mut VcpuFd) -> Result<After, VcpuError> {
-        let counters = &self.core.counters;
-        Counters::add(&counters.runs);
+    /// Whether the vCPU may try an access again that KVM refused.
+    fn is_retried(&mut self) -> bool {
+        self.refusals += 1;
+        Counters::add(&self.core.counters.exits_other);
+        self.refusals <= MOST_REFUSALS && self.shared.hooks.access_refused(self.core.id)
+    }
+
+    fn enter(&mut self, fd: &mut VcpuFd) -> Result<After, VcpuError> {
+        Counters::add(&self.core.counters.runs);
         let exit = match fd.run() {
+            Ok(VcpuExit::MemoryFault { .. }) if self.is_retried() => return Ok(After::Nothing),
+            Err(error) if error.errno() == libc::EFAULT && self.is_retried() => {
+                return Ok(After::Nothing);
+            }
             Ok(exit) => exit,
             Err(error) => {
+                let counters = &self.core.counters;
                 match error.errno() {
                     libc::EINTR => {
+                        self.refusals = 0;
                         Counters::add(&counters.exits_kicked);
                         signal::drain();
                         sample::tell(self.core, fd);
@@ -113,6 +130,8 @@ impl Loop<'_> {
                 return Ok(After::Nothing);
             }
         };
+        self.refusals = 0;
+        let counters = &self.core.counters;
         let (counter, after) = match exit {
             VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => (&counters.exits_io, After::Port),
             VcpuExit::MmioRead(address, data) => {

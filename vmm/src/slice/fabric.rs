@@ -14,9 +14,14 @@ use dsm::{EngineError, Handle, Uplink};
 use migrate::LocationTable;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use transport::Class;
 use wire::control::{DeviceCall, EndCause, InterruptEvent};
 use wire::{Control, Epoch, Gfn, SliceId, VcpuId};
+
+/// How long a vCPU that was refused memory waits for the memory engine; one that is busy takes
+/// milliseconds.
+const REFUSED_LIMIT: Duration = Duration::from_secs(10);
 
 /// The slice with the devices.
 pub(crate) const BOOTSTRAP: SliceId = SliceId(0);
@@ -147,6 +152,10 @@ impl MachineHooks for Fabric {
         } else {
             self.send(BOOTSTRAP, &Control::EndOfInterrupt { vector });
         }
+    }
+
+    fn access_refused(&self, _: VcpuId) -> bool {
+        self.handle.get().is_some_and(|handle| handle.refused(REFUSED_LIMIT))
     }
 
     fn fatal(&self, error: &VcpuError) {

@@ -2,9 +2,8 @@
 
 use super::scenario::{EPOCH, Op, Scenario};
 use crate::store::{ArrayStore, Page};
-use dsm_protocol::{
-    Access, DIRTY, Effect, Epoch, Gfn, Input, Message, Node, PlantedBug, SliceId, VcpuId,
-};
+use dsm_protocol::entry::DIRTY;
+use dsm_protocol::{Access, Effect, Epoch, Gfn, Input, Message, Node, PlantedBug, SliceId, VcpuId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@
 //! ```
 
 use super::random::Random;
-use dsm_protocol::DIRTY;
+use dsm_protocol::entry::DIRTY;
 use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;

@@ -4,9 +4,10 @@ use super::Setup;
 use super::random::Random;
 use super::workload::{self, DATA, HALVES, Kernel, LEAVES, LOCK, MIDDLE, ROOT, Step, Workload};
 use crate::store::{ArrayStore, Page};
+use dsm_protocol::entry::DIRTY;
 use dsm_protocol::{
-    Access, Config, DIRTY, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message,
-    Node, Replicate, SliceId, VcpuId,
+    Access, Config, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message, Node,
+    Replicate, SliceId, VcpuId,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

@@ -1,0 +1,112 @@
+//! The pages whose guest mapping is read-only because a vCPU is being asked, see [`crate::workers`].
+
+use dsm_protocol::Gfn;
+
+/// How long the mapping stays read-only once the page can be read. The worker must have failed by
+/// then, else it would fault on a page that can be read, and would be believed.
+const GRACE_NS: u64 = 10_000_000;
+/// Pages asked about at a time. Each splits the guest mapping, of which the kernel keeps only so many
+/// parts.
+const ASKED_MAX: usize = 1024;
+
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    gfn: Gfn,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It is not here, or only so since this step.
+    Open { readable: bool },
+    /// Nobody has to wait for it any more; it ends then.
+    Until(u64),
+}
+
+/// The pages, in the order in which they were asked about.
+#[derive(Debug, Default)]
+pub(crate) struct Asked(Vec<Page>);
+
+impl Asked {
+    pub(crate) fn contains(&self, gfn: Gfn) -> bool {
+        self.0.iter().any(|page| page.gfn == gfn)
+    }
+
+    /// Adds a page that is not in; returns one that must go for it.
+    pub(crate) fn push(&mut self, gfn: Gfn) -> Option<Gfn> {
+        let oldest = (self.0.len() >= ASKED_MAX).then(|| self.0.remove(0).gfn);
+        self.0.push(Page { gfn, state: State::Open { readable: false } });
+        oldest
+    }
+
+    /// Takes a page out; tells whether it was in.
+    pub(crate) fn remove(&mut self, gfn: Gfn) -> bool {
+        let before = self.0.len();
+        self.0.retain(|page| page.gfn != gfn);
+        self.0.len() < before
+    }
+
+    /// The page that was asked about last: a vCPU has one access in hand.
+    pub(crate) fn latest(&self) -> Option<Gfn> {
+        self.0.last().map(|page| page.gfn)
+    }
+
+    /// The page can be read from this step on.
+    pub(crate) fn readable(&mut self, gfn: Gfn) {
+        if let Some(page) = self.0.iter_mut().find(|page| page.gfn == gfn) {
+            page.state = State::Open { readable: true };
+        }
+    }
+
+    /// Starts the grace of pages that can be read; takes out those whose grace is over.
+    pub(crate) fn expired(&mut self, now_ns: u64) -> Vec<Gfn> {
+        for page in &mut self.0 {
+            if page.state == (State::Open { readable: true }) {
+                page.state = State::Until(now_ns + GRACE_NS);
+            }
+        }
+        let over = |page: &Page| matches!(page.state, State::Until(due) if due <= now_ns);
+        let expired = self.0.iter().filter(|page| over(page)).map(|page| page.gfn).collect();
+        self.0.retain(|page| !over(page));
+        expired
+    }
+
+    /// When the next grace is over.
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        let due = |page: &Page| match page.state {
+            State::Until(due) => Some(due),
+            State::Open { .. } => None,
+        };
+        self.0.iter().filter_map(due).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grace_starts_when_the_page_can_be_read() {
+        let mut asked = Asked::default();
+        asked.push(Gfn(1));
+        asked.push(Gfn(2));
+        assert_eq!(asked.expired(5), []);
+        asked.readable(Gfn(1));
+        assert_eq!(asked.due_ns(), None);
+        assert_eq!(asked.expired(100), []);
+        assert_eq!(asked.due_ns(), Some(100 + GRACE_NS));
+        assert_eq!(asked.expired(99 + GRACE_NS), []);
+        assert_eq!(asked.expired(100 + GRACE_NS), [Gfn(1)]);
+        assert_eq!(asked.latest(), Some(Gfn(2)));
+    }
+
+    #[test]
+    fn oldest_page_goes_for_one_too_many() {
+        let mut asked = Asked::default();
+        for gfn in 0..1024 {
+            assert_eq!(asked.push(Gfn(gfn)), None);
+        }
+        assert_eq!(asked.push(Gfn(9999)), Some(Gfn(0)));
+        assert!(!asked.contains(Gfn(0)) && asked.contains(Gfn(9999)));
+    }
+}

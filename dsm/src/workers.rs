@@ -1,0 +1,168 @@
+//! Faults that a worker of the kernel takes in a vCPU's name, and what the vCPU wanted.
+//!
+//! With local APICs in the kernel, KVM does not make a vCPU whose interrupts are on wait for a page.
+//! It halts the vCPU, and a worker fetches the page (asynchronous page faults, also for guests that
+//! know nothing of them). The worker always asks to *write*, whatever the vCPU wanted
+//! (`async_pf_execute` in Linux `virt/kvm/async_pf.c`): code that all vCPUs execute would go from slice
+//! to slice as if all wrote it. Once the worker is done, with or without success, the vCPU takes the
+//! fault itself, waits for it, and asks for what it wants. So the worker is made to fail, while the page is
+//! fetched for reading:
+//!
+//! ```text
+//!             a worker faults: the page's mapping      the vCPU faults: it reads
+//!   unknown ----------- becomes read-only -----> asked ----------------------------> known
+//!      ^                                           |  KVM refuses the vCPU: it writes   |
+//!      |                                           +------------------------------------+
+//!      +------------------ now and then, or the page went away ------------------------+
+//! ```
+//!
+//! Asking costs another fault, so a page that this slice was seen to write is not asked about every
+//! time; a wrong guess costs a transfer, never coherence. A worker that finds a page readable here
+//! does write: a vCPU that only reads would not have needed it.
+#![expect(unsafe_code, reason = "tgkill asks whether a thread is one of this process")]
+// UNSAFETY: one system call without pointers.
+
+use dsm_protocol::{Access, Gfn};
+use std::collections::BTreeSet;
+
+use crate::uffd::Fault;
+
+/// Every so many guesses that a page is written, it is asked again.
+const ASK_EVERY: u32 = 8;
+
+/// What to do about a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// A page with this access ends it.
+    Wants(Access),
+    /// Only the vCPU itself can tell.
+    Ask,
+}
+
+/// What is known of the threads and pages.
+#[derive(Debug, Default)]
+pub(crate) struct Workers {
+    /// Threads of this process that took faults.
+    own: BTreeSet<u32>,
+    /// Pages that this slice wrote when it was last seen which.
+    written: BTreeSet<Gfn>,
+    guesses: u32,
+    /// Faults of workers that had to be asked about.
+    pub(crate) asked: u64,
+    /// Faults of workers taken for writes without asking.
+    pub(crate) guessed: u64,
+}
+
+impl Workers {
+    /// Judges a fault on a page to which the protocol gives this slice `held`.
+    pub(crate) fn judge(&mut self, fault: &Fault, gfn: Gfn, held: Access) -> Verdict {
+        if self.is_own(fault.thread) {
+            let want = if fault.write { Access::Write } else { Access::Read };
+            if want == Access::Write {
+                self.written.insert(gfn);
+            }
+            return Verdict::Wants(want);
+        }
+        if held >= Access::Read {
+            self.written.insert(gfn);
+            return Verdict::Wants(Access::Write);
+        }
+        if self.written.contains(&gfn) {
+            self.guesses += 1;
+            if !self.guesses.is_multiple_of(ASK_EVERY) {
+                self.guessed += 1;
+                return Verdict::Wants(Access::Write);
+            }
+        }
+        self.asked += 1;
+        Verdict::Ask
+    }
+
+    /// The vCPU answered for a page that was asked about.
+    pub(crate) fn answered(&mut self, gfn: Gfn, want: Access) {
+        if want == Access::Write {
+            self.written.insert(gfn);
+        } else {
+            self.written.remove(&gfn);
+        }
+    }
+
+    fn is_own(&mut self, thread: u32) -> bool {
+        if self.own.contains(&thread) {
+            return true;
+        }
+        let own = is_of_this_process(thread);
+        if own {
+            self.own.insert(thread);
+        }
+        own
+    }
+}
+
+/// Whether a thread id is one of this process. A worker's id, counted where no container changes it,
+/// may by chance be that of one of our threads; it is taken for a vCPU that writes then.
+fn is_of_this_process(thread: u32) -> bool {
+    let Ok(thread) = libc::pid_t::try_from(thread) else { return false };
+    let process = std::process::id();
+    // SAFETY: signal 0 is not delivered; the call only tells whether it could be.
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) };
+    result == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: Gfn = Gfn(7);
+    const WORKER: u32 = 0; // no thread has this id
+
+    fn fault(thread: u32, write: bool) -> Fault {
+        Fault { address: 0, write, thread }
+    }
+
+    fn own_thread() -> u32 {
+        // SAFETY: the call takes nothing.
+        u32::try_from(unsafe { libc::gettid() }).unwrap()
+    }
+
+    #[test]
+    fn own_thread_is_believed() {
+        let mut workers = Workers::default();
+        let own = own_thread();
+        assert_eq!(
+            workers.judge(&fault(own, false), PAGE, Access::None),
+            Verdict::Wants(Access::Read)
+        );
+        assert_eq!(
+            workers.judge(&fault(own, true), PAGE, Access::None),
+            Verdict::Wants(Access::Write)
+        );
+    }
+
+    #[test]
+    fn worker_on_an_absent_page_is_asked_about() {
+        let mut workers = Workers::default();
+        assert_eq!(workers.judge(&fault(WORKER, true), PAGE, Access::None), Verdict::Ask);
+        workers.answered(PAGE, Access::Read);
+        assert_eq!(workers.judge(&fault(WORKER, true), PAGE, Access::None), Verdict::Ask);
+        assert_eq!(workers.asked, 2);
+    }
+
+    #[test]
+    fn worker_on_a_readable_page_writes() {
+        let mut workers = Workers::default();
+        let verdict = workers.judge(&fault(WORKER, true), PAGE, Access::Read);
+        assert_eq!(verdict, Verdict::Wants(Access::Write));
+    }
+
+    #[test]
+    fn written_page_is_guessed_and_asked_about_now_and_then() {
+        let mut workers = Workers::default();
+        workers.answered(PAGE, Access::Write);
+        let verdicts: Vec<_> =
+            (0..16).map(|_| workers.judge(&fault(WORKER, true), PAGE, Access::None)).collect();
+        let asked = verdicts.iter().filter(|verdict| **verdict == Verdict::Ask).count();
+        assert_eq!(asked, 2);
+        assert_eq!((workers.asked, workers.guessed), (2, 14));
+    }
+}
