@@ -291,6 +291,11 @@ impl Engine {
     fn wanted(&mut self, gfn: Gfn, fault: Fault) -> Result<Access, EngineError> {
         let verdict = self.workers.judge(&fault, gfn, self.held(gfn));
         let Verdict::Wants(want) = verdict else {
+            if self.class(gfn) != PageClass::Other {
+                // A walk: it sets accessed bits, and AMD's always needs to write.
+                return Ok(Access::Write);
+            }
+            self.workers.asked += 1;
             self.store.ask(gfn)?;
             return Ok(Access::Read);
         };
@@ -326,9 +331,13 @@ impl Engine {
         Ok(())
     }
 
-    fn count_fault(&mut self, gfn: Gfn) {
+    fn class(&mut self, gfn: Gfn) -> PageClass {
         let now = self.now();
-        match self.classifier.class(gfn, now, &self.node, &self.store.ram) {
+        self.classifier.class(gfn, now, &self.node, &self.store.ram)
+    }
+
+    fn count_fault(&mut self, gfn: Gfn) {
+        match self.class(gfn) {
             PageClass::KernelPageTable => self.classes.kernel_page_table += 1,
             PageClass::UserPageTable => self.classes.user_page_table += 1,
             PageClass::Other => self.classes.other += 1,
