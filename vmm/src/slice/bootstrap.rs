@@ -14,6 +14,7 @@ use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use devices::{Chipset, ChipsetConfig, acpi};
+use dsm::CopyError;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -169,7 +170,9 @@ impl Vm {
     fn load(&mut self, plan: &BootPlan) -> Result<(), SliceError> {
         for piece in &plan.payload {
             match self.parts.fabric.handle.get() {
-                Some(handle) => handle.write(piece.gpa, piece.bytes.clone(), LOAD_LIMIT)?,
+                Some(handle) => handle
+                    .write(piece.gpa, piece.bytes.clone(), LOAD_LIMIT)
+                    .map_err(|error| self.not_loaded(error))?,
                 None => write_directly(&self.parts, piece.gpa, &piece.bytes),
             }
         }
@@ -182,6 +185,15 @@ impl Vm {
         plan.state.apply(&mut sregs, &mut regs);
         self.parts.machine.set_registers(boot, &regs, &sregs)?;
         Ok(())
+    }
+
+    /// The memory engine stops when a slice is lost, and says so before it stops.
+    fn not_loaded(&self, error: CopyError) -> SliceError {
+        let lost = self.parts.events.try_iter().find_map(|event| match event {
+            SliceEvent::Lost(slice, cause) => Some(SliceError::LostLoading { slice, cause }),
+            _ => None,
+        });
+        lost.unwrap_or(SliceError::Load(error))
     }
 
     /// Maps what was loaded into memory of this slice, so that the guest's first touch costs no

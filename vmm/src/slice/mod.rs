@@ -99,7 +99,7 @@ impl SliceError {
     #[must_use]
     pub fn status(&self) -> u8 {
         match self {
-            Self::Lost(_) => STATUS_LOST,
+            Self::Lost(_) | Self::LostLoading { .. } => STATUS_LOST,
             _ => STATUS_REFUSED,
         }
     }
@@ -138,9 +138,17 @@ pub enum SliceError {
     /// A companion went away between its first answer and the start.
     #[error("a slice is lost before the guest started")]
     Lost(#[source] MeshError),
+    /// A slice went away while the guest was being loaded.
+    #[error("{slice} is lost before the guest started: {cause}")]
+    LostLoading {
+        /// Which.
+        slice: SliceId,
+        /// What was seen of it.
+        cause: String,
+    },
     /// Guest memory could not be written at start.
     #[error("load the guest")]
-    Load(#[from] CopyError),
+    Load(#[source] CopyError),
     /// Ghosts were asked for and do not work.
     #[error("{slice} cannot use ghost vCPUs ({cause}); choose --interrupts userspace or auto")]
     Ghosts {
