@@ -26,7 +26,7 @@ pub fn child(level: Level, entry: u64) -> Option<Gfn> {
     if is_leaf(level, entry) { None } else { target(entry) }
 }
 
-/// True when a processor may write through an entry of a table of this level.
+/// True when a processor may write through an entry, as far as this entry goes.
 #[must_use]
 pub fn permits_write(entry: u64) -> bool {
     entry & (PRESENT | WRITABLE) == PRESENT | WRITABLE

@@ -21,6 +21,13 @@ pub(crate) struct Bench {
 pub(crate) const SKIP: &str = "skip: ";
 
 impl Bench {
+    /// Turns that each CPU takes where one goes on and all others watch. A turn costs a fault of every
+    /// watcher, so a round of turns costs one for each pair of CPUs.
+    pub(crate) fn turns(&self) -> Result<u64> {
+        let cpus = u64::try_from(self.topology.cpus.len())?;
+        Ok((800 / (cpus * cpus)).max(20) * u64::from(self.rounds))
+    }
+
     /// Runs a job on each pair of CPUs in turn.
     pub(crate) fn over_pairs(
         &mut self,

@@ -25,9 +25,7 @@ pub(crate) fn monotonic(bench: &mut Bench) -> Result<String> {
 
 fn ring(bench: &mut Bench, clock: u64, unit: &str) -> Result<String> {
     let all: Vec<_> = (0..bench.topology.cpus.len()).collect();
-    // Every CPU watches the page, so handing it round once costs a fault for each pair of them.
-    let ranks = u64::try_from(all.len())?;
-    let trips = (800 / (ranks * ranks)).max(20) * u64::from(bench.rounds);
+    let trips = bench.turns()?;
     let values = bench.pool.run(&all, ring_job, [trips, clock, 0, 0])?;
     judge(trips, unit, &values)
 }

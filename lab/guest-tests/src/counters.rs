@@ -22,9 +22,7 @@ pub(crate) fn cmpxchg(bench: &mut Bench) -> Result<String> {
 
 /// Plain increments on one page under a ticket lock on another: the lock orders them.
 pub(crate) fn lock(bench: &mut Bench) -> Result<String> {
-    // Every waiting CPU watches the lock: a turn costs a fault for each pair of them, all together.
-    let cpus = u64::try_from(bench.topology.cpus.len())?;
-    let each = (800 / (cpus * cpus)).max(20) * u64::from(bench.rounds);
+    let each = bench.turns()?;
     count(bench, lock_job, each)
 }
 
