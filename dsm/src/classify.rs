@@ -6,6 +6,7 @@
 
 use crate::ram::GuestRam;
 use dsm_protocol::{Access, Gfn, Half, Level, Node, entry};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -16,7 +17,8 @@ const REFRESH_NS: u64 = 500_000_000;
 const WALK_PAGES_MAX: usize = 2048;
 
 /// The classes that faults are counted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PageClass {
     /// A root, or a table reachable from the kernel's half of one.
     KernelPageTable,
@@ -37,6 +39,11 @@ pub(crate) struct Classifier {
 impl Classifier {
     pub(crate) fn set_root(&mut self, vcpu: VcpuId, gfn: Gfn) {
         self.roots.insert(vcpu, gfn);
+    }
+
+    /// The roots of all slices' vCPUs, as far as they are known.
+    pub(crate) fn roots(&self) -> BTreeSet<Gfn> {
+        self.roots.values().copied().collect()
     }
 
     pub(crate) fn class(
@@ -68,8 +75,7 @@ impl Classifier {
         self.kernel.clear();
         self.user.clear();
         let mut walk = Walk { node, ram, budget: WALK_PAGES_MAX };
-        let roots: BTreeSet<Gfn> = self.roots.values().copied().collect();
-        for root in roots {
+        for root in self.roots() {
             let user = walk.children(root, Level::ROOT, 0..256);
             let kernel = walk.children(root, Level::ROOT, 256..512);
             walk.descend(user, &mut self.user);

@@ -11,9 +11,10 @@
 // UNSAFETY: poll(2) takes an array of descriptors; the scheduler call takes a small structure.
 
 use crate::classify::{Classifier, PageClass};
+use crate::fault_log::FaultLog;
 use crate::handle::{Command, CopyError, Handle};
 use crate::ram::GuestRam;
-use crate::report::{ClassCounts, FaultCounts, HotPage, Report};
+use crate::report::{FaultCounts, Report};
 use crate::store::Store;
 use crate::streams::Streams;
 use crate::uffd::{Fault, Uffd, UffdError};
@@ -166,8 +167,7 @@ pub struct Engine {
     releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
     copies: BTreeMap<u64, Copying>,
     classifier: Classifier,
-    classes: ClassCounts,
-    page_faults: BTreeMap<Gfn, u32>,
+    fault_log: FaultLog,
     faults: Vec<Fault>,
     streams: Streams,
     workers: Workers,
@@ -208,8 +208,7 @@ impl Engine {
             releases: BTreeMap::new(),
             copies: BTreeMap::new(),
             classifier: Classifier::default(),
-            classes: ClassCounts::default(),
-            page_faults: BTreeMap::new(),
+            fault_log: FaultLog::default(),
             faults: Vec::new(),
             streams: Streams::default(),
             workers: Workers::default(),
@@ -274,35 +273,52 @@ impl Engine {
     }
 
     fn fault(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
-        let missed = self.node.access(gfn) < want && !self.node.is_waiting(gfn);
+        let held = self.node.access(gfn);
+        let missed = held < want && !self.node.is_waiting(gfn);
+        let mut ask = want;
         if missed {
-            tracing::trace!(gfn = gfn.0, ?want, held = ?self.node.access(gfn), "fault");
-            self.count_fault(gfn);
+            ask = self.foreseen(gfn, want, held);
+            tracing::trace!(gfn = gfn.0, ?want, ?ask, ?held, "fault");
+            self.count_fault(gfn)?;
         }
-        self.step(Input::Fault { gfn, want })?;
+        self.step(Input::Fault { gfn, want: ask })?;
         if missed {
             self.fetch_ahead(gfn, want)?;
         }
         Ok(())
     }
 
+    /// The access to ask for: more than a read needs, where this slice always writes next.
+    fn foreseen(&mut self, gfn: Gfn, want: Access, held: Access) -> Access {
+        if self.node.table(gfn).is_some() {
+            return want;
+        }
+        match (held, want) {
+            (Access::Read, _) => self.store.habits.upgrade(gfn),
+            (_, Access::Write) => self.store.habits.write(gfn),
+            _ => return self.store.habits.read(gfn),
+        }
+        want
+    }
+
     /// What the vCPU behind a fault wants. Where only the vCPU can tell, reading is the least of it:
     /// the page is on its way while the vCPU is asked.
     fn wanted(&mut self, gfn: Gfn, fault: Fault) -> Result<Access, EngineError> {
-        let verdict = self.workers.judge(&fault, gfn, self.held(gfn));
-        let Verdict::Wants(want) = verdict else {
-            if self.class(gfn) != PageClass::Other {
-                // A walk: it sets accessed bits, and AMD's always needs to write.
-                return Ok(Access::Write);
-            }
+        if let Verdict::Wants(want) = self.workers.judge(&fault, self.held(gfn)) {
+            self.store.answer(gfn)?;
+            return Ok(want);
+        }
+        if self.class(gfn) != PageClass::Other {
+            // A walk: it sets accessed bits, and AMD's always needs to write.
+            return Ok(Access::Write);
+        }
+        if self.store.habits.foresees(gfn) {
+            self.workers.guessed += 1;
+        } else {
             self.workers.asked += 1;
             self.store.ask(gfn)?;
-            return Ok(Access::Read);
-        };
-        if self.store.answer(gfn)? {
-            self.workers.answered(gfn, want);
         }
-        Ok(want)
+        Ok(Access::Read)
     }
 
     /// The access that a worker can have seen here. A page that is asked about may have come since.
@@ -315,7 +331,6 @@ impl Engine {
     fn refused(&mut self) -> Result<(), EngineError> {
         let Some(gfn) = self.store.asked.latest() else { return Ok(()) };
         self.store.answer(gfn)?;
-        self.workers.answered(gfn, Access::Write);
         self.fault(gfn, Access::Write)
     }
 
@@ -336,17 +351,32 @@ impl Engine {
         self.classifier.class(gfn, now, &self.node, &self.store.ram)
     }
 
-    fn count_fault(&mut self, gfn: Gfn) {
-        match self.class(gfn) {
-            PageClass::KernelPageTable => self.classes.kernel_page_table += 1,
-            PageClass::UserPageTable => self.classes.user_page_table += 1,
-            PageClass::Other => self.classes.other += 1,
+    fn count_fault(&mut self, gfn: Gfn) -> Result<(), EngineError> {
+        let (class, known) = (self.class(gfn), self.node.table(gfn).is_some());
+        let count = self.fault_log.count(gfn, class, known);
+        if known {
+            return Ok(());
         }
-        let count = self.page_faults.entry(gfn).or_default();
-        *count = count.saturating_add(1);
-        if count.is_multiple_of(SAMPLE_EVERY) && self.node.table(gfn).is_none() {
+        let missed_table = class != PageClass::Other && count.is_power_of_two();
+        if missed_table || count.is_multiple_of(SAMPLE_EVERY) {
             self.uplink.sample_roots();
         }
+        if missed_table { self.fetch_roots() } else { Ok(()) }
+    }
+
+    /// Asks for the roots of other slices' vCPUs, so that they become replicas.
+    ///
+    /// A kernel that starts a vCPU lets it run on a root of its own for a while. That root and
+    /// this slice's share the kernel's tables, which go back and forth: no replica points to them
+    /// as long as each root is used by one slice only.
+    fn fetch_roots(&mut self) -> Result<(), EngineError> {
+        for gfn in self.classifier.roots() {
+            let absent = self.node.access(gfn) == Access::None && !self.node.is_waiting(gfn);
+            if absent && self.node.table(gfn).is_some() {
+                self.step(Input::Fault { gfn, want: Access::Write })?;
+            }
+        }
+        Ok(())
     }
 
     fn take_commands(&mut self) -> Result<(), EngineError> {
@@ -529,24 +559,19 @@ impl Engine {
 
     fn report(&self) -> Report {
         let stats = self.node.stats();
-        let mut hot: Vec<HotPage> = self
-            .page_faults
-            .iter()
-            .map(|(gfn, faults)| HotPage { gfn: gfn.0, faults: *faults })
-            .collect();
-        hot.sort_by_key(|page| std::cmp::Reverse(page.faults));
-        hot.truncate(32);
         Report {
             faults: FaultCounts {
                 read: stats.faults_read,
                 write: stats.faults_write,
                 upgrade: stats.faults_upgrade,
             },
-            faults_by_class: self.classes,
+            faults_by_class: self.fault_log.classes(),
             faults_local: stats.faults_local,
             prefetches: stats.prefetches,
             worker_faults_asked: self.workers.asked,
             worker_faults_guessed: self.workers.guessed,
+            writes_foreseen: self.store.habits.foreseen,
+            writes_foreseen_in_vain: self.store.habits.in_vain,
             pages_in: stats.pages_in,
             pages_out: stats.pages_out,
             invalidations: stats.invalidations,
@@ -562,7 +587,8 @@ impl Engine {
             replica_entries_in: stats.replicas.entries_in,
             replica_conflicts: stats.replicas.conflicts,
             hold_window_ns: self.node.hold_window_ns(),
-            hot_pages: hot,
+            hot_pages: self.fault_log.hottest(),
+            hot_tables: self.fault_log.hottest_tables(),
         }
     }
 }

@@ -16,6 +16,8 @@
 mod asked;
 mod classify;
 mod engine;
+mod fault_log;
+mod habits;
 mod handle;
 mod ram;
 mod report;

@@ -1,5 +1,6 @@
 //! What the engine counted, for people and for the run report.
 
+use crate::classify::PageClass;
 use serde::{Deserialize, Serialize};
 
 /// Faults by what the vCPU needed.
@@ -31,6 +32,10 @@ pub struct HotPage {
     pub gfn: u64,
     /// Faults on it that needed another slice.
     pub faults: u32,
+    /// Of these, faults while the protocol took it for a page table.
+    pub as_table: u32,
+    /// What it was at its last fault.
+    pub class: PageClass,
 }
 
 /// Counters of one engine since its start.
@@ -51,6 +56,10 @@ pub struct Report {
     /// Faults of the kernel's workers that were taken for writes.
     #[serde(default)]
     pub worker_faults_guessed: u64,
+    /// Reads that asked for write access, because this slice writes the page whenever it has it.
+    pub writes_foreseen: u64,
+    /// Of these, pages that went unwritten.
+    pub writes_foreseen_in_vain: u64,
     /// Pages received.
     pub pages_in: u64,
     /// Pages sent.
@@ -83,4 +92,6 @@ pub struct Report {
     pub hold_window_ns: u64,
     /// The pages asked for most often, hottest first.
     pub hot_pages: Vec<HotPage>,
+    /// The same of page tables only.
+    pub hot_tables: Vec<HotPage>,
 }

@@ -5,6 +5,7 @@
 
 use crate::asked::Asked;
 use crate::engine::EngineError;
+use crate::habits::Habits;
 use crate::ram::GuestRam;
 use crate::uffd::{Installed, Uffd, Watch};
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
@@ -13,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use wire::PageBody;
+use wire::{PAGE_SIZE, PageBody};
+use xxhash_rust::xxh3::xxh3_64;
 
 const PAGE: u64 = 4096;
 /// Frames of a chunk that is watched or not as a whole.
@@ -41,6 +43,8 @@ pub(crate) struct Store {
     readable: BTreeSet<Gfn>,
     /// Pages whose guest mapping is read-only so that a worker fails, see `workers`.
     pub(crate) asked: Asked,
+    /// What this slice did with pages that came.
+    pub(crate) habits: Habits,
     failure: Option<EngineError>,
 }
 
@@ -67,6 +71,7 @@ impl Store {
             twins: BTreeMap::new(),
             readable: BTreeSet::new(),
             asked: Asked::default(),
+            habits: Habits::default(),
             failure: None,
         })
     }
@@ -137,9 +142,17 @@ impl Store {
         self.ram.set_writable(gfn, on).map_err(|source| EngineError::Access { gfn, source })
     }
 
+    /// The page can no longer be written through the guest's mapping.
+    fn goes(&mut self, gfn: Gfn) {
+        self.habits.goes(gfn, || hash(&self.ram, gfn));
+    }
+
     fn try_map(&mut self, gfn: Gfn, access: Access) -> Result<(), EngineError> {
         match access {
-            Access::Write => drop(self.answer(gfn)?),
+            Access::Write => {
+                self.answer(gfn)?;
+                self.habits.came(gfn, || hash(&self.ram, gfn));
+            }
             _ => self.asked.readable(gfn),
         }
         let address = self.address(gfn);
@@ -167,6 +180,13 @@ impl Store {
         }
         Err(EngineError::CannotMap { gfn })
     }
+}
+
+/// Hash of a page's contents.
+fn hash(ram: &GuestRam, gfn: Gfn) -> u64 {
+    let mut bytes = [0; PAGE_SIZE];
+    ram.read(gfn, 0, &mut bytes);
+    xxh3_64(&bytes)
 }
 
 /// What a step works on.
@@ -197,6 +217,7 @@ impl PageStore for StepStore<'_> {
         self.store.readable.insert(gfn);
         let result = self.store.uffd.protect(address, PAGE, true).map_err(EngineError::from);
         self.store.note(result);
+        self.store.goes(gfn);
     }
 
     fn unmap(&mut self, gfn: Gfn) {
@@ -205,6 +226,7 @@ impl PageStore for StepStore<'_> {
         self.store.readable.remove(&gfn);
         let result = self.store.ram.zap(gfn).map_err(|source| EngineError::Zap { gfn, source });
         self.store.note(result);
+        self.store.goes(gfn);
     }
 
     fn snapshot(&mut self, gfn: Gfn, table: Table) {

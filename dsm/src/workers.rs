@@ -9,26 +9,22 @@
 //! fetched for reading:
 //!
 //! ```text
-//!             a worker faults: the page's mapping      the vCPU faults: it reads
-//!   unknown ----------- becomes read-only -----> asked ----------------------------> known
-//!      ^                                           |  KVM refuses the vCPU: it writes   |
-//!      |                                           +------------------------------------+
-//!      +------------------ now and then, or the page went away ------------------------+
+//!   a worker faults: the page's mapping         the vCPU faults: it reads
+//!     becomes read-only, it is woken -> asked ------------------------------> the page is here
+//!                                          |   KVM refuses the vCPU: it writes      ^
+//!                                          +----------------- upgrade --------------+
 //! ```
 //!
-//! Asking costs another fault, so a page that this slice was seen to write is not asked about every
-//! time; a wrong guess costs a transfer, never coherence. A worker that finds a page readable here
+//! Asking costs another fault, so a page that this slice writes whenever it has it
+//! ([`crate::habits`]) is not asked about; a wrong guess costs a transfer, never coherence. A worker that finds a page readable here
 //! does write: a vCPU that only reads would not have needed it.
 #![expect(unsafe_code, reason = "tgkill asks whether a thread is one of this process")]
 // UNSAFETY: one system call without pointers.
 
-use dsm_protocol::{Access, Gfn};
+use dsm_protocol::Access;
 use std::collections::BTreeSet;
 
 use crate::uffd::Fault;
-
-/// Every so many guesses that a page is written, it is asked again.
-const ASK_EVERY: u32 = 8;
 
 /// What to do about a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,45 +40,22 @@ pub(crate) enum Verdict {
 pub(crate) struct Workers {
     /// Threads of this process that took faults.
     own: BTreeSet<u32>,
-    /// Pages that this slice wrote when it was last seen which.
-    written: BTreeSet<Gfn>,
-    guesses: u32,
     /// Faults of workers that were asked about.
     pub(crate) asked: u64,
-    /// Faults of workers taken for writes without asking.
+    /// Faults of workers on pages of which this slice's habits tell enough.
     pub(crate) guessed: u64,
 }
 
 impl Workers {
     /// Judges a fault on a page to which the protocol gives this slice `held`.
-    pub(crate) fn judge(&mut self, fault: &Fault, gfn: Gfn, held: Access) -> Verdict {
+    pub(crate) fn judge(&mut self, fault: &Fault, held: Access) -> Verdict {
+        let want = if fault.write { Access::Write } else { Access::Read };
         if self.is_own(fault.thread) {
-            let want = if fault.write { Access::Write } else { Access::Read };
-            if want == Access::Write {
-                self.written.insert(gfn);
-            }
-            return Verdict::Wants(want);
-        }
-        if held >= Access::Read {
-            self.written.insert(gfn);
-            return Verdict::Wants(Access::Write);
-        }
-        if self.written.contains(&gfn) {
-            self.guesses += 1;
-            if !self.guesses.is_multiple_of(ASK_EVERY) {
-                self.guessed += 1;
-                return Verdict::Wants(Access::Write);
-            }
-        }
-        Verdict::Ask
-    }
-
-    /// The vCPU answered for a page that was asked about.
-    pub(crate) fn answered(&mut self, gfn: Gfn, want: Access) {
-        if want == Access::Write {
-            self.written.insert(gfn);
+            Verdict::Wants(want)
+        } else if held >= Access::Read {
+            Verdict::Wants(Access::Write)
         } else {
-            self.written.remove(&gfn);
+            Verdict::Ask
         }
     }
 
@@ -112,7 +85,6 @@ fn is_of_this_process(thread: u32) -> bool {
 mod tests {
     use super::*;
 
-    const PAGE: Gfn = Gfn(7);
     const WORKER: u32 = 0; // no thread has this id
 
     fn fault(thread: u32, write: bool) -> Fault {
@@ -127,41 +99,21 @@ mod tests {
     #[test]
     fn own_thread_is_believed() {
         let mut workers = Workers::default();
-        let own = own_thread();
-        assert_eq!(
-            workers.judge(&fault(own, false), PAGE, Access::None),
-            Verdict::Wants(Access::Read)
-        );
-        assert_eq!(
-            workers.judge(&fault(own, true), PAGE, Access::None),
-            Verdict::Wants(Access::Write)
-        );
+        for (write, want) in [(false, Access::Read), (true, Access::Write)] {
+            let verdict = workers.judge(&fault(own_thread(), write), Access::None);
+            assert_eq!(verdict, Verdict::Wants(want));
+        }
     }
 
     #[test]
     fn worker_on_an_absent_page_is_asked_about() {
-        let mut workers = Workers::default();
-        assert_eq!(workers.judge(&fault(WORKER, true), PAGE, Access::None), Verdict::Ask);
-        workers.answered(PAGE, Access::Read);
-        assert_eq!(workers.judge(&fault(WORKER, true), PAGE, Access::None), Verdict::Ask);
-        assert_eq!(workers.guessed, 0);
+        let verdict = Workers::default().judge(&fault(WORKER, true), Access::None);
+        assert_eq!(verdict, Verdict::Ask);
     }
 
     #[test]
     fn worker_on_a_readable_page_writes() {
-        let mut workers = Workers::default();
-        let verdict = workers.judge(&fault(WORKER, true), PAGE, Access::Read);
+        let verdict = Workers::default().judge(&fault(WORKER, true), Access::Read);
         assert_eq!(verdict, Verdict::Wants(Access::Write));
-    }
-
-    #[test]
-    fn written_page_is_guessed_and_asked_about_now_and_then() {
-        let mut workers = Workers::default();
-        workers.answered(PAGE, Access::Write);
-        let verdicts: Vec<_> =
-            (0..16).map(|_| workers.judge(&fault(WORKER, true), PAGE, Access::None)).collect();
-        let asked = verdicts.iter().filter(|verdict| **verdict == Verdict::Ask).count();
-        assert_eq!(asked, 2);
-        assert_eq!(workers.guessed, 14);
     }
 }

@@ -7,14 +7,14 @@
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{JoinHandle, scope};
-use std::time::Duration;
+use std::thread::{JoinHandle, scope, sleep};
+use std::time::{Duration, Instant};
 use tessera_dsm::{
-    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Uplink,
-    check_host,
+    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig,
+    Replicate, Uplink, check_host,
 };
 use transport::{Class, Config, shm};
-use wire::{Epoch, SliceId};
+use wire::{Epoch, Gfn, SliceId, VcpuId};
 
 const FRAMES: u64 = 1024;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -49,6 +49,10 @@ impl Slice {
 /// Slice 0 is home of the first half of memory, slice 1 of the second. `None` where the machine
 /// permits no userfaultfd.
 fn two_slices() -> Option<Vec<Slice>> {
+    two_slices_with(Replicate::Nothing)
+}
+
+fn two_slices_with(replicate: Replicate) -> Option<Vec<Slice>> {
     if let Err(error) = check_host() {
         println!("skipped: {error}");
         return None;
@@ -59,7 +63,8 @@ fn two_slices() -> Option<Vec<Slice>> {
     let start = |(id, transport): (u16, transport::ShmTransport)| {
         let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(0..FRAMES))).unwrap());
         let guest = ram.slots()[0].1;
-        let node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
+        let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
+        node.replicate = replicate;
         let (transport, uplink) = (Box::new(transport), Box::new(Silent));
         let (handle, thread) =
             Engine::start(EngineConfig { node, ram, transport, uplink }).unwrap();
@@ -215,5 +220,35 @@ fn uffd_fault_of_a_worker_becomes_what_the_vcpu_wants() {
     assert!(store_from_outside(other.guest + 21 * 4096));
     assert_eq!(home.word(21, 0).load(Ordering::SeqCst), 99);
     assert_eq!(other.handle.report(LIMIT).unwrap().worker_faults_guessed, 1);
+    stop(slices);
+}
+
+#[test]
+fn uffd_table_below_two_roots_becomes_a_replica() {
+    let Some(slices) = two_slices_with(Replicate::AllTables) else { return };
+    let (roots, table) = ([5, FRAMES - 5], 30);
+    // Each slice has a vCPU with a root of its own; both point to one table of the kernel.
+    for ((vcpu, slice), root) in (0..).zip(&slices).zip(roots) {
+        slice.word(root, 511).store(table << 12 | 0x67, Ordering::SeqCst);
+        slice.handle.set_root(VcpuId(vcpu), Gfn(root));
+    }
+
+    // Both walk through it, as processors do that set bits in the entries they use.
+    let start = Instant::now();
+    let (mut quiet, mut before) = (0, 0);
+    while quiet < 20 {
+        assert!(start.elapsed() < LIMIT, "the table still goes back and forth");
+        for (slice, index) in slices.iter().zip(0..) {
+            slice.word(table, index).fetch_or(0x20, Ordering::SeqCst);
+        }
+        let faults =
+            |slice: &Slice| slice.handle.report(LIMIT).unwrap().faults_by_class.kernel_page_table;
+        let now = slices.iter().map(faults).sum::<u64>();
+        let reports = slices.iter().map(|slice| slice.handle.report(LIMIT).unwrap());
+        let replicas = reports.map(|report| report.replica_pages).min().unwrap();
+        quiet = if now == before && replicas > 0 { quiet + 1 } else { 0 };
+        before = now;
+        sleep(Duration::from_millis(5));
+    }
     stop(slices);
 }

@@ -132,6 +132,22 @@ pub enum MeshError {
     Transport(#[source] io::Error),
 }
 
+impl MeshError {
+    /// True when a slice cannot be reached or went away, as one whose host is down: the plan may be
+    /// good, and the same call can succeed later or with another host in its place.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        use ControlError as C;
+        use HandshakeError as H;
+        match self {
+            Self::Connect { .. } | Self::Missing { .. } => true,
+            Self::Handshake { source, .. } => matches!(source, H::Closed | H::Io(_)),
+            Self::Control { source, .. } => matches!(source, C::Closed | C::Io(_)),
+            _ => false,
+        }
+    }
+}
+
 /// What every connection of one VM has in common.
 #[derive(Clone, Debug)]
 struct Circle {

@@ -23,6 +23,7 @@ use crate::guest_console::GuestReport;
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::{Progress, printable};
+use crate::summary::Classes;
 use crate::vm_options::{Interrupts, VmOptions};
 use crate::workspace;
 
@@ -314,6 +315,11 @@ impl Scenario<'_> {
         if let Some(done) = guest.done.filter(|done| done.failed > 0 && failed.is_empty()) {
             problems.push(format!("the guest counts {} failed tests", done.failed));
         }
+        let classes = outcome.report.as_ref().filter(|report| replicates(report));
+        if let Some(classes) = classes.and_then(Classes::of).filter(|c| c.too_many_for_tables()) {
+            let line = classes.line();
+            problems.push(format!("replicas did not keep page tables local: {}", line.trim()));
+        }
         let warnings = guest.kernel_warnings.unwrap_or(0);
         if self.options.strict() && warnings > 0 {
             problems.push(format!("{warnings} warnings in the guest's kernel log"));
@@ -336,6 +342,12 @@ impl Scenario<'_> {
 /// four the guest did little else.
 fn timer_spacing(vcpus: u32) -> &'static str {
     if vcpus < 4 { "adaptive:20-60" } else { "adaptive:50-1000" }
+}
+
+/// True when page tables of the kernel became replicas.
+fn replicates(report: &Value) -> bool {
+    let how = report.get("page_tables").and_then(Value::as_str);
+    how.is_some_and(|how| how == "replicate" || how == "kernel")
 }
 
 fn waiting(guest: &GuestReport) -> String {

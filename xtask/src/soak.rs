@@ -17,7 +17,7 @@ use crate::layout::Layout;
 use crate::progress::Progress;
 use crate::scenario::{self, Outcome, Prepared, Scenario};
 use crate::soak_kill::{self, KillOptions};
-use crate::summary;
+use crate::summary::{self, Classes};
 use crate::vm_options::{Interrupts, VmOptions};
 
 /// What a boot runs unless told: where a broken memory, a lost interrupt or a crooked clock shows.
@@ -182,8 +182,12 @@ impl Soak {
         let (boot, all) = (outcome.boot_seconds.unwrap_or(f64::NAN), outcome.seconds);
         let tests = outcome.guest.tests.len();
         if outcome.problems.is_empty() {
-            self.progress
-                .say(&format!("{run}: passed, boot {boot:.1} s, {tests} tests, {all:.1} s"));
+            let classes = outcome.report.as_ref().and_then(Classes::of);
+            let classes = classes.map_or_else(String::new, Classes::line);
+            self.progress.say(&format!(
+                "{run}: passed, boot {boot:.1} s, {tests} tests, {all:.1} s; {}",
+                classes.trim()
+            ));
             return;
         }
         self.progress.say(&format!("{run}: FAILED: {}", outcome.problems.join("; ")));

@@ -186,21 +186,21 @@ fn kvm_refusal_of_one_companion_leaves_the_other_waiting() {
 }
 
 #[test]
-fn kvm_nobody_at_the_address_is_refused() {
+fn kvm_nobody_at_the_address_is_a_lost_slice() {
     if !can_share() {
         return;
     }
     let folder = Folder::new();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
 
-    let line = folder.refuse(&[LOCAL, &format!("{free},cpus=1,memory=64M")], &[]);
+    let line = folder.lose(&[LOCAL, &format!("{free},cpus=1,memory=64M")]);
 
     let begins = format!("start the VM: connect the slices: cannot connect to slice1 at {free}: ");
     assert!(line.starts_with(&begins), "{line}");
 }
 
 /// Runs a bootstrap against a listener that answers the greeting with bytes and hangs up.
-fn bootstrap_against(answer: Vec<u8>) -> String {
+fn bootstrap_against(answer: Vec<u8>, run: impl Fn(&Folder, &[&str]) -> String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let slice = format!("{},cpus=1,memory=64M", listener.local_addr().unwrap());
     let server = thread::spawn(move || {
@@ -210,12 +210,16 @@ fn bootstrap_against(answer: Vec<u8>) -> String {
         caller.write_all(&answer).unwrap();
     });
 
-    let line = Folder::new().refuse(&[LOCAL, &slice], &[]);
+    let line = run(&Folder::new(), &[LOCAL, &slice]);
 
     server.join().unwrap();
     let begins = "start the VM: connect the slices: the handshake with slice1 at 127.0.0.1:";
     assert!(line.starts_with(begins), "{line}");
     line
+}
+
+fn refuse(folder: &Folder, slices: &[&str]) -> String {
+    folder.refuse(slices, &[])
 }
 
 #[test]
@@ -224,7 +228,7 @@ fn kvm_companion_that_talks_garbage_is_refused() {
         return;
     }
     for answer in [b"SSH-2.0-OpenSSH_9.2p1\r\n".to_vec(), vec![0xff; 1_000]] {
-        let line = bootstrap_against(answer);
+        let line = bootstrap_against(answer, refuse);
         assert!(line.contains("does not speak this protocol"), "{line}");
     }
 }
@@ -234,18 +238,18 @@ fn kvm_companion_of_another_version_is_refused() {
     if !can_share() {
         return;
     }
-    let line = bootstrap_against(next_hello()[..8].to_vec());
+    let line = bootstrap_against(next_hello()[..8].to_vec(), refuse);
     assert!(line.ends_with(&other_version()), "{line}");
 }
 
 #[test]
-fn kvm_companion_that_hangs_up_is_refused() {
+fn kvm_companion_that_hangs_up_is_a_lost_slice() {
     if !can_share() {
         return;
     }
     // Nothing, and the first half of what a companion answers: magic and version are the same.
     for answer in [Vec::new(), hello()[..8].to_vec()] {
-        let line = bootstrap_against(answer);
+        let line = bootstrap_against(answer, Folder::lose);
         assert!(line.ends_with("the peer closed the connection during the handshake"), "{line}");
     }
 }

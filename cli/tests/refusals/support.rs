@@ -18,6 +18,10 @@ const POLL: Duration = Duration::from_millis(10);
 /// Secret of the tests' VMs.
 pub(crate) const SECRET: [u8; 32] = [7; 32];
 const BINARY: &str = env!("CARGO_BIN_EXE_tessera");
+/// Exit status of what is refused.
+const REFUSED: i32 = 2;
+/// Exit status when a slice is lost.
+const LOST: i32 = 5;
 const KEY: &str = "vm.key";
 const KERNEL: &str = "kernel";
 
@@ -93,15 +97,25 @@ impl Folder {
         self.must_refuse(&mut self.tessera(&self.bootstrap(slices, more)))
     }
 
-    /// Runs what must be refused: status 2, one line, nothing left. Returns the line.
+    /// Runs a bootstrap that must find a slice lost; returns the cause.
+    pub(crate) fn lose(&self, slices: &[&str]) -> String {
+        self.must_end(&mut self.tessera(&self.bootstrap(slices, &[])), LOST)
+    }
+
+    /// Runs what must be refused. Returns the cause.
     pub(crate) fn must_refuse(&self, command: &mut Command) -> String {
+        self.must_end(command, REFUSED)
+    }
+
+    /// Runs what must not start: a status, one line, nothing left. Returns the line.
+    fn must_end(&self, command: &mut Command, status: i32) -> String {
         let before = self.names();
 
         let process = Process::start(command);
         let group = process.child.id();
         let end = process.end();
 
-        assert_eq!(end.status, Some(2), "{end:?}");
+        assert_eq!(end.status, Some(status), "{end:?}");
         assert_eq!(end.output, "", "{end:?}");
         assert_eq!(end.said.len(), 1, "{end:?}");
         let line = end.said[0].strip_prefix("tessera: ").unwrap_or_else(|| panic!("{end:?}"));

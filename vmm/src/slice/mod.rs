@@ -91,7 +91,7 @@ impl Ending {
 
 /// Exit status of a configuration that was refused before anything started.
 pub const STATUS_REFUSED: u8 = 2;
-/// Exit status when a slice is lost, also before the guest started.
+/// Exit status when a slice is lost or was never there.
 const STATUS_LOST: u8 = 5;
 
 impl SliceError {
@@ -100,6 +100,7 @@ impl SliceError {
     pub fn status(&self) -> u8 {
         match self {
             Self::Lost(_) | Self::LostLoading { .. } => STATUS_LOST,
+            Self::Mesh(source) if source.is_loss() => STATUS_LOST,
             _ => STATUS_REFUSED,
         }
     }
