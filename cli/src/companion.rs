@@ -15,9 +15,13 @@ pub(crate) struct Arguments {
     /// File with the VM's secret: at least 16 bytes, readable by its owner only
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
+    /// Core for the memory engine, best that of the slice's only vCPU; the scheduler's choice if not given
+    #[arg(long, value_name = "CORE")]
+    engine_core: Option<usize>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     let secret = Secret::load(&arguments.secret_file).context("load the VM's secret")?;
-    companion(&CompanionOptions { listen: arguments.listen, secret }).context("be a companion")
+    let Arguments { listen, engine_core, .. } = *arguments;
+    companion(&CompanionOptions { listen, secret, engine_core }).context("be a companion")
 }

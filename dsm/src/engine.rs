@@ -15,6 +15,7 @@ use crate::fault_log::FaultLog;
 use crate::handle::{Command, CopyError, Handle};
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, Report};
+use crate::schedule;
 use crate::store::Store;
 use crate::streams::Streams;
 use crate::uffd::{Fault, Uffd, UffdError};
@@ -117,6 +118,9 @@ pub trait Uplink: Send {
 
 /// What an engine is made of.
 pub struct EngineConfig {
+    /// The core that the engine's thread runs on, if it is not to be left to the scheduler. On the core
+    /// of its vCPU, a fault wakes it without an interrupt to another core.
+    pub core: Option<usize>,
     /// The protocol's configuration.
     pub node: Config,
     /// Guest memory, already laid out.
@@ -168,6 +172,8 @@ pub struct Engine {
     copies: BTreeMap<u64, Copying>,
     classifier: Classifier,
     fault_log: FaultLog,
+    /// Pages that a vCPU waits for.
+    demanded: Vec<Gfn>,
     faults: Vec<Fault>,
     streams: Streams,
     workers: Workers,
@@ -209,13 +215,16 @@ impl Engine {
             copies: BTreeMap::new(),
             classifier: Classifier::default(),
             fault_log: FaultLog::default(),
+            demanded: Vec::new(),
             faults: Vec::new(),
             streams: Streams::default(),
             workers: Workers::default(),
             stopping: false,
         };
+        let core = config.core;
         let run = move || {
-            prefer_this_thread();
+            schedule::prefer_this_thread();
+            schedule::settle(core);
             if let Err(error) = engine.run() {
                 engine.uplink.fatal(error);
             }
@@ -257,7 +266,28 @@ impl Engine {
             self.transport.readiness().as_raw_fd(),
             self.bell.as_raw_fd(),
         ];
+        let limit = self.spin_limit().min(due);
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            let ready = poll(fds, Duration::ZERO).map_err(EngineError::Wait)?;
+            if ready.contains(&true) {
+                return Ok(ready);
+            }
+        }
         poll(fds, due).map_err(EngineError::Wait)
+    }
+
+    /// How long to look for an answer before sleeping: as long as a vCPU waits for it anyway, and for
+    /// a moment while another slice's does.
+    fn spin_limit(&mut self) -> Duration {
+        let node = &self.node;
+        self.demanded.retain(|gfn| node.is_waiting(*gfn));
+        let limit = schedule::spin_limit(Duration::from_nanos(node.mean_fault_ns()));
+        match (self.demanded.is_empty(), node.is_serving()) {
+            (false, _) => limit,
+            (true, true) => limit / 4,
+            (true, false) => Duration::ZERO,
+        }
     }
 
     fn take_faults(&mut self) -> Result<(), EngineError> {
@@ -281,11 +311,12 @@ impl Engine {
             tracing::trace!(gfn = gfn.0, ?want, ?ask, ?held, "fault");
             self.count_fault(gfn)?;
         }
+        let marker = self.store.ahead.touched(gfn);
         self.step(Input::Fault { gfn, want: ask })?;
-        if missed {
-            self.fetch_ahead(gfn, want)?;
+        if self.node.is_waiting(gfn) && !self.demanded.contains(&gfn) {
+            self.demanded.push(gfn);
         }
-        Ok(())
+        if missed || marker { self.fetch_ahead(gfn, want) } else { Ok(()) }
     }
 
     /// The access to ask for: more than a read needs, where this slice always writes next.
@@ -323,7 +354,8 @@ impl Engine {
 
     /// The access that a worker can have seen here. A page that is asked about may have come since.
     fn held(&self, gfn: Gfn) -> Access {
-        if self.store.asked.contains(gfn) { Access::None } else { self.node.access(gfn) }
+        let unseen = self.store.asked.contains(gfn) || self.store.ahead.is_untouched(gfn);
+        if unseen { Access::None } else { self.node.access(gfn) }
     }
 
     /// KVM refused a vCPU a store, to the page that was asked about last: a wrong page is got for
@@ -334,14 +366,22 @@ impl Engine {
         self.fault(gfn, Access::Write)
     }
 
-    /// Asks for the pages that will be faulted on next. Their requests go out with this one's.
+    /// Asks for the pages that will be touched next. Their requests go out with this one's.
     fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
-        let home = self.node.home(gfn);
-        for next in gfn.0 + 1..=gfn.0 + self.streams.fault(gfn, want) {
-            if self.node.home(Gfn(next)) != home {
+        let Some(window) = self.streams.fault(gfn, want) else { return Ok(()) };
+        let home = self.node.home(window.first);
+        for next in window.first.0..window.first.0 + window.pages {
+            let gfn = Gfn(next);
+            if self.node.home(gfn) != home {
                 break;
             }
-            self.step(Input::Prefetch { gfn: Gfn(next), want })?;
+            if self.node.is_waiting(gfn) {
+                continue;
+            }
+            self.step(Input::Prefetch { gfn, want: window.want })?;
+            if self.node.is_waiting(gfn) {
+                self.store.ahead.expect(gfn, gfn == window.first);
+            }
         }
         Ok(())
     }
@@ -481,6 +521,7 @@ impl Engine {
             self.stopping = true;
             return Ok(());
         }
+        self.store.map_pending()?;
         self.carry_out()
     }
 
@@ -635,17 +676,4 @@ fn poll(fds: [RawFd; 3], limit: Duration) -> Result<[bool; 3], Error> {
     }
     let error = Error::last_os_error();
     if error.raw_os_error() == Some(libc::EINTR) { Ok([false; 3]) } else { Err(error) }
-}
-
-/// Runs this thread before the vCPUs that wait for it, where that is permitted. A handler that
-/// waits behind spinning vCPUs makes every fault cost a time slice.
-fn prefer_this_thread() {
-    let param = libc::sched_param { sched_priority: 10 };
-    // SAFETY: 0 is this thread; the structure is valid. Refusal leaves the ordinary scheduler.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) };
-    if result != 0 {
-        tracing::info!(
-            "real-time priority for the memory engine is not permitted; going on without"
-        );
-    }
 }

@@ -13,14 +13,17 @@
 //! The VMM reaches it through a cloneable [`Handle`]. Guest memory is [`GuestRam`]: one memfd,
 //! mapped once for the guest (watched) and once for the VMM (never watched).
 
+mod ahead;
 mod asked;
 mod classify;
 mod engine;
 mod fault_log;
 mod habits;
 mod handle;
+mod local_pager;
 mod ram;
 mod report;
+mod schedule;
 mod store;
 mod streams;
 mod uffd;
@@ -30,6 +33,7 @@ mod write_watch;
 pub use classify::PageClass;
 pub use engine::{Engine, EngineConfig, EngineError, Uplink};
 pub use handle::{CopyError, Handle};
+pub use local_pager::{LocalPager, LocalPagerError};
 pub use ram::{GuestRam, RamError};
 pub use report::{ClassCounts, FaultCounts, HotPage, Report};
 pub use uffd::{UffdError, check_host};

@@ -3,6 +3,7 @@
 //! Pages of this slice's own home stay unwatched, chunk by chunk (2 MiB), until another slice asks
 //! for one of them: memory that only its home uses costs nothing.
 
+use crate::ahead::{Ahead, Run};
 use crate::asked::Asked;
 use crate::engine::EngineError;
 use crate::habits::Habits;
@@ -43,6 +44,8 @@ pub(crate) struct Store {
     readable: BTreeSet<Gfn>,
     /// Pages whose guest mapping is read-only so that a worker fails, see `workers`.
     pub(crate) asked: Asked,
+    /// Pages fetched before they were touched.
+    pub(crate) ahead: Ahead,
     /// What this slice did with pages that came.
     pub(crate) habits: Habits,
     failure: Option<EngineError>,
@@ -71,6 +74,7 @@ impl Store {
             twins: BTreeMap::new(),
             readable: BTreeSet::new(),
             asked: Asked::default(),
+            ahead: Ahead::default(),
             habits: Habits::default(),
             failure: None,
         })
@@ -142,6 +146,14 @@ impl Store {
         self.ram.set_writable(gfn, on).map_err(|source| EngineError::Access { gfn, source })
     }
 
+    /// The page is about to be taken away, or its write access.
+    fn before_recall(&mut self, gfn: Gfn) {
+        if self.ahead.recalled(gfn) {
+            let result = self.map_pending();
+            self.note(result);
+        }
+    }
+
     /// The page can no longer be written through the guest's mapping.
     fn goes(&mut self, gfn: Gfn) {
         self.habits.goes(gfn, || hash(&self.ram, gfn));
@@ -155,6 +167,39 @@ impl Store {
             }
             _ => self.asked.readable(gfn),
         }
+        if !self.ahead.maps_now(gfn, access == Access::Write) {
+            return Ok(());
+        }
+        self.map_now(gfn, access)
+    }
+
+    /// Maps pages that were fetched ahead and have arrived.
+    pub(crate) fn map_pending(&mut self) -> Result<(), EngineError> {
+        for run in self.ahead.take() {
+            let (start, bytes) = (self.address(run.first), run.pages * PAGE);
+            let whole = run.pages > 1
+                && self.is_watched(run)
+                && self.uffd.install(start, bytes, run.writable)? == Installed::Done;
+            let pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
+            let access = if run.writable { Access::Write } else { Access::Read };
+            if !whole {
+                pages.into_iter().try_for_each(|gfn| self.map_now(gfn, access))?;
+            } else if !run.writable {
+                self.readable.extend(pages);
+            }
+        }
+        Ok(())
+    }
+
+    /// True when userfaultfd knows all pages of a run, and none is mapped read-only.
+    fn is_watched(&self, run: Run) -> bool {
+        let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
+        pages.all(|gfn| {
+            !self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) && !self.readable.contains(&gfn)
+        })
+    }
+
+    fn map_now(&mut self, gfn: Gfn, access: Access) -> Result<(), EngineError> {
         let address = self.address(gfn);
         let writable = access == Access::Write;
         if self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) {
@@ -211,6 +256,7 @@ impl PageStore for StepStore<'_> {
     }
 
     fn protect(&mut self, gfn: Gfn) {
+        self.store.before_recall(gfn);
         self.store.watch(gfn);
         self.store.ram.back(gfn);
         let address = self.store.address(gfn);
@@ -221,6 +267,7 @@ impl PageStore for StepStore<'_> {
     }
 
     fn unmap(&mut self, gfn: Gfn) {
+        self.store.before_recall(gfn);
         self.store.watch(gfn);
         self.store.ram.back(gfn);
         self.store.readable.remove(&gfn);

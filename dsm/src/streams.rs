@@ -6,8 +6,12 @@
 //! and the distance grows with them.
 //!
 //! ```text
-//!   fault at n, at n+1, at n+2: a run --> fetch n+3, n+4 --> fault at n+5 --> fetch 4 --> ... 16
+//!   fault at n, at n+1, at n+2: a run --> fetch the window n+3, n+4; its first page is the marker
+//!   touch of the marker --> fetch the next window, twice as long; its first page is the marker ... 64
 //! ```
+//!
+//! So there is a window on its way while the guest works through the one before. If it is faster, it
+//! faults behind the last window, and the run goes on from there.
 
 use dsm_protocol::{Access, Gfn};
 
@@ -15,16 +19,26 @@ use dsm_protocol::{Access, Gfn};
 const STREAMS: usize = 8;
 /// Faults in a row that make a run.
 const PROOF: u32 = 3;
-/// Pages fetched ahead at most.
-const AHEAD_MAX: u64 = 16;
+/// Pages of a window at most.
+const WINDOW_MAX: u64 = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
-    /// The page whose fault continues the run.
+    /// The first page that was not asked for: a fault there continues the run.
     next: Gfn,
+    /// The page whose touch continues it earlier.
+    marker: Option<Gfn>,
     want: Access,
     faults: u32,
-    ahead: u64,
+    window: u64,
+}
+
+/// Pages to fetch. The first is the marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) first: Gfn,
+    pub(crate) pages: u64,
+    pub(crate) want: Access,
 }
 
 /// The runs of one slice, the latest first.
@@ -34,21 +48,27 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Takes note of a fault and gives how many pages after it to fetch.
-    pub(crate) fn fault(&mut self, gfn: Gfn, want: Access) -> u64 {
-        let known = self.latest.iter().position(|run| run.next == gfn && run.want == want);
-        let mut run = match known {
+    /// Takes note of a fault or of the touch of a marker, and says what to fetch.
+    pub(crate) fn fault(&mut self, gfn: Gfn, want: Access) -> Option<Window> {
+        let continues =
+            |run: &Stream| run.marker == Some(gfn) || (run.next == gfn && run.want == want);
+        let mut run = match self.latest.iter().position(continues) {
             Some(at) => self.latest.remove(at),
-            None => Stream { next: gfn, want, faults: 0, ahead: 0 },
+            None => Stream { next: gfn, marker: None, want, faults: 0, window: 0 },
         };
         run.faults += 1;
+        let first = if run.marker == Some(gfn) { run.next } else { Gfn(gfn.0 + 1) };
+        run.next = first;
+        let mut found = None;
         if run.faults >= PROOF {
-            run.ahead = (run.ahead * 2).clamp(2, AHEAD_MAX);
+            run.window = (run.window * 2).clamp(2, WINDOW_MAX);
+            run.next = Gfn(first.0 + run.window);
+            run.marker = Some(first);
+            found = Some(Window { first, pages: run.window, want: run.want });
         }
-        run.next = Gfn(gfn.0 + run.ahead + 1);
         self.latest.insert(0, run);
         self.latest.truncate(STREAMS);
-        run.ahead
+        found
     }
 }
 
@@ -56,26 +76,33 @@ impl Streams {
 mod tests {
     use super::*;
 
+    fn window(first: u64, pages: u64) -> Option<Window> {
+        Some(Window { first: Gfn(first), pages, want: Access::Read })
+    }
+
     #[test]
     fn run_is_followed_after_three_faults_and_ever_further() {
         let mut streams = Streams::default();
-        let mut at = 100;
-        let mut fetched = Vec::new();
-        for _ in 0..7 {
-            let ahead = streams.fault(Gfn(at), Access::Write);
-            fetched.push(ahead);
-            at += ahead + 1;
-        }
-        assert_eq!(fetched, [0, 0, 2, 4, 8, 16, 16]);
+        let mut touch = |gfn| streams.fault(Gfn(gfn), Access::Read);
+        assert_eq!((touch(100), touch(101)), (None, None));
+        assert_eq!(touch(102), window(103, 2));
+        // The marker is touched while the window before it is not used up.
+        assert_eq!(touch(103), window(105, 4));
+        assert_eq!(touch(105), window(109, 8));
+        // Faster than the pages come: a fault behind the last window.
+        assert_eq!(touch(117), window(118, 16));
+        assert_eq!(touch(118), window(134, 32));
+        assert_eq!(touch(134), window(166, 64));
+        assert_eq!(touch(166), window(230, 64));
     }
 
     #[test]
     fn scattered_faults_fetch_nothing() {
         let mut streams = Streams::default();
         let pages = [7, 9, 8, 30, 10, 31, 50, 11, 70];
-        let fetched: Vec<u64> = pages.map(|n| streams.fault(Gfn(n), Access::Read)).to_vec();
-        // 10 follows 9 and 31 follows 30, but no third fault in a row.
-        assert_eq!(fetched.iter().sum::<u64>(), 2, "{fetched:?}: only 9, 10, 11 is a run");
+        let windows = pages.map(|n| streams.fault(Gfn(n), Access::Read));
+        // 10 follows 9 and 31 follows 30, but no third fault in a row; 9, 10, 11 is a run.
+        assert_eq!(windows.iter().flatten().map(|window| window.pages).sum::<u64>(), 2);
     }
 
     #[test]
@@ -84,6 +111,6 @@ mod tests {
         for page in 1..3 {
             streams.fault(Gfn(page), Access::Write);
         }
-        assert_eq!(streams.fault(Gfn(3), Access::Read), 0);
+        assert_eq!(streams.fault(Gfn(3), Access::Read), None);
     }
 }

@@ -67,7 +67,7 @@ fn two_slices_with(replicate: Replicate) -> Option<Vec<Slice>> {
         node.replicate = replicate;
         let (transport, uplink) = (Box::new(transport), Box::new(Silent));
         let (handle, thread) =
-            Engine::start(EngineConfig { node, ram, transport, uplink }).unwrap();
+            Engine::start(EngineConfig { core: None, node, ram, transport, uplink }).unwrap();
         Slice { handle, thread, guest }
     };
     let mesh = shm::mesh(2, &Config::default()).unwrap();
@@ -250,5 +250,33 @@ fn uffd_table_below_two_roots_becomes_a_replica() {
         before = now;
         sleep(Duration::from_millis(5));
     }
+    stop(slices);
+}
+
+#[test]
+fn uffd_run_is_fetched_ahead_of_its_reader() {
+    let Some(slices) = two_slices() else { return };
+    const PAGES: u64 = 400;
+    for frame in 0..PAGES {
+        slices[0].word(frame, 3).store(frame + 1, Ordering::SeqCst);
+    }
+
+    let read = |first: u64| {
+        for frame in 0..PAGES {
+            assert_eq!(slices[1].word(frame, 3).load(Ordering::SeqCst), frame + first);
+        }
+    };
+    read(1);
+
+    let report = slices[1].handle.report(LIMIT).unwrap();
+    let (fetched, asked) = (report.prefetches, report.faults.read);
+    // Three faults prove the run; then a window is on its way whenever one is read.
+    assert!(fetched + asked >= PAGES, "{report:?}");
+    assert!(asked < PAGES / 4, "{asked} of {PAGES} pages were waited for from their request on");
+    // Pages fetched ahead are recalled as all others.
+    for frame in 0..PAGES {
+        slices[0].word(frame, 3).store(frame + 7, Ordering::SeqCst);
+    }
+    read(7);
     stop(slices);
 }

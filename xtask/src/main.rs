@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod arrows;
+mod bench;
 mod check;
 mod companion;
 mod demo;
@@ -18,9 +19,8 @@ mod tidy;
 mod vm_options;
 mod workspace;
 
-use std::process::{Command as Process, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 
 #[derive(Parser)]
@@ -41,8 +41,8 @@ enum Verb {
     Check,
     /// All tests; arguments go to `cargo test`
     Test(Rest),
-    /// All benchmarks; arguments go to `cargo bench`
-    Bench(Rest),
+    /// An experiment by name, or all benchmarks of cargo
+    Bench(bench::BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
     Demo(demo::DemoOptions),
     /// The same again and again
@@ -64,29 +64,12 @@ struct Rest {
     arguments: Vec<String>,
 }
 
-/// Hands over to cargo for the whole workspace; the exit code is cargo's.
-fn cargo(verb: &str, rest: &Rest) -> Result<ExitCode> {
-    let status = Process::new(workspace::cargo())
-        .args([verb, "--workspace", "--locked"])
-        .args(&rest.arguments)
-        .current_dir(workspace::root()?)
-        .status()
-        .context("start cargo")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
-}
-
-fn bench(rest: &Rest) -> Result<ExitCode> {
-    ensure!(arrows::has_benchmarks(&workspace::root()?)?, "the workspace has no benchmark yet");
-    cargo("bench", rest)
-}
-
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Lab { verb } => lab_verbs::run(verb),
         Verb::Check => check::run(),
-        Verb::Test(rest) => cargo("test", &rest),
-        Verb::Bench(rest) => bench(&rest),
+        Verb::Test(rest) => workspace::run_cargo("test", &rest.arguments),
+        Verb::Bench(options) => bench::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),
         Verb::LabAgent => lab::agent::serve_port().map(|()| ExitCode::SUCCESS),

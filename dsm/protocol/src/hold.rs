@@ -50,6 +50,10 @@ impl Hold {
         };
     }
 
+    pub(crate) fn mean_ns(&self) -> u64 {
+        self.mean_ns
+    }
+
     /// The window now.
     pub(crate) fn window_ns(&self) -> u64 {
         let follow = self.mean_ns.saturating_mul(u64::from(self.policy.percent_of_fault)) / 100;

@@ -321,6 +321,18 @@ impl Node {
         stats
     }
 
+    /// True while this slice, as a home, waits for a requester to have its page.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        !self.serving.is_empty()
+    }
+
+    /// Mean time of a fault that needed another slice, in nanoseconds; 0 before the first.
+    #[must_use]
+    pub fn mean_fault_ns(&self) -> u64 {
+        self.hold.mean_ns()
+    }
+
     /// The hold window now, in nanoseconds.
     #[must_use]
     pub fn hold_window_ns(&self) -> u64 {

@@ -58,6 +58,8 @@ pub struct BootstrapOptions {
     pub limit: Option<Duration>,
     /// A peer silent for this long is lost.
     pub lease: Duration,
+    /// Core that the memory engine runs on; left to the scheduler if none.
+    pub engine_core: Option<usize>,
 }
 
 impl std::fmt::Debug for BootstrapOptions {
@@ -161,7 +163,7 @@ impl Vm {
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
             let transport = commit(mesh, &blob).map_err(lost)?;
-            parts.connect(&shape, Box::new(transport), page_tables)?;
+            parts.connect(&shape, Box::new(transport), page_tables, options.engine_core)?;
         }
         Ok(Self { shape, hosts, launch, parts, jobs })
     }

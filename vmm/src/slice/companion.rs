@@ -25,6 +25,8 @@ pub struct CompanionOptions {
     pub listen: SocketAddr,
     /// The VM's secret.
     pub secret: Secret,
+    /// Core that the memory engine runs on; left to the scheduler if none.
+    pub engine_core: Option<usize>,
 }
 
 /// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
@@ -43,7 +45,7 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
             Ok((spec, name, mesh, launch)) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
-                return run(&assignment, &spec, &name, mesh, &launch);
+                return run(&assignment, &spec, &name, mesh, &launch, options.engine_core);
             }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
@@ -96,6 +98,7 @@ fn run(
     host: &str,
     mesh: CompanionMesh,
     launch: &Launch,
+    engine_core: Option<usize>,
 ) -> Result<Ending, SliceError> {
     let shape = spec.shape()?;
     let local = assignment.local;
@@ -107,7 +110,7 @@ fn run(
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
-    parts.connect(&shape, Box::new(transport), launch.page_tables)?;
+    parts.connect(&shape, Box::new(transport), launch.page_tables, engine_core)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));

@@ -99,8 +99,10 @@ impl Parts {
         shape: &Shape,
         transport: Box<dyn Transport>,
         page_tables: PageTables,
+        core: Option<usize>,
     ) -> Result<(), SliceError> {
         let (handle, engine) = Engine::start(EngineConfig {
+            core,
             node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
             ram: Arc::clone(&self.ram),
             transport,

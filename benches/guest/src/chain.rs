@@ -1,0 +1,136 @@
+//! Accesses of one processor: each timed by itself, or all together.
+
+use crate::job::{Job, Memory, PAGE_WORDS, now};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// The page that comes at some place of a scattered order: every page once, no two neighbours in a
+/// row (for powers of two from 8 on).
+fn scattered(at: usize, pages: usize) -> usize {
+    let step = (pages / 8 * 5) | 1;
+    at.wrapping_mul(step).wrapping_add(pages / 3) & (pages - 1)
+}
+
+fn pages(memory: &Memory) -> usize {
+    memory.words().len() / PAGE_WORDS
+}
+
+fn index(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(0)
+}
+
+/// Reads a word of each page; a sample per page.
+pub fn read(job: &mut Job, memory: &Memory) {
+    timed(job, memory, |page, word| memory.word(page, word).load(SeqCst));
+}
+
+/// Writes a word of each page; a sample per page.
+pub fn write(job: &mut Job, memory: &Memory) {
+    timed(job, memory, |page, word| {
+        memory.word(page, word).store(7, SeqCst);
+        1
+    });
+}
+
+fn timed(job: &mut Job, memory: &Memory, touch: impl Fn(usize, usize) -> u64) {
+    let (all, word) = (pages(memory), index(job.word));
+    let start = now();
+    for at in 0..index(job.rounds).min(all) {
+        let page = scattered(at, all);
+        let before = now();
+        job.sum = job.sum.wrapping_add(touch(page, word));
+        let after = now();
+        memory.sample(job, after.wrapping_sub(before));
+        job.count += 1;
+    }
+    job.elapsed = now().wrapping_sub(start);
+}
+
+/// Reads or writes everything in order, or a word of each page in scattered order (`stride` 0).
+pub fn scan(job: &mut Job, memory: &Memory) {
+    let start = now();
+    for _ in 0..job.rounds {
+        if job.stride == 0 {
+            let (all, word) = (pages(memory), index(job.word));
+            for at in 0..all {
+                touch(job, memory, scattered(at, all) * PAGE_WORDS + word);
+            }
+        } else {
+            let mut at = index(job.word);
+            while at < memory.words().len() {
+                touch(job, memory, at);
+                at += index(job.stride);
+            }
+        }
+    }
+    job.elapsed = now().wrapping_sub(start);
+}
+
+fn touch(job: &mut Job, memory: &Memory, at: usize) {
+    let word = &memory.words()[at];
+    if job.write == 0 {
+        job.sum = job.sum.wrapping_add(word.load(Relaxed));
+    } else {
+        word.store(job.count, Relaxed);
+    }
+    job.count += 1;
+}
+
+/// Follows the chain that [`lay_chain`] laid: each step waits for the one before.
+pub fn chase(job: &mut Job, memory: &Memory) {
+    let mut at = index(job.word);
+    let start = now();
+    for _ in 0..job.rounds {
+        at = index(memory.words()[at].load(Relaxed));
+        job.count += 1;
+    }
+    job.elapsed = now().wrapping_sub(start);
+    job.sum = u64::try_from(at).unwrap_or(0);
+}
+
+/// Lays a chain through one word of every cache line, in scattered order, back to its start.
+/// The number of words must be a power of two.
+pub fn lay_chain(words: &mut [u64]) {
+    const LINE: usize = 8;
+    let lines = words.len() / LINE;
+    for at in 0..lines {
+        let next = scattered(at + 1, lines) * LINE;
+        words[scattered(at, lines) * LINE] = u64::try_from(next).unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::vec;
+
+    #[test]
+    fn scattered_order_names_every_page_once() {
+        for pages in [8, 64, 4096] {
+            let mut seen = vec![false; pages];
+            let mut last = pages;
+            for at in 0..pages {
+                let page = scattered(at, pages);
+                assert!(!seen[page] && page != last + 1 && page + 1 != last);
+                (seen[page], last) = (true, page);
+            }
+        }
+    }
+
+    #[test]
+    fn chain_visits_every_line_and_ends_at_its_start() {
+        let mut words = vec![0; 4096];
+        lay_chain(&mut words);
+        let start = scattered(0, 512) * 8;
+        let mut at = start;
+        let mut steps = 0;
+        loop {
+            at = index(words[at]);
+            steps += 1;
+            if at == start {
+                break;
+            }
+        }
+        assert_eq!(steps, 512);
+    }
+}

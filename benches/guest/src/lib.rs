@@ -1,0 +1,34 @@
+//! What the benchmarks run: small workloads on a piece of memory, without an operating system.
+//!
+//! The same functions run in three places: in the microguest (the binary of this crate, on KVM), in
+//! the microguest over several slices, and in ordinary threads of the benchmark program, for
+//! comparison. A [`Job`] in memory says what to do and takes the result.
+#![no_std]
+
+pub mod chain;
+pub mod job;
+pub mod layout;
+pub mod share;
+
+pub use job::{Job, Kind, Memory};
+
+/// Does what the job says; the result is in the job afterwards.
+///
+/// # Safety
+/// The job's memory and samples must be mapped and writable by this thread as long as it runs, and
+/// other threads may touch the memory through atomic operations of whole words only.
+#[expect(unsafe_code, reason = "the job names its memory by address")]
+// UNSAFETY: the caller answers for the addresses in the job.
+pub unsafe fn run(job: &mut Job) {
+    // SAFETY: as the caller promises.
+    let memory = unsafe { Memory::new(job) };
+    match job.kind() {
+        Some(Kind::Nothing) | None => {}
+        Some(Kind::Read) => chain::read(job, &memory),
+        Some(Kind::Write) => chain::write(job, &memory),
+        Some(Kind::Scan) => chain::scan(job, &memory),
+        Some(Kind::Chase) => chain::chase(job, &memory),
+        Some(Kind::PingPong) => share::ping_pong(job, &memory),
+        Some(Kind::Count) => share::count(job, &memory),
+    }
+}

@@ -1,0 +1,253 @@
+//! Slices that share memory: slice 0 in this process, each other one in a process of its own, as on
+//! hosts of their own.
+//!
+//! In one process they would share an address space, and whatever one slice takes from its guest would
+//! interrupt the cores of all.
+//!
+//! ```text
+//!   Cluster::new: --fork--> child: Slice, then requests from its socket until that ends
+//!        |                      ^
+//!        +--- Request, Answer --+   (JSON, a line each)
+//! ```
+#![expect(unsafe_code, reason = "fork, and the end of a child with its parent")]
+// UNSAFETY: the process has one thread when it forks.
+
+use crate::carrier::Carrier;
+use crate::microvm::Done;
+use crate::placement::Place;
+use crate::slice::Slice;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use dsm::{HoldPolicy, Report};
+use microguest::Job;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+use transport::Transport;
+
+/// No request takes longer.
+const LIMIT: Duration = Duration::from_secs(130);
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    /// The microguest.
+    pub image: &'a Path,
+    /// What joins the slices.
+    pub carrier: Carrier,
+    /// Pages of shared memory by slice, whose home they are.
+    pub homes: &'a [u64],
+    /// Where the vCPU threads of each slice run.
+    pub places: &'a [&'a [Place]],
+    /// Where the engine of each slice runs.
+    pub engines: &'a [Place],
+    /// The hold window.
+    pub hold: HoldPolicy,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    Start(usize, Vec<u64>),
+    Wait(usize),
+    Report,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Started,
+    Done(Vec<u64>, Vec<u32>),
+    Report(Box<Report>),
+    Failed(String),
+}
+
+/// A slice in another process.
+#[derive(Debug)]
+struct Remote {
+    stream: BufReader<UnixStream>,
+    process: libc::pid_t,
+}
+
+/// Slices that share memory.
+#[derive(Debug)]
+pub struct Cluster {
+    own: Option<Slice>,
+    others: Vec<Remote>,
+}
+
+impl Cluster {
+    /// Starts engines and vCPUs. The process must have no other thread.
+    ///
+    /// # Errors
+    /// KVM, userfaultfd or the transport refuse.
+    pub fn new(plan: &Plan<'_>) -> Result<Self> {
+        let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
+        ensure!(threads == 1, "a cluster starts before any other thread, not beside {threads}");
+        let count = u16::try_from(plan.homes.len())?;
+        let mut ends: Vec<Option<Box<dyn Transport>>> =
+            plan.carrier.mesh(count)?.into_iter().map(Some).collect();
+        let mut cluster = Self { own: None, others: Vec::new() };
+        for local in 1..count {
+            cluster.others.push(fork(plan, local, &mut ends)?);
+            ends[usize::from(local)] = None;
+        }
+        let end = ends.first_mut().and_then(Option::take).context("a plan without slices")?;
+        cluster.own = Some(Slice::new(plan, 0, end)?);
+        for slice in 1..plan.homes.len() {
+            // Its guest runs once it answers.
+            cluster.report(slice)?;
+        }
+        Ok(cluster)
+    }
+
+    /// Gives a vCPU of a slice a job without waiting for it.
+    ///
+    /// # Errors
+    /// The slice has failed.
+    pub fn start(&mut self, slice: usize, vcpu: usize, job: Job) -> Result<()> {
+        match slice.checked_sub(1) {
+            None => self.own()?.start(vcpu, job),
+            Some(other) => match self.ask(other, &Request::Start(vcpu, words(&job)))? {
+                Answer::Started => Ok(()),
+                answer => bail!("slice {slice} answers {answer:?}"),
+            },
+        }
+    }
+
+    /// Waits for a job that was started.
+    ///
+    /// # Errors
+    /// The slice has failed.
+    pub fn wait(&mut self, slice: usize, vcpu: usize) -> Result<Done> {
+        match slice.checked_sub(1) {
+            None => self.own()?.wait(vcpu),
+            Some(other) => match self.ask(other, &Request::Wait(vcpu))? {
+                Answer::Done(words, samples) => Ok(Done { job: job(&words)?, samples }),
+                answer => bail!("slice {slice} answers {answer:?}"),
+            },
+        }
+    }
+
+    /// Runs a job to its end.
+    ///
+    /// # Errors
+    /// The slice has failed.
+    pub fn run(&mut self, slice: usize, vcpu: usize, job: Job) -> Result<Done> {
+        self.start(slice, vcpu, job)?;
+        self.wait(slice, vcpu)
+    }
+
+    /// What the engine of a slice counted.
+    ///
+    /// # Errors
+    /// The slice has failed.
+    pub fn report(&mut self, slice: usize) -> Result<Report> {
+        match slice.checked_sub(1) {
+            None => self.own()?.report(),
+            Some(other) => match self.ask(other, &Request::Report)? {
+                Answer::Report(report) => Ok(*report),
+                answer => bail!("slice {slice} answers {answer:?}"),
+            },
+        }
+    }
+
+    /// Faults of a slice that needed another.
+    ///
+    /// # Errors
+    /// The slice has failed.
+    pub fn faults(&mut self, slice: usize) -> Result<u64> {
+        let faults = self.report(slice)?.faults;
+        Ok(faults.read + faults.write + faults.upgrade)
+    }
+
+    fn own(&self) -> Result<&Slice> {
+        self.own.as_ref().context("slice 0 is gone")
+    }
+
+    fn ask(&mut self, other: usize, request: &Request) -> Result<Answer> {
+        let remote = self.others.get_mut(other).context("no such slice")?;
+        send(remote.stream.get_mut(), request)?;
+        let mut line = String::new();
+        remote.stream.read_line(&mut line).context("wait for another slice")?;
+        match serde_json::from_str(&line).context("another slice is gone")? {
+            Answer::Failed(cause) => Err(anyhow!("slice {}: {cause}", other + 1)),
+            answer => Ok(answer),
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(own) = &self.own {
+            own.expect_end();
+        }
+        for remote in self.others.drain(..) {
+            drop(remote.stream);
+            // SAFETY: a child of this process that nobody else waits for; no status wanted.
+            unsafe { libc::waitpid(remote.process, std::ptr::null_mut(), 0) };
+        }
+        self.own = None;
+    }
+}
+
+/// The order of a job as words, for its way to another process.
+fn words(job: &Job) -> Vec<u64> {
+    job.words().to_vec()
+}
+
+fn job(words: &[u64]) -> Result<Job> {
+    Ok(Job::from_words(words.try_into().context("a job of another size")?))
+}
+
+fn send(stream: &mut UnixStream, message: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line).context("send to another slice")
+}
+
+fn fork(plan: &Plan<'_>, local: u16, ends: &mut [Option<Box<dyn Transport>>]) -> Result<Remote> {
+    let (near, far) = UnixStream::pair().context("make a socket to another slice")?;
+    near.set_read_timeout(Some(LIMIT))?;
+    // SAFETY: this process has one thread, so the child may do what it likes.
+    match unsafe { libc::fork() } {
+        -1 => Err(std::io::Error::last_os_error()).context("fork"),
+        0 => {
+            drop(near);
+            // SAFETY: plain arguments; the child ends when its parent does.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let end = ends[usize::from(local)].take();
+            ends.fill_with(|| None);
+            let code = match end.context("a transport").and_then(|end| child(plan, local, end, far))
+            {
+                Ok(()) => 0,
+                Err(error) => {
+                    eprintln!("slice {local}: {error:#}");
+                    1
+                }
+            };
+            // SAFETY: ends the child without what its parent would do at its end.
+            unsafe { libc::_exit(code) }
+        }
+        process => Ok(Remote { stream: BufReader::new(near), process }),
+    }
+}
+
+/// The other process: does what is asked until nobody asks any more.
+fn child(plan: &Plan<'_>, local: u16, end: Box<dyn Transport>, stream: UnixStream) -> Result<()> {
+    let slice = Slice::new(plan, local, end)?;
+    let mut answers = stream.try_clone()?;
+    for line in BufReader::new(stream).lines() {
+        let answer = match serde_json::from_str(&line?)? {
+            Request::Start(vcpu, words) => {
+                job(&words).and_then(|job| slice.start(vcpu, job)).map(|()| Answer::Started)
+            }
+            Request::Wait(vcpu) => {
+                slice.wait(vcpu).map(|done| Answer::Done(words(&done.job), done.samples))
+            }
+            Request::Report => slice.report().map(|report| Answer::Report(Box::new(report))),
+        };
+        let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
+        send(&mut answers, &answer)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! A remote fault against its floor: a fault of the same kind answered on the spot, and the frames of
+//! a transfer without any guest. All figures of one run, taken in turns.
+
+use super::{Setting, cycles_per_ns};
+use crate::carrier::Carrier;
+use crate::cluster::{Cluster, Plan};
+use crate::local::Local;
+use crate::microvm::MicroVm;
+use crate::outcome::{Bar, Conditions, Outcome, Row};
+use crate::placement::Place;
+use crate::raw::{Waiting, round_trips};
+use crate::samples::Samples;
+use anyhow::{Result, ensure};
+use dsm::HoldPolicy;
+use microguest::layout::SHARED;
+use microguest::{Job, Kind};
+
+const PAGES: u64 = 1024;
+/// Pages of slice 0, which nobody uses: a chunk that is watched as a whole.
+const CHUNK: u64 = 512;
+/// A remote fault may take so many times the sum of its floors.
+const BOUND: f64 = 1.25;
+/// The slices' cores: with two, each slice has its own.
+const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Read,
+    Write,
+    Upgrade,
+}
+
+impl Fault {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read miss",
+            Self::Write => "write miss",
+            Self::Upgrade => "upgrade",
+        }
+    }
+
+    fn job(self) -> Job {
+        job(if self == Self::Read { Kind::Read } else { Kind::Write })
+    }
+}
+
+fn job(kind: Kind) -> Job {
+    Job { kind: kind as u64, memory: SHARED, pages: PAGES, rounds: PAGES, ..Job::default() }
+}
+
+/// Runs the experiment.
+///
+/// # Errors
+/// This machine has no KVM or userfaultfd, or a guest failed.
+pub fn run(setting: Setting<'_>) -> Result<Outcome> {
+    let mut conditions = Conditions::now();
+    conditions.notes.push(format!(
+        "{PAGES} pages a round in scattered order; times seen by the guest; slice 0 on core 0, slice 1 \
+         on core 1, each engine on its vCPU's core"
+    ));
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for carrier in [Carrier::Shm, Carrier::Tcp] {
+        for fault in [Fault::Read, Fault::Write, Fault::Upgrade] {
+            let [local, raw, spinning, remote] = measure(setting, carrier, fault)?;
+            let name = |what: &str| format!("{} {}, {what}", carrier.name(), fault.name());
+            let all = [
+                ("local", &local),
+                ("raw", &raw),
+                ("raw, spinning", &spinning),
+                ("remote", &remote),
+            ];
+            for (what, samples) in all {
+                rows.push(row(name(what), samples));
+            }
+            let floor = local.percentile(50) + raw.percentile(50);
+            let what = name("remote / (local + raw), medians");
+            let found = remote.percentile(50) / floor;
+            if fault != Fault::Upgrade {
+                bars.push(Bar { what, found, bound: BOUND, at_most: true });
+            }
+        }
+    }
+    Ok(Outcome { name: "faults".into(), conditions, rows, bars, shown: "p50 us".into() })
+}
+
+fn row(name: String, samples: &Samples) -> Row {
+    let summary = samples.summary();
+    let figure = |column: &str, ns: f64| (column.to_owned(), ns / 1000.0);
+    let figures = vec![
+        figure("min us", summary.min),
+        figure("p50 us", summary.p50),
+        figure("p90 us", summary.p90),
+        figure("p99 us", summary.p99),
+    ];
+    Row { name, figures }
+}
+
+/// Local times, raw ones asleep and spinning, and remote ones, in turns.
+fn measure(setting: Setting<'_>, carrier: Carrier, fault: Fault) -> Result<[Samples; 4]> {
+    let rounds: u64 = if setting.quick { 2 } else { 8 };
+    let per_ns = cycles_per_ns();
+    let mut cluster = Cluster::new(&Plan {
+        image: setting.image,
+        carrier,
+        homes: &[CHUNK, rounds * PAGES],
+        places: &[&CORES[..1], &CORES[1..]],
+        engines: &CORES,
+        hold: HoldPolicy::default(),
+    })?;
+    let local = Local::new(setting.image, PAGES, CORES[0], CORES[0])?;
+    let mut all = <[Samples; 4]>::default();
+    for round in 0..rounds {
+        all[0].extend(&local_faults(&local, fault, per_ns)?);
+        let frames = usize::try_from(PAGES)?;
+        let page = fault != Fault::Upgrade;
+        for (waiting, at) in [(Waiting::Asleep, 1), (Waiting::Spinning, 2)] {
+            all[at].extend(&round_trips(carrier, frames, page, waiting, CORES)?);
+        }
+        all[3].extend(&remote_faults(&mut cluster, fault, round, per_ns)?);
+    }
+    Ok(all)
+}
+
+fn timed(vm: &MicroVm, job: Job, per_ns: f64) -> Result<Samples> {
+    Ok(Samples::from_cycles(&vm.run(0, job)?.samples, per_ns))
+}
+
+fn local_faults(local: &Local, fault: Fault, per_ns: f64) -> Result<Samples> {
+    let before = local.answered()?;
+    let mut wanted = PAGES;
+    if fault == Fault::Upgrade {
+        local.vm.run(0, job(Kind::Write))?;
+        local.recall(PAGES, true)?;
+        wanted = local.answered()? - before + PAGES;
+    } else {
+        local.recall(PAGES, false)?;
+    }
+    let samples = timed(&local.vm, fault.job(), per_ns)?;
+    let answered = local.answered()? - before;
+    ensure!(answered == wanted, "{answered} local faults where {wanted} belong");
+    Ok(samples)
+}
+
+/// Each round has pages of its own: a slice learns what it does with a page, and asks for more the
+/// next time. The memory that slice 1 is home of lies behind that of slice 0.
+fn remote_faults(cluster: &mut Cluster, fault: Fault, round: u64, per_ns: f64) -> Result<Samples> {
+    let there = |job: Job| Job { memory: SHARED + (CHUNK + round * PAGES) * 4096, ..job };
+    cluster.run(1, 0, there(job(Kind::Write)))?;
+    if fault == Fault::Upgrade {
+        cluster.run(0, 0, there(job(Kind::Read)))?;
+    }
+    let before = cluster.faults(0)?;
+    let done = cluster.run(0, 0, there(fault.job()))?;
+    let samples = Samples::from_cycles(&done.samples, per_ns);
+    let faults = cluster.faults(0)? - before;
+    ensure!(faults == PAGES, "{faults} remote faults where {PAGES} belong");
+    Ok(samples)
+}

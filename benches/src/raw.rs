@@ -1,0 +1,206 @@
+//! The floor of a transfer: the frames of a fault go to and fro without any guest or protocol.
+//!
+//! ```text
+//!   asker: Get --------> server: Data with a page (or Grant) --------> asker: next Get
+//! ```
+//! Both sides sleep on the transport's descriptor between frames, as the engine does when it has
+//! nothing to expect; or they spin, for comparison.
+
+use crate::carrier::Carrier;
+use crate::placement::{Place, settle_as_engine};
+use crate::samples::Samples;
+use anyhow::{Context, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::scope;
+use std::time::{Duration, Instant};
+use transport::{Class, Event, SendError, Transport};
+use wire::coherence::HEAD_BYTES;
+use wire::{Access, Epoch, Gfn, Message, PAGE_SIZE, SliceId};
+
+/// Longest wait for an answer.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// How an endpoint waits for frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// It sleeps.
+    Asleep,
+    /// It looks without end.
+    Spinning,
+}
+
+fn wait(transport: &dyn Transport, waiting: Waiting, limit: Duration) -> io::Result<()> {
+    let limit = if waiting == Waiting::Spinning { Duration::ZERO } else { limit };
+    let time = Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(1),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
+    let readiness = transport.readiness();
+    match poll(&mut [PollFd::new(&readiness, PollFlags::IN)], Some(&time)) {
+        Ok(_) => Ok(()),
+        Err(error) if error == rustix::io::Errno::INTR => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn frame(message: &Message, body: bool) -> Vec<u8> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    message.encode(Epoch(1), body, &mut head);
+    head
+}
+
+/// Times of `rounds` round trips, each a request and an answer with a page, or with none.
+///
+/// # Errors
+/// The transport fails, or an answer does not come.
+pub fn round_trips(
+    carrier: Carrier,
+    rounds: usize,
+    page: bool,
+    waiting: Waiting,
+    places: [Place; 2],
+) -> Result<Samples> {
+    let mut mesh = carrier.mesh(2)?.into_iter();
+    let (mut asker, mut server) =
+        (mesh.next().context("an endpoint")?, mesh.next().context("an endpoint")?);
+    let stop = AtomicBool::new(false);
+    scope(|threads| {
+        let stop = &stop;
+        let serving = threads.spawn(move || {
+            settle_as_engine(places[1]);
+            serve(server.as_mut(), page, waiting, stop)
+        });
+        let asking = threads.spawn(move || {
+            settle_as_engine(places[0]);
+            ask(asker.as_mut(), rounds, waiting)
+        });
+        let result = asking.join().expect("the asker does not panic");
+        stop.store(true, Ordering::Relaxed);
+        serving.join().expect("the server does not panic")?;
+        result
+    })
+}
+
+fn serve(
+    server: &mut dyn Transport,
+    page: bool,
+    waiting: Waiting,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let gfn = Gfn(1);
+    let answer = if page {
+        frame(&Message::Data { gfn, access: Access::Write, acks: 0, table: None }, true)
+    } else {
+        frame(&Message::Grant { gfn, acks: 0, table: None }, false)
+    };
+    let contents = [7u8; PAGE_SIZE];
+    let body: &[u8] = if page { &contents } else { &[] };
+    while !stop.load(Ordering::Relaxed) {
+        wait(server, waiting, Duration::from_millis(20))?;
+        let mut asked = false;
+        server.poll(16, &mut |event| asked |= matches!(event, Event::Frame { .. }));
+        if asked {
+            server.send(SliceId(0), Class::Coherence, &answer, body)?;
+        }
+    }
+    Ok(())
+}
+
+fn ask(asker: &mut dyn Transport, rounds: usize, waiting: Waiting) -> Result<Samples> {
+    let request = frame(&Message::Get { gfn: Gfn(1), want: Access::Write, table: None }, false);
+    let mut times = Vec::with_capacity(rounds);
+    let mut page = vec![0; PAGE_SIZE];
+    for _ in 0..rounds {
+        let start = Instant::now();
+        asker.send(SliceId(1), Class::Coherence, &request, &[])?;
+        let mut answered = false;
+        while !answered {
+            ensure!(start.elapsed() < LIMIT, "no answer on the raw transport");
+            wait(asker, waiting, LIMIT)?;
+            asker.poll(16, &mut |event| {
+                if let Event::Frame { bytes, .. } = event {
+                    answered = true;
+                    // Where a page belongs it is copied once, as into guest memory.
+                    if let Some(body) =
+                        bytes.get(HEAD_BYTES..).filter(|body| body.len() == PAGE_SIZE)
+                    {
+                        page.copy_from_slice(body);
+                    }
+                }
+            });
+        }
+        let time = start.elapsed();
+        times.push(time.as_secs_f64() * 1e9);
+    }
+    Ok(Samples::new(times))
+}
+
+/// Megabytes a second of so many pages sent one after another.
+///
+/// # Errors
+/// The transport fails.
+pub fn stream(carrier: Carrier, pages: usize, places: [Place; 2]) -> Result<f64> {
+    let mut mesh = carrier.mesh(2)?.into_iter();
+    let (mut receiver, mut sender) =
+        (mesh.next().context("an endpoint")?, mesh.next().context("an endpoint")?);
+    scope(|threads| {
+        let sending = threads.spawn(move || {
+            settle_as_engine(places[1]);
+            pour(sender.as_mut(), pages).map(|()| sender)
+        });
+        let receiving = threads.spawn(move || {
+            settle_as_engine(places[0]);
+            take(receiver.as_mut(), pages)
+        });
+        let bandwidth = receiving.join().expect("the receiver does not panic");
+        // The sender's end lives until all has arrived.
+        drop(sending.join().expect("the sender does not panic")?);
+        bandwidth
+    })
+}
+
+fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
+    let message = Message::Data { gfn: Gfn(1), access: Access::Read, acks: 0, table: None };
+    let (head, contents) = (frame(&message, true), [7u8; PAGE_SIZE]);
+    for _ in 0..pages {
+        loop {
+            match sender.send(SliceId(0), Class::Coherence, &head, &contents) {
+                Ok(()) => break,
+                Err(SendError::Full) => {
+                    wait(sender, Waiting::Asleep, LIMIT)?;
+                    sender.poll(16, &mut |_| {});
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    for _ in 0..50 {
+        // What is still queued goes out here.
+        wait(sender, Waiting::Asleep, Duration::from_millis(1))?;
+        sender.poll(16, &mut |_| {});
+    }
+    Ok(())
+}
+
+fn take(receiver: &mut dyn Transport, pages: usize) -> Result<f64> {
+    let mut page = vec![0; PAGE_SIZE];
+    let mut taken = 0usize;
+    let mut start = None;
+    while taken < pages {
+        wait(receiver, Waiting::Asleep, LIMIT)?;
+        receiver.poll(64, &mut |event| {
+            if let Event::Frame { bytes, .. } = event {
+                start.get_or_insert_with(Instant::now);
+                taken += 1;
+                if let Some(body) = bytes.get(HEAD_BYTES..).filter(|body| body.len() == PAGE_SIZE) {
+                    page.copy_from_slice(body);
+                }
+            }
+        });
+    }
+    let seconds = start.map_or(0.0, |start| start.elapsed().as_secs_f64());
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    Ok(taken as f64 * 4096.0 / seconds.max(1e-9) / 1e6)
+}

@@ -1,0 +1,130 @@
+//! One slice of a benchmark: an engine, and a microguest on it.
+
+use crate::cluster::Plan;
+use crate::microvm::{Done, MicroVm};
+use crate::paging::GuestPages;
+use anyhow::{Context, Result};
+use dsm::{
+    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Report,
+    Uplink,
+};
+use microguest::Job;
+use microguest::layout::SHARED;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use transport::{Class, Transport};
+use wire::{Epoch, SliceId};
+
+/// No engine takes longer to answer.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Tells what goes wrong, until the slices are to end.
+#[derive(Debug, Clone, Default)]
+struct Loud(Arc<AtomicBool>);
+
+impl Uplink for Loud {
+    fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
+    fn lost(&mut self, peer: SliceId, cause: String) {
+        if !self.0.load(Ordering::Relaxed) {
+            eprintln!("{peer} is lost: {cause}");
+        }
+    }
+    fn fatal(&mut self, error: EngineError) {
+        eprintln!("a memory engine failed: {error:?}");
+    }
+    fn sample_roots(&mut self) {}
+}
+
+/// A slice in this process.
+#[derive(Debug)]
+pub struct Slice {
+    /// Gone before the engine is.
+    vm: Option<MicroVm>,
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+    over: Loud,
+}
+
+impl Slice {
+    /// Starts the engine and the vCPUs of a slice of the plan.
+    ///
+    /// # Errors
+    /// KVM or userfaultfd refuse.
+    pub fn new(plan: &Plan<'_>, local: u16, transport: Box<dyn Transport>) -> Result<Self> {
+        let first = SHARED / 4096;
+        let count = u16::try_from(plan.homes.len())?;
+        let mut ranges = Vec::new();
+        let mut start = first;
+        for (home, pages) in (0..count).map(SliceId).zip(plan.homes) {
+            ranges.push(HomeRange { frames: start..start + pages, home });
+            start += pages;
+        }
+        let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..start)))?);
+        let all = (0..count).map(SliceId).collect();
+        let mut node = NodeConfig::new(SliceId(local), all, HomeTable::new(ranges)?, Epoch(1));
+        node.hold = plan.hold;
+        let (at, over) = (usize::from(local), Loud::default());
+        let (handle, thread) = Engine::start(EngineConfig {
+            node,
+            ram: Arc::clone(&ram),
+            transport,
+            uplink: Box::new(over.clone()),
+            core: plan.engines.get(at).and_then(|place| place.core()),
+        })
+        .context("start a memory engine")?;
+        let mut slice = Self { vm: None, handle, thread: Some(thread), over };
+        let places = plan.places.get(at).copied().unwrap_or(&[]);
+        if !places.is_empty() {
+            let slots = ram.slots();
+            slice.vm = Some(MicroVm::new(plan.image, &slots, ram, places, GuestPages::Small)?);
+        }
+        Ok(slice)
+    }
+
+    fn vm(&self) -> Result<&MicroVm> {
+        self.vm.as_ref().context("a slice without vCPUs")
+    }
+
+    /// Gives a vCPU a job.
+    ///
+    /// # Errors
+    /// The vCPU has failed.
+    pub fn start(&self, vcpu: usize, job: Job) -> Result<()> {
+        self.vm()?.start(vcpu, job)
+    }
+
+    /// Waits for a vCPU's job.
+    ///
+    /// # Errors
+    /// The vCPU has failed.
+    pub fn wait(&self, vcpu: usize) -> Result<Done> {
+        self.vm()?.wait(vcpu)
+    }
+
+    /// What the engine counted.
+    ///
+    /// # Errors
+    /// The engine does not answer.
+    pub fn report(&self) -> Result<Report> {
+        self.handle.report(LIMIT).context("ask an engine for its report")
+    }
+}
+
+impl Slice {
+    /// From now on other slices may end.
+    pub fn expect_end(&self) {
+        self.over.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        self.vm = None;
+        self.expect_end();
+        self.handle.stop();
+        // An engine that failed has said so.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}

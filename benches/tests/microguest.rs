@@ -1,0 +1,147 @@
+//! The microguest on this machine's KVM, over one and over two slices. A program of its own, since a
+//! cluster begins with one thread.
+//!
+//! Skipped where /dev/kvm or userfaultfd cannot be used.
+#![expect(clippy::unwrap_used, reason = "a test fails like a test")]
+
+use dsm::{GuestRam, HoldPolicy};
+use microguest::layout::SHARED;
+use microguest::{Job, Kind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use tessera_benches::carrier::Carrier;
+use tessera_benches::cluster::{Cluster, Plan};
+use tessera_benches::local::Local;
+use tessera_benches::microvm::MicroVm;
+use tessera_benches::paging::GuestPages;
+use tessera_benches::placement::Place;
+
+const ANYWHERE: &[Place] = &[Place::Anywhere];
+const FIRST: u64 = SHARED / 4096;
+
+type Test = (&'static str, fn(&Path));
+
+fn main() {
+    if !Path::new("/dev/kvm").exists() || dsm::check_host().is_err() {
+        println!("skipped: no /dev/kvm or no userfaultfd here");
+        return;
+    }
+    let image = image();
+    let tests: [Test; 6] = [
+        ("jobs_of_a_guest_without_dsm", jobs_of_a_guest_without_dsm),
+        ("exception_is_told", exception_is_told),
+        ("local_faults_are_counted", local_faults_are_counted),
+        ("slices_take_turns", slices_take_turns),
+        ("counter_of_two_slices_is_exact", counter_of_two_slices_is_exact),
+        ("run_is_read_right", run_is_read_right),
+    ];
+    for (name, test) in tests {
+        test(&image);
+        println!("test {name} ... ok");
+    }
+}
+
+/// Builds the guest, which has a profile of its own.
+fn image() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("microguest");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "-q", "--locked", "-p", "tessera-microguest"])
+        .args(["--features", "guest", "--profile", "guest", "--target-dir"])
+        .arg(&target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .unwrap();
+    assert!(status.success(), "the microguest cannot be built");
+    target.join("guest/microguest")
+}
+
+fn job(kind: Kind) -> Job {
+    Job { kind: kind as u64, memory: SHARED, pages: 64, rounds: 64, ..Job::default() }
+}
+
+fn plan(image: &Path, carrier: Carrier) -> Plan<'_> {
+    Plan {
+        image,
+        carrier,
+        homes: &[512, 512],
+        places: &[ANYWHERE, ANYWHERE],
+        engines: &[],
+        hold: HoldPolicy::default(),
+    }
+}
+
+fn jobs_of_a_guest_without_dsm(image: &Path) {
+    for pages in [GuestPages::Small, GuestPages::Large] {
+        let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(FIRST..FIRST + 512))).unwrap());
+        let slots = ram.slots();
+        let vm = MicroVm::new(image, &slots, ram, &[Place::Anywhere; 2], pages).unwrap();
+        let done = vm.run(1, job(Kind::Write)).unwrap();
+        assert_eq!((done.job.count, done.job.taken, done.samples.len()), (64, 64, 64));
+        let done = vm.run(0, job(Kind::Read)).unwrap();
+        assert_eq!(done.job.sum, 7 * 64, "what the other vCPU wrote");
+        let done = vm.run(0, Job { stride: 1, rounds: 1, ..job(Kind::Scan) }).unwrap();
+        assert_eq!((done.job.sum, done.job.count), (7 * 64, 64 * 512));
+    }
+}
+
+fn exception_is_told(image: &Path) {
+    let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(FIRST..FIRST + 512))).unwrap());
+    let slots = ram.slots();
+    let vm = MicroVm::new(image, &slots, ram, ANYWHERE, GuestPages::Small).unwrap();
+    let error = vm.run(0, Job { memory: 0x20_0000_0000, ..job(Kind::Read) }).unwrap_err();
+    assert!(error.to_string().contains("exception Some(14)"), "a page fault: {error}");
+}
+
+fn local_faults_are_counted(image: &Path) {
+    let local = Local::new(image, 64, Place::Anywhere, Place::Anywhere).unwrap();
+    local.vm.run(0, job(Kind::Write)).unwrap();
+    assert_eq!(local.answered().unwrap(), 64);
+    local.recall(64, true).unwrap();
+    local.vm.run(0, job(Kind::Read)).unwrap();
+    assert_eq!(local.answered().unwrap(), 64, "reading is still permitted");
+    local.vm.run(0, job(Kind::Write)).unwrap();
+    assert_eq!(local.answered().unwrap(), 128);
+}
+
+fn slices_take_turns(image: &Path) {
+    for carrier in [Carrier::Shm, Carrier::Tcp] {
+        let mut cluster = Cluster::new(&plan(image, carrier)).unwrap();
+        let turns = |own| Job { own, all: 2, cycles: u64::MAX, rounds: 50, ..job(Kind::PingPong) };
+        cluster.start(1, 0, turns(1)).unwrap();
+        let counts = [cluster.run(0, 0, turns(0)).unwrap(), cluster.wait(1, 0).unwrap()];
+        assert_eq!(counts.map(|done| done.job.count), [50, 50]);
+        assert!(cluster.faults(0).unwrap() > 0 && cluster.faults(1).unwrap() > 0);
+    }
+}
+
+fn counter_of_two_slices_is_exact(image: &Path) {
+    let mut cluster = Cluster::new(&plan(image, Carrier::Shm)).unwrap();
+    // A page of each slice, both raised by both.
+    for page in [0, 1000] {
+        let add =
+            |cycles| Job { write: 2, cycles, memory: SHARED + page * 4096, ..job(Kind::Count) };
+        let add = |cycles| Job { pages: 1, rounds: u64::MAX, ..add(cycles) };
+        cluster.start(1, 0, add(300_000_000)).unwrap();
+        let here = cluster.run(0, 0, add(300_000_000)).unwrap().job.count;
+        let there = cluster.wait(1, 0).unwrap().job.count;
+        let read = Job { memory: SHARED + page * 4096, pages: 1, rounds: 1, ..job(Kind::Read) };
+        let total = cluster.run(0, 0, read).unwrap().job.sum;
+        assert_eq!(total, here + there);
+        assert!(here > 0 && there > 0);
+    }
+}
+
+fn run_is_read_right(image: &Path) {
+    let mut cluster = Cluster::new(&plan(image, Carrier::Tcp)).unwrap();
+    let memory = SHARED + 512 * 4096;
+    let scan = Job { memory, pages: 512, stride: 1, rounds: 1, ..job(Kind::Scan) };
+    // The n-th word is n.
+    cluster.run(1, 0, Job { write: 1, ..scan }).unwrap();
+    let done = cluster.run(0, 0, scan).unwrap();
+    let words = 512 * 512;
+    assert_eq!((done.job.count, done.job.sum), (words, words * (words - 1) / 2));
+    let report = cluster.report(0).unwrap();
+    assert_eq!(report.pages_in, 512);
+    assert!(report.prefetches > 256, "most of a run is fetched ahead: {report:?}");
+}
