@@ -10,7 +10,7 @@ use tessera_benches::experiments::{self, Setting};
 #[derive(Debug, Parser)]
 #[command(about = "Runs an experiment on this machine's KVM")]
 struct Arguments {
-    /// The experiment: faults, sharing, scan or solo
+    /// The experiment: faults, sharing, writes, scan, solo or npb
     name: String,
     /// Fewer rounds
     #[arg(long)]

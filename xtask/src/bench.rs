@@ -12,7 +12,7 @@ use crate::{arrows, check, workspace};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchOptions {
-    /// An experiment: faults, sharing, scan, solo; all benchmarks of cargo if not given
+    /// An experiment: faults, sharing, writes, scan, solo, npb; all benchmarks of cargo if not given
     name: Option<String>,
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]

@@ -26,6 +26,10 @@ pub enum Kind {
     PingPong = 5,
     /// Raise one word as often as possible within a time.
     Count = 6,
+    /// Compute as NAS EP does.
+    Ep = 7,
+    /// Sort as NAS IS does.
+    Is = 8,
 }
 
 /// One order for one processor. All fields are plain words: guest and host agree on them.
@@ -121,7 +125,7 @@ impl Job {
     /// The kind, if it is one.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
-        const KINDS: [Kind; 7] = [
+        const KINDS: [Kind; 9] = [
             Kind::Nothing,
             Kind::Read,
             Kind::Write,
@@ -129,6 +133,8 @@ impl Job {
             Kind::Chase,
             Kind::PingPong,
             Kind::Count,
+            Kind::Ep,
+            Kind::Is,
         ];
         usize::try_from(self.kind).ok().and_then(|at| KINDS.get(at)).copied()
     }

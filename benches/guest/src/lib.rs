@@ -8,6 +8,7 @@
 pub mod chain;
 pub mod job;
 pub mod layout;
+pub mod npb;
 pub mod share;
 
 pub use job::{Job, Kind, Memory};
@@ -30,5 +31,7 @@ pub unsafe fn run(job: &mut Job) {
         Some(Kind::Chase) => chain::chase(job, &memory),
         Some(Kind::PingPong) => share::ping_pong(job, &memory),
         Some(Kind::Count) => share::count(job, &memory),
+        Some(Kind::Ep) => npb::ep(job, &memory),
+        Some(Kind::Is) => npb::is(job, &memory),
     }
 }

@@ -1,9 +1,11 @@
 //! The experiments of `./x bench`.
 
 pub mod faults;
+pub mod npb;
 pub mod scan;
 pub mod sharing;
 pub mod solo;
+pub mod writes;
 
 use crate::outcome::Outcome;
 use anyhow::{Result, bail};
@@ -20,7 +22,7 @@ pub struct Setting<'a> {
 }
 
 /// Names of the experiments.
-pub const NAMES: [&str; 4] = ["faults", "sharing", "scan", "solo"];
+pub const NAMES: [&str; 6] = ["faults", "sharing", "writes", "scan", "solo", "npb"];
 
 /// Runs one.
 ///
@@ -30,6 +32,8 @@ pub fn run(name: &str, setting: Setting<'_>) -> Result<Outcome> {
     match name {
         "faults" => faults::run(setting),
         "sharing" => sharing::run(setting),
+        "writes" => writes::run(setting),
+        "npb" => npb::run(setting),
         "scan" => scan::run(setting),
         "solo" => solo::run(setting),
         _ => bail!("no experiment {name:?}; there are: {}", NAMES.join(", ")),

@@ -1,0 +1,98 @@
+//! Four vCPUs that write without any synchronisation, to four, two, or one page: FragVisor's
+//! figure 5 (EuroSys 2020), over two slices with two vCPUs and a core each.
+//!
+//! The serial limit is one core's work. With every vCPU on a page of its own two cores work; with all
+//! on one page one slice works at a time.
+
+use super::{Setting, cycles_per_ns};
+use crate::carrier::Carrier;
+use crate::cluster::{Cluster, Plan};
+use crate::outcome::{Bar, Conditions, Outcome, Row};
+use crate::placement::Place;
+use crate::samples::Samples;
+use anyhow::Result;
+use dsm::HoldPolicy;
+use microguest::layout::SHARED;
+use microguest::{Job, Kind};
+
+/// Share of the serial limit that must be reached.
+const BOUND: f64 = 0.95;
+const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
+const PAIRS: [[Place; 2]; 2] = [[CORES[0]; 2], [CORES[1]; 2]];
+/// Pages of the four vCPUs: two of slice 0, two of slice 1.
+const PATTERNS: [(&str, [u64; 4]); 4] = [
+    ("no sharing", [0, 1, 512, 513]),
+    ("low sharing", [0, 1, 0, 1]),
+    ("moderate sharing", [0, 0, 0, 512]),
+    ("max sharing", [0, 0, 0, 0]),
+];
+
+/// Runs the experiment.
+///
+/// # Errors
+/// This machine has no KVM or userfaultfd, or a guest failed.
+pub fn run(setting: Setting<'_>) -> Result<Outcome> {
+    let (rounds, cycles) = if setting.quick { (2, 500_000_000) } else { (7, 2_000_000_000) };
+    let mut conditions = Conditions::now();
+    conditions.notes.push(format!(
+        "two slices with two vCPUs and a core each, shm, {cycles} cycles a run; medians of {rounds} \
+         runs in turns; serial limit: one vCPU alone"
+    ));
+    let mut cluster = Cluster::new(&Plan {
+        image: setting.image,
+        carrier: Carrier::Shm,
+        homes: &[512, 512],
+        places: &[&PAIRS[0], &PAIRS[1]],
+        engines: &CORES,
+        hold: HoldPolicy::default(),
+    })?;
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for (name, pages) in PATTERNS {
+        let (mut ratios, mut millions) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let alone = cluster.run(0, 0, job(pages[0], 0, cycles))?.job.count;
+            let count = together(&mut cluster, pages, cycles)?;
+            #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+            let (count, alone, ns) =
+                (count as f64, alone.max(1) as f64, cycles as f64 / cycles_per_ns());
+            ratios.push(count / alone);
+            millions.push(count / ns * 1000.0);
+        }
+        let [ratio, speed] = [ratios, millions].map(|found| Samples::new(found).percentile(50));
+        let figures =
+            vec![("writes / serial".to_owned(), ratio), ("million writes/s".to_owned(), speed)];
+        rows.push(Row { name: name.to_owned(), figures });
+        let what = format!("{name}: writes / serial limit");
+        bars.push(Bar { what, found: ratio, bound: BOUND, at_most: false });
+    }
+    let shown = "writes / serial".into();
+    Ok(Outcome { name: "writes".into(), conditions, rows, bars, shown })
+}
+
+fn job(page: u64, word: u64, cycles: u64) -> Job {
+    Job {
+        kind: Kind::Count as u64,
+        memory: SHARED,
+        pages: 1024,
+        own: page,
+        stride: 1,
+        word: word * 64,
+        write: 1,
+        cycles,
+        rounds: u64::MAX,
+        ..Job::default()
+    }
+}
+
+/// Writes of all four.
+fn together(cluster: &mut Cluster, pages: [u64; 4], cycles: u64) -> Result<u64> {
+    let vcpus = [(0, 0), (0, 1), (1, 0), (1, 1)];
+    for (((slice, vcpu), page), word) in vcpus.into_iter().zip(pages).zip(0..) {
+        cluster.start(slice, vcpu, job(page, word, cycles))?;
+    }
+    let mut count = 0;
+    for (slice, vcpu) in vcpus {
+        count += cluster.wait(slice, vcpu)?.job.count;
+    }
+    Ok(count)
+}
