@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 /// Pages of a kind that a report lists.
 const LISTED: usize = 32;
+/// Pages counted at a time. Beyond that the coldest are forgotten: what is listed is hot.
+const COUNTED_MAX: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Page {
@@ -33,11 +35,23 @@ impl FaultLog {
             PageClass::UserPageTable => self.classes.user_page_table += 1,
             PageClass::Other => self.classes.other += 1,
         }
+        if self.pages.len() >= COUNTED_MAX && !self.pages.contains_key(&gfn) {
+            self.forget_the_coldest();
+        }
         let page = self.pages.entry(gfn).or_insert(Page { faults: 0, as_table: 0, class });
         page.faults = page.faults.saturating_add(1);
         page.as_table = page.as_table.saturating_add(u32::from(known));
         page.class = class;
         page.faults
+    }
+
+    /// Forgets pages by the number of their faults until half of the room is free.
+    fn forget_the_coldest(&mut self) {
+        let mut floor = 1;
+        while self.pages.len() > COUNTED_MAX / 2 {
+            self.pages.retain(|_, page| page.faults > floor);
+            floor = floor.saturating_mul(2);
+        }
     }
 
     pub(crate) fn classes(&self) -> ClassCounts {
@@ -99,5 +113,18 @@ mod tests {
             log.count(Gfn(gfn), PageClass::Other, false);
         }
         assert_eq!(log.hottest().len(), LISTED);
+    }
+
+    #[test]
+    fn hot_page_survives_any_number_of_cold_ones() {
+        let mut log = FaultLog::default();
+        for _ in 0..5 {
+            log.count(Gfn(7), PageClass::Other, false);
+        }
+        for gfn in 100..300_000 {
+            log.count(Gfn(gfn), PageClass::Other, false);
+            assert!(log.pages.len() <= COUNTED_MAX);
+        }
+        assert_eq!((log.hottest()[0].gfn, log.hottest()[0].faults), (7, 5));
     }
 }

@@ -21,6 +21,7 @@ mod fault_log;
 mod habits;
 mod handle;
 mod local_pager;
+mod page_set;
 mod ram;
 mod report;
 mod schedule;

@@ -7,6 +7,7 @@ use crate::ahead::{Ahead, Run};
 use crate::asked::Asked;
 use crate::engine::EngineError;
 use crate::habits::Habits;
+use crate::page_set::PageSet;
 use crate::ram::GuestRam;
 use crate::uffd::{Installed, Uffd, Watch};
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
@@ -41,7 +42,7 @@ pub(crate) struct Store {
     unwatched: BTreeSet<u64>,
     twins: BTreeMap<Gfn, Twin>,
     /// Pages mapped without write access: giving it takes one call.
-    readable: BTreeSet<Gfn>,
+    readable: PageSet,
     /// Pages whose guest mapping is read-only so that a worker fails, see `workers`.
     pub(crate) asked: Asked,
     /// Pages fetched before they were touched.
@@ -67,12 +68,13 @@ impl Store {
             .iter()
             .flat_map(|range| range.start / CHUNK_FRAMES..range.end.div_ceil(CHUNK_FRAMES))
             .collect();
+        let end = ram.slots().last().map_or(0, |(start, _, bytes)| (start + bytes) / PAGE);
         Ok(Self {
             uffd,
             ram,
             unwatched,
             twins: BTreeMap::new(),
-            readable: BTreeSet::new(),
+            readable: PageSet::new(end),
             asked: Asked::default(),
             ahead: Ahead::default(),
             habits: Habits::default(),
@@ -195,7 +197,7 @@ impl Store {
     fn is_watched(&self, run: Run) -> bool {
         let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
         pages.all(|gfn| {
-            !self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) && !self.readable.contains(&gfn)
+            !self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) && !self.readable.contains(gfn)
         })
     }
 
@@ -205,7 +207,7 @@ impl Store {
         if self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) {
             return Ok(());
         }
-        if writable && self.readable.remove(&gfn) {
+        if writable && self.readable.remove(gfn) {
             // It wakes the waiters too. Should the mapping be gone, they fault again.
             return Ok(self.uffd.protect(address, PAGE, false)?);
         }
@@ -270,7 +272,7 @@ impl PageStore for StepStore<'_> {
         self.store.before_recall(gfn);
         self.store.watch(gfn);
         self.store.ram.back(gfn);
-        self.store.readable.remove(&gfn);
+        self.store.readable.remove(gfn);
         let result = self.store.ram.zap(gfn).map_err(|source| EngineError::Zap { gfn, source });
         self.store.note(result);
         self.store.goes(gfn);

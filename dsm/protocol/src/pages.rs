@@ -126,3 +126,34 @@ impl Pages {
 fn index(gfn: Gfn) -> Option<usize> {
     usize::try_from(gfn.0).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::homes::HomeRange;
+
+    /// A VM of 1 TiB on 16 slices costs each of them 4 bytes at most for every page, and 16 at most for
+    /// every page that it is home of. (The rest of a node grows with what is on its way, not with memory.)
+    #[test]
+    fn states_of_a_tebibyte_stay_within_bounds() {
+        const PAGES: u64 = 1 << 28;
+        const SHARE: u64 = PAGES / 16;
+        let ranges = (0..16).map(|slice| {
+            let home = SliceId(u16::try_from(slice).unwrap());
+            HomeRange { frames: slice * SHARE..(slice + 1) * SHARE, home }
+        });
+        let homes = HomeTable::new(ranges.collect()).unwrap();
+
+        let pages = Pages::new(SliceId(3), &homes);
+
+        let copies = pages.copies.capacity() * size_of::<Copy>();
+        let entries: usize = pages.directory.values().map(Vec::capacity).sum();
+        let directory = entries * size_of::<Holders>();
+        assert!(copies <= 4 * usize::try_from(PAGES).unwrap(), "{copies} bytes of states");
+        assert!(
+            directory <= 12 * usize::try_from(SHARE).unwrap(),
+            "{directory} bytes of directory"
+        );
+        assert_eq!(pages.holders(Gfn(4 * SHARE - 1)), Some(Holders::exclusive(SliceId(3))));
+    }
+}

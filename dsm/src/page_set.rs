@@ -1,0 +1,70 @@
+//! A set of pages at one bit per page of guest memory.
+
+use dsm_protocol::Gfn;
+
+/// Pages below a frame, in the set or not.
+#[derive(Debug, Default)]
+pub(crate) struct PageSet {
+    bits: Vec<u64>,
+}
+
+impl PageSet {
+    /// An empty set for frames below `end`.
+    pub(crate) fn new(end: u64) -> Self {
+        let words = usize::try_from(end.div_ceil(64)).expect("guest memory fits the address space");
+        Self { bits: vec![0; words] }
+    }
+
+    pub(crate) fn contains(&self, gfn: Gfn) -> bool {
+        self.bits.get(word(gfn)).is_some_and(|word| word & bit(gfn) != 0)
+    }
+
+    /// Adds a page. Frames beyond the end are left out.
+    pub(crate) fn insert(&mut self, gfn: Gfn) {
+        if let Some(word) = self.bits.get_mut(word(gfn)) {
+            *word |= bit(gfn);
+        }
+    }
+
+    /// Takes a page out; tells whether it was in.
+    pub(crate) fn remove(&mut self, gfn: Gfn) -> bool {
+        let was_in = self.contains(gfn);
+        if let Some(word) = self.bits.get_mut(word(gfn)) {
+            *word &= !bit(gfn);
+        }
+        was_in
+    }
+
+    pub(crate) fn extend(&mut self, pages: impl Iterator<Item = Gfn>) {
+        pages.for_each(|gfn| self.insert(gfn));
+    }
+}
+
+fn word(gfn: Gfn) -> usize {
+    usize::try_from(gfn.0 / 64).unwrap_or(usize::MAX)
+}
+
+fn bit(gfn: Gfn) -> u64 {
+    1 << (gfn.0 % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removed_page_is_out_and_its_neighbours_stay() {
+        let mut set = PageSet::new(130);
+        set.extend([63, 64, 65, 129].map(Gfn).into_iter());
+        assert!(set.remove(Gfn(64)) && !set.remove(Gfn(64)));
+        let left: Vec<u64> = (0..200).filter(|gfn| set.contains(Gfn(*gfn))).collect();
+        assert_eq!(left, [63, 65, 129]);
+    }
+
+    #[test]
+    fn page_beyond_the_end_is_never_in() {
+        let mut set = PageSet::new(64);
+        set.insert(Gfn(u64::MAX));
+        assert!(!set.contains(Gfn(u64::MAX)));
+    }
+}
