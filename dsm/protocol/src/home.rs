@@ -119,7 +119,7 @@ impl Node {
         for target in &targets {
             self.post(*target, Message::Invalidate { gfn, requester });
         }
-        u16::try_from(targets.len()).expect("at most 62 slices")
+        u16::try_from(targets.len()).expect("at most 64 slices")
     }
 
     pub(crate) fn home_confirm(

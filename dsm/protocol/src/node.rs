@@ -19,7 +19,7 @@ use wire::{Access, Epoch, Gfn, Message, SliceId, Table, VcpuId};
 pub struct Config {
     /// This slice.
     pub local: SliceId,
-    /// All slices, this one too, ascending. At most 62.
+    /// All slices, this one too, ascending. At most 64.
     pub slices: Vec<SliceId>,
     /// Who is home of what.
     pub homes: HomeTable,
@@ -186,10 +186,10 @@ impl Node {
     /// A node in the initial state: every page exclusive at its home.
     ///
     /// # Panics
-    /// When there are more than 62 slices, or the local one is not among them.
+    /// When there are more than 64 slices, or the local one is not among them.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        assert!(config.slices.iter().all(|slice| slice.0 < SLICES_MAX), "at most 62 slices");
+        assert!(config.slices.iter().all(|slice| slice.0 < SLICES_MAX), "at most 64 slices");
         assert!(config.slices.contains(&config.local), "the local slice is a member");
         Self {
             now: 0,
@@ -411,7 +411,7 @@ impl Node {
 
     /// How many slices there are beside this one.
     pub(crate) fn others_count(&self) -> u16 {
-        u16::try_from(self.config.slices.len() - 1).expect("at most 62 slices")
+        u16::try_from(self.config.slices.len() - 1).expect("at most 64 slices")
     }
 
     pub(crate) fn effect(&mut self, effect: Effect) {

@@ -29,36 +29,48 @@ impl Copy {
     }
 }
 
-/// Who holds a page, as its home knows it. Packed into 8 bytes: one bit per slice and two for the
-/// kind. Of a replicated page everyone is a holder; a bit then says that a request was dropped.
+/// How the holders hold a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Holders(u64);
+enum Kind {
+    /// To read, all of them.
+    Shared,
+    /// One of them, to write.
+    Exclusive,
+    /// Everyone has a replica.
+    Replicated,
+}
 
-/// The most slices of one VM: a bit each beside the two bits of the kind.
-pub(crate) const SLICES_MAX: u16 = 62;
-const EXCLUSIVE: u64 = 1 << 63;
-const REPLICATED: u64 = 1 << 62;
+/// Who holds a page, as its home knows it: one bit per slice, and how. Of a replicated page everyone
+/// is a holder; a bit then says that a request was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Holders {
+    slices: u64,
+    kind: Kind,
+}
+
+/// The most slices of one VM: a bit each.
+pub(crate) const SLICES_MAX: u16 = 64;
 
 impl Holders {
     pub(crate) fn exclusive(slice: SliceId) -> Self {
-        Self(EXCLUSIVE | 1 << slice.0)
+        Self { slices: 1 << slice.0, kind: Kind::Exclusive }
     }
     pub(crate) fn replicated() -> Self {
-        Self(REPLICATED)
+        Self { slices: 0, kind: Kind::Replicated }
     }
     /// Notes that a request of this slice was dropped because the page is replicated.
     pub(crate) fn with_dropped(self, slice: SliceId) -> Self {
-        Self(self.0 | 1 << slice.0)
+        Self { slices: self.slices | 1 << slice.0, ..self }
     }
     pub(crate) fn is_replicated(self) -> bool {
-        self.0 & REPLICATED != 0
+        self.kind == Kind::Replicated
     }
     pub(crate) fn contains(self, slice: SliceId) -> bool {
-        self.0 & (1 << slice.0) != 0
+        self.slices & (1 << slice.0) != 0
     }
     /// Adds a reader; the page is shared afterwards.
     pub(crate) fn with_reader(self, slice: SliceId) -> Self {
-        Self((self.0 & !EXCLUSIVE) | 1 << slice.0)
+        Self { slices: self.slices | 1 << slice.0, kind: Kind::Shared }
     }
     /// The slices, ascending.
     pub(crate) fn iter(self) -> impl Iterator<Item = SliceId> {
@@ -66,12 +78,33 @@ impl Holders {
     }
 }
 
+/// Who holds the pages of one home range: 9 bytes per page.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Directory {
+    slices: Vec<u64>,
+    kinds: Vec<Kind>,
+}
+
+impl Directory {
+    fn new(pages: usize, holders: Holders) -> Self {
+        Self { slices: vec![holders.slices; pages], kinds: vec![holders.kind; pages] }
+    }
+
+    fn get(&self, at: usize) -> Option<Holders> {
+        Some(Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)? })
+    }
+
+    fn set(&mut self, at: usize, holders: Holders) {
+        (self.slices[at], self.kinds[at]) = (holders.slices, holders.kind);
+    }
+}
+
 /// The copies and the directory of one slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pages {
     copies: Vec<Copy>,
-    /// Directory by home range: first frame, then one entry per frame.
-    directory: BTreeMap<u64, Vec<Holders>>,
+    /// By first frame of each home range.
+    directory: BTreeMap<u64, Directory>,
 }
 
 impl Pages {
@@ -85,7 +118,7 @@ impl Pages {
             let count = usize::try_from(count).expect("a range fits the address space");
             let start = usize::try_from(range.frames.start).expect("a range fits");
             copies[start..start + count].fill(Copy::Exclusive);
-            directory.insert(range.frames.start, vec![Holders::exclusive(local); count]);
+            directory.insert(range.frames.start, Directory::new(count, Holders::exclusive(local)));
         }
         Self { copies, directory }
     }
@@ -102,14 +135,14 @@ impl Pages {
     /// The directory entry, where this slice is home.
     pub(crate) fn holders(&self, gfn: Gfn) -> Option<Holders> {
         let (start, entries) = self.directory.range(..=gfn.0).next_back()?;
-        entries.get(index(Gfn(gfn.0 - start))?).copied()
+        entries.get(index(Gfn(gfn.0 - start))?)
     }
 
     pub(crate) fn set_holders(&mut self, gfn: Gfn, holders: Holders) {
         let (start, entries) =
             self.directory.range_mut(..=gfn.0).next_back().expect("this slice is home");
         let at = index(Gfn(gfn.0 - start)).expect("a checked frame");
-        entries[at] = holders;
+        entries.set(at, holders);
     }
 
     /// Directory entry after a requester confirmed.
@@ -147,8 +180,11 @@ mod tests {
         let pages = Pages::new(SliceId(3), &homes);
 
         let copies = pages.copies.capacity() * size_of::<Copy>();
-        let entries: usize = pages.directory.values().map(Vec::capacity).sum();
-        let directory = entries * size_of::<Holders>();
+        let directory: usize = pages
+            .directory
+            .values()
+            .map(|part| part.slices.capacity() * 8 + part.kinds.capacity() * size_of::<Kind>())
+            .sum();
         assert!(copies <= 4 * usize::try_from(PAGES).unwrap(), "{copies} bytes of states");
         assert!(
             directory <= 12 * usize::try_from(SHARE).unwrap(),

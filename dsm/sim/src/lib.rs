@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
 pub mod models;
 pub mod simulator;
 pub mod store;

@@ -5,7 +5,7 @@
 //! bounded virtual time, and at the end all copies must agree. A run is a pure function of its
 //! [`Setup`], so a seed that fails can be replayed.
 
-mod random;
+pub(crate) mod random;
 mod workload;
 mod world;
 

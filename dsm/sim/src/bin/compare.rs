@@ -1,0 +1,41 @@
+//! `compare`: messages and page copies per fault, by pattern of sharing and algorithm.
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use tessera_dsm_sim::compare::{Algorithm, Central, Chains, Ours, Pattern};
+
+/// Compares this protocol with those of FragVisor and GiantVM.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Slices, 2 to 64.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(2..=64))]
+    slices: u16,
+    /// Pages of guest memory.
+    #[arg(long, default_value_t = 10_000_000)]
+    pages: u64,
+    /// Accesses of each pattern.
+    #[arg(long, default_value_t = 20_000_000)]
+    accesses: u64,
+    /// Seed of the random patterns.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn main() -> Result<()> {
+    let Args { slices, pages, accesses, seed } = Args::parse();
+    ensure!(pages >= u64::from(slices), "at least one page for each slice");
+    println!("{slices} slices, {pages} pages, {accesses} accesses a pattern");
+    println!("faults, messages / page copies per fault\n");
+    println!("| pattern | ours | one central home | probable owners |\n|---|---|---|---|");
+    for pattern in Pattern::ALL {
+        let run = |mut algorithm: Box<dyn Algorithm>| {
+            pattern.touches(seed, slices, pages, accesses).for_each(|t| algorithm.touch(t));
+            algorithm.cost()
+        };
+        let ours = run(Box::new(Ours::new(slices, pages)));
+        let central = run(Box::new(Central::new(pages)));
+        let chains = run(Box::new(Chains::new(slices, pages)));
+        println!("| {} | {ours} | {central} | {chains} |", pattern.name());
+    }
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! Messages and page copies per fault: this protocol against the algorithms of FragVisor and GiantVM.
+//!
+//! Accesses happen one after the other, each to its end, so what is counted is the algorithm and not a
+//! race. Ours is the very `Node` of the engine; the others are written from their descriptions and
+//! public code (facts: peers, sections 1 and 2). None of them runs on a stock kernel.
+
+mod central;
+mod chains;
+mod ours;
+mod pattern;
+
+pub use central::Central;
+pub use chains::Chains;
+pub use ours::Ours;
+pub use pattern::Pattern;
+
+use std::fmt;
+
+/// One access of a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// Slice of the vCPU.
+    pub slice: u16,
+    /// The page.
+    pub page: u64,
+    /// Whether it writes.
+    pub write: bool,
+}
+
+/// What accesses cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Accesses that needed another slice or waited for one.
+    pub faults: u64,
+    /// Messages between different slices.
+    pub messages: u64,
+    /// Of these, messages with a page.
+    pub copies: u64,
+}
+
+impl Cost {
+    /// Messages and copies per hundred faults, rounded down.
+    #[must_use]
+    pub fn per_hundred(self) -> (u64, u64) {
+        let share = |count: u64| (count * 100).checked_div(self.faults).unwrap_or(0);
+        (share(self.messages), share(self.copies))
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (messages, copies) = self.per_hundred();
+        let number = |hundredths: u64| format!("{}.{:02}", hundredths / 100, hundredths % 100);
+        write!(f, "{} faults, {} / {}", self.faults, number(messages), number(copies))
+    }
+}
+
+/// A way to keep memory coherent.
+pub trait Algorithm {
+    /// Carries an access out.
+    fn touch(&mut self, touch: Touch);
+    /// What all accesses cost so far.
+    fn cost(&self) -> Cost;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLICES: u16 = 4;
+    const PAGES: u64 = 64;
+
+    fn all() -> [Box<dyn Algorithm>; 3] {
+        [
+            Box::new(Ours::new(SLICES, PAGES)),
+            Box::new(Central::new(PAGES)),
+            Box::new(Chains::new(SLICES, PAGES)),
+        ]
+    }
+
+    fn costs(touches: &[(u16, u64, bool)]) -> [(u64, u64, u64); 3] {
+        all().map(|mut algorithm| {
+            for &(slice, page, write) in touches {
+                algorithm.touch(Touch { slice, page, write });
+            }
+            let Cost { faults, messages, copies } = algorithm.cost();
+            (faults, messages, copies)
+        })
+    }
+
+    #[test]
+    fn own_page_costs_its_home_nothing() {
+        let [ours, central, chains] = costs(&[(0, 0, true), (0, 0, false)]);
+        assert_eq!([ours, central, chains], [(0, 0, 0); 3]);
+        // Page 63 is homed on slice 3; the others keep all pages on slice 0 at first.
+        let [ours, central, chains] = costs(&[(3, 63, true), (3, 63, true)]);
+        assert_eq!(ours, (0, 0, 0));
+        assert_eq!((central, chains), ((1, 2, 1), (1, 2, 1)));
+    }
+
+    #[test]
+    fn page_of_a_third_slice_goes_through_the_origin_or_the_chain() {
+        // Slice 1 writes page 0, then slice 2 reads it.
+        let [ours, central, chains] = costs(&[(1, 0, true), (2, 0, false)]);
+        assert_eq!(ours, (2, 3 + 4, 2), "request, data, confirmation; and a fetch for the second");
+        assert_eq!(central, (2, 2 + 4, 1 + 2));
+        assert_eq!(chains, (2, 2 + 4, 1 + 2));
+    }
+
+    #[test]
+    fn writer_invalidates_every_reader() {
+        let touches = [(1, 0, false), (2, 0, false), (3, 0, false), (1, 0, true)];
+        let [ours, central, chains] = costs(&touches);
+        // Ours: a request, three invalidations of which one is the home's own, three answers, a grant and
+        // a confirmation.
+        assert_eq!(ours, (4, 3 * 3 + 8, 3));
+        assert_eq!(central, (4, 3 * 2 + 6, 3));
+        assert!(chains.1 > central.1 && chains.2 > 3, "{chains:?}");
+    }
+
+    #[test]
+    fn patterns_touch_only_what_there_is() {
+        for pattern in Pattern::ALL {
+            for touch in pattern.touches(7, SLICES, PAGES, 10_000) {
+                assert!(touch.slice < SLICES && touch.page < PAGES, "{pattern:?} {touch:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn copies_of_ours_are_the_fewest_in_every_pattern() {
+        for pattern in Pattern::ALL {
+            let [ours, central, chains] = all().map(|mut algorithm| {
+                pattern.touches(7, SLICES, PAGES, 20_000).for_each(|touch| algorithm.touch(touch));
+                algorithm.cost().copies
+            });
+            assert!(ours <= central && ours <= chains, "{pattern:?}: {ours} {central} {chains}");
+        }
+    }
+}
