@@ -9,11 +9,13 @@ use microguest::layout::SHARED;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, spawn};
+use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 use wire::Gfn;
 
 const TICK: Duration = Duration::from_millis(20);
+/// How long the pager's thread stands back when somebody else wants the pager.
+const STAND_BACK: Duration = Duration::from_micros(100);
 
 /// A microguest and its pager.
 #[derive(Debug)]
@@ -21,6 +23,8 @@ pub struct Local {
     /// The guest, with one vCPU.
     pub vm: MicroVm,
     pager: Arc<Mutex<LocalPager>>,
+    /// Somebody waits for the pager. Its thread would take the lock again before anyone else could.
+    wanted: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<(), LocalPagerError>>>,
 }
@@ -36,16 +40,19 @@ impl Local {
         let pager = Arc::new(Mutex::new(LocalPager::new(Arc::clone(&ram))?));
         let slots = ram.slots();
         let vm = MicroVm::new(image, &slots, ram, &[vcpu], GuestPages::Small)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let (theirs, over) = (Arc::clone(&pager), Arc::clone(&stop));
+        let (stop, wanted) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (theirs, over, gate) = (Arc::clone(&pager), Arc::clone(&stop), Arc::clone(&wanted));
         let thread = spawn(move || {
             settle_as_engine(pager_place);
             while !over.load(Ordering::Relaxed) {
+                while gate.load(Ordering::Relaxed) {
+                    sleep(STAND_BACK);
+                }
                 theirs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).serve(TICK)?;
             }
             Ok(())
         });
-        Ok(Self { vm, pager, stop, thread: Some(thread) })
+        Ok(Self { vm, pager, wanted, stop, thread: Some(thread) })
     }
 
     /// Takes all pages away, or the write access to them. The guest must not be running.
@@ -53,8 +60,8 @@ impl Local {
     /// # Errors
     /// The kernel refuses.
     pub fn recall(&self, pages: u64, readable: bool) -> Result<()> {
-        let pager = self.pager.lock().map_err(|_| anyhow!("the pager failed"))?;
-        pager.recall(Gfn(SHARED / 4096), pages, readable).context("take pages away")
+        self.with_pager(|pager| pager.recall(Gfn(SHARED / 4096), pages, readable))?
+            .context("take pages away")
     }
 
     /// Faults answered so far.
@@ -62,7 +69,14 @@ impl Local {
     /// # Errors
     /// The pager failed.
     pub fn answered(&self) -> Result<u64> {
-        Ok(self.pager.lock().map_err(|_| anyhow!("the pager failed"))?.answered())
+        self.with_pager(LocalPager::answered)
+    }
+
+    fn with_pager<T>(&self, action: impl FnOnce(&LocalPager) -> T) -> Result<T> {
+        self.wanted.store(true, Ordering::Relaxed);
+        let result = self.pager.lock().map(|pager| action(&pager));
+        self.wanted.store(false, Ordering::Relaxed);
+        result.map_err(|_| anyhow!("the pager failed"))
     }
 }
 
