@@ -1,12 +1,10 @@
 //! What joins the slices of a benchmark.
 
-use anyhow::Result;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use transport::{Config, TcpTransport, Transport, shm};
-use wire::SliceId;
+use anyhow::{Context, Result};
+use transport::{Config, Transport, shm, tcp};
 
 /// What joins the slices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// Rings in shared memory.
     Shm,
@@ -15,7 +13,7 @@ pub enum Carrier {
 }
 
 impl Carrier {
-    /// As on the command line.
+    /// For tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -30,28 +28,21 @@ impl Carrier {
     /// The operating system refuses.
     pub fn mesh(self, slices: u16) -> Result<Vec<Box<dyn Transport>>> {
         let config = Config::default();
-        if self == Self::Shm {
-            let mesh = shm::mesh(slices, &config)?;
-            return Ok(mesh.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect());
-        }
-        let mut peers: Vec<Vec<(SliceId, [TcpStream; 3])>> = (0..slices).map(|_| vec![]).collect();
-        for low in 0..slices {
-            for high in low + 1..slices {
-                let ((a, d), (b, e), (c, f)) = (sockets()?, sockets()?, sockets()?);
-                peers[usize::from(low)].push((SliceId(high), [a, b, c]));
-                peers[usize::from(high)].push((SliceId(low), [d, e, f]));
-            }
-        }
-        let mut mesh: Vec<Box<dyn Transport>> = Vec::new();
-        for (slice, peers) in (0..slices).map(SliceId).zip(peers) {
-            mesh.push(Box::new(TcpTransport::from_streams(slice, peers, config.clone())?));
-        }
-        Ok(mesh)
+        Ok(match self {
+            Self::Shm => boxed(shm::mesh(slices, &config)?),
+            Self::Tcp => boxed(tcp::mesh(slices, &config)?),
+        })
+    }
+
+    /// The endpoints of slices 0 and 1.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn pair(self) -> Result<[Box<dyn Transport>; 2]> {
+        self.mesh(2)?.try_into().ok().context("two endpoints")
     }
 }
 
-fn sockets() -> Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let near = TcpStream::connect(listener.local_addr()?)?;
-    Ok((near, listener.accept()?.0))
+fn boxed(mesh: Vec<impl Transport + 'static>) -> Vec<Box<dyn Transport>> {
+    mesh.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
 }

@@ -15,6 +15,7 @@ use crate::placement::Place;
 use crate::{image, placement};
 use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use dsm::GuestRam;
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use microguest::layout::{
@@ -111,6 +112,22 @@ impl MicroVm {
             vm.run(number, Job { kind: Kind::Nothing as u64, ..Job::default() })?;
         }
         Ok(vm)
+    }
+
+    /// A VM with so many pages of memory and no engine.
+    ///
+    /// # Errors
+    /// As for [`Self::new`], or there is no memory.
+    pub fn without_dsm(
+        image: &Path,
+        pages: u64,
+        places: &[Place],
+        guest_pages: GuestPages,
+    ) -> Result<Self> {
+        let first = SHARED / 4096;
+        let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..first + pages)))?);
+        let slots = ram.slots();
+        Self::new(image, &slots, ram, places, guest_pages)
     }
 
     /// Gives a vCPU a job without waiting for it.

@@ -9,7 +9,7 @@
 use crate::carrier::Carrier;
 use crate::placement::{Place, settle_as_engine};
 use crate::samples::Samples;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +51,13 @@ fn frame(message: &Message, body: bool) -> Vec<u8> {
     head
 }
 
+/// Copies the page of a frame, if it has one, once: as into guest memory.
+fn place(frame: &[u8], page: &mut [u8; PAGE_SIZE]) {
+    if let Some(body) = frame.get(HEAD_BYTES..).filter(|body| body.len() == PAGE_SIZE) {
+        page.copy_from_slice(body);
+    }
+}
+
 /// Times of `rounds` round trips, each a request and an answer with a page, or with none.
 ///
 /// # Errors
@@ -62,9 +69,7 @@ pub fn round_trips(
     waiting: Waiting,
     places: [Place; 2],
 ) -> Result<Samples> {
-    let mut mesh = carrier.mesh(2)?.into_iter();
-    let (mut asker, mut server) =
-        (mesh.next().context("an endpoint")?, mesh.next().context("an endpoint")?);
+    let [mut asker, mut server] = carrier.pair()?;
     let stop = AtomicBool::new(false);
     scope(|threads| {
         let stop = &stop;
@@ -111,7 +116,7 @@ fn serve(
 fn ask(asker: &mut dyn Transport, rounds: usize, waiting: Waiting) -> Result<Samples> {
     let request = frame(&Message::Get { gfn: Gfn(1), want: Access::Write, table: None }, false);
     let mut times = Vec::with_capacity(rounds);
-    let mut page = vec![0; PAGE_SIZE];
+    let mut page = [0; PAGE_SIZE];
     for _ in 0..rounds {
         let start = Instant::now();
         asker.send(SliceId(1), Class::Coherence, &request, &[])?;
@@ -122,12 +127,7 @@ fn ask(asker: &mut dyn Transport, rounds: usize, waiting: Waiting) -> Result<Sam
             asker.poll(16, &mut |event| {
                 if let Event::Frame { bytes, .. } = event {
                     answered = true;
-                    // Where a page belongs it is copied once, as into guest memory.
-                    if let Some(body) =
-                        bytes.get(HEAD_BYTES..).filter(|body| body.len() == PAGE_SIZE)
-                    {
-                        page.copy_from_slice(body);
-                    }
+                    place(bytes, &mut page);
                 }
             });
         }
@@ -142,9 +142,7 @@ fn ask(asker: &mut dyn Transport, rounds: usize, waiting: Waiting) -> Result<Sam
 /// # Errors
 /// The transport fails.
 pub fn stream(carrier: Carrier, pages: usize, places: [Place; 2]) -> Result<f64> {
-    let mut mesh = carrier.mesh(2)?.into_iter();
-    let (mut receiver, mut sender) =
-        (mesh.next().context("an endpoint")?, mesh.next().context("an endpoint")?);
+    let [mut receiver, mut sender] = carrier.pair()?;
     scope(|threads| {
         let sending = threads.spawn(move || {
             settle_as_engine(places[1]);
@@ -185,7 +183,7 @@ fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
 }
 
 fn take(receiver: &mut dyn Transport, pages: usize) -> Result<f64> {
-    let mut page = vec![0; PAGE_SIZE];
+    let mut page = [0; PAGE_SIZE];
     let mut taken = 0usize;
     let mut start = None;
     while taken < pages {
@@ -194,9 +192,7 @@ fn take(receiver: &mut dyn Transport, pages: usize) -> Result<f64> {
             if let Event::Frame { bytes, .. } = event {
                 start.get_or_insert_with(Instant::now);
                 taken += 1;
-                if let Some(body) = bytes.get(HEAD_BYTES..).filter(|body| body.len() == PAGE_SIZE) {
-                    page.copy_from_slice(body);
-                }
+                place(bytes, &mut page);
             }
         });
     }

@@ -21,6 +21,12 @@ pub struct Summary {
     pub p99: f64,
 }
 
+/// The median of figures in any order; 0 of none.
+#[must_use]
+pub fn median(figures: Vec<f64>) -> f64 {
+    Samples::new(figures).percentile(50)
+}
+
 impl Samples {
     /// From nanoseconds in any order.
     #[must_use]

@@ -110,9 +110,7 @@ impl Slice {
     pub fn report(&self) -> Result<Report> {
         self.handle.report(LIMIT).context("ask an engine for its report")
     }
-}
 
-impl Slice {
     /// From now on other slices may end.
     pub fn expect_end(&self) {
         self.over.0.store(true, Ordering::Relaxed);

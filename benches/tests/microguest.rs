@@ -4,12 +4,11 @@
 //! Skipped where /dev/kvm or userfaultfd cannot be used.
 #![expect(clippy::unwrap_used, reason = "a test fails like a test")]
 
-use dsm::{GuestRam, HoldPolicy};
+use dsm::HoldPolicy;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use tessera_benches::carrier::Carrier;
 use tessera_benches::cluster::{Cluster, Plan};
 use tessera_benches::local::Local;
@@ -18,7 +17,6 @@ use tessera_benches::paging::GuestPages;
 use tessera_benches::placement::Place;
 
 const ANYWHERE: &[Place] = &[Place::Anywhere];
-const FIRST: u64 = SHARED / 4096;
 
 type Test = (&'static str, fn(&Path));
 
@@ -73,9 +71,7 @@ fn plan(image: &Path, carrier: Carrier) -> Plan<'_> {
 
 fn jobs_of_a_guest_without_dsm(image: &Path) {
     for pages in [GuestPages::Small, GuestPages::Large] {
-        let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(FIRST..FIRST + 512))).unwrap());
-        let slots = ram.slots();
-        let vm = MicroVm::new(image, &slots, ram, &[Place::Anywhere; 2], pages).unwrap();
+        let vm = MicroVm::without_dsm(image, 512, &[Place::Anywhere; 2], pages).unwrap();
         let done = vm.run(1, job(Kind::Write)).unwrap();
         assert_eq!((done.job.count, done.job.taken, done.samples.len()), (64, 64, 64));
         let done = vm.run(0, job(Kind::Read)).unwrap();
@@ -86,9 +82,7 @@ fn jobs_of_a_guest_without_dsm(image: &Path) {
 }
 
 fn exception_is_told(image: &Path) {
-    let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(FIRST..FIRST + 512))).unwrap());
-    let slots = ram.slots();
-    let vm = MicroVm::new(image, &slots, ram, ANYWHERE, GuestPages::Small).unwrap();
+    let vm = MicroVm::without_dsm(image, 512, ANYWHERE, GuestPages::Small).unwrap();
     let error = vm.run(0, Job { memory: 0x20_0000_0000, ..job(Kind::Read) }).unwrap_err();
     assert!(error.to_string().contains("exception Some(14)"), "a page fault: {error}");
 }

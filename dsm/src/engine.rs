@@ -7,8 +7,8 @@
 //!
 //! A fenced engine answers nothing any more: a vCPU that waits for a page keeps waiting until the
 //! process ends. Going on could hand out stale memory.
-#![expect(unsafe_code, reason = "poll and thread scheduling")]
-// UNSAFETY: poll(2) takes an array of descriptors; the scheduler call takes a small structure.
+#![expect(unsafe_code, reason = "poll")]
+// UNSAFETY: poll(2) takes an array of descriptors.
 
 use crate::classify::{Classifier, PageClass};
 use crate::fault_log::FaultLog;

@@ -6,13 +6,13 @@
 //!   store to a read-only page -> protection lifted
 //! ```
 
+use crate::fault_queue::FaultQueue;
 use crate::ram::GuestRam;
 use crate::uffd::{Fault, Installed, Uffd, UffdError, Watch};
 use std::io::Error;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
-use vmm_sys_util::poll::PollContext;
 use wire::{Gfn, PAGE_SIZE};
 
 const PAGE: u64 = 4096;
@@ -38,9 +38,7 @@ pub enum LocalPagerError {
 #[derive(Debug)]
 pub struct LocalPager {
     ram: Arc<GuestRam>,
-    uffd: Uffd,
-    poll: PollContext<()>,
-    faults: Vec<Fault>,
+    queue: FaultQueue,
     /// What every absent page holds.
     contents: [u8; PAGE_SIZE],
     /// Faults answered.
@@ -58,10 +56,8 @@ impl LocalPager {
             let start = u64::try_from(host).expect("an address fits u64");
             uffd.register(start, bytes, Watch::Everything)?;
         }
-        let wait = |error: vmm_sys_util::errno::Error| LocalPagerError::Wait(error.into());
-        let poll = PollContext::new().map_err(wait)?;
-        poll.add(&uffd, ()).map_err(wait)?;
-        Ok(Self { ram, uffd, poll, faults: Vec::new(), contents: [7; PAGE_SIZE], answered: 0 })
+        let queue = FaultQueue::new(uffd).map_err(LocalPagerError::Wait)?;
+        Ok(Self { ram, queue, contents: [7; PAGE_SIZE], answered: 0 })
     }
 
     /// Waits for faults, `limit` at most, and answers them.
@@ -69,16 +65,9 @@ impl LocalPager {
     /// # Errors
     /// The userfaultfd fails.
     pub fn serve(&mut self, limit: Duration) -> Result<(), LocalPagerError> {
-        let ready = self.poll.wait_timeout(limit);
-        ready.map_err(|error| LocalPagerError::Wait(error.into()))?;
-        let mut faults = std::mem::take(&mut self.faults);
-        faults.clear();
-        self.uffd.read(&mut faults).map_err(LocalPagerError::Wait)?;
-        for fault in &faults {
-            self.answer(fault)?;
-        }
-        self.answered += u64::try_from(faults.len()).unwrap_or(0);
-        self.faults = faults;
+        self.queue.wait(limit).map_err(LocalPagerError::Wait)?;
+        self.queue.faults.iter().try_for_each(|fault| self.answer(fault))?;
+        self.answered += u64::try_from(self.queue.faults.len()).unwrap_or(0);
         Ok(())
     }
 
@@ -87,9 +76,9 @@ impl LocalPager {
         let start = fault.address & !(PAGE - 1);
         let Some(gfn) = self.ram.frame_at(fault.address) else { return Err(strange) };
         self.ram.write(gfn, 0, &self.contents);
-        match self.uffd.install(start, PAGE, fault.write)? {
+        match self.queue.uffd.install(start, PAGE, fault.write)? {
             Installed::Done => Ok(()),
-            Installed::Mapped => Ok(self.uffd.protect(start, PAGE, !fault.write)?),
+            Installed::Mapped => Ok(self.queue.uffd.protect(start, PAGE, !fault.write)?),
             Installed::Absent => Err(strange),
         }
     }
@@ -102,7 +91,7 @@ impl LocalPager {
         for gfn in (first.0..first.0 + pages).map(Gfn) {
             if readable {
                 let start = self.ram.guest_address(gfn).ok_or(LocalPagerError::Strange(gfn.0))?;
-                self.uffd.protect(start, PAGE, true)?;
+                self.queue.uffd.protect(start, PAGE, true)?;
             } else {
                 self.ram.zap(gfn).map_err(LocalPagerError::Zap)?;
             }

@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Runs this thread before the vCPUs that wait for it, where that is permitted. A handler that
 /// waits behind spinning vCPUs makes every fault cost a time slice.
-pub(crate) fn prefer_this_thread() {
+pub fn prefer_this_thread() {
     let param = libc::sched_param { sched_priority: 10 };
     // SAFETY: 0 is this thread; the structure is valid. Refusal leaves the ordinary scheduler.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) };
@@ -24,13 +24,16 @@ pub(crate) fn prefer_this_thread() {
     }
 }
 
-/// Moves this thread to a core, where that exists.
-pub(crate) fn settle(core: Option<usize>) {
-    let Some(core) = core.filter(|core| *core < CpuSet::MAX_CPU) else { return };
+/// Moves this thread to a core; where that does not exist it stays where it is.
+pub fn settle(core: Option<usize>) {
+    let Some(core) = core else { return };
     let mut set = CpuSet::new();
-    set.set(core);
+    if core < CpuSet::MAX_CPU {
+        set.set(core);
+    }
+    // The kernel refuses a set without any core that there is.
     if let Err(error) = sched_setaffinity(None, &set) {
-        tracing::warn!(core, %error, "the memory engine cannot run on the core it was given");
+        tracing::warn!(core, %error, "a thread cannot run on the core it was given");
     }
 }
 

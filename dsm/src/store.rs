@@ -182,10 +182,10 @@ impl Store {
             let whole = run.pages > 1
                 && self.is_watched(run)
                 && self.uffd.install(start, bytes, run.writable)? == Installed::Done;
-            let pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
+            let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
             let access = if run.writable { Access::Write } else { Access::Read };
             if !whole {
-                pages.into_iter().try_for_each(|gfn| self.map_now(gfn, access))?;
+                pages.try_for_each(|gfn| self.map_now(gfn, access))?;
             } else if !run.writable {
                 self.readable.extend(pages);
             }

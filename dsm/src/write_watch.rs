@@ -5,12 +5,12 @@
 //! for longer than the watcher lives. Accesses that the processor makes by itself (page walks) are
 //! seen as well: that is what this is for.
 
+use crate::fault_queue::FaultQueue;
 use crate::ram::GuestRam;
-use crate::uffd::{Fault, Uffd, UffdError, Watch};
+use crate::uffd::{Uffd, UffdError, Watch};
 use std::io::Error;
 use std::time::Duration;
 use thiserror::Error;
-use vmm_sys_util::poll::PollContext;
 use wire::{Gfn, PAGE_SIZE};
 
 const PAGE: u64 = 4096;
@@ -39,9 +39,7 @@ pub enum WriteWatchError {
 #[derive(Debug)]
 pub struct WriteWatch<'a> {
     ram: &'a GuestRam,
-    uffd: Uffd,
-    poll: PollContext<()>,
-    faults: Vec<Fault>,
+    queue: FaultQueue,
 }
 
 impl<'a> WriteWatch<'a> {
@@ -60,10 +58,7 @@ impl<'a> WriteWatch<'a> {
             uffd.register(start, bytes, Watch::Writes)?;
             uffd.protect(start, bytes, true)?;
         }
-        let wait = |error: vmm_sys_util::errno::Error| WriteWatchError::Wait(error.into());
-        let poll = PollContext::new().map_err(wait)?;
-        poll.add(&uffd, ()).map_err(wait)?;
-        Ok(Self { ram, uffd, poll, faults: Vec::new() })
+        Ok(Self { ram, queue: FaultQueue::new(uffd).map_err(WriteWatchError::Wait)? })
     }
 
     /// Waits for writes, `limit` at most, and lets them happen. The frames that were written to
@@ -72,13 +67,11 @@ impl<'a> WriteWatch<'a> {
     /// # Errors
     /// The userfaultfd fails.
     pub fn take(&mut self, limit: Duration) -> Result<Vec<Gfn>, WriteWatchError> {
-        let ready = self.poll.wait_timeout(limit);
-        ready.map_err(|error| WriteWatchError::Wait(error.into()))?;
-        self.faults.clear();
-        self.uffd.read(&mut self.faults).map_err(WriteWatchError::Wait)?;
-        let mut written = Vec::with_capacity(self.faults.len());
-        for fault in &self.faults {
-            self.uffd.protect(fault.address & !(PAGE - 1), PAGE, false)?;
+        self.queue.wait(limit).map_err(WriteWatchError::Wait)?;
+        let FaultQueue { uffd, faults, .. } = &self.queue;
+        let mut written = Vec::with_capacity(faults.len());
+        for fault in faults {
+            uffd.protect(fault.address & !(PAGE - 1), PAGE, false)?;
             written.extend(self.ram.frame_at(fault.address));
         }
         Ok(written)

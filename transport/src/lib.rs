@@ -25,7 +25,7 @@ mod seam;
 mod secret;
 pub mod shm;
 mod sys;
-mod tcp;
+pub mod tcp;
 
 pub use clock::ClockEstimate;
 pub use config::{Config, ConfigError};

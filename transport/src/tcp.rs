@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::seam::{Class, Event, SendError, Transport};
 use crate::sys::borrow;
 use std::io::{self, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
@@ -111,6 +111,31 @@ impl TcpTransport {
         }
         Ok(Self { engine: Engine::new(local, carriers, config)? })
     }
+}
+
+/// Slices `0..n` in this process, each connected to each other one over the loopback device, without
+/// any handshake.
+///
+/// # Errors
+/// The configuration is not usable, or the operating system refuses sockets.
+pub fn mesh(n: u16, config: &Config) -> io::Result<Vec<TcpTransport>> {
+    let mut peers: Vec<Vec<(SliceId, [TcpStream; 3])>> = (0..n).map(|_| Vec::new()).collect();
+    for low in 0..n {
+        for high in low + 1..n {
+            let ((a, d), (b, e), (c, f)) = (loopback()?, loopback()?, loopback()?);
+            peers[usize::from(low)].push((SliceId(high), [a, b, c]));
+            peers[usize::from(high)].push((SliceId(low), [d, e, f]));
+        }
+    }
+    let build = |(slice, peers)| TcpTransport::from_streams(slice, peers, config.clone());
+    (0..n).map(SliceId).zip(peers).map(build).collect()
+}
+
+/// A connected pair of sockets.
+fn loopback() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let caller = TcpStream::connect(listener.local_addr()?)?;
+    Ok((caller, listener.accept()?.0))
 }
 
 impl Transport for TcpTransport {

@@ -1,10 +1,10 @@
 //! One contract, two carriers: every test here runs over TCP and over shared memory.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
+use tessera_transport::tcp::mesh as tcp_mesh;
 use tessera_transport::{
     Class, Config, Event, FRAME_BYTES_MAX, SendError, ShmTransport, TcpTransport, Transport, shm,
 };
@@ -26,32 +26,11 @@ trait Backend {
 struct Tcp;
 struct Shm;
 
-/// A connected pair of sockets on the loopback.
-fn sockets() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (caller, listener.accept().unwrap().0)
-}
-
-fn triple() -> ([TcpStream; 3], [TcpStream; 3]) {
-    let [(a, d), (b, e), (c, f)] = [sockets(), sockets(), sockets()];
-    ([a, b, c], [d, e, f])
-}
-
 impl Backend for Tcp {
     type Carrier = TcpTransport;
 
     fn mesh(n: u16, config: &Config) -> Vec<TcpTransport> {
-        let mut peers: Vec<Vec<(SliceId, [TcpStream; 3])>> = (0..n).map(|_| Vec::new()).collect();
-        for low in 0..n {
-            for high in low + 1..n {
-                let (near, far) = triple();
-                peers[usize::from(low)].push((SliceId(high), near));
-                peers[usize::from(high)].push((SliceId(low), far));
-            }
-        }
-        let build = |(slice, peers)| TcpTransport::from_streams(slice, peers, config.clone());
-        (0..n).map(SliceId).zip(peers).map(|pair| build(pair).unwrap()).collect()
+        tcp_mesh(n, config).unwrap()
     }
 }
 

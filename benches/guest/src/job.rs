@@ -1,6 +1,6 @@
 //! The order and its result, in memory that the guest and the benchmark program share.
 
-use core::arch::x86_64::{__cpuid, _rdtsc};
+use core::arch::x86_64::_rdtsc;
 use core::ptr::with_exposed_provenance_mut;
 use core::slice;
 use core::sync::atomic::AtomicU64;
@@ -205,10 +205,4 @@ impl Memory {
 pub fn now() -> u64 {
     // SAFETY: user code may read the counter; CR4.TSD is never set.
     unsafe { _rdtsc() }
-}
-
-/// A processor without this has no time-stamp counter.
-#[must_use]
-pub fn has_counter() -> bool {
-    __cpuid(1).edx & 0x10 != 0
 }

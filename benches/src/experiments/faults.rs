@@ -1,17 +1,15 @@
 //! A remote fault against its floor: a fault of the same kind answered on the spot, and the frames of
 //! a transfer without any guest. All figures of one run, taken in turns.
 
-use super::{Setting, cycles_per_ns};
+use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::Cluster;
 use crate::local::Local;
 use crate::microvm::MicroVm;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
-use crate::placement::Place;
 use crate::raw::{Waiting, round_trips};
 use crate::samples::Samples;
 use anyhow::{Result, ensure};
-use dsm::HoldPolicy;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 
@@ -20,8 +18,6 @@ const PAGES: u64 = 1024;
 const CHUNK: u64 = 512;
 /// A remote fault may take so many times the sum of its floors.
 const BOUND: f64 = 1.25;
-/// The slices' cores: with two, each slice has its own.
-const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -99,14 +95,7 @@ fn row(name: String, samples: &Samples) -> Row {
 fn measure(setting: Setting<'_>, carrier: Carrier, fault: Fault) -> Result<[Samples; 4]> {
     let rounds: u64 = if setting.quick { 2 } else { 8 };
     let per_ns = cycles_per_ns();
-    let mut cluster = Cluster::new(&Plan {
-        image: setting.image,
-        carrier,
-        homes: &[CHUNK, rounds * PAGES],
-        places: &[&CORES[..1], &CORES[1..]],
-        engines: &CORES,
-        hold: HoldPolicy::default(),
-    })?;
+    let mut cluster = Cluster::new(&setting.two_slices(carrier, &[CHUNK, rounds * PAGES]))?;
     let local = Local::new(setting.image, PAGES, CORES[0], CORES[0])?;
     let mut all = <[Samples; 4]>::default();
     for round in 0..rounds {

@@ -7,9 +7,14 @@ pub mod sharing;
 pub mod solo;
 pub mod writes;
 
+use crate::carrier::Carrier;
+use crate::cluster::Plan;
 use crate::outcome::Outcome;
+use crate::placement::Place;
 use anyhow::{Result, bail};
+use dsm::HoldPolicy;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What all experiments are told.
@@ -21,28 +26,57 @@ pub struct Setting<'a> {
     pub quick: bool,
 }
 
-/// Names of the experiments.
-pub const NAMES: [&str; 6] = ["faults", "sharing", "writes", "scan", "solo", "npb"];
+type Experiment = fn(Setting<'_>) -> Result<Outcome>;
+
+/// The experiments by name.
+const EXPERIMENTS: [(&str, Experiment); 6] = [
+    ("faults", faults::run),
+    ("sharing", sharing::run),
+    ("writes", writes::run),
+    ("scan", scan::run),
+    ("solo", solo::run),
+    ("npb", npb::run),
+];
 
 /// Runs one.
 ///
 /// # Errors
 /// No such experiment, or it cannot be made on this machine.
 pub fn run(name: &str, setting: Setting<'_>) -> Result<Outcome> {
-    match name {
-        "faults" => faults::run(setting),
-        "sharing" => sharing::run(setting),
-        "writes" => writes::run(setting),
-        "npb" => npb::run(setting),
-        "scan" => scan::run(setting),
-        "solo" => solo::run(setting),
-        _ => bail!("no experiment {name:?}; there are: {}", NAMES.join(", ")),
+    let Some((_, experiment)) = EXPERIMENTS.iter().find(|(known, _)| *known == name) else {
+        bail!(
+            "no experiment {name:?}; there are: {}",
+            EXPERIMENTS.map(|(name, _)| name).join(", ")
+        );
+    };
+    experiment(setting)
+}
+
+/// Cores of slices 0 and 1.
+const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
+
+impl<'a> Setting<'a> {
+    /// A plan of two slices with a vCPU and a core each, the engine beside its vCPU, and pages by home.
+    fn two_slices(self, carrier: Carrier, homes: &'a [u64; 2]) -> Plan<'a> {
+        Plan {
+            image: self.image,
+            carrier,
+            homes,
+            places: &[&[CORES[0]], &[CORES[1]]],
+            engines: &CORES,
+            hold: HoldPolicy::default(),
+        }
     }
 }
 
-/// Cycles of the time-stamp counter in a nanosecond.
+/// Cycles of the time-stamp counter in a nanosecond. Measured once.
 #[must_use]
 pub fn cycles_per_ns() -> f64 {
+    static RATE: OnceLock<f64> = OnceLock::new();
+    *RATE.get_or_init(measure_cycles_per_ns)
+}
+
+fn measure_cycles_per_ns() -> f64 {
     let (start, first) = (Instant::now(), microguest::job::now());
     while start.elapsed() < Duration::from_millis(50) {
         std::hint::spin_loop();

@@ -1,23 +1,19 @@
 //! What a second slice buys: two serial NAS kernels on a vCPU each, over two slices with a core each,
 //! against the same two vCPUs overcommitted on one core of one host.
 
-use super::Setting;
+use super::{CORES, Setting};
 use crate::carrier::Carrier;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::Cluster;
 use crate::microvm::MicroVm;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::paging::GuestPages;
-use crate::placement::Place;
-use crate::samples::Samples;
+use crate::samples::median;
 use anyhow::{Result, ensure};
-use dsm::{GuestRam, HoldPolicy};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
-use std::sync::Arc;
 
 /// 16 MiB for each vCPU, in its own slice.
 const PAGES: u64 = 4096;
-const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
 
 /// Name, order, and how much faster two slices must be.
 fn kernels(quick: bool) -> [(&'static str, Job, f64); 2] {
@@ -37,18 +33,9 @@ fn for_vcpu(job: Job, number: u64) -> Job {
 /// This machine has no KVM or userfaultfd, or a guest failed.
 pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let rounds = if setting.quick { 2 } else { 7 };
-    let mut cluster = Cluster::new(&Plan {
-        image: setting.image,
-        carrier: Carrier::Shm,
-        homes: &[PAGES, PAGES],
-        places: &[&CORES[..1], &CORES[1..]],
-        engines: &CORES,
-        hold: HoldPolicy::default(),
-    })?;
-    let first = SHARED / 4096;
-    let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..first + 2 * PAGES)))?);
-    let (slots, places) = (ram.slots(), [Place::Core(0); 2]);
-    let one_core = MicroVm::new(setting.image, &slots, ram, &places, GuestPages::Small)?;
+    let mut cluster = Cluster::new(&setting.two_slices(Carrier::Shm, &[PAGES, PAGES]))?;
+    let (image, places) = (setting.image, [CORES[0]; 2]);
+    let one_core = MicroVm::without_dsm(image, 2 * PAGES, &places, GuestPages::Small)?;
     let mut conditions = Conditions::now();
     conditions.notes.push(format!("medians of {rounds} runs in turns; time of the slower vCPU"));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
@@ -64,8 +51,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             }
             slices.push(slower([cluster.wait(0, 0)?.job, cluster.wait(1, 0)?.job])?);
         }
-        let [slices, overcommitted] =
-            [slices, overcommitted].map(|times| Samples::new(times).percentile(50));
+        let [slices, overcommitted] = [slices, overcommitted].map(median);
         for (what, time) in [("two slices", slices), ("one core", overcommitted)] {
             let figures = vec![("ms".to_owned(), time)];
             rows.push(Row { name: format!("{name}, {what}"), figures });

@@ -1,21 +1,18 @@
 //! Reading memory that is homed on another slice: in order against a raw stream over the same
 //! transport, and scattered.
 
-use super::{Setting, cycles_per_ns};
+use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::Cluster;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
-use crate::placement::Place;
 use crate::raw::stream;
-use crate::samples::Samples;
+use crate::samples::median;
 use anyhow::{Result, ensure};
-use dsm::HoldPolicy;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 
 /// Share of the raw stream's bandwidth that reading in order must reach.
 const BOUND: f64 = 0.8;
-const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
 const PAGE: f64 = 4096.0;
 
 /// Runs the experiment.
@@ -53,14 +50,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> R
         raw.push(stream(carrier, usize::try_from(pages)?, CORES)?);
         for (stride, found) in [(1, &mut ordered), (0, &mut scattered)] {
             // A slice learns its habits: each reading has slices of its own.
-            let mut cluster = Cluster::new(&Plan {
-                image: setting.image,
-                carrier,
-                homes: &[512, pages],
-                places: &[&CORES[..1], &CORES[1..]],
-                engines: &CORES,
-                hold: HoldPolicy::default(),
-            })?;
+            let mut cluster = Cluster::new(&setting.two_slices(carrier, &[512, pages]))?;
             let job = Job {
                 kind: Kind::Scan as u64,
                 memory: SHARED + 512 * 4096,
@@ -77,5 +67,5 @@ fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> R
             found.push(bytes / (cycles / per_ns) * 1000.0);
         }
     }
-    Ok([raw, ordered, scattered].map(|found| Samples::new(found).percentile(50)))
+    Ok([raw, ordered, scattered].map(median))
 }

@@ -8,8 +8,7 @@ use super::Setting;
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::outcome::{Bar, Conditions, Outcome, Row};
-use crate::placement::Place;
-use crate::samples::Samples;
+use crate::samples::median;
 use anyhow::{Context, Result};
 use dsm::HoldPolicy;
 use microguest::layout::SHARED;
@@ -17,7 +16,6 @@ use microguest::{Job, Kind};
 
 /// Share of the serial limit that must be reached with two slices.
 const BOUND: f64 = 0.95;
-const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
 
 /// How the slices' writers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +73,8 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     for carrier in [Carrier::Shm, Carrier::Tcp] {
         let windows = [("window on", HoldPolicy::default()), ("window off", HoldPolicy::NONE)];
         for (window, hold) in windows {
-            let mut cluster = two_slices(setting, carrier, hold)?;
+            let plan = Plan { hold, ..setting.two_slices(carrier, &[512, 512]) };
+            let mut cluster = Cluster::new(&plan)?;
             for sharing in Sharing::ALL {
                 let found = measure(&mut cluster, sharing, rounds, cycles)?;
                 let name = format!("{} {}, {window}", carrier.name(), sharing.name());
@@ -89,17 +88,6 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     }
     let shown = "progress / serial".into();
     Ok(Outcome { name: "sharing".into(), conditions, rows, bars, shown })
-}
-
-fn two_slices(setting: Setting<'_>, carrier: Carrier, hold: HoldPolicy) -> Result<Cluster> {
-    Cluster::new(&Plan {
-        image: setting.image,
-        carrier,
-        homes: &[512, 512],
-        places: &[&CORES[..1], &CORES[1..]],
-        engines: &CORES,
-        hold,
-    })
 }
 
 struct Found {
@@ -138,7 +126,6 @@ fn measure(cluster: &mut Cluster, sharing: Sharing, rounds: u32, cycles: u64) ->
             losses.push(idle as f64 / (2 * cycles) as f64);
         }
     }
-    let median = |found| Samples::new(found).percentile(50);
     Ok(Found { ratio: median(ratios), moves_a_second: median(moves), lost: median(losses) })
 }
 

@@ -1,25 +1,24 @@
 //! What a VM on one slice pays for the memory engine: nothing asked for by other slices, and a second
 //! slice that only listens. Against the same guest on the same memory without any engine.
 
-use super::{Setting, cycles_per_ns};
+use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::microvm::MicroVm;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::paging::GuestPages;
 use crate::placement::Place;
-use crate::samples::Samples;
+use crate::samples::median;
 use anyhow::Result;
-use dsm::{GuestRam, HoldPolicy};
+use dsm::HoldPolicy;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
-use std::sync::Arc;
 
 /// 64 MiB: more than the caches hold.
 const PAGES: u64 = 1 << 14;
 /// The engine's memory may cost so much time more.
 const BOUND: f64 = 1.02;
-const CORE: Place = Place::Core(0);
+const CORE: Place = CORES[0];
 
 fn job(kind: Kind) -> Job {
     Job { kind: kind as u64, memory: SHARED, pages: PAGES, rounds: 4, ..Job::default() }
@@ -50,10 +49,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         engines: &[],
         hold: HoldPolicy::default(),
     })?;
-    let first = SHARED / 4096;
-    let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..first + PAGES)))?);
-    let slots = ram.slots();
-    let plain = MicroVm::new(setting.image, &slots, ram, &[CORE], GuestPages::Small)?;
+    let plain = MicroVm::without_dsm(setting.image, PAGES, &[CORE], GuestPages::Small)?;
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
         "{} MiB in a memfd with pages of 4 KiB (shmem_enabled: {}); medians of {rounds} runs in turns",
@@ -70,7 +66,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             without.push(per_access(&plain.run(0, job)?.job));
             with.push(per_access(&cluster.run(0, 0, job)?.job));
         }
-        let [with, without] = [with, without].map(|times| Samples::new(times).percentile(50));
+        let [with, without] = [with, without].map(median);
         for (what, time) in [("no DSM", without), ("one slice", with)] {
             let figures = vec![("ns per access".to_owned(), time)];
             rows.push(Row { name: format!("{name}, {what}"), figures });

@@ -4,20 +4,18 @@
 //! The serial limit is one core's work. With every vCPU on a page of its own two cores work; with all
 //! on one page one slice works at a time.
 
-use super::{Setting, cycles_per_ns};
+use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::placement::Place;
-use crate::samples::Samples;
+use crate::samples::median;
 use anyhow::Result;
-use dsm::HoldPolicy;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 
 /// Share of the serial limit that must be reached.
 const BOUND: f64 = 0.95;
-const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
 const PAIRS: [[Place; 2]; 2] = [[CORES[0]; 2], [CORES[1]; 2]];
 /// Pages of the four vCPUs: two of slice 0, two of slice 1.
 const PATTERNS: [(&str, [u64; 4]); 4] = [
@@ -38,14 +36,8 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         "two slices with two vCPUs and a core each, shm, {cycles} cycles a run; medians of {rounds} \
          runs in turns; serial limit: one vCPU alone"
     ));
-    let mut cluster = Cluster::new(&Plan {
-        image: setting.image,
-        carrier: Carrier::Shm,
-        homes: &[512, 512],
-        places: &[&PAIRS[0], &PAIRS[1]],
-        engines: &CORES,
-        hold: HoldPolicy::default(),
-    })?;
+    let plan = setting.two_slices(Carrier::Shm, &[512, 512]);
+    let mut cluster = Cluster::new(&Plan { places: &[&PAIRS[0], &PAIRS[1]], ..plan })?;
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (name, pages) in PATTERNS {
         let (mut ratios, mut millions) = (Vec::new(), Vec::new());
@@ -58,7 +50,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             ratios.push(count / alone);
             millions.push(count / ns * 1000.0);
         }
-        let [ratio, speed] = [ratios, millions].map(|found| Samples::new(found).percentile(50));
+        let [ratio, speed] = [ratios, millions].map(median);
         let figures =
             vec![("writes / serial".to_owned(), ratio), ("million writes/s".to_owned(), speed)];
         rows.push(Row { name: name.to_owned(), figures });
