@@ -18,7 +18,7 @@ fn codec(criterion: &mut Criterion) {
         ("get", Message::Get { gfn, want: Access::Write, table: None }, vec![]),
         (
             "page",
-            Message::Data { gfn, access: Access::Write, acks: 0, table: None },
+            Message::Data { gfn, access: Access::Write, acks: 0, held_us: 0, table: None },
             vec![7; PAGE_SIZE],
         ),
         ("diff of 8", Message::Diff { flush: 1, entries: (0..8).map(entry).collect() }, vec![]),

@@ -96,7 +96,7 @@ fn serve(
 ) -> Result<()> {
     let gfn = Gfn(1);
     let answer = if page {
-        frame(&Message::Data { gfn, access: Access::Write, acks: 0, table: None }, true)
+        frame(&Message::Data { gfn, access: Access::Write, acks: 0, held_us: 0, table: None }, true)
     } else {
         frame(&Message::Grant { gfn, acks: 0, table: None }, false)
     };
@@ -160,7 +160,8 @@ pub fn stream(carrier: Carrier, pages: usize, places: [Place; 2]) -> Result<f64>
 }
 
 fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
-    let message = Message::Data { gfn: Gfn(1), access: Access::Read, acks: 0, table: None };
+    let message =
+        Message::Data { gfn: Gfn(1), access: Access::Read, acks: 0, held_us: 0, table: None };
     let (head, contents) = (frame(&message, true), [7u8; PAGE_SIZE]);
     for _ in 0..pages {
         loop {

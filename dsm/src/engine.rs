@@ -17,10 +17,10 @@ use crate::ram::GuestRam;
 use crate::report::{FaultCounts, Report};
 use crate::schedule;
 use crate::store::Store;
-use crate::streams::Streams;
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
+use dsm_protocol::foresight::{Streams, Window};
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Error;
@@ -277,17 +277,14 @@ impl Engine {
         poll(fds, due).map_err(EngineError::Wait)
     }
 
-    /// How long to look for an answer before sleeping: as long as a vCPU waits for it anyway, and for
-    /// a moment while another slice's does.
+    /// How long to look for an answer before sleeping: as long as a vCPU waits for it anyway.
     fn spin_limit(&mut self) -> Duration {
         let node = &self.node;
         self.demanded.retain(|gfn| node.is_waiting(*gfn));
-        let limit = schedule::spin_limit(Duration::from_nanos(node.mean_fault_ns()));
-        match (self.demanded.is_empty(), node.is_serving()) {
-            (false, _) => limit,
-            (true, true) => limit / 4,
-            (true, false) => Duration::ZERO,
+        if self.demanded.is_empty() {
+            return Duration::ZERO;
         }
+        schedule::spin_limit(Duration::from_nanos(node.mean_transfer_ns()))
     }
 
     fn take_faults(&mut self) -> Result<(), EngineError> {
@@ -369,19 +366,14 @@ impl Engine {
     /// Asks for the pages that will be touched next. Their requests go out with this one's.
     fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
         let Some(window) = self.streams.fault(gfn, want) else { return Ok(()) };
-        let home = self.node.home(window.first);
-        for next in window.first.0..window.first.0 + window.pages {
-            let gfn = Gfn(next);
-            if self.node.home(gfn) != home {
-                break;
-            }
-            if self.node.is_waiting(gfn) {
-                continue;
-            }
-            self.step(Input::Prefetch { gfn, want: window.want })?;
-            if self.node.is_waiting(gfn) {
-                self.store.ahead.expect(gfn, gfn == window.first);
-            }
+        let Window { first, pages, want } = window;
+        let pages: Vec<Gfn> = (first.0..first.0 + u64::from(pages))
+            .map(Gfn)
+            .filter(|gfn| !self.node.is_waiting(*gfn))
+            .collect();
+        self.step(Input::Prefetch { gfn: first, pages: window.pages, want })?;
+        for gfn in pages.into_iter().filter(|gfn| self.node.is_waiting(*gfn)) {
+            self.store.ahead.expect(gfn, gfn == first);
         }
         Ok(())
     }
@@ -649,13 +641,10 @@ fn take_message(
     bytes: &[u8],
     effects: &mut Vec<Effect>,
 ) -> Result<(), EngineError> {
-    let (epoch, mut message, body) =
+    let (epoch, message, body) =
         Message::decode(bytes).map_err(|source| EngineError::Garbage { from, source })?;
-    match &mut message {
-        Message::Root { vcpu, gfn } => classifier.set_root(*vcpu, *gfn),
-        // First touch is exclusive: nobody has written there, so nobody else reads there soon.
-        Message::Get { gfn, want, .. } if store.ram.is_hole(*gfn) => *want = Access::Write,
-        _ => {}
+    if let Message::Root { vcpu, gfn } = &message {
+        classifier.set_root(*vcpu, *gfn);
     }
     let input = Input::Message { from, epoch, message };
     node.step(now, input, &mut store.with_body(body), effects)?;

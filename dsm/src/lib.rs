@@ -19,7 +19,7 @@ mod classify;
 mod engine;
 mod fault_log;
 mod fault_queue;
-mod habits;
+
 mod handle;
 mod local_pager;
 mod page_set;
@@ -27,7 +27,8 @@ mod ram;
 mod report;
 pub mod schedule;
 mod store;
-mod streams;
+
+mod takings;
 mod uffd;
 mod workers;
 mod write_watch;

@@ -93,7 +93,7 @@ impl LocalPager {
                 let start = self.ram.guest_address(gfn).ok_or(LocalPagerError::Strange(gfn.0))?;
                 self.queue.uffd.protect(start, PAGE, true)?;
             } else {
-                self.ram.zap(gfn).map_err(LocalPagerError::Zap)?;
+                self.ram.zap(gfn, 1).map_err(LocalPagerError::Zap)?;
             }
         }
         Ok(())

@@ -193,12 +193,14 @@ impl GuestRam {
         unsafe { ptr::write_bytes(self.alias_page(gfn), 0, PAGE_SIZE) };
     }
 
-    /// Removes the guest's mapping of a page; the data stays in the file.
-    pub(crate) fn zap(&self, gfn: Gfn) -> Result<(), Error> {
+    /// Removes the guest's mapping of pages; the data stays in the file.
+    pub(crate) fn zap(&self, gfn: Gfn, pages: u64) -> Result<(), Error> {
         let offset = self.offset(gfn).expect("a checked frame");
         let start = ptr::with_exposed_provenance_mut(self.guest + offset);
-        // SAFETY: one page of the guest mapping; the file keeps its contents.
-        let result = unsafe { libc::madvise(start, PAGE_SIZE, libc::MADV_DONTNEED) };
+        let bytes = usize::try_from(pages).map_or(self.bytes, |pages| pages * PAGE_SIZE);
+        let bytes = bytes.min(self.bytes - offset);
+        // SAFETY: pages of the guest mapping; the file keeps their contents.
+        let result = unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
     }
 

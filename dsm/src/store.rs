@@ -6,11 +6,12 @@
 use crate::ahead::{Ahead, Run};
 use crate::asked::Asked;
 use crate::engine::EngineError;
-use crate::habits::Habits;
 use crate::page_set::PageSet;
 use crate::ram::GuestRam;
+use crate::takings::{Taken, Taking, Takings};
 use crate::uffd::{Installed, Uffd, Watch};
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
+use dsm_protocol::foresight::Habits;
 use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -49,6 +50,8 @@ pub(crate) struct Store {
     pub(crate) ahead: Ahead,
     /// What this slice did with pages that came.
     pub(crate) habits: Habits,
+    /// Access that the step in hand has taken away.
+    takings: Takings,
     failure: Option<EngineError>,
 }
 
@@ -78,6 +81,7 @@ impl Store {
             asked: Asked::default(),
             ahead: Ahead::default(),
             habits: Habits::default(),
+            takings: Takings::default(),
             failure: None,
         })
     }
@@ -156,12 +160,49 @@ impl Store {
         }
     }
 
+    /// Carries out what was put off.
+    fn take_away(&mut self) -> Result<(), EngineError> {
+        if self.takings.is_empty() {
+            return Ok(());
+        }
+        let runs = self.takings.take();
+        for run in &runs {
+            for gfn in run.iter() {
+                self.watch(gfn);
+                self.ram.back(gfn);
+            }
+            self.take_run(*run)?;
+            run.iter().for_each(|gfn| self.goes(gfn));
+        }
+        self.takings.recycle(runs);
+        Ok(())
+    }
+
+    /// Frames that follow one another may lie in different blocks of memory: then one by one.
+    fn take_run(&self, run: Taken) -> Result<(), EngineError> {
+        let last = Gfn(run.first.0 + run.pages - 1);
+        let (start, bytes) = (self.address(run.first), run.pages * PAGE);
+        if self.address(last) != start + bytes - PAGE {
+            return run
+                .iter()
+                .try_for_each(|gfn| self.take_run(Taken { first: gfn, pages: 1, what: run.what }));
+        }
+        match run.what {
+            Taking::Write => Ok(self.uffd.protect(start, bytes, true)?),
+            Taking::All => {
+                let zapped = self.ram.zap(run.first, run.pages);
+                zapped.map_err(|source| EngineError::Zap { gfn: run.first, source })
+            }
+        }
+    }
+
     /// The page can no longer be written through the guest's mapping.
     fn goes(&mut self, gfn: Gfn) {
         self.habits.goes(gfn, || hash(&self.ram, gfn));
     }
 
     fn try_map(&mut self, gfn: Gfn, access: Access) -> Result<(), EngineError> {
+        self.take_away()?;
         match access {
             Access::Write => {
                 self.answer(gfn)?;
@@ -259,23 +300,27 @@ impl PageStore for StepStore<'_> {
 
     fn protect(&mut self, gfn: Gfn) {
         self.store.before_recall(gfn);
-        self.store.watch(gfn);
-        self.store.ram.back(gfn);
-        let address = self.store.address(gfn);
         self.store.readable.insert(gfn);
-        let result = self.store.uffd.protect(address, PAGE, true).map_err(EngineError::from);
-        self.store.note(result);
-        self.store.goes(gfn);
+        self.store.takings.push(gfn, Taking::Write);
     }
 
     fn unmap(&mut self, gfn: Gfn) {
         self.store.before_recall(gfn);
-        self.store.watch(gfn);
-        self.store.ram.back(gfn);
         self.store.readable.remove(gfn);
-        let result = self.store.ram.zap(gfn).map_err(|source| EngineError::Zap { gfn, source });
+        self.store.takings.push(gfn, Taking::All);
+    }
+
+    fn settle(&mut self) {
+        let result = self.store.take_away();
         self.store.note(result);
-        self.store.goes(gfn);
+    }
+
+    fn fingerprint(&self, gfn: Gfn) -> u64 {
+        hash(&self.store.ram, gfn)
+    }
+
+    fn is_untouched(&self, gfn: Gfn) -> bool {
+        self.store.ram.is_hole(gfn)
     }
 
     fn snapshot(&mut self, gfn: Gfn, table: Table) {

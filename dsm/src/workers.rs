@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Asking costs another fault, so a page that this slice writes whenever it has it
-//! ([`crate::habits`]) is not asked about; a wrong guess costs a transfer, never coherence. A worker that finds a page readable here
+//! ([`dsm_protocol::foresight::habits`]) is not asked about; a wrong guess costs a transfer, never coherence. A worker that finds a page readable here
 //! does write: a vCPU that only reads would not have needed it.
 #![expect(unsafe_code, reason = "tgkill asks whether a thread is one of this process")]
 // UNSAFETY: one system call without pointers.

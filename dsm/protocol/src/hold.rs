@@ -1,9 +1,25 @@
 //! The hold window: how long a slice keeps a page that it has just received.
 //!
 //! Without it, two slices that write one page can hand it back and forth without either making
-//! progress. It follows the measured time of a fault and never exceeds a cap, because a timer tick
-//! touches several shared pages and must not cost more than its period
-//! (facts: linux-over-dsm, section 2).
+//! progress. It follows the measured cost of a transfer (the time of a fault less what holders kept the
+//! page), and never exceeds a cap, because a timer tick touches several shared pages and must not cost
+//! more than its period (facts: linux-over-dsm, section 2).
+//!
+//! ```text
+//!   page comes --window--> nobody asks: no window any more
+//!                      \-> asked: contents changed meanwhile? --no--> given up
+//!                             ^            | yes: the slice is busy with it
+//!                             +--a while---+ ... until the busy window is over
+//! ```
+//!
+//! While one slice has the page the others wait, so of the time of a busy page a transfer is lost for each
+//! window. A window of 20 transfers loses a twentieth. But a slice that does nothing with the page
+//! would make the others wait for nothing: so only a page whose contents go on changing is kept longer.
+
+use crate::node::Node;
+use crate::pages::Copy;
+use crate::store::PageStore;
+use wire::Gfn;
 
 /// Parameters of the hold window. Times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,26 +28,54 @@ pub struct HoldPolicy {
     pub min_ns: u64,
     /// The most.
     pub max_ns: u64,
-    /// Window as a percentage of the mean fault time.
-    pub percent_of_fault: u32,
+    /// Window as a percentage of the mean transfer time.
+    pub percent: u32,
+    /// The least for a page that this slice goes on writing.
+    pub busy_min_ns: u64,
+    /// The most.
+    pub busy_max_ns: u64,
+    /// Window for such a page, as a percentage of the mean transfer time.
+    pub busy_percent: u32,
 }
 
 impl HoldPolicy {
     /// No window at all. For models.
-    pub const NONE: Self = Self { min_ns: 0, max_ns: 0, percent_of_fault: 0 };
+    pub const NONE: Self = Self::fixed(0);
+
+    /// One window for all pages.
+    #[must_use]
+    pub const fn fixed(ns: u64) -> Self {
+        Self { min_ns: ns, max_ns: ns, percent: 0, busy_min_ns: 0, busy_max_ns: 0, busy_percent: 0 }
+    }
 }
 
 impl Default for HoldPolicy {
     fn default() -> Self {
-        Self { min_ns: 20_000, max_ns: 2_000_000, percent_of_fault: 150 }
+        Self {
+            min_ns: 20_000,
+            max_ns: 2_000_000,
+            percent: 150,
+            busy_min_ns: 0,
+            busy_max_ns: 10_000_000,
+            busy_percent: 2_500,
+        }
     }
 }
 
-/// Mean fault time and the window that follows from it.
+/// Mean transfer time and the windows that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Hold {
     policy: HoldPolicy,
     mean_ns: u64,
+}
+
+/// The window of one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Held {
+    since: u64,
+    pub(crate) until: u64,
+    /// Contents when another slice asked, or when they were looked at last.
+    contents: Option<u64>,
 }
 
 impl Hold {
@@ -39,14 +83,14 @@ impl Hold {
         Self { policy, mean_ns: 0 }
     }
 
-    /// Takes one measured fault into the mean (weight 1/16).
-    pub(crate) fn measured(&mut self, fault_ns: u64) {
+    /// Takes one measured transfer into the mean (weight 1/16).
+    pub(crate) fn measured(&mut self, transfer_ns: u64) {
         if self.policy == HoldPolicy::NONE {
             return;
         }
         self.mean_ns = match self.mean_ns {
-            0 => fault_ns,
-            mean => mean - mean / 16 + fault_ns / 16,
+            0 => transfer_ns,
+            mean => mean - mean / 16 + transfer_ns / 16,
         };
     }
 
@@ -54,10 +98,60 @@ impl Hold {
         self.mean_ns
     }
 
+    fn share(&self, percent: u32) -> u64 {
+        self.mean_ns.saturating_mul(u64::from(percent)) / 100
+    }
+
     /// The window now.
     pub(crate) fn window_ns(&self) -> u64 {
-        let follow = self.mean_ns.saturating_mul(u64::from(self.policy.percent_of_fault)) / 100;
-        follow.clamp(self.policy.min_ns, self.policy.max_ns)
+        self.share(self.policy.percent).clamp(self.policy.min_ns, self.policy.max_ns)
+    }
+
+    /// The window of a page that is written all the time.
+    fn busy_ns(&self) -> u64 {
+        let HoldPolicy { busy_percent, busy_min_ns, busy_max_ns, .. } = self.policy;
+        self.share(busy_percent).clamp(busy_min_ns, busy_max_ns)
+    }
+}
+
+impl Node {
+    /// Opens the window of a page that has come.
+    pub(crate) fn hold_page(&mut self, gfn: Gfn) {
+        let window = self.hold.window_ns();
+        if window > 0 {
+            let held = Held { since: self.now, until: self.now + window, contents: None };
+            self.held.insert(gfn, held);
+        }
+    }
+
+    /// Another slice asks for a page in its window: notes the contents, to see whether they change.
+    pub(crate) fn note_contents(&mut self, gfn: Gfn, store: &impl PageStore) {
+        if self.hold.busy_ns() == 0 || self.pages.copy(gfn) != Copy::Exclusive {
+            return;
+        }
+        if let Some(held) = self.held.get_mut(&gfn) {
+            held.contents.get_or_insert_with(|| store.fingerprint(gfn));
+        }
+    }
+
+    /// The window is over. Goes on with it if this slice still writes the page; tells until when.
+    pub(crate) fn go_on_holding(&mut self, gfn: Gfn, store: &impl PageStore) -> Option<u64> {
+        let busy = self.hold.busy_ns();
+        let (now, copy) = (self.now, self.pages.copy(gfn));
+        let held = self.held.get_mut(&gfn)?;
+        let before = held.contents.filter(|_| copy == Copy::Exclusive)?;
+        let end = held.since + busy;
+        if now >= end {
+            return None;
+        }
+        let contents = store.fingerprint(gfn);
+        held.contents = Some(contents);
+        if contents == before {
+            return None;
+        }
+        self.stats.held_longer += 1;
+        held.until = end.min(now + busy / 4);
+        Some(held.until)
     }
 }
 
@@ -67,7 +161,8 @@ mod tests {
 
     #[test]
     fn window_follows_the_mean_within_its_bounds() {
-        let mut hold = Hold::new(HoldPolicy { min_ns: 10, max_ns: 1000, percent_of_fault: 200 });
+        let policy = HoldPolicy { min_ns: 10, max_ns: 1000, percent: 200, ..HoldPolicy::default() };
+        let mut hold = Hold::new(policy);
         assert_eq!(hold.window_ns(), 10);
 
         hold.measured(100);

@@ -7,46 +7,75 @@
 //!   replica --Leave---------> unmap, compare, send the last changes (Invalid)
 //! ```
 //!
-//! A page in its hold window, or pinned by the VMM, is given up later. A receiver never blocks: the
-//! recall waits in `deferred` and other messages go on.
+//! The home counts a requester as holder before it has the page. So a recall may come before what it
+//! is about: it waits until the page is here. A page in its hold window, or pinned by the VMM, is given
+//! up later as well. A receiver never blocks: recalls of a page wait in `deferred`, in the home's
+//! order, and other messages go on.
+//!
+//! Which recalls are early? Nothing is here and something is on its way: this one is for that. A copy
+//! to read is here and leave to write it is on its way: only a recall that takes this slice for the
+//! owner is for that, and all behind it. Any other recall is for the copy that is here, and what is on
+//! its way comes from a slice that waits for this one.
 
 use crate::node::{Effect, Node, Pins, ProtocolError};
 use crate::pages::Copy;
 use crate::release::Outgoing;
 use crate::store::PageStore;
+use std::collections::VecDeque;
 use wire::{Access, Gfn, Message, SliceId, Table};
 
-/// A recall that a holder has not carried out yet. A home asks one thing per page at a time.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A recall that a holder has not carried out yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Deferred {
     gfn: Gfn,
     recall: Recall,
+    /// When it came, if it had to wait.
+    since: Option<u64>,
     /// When to carry it out; `None` waits for an event instead of time.
     pub(crate) due: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Recall {
-    Fetch { requester: SliceId, keep: Access, acks: u16, table: Option<Table> },
-    Invalidate { requester: SliceId },
+    Fetch { requester: SliceId, keep: Access, acks: u16, owner: bool, table: Option<Table> },
+    Invalidate { requester: SliceId, upgrade: u16 },
     Leave { heir: SliceId, dropped: bool },
 }
 
+/// What keeps a recall from being carried out.
+enum Obstacle {
+    Event,
+    Until(u64),
+}
+
+impl Obstacle {
+    fn due(&self) -> Option<u64> {
+        match self {
+            Self::Event => None,
+            Self::Until(time) => Some(*time),
+        }
+    }
+}
+
 impl Deferred {
+    fn new(gfn: Gfn, recall: Recall) -> Self {
+        Self { gfn, recall, since: None, due: None }
+    }
     pub(crate) fn fetch(
         gfn: Gfn,
         requester: SliceId,
         keep: Access,
         acks: u16,
+        owner: bool,
         table: Option<Table>,
     ) -> Self {
-        Self { gfn, recall: Recall::Fetch { requester, keep, acks, table }, due: None }
+        Self::new(gfn, Recall::Fetch { requester, keep, acks, owner, table })
     }
-    pub(crate) fn invalidate(gfn: Gfn, requester: SliceId) -> Self {
-        Self { gfn, recall: Recall::Invalidate { requester }, due: None }
+    pub(crate) fn invalidate(gfn: Gfn, requester: SliceId, upgrade: u16) -> Self {
+        Self::new(gfn, Recall::Invalidate { requester, upgrade })
     }
     pub(crate) fn leave(gfn: Gfn, heir: SliceId, dropped: bool) -> Self {
-        Self { gfn, recall: Recall::Leave { heir, dropped }, due: None }
+        Self::new(gfn, Recall::Leave { heir, dropped })
     }
     fn what(&self) -> &'static str {
         match self.recall {
@@ -55,18 +84,25 @@ impl Deferred {
             Recall::Leave { .. } => "Leave",
         }
     }
+    fn is_for_owner(&self) -> bool {
+        matches!(self.recall, Recall::Fetch { owner: true, .. })
+    }
+    /// Nothing is taken away from a holder that may only read.
+    fn takes_nothing(&self) -> bool {
+        matches!(self.recall, Recall::Fetch { keep: Access::Read, .. })
+    }
 }
 
 impl Node {
     pub(crate) fn recalled(
         &mut self,
         from: SliceId,
-        recall: Deferred,
+        mut recall: Deferred,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         let gfn = recall.gfn;
         let by_converter =
-            matches!(recall.recall, Recall::Invalidate { requester } if requester == from);
+            matches!(recall.recall, Recall::Invalidate { requester, .. } if requester == from);
         if by_converter && self.pages.copy(gfn) == Copy::Forming {
             self.offer_ended(from, gfn, store);
             return Ok(());
@@ -74,61 +110,94 @@ impl Node {
         if from != self.home_of(gfn) {
             return Err(self.error(from, recall.what(), gfn, "only the home recalls a page"));
         }
-        if self.deferred.contains_key(&gfn) {
-            return Err(self.error(from, recall.what(), gfn, "a recall is waiting already"));
+        if let Some(queue) = self.deferred.get_mut(&gfn) {
+            // Every slice may have asked for it once, and once more for writing.
+            if queue.len() >= 4 * self.config.slices.len() {
+                return Err(self.error(from, recall.what(), gfn, "too many recalls are waiting"));
+            }
+            self.stats.deferrals += 1;
+            recall.since = Some(self.now);
+            queue.push_back(recall);
+            return Ok(());
         }
+        match self.obstacle(&recall) {
+            None => self.carry_out(recall, store),
+            Some(obstacle) => {
+                (recall.since, recall.due) = (Some(self.now), obstacle.due());
+                self.stats.deferrals += 1;
+                self.note_contents(gfn, store);
+                self.deferred.insert(gfn, VecDeque::from([recall]));
+                Ok(())
+            }
+        }
+    }
+
+    fn obstacle(&self, recall: &Deferred) -> Option<Obstacle> {
+        let gfn = recall.gfn;
+        let copy = self.pages.copy(gfn);
+        let early = match copy {
+            Copy::Invalid => true,
+            Copy::Shared => recall.is_for_owner() && !self.early_recall_taken(),
+            // The converter's Go is on its way: the home cannot ask before it was sent.
+            Copy::Forming => return Some(Obstacle::Event),
+            _ => false,
+        };
+        if early && self.waits.contains_key(&gfn) {
+            return Some(Obstacle::Event);
+        }
+        if copy == Copy::Shared && recall.takes_nothing() {
+            return None;
+        }
+        if self.pins.get(&gfn).is_some_and(|pins| pins.held > 0) {
+            return Some(Obstacle::Event);
+        }
+        let until = self.held.get(&gfn).map(|held| held.until).filter(|until| *until > self.now);
+        until.map(Obstacle::Until)
+    }
+
+    /// Carries a recall out that nothing is in the way of.
+    fn carry_out(
+        &mut self,
+        recall: Deferred,
+        store: &mut impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        let gfn = recall.gfn;
         let fits = match (recall.recall, self.pages.copy(gfn)) {
             (Recall::Fetch { keep: Access::Write, .. }, _) => false,
-            (Recall::Fetch { .. }, Copy::Shared | Copy::Exclusive)
-            | (Recall::Invalidate { .. }, Copy::Shared | Copy::Exclusive)
-            | (Recall::Leave { .. }, Copy::Replica | Copy::Forming) => true,
+            (Recall::Fetch { .. } | Recall::Invalidate { .. }, Copy::Shared | Copy::Exclusive)
+            | (Recall::Leave { .. }, Copy::Replica) => true,
             _ => false,
         };
         if !fits {
-            return Err(self.error(from, recall.what(), gfn, "the page is not held like that"));
+            let home = self.home_of(gfn);
+            return Err(self.error(home, recall.what(), gfn, "the page is not held like that"));
         }
-        self.try_recall(recall, store);
-        Ok(())
-    }
-
-    /// Carries the recall out, or keeps it for later.
-    fn try_recall(&mut self, mut recall: Deferred, store: &mut impl PageStore) {
-        let gfn = recall.gfn;
-        let pinned = self.pins.get(&gfn).is_some_and(|pins| pins.held > 0);
-        // The converter's Go is on its way: the home cannot ask before it was sent.
-        let forming = self.pages.copy(gfn) == Copy::Forming;
-        let held_until = self.held_until.get(&gfn).copied().filter(|until| *until > self.now);
-        if pinned || forming || held_until.is_some() {
-            recall.due = held_until.filter(|_| !pinned && !forming);
-            self.stats.deferrals += 1;
-            self.deferred.insert(gfn, recall);
-            return;
+        if self.pages.copy(gfn) == Copy::Exclusive || !recall.takes_nothing() {
+            self.held.remove(&gfn);
         }
-        self.held_until.remove(&gfn);
+        let held_ns = recall.since.map_or(0, |since| self.now.saturating_sub(since));
+        let held_us = u32::try_from(held_ns / 1000).unwrap_or(u32::MAX);
         match recall.recall {
-            Recall::Fetch { requester, keep, acks, table } => {
-                self.give(gfn, requester, keep, acks, table, store);
+            Recall::Fetch { requester, keep, acks, table, .. } => {
+                let access = self.give(gfn, keep, store);
+                let data = Message::Data { gfn, access, acks, held_us, table };
+                self.release(Outgoing::Message(requester, data));
             }
-            Recall::Invalidate { requester } => {
+            Recall::Invalidate { requester, upgrade } => {
                 store.unmap(gfn);
                 self.pages.set_copy(gfn, Copy::Invalid);
                 self.stats.invalidations += 1;
-                self.release(Outgoing::Message(requester, Message::Acked { gfn }), store);
+                let acked = Message::Acked { gfn, upgrade, held_us };
+                self.release(Outgoing::Message(requester, acked));
             }
             Recall::Leave { heir, dropped } => self.leave(gfn, heir, dropped, store),
         }
+        Ok(())
     }
 
-    fn give(
-        &mut self,
-        gfn: Gfn,
-        requester: SliceId,
-        keep: Access,
-        acks: u16,
-        table: Option<Table>,
-        store: &mut impl PageStore,
-    ) {
-        let access = if keep == Access::Read {
+    /// Keeps what may be kept and tells what the requester gets.
+    fn give(&mut self, gfn: Gfn, keep: Access, store: &mut impl PageStore) -> Access {
+        if keep == Access::Read {
             if self.pages.copy(gfn) == Copy::Exclusive {
                 store.protect(gfn);
             }
@@ -138,33 +207,52 @@ impl Node {
             store.unmap(gfn);
             self.pages.set_copy(gfn, Copy::Invalid);
             Access::Write
-        };
-        let data = Message::Data { gfn, access, acks, table };
-        self.release(Outgoing::Message(requester, data), store);
-        #[cfg(feature = "planted-bugs")]
-        self.skip_confirm(gfn);
+        }
     }
 
-    /// Looks again at a recall that waited for this page.
+    /// Looks again at the recalls that wait for this page.
     pub(crate) fn retry_recall(&mut self, gfn: Gfn, store: &mut impl PageStore) {
-        if let Some(recall) = self.deferred.remove(&gfn) {
-            self.try_recall(recall, store);
+        let Some(mut queue) = self.deferred.remove(&gfn) else { return };
+        while let Some(mut recall) = queue.pop_front() {
+            if let Some(obstacle) = self.obstacle(&recall) {
+                recall.due = obstacle.due();
+                queue.push_front(recall);
+                self.deferred.insert(gfn, queue);
+                self.note_contents(gfn, store);
+                return;
+            }
+            if let Err(error) = self.carry_out(recall, store) {
+                self.broken.get_or_insert(error);
+            }
         }
     }
 
     /// Carries out every recall whose hold window is over.
     pub(crate) fn carry_out_due(&mut self, store: &mut impl PageStore) {
         let now = self.now;
-        self.held_until.retain(|_, until| *until > now);
-        let due: Vec<Gfn> = self
-            .deferred
-            .values()
-            .filter(|deferred| deferred.due.is_some_and(|due| due <= now))
-            .map(|deferred| deferred.gfn)
-            .collect();
-        for gfn in due {
-            self.retry_recall(gfn, store);
+        let is_due = |recall: &Deferred| recall.due.is_some_and(|due| due <= now);
+        let queues = self.deferred.iter();
+        let due = queues.filter(|(_, queue)| queue.front().is_some_and(is_due));
+        for gfn in due.map(|(gfn, _)| *gfn).collect::<Vec<_>>() {
+            match self.go_on_holding(gfn, store) {
+                Some(until) => self.wait_until(gfn, until),
+                None => self.retry_recall(gfn, store),
+            }
         }
+        self.held.retain(|_, held| held.until > now);
+    }
+
+    fn wait_until(&mut self, gfn: Gfn, until: u64) {
+        if let Some(recall) = self.deferred.get_mut(&gfn).and_then(VecDeque::front_mut) {
+            recall.due = Some(until);
+        }
+    }
+
+    fn early_recall_taken(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.planted(crate::PlantedBug::EarlyRecallTaken);
+        #[cfg(not(feature = "planted-bugs"))]
+        return false;
     }
 
     pub(crate) fn pin(&mut self, gfn: Gfn, want: Access, token: u64, store: &mut impl PageStore) {

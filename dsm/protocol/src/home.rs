@@ -1,15 +1,20 @@
-//! The home's part: one request per page at a time, the rest in a queue.
+//! The home's part: it puts the requests for a page into an order and tells the holders.
 //!
 //! ```text
-//!   idle --Get--> busy (Fetch, Invalidate, Grant out) --Confirm--> idle, or the next request
+//!   idle --Get--------------> Fetch, Invalidate, Grant out; the requester counts as holder --> idle
+//!   idle --Get of a table---> busy (the same out) --Confirm--> idle, or the next request
 //!   idle, replicated --Demote--> busy (Leave out) --Confirm--> idle, or the next request
 //! ```
 //!
-//! Because a page stays busy until its requester confirms, no two transfers of one page are ever
-//! on their way together, and nothing here depends on the order of messages from different slices.
+//! The directory says who will have the page once all that is on its way has arrived. A holder that is
+//! asked for a page which it does not have yet keeps the request until it has it (`holder`). So each
+//! page goes from one requester to the next in the home's order, and nobody confirms ordinary pages.
+//! Replicas concern everyone: while a page becomes one, or ends as one, the home is busy and requests
+//! wait in a queue.
 
 use crate::node::{Node, ProtocolError};
-use crate::pages::Holders;
+use crate::pages::{Copy, Holders};
+use crate::store::PageStore;
 use std::collections::VecDeque;
 use wire::{Access, Gfn, Held, Message, SliceId, Table};
 
@@ -20,13 +25,11 @@ pub(crate) enum Request {
     Demote { from: SliceId },
 }
 
-/// A page whose home is busy.
+/// A page whose home is busy: it becomes a replica, or ends as one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Serving {
     /// Who must confirm.
     requester: SliceId,
-    /// What the request may end in.
-    outcome: Held,
     /// True while replicas are given up.
     demoting: bool,
     queue: VecDeque<Request>,
@@ -39,6 +42,7 @@ impl Node {
         gfn: Gfn,
         want: Access,
         table: Option<Table>,
+        store: &impl PageStore,
     ) -> Result<(), ProtocolError> {
         let Some(holders) = self.pages.holders(gfn) else {
             return Err(self.error(from, "Get", gfn, "this slice is not its home"));
@@ -47,6 +51,8 @@ impl Node {
             return Err(self.error(from, "Get", gfn, "it asks for no access"));
         }
         let table = table.filter(|_| !self.banned.contains(&gfn));
+        let untouched = self.pages.copy(gfn) == Copy::Exclusive && store.is_untouched(gfn);
+        let want = if untouched { Access::Write } else { want };
         let request = Request::Get { from, want, table };
         if let Some(serving) = self.serving.get_mut(&gfn) {
             // A slice has one request per page on its way, and one left over from before a
@@ -62,39 +68,97 @@ impl Node {
             self.pages.set_holders(gfn, holders.with_dropped(from));
             return Ok(());
         }
-        self.serve_get(gfn, from, want, table, VecDeque::new());
+        self.serve(gfn, request, VecDeque::new());
         Ok(())
     }
 
-    fn serve_get(
+    /// As a `Get` for each page of a run.
+    pub(crate) fn home_get_run(
+        &mut self,
+        from: SliceId,
+        first: Gfn,
+        pages: u16,
+        want: Access,
+        store: &impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        let end = first.0.checked_add(u64::from(pages));
+        let end = end.ok_or_else(|| self.error(from, "GetRun", first, "no memory there"))?;
+        (first.0..end).try_for_each(|gfn| self.home_get(from, Gfn(gfn), want, None, store))
+    }
+
+    /// Serves an ordinary request; nothing is left to be waited for.
+    fn serve_get(&mut self, gfn: Gfn, from: SliceId, want: Access) {
+        let holders = self.pages.holders(gfn).expect("this slice is home");
+        if holders.contains(from) {
+            let acks = self.invalidate_others(gfn, holders, from, None, true);
+            if acks == 0 {
+                self.post(from, Message::Grant { gfn, acks, table: None });
+            }
+            self.pages.set_holders(gfn, holders.with_owner(from));
+        } else if want == Access::Write {
+            let source = self.source(holders);
+            let acks = self.invalidate_others(gfn, holders, from, Some(source), false);
+            self.fetch(gfn, source, from, Access::None, acks, None);
+            self.pages.set_holders(gfn, holders.with_owner(from));
+        } else {
+            let holders = self.with_home_copy(gfn, holders, from);
+            self.fetch(gfn, self.source(holders), from, Access::Read, 0, None);
+            self.pages.set_holders(gfn, holders.with_reader(from));
+        }
+    }
+
+    /// Has this home read a page that many read, before one of them does.
+    fn with_home_copy(&mut self, gfn: Gfn, holders: Holders, reader: SliceId) -> Holders {
+        let local = self.config.local;
+        let absent = self.pages.copy(gfn) == Copy::Invalid && !self.waits.contains_key(&gfn);
+        if !holders.is_wide() || holders.contains(local) || reader == local || !absent {
+            return holders;
+        }
+        self.stats.prefetches += 1;
+        self.await_page(gfn, Access::Read);
+        self.fetch(gfn, self.source(holders), local, Access::Read, 0, None);
+        if self.home_copy_forgotten() {
+            return holders;
+        }
+        let holders = holders.with_reader(local);
+        self.pages.set_holders(gfn, holders);
+        holders
+    }
+
+    /// The requester makes replicas of the page; until it confirms, others wait.
+    fn serve_conversion(
         &mut self,
         gfn: Gfn,
         from: SliceId,
-        want: Access,
-        table: Option<Table>,
+        table: Table,
         queue: VecDeque<Request>,
     ) {
         let holders = self.pages.holders(gfn).expect("this slice is home");
-        let write = want == Access::Write || table.is_some() || holders.contains(from);
-        let outcome = match (write, table) {
-            (_, Some(_)) => Held::Replica,
-            (true, None) => Held::Exclusive,
-            (false, None) => Held::Shared,
-        };
-        let serving = Serving { requester: from, outcome, demoting: false, queue };
-        self.serving.insert(gfn, serving);
+        self.serving.insert(gfn, Serving { requester: from, demoting: false, queue });
+        let table = Some(table);
         if holders.contains(from) {
-            let acks = self.invalidate_others(gfn, holders, from, None);
+            let acks = self.invalidate_others(gfn, holders, from, None, false);
             self.post(from, Message::Grant { gfn, acks, table });
         } else {
             let source = self.source(holders);
-            let (keep, acks) = if write {
-                (Access::None, self.invalidate_others(gfn, holders, from, Some(source)))
-            } else {
-                (Access::Read, 0)
-            };
-            self.post(source, Message::Fetch { gfn, requester: from, keep, acks, table });
+            let acks = self.invalidate_others(gfn, holders, from, Some(source), false);
+            self.fetch(gfn, source, from, Access::None, acks, table);
         }
+        #[cfg(feature = "planted-bugs")]
+        self.skip_confirm(gfn);
+    }
+
+    fn fetch(
+        &mut self,
+        gfn: Gfn,
+        source: SliceId,
+        requester: SliceId,
+        keep: Access,
+        acks: u16,
+        table: Option<Table>,
+    ) {
+        let owner = self.pages.holders(gfn).is_some_and(Holders::is_exclusive);
+        self.post(source, Message::Fetch { gfn, requester, keep, acks, owner, table });
     }
 
     /// Who sends the page: this slice if it can, for that saves a message; else any holder.
@@ -106,20 +170,24 @@ impl Node {
         holders.iter().next().expect("a page that is not replicated has a holder")
     }
 
-    /// Invalidates all holders but two, in parallel. Returns how many will acknowledge.
+    /// Invalidates all holders but two, in parallel. Returns how many will acknowledge. In an upgrade
+    /// their acknowledgements say how many they are, and save the grant.
     fn invalidate_others(
         &mut self,
         gfn: Gfn,
         holders: Holders,
         requester: SliceId,
         source: Option<SliceId>,
+        upgrade: bool,
     ) -> u16 {
         let targets = holders.iter().filter(|slice| *slice != requester && Some(*slice) != source);
         let targets: Vec<SliceId> = targets.skip(self.invalidations_lost()).collect();
-        for target in &targets {
-            self.post(*target, Message::Invalidate { gfn, requester });
+        let acks = u16::try_from(targets.len()).expect("at most 64 slices");
+        let upgrade = if upgrade { acks } else { 0 };
+        for target in targets {
+            self.post(target, Message::Invalidate { gfn, requester, upgrade });
         }
-        u16::try_from(targets.len()).expect("at most 64 slices")
+        acks
     }
 
     pub(crate) fn home_confirm(
@@ -135,12 +203,13 @@ impl Node {
             return Err(self.error(from, "Confirm", gfn, "another slice is being served"));
         }
         // A conversion ends as an ordinary write if the page was taken out of the tables meanwhile.
-        let given_up = serving.outcome == Held::Replica && held == Held::Exclusive;
-        if serving.outcome != held && !given_up {
-            return Err(self.error(from, "Confirm", gfn, "the outcome is not what was granted"));
-        }
+        let holders = match held {
+            Held::Exclusive => Holders::exclusive(from),
+            Held::Replica if !serving.demoting => Holders::replicated(),
+            _ => return Err(self.error(from, "Confirm", gfn, "it is not what was granted")),
+        };
         let serving = self.serving.remove(&gfn).expect("just seen");
-        self.pages.confirmed(gfn, from, held);
+        self.pages.set_holders(gfn, holders);
         if serving.demoting {
             for slice in self.config.slices.clone() {
                 if slice != from {
@@ -171,20 +240,35 @@ impl Node {
 
     fn serve_next(&mut self, gfn: Gfn, mut queue: VecDeque<Request>) {
         while let Some(request) = queue.pop_front() {
-            match request {
-                Request::Get { from, want, table } => {
-                    self.serve_get(gfn, from, want, table, queue);
-                    return;
-                }
-                Request::Demote { from } => {
-                    let holders = self.pages.holders(gfn).expect("this slice is home");
-                    if holders.is_replicated() {
-                        self.serve_demote(gfn, from, queue);
-                        return;
-                    }
+            match self.serve(gfn, request, queue) {
+                Some(rest) => queue = rest,
+                None => return,
+            }
+        }
+    }
+
+    /// Serves one request. Gives the queue of the others back unless the home is busy now.
+    fn serve(
+        &mut self,
+        gfn: Gfn,
+        request: Request,
+        queue: VecDeque<Request>,
+    ) -> Option<VecDeque<Request>> {
+        match request {
+            Request::Get { from, want, table: None } => self.serve_get(gfn, from, want),
+            Request::Get { from, table: Some(table), .. } => {
+                self.serve_conversion(gfn, from, table, queue);
+                return None;
+            }
+            Request::Demote { from } => {
+                let holders = self.pages.holders(gfn).expect("this slice is home");
+                if holders.is_replicated() {
+                    self.serve_demote(gfn, from, queue);
+                    return None;
                 }
             }
         }
+        Some(queue)
     }
 
     pub(crate) fn home_demote(
@@ -200,7 +284,7 @@ impl Node {
             self.banned.insert(gfn);
         }
         match self.serving.get_mut(&gfn) {
-            Some(serving) if serving.outcome == Held::Replica => {
+            Some(serving) if !serving.demoting => {
                 // Every slice may ask once for each time that the page was a replica.
                 if serving.queue.len() >= 4 * self.config.slices.len() {
                     return Err(self.error(from, "Demote", gfn, "the queue at home is full"));
@@ -215,7 +299,7 @@ impl Node {
     }
 
     fn serve_demote(&mut self, gfn: Gfn, heir: SliceId, queue: VecDeque<Request>) {
-        let serving = Serving { requester: heir, outcome: Held::Exclusive, demoting: true, queue };
+        let serving = Serving { requester: heir, demoting: true, queue };
         self.serving.insert(gfn, serving);
         let holders = self.pages.holders(gfn).expect("this slice is home");
         for slice in self.config.slices.clone() {
@@ -224,6 +308,13 @@ impl Node {
                 self.post(slice, Message::Leave { gfn, heir, dropped });
             }
         }
+    }
+
+    fn home_copy_forgotten(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.planted(crate::PlantedBug::HomeCopyForgotten);
+        #[cfg(not(feature = "planted-bugs"))]
+        return false;
     }
 
     #[cfg(feature = "planted-bugs")]
@@ -236,11 +327,11 @@ impl Node {
     }
 
     #[cfg(feature = "planted-bugs")]
-    pub(crate) fn skip_confirm(&mut self, gfn: Gfn) {
+    fn skip_confirm(&mut self, gfn: Gfn) {
         if self.planted(crate::PlantedBug::SkipConfirm)
             && let Some(serving) = self.serving.remove(&gfn)
         {
-            self.pages.confirmed(gfn, serving.requester, serving.outcome);
+            self.pages.set_holders(gfn, Holders::exclusive(serving.requester));
             self.serve_next(gfn, serving.queue);
         }
     }

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 pub mod entry;
+pub mod foresight;
 mod hold;
 mod holder;
 mod home;

@@ -1,6 +1,6 @@
 //! One slice's share of the protocol: state, inputs, effects and dispatch.
 
-use crate::hold::{Hold, HoldPolicy};
+use crate::hold::{Held, Hold, HoldPolicy};
 use crate::holder::Deferred;
 use crate::home::Serving;
 use crate::homes::HomeTable;
@@ -61,10 +61,12 @@ pub enum Input {
         /// The access it needs: `Read` or `Write`.
         want: Access,
     },
-    /// A page is likely to be touched soon: ask for it if that can do no harm.
+    /// Pages are likely to be touched soon: ask for those that can be had without harm.
     Prefetch {
-        /// The page.
+        /// The first page.
         gfn: Gfn,
+        /// How many.
+        pages: u16,
         /// The access it will need.
         want: Access,
     },
@@ -131,7 +133,7 @@ pub enum Effect {
 }
 
 /// A peer broke the protocol, or this slice did. The VM must stop: going on could corrupt it.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 #[error("{from} sent {what} for {gfn}, which does not fit the state here: {state}")]
 pub struct ProtocolError {
     /// Who.
@@ -166,10 +168,10 @@ pub struct Node {
     pub(crate) forming: BTreeMap<Gfn, Access>,
     /// Requests that this home serves.
     pub(crate) serving: BTreeMap<Gfn, Serving>,
-    /// Recalls that wait for the end of a hold window or pin.
-    pub(crate) deferred: BTreeMap<Gfn, Deferred>,
-    /// End of the hold window of pages that came lately.
-    pub(crate) held_until: BTreeMap<Gfn, u64>,
+    /// Recalls that wait for a page to come, or for the end of a hold window or pin, in order.
+    pub(crate) deferred: BTreeMap<Gfn, VecDeque<Deferred>>,
+    /// The hold windows of pages that came lately.
+    pub(crate) held: BTreeMap<Gfn, Held>,
     pub(crate) hold: Hold,
     pub(crate) pins: BTreeMap<Gfn, Pins>,
     pub(crate) tables: Tables,
@@ -178,6 +180,8 @@ pub struct Node {
     pub(crate) banned: BTreeSet<Gfn>,
     /// Messages of this slice to itself.
     loopback: VecDeque<Message>,
+    /// A recall that waited and then did not fit.
+    pub(crate) broken: Option<ProtocolError>,
     out: Vec<Effect>,
     pub(crate) stats: Stats,
 }
@@ -199,13 +203,14 @@ impl Node {
             forming: BTreeMap::new(),
             serving: BTreeMap::new(),
             deferred: BTreeMap::new(),
-            held_until: BTreeMap::new(),
+            held: BTreeMap::new(),
             hold: Hold::new(config.hold),
             pins: BTreeMap::new(),
             tables: Tables::new(config.replicate),
             releases: Releases::default(),
             banned: BTreeSet::new(),
             loopback: VecDeque::new(),
+            broken: None,
             out: Vec::new(),
             stats: Stats::default(),
             config,
@@ -226,7 +231,7 @@ impl Node {
         self.now = now_ns;
         match input {
             Input::Fault { gfn, want } => self.fault(gfn, want, store),
-            Input::Prefetch { gfn, want } => self.prefetch(gfn, want),
+            Input::Prefetch { gfn, pages, want } => self.prefetch(gfn, pages, want),
             Input::Message { from, epoch, message } => {
                 if epoch != self.config.epoch && !self.epoch_check_lost() {
                     self.stats.epoch_refused += 1;
@@ -235,7 +240,7 @@ impl Node {
                 }
             }
             Input::Release { token } => {
-                self.release(crate::release::Outgoing::External(token), store);
+                self.release(crate::release::Outgoing::External(token));
             }
             Input::Pin { gfn, want, token } => self.pin(gfn, want, token, store),
             Input::Unpin { gfn } => self.unpin(gfn, store),
@@ -245,11 +250,26 @@ impl Node {
                 self.drop_stale_roots(store);
             }
         }
-        while let Some(message) = self.loopback.pop_front() {
-            self.receive(self.config.local, message, store)?;
-        }
+        self.end_step(store)?;
         out.append(&mut self.out);
         Ok(())
+    }
+
+    /// Messages to this slice itself, then the releases of the whole step after one flush. Both may
+    /// bring more of the other.
+    fn end_step(&mut self, store: &mut impl PageStore) -> Result<(), ProtocolError> {
+        loop {
+            while let Some(message) = self.loopback.pop_front() {
+                self.receive(self.config.local, message, store)?;
+            }
+            if let Some(error) = self.broken.take() {
+                return Err(error);
+            }
+            store.settle();
+            if !self.send_releases(store) {
+                return Ok(());
+            }
+        }
     }
 
     /// What this slice may do with a page.
@@ -298,7 +318,7 @@ impl Node {
     /// When the next [`Input::Tick`] is due, in the clock of the steps.
     #[must_use]
     pub fn next_tick_ns(&self) -> Option<u64> {
-        self.deferred.values().filter_map(|deferred| deferred.due).min()
+        self.deferred.values().filter_map(|queue| queue.front()?.due).min()
     }
 
     /// The home of a frame, or `None` where there is no memory.
@@ -321,15 +341,10 @@ impl Node {
         stats
     }
 
-    /// True while this slice, as a home, waits for a requester to have its page.
+    /// Mean time of a fault that needed another slice, less what holders kept the page, in nanoseconds;
+    /// 0 before the first.
     #[must_use]
-    pub fn is_serving(&self) -> bool {
-        !self.serving.is_empty()
-    }
-
-    /// Mean time of a fault that needed another slice, in nanoseconds; 0 before the first.
-    #[must_use]
-    pub fn mean_fault_ns(&self) -> u64 {
+    pub fn mean_transfer_ns(&self) -> u64 {
         self.hold.mean_ns()
     }
 
@@ -352,19 +367,28 @@ impl Node {
             return Err(self.error(from, "a message", gfn, "no memory there"));
         }
         match message {
-            Message::Get { gfn, want, table } => self.home_get(from, gfn, want, table),
-            Message::Confirm { gfn, held } => self.home_confirm(from, gfn, held),
-            Message::Fetch { gfn, requester, keep, acks, table } => {
-                self.recalled(from, Deferred::fetch(gfn, requester, keep, acks, table), store)
+            Message::Get { gfn, want, table } => self.home_get(from, gfn, want, table, store),
+            Message::GetRun { gfn, pages, want } => {
+                self.home_get_run(from, gfn, pages, want, store)
             }
-            Message::Invalidate { gfn, requester } => {
-                self.recalled(from, Deferred::invalidate(gfn, requester), store)
+            Message::Confirm { gfn, held } => self.home_confirm(from, gfn, held),
+            Message::Fetch { gfn, requester, keep, acks, owner, table } => self.recalled(
+                from,
+                Deferred::fetch(gfn, requester, keep, acks, owner, table),
+                store,
+            ),
+            Message::Invalidate { gfn, requester, upgrade } => {
+                self.recalled(from, Deferred::invalidate(gfn, requester, upgrade), store)
             }
             Message::Grant { gfn, acks, table } => self.granted(from, gfn, acks, table, store),
-            Message::Data { gfn, access, acks, table } => {
+            Message::Data { gfn, access, acks, held_us, table } => {
+                self.note_held(gfn, held_us);
                 self.data(from, gfn, access, acks, table, store)
             }
-            Message::Acked { gfn } => self.acked(from, gfn, store),
+            Message::Acked { gfn, upgrade, held_us } => {
+                self.note_held(gfn, held_us);
+                self.acked(from, gfn, upgrade, store)
+            }
             Message::Offer { gfn, table } => self.offered(from, gfn, table, store),
             Message::Ready { gfn } => self.ready(from, gfn, store),
             Message::Go { gfn } => self.go(from, gfn, store),

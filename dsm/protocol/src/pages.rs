@@ -2,7 +2,7 @@
 
 use crate::homes::HomeTable;
 use std::collections::BTreeMap;
-use wire::{Access, Gfn, Held, SliceId};
+use wire::{Access, Gfn, SliceId};
 
 /// This slice's copy of a page. One byte per page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,17 +46,23 @@ enum Kind {
 pub(crate) struct Holders {
     slices: u64,
     kind: Kind,
+    /// Many read the page between two writes. Such a page's home keeps a copy: it saves every reader
+    /// but the first a message.
+    wide: bool,
 }
+
+/// So many readers make a page wide.
+const WIDE: u32 = 3;
 
 /// The most slices of one VM: a bit each.
 pub(crate) const SLICES_MAX: u16 = 64;
 
 impl Holders {
     pub(crate) fn exclusive(slice: SliceId) -> Self {
-        Self { slices: 1 << slice.0, kind: Kind::Exclusive }
+        Self { slices: 1 << slice.0, kind: Kind::Exclusive, wide: false }
     }
     pub(crate) fn replicated() -> Self {
-        Self { slices: 0, kind: Kind::Replicated }
+        Self { slices: 0, kind: Kind::Replicated, wide: false }
     }
     /// Notes that a request of this slice was dropped because the page is replicated.
     pub(crate) fn with_dropped(self, slice: SliceId) -> Self {
@@ -70,7 +76,20 @@ impl Holders {
     }
     /// Adds a reader; the page is shared afterwards.
     pub(crate) fn with_reader(self, slice: SliceId) -> Self {
-        Self { slices: self.slices | 1 << slice.0, kind: Kind::Shared }
+        let slices = self.slices | 1 << slice.0;
+        let wide = self.wide || slices.count_ones() >= WIDE;
+        Self { slices, kind: Kind::Shared, wide }
+    }
+    /// Gives the page to one slice. Readers of the time before tell whether it stays wide.
+    pub(crate) fn with_owner(self, slice: SliceId) -> Self {
+        let wide = self.wide && self.slices.count_ones() >= WIDE;
+        Self { wide, ..Self::exclusive(slice) }
+    }
+    pub(crate) fn is_exclusive(self) -> bool {
+        self.kind == Kind::Exclusive
+    }
+    pub(crate) fn is_wide(self) -> bool {
+        self.wide
     }
     /// The slices, ascending.
     pub(crate) fn iter(self) -> impl Iterator<Item = SliceId> {
@@ -78,24 +97,28 @@ impl Holders {
     }
 }
 
-/// Who holds the pages of one home range: 9 bytes per page.
+/// Who holds the pages of one home range: 10 bytes per page.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Directory {
     slices: Vec<u64>,
     kinds: Vec<Kind>,
+    wide: Vec<bool>,
 }
 
 impl Directory {
     fn new(pages: usize, holders: Holders) -> Self {
-        Self { slices: vec![holders.slices; pages], kinds: vec![holders.kind; pages] }
+        let Holders { slices, kind, wide } = holders;
+        Self { slices: vec![slices; pages], kinds: vec![kind; pages], wide: vec![wide; pages] }
     }
 
     fn get(&self, at: usize) -> Option<Holders> {
-        Some(Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)? })
+        let wide = *self.wide.get(at)?;
+        Some(Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)?, wide })
     }
 
     fn set(&mut self, at: usize, holders: Holders) {
         (self.slices[at], self.kinds[at]) = (holders.slices, holders.kind);
+        self.wide[at] = holders.wide;
     }
 }
 
@@ -144,16 +167,6 @@ impl Pages {
         let at = index(Gfn(gfn.0 - start)).expect("a checked frame");
         entries.set(at, holders);
     }
-
-    /// Directory entry after a requester confirmed.
-    pub(crate) fn confirmed(&mut self, gfn: Gfn, requester: SliceId, held: Held) {
-        let holders = match held {
-            Held::Shared => self.holders(gfn).expect("this slice is home").with_reader(requester),
-            Held::Exclusive => Holders::exclusive(requester),
-            Held::Replica => Holders::replicated(),
-        };
-        self.set_holders(gfn, holders);
-    }
 }
 
 fn index(gfn: Gfn) -> Option<usize> {
@@ -183,7 +196,7 @@ mod tests {
         let directory: usize = pages
             .directory
             .values()
-            .map(|part| part.slices.capacity() * 8 + part.kinds.capacity() * size_of::<Kind>())
+            .map(|part| part.slices.capacity() * 8 + part.kinds.capacity() + part.wide.capacity())
             .sum();
         assert!(copies <= 4 * usize::try_from(PAGES).unwrap(), "{copies} bytes of states");
         assert!(

@@ -5,8 +5,12 @@
 pub enum PlantedBug {
     /// The home forgets to invalidate one holder.
     DropInvalidation,
-    /// The home serves the next request without waiting for the confirm.
+    /// The home serves the next request without waiting for the converter's confirm.
     SkipConfirm,
+    /// A recall that is for a page on its way is carried out on the copy that is here.
+    EarlyRecallTaken,
+    /// The home reads a page that many read and does not count itself among them.
+    HomeCopyForgotten,
     /// The requester maps the page before the acknowledgements have come.
     GrantEarly,
     /// Messages of another epoch are taken.

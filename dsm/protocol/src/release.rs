@@ -44,6 +44,8 @@ pub(crate) struct Releases {
     newest: u32,
     outstanding: BTreeMap<u32, Outstanding>,
     queue: VecDeque<(u32, Outgoing)>,
+    /// Those of the step that goes on.
+    new: Vec<Outgoing>,
     /// Demotions that this slice asked for since the page joined the class, by number.
     demotions: BTreeMap<Gfn, u32>,
     /// Pages that this slice has left, and the number that its releases wait for. The home says
@@ -82,13 +84,25 @@ impl Releases {
 }
 
 impl Node {
-    pub(crate) fn release(&mut self, outgoing: Outgoing, store: &mut impl PageStore) {
+    /// Takes a release. It goes at the end of the step at the earliest.
+    pub(crate) fn release(&mut self, outgoing: Outgoing) {
+        self.releases.new.push(outgoing);
+    }
+
+    /// Flushes for the releases of this step, all at once, and sends what may go. False when there
+    /// were none.
+    pub(crate) fn send_releases(&mut self, store: &mut impl PageStore) -> bool {
+        if self.releases.new.is_empty() {
+            return false;
+        }
         if !self.tables.is_empty() && !self.flush_forgotten() {
             self.flush(store);
         }
         let barrier = self.releases.newest;
-        self.releases.queue.push_back((barrier, outgoing));
+        let Releases { new, queue, .. } = &mut self.releases;
+        queue.extend(new.drain(..).map(|outgoing| (barrier, outgoing)));
         self.send_released();
+        true
     }
 
     /// Sends queued releases whose flushes are over, in order.
@@ -180,6 +194,7 @@ impl Node {
             return true;
         }
         store.protect(gfn);
+        store.settle();
         let parents = self.tables.above(level);
         let linked = parents.into_iter().any(|parent| store.points_to(parent, gfn));
         if linked {
@@ -256,6 +271,7 @@ impl Node {
         store: &mut impl PageStore,
     ) {
         store.unmap(gfn);
+        store.settle();
         self.pages.set_copy(gfn, Copy::Invalid);
         if self.tables.is_replica(gfn) {
             self.flush(store);

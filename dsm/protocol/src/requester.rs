@@ -1,28 +1,34 @@
 //! The requester's part: asking for a page and putting it into place.
 //!
 //! ```text
-//!   --fault--> Get out --Data or Grant--> counting acknowledgements --all--> map, Confirm
+//!   --fault--> Get out --Data or Grant--> counting acknowledgements --all--> map
 //!                                                        \--(table page)--> Offer out
 //!                                             --all Ready--> map, Go, Confirm
 //! ```
 //!
-//! Acknowledgements may come before the data they belong to.
+//! Acknowledgements may come before the data they belong to. Those of an upgrade say how many there
+//! will be, and stand for the grant. Only tables are confirmed: an ordinary page counts as this slice's
+//! from the moment its home has served the request.
 
 use crate::node::{Node, ProtocolError};
 use crate::pages::Copy;
 use crate::store::PageStore;
 use crate::tables::Replicate;
-use wire::{Access, Gfn, Held, Message, SliceId, Table};
+use wire::{Access, Gfn, Held, Message, RUN_MAX, SliceId, Table};
 
 /// A request of this slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wait {
     want: Access,
     since: u64,
+    /// For how long a holder kept the page after it had been asked, at most.
+    held_us: u32,
     /// What was granted, and how many acknowledgements belong to it.
     granted: Option<(Access, u16)>,
     acks: u16,
     table: Option<Table>,
+    /// The home is busy with the page until it hears how this ends.
+    confirms: bool,
     /// Replicas offered, answers still to come.
     offers: Option<u16>,
 }
@@ -52,22 +58,62 @@ impl Node {
         self.ask(gfn, want);
     }
 
-    /// Asks for a page that nobody waits for yet. A page that is here already, in whatever way, is
-    /// left alone, and so is a table: whether it becomes a replica is for a walk to decide.
-    pub(crate) fn prefetch(&mut self, gfn: Gfn, want: Access) {
-        let absent = self.home(gfn).is_some() && self.pages.copy(gfn) == Copy::Invalid;
-        if absent && !self.waits.contains_key(&gfn) && self.tables.table(gfn).is_none() {
-            self.stats.prefetches += 1;
-            self.ask(gfn, want);
+    /// Asks for pages that nobody waits for yet, neighbours of one home by one message. A page that is
+    /// here already, in whatever way, is left alone, and so is a table: whether it becomes a replica
+    /// is for a walk to decide.
+    pub(crate) fn prefetch(&mut self, first: Gfn, pages: u16, want: Access) {
+        let mut run: Option<(SliceId, Gfn, u16)> = None;
+        for gfn in (0..u64::from(pages)).map_while(|n| first.0.checked_add(n)).map(Gfn) {
+            let home = self.home(gfn).filter(|_| self.may_prefetch(gfn));
+            match (&mut run, home) {
+                (Some((of, _, pages)), Some(home)) if *of == home && *pages < RUN_MAX => {
+                    *pages += 1;
+                }
+                (_, home) => {
+                    self.ask_run(run.take(), want);
+                    run = home.map(|home| (home, gfn, 1));
+                }
+            }
+            if home.is_some() {
+                self.stats.prefetches += 1;
+                self.await_page(gfn, want);
+            }
+        }
+        self.ask_run(run, want);
+    }
+
+    fn may_prefetch(&self, gfn: Gfn) -> bool {
+        self.pages.copy(gfn) == Copy::Invalid
+            && !self.waits.contains_key(&gfn)
+            && self.tables.table(gfn).is_none()
+    }
+
+    fn ask_run(&mut self, run: Option<(SliceId, Gfn, u16)>, want: Access) {
+        match run {
+            Some((home, gfn, 1)) => self.post(home, Message::Get { gfn, want, table: None }),
+            Some((home, gfn, pages)) => self.post(home, Message::GetRun { gfn, pages, want }),
+            None => {}
         }
     }
 
     fn ask(&mut self, gfn: Gfn, want: Access) {
         let table = self.tables.table(gfn).filter(|_| self.may_replicate());
-        let wait =
-            Wait { want, since: self.now, granted: None, acks: 0, table: None, offers: None };
-        self.waits.insert(gfn, wait);
+        self.await_page(gfn, want);
         self.post(self.home_of(gfn), Message::Get { gfn, want, table });
+    }
+
+    pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access) {
+        let wait = Wait {
+            want,
+            since: self.now,
+            held_us: 0,
+            granted: None,
+            acks: 0,
+            table: None,
+            confirms: false,
+            offers: None,
+        };
+        self.waits.insert(gfn, wait);
     }
 
     fn may_replicate(&self) -> bool {
@@ -124,7 +170,7 @@ impl Node {
         let error = self.error(from, what, gfn, "it was not asked for");
         let wait = self.waits.get_mut(&gfn).filter(|wait| wait.granted.is_none()).ok_or(error)?;
         wait.granted = Some((access, acks));
-        wait.table = table;
+        (wait.table, wait.confirms) = (table, table.is_some());
         Ok(())
     }
 
@@ -132,10 +178,16 @@ impl Node {
         &mut self,
         from: SliceId,
         gfn: Gfn,
+        upgrade: u16,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, "Acked", gfn, "nothing was invalidated for this slice");
-        self.waits.get_mut(&gfn).ok_or(error)?.acks += 1;
+        let upgrades = upgrade == 0 || self.pages.copy(gfn) == Copy::Shared;
+        let wait = self.waits.get_mut(&gfn).filter(|_| upgrades).ok_or(error)?;
+        wait.acks = wait.acks.saturating_add(1);
+        if upgrade > 0 {
+            wait.granted = Some((Access::Write, upgrade));
+        }
         self.try_complete(gfn, store);
         Ok(())
     }
@@ -164,18 +216,25 @@ impl Node {
         };
         self.pages.set_copy(gfn, copy);
         store.map(gfn, access);
-        self.finish_wait(gfn);
-        self.post(self.home_of(gfn), Message::Confirm { gfn, held });
+        if self.finish_wait(gfn) {
+            self.post(self.home_of(gfn), Message::Confirm { gfn, held });
+        }
         self.satisfy_pins(gfn, store);
+        self.retry_recall(gfn, store);
     }
 
-    /// Ends a wait: measures it and opens the hold window.
-    fn finish_wait(&mut self, gfn: Gfn) {
-        let Some(wait) = self.waits.remove(&gfn) else { return };
-        self.hold.measured(self.now.saturating_sub(wait.since));
-        let window = self.hold.window_ns();
-        if window > 0 {
-            self.held_until.insert(gfn, self.now + window);
+    /// Ends a wait: measures it and opens the hold window. Tells whether the home wants to know.
+    fn finish_wait(&mut self, gfn: Gfn) -> bool {
+        let Some(wait) = self.waits.remove(&gfn) else { return false };
+        let held = u64::from(wait.held_us).saturating_mul(1000);
+        self.hold.measured(self.now.saturating_sub(wait.since).saturating_sub(held));
+        self.hold_page(gfn);
+        wait.confirms
+    }
+
+    pub(crate) fn note_held(&mut self, gfn: Gfn, held_us: u32) {
+        if let Some(wait) = self.waits.get_mut(&gfn) {
+            wait.held_us = wait.held_us.max(held_us);
         }
     }
 
@@ -244,7 +303,7 @@ impl Node {
         wait.granted = Some((Access::Write, others));
         self.offer_over(gfn);
         let requester = self.config.local;
-        self.post_to_others(&Message::Invalidate { gfn, requester });
+        self.post_to_others(&Message::Invalidate { gfn, requester, upgrade: 0 });
     }
 
     /// An offered replica that nobody used is dropped.
@@ -253,7 +312,7 @@ impl Node {
         self.tables.remove(gfn, store);
         store.forget(gfn);
         self.pages.set_copy(gfn, Copy::Invalid);
-        self.post(from, Message::Acked { gfn });
+        self.post(from, Message::Acked { gfn, upgrade: 0, held_us: 0 });
         self.offer_over(gfn);
         if let Some(want) = self.forming.remove(&gfn) {
             self.fault(gfn, want, store);
@@ -281,7 +340,7 @@ impl Node {
         if let Some(wait) = self.waits.remove(&gfn).filter(|wait| wait.offers.is_none()) {
             self.overtaken.insert(gfn, wait);
         }
-        self.held_until.remove(&gfn);
+        self.held.remove(&gfn);
         self.satisfy_pins(gfn, store);
     }
 

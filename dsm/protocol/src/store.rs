@@ -17,15 +17,26 @@ pub enum Merge {
 /// Calls happen in program order within a step, before the step's effects are carried out. The body
 /// of a `Data` or `Offer` that a step sends is read after the step; the protocol leaves such a page
 /// unmapped or read-only until then.
+///
+/// `protect` and `unmap` may be put off until [`Self::settle`], so that neighbours cost one system
+/// call. A step that took access away ends with it, and nothing that looks at the contents of such a
+/// page comes before it.
 pub trait PageStore {
     /// Copies the body of the message in hand into the page.
     fn fill(&mut self, gfn: Gfn);
     /// Gives the vCPUs this access (`Read` or `Write`) and wakes those that wait for the page.
     fn map(&mut self, gfn: Gfn, access: Access);
-    /// Takes write access away. Nobody stores to the page after it returns.
+    /// Takes write access away. Nobody stores to the page after the next [`Self::settle`].
     fn protect(&mut self, gfn: Gfn);
-    /// Takes all access away. Nobody loads or stores after it returns.
+    /// Takes all access away. Nobody loads or stores after the next [`Self::settle`].
     fn unmap(&mut self, gfn: Gfn);
+    /// Ends what was put off.
+    fn settle(&mut self);
+    /// A hash of the page's contents as they are now.
+    fn fingerprint(&self, gfn: Gfn) -> u64;
+    /// True when nobody has ever touched the page. Its first reader then gets it for writing: nobody
+    /// else reads there soon.
+    fn is_untouched(&self, gfn: Gfn) -> bool;
     /// Makes a twin: a copy of the page as it is now, after [`Self::set_dirty`]. Nobody can store to
     /// the page meanwhile.
     fn snapshot(&mut self, gfn: Gfn, table: Table);

@@ -6,7 +6,8 @@
 
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, permits_write};
 use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Contents of a page: entries that are not zero.
 pub type Page = BTreeMap<u16, u64>;
@@ -29,6 +30,10 @@ pub struct ArrayStore {
     hand: Option<Page>,
     woken: Vec<Gfn>,
     misuse: Option<&'static str>,
+    /// Pages whose access was taken away in this step and not settled yet.
+    unsettled: BTreeSet<Gfn>,
+    /// Whether a page that nobody mapped counts as untouched.
+    tells_untouched: bool,
     /// A planted bug: dirty bits are not preset.
     clean_kept: bool,
 }
@@ -37,6 +42,11 @@ impl ArrayStore {
     /// Plants a bug: entries that can be written through keep a clear dirty bit.
     pub fn keep_clean(&mut self) {
         self.clean_kept = true;
+    }
+
+    /// Tells the protocol of pages that nobody has touched.
+    pub fn tell_untouched(&mut self) {
+        self.tells_untouched = true;
     }
 
     /// A processor writes through an entry: it sets the dirty bit, in this replica. False when the
@@ -69,7 +79,8 @@ impl ArrayStore {
     /// The first call that an engine could not carry out.
     #[must_use]
     pub fn misuse(&self) -> Option<&'static str> {
-        self.misuse
+        let unsettled = (!self.unsettled.is_empty()).then_some("a step that does not settle");
+        self.misuse.or(unsettled)
     }
 
     /// What the vCPUs may do with the page.
@@ -108,6 +119,11 @@ impl ArrayStore {
         if !fine && self.misuse.is_none() {
             self.misuse = Some(what);
         }
+    }
+
+    fn require_settled(&mut self, gfn: Gfn) {
+        let settled = !self.unsettled.contains(&gfn);
+        self.require(settled, "a look at a page that may still be written");
     }
 
     fn slot(&mut self, gfn: Gfn) -> &mut Slot {
@@ -160,6 +176,7 @@ impl PageStore for ArrayStore {
         let slot = self.slot(gfn);
         slot.access = slot.access.min(Access::Read);
         let valid = slot.valid;
+        self.unsettled.insert(gfn);
         self.require(valid, "protect of a page without contents");
     }
 
@@ -167,7 +184,24 @@ impl PageStore for ArrayStore {
         let slot = self.slot(gfn);
         slot.access = Access::None;
         let valid = std::mem::replace(&mut slot.valid, false);
+        self.unsettled.insert(gfn);
         self.require(valid, "unmap of a page without contents");
+    }
+
+    fn settle(&mut self) {
+        self.unsettled.clear();
+    }
+
+    fn fingerprint(&self, gfn: Gfn) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.page(gfn).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn is_untouched(&self, gfn: Gfn) -> bool {
+        let slot = self.slots.get(&gfn);
+        self.tells_untouched
+            && slot.is_some_and(|slot| slot.page.is_empty() && slot.access == Access::None)
     }
 
     fn snapshot(&mut self, gfn: Gfn, table: Table) {
@@ -185,6 +219,7 @@ impl PageStore for ArrayStore {
         if self.clean_kept {
             return;
         }
+        self.require_settled(gfn);
         let slot = self.slot(gfn);
         let Some(table) = slot.table else { return };
         let fine = slot.access != Access::Write;
@@ -201,6 +236,7 @@ impl PageStore for ArrayStore {
     }
 
     fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) -> bool {
+        self.require_settled(gfn);
         let slot = self.slot(gfn);
         let Some(twin) = slot.twin.as_mut() else {
             self.require(false, "changes of a page without a twin");

@@ -17,7 +17,19 @@ fn planted_drop_invalidation_is_caught() {
 #[test]
 fn planted_skip_confirm_is_caught() {
     let bug = PlantedBug::SkipConfirm;
-    assert_caught(ordinary::one_page(3, 1), bug, names::FITS);
+    assert_caught(replicas::publish(3, false), bug, names::FITS);
+}
+
+#[test]
+fn planted_early_recall_taken_is_caught() {
+    let bug = PlantedBug::EarlyRecallTaken;
+    assert_caught(ordinary::one_page(3, 2), bug, names::FITS);
+}
+
+#[test]
+fn planted_home_copy_forgotten_is_caught() {
+    let bug = PlantedBug::HomeCopyForgotten;
+    assert_caught(ordinary::many_readers(2, 2), bug, names::WRITER_ALONE);
 }
 
 #[test]
@@ -29,7 +41,8 @@ fn planted_grant_early_is_caught() {
 #[test]
 fn planted_lose_epoch_check_is_caught() {
     let bug = PlantedBug::LoseEpochCheck;
-    let stale = Message::Data { gfn: Gfn(0), access: Access::Write, acks: 0, table: None };
+    let stale =
+        Message::Data { gfn: Gfn(0), access: Access::Write, acks: 0, held_us: 0, table: None };
     assert_caught(epochs::stale_message(stale), bug, names::WRITER_ALONE);
 }
 

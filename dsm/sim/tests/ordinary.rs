@@ -5,13 +5,11 @@ use tessera_dsm_sim::models::{epochs, full, lost, ordinary, prove};
 #[test]
 fn one_page_on_two_slices_stays_coherent() {
     prove("2 slices, 3 faults each", ordinary::one_page(2, 3));
-    prove("2 slices, 3 faults each, unordered", ordinary::one_page(2, 3).unordered());
 }
 
 #[test]
 fn one_page_on_three_slices_stays_coherent() {
     prove("3 slices, 2 faults each", ordinary::one_page(3, 2));
-    prove("3 slices, 2 faults each, unordered", ordinary::one_page(3, 2).unordered());
     if full() {
         prove("3 slices, 3 faults each", ordinary::one_page(3, 3));
     }
@@ -20,20 +18,30 @@ fn one_page_on_three_slices_stays_coherent() {
 #[test]
 fn one_page_on_four_slices_stays_coherent() {
     prove("4 slices, 1 fault each", ordinary::one_page(4, 1));
-    if full() {
-        prove("4 slices, 1 fault each, unordered", ordinary::one_page(4, 1).unordered());
-    }
+    if full() {}
 }
 
 #[test]
 fn two_pages_with_two_homes_stay_coherent() {
     prove("2 slices, 2 faults each", ordinary::two_pages(2));
-    prove("2 slices, 2 faults each, unordered", ordinary::two_pages(2).unordered());
 }
 
 #[test]
 fn home_without_vcpus_keeps_pages_coherent() {
     prove("2 slices and a home, 2 faults each", ordinary::memory_only_home(2, 2));
+    if full() {
+        prove("4 slices and a home, 1 fault each", ordinary::memory_only_home(4, 1));
+        prove("3 slices and a home, 2 faults each", ordinary::memory_only_home(3, 2));
+    }
+}
+
+#[test]
+fn home_takes_a_copy_of_a_page_that_many_read() {
+    prove("writer, 3 readers and a home", ordinary::many_readers(3, 1));
+    prove("writer, 2 readers and a home, twice", ordinary::many_readers(2, 2));
+    if full() {
+        prove("writer, 3 readers and a home, twice", ordinary::many_readers(3, 2));
+    }
 }
 
 #[test]
@@ -48,8 +56,18 @@ fn two_vcpus_of_a_slice_wake_and_stay_coherent() {
 fn hold_window_defers_and_ends() {
     prove("2 slices, 3 faults each, hold window", ordinary::one_page(2, 3).hold(1));
     prove("3 slices, 1 fault each, hold window", ordinary::one_page(3, 1).hold(1));
+    prove("2 slices, 3 faults each, busy window", ordinary::one_page(2, 3).hold(1).busy());
     if full() {
         prove("2 slices, 5 faults each, hold window", ordinary::one_page(2, 5).hold(1));
+    }
+}
+
+#[test]
+fn pages_asked_for_ahead_stay_coherent() {
+    prove("2 slices and a home, 1 fault", ordinary::run_ahead(false, 1));
+    prove("2 slices and a home, 1 fault, for writing", ordinary::run_ahead(true, 1));
+    if full() {
+        prove("2 slices and a home, 2 faults", ordinary::run_ahead(false, 2));
     }
 }
 

@@ -43,6 +43,8 @@ fn planted_bugs_are_caught_by_some_seed() {
     for bug in [
         PlantedBug::DropInvalidation,
         PlantedBug::SkipConfirm,
+        PlantedBug::EarlyRecallTaken,
+        PlantedBug::HomeCopyForgotten,
         PlantedBug::GrantEarly,
         PlantedBug::ReleaseWithoutFlush,
         PlantedBug::FlushNotAcknowledged,
@@ -50,9 +52,10 @@ fn planted_bugs_are_caught_by_some_seed() {
         PlantedBug::MergeLosesEntry,
     ] {
         let workload = Some(match bug {
-            PlantedBug::DropInvalidation | PlantedBug::SkipConfirm | PlantedBug::GrantEarly => {
-                Workload::Hot
-            }
+            PlantedBug::DropInvalidation
+            | PlantedBug::EarlyRecallTaken
+            | PlantedBug::HomeCopyForgotten
+            | PlantedBug::GrantEarly => Workload::Hot,
             PlantedBug::MergeLosesEntry => Workload::Conflicts,
             _ => Workload::Tables,
         });

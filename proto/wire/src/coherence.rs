@@ -18,6 +18,8 @@ pub const PAGE_SIZE: usize = 4096;
 pub const HEAD_BYTES: usize = 32;
 /// The most entries that one message carries, so that a message always fits a frame.
 pub const ENTRIES_MAX: usize = 1024;
+/// The most pages that one request asks for.
+pub const RUN_MAX: u16 = 64;
 
 /// What a slice may do with its copy of a page. Ordered: more access is greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,7 +129,16 @@ pub enum Message {
         /// What kind of table page.
         table: Option<Table>,
     },
-    /// Requester to home: done; the next request may be served.
+    /// Requester to home: as a [`Message::Get`] for each of these neighbouring pages.
+    GetRun {
+        /// The first page.
+        gfn: Gfn,
+        /// How many, 1 to [`RUN_MAX`].
+        pages: u16,
+        /// Read or write.
+        want: Access,
+    },
+    /// Converter or heir to home: done; the next request may be served.
     Confirm {
         /// The page.
         gfn: Gfn,
@@ -144,6 +155,8 @@ pub enum Message {
         keep: Access,
         /// Invalidation acknowledgements that the requester must await.
         acks: u16,
+        /// True when the holder has the only copy, or will have it once what is on its way is there.
+        owner: bool,
         /// Set when the requester is to make replicas of the page.
         table: Option<Table>,
     },
@@ -154,8 +167,11 @@ pub enum Message {
         gfn: Gfn,
         /// Who waits for the acknowledgement.
         requester: SliceId,
+        /// How many acknowledgements the requester awaits, if they are all that it awaits.
+        upgrade: u16,
     },
-    /// Home to a requester that has a current copy: write it once `acks` have come.
+    /// Home to a requester that has a current copy: write it once `acks` have come. Left out where
+    /// there are acknowledgements that say so themselves.
     Grant {
         /// The page.
         gfn: Gfn,
@@ -172,6 +188,8 @@ pub enum Message {
         access: Access,
         /// Acknowledgements to await.
         acks: u16,
+        /// For how long the holder kept it after it had been asked, in microseconds.
+        held_us: u32,
         /// Set when the requester is to make replicas of the page.
         table: Option<Table>,
     },
@@ -179,6 +197,10 @@ pub enum Message {
     Acked {
         /// The page.
         gfn: Gfn,
+        /// With so many of these, the requester's copy is the only one. 0 when page or `Grant` tells.
+        upgrade: u16,
+        /// For how long the holder kept it after it had been asked, in microseconds.
+        held_us: u32,
     },
     /// Requester to everyone: keep this replica, do not use it yet. The body travels behind the head.
     Offer {
@@ -313,6 +335,7 @@ const _: () = assert!(size_of::<WireEntry>() == 32);
 const FLAG_BODY: u8 = 1;
 const FLAG_CONFLICT: u8 = 2;
 const FLAG_DROPPED: u8 = 4;
+const FLAG_OWNER: u8 = 8;
 
 /// Kinds on the wire. Their numbers never change meaning.
 mod kind {
@@ -333,6 +356,7 @@ mod kind {
     pub(super) const LEFT: u8 = 15;
     pub(super) const DEMOTED: u8 = 16;
     pub(super) const ROOT: u8 = 17;
+    pub(super) const GET_RUN: u8 = 18;
 }
 
 impl Message {
@@ -347,12 +371,13 @@ impl Message {
     pub fn gfn(&self) -> Option<Gfn> {
         match *self {
             Self::Get { gfn, .. }
+            | Self::GetRun { gfn, .. }
             | Self::Confirm { gfn, .. }
             | Self::Fetch { gfn, .. }
             | Self::Invalidate { gfn, .. }
             | Self::Grant { gfn, .. }
             | Self::Data { gfn, .. }
-            | Self::Acked { gfn }
+            | Self::Acked { gfn, .. }
             | Self::Offer { gfn, .. }
             | Self::Ready { gfn }
             | Self::Go { gfn }
@@ -392,74 +417,94 @@ impl Message {
         };
         let count = u16::try_from(list.len()).expect("at most ENTRIES_MAX entries in a message");
         head.count = count.into();
-        head.kind = self.fill_head(&mut head);
+        head.kind = self.kind();
+        self.fill_head(&mut head);
         (head, list)
     }
 
-    /// Writes the fields of this kind and returns its number.
-    fn fill_head(&self, head: &mut Head) -> u8 {
+    /// Number of this kind.
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Get { .. } => kind::GET,
+            Self::GetRun { .. } => kind::GET_RUN,
+            Self::Confirm { .. } => kind::CONFIRM,
+            Self::Fetch { .. } => kind::FETCH,
+            Self::Invalidate { .. } => kind::INVALIDATE,
+            Self::Grant { .. } => kind::GRANT,
+            Self::Data { .. } => kind::DATA,
+            Self::Acked { .. } => kind::ACKED,
+            Self::Offer { .. } => kind::OFFER,
+            Self::Ready { .. } => kind::READY,
+            Self::Go { .. } => kind::GO,
+            Self::Diff { .. } => kind::DIFF,
+            Self::DiffDone { .. } => kind::DIFF_DONE,
+            Self::Demote { .. } => kind::DEMOTE,
+            Self::Leave { .. } => kind::LEAVE,
+            Self::Left { .. } => kind::LEFT,
+            Self::Demoted { .. } => kind::DEMOTED,
+            Self::Root { .. } => kind::ROOT,
+        }
+    }
+
+    /// Writes the fields of this kind.
+    fn fill_head(&self, head: &mut Head) {
         match self {
             Self::Get { want, table, .. } => {
                 head.access = access_code(*want);
                 head.level = table_code(*table);
-                kind::GET
+            }
+            Self::GetRun { pages, want, .. } => {
+                head.access = access_code(*want);
+                head.count = (*pages).into();
             }
             Self::Confirm { held, .. } => {
                 head.access = held_code(*held);
-                kind::CONFIRM
             }
-            Self::Fetch { requester, keep, acks, table, .. } => {
+            Self::Fetch { requester, keep, acks, owner, table, .. } => {
+                head.flags |= if *owner { FLAG_OWNER } else { 0 };
                 head.slice = requester.0.into();
                 head.access = access_code(*keep);
                 head.count = (*acks).into();
                 head.level = table_code(*table);
-                kind::FETCH
             }
-            Self::Invalidate { requester, .. } => {
+            Self::Invalidate { requester, upgrade, .. } => {
                 head.slice = requester.0.into();
-                kind::INVALIDATE
+                head.count = (*upgrade).into();
             }
             Self::Grant { acks, table, .. } => {
                 head.count = (*acks).into();
                 head.level = table_code(*table);
-                kind::GRANT
             }
-            Self::Data { access, acks, table, .. } => {
+            Self::Data { access, acks, held_us, table, .. } => {
+                head.tag = (*held_us).into();
                 head.access = access_code(*access);
                 head.count = (*acks).into();
                 head.level = table_code(*table);
-                kind::DATA
             }
-            Self::Acked { .. } => kind::ACKED,
+            Self::Acked { upgrade, held_us, .. } => {
+                head.tag = (*held_us).into();
+                head.count = (*upgrade).into();
+            }
             Self::Offer { table, .. } => {
                 head.level = table.code();
-                kind::OFFER
             }
-            Self::Ready { .. } => kind::READY,
-            Self::Go { .. } => kind::GO,
             Self::Diff { flush, .. } => {
                 head.tag = (*flush).into();
-                kind::DIFF
             }
             Self::DiffDone { flush } => {
                 head.tag = (*flush).into();
-                kind::DIFF_DONE
             }
             Self::Demote { conflict, .. } => {
                 head.flags |= if *conflict { FLAG_CONFLICT } else { 0 };
-                kind::DEMOTE
             }
             Self::Leave { heir, dropped, .. } => {
                 head.slice = heir.0.into();
                 head.flags |= if *dropped { FLAG_DROPPED } else { 0 };
-                kind::LEAVE
             }
-            Self::Left { .. } => kind::LEFT,
-            Self::Demoted { .. } => kind::DEMOTED,
             Self::Root { vcpu, .. } => {
                 head.tag = vcpu.0.into();
-                kind::ROOT
             }
+            Self::Ready { .. } | Self::Go { .. } | Self::Left { .. } | Self::Demoted { .. } => {}
         }
     }
 
@@ -497,16 +542,22 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
     let acks = head.count.get();
     Ok(match head.kind {
         kind::GET => Message::Get { gfn, want: access()?, table: table()? },
+        kind::GET_RUN if !(1..=RUN_MAX).contains(&acks) => return Err(field("pages")),
+        kind::GET_RUN => Message::GetRun { gfn, pages: acks, want: access()? },
         kind::CONFIRM => {
             Message::Confirm { gfn, held: decode_held(head.access).ok_or_else(|| field("held"))? }
         }
         kind::FETCH => {
-            Message::Fetch { gfn, requester: slice, keep: access()?, acks, table: table()? }
+            let owner = head.flags & FLAG_OWNER != 0;
+            Message::Fetch { gfn, requester: slice, keep: access()?, acks, owner, table: table()? }
         }
-        kind::INVALIDATE => Message::Invalidate { gfn, requester: slice },
+        kind::INVALIDATE => Message::Invalidate { gfn, requester: slice, upgrade: acks },
         kind::GRANT => Message::Grant { gfn, acks, table: table()? },
-        kind::DATA => Message::Data { gfn, access: access()?, acks, table: table()? },
-        kind::ACKED => Message::Acked { gfn },
+        kind::DATA => {
+            let held_us = head.tag.get();
+            Message::Data { gfn, access: access()?, acks, held_us, table: table()? }
+        }
+        kind::ACKED => Message::Acked { gfn, upgrade: acks, held_us: head.tag.get() },
         kind::OFFER => {
             Message::Offer { gfn, table: Table::decode(head.level).ok_or_else(|| field("level"))? }
         }

@@ -8,7 +8,7 @@ pub mod control;
 pub mod ids;
 
 pub use coherence::{
-    Access, DecodeError, Entry, Half, Held, Level, Message, PAGE_SIZE, PageBody, Table,
+    Access, DecodeError, Entry, Half, Held, Level, Message, PAGE_SIZE, PageBody, RUN_MAX, Table,
 };
 pub use control::Control;
 pub use ids::{Epoch, Gfn, SliceId, VcpuId};

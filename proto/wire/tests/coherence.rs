@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use tessera_wire::coherence::HEAD_BYTES;
 use tessera_wire::coherence::{Level, Message};
 use tessera_wire::{
-    Access, DecodeError, Entry, Epoch, Gfn, Half, Held, PAGE_SIZE, PageBody, SliceId, Table, VcpuId,
+    Access, DecodeError, Entry, Epoch, Gfn, Half, Held, PAGE_SIZE, PageBody, RUN_MAX, SliceId,
+    Table, VcpuId,
 };
 
 fn access() -> impl Strategy<Value = Access> {
@@ -31,25 +32,46 @@ fn about_a_page() -> impl Strategy<Value = Message> {
     let held = prop_oneof![Just(Held::Shared), Just(Held::Exclusive), Just(Held::Replica)];
     prop_oneof![
         (gfn(), access(), table()).prop_map(|(gfn, want, table)| Message::Get { gfn, want, table }),
+        (gfn(), 1..=RUN_MAX, access()).prop_map(|(gfn, pages, want)| Message::GetRun {
+            gfn,
+            pages,
+            want
+        }),
         (gfn(), held).prop_map(|(gfn, held)| Message::Confirm { gfn, held }),
-        (gfn(), slice(), access(), any::<u16>(), table()).prop_map(
-            |(gfn, requester, keep, acks, table)| Message::Fetch {
+        (gfn(), slice(), access(), any::<u16>(), any::<bool>(), table()).prop_map(
+            |(gfn, requester, keep, acks, owner, table)| Message::Fetch {
                 gfn,
                 requester,
                 keep,
                 acks,
+                owner,
                 table
             }
         ),
-        (gfn(), slice()).prop_map(|(gfn, requester)| Message::Invalidate { gfn, requester }),
+        (gfn(), slice(), any::<u16>()).prop_map(|(gfn, requester, upgrade)| Message::Invalidate {
+            gfn,
+            requester,
+            upgrade
+        }),
         (gfn(), any::<u16>(), table()).prop_map(|(gfn, acks, table)| Message::Grant {
             gfn,
             acks,
             table
         }),
-        (gfn(), access(), any::<u16>(), table())
-            .prop_map(|(gfn, access, acks, table)| Message::Data { gfn, access, acks, table }),
-        gfn().prop_map(|gfn| Message::Acked { gfn }),
+        (gfn(), access(), any::<u16>(), any::<u32>(), table()).prop_map(
+            |(gfn, access, acks, held_us, table)| Message::Data {
+                gfn,
+                access,
+                acks,
+                held_us,
+                table
+            }
+        ),
+        (gfn(), any::<u16>(), any::<u32>()).prop_map(|(gfn, upgrade, held_us)| Message::Acked {
+            gfn,
+            upgrade,
+            held_us
+        }),
         gfn().prop_map(|gfn| Message::Ready { gfn }),
         gfn().prop_map(|gfn| Message::Go { gfn }),
         gfn().prop_map(|gfn| Message::Demoted { gfn }),

@@ -225,7 +225,12 @@ impl VmSpec {
                 .timer_spacing
                 .parse()
                 .map_err(|_| choice("the timer spacing", &self.timer_spacing))?,
-            hold: HoldPolicy { min_ns: min * 1000, max_ns: max * 1000, ..HoldPolicy::default() },
+            hold: HoldPolicy {
+                min_ns: min * 1000,
+                max_ns: max * 1000,
+                busy_max_ns: max * 5000,
+                ..HoldPolicy::default()
+            },
         })
     }
 }

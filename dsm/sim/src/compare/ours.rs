@@ -1,11 +1,14 @@
-//! This protocol: the nodes of the engine, each message delivered at once.
+//! This protocol: the nodes of the engine with its foresight, each message delivered at once.
+//!
+//! A page without contents cannot tell by its hash whether it was written; here the access itself tells.
 
 use super::{Algorithm, Cost, Touch};
+use dsm_protocol::foresight::{Habits, Streams, Window};
 use dsm_protocol::{
     Access, Config, Effect, Entry, Epoch, Gfn, HomeRange, HomeTable, Input, Merge, Message, Node,
     PageStore, SliceId, Table,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Pages without contents.
 #[derive(Debug)]
@@ -16,6 +19,13 @@ impl PageStore for Nothing {
     fn map(&mut self, _: Gfn, _: Access) {}
     fn protect(&mut self, _: Gfn) {}
     fn unmap(&mut self, _: Gfn) {}
+    fn settle(&mut self) {}
+    fn fingerprint(&self, _: Gfn) -> u64 {
+        0
+    }
+    fn is_untouched(&self, _: Gfn) -> bool {
+        false
+    }
     fn snapshot(&mut self, _: Gfn, _: Table) {}
     fn set_dirty(&mut self, _: Gfn) {}
     fn points_to(&self, _: Gfn, _: Gfn) -> bool {
@@ -34,10 +44,22 @@ impl PageStore for Nothing {
     fn twin_entries(&self, _: Gfn, _: &mut dyn FnMut(u16, u64)) {}
 }
 
+/// What a slice remembers beside its node, as the engine does.
+#[derive(Debug, Default)]
+struct Memory {
+    habits: Habits,
+    streams: Streams,
+    /// First pages of windows on their way; their first touch asks for the next window.
+    markers: BTreeSet<Gfn>,
+    /// Pages that came for writing on a read, and whether they were written since.
+    foreseen: BTreeMap<Gfn, bool>,
+}
+
 /// A node for each slice, homes in equal parts.
 #[derive(Debug)]
 pub struct Ours {
     nodes: Vec<Node>,
+    memories: Vec<Memory>,
     cost: Cost,
 }
 
@@ -57,7 +79,11 @@ impl Ours {
         let homes = HomeTable::new(ranges.collect()).expect("ranges follow one another");
         let all: Vec<SliceId> = (0..slices).map(SliceId).collect();
         let node = |slice| Node::new(Config::new(slice, all.clone(), homes.clone(), Epoch(1)));
-        Self { nodes: all.iter().map(|slice| node(*slice)).collect(), cost: Cost::default() }
+        Self {
+            nodes: all.iter().map(|slice| node(*slice)).collect(),
+            memories: all.iter().map(|_| Memory::default()).collect(),
+            cost: Cost::default(),
+        }
     }
 
     /// Steps a node and puts what it sends into the queue.
@@ -80,18 +106,60 @@ impl Ours {
     }
 }
 
-impl Algorithm for Ours {
-    fn touch(&mut self, touch: Touch) {
-        let (slice, gfn) = (SliceId(touch.slice), Gfn(touch.page));
-        let want = if touch.write { Access::Write } else { Access::Read };
-        let before = self.nodes[usize::from(touch.slice)].stats();
+impl Ours {
+    /// Steps a node until all that follows from it has arrived.
+    fn settle(&mut self, slice: SliceId, input: Input) {
         let mut queue = VecDeque::new();
-        self.step(slice, Input::Fault { gfn, want }, &mut queue);
+        self.step(slice, input, &mut queue);
         while let Some((from, to, message)) = queue.pop_front() {
             self.step(to, Input::Message { from, epoch: Epoch(1), message }, &mut queue);
         }
-        let after = self.nodes[usize::from(touch.slice)].stats();
-        self.cost.faults += u64::from(after.faults_local == before.faults_local);
+    }
+
+    /// The access to ask for: see `Engine::foreseen`.
+    fn foreseen(memory: &mut Memory, gfn: Gfn, want: Access, held: Access) -> Access {
+        if let Some(written) = memory.foreseen.remove(&gfn) {
+            // It went since.
+            memory.habits.goes(gfn, || u64::from(written));
+        }
+        match (held, want) {
+            (Access::Read, _) => memory.habits.upgrade(gfn),
+            (_, Access::Write) => memory.habits.write(gfn),
+            _ if memory.habits.read(gfn) == Access::Write => {
+                memory.habits.came(gfn, || 0);
+                memory.foreseen.insert(gfn, false);
+                return Access::Write;
+            }
+            _ => {}
+        }
+        want
+    }
+}
+
+impl Algorithm for Ours {
+    fn touch(&mut self, touch: Touch) {
+        let at = usize::from(touch.slice);
+        let (slice, gfn) = (SliceId(touch.slice), Gfn(touch.page));
+        let want = if touch.write { Access::Write } else { Access::Read };
+        let held = self.nodes[at].access(gfn);
+        let memory = &mut self.memories[at];
+        let (missed, marker) = (held < want, memory.markers.remove(&gfn));
+        if missed {
+            let ask = Self::foreseen(memory, gfn, want, held);
+            self.cost.faults += 1;
+            self.settle(slice, Input::Fault { gfn, want: ask });
+        }
+        let memory = &mut self.memories[at];
+        if let Some(written) = memory.foreseen.get_mut(&gfn) {
+            *written |= touch.write;
+        }
+        if !missed && !marker {
+            return;
+        }
+        if let Some(Window { first, pages, want }) = memory.streams.fault(gfn, want) {
+            self.settle(slice, Input::Prefetch { gfn: first, pages, want });
+            self.memories[at].markers.insert(first);
+        }
     }
 
     fn cost(&self) -> Cost {

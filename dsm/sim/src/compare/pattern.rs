@@ -8,9 +8,9 @@ use crate::simulator::random::Random;
 pub enum Pattern {
     /// Every slice works on its own part of memory.
     Private,
-    /// One slice writes a page, the next one reads it.
+    /// One slice writes a page, the next one reads it; a new page each time while there are any.
     Producer,
-    /// Slices take turns in reading and then writing a page: a lock, a counter.
+    /// Slices take turns in reading and then writing 64 pages: locks, counters.
     Migratory,
     /// All read a page, which one slice writes now and then.
     ReadMostly,
@@ -72,8 +72,10 @@ impl Pattern {
                 Touch { slice: slice(first + at % 2), page, write: at % 2 == 0 }
             }
             Self::Migratory => {
-                let page = at / (2 * all) % pages;
-                Touch { slice: slice(page + at / 2), page, write: at % 2 == 1 }
+                let turn = at / 2;
+                let lock = turn % 64.min(pages);
+                let page = lock * (pages / 64.min(pages));
+                Touch { slice: slice(lock + turn / 64), page, write: at % 2 == 1 }
             }
             Self::ReadMostly => {
                 let page = random.below(64.min(pages)) * (pages / 64.min(pages));

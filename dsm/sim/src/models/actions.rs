@@ -16,8 +16,8 @@ pub enum Action {
     Run(usize),
     /// A vCPU decides what to touch, and tries.
     Choose(usize, Gfn, Access),
-    /// A message arrives: pair, place in the queue.
-    Deliver((u16, u16), usize),
+    /// The next message of a pair arrives.
+    Deliver((u16, u16)),
     /// The hold window that a slice's recall waits for ends.
     Tick(u16),
     /// A slice is lost.
@@ -59,10 +59,7 @@ impl Model for Scenario {
             return;
         }
         self.vcpu_actions(state, actions);
-        for (pair, wire) in &state.wires {
-            let reach = if self.ordered { 1 } else { wire.len() };
-            actions.extend((0..reach).map(|index| Action::Deliver(*pair, index)));
-        }
+        actions.extend(state.wires.keys().map(|pair| Action::Deliver(*pair)));
         for slice in 0..self.slices {
             if !state.slice(slice).lost && state.slice(slice).node.next_tick_ns().is_some() {
                 actions.push(Action::Tick(slice));
@@ -78,7 +75,7 @@ impl Model for Scenario {
         match action {
             Action::Run(vcpu) => next.run_next(vcpu, self),
             Action::Choose(vcpu, gfn, access) => next.choose(vcpu, gfn, access, self),
-            Action::Deliver(pair, index) => next.deliver(pair, index, self),
+            Action::Deliver(pair) => next.deliver(pair, self),
             Action::Tick(slice) => next.tick(slice, self),
             Action::Lose(slice) => next.lose(slice),
         }

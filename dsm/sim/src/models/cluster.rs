@@ -117,7 +117,7 @@ impl Cluster {
                     self.run(*slice, vcpu, *op, scenario);
                 }
                 while let Some(pair) = self.wires.keys().next().copied() {
-                    self.deliver(pair, 0, scenario);
+                    self.deliver(pair, scenario);
                 }
                 for slice in 0..scenario.slices {
                     self.tick(slice, scenario);
@@ -174,9 +174,6 @@ impl Cluster {
                 let body = gfn.map(|gfn| self.slice(slice).store.page(gfn));
                 let wire = self.wires.entry((slice, to.0)).or_default();
                 wire.push_back(Packet { message, epoch: EPOCH, body });
-                if !scenario.ordered {
-                    wire.make_contiguous().sort();
-                }
             }
             Effect::Released { token } | Effect::Pinned { token } => {
                 let vcpu = usize::try_from(token).expect("a number of a vCPU");
@@ -189,9 +186,9 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn deliver(&mut self, pair: (u16, u16), index: usize, scenario: &Scenario) {
+    pub(crate) fn deliver(&mut self, pair: (u16, u16), scenario: &Scenario) {
         let Some(wire) = self.wires.get_mut(&pair) else { return };
-        let Some(packet) = wire.remove(index) else { return };
+        let Some(packet) = wire.pop_front() else { return };
         if wire.is_empty() {
             self.wires.remove(&pair);
         }
@@ -280,6 +277,9 @@ impl Cluster {
                     self.fail(Violation::Pin);
                 }
                 Input::Unpin { gfn: Gfn(gfn) }
+            }
+            Op::Prefetch(gfn, pages, write) => {
+                Input::Prefetch { gfn: Gfn(gfn), pages, want: pin_access(write) }
             }
             Op::Root(gfn) => {
                 let vcpu = VcpuId(u32::try_from(vcpu).expect("few vCPUs"));

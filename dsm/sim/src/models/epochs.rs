@@ -19,11 +19,18 @@ pub fn harmful() -> Vec<Message> {
     let gfn = Gfn(0);
     let entry = Entry { gfn, index: 0, old: 0, new: 9 };
     vec![
-        Message::Data { gfn, access: Access::Write, acks: 0, table: None },
-        Message::Acked { gfn },
+        Message::Data { gfn, access: Access::Write, acks: 0, held_us: 0, table: None },
+        Message::Acked { gfn, upgrade: 0, held_us: 0 },
         Message::Confirm { gfn, held: dsm_protocol::Held::Exclusive },
-        Message::Invalidate { gfn, requester: SliceId(2) },
-        Message::Fetch { gfn, requester: SliceId(2), keep: Access::None, acks: 0, table: None },
+        Message::Invalidate { gfn, requester: SliceId(2), upgrade: 0 },
+        Message::Fetch {
+            gfn,
+            requester: SliceId(2),
+            keep: Access::None,
+            acks: 0,
+            owner: true,
+            table: None,
+        },
         Message::Go { gfn },
         Message::Diff { flush: 1, entries: vec![entry] },
     ]

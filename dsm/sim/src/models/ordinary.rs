@@ -20,6 +20,15 @@ pub fn memory_only_home(vcpus: u16, faults: usize) -> Scenario {
     (1..=vcpus).fold(scenario, |scenario, slice| scenario.vcpu(slice, vec![Op::Any(ONE); faults]))
 }
 
+/// A page that one slice writes and others read, far from its home.
+#[must_use]
+pub fn many_readers(readers: u16, times: usize) -> Scenario {
+    let scenario = Scenario::new("many readers", readers + 2, vec![0]);
+    let scenario = scenario.vcpu(1, vec![Op::Store(0, 0, 7); times]);
+    (2..readers + 2)
+        .fold(scenario, |scenario, slice| scenario.vcpu(slice, vec![Op::Load(0, 0); times]))
+}
+
 /// Two slices, two pages with a home each.
 #[must_use]
 pub fn two_pages(faults: usize) -> Scenario {
@@ -34,6 +43,14 @@ pub fn two_vcpus_each(faults: usize) -> Scenario {
     [0, 0, 1, 1]
         .into_iter()
         .fold(scenario, |scenario, slice| scenario.vcpu(slice, vec![Op::Any(ONE); faults]))
+}
+
+/// Two pages of a home that is only that, asked for ahead by one message, while others use them.
+#[must_use]
+pub fn run_ahead(write: bool, faults: usize) -> Scenario {
+    Scenario::new("a run asked for ahead", 3, vec![0, 0])
+        .vcpu(1, [Op::Prefetch(0, 2, write), Op::Any(TWO)])
+        .vcpu(2, vec![Op::Any(TWO); faults])
 }
 
 /// A pin for reading and one for writing on two slices while a third touches the page.

@@ -42,6 +42,8 @@ pub enum Op {
     Interrupt(u8),
     /// Wait for the interrupt.
     AwaitInterrupt(u8),
+    /// So many pages are asked for ahead, for reading (false) or writing (true).
+    Prefetch(u64, u16, bool),
     /// The VMM pins the page for reading (false) or writing (true).
     Pin(u64, bool),
     /// The VMM lets go of it.
@@ -83,8 +85,8 @@ pub struct Scenario {
     pub replicate: bool,
     /// Hold window; 0 is none. Its end is an action of its own.
     pub hold_ns: u64,
-    /// Whether messages of one pair of slices stay in order.
-    pub ordered: bool,
+    /// Whether pages that are written all the time stay longer.
+    pub busy: bool,
     /// Messages on their way from another epoch: from, to, message.
     pub stale: Vec<(u16, u16, Message)>,
     /// Whether a slice may be lost, at any moment.
@@ -108,7 +110,7 @@ impl Scenario {
             prologue: Vec::new(),
             replicate: false,
             hold_ns: 0,
-            ordered: true,
+            busy: false,
             stale: Vec::new(),
             lose: false,
             planted: None,
@@ -122,10 +124,10 @@ impl Scenario {
         self
     }
 
-    /// Lets messages of a pair overtake one another.
+    /// Pages that are written all the time stay twice as long.
     #[must_use]
-    pub fn unordered(mut self) -> Self {
-        self.ordered = false;
+    pub fn busy(mut self) -> Self {
+        self.busy = true;
         self
     }
 
@@ -151,10 +153,9 @@ impl Scenario {
         let ranges = (0..).zip(&self.homes);
         let ranges = ranges
             .map(|(frame, home)| HomeRange { frames: frame..frame + 1, home: SliceId(*home) });
-        let hold = match self.hold_ns {
-            0 => HoldPolicy::NONE,
-            ns => HoldPolicy { min_ns: ns, max_ns: ns, percent_of_fault: 0 },
-        };
+        let busy = if self.busy { 2 * self.hold_ns } else { 0 };
+        let hold =
+            HoldPolicy { busy_min_ns: busy, busy_max_ns: busy, ..HoldPolicy::fixed(self.hold_ns) };
         Node::new(Config {
             local: SliceId(local),
             slices: (0..self.slices).map(SliceId).collect(),

@@ -83,8 +83,8 @@ pub(crate) enum Step {
     /// The page was freed by another slice: it must be no replica.
     Free(u64),
     Release,
-    /// Ask for a page ahead of time.
-    Prefetch(u64, bool),
+    /// Ask for so many pages ahead of time.
+    Prefetch(u64, u16, bool),
     Pin(u64, bool),
     Unpin(u64),
 }
@@ -216,9 +216,8 @@ pub(crate) fn plan(
         }
         1 => plan.push_back(Step::Release),
         2 => {
-            for next in frame..frames.min(frame + 4) {
-                plan.push_back(Step::Prefetch(next, write));
-            }
+            let pages = u16::try_from(4.min(frames - frame)).expect("small");
+            plan.push_back(Step::Prefetch(frame, pages, write));
         }
         _ if write => plan.push_back(Step::Write(frame, index, random.next() | 1)),
         _ => plan.push_back(Step::Read(frame, index)),

@@ -170,9 +170,11 @@ impl World {
         let homes = HomeTable::new(ranges).expect("ranges follow one another");
         let hold = match random.below(3) {
             // Without any window a contended page leaves its own home in the step that brings it.
-            0 => HoldPolicy { min_ns: 1_000, max_ns: 1_000, percent_of_fault: 0 },
+            0 => HoldPolicy::fixed(1_000),
             1 => HoldPolicy::default(),
-            _ => HoldPolicy { min_ns: 1_000, max_ns: 50_000, percent_of_fault: 100 },
+            _ => {
+                HoldPolicy { min_ns: 1_000, max_ns: 50_000, percent: 100, ..HoldPolicy::default() }
+            }
         };
         let mut world = Self {
             setup,
@@ -210,6 +212,9 @@ impl World {
 
     fn add_slice(&mut self, local: u16, half: u16, homes: &HomeTable, hold: HoldPolicy) {
         let mut store = ArrayStore::default();
+        if self.setup.seed.is_multiple_of(3) {
+            store.tell_untouched();
+        }
         for frame in 0..self.frames {
             if homes.home(Gfn(frame)) == Some(SliceId(local)) {
                 let root = Page::from([(half, workload::table(MIDDLE))]);
@@ -346,10 +351,10 @@ impl World {
                 let want = if write { Access::Write } else { Access::Read };
                 self.step(slice, Input::Pin { gfn: Gfn(frame), want, token }, None)
             }
-            Step::Prefetch(frame, write) => {
+            Step::Prefetch(frame, pages, write) => {
                 let want = if write { Access::Write } else { Access::Read };
                 self.done(vcpu);
-                self.step(slice, Input::Prefetch { gfn: Gfn(frame), want }, None)
+                self.step(slice, Input::Prefetch { gfn: Gfn(frame), pages, want }, None)
             }
             Step::Unpin(frame) => {
                 self.done(vcpu);

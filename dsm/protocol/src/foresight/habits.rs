@@ -18,8 +18,8 @@
 //! decides, for all alike. That took half of the upgrades away here as well, but brought 8 reads for
 //! 12 upgrades saved, for slices that only look at a page were given it too.
 
-use dsm_protocol::{Access, Gfn};
 use std::collections::BTreeMap;
+use wire::{Access, Gfn};
 
 /// From this score on a read asks for write access.
 const FORESEES: u8 = 2;
@@ -58,12 +58,12 @@ impl Page {
 
 /// What this slice did with the pages that came.
 #[derive(Debug, Default)]
-pub(crate) struct Habits {
+pub struct Habits {
     pages: BTreeMap<Gfn, Page>,
     /// Reads that asked for write access.
-    pub(crate) foreseen: u64,
+    pub foreseen: u64,
     /// Of these, pages that went unwritten.
-    pub(crate) in_vain: u64,
+    pub in_vain: u64,
 }
 
 impl Habits {
@@ -75,12 +75,12 @@ impl Habits {
     }
 
     /// Whether a read of the page would ask for write access.
-    pub(crate) fn foresees(&self, gfn: Gfn) -> bool {
+    pub fn foresees(&self, gfn: Gfn) -> bool {
         self.pages.get(&gfn).is_some_and(|page| page.score >= FORESEES)
     }
 
     /// A page that is not here is read: the access to ask for.
-    pub(crate) fn read(&mut self, gfn: Gfn) -> Access {
+    pub fn read(&mut self, gfn: Gfn) -> Access {
         let page = self.page(gfn);
         if page.visit == Visit::Read {
             // It went without having been written.
@@ -97,14 +97,14 @@ impl Habits {
 
     /// A page that is not here is written. That tells less than an upgrade: a slice may write a page
     /// at some times and only read it at others.
-    pub(crate) fn write(&mut self, gfn: Gfn) {
+    pub fn write(&mut self, gfn: Gfn) {
         let page = self.page(gfn);
         page.visit = Visit::None;
         page.good(1);
     }
 
     /// A page that came for reading is written.
-    pub(crate) fn upgrade(&mut self, gfn: Gfn) {
+    pub fn upgrade(&mut self, gfn: Gfn) {
         let page = self.page(gfn);
         if page.visit == Visit::Read {
             page.good(2);
@@ -113,14 +113,14 @@ impl Habits {
     }
 
     /// The page is here with write access; `hash` is called if its contents matter.
-    pub(crate) fn came(&mut self, gfn: Gfn, hash: impl FnOnce() -> u64) {
+    pub fn came(&mut self, gfn: Gfn, hash: impl FnOnce() -> u64) {
         if let Some(page) = self.pages.get_mut(&gfn).filter(|page| page.visit == Visit::Foreseen) {
             page.visit = Visit::Came(hash());
         }
     }
 
     /// The page can no longer be written here.
-    pub(crate) fn goes(&mut self, gfn: Gfn, hash: impl FnOnce() -> u64) {
+    pub fn goes(&mut self, gfn: Gfn, hash: impl FnOnce() -> u64) {
         let Some(page) = self.pages.get_mut(&gfn) else { return };
         let Visit::Came(before) = page.visit else { return };
         page.visit = Visit::None;

@@ -13,14 +13,14 @@
 //! So there is a window on its way while the guest works through the one before. If it is faster, it
 //! faults behind the last window, and the run goes on from there.
 
-use dsm_protocol::{Access, Gfn};
+use wire::{Access, Gfn, RUN_MAX};
 
 /// Runs that are followed at a time: a few vCPUs, each with a source and a target.
 const STREAMS: usize = 8;
 /// Faults in a row that make a run.
 const PROOF: u32 = 3;
 /// Pages of a window at most.
-const WINDOW_MAX: u64 = 64;
+const WINDOW_MAX: u16 = RUN_MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
@@ -30,26 +30,29 @@ struct Stream {
     marker: Option<Gfn>,
     want: Access,
     faults: u32,
-    window: u64,
+    window: u16,
 }
 
 /// Pages to fetch. The first is the marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Window {
-    pub(crate) first: Gfn,
-    pub(crate) pages: u64,
-    pub(crate) want: Access,
+pub struct Window {
+    /// The first page.
+    pub first: Gfn,
+    /// How many.
+    pub pages: u16,
+    /// The access that the run needs.
+    pub want: Access,
 }
 
 /// The runs of one slice, the latest first.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub struct Streams {
     latest: Vec<Stream>,
 }
 
 impl Streams {
     /// Takes note of a fault or of the touch of a marker, and says what to fetch.
-    pub(crate) fn fault(&mut self, gfn: Gfn, want: Access) -> Option<Window> {
+    pub fn fault(&mut self, gfn: Gfn, want: Access) -> Option<Window> {
         let continues =
             |run: &Stream| run.marker == Some(gfn) || (run.next == gfn && run.want == want);
         let mut run = match self.latest.iter().position(continues) {
@@ -62,7 +65,7 @@ impl Streams {
         let mut found = None;
         if run.faults >= PROOF {
             run.window = (run.window * 2).clamp(2, WINDOW_MAX);
-            run.next = Gfn(first.0 + run.window);
+            run.next = Gfn(first.0 + u64::from(run.window));
             run.marker = Some(first);
             found = Some(Window { first, pages: run.window, want: run.want });
         }
@@ -76,7 +79,7 @@ impl Streams {
 mod tests {
     use super::*;
 
-    fn window(first: u64, pages: u64) -> Option<Window> {
+    fn window(first: u64, pages: u16) -> Option<Window> {
         Some(Window { first: Gfn(first), pages, want: Access::Read })
     }
 
@@ -102,7 +105,7 @@ mod tests {
         let pages = [7, 9, 8, 30, 10, 31, 50, 11, 70];
         let windows = pages.map(|n| streams.fault(Gfn(n), Access::Read));
         // 10 follows 9 and 31 follows 30, but no third fault in a row; 9, 10, 11 is a run.
-        assert_eq!(windows.iter().flatten().map(|window| window.pages).sum::<u64>(), 2);
+        assert_eq!(windows.iter().flatten().map(|window| window.pages).sum::<u16>(), 2);
     }
 
     #[test]
