@@ -4,6 +4,7 @@
 use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
+use crate::microvm::Done;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::raw::stream;
 use crate::samples::median;
@@ -28,12 +29,13 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for carrier in [Carrier::Shm, Carrier::Tcp] {
-        let [raw, ordered, scattered] = measure(setting, carrier, pages, rounds)?;
+        let [raw, local, ordered, scattered] = measure(setting, carrier, pages, rounds)?;
         let mut row = |what: &str, bandwidth: f64| {
             let figures = vec![("MB/s".to_owned(), bandwidth)];
             rows.push(Row { name: format!("{} {what}", carrier.name()), figures });
         };
         row("raw stream", raw);
+        row("first touch of local memory", local);
         row("in order", ordered);
         row("scattered", scattered);
         let what = format!("{} in order / raw stream", carrier.name());
@@ -42,13 +44,19 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     Ok(Outcome { name: "scan".into(), conditions, rows, bars, shown: "MB/s".into() })
 }
 
-/// Bandwidths of the raw stream, of reading in order and of reading scattered.
-fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> Result<[f64; 3]> {
-    let per_ns = cycles_per_ns();
-    let (mut raw, mut ordered, mut scattered) = (Vec::new(), Vec::new(), Vec::new());
+/// Bandwidths of the raw stream, of a guest that touches memory of its own slice for the first time,
+/// of reading remote memory in order and of reading it scattered.
+fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> Result<[f64; 4]> {
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let bandwidth = |done: &Done| {
+        let cycles = done.job.elapsed as f64;
+        pages as f64 * PAGE / (cycles / cycles_per_ns()) * 1000.0
+    };
+    let mut found = [const { Vec::new() }; 4];
+    let [raw, local, ordered, scattered] = &mut found;
     for _ in 0..rounds {
         raw.push(stream(carrier, usize::try_from(pages)?, CORES)?);
-        for (stride, found) in [(1, &mut ordered), (0, &mut scattered)] {
+        for (stride, remote) in [(1, &mut *ordered), (0, &mut *scattered)] {
             // A slice learns its habits: each reading has slices of its own.
             let mut cluster = Cluster::new(&setting.two_slices(carrier, &[512, pages]))?;
             let job = Job {
@@ -58,14 +66,12 @@ fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> R
                 rounds: 1,
                 ..Job::default()
             };
-            cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?;
+            local.push(bandwidth(&cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?));
             let done = cluster.run(0, 0, Job { stride, ..job })?;
             let report = cluster.report(0)?;
             ensure!(report.pages_in == pages, "{} pages came, not {pages}", report.pages_in);
-            #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-            let (bytes, cycles) = (pages as f64 * PAGE, done.job.elapsed as f64);
-            found.push(bytes / (cycles / per_ns) * 1000.0);
+            remote.push(bandwidth(&done));
         }
     }
-    Ok([raw, ordered, scattered].map(median))
+    Ok(found.map(median))
 }
