@@ -15,7 +15,7 @@ use crate::fault_log::FaultLog;
 use crate::handle::{Command, CopyError, Handle};
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, Report};
-use crate::schedule;
+use crate::schedule::{self, Look};
 use crate::store::Store;
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
@@ -258,15 +258,17 @@ impl Engine {
 
     /// Sleeps until there is something to do; tells whether faults, frames or commands wait.
     fn wait(&mut self) -> Result<[bool; 3], EngineError> {
-        let due = [self.node.next_tick_ns(), self.store.asked.due_ns()].into_iter().flatten().min();
-        let due =
-            due.map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(self.now())).min(IDLE));
+        let now = self.now();
+        let look = self.look(now);
+        let due = [self.node.next_tick_ns(), self.store.asked.due_ns(), look.wake_ns];
+        let due = due.into_iter().flatten().min();
+        let due = due.map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(now)).min(IDLE));
         let fds = [
             self.store.uffd.as_raw_fd(),
             self.transport.readiness().as_raw_fd(),
             self.bell.as_raw_fd(),
         ];
-        let limit = self.spin_limit().min(due);
+        let limit = look.spin.min(due);
         let start = Instant::now();
         while start.elapsed() < limit {
             let ready = poll(fds, Duration::ZERO).map_err(EngineError::Wait)?;
@@ -277,14 +279,13 @@ impl Engine {
         poll(fds, due).map_err(EngineError::Wait)
     }
 
-    /// How long to look for an answer before sleeping: as long as a vCPU waits for it anyway.
-    fn spin_limit(&mut self) -> Duration {
+    /// How long to look for answers before sleeping, and when to be awake for one.
+    fn look(&mut self, now: u64) -> Look {
         let node = &self.node;
         self.demanded.retain(|gfn| node.is_waiting(*gfn));
-        if self.demanded.is_empty() {
-            return Duration::ZERO;
-        }
-        schedule::spin_limit(Duration::from_nanos(node.mean_transfer_ns()))
+        let limit = schedule::spin_limit(Duration::from_nanos(node.mean_transfer_ns()));
+        let looks = self.demanded.iter().map(|gfn| Look::new(limit, now, node.expected_ns(*gfn)));
+        looks.reduce(Look::join).unwrap_or_default()
     }
 
     fn take_faults(&mut self) -> Result<(), EngineError> {

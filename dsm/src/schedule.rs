@@ -3,7 +3,8 @@
 //! It sleeps when nothing is to be done. Sleeping and waking costs tens of microseconds where an idle
 //! core is halted, about as much as a whole transfer between hosts. So while an answer is expected
 //! it looks for it for about as long as a fault takes, and sleeps only then. Where faults take longer than
-//! [`WORTH_SPINNING`], as on emulated hosts, it never does.
+//! [`WORTH_SPINNING`], as on emulated hosts, it never does. A page that another slice keeps for a while, as
+//! it did last time, is looked for when it should come.
 #![expect(unsafe_code, reason = "the scheduling policy of a thread")]
 // UNSAFETY: one system call with a structure on the stack.
 
@@ -47,9 +48,60 @@ pub(crate) fn spin_limit(mean: Duration) -> Duration {
     if mean > WORTH_SPINNING { Duration::ZERO } else { mean.min(SPIN_MAX) }
 }
 
+/// How to wait for a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// Look for it so long.
+    pub(crate) spin: Duration,
+    /// Be awake then.
+    pub(crate) wake_ns: Option<u64>,
+}
+
+impl Look {
+    /// For a page that is expected at some time, if its holder keeps it as long as last time. To look
+    /// before then is in vain; to be asleep then costs a wake-up of a halted core.
+    pub(crate) fn new(limit: Duration, now_ns: u64, expected_ns: Option<u64>) -> Self {
+        let Some(expected) = expected_ns.filter(|_| !limit.is_zero()) else {
+            return Self { spin: limit, wake_ns: None };
+        };
+        let margin = nanoseconds(SPIN_MAX);
+        let start = expected.saturating_sub(margin);
+        if now_ns < start {
+            return Self { spin: Duration::ZERO, wake_ns: Some(start) };
+        }
+        let left = (expected + margin).saturating_sub(now_ns);
+        Self { spin: Duration::from_nanos(left), wake_ns: None }
+    }
+
+    /// For both of two pages.
+    pub(crate) fn join(self, other: Self) -> Self {
+        let wake = [self.wake_ns, other.wake_ns].into_iter().flatten().min();
+        Self { spin: self.spin.max(other.spin), wake_ns: wake }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn page_that_is_held_for_long_is_looked_for_when_it_should_come() {
+        let (us, limit) = (Duration::from_micros, Duration::from_micros(100));
+        let look = |now| Look::new(limit, now, Some(1_000_000));
+        assert_eq!(look(0), Look { spin: us(0), wake_ns: Some(850_000) });
+        assert_eq!(look(900_000), Look { spin: us(250), wake_ns: None });
+        assert_eq!(look(2_000_000), Look::default());
+        assert_eq!(Look::new(limit, 0, None), Look { spin: limit, wake_ns: None });
+        // Where faults take long, nothing is looked for.
+        assert_eq!(Look::new(us(0), 0, Some(1_000_000)), Look::default());
+
+        let both = look(0).join(Look::new(limit, 0, None));
+        assert_eq!(both, Look { spin: limit, wake_ns: Some(850_000) });
+    }
 
     #[test]
     fn spin_follows_the_mean_within_its_bound() {

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! While one slice has the page the others wait, so of the time of a busy page a transfer is lost for each
-//! window. A window of 20 transfers loses a twentieth. But a slice that does nothing with the page
-//! would make the others wait for nothing: so only a page whose contents go on changing is kept longer.
+//! window. A window of 100 transfers loses a hundredth. But a slice that does nothing with the page
+//! would make the others wait for nothing: so only a page whose contents go on changing is kept longer,
+//! each time for thrice as long as so far. What is kept in vain is thus in proportion to what was not.
 
 use crate::node::Node;
 use crate::pages::Copy;
@@ -57,7 +58,7 @@ impl Default for HoldPolicy {
             percent: 150,
             busy_min_ns: 0,
             busy_max_ns: 10_000_000,
-            busy_percent: 2_500,
+            busy_percent: 10_000,
         }
     }
 }
@@ -114,7 +115,32 @@ impl Hold {
     }
 }
 
+/// A page that its holder kept for longer than this is waited for with its habits in mind.
+const LONG_US: u32 = 500;
+/// Such pages remembered. Beyond that all are forgotten.
+const LONG_MAX: usize = 1024;
+
 impl Node {
+    /// How long holders kept a page that has come.
+    pub(crate) fn note_habit(&mut self, gfn: Gfn, held_us: u32) {
+        if held_us < LONG_US {
+            self.long_held.remove(&gfn);
+            return;
+        }
+        if self.long_held.len() >= LONG_MAX {
+            self.long_held.clear();
+        }
+        self.long_held.insert(gfn, held_us);
+    }
+
+    /// When a page that is waited for should come, in the clock of the steps, if its holder keeps it
+    /// for a while and as long as last time. A shell that knows can be awake by then.
+    #[must_use]
+    pub fn expected_ns(&self, gfn: Gfn) -> Option<u64> {
+        let held_ns = u64::from(*self.long_held.get(&gfn)?) * 1000;
+        Some(self.waits.get(&gfn)?.since + held_ns)
+    }
+
     /// Opens the window of a page that has come.
     pub(crate) fn hold_page(&mut self, gfn: Gfn) {
         let window = self.hold.window_ns();
@@ -150,7 +176,7 @@ impl Node {
             return None;
         }
         self.stats.held_longer += 1;
-        held.until = end.min(now + busy / 4);
+        held.until = end.min(now + 3 * (now - held.since));
         Some(held.until)
     }
 }

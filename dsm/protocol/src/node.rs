@@ -172,6 +172,8 @@ pub struct Node {
     pub(crate) deferred: BTreeMap<Gfn, VecDeque<Deferred>>,
     /// The hold windows of pages that came lately.
     pub(crate) held: BTreeMap<Gfn, Held>,
+    /// Pages that other slices kept for long after they were asked, and for how long, in microseconds.
+    pub(crate) long_held: BTreeMap<Gfn, u32>,
     pub(crate) hold: Hold,
     pub(crate) pins: BTreeMap<Gfn, Pins>,
     pub(crate) tables: Tables,
@@ -204,6 +206,7 @@ impl Node {
             serving: BTreeMap::new(),
             deferred: BTreeMap::new(),
             held: BTreeMap::new(),
+            long_held: BTreeMap::new(),
             hold: Hold::new(config.hold),
             pins: BTreeMap::new(),
             tables: Tables::new(config.replicate),

@@ -20,7 +20,7 @@ use wire::{Access, Gfn, Held, Message, RUN_MAX, SliceId, Table};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wait {
     want: Access,
-    since: u64,
+    pub(crate) since: u64,
     /// For how long a holder kept the page after it had been asked, at most.
     held_us: u32,
     /// What was granted, and how many acknowledgements belong to it.
@@ -228,6 +228,7 @@ impl Node {
         let Some(wait) = self.waits.remove(&gfn) else { return false };
         let held = u64::from(wait.held_us).saturating_mul(1000);
         self.hold.measured(self.now.saturating_sub(wait.since).saturating_sub(held));
+        self.note_habit(gfn, wait.held_us);
         self.hold_page(gfn);
         wait.confirms
     }
