@@ -13,7 +13,7 @@
 // UNSAFETY: the process has one thread when it forks.
 
 use crate::carrier::Carrier;
-use crate::microvm::Done;
+use crate::crew::{Crew, Done, Span};
 use crate::placement::Place;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -56,7 +56,7 @@ enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Started,
-    Done(Vec<u64>, Vec<u32>),
+    Done(Vec<u64>, Vec<u32>, Span),
     Report(Box<Report>),
     Failed(String),
 }
@@ -73,6 +73,8 @@ struct Remote {
 pub struct Cluster {
     own: Option<Slice>,
     others: Vec<Remote>,
+    /// Slice, and number within it, of all vCPUs.
+    vcpus: Vec<(usize, usize)>,
 }
 
 impl Cluster {
@@ -86,7 +88,9 @@ impl Cluster {
         let count = u16::try_from(plan.homes.len())?;
         let mut ends: Vec<Option<Box<dyn Transport>>> =
             plan.carrier.mesh(count)?.into_iter().map(Some).collect();
-        let mut cluster = Self { own: None, others: Vec::new() };
+        let by_slice = plan.places.iter().map(|places| places.len()).enumerate();
+        let vcpus = by_slice.flat_map(|(slice, vcpus)| (0..vcpus).map(move |vcpu| (slice, vcpu)));
+        let mut cluster = Self { own: None, others: Vec::new(), vcpus: vcpus.collect() };
         for local in 1..count {
             cluster.others.push(fork(plan, local, &mut ends)?);
             ends[usize::from(local)] = None;
@@ -122,7 +126,7 @@ impl Cluster {
         match slice.checked_sub(1) {
             None => self.own()?.wait(vcpu),
             Some(other) => match self.ask(other, &Request::Wait(vcpu))? {
-                Answer::Done(words, samples) => Ok(Done { job: job(&words)?, samples }),
+                Answer::Done(words, samples, span) => Ok(Done { job: job(&words)?, samples, span }),
                 answer => bail!("slice {slice} answers {answer:?}"),
             },
         }
@@ -173,6 +177,19 @@ impl Cluster {
             Answer::Failed(cause) => Err(anyhow!("slice {}: {cause}", other + 1)),
             answer => Ok(answer),
         }
+    }
+}
+
+/// All vCPUs, slice by slice.
+impl Crew for Cluster {
+    fn start(&mut self, worker: usize, job: Job) -> Result<()> {
+        let (slice, vcpu) = *self.vcpus.get(worker).context("no such vCPU")?;
+        Self::start(self, slice, vcpu, job)
+    }
+
+    fn wait(&mut self, worker: usize) -> Result<Done> {
+        let (slice, vcpu) = *self.vcpus.get(worker).context("no such vCPU")?;
+        Self::wait(self, slice, vcpu)
     }
 }
 
@@ -242,7 +259,8 @@ fn child(plan: &Plan<'_>, local: u16, end: Box<dyn Transport>, stream: UnixStrea
                 job(&words).and_then(|job| slice.start(vcpu, job)).map(|()| Answer::Started)
             }
             Request::Wait(vcpu) => {
-                slice.wait(vcpu).map(|done| Answer::Done(words(&done.job), done.samples))
+                let done = slice.wait(vcpu);
+                done.map(|done| Answer::Done(words(&done.job), done.samples, done.span))
             }
             Request::Report => slice.report().map(|report| Answer::Report(Box::new(report))),
         };

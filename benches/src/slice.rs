@@ -1,7 +1,8 @@
 //! One slice of a benchmark: an engine, and a microguest on it.
 
 use crate::cluster::Plan;
-use crate::microvm::{Done, MicroVm};
+use crate::crew::Done;
+use crate::microvm::MicroVm;
 use crate::paging::GuestPages;
 use anyhow::{Context, Result};
 use dsm::{
