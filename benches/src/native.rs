@@ -4,6 +4,7 @@
 // UNSAFETY: a job is bounded by the memory before it runs, and the threads end before the memory does.
 
 use crate::crew::{Answer, Crew, Done, Worker, spanned};
+use crate::microvm::Slot;
 use crate::placement::Place;
 use anyhow::{Context, Result, ensure};
 use dsm::GuestRam;
@@ -28,14 +29,26 @@ impl Native {
     pub fn new(pages: u64, places: &[Place]) -> Result<Self> {
         let first = SHARED / 4096;
         let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..first + pages)))?);
-        let (_, host, _) = ram.slots().first().copied().context("memory of one piece")?;
-        let host = u64::try_from(host)?;
+        let slot = ram.slots().first().copied().context("memory of one piece")?;
+        Self::over(slot, &ram, places)
+    }
+
+    /// Threads at these places, over memory that somebody else answers for: a slice's.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn over(
+        (_, host, bytes): Slot,
+        keep: &Arc<impl Send + Sync + 'static>,
+        places: &[Place],
+    ) -> Result<Self> {
+        let (host, pages) = (u64::try_from(host)?, bytes / 4096);
         let start = |(number, place): (usize, &Place)| {
-            let (ram, samples) = (Arc::clone(&ram), (0..SAMPLES / 2).map(|_| AtomicU64::new(0)));
+            let (keep, samples) = (Arc::clone(keep), (0..SAMPLES / 2).map(|_| AtomicU64::new(0)));
             let samples: Vec<AtomicU64> = samples.collect();
             Worker::start(format!("native{number}"), *place, move |job| {
                 // Lives as long as this thread does.
-                let _keep = &ram;
+                let _keep = &keep;
                 one(job, host, pages, &samples)
             })
         };

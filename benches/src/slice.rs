@@ -43,6 +43,7 @@ impl Uplink for Loud {
 pub struct Slice {
     /// Gone before the engine is.
     vm: Option<MicroVm>,
+    ram: Arc<GuestRam>,
     handle: Handle,
     thread: Option<JoinHandle<()>>,
     over: Loud,
@@ -75,13 +76,20 @@ impl Slice {
             core: plan.engines.get(at).and_then(|place| place.core()),
         })
         .context("start a memory engine")?;
-        let mut slice = Self { vm: None, handle, thread: Some(thread), over };
+        let mut slice =
+            Self { vm: None, ram: Arc::clone(&ram), handle, thread: Some(thread), over };
         let places = plan.places.get(at).copied().unwrap_or(&[]);
         if !places.is_empty() {
             let slots = ram.slots();
             slice.vm = Some(MicroVm::new(plan.image, &slots, ram, places, GuestPages::Small)?);
         }
         Ok(slice)
+    }
+
+    /// The slice's view of the shared memory.
+    #[must_use]
+    pub fn memory(&self) -> Arc<GuestRam> {
+        Arc::clone(&self.ram)
     }
 
     fn vm(&self) -> Result<&MicroVm> {

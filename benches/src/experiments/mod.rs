@@ -1,5 +1,6 @@
 //! The experiments of `./x bench`.
 
+pub mod chains;
 pub mod faults;
 pub mod npb;
 pub mod scan;
