@@ -107,7 +107,7 @@ fn control(criterion: &mut Criterion) {
 fn short() -> Criterion {
     Criterion::default()
         .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_secs(1))
+        .measurement_time(Duration::from_millis(600))
 }
 
 criterion_group! { name = benches; config = short(); targets = coherence, control }

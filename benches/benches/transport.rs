@@ -39,7 +39,7 @@ fn round_trips(criterion: &mut Criterion) {
 fn short() -> Criterion {
     Criterion::default()
         .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
+        .measurement_time(Duration::from_millis(1200))
         .sample_size(50)
 }
 
