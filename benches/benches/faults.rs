@@ -107,9 +107,8 @@ impl Local {
         let first = SHARED / 4096;
         let ram = GuestRam::new(std::slice::from_ref(&(first..first + CHUNK)));
         let ram = Arc::new(ram.expect("memory"));
-        let slot = ram.slots()[0];
         let pager = Pager::new(Arc::clone(&ram), CORES[0]).expect("a pager");
-        let thread = Native::over(slot, &ram, &CORES[..1]).expect("a thread");
+        let thread = Native::over(&ram, &CORES[..1]).expect("a thread");
         Self { thread, pager }
     }
 

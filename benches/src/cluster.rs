@@ -23,11 +23,13 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use transport::Transport;
 
 /// No request takes longer.
 const LIMIT: Duration = Duration::from_secs(130);
+/// How long a thread that has ended may still be seen.
+const LAST_MOMENT: Duration = Duration::from_millis(200);
 
 /// What to build.
 #[derive(Clone, Debug)]
@@ -83,8 +85,7 @@ impl Cluster {
     /// # Errors
     /// KVM, userfaultfd or the transport refuse.
     pub fn new(plan: &Plan<'_>) -> Result<Self> {
-        let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
-        ensure!(threads == 1, "a cluster starts before any other thread, not beside {threads}");
+        alone()?;
         let count = u16::try_from(plan.homes.len())?;
         let mut ends: Vec<Option<Box<dyn Transport>>> =
             plan.carrier.mesh(count)?.into_iter().map(Some).collect();
@@ -204,6 +205,20 @@ impl Drop for Cluster {
             unsafe { libc::waitpid(remote.process, std::ptr::null_mut(), 0) };
         }
         self.own = None;
+    }
+}
+
+/// Makes sure that this process has one thread. One that was just joined may be seen for a moment.
+fn alone() -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
+        if threads == 1 {
+            return Ok(());
+        }
+        let others = threads - 1;
+        ensure!(start.elapsed() < LAST_MOMENT, "a cluster wants no other threads, not {others}");
+        std::thread::yield_now();
     }
 }
 

@@ -40,9 +40,7 @@ impl Engines {
         let slice = |local, end: Box<dyn Transport>| Slice::new(&plan, local, end);
         let slices = [slice(0, first)?, slice(1, second)?];
         let thread = |slice: &Slice, place: &Place| {
-            let ram = slice.memory();
-            let slot = ram.slots().first().copied().context("memory of one piece")?;
-            Native::over(slot, &ram, std::slice::from_ref(place))
+            Native::over(&slice.memory(), std::slice::from_ref(place))
         };
         let threads = [thread(&slices[0], &places[0])?, thread(&slices[1], &places[1])?];
         Ok(Self { threads, slices })

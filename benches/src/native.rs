@@ -1,12 +1,11 @@
-//! The workloads of the microguest as threads of an ordinary process, for comparison: the same code, the same
-//! clock, memory of the same kind (a memfd in pages of 4 KiB), and no VM.
+//! The workloads of the microguest as threads of an ordinary process, for comparison: the same
+//! code, the same clock, memory of the same kind (a memfd in pages of 4 KiB), and no VM.
 #![expect(unsafe_code, reason = "a job names its memory by address")]
 // UNSAFETY: a job is bounded by the memory before it runs, and the threads end before the memory does.
 
 use crate::crew::{Answer, Crew, Done, Worker, spanned};
-use crate::microvm::Slot;
 use crate::placement::Place;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dsm::GuestRam;
 use microguest::layout::{SAMPLES, SHARED};
 use microguest::{Job, run};
@@ -18,7 +17,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Native {
     threads: Vec<Worker>,
-    pages: u64,
 }
 
 impl Native {
@@ -29,22 +27,20 @@ impl Native {
     pub fn new(pages: u64, places: &[Place]) -> Result<Self> {
         let first = SHARED / 4096;
         let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..first + pages)))?);
-        let slot = ram.slots().first().copied().context("memory of one piece")?;
-        Self::over(slot, &ram, places)
+        Self::over(&ram, places)
     }
 
-    /// Threads at these places, over memory that somebody else answers for: a slice's.
+    /// Threads at these places, over memory from [`SHARED`] on whose faults somebody else answers.
     ///
     /// # Errors
-    /// No thread can be started.
-    pub fn over(
-        (_, host, bytes): Slot,
-        keep: &Arc<impl Send + Sync + 'static>,
-        places: &[Place],
-    ) -> Result<Self> {
+    /// No thread can be started, or the memory lies elsewhere.
+    pub fn over(ram: &Arc<GuestRam>, places: &[Place]) -> Result<Self> {
+        let [(SHARED, host, bytes)] = ram.slots()[..] else {
+            bail!("memory that does not lie from {SHARED:#x} on");
+        };
         let (host, pages) = (u64::try_from(host)?, bytes / 4096);
         let start = |(number, place): (usize, &Place)| {
-            let (keep, samples) = (Arc::clone(keep), (0..SAMPLES / 2).map(|_| AtomicU64::new(0)));
+            let (keep, samples) = (Arc::clone(ram), (0..SAMPLES / 2).map(|_| AtomicU64::new(0)));
             let samples: Vec<AtomicU64> = samples.collect();
             Worker::start(format!("native{number}"), *place, move |job| {
                 // Lives as long as this thread does.
@@ -53,13 +49,7 @@ impl Native {
             })
         };
         let threads = places.iter().enumerate().map(start).collect::<Result<_>>()?;
-        Ok(Self { threads, pages })
-    }
-
-    /// Pages of memory.
-    #[must_use]
-    pub fn pages(&self) -> u64 {
-        self.pages
+        Ok(Self { threads })
     }
 
     /// Runs a job to its end.
