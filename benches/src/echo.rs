@@ -6,7 +6,7 @@
 //! Both copy what comes out of the transport, as into memory of their own.
 
 use crate::carrier::Carrier;
-use crate::placement::{Place, settle, settle_as_engine};
+use crate::placement::{Place, settle_as_engine};
 use crate::raw::{LIMIT, Waiting, wait};
 use anyhow::{Context, Result, anyhow, ensure};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -48,10 +48,14 @@ impl Echo {
         let (orders, counts) = bounded::<u64>(1);
         let (results, times) = bounded(1);
         let over = Arc::clone(&stop);
+        let active = Arc::new(AtomicBool::new(false));
+        let busy = Arc::clone(&active);
         let serving = spawn(move || {
-            settle_for(waiting, places[1]);
+            settle_as_engine(places[1]);
             let mut frame = Vec::with_capacity(bytes);
             while !over.load(Ordering::Relaxed) {
+                // Who spins before all others does so only while it is measured.
+                let waiting = if busy.load(Ordering::Relaxed) { waiting } else { Waiting::Asleep };
                 if receive(server.as_mut(), waiting, &mut frame)? {
                     send(server.as_mut(), SliceId(0), &frame)?;
                 }
@@ -59,10 +63,12 @@ impl Echo {
             Ok(())
         });
         let asking = spawn(move || {
-            settle_for(waiting, places[0]);
+            settle_as_engine(places[0]);
             let mut frame = vec![7; bytes];
             for count in counts {
+                active.store(true, Ordering::Relaxed);
                 let time = trips(asker.as_mut(), waiting, &mut frame, count);
+                active.store(false, Ordering::Relaxed);
                 if results.send(time).is_err() {
                     break;
                 }
@@ -92,14 +98,6 @@ impl Drop for Echo {
                 eprintln!("an echo failed: {error:#}");
             }
         }
-    }
-}
-
-/// A thread that spins all the time must not keep its core from everyone else.
-fn settle_for(waiting: Waiting, place: Place) {
-    match waiting {
-        Waiting::Asleep => settle_as_engine(place),
-        Waiting::Spinning => settle(place),
     }
 }
 
