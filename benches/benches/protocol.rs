@@ -1,74 +1,141 @@
-//! Steps of the protocol without any I/O: two slices hand one page back and forth, and one slice
-//! reads pages of the other. What is measured is the protocol's own cost per fault.
+//! Steps of the protocol without any I/O: what a fault costs beside messages and system calls.
+//!
+//! Every figure is one fault from its start to the last message that it causes, at all slices together.
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use dsm_protocol::NoPages;
 use dsm_protocol::{
     Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Node, SliceId,
 };
-use dsm_sim::store::ArrayStore;
 use std::collections::VecDeque;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 const FRAMES: u64 = 1 << 16;
+/// A frame whose home is slice 0.
+const PAGE: Gfn = Gfn(5);
 
-struct Pair {
-    nodes: Vec<(Node, ArrayStore)>,
+/// Slices that share memory, of which the first is home of the first half, the last of the second.
+struct Slices {
+    nodes: Vec<Node>,
+    work: VecDeque<(usize, Input)>,
+    effects: Vec<Effect>,
     now: u64,
 }
 
-impl Pair {
-    fn new() -> Self {
+impl Slices {
+    fn new(count: u16) -> Self {
         let half = |frames, home| HomeRange { frames, home: SliceId(home) };
-        let homes = HomeTable::new(vec![half(0..FRAMES / 2, 0), half(FRAMES / 2..FRAMES, 1)])
-            .expect("two halves");
-        let slices = vec![SliceId(0), SliceId(1)];
-        let node = |id| {
-            let config = Config::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
-            (Node::new(config), ArrayStore::default())
+        let homes = vec![half(0..FRAMES / 2, 0), half(FRAMES / 2..FRAMES, count - 1)];
+        let homes = HomeTable::new(homes).expect("two halves");
+        let slices: Vec<SliceId> = (0..count).map(SliceId).collect();
+        let node = |id: &SliceId| {
+            let config = Config::new(*id, slices.clone(), homes.clone(), Epoch(1));
+            Node::new(config)
         };
-        Self { nodes: vec![node(0), node(1)], now: 0 }
+        let nodes = slices.iter().map(node).collect();
+        Self { nodes, work: VecDeque::new(), effects: Vec::new(), now: 0 }
     }
 
     /// Runs a fault of one slice to its end.
     fn fault(&mut self, at: usize, gfn: Gfn, want: Access) {
-        let mut work = VecDeque::from([(at, Input::Fault { gfn, want })]);
-        let mut effects = Vec::new();
-        while let Some((at, input)) = work.pop_front() {
+        self.work.push_back((at, Input::Fault { gfn, want }));
+        while let Some((at, input)) = self.work.pop_front() {
             self.now += 1000;
-            let (node, store) = &mut self.nodes[at];
-            node.step(self.now, input, store, &mut effects).expect("the protocol holds");
-            for effect in effects.drain(..) {
+            let step = self.nodes[at].step(self.now, input, &mut NoPages, &mut self.effects);
+            step.expect("the protocol holds");
+            for effect in self.effects.drain(..) {
                 if let Effect::Send { to, message } = effect {
-                    let from = SliceId(u16::try_from(at).expect("two slices"));
+                    let from = SliceId(u16::try_from(at).expect("at most 64 slices"));
                     let input = Input::Message { from, epoch: Epoch(1), message };
-                    work.push_back((usize::from(to.0), input));
+                    self.work.push_back((usize::from(to.0), input));
                 }
             }
         }
     }
+
+    fn access(&self, at: usize, gfn: Gfn) -> Access {
+        self.nodes[at].access(gfn)
+    }
 }
 
-fn protocol(criterion: &mut Criterion) {
-    criterion.bench_function("write fault, page handed back and forth", |bencher| {
-        let mut pair = Pair::new();
-        let mut turn = 0;
-        bencher.iter(|| {
-            turn = 1 - turn;
-            pair.fault(turn, Gfn(5), Access::Write);
-        });
+fn two_slices(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("protocol");
+    group.bench_function("local hit", |bencher| {
+        // A fault on a page that came meanwhile, as of a second vCPU.
+        let mut slices = Slices::new(2);
+        bencher.iter(|| slices.fault(0, black_box(PAGE), Access::Write));
+        assert_eq!(slices.access(0, PAGE), Access::Write);
     });
-    criterion.bench_function("read fault, a new page of the other slice each time", |bencher| {
-        let mut pair = Pair::new();
+    group.bench_function("read miss at home", |bencher| {
+        // A page of the other slice's home, another one each time.
+        let mut slices = Slices::new(2);
         let mut frame = 0;
         bencher.iter(|| {
             if frame == FRAMES / 2 {
-                pair = Pair::new();
+                slices = Slices::new(2);
                 frame = 0;
             }
-            pair.fault(1, Gfn(frame), Access::Read);
+            slices.fault(1, black_box(Gfn(frame)), Access::Read);
             frame += 1;
         });
     });
+    group.bench_function("recall", |bencher| {
+        // Home takes a page back from its writer; then the writer takes it again (a write miss).
+        let mut slices = Slices::new(2);
+        bencher.iter(|| {
+            slices.fault(1, black_box(PAGE), Access::Write);
+            slices.fault(0, black_box(PAGE), Access::Write);
+        });
+        assert_eq!(slices.access(1, PAGE), Access::None);
+    });
+    group.bench_function("upgrade", |bencher| {
+        // Slice 1 reads what slice 0 wrote, then writes; slice 0 takes it back.
+        let mut slices = Slices::new(2);
+        bencher.iter(|| {
+            slices.fault(1, black_box(PAGE), Access::Read);
+            slices.fault(1, black_box(PAGE), Access::Write);
+            slices.fault(0, black_box(PAGE), Access::Write);
+        });
+    });
+    group.finish();
 }
 
-criterion_group!(benches, protocol);
+/// A page that its home and `k` other slices read is written by one that does not.
+fn readers(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("protocol write miss");
+    for k in [1u16, 3, 7, 15, 62] {
+        let reread = |slices: &mut Slices| {
+            slices.fault(0, PAGE, Access::Write);
+            for reader in 1..=usize::from(k) {
+                slices.fault(reader, PAGE, Access::Read);
+            }
+        };
+        group.bench_function(BenchmarkId::new("readers", k), |bencher| {
+            let mut slices = Slices::new(k + 2);
+            let writer = usize::from(k) + 1;
+            bencher.iter_custom(|rounds| {
+                let mut time = Duration::ZERO;
+                for _ in 0..rounds {
+                    reread(&mut slices);
+                    let start = Instant::now();
+                    slices.fault(writer, black_box(PAGE), Access::Write);
+                    time += start.elapsed();
+                }
+                time
+            });
+            assert_eq!(slices.access(writer, PAGE), Access::Write);
+            assert_eq!(slices.access(1, PAGE), Access::None);
+        });
+    }
+    group.finish();
+}
+
+fn short() -> Criterion {
+    Criterion::default()
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+}
+
+criterion_group! { name = benches; config = short(); targets = two_slices, readers }
 criterion_main!(benches);

@@ -13,7 +13,7 @@
 // UNSAFETY: the process has one thread when it forks.
 
 use crate::carrier::Carrier;
-use crate::microvm::Done;
+use crate::crew::{Crew, Done, Span};
 use crate::placement::Place;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -23,11 +23,13 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use transport::Transport;
 
 /// No request takes longer.
 const LIMIT: Duration = Duration::from_secs(130);
+/// How long a thread that has ended may still be seen.
+const LAST_MOMENT: Duration = Duration::from_millis(200);
 
 /// What to build.
 #[derive(Clone, Debug)]
@@ -44,6 +46,8 @@ pub struct Plan<'a> {
     pub engines: &'a [Place],
     /// The hold window.
     pub hold: HoldPolicy,
+    /// Whether runs of pages are fetched ahead.
+    pub fetch_ahead: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -56,7 +60,7 @@ enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Started,
-    Done(Vec<u64>, Vec<u32>),
+    Done(Vec<u64>, Vec<u32>, Span),
     Report(Box<Report>),
     Failed(String),
 }
@@ -73,6 +77,8 @@ struct Remote {
 pub struct Cluster {
     own: Option<Slice>,
     others: Vec<Remote>,
+    /// Slice, and number within it, of all vCPUs.
+    vcpus: Vec<(usize, usize)>,
 }
 
 impl Cluster {
@@ -81,12 +87,13 @@ impl Cluster {
     /// # Errors
     /// KVM, userfaultfd or the transport refuse.
     pub fn new(plan: &Plan<'_>) -> Result<Self> {
-        let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
-        ensure!(threads == 1, "a cluster starts before any other thread, not beside {threads}");
+        alone()?;
         let count = u16::try_from(plan.homes.len())?;
         let mut ends: Vec<Option<Box<dyn Transport>>> =
             plan.carrier.mesh(count)?.into_iter().map(Some).collect();
-        let mut cluster = Self { own: None, others: Vec::new() };
+        let by_slice = plan.places.iter().map(|places| places.len()).enumerate();
+        let vcpus = by_slice.flat_map(|(slice, vcpus)| (0..vcpus).map(move |vcpu| (slice, vcpu)));
+        let mut cluster = Self { own: None, others: Vec::new(), vcpus: vcpus.collect() };
         for local in 1..count {
             cluster.others.push(fork(plan, local, &mut ends)?);
             ends[usize::from(local)] = None;
@@ -122,7 +129,7 @@ impl Cluster {
         match slice.checked_sub(1) {
             None => self.own()?.wait(vcpu),
             Some(other) => match self.ask(other, &Request::Wait(vcpu))? {
-                Answer::Done(words, samples) => Ok(Done { job: job(&words)?, samples }),
+                Answer::Done(words, samples, span) => Ok(Done { job: job(&words)?, samples, span }),
                 answer => bail!("slice {slice} answers {answer:?}"),
             },
         }
@@ -176,6 +183,19 @@ impl Cluster {
     }
 }
 
+/// All vCPUs, slice by slice.
+impl Crew for Cluster {
+    fn start(&mut self, worker: usize, job: Job) -> Result<()> {
+        let (slice, vcpu) = *self.vcpus.get(worker).context("no such vCPU")?;
+        Self::start(self, slice, vcpu, job)
+    }
+
+    fn wait(&mut self, worker: usize) -> Result<Done> {
+        let (slice, vcpu) = *self.vcpus.get(worker).context("no such vCPU")?;
+        Self::wait(self, slice, vcpu)
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         if let Some(own) = &self.own {
@@ -187,6 +207,20 @@ impl Drop for Cluster {
             unsafe { libc::waitpid(remote.process, std::ptr::null_mut(), 0) };
         }
         self.own = None;
+    }
+}
+
+/// Makes sure that this process has one thread. One that was just joined may be seen for a moment.
+fn alone() -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
+        if threads == 1 {
+            return Ok(());
+        }
+        let others = threads - 1;
+        ensure!(start.elapsed() < LAST_MOMENT, "a cluster wants no other threads, not {others}");
+        std::thread::yield_now();
     }
 }
 
@@ -242,7 +276,8 @@ fn child(plan: &Plan<'_>, local: u16, end: Box<dyn Transport>, stream: UnixStrea
                 job(&words).and_then(|job| slice.start(vcpu, job)).map(|()| Answer::Started)
             }
             Request::Wait(vcpu) => {
-                slice.wait(vcpu).map(|done| Answer::Done(words(&done.job), done.samples))
+                let done = slice.wait(vcpu);
+                done.map(|done| Answer::Done(words(&done.job), done.samples, done.span))
             }
             Request::Report => slice.report().map(|report| Answer::Report(Box::new(report))),
         };

@@ -5,15 +5,21 @@
 //!   experiment --> Cluster: a slice per MicroVm, joined by a transport --> samples --> Outcome
 //!        |-------> Local:   one MicroVm whose faults one thread answers     (floor)
 //!        |-------> raw:     the frames of a fault without any guest         (floor)
-//!        +-------> threads of this process, for comparison
+//!        |-------> Native:  the same workloads as threads of this process, for comparison
+//!        +-------> Echo, Engines: what the criterion benchmarks are made of
 //! ```
 
 pub mod carrier;
 pub mod cluster;
+pub mod crew;
+pub mod echo;
+pub mod engines;
 pub mod experiments;
 pub mod image;
 pub mod local;
 pub mod microvm;
+pub mod native;
+pub mod noise;
 pub mod outcome;
 pub mod paging;
 pub mod placement;

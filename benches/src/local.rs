@@ -20,8 +20,15 @@ const STAND_BACK: Duration = Duration::from_micros(100);
 /// A microguest and its pager.
 #[derive(Debug)]
 pub struct Local {
-    /// The guest, with one vCPU.
+    /// The guest, with one vCPU. It ends before its pager does.
     pub vm: MicroVm,
+    /// Answers its faults.
+    pub pager: Pager,
+}
+
+/// A thread that answers the faults of some memory.
+#[derive(Debug)]
+pub struct Pager {
     pager: Arc<Mutex<LocalPager>>,
     /// Somebody waits for the pager. Its thread would take the lock again before anyone else could.
     wanted: Arc<AtomicBool>,
@@ -37,13 +44,24 @@ impl Local {
     pub fn new(image: &Path, pages: u64, vcpu: Place, pager_place: Place) -> Result<Self> {
         let first = SHARED / 4096;
         let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..first + pages)))?);
-        let pager = Arc::new(Mutex::new(LocalPager::new(Arc::clone(&ram))?));
+        let pager = Pager::new(Arc::clone(&ram), pager_place)?;
         let slots = ram.slots();
         let vm = MicroVm::new(image, &slots, ram, &[vcpu], GuestPages::Small)?;
+        Ok(Self { vm, pager })
+    }
+}
+
+impl Pager {
+    /// Watches all of the memory; the thread runs at the place.
+    ///
+    /// # Errors
+    /// Userfaultfd refuses.
+    pub fn new(ram: Arc<GuestRam>, place: Place) -> Result<Self> {
+        let pager = Arc::new(Mutex::new(LocalPager::new(ram)?));
         let (stop, wanted) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (theirs, over, gate) = (Arc::clone(&pager), Arc::clone(&stop), Arc::clone(&wanted));
         let thread = spawn(move || {
-            settle_as_engine(pager_place);
+            settle_as_engine(place);
             while !over.load(Ordering::Relaxed) {
                 while gate.load(Ordering::Relaxed) {
                     sleep(STAND_BACK);
@@ -52,10 +70,10 @@ impl Local {
             }
             Ok(())
         });
-        Ok(Self { vm, pager, wanted, stop, thread: Some(thread) })
+        Ok(Self { pager, wanted, stop, thread: Some(thread) })
     }
 
-    /// Takes all pages away, or the write access to them. The guest must not be running.
+    /// Takes so many pages away, or the write access to them. Nobody must be touching them.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -80,7 +98,7 @@ impl Local {
     }
 }
 
-impl Drop for Local {
+impl Drop for Pager {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(Ok(Err(error))) = self.thread.take().map(JoinHandle::join) {

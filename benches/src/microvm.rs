@@ -10,11 +10,11 @@
 #![expect(unsafe_code, reason = "memory slots name host memory by address")]
 // UNSAFETY: the VM keeps everything alive that its slots point to.
 
+use crate::crew::{Answer, Crew, Done, Worker, spanned};
+use crate::image;
 use crate::paging::{self, GuestPages};
 use crate::placement::Place;
-use crate::{image, placement};
-use anyhow::{Context, Result, anyhow, bail};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use anyhow::{Context, Result, bail};
 use dsm::GuestRam;
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
@@ -24,30 +24,7 @@ use microguest::layout::{
 use microguest::{Job, Kind};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-
-/// No job takes longer.
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// What a job left: itself, and the samples it took.
-#[derive(Clone, Debug)]
-pub struct Done {
-    /// The job with its results.
-    pub job: Job,
-    /// Times in cycles.
-    pub samples: Vec<u32>,
-}
-
-type Answer = Result<Done>;
-
-#[derive(Debug)]
-struct Vcpu {
-    jobs: Option<Sender<Job>>,
-    answers: Receiver<Answer>,
-    thread: Option<JoinHandle<()>>,
-}
 
 /// Shared memory of a slice: first guest-physical address, host address, bytes.
 pub type Slot = (u64, usize, u64);
@@ -55,7 +32,7 @@ pub type Slot = (u64, usize, u64);
 /// A VM whose vCPUs wait for jobs.
 #[derive(Debug)]
 pub struct MicroVm {
-    vcpus: Vec<Vcpu>,
+    vcpus: Vec<Worker>,
     _vm: VmFd,
 }
 
@@ -105,7 +82,7 @@ impl MicroVm {
             let fd = vm.create_vcpu(number).context("create a vCPU")?;
             fd.set_cpuid2(&cpuid).context("set CPUID")?;
             enter(&fd, entry, number)?;
-            vcpus.push(Vcpu::start(fd, number, inside.clone(), *place)?);
+            vcpus.push(vcpu(fd, number, inside.clone(), *place)?);
         }
         let vm = Self { vcpus, _vm: vm };
         for number in 0..vm.vcpus.len() {
@@ -138,8 +115,8 @@ impl MicroVm {
         let number = u64::try_from(vcpu)?;
         job.samples = layout::samples(number);
         job.samples_max = SAMPLES;
-        let sender = self.vcpus.get(vcpu).and_then(|vcpu| vcpu.jobs.as_ref());
-        sender.context("no such vCPU")?.send(job).map_err(|_| anyhow!("vCPU {vcpu} has ended"))
+        let worker = self.vcpus.get(vcpu).context("no such vCPU")?;
+        worker.give(job).with_context(|| format!("vCPU {vcpu}"))
     }
 
     /// Waits for the job that was started last.
@@ -147,8 +124,7 @@ impl MicroVm {
     /// # Errors
     /// The guest met an exception, or KVM failed, or the job takes too long.
     pub fn wait(&self, vcpu: usize) -> Answer {
-        let answers = self.vcpus.get(vcpu).map(|vcpu| &vcpu.answers).context("no such vCPU")?;
-        answers.recv_timeout(LIMIT).with_context(|| format!("vCPU {vcpu} does not end its job"))?
+        self.vcpus.get(vcpu).context("no such vCPU")?.answer()
     }
 
     /// Runs a job to its end.
@@ -161,15 +137,19 @@ impl MicroVm {
     }
 }
 
+impl Crew for MicroVm {
+    fn start(&mut self, worker: usize, job: Job) -> Result<()> {
+        Self::start(self, worker, job)
+    }
+
+    fn wait(&mut self, worker: usize) -> Result<Done> {
+        Self::wait(self, worker)
+    }
+}
+
 impl Drop for MicroVm {
     fn drop(&mut self) {
-        for vcpu in &mut self.vcpus {
-            vcpu.jobs = None;
-        }
-        for vcpu in &mut self.vcpus {
-            // A thread that panicked has said so.
-            let _ = vcpu.thread.take().map(JoinHandle::join);
-        }
+        self.vcpus.iter_mut().for_each(Worker::dismiss);
     }
 }
 
@@ -187,38 +167,29 @@ fn enter(fd: &VcpuFd, entry: u64, number: u64) -> Result<()> {
     fd.set_regs(&regs).context("set registers")
 }
 
-impl Vcpu {
-    fn start(mut fd: VcpuFd, number: u64, inside: Inside, place: Place) -> Result<Self> {
-        let (jobs, orders) = bounded::<Job>(1);
-        let (results, answers) = bounded(1);
-        let thread = Builder::new().name(format!("micro-vcpu{number}")).spawn(move || {
-            placement::settle(place);
-            if let Err(error) = until_ready(&mut fd) {
-                let _ = results.send(Err(error));
-                return;
-            }
-            for job in orders {
-                let answer = one(&mut fd, number, &inside, job);
-                let failed = answer.is_err();
-                if results.send(answer).is_err() || failed {
-                    return;
-                }
-            }
-        })?;
-        Ok(Self { jobs: Some(jobs), answers, thread: Some(thread) })
-    }
+/// Starts a vCPU's thread.
+fn vcpu(mut fd: VcpuFd, number: u64, inside: Inside, place: Place) -> Result<Worker> {
+    let mut entered = false;
+    Worker::start(format!("micro-vcpu{number}"), place, move |job| {
+        if !entered {
+            until_ready(&mut fd)?;
+            entered = true;
+        }
+        one(&mut fd, number, &inside, job)
+    })
 }
 
 fn one(fd: &mut VcpuFd, number: u64, inside: &Inside, job: Job) -> Answer {
     let address = GuestAddress(layout::job(number));
     inside.memory.write_obj(job.words(), address)?;
-    until_ready(fd)?;
+    let (result, span) = spanned(|| until_ready(fd));
+    result?;
     let job = Job::from_words(inside.memory.read_obj(address)?);
     let mut samples = Vec::new();
     for at in 0..job.taken.min(SAMPLES) {
         samples.push(inside.memory.read_obj(GuestAddress(layout::samples(number) + at * 4))?);
     }
-    Ok(Done { job, samples })
+    Ok(Done { job, samples, span })
 }
 
 fn until_ready(fd: &mut VcpuFd) -> Result<()> {

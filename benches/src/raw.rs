@@ -20,7 +20,7 @@ use wire::coherence::HEAD_BYTES;
 use wire::{Access, Epoch, Gfn, Message, PAGE_SIZE, SliceId};
 
 /// Longest wait for an answer.
-const LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 
 /// How an endpoint waits for frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Waiting {
     Spinning,
 }
 
-fn wait(transport: &dyn Transport, waiting: Waiting, limit: Duration) -> io::Result<()> {
+pub(crate) fn wait(transport: &dyn Transport, waiting: Waiting, limit: Duration) -> io::Result<()> {
     let limit = if waiting == Waiting::Spinning { Duration::ZERO } else { limit };
     let time = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(1),

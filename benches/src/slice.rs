@@ -1,7 +1,8 @@
 //! One slice of a benchmark: an engine, and a microguest on it.
 
 use crate::cluster::Plan;
-use crate::microvm::{Done, MicroVm};
+use crate::crew::Done;
+use crate::microvm::MicroVm;
 use crate::paging::GuestPages;
 use anyhow::{Context, Result};
 use dsm::{
@@ -42,6 +43,7 @@ impl Uplink for Loud {
 pub struct Slice {
     /// Gone before the engine is.
     vm: Option<MicroVm>,
+    ram: Arc<GuestRam>,
     handle: Handle,
     thread: Option<JoinHandle<()>>,
     over: Loud,
@@ -67,6 +69,7 @@ impl Slice {
         node.hold = plan.hold;
         let (at, over) = (usize::from(local), Loud::default());
         let (handle, thread) = Engine::start(EngineConfig {
+            fetch_ahead: plan.fetch_ahead,
             node,
             ram: Arc::clone(&ram),
             transport,
@@ -74,13 +77,20 @@ impl Slice {
             core: plan.engines.get(at).and_then(|place| place.core()),
         })
         .context("start a memory engine")?;
-        let mut slice = Self { vm: None, handle, thread: Some(thread), over };
+        let mut slice =
+            Self { vm: None, ram: Arc::clone(&ram), handle, thread: Some(thread), over };
         let places = plan.places.get(at).copied().unwrap_or(&[]);
         if !places.is_empty() {
             let slots = ram.slots();
             slice.vm = Some(MicroVm::new(plan.image, &slots, ram, places, GuestPages::Small)?);
         }
         Ok(slice)
+    }
+
+    /// The slice's view of the shared memory.
+    #[must_use]
+    pub fn memory(&self) -> Arc<GuestRam> {
+        Arc::clone(&self.ram)
     }
 
     fn vm(&self) -> Result<&MicroVm> {

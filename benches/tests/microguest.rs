@@ -66,6 +66,7 @@ fn plan(image: &Path, carrier: Carrier) -> Plan<'_> {
         places: &[ANYWHERE, ANYWHERE],
         engines: &[],
         hold: HoldPolicy::default(),
+        fetch_ahead: true,
     }
 }
 
@@ -90,12 +91,12 @@ fn exception_is_told(image: &Path) {
 fn local_faults_are_counted(image: &Path) {
     let local = Local::new(image, 64, Place::Anywhere, Place::Anywhere).unwrap();
     local.vm.run(0, job(Kind::Write)).unwrap();
-    assert_eq!(local.answered().unwrap(), 64);
-    local.recall(64, true).unwrap();
+    assert_eq!(local.pager.answered().unwrap(), 64);
+    local.pager.recall(64, true).unwrap();
     local.vm.run(0, job(Kind::Read)).unwrap();
-    assert_eq!(local.answered().unwrap(), 64, "reading is still permitted");
+    assert_eq!(local.pager.answered().unwrap(), 64, "reading is still permitted");
     local.vm.run(0, job(Kind::Write)).unwrap();
-    assert_eq!(local.answered().unwrap(), 128);
+    assert_eq!(local.pager.answered().unwrap(), 128);
 }
 
 fn slices_take_turns(image: &Path) {

@@ -121,6 +121,8 @@ pub struct EngineConfig {
     /// The core that the engine's thread runs on, if it is not to be left to the scheduler. On the core
     /// of its vCPU, a fault wakes it without an interrupt to another core.
     pub core: Option<usize>,
+    /// Whether pages behind a run of faults are fetched before they are touched.
+    pub fetch_ahead: bool,
     /// The protocol's configuration.
     pub node: Config,
     /// Guest memory, already laid out.
@@ -175,7 +177,8 @@ pub struct Engine {
     /// Pages that a vCPU waits for.
     demanded: Vec<Gfn>,
     faults: Vec<Fault>,
-    streams: Streams,
+    /// None when nothing is fetched ahead.
+    streams: Option<Streams>,
     workers: Workers,
     stopping: bool,
 }
@@ -200,6 +203,7 @@ impl Engine {
             ranges.into_iter().map(|range| range.frames.clone()).collect()
         };
         let store = Store::new(uffd, config.ram, &frames(own), &frames(others))?;
+        let streams = config.fetch_ahead.then(Streams::default);
         let mut engine = Self {
             node: Node::new(config.node),
             store,
@@ -217,7 +221,7 @@ impl Engine {
             fault_log: FaultLog::default(),
             demanded: Vec::new(),
             faults: Vec::new(),
-            streams: Streams::default(),
+            streams,
             workers: Workers::default(),
             stopping: false,
         };
@@ -366,7 +370,8 @@ impl Engine {
 
     /// Asks for the pages that will be touched next. Their requests go out with this one's.
     fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
-        let Some(window) = self.streams.fault(gfn, want) else { return Ok(()) };
+        let window = self.streams.as_mut().and_then(|streams| streams.fault(gfn, want));
+        let Some(window) = window else { return Ok(()) };
         let Window { first, pages, want } = window;
         let pages: Vec<Gfn> = (first.0..first.0 + u64::from(pages))
             .map(Gfn)

@@ -66,8 +66,15 @@ fn two_slices_with(replicate: Replicate) -> Option<Vec<Slice>> {
         let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
         node.replicate = replicate;
         let (transport, uplink) = (Box::new(transport), Box::new(Silent));
-        let (handle, thread) =
-            Engine::start(EngineConfig { core: None, node, ram, transport, uplink }).unwrap();
+        let (handle, thread) = Engine::start(EngineConfig {
+            core: None,
+            fetch_ahead: true,
+            node,
+            ram,
+            transport,
+            uplink,
+        })
+        .unwrap();
         Slice { handle, thread, guest }
     };
     let mesh = shm::mesh(2, &Config::default()).unwrap();

@@ -59,6 +59,7 @@ struct Package {
 
 #[derive(Deserialize)]
 struct Target {
+    name: String,
     kind: Vec<String>,
 }
 
@@ -76,11 +77,12 @@ pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
     Ok(wrong_arrows(&metadata(root)?))
 }
 
-/// True when the workspace has a benchmark.
-pub(crate) fn has_benchmarks(root: &Path) -> Result<bool> {
+/// Names of the workspace's benchmarks, as cargo knows them.
+pub(crate) fn benchmarks(root: &Path) -> Result<Vec<String>> {
     let packages = metadata(root)?.packages;
-    let mut targets = packages.iter().flat_map(|package| &package.targets);
-    Ok(targets.any(|target| target.kind.iter().any(|kind| kind == "bench")))
+    let targets = packages.iter().flat_map(|package| &package.targets);
+    let benches = targets.filter(|target| target.kind.iter().any(|kind| kind == "bench"));
+    Ok(benches.map(|target| target.name.clone()).collect())
 }
 
 fn metadata(root: &Path) -> Result<Metadata> {

@@ -1,44 +1,89 @@
-//! `./x bench NAME`: an experiment on this machine's KVM; without a name, the benchmarks of cargo.
+//! `./x bench NAME`: an experiment on this machine's KVM; `./x bench cargo`: the benchmarks of cargo;
+//! without a name, what there is.
 //!
 //! The microguest has a profile of its own (no unwinding) and the experiments are a program of their
 //! own: they start processes and must begin with one thread.
 
+use std::path::Path;
 use std::process::{Command as Process, ExitCode};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::{arrows, check, workspace};
 
+/// The experiments, and what each compares.
+const EXPERIMENTS: [(&str, &str); 6] = [
+    ("faults", "a remote fault with its floor"),
+    ("sharing", "no, false and true sharing with one writer alone; ping-pong"),
+    ("writes", "four vCPUs that write to four, two or one page with one vCPU alone"),
+    ("scan", "reading remote memory with a raw stream"),
+    ("solo", "a VM on one slice with no memory engine"),
+    ("npb", "NAS kernels over two slices with two vCPUs on one core"),
+];
+/// The name that stands for the benchmarks of cargo.
+const CARGO: &str = "cargo";
+const PACKAGE: &str = "tessera-benches";
+
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchOptions {
-    /// An experiment: faults, sharing, writes, scan, solo, npb; all benchmarks of cargo if not given
+    /// An experiment, or `cargo` for the benchmarks of cargo; lists them if not given
     name: Option<String>,
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
     quick: bool,
-    /// Arguments for `cargo bench`
+    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`
     #[arg(last = true)]
     rest: Vec<String>,
 }
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let root = workspace::root()?;
-    let Some(name) = &options.name else {
-        ensure!(arrows::has_benchmarks(&root)?, "the workspace has no benchmark yet");
-        return workspace::run_cargo("bench", &options.rest);
-    };
+    match options.name.as_deref() {
+        None => list(&root),
+        Some(CARGO) => benchmarks(&root, options),
+        Some(name) if EXPERIMENTS.iter().any(|(known, _)| *known == name) => {
+            experiment(&root, name, options.quick)
+        }
+        Some(name) => {
+            let known = EXPERIMENTS.map(|(name, _)| name).join(", ");
+            bail!("no experiment {name:?}; there are: {known}, and {CARGO}")
+        }
+    }
+}
+
+fn list(root: &Path) -> Result<ExitCode> {
+    println!("experiments (./x bench NAME [--quick]); each compares");
+    for (name, what) in EXPERIMENTS {
+        println!("  {name:<9}{what}");
+    }
+    let names = arrows::benchmarks(root)?.join(", ");
+    println!("benchmarks of cargo (./x bench {CARGO} [--quick] [-- ARGUMENTS]):\n  {names}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn benchmarks(root: &Path, options: &BenchOptions) -> Result<ExitCode> {
+    let mut cargo = Process::new(workspace::cargo());
+    cargo.args(["bench", "--locked", "-p", PACKAGE, "--"]).current_dir(root);
+    if options.quick {
+        cargo.arg("--quick");
+    }
+    let status = cargo.args(&options.rest).status().context("start cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn experiment(root: &Path, name: &str, quick: bool) -> Result<ExitCode> {
     eprintln!("building the microguest and the experiments");
     let guest = ["-p", "tessera-microguest", "--features", "guest", "--profile", "guest"];
-    check::cargo(&root, &[&["build", "-q", "--locked"], &guest[..]].concat())
+    check::cargo(root, &[&["build", "-q", "--locked"], &guest[..]].concat())
         .context("build the microguest")?;
-    check::cargo(&root, &["build", "-q", "--locked", "--release", "-p", "tessera-benches"])
+    check::cargo(root, &["build", "-q", "--locked", "--release", "-p", PACKAGE])
         .context("build the experiments")?;
-    let target = workspace::target(&root);
+    let target = workspace::target(root);
     let mut program = Process::new(target.join("release/tessera-bench"));
     program.arg(name).arg("--image").arg(target.join("guest/microguest"));
     program.arg("--out").arg(target.join("bench"));
-    if options.quick {
+    if quick {
         program.arg("--quick");
     }
     let status = program.status().context("start the experiment")?;

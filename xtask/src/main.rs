@@ -41,7 +41,7 @@ enum Verb {
     Check,
     /// All tests; arguments go to `cargo test`
     Test(Rest),
-    /// An experiment by name, or all benchmarks of cargo
+    /// An experiment by name, or the benchmarks of cargo; without a name, what there is
     Bench(bench::BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
     Demo(demo::DemoOptions),

@@ -1,6 +1,7 @@
 //! Accesses of one processor: each timed by itself, or all together.
 
 use crate::job::{Job, Memory, PAGE_WORDS, now};
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// The page that comes at some place of a scattered order: every page once, no two neighbours in a
@@ -48,31 +49,35 @@ fn timed(job: &mut Job, memory: &Memory, touch: impl Fn(usize, usize) -> u64) {
 /// Reads or writes everything in order, or a word of each page in scattered order (`stride` 0).
 pub fn scan(job: &mut Job, memory: &Memory) {
     let start = now();
-    for _ in 0..job.rounds {
-        if job.stride == 0 {
-            let (all, word) = (pages(memory), index(job.word));
-            for at in 0..all {
-                touch(job, memory, scattered(at, all) * PAGE_WORDS + word);
-            }
-        } else {
-            let mut at = index(job.word);
-            while at < memory.words().len() {
-                touch(job, memory, at);
-                at += index(job.stride);
-            }
-        }
+    if job.write == 0 {
+        // In a local, so that no compiler keeps it in memory: that would be slower than what is read.
+        let mut sum = job.sum;
+        scan_with(job, memory, |word, _| sum = sum.wrapping_add(word.load(Relaxed)));
+        job.sum = sum;
+    } else {
+        scan_with(job, memory, |word, count| word.store(count, Relaxed));
     }
     job.elapsed = now().wrapping_sub(start);
 }
 
-fn touch(job: &mut Job, memory: &Memory, at: usize) {
-    let word = &memory.words()[at];
-    if job.write == 0 {
-        job.sum = job.sum.wrapping_add(word.load(Relaxed));
-    } else {
-        word.store(job.count, Relaxed);
+/// Touches every word in turn, with the number of words before it.
+fn scan_with(job: &mut Job, memory: &Memory, mut touch: impl FnMut(&AtomicU64, u64)) {
+    let (words, all, first) = (memory.words(), pages(memory), index(job.word));
+    let mut count = job.count;
+    for _ in 0..job.rounds {
+        if job.stride == 0 {
+            for at in 0..all {
+                touch(&words[scattered(at, all) * PAGE_WORDS + first], count);
+                count += 1;
+            }
+        } else {
+            for word in words.iter().skip(first).step_by(index(job.stride)) {
+                touch(word, count);
+                count += 1;
+            }
+        }
     }
-    job.count += 1;
+    job.count = count;
 }
 
 /// Follows the chain that [`lay_chain`] laid: each step waits for the one before.

@@ -30,6 +30,10 @@ pub enum Kind {
     Ep = 7,
     /// Sort as NAS IS does.
     Is = 8,
+    /// Lay the keys for [`Kind::Is`].
+    IsKeys = 9,
+    /// Verify what [`Kind::Is`] found.
+    IsCheck = 10,
 }
 
 /// One order for one processor. All fields are plain words: guest and host agree on them.
@@ -125,7 +129,7 @@ impl Job {
     /// The kind, if it is one.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
-        const KINDS: [Kind; 9] = [
+        const KINDS: [Kind; 11] = [
             Kind::Nothing,
             Kind::Read,
             Kind::Write,
@@ -135,6 +139,8 @@ impl Job {
             Kind::Count,
             Kind::Ep,
             Kind::Is,
+            Kind::IsKeys,
+            Kind::IsCheck,
         ];
         usize::try_from(self.kind).ok().and_then(|at| KINDS.get(at)).copied()
     }

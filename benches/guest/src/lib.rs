@@ -33,5 +33,7 @@ pub unsafe fn run(job: &mut Job) {
         Some(Kind::Count) => share::count(job, &memory),
         Some(Kind::Ep) => npb::ep(job, &memory),
         Some(Kind::Is) => npb::is(job, &memory),
+        Some(Kind::IsKeys) => npb::is_keys(job, &memory),
+        Some(Kind::IsCheck) => npb::is_check(job, &memory),
     }
 }

@@ -30,6 +30,24 @@ pub fn ping_pong(job: &mut Job, memory: &Memory) {
     job.elapsed = now().wrapping_sub(start);
 }
 
+/// Waits in word 0 of page 0 until all processors of the job are here. False at the time limit, if
+/// there is one (`cycles`); the word is then of no more use.
+pub fn barrier(job: &Job, memory: &Memory) -> bool {
+    if job.all <= 1 {
+        return true;
+    }
+    let arrived = memory.word(0, 0);
+    let end = (arrived.fetch_add(1, AcqRel) / job.all + 1) * job.all;
+    let start = now();
+    while arrived.load(Acquire) < end {
+        spin_loop();
+        if job.cycles > 0 && now().wrapping_sub(start) > job.cycles {
+            return false;
+        }
+    }
+    true
+}
+
 /// Raises one word until the time is over: page `own / stride` for sharing in groups, word `word`.
 /// With `write` 2 by an atomic addition, for words that others raise too.
 pub fn count(job: &mut Job, memory: &Memory) {

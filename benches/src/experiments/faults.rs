@@ -1,7 +1,7 @@
 //! A remote fault against its floor: a fault of the same kind answered on the spot, and the frames of
 //! a transfer without any guest. All figures of one run, taken in turns.
 
-use super::{CORES, Setting, cycles_per_ns};
+use super::{CORES, Setting, chains, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
 use crate::local::Local;
@@ -76,6 +76,9 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             }
         }
     }
+    for (what, samples) in chains::measure(PAGES, if setting.quick { 2 } else { 8 })? {
+        rows.push(row(format!("native threads {what}"), &samples));
+    }
     Ok(Outcome { name: "faults".into(), conditions, rows, bars, shown: "p50 us".into() })
 }
 
@@ -115,17 +118,17 @@ fn timed(vm: &MicroVm, job: Job, per_ns: f64) -> Result<Samples> {
 }
 
 fn local_faults(local: &Local, fault: Fault, per_ns: f64) -> Result<Samples> {
-    let before = local.answered()?;
+    let before = local.pager.answered()?;
     let mut wanted = PAGES;
     if fault == Fault::Upgrade {
         local.vm.run(0, job(Kind::Write))?;
-        local.recall(PAGES, true)?;
-        wanted = local.answered()? - before + PAGES;
+        local.pager.recall(PAGES, true)?;
+        wanted = local.pager.answered()? - before + PAGES;
     } else {
-        local.recall(PAGES, false)?;
+        local.pager.recall(PAGES, false)?;
     }
     let samples = timed(&local.vm, fault.job(), per_ns)?;
-    let answered = local.answered()? - before;
+    let answered = local.pager.answered()? - before;
     ensure!(answered == wanted, "{answered} local faults where {wanted} belong");
     Ok(samples)
 }

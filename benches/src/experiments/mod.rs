@@ -1,5 +1,6 @@
 //! The experiments of `./x bench`.
 
+pub mod chains;
 pub mod faults;
 pub mod npb;
 pub mod scan;
@@ -65,6 +66,7 @@ impl<'a> Setting<'a> {
             places: &[&[CORES[0]], &[CORES[1]]],
             engines: &CORES,
             hold: HoldPolicy::default(),
+            fetch_ahead: true,
         }
     }
 }

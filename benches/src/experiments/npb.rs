@@ -1,30 +1,117 @@
-//! What a second slice buys: two serial NAS kernels on a vCPU each, over two slices with a core each,
-//! against the same two vCPUs overcommitted on one core of one host.
+//! What a second slice buys: two NAS kernels over two slices with a vCPU and a core each, against the
+//! same two vCPUs overcommitted on one core of one host; as one serial process per vCPU, and as one
+//! program that shares its memory.
+//!
+//! What a second core of this machine buys is measured in the same rounds, with the same programs as
+//! ordinary threads: cores that share their units, or a host that has other guests, give less than 2.
 
-use super::{CORES, Setting};
+use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
+use crate::crew::{Crew, cycles};
 use crate::microvm::MicroVm;
+use crate::native::Native;
+use crate::noise;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::paging::GuestPages;
+use crate::placement::Place;
 use crate::samples::median;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 
 /// 16 MiB for each vCPU, in its own slice.
 const PAGES: u64 = 4096;
+/// What a second core buys at best.
+const IDEAL: f64 = 2.0;
+/// No barrier waits longer, in cycles: some ten seconds.
+const PATIENCE: u64 = 30_000_000_000;
 
-/// Name, order, and how much faster two slices must be.
-fn kernels(quick: bool) -> [(&'static str, Job, f64); 2] {
-    let rounds = |full| if quick { full / 4 } else { full };
-    let job = |kind, rounds| Job { kind: kind as u64, pages: PAGES, rounds, ..Job::default() };
-    [("EP", job(Kind::Ep, rounds(20_000_000)), 1.95), ("IS", job(Kind::Is, rounds(40)), 1.8)]
+/// Where a program runs.
+const PLACES: [&str; 5] =
+    ["one core", "two slices", "native, one core", "native, two cores", "native, one of the two"];
+/// Of them, the two slices.
+const SLICES: usize = 1;
+
+/// One program, as two jobs.
+struct Program {
+    name: &'static str,
+    kind: Kind,
+    jobs: [Job; 2],
+    /// How much faster two slices must be, if anything is asked.
+    bound: Option<f64>,
 }
 
-/// The order for one of the two vCPUs, whose memory is the n-th part.
-fn for_vcpu(job: Job, number: u64) -> Job {
-    Job { own: number, memory: SHARED + number * PAGES * 4096, ..job }
+/// IS serial has the size of class W of NAS: 2^20 keys, ten times. EP has half of class S: 2^23 pairs.
+fn programs(quick: bool) -> [Program; 4] {
+    let part = if quick { 2 } else { 1 };
+    let job = |kind: Kind, rounds| Job { kind: kind as u64, rounds, ..Job::default() };
+    let (ep, is) = (job(Kind::Ep, 128 / part), job(Kind::Is, 10 / part));
+    // One program has less to do: it is not judged, and IS waits for pages most of the time.
+    let (shared_ep, shared_is) = (job(Kind::Ep, 64 / part), job(Kind::Is, 1));
+    [
+        Program { name: "EP", kind: Kind::Ep, jobs: serial(ep), bound: Some(1.95) },
+        Program { name: "IS", kind: Kind::Is, jobs: serial(is), bound: Some(1.8) },
+        Program { name: "EP as one program", kind: Kind::Ep, jobs: shared(shared_ep), bound: None },
+        Program { name: "IS as one program", kind: Kind::Is, jobs: shared(shared_is), bound: None },
+    ]
+}
+
+/// A serial process per vCPU, with numbers and memory of its own.
+fn serial(job: Job) -> [Job; 2] {
+    let memory = |number| SHARED + number * PAGES * 4096;
+    [0, 1].map(|number| Job { all: 1, word: number, memory: memory(number), pages: PAGES, ..job })
+}
+
+/// One program over both vCPUs.
+fn shared(job: Job) -> [Job; 2] {
+    // From the middle of slice 0's memory to the middle of slice 1's.
+    let (memory, pages) = (SHARED + PAGES / 2 * 4096, PAGES);
+    [0, 1].map(|own| Job { own, all: 2, memory, pages, cycles: PATIENCE, ..job })
+}
+
+/// The crews, as in [`PLACES`].
+struct Crews {
+    cluster: Cluster,
+    one_core: MicroVm,
+    natives: [Native; 2],
+}
+
+impl Crews {
+    fn new(setting: Setting<'_>) -> Result<Self> {
+        // First: it wants to be alone.
+        let cluster = Cluster::new(&setting.two_slices(Carrier::Shm, &[PAGES, PAGES]))?;
+        let together = [CORES[0]; 2];
+        let one_core =
+            MicroVm::without_dsm(setting.image, 2 * PAGES, &together, GuestPages::Small)?;
+        let native = |places: [Place; 2]| Native::new(2 * PAGES, &places);
+        Ok(Self { cluster, one_core, natives: [native(together)?, native(CORES)?] })
+    }
+
+    fn faults(&mut self) -> Result<u64> {
+        Ok(self.cluster.faults(0)? + self.cluster.faults(1)?)
+    }
+
+    fn at(&mut self, place: usize) -> &mut dyn Crew {
+        match place {
+            0 => &mut self.one_core,
+            SLICES => &mut self.cluster,
+            2 => &mut self.natives[0],
+            _ => &mut self.natives[1],
+        }
+    }
+}
+
+/// What was found of one program at one place.
+#[derive(Default)]
+struct Found {
+    milliseconds: Vec<f64>,
+    /// Of all cores, in seconds.
+    stolen: f64,
+    /// Of all workers, for their cores, in seconds.
+    waited: f64,
+    /// Of the two slices, that needed the other.
+    faults: u64,
 }
 
 /// Runs the experiment.
@@ -32,41 +119,133 @@ fn for_vcpu(job: Job, number: u64) -> Job {
 /// # Errors
 /// This machine has no KVM or userfaultfd, or a guest failed.
 pub fn run(setting: Setting<'_>) -> Result<Outcome> {
-    let rounds = if setting.quick { 2 } else { 7 };
-    let mut cluster = Cluster::new(&setting.two_slices(Carrier::Shm, &[PAGES, PAGES]))?;
-    let (image, places) = (setting.image, [CORES[0]; 2]);
-    let one_core = MicroVm::without_dsm(image, 2 * PAGES, &places, GuestPages::Small)?;
+    let rounds = if setting.quick { 5 } else { 15 };
     let mut conditions = Conditions::now();
-    conditions.notes.push(format!("medians of {rounds} runs in turns; time of the slower vCPU"));
+    conditions.notes.push(format!(
+        "medians of {rounds} runs in turns, ratios of the runs of one round; from the first vCPU's \
+         start to the last one's end; barriers spin; stolen by the host, waited for the core, in % of \
+         one core"
+    ));
+    let mut crews = Crews::new(setting)?;
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
-    for (name, job, bound) in kernels(setting.quick) {
-        let (mut slices, mut overcommitted) = (Vec::new(), Vec::new());
-        for _ in 0..rounds {
-            for number in [0, 1] {
-                one_core.start(usize::try_from(number)?, for_vcpu(job, number))?;
+    for program in programs(setting.quick) {
+        let found = measure(&mut crews, &program, rounds)?;
+        let gain = ratios(&found[0], &found[1]);
+        let native = ratios(&found[2], &found[3]);
+        let gains = [None, Some(median(gain.clone())), None, Some(median(native.clone())), None];
+        for ((found, place), gain) in found.iter().zip(PLACES).zip(gains) {
+            if let Some(row) = row(&program, place, found, gain) {
+                rows.push(row);
             }
-            overcommitted.push(slower([one_core.wait(0)?.job, one_core.wait(1)?.job])?);
-            for number in [0, 1] {
-                cluster.start(usize::try_from(number)?, 0, for_vcpu(job, number))?;
-            }
-            slices.push(slower([cluster.wait(0, 0)?.job, cluster.wait(1, 0)?.job])?);
         }
-        let [slices, overcommitted] = [slices, overcommitted].map(median);
-        for (what, time) in [("two slices", slices), ("one core", overcommitted)] {
-            let figures = vec![("ms".to_owned(), time)];
-            rows.push(Row { name: format!("{name}, {what}"), figures });
+        if let Some(bound) = program.bound {
+            let bar = |what: &str, found, bound| {
+                let what = format!("{}: {what}", program.name);
+                Bar { what, found: median(found), bound, at_most: false }
+            };
+            let share = gain.iter().zip(&native).map(|(gain, native)| gain / native).collect();
+            bars.push(bar("one core / two slices", gain, bound));
+            bars.push(bar("(the same) / native", share, bound / IDEAL));
         }
-        let what = format!("{name}: one core / two slices");
-        bars.push(Bar { what, found: overcommitted / slices, bound, at_most: false });
     }
     Ok(Outcome { name: "npb".into(), conditions, rows, bars, shown: "ms".into() })
 }
 
-/// Milliseconds of the slower one.
-fn slower(jobs: [Job; 2]) -> Result<f64> {
-    ensure!(jobs.iter().all(|job| job.count > 0), "a kernel did nothing: {jobs:?}");
-    let cycles = jobs.iter().map(|job| job.elapsed).max().unwrap_or(0);
-    #[expect(clippy::cast_precision_loss, reason = "cycles of seconds")]
-    let cycles = cycles as f64;
-    Ok(cycles / super::cycles_per_ns() / 1e6)
+fn ratios(slow: &Found, fast: &Found) -> Vec<f64> {
+    slow.milliseconds.iter().zip(&fast.milliseconds).map(|(slow, fast)| slow / fast).collect()
+}
+
+fn row(program: &Program, place: &str, found: &Found, gain: Option<f64>) -> Option<Row> {
+    let total: f64 = found.milliseconds.iter().sum();
+    if found.milliseconds.is_empty() {
+        return None;
+    }
+    let of_a_core = |seconds: f64| seconds * 1000.0 / total * 100.0;
+    let mut figures = vec![
+        ("ms".to_owned(), median(found.milliseconds.clone())),
+        ("stolen %".to_owned(), of_a_core(found.stolen)),
+        ("waited %".to_owned(), of_a_core(found.waited)),
+    ];
+    if place == PLACES[SLICES] {
+        #[expect(clippy::cast_precision_loss, reason = "small counts")]
+        figures.push(("faults".into(), found.faults as f64 / found.milliseconds.len() as f64));
+    }
+    figures.extend(gain.map(|gain| ("gain".to_owned(), gain)));
+    Some(Row { name: format!("{}, {place}", program.name), figures })
+}
+
+/// One program at all places in turns.
+fn measure(crews: &mut Crews, program: &Program, rounds: u32) -> Result<[Found; 5]> {
+    let mut found = <[Found; 5]>::default();
+    let serial = program.jobs[0].all == 1;
+    let expected = expected(crews, program)?;
+    for place in 0..4 {
+        if program.kind == Kind::Is {
+            crews.at(place).together(&program.jobs.map(|job| of_kind(job, Kind::IsKeys)))?;
+        }
+        // Backs the memory.
+        crews.at(place).together(&program.jobs)?;
+    }
+    for _ in 0..rounds {
+        for (place, found) in found.iter_mut().enumerate().filter(|(place, _)| serial || *place < 4)
+        {
+            let jobs = if place == 4 { &program.jobs[..1] } else { &program.jobs[..] };
+            let faults = if place == SLICES { crews.faults()? } else { 0 };
+            let before = noise::stolen();
+            let done = crews.at(place).together(jobs)?;
+            found.stolen += noise::stolen() - before;
+            found.waited += done.iter().map(|done| done.span.waited).sum::<f64>();
+            #[expect(clippy::cast_precision_loss, reason = "cycles of seconds")]
+            found.milliseconds.push(cycles(&done) as f64 / cycles_per_ns() / 1e6);
+            if place == SLICES {
+                found.faults += crews.faults()? - faults;
+            }
+            for (done, expected) in done.iter().zip(&expected) {
+                let result = (done.job.count, done.job.sum);
+                ensure!(
+                    program.kind != Kind::Ep || result == *expected,
+                    "{}: {result:?} instead of {expected:?}",
+                    program.name
+                );
+                ensure!(done.job.count > 0, "{} gave up: {:?}", program.name, done.job);
+            }
+        }
+    }
+    if program.kind == Kind::Is {
+        (0..4).try_for_each(|place| verify(crews.at(place), program))?;
+    }
+    Ok(found)
+}
+
+fn of_kind(job: Job, kind: Kind) -> Job {
+    Job { kind: kind as u64, ..job }
+}
+
+/// Results of EP as a serial run of an ordinary thread finds them, by job.
+fn expected(crews: &mut Crews, program: &Program) -> Result<Vec<(u64, u64)>> {
+    let mut expected = Vec::new();
+    for job in program.jobs.iter().filter(|_| program.kind == Kind::Ep) {
+        let serial = Job { own: 0, all: 1, ..*job };
+        let done = crews.natives[1].run(0, serial)?.job;
+        expected.push((done.count, done.sum));
+    }
+    expected.resize(2, (0, 0));
+    Ok(expected)
+}
+
+/// The ranks that IS left are those of a sorted sequence of all keys.
+fn verify(crew: &mut dyn Crew, program: &Program) -> Result<()> {
+    let serial = program.jobs[0].all == 1;
+    let jobs = if serial { &program.jobs[..] } else { &program.jobs[..1] };
+    for (worker, job) in jobs.iter().enumerate() {
+        crew.start(worker, of_kind(Job { all: 1, ..*job }, Kind::IsCheck))?;
+        let done = crew.wait(worker).context("verify the ranks")?.job;
+        ensure!(
+            done.count > 0 && done.sum == 0,
+            "{}: {} keys out of order",
+            program.name,
+            done.sum
+        );
+    }
+    Ok(())
 }

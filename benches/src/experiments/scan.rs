@@ -3,8 +3,9 @@
 
 use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
-use crate::cluster::Cluster;
-use crate::microvm::Done;
+use crate::cluster::{Cluster, Plan};
+use crate::crew::Done;
+use crate::native::Native;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::raw::stream;
 use crate::samples::median;
@@ -14,6 +15,8 @@ use microguest::{Job, Kind};
 
 /// Share of the raw stream's bandwidth that reading in order must reach.
 const BOUND: f64 = 0.8;
+/// Fetching ahead may cost scattered reading so much.
+const RANDOM_BOUND: f64 = 0.97;
 const PAGE: f64 = 4096.0;
 
 /// Runs the experiment.
@@ -24,41 +27,65 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let (pages, rounds): (u64, u64) = if setting.quick { (4096, 1) } else { (1 << 16, 3) };
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
-        "{} MiB of slice 1, written there, read by slice 0; medians of {rounds} runs in turns",
+        "{} MiB of slice 1, written there, read by slice 0; scattered: a word \
+         of each page; medians of {rounds} runs in turns",
         pages / 256
     ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for carrier in [Carrier::Shm, Carrier::Tcp] {
-        let [raw, local, ordered, scattered] = measure(setting, carrier, pages, rounds)?;
-        let mut row = |what: &str, bandwidth: f64| {
+        let found = measure(setting, carrier, pages, rounds)?;
+        let mut row = |what: &str, bandwidths: Vec<f64>| {
+            let bandwidth = median(bandwidths);
             let figures = vec![("MB/s".to_owned(), bandwidth)];
             rows.push(Row { name: format!("{} {what}", carrier.name()), figures });
+            bandwidth
         };
-        row("raw stream", raw);
-        row("first touch of local memory", local);
-        row("in order", ordered);
-        row("scattered", scattered);
-        let what = format!("{} in order / raw stream", carrier.name());
-        bars.push(Bar { what, found: ordered / raw, bound: BOUND, at_most: false });
+        let raw = row("raw stream", found.raw);
+        let touch = row("first touch of local memory", found.first_touch);
+        let ordered = row("in order", found.ordered);
+        let scattered = row("scattered", found.scattered);
+        let plain = row("scattered, nothing fetched ahead", found.scattered_plain);
+        row("rounds: native threads, in order", found.native_ordered);
+        row("rounds: native threads, scattered", found.native_scattered);
+        let mut bar = |what: &str, found, bound| {
+            let what = format!("{} {what}", carrier.name());
+            bars.push(Bar { what, found, bound, at_most: false });
+        };
+        bar("in order / raw stream", ordered / raw, BOUND);
+        bar("in order / slower of raw stream and first touch", ordered / raw.min(touch), BOUND);
+        bar("scattered, fetching ahead / not", scattered / plain, RANDOM_BOUND);
     }
     Ok(Outcome { name: "scan".into(), conditions, rows, bars, shown: "MB/s".into() })
 }
 
-/// Bandwidths of the raw stream, of a guest that touches memory of its own slice for the first time,
-/// of reading remote memory in order and of reading it scattered.
-fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> Result<[f64; 4]> {
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    let bandwidth = |done: &Done| {
-        let cycles = done.job.elapsed as f64;
-        pages as f64 * PAGE / (cycles / cycles_per_ns()) * 1000.0
-    };
-    let mut found = [const { Vec::new() }; 4];
-    let [raw, local, ordered, scattered] = &mut found;
+/// Bandwidths of one carrier, and of threads.
+#[derive(Default)]
+struct Found {
+    raw: Vec<f64>,
+    /// A guest that touches memory of its own slice for the first time.
+    first_touch: Vec<f64>,
+    ordered: Vec<f64>,
+    scattered: Vec<f64>,
+    /// The same without fetching ahead.
+    scattered_plain: Vec<f64>,
+    native_ordered: Vec<f64>,
+    native_scattered: Vec<f64>,
+}
+
+fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> Result<Found> {
+    let mut found = Found::default();
     for _ in 0..rounds {
-        raw.push(stream(carrier, usize::try_from(pages)?, CORES)?);
-        for (stride, remote) in [(1, &mut *ordered), (0, &mut *scattered)] {
+        found.raw.push(stream(carrier, usize::try_from(pages)?, CORES)?);
+        let ways = [
+            (1, true, &mut found.ordered),
+            (0, true, &mut found.scattered),
+            (0, false, &mut found.scattered_plain),
+        ];
+        for (stride, fetch_ahead, remote) in ways {
             // A slice learns its habits: each reading has slices of its own.
-            let mut cluster = Cluster::new(&setting.two_slices(carrier, &[512, pages]))?;
+            let homes = [512, pages];
+            let plan = Plan { fetch_ahead, ..setting.two_slices(carrier, &homes) };
+            let mut cluster = Cluster::new(&plan)?;
             let job = Job {
                 kind: Kind::Scan as u64,
                 memory: SHARED + 512 * 4096,
@@ -66,12 +93,29 @@ fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> R
                 rounds: 1,
                 ..Job::default()
             };
-            local.push(bandwidth(&cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?));
+            let written = cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?;
+            found.first_touch.push(bandwidth(pages, &written));
             let done = cluster.run(0, 0, Job { stride, ..job })?;
             let report = cluster.report(0)?;
             ensure!(report.pages_in == pages, "{} pages came, not {pages}", report.pages_in);
-            remote.push(bandwidth(&done));
+            remote.push(bandwidth(pages, &done));
+        }
+        // Last: a cluster wants to be alone. What the other core wrote is read, as above.
+        let mut native = Native::new(pages, &CORES)?;
+        let ways = [(1, &mut found.native_ordered), (0, &mut found.native_scattered)];
+        for (stride, times) in ways {
+            let job =
+                Job { kind: Kind::Scan as u64, memory: SHARED, pages, rounds: 1, ..Job::default() };
+            native.run(1, Job { write: 1, stride: 1, ..job })?;
+            times.push(bandwidth(pages, &native.run(0, Job { stride, ..job })?));
         }
     }
-    Ok(found.map(median))
+    Ok(found)
+}
+
+/// Megabytes a second of so many pages, of which each was needed.
+fn bandwidth(pages: u64, done: &Done) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let (bytes, cycles) = (pages as f64 * PAGE, done.job.elapsed as f64);
+    bytes / (cycles / cycles_per_ns()) * 1000.0
 }

@@ -4,16 +4,20 @@
 //! One page has one writer at a time, so the aggregate progress of all cannot exceed that of one
 //! writer: the serial limit. What is lost to it is lost to transfers.
 
-use super::Setting;
+use super::{CORES, Setting};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
+use crate::crew::Crew;
+use crate::native::Native;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
-use crate::samples::median;
-use anyhow::{Context, Result};
+use crate::samples::{Samples, median};
+use anyhow::{Context, Result, ensure};
 use dsm::HoldPolicy;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 
+/// Nobody waits longer for a turn, in cycles: some ten seconds.
+const PATIENCE: u64 = 30_000_000_000;
 /// Share of the serial limit that must be reached with two slices.
 const BOUND: f64 = 0.95;
 
@@ -70,7 +74,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
         "two slices, a vCPU each on a core of its own, {cycles} cycles a run; medians of {rounds} \
-         runs in turns; serial limit: one vCPU alone on that page"
+         runs in turns; serial limit: one vCPU (or thread) alone on that page"
     ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for carrier in [Carrier::Shm, Carrier::Tcp] {
@@ -78,14 +82,33 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         for (window, hold) in windows {
             let plan = Plan { hold, ..setting.two_slices(carrier, &[512, 512]) };
             let mut cluster = Cluster::new(&plan)?;
+            // The threads know nothing of carriers and windows: once is enough.
+            let first = carrier == Carrier::Shm && window == "window on";
+            let mut native = if first { Some(Native::new(1024, &CORES)?) } else { None };
             for sharing in Sharing::ALL {
-                let found = measure(&mut cluster, sharing, rounds, cycles)?;
+                let (mut slices, mut threads) = (Found::default(), Found::default());
+                for _ in 0..rounds {
+                    slices.add_slices(&mut cluster, sharing, cycles)?;
+                    if let Some(native) = &mut native {
+                        threads.add(native, sharing, cycles)?;
+                    }
+                }
                 let name = format!("{} {}, {window}", carrier.name(), sharing.name());
-                rows.push(Row { name: name.clone(), figures: found.figures() });
                 if sharing != Sharing::None && window == "window on" {
                     let what = format!("{name}: progress / serial limit");
-                    bars.push(Bar { what, found: found.ratio, bound: BOUND, at_most: false });
+                    let found = median(slices.ratios.clone());
+                    bars.push(Bar { what, found, bound: BOUND, at_most: false });
                 }
+                rows.push(slices.row(name));
+                if first {
+                    rows.push(threads.row(format!("native threads {}", sharing.name())));
+                }
+            }
+            let turns = if setting.quick { 200 } else { 1000 };
+            let name = format!("{} ping-pong, {window}", carrier.name());
+            rows.push(ping_pong(&mut cluster, name, turns)?);
+            if let Some(native) = &mut native {
+                rows.push(ping_pong(native, "native threads ping-pong".into(), turns)?);
             }
         }
     }
@@ -93,43 +116,83 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     Ok(Outcome { name: "sharing".into(), conditions, rows, bars, shown })
 }
 
+/// What was found, by round.
+#[derive(Default)]
 struct Found {
-    ratio: f64,
-    moves_a_second: f64,
-    lost: f64,
+    /// Progress of both against that of one.
+    ratios: Vec<f64>,
+    /// Share of the time without the page.
+    losses: Vec<f64>,
+    /// Pages moved a second, where slices move them.
+    moves: Vec<f64>,
 }
 
 impl Found {
-    fn figures(&self) -> Vec<(String, f64)> {
-        vec![
-            ("progress / serial".to_owned(), self.ratio),
-            ("moves/s".to_owned(), self.moves_a_second),
-            ("time without page %".to_owned(), self.lost * 100.0),
-        ]
+    /// One worker alone, then both.
+    fn add(&mut self, crew: &mut dyn Crew, sharing: Sharing, cycles: u64) -> Result<()> {
+        crew.start(0, sharing.job(0, cycles))?;
+        let alone = crew.wait(0)?.job.count;
+        self.add_both(crew, sharing, cycles, alone)
+    }
+
+    fn add_both(
+        &mut self,
+        crew: &mut dyn Crew,
+        sharing: Sharing,
+        cycles: u64,
+        alone: u64,
+    ) -> Result<()> {
+        let done = crew.together(&[0, 1].map(|own| sharing.job(own, cycles)))?;
+        let count: u64 = done.iter().map(|done| done.job.count).sum();
+        let idle: u64 = done.iter().map(|done| done.job.sum).sum();
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        {
+            self.ratios.push(count as f64 / alone.max(1) as f64);
+            self.losses.push(idle as f64 / (2 * cycles) as f64 * 100.0);
+        }
+        Ok(())
+    }
+
+    fn add_slices(&mut self, cluster: &mut Cluster, sharing: Sharing, cycles: u64) -> Result<()> {
+        let alone = cluster.run(0, 0, sharing.job(0, cycles))?.job.count;
+        let before = pages_in(cluster)?;
+        self.add_both(cluster, sharing, cycles, alone)?;
+        let moved = pages_in(cluster)? - before;
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        self.moves.push(moved as f64 / (cycles as f64 / (super::cycles_per_ns() * 1e9)));
+        Ok(())
+    }
+
+    fn row(self, name: String) -> Row {
+        let mut figures = vec![("progress / serial".to_owned(), median(self.ratios))];
+        if !self.moves.is_empty() {
+            figures.push(("moves/s".to_owned(), median(self.moves)));
+        }
+        figures.push(("time without page %".to_owned(), median(self.losses)));
+        Row { name, figures }
     }
 }
 
-fn measure(cluster: &mut Cluster, sharing: Sharing, rounds: u32, cycles: u64) -> Result<Found> {
-    let (mut ratios, mut moves, mut losses) = (Vec::new(), Vec::new(), Vec::new());
-    let per_second = super::cycles_per_ns() * 1e9;
-    for _ in 0..rounds {
-        let alone = cluster.run(0, 0, sharing.job(0, cycles))?.job;
-        let before = pages_in(cluster)?;
-        for slice in [0, 1] {
-            cluster.start(slice, 0, sharing.job(u64::try_from(slice)?, cycles))?;
-        }
-        let jobs = [cluster.wait(0, 0)?.job, cluster.wait(1, 0)?.job];
-        let count: u64 = jobs.iter().map(|job| job.count).sum();
-        let idle: u64 = jobs.iter().map(|job| job.sum).sum();
-        let moved = pages_in(cluster)? - before;
-        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-        {
-            ratios.push(count as f64 / alone.count.max(1) as f64);
-            moves.push(moved as f64 / (cycles as f64 / per_second));
-            losses.push(idle as f64 / (2 * cycles) as f64);
-        }
-    }
-    Ok(Found { ratio: median(ratios), moves_a_second: median(moves), lost: median(losses) })
+/// Two workers take turns in raising a word; the time from one own turn to the next.
+fn ping_pong(crew: &mut dyn Crew, name: String, turns: u64) -> Result<Row> {
+    let job = |own| Job {
+        kind: Kind::PingPong as u64,
+        memory: SHARED,
+        pages: 1,
+        rounds: turns,
+        own,
+        all: 2,
+        cycles: PATIENCE,
+        ..Job::default()
+    };
+    let done = crew.together(&[job(0), job(1)])?;
+    ensure!(done.iter().all(|done| done.job.count == turns), "{name} gave up: {:?}", done[0].job);
+    let summary = Samples::from_cycles(&done[0].samples, super::cycles_per_ns()).summary();
+    let figures = vec![
+        ("round trip p50 us".to_owned(), summary.p50 / 1000.0),
+        ("p99 us".to_owned(), summary.p99 / 1000.0),
+    ];
+    Ok(Row { name, figures })
 }
 
 fn pages_in(cluster: &mut Cluster) -> Result<u64> {

@@ -5,6 +5,7 @@ use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::microvm::MicroVm;
+use crate::native::Native;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::paging::GuestPages;
 use crate::placement::Place;
@@ -48,8 +49,10 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         places: &[&[CORE], &[]],
         engines: &[],
         hold: HoldPolicy::default(),
+        fetch_ahead: true,
     })?;
     let plain = MicroVm::without_dsm(setting.image, PAGES, &[CORE], GuestPages::Small)?;
+    let mut native = Native::new(PAGES, &[CORE])?;
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
         "{} MiB in a memfd with pages of 4 KiB (shmem_enabled: {}); medians of {rounds} runs in turns",
@@ -58,16 +61,19 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (name, job) in workloads() {
-        let (mut with, mut without) = (Vec::new(), Vec::new());
+        let (mut with, mut without, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         // The first run backs the memory.
         plain.run(0, job)?;
         cluster.run(0, 0, job)?;
+        native.run(0, job)?;
         for _ in 0..rounds {
             without.push(per_access(&plain.run(0, job)?.job));
             with.push(per_access(&cluster.run(0, 0, job)?.job));
+            threads.push(per_access(&native.run(0, job)?.job));
         }
-        let [with, without] = [with, without].map(median);
-        for (what, time) in [("no DSM", without), ("one slice", with)] {
+        let [with, without, threads] = [with, without, threads].map(median);
+        let times = [("native thread", threads), ("no DSM", without), ("one slice", with)];
+        for (what, time) in times {
             let figures = vec![("ns per access".to_owned(), time)];
             rows.push(Row { name: format!("{name}, {what}"), figures });
         }

@@ -7,6 +7,8 @@
 use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
+use crate::crew::Crew;
+use crate::native::Native;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::placement::Place;
 use crate::samples::median;
@@ -34,26 +36,21 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
         "two slices with two vCPUs and a core each, shm, {cycles} cycles a run; medians of {rounds} \
-         runs in turns; serial limit: one vCPU alone"
+         runs in turns; serial limit: one vCPU alone; native threads: two on each of two cores"
     ));
     let plan = setting.two_slices(Carrier::Shm, &[512, 512]);
     let mut cluster = Cluster::new(&Plan { places: &[&PAIRS[0], &PAIRS[1]], ..plan })?;
+    let mut native = Native::new(1024, PAIRS.as_flattened())?;
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (name, pages) in PATTERNS {
-        let (mut ratios, mut millions) = (Vec::new(), Vec::new());
+        let (mut slices, mut threads) = (Found::default(), Found::default());
         for _ in 0..rounds {
-            let alone = cluster.run(0, 0, job(pages[0], 0, cycles))?.job.count;
-            let count = together(&mut cluster, pages, cycles)?;
-            #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-            let (count, alone, ns) =
-                (count as f64, alone.max(1) as f64, cycles as f64 / cycles_per_ns());
-            ratios.push(count / alone);
-            millions.push(count / ns * 1000.0);
+            slices.add(&mut cluster, pages, cycles)?;
+            threads.add(&mut native, pages, cycles)?;
         }
-        let [ratio, speed] = [ratios, millions].map(median);
-        let figures =
-            vec![("writes / serial".to_owned(), ratio), ("million writes/s".to_owned(), speed)];
-        rows.push(Row { name: name.to_owned(), figures });
+        let ratio = median(slices.ratios.clone());
+        rows.push(slices.row(name.to_owned()));
+        rows.push(threads.row(format!("{name}, native threads")));
         let what = format!("{name}: writes / serial limit");
         bars.push(Bar { what, found: ratio, bound: BOUND, at_most: false });
     }
@@ -76,15 +73,33 @@ fn job(page: u64, word: u64, cycles: u64) -> Job {
     }
 }
 
-/// Writes of all four.
-fn together(cluster: &mut Cluster, pages: [u64; 4], cycles: u64) -> Result<u64> {
-    let vcpus = [(0, 0), (0, 1), (1, 0), (1, 1)];
-    for (((slice, vcpu), page), word) in vcpus.into_iter().zip(pages).zip(0..) {
-        cluster.start(slice, vcpu, job(page, word, cycles))?;
+/// What was found of one pattern, by round.
+#[derive(Default)]
+struct Found {
+    ratios: Vec<f64>,
+    /// Million writes a second.
+    speeds: Vec<f64>,
+}
+
+impl Found {
+    fn add(&mut self, crew: &mut dyn Crew, pages: [u64; 4], cycles: u64) -> Result<()> {
+        crew.start(0, job(pages[0], 0, cycles))?;
+        let alone = crew.wait(0)?.job.count;
+        let words = [0, 1, 2, 3];
+        let done = crew.together(&words.map(|word| job(pages[word], word as u64, cycles)))?;
+        let count: u64 = done.iter().map(|done| done.job.count).sum();
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let (count, alone, ns) =
+            (count as f64, alone.max(1) as f64, cycles as f64 / cycles_per_ns());
+        self.ratios.push(count / alone);
+        self.speeds.push(count / ns * 1000.0);
+        Ok(())
     }
-    let mut count = 0;
-    for (slice, vcpu) in vcpus {
-        count += cluster.wait(slice, vcpu)?.job.count;
+
+    fn row(self, name: String) -> Row {
+        let figure = |what: &str, found| (what.to_owned(), median(found));
+        let figures =
+            vec![figure("writes / serial", self.ratios), figure("million writes/s", self.speeds)];
+        Row { name, figures }
     }
-    Ok(count)
 }

@@ -29,6 +29,7 @@ mod hold;
 mod holder;
 mod home;
 mod homes;
+mod no_pages;
 mod node;
 mod pages;
 #[cfg(feature = "planted-bugs")]
@@ -41,6 +42,7 @@ mod tables;
 
 pub use hold::HoldPolicy;
 pub use homes::{HomeError, HomeRange, HomeTable};
+pub use no_pages::NoPages;
 pub use node::{Config, Effect, Input, Node, ProtocolError};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

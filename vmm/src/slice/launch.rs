@@ -102,6 +102,7 @@ impl Parts {
         core: Option<usize>,
     ) -> Result<(), SliceError> {
         let (handle, engine) = Engine::start(EngineConfig {
+            fetch_ahead: true,
             core,
             node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
             ram: Arc::clone(&self.ram),

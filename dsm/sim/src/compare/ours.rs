@@ -5,44 +5,10 @@
 use super::{Algorithm, Cost, Touch};
 use dsm_protocol::foresight::{Habits, Streams, Window};
 use dsm_protocol::{
-    Access, Config, Effect, Entry, Epoch, Gfn, HomeRange, HomeTable, Input, Merge, Message, Node,
-    PageStore, SliceId, Table,
+    Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Message, NoPages, Node,
+    SliceId,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-/// Pages without contents.
-#[derive(Debug)]
-struct Nothing;
-
-impl PageStore for Nothing {
-    fn fill(&mut self, _: Gfn) {}
-    fn map(&mut self, _: Gfn, _: Access) {}
-    fn protect(&mut self, _: Gfn) {}
-    fn unmap(&mut self, _: Gfn) {}
-    fn settle(&mut self) {}
-    fn fingerprint(&self, _: Gfn) -> u64 {
-        0
-    }
-    fn is_untouched(&self, _: Gfn) -> bool {
-        false
-    }
-    fn snapshot(&mut self, _: Gfn, _: Table) {}
-    fn set_dirty(&mut self, _: Gfn) {}
-    fn points_to(&self, _: Gfn, _: Gfn) -> bool {
-        false
-    }
-    fn changes(&mut self, _: Gfn, _: &mut Vec<Entry>) -> bool {
-        false
-    }
-    fn merge(&mut self, _: &Entry) -> Merge {
-        Merge::Applied
-    }
-    fn forget(&mut self, _: Gfn) {}
-    fn twin_entry(&self, _: Gfn, _: u16) -> u64 {
-        0
-    }
-    fn twin_entries(&self, _: Gfn, _: &mut dyn FnMut(u16, u64)) {}
-}
 
 /// What a slice remembers beside its node, as the engine does.
 #[derive(Debug, Default)]
@@ -95,7 +61,7 @@ impl Ours {
     ) {
         let mut effects = Vec::new();
         let node = &mut self.nodes[usize::from(slice.0)];
-        node.step(0, input, &mut Nothing, &mut effects).expect("nodes understand one another");
+        node.step(0, input, &mut NoPages, &mut effects).expect("nodes understand one another");
         for effect in effects {
             if let Effect::Send { to, message } = effect {
                 self.cost.messages += 1;
