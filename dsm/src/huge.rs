@@ -102,11 +102,17 @@ fn is_nearly_full(ram: &GuestRam, offset: usize) -> bool {
 impl GuestRam {
     /// Puts the chunk at an offset, which is [`Place::Plain`], on a huge page.
     fn collapse(&self, offset: usize) -> Result<(), Error> {
-        self.guest.advise(offset, HUGE, libc::MADV_COLLAPSE)?;
-        if self.change_place(offset, Place::Plain, Place::Huge) {
-            self.collapsed.fetch_add(1, Ordering::Relaxed);
+        // Said first: the engine may share the chunk as soon as its mapping is a huge one.
+        if !self.change_place(offset, Place::Plain, Place::Huge) {
+            return Ok(());
         }
-        Ok(())
+        let result = self.guest.advise(offset, HUGE, libc::MADV_COLLAPSE);
+        if result.is_ok() {
+            self.collapsed.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.change_place(offset, Place::Huge, Place::Plain);
+        }
+        result
     }
 }
 

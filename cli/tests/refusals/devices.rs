@@ -95,6 +95,17 @@ fn memory_that_the_host_does_not_have_is_refused() {
 }
 
 #[test]
+fn huge_pages_that_the_host_does_not_have_are_refused_with_the_way_out() {
+    let folder = Folder::new();
+
+    let line = folder.refuse(&["local,cpus=1,memory=900G"], &["--memory", "hugetlbfs"]);
+
+    let begins = "start the VM: use this host: find memory for the slice: memory on hugetlbfs needs \
+                  460800 free huge pages of 2 MiB, this host has ";
+    assert!(line.starts_with(begins) && line.contains("(sysctl vm.nr_hugepages="), "{line}");
+}
+
+#[test]
 fn kvm_memory_that_a_companion_does_not_have_is_refused() {
     if !can_share() {
         return;
