@@ -17,6 +17,7 @@ pub mod microvm;
 pub mod outcome;
 pub mod paging;
 pub mod placement;
+pub mod pool;
 pub mod raw;
 pub mod samples;
 pub mod slice;

@@ -83,6 +83,8 @@ pub struct ChunkCounts {
     pub kept_for_maps: u64,
     /// Chunks that were put on huge pages.
     pub collapsed: u64,
+    /// Time that this took in all, in nanoseconds.
+    pub collapse_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

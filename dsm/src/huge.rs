@@ -106,8 +106,11 @@ impl GuestRam {
         if !self.change_place(offset, Place::Plain, Place::Huge) {
             return Ok(());
         }
+        let start = Instant::now();
         let result = self.guest.advise(offset, HUGE, libc::MADV_COLLAPSE);
         if result.is_ok() {
+            let time = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.collapse_ns.fetch_add(time, Ordering::Relaxed);
             self.collapsed.fetch_add(1, Ordering::Relaxed);
         } else {
             self.change_place(offset, Place::Huge, Place::Plain);

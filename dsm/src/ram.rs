@@ -100,6 +100,7 @@ pub struct GuestRam {
     places: Vec<AtomicU8>,
     /// Chunks put on huge pages so far.
     pub(crate) collapsed: AtomicU64,
+    pub(crate) collapse_ns: AtomicU64,
 }
 
 const PAGE: u64 = 4096;
@@ -149,6 +150,7 @@ impl GuestRam {
             apart: Apart::None,
             places: places.collect(),
             collapsed: AtomicU64::new(0),
+            collapse_ns: AtomicU64::new(0),
         };
         let own: Vec<Range<usize>> = ram.chunk_offsets(own)?;
         ram.apart = Apart::new(memory, &ram.guest, bytes, &own).map_err(failed("mmap"))?;

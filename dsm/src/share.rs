@@ -124,6 +124,7 @@ impl Store {
     /// What became of chunks.
     pub(crate) fn chunk_counts(&self) -> ChunkCounts {
         let collapsed = self.ram.collapsed.load(Ordering::Relaxed);
-        ChunkCounts { collapsed, ..self.chunks.counts }
+        let collapse_ns = self.ram.collapse_ns.load(Ordering::Relaxed);
+        ChunkCounts { collapsed, collapse_ns, ..self.chunks.counts }
     }
 }

@@ -10,9 +10,10 @@ pub mod writes;
 use crate::carrier::Carrier;
 use crate::cluster::Plan;
 use crate::outcome::Outcome;
+use crate::paging::GuestPages;
 use crate::placement::Place;
 use anyhow::{Result, bail};
-use dsm::HoldPolicy;
+use dsm::{HoldPolicy, Memory};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -65,6 +66,8 @@ impl<'a> Setting<'a> {
             places: &[&[CORES[0]], &[CORES[1]]],
             engines: &CORES,
             hold: HoldPolicy::default(),
+            memory: Memory::default(),
+            guest_pages: GuestPages::Small,
         }
     }
 }

@@ -4,9 +4,8 @@
 use super::{CORES, Setting};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
-use crate::microvm::MicroVm;
+use crate::microvm::{Alone, MicroVm};
 use crate::outcome::{Bar, Conditions, Outcome, Row};
-use crate::paging::GuestPages;
 use crate::samples::median;
 use anyhow::{Result, ensure};
 use microguest::layout::SHARED;
@@ -35,7 +34,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let rounds = if setting.quick { 2 } else { 7 };
     let mut cluster = Cluster::new(&setting.two_slices(Carrier::Shm, &[PAGES, PAGES]))?;
     let (image, places) = (setting.image, [CORES[0]; 2]);
-    let one_core = MicroVm::without_dsm(image, 2 * PAGES, &places, GuestPages::Small)?;
+    let one_core = MicroVm::without_dsm(image, &Alone::of(2 * PAGES), &places)?;
     let mut conditions = Conditions::now();
     conditions.notes.push(format!("medians of {rounds} runs in turns; time of the slower vCPU"));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
