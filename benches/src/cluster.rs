@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use transport::Transport;
 
 /// No request takes longer.
@@ -86,7 +87,7 @@ impl Cluster {
     /// # Errors
     /// KVM, userfaultfd or the transport refuse.
     pub fn new(plan: &Plan<'_>) -> Result<Self> {
-        let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
+        let threads = threads_at_rest()?;
         ensure!(threads == 1, "a cluster starts before any other thread, not beside {threads}");
         let count = u16::try_from(plan.homes.len())?;
         let mut ends: Vec<Option<Box<dyn Transport>>> =
@@ -208,6 +209,18 @@ impl Drop for Cluster {
             unsafe { libc::waitpid(remote.process, std::ptr::null_mut(), 0) };
         }
         self.own = None;
+    }
+}
+
+/// Threads of this process. One that was joined is still there for a moment.
+fn threads_at_rest() -> Result<usize> {
+    let end = Instant::now() + Duration::from_secs(1);
+    loop {
+        let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
+        if threads == 1 || Instant::now() > end {
+            return Ok(threads);
+        }
+        sleep(Duration::from_millis(1));
     }
 }
 

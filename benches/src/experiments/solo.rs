@@ -2,6 +2,7 @@
 //! slice that only listens. Against the same guest on the same kind of memory without any engine, for
 //! each kind of memory that a user can choose. And what it costs when the second slice does ask.
 
+mod page_size;
 mod sharing_starts;
 mod workload;
 
@@ -16,10 +17,9 @@ use crate::samples::median;
 use anyhow::{Context, Result};
 use dsm::{HoldPolicy, Memory};
 use microguest::Job;
-use microguest::layout::SHARED;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use workload::{Workload, chain, per_access};
+use workload::{Workload, per_access};
 
 /// 64 MiB: more than the caches hold.
 const PAGES: u64 = 1 << 14;
@@ -28,8 +28,6 @@ const OTHER: u64 = 512;
 /// The engine's memory may cost so much time more.
 const BOUND: f64 = 1.02;
 const HUGE: u64 = 2 << 20;
-/// Turns with memory on small pages, which is only for comparison.
-const SMALL_TURNS: usize = 31;
 /// How long the memory may take to come to rest on huge pages.
 const REST: Duration = Duration::from_secs(15);
 
@@ -68,6 +66,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             Err(error) => outcome.conditions.notes.push(format!("{memory} left out: {error}")),
         }
     }
+    page_size::run(setting, &mut outcome.rows)?;
     Ok(outcome)
 }
 
@@ -107,12 +106,9 @@ fn on(memory: Memory, setting: Setting<'_>, turns: usize, outcome: &mut Outcome)
     let asked = cluster.faults(0)? + report.faults_local + report.chunks.shared;
     let what = format!("{memory}: faults and chunks shared");
     outcome.bars.push(Bar { what, found: count(asked), bound: 0.0, at_most: true });
-    if memory == Memory::Memfd {
-        small_pages(setting, &plain, &mut outcome.rows)?;
-        if let Some(mean) = report.chunks.collapse_ns.checked_div(report.chunks.collapsed) {
-            let figures = vec![("mean us".to_owned(), count(mean) / 1000.0)];
-            outcome.rows.push(Row { name: format!("{memory}: collapse of a chunk"), figures });
-        }
+    if let Some(mean) = report.chunks.collapse_ns.checked_div(report.chunks.collapsed) {
+        let figures = vec![("mean us".to_owned(), count(mean) / 1000.0)];
+        outcome.rows.push(Row { name: format!("{memory}: collapse of a chunk"), figures });
     }
     sharing_starts::run(memory, &mut cluster, outcome)
 }
@@ -159,38 +155,6 @@ fn timed(job: &mut Job, run: impl FnOnce(Job) -> Result<Job>) -> Result<f64> {
         job.word = done.sum;
     }
     Ok(per_access(&done))
-}
-
-/// The same on a memory file that stays on pages of 4 KiB, in turns with `plain`.
-fn small_pages(setting: Setting<'_>, plain: &MicroVm, rows: &mut Vec<Row>) -> Result<()> {
-    let alone = Alone {
-        pages: PAGES,
-        memory: Memory::Memfd,
-        collapse: false,
-        guest_pages: GuestPages::Large,
-    };
-    let small = MicroVm::without_dsm(setting.image, &alone, &CORES[..1])?;
-    small.run(0, workload::fill())?;
-    for workload in workload::all() {
-        if workload::is_chase(&workload.job) {
-            small.write(SHARED, &chain())?;
-            plain.write(SHARED, &chain())?;
-        }
-        let (mut here, mut there) = (workload.job, workload.job);
-        let (mut times, mut ratios) = (Vec::new(), Vec::new());
-        for _ in 0..SMALL_TURNS {
-            let huge = timed(&mut there, |job| Ok(plain.run(0, job)?.job))?;
-            times.push(timed(&mut here, |job| Ok(small.run(0, job)?.job))?);
-            ratios.push(times.last().copied().unwrap_or(0.0) / huge);
-        }
-        let figures = [("ns per access", median(times)), ("times the huge ones", median(ratios))];
-        let figures = figures.map(|(column, value)| (column.to_owned(), value)).into();
-        rows.push(Row {
-            name: format!("memfd on 4 KiB pages: {}, no DSM", workload.name),
-            figures,
-        });
-    }
-    Ok(())
 }
 
 /// Huge pages with and without DSM, once their number stays as it is.
