@@ -261,6 +261,53 @@ fn uffd_chunk_is_huge_until_shared_and_huge_again_when_sharing_ends() {
     stop(slices);
 }
 
+/// The same while sharing ends: a chunk is unregistered, collapsed, and shared again under its writers.
+#[test]
+fn uffd_stores_are_kept_while_sharing_ends_and_begins() {
+    const ROUNDS: u64 = 2;
+    let Some(slices) = two_slices(Memory::Memfd) else { return };
+    let [home, other] = &slices;
+    let _thread = HugePages::start(Arc::clone(&home.ram)).unwrap();
+    let over = AtomicBool::new(false);
+    let settled = || home.report().chunks.private_again;
+    let stored = scope(|threads| {
+        let hammers = [3, 4].map(|index| {
+            let over = &over;
+            threads.spawn(move || {
+                let mut stored = 0;
+                while !over.load(Ordering::Relaxed) {
+                    // A page that the other slice has read comes back by these stores.
+                    for page in 0..CHUNK {
+                        let word = home.word(page, index);
+                        word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                        stored += 1;
+                    }
+                }
+                stored
+            })
+        });
+        for round in 0..ROUNDS {
+            for page in 0..20 {
+                other.word(page * 25 + round, 5).fetch_add(1, Ordering::SeqCst);
+            }
+            until("the chunk is private again", || settled() == round + 1);
+            // In the midst of the collapse, at its end, or after it.
+            sleep(Duration::from_millis(5 * round));
+        }
+        over.store(true, Ordering::Relaxed);
+        hammers.map(|hammer| hammer.join().unwrap())
+    });
+
+    let sum = |slice: &Slice, index| -> u64 {
+        (0..CHUNK).map(|page| slice.word(page, index).load(Ordering::SeqCst)).sum()
+    };
+    for slice in &slices {
+        assert_eq!([sum(slice, 3), sum(slice, 4)], stored);
+        assert_eq!(sum(slice, 5), 20 * ROUNDS);
+    }
+    stop(slices);
+}
+
 #[test]
 fn hugetlbfs_without_pages_is_refused() {
     let many = 0..1u64 << 33;
