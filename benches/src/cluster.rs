@@ -14,10 +14,11 @@
 
 use crate::carrier::Carrier;
 use crate::crew::{Crew, Done, Span};
+use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use dsm::{HoldPolicy, Report};
+use dsm::{HoldPolicy, Memory, Report};
 use microguest::Job;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -48,6 +49,10 @@ pub struct Plan<'a> {
     pub hold: HoldPolicy,
     /// Whether runs of pages are fetched ahead.
     pub fetch_ahead: bool,
+    /// What private memory is made of.
+    pub memory: Memory,
+    /// How the guests map the memory.
+    pub guest_pages: GuestPages,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -165,6 +170,22 @@ impl Cluster {
     pub fn faults(&mut self, slice: usize) -> Result<u64> {
         let faults = self.report(slice)?.faults;
         Ok(faults.read + faults.write + faults.upgrade)
+    }
+
+    /// Writes memory through slice 0's engine.
+    ///
+    /// # Errors
+    /// No memory there, or the engine has failed.
+    pub fn write(&self, address: u64, bytes: Vec<u8>) -> Result<()> {
+        self.own()?.write(address, bytes)
+    }
+
+    /// Bytes of memory that slice 0 has mapped in huge pages.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn huge_bytes(&self) -> Result<u64> {
+        self.own()?.huge_bytes()
     }
 
     fn own(&self) -> Result<&Slice> {

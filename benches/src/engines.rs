@@ -6,10 +6,11 @@ use crate::carrier::Carrier;
 use crate::cluster::Plan;
 use crate::crew::{Crew, Done};
 use crate::native::Native;
+use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::slice::Slice;
 use anyhow::{Context, Result, ensure};
-use dsm::HoldPolicy;
+use dsm::{HoldPolicy, Memory};
 use microguest::Job;
 use std::path::Path;
 use transport::Transport;
@@ -36,6 +37,8 @@ impl Engines {
             engines: places,
             hold: HoldPolicy::fixed(1),
             fetch_ahead: false,
+            memory: Memory::default(),
+            guest_pages: GuestPages::Small,
         };
         let [first, second] = carrier.pair()?;
         let slice = |local, end: Box<dyn Transport>| Slice::new(&plan, local, end);

@@ -23,6 +23,7 @@ pub mod noise;
 pub mod outcome;
 pub mod paging;
 pub mod placement;
+pub mod pool;
 pub mod raw;
 pub mod samples;
 pub mod slice;

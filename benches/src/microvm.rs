@@ -15,7 +15,7 @@ use crate::image;
 use crate::paging::{self, GuestPages};
 use crate::placement::Place;
 use anyhow::{Context, Result, bail};
-use dsm::GuestRam;
+use dsm::{GuestRam, HugePages, Memory};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use microguest::layout::{
@@ -25,6 +25,15 @@ use microguest::{Job, Kind};
 use std::path::Path;
 use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use wire::Gfn;
+
+impl Alone {
+    /// So many pages of the default kind, of which the guest knows pages of 4 KiB.
+    #[must_use]
+    pub fn of(pages: u64) -> Self {
+        Self { pages, memory: Memory::default(), collapse: true, guest_pages: GuestPages::Small }
+    }
+}
 
 /// Shared memory of a slice: first guest-physical address, host address, bytes.
 pub type Slot = (u64, usize, u64);
@@ -34,6 +43,21 @@ pub type Slot = (u64, usize, u64);
 pub struct MicroVm {
     vcpus: Vec<Worker>,
     _vm: VmFd,
+    /// The shared memory, where there is no engine.
+    ram: Option<Arc<GuestRam>>,
+}
+
+/// The memory of a VM without an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone {
+    /// Pages of 4 KiB.
+    pub pages: u64,
+    /// What they are made of.
+    pub memory: Memory,
+    /// Whether memory of a memory file is put on huge pages, as a slice does.
+    pub collapse: bool,
+    /// How the guest maps it.
+    pub guest_pages: GuestPages,
 }
 
 /// What the vCPU threads need of the VM. `keep` is whatever owns the shared memory.
@@ -84,27 +108,48 @@ impl MicroVm {
             enter(&fd, entry, number)?;
             vcpus.push(vcpu(fd, number, inside.clone(), *place)?);
         }
-        let vm = Self { vcpus, _vm: vm };
+        let vm = Self { vcpus, _vm: vm, ram: None };
         for number in 0..vm.vcpus.len() {
             vm.run(number, Job { kind: Kind::Nothing as u64, ..Job::default() })?;
         }
         Ok(vm)
     }
 
-    /// A VM with so many pages of memory and no engine.
+    /// A VM with memory of its own and no engine.
     ///
     /// # Errors
     /// As for [`Self::new`], or there is no memory.
-    pub fn without_dsm(
-        image: &Path,
-        pages: u64,
-        places: &[Place],
-        guest_pages: GuestPages,
-    ) -> Result<Self> {
+    pub fn without_dsm(image: &Path, alone: &Alone, places: &[Place]) -> Result<Self> {
         let first = SHARED / 4096;
-        let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..first + pages)))?);
-        let slots = ram.slots();
-        Self::new(image, &slots, ram, places, guest_pages)
+        let frames = first..first + alone.pages;
+        let frames = std::slice::from_ref(&frames);
+        let ram = Arc::new(GuestRam::with_memory(frames, frames, alone.memory)?);
+        let thread = alone.collapse.then(|| HugePages::start(Arc::clone(&ram))).transpose()?;
+        let keep = Arc::new((thread, Arc::clone(&ram)));
+        let mut vm = Self::new(image, &ram.slots(), keep, places, alone.guest_pages)?;
+        vm.ram = Some(ram);
+        Ok(vm)
+    }
+
+    /// Writes memory of a VM without an engine.
+    ///
+    /// # Errors
+    /// There is an engine.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        let ram = self.ram.as_ref().context("a VM without DSM")?;
+        for (page, bytes) in (address / 4096..).zip(bytes.chunks(4096)) {
+            ram.write(Gfn(page), 0, bytes);
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory of a VM without an engine that are mapped in huge pages.
+    ///
+    /// # Errors
+    /// The kernel does not tell, or there is an engine.
+    pub fn huge_bytes(&self) -> Result<u64> {
+        let ram = self.ram.as_ref().context("a VM without DSM")?;
+        ram.huge_bytes().context("count huge pages")
     }
 
     /// Gives a vCPU a job without waiting for it.

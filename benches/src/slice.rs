@@ -3,11 +3,10 @@
 use crate::cluster::Plan;
 use crate::crew::Done;
 use crate::microvm::MicroVm;
-use crate::paging::GuestPages;
 use anyhow::{Context, Result};
 use dsm::{
-    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Report,
-    Uplink,
+    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, HugePages,
+    NodeConfig, Report, Uplink,
 };
 use microguest::Job;
 use microguest::layout::SHARED;
@@ -43,10 +42,11 @@ impl Uplink for Loud {
 pub struct Slice {
     /// Gone before the engine is.
     vm: Option<MicroVm>,
-    ram: Arc<GuestRam>,
     handle: Handle,
     thread: Option<JoinHandle<()>>,
     over: Loud,
+    ram: Arc<GuestRam>,
+    _huge_pages: HugePages,
 }
 
 impl Slice {
@@ -63,7 +63,11 @@ impl Slice {
             ranges.push(HomeRange { frames: start..start + pages, home });
             start += pages;
         }
-        let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(first..start)))?);
+        let own = ranges.iter().filter(|range| range.home == SliceId(local));
+        let own: Vec<_> = own.map(|range| range.frames.clone()).collect();
+        let ram = GuestRam::with_memory(std::slice::from_ref(&(first..start)), &own, plan.memory)?;
+        let ram = Arc::new(ram);
+        let huge_pages = HugePages::start(Arc::clone(&ram))?;
         let all = (0..count).map(SliceId).collect();
         let mut node = NodeConfig::new(SliceId(local), all, HomeTable::new(ranges)?, Epoch(1));
         node.hold = plan.hold;
@@ -77,12 +81,18 @@ impl Slice {
             core: plan.engines.get(at).and_then(|place| place.core()),
         })
         .context("start a memory engine")?;
-        let mut slice =
-            Self { vm: None, ram: Arc::clone(&ram), handle, thread: Some(thread), over };
+        let mut slice = Self {
+            vm: None,
+            handle,
+            thread: Some(thread),
+            over,
+            ram: Arc::clone(&ram),
+            _huge_pages: huge_pages,
+        };
         let places = plan.places.get(at).copied().unwrap_or(&[]);
         if !places.is_empty() {
             let slots = ram.slots();
-            slice.vm = Some(MicroVm::new(plan.image, &slots, ram, places, GuestPages::Small)?);
+            slice.vm = Some(MicroVm::new(plan.image, &slots, ram, places, plan.guest_pages)?);
         }
         Ok(slice)
     }
@@ -111,6 +121,22 @@ impl Slice {
     /// The vCPU has failed.
     pub fn wait(&self, vcpu: usize) -> Result<Done> {
         self.vm()?.wait(vcpu)
+    }
+
+    /// Writes memory through the engine.
+    ///
+    /// # Errors
+    /// No memory there, or the engine has failed.
+    pub fn write(&self, address: u64, bytes: Vec<u8>) -> Result<()> {
+        self.handle.write(address, bytes, LIMIT).context("write memory through an engine")
+    }
+
+    /// Bytes of memory that are mapped in huge pages here.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn huge_bytes(&self) -> Result<u64> {
+        self.ram.huge_bytes().context("count huge pages")
     }
 
     /// What the engine counted.

@@ -4,7 +4,7 @@
 //! Skipped where /dev/kvm or userfaultfd cannot be used.
 #![expect(clippy::unwrap_used, reason = "a test fails like a test")]
 
-use dsm::HoldPolicy;
+use dsm::{HoldPolicy, Memory};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,10 @@ use std::process::Command;
 use tessera_benches::carrier::Carrier;
 use tessera_benches::cluster::{Cluster, Plan};
 use tessera_benches::local::Local;
-use tessera_benches::microvm::MicroVm;
+use tessera_benches::microvm::{Alone, MicroVm};
 use tessera_benches::paging::GuestPages;
 use tessera_benches::placement::Place;
+use tessera_benches::pool::Pool;
 
 const ANYWHERE: &[Place] = &[Place::Anywhere];
 
@@ -26,13 +27,14 @@ fn main() {
         return;
     }
     let image = image();
-    let tests: [Test; 6] = [
+    let tests: [Test; 7] = [
         ("jobs_of_a_guest_without_dsm", jobs_of_a_guest_without_dsm),
         ("exception_is_told", exception_is_told),
         ("local_faults_are_counted", local_faults_are_counted),
         ("slices_take_turns", slices_take_turns),
         ("counter_of_two_slices_is_exact", counter_of_two_slices_is_exact),
         ("run_is_read_right", run_is_read_right),
+        ("store_of_a_running_guest_is_never_lost", store_of_a_running_guest_is_never_lost),
     ];
     for (name, test) in tests {
         test(&image);
@@ -67,12 +69,18 @@ fn plan(image: &Path, carrier: Carrier) -> Plan<'_> {
         engines: &[],
         hold: HoldPolicy::default(),
         fetch_ahead: true,
+        memory: Memory::default(),
+        guest_pages: GuestPages::Small,
     }
+}
+
+fn alone(guest_pages: GuestPages) -> Alone {
+    Alone { guest_pages, ..Alone::of(512) }
 }
 
 fn jobs_of_a_guest_without_dsm(image: &Path) {
     for pages in [GuestPages::Small, GuestPages::Large] {
-        let vm = MicroVm::without_dsm(image, 512, &[Place::Anywhere; 2], pages).unwrap();
+        let vm = MicroVm::without_dsm(image, &alone(pages), &[Place::Anywhere; 2]).unwrap();
         let done = vm.run(1, job(Kind::Write)).unwrap();
         assert_eq!((done.job.count, done.job.taken, done.samples.len()), (64, 64, 64));
         let done = vm.run(0, job(Kind::Read)).unwrap();
@@ -83,7 +91,7 @@ fn jobs_of_a_guest_without_dsm(image: &Path) {
 }
 
 fn exception_is_told(image: &Path) {
-    let vm = MicroVm::without_dsm(image, 512, ANYWHERE, GuestPages::Small).unwrap();
+    let vm = MicroVm::without_dsm(image, &alone(GuestPages::Small), ANYWHERE).unwrap();
     let error = vm.run(0, Job { memory: 0x20_0000_0000, ..job(Kind::Read) }).unwrap_err();
     assert!(error.to_string().contains("exception Some(14)"), "a page fault: {error}");
 }
@@ -139,4 +147,32 @@ fn run_is_read_right(image: &Path) {
     let report = cluster.report(0).unwrap();
     assert_eq!(report.pages_in, 512);
     assert!(report.prefetches > 256, "most of a run is fetched ahead: {report:?}");
+}
+
+/// The guest of the home raises a word of a private chunk all the time; the other slice asks for the
+/// chunk in the midst of it, with 2 MiB pages in both guests.
+fn store_of_a_running_guest_is_never_lost(image: &Path) {
+    let _pool = Pool::enlarged(2);
+    for memory in [Memory::Memfd, Memory::Anonymous, Memory::Hugetlbfs] {
+        if let Err(error) = memory.check(std::slice::from_ref(&(0..1024))) {
+            println!("{memory} skipped: {error}");
+            continue;
+        }
+        let plan = Plan { memory, guest_pages: GuestPages::Large, ..plan(image, Carrier::Shm) };
+        let mut cluster = Cluster::new(&plan).unwrap();
+        let add =
+            |word, cycles| Job { write: 2, word, cycles, rounds: u64::MAX, ..job(Kind::Count) };
+        cluster.start(0, 0, add(3, 500_000_000)).unwrap();
+        let theirs = cluster.run(1, 0, add(4, 100_000_000)).unwrap().job.count;
+        let ours = cluster.wait(0, 0).unwrap().job.count;
+        for slice in [0, 1] {
+            for (word, count) in [(3, ours), (4, theirs)] {
+                let read = Job { word, pages: 1, rounds: 1, ..job(Kind::Read) };
+                let sum = cluster.run(slice, 0, read).unwrap().job.sum;
+                assert_eq!(sum, count, "{memory}, word {word} on slice {slice}");
+            }
+        }
+        let chunks = cluster.report(0).unwrap().chunks;
+        assert_eq!((chunks.shared, chunks.own), (1, 1), "{memory}");
+    }
 }

@@ -8,7 +8,9 @@ use std::io::stdout;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transport::Secret;
-use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
+use vmm::slice::{
+    BootstrapOptions, Ending, Interrupts, Memory, PageTables, RunReport, VmSpec, bootstrap,
+};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -62,6 +64,9 @@ pub(crate) struct Arguments {
     /// not given
     #[arg(long, value_name = "CORE")]
     engine_core: Option<usize>,
+    /// What memory of this slice is made of until another slice uses it: memfd, hugetlbfs or anonymous
+    #[arg(long, default_value_t = Memory::default(), value_name = "KIND")]
+    memory: Memory,
 }
 
 /// What the guest's kernel is told about vCPUs of other hosts.
@@ -134,6 +139,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         limit: arguments.limit.map(Duration::from_secs),
         lease: Duration::from_millis(arguments.lease),
         engine_core: arguments.engine_core,
+        memory: arguments.memory,
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;
     if let Some(path) = arguments.report

@@ -5,7 +5,7 @@ use clap::Args;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use transport::Secret;
-use vmm::slice::{CompanionOptions, Ending, companion};
+use vmm::slice::{CompanionOptions, Ending, Memory, companion};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -18,10 +18,13 @@ pub(crate) struct Arguments {
     /// Core for the memory engine, best that of the slice's only vCPU; the scheduler's choice if not given
     #[arg(long, value_name = "CORE")]
     engine_core: Option<usize>,
+    /// What memory of this slice is made of until another slice uses it: memfd, hugetlbfs or anonymous
+    #[arg(long, default_value_t = Memory::default(), value_name = "KIND")]
+    memory: Memory,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     let secret = Secret::load(&arguments.secret_file).context("load the VM's secret")?;
-    let Arguments { listen, engine_core, .. } = *arguments;
-    companion(&CompanionOptions { listen, secret, engine_core }).context("be a companion")
+    let Arguments { listen, engine_core, memory, .. } = *arguments;
+    companion(&CompanionOptions { listen, secret, engine_core, memory }).context("be a companion")
 }

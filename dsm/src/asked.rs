@@ -1,6 +1,7 @@
 //! The pages whose guest mapping is read-only because a vCPU is being asked, see [`crate::workers`].
 
 use dsm_protocol::Gfn;
+use std::ops::Range;
 
 /// How long the mapping stays read-only once the page can be read. The worker must have failed by
 /// then, else it would fault on a page that can be read, and would be believed.
@@ -30,6 +31,11 @@ pub(crate) struct Asked(Vec<Page>);
 impl Asked {
     pub(crate) fn contains(&self, gfn: Gfn) -> bool {
         self.0.iter().any(|page| page.gfn == gfn)
+    }
+
+    /// True when a page of a range of frames is in.
+    pub(crate) fn any_in(&self, frames: &Range<u64>) -> bool {
+        self.0.iter().any(|page| frames.contains(&page.gfn.0))
     }
 
     /// Adds a page that is not in; returns one that must go for it.

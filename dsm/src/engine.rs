@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "poll")]
 // UNSAFETY: poll(2) takes an array of descriptors.
 
+use crate::apart::ShareError;
 use crate::classify::{Classifier, PageClass};
 use crate::fault_log::FaultLog;
 use crate::handle::{Command, CopyError, Handle};
@@ -52,6 +53,9 @@ pub enum EngineError {
     /// The home table names frames without memory.
     #[error("the home table and guest memory do not fit each other")]
     Layout,
+    /// A chunk could not be shared.
+    #[error("share a chunk of memory")]
+    Share(#[from] ShareError),
     /// A page could not be mapped.
     #[error("map {gfn}: the kernel refused it repeatedly")]
     CannotMap {
@@ -252,6 +256,7 @@ impl Engine {
             self.step(Input::Tick)?;
             self.carry_out()?;
             self.store.answer_expired(self.now())?;
+            self.store.tend(self.now())?;
         }
         Ok(())
     }
@@ -628,6 +633,7 @@ impl Engine {
             hold_window_ns: self.node.hold_window_ns(),
             hot_pages: self.fault_log.hottest(),
             hot_tables: self.fault_log.hottest_tables(),
+            chunks: self.store.chunk_counts(),
         }
     }
 }

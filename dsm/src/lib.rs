@@ -10,22 +10,29 @@
 //!  VMM threads --commands-> channel -----/                      \--> VMM (frames, copies)
 //! ```
 //!
-//! The VMM reaches it through a cloneable [`Handle`]. Guest memory is [`GuestRam`]: one memfd,
-//! mapped once for the guest (watched) and once for the VMM (never watched).
+//! The VMM reaches it through a cloneable [`Handle`]. Guest memory is [`GuestRam`]: a memory
+//! file, mapped once for the guest (watched where it is shared) and once for the VMM (never watched).
 
 mod ahead;
+mod apart;
 mod asked;
+mod chunks;
 mod classify;
 mod engine;
 mod fault_log;
 mod fault_queue;
 
 mod handle;
+mod huge;
 mod local_pager;
+mod maps;
+mod memory;
 mod page_set;
 mod ram;
 mod report;
 pub mod schedule;
+mod share;
+mod smaps;
 mod store;
 
 mod takings;
@@ -33,10 +40,14 @@ mod uffd;
 mod workers;
 mod write_watch;
 
+pub use apart::ShareError;
+pub use chunks::ChunkCounts;
 pub use classify::PageClass;
 pub use engine::{Engine, EngineConfig, EngineError, Uplink};
 pub use handle::{CopyError, Handle};
+pub use huge::HugePages;
 pub use local_pager::{LocalPager, LocalPagerError};
+pub use memory::{Memory, UnknownMemory};
 pub use ram::{GuestRam, RamError};
 pub use report::{ClassCounts, FaultCounts, HotPage, Report};
 pub use uffd::{UffdError, check_host};

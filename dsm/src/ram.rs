@@ -1,18 +1,26 @@
-//! Guest memory of one slice: one memfd, mapped twice.
+//! Guest memory of one slice: a memory file, mapped twice.
 //!
 //! The *guest mapping* is what KVM's memory slots point to and what userfaultfd watches. The *alias*
 //! is for the VMM and the transport and is never watched, so touching it never waits for anyone.
 //! Every slice maps the whole of guest memory; pages that it does not hold are not backed.
-#![expect(unsafe_code, reason = "mmap, madvise and access to memory that vCPUs change")]
+//!
+//! Private chunks may lie elsewhere than in the file ([`crate::memory`]); the alias of such a chunk is
+//! a mapping of that memory. When it is brought into the file, pointers to the alias go stale: the
+//! engine's thread does that, and is the only one to use the alias while there is an engine.
+#![expect(unsafe_code, reason = "memfd and access to memory that vCPUs change")]
 // UNSAFETY: guest memory is shared with vCPUs, so it is reached by pointers, never by references.
 
+use crate::apart::Apart;
+use crate::chunks::{CHUNK_PAGES, ChunkId, whole};
+use crate::maps::{HUGE, Span};
+use crate::memory::Memory;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::Error;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use thiserror::Error;
 use wire::{Gfn, PAGE_SIZE};
 
@@ -33,6 +41,41 @@ pub enum RamError {
         #[source]
         source: Error,
     },
+    /// The pool of huge pages is too small.
+    #[error(
+        "memory on hugetlbfs needs {needed} free huge pages of 2 MiB, this host has {free}; set them \
+         aside (sysctl vm.nr_hugepages={total}) or choose memfd or anonymous memory"
+    )]
+    HugePages {
+        /// Huge pages that are needed.
+        needed: u64,
+        /// Huge pages that nobody has claimed.
+        free: u64,
+        /// What the pool must hold.
+        total: u64,
+    },
+}
+
+/// Where a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Place {
+    /// In the file; to be left as it is.
+    Outside,
+    /// Outside the file, in memory of the kind that the user chose.
+    Apart,
+    /// In the file, not watched.
+    Plain,
+    /// The same, and on a huge page.
+    Huge,
+    /// In the file, and watched.
+    Watched,
+}
+
+impl Place {
+    fn from_byte(byte: u8) -> Self {
+        [Self::Outside, Self::Apart, Self::Plain, Self::Huge, Self::Watched][usize::from(byte)]
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -42,16 +85,22 @@ struct Block {
     offset: usize,
 }
 
-/// The guest memory of one slice. Both mappings live as long as this does.
+/// The guest memory of one slice. Its mappings live as long as this does.
 #[derive(Debug)]
 pub struct GuestRam {
-    file: File,
-    guest: usize,
-    alias: usize,
+    pub(crate) file: File,
+    pub(crate) guest: Span,
+    alias: Span,
     bytes: usize,
     blocks: Vec<Block>,
     /// A bit for each page that is known to be backed.
     backed: Vec<AtomicU64>,
+    pub(crate) apart: Apart,
+    /// A [`Place`] for each 2 MiB of the file.
+    places: Vec<AtomicU8>,
+    /// Chunks put on huge pages so far.
+    pub(crate) collapsed: AtomicU64,
+    pub(crate) collapse_ns: AtomicU64,
 }
 
 const PAGE: u64 = 4096;
@@ -62,40 +111,97 @@ impl GuestRam {
     /// # Errors
     /// Ranges that overlap, or the kernel's refusal.
     pub fn new(frames: &[Range<u64>]) -> Result<Self, RamError> {
-        let mut blocks = Vec::with_capacity(frames.len());
-        let mut offset = 0;
-        for range in frames {
-            let last: Option<&Block> = blocks.last();
-            if range.is_empty() || last.is_some_and(|last| last.frames.end > range.start) {
-                return Err(RamError::Layout);
-            }
-            blocks.push(Block { frames: range.clone(), offset });
-            let count = usize::try_from(range.end - range.start).map_err(|_| RamError::Layout)?;
-            offset += count * PAGE_SIZE;
+        Self::with_memory(frames, frames, Memory::Memfd)
+    }
+
+    /// The same; the chunks that lie in `own` are made of the given memory, until they are shared.
+    ///
+    /// # Errors
+    /// As for [`Self::new`]; too few huge pages.
+    pub fn with_memory(
+        frames: &[Range<u64>],
+        own: &[Range<u64>],
+        memory: Memory,
+    ) -> Result<Self, RamError> {
+        memory.check(own)?;
+        let (blocks, bytes) = lay_out(frames)?;
+        let size = u64::try_from(bytes).map_err(|_| RamError::Layout)?;
+        let failed = |what| move |source| RamError::Call { what, bytes: size, source };
+        let file = memory_file(c"tessera-guest-ram", 0).map_err(failed("memfd_create"))?;
+        file.set_len(size).map_err(failed("ftruncate"))?;
+        let guest = Span::reserve(bytes).map_err(failed("mmap"))?;
+        let alias = Span::reserve(bytes).map_err(failed("mmap"))?;
+        for span in [&guest, &alias] {
+            span.map_file(0, bytes, &file).map_err(failed("mmap"))?;
         }
-        if offset == 0 {
-            return Err(RamError::Layout);
+        // Where the host gives memory files huge pages on request, the guest's first touch gets them.
+        if let Err(error) = guest.advise(0, bytes, libc::MADV_HUGEPAGE) {
+            tracing::debug!("no transparent huge pages: {error}");
         }
-        let size = u64::try_from(offset).map_err(|_| RamError::Layout)?;
-        let failed = |what| RamError::Call { what, bytes: size, source: Error::last_os_error() };
-        const NAME: &CStr = c"tessera-guest-ram";
-        // SAFETY: the name is a C string; the call returns a descriptor or -1.
-        let fd = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(failed("memfd_create"));
+        let words = (bytes / PAGE_SIZE).div_ceil(64);
+        let places = (0..bytes.div_ceil(HUGE)).map(|_| AtomicU8::new(Place::Outside as u8));
+        let mut ram = Self {
+            file,
+            guest,
+            alias,
+            bytes,
+            blocks,
+            backed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            apart: Apart::None,
+            places: places.collect(),
+            collapsed: AtomicU64::new(0),
+            collapse_ns: AtomicU64::new(0),
+        };
+        let own: Vec<Range<usize>> = ram.chunk_offsets(own)?;
+        ram.apart = Apart::new(memory, &ram.guest, bytes, &own).map_err(failed("mmap"))?;
+        let place = if memory == Memory::Memfd { Place::Plain } else { Place::Apart };
+        for at in own.into_iter().flat_map(|range| range.step_by(HUGE)) {
+            ram.places[at / HUGE].store(place as u8, Ordering::Release);
         }
-        // SAFETY: the descriptor is new and owned by nobody else.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(size).map_err(|source| RamError::Call {
-            what: "ftruncate",
-            bytes: size,
-            source,
-        })?;
-        let guest = map(&file, offset).ok_or_else(|| failed("mmap"))?;
-        let alias = map(&file, offset).ok_or_else(|| failed("mmap"))?;
-        let words = (offset / PAGE_SIZE).div_ceil(64);
-        let backed = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { file, guest, alias, bytes: offset, blocks, backed })
+        Ok(ram)
+    }
+
+    /// Byte offsets of the whole chunks in frame ranges, all of which must have memory.
+    fn chunk_offsets(&self, frames: &[Range<u64>]) -> Result<Vec<Range<usize>>, RamError> {
+        let offsets = |range: Range<u64>| {
+            let start = self.offset(ChunkId(range.start).first()).ok_or(RamError::Layout)?;
+            let last = self.offset(Gfn(range.end * CHUNK_PAGES - 1)).ok_or(RamError::Layout)?;
+            Ok(start..last + PAGE_SIZE)
+        };
+        whole(frames).into_iter().map(offsets).collect()
+    }
+
+    /// Where a chunk is that has memory as a whole.
+    pub(crate) fn place(&self, chunk: ChunkId) -> Place {
+        self.offset(chunk.first()).map_or(Place::Outside, |offset| self.place_at(offset))
+    }
+
+    /// The same by the chunk's offset in the file.
+    pub(crate) fn place_at(&self, offset: usize) -> Place {
+        Place::from_byte(self.places[offset / HUGE].load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_place(&self, chunk: ChunkId, place: Place) {
+        if let Some(offset) = self.offset(chunk.first()) {
+            self.places[offset / HUGE].store(place as u8, Ordering::Release);
+        }
+    }
+
+    /// Changes the place of the chunk at an offset, unless it is another by now.
+    pub(crate) fn change_place(&self, offset: usize, from: Place, to: Place) -> bool {
+        let place = &self.places[offset / HUGE];
+        let (from, to) = (from as u8, to as u8);
+        place.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// True when private chunks do not lie in the file at first.
+    pub(crate) fn has_apart(&self) -> bool {
+        !matches!(self.apart, Apart::None)
+    }
+
+    /// Bytes of the file and of each mapping.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Host addresses for KVM's memory slots: first guest-physical address, host address, bytes.
@@ -103,7 +209,7 @@ impl GuestRam {
     pub fn slots(&self) -> Vec<(u64, usize, u64)> {
         let slot = |block: &Block| {
             let bytes = (block.frames.end - block.frames.start) * PAGE;
-            (block.frames.start * PAGE, self.guest + block.offset, bytes)
+            (block.frames.start * PAGE, self.guest.start() + block.offset, bytes)
         };
         self.blocks.iter().map(slot).collect()
     }
@@ -117,13 +223,13 @@ impl GuestRam {
 
     /// Address of a frame in the guest mapping.
     pub(crate) fn guest_address(&self, gfn: Gfn) -> Option<u64> {
-        let address = self.guest + self.offset(gfn)?;
+        let address = self.guest.start() + self.offset(gfn)?;
         u64::try_from(address).ok()
     }
 
     /// The frame of an address in the guest mapping.
     pub(crate) fn frame_at(&self, address: u64) -> Option<Gfn> {
-        let offset = usize::try_from(address).ok()?.checked_sub(self.guest)?;
+        let offset = usize::try_from(address).ok()?.checked_sub(self.guest.start())?;
         let block = self.blocks.iter().rev().find(|block| block.offset <= offset)?;
         let gfn = block.frames.start + u64::try_from((offset - block.offset) / PAGE_SIZE).ok()?;
         block.frames.contains(&gfn).then_some(Gfn(gfn))
@@ -132,6 +238,9 @@ impl GuestRam {
     /// True when the file holds no page there: it was never touched on this slice.
     pub(crate) fn is_hole(&self, gfn: Gfn) -> bool {
         let Some(at) = self.offset(gfn) else { return true };
+        if self.place_at(at) == Place::Apart {
+            return self.apart.is_hole(&self.guest, at);
+        }
         let (word, bit) = (at / PAGE_SIZE / 64, 1 << (at / PAGE_SIZE % 64));
         // A page once backed stays so: this process never punches holes.
         if self.backed[word].load(Ordering::Relaxed) & bit != 0 {
@@ -148,7 +257,11 @@ impl GuestRam {
 
     fn alias_page(&self, gfn: Gfn) -> *mut u8 {
         let offset = self.offset(gfn).expect("a checked frame");
-        ptr::with_exposed_provenance_mut(self.alias + offset)
+        let apart = match self.place_at(offset) {
+            Place::Apart => self.apart.alias(&self.guest),
+            _ => None,
+        };
+        ptr::with_exposed_provenance_mut(apart.unwrap_or_else(|| self.alias.start()) + offset)
     }
 
     /// Copies out of a page through the alias.
@@ -196,22 +309,14 @@ impl GuestRam {
     /// Removes the guest's mapping of pages; the data stays in the file.
     pub(crate) fn zap(&self, gfn: Gfn, pages: u64) -> Result<(), Error> {
         let offset = self.offset(gfn).expect("a checked frame");
-        let start = ptr::with_exposed_provenance_mut(self.guest + offset);
         let bytes = usize::try_from(pages).map_or(self.bytes, |pages| pages * PAGE_SIZE);
-        let bytes = bytes.min(self.bytes - offset);
-        // SAFETY: pages of the guest mapping; the file keeps their contents.
-        let result = unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) };
-        if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+        self.guest.advise(offset, bytes.min(self.bytes - offset), libc::MADV_DONTNEED)
     }
 
     /// Lets stores to a page of the guest mapping fault, or makes the kernel refuse them.
     pub(crate) fn set_writable(&self, gfn: Gfn, on: bool) -> Result<(), Error> {
         let offset = self.offset(gfn).expect("a checked frame");
-        let start = ptr::with_exposed_provenance_mut(self.guest + offset);
-        let access = if on { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: one page of the guest mapping; nothing of this process stores through it.
-        let result = unsafe { libc::mprotect(start, PAGE_SIZE, access) };
-        if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+        self.guest.set_writable(offset, PAGE_SIZE, on)
     }
 
     /// Maps backed pages of the guest mapping ahead of the guest's touch.
@@ -220,29 +325,41 @@ impl GuestRam {
     /// The kernel's refusal.
     pub fn populate(&self, gfn: Gfn, pages: usize) -> Result<(), Error> {
         let offset = self.offset(gfn).expect("a checked frame");
-        let start = ptr::with_exposed_provenance_mut(self.guest + offset);
         let bytes = (pages * PAGE_SIZE).min(self.bytes - offset);
-        // SAFETY: part of the guest mapping.
-        let result = unsafe { libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
-        if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+        self.guest.advise(offset, bytes, libc::MADV_POPULATE_WRITE)
     }
 }
 
-fn map(file: &File, bytes: usize) -> Option<usize> {
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, access, flags, file.as_raw_fd(), 0) };
-    (start != libc::MAP_FAILED).then(|| start.expose_provenance())
+/// A memory file without a size.
+pub(crate) fn memory_file(name: &CStr, flags: libc::c_uint) -> Result<File, Error> {
+    // SAFETY: the name is a C string; the call returns a descriptor or -1.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | flags) };
+    if fd < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and owned by nobody else.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-impl Drop for GuestRam {
-    fn drop(&mut self) {
-        for start in [self.guest, self.alias] {
-            // SAFETY: the mapping was made by `new` and nothing borrows it any more.
-            unsafe { libc::munmap(ptr::with_exposed_provenance_mut(start), self.bytes) };
+/// Places frames in the file such that whole chunks can be huge pages; with the bytes of the file.
+fn lay_out(frames: &[Range<u64>]) -> Result<(Vec<Block>, usize), RamError> {
+    let mut blocks: Vec<Block> = Vec::with_capacity(frames.len());
+    let mut end = 0;
+    for range in frames {
+        let last = blocks.last();
+        if range.is_empty() || last.is_some_and(|last| last.frames.end > range.start) {
+            return Err(RamError::Layout);
         }
+        let pages = |count: u64| {
+            let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(PAGE_SIZE));
+            bytes.ok_or(RamError::Layout)
+        };
+        let offset = end + pages(range.start % CHUNK_PAGES)?;
+        blocks.push(Block { frames: range.clone(), offset });
+        let last = offset.checked_add(pages(range.end - range.start)?).ok_or(RamError::Layout)?;
+        end = last.checked_next_multiple_of(HUGE).ok_or(RamError::Layout)?;
     }
+    if blocks.is_empty() { Err(RamError::Layout) } else { Ok((blocks, end)) }
 }
 
 #[cfg(test)]
@@ -257,6 +374,18 @@ mod tests {
 
         assert_eq!(ram.frame_at(address + 123), Some(Gfn(70)));
         assert_eq!(ram.offset(Gfn(20)), None);
+    }
+
+    #[test]
+    fn frames_keep_their_place_within_a_chunk() {
+        let ram = GuestRam::new(&[3..16, 600..2100]).unwrap();
+
+        assert_eq!(ram.offset(Gfn(3)), Some(3 * 4096));
+        assert_eq!(ram.offset(Gfn(600)), Some((512 + 88) * 4096));
+        assert_eq!(ram.guest_address(Gfn(1024)).unwrap() % (2 << 20), 0);
+        let places = [0, 1, 2, 3, 4].map(|chunk| ram.place(ChunkId(chunk)));
+        let (plain, outside) = (Place::Plain, Place::Outside);
+        assert_eq!(places, [outside, outside, plain, plain, outside]);
     }
 
     #[test]

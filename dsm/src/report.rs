@@ -1,5 +1,6 @@
 //! What the engine counted, for people and for the run report.
 
+use crate::chunks::ChunkCounts;
 use crate::classify::PageClass;
 use serde::{Deserialize, Serialize};
 
@@ -94,4 +95,7 @@ pub struct Report {
     pub hot_pages: Vec<HotPage>,
     /// The same of page tables only.
     pub hot_tables: Vec<HotPage>,
+    /// Chunks of this slice's home.
+    #[serde(default)]
+    pub chunks: ChunkCounts,
 }

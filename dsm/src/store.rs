@@ -1,19 +1,21 @@
 //! The protocol's port to guest memory: userfaultfd and the two mappings.
 //!
-//! Pages of this slice's own home stay unwatched, chunk by chunk (2 MiB), until another slice asks
-//! for one of them: memory that only its home uses costs nothing.
+//! Chunks of this slice's home stay unwatched until another slice asks for one of their pages, see
+//! [`crate::chunks`]: memory that only its home uses costs nothing.
 
 use crate::ahead::{Ahead, Run};
 use crate::asked::Asked;
+use crate::chunks::{ChunkId, Chunks};
 use crate::engine::EngineError;
 use crate::page_set::PageSet;
 use crate::ram::GuestRam;
+use crate::share;
 use crate::takings::{Taken, Taking, Takings};
-use crate::uffd::{Installed, Uffd, Watch};
+use crate::uffd::{Installed, Uffd};
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
 use dsm_protocol::foresight::Habits;
 use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,15 +23,13 @@ use wire::{PAGE_SIZE, PageBody};
 use xxhash_rust::xxh3::xxh3_64;
 
 const PAGE: u64 = 4096;
-/// Frames of a chunk that is watched or not as a whole.
-const CHUNK_FRAMES: u64 = 512;
 
 /// Entries compared at a time.
 const ROW: usize = 8;
 
 /// A replica as it was at the last flush.
 #[derive(Debug)]
-struct Twin {
+pub(crate) struct Twin {
     table: Table,
     entries: Box<[u64; 512]>,
 }
@@ -39,11 +39,11 @@ struct Twin {
 pub(crate) struct Store {
     pub(crate) uffd: Uffd,
     pub(crate) ram: Arc<GuestRam>,
-    /// Chunks of this slice's home that are not watched yet, by number.
-    unwatched: BTreeSet<u64>,
-    twins: BTreeMap<Gfn, Twin>,
+    /// Chunks of this slice's home.
+    pub(crate) chunks: Chunks,
+    pub(crate) twins: BTreeMap<Gfn, Twin>,
     /// Pages mapped without write access: giving it takes one call.
-    readable: PageSet,
+    pub(crate) readable: PageSet,
     /// Pages whose guest mapping is read-only so that a worker fails, see `workers`.
     pub(crate) asked: Asked,
     /// Pages fetched before they were touched.
@@ -63,19 +63,12 @@ impl Store {
         own: &[Range<u64>],
         others: &[Range<u64>],
     ) -> Result<Self, EngineError> {
-        for range in others {
-            let start = ram.guest_address(Gfn(range.start)).ok_or(EngineError::Layout)?;
-            uffd.register(start, (range.end - range.start) * PAGE, Watch::Everything)?;
-        }
-        let unwatched = own
-            .iter()
-            .flat_map(|range| range.start / CHUNK_FRAMES..range.end.div_ceil(CHUNK_FRAMES))
-            .collect();
-        let end = ram.slots().last().map_or(0, |(start, _, bytes)| (start + bytes) / PAGE);
+        let chunks = share::watch_at_start(&uffd, &ram, own, others)?;
+        let end = share::end_of(&ram);
         Ok(Self {
             uffd,
             ram,
-            unwatched,
+            chunks,
             twins: BTreeMap::new(),
             readable: PageSet::new(end),
             asked: Asked::default(),
@@ -96,29 +89,13 @@ impl Store {
         StepStore { store: self, body }
     }
 
-    fn note(&mut self, result: Result<(), EngineError>) {
+    pub(crate) fn note(&mut self, result: Result<(), EngineError>) {
         if let Err(error) = result {
             self.failure.get_or_insert(error);
         }
     }
 
-    /// Watches the chunk of a page that is about to be given away.
-    fn watch(&mut self, gfn: Gfn) {
-        let chunk = gfn.0 / CHUNK_FRAMES;
-        if !self.unwatched.remove(&chunk) {
-            return;
-        }
-        let frames = chunk * CHUNK_FRAMES..(chunk + 1) * CHUNK_FRAMES;
-        let inside = |at: &u64| self.ram.offset(Gfn(*at)).is_some();
-        let Some(first) = frames.clone().find(inside) else { return };
-        let count = frames.filter(inside).count();
-        let start = self.ram.guest_address(Gfn(first)).expect("inside");
-        let bytes = u64::try_from(count).expect("at most 512") * PAGE;
-        let result = self.uffd.register(start, bytes, Watch::GivenAway).map_err(EngineError::from);
-        self.note(result);
-    }
-
-    fn address(&self, gfn: Gfn) -> u64 {
+    pub(crate) fn address(&self, gfn: Gfn) -> u64 {
         self.ram.guest_address(gfn).expect("the protocol checks frames")
     }
 
@@ -172,7 +149,10 @@ impl Store {
                 self.ram.back(gfn);
             }
             self.take_run(*run)?;
-            run.iter().for_each(|gfn| self.goes(gfn));
+            for gfn in run.iter() {
+                self.chunks.took(gfn);
+                self.goes(gfn);
+            }
         }
         self.takings.recycle(runs);
         Ok(())
@@ -227,7 +207,9 @@ impl Store {
             let access = if run.writable { Access::Write } else { Access::Read };
             if !whole {
                 pages.try_for_each(|gfn| self.map_now(gfn, access))?;
-            } else if !run.writable {
+            } else if run.writable {
+                pages.for_each(|gfn| self.chunks.gave(gfn));
+            } else {
                 self.readable.extend(pages);
             }
         }
@@ -237,17 +219,23 @@ impl Store {
     /// True when userfaultfd knows all pages of a run, and none is mapped read-only.
     fn is_watched(&self, run: Run) -> bool {
         let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
-        pages.all(|gfn| {
-            !self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) && !self.readable.contains(gfn)
-        })
+        pages.all(|gfn| !self.chunks.is_private(ChunkId::of(gfn)) && !self.readable.contains(gfn))
     }
 
     fn map_now(&mut self, gfn: Gfn, access: Access) -> Result<(), EngineError> {
-        let address = self.address(gfn);
         let writable = access == Access::Write;
-        if self.unwatched.contains(&(gfn.0 / CHUNK_FRAMES)) {
+        if self.chunks.is_private(ChunkId::of(gfn)) {
             return Ok(());
         }
+        if writable {
+            self.chunks.gave(gfn);
+        }
+        self.map_watched(gfn, writable)?;
+        self.map_rest(ChunkId::of(gfn))
+    }
+
+    fn map_watched(&mut self, gfn: Gfn, writable: bool) -> Result<(), EngineError> {
+        let address = self.address(gfn);
         if writable && self.readable.remove(gfn) {
             // It wakes the waiters too. Should the mapping be gone, they fault again.
             return Ok(self.uffd.protect(address, PAGE, false)?);

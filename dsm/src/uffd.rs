@@ -13,8 +13,11 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iowr_nr};
 
 const API: u64 = 0xaa;
+const PAGE: u64 = 4096;
 const FEATURES: u64 =
     FEATURE_WP | FEATURE_MISSING_SHMEM | FEATURE_THREAD_ID | FEATURE_MINOR_SHMEM | FEATURE_WP_SHMEM;
+/// For memory on hugetlbfs only; older than the others.
+const FEATURES_HUGETLBFS: u64 = 1 << 4 | 1 << 9;
 const FEATURE_WP: u64 = 1 << 0;
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
@@ -77,6 +80,7 @@ const _: () = assert!(size_of::<UffdMsg>() == MESSAGE_BYTES);
 ioctl_io_nr!(USERFAULTFD_IOC_NEW, 0xaa, 0x00);
 ioctl_iowr_nr!(UFFDIO_API, 0xaa, 0x3f, UffdioApi);
 ioctl_iowr_nr!(UFFDIO_REGISTER, 0xaa, 0x00, UffdioRegister);
+ioctl_ior_nr!(UFFDIO_UNREGISTER, 0xaa, 0x01, UffdioRange);
 ioctl_ior_nr!(UFFDIO_WAKE, 0xaa, 0x02, UffdioRange);
 ioctl_iowr_nr!(UFFDIO_WRITEPROTECT, 0xaa, 0x06, UffdioWriteprotect);
 ioctl_iowr_nr!(UFFDIO_CONTINUE, 0xaa, 0x07, UffdioContinue);
@@ -121,6 +125,10 @@ pub(crate) enum Watch {
     GivenAway,
     /// Writes to protected pages only.
     Writes,
+    /// Touches of pages that are not there, in private anonymous memory.
+    Absent,
+    /// The same on hugetlbfs, where the file has a page or not.
+    HugeAbsent,
 }
 
 /// A page fault that a thread waits on.
@@ -159,7 +167,8 @@ impl Uffd {
         let probe = Self(unsafe { File::from_raw_fd(probe) });
         probe.call("UFFDIO_API", UFFDIO_API(), &mut api, UffdioRange { start: 0, len: 0 })?;
         require(api.features)?;
-        let mut api = UffdioApi { api: API, features: FEATURES, ioctls: 0 };
+        let features = FEATURES | FEATURES_HUGETLBFS & api.features;
+        let mut api = UffdioApi { api: API, features, ioctls: 0 };
         uffd.call("UFFDIO_API", UFFDIO_API(), &mut api, UffdioRange { start: 0, len: 0 })?;
         Ok(uffd)
     }
@@ -201,10 +210,40 @@ impl Uffd {
             Watch::Everything => 7,
             Watch::GivenAway => 6,
             Watch::Writes => 2,
+            Watch::Absent => 1,
+            Watch::HugeAbsent => 5,
         };
         let range = UffdioRange { start, len };
         let mut argument = UffdioRegister { range, mode, ioctls: 0 };
         self.call("UFFDIO_REGISTER", UFFDIO_REGISTER(), &mut argument, range)
+    }
+
+    /// Reports nothing there any more. All pages are as if never protected; waiters go on.
+    pub(crate) fn unregister(&self, start: u64, len: u64) -> Result<(), UffdError> {
+        self.with_range("UFFDIO_UNREGISTER", UFFDIO_UNREGISTER(), start, len)?;
+        // The kernel wakes those only who wait for a missing page.
+        self.wake(start, len)
+    }
+
+    /// Maps, for writing, all pages of a range that the file holds and that are not mapped yet, and
+    /// wakes those who wait for them.
+    pub(crate) fn install_missing(&self, start: u64, len: u64) -> Result<(), UffdError> {
+        let end = start + len;
+        let mut at = start;
+        while at < end {
+            let range = UffdioRange { start: at, len: end - at };
+            let mut argument = UffdioContinue { range, mode: 0, mapped: 0 };
+            let result = self.call("UFFDIO_CONTINUE", UFFDIO_CONTINUE(), &mut argument, range);
+            let Err(UffdError::Call { source, .. }) = &result else { return result };
+            match (source.raw_os_error(), u64::try_from(argument.mapped)) {
+                // Part of the range is done.
+                (Some(libc::EAGAIN), Ok(mapped)) => at += mapped,
+                (Some(libc::EAGAIN), Err(_)) => {}
+                (Some(libc::EEXIST | libc::EFAULT), _) => at += PAGE,
+                _ => return result,
+            }
+        }
+        Ok(())
     }
 
     /// Maps the page that the file holds, and wakes those who wait for it.
@@ -248,14 +287,26 @@ impl Uffd {
         }
     }
 
+    /// Wakes those who wait for pages of the range; they touch them again.
     pub(crate) fn wake(&self, start: u64, len: u64) -> Result<(), UffdError> {
+        self.with_range("UFFDIO_WAKE", UFFDIO_WAKE(), start, len)
+    }
+
+    /// A request that takes nothing but a range.
+    fn with_range(
+        &self,
+        what: &'static str,
+        request: libc::c_ulong,
+        start: u64,
+        len: u64,
+    ) -> Result<(), UffdError> {
         let range = UffdioRange { start, len };
         // SAFETY: the request takes a range.
-        let result = unsafe { ioctl_with_ref(&self.0, UFFDIO_WAKE(), &range) };
+        let result = unsafe { ioctl_with_ref(&self.0, request, &range) };
         if result == 0 {
             return Ok(());
         }
-        Err(UffdError::Call { what: "UFFDIO_WAKE", start, len, source: Error::last_os_error() })
+        Err(UffdError::Call { what, start, len, source: Error::last_os_error() })
     }
 
     /// Reads waiting faults; at most 64 at a time.

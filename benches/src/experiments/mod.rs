@@ -11,9 +11,10 @@ pub mod writes;
 use crate::carrier::Carrier;
 use crate::cluster::Plan;
 use crate::outcome::Outcome;
+use crate::paging::GuestPages;
 use crate::placement::Place;
 use anyhow::{Result, bail};
-use dsm::HoldPolicy;
+use dsm::{HoldPolicy, Memory};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -67,6 +68,8 @@ impl<'a> Setting<'a> {
             engines: &CORES,
             hold: HoldPolicy::default(),
             fetch_ahead: true,
+            memory: Memory::default(),
+            guest_pages: GuestPages::Small,
         }
     }
 }

@@ -9,11 +9,10 @@ use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
 use crate::crew::{Crew, cycles};
-use crate::microvm::MicroVm;
+use crate::microvm::{Alone, MicroVm};
 use crate::native::Native;
 use crate::noise;
 use crate::outcome::{Bar, Conditions, Outcome, Row};
-use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::samples::median;
 use anyhow::{Context, Result, ensure};
@@ -82,8 +81,7 @@ impl Crews {
         // First: it wants to be alone.
         let cluster = Cluster::new(&setting.two_slices(Carrier::Shm, &[PAGES, PAGES]))?;
         let together = [CORES[0]; 2];
-        let one_core =
-            MicroVm::without_dsm(setting.image, 2 * PAGES, &together, GuestPages::Small)?;
+        let one_core = MicroVm::without_dsm(setting.image, &Alone::of(2 * PAGES), &together)?;
         let native = |places: [Place; 2]| Native::new(2 * PAGES, &places);
         Ok(Self { cluster, one_core, natives: [native(together)?, native(CORES)?] })
     }

@@ -1,102 +1,183 @@
 //! What a VM on one slice pays for the memory engine: nothing asked for by other slices, and a second
-//! slice that only listens. Against the same guest on the same memory without any engine.
+//! slice that only listens. Against the same guest on the same kind of memory without any engine, for
+//! each kind of memory that a user can choose. And what it costs when the second slice does ask.
 
-use super::{CORES, Setting, cycles_per_ns};
+mod page_size;
+mod sharing_starts;
+mod workload;
+
+use super::{CORES, Setting};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
-use crate::microvm::MicroVm;
-use crate::native::Native;
+use crate::microvm::{Alone, MicroVm};
 use crate::outcome::{Bar, Conditions, Outcome, Row};
 use crate::paging::GuestPages;
-use crate::placement::Place;
+use crate::pool::Pool;
 use crate::samples::median;
-use anyhow::Result;
-use dsm::HoldPolicy;
-use microguest::layout::SHARED;
-use microguest::{Job, Kind};
+use anyhow::{Context, Result};
+use dsm::{HoldPolicy, Memory};
+use microguest::Job;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use workload::{Workload, per_access};
 
 /// 64 MiB: more than the caches hold.
 const PAGES: u64 = 1 << 14;
+/// Pages of the slice that only listens.
+const OTHER: u64 = 512;
 /// The engine's memory may cost so much time more.
 const BOUND: f64 = 1.02;
-const CORE: Place = CORES[0];
-
-fn job(kind: Kind) -> Job {
-    Job { kind: kind as u64, memory: SHARED, pages: PAGES, rounds: 4, ..Job::default() }
-}
-
-/// Name, and what to run; the last counts words on one page: no memory to speak of.
-fn workloads() -> [(&'static str, Job); 4] {
-    let scan = |write, stride| Job { write, stride, ..job(Kind::Scan) };
-    [
-        ("sequential reads", scan(0, 1)),
-        ("sequential writes", scan(1, 1)),
-        ("scattered reads", Job { rounds: 200, ..scan(0, 0) }),
-        ("compute", Job { cycles: 250_000_000, pages: 1, ..job(Kind::Count) }),
-    ]
-}
+const HUGE: u64 = 2 << 20;
+/// How long the memory may take to come to rest on huge pages.
+const REST: Duration = Duration::from_secs(15);
 
 /// Runs the experiment.
 ///
 /// # Errors
 /// This machine has no KVM or userfaultfd, or a guest failed.
 pub fn run(setting: Setting<'_>) -> Result<Outcome> {
-    let rounds = if setting.quick { 3 } else { 15 };
+    let turns = if setting.quick { 15 } else { 121 };
+    let mut conditions = Conditions::now();
+    let pool = Pool::enlarged((2 * PAGES + OTHER) / 512);
+    conditions.notes = vec![
+        format!(
+            "{} MiB, guest pages of 2 MiB; medians of {turns} short runs in turns, ratios of neighbours",
+            PAGES / 256
+        ),
+        format!(
+            "transparent huge pages: {}; of memory files: {}; {}",
+            chosen("enabled"),
+            chosen("shmem_enabled"),
+            pool.describe()
+        ),
+    ];
+    let mut outcome = Outcome {
+        name: "solo".into(),
+        conditions,
+        rows: Vec::new(),
+        bars: Vec::new(),
+        shown: "ns per access".into(),
+    };
+    for memory in [Memory::Memfd, Memory::Anonymous, Memory::Hugetlbfs] {
+        // The slices and the VM without DSM.
+        let all = 0..2 * PAGES + OTHER;
+        match memory.check(std::slice::from_ref(&all)) {
+            Ok(()) => on(memory, setting, turns, &mut outcome)?,
+            Err(error) => outcome.conditions.notes.push(format!("{memory} left out: {error}")),
+        }
+    }
+    page_size::run(setting, &mut outcome.rows)?;
+    Ok(outcome)
+}
+
+/// All about one kind of memory.
+fn on(memory: Memory, setting: Setting<'_>, turns: usize, outcome: &mut Outcome) -> Result<()> {
     let mut cluster = Cluster::new(&Plan {
         image: setting.image,
         carrier: Carrier::Shm,
-        homes: &[PAGES, 512],
-        places: &[&[CORE], &[]],
-        engines: &[],
+        homes: &[PAGES, OTHER],
+        places: &[&CORES[..1], &CORES[1..]],
+        engines: &CORES,
         hold: HoldPolicy::default(),
         fetch_ahead: true,
+        memory,
+        guest_pages: GuestPages::Large,
     })?;
-    let plain = MicroVm::without_dsm(setting.image, PAGES, &[CORE], GuestPages::Small)?;
-    let mut native = Native::new(PAGES, &[CORE])?;
-    let mut conditions = Conditions::now();
-    conditions.notes.push(format!(
-        "{} MiB in a memfd with pages of 4 KiB (shmem_enabled: {}); medians of {rounds} runs in turns",
-        PAGES / 256,
-        huge_pages()
-    ));
-    let (mut rows, mut bars) = (Vec::new(), Vec::new());
-    for (name, job) in workloads() {
-        let (mut with, mut without, mut threads) = (Vec::new(), Vec::new(), Vec::new());
-        // The first run backs the memory.
-        plain.run(0, job)?;
-        cluster.run(0, 0, job)?;
-        native.run(0, job)?;
-        for _ in 0..rounds {
-            without.push(per_access(&plain.run(0, job)?.job));
-            with.push(per_access(&cluster.run(0, 0, job)?.job));
-            threads.push(per_access(&native.run(0, job)?.job));
-        }
-        let [with, without, threads] = [with, without, threads].map(median);
-        let times = [("native thread", threads), ("no DSM", without), ("one slice", with)];
-        for (what, time) in times {
-            let figures = vec![("ns per access".to_owned(), time)];
-            rows.push(Row { name: format!("{name}, {what}"), figures });
-        }
-        let what = format!("{name}: time with DSM / without");
-        bars.push(Bar { what, found: with / without, bound: BOUND, at_most: true });
+    let alone = Alone { pages: PAGES, memory, collapse: true, guest_pages: GuestPages::Large };
+    let plain = MicroVm::without_dsm(setting.image, &alone, &CORES[..1])?;
+    // The first run backs the memory.
+    let fill = workload::fill();
+    plain.run(0, fill)?;
+    cluster.run(0, 0, fill)?;
+    let huge = huge_at_rest(&cluster, &plain)?;
+    for workload in workload::all() {
+        workload.prepare(&cluster, &plain)?;
+        compare(memory, &workload, turns, &mut cluster, &plain, outcome)?;
     }
-    let faults = cluster.faults(0)?;
-    let what = "faults that needed another slice".to_owned();
-    #[expect(clippy::cast_precision_loss, reason = "a small count")]
-    bars.push(Bar { what, found: faults as f64, bound: 0.0, at_most: true });
-    let shown = "ns per access".into();
-    Ok(Outcome { name: "solo".into(), conditions, rows, bars, shown })
+    let after = [cluster.huge_bytes()?, plain.huge_bytes()?].map(|bytes| bytes / HUGE);
+    for (what, [with, without]) in [("at the start", huge), ("at the end", after)] {
+        let figures =
+            vec![("with DSM".to_owned(), count(with)), ("without".to_owned(), count(without))];
+        outcome.rows.push(Row { name: format!("{memory}: huge pages {what}"), figures });
+        let what = format!("{memory}: difference in huge pages {what}");
+        let found = count(with.abs_diff(without));
+        outcome.bars.push(Bar { what, found, bound: 0.0, at_most: true });
+    }
+    let report = cluster.report(0)?;
+    let asked = cluster.faults(0)? + report.faults_local + report.chunks.shared;
+    let what = format!("{memory}: faults and chunks shared");
+    outcome.bars.push(Bar { what, found: count(asked), bound: 0.0, at_most: true });
+    if let Some(mean) = report.chunks.collapse_ns.checked_div(report.chunks.collapsed) {
+        let figures = vec![("mean us".to_owned(), count(mean) / 1000.0)];
+        outcome.rows.push(Row { name: format!("{memory}: collapse of a chunk"), figures });
+    }
+    sharing_starts::run(memory, &mut cluster, outcome)
 }
 
-fn huge_pages() -> String {
-    let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let chosen = text.split(['[', ']']).nth(1);
-    chosen.unwrap_or("unknown").to_owned()
+/// Runs a workload with and without DSM in turns.
+fn compare(
+    memory: Memory,
+    workload: &Workload,
+    turns: usize,
+    cluster: &mut Cluster,
+    plain: &MicroVm,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut here, mut there) = (workload.job, workload.job);
+    for turn in 0..turns {
+        let mut one_plain = || timed(&mut there, |job| Ok(plain.run(0, job)?.job));
+        let mut one_slice = || timed(&mut here, |job| Ok(cluster.run(0, 0, job)?.job));
+        let (a, b) = if turn % 2 == 0 {
+            let a = one_plain()?;
+            (a, one_slice()?)
+        } else {
+            let b = one_slice()?;
+            (one_plain()?, b)
+        };
+        without.push(a);
+        with.push(b);
+        ratios.push(b / a);
+    }
+    let name = workload.name;
+    for (what, time) in [("no DSM", median(without)), ("one slice", median(with))] {
+        let figures = vec![("ns per access".to_owned(), time)];
+        outcome.rows.push(Row { name: format!("{memory}: {name}, {what}"), figures });
+    }
+    let what = format!("{memory}: {name}: time with DSM / without");
+    outcome.bars.push(Bar { what, found: median(ratios), bound: BOUND, at_most: true });
+    Ok(())
 }
 
-fn per_access(job: &Job) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    let (elapsed, count) = (job.elapsed as f64, job.count.max(1) as f64);
-    elapsed / count / cycles_per_ns()
+/// One turn; the job goes on where it stopped.
+fn timed(job: &mut Job, run: impl FnOnce(Job) -> Result<Job>) -> Result<f64> {
+    let done = run(*job)?;
+    if workload::is_chase(job) {
+        job.word = done.sum;
+    }
+    Ok(per_access(&done))
+}
+
+/// Huge pages with and without DSM, once their number stays as it is.
+fn huge_at_rest(cluster: &Cluster, plain: &MicroVm) -> Result<[u64; 2]> {
+    let start = Instant::now();
+    loop {
+        let now = [cluster.huge_bytes()?, plain.huge_bytes()?];
+        if now == [PAGES * 4096; 2] || start.elapsed() > REST {
+            return Ok(now.map(|bytes| bytes / HUGE));
+        }
+        sleep(Duration::from_millis(50));
+    }
+}
+
+/// What is chosen in a file of the kernel that lists the choices.
+fn chosen(file: &str) -> String {
+    let text = std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{file}"));
+    let text = text.context("no such file").unwrap_or_default();
+    text.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+fn count(number: u64) -> f64 {
+    number as f64
 }

@@ -95,6 +95,61 @@ fn memory_that_the_host_does_not_have_is_refused() {
 }
 
 #[test]
+fn huge_pages_that_the_host_does_not_have_are_refused_with_the_way_out() {
+    let folder = Folder::new();
+
+    let line = folder.refuse(&["local,cpus=1,memory=900G"], &["--memory", "hugetlbfs"]);
+
+    let begins = "start the VM: use this host: find memory for the slice: memory on hugetlbfs needs \
+                  460800 free huge pages of 2 MiB, this host has ";
+    assert!(line.starts_with(begins) && line.contains("(sysctl vm.nr_hugepages="), "{line}");
+}
+
+#[test]
+fn kvm_each_slice_chooses_the_memory_it_is_made_of() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    for (ours, theirs) in [("memfd", "anonymous"), ("anonymous", "memfd")] {
+        let arguments = [&Companion::arguments()[..], &["--memory", theirs]].concat();
+        let companion = Companion::run(&mut folder.tessera(&arguments));
+        let slice = companion.slice(1, "64M");
+        let more = ["--limit", "20", "--memory", ours];
+
+        let end =
+            Process::start(&mut folder.tessera(&folder.bootstrap(&[LOCAL, &slice], &more))).end();
+
+        // The kernel asks for a reset at once.
+        assert_eq!(end.status, Some(3), "{end:?}");
+        assert_eq!(companion.process.end().status, Some(3));
+        let report = folder.read("run.json");
+        let kinds: Vec<&str> = report
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("\"memory_kind\": "))
+            .collect();
+        assert_eq!(kinds, [format!("\"{ours}\","), format!("\"{theirs}\",")]);
+    }
+}
+
+#[test]
+fn kvm_companion_without_huge_pages_refuses_and_waits_on() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    let arguments = [&Companion::arguments()[..], &["--memory", "hugetlbfs"]].concat();
+    let companion = Companion::run(&mut folder.tessera(&arguments));
+
+    let line = folder.refuse(&[LOCAL, &companion.slice(1, "900G")], &[]);
+
+    let begins = "start the VM: slice1 refuses: use this host: find memory for the slice: memory on \
+                  hugetlbfs needs 460800 free huge pages";
+    assert!(line.starts_with(begins), "{line}");
+    companion.has_one_socket();
+}
+
+#[test]
 fn kvm_memory_that_a_companion_does_not_have_is_refused() {
     if !can_share() {
         return;

@@ -45,6 +45,10 @@ impl Folder {
         fs::write(self.0.join(name), bytes).unwrap();
     }
 
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.0.join(name)).unwrap()
+    }
+
     pub(crate) fn secret(&self, name: &str, bytes: &[u8], mode: u32) {
         self.file(name, bytes);
         fs::set_permissions(self.0.join(name), Permissions::from_mode(mode)).unwrap();

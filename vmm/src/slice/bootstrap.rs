@@ -4,7 +4,7 @@ use super::bus::serve_devices;
 use super::console::PanicWatch;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, Parts, ending_of};
+use super::launch::{Launch, Parts, Slot, ending_of};
 use super::report::{RunReport, SliceReport};
 use super::spec::{Interrupts, Shape, VmSpec};
 use super::{Ending, SliceError};
@@ -14,7 +14,7 @@ use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use devices::{Chipset, ChipsetConfig, acpi};
-use dsm::CopyError;
+use dsm::{CopyError, Memory};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -60,6 +60,8 @@ pub struct BootstrapOptions {
     pub lease: Duration,
     /// Core that the memory engine runs on; left to the scheduler if none.
     pub engine_core: Option<usize>,
+    /// What private memory of the bootstrap slice is made of.
+    pub memory: Memory,
 }
 
 impl std::fmt::Debug for BootstrapOptions {
@@ -74,8 +76,7 @@ impl std::fmt::Debug for BootstrapOptions {
 /// Everything that keeps the VM from starting; nothing runs then, on any host.
 pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
     let shape = options.spec.shape()?;
-    let shared = !options.companions.is_empty();
-    host::check(options.spec.slices[0].memory, shared)?;
+    host::check(&shape, BOOTSTRAP, options.memory)?;
     let facts = HostFacts::gather(options.spec.interrupts)?;
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables = acpi::build(&shape.acpi())?;
@@ -142,7 +143,8 @@ impl Vm {
         let cpuid = intersect(&cpuids)?;
         let interrupts = choose_interrupts(options.spec.interrupts, &hosts)?;
         let back_end = interrupts.back_end();
-        let mut parts = Parts::new(&shape, BOOTSTRAP, epoch, &cpuid, back_end, Some(sender))?;
+        let slot = Slot { local: BOOTSTRAP, epoch, memory: options.memory };
+        let mut parts = Parts::new(&shape, slot, &cpuid, back_end, Some(sender))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
         let walks_write = hosts.iter().any(|host| host.walks_write);

@@ -3,10 +3,11 @@
 use super::bus::RemoteBus;
 use super::fabric::{BOOTSTRAP, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, Parts, ending_of};
+use super::launch::{Launch, Parts, Slot, ending_of};
 use super::spec::VmSpec;
 use super::{Ending, SliceError, one_line};
 use crate::tsc::host_ticks;
+use dsm::Memory;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ pub struct CompanionOptions {
     pub secret: Secret,
     /// Core that the memory engine runs on; left to the scheduler if none.
     pub engine_core: Option<usize>,
+    /// What private memory of this slice is made of.
+    pub memory: Memory,
 }
 
 /// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
@@ -41,11 +44,11 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
     loop {
         tracing::info!("waiting for a bootstrap at {}", listener.address());
         let (assignment, mesh) = listener.accept(None, &mut warn_refused)?;
-        match agree(&assignment, mesh) {
+        match agree(&assignment, mesh, options.memory) {
             Ok((spec, name, mesh, launch)) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
-                return run(&assignment, &spec, &name, mesh, &launch, options.engine_core);
+                return run(&assignment, &spec, &name, mesh, &launch, options);
             }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
@@ -60,9 +63,10 @@ fn warn_refused(refused: &Refused) {
 fn agree(
     assignment: &Assignment,
     mut mesh: CompanionMesh,
+    memory: Memory,
 ) -> Result<(VmSpec, String, CompanionMesh, Launch), SliceError> {
     let deadline = Instant::now() + ANSWER_LIMIT;
-    let (spec, facts) = match consider(assignment) {
+    let (spec, facts) = match consider(assignment, memory) {
         Ok(answer) => answer,
         Err(error) => {
             mesh.answer(Err(&one_line(&error)), deadline)?;
@@ -78,16 +82,15 @@ fn agree(
 }
 
 /// Checks whether this host can be that slice. Has no side effects.
-fn consider(assignment: &Assignment) -> Result<(VmSpec, HostFacts), SliceError> {
+fn consider(assignment: &Assignment, memory: Memory) -> Result<(VmSpec, HostFacts), SliceError> {
     let spec: VmSpec = serde_json::from_slice(&assignment.blob)
         .map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
-    spec.shape()?;
-    let index = usize::from(assignment.local.0);
-    let own = spec.slices.get(index).ok_or_else(|| SliceError::Refused {
-        slice: assignment.local,
-        cause: "the VM has no such slice".into(),
-    })?;
-    host::check(own.memory, true)?;
+    let shape = spec.shape()?;
+    if !shape.slices.contains(&assignment.local) {
+        let cause = "the VM has no such slice".into();
+        return Err(SliceError::Refused { slice: assignment.local, cause });
+    }
+    host::check(&shape, assignment.local, memory)?;
     let facts = HostFacts::gather(spec.interrupts)?;
     Ok((spec, facts))
 }
@@ -98,7 +101,7 @@ fn run(
     host: &str,
     mesh: CompanionMesh,
     launch: &Launch,
-    engine_core: Option<usize>,
+    options: &CompanionOptions,
 ) -> Result<Ending, SliceError> {
     let shape = spec.shape()?;
     let local = assignment.local;
@@ -106,11 +109,12 @@ fn run(
     let offset = launch.tsc_offsets.get(index).copied();
     let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
     let back_end = launch.interrupts.back_end();
-    let mut parts = Parts::new(&shape, local, assignment.epoch, &launch.cpuid, back_end, None)?;
+    let slot = Slot { local, epoch: assignment.epoch, memory: options.memory };
+    let mut parts = Parts::new(&shape, slot, &launch.cpuid, back_end, None)?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
-    parts.connect(&shape, Box::new(transport), launch.page_tables, engine_core)?;
+    parts.connect(&shape, Box::new(transport), launch.page_tables, options.engine_core)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));

@@ -1,17 +1,18 @@
 //! What a host brings, and whether it can run a slice at all.
 
 use super::one_line;
-use super::spec::Interrupts;
+use super::spec::{Interrupts, Shape};
 use crate::cpuid::Cpuid;
 use crate::interrupts::ghost;
 use crate::machine::{MachineError, host_tsc_khz};
 use crate::walk_probe::walks_need_write;
-use dsm::UffdError;
+use dsm::{Memory, RamError, UffdError};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use thiserror::Error;
+use wire::SliceId;
 
 /// What a companion tells the bootstrap about its host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,6 +47,9 @@ pub enum HostError {
     /// No usable userfaultfd.
     #[error("use userfaultfd")]
     Userfaultfd(#[from] UffdError),
+    /// The kind of memory that was chosen cannot be had.
+    #[error("find memory for the slice")]
+    Kind(#[from] RamError),
     /// Less memory than asked for.
     #[error("the slice is to be home of {asked} MiB, the host has {available} MiB available")]
     Memory {
@@ -78,13 +82,17 @@ impl HostFacts {
     }
 }
 
-/// Checks that the host has `bytes` of memory to give and, where memory is shared, userfaultfd.
-pub(crate) fn check(bytes: u64, shared: bool) -> Result<(), HostError> {
-    if shared {
+/// Checks that the host has the memory that a slice is to be home of and, where slices share memory,
+/// userfaultfd.
+pub(crate) fn check(shape: &Shape, local: SliceId, memory: Memory) -> Result<(), HostError> {
+    if shape.slices.len() > 1 {
         dsm::check_host()?;
     }
+    let own = shape.own_frames(local);
+    memory.check(&own)?;
     let available = available_kib() / 1024;
-    let asked = bytes >> 20;
+    let pages: u64 = own.iter().map(|range| range.end - range.start).sum();
+    let asked = (pages / 256).saturating_sub(memory.set_aside_mib(&own));
     if asked > available {
         return Err(HostError::Memory { asked, available });
     }

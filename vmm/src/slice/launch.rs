@@ -9,7 +9,7 @@ use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use dsm::{Engine, EngineConfig, GuestRam};
+use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
@@ -42,6 +42,15 @@ pub(crate) struct Launch {
     pub(crate) clocks: Vec<(i64, u64)>,
 }
 
+/// Which slice this process is, and of what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) local: SliceId,
+    pub(crate) epoch: Epoch,
+    /// What its private memory is made of.
+    pub(crate) memory: Memory,
+}
+
 /// A slice before and while it runs.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -51,19 +60,24 @@ pub(crate) struct Parts {
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) events: Receiver<SliceEvent>,
     engine: Option<JoinHandle<()>>,
+    memory: Memory,
+    _huge_pages: HugePages,
 }
 
 impl Parts {
     /// Guest memory and the KVM machine with all vCPUs and ghosts. Nothing runs yet.
     pub(crate) fn new(
         shape: &Shape,
-        local: SliceId,
-        epoch: Epoch,
+        slot: Slot,
         cpuid: &Cpuid,
         back_end: InterruptBackEnd,
         jobs: Option<Sender<DeviceJob>>,
     ) -> Result<Self, SliceError> {
-        let ram = Arc::new(GuestRam::new(&shape.frames())?);
+        let Slot { local, epoch, memory } = slot;
+        let own = shape.own_frames(local);
+        let ram = Arc::new(GuestRam::with_memory(&shape.frames(), &own, memory)?);
+        let huge_pages = HugePages::start(Arc::clone(&ram))
+            .map_err(|source| SliceError::Io { what: "start the thread for huge pages", source })?;
         let (sender, events) = bounded(EVENTS_MAX);
         let fabric = Arc::new(Fabric {
             local,
@@ -78,7 +92,16 @@ impl Parts {
         });
         let machine = Machine::new(machine_config(shape, cpuid, back_end, &ram, &fabric)?)?;
         fabric.machine.set(machine.clone()).expect("set once, here");
-        Ok(Self { local, ram, machine, fabric, events, engine: None })
+        Ok(Self {
+            local,
+            ram,
+            machine,
+            fabric,
+            events,
+            engine: None,
+            memory,
+            _huge_pages: huge_pages,
+        })
     }
 
     /// Starts the log lines about the vCPUs, if they are wanted.
@@ -126,6 +149,8 @@ impl Parts {
             host: host.to_owned(),
             vcpus: shape.vcpus_on(self.local).iter().map(|vcpu| vcpu.0).collect(),
             memory_mib: frames / 256,
+            memory_kind: self.memory.to_string(),
+            huge_mib: self.ram.huge_bytes().unwrap_or(0) >> 20,
             memory,
             interrupts_in: traffic.interrupts_in.load(Ordering::Relaxed),
             interrupts_out: traffic.interrupts_out.load(Ordering::Relaxed),

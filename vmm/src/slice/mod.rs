@@ -19,6 +19,8 @@ mod launch;
 mod report;
 mod spec;
 
+pub use dsm::Memory;
+
 pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};

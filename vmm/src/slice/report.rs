@@ -16,6 +16,12 @@ pub struct SliceReport {
     pub vcpus: Vec<u32>,
     /// Memory that it is home of, MiB.
     pub memory_mib: u64,
+    /// What its private memory is made of.
+    #[serde(default)]
+    pub memory_kind: String,
+    /// Guest memory that is mapped in huge pages here, MiB.
+    #[serde(default)]
+    pub huge_mib: u64,
     /// Counters of the distributed memory.
     #[serde(flatten)]
     pub memory: Report,

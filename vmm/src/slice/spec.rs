@@ -258,6 +258,12 @@ impl Shape {
         blocks.iter().map(|b| b.start / 4096..(b.start + b.len) / 4096).collect()
     }
 
+    /// Frame ranges that a slice is home of, ascending.
+    pub(crate) fn own_frames(&self, local: SliceId) -> Vec<std::ops::Range<u64>> {
+        let own = self.homes.ranges().iter().filter(|range| range.home == local);
+        own.map(|range| range.frames.clone()).collect()
+    }
+
     pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate: Replicate) -> NodeConfig {
         let mut config = NodeConfig::new(local, self.slices.clone(), self.homes.clone(), epoch);
         config.hold = self.hold;

@@ -1,0 +1,460 @@
+//! Chunks: 2 MiB of guest memory whose home is this slice, private or shared as a whole.
+//!
+//! ```text
+//!              another slice is given a page, or               all pages are this slice's alone, and
+//!              the right to read one (share)                   have been for a while (settle)
+//!   private ---------------------------------------> shared -------------------------------------+
+//!   (not known to userfaultfd,                       (registered;   ^                            |
+//!    a huge page where possible)                      4 KiB pages)  |                            v
+//!                                                                   +------ share -------- private again
+//! ```
+//!
+//! A private chunk costs what ordinary memory costs. Sharing it costs some system calls and the huge
+//! page, so a chunk that is shared again soon after it became private waits twice as long next time.
+//!
+//! Each border between chunks of different state splits the guest's mapping, of which the kernel
+//! keeps only so many parts (`vm.max_map_count`). At the limit a chunk is shared together with those
+//! between it and the nearest shared one, and a chunk in the midst of shared ones stays shared.
+//!
+//! This module decides; `share` carries out.
+
+use crate::page_set::PageSet;
+use dsm_protocol::Gfn;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Pages of a chunk.
+pub(crate) const CHUNK_PAGES: u64 = 512;
+/// How long all pages must have been here.
+const QUIET_NS: u64 = 2_000_000_000;
+/// The wait doubles so often at most.
+const DOUBLINGS_MAX: u32 = 6;
+/// A chunk that stayed private for so many waits begins anew with the shortest.
+const PROVED: u64 = 16;
+/// Chunks looked at in one go.
+const LOOKS: usize = 256;
+/// Chunks made private in one go.
+const SETTLES: usize = 4;
+/// Time between two looks.
+const LOOK_NS: u64 = 100_000_000;
+
+/// Number of a chunk: its first frame divided by [`CHUNK_PAGES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ChunkId(pub(crate) u64);
+
+impl ChunkId {
+    pub(crate) fn of(gfn: Gfn) -> Self {
+        Self(gfn.0 / CHUNK_PAGES)
+    }
+
+    pub(crate) fn first(self) -> Gfn {
+        Gfn(self.0 * CHUNK_PAGES)
+    }
+
+    pub(crate) fn frames(self) -> Range<u64> {
+        self.0 * CHUNK_PAGES..(self.0 + 1) * CHUNK_PAGES
+    }
+}
+
+/// The chunks that lie in frame ranges as a whole, as ranges of chunk numbers.
+pub(crate) fn whole(frames: &[Range<u64>]) -> Vec<Range<u64>> {
+    let inside = |range: &Range<u64>| range.start.div_ceil(CHUNK_PAGES)..range.end / CHUNK_PAGES;
+    frames.iter().map(inside).filter(|range| !range.is_empty()).collect()
+}
+
+/// What became of chunks, since the start unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChunkCounts {
+    /// Chunks of this slice's home (2 MiB each).
+    pub own: u64,
+    /// Of these, shared now.
+    pub shared_now: u64,
+    /// Chunks that became shared.
+    pub shared: u64,
+    /// Chunks that became shared with a neighbour, for want of parts of the mapping.
+    pub shared_for_maps: u64,
+    /// Shared chunks that were copied from private memory into the memory file.
+    pub copied: u64,
+    /// Chunks that became private again.
+    pub private_again: u64,
+    /// Chunks that stayed shared for want of parts of the mapping.
+    pub kept_for_maps: u64,
+    /// Chunks that were put on huge pages.
+    pub collapsed: u64,
+    /// Time that this took in all, in nanoseconds.
+    pub collapse_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Shared,
+    PrivateAgain,
+}
+
+/// A chunk that was shared at least once.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    state: State,
+    /// Pages that the guest may not write as they are.
+    away: u16,
+    doublings: u8,
+    /// Its pages are on 4 KiB mappings that are not there yet.
+    unmapped: bool,
+    /// When a page last came or went, or when it became private.
+    since_ns: u64,
+}
+
+impl Chunk {
+    fn wait_ns(&self) -> u64 {
+        QUIET_NS << self.doublings
+    }
+}
+
+/// The chunks of one slice's home.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    /// Ranges of chunk numbers.
+    own: Vec<Range<u64>>,
+    known: BTreeMap<ChunkId, Chunk>,
+    away: PageSet,
+    /// Borders between neighbours of different state, and how many there may be.
+    seams: u64,
+    seams_max: u64,
+    /// Whether chunks lie elsewhere before they are shared than after.
+    apart: bool,
+    now_ns: u64,
+    look_ns: u64,
+    /// Where the next look begins.
+    cursor: ChunkId,
+    pub(crate) counts: ChunkCounts,
+}
+
+impl Chunks {
+    /// All chunks that lie in `own` (frames) as a whole, private. `end` is beyond all frames. `apart`
+    /// tells whether chunks lie elsewhere before they are shared than after.
+    pub(crate) fn new(own: &[Range<u64>], end: u64, seams_max: u64, apart: bool) -> Self {
+        let own = whole(own);
+        let count = own.iter().map(|range| range.end - range.start).sum();
+        Self {
+            own,
+            known: BTreeMap::new(),
+            away: PageSet::new(end),
+            seams: 0,
+            seams_max,
+            apart,
+            now_ns: 0,
+            look_ns: 0,
+            cursor: ChunkId(0),
+            counts: ChunkCounts { own: count, ..ChunkCounts::default() },
+        }
+    }
+
+    fn state(&self, id: ChunkId) -> Option<State> {
+        self.known.get(&id).map(|chunk| chunk.state)
+    }
+
+    /// True for a chunk of this home that no other slice uses.
+    pub(crate) fn is_private(&self, id: ChunkId) -> bool {
+        self.own.iter().any(|range| range.contains(&id.0)) && self.state(id) != Some(State::Shared)
+    }
+
+    fn is_shared(&self, id: ChunkId) -> bool {
+        self.state(id) == Some(State::Shared)
+    }
+
+    /// The seams on both sides of a chunk if it had this state.
+    fn seams_with(&self, id: ChunkId, state: Option<State>) -> u64 {
+        // Of these the kernel makes one part.
+        let alike = |state| if self.apart || state == Some(State::Shared) { state } else { None };
+        let differs = |other: u64| alike(self.state(ChunkId(other))) != alike(state);
+        u64::from(id.0 > 0 && differs(id.0 - 1)) + u64::from(differs(id.0 + 1))
+    }
+
+    fn set(&mut self, id: ChunkId, chunk: Chunk) {
+        self.seams += self.seams_with(id, Some(chunk.state));
+        self.seams -= self.seams_with(id, self.state(id));
+        self.known.insert(id, chunk);
+    }
+
+    /// A private chunk becomes shared; the chunks that the caller has to watch from now on.
+    pub(crate) fn share(&mut self, id: ChunkId) -> Range<u64> {
+        let range = self.widened(id);
+        for at in range.clone().map(ChunkId) {
+            let before = self.known.get(&at);
+            let doublings = before.map_or(0, |chunk| {
+                let stayed = self.now_ns.saturating_sub(chunk.since_ns);
+                let next = (u32::from(chunk.doublings) + 1).min(DOUBLINGS_MAX);
+                if stayed > PROVED * chunk.wait_ns() { 0 } else { next }
+            });
+            let doublings = u8::try_from(doublings).unwrap_or(u8::MAX);
+            let since_ns = self.now_ns;
+            self.set(
+                at,
+                Chunk { state: State::Shared, away: 0, doublings, unmapped: false, since_ns },
+            );
+        }
+        self.counts.shared += range.end - range.start;
+        self.counts.shared_for_maps += range.end - range.start - 1;
+        self.counts.shared_now += range.end - range.start;
+        range
+    }
+
+    /// The chunk alone, or, where the mapping has parts enough, up to the nearest shared one.
+    fn widened(&self, id: ChunkId) -> Range<u64> {
+        let alone = id.0..id.0 + 1;
+        let more = self.seams_with(id, Some(State::Shared));
+        let now = self.seams_with(id, self.state(id));
+        if self.seams + more <= self.seams_max + now {
+            return alone;
+        }
+        let Some(own) = self.own.iter().find(|range| range.contains(&id.0)) else { return alone };
+        let shared =
+            |(at, chunk): (&ChunkId, &Chunk)| (chunk.state == State::Shared).then_some(at.0);
+        let below = self.known.range(ChunkId(own.start)..id).rev().find_map(shared);
+        let above = self.known.range(id..ChunkId(own.end)).find_map(shared);
+        let down = below.map(|at| (id.0 - at, at + 1..id.0 + 1));
+        let up = above.map(|at| (at - id.0, id.0..at));
+        let nearest = [down, up].into_iter().flatten().min_by_key(|(distance, _)| *distance);
+        nearest.map_or(alone, |(_, range)| range)
+    }
+
+    /// The guest may no longer write the page, which is in a shared chunk or not of this home.
+    pub(crate) fn took(&mut self, gfn: Gfn) {
+        let now = self.now_ns;
+        if let Some(chunk) = self.known.get_mut(&ChunkId::of(gfn)) {
+            chunk.since_ns = now;
+            if !self.away.contains(gfn) {
+                self.away.insert(gfn);
+                chunk.away += 1;
+            }
+        }
+    }
+
+    /// The guest may write the page.
+    pub(crate) fn gave(&mut self, gfn: Gfn) {
+        let now = self.now_ns;
+        if let Some(chunk) = self.known.get_mut(&ChunkId::of(gfn)) {
+            chunk.since_ns = now;
+            if self.away.remove(gfn) {
+                chunk.away -= 1;
+            }
+        }
+    }
+
+    /// The mappings of the chunk went all at once.
+    pub(crate) fn set_unmapped(&mut self, id: ChunkId) {
+        if let Some(chunk) = self.known.get_mut(&id) {
+            chunk.unmapped = true;
+        }
+    }
+
+    /// Runs of pages that the guest may write but that are not mapped, if there are: first page and
+    /// count. They are mapped after this.
+    pub(crate) fn take_unmapped(&mut self, id: ChunkId) -> Vec<(Gfn, u64)> {
+        match self.known.get_mut(&id) {
+            Some(chunk) if chunk.unmapped && chunk.state == State::Shared => {
+                chunk.unmapped = false;
+            }
+            _ => return Vec::new(),
+        }
+        let mut runs: Vec<(Gfn, u64)> = Vec::new();
+        for gfn in id.frames().map(Gfn).filter(|gfn| !self.away.contains(*gfn)) {
+            match runs.last_mut() {
+                Some((first, pages)) if first.0 + *pages == gfn.0 => *pages += 1,
+                _ => runs.push((gfn, 1)),
+            }
+        }
+        runs
+    }
+
+    /// Takes note of the time; chunks that have been quiet for long enough, a few at a time.
+    pub(crate) fn quiet(&mut self, now_ns: u64) -> Vec<ChunkId> {
+        self.now_ns = now_ns;
+        if self.counts.shared_now == 0 || now_ns < self.look_ns {
+            return Vec::new();
+        }
+        self.look_ns = now_ns + LOOK_NS;
+        let is_quiet = |chunk: &Chunk| {
+            chunk.state == State::Shared
+                && chunk.away == 0
+                && now_ns.saturating_sub(chunk.since_ns) >= chunk.wait_ns()
+        };
+        let mut found = Vec::new();
+        let mut next = ChunkId(0);
+        for (looked, (id, chunk)) in self.known.range(self.cursor..).enumerate() {
+            if looked == LOOKS || found.len() == SETTLES {
+                next = *id;
+                break;
+            }
+            if is_quiet(chunk) {
+                found.push(*id);
+            }
+        }
+        self.cursor = next;
+        found
+    }
+
+    /// A quiet chunk becomes private. False if the mapping has too many parts for that.
+    pub(crate) fn settle(&mut self, id: ChunkId) -> bool {
+        let Some(chunk) = self.known.get(&id).copied().filter(|_| self.is_shared(id)) else {
+            return false;
+        };
+        let state = State::PrivateAgain;
+        let more = self.seams_with(id, Some(state));
+        if self.seams + more > self.seams_max + self.seams_with(id, Some(State::Shared)) {
+            self.counts.kept_for_maps += 1;
+            self.postpone(id);
+            return false;
+        }
+        self.set(id, Chunk { state, unmapped: false, since_ns: self.now_ns, ..chunk });
+        self.counts.private_again += 1;
+        self.counts.shared_now -= 1;
+        true
+    }
+
+    /// A quiet chunk stays shared for now.
+    pub(crate) fn postpone(&mut self, id: ChunkId) {
+        if let Some(chunk) = self.known.get_mut(&id) {
+            chunk.since_ns = self.now_ns;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::slice::from_ref;
+
+    const LONG: u64 = 1000 * QUIET_NS;
+
+    fn chunks(seams_max: u64) -> Chunks {
+        Chunks::new(from_ref(&(0..100 * CHUNK_PAGES)), 200 * CHUNK_PAGES, seams_max, false)
+    }
+
+    fn page(chunk: u64, at: u64) -> Gfn {
+        Gfn(chunk * CHUNK_PAGES + at)
+    }
+
+    #[test]
+    fn only_whole_chunks_of_the_own_home_are_private() {
+        let chunks = Chunks::new(&[100..1536, 2048..2100], 4096, 1000, false);
+        let private: Vec<u64> = (0..8).filter(|at| chunks.is_private(ChunkId(*at))).collect();
+        assert_eq!(private, [1, 2]);
+        assert_eq!(chunks.counts.own, 2);
+    }
+
+    #[test]
+    fn chunk_becomes_private_when_all_pages_have_been_back_for_a_while() {
+        let mut chunks = chunks(1000);
+        assert_eq!(chunks.share(ChunkId(7)), 7..8);
+        assert!(!chunks.is_private(ChunkId(7)));
+        chunks.took(page(7, 3));
+        chunks.took(page(7, 4));
+        chunks.took(page(7, 4));
+        chunks.gave(page(7, 3));
+        assert_eq!(chunks.quiet(LONG), [], "page 4 is away");
+
+        chunks.gave(page(7, 4));
+        assert_eq!(chunks.quiet(LONG + QUIET_NS - 1), []);
+        assert_eq!(chunks.quiet(2 * LONG), [ChunkId(7)]);
+        assert!(chunks.settle(ChunkId(7)) && chunks.is_private(ChunkId(7)));
+        assert_eq!(chunks.quiet(3 * LONG), []);
+        assert_eq!((chunks.counts.shared_now, chunks.counts.private_again), (0, 1));
+    }
+
+    #[test]
+    fn chunk_that_is_shared_again_soon_waits_longer() {
+        let mut chunks = chunks(1000);
+        let mut now = 0;
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            chunks.share(ChunkId(7));
+            let start = now;
+            while chunks.quiet(now).is_empty() {
+                now += LOOK_NS;
+            }
+            waits.push((now - start) / QUIET_NS);
+            assert!(chunks.settle(ChunkId(7)));
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+        chunks.quiet(now + 64 * PROVED * QUIET_NS + LOOK_NS);
+        chunks.share(ChunkId(7));
+        assert_eq!(chunks.known[&ChunkId(7)].wait_ns(), QUIET_NS);
+    }
+
+    #[test]
+    fn unmapped_pages_are_those_still_here_and_named_once() {
+        let mut chunks = chunks(1000);
+        chunks.share(ChunkId(1));
+        chunks.took(page(1, 0));
+        chunks.took(page(1, 10));
+        assert_eq!(chunks.take_unmapped(ChunkId(1)), []);
+        chunks.set_unmapped(ChunkId(1));
+        assert_eq!(chunks.take_unmapped(ChunkId(1)), [(page(1, 1), 9), (page(1, 11), 501)]);
+        assert_eq!(chunks.take_unmapped(ChunkId(1)), []);
+    }
+
+    #[test]
+    fn seams_are_the_borders_between_states() {
+        let mut chunks = chunks(1000);
+        for (id, seams) in [(10, 2), (12, 4), (11, 2), (0, 3)] {
+            chunks.share(ChunkId(id));
+            assert_eq!(chunks.seams, seams, "after {id}");
+        }
+        chunks.settle(ChunkId(11));
+        assert_eq!(chunks.seams, 5);
+        chunks.settle(ChunkId(10));
+        assert_eq!(chunks.seams, 3);
+    }
+
+    #[test]
+    fn chunk_that_came_from_elsewhere_stays_a_part_of_its_own() {
+        let mut chunks =
+            Chunks::new(from_ref(&(0..100 * CHUNK_PAGES)), 200 * CHUNK_PAGES, 1000, true);
+        for (id, seams) in [(10, 2), (11, 2)] {
+            chunks.share(ChunkId(id));
+            assert_eq!(chunks.seams, seams, "after {id}");
+        }
+        chunks.settle(ChunkId(10));
+        assert_eq!(chunks.seams, 3);
+        chunks.settle(ChunkId(11));
+        assert_eq!(chunks.seams, 2);
+    }
+
+    #[test]
+    fn at_the_limit_chunks_are_shared_up_to_the_next_shared_one() {
+        let mut chunks = chunks(4);
+        chunks.share(ChunkId(10));
+        chunks.share(ChunkId(20));
+        assert_eq!(chunks.share(ChunkId(13)), 11..14);
+        assert_eq!(chunks.share(ChunkId(19)), 19..20, "a neighbour needs no more parts");
+        assert_eq!(chunks.share(ChunkId(18)), 18..19);
+        assert_eq!(chunks.share(ChunkId(30)), 21..31);
+        assert_eq!((chunks.seams, chunks.counts.shared_for_maps), (4, 11));
+        assert!(!chunks.settle(ChunkId(25)), "that would cut a run in two");
+        assert!(chunks.settle(ChunkId(30)), "the end of a run");
+        assert_eq!(chunks.counts.kept_for_maps, 1);
+    }
+
+    #[test]
+    fn looks_are_bounded_and_come_to_every_chunk() {
+        let mut chunks =
+            Chunks::new(from_ref(&(0..5000 * CHUNK_PAGES)), 5000 * CHUNK_PAGES, 20_000, false);
+        for id in 0..5000 {
+            chunks.share(ChunkId(id));
+        }
+        let (mut now, mut left) = (LONG, 5000);
+        for _ in 0..3000 {
+            now += LOOK_NS;
+            let found = chunks.quiet(now);
+            assert!(found.len() <= SETTLES);
+            for id in found {
+                assert!(chunks.settle(id));
+                left -= 1;
+            }
+        }
+        assert_eq!(left, 0);
+    }
+}

@@ -1,0 +1,130 @@
+//! Chunks between private and shared: what [`crate::chunks`] decides, carried out.
+//!
+//! ```text
+//!   share:  (brought into the file) -> registered -> the page asked for is taken or protected, with
+//!           it goes the huge mapping -> the first local fault maps the other pages, in one go
+//!   settle: not registered any more -> `huge` collapses the chunk, in its own time
+//! ```
+
+use crate::chunks::{CHUNK_PAGES, ChunkCounts, ChunkId, Chunks, whole};
+use crate::engine::EngineError;
+use crate::ram::{GuestRam, Place};
+use crate::store::Store;
+use crate::uffd::{Uffd, Watch};
+use dsm_protocol::Gfn;
+use std::fs;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+const PAGE: u64 = 4096;
+const CHUNK_BYTES: u64 = CHUNK_PAGES * PAGE;
+/// Parts of the address space that are left to everything else: pages asked about, threads, libraries.
+const MAPS_LEFT: u64 = 8192;
+/// `vm.max_map_count` of a kernel that does not tell.
+const MAPS_DEFAULT: u64 = 65_530;
+
+/// The first frame beyond all memory.
+pub(crate) fn end_of(ram: &GuestRam) -> u64 {
+    ram.slots().last().map_or(0, |(start, _, bytes)| (start + bytes) / PAGE)
+}
+
+/// Watches what is not in a private chunk: all whose home is elsewhere, and parts of chunks.
+pub(crate) fn watch_at_start(
+    uffd: &Uffd,
+    ram: &GuestRam,
+    own: &[Range<u64>],
+    others: &[Range<u64>],
+) -> Result<Chunks, EngineError> {
+    let watch = |range: &Range<u64>, how| {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let start = ram.guest_address(Gfn(range.start)).ok_or(EngineError::Layout)?;
+        Ok::<_, EngineError>(uffd.register(start, (range.end - range.start) * PAGE, how)?)
+    };
+    for range in others {
+        for chunk in (range.start / CHUNK_PAGES..range.end.div_ceil(CHUNK_PAGES)).map(ChunkId) {
+            if ram.place(chunk) == Place::Apart {
+                return Err(EngineError::Layout);
+            }
+            ram.set_place(chunk, Place::Outside);
+        }
+        watch(range, Watch::Everything)?;
+    }
+    for range in own {
+        let inner = whole(std::slice::from_ref(range)).pop();
+        let inner = inner.map(|chunks| chunks.start * CHUNK_PAGES..chunks.end * CHUNK_PAGES);
+        let inner = inner.unwrap_or(range.end..range.end);
+        for rest in [range.start..inner.start, inner.end..range.end] {
+            watch(&rest, Watch::GivenAway)?;
+        }
+    }
+    let seams_max = maps_max().saturating_sub(MAPS_LEFT);
+    Ok(Chunks::new(own, end_of(ram), seams_max, ram.has_apart()))
+}
+
+/// How many parts the kernel permits in an address space.
+fn maps_max() -> u64 {
+    let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(MAPS_DEFAULT)
+}
+
+impl Store {
+    /// Watches the chunk of a page that is about to be given away.
+    pub(crate) fn watch(&mut self, gfn: Gfn) {
+        let chunk = ChunkId::of(gfn);
+        if !self.chunks.is_private(chunk) {
+            return;
+        }
+        for chunk in self.chunks.share(chunk).map(ChunkId) {
+            let result = self.watch_chunk(chunk);
+            self.note(result);
+        }
+    }
+
+    fn watch_chunk(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
+        let place = self.ram.place(chunk);
+        if place == Place::Apart {
+            self.ram.bring_into_file(chunk, &self.uffd)?;
+            self.chunks.counts.copied += 1;
+        }
+        self.ram.set_place(chunk, Place::Watched);
+        self.uffd.register(self.address(chunk.first()), CHUNK_BYTES, Watch::GivenAway)?;
+        if matches!(place, Place::Apart | Place::Huge) {
+            // Taking one page takes the mapping of all.
+            self.chunks.set_unmapped(chunk);
+        }
+        Ok(())
+    }
+
+    /// Maps the pages of a chunk that lost their mapping with another one's, if there are.
+    pub(crate) fn map_rest(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
+        for (first, pages) in self.chunks.take_unmapped(chunk) {
+            self.uffd.install_missing(self.address(first), pages * PAGE)?;
+        }
+        Ok(())
+    }
+
+    /// Takes note of the time, and makes chunks private whose pages have all been here for a while.
+    pub(crate) fn tend(&mut self, now_ns: u64) -> Result<(), EngineError> {
+        for chunk in self.chunks.quiet(now_ns) {
+            let frames = chunk.frames();
+            let first = Gfn(frames.start);
+            let has_twin = self.twins.range(first..Gfn(frames.end)).next().is_some();
+            if has_twin || self.asked.any_in(&frames) {
+                self.chunks.postpone(chunk);
+            } else if self.chunks.settle(chunk) {
+                self.uffd.unregister(self.address(first), CHUNK_BYTES)?;
+                self.ram.set_place(chunk, Place::Plain);
+            }
+        }
+        Ok(())
+    }
+
+    /// What became of chunks.
+    pub(crate) fn chunk_counts(&self) -> ChunkCounts {
+        let collapsed = self.ram.collapsed.load(Ordering::Relaxed);
+        let collapse_ns = self.ram.collapse_ns.load(Ordering::Relaxed);
+        ChunkCounts { collapsed, collapse_ns, ..self.chunks.counts }
+    }
+}
