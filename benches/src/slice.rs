@@ -71,6 +71,7 @@ impl Slice {
             ram: Arc::clone(&ram),
             transport,
             uplink: Box::new(over.clone()),
+            trace: true,
             core: plan.engines.get(at).and_then(|place| place.core()),
         })
         .context("start a memory engine")?;
