@@ -163,16 +163,15 @@ impl GuestRam {
         unsafe { ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
     }
 
-    /// Copies out of a page as it was when this slice last had it, which may be long ago. `None` where
+    /// Copies out of a page as it was when this slice last had it, which may be long ago. False where
     /// there is no memory, or this slice never had the page: reading must not make it one that it had.
     #[must_use]
-    pub fn peek<const N: usize>(&self, gfn: Gfn, at: usize) -> Option<[u8; N]> {
-        if at + N > PAGE_SIZE || self.is_hole(gfn) {
-            return None;
+    pub fn peek(&self, gfn: Gfn, at: usize, out: &mut [u8]) -> bool {
+        let there = at + out.len() <= PAGE_SIZE && !self.is_hole(gfn);
+        if there {
+            self.read(gfn, at, out);
         }
-        let mut out = [0; N];
-        self.read(gfn, at, &mut out);
-        Some(out)
+        there
     }
 
     /// Copies into a page through the alias.
@@ -277,9 +276,10 @@ mod tests {
         ram.write(Gfn(3), 8, &[1]);
 
         assert!(!ram.is_hole(Gfn(3)));
-        assert_eq!(ram.peek(Gfn(3), 8), Some([1]));
-        assert_eq!((ram.peek::<1>(Gfn(4), 8), ram.peek::<1>(Gfn(99), 8)), (None, None));
-        assert_eq!(ram.peek::<2>(Gfn(3), 4095), None);
+        let mut byte = [0];
+        assert!(ram.peek(Gfn(3), 8, &mut byte) && byte == [1]);
+        assert!(!ram.peek(Gfn(4), 8, &mut byte) && !ram.peek(Gfn(99), 8, &mut byte));
+        assert!(!ram.peek(Gfn(3), 4095, &mut [0; 2]));
         assert!(ram.is_hole(Gfn(4)));
     }
 }

@@ -7,5 +7,6 @@ pub mod interrupts;
 pub mod machine;
 pub mod slice;
 pub mod timer_spacing;
+pub mod trace;
 pub mod tsc;
 pub mod walk_probe;

@@ -56,6 +56,8 @@ pub(crate) struct VcpuCore {
     pub(crate) cr3: AtomicU64,
     /// Somebody wants to know where it is.
     pub(crate) sampled: AtomicBool,
+    /// The page that it is said to wait for, while somebody wants to know where.
+    pub(crate) awaited: sample::Awaited,
     /// The KVM object, while no thread has it.
     pub(crate) fd: Mutex<Option<VcpuFd>>,
 }
@@ -70,6 +72,7 @@ impl VcpuCore {
             counters: Counters::default(),
             cr3: AtomicU64::new(NO_CR3),
             sampled: AtomicBool::new(false),
+            awaited: sample::Awaited::default(),
             fd: Mutex::new(None),
         }
     }

@@ -68,6 +68,7 @@ impl Parts {
         let fabric = Arc::new(Fabric {
             local,
             epoch,
+            ram: Arc::clone(&ram),
             locations: LocationTable::new(&shape.places, epoch),
             events: sender,
             jobs,
@@ -107,6 +108,7 @@ impl Parts {
             ram: Arc::clone(&self.ram),
             transport,
             uplink: Box::new(Link(Arc::clone(&self.fabric))),
+            trace: true,
         })?;
         self.fabric.handle.set(handle).expect("connected once");
         self.engine = Some(engine);
