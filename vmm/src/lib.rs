@@ -2,6 +2,7 @@
 
 pub mod boot;
 pub mod cmdline;
+pub mod control;
 pub mod cpuid;
 pub mod interrupts;
 pub mod machine;

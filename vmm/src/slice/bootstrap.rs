@@ -4,12 +4,13 @@ use super::bus::serve_devices;
 use super::console::PanicWatch;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, Parts, ending_of};
+use super::launch::{Launch, LocalOptions, Parts, ending_of};
 use super::report::{RunReport, SliceReport};
 use super::spec::{Interrupts, Shape, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, recommended_cmdline};
+use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
 use crossbeam_channel::{RecvTimeoutError, bounded};
@@ -58,8 +59,8 @@ pub struct BootstrapOptions {
     pub limit: Option<Duration>,
     /// A peer silent for this long is lost.
     pub lease: Duration,
-    /// Core that the memory engine runs on; left to the scheduler if none.
-    pub engine_core: Option<usize>,
+    /// What is asked of this slice only.
+    pub local: LocalOptions,
 }
 
 impl std::fmt::Debug for BootstrapOptions {
@@ -74,6 +75,7 @@ impl std::fmt::Debug for BootstrapOptions {
 /// Everything that keeps the VM from starting; nothing runs then, on any host.
 pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
     let shape = options.spec.shape()?;
+    let control = options.local.control()?;
     let shared = !options.companions.is_empty();
     host::check(options.spec.slices[0].memory, shared)?;
     let facts = HostFacts::gather(options.spec.interrupts)?;
@@ -93,7 +95,7 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
         boot_node: 0,
         acpi: &tables,
     })?;
-    let mut vm = Vm::assemble(&options, shape, facts)?;
+    let mut vm = Vm::assemble(&options, shape, facts, control.as_ref())?;
     vm.load(&plan)?;
     vm.run(options.console, options.limit)
 }
@@ -129,6 +131,7 @@ impl Vm {
         options: &BootstrapOptions,
         shape: Shape,
         facts: HostFacts,
+        control: Option<&ControlSocket>,
     ) -> Result<Self, SliceError> {
         let epoch = Epoch(1);
         let (sender, jobs) = bounded(JOBS_MAX);
@@ -163,7 +166,7 @@ impl Vm {
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
             let transport = commit(mesh, &blob).map_err(lost)?;
-            parts.connect(&shape, Box::new(transport), page_tables, options.engine_core)?;
+            parts.connect(&shape, Box::new(transport), page_tables, &options.local, control)?;
         }
         Ok(Self { shape, hosts, launch, parts, jobs })
     }

@@ -3,9 +3,10 @@
 use super::bus::RemoteBus;
 use super::fabric::{BOOTSTRAP, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, Parts, ending_of};
+use super::launch::{Launch, LocalOptions, Parts, ending_of};
 use super::spec::VmSpec;
 use super::{Ending, SliceError, one_line};
+use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,8 +26,8 @@ pub struct CompanionOptions {
     pub listen: SocketAddr,
     /// The VM's secret.
     pub secret: Secret,
-    /// Core that the memory engine runs on; left to the scheduler if none.
-    pub engine_core: Option<usize>,
+    /// What is asked of this slice only.
+    pub local: LocalOptions,
 }
 
 /// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
@@ -36,6 +37,7 @@ pub struct CompanionOptions {
 /// The address cannot be listened on, or this host turns out not to be able to run what it agreed
 /// to.
 pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
+    let control = options.local.control()?;
     // One socket for all callers: a second one would get no or another port.
     let listener = Listener::bind(options.listen, options.secret.clone())?;
     loop {
@@ -45,7 +47,15 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
             Ok((spec, name, mesh, launch)) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
-                return run(&assignment, &spec, &name, mesh, &launch, options.engine_core);
+                return run(
+                    &assignment,
+                    &spec,
+                    &name,
+                    mesh,
+                    &launch,
+                    &options.local,
+                    control.as_ref(),
+                );
             }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
@@ -98,7 +108,8 @@ fn run(
     host: &str,
     mesh: CompanionMesh,
     launch: &Launch,
-    engine_core: Option<usize>,
+    options: &LocalOptions,
+    control: Option<&ControlSocket>,
 ) -> Result<Ending, SliceError> {
     let shape = spec.shape()?;
     let local = assignment.local;
@@ -110,7 +121,7 @@ fn run(
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
-    parts.connect(&shape, Box::new(transport), launch.page_tables, engine_core)?;
+    parts.connect(&shape, Box::new(transport), launch.page_tables, options, control)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));

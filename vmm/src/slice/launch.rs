@@ -5,6 +5,7 @@ use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
 use super::{Ending, SliceError};
+use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
@@ -12,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use dsm::{Engine, EngineConfig, GuestRam};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -40,6 +42,25 @@ pub(crate) struct Launch {
     pub(crate) interrupts: Interrupts,
     /// Clock measurement of each slice against the bootstrap: skew and bound, nanoseconds.
     pub(crate) clocks: Vec<(i64, u64)>,
+}
+
+/// What a slice is told by who starts it, and no other slice needs to know.
+#[derive(Clone, Debug)]
+pub struct LocalOptions {
+    /// Core that the memory engine runs on; left to the scheduler if none.
+    pub engine_core: Option<usize>,
+    /// Whether pages are traced and vCPUs that wait for them sampled.
+    pub trace: bool,
+    /// Where the control socket is, if there is to be one.
+    pub control: Option<PathBuf>,
+}
+
+impl LocalOptions {
+    /// The control socket, if one is wanted. Nobody has asked for it before.
+    pub(crate) fn control(&self) -> Result<Option<ControlSocket>, SliceError> {
+        let socket = self.control.as_deref().map(ControlSocket::open);
+        socket.transpose().map_err(SliceError::from)
+    }
 }
 
 /// A slice before and while it runs.
@@ -100,16 +121,20 @@ impl Parts {
         shape: &Shape,
         transport: Box<dyn Transport>,
         page_tables: PageTables,
-        core: Option<usize>,
+        options: &LocalOptions,
+        control: Option<&ControlSocket>,
     ) -> Result<(), SliceError> {
         let (handle, engine) = Engine::start(EngineConfig {
-            core,
+            core: options.engine_core,
             node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
             ram: Arc::clone(&self.ram),
             transport,
             uplink: Box::new(Link(Arc::clone(&self.fabric))),
-            trace: true,
+            trace: options.trace,
         })?;
+        if let Some(control) = control {
+            control.attach(self.local, handle.clone());
+        }
         self.fabric.handle.set(handle).expect("connected once");
         self.engine = Some(engine);
         Ok(())

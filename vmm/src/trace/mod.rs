@@ -133,10 +133,10 @@ mod tests {
             let shifts = [(1u64, 39), (2, 30), (3, 21)];
             for (table, shift) in shifts {
                 let at = (address >> shift & 511) * 8;
-                self.put(table * PAGE + at, &((table + 1) * PAGE | 3).to_le_bytes());
+                self.put(table * PAGE + at, &(((table + 1) * PAGE) | 3).to_le_bytes());
             }
             let at = (address >> 12 & 511) * 8;
-            self.put(4 * PAGE + at, &(frame * PAGE | 3).to_le_bytes());
+            self.put(4 * PAGE + at, &((frame * PAGE) | 3).to_le_bytes());
         }
     }
 
