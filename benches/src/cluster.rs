@@ -17,7 +17,7 @@ use crate::microvm::Done;
 use crate::placement::Place;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use dsm::{HoldPolicy, Report};
+use dsm::{HoldPolicy, Report, TraceReport};
 use microguest::Job;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -51,11 +51,13 @@ enum Request {
     Start(usize, Vec<u64>),
     Wait(usize),
     Report,
+    SetTrace(bool),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Started,
+    Switched,
     Done(Vec<u64>, Vec<u32>),
     Report(Box<Report>),
     Failed(String),
@@ -160,6 +162,28 @@ impl Cluster {
         Ok(faults.read + faults.write + faults.upgrade)
     }
 
+    /// What the engine of slice 0 knows of pages.
+    ///
+    /// # Errors
+    /// The slice has failed.
+    pub fn trace(&self) -> Result<TraceReport> {
+        self.own()?.trace()
+    }
+
+    /// Switches the trace of all slices.
+    ///
+    /// # Errors
+    /// A slice has failed.
+    pub fn set_trace(&mut self, on: bool) -> Result<()> {
+        for other in 0..self.others.len() {
+            match self.ask(other, &Request::SetTrace(on))? {
+                Answer::Switched => {}
+                answer => bail!("slice {} answers {answer:?}", other + 1),
+            }
+        }
+        self.own()?.set_trace(on)
+    }
+
     fn own(&self) -> Result<&Slice> {
         self.own.as_ref().context("slice 0 is gone")
     }
@@ -245,6 +269,7 @@ fn child(plan: &Plan<'_>, local: u16, end: Box<dyn Transport>, stream: UnixStrea
                 slice.wait(vcpu).map(|done| Answer::Done(words(&done.job), done.samples))
             }
             Request::Report => slice.report().map(|report| Answer::Report(Box::new(report))),
+            Request::SetTrace(on) => slice.set_trace(on).map(|()| Answer::Switched),
         };
         let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
         send(&mut answers, &answer)?;

@@ -19,4 +19,5 @@ pub mod paging;
 pub mod placement;
 pub mod raw;
 pub mod samples;
+pub mod seats;
 pub mod slice;

@@ -12,6 +12,7 @@
 
 use crate::paging::{self, GuestPages};
 use crate::placement::Place;
+use crate::seats::Seats;
 use crate::{image, placement};
 use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -63,6 +64,7 @@ pub struct MicroVm {
 #[derive(Clone)]
 struct Inside {
     memory: Arc<GuestMemoryMmap>,
+    seats: Arc<Seats>,
     _keep: Arc<dyn Send + Sync>,
 }
 
@@ -77,6 +79,22 @@ impl MicroVm {
         keep: Arc<dyn Send + Sync>,
         places: &[Place],
         pages: GuestPages,
+    ) -> Result<Self> {
+        let seats = Arc::new(Seats::new(places.len(), None));
+        Self::with_seats(image, shared, keep, places, pages, seats)
+    }
+
+    /// The same, with vCPUs that can be asked where they wait for pages.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn with_seats(
+        image: &Path,
+        shared: &[Slot],
+        keep: Arc<dyn Send + Sync>,
+        places: &[Place],
+        pages: GuestPages,
+        seats: Arc<Seats>,
     ) -> Result<Self> {
         let kvm = Kvm::new().context("open /dev/kvm")?;
         let vm = kvm.create_vm().context("create a VM")?;
@@ -98,7 +116,7 @@ impl MicroVm {
             // SAFETY: the vCPU threads hold both memories, and the VM is gone before them.
             unsafe { vm.set_user_memory_region(region) }.context("set a memory slot")?;
         }
-        let inside = Inside { memory: Arc::new(memory), _keep: keep };
+        let inside = Inside { memory: Arc::new(memory), seats, _keep: keep };
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("read CPUID")?;
         let mut vcpus = Vec::new();
         for (number, place) in (0u64..).zip(places) {
@@ -193,7 +211,8 @@ impl Vcpu {
         let (results, answers) = bounded(1);
         let thread = Builder::new().name(format!("micro-vcpu{number}")).spawn(move || {
             placement::settle(place);
-            if let Err(error) = until_ready(&mut fd) {
+            let seated = inside.seats.sit(number, &fd);
+            if let Err(error) = seated.and_then(|()| until_ready(&mut fd, number, &inside)) {
                 let _ = results.send(Err(error));
                 return;
             }
@@ -212,7 +231,7 @@ impl Vcpu {
 fn one(fd: &mut VcpuFd, number: u64, inside: &Inside, job: Job) -> Answer {
     let address = GuestAddress(layout::job(number));
     inside.memory.write_obj(job.words(), address)?;
-    until_ready(fd)?;
+    until_ready(fd, number, inside)?;
     let job = Job::from_words(inside.memory.read_obj(address)?);
     let mut samples = Vec::new();
     for at in 0..job.taken.min(SAMPLES) {
@@ -221,7 +240,7 @@ fn one(fd: &mut VcpuFd, number: u64, inside: &Inside, job: Job) -> Answer {
     Ok(Done { job, samples })
 }
 
-fn until_ready(fd: &mut VcpuFd) -> Result<()> {
+fn until_ready(fd: &mut VcpuFd, number: u64, inside: &Inside) -> Result<()> {
     loop {
         match fd.run() {
             Ok(VcpuExit::IoOut(PORT_READY, _)) => return Ok(()),
@@ -234,7 +253,10 @@ fn until_ready(fd: &mut VcpuFd) -> Result<()> {
                 let exit = format!("{exit:?}");
                 bail!("the microguest ended with {exit}: {:x?}", fd.get_regs());
             }
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) if error.errno() == libc::EINTR => {
+                inside.seats.tell(number, fd, &inside.memory);
+            }
+            Err(error) if error.errno() == libc::EAGAIN => {}
             Err(error) => return Err(error).context("run a vCPU"),
         }
     }

@@ -4,8 +4,8 @@
 //! Skipped where /dev/kvm or userfaultfd cannot be used.
 #![expect(clippy::unwrap_used, reason = "a test fails like a test")]
 
-use dsm::HoldPolicy;
-use microguest::layout::SHARED;
+use dsm::{HoldPolicy, Touch};
+use microguest::layout::{IMAGE, SHARED, stack_end};
 use microguest::{Job, Kind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,13 +26,14 @@ fn main() {
         return;
     }
     let image = image();
-    let tests: [Test; 6] = [
+    let tests: [Test; 7] = [
         ("jobs_of_a_guest_without_dsm", jobs_of_a_guest_without_dsm),
         ("exception_is_told", exception_is_told),
         ("local_faults_are_counted", local_faults_are_counted),
         ("slices_take_turns", slices_take_turns),
         ("counter_of_two_slices_is_exact", counter_of_two_slices_is_exact),
         ("run_is_read_right", run_is_read_right),
+        ("sample_names_code_and_address", sample_names_code_and_address),
     ];
     for (name, test) in tests {
         test(&image);
@@ -138,4 +139,28 @@ fn run_is_read_right(image: &Path) {
     let report = cluster.report(0).unwrap();
     assert_eq!(report.pages_in, 512);
     assert!(report.prefetches > 256, "most of a run is fetched ahead: {report:?}");
+}
+
+/// The first fault is always sampled; how many more are depends on the time they take.
+fn sample_names_code_and_address(image: &Path) {
+    for (kind, word) in [(Kind::Read, 5), (Kind::Write, 300)] {
+        let mut cluster = Cluster::new(&plan(image, Carrier::Shm)).unwrap();
+        let there = Job { memory: SHARED + 512 * 4096, word, ..job(kind) };
+        for _ in 0..20 {
+            cluster.run(1, 0, Job { kind: Kind::Write as u64, ..there }).unwrap();
+            cluster.run(0, 0, there).unwrap();
+        }
+        let trace = cluster.trace().unwrap();
+        assert!(trace.samples_kept > 0, "{} were asked", trace.samples_asked);
+        let mut kept = 0;
+        for page in &trace.pages {
+            for site in &page.sites {
+                let address = page.gfn * 4096 + word * 8;
+                assert_eq!((site.touch, site.address), (Touch::Data, Some(address)), "{site:x?}");
+                assert!((IMAGE..stack_end(0)).contains(&site.rip) && site.user, "{site:x?}");
+                kept += u64::from(site.count);
+            }
+        }
+        assert_eq!(kept, trace.samples_kept);
+    }
 }

@@ -18,6 +18,10 @@ const PAGES: u64 = 1024;
 const CHUNK: u64 = 512;
 /// A remote fault may take so many times the sum of its floors.
 const BOUND: f64 = 1.25;
+/// Pages of a turn with tracing on, or off.
+const TURN: u64 = 256;
+/// A remote fault with tracing may take so many times one without.
+const TRACED: f64 = 1.01;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -42,6 +46,20 @@ impl Fault {
 
 fn job(kind: Kind) -> Job {
     Job { kind: kind as u64, memory: SHARED, pages: PAGES, rounds: PAGES, ..Job::default() }
+}
+
+/// Pages of the memory that slice 1 is home of, which lies behind that of slice 0.
+#[derive(Clone, Copy)]
+struct Pages {
+    first: u64,
+    count: u64,
+}
+
+impl Pages {
+    fn job(self, job: Job) -> Job {
+        let memory = SHARED + (CHUNK + self.first) * 4096;
+        Job { memory, pages: self.count, rounds: self.count, ..job }
+    }
 }
 
 /// Runs the experiment.
@@ -74,6 +92,11 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             if fault != Fault::Upgrade {
                 bars.push(Bar { what, found, bound: BOUND, at_most: true });
             }
+            let [on, off] = traced(setting, carrier, fault)?;
+            rows.extend([row(name("tracing on"), &on), row(name("tracing off"), &off)]);
+            let what = name("tracing on / off, medians");
+            let found = on.percentile(50) / off.percentile(50);
+            bars.push(Bar { what, found, bound: TRACED, at_most: true });
         }
     }
     Ok(Outcome { name: "faults".into(), conditions, rows, bars, shown: "p50 us".into() })
@@ -105,7 +128,8 @@ fn measure(setting: Setting<'_>, carrier: Carrier, fault: Fault) -> Result<[Samp
         for (waiting, at) in [(Waiting::Asleep, 1), (Waiting::Spinning, 2)] {
             all[at].extend(&round_trips(carrier, frames, page, waiting, CORES)?);
         }
-        all[3].extend(&remote_faults(&mut cluster, fault, round, per_ns)?);
+        let pages = Pages { first: round * PAGES, count: PAGES };
+        all[3].extend(&remote_faults(&mut cluster, fault, pages, per_ns)?);
     }
     Ok(all)
 }
@@ -130,18 +154,41 @@ fn local_faults(local: &Local, fault: Fault, per_ns: f64) -> Result<Samples> {
     Ok(samples)
 }
 
+/// Remote faults with tracing on and off on both slices, in short turns, twice as many of each as
+/// above. The vCPU is sampled too.
+fn traced(setting: Setting<'_>, carrier: Carrier, fault: Fault) -> Result<[Samples; 2]> {
+    let turns: u64 = if setting.quick { 16 } else { 128 };
+    let per_ns = cycles_per_ns();
+    let mut cluster = Cluster::new(&setting.two_slices(carrier, &[CHUNK, turns * TURN]))?;
+    let mut all = <[Samples; 2]>::default();
+    for turn in 0..turns {
+        // On, off, off, on: what drifts meets both.
+        let off = matches!(turn % 4, 1 | 2);
+        cluster.set_trace(!off)?;
+        let pages = Pages { first: turn * TURN, count: TURN };
+        all[usize::from(off)].extend(&remote_faults(&mut cluster, fault, pages, per_ns)?);
+    }
+    let trace = cluster.trace()?;
+    ensure!(trace.samples_kept > 0, "no vCPU was sampled: {} were asked", trace.samples_asked);
+    Ok(all)
+}
+
 /// Each round has pages of its own: a slice learns what it does with a page, and asks for more the
-/// next time. The memory that slice 1 is home of lies behind that of slice 0.
-fn remote_faults(cluster: &mut Cluster, fault: Fault, round: u64, per_ns: f64) -> Result<Samples> {
-    let there = |job: Job| Job { memory: SHARED + (CHUNK + round * PAGES) * 4096, ..job };
-    cluster.run(1, 0, there(job(Kind::Write)))?;
+/// next time.
+fn remote_faults(
+    cluster: &mut Cluster,
+    fault: Fault,
+    pages: Pages,
+    per_ns: f64,
+) -> Result<Samples> {
+    cluster.run(1, 0, pages.job(job(Kind::Write)))?;
     if fault == Fault::Upgrade {
-        cluster.run(0, 0, there(job(Kind::Read)))?;
+        cluster.run(0, 0, pages.job(job(Kind::Read)))?;
     }
     let before = cluster.faults(0)?;
-    let done = cluster.run(0, 0, there(fault.job()))?;
+    let done = cluster.run(0, 0, pages.job(fault.job()))?;
     let samples = Samples::from_cycles(&done.samples, per_ns);
-    let faults = cluster.faults(0)? - before;
-    ensure!(faults == PAGES, "{faults} remote faults where {PAGES} belong");
+    let (faults, wanted) = (cluster.faults(0)? - before, pages.count);
+    ensure!(faults == wanted, "{faults} remote faults where {wanted} belong");
     Ok(samples)
 }

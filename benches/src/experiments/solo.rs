@@ -18,6 +18,8 @@ use microguest::{Job, Kind};
 const PAGES: u64 = 1 << 14;
 /// The engine's memory may cost so much time more.
 const BOUND: f64 = 1.02;
+/// Tracing may cost so much time more.
+const TRACED: f64 = 1.01;
 const CORE: Place = CORES[0];
 
 fn job(kind: Kind) -> Job {
@@ -58,21 +60,27 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (name, job) in workloads() {
-        let (mut with, mut without) = (Vec::new(), Vec::new());
+        let (mut with, mut without, mut untraced) = (Vec::new(), Vec::new(), Vec::new());
         // The first run backs the memory.
         plain.run(0, job)?;
         cluster.run(0, 0, job)?;
         for _ in 0..rounds {
             without.push(per_access(&plain.run(0, job)?.job));
             with.push(per_access(&cluster.run(0, 0, job)?.job));
+            cluster.set_trace(false)?;
+            untraced.push(per_access(&cluster.run(0, 0, job)?.job));
+            cluster.set_trace(true)?;
         }
-        let [with, without] = [with, without].map(median);
-        for (what, time) in [("no DSM", without), ("one slice", with)] {
+        let [with, without, untraced] = [with, without, untraced].map(median);
+        let times = [("no DSM", without), ("one slice", with), ("one slice, untraced", untraced)];
+        for (what, time) in times {
             let figures = vec![("ns per access".to_owned(), time)];
             rows.push(Row { name: format!("{name}, {what}"), figures });
         }
         let what = format!("{name}: time with DSM / without");
         bars.push(Bar { what, found: with / without, bound: BOUND, at_most: true });
+        let what = format!("{name}: time with tracing / without");
+        bars.push(Bar { what, found: with / untraced, bound: TRACED, at_most: true });
     }
     let faults = cluster.faults(0)?;
     let what = "faults that needed another slice".to_owned();

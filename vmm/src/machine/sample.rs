@@ -17,7 +17,7 @@ const IRR: usize = 0x200;
 /// A page that a vCPU is asked about: its frame number and, in the lowest bit, whether it is certain
 /// that this vCPU waits for it.
 #[derive(Debug)]
-pub(crate) struct Awaited(AtomicU64);
+pub struct Awaited(AtomicU64);
 
 /// No question is open. No frame number is that large.
 const NOTHING: u64 = u64::MAX;
@@ -30,11 +30,13 @@ impl Default for Awaited {
 
 impl Awaited {
     /// The latest question counts.
-    fn ask(&self, gfn: Gfn, certain: bool) {
+    pub fn ask(&self, gfn: Gfn, certain: bool) {
         self.0.store(gfn.0 << 1 | u64::from(certain), SeqCst);
     }
 
-    fn take(&self) -> Option<(Gfn, bool)> {
+    /// The open question, once.
+    #[must_use]
+    pub fn take(&self) -> Option<(Gfn, bool)> {
         let word = self.0.swap(NOTHING, SeqCst);
         (word != NOTHING).then_some((Gfn(word >> 1), word & 1 != 0))
     }
