@@ -17,7 +17,7 @@ use crate::microvm::Done;
 use crate::placement::Place;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use dsm::{HoldPolicy, Report, TraceReport};
+use dsm::{HoldPolicy, Report, TraceReport, Tracing};
 use microguest::Job;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -51,7 +51,7 @@ enum Request {
     Start(usize, Vec<u64>),
     Wait(usize),
     Report,
-    SetTrace(bool),
+    SetTrace(Tracing),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -174,14 +174,14 @@ impl Cluster {
     ///
     /// # Errors
     /// A slice has failed.
-    pub fn set_trace(&mut self, on: bool) -> Result<()> {
+    pub fn set_trace(&mut self, tracing: Tracing) -> Result<()> {
         for other in 0..self.others.len() {
-            match self.ask(other, &Request::SetTrace(on))? {
+            match self.ask(other, &Request::SetTrace(tracing))? {
                 Answer::Switched => {}
                 answer => bail!("slice {} answers {answer:?}", other + 1),
             }
         }
-        self.own()?.set_trace(on)
+        self.own()?.set_trace(tracing)
     }
 
     fn own(&self) -> Result<&Slice> {
@@ -269,7 +269,7 @@ fn child(plan: &Plan<'_>, local: u16, end: Box<dyn Transport>, stream: UnixStrea
                 slice.wait(vcpu).map(|done| Answer::Done(words(&done.job), done.samples))
             }
             Request::Report => slice.report().map(|report| Answer::Report(Box::new(report))),
-            Request::SetTrace(on) => slice.set_trace(on).map(|()| Answer::Switched),
+            Request::SetTrace(tracing) => slice.set_trace(tracing).map(|()| Answer::Switched),
         };
         let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
         send(&mut answers, &answer)?;

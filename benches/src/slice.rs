@@ -7,7 +7,7 @@ use crate::seats::Seats;
 use anyhow::{Context, Result};
 use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Report,
-    TraceReport, Uplink,
+    TraceReport, Tracing, Uplink,
 };
 use microguest::Job;
 use microguest::layout::SHARED;
@@ -81,7 +81,7 @@ impl Slice {
             ram: Arc::clone(&ram),
             transport,
             uplink: Box::new(over.clone()),
-            trace: true,
+            trace: Tracing::On,
             core: plan.engines.get(at).and_then(|place| place.core()),
         })
         .context("start a memory engine")?;
@@ -136,8 +136,8 @@ impl Slice {
     ///
     /// # Errors
     /// The engine does not answer.
-    pub fn set_trace(&self, on: bool) -> Result<()> {
-        self.handle.set_trace(on);
+    pub fn set_trace(&self, tracing: Tracing) -> Result<()> {
+        self.handle.set_trace(tracing);
         self.report().map(drop)
     }
 

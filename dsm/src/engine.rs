@@ -17,7 +17,7 @@ use crate::report::{FaultCounts, Report};
 use crate::schedule;
 use crate::store::Store;
 use crate::streams::Streams;
-use crate::trace::{FaultKind, Trace};
+use crate::trace::{FaultKind, Trace, Tracing};
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
@@ -132,8 +132,8 @@ pub struct EngineConfig {
     pub transport: Box<dyn Transport>,
     /// The VMM.
     pub uplink: Box<dyn Uplink>,
-    /// Whether messages are traced and vCPUs sampled from the start; see [`Handle::set_trace`].
-    pub trace: bool,
+    /// Which pages are traced from the start; see [`Handle::set_trace`].
+    pub trace: Tracing,
 }
 
 impl std::fmt::Debug for EngineConfig {
@@ -462,7 +462,7 @@ impl Engine {
                 Command::Trace { reply } => {
                     let _ = reply.send(self.trace.report(self.now()));
                 }
-                Command::SetTrace { on } => self.trace.set_on(on),
+                Command::SetTrace { tracing } => self.trace.set(tracing),
                 Command::Sampled { gfn, site } => self.trace.sampled(gfn, site),
                 Command::LogState => {
                     let (backlog, releases) = (self.backlog.len(), self.releases.len());

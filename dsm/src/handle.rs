@@ -1,7 +1,7 @@
 //! How the rest of the VMM talks to the engine.
 
 use crate::report::Report;
-use crate::trace::{Site, TraceReport};
+use crate::trace::{Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(crate) enum Command {
     },
     /// Switch the trace.
     SetTrace {
-        on: bool,
+        tracing: Tracing,
     },
     /// A vCPU was seen waiting for a page.
     Sampled {
@@ -158,8 +158,8 @@ impl Handle {
     }
 
     /// Switches the trace of messages and the sampling of vCPUs; faults are always counted.
-    pub fn set_trace(&self, on: bool) {
-        self.post(Command::SetTrace { on });
+    pub fn set_trace(&self, tracing: Tracing) {
+        self.post(Command::SetTrace { tracing });
     }
 
     /// Answers [`crate::Uplink::sample_fault`]: this is where the guest waits for the page. Never waits

@@ -38,7 +38,7 @@ pub use handle::{CopyError, Handle};
 pub use local_pager::{LocalPager, LocalPagerError};
 pub use ram::{GuestRam, RamError};
 pub use report::{ClassCounts, FaultCounts, HotPage, Report};
-pub use trace::{PageTrace, SITES_MAX, Site, Touch, TraceReport};
+pub use trace::{PageTrace, SITES_MAX, Site, Touch, TraceReport, Tracing};
 pub use uffd::{UffdError, check_host};
 pub use write_watch::{WriteWatch, WriteWatchError};
 

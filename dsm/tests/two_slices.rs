@@ -11,7 +11,7 @@ use std::thread::{JoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig,
-    PageTrace, Replicate, Site, Uplink, check_host,
+    PageTrace, Replicate, Site, Tracing, Uplink, check_host,
 };
 use transport::{Class, Config, shm};
 use wire::{Epoch, Gfn, SliceId, VcpuId};
@@ -73,9 +73,15 @@ fn two_slices_from(
         let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
         node.replicate = replicate;
         let (transport, uplink) = (Box::new(transport), uplink(id));
-        let (handle, thread) =
-            Engine::start(EngineConfig { core: None, node, ram, transport, uplink, trace: true })
-                .unwrap();
+        let (handle, thread) = Engine::start(EngineConfig {
+            core: None,
+            node,
+            ram,
+            transport,
+            uplink,
+            trace: Tracing::On,
+        })
+        .unwrap();
         Slice { handle, thread, guest }
     };
     let mesh = shm::mesh(2, &Config::default()).unwrap();
@@ -322,8 +328,18 @@ fn uffd_trace_counts_kinds_peers_and_ping_pongs() {
     assert_eq!((here.peer, here.peers), (Some(1), 0b10));
     assert_eq!((there.peer, there.peers), (Some(0), 0b01));
 
+    // Written here and read there: only the right to write goes and comes.
+    home.word(frame + 1, 0).store(0, Ordering::SeqCst);
+    for round in 0..ROUNDS {
+        assert_eq!(other.word(frame + 1, 0).load(Ordering::SeqCst), round);
+        home.word(frame + 1, 0).fetch_add(1, Ordering::SeqCst);
+    }
+    let (here, there) = (traced(home, frame + 1), traced(other, frame + 1));
+    assert_eq!((here.upgrade, here.shared, here.ping_pongs), (rounds, rounds, rounds));
+    assert_eq!((there.read, there.taken, there.ping_pongs), (rounds, rounds, rounds - 1));
+
     // Off, only faults are counted.
-    other.handle.set_trace(false);
+    other.handle.set_trace(Tracing::Off);
     let before = traced(other, frame);
     other.word(frame, 0).fetch_add(1, Ordering::SeqCst);
     home.word(frame, 0).fetch_add(1, Ordering::SeqCst);

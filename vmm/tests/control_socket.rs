@@ -4,7 +4,8 @@
 // UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
 use dsm::{
-    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Uplink,
+    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Tracing,
+    Uplink,
 };
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -171,7 +172,7 @@ fn engines() -> Vec<(Handle, JoinHandle<()>, Arc<GuestRam>)> {
             ram: Arc::clone(&ram),
             transport: Box::new(transport),
             uplink: Box::new(Silent),
-            trace: true,
+            trace: Tracing::On,
         };
         let (handle, thread) = Engine::start(config).unwrap();
         (handle, thread, ram)

@@ -10,7 +10,7 @@ use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::samples::median;
 use anyhow::Result;
-use dsm::HoldPolicy;
+use dsm::{HoldPolicy, Tracing};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 
@@ -67,9 +67,9 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         for _ in 0..rounds {
             without.push(per_access(&plain.run(0, job)?.job));
             with.push(per_access(&cluster.run(0, 0, job)?.job));
-            cluster.set_trace(false)?;
+            cluster.set_trace(Tracing::Off)?;
             untraced.push(per_access(&cluster.run(0, 0, job)?.job));
-            cluster.set_trace(true)?;
+            cluster.set_trace(Tracing::On)?;
         }
         let [with, without, untraced] = [with, without, untraced].map(median);
         let times = [("no DSM", without), ("one slice", with), ("one slice, untraced", untraced)];

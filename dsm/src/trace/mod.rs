@@ -28,6 +28,18 @@ use wire::SliceId;
 /// Pages of a kind that a run report lists.
 const LISTED: usize = 32;
 
+/// Which pages are traced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tracing {
+    /// None.
+    Off,
+    /// All.
+    #[default]
+    On,
+    /// Those of odd number: one run shows what tracing costs, by comparing them with the others.
+    Odd,
+}
+
 /// What a vCPU needed that had to be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultKind {
@@ -67,7 +79,7 @@ pub struct TraceReport {
 /// The trace of one slice.
 #[derive(Debug)]
 pub(crate) struct Trace {
-    on: bool,
+    tracing: Tracing,
     classes: ClassCounts,
     pages: Table,
     sampler: Sampler,
@@ -77,9 +89,9 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    pub(crate) fn new(on: bool) -> Self {
+    pub(crate) fn new(tracing: Tracing) -> Self {
         Self {
-            on,
+            tracing,
             classes: ClassCounts::default(),
             pages: Table::default(),
             sampler: Sampler::default(),
@@ -89,12 +101,20 @@ impl Trace {
     }
 
     /// Switches everything but the counts of faults.
-    pub(crate) fn set_on(&mut self, on: bool) {
-        if on && !self.on {
+    pub(crate) fn set(&mut self, tracing: Tracing) {
+        if tracing != self.tracing {
             // What went meanwhile is not known.
             self.pages.iter_mut().for_each(PageTrace::forget_loss);
         }
-        (self.on, self.due) = (on, None);
+        (self.tracing, self.due) = (tracing, None);
+    }
+
+    fn covers(&self, gfn: Gfn) -> bool {
+        match self.tracing {
+            Tracing::On => true,
+            Tracing::Off => false,
+            Tracing::Odd => gfn.0 % 2 == 1,
+        }
     }
 
     /// Counts a fault that needs another slice; `known` says that the protocol takes the page for a
@@ -112,7 +132,7 @@ impl Trace {
             PageClass::UserPageTable => self.classes.user_page_table += 1,
             PageClass::Other => self.classes.other += 1,
         }
-        if self.on && self.sampler.counts(now_ns) {
+        if self.covers(gfn) && self.sampler.counts(now_ns) {
             self.due = Some(gfn);
         }
         self.pages.touch(gfn).fault(kind, class, known)
@@ -125,28 +145,29 @@ impl Trace {
 
     /// Looks at a message before the protocol does.
     pub(crate) fn received(&mut self, from: SliceId, message: &Message) {
-        if !self.on {
-            return;
-        }
-        match message {
-            Message::Data { gfn, access, .. } => self.pages.touch(*gfn).came(from, *access),
-            // The right to write comes without the page.
-            Message::Grant { gfn, .. } => self.pages.touch(*gfn).came(from, Access::Write),
-            _ => {}
+        let (gfn, access) = match message {
+            Message::Data { gfn, access, .. } => (*gfn, *access),
+            // The right to write comes without the page: from the home, or, at home, from those who
+            // drop their copies.
+            Message::Grant { gfn, .. } | Message::Acked { gfn } => (*gfn, Access::Write),
+            _ => return,
+        };
+        if self.covers(gfn) {
+            self.pages.touch(gfn).came(from, access);
         }
     }
 
     /// Looks at a message to another slice.
     pub(crate) fn sent(&mut self, to: SliceId, message: &Message) {
-        if !self.on {
-            return;
-        }
-        match message {
+        let (gfn, loss) = match message {
             Message::Data { gfn, access: Access::Write, .. } | Message::Acked { gfn } => {
-                self.pages.touch(*gfn).went(to, Loss::Page);
+                (*gfn, Loss::Page)
             }
-            Message::Data { gfn, .. } => self.pages.touch(*gfn).went(to, Loss::Writing),
-            _ => {}
+            Message::Data { gfn, .. } => (*gfn, Loss::Writing),
+            _ => return,
+        };
+        if self.covers(gfn) {
+            self.pages.touch(gfn).went(to, loss);
         }
     }
 
@@ -189,7 +210,7 @@ impl Trace {
 
     pub(crate) fn report(&self, now_ns: u64) -> TraceReport {
         TraceReport {
-            on: self.on,
+            on: self.tracing != Tracing::Off,
             now_ns,
             samples_asked: self.sampler.asked(),
             samples_kept: self.samples_kept,
@@ -214,7 +235,7 @@ mod tests {
 
     #[test]
     fn hottest_tables_leaves_other_pages_out() {
-        let mut trace = Trace::new(false);
+        let mut trace = Trace::new(Tracing::Off);
         count(&mut trace, 1, PageClass::Other, false);
         count(&mut trace, 2, PageClass::KernelPageTable, false);
         for _ in 0..3 {
@@ -232,7 +253,7 @@ mod tests {
 
     #[test]
     fn lists_are_bounded() {
-        let mut trace = Trace::new(true);
+        let mut trace = Trace::new(Tracing::On);
         for gfn in 0..100 {
             count(&mut trace, gfn, PageClass::Other, false);
         }
@@ -241,7 +262,7 @@ mod tests {
 
     #[test]
     fn page_that_goes_and_comes_plays_ping_pong() {
-        let mut trace = Trace::new(true);
+        let mut trace = Trace::new(Tracing::On);
         trace.received(PEER, &data(9, Access::Write));
         for _ in 0..2 {
             trace.sent(PEER, &data(9, Access::Write));
@@ -253,8 +274,26 @@ mod tests {
     }
 
     #[test]
+    fn right_to_write_comes_back_by_grant_or_by_dropped_copies() {
+        let mut trace = Trace::new(Tracing::On);
+        let back = [
+            vec![Message::Acked { gfn: Gfn(9) }],
+            vec![
+                Message::Grant { gfn: Gfn(9), acks: 1, table: None },
+                Message::Acked { gfn: Gfn(9) },
+            ],
+        ];
+        for messages in back {
+            trace.sent(PEER, &data(9, Access::Read));
+            messages.iter().for_each(|message| trace.received(PEER, message));
+        }
+        let page = &trace.report(0).pages[0];
+        assert_eq!((page.shared, page.taken, page.ping_pongs), (2, 0, 2));
+    }
+
+    #[test]
     fn trace_that_is_off_counts_faults_only() {
-        let mut trace = Trace::new(false);
+        let mut trace = Trace::new(Tracing::Off);
         trace.sent(PEER, &data(9, Access::Write));
         trace.received(PEER, &data(9, Access::Write));
         for _ in 0..100 {
@@ -267,18 +306,33 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_odd_number_can_be_traced_alone() {
+        let mut trace = Trace::new(Tracing::Odd);
+        for gfn in [8, 9] {
+            count(&mut trace, gfn, PageClass::Other, false);
+            trace.received(PEER, &data(gfn, Access::Write));
+            trace.sent(PEER, &data(gfn, Access::Write));
+        }
+        assert!(!trace.is_due(Gfn(8)) && trace.is_due(Gfn(9)));
+        let mut pages = trace.report(0).pages;
+        pages.sort_by_key(|page| page.gfn);
+        let counts: Vec<_> = pages.iter().map(|page| (page.gfn, page.read, page.taken)).collect();
+        assert_eq!(counts, [(8, 1, 0), (9, 1, 1)]);
+    }
+
+    #[test]
     fn loss_that_nobody_saw_come_back_is_no_ping_pong() {
-        let mut trace = Trace::new(true);
+        let mut trace = Trace::new(Tracing::On);
         trace.sent(PEER, &data(9, Access::Write));
-        trace.set_on(false);
-        trace.set_on(true);
+        trace.set(Tracing::Off);
+        trace.set(Tracing::On);
         trace.received(PEER, &data(9, Access::Write));
         assert_eq!(trace.report(0).pages[0].ping_pongs, 0);
     }
 
     #[test]
     fn sample_is_due_once_and_kept_for_a_known_page() {
-        let mut trace = Trace::new(true);
+        let mut trace = Trace::new(Tracing::On);
         count(&mut trace, 8, PageClass::Other, false);
         assert!(!trace.is_due(Gfn(7)));
         assert!(trace.is_due(Gfn(8)));

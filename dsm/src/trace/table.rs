@@ -7,7 +7,7 @@
 //! mattered an hour ago gives way in the end. Only the rank is inherited. The counters of a page count
 //! what happened since it came in.
 //!
-//! One event looks at one line of the cache of frame numbers, one of ranks, and the page's own.
+//! One event costs one line of the cache for the set, and those of the page.
 
 use super::page::PageTrace;
 use dsm_protocol::Gfn;
@@ -17,70 +17,81 @@ const WAYS: usize = 8;
 /// Sets, as a power of two: 16384 pages, some 1.5 MB.
 const SETS_BITS: u32 = 11;
 const SETS: usize = 1 << SETS_BITS;
-/// Frame number of a place without a page; no guest has that much memory.
-const EMPTY: u64 = u64::MAX;
+/// Number of a place without a page.
+const EMPTY: u32 = u32::MAX;
 /// 2^64 divided by the golden ratio: neighbours get far apart.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Frame numbers and ranks of the pages of a set.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Set {
+    numbers: [u32; WAYS],
+    ranks: [u32; WAYS],
+}
 
 /// The pages, by place.
 #[derive(Debug)]
 pub(super) struct Table {
-    gfns: Box<[u64]>,
-    ranks: Box<[u32]>,
+    sets: Box<[Set]>,
     pages: Box<[PageTrace]>,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        let places = SETS * WAYS;
-        Self {
-            gfns: vec![EMPTY; places].into(),
-            ranks: vec![0; places].into(),
-            pages: vec![PageTrace::default(); places].into(),
-        }
+        let set = Set { numbers: [EMPTY; WAYS], ranks: [0; WAYS] };
+        Self { sets: vec![set; SETS].into(), pages: vec![PageTrace::default(); SETS * WAYS].into() }
     }
+}
+
+/// Half a word is enough for 16 TiB; pages of a guest with more would share a place at the end.
+fn number(gfn: Gfn) -> u32 {
+    u32::try_from(gfn.0).unwrap_or(EMPTY).min(EMPTY - 1)
 }
 
 fn set_of(gfn: Gfn) -> usize {
     let hash = gfn.0.wrapping_mul(SPREAD) >> (u64::BITS - SETS_BITS);
-    usize::try_from(hash).expect("the number of a set") * WAYS
+    usize::try_from(hash).expect("the number of a set")
 }
 
 impl Table {
-    fn find(&self, gfn: Gfn) -> Option<usize> {
-        let set = set_of(gfn);
-        let way = self.gfns[set..set + WAYS].iter().position(|at| *at == gfn.0)?;
-        Some(set + way)
+    /// Set and way of a page.
+    fn find(&self, gfn: Gfn) -> (usize, Option<usize>) {
+        let (set, number) = (set_of(gfn), number(gfn));
+        (set, self.sets[set].numbers.iter().position(|at| *at == number))
     }
 
     /// The page, for one more event; a new one if it is not in.
     pub(super) fn touch(&mut self, gfn: Gfn) -> &mut PageTrace {
-        let at = self.find(gfn).unwrap_or_else(|| self.replace(gfn));
-        self.ranks[at] = self.ranks[at].saturating_add(1);
-        &mut self.pages[at]
+        let (set, way) = self.find(gfn);
+        let way = way.unwrap_or_else(|| self.replace(set, gfn));
+        let rank = &mut self.sets[set].ranks[way];
+        *rank = rank.saturating_add(1);
+        &mut self.pages[set * WAYS + way]
     }
 
-    /// The place for a new page: an empty one, or that of the least rank.
-    fn replace(&mut self, gfn: Gfn) -> usize {
-        let set = set_of(gfn);
-        let least = (set..set + WAYS).min_by_key(|at| self.ranks[*at]).expect("a set has ways");
-        self.gfns[least] = gfn.0;
-        self.pages[least] = PageTrace::new(gfn);
+    /// The way for a new page: an empty one, or that of the least rank.
+    fn replace(&mut self, at: usize, gfn: Gfn) -> usize {
+        let set = &mut self.sets[at];
+        let least = (0..WAYS).min_by_key(|way| set.ranks[*way]).expect("a set has ways");
+        set.numbers[least] = number(gfn);
+        self.pages[at * WAYS + least] = PageTrace::new(gfn);
         least
     }
 
     pub(super) fn get_mut(&mut self, gfn: Gfn) -> Option<&mut PageTrace> {
-        self.find(gfn).map(|at| &mut self.pages[at])
+        let (set, way) = self.find(gfn);
+        way.map(|way| &mut self.pages[set * WAYS + way])
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &PageTrace> {
-        let places = self.gfns.iter().zip(&self.pages);
-        places.filter(|(gfn, _)| **gfn != EMPTY).map(|(_, page)| page)
+        let numbers = self.sets.iter().flat_map(|set| set.numbers);
+        numbers.zip(&self.pages).filter(|(number, _)| *number != EMPTY).map(|(_, page)| page)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PageTrace> {
-        let places = self.gfns.iter().zip(&mut self.pages);
-        places.filter(|(gfn, _)| **gfn != EMPTY).map(|(_, page)| page)
+        let numbers = self.sets.iter().flat_map(|set| set.numbers);
+        numbers.zip(&mut self.pages).filter(|(number, _)| *number != EMPTY).map(|(_, page)| page)
     }
 }
 

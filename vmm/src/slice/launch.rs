@@ -10,7 +10,7 @@ use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use dsm::{Engine, EngineConfig, GuestRam};
+use dsm::{Engine, EngineConfig, GuestRam, Tracing};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -130,7 +130,7 @@ impl Parts {
             ram: Arc::clone(&self.ram),
             transport,
             uplink: Box::new(Link(Arc::clone(&self.fabric))),
-            trace: options.trace,
+            trace: if options.trace { Tracing::On } else { Tracing::Off },
         })?;
         if let Some(control) = control {
             control.attach(self.local, handle.clone());
