@@ -278,7 +278,9 @@ impl Engine {
             if ready.contains(&true) {
                 return Ok(ready);
             }
+            self.trace.look_at_notes();
         }
+        self.trace.look_at_notes();
         poll(fds, due).map_err(EngineError::Wait)
     }
 

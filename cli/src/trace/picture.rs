@@ -30,7 +30,8 @@ fn folded(named: &Named<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     for answer in named.answers {
         for page in answer.pages.iter().filter(|page| page.faults() > 0) {
-            let name = named.page(page).map(|name| format!(" {name}")).unwrap_or_default();
+            let name = named.data(page, Named::main_site(page));
+            let name = if name.is_empty() { name } else { format!(" {name}") };
             let kind = class(page.class);
             let path = format!("slice {};{kind};{:#x}{}", answer.slice, page.gfn, frame(&name));
             for (code, faults) in shares(named, page) {
@@ -76,7 +77,7 @@ mod tests {
     fn faults_are_shared_out_by_samples() {
         let (answers, symbols) = ([answer()], symbols());
         let lines = folded(&Named::new(&answers, Some(&symbols)));
-        let page = "slice 1;other;0x2000 jiffies tick_lock other and 1 more";
+        let page = "slice 1;other;0x2000 tick_lock+0x8";
         assert_eq!(
             lines,
             [
@@ -94,7 +95,7 @@ mod tests {
         let (answers, symbols) = ([answer()], symbols());
         let svg = draw(&Named::new(&answers, Some(&symbols))).unwrap();
         let svg = String::from_utf8(svg).unwrap();
-        for text in ["<svg", "slice 1", "0x2000 jiffies", "try_to_wake_up", "43 faults"] {
+        for text in ["<svg", "slice 1", "0x2000 tick_lock", "try_to_wake_up", "43 faults"] {
             assert!(svg.contains(text), "{text} is missing");
         }
         let nothing = draw(&Named::new(&[], None)).unwrap();

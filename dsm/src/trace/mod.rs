@@ -6,7 +6,8 @@
 //!   message out > went: taken, shared, peers          Site <---Handle::sampled---------+
 //! ```
 //!
-//! Counting faults is never off: the engine decides by it when to look at the vCPUs' roots. Switched off
+//! What messages tell is only noted as they pass, and looked at while the engine waits anyway. Counting
+//! faults is never off: the engine decides by it when to look at the vCPUs' roots. Switched off
 //! is what looks at every message, and the samples. Nothing here decides about coherence, allocates on
 //! the way of a fault, or grows: see [`table`] and [`sampler`].
 
@@ -76,15 +77,27 @@ pub struct TraceReport {
     pub pages: Vec<PageTrace>,
 }
 
+/// Messages noted at a time. The engine waits more often than that.
+const NOTED: usize = 256;
+
+/// What a message told of a page.
+#[derive(Clone, Copy, Debug)]
+enum Note {
+    Came { gfn: Gfn, from: SliceId, access: Access },
+    Went { gfn: Gfn, to: SliceId, loss: Loss },
+}
+
 /// The trace of one slice.
 #[derive(Debug)]
 pub(crate) struct Trace {
     tracing: Tracing,
     classes: ClassCounts,
     pages: Table,
+    notes: Vec<Note>,
     sampler: Sampler,
     /// A page whose waiting vCPU is to be sampled.
     due: Option<Gfn>,
+    samples_asked: u64,
     samples_kept: u64,
 }
 
@@ -94,14 +107,17 @@ impl Trace {
             tracing,
             classes: ClassCounts::default(),
             pages: Table::default(),
+            notes: Vec::with_capacity(NOTED),
             sampler: Sampler::default(),
             due: None,
+            samples_asked: 0,
             samples_kept: 0,
         }
     }
 
     /// Switches everything but the counts of faults.
     pub(crate) fn set(&mut self, tracing: Tracing) {
+        self.look_at_notes();
         if tracing != self.tracing {
             // What went meanwhile is not known.
             self.pages.iter_mut().for_each(PageTrace::forget_loss);
@@ -132,8 +148,10 @@ impl Trace {
             PageClass::UserPageTable => self.classes.user_page_table += 1,
             PageClass::Other => self.classes.other += 1,
         }
-        if self.covers(gfn) && self.sampler.counts(now_ns) {
+        // Pages that are not traced use up their share of the samples.
+        if self.tracing != Tracing::Off && self.sampler.counts(now_ns) && self.covers(gfn) {
             self.due = Some(gfn);
+            self.samples_asked += 1;
         }
         self.pages.touch(gfn).fault(kind, class, known)
     }
@@ -153,7 +171,7 @@ impl Trace {
             _ => return,
         };
         if self.covers(gfn) {
-            self.pages.touch(gfn).came(from, access);
+            self.note(Note::Came { gfn, from, access });
         }
     }
 
@@ -167,7 +185,25 @@ impl Trace {
             _ => return,
         };
         if self.covers(gfn) {
-            self.pages.touch(gfn).went(to, loss);
+            self.note(Note::Went { gfn, to, loss });
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        if self.notes.len() == NOTED {
+            self.look_at_notes();
+        }
+        self.notes.push(note);
+    }
+
+    /// Counts what was noted. To be called when there is nothing better to do: each note may cost
+    /// several misses of the caches.
+    pub(crate) fn look_at_notes(&mut self) {
+        for note in self.notes.drain(..) {
+            match note {
+                Note::Came { gfn, from, access } => self.pages.touch(gfn).came(from, access),
+                Note::Went { gfn, to, loss } => self.pages.touch(gfn).went(to, loss),
+            }
         }
     }
 
@@ -208,11 +244,12 @@ impl Trace {
         hot.collect()
     }
 
-    pub(crate) fn report(&self, now_ns: u64) -> TraceReport {
+    pub(crate) fn report(&mut self, now_ns: u64) -> TraceReport {
+        self.look_at_notes();
         TraceReport {
             on: self.tracing != Tracing::Off,
             now_ns,
-            samples_asked: self.sampler.asked(),
+            samples_asked: self.samples_asked,
             samples_kept: self.samples_kept,
             pages: self.pages.iter().cloned().collect(),
         }
@@ -292,6 +329,17 @@ mod tests {
     }
 
     #[test]
+    fn notes_are_bounded_and_none_is_lost() {
+        let mut trace = Trace::new(Tracing::On);
+        for round in 0..1000 {
+            trace.sent(PEER, &data(round % 7, Access::Write));
+            assert!(trace.notes.len() <= NOTED && trace.notes.capacity() == NOTED);
+        }
+        let taken: u32 = trace.report(0).pages.iter().map(|page| page.taken).sum();
+        assert_eq!((taken, trace.notes.len()), (1000, 0));
+    }
+
+    #[test]
     fn trace_that_is_off_counts_faults_only() {
         let mut trace = Trace::new(Tracing::Off);
         trace.sent(PEER, &data(9, Access::Write));
@@ -308,7 +356,8 @@ mod tests {
     #[test]
     fn pages_of_odd_number_can_be_traced_alone() {
         let mut trace = Trace::new(Tracing::Odd);
-        for gfn in [8, 9] {
+        // The first fault of all is the one to be sampled.
+        for gfn in [9, 8] {
             count(&mut trace, gfn, PageClass::Other, false);
             trace.received(PEER, &data(gfn, Access::Write));
             trace.sent(PEER, &data(gfn, Access::Write));
