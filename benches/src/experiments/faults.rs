@@ -164,6 +164,9 @@ fn local_faults(local: &Local, fault: Fault, per_ns: f64) -> Result<Samples> {
 
 /// Remote faults on pages that are traced and on others, which take turns: those of odd number are
 /// traced, on both slices. The vCPU is sampled too; a sampled fault takes about twice as long as others.
+///
+/// What the engine noted of a traced page it may count during the fault after, which is slower then: the
+/// ratio is a little too good. Decision 7 has figures of whole turns, which are too noisy for each run.
 fn traced(setting: Setting<'_>, carrier: Carrier, fault: Fault) -> Result<[Samples; 2]> {
     let rounds: u64 = if setting.quick { 8 } else { 64 };
     let per_ns = cycles_per_ns();
