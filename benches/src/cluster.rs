@@ -18,7 +18,7 @@ use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use dsm::{HoldPolicy, Memory, Report};
+use dsm::{HoldPolicy, Memory, Report, TraceReport, Tracing};
 use microguest::Job;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -60,11 +60,13 @@ enum Request {
     Start(usize, Vec<u64>),
     Wait(usize),
     Report,
+    SetTrace(Tracing),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Started,
+    Switched,
     Done(Vec<u64>, Vec<u32>, Span),
     Report(Box<Report>),
     Failed(String),
@@ -188,6 +190,28 @@ impl Cluster {
         self.own()?.huge_bytes()
     }
 
+    /// What the engine of slice 0 knows of pages.
+    ///
+    /// # Errors
+    /// The slice has failed.
+    pub fn trace(&self) -> Result<TraceReport> {
+        self.own()?.trace()
+    }
+
+    /// Switches the trace of all slices.
+    ///
+    /// # Errors
+    /// A slice has failed.
+    pub fn set_trace(&mut self, tracing: Tracing) -> Result<()> {
+        for other in 0..self.others.len() {
+            match self.ask(other, &Request::SetTrace(tracing))? {
+                Answer::Switched => {}
+                answer => bail!("slice {} answers {answer:?}", other + 1),
+            }
+        }
+        self.own()?.set_trace(tracing)
+    }
+
     fn own(&self) -> Result<&Slice> {
         self.own.as_ref().context("slice 0 is gone")
     }
@@ -301,6 +325,7 @@ fn child(plan: &Plan<'_>, local: u16, end: Box<dyn Transport>, stream: UnixStrea
                 done.map(|done| Answer::Done(words(&done.job), done.samples, done.span))
             }
             Request::Report => slice.report().map(|report| Answer::Report(Box::new(report))),
+            Request::SetTrace(tracing) => slice.set_trace(tracing).map(|()| Answer::Switched),
         };
         let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
         send(&mut answers, &answer)?;

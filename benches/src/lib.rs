@@ -26,4 +26,5 @@ pub mod placement;
 pub mod pool;
 pub mod raw;
 pub mod samples;
+pub mod seats;
 pub mod slice;

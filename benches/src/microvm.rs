@@ -14,6 +14,7 @@ use crate::crew::{Answer, Crew, Done, Worker, spanned};
 use crate::image;
 use crate::paging::{self, GuestPages};
 use crate::placement::Place;
+use crate::seats::Seats;
 use anyhow::{Context, Result, bail};
 use dsm::{GuestRam, HugePages, Memory};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
@@ -64,6 +65,7 @@ pub struct Alone {
 #[derive(Clone)]
 struct Inside {
     memory: Arc<GuestMemoryMmap>,
+    seats: Arc<Seats>,
     _keep: Arc<dyn Send + Sync>,
 }
 
@@ -78,6 +80,22 @@ impl MicroVm {
         keep: Arc<dyn Send + Sync>,
         places: &[Place],
         pages: GuestPages,
+    ) -> Result<Self> {
+        let seats = Arc::new(Seats::new(places.len(), None));
+        Self::with_seats(image, shared, keep, places, pages, seats)
+    }
+
+    /// The same, with vCPUs that can be asked where they wait for pages.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn with_seats(
+        image: &Path,
+        shared: &[Slot],
+        keep: Arc<dyn Send + Sync>,
+        places: &[Place],
+        pages: GuestPages,
+        seats: Arc<Seats>,
     ) -> Result<Self> {
         let kvm = Kvm::new().context("open /dev/kvm")?;
         let vm = kvm.create_vm().context("create a VM")?;
@@ -99,7 +117,7 @@ impl MicroVm {
             // SAFETY: the vCPU threads hold both memories, and the VM is gone before them.
             unsafe { vm.set_user_memory_region(region) }.context("set a memory slot")?;
         }
-        let inside = Inside { memory: Arc::new(memory), _keep: keep };
+        let inside = Inside { memory: Arc::new(memory), seats, _keep: keep };
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("read CPUID")?;
         let mut vcpus = Vec::new();
         for (number, place) in (0u64..).zip(places) {
@@ -217,7 +235,8 @@ fn vcpu(mut fd: VcpuFd, number: u64, inside: Inside, place: Place) -> Result<Wor
     let mut entered = false;
     Worker::start(format!("micro-vcpu{number}"), place, move |job| {
         if !entered {
-            until_ready(&mut fd)?;
+            inside.seats.sit(number, &fd)?;
+            until_ready(&mut fd, number, &inside)?;
             entered = true;
         }
         one(&mut fd, number, &inside, job)
@@ -227,7 +246,7 @@ fn vcpu(mut fd: VcpuFd, number: u64, inside: Inside, place: Place) -> Result<Wor
 fn one(fd: &mut VcpuFd, number: u64, inside: &Inside, job: Job) -> Answer {
     let address = GuestAddress(layout::job(number));
     inside.memory.write_obj(job.words(), address)?;
-    let (result, span) = spanned(|| until_ready(fd));
+    let (result, span) = spanned(|| until_ready(fd, number, inside));
     result?;
     let job = Job::from_words(inside.memory.read_obj(address)?);
     let mut samples = Vec::new();
@@ -237,7 +256,7 @@ fn one(fd: &mut VcpuFd, number: u64, inside: &Inside, job: Job) -> Answer {
     Ok(Done { job, samples, span })
 }
 
-fn until_ready(fd: &mut VcpuFd) -> Result<()> {
+fn until_ready(fd: &mut VcpuFd, number: u64, inside: &Inside) -> Result<()> {
     loop {
         match fd.run() {
             Ok(VcpuExit::IoOut(PORT_READY, _)) => return Ok(()),
@@ -250,7 +269,10 @@ fn until_ready(fd: &mut VcpuFd) -> Result<()> {
                 let exit = format!("{exit:?}");
                 bail!("the microguest ended with {exit}: {:x?}", fd.get_regs());
             }
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) if error.errno() == libc::EINTR => {
+                inside.seats.tell(number, fd, &inside.memory);
+            }
+            Err(error) if error.errno() == libc::EAGAIN => {}
             Err(error) => return Err(error).context("run a vCPU"),
         }
     }

@@ -60,6 +60,14 @@ impl Samples {
         self.0.get(last * percent.min(100) / 100).copied().unwrap_or(0.0)
     }
 
+    /// The mean, where what is above `most` counts as that; 0 of nothing.
+    #[must_use]
+    pub fn mean_up_to(&self, most: f64) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let count = self.0.len().max(1) as f64;
+        self.0.iter().map(|time| time.min(most)).sum::<f64>() / count
+    }
+
     /// What is told of them.
     #[must_use]
     pub fn summary(&self) -> Summary {
@@ -83,6 +91,9 @@ mod tests {
         let summary = samples.summary();
         assert_eq!((summary.count, summary.min, summary.p50, summary.p99), (101, 0.0, 50.0, 99.0));
         assert_eq!(Samples::default().percentile(50), 0.0);
+        assert_eq!(samples.mean_up_to(1000.0), 50.0);
+        assert_eq!(Samples::new(vec![1.0, 5.0, 90.0]).mean_up_to(6.0), 4.0);
+        assert_eq!(Samples::default().mean_up_to(6.0), 0.0);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use crate::cluster::Plan;
 use crate::crew::Done;
 use crate::microvm::MicroVm;
+use crate::seats::Seats;
 use anyhow::{Context, Result};
 use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, HugePages,
-    NodeConfig, Report, Uplink,
+    NodeConfig, Report, TraceReport, Tracing, Uplink,
 };
 use microguest::Job;
 use microguest::layout::SHARED;
@@ -15,19 +16,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use transport::{Class, Transport};
-use wire::{Epoch, SliceId};
+use wire::{Epoch, Gfn, SliceId};
 
 /// No engine takes longer to answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Tells what goes wrong, until the slices are to end.
-#[derive(Debug, Clone, Default)]
-struct Loud(Arc<AtomicBool>);
+/// Tells what goes wrong, until the slices are to end, and asks vCPUs where they wait for pages.
+#[derive(Debug, Clone)]
+struct Loud {
+    over: Arc<AtomicBool>,
+    seats: Arc<Seats>,
+}
 
 impl Uplink for Loud {
     fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
     fn lost(&mut self, peer: SliceId, cause: String) {
-        if !self.0.load(Ordering::Relaxed) {
+        if !self.over.load(Ordering::Relaxed) {
             eprintln!("{peer} is lost: {cause}");
         }
     }
@@ -35,6 +39,9 @@ impl Uplink for Loud {
         eprintln!("a memory engine failed: {error:?}");
     }
     fn sample_roots(&mut self) {}
+    fn sample_fault(&mut self, gfn: Gfn, thread: u32) {
+        self.seats.ask(gfn, thread);
+    }
 }
 
 /// A slice in this process.
@@ -71,16 +78,21 @@ impl Slice {
         let all = (0..count).map(SliceId).collect();
         let mut node = NodeConfig::new(SliceId(local), all, HomeTable::new(ranges)?, Epoch(1));
         node.hold = plan.hold;
-        let (at, over) = (usize::from(local), Loud::default());
+        let at = usize::from(local);
+        let places = plan.places.get(at).copied().unwrap_or(&[]);
+        let seats = Arc::new(Seats::new(places.len(), Some(Arc::clone(&ram))));
+        let over = Loud { over: Arc::default(), seats: Arc::clone(&seats) };
         let (handle, thread) = Engine::start(EngineConfig {
             fetch_ahead: plan.fetch_ahead,
             node,
             ram: Arc::clone(&ram),
             transport,
             uplink: Box::new(over.clone()),
+            trace: Tracing::On,
             core: plan.engines.get(at).and_then(|place| place.core()),
         })
         .context("start a memory engine")?;
+        seats.attach(handle.clone());
         let mut slice = Self {
             vm: None,
             handle,
@@ -89,10 +101,11 @@ impl Slice {
             ram: Arc::clone(&ram),
             _huge_pages: huge_pages,
         };
-        let places = plan.places.get(at).copied().unwrap_or(&[]);
         if !places.is_empty() {
             let slots = ram.slots();
-            slice.vm = Some(MicroVm::new(plan.image, &slots, ram, places, plan.guest_pages)?);
+            let pages = plan.guest_pages;
+            let vm = MicroVm::with_seats(plan.image, &slots, ram, places, pages, seats)?;
+            slice.vm = Some(vm);
         }
         Ok(slice)
     }
@@ -147,9 +160,26 @@ impl Slice {
         self.handle.report(LIMIT).context("ask an engine for its report")
     }
 
+    /// What the engine knows of pages.
+    ///
+    /// # Errors
+    /// The engine does not answer.
+    pub fn trace(&self) -> Result<TraceReport> {
+        self.handle.trace(LIMIT).context("ask an engine for its trace")
+    }
+
+    /// Switches the trace; it is so when this returns.
+    ///
+    /// # Errors
+    /// The engine does not answer.
+    pub fn set_trace(&self, tracing: Tracing) -> Result<()> {
+        self.handle.set_trace(tracing);
+        self.report().map(drop)
+    }
+
     /// From now on other slices may end.
     pub fn expect_end(&self) {
-        self.over.0.store(true, Ordering::Relaxed);
+        self.over.over.store(true, Ordering::Relaxed);
     }
 }
 

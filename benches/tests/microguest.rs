@@ -4,8 +4,8 @@
 //! Skipped where /dev/kvm or userfaultfd cannot be used.
 #![expect(clippy::unwrap_used, reason = "a test fails like a test")]
 
-use dsm::{HoldPolicy, Memory};
-use microguest::layout::SHARED;
+use dsm::{HoldPolicy, Memory, Touch};
+use microguest::layout::{IMAGE, SHARED, stack_end};
 use microguest::{Job, Kind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +27,7 @@ fn main() {
         return;
     }
     let image = image();
-    let tests: [Test; 7] = [
+    let tests: [Test; 8] = [
         ("jobs_of_a_guest_without_dsm", jobs_of_a_guest_without_dsm),
         ("exception_is_told", exception_is_told),
         ("local_faults_are_counted", local_faults_are_counted),
@@ -35,6 +35,7 @@ fn main() {
         ("counter_of_two_slices_is_exact", counter_of_two_slices_is_exact),
         ("run_is_read_right", run_is_read_right),
         ("store_of_a_running_guest_is_never_lost", store_of_a_running_guest_is_never_lost),
+        ("sample_names_code_and_address", sample_names_code_and_address),
     ];
     for (name, test) in tests {
         test(&image);
@@ -174,5 +175,29 @@ fn store_of_a_running_guest_is_never_lost(image: &Path) {
         }
         let chunks = cluster.report(0).unwrap().chunks;
         assert_eq!((chunks.shared, chunks.own), (1, 1), "{memory}");
+    }
+}
+
+/// The first fault is always sampled; how many more are depends on the time they take.
+fn sample_names_code_and_address(image: &Path) {
+    for (kind, word) in [(Kind::Read, 5), (Kind::Write, 300)] {
+        let mut cluster = Cluster::new(&plan(image, Carrier::Shm)).unwrap();
+        let there = Job { memory: SHARED + 512 * 4096, word, ..job(kind) };
+        for _ in 0..20 {
+            cluster.run(1, 0, Job { kind: Kind::Write as u64, ..there }).unwrap();
+            cluster.run(0, 0, there).unwrap();
+        }
+        let trace = cluster.trace().unwrap();
+        assert!(trace.samples_kept > 0, "{} were asked", trace.samples_asked);
+        let mut kept = 0;
+        for page in &trace.pages {
+            for site in &page.sites {
+                let address = page.gfn * 4096 + word * 8;
+                assert_eq!((site.touch, site.address), (Touch::Data, Some(address)), "{site:x?}");
+                assert!((IMAGE..stack_end(0)).contains(&site.rip) && site.user, "{site:x?}");
+                kept += u64::from(site.count);
+            }
+        }
+        assert_eq!(kept, trace.samples_kept);
     }
 }

@@ -1,5 +1,6 @@
 //! The bootstrap role.
 
+use crate::local::Local;
 use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -8,9 +9,7 @@ use std::io::stdout;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transport::Secret;
-use vmm::slice::{
-    BootstrapOptions, Ending, Interrupts, Memory, PageTables, RunReport, VmSpec, bootstrap,
-};
+use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -60,13 +59,8 @@ pub(crate) struct Arguments {
     /// A slice that is silent for so many milliseconds is lost
     #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
     lease: u64,
-    /// Core for the memory engine of this slice, best that of its only vCPU; the scheduler's choice if
-    /// not given
-    #[arg(long, value_name = "CORE")]
-    engine_core: Option<usize>,
-    /// What memory of this slice is made of until another slice uses it: memfd, hugetlbfs or anonymous
-    #[arg(long, default_value_t = Memory::default(), value_name = "KIND")]
-    memory: Memory,
+    #[command(flatten)]
+    local: Local,
 }
 
 /// What the guest's kernel is told about vCPUs of other hosts.
@@ -138,8 +132,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         console: Box::new(stdout()),
         limit: arguments.limit.map(Duration::from_secs),
         lease: Duration::from_millis(arguments.lease),
-        engine_core: arguments.engine_core,
-        memory: arguments.memory,
+        local: arguments.local.into(),
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;
     if let Some(path) = arguments.report

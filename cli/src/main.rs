@@ -1,4 +1,4 @@
-//! `tessera`: starts slices of a distributed virtual machine.
+//! `tessera`: starts slices of a distributed virtual machine, and looks into them.
 //!
 //! Exit status: 0 the guest powered off, 2 refused before anything started, 3 the guest asked for
 //! a reset, 4 the guest's kernel panicked, 5 a slice is lost, 6 a slice cannot go on, 7 time limit.
@@ -8,7 +8,9 @@
 
 mod bootstrap;
 mod companion;
+mod local;
 mod slices;
+mod trace;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -31,6 +33,8 @@ enum Role {
     Bootstrap(bootstrap::Arguments),
     /// Give vCPUs and memory of this host to a VM that another host starts.
     Companion(companion::Arguments),
+    /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
+    Trace(trace::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +52,10 @@ fn main() -> ExitCode {
     let result = match arguments.role {
         Role::Bootstrap(arguments) => bootstrap::run(arguments),
         Role::Companion(arguments) => companion::run(&arguments),
+        Role::Trace(arguments) => match trace::run(&arguments) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(ending) => finish(&ending),

@@ -17,7 +17,9 @@ const REFRESH_NS: u64 = 500_000_000;
 const WALK_PAGES_MAX: usize = 2048;
 
 /// The classes that faults are counted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum PageClass {
     /// A root, or a table reachable from the kernel's half of one.
@@ -25,6 +27,7 @@ pub enum PageClass {
     /// A table reachable from the user's half of a root.
     UserPageTable,
     /// Everything else.
+    #[default]
     Other,
 }
 

@@ -12,12 +12,12 @@
 
 use crate::apart::ShareError;
 use crate::classify::{Classifier, PageClass};
-use crate::fault_log::FaultLog;
 use crate::handle::{Command, CopyError, Handle};
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, Report};
 use crate::schedule::{self, Look};
 use crate::store::Store;
+use crate::trace::{FaultKind, Trace, Tracing};
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
@@ -118,6 +118,9 @@ pub trait Uplink: Send {
     fn fatal(&mut self, error: EngineError);
     /// Some page is hot and unknown: look at the roots of the local vCPUs.
     fn sample_roots(&mut self);
+    /// A vCPU waits for this page: let it say where it is, by [`Handle::sampled`]. `thread` is its
+    /// thread, or one of the kernel's that waits in its name. A VMM that cannot ask does nothing.
+    fn sample_fault(&mut self, _gfn: Gfn, _thread: u32) {}
 }
 
 /// What an engine is made of.
@@ -135,6 +138,8 @@ pub struct EngineConfig {
     pub transport: Box<dyn Transport>,
     /// The VMM.
     pub uplink: Box<dyn Uplink>,
+    /// Which pages are traced from the start; see [`Handle::set_trace`].
+    pub trace: Tracing,
 }
 
 impl std::fmt::Debug for EngineConfig {
@@ -177,7 +182,7 @@ pub struct Engine {
     releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
     copies: BTreeMap<u64, Copying>,
     classifier: Classifier,
-    fault_log: FaultLog,
+    trace: Trace,
     /// Pages that a vCPU waits for.
     demanded: Vec<Gfn>,
     faults: Vec<Fault>,
@@ -222,7 +227,7 @@ impl Engine {
             releases: BTreeMap::new(),
             copies: BTreeMap::new(),
             classifier: Classifier::default(),
-            fault_log: FaultLog::default(),
+            trace: Trace::new(config.trace),
             demanded: Vec::new(),
             faults: Vec::new(),
             streams,
@@ -284,7 +289,9 @@ impl Engine {
             if ready.contains(&true) {
                 return Ok(ready);
             }
+            self.trace.look_at_notes();
         }
+        self.trace.look_at_notes();
         poll(fds, due).map_err(EngineError::Wait)
     }
 
@@ -299,14 +306,23 @@ impl Engine {
 
     fn take_faults(&mut self) -> Result<(), EngineError> {
         let mut faults = std::mem::take(&mut self.faults);
+        let mut sampled = None;
         self.store.uffd.read(&mut faults).map_err(EngineError::Wait)?;
         for fault in faults.drain(..) {
             let Some(gfn) = self.store.ram.frame_at(fault.address) else { continue };
             let want = self.wanted(gfn, fault)?;
             self.fault(gfn, want)?;
+            if self.trace.is_due(gfn) && self.node.is_waiting(gfn) {
+                sampled = Some((gfn, fault.thread));
+            }
         }
         self.faults = faults;
-        self.carry_out()
+        self.carry_out()?;
+        // The requests are out; whoever is asked waits for the answer anyway.
+        if let Some((gfn, thread)) = sampled {
+            self.uplink.sample_fault(gfn, thread);
+        }
+        Ok(())
     }
 
     fn fault(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
@@ -316,7 +332,7 @@ impl Engine {
         if missed {
             ask = self.foreseen(gfn, want, held);
             tracing::trace!(gfn = gfn.0, ?want, ?ask, ?held, "fault");
-            self.count_fault(gfn)?;
+            self.count_fault(gfn, FaultKind::of(held, want))?;
         }
         let marker = self.store.ahead.touched(gfn);
         self.step(Input::Fault { gfn, want: ask })?;
@@ -394,9 +410,9 @@ impl Engine {
         self.classifier.class(gfn, now, &self.node, &self.store.ram)
     }
 
-    fn count_fault(&mut self, gfn: Gfn) -> Result<(), EngineError> {
+    fn count_fault(&mut self, gfn: Gfn, kind: FaultKind) -> Result<(), EngineError> {
         let (class, known) = (self.class(gfn), self.node.table(gfn).is_some());
-        let count = self.fault_log.count(gfn, class, known);
+        let count = self.trace.fault(self.now(), gfn, kind, class, known);
         if known {
             return Ok(());
         }
@@ -448,6 +464,11 @@ impl Engine {
                     // Whoever asked may have given up.
                     let _ = reply.send(self.report());
                 }
+                Command::Trace { reply } => {
+                    let _ = reply.send(self.trace.report(self.now()));
+                }
+                Command::SetTrace { tracing } => self.trace.set(tracing),
+                Command::Sampled { gfn, site } => self.trace.sampled(gfn, site),
                 Command::LogState => {
                     let (backlog, releases) = (self.backlog.len(), self.releases.len());
                     let unrest = self.node.unrest();
@@ -503,7 +524,8 @@ impl Engine {
 
     fn take_frames(&mut self) -> Result<(), EngineError> {
         let mut result = Ok(());
-        let Self { node, store, transport, uplink, effects, classifier, started, .. } = self;
+        let Self { node, store, transport, uplink, effects, classifier, trace, started, .. } = self;
+        let mut inbox = Inbox { node, store, classifier, trace, effects };
         let mut lost = None;
         transport.poll(POLL_BUDGET, &mut |event| {
             if result.is_err() || lost.is_some() {
@@ -512,7 +534,7 @@ impl Engine {
             match event {
                 Event::Frame { from, class: Class::Coherence, bytes } => {
                     let now = nanoseconds_since(*started);
-                    result = take_message(node, store, classifier, now, from, bytes, effects);
+                    result = inbox.take(now, from, bytes);
                 }
                 Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
                 Event::Lost { peer, cause } => lost = Some((peer, cause)),
@@ -553,6 +575,7 @@ impl Engine {
     }
 
     fn send_message(&mut self, to: SliceId, message: &Message) -> Result<(), EngineError> {
+        self.trace.sent(to, message);
         let mut page = [0u8; PAGE_SIZE];
         let mut body: &[u8] = &[];
         if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
@@ -609,7 +632,7 @@ impl Engine {
                 write: stats.faults_write,
                 upgrade: stats.faults_upgrade,
             },
-            faults_by_class: self.fault_log.classes(),
+            faults_by_class: self.trace.classes(),
             faults_local: stats.faults_local,
             prefetches: stats.prefetches,
             worker_faults_asked: self.workers.asked,
@@ -631,8 +654,8 @@ impl Engine {
             replica_entries_in: stats.replicas.entries_in,
             replica_conflicts: stats.replicas.conflicts,
             hold_window_ns: self.node.hold_window_ns(),
-            hot_pages: self.fault_log.hottest(),
-            hot_tables: self.fault_log.hottest_tables(),
+            hot_pages: self.trace.hottest(),
+            hot_tables: self.trace.hottest_tables(),
             chunks: self.store.chunk_counts(),
         }
     }
@@ -643,24 +666,28 @@ fn nanoseconds_since(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Decodes one coherence frame and steps the protocol with it.
-fn take_message(
-    node: &mut Node,
-    store: &mut Store,
-    classifier: &mut Classifier,
-    now: u64,
-    from: SliceId,
-    bytes: &[u8],
-    effects: &mut Vec<Effect>,
-) -> Result<(), EngineError> {
-    let (epoch, message, body) =
-        Message::decode(bytes).map_err(|source| EngineError::Garbage { from, source })?;
-    if let Message::Root { vcpu, gfn } = &message {
-        classifier.set_root(*vcpu, *gfn);
+/// What a coherence frame changes.
+struct Inbox<'a> {
+    node: &'a mut Node,
+    store: &'a mut Store,
+    classifier: &'a mut Classifier,
+    trace: &'a mut Trace,
+    effects: &'a mut Vec<Effect>,
+}
+
+impl Inbox<'_> {
+    /// Decodes one coherence frame and steps the protocol with it.
+    fn take(&mut self, now: u64, from: SliceId, bytes: &[u8]) -> Result<(), EngineError> {
+        let (epoch, message, body) =
+            Message::decode(bytes).map_err(|source| EngineError::Garbage { from, source })?;
+        self.trace.received(from, &message);
+        if let Message::Root { vcpu, gfn } = &message {
+            self.classifier.set_root(*vcpu, *gfn);
+        }
+        let input = Input::Message { from, epoch, message };
+        self.node.step(now, input, &mut self.store.with_body(body), self.effects)?;
+        self.store.take_failure().map_or(Ok(()), Err)
     }
-    let input = Input::Message { from, epoch, message };
-    node.step(now, input, &mut store.with_body(body), effects)?;
-    store.take_failure().map_or(Ok(()), Err)
 }
 
 /// Waits until one of the descriptors is readable or the time is over; tells which are.

@@ -1,6 +1,7 @@
 //! How the rest of the VMM talks to the engine.
 
 use crate::report::Report;
+use crate::trace::{Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,19 @@ pub(crate) enum Command {
     },
     Report {
         reply: Sender<Report>,
+    },
+    /// Tell the trace.
+    Trace {
+        reply: Sender<TraceReport>,
+    },
+    /// Switch the trace.
+    SetTrace {
+        tracing: Tracing,
+    },
+    /// A vCPU was seen waiting for a page.
+    Sampled {
+        gfn: Gfn,
+        site: Site,
     },
     /// Log what is waited for.
     LogState,
@@ -132,6 +146,28 @@ impl Handle {
         let (reply, answer) = bounded(1);
         self.post(Command::Report { reply });
         answer.recv_timeout(limit).ok()
+    }
+
+    /// What is known of each page, if the engine answers within `limit`. Takes the engine about a
+    /// millisecond: not for every fault.
+    #[must_use]
+    pub fn trace(&self, limit: Duration) -> Option<TraceReport> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::Trace { reply });
+        answer.recv_timeout(limit).ok()
+    }
+
+    /// Switches the trace of messages and the sampling of vCPUs; faults are always counted.
+    pub fn set_trace(&self, tracing: Tracing) {
+        self.post(Command::SetTrace { tracing });
+    }
+
+    /// Answers [`crate::Uplink::sample_fault`]: this is where the guest waits for the page. Never waits
+    /// for the engine; when that has too much to do the sample is dropped.
+    pub fn sampled(&self, gfn: Gfn, site: Site) {
+        if self.commands.try_send(Command::Sampled { gfn, site }).is_ok() {
+            let _ = self.bell.write(1);
+        }
     }
 
     /// Asks the engine to log what it waits for.

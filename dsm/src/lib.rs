@@ -19,7 +19,6 @@ mod asked;
 mod chunks;
 mod classify;
 mod engine;
-mod fault_log;
 mod fault_queue;
 
 mod handle;
@@ -34,8 +33,8 @@ pub mod schedule;
 mod share;
 mod smaps;
 mod store;
-
 mod takings;
+mod trace;
 mod uffd;
 mod workers;
 mod write_watch;
@@ -50,6 +49,7 @@ pub use local_pager::{LocalPager, LocalPagerError};
 pub use memory::{Memory, UnknownMemory};
 pub use ram::{GuestRam, RamError};
 pub use report::{ClassCounts, FaultCounts, HotPage, Report};
+pub use trace::{PageTrace, SITES_MAX, Site, Touch, TraceReport, Tracing};
 pub use uffd::{UffdError, check_host};
 pub use write_watch::{WriteWatch, WriteWatchError};
 

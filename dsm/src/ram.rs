@@ -276,6 +276,17 @@ impl GuestRam {
         unsafe { ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
     }
 
+    /// Copies out of a page as it was when this slice last had it, which may be long ago. False where
+    /// there is no memory, or this slice never had the page: reading must not make it one that it had.
+    #[must_use]
+    pub fn peek(&self, gfn: Gfn, at: usize, out: &mut [u8]) -> bool {
+        let there = at + out.len() <= PAGE_SIZE && !self.is_hole(gfn);
+        if there {
+            self.read(gfn, at, out);
+        }
+        there
+    }
+
     /// Copies into a page through the alias.
     ///
     /// # Panics
@@ -396,6 +407,10 @@ mod tests {
         ram.write(Gfn(3), 8, &[1]);
 
         assert!(!ram.is_hole(Gfn(3)));
+        let mut byte = [0];
+        assert!(ram.peek(Gfn(3), 8, &mut byte) && byte == [1]);
+        assert!(!ram.peek(Gfn(4), 8, &mut byte) && !ram.peek(Gfn(99), 8, &mut byte));
+        assert!(!ram.peek(Gfn(3), 4095, &mut [0; 2]));
         assert!(ram.is_hole(Gfn(4)));
     }
 }

@@ -13,7 +13,7 @@ use std::thread::{JoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, HugePages, Memory,
-    NodeConfig, RamError, Report, Uplink, check_host,
+    NodeConfig, RamError, Report, Tracing, Uplink, check_host,
 };
 use transport::{Class, Config, shm};
 use wire::{Epoch, Gfn, SliceId};
@@ -78,6 +78,7 @@ fn two_slices(memory: Memory) -> Option<[Slice; 2]> {
         let node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
         let (transport, uplink) = (Box::new(transport), Box::new(Silent));
         let config = EngineConfig {
+            trace: Tracing::On,
             core: None,
             fetch_ahead: true,
             node,

@@ -5,13 +5,13 @@
 // UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
 use std::ptr::with_exposed_provenance;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig,
-    Replicate, Uplink, check_host,
+    PageTrace, Replicate, Site, Tracing, Uplink, check_host,
 };
 use transport::{Class, Config, shm};
 use wire::{Epoch, Gfn, SliceId, VcpuId};
@@ -53,6 +53,13 @@ fn two_slices() -> Option<Vec<Slice>> {
 }
 
 fn two_slices_with(replicate: Replicate) -> Option<Vec<Slice>> {
+    two_slices_from(replicate, |_| Box::new(Silent))
+}
+
+fn two_slices_from(
+    replicate: Replicate,
+    uplink: impl Fn(u16) -> Box<dyn Uplink>,
+) -> Option<Vec<Slice>> {
     if let Err(error) = check_host() {
         println!("skipped: {error}");
         return None;
@@ -65,7 +72,7 @@ fn two_slices_with(replicate: Replicate) -> Option<Vec<Slice>> {
         let guest = ram.slots()[0].1;
         let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
         node.replicate = replicate;
-        let (transport, uplink) = (Box::new(transport), Box::new(Silent));
+        let (transport, uplink) = (Box::new(transport), uplink(id));
         let (handle, thread) = Engine::start(EngineConfig {
             core: None,
             fetch_ahead: true,
@@ -73,6 +80,7 @@ fn two_slices_with(replicate: Replicate) -> Option<Vec<Slice>> {
             ram,
             transport,
             uplink,
+            trace: Tracing::On,
         })
         .unwrap();
         Slice { handle, thread, guest }
@@ -285,5 +293,95 @@ fn uffd_run_is_fetched_ahead_of_its_reader() {
         slices[0].word(frame, 3).store(frame + 7, Ordering::SeqCst);
     }
     read(7);
+    stop(slices);
+}
+
+/// What a slice knows of a page.
+fn traced(slice: &Slice, frame: u64) -> PageTrace {
+    let report = slice.handle.trace(LIMIT).unwrap();
+    report.pages.into_iter().find(|page| page.gfn == frame).unwrap_or_default()
+}
+
+#[test]
+fn uffd_trace_counts_kinds_peers_and_ping_pongs() {
+    let Some(slices) = two_slices() else { return };
+    let (home, other) = (&slices[0], &slices[1]);
+    const ROUNDS: u64 = 6;
+    let frame = 40;
+    home.word(frame, 0).store(1, Ordering::SeqCst);
+    for round in 0..ROUNDS {
+        // Read there, written there, written here: the page comes as a copy, then for good, and goes.
+        assert_eq!(other.word(frame, 0).load(Ordering::SeqCst), 1 + 2 * round);
+        other.word(frame, 0).fetch_add(1, Ordering::SeqCst);
+        home.word(frame, 0).fetch_add(1, Ordering::SeqCst);
+    }
+
+    let (here, there) = (traced(home, frame), traced(other, frame));
+    let rounds = u32::try_from(ROUNDS).unwrap();
+    // Once this slice is known to write what it reads, a read asks for all at once.
+    assert_eq!((there.read, there.write), (rounds, 0));
+    assert!(there.upgrade > 0 && there.upgrade < rounds, "{there:?}");
+    assert_eq!((there.taken, there.ping_pongs), (rounds, rounds - 1));
+    assert_eq!((here.write, here.read), (rounds, 0));
+    // The copy is shared as often as an upgrade follows; the page is taken in each round.
+    assert_eq!((here.shared, here.taken), (there.upgrade, rounds));
+    assert_eq!(here.ping_pongs, rounds);
+    assert_eq!((here.peer, here.peers), (Some(1), 0b10));
+    assert_eq!((there.peer, there.peers), (Some(0), 0b01));
+
+    // Written here and read there: only the right to write goes and comes.
+    home.word(frame + 1, 0).store(0, Ordering::SeqCst);
+    for round in 0..ROUNDS {
+        assert_eq!(other.word(frame + 1, 0).load(Ordering::SeqCst), round);
+        home.word(frame + 1, 0).fetch_add(1, Ordering::SeqCst);
+    }
+    let (here, there) = (traced(home, frame + 1), traced(other, frame + 1));
+    assert_eq!((here.upgrade, here.shared, here.ping_pongs), (rounds, rounds, rounds));
+    assert_eq!((there.read, there.taken, there.ping_pongs), (rounds, rounds, rounds - 1));
+
+    // Off, only faults are counted.
+    other.handle.set_trace(Tracing::Off);
+    let before = traced(other, frame);
+    other.word(frame, 0).fetch_add(1, Ordering::SeqCst);
+    home.word(frame, 0).fetch_add(1, Ordering::SeqCst);
+    other.word(frame, 0).fetch_add(1, Ordering::SeqCst);
+    let change = traced(other, frame).since(&before);
+    assert_eq!((change.faults(), change.taken, change.ping_pongs), (2, 0, 0));
+    stop(slices);
+}
+
+/// Keeps what the engine wants to have sampled.
+struct Asking(Arc<Mutex<Vec<(Gfn, u32)>>>);
+
+impl Uplink for Asking {
+    fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
+    fn lost(&mut self, _: SliceId, _: String) {}
+    fn fatal(&mut self, error: EngineError) {
+        panic!("the engine failed: {error:?}");
+    }
+    fn sample_roots(&mut self) {}
+    fn sample_fault(&mut self, gfn: Gfn, thread: u32) {
+        self.0.lock().unwrap().push((gfn, thread));
+    }
+}
+
+#[test]
+fn uffd_thread_that_waits_is_the_one_that_is_sampled() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let uplink = |id| -> Box<dyn Uplink> {
+        if id == 1 { Box::new(Asking(Arc::clone(&asked))) } else { Box::new(Silent) }
+    };
+    let Some(slices) = two_slices_from(Replicate::Nothing, uplink) else { return };
+    // SAFETY: the call takes nothing.
+    let this = u32::try_from(unsafe { libc::gettid() }).unwrap();
+    slices[1].word(50, 0).store(1, Ordering::SeqCst);
+
+    let report = slices[1].handle.trace(LIMIT).unwrap();
+    assert_eq!(asked.lock().unwrap()[..], [(Gfn(50), this)]);
+    assert_eq!((report.samples_asked, report.samples_kept), (1, 0));
+
+    let site = Site { rip: 0x1234, address: Some(50 << 12), ..Site::default() };
+    slices[1].handle.sampled(Gfn(50), site);
+    assert_eq!(traced(&slices[1], 50).sites, [Site { count: 1, ..site }]);
     stop(slices);
 }

@@ -2,10 +2,12 @@
 
 pub mod boot;
 pub mod cmdline;
+pub mod control;
 pub mod cpuid;
 pub mod interrupts;
 pub mod machine;
 pub mod slice;
 pub mod timer_spacing;
+pub mod trace;
 pub mod tsc;
 pub mod walk_probe;

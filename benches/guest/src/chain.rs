@@ -6,7 +6,8 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// The page that comes at some place of a scattered order: every page once, no two neighbours in a
 /// row (for powers of two from 8 on).
-fn scattered(at: usize, pages: usize) -> usize {
+#[must_use]
+pub fn scattered(at: usize, pages: usize) -> usize {
     let step = (pages / 8 * 5) | 1;
     at.wrapping_mul(step).wrapping_add(pages / 3) & (pages - 1)
 }

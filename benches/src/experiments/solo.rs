@@ -4,6 +4,7 @@
 
 mod page_size;
 mod sharing_starts;
+mod tracing;
 mod workload;
 
 use super::{CORES, Setting};
@@ -93,6 +94,9 @@ fn on(memory: Memory, setting: Setting<'_>, turns: usize, outcome: &mut Outcome)
     for workload in workload::all() {
         workload.prepare(&cluster, &plain)?;
         compare(memory, &workload, turns, &mut cluster, &plain, outcome)?;
+    }
+    if memory == Memory::default() {
+        tracing::run(&mut cluster, &plain, turns, outcome)?;
     }
     let after = [cluster.huge_bytes()?, plain.huge_bytes()?].map(|bytes| bytes / HUGE);
     for (what, [with, without]) in [("at the start", huge), ("at the end", after)] {

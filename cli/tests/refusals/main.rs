@@ -1,7 +1,7 @@
 //! What `tessera` refuses, seen from outside: the real binary is run, and every refusal has to be
 //! exit status 2, one line on standard error that names the cause, and nothing left behind.
 //!
-//! Each part needs less or more of the machine: `arguments` nothing, `devices` a mount namespace,
+//! Each part needs less or more of the machine: `arguments` and `trace` nothing, `devices` a mount namespace,
 //! `peers` loopback, and everything named `kvm_` a KVM that works. What is missing is printed, and
 //! the test skipped. Frames that are cut or too large come after the handshake; they are tested in
 //! `transport/tests/garbage.rs`.
@@ -13,3 +13,4 @@ mod devices;
 mod files;
 mod peers;
 mod support;
+mod trace;

@@ -5,10 +5,10 @@ use crate::interrupts::{InterruptBackEnd, RemoteInterrupts};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::ShutdownSink;
-use kvm_bindings::kvm_cpuid_entry2;
+use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 use std::fmt;
 use std::sync::Arc;
-use wire::VcpuId;
+use wire::{Gfn, VcpuId};
 
 /// Guest memory that the caller has mapped, and keeps mapped for as long as the machine lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,19 @@ pub trait MachineHooks: Send + Sync {
     fn access_refused(&self, vcpu: VcpuId) -> bool {
         let _ = vcpu;
         false
+    }
+
+    /// Answers [`Machine::sample_fault`](super::Machine::sample_fault): where a vCPU is that waits for
+    /// a page, or, unless it is `certain`, may do so.
+    fn fault_seen(
+        &self,
+        vcpu: VcpuId,
+        gfn: Gfn,
+        certain: bool,
+        regs: &kvm_regs,
+        sregs: &kvm_sregs,
+    ) {
+        let _ = (vcpu, gfn, certain, regs, sregs);
     }
 
     /// A vCPU cannot go on; its thread ends after this call.

@@ -22,6 +22,8 @@ pub(crate) use create::{add_slot, open_kvm, vm_step};
 
 pub use config::{MachineConfig, MachineHooks, MemorySlot};
 pub use error::{MachineError, StopError, VcpuError};
+pub use sample::Awaited;
+pub use signal::{Doorbell, drain, prepare_thread};
 pub use stats::VcpuStats;
 
 use crate::interrupts::ghost::Ghost;
@@ -31,7 +33,6 @@ use crate::tsc::GuestTsc;
 use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
-use signal::Doorbell;
 use stats::Counters;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -56,6 +57,8 @@ pub(crate) struct VcpuCore {
     pub(crate) cr3: AtomicU64,
     /// Somebody wants to know where it is.
     pub(crate) sampled: AtomicBool,
+    /// The page that it is said to wait for, while somebody wants to know where.
+    pub(crate) awaited: Awaited,
     /// The KVM object, while no thread has it.
     pub(crate) fd: Mutex<Option<VcpuFd>>,
 }
@@ -70,6 +73,7 @@ impl VcpuCore {
             counters: Counters::default(),
             cr3: AtomicU64::new(NO_CR3),
             sampled: AtomicBool::new(false),
+            awaited: Awaited::default(),
             fd: Mutex::new(None),
         }
     }

@@ -64,7 +64,10 @@ fn make_harmless() {
 }
 
 /// Prepares the calling thread: the kick is blocked but inside `KVM_RUN` of `vcpu`.
-pub(crate) fn prepare_thread(vcpu: &VcpuFd) -> Result<()> {
+///
+/// # Errors
+/// The kernel refuses.
+pub fn prepare_thread(vcpu: &VcpuFd) -> Result<()> {
     make_harmless();
     let set = kick_set();
     // SAFETY: `set` lives until the call returns.
@@ -79,7 +82,7 @@ pub(crate) fn prepare_thread(vcpu: &VcpuFd) -> Result<()> {
 }
 
 /// Forgets the kicks that are pending for the calling thread.
-pub(crate) fn drain() {
+pub fn drain() {
     while wait(Duration::ZERO) {}
 }
 
@@ -100,30 +103,31 @@ fn timespec(time: Duration) -> libc::timespec {
 
 /// Where the thread of a vCPU can be kicked.
 #[derive(Debug, Default)]
-pub(crate) struct Doorbell {
+pub struct Doorbell {
     tid: AtomicI32,
 }
 
 impl Doorbell {
     /// The calling thread is the one to kick from now on.
-    pub(crate) fn attach(&self) {
+    pub fn attach(&self) {
         // SAFETY: gettid has no conditions.
         let tid = unsafe { libc::gettid() };
         self.tid.store(tid, Ordering::SeqCst);
     }
 
     /// No thread is to be kicked any more.
-    pub(crate) fn detach(&self) {
+    pub fn detach(&self) {
         self.tid.store(0, Ordering::SeqCst);
     }
 
     /// Thread number, or `None` while no thread runs.
-    pub(crate) fn tid(&self) -> Option<i32> {
+    #[must_use]
+    pub fn tid(&self) -> Option<i32> {
         Some(self.tid.load(Ordering::SeqCst)).filter(|tid| *tid != 0)
     }
 
     /// Kicks the thread. Does nothing while there is none.
-    pub(crate) fn ring(&self) {
+    pub fn ring(&self) {
         if let Some(tid) = self.tid() {
             let process = id().cast_signed();
             // SAFETY: tgkill takes numbers only; a thread that is gone gives an error.

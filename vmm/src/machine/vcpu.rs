@@ -123,6 +123,7 @@ impl Loop<'_> {
                         Counters::add(&counters.exits_kicked);
                         signal::drain();
                         sample::tell(self.core, fd);
+                        sample::tell_fault(self.core, fd, self.shared.hooks.as_ref());
                     }
                     libc::EAGAIN => Counters::add(&counters.exits_again),
                     _ => return Err(run_error(self.core.id, fd, error.into())),

@@ -4,17 +4,18 @@ use super::bus::serve_devices;
 use super::console::PanicWatch;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, Parts, Slot, ending_of};
+use super::launch::{Launch, LocalOptions, Parts, Slot, ending_of};
 use super::report::{RunReport, SliceReport};
 use super::spec::{Interrupts, Shape, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, recommended_cmdline};
+use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use devices::{Chipset, ChipsetConfig, acpi};
-use dsm::{CopyError, Memory};
+use dsm::CopyError;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -58,10 +59,8 @@ pub struct BootstrapOptions {
     pub limit: Option<Duration>,
     /// A peer silent for this long is lost.
     pub lease: Duration,
-    /// Core that the memory engine runs on; left to the scheduler if none.
-    pub engine_core: Option<usize>,
-    /// What private memory of the bootstrap slice is made of.
-    pub memory: Memory,
+    /// What is asked of this slice only.
+    pub local: LocalOptions,
 }
 
 impl std::fmt::Debug for BootstrapOptions {
@@ -76,7 +75,8 @@ impl std::fmt::Debug for BootstrapOptions {
 /// Everything that keeps the VM from starting; nothing runs then, on any host.
 pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
     let shape = options.spec.shape()?;
-    host::check(&shape, BOOTSTRAP, options.memory)?;
+    let control = options.local.control()?;
+    host::check(&shape, BOOTSTRAP, options.local.memory)?;
     let facts = HostFacts::gather(options.spec.interrupts)?;
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables = acpi::build(&shape.acpi())?;
@@ -94,7 +94,7 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
         boot_node: 0,
         acpi: &tables,
     })?;
-    let mut vm = Vm::assemble(&options, shape, facts)?;
+    let mut vm = Vm::assemble(&options, shape, facts, control.as_ref())?;
     vm.load(&plan)?;
     vm.run(options.console, options.limit)
 }
@@ -130,6 +130,7 @@ impl Vm {
         options: &BootstrapOptions,
         shape: Shape,
         facts: HostFacts,
+        control: Option<&ControlSocket>,
     ) -> Result<Self, SliceError> {
         let epoch = Epoch(1);
         let (sender, jobs) = bounded(JOBS_MAX);
@@ -143,7 +144,7 @@ impl Vm {
         let cpuid = intersect(&cpuids)?;
         let interrupts = choose_interrupts(options.spec.interrupts, &hosts)?;
         let back_end = interrupts.back_end();
-        let slot = Slot { local: BOOTSTRAP, epoch, memory: options.memory };
+        let slot = Slot { local: BOOTSTRAP, epoch, memory: options.local.memory };
         let mut parts = Parts::new(&shape, slot, &cpuid, back_end, Some(sender))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
@@ -165,7 +166,7 @@ impl Vm {
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
             let transport = commit(mesh, &blob).map_err(lost)?;
-            parts.connect(&shape, Box::new(transport), page_tables, options.engine_core)?;
+            parts.connect(&shape, Box::new(transport), page_tables, &options.local, control)?;
         }
         Ok(Self { shape, hosts, launch, parts, jobs })
     }

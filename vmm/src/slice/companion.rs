@@ -3,9 +3,10 @@
 use super::bus::RemoteBus;
 use super::fabric::{BOOTSTRAP, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, Parts, Slot, ending_of};
+use super::launch::{Launch, LocalOptions, Parts, Slot, ending_of};
 use super::spec::VmSpec;
 use super::{Ending, SliceError, one_line};
+use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
 use dsm::Memory;
 use std::net::SocketAddr;
@@ -26,10 +27,8 @@ pub struct CompanionOptions {
     pub listen: SocketAddr,
     /// The VM's secret.
     pub secret: Secret,
-    /// Core that the memory engine runs on; left to the scheduler if none.
-    pub engine_core: Option<usize>,
-    /// What private memory of this slice is made of.
-    pub memory: Memory,
+    /// What is asked of this slice only.
+    pub local: LocalOptions,
 }
 
 /// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
@@ -39,16 +38,25 @@ pub struct CompanionOptions {
 /// The address cannot be listened on, or this host turns out not to be able to run what it agreed
 /// to.
 pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
+    let control = options.local.control()?;
     // One socket for all callers: a second one would get no or another port.
     let listener = Listener::bind(options.listen, options.secret.clone())?;
     loop {
         tracing::info!("waiting for a bootstrap at {}", listener.address());
         let (assignment, mesh) = listener.accept(None, &mut warn_refused)?;
-        match agree(&assignment, mesh, options.memory) {
+        match agree(&assignment, mesh, options.local.memory) {
             Ok((spec, name, mesh, launch)) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
-                return run(&assignment, &spec, &name, mesh, &launch, options);
+                return run(
+                    &assignment,
+                    &spec,
+                    &name,
+                    mesh,
+                    &launch,
+                    &options.local,
+                    control.as_ref(),
+                );
             }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
@@ -101,7 +109,8 @@ fn run(
     host: &str,
     mesh: CompanionMesh,
     launch: &Launch,
-    options: &CompanionOptions,
+    options: &LocalOptions,
+    control: Option<&ControlSocket>,
 ) -> Result<Ending, SliceError> {
     let shape = spec.shape()?;
     let local = assignment.local;
@@ -114,7 +123,7 @@ fn run(
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
-    parts.connect(&shape, Box::new(transport), launch.page_tables, options.engine_core)?;
+    parts.connect(&shape, Box::new(transport), launch.page_tables, options, control)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));

@@ -8,9 +8,11 @@ use super::bus::PendingCalls;
 use super::one_line;
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::machine::{Machine, MachineHooks, VcpuError};
+use crate::trace;
 use crossbeam_channel::Sender;
 use devices::{ShutdownCause, ShutdownSink};
-use dsm::{EngineError, Handle, Uplink};
+use dsm::{EngineError, GuestRam, Handle, Touch, Uplink};
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use migrate::LocationTable;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -63,6 +65,7 @@ pub(crate) struct Traffic {
 pub(crate) struct Fabric {
     pub(crate) local: SliceId,
     pub(crate) epoch: Epoch,
+    pub(crate) ram: Arc<GuestRam>,
     pub(crate) locations: LocationTable,
     pub(crate) events: Sender<SliceEvent>,
     /// Set where the devices are.
@@ -154,6 +157,21 @@ impl MachineHooks for Fabric {
         }
     }
 
+    fn fault_seen(
+        &self,
+        vcpu: VcpuId,
+        gfn: Gfn,
+        certain: bool,
+        regs: &kvm_regs,
+        sregs: &kvm_sregs,
+    ) {
+        let Some(handle) = self.handle.get() else { return };
+        let site = trace::site(self.ram.as_ref(), vcpu, gfn, regs, sregs);
+        if certain || site.touch != Touch::Unknown {
+            handle.sampled(gfn, site);
+        }
+    }
+
     fn access_refused(&self, _: VcpuId) -> bool {
         self.handle.get().is_some_and(|handle| handle.refused(REFUSED_LIMIT))
     }
@@ -202,6 +220,12 @@ impl Uplink for Link {
         let Some(machine) = self.0.machine.get() else { return };
         for vcpu in self.0.locations.on_slice(self.0.local) {
             machine.sample_cr3(vcpu);
+        }
+    }
+
+    fn sample_fault(&mut self, gfn: Gfn, thread: u32) {
+        if let Some(machine) = self.0.machine.get() {
+            machine.sample_fault(gfn, thread);
         }
     }
 }

@@ -5,13 +5,15 @@ use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
 use super::{Ending, SliceError};
+use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory};
+use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -51,6 +53,27 @@ pub(crate) struct Slot {
     pub(crate) memory: Memory,
 }
 
+/// What a slice is told by who starts it, and no other slice needs to know.
+#[derive(Clone, Debug)]
+pub struct LocalOptions {
+    /// Core that the memory engine runs on; left to the scheduler if none.
+    pub engine_core: Option<usize>,
+    /// What private memory of this slice is made of.
+    pub memory: Memory,
+    /// Whether pages are traced and vCPUs that wait for them sampled.
+    pub trace: bool,
+    /// Where the control socket is, if there is to be one.
+    pub control: Option<PathBuf>,
+}
+
+impl LocalOptions {
+    /// The control socket, if one is wanted. Nobody has asked for it before.
+    pub(crate) fn control(&self) -> Result<Option<ControlSocket>, SliceError> {
+        let socket = self.control.as_deref().map(ControlSocket::open);
+        socket.transpose().map_err(SliceError::from)
+    }
+}
+
 /// A slice before and while it runs.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -82,6 +105,7 @@ impl Parts {
         let fabric = Arc::new(Fabric {
             local,
             epoch,
+            ram: Arc::clone(&ram),
             locations: LocationTable::new(&shape.places, epoch),
             events: sender,
             jobs,
@@ -122,16 +146,21 @@ impl Parts {
         shape: &Shape,
         transport: Box<dyn Transport>,
         page_tables: PageTables,
-        core: Option<usize>,
+        options: &LocalOptions,
+        control: Option<&ControlSocket>,
     ) -> Result<(), SliceError> {
         let (handle, engine) = Engine::start(EngineConfig {
+            core: options.engine_core,
             fetch_ahead: true,
-            core,
             node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
             ram: Arc::clone(&self.ram),
             transport,
             uplink: Box::new(Link(Arc::clone(&self.fabric))),
+            trace: if options.trace { Tracing::On } else { Tracing::Off },
         })?;
+        if let Some(control) = control {
+            control.attach(self.local, handle.clone());
+        }
         self.fabric.handle.set(handle).expect("connected once");
         self.engine = Some(engine);
         Ok(())

@@ -24,10 +24,12 @@ pub use dsm::Memory;
 pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
+pub use launch::LocalOptions;
 pub use report::{RunReport, SliceReport};
 pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
 
 use crate::boot::BootError;
+use crate::control::ControlError;
 use crate::cpuid::CpuidError;
 use crate::machine::MachineError;
 use devices::acpi::AcpiError;
@@ -181,6 +183,9 @@ pub enum SliceError {
         /// The bootstrap's.
         ours: u32,
     },
+    /// The control socket cannot be had.
+    #[error("offer a control socket")]
+    Control(#[from] ControlError),
     /// Console or report file.
     #[error("{what}")]
     Io {

@@ -1,0 +1,37 @@
+//! What both roles are told about their own process.
+
+use clap::{Args, ValueEnum};
+use dsm::Memory;
+use std::path::PathBuf;
+use vmm::slice::LocalOptions;
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Local {
+    /// Core for the memory engine of this slice, best that of its only vCPU; the scheduler's choice if
+    /// not given
+    #[arg(long, value_name = "CORE")]
+    engine_core: Option<usize>,
+    /// What memory of this slice is made of until another slice uses it: memfd, hugetlbfs or anonymous
+    #[arg(long, default_value_t = Memory::default(), value_name = "KIND")]
+    memory: Memory,
+    /// Trace pages that travel, and sample the vCPUs that wait for them
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    trace: Switch,
+    /// Offer a control socket there, for `tessera trace`
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+impl From<Local> for LocalOptions {
+    fn from(arguments: Local) -> Self {
+        let Local { engine_core, memory, trace, control } = arguments;
+        Self { engine_core, memory, trace: trace == Switch::On, control }
+    }
+}

@@ -1,0 +1,75 @@
+//! The other end of a control socket.
+
+use super::message::{Answer, LineError, Request, read_line};
+use std::io::{self, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Bytes of an answer at most: pages times what one may take, and much to spare.
+const ANSWER_MAX: usize = 16 << 20;
+/// The slice answers sooner, or not at all.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a slice could not be asked.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("connect to the control socket {}", .path.display())]
+    Connect {
+        /// Where.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The request cannot be sent.
+    #[error("send a request")]
+    Send(#[source] io::Error),
+    /// The answer does not come.
+    #[error("wait for the answer")]
+    Line(#[from] LineError),
+    /// The slice is gone.
+    #[error("the slice has ended")]
+    Gone,
+    /// The answer is none.
+    #[error("read the answer")]
+    Parse(#[source] serde_json::Error),
+    /// The slice refused.
+    #[error("the slice refuses: {0}")]
+    Refused(String),
+}
+
+/// A connection to a slice.
+#[derive(Debug)]
+pub struct Client(BufReader<UnixStream>);
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Nobody listens there, or this user may not.
+    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+        let failed = |source| ClientError::Connect { path: path.to_owned(), source };
+        let stream = UnixStream::connect(path).map_err(failed)?;
+        stream.set_read_timeout(Some(LIMIT)).map_err(failed)?;
+        stream.set_write_timeout(Some(LIMIT)).map_err(failed)?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Asks and waits for the answer, which is no refusal.
+    ///
+    /// # Errors
+    /// The slice is gone, is silent, or refuses.
+    pub fn ask(&mut self, request: &Request) -> Result<Answer, ClientError> {
+        let mut line = serde_json::to_vec(request).map_err(ClientError::Parse)?;
+        line.push(b'\n');
+        self.0.get_mut().write_all(&line).map_err(ClientError::Send)?;
+        let line = read_line(&mut self.0, ANSWER_MAX)?.ok_or(ClientError::Gone)?;
+        match serde_json::from_slice(&line).map_err(ClientError::Parse)? {
+            Answer::Refused(cause) => Err(ClientError::Refused(cause)),
+            answer => Ok(answer),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Lines on the control socket.
+
+use dsm::PageTrace;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead, Read};
+use thiserror::Error;
+
+/// Bytes of a request at most, without the end of its line.
+pub const REQUEST_MAX: usize = 4096;
+
+/// Something that a slice is asked. Commands to come are further variants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// The hottest pages.
+    Trace(TraceRequest),
+}
+
+/// Which pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceRequest {
+    /// How many, at most [`super::TOP_MAX`].
+    pub top: usize,
+    /// What is counted.
+    #[serde(default)]
+    pub since: Since,
+}
+
+/// From when on something is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Since {
+    /// The start of the slice, or since it began to remember the page.
+    #[default]
+    Start,
+    /// The last answer to this client.
+    Last,
+}
+
+/// What a slice says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The hottest pages.
+    Trace(TraceAnswer),
+    /// Why there is no answer, in one line.
+    Refused(String),
+}
+
+/// The hottest pages of a slice.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TraceAnswer {
+    /// The slice.
+    pub slice: u16,
+    /// Whether it traces now.
+    pub on: bool,
+    /// Seconds over which was counted.
+    pub seconds: f64,
+    /// Times that a vCPU was asked where it is, since the start.
+    pub samples_asked: u64,
+    /// Answers that were of use.
+    pub samples_kept: u64,
+    /// Pages of which something happened in that time.
+    pub pages_known: usize,
+    /// Faults on all of them.
+    pub faults: u64,
+    /// The hottest of them, the hottest first.
+    pub pages: Vec<PageTrace>,
+}
+
+/// Why a line cannot be read.
+#[derive(Debug, Error)]
+pub enum LineError {
+    /// It does not end.
+    #[error("a line has more than {0} bytes")]
+    TooLong(usize),
+    /// The other end is gone, or went in the middle of a line.
+    #[error("read a line")]
+    Read(#[from] io::Error),
+}
+
+/// Reads a line of at most `max` bytes; none at the end.
+pub(super) fn read_line(from: &mut impl BufRead, max: usize) -> Result<Option<Vec<u8>>, LineError> {
+    let mut line = Vec::new();
+    let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
+    from.by_ref().take(limit).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.pop_if(|last| *last == b'\n').is_some() {
+        return Ok(Some(line));
+    }
+    if line.len() > max { Err(LineError::TooLong(max)) } else { Err(cut().into()) }
+}
+
+fn cut() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the line is cut")
+}
+
+impl Request {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// Not JSON, an unknown command, or one with unknown parts.
+    pub fn parse(line: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn requests_are_read_and_others_refused() {
+        let trace = |top, since| Request::Trace(TraceRequest { top, since });
+        let parse = |text: &str| Request::parse(text.as_bytes());
+        assert_eq!(parse(r#"{"trace":{"top":3}}"#).unwrap(), trace(3, Since::Start));
+        let last = parse(r#"{"trace":{"top":3,"since":"last"}}"#).unwrap();
+        assert_eq!(last, trace(3, Since::Last));
+        for text in ["", "{}", "trace", r#"{"trace":{}}"#, r#"{"trace":{"top":-1}}"#] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+        assert!(parse(r#"{"trace":{"top":1,"more":2}}"#).is_err());
+        assert!(parse(r#"{"destroy":{}}"#).unwrap_err().to_string().contains("unknown variant"));
+    }
+
+    #[test]
+    fn line_that_is_too_long_or_cut_is_an_error() {
+        let read = |bytes: &[u8]| read_line(&mut &bytes[..], 4);
+        assert_eq!(read(b"1234\n5").unwrap().unwrap(), b"1234");
+        assert!(matches!(read(b"12345\n"), Err(LineError::TooLong(4))));
+        assert!(matches!(read(b"123"), Err(LineError::Read(_))));
+        assert!(read(b"").unwrap().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), max in 0usize..64) {
+            let mut rest = &bytes[..];
+            while let Ok(Some(line)) = read_line(&mut rest, max) {
+                prop_assert!(line.len() <= max);
+                let _ = Request::parse(&line);
+            }
+        }
+
+        #[test]
+        fn requests_come_back(top: usize, last: bool) {
+            let since = if last { Since::Last } else { Since::Start };
+            let request = Request::Trace(TraceRequest { top, since });
+            let line = serde_json::to_vec(&request).unwrap();
+            prop_assert!(line.len() <= REQUEST_MAX);
+            prop_assert_eq!(Request::parse(&line).unwrap(), request);
+        }
+    }
+}

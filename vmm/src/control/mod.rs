@@ -1,0 +1,245 @@
+//! The control socket of a slice: questions of people and programs on the same host.
+//!
+//! ```text
+//!   open: nobody there, or nobody who answers any more --> listening --attach--> answering
+//!     |                                                       |                      |
+//!     +--another process answers there: refused               +---------drop---------+--> removed
+//! ```
+//!
+//! A UNIX socket that only its owner may use. Each line is a [`Request`] and is answered by one line, an
+//! [`Answer`], both JSON. Lines, clients and waits are bounded. A client may go at any time; one that does
+//! not read its answer is dropped.
+
+mod client;
+mod message;
+mod view;
+
+pub use client::{Client, ClientError};
+pub use message::{Answer, LineError, REQUEST_MAX, Request, Since, TraceAnswer, TraceRequest};
+pub use view::TOP_MAX;
+
+use dsm::Handle;
+use message::read_line;
+use rustix::net::Shutdown as Ends;
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io::{self, BufReader, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+use thiserror::Error;
+use view::View;
+use wire::SliceId;
+
+/// Clients at a time.
+const CLIENTS_MAX: usize = 8;
+/// The memory engine's time for an answer.
+const ENGINE_LIMIT: Duration = Duration::from_secs(2);
+/// A client's time to take an answer.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why there is no control socket.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// Another process answers there.
+    #[error("another process listens at the control socket {}", .0.display())]
+    Taken(PathBuf),
+    /// Something else has the name.
+    #[error("{} is there and is no socket", .0.display())]
+    NoSocket(PathBuf),
+    /// The socket cannot be made.
+    #[error("listen at the control socket {}", .path.display())]
+    Listen {
+        /// Where.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What can be asked about, once it is there.
+#[derive(Debug)]
+struct Source {
+    slice: SliceId,
+    memory: Handle,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    source: Mutex<Option<Source>>,
+    /// By number; none once the socket is closed.
+    clients: Mutex<Option<BTreeMap<u64, UnixStream>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A listening control socket. Its name goes with it.
+#[derive(Debug)]
+pub struct ControlSocket {
+    path: PathBuf,
+    /// Number of the file that was made: somebody else's is not removed.
+    inode: u64,
+    listener: Arc<UnixListener>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlSocket {
+    /// Listens at a path. What a process that is gone has left there is replaced.
+    ///
+    /// # Errors
+    /// Another process listens there, the name is taken by something else, or the folder cannot be
+    /// written.
+    pub fn open(path: &Path) -> Result<Self, ControlError> {
+        let failed = |source| ControlError::Listen { path: path.to_owned(), source };
+        match fs::symlink_metadata(path) {
+            Ok(meta) if !meta.file_type().is_socket() => {
+                return Err(ControlError::NoSocket(path.to_owned()));
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(ControlError::Taken(path.to_owned()));
+            }
+            Ok(_) | Err(_) => {}
+        }
+        let (listener, inode) = listen(path).map_err(failed)?;
+        let listener = Arc::new(listener);
+        let shared =
+            Arc::new(Shared { clients: Mutex::new(Some(BTreeMap::new())), ..Shared::default() });
+        let mut socket = Self { path: path.to_owned(), inode, listener, shared, thread: None };
+        let (listener, shared) = (Arc::clone(&socket.listener), Arc::clone(&socket.shared));
+        let run = move || accept(&listener, &shared);
+        socket.thread = Some(Builder::new().name("control".into()).spawn(run).map_err(failed)?);
+        Ok(socket)
+    }
+
+    /// From now on there is a slice to ask about.
+    pub fn attach(&self, slice: SliceId, memory: Handle) {
+        *locked(&self.shared.source) = Some(Source { slice, memory });
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
+            // A name that stays behind is replaced by the next who wants it.
+            let _ = fs::remove_file(&self.path);
+        }
+        // Ends the thread's wait for callers.
+        let _ = rustix::net::shutdown(&*self.listener, Ends::Both);
+        for stream in
+            locked(&self.shared.clients).take().into_iter().flat_map(BTreeMap::into_values)
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Makes the socket under another name, so that nobody finds it before it is its owner's only.
+fn listen(path: &Path) -> io::Result<(UnixListener, u64)> {
+    let mut hidden = path.as_os_str().to_owned();
+    hidden.push(format!(".{}", std::process::id()));
+    let hidden = PathBuf::from(hidden);
+    let listener = UnixListener::bind(&hidden)?;
+    let named = fs::set_permissions(&hidden, Permissions::from_mode(0o600))
+        .and_then(|()| fs::symlink_metadata(&hidden))
+        .and_then(|meta| fs::rename(&hidden, path).map(|()| meta.ino()));
+    if named.is_err() {
+        let _ = fs::remove_file(&hidden);
+    }
+    Ok((listener, named?))
+}
+
+fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+    for number in 0u64.. {
+        let Ok((stream, _)) = listener.accept() else {
+            // The end, or no descriptors: a look at the list tells which.
+            if locked(&shared.clients).is_none() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if let Err(error) = take(stream, number, shared) {
+            tracing::debug!(%error, "a client of the control socket is not served");
+        }
+    }
+}
+
+fn take(stream: UnixStream, number: u64, shared: &Arc<Shared>) -> io::Result<()> {
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    let mut clients = locked(&shared.clients);
+    let Some(clients) = clients.as_mut() else { return Ok(()) };
+    if clients.len() >= CLIENTS_MAX {
+        let cause = format!("{CLIENTS_MAX} clients are here already");
+        return send(&mut &stream, &Answer::Refused(cause));
+    }
+    clients.insert(number, stream.try_clone()?);
+    let own = Arc::clone(shared);
+    let run = move || {
+        if let Err(error) = serve(&stream, &own) {
+            tracing::debug!(%error, "a client of the control socket is dropped");
+        }
+        if let Some(clients) = locked(&own.clients).as_mut() {
+            clients.remove(&number);
+        }
+    };
+    let started = Builder::new().name("control-client".into()).spawn(run);
+    if started.is_err() {
+        clients.remove(&number);
+    }
+    started.map(drop)
+}
+
+/// Answers a client until it goes.
+fn serve(stream: &UnixStream, shared: &Shared) -> Result<(), LineError> {
+    let mut lines = BufReader::new(stream);
+    let mut view = View::default();
+    loop {
+        let answer = match read_line(&mut lines, REQUEST_MAX) {
+            Ok(None) => return Ok(()),
+            Ok(Some(line)) => match Request::parse(&line) {
+                Ok(request) => answer(shared, &mut view, &request),
+                Err(error) => Answer::Refused(format!("this is no request: {error}")),
+            },
+            Err(error @ LineError::TooLong(_)) => {
+                // Where the next line begins is not known.
+                send(&mut &*stream, &Answer::Refused(error.to_string()))?;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
+        send(&mut &*stream, &answer)?;
+    }
+}
+
+fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    to.write_all(&line)
+}
+
+fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
+    let source = locked(&shared.source);
+    let Some(Source { slice, memory }) = source.as_ref() else {
+        return Answer::Refused(
+            "no memory engine runs here: no VM yet, or one of one slice".into(),
+        );
+    };
+    let (slice, memory) = (*slice, memory.clone());
+    // Other clients do not wait for this one's answer.
+    drop(source);
+    match request {
+        Request::Trace(request) => match memory.trace(ENGINE_LIMIT) {
+            Some(report) => Answer::Trace(view.answer(slice, report, request)),
+            None => Answer::Refused("the memory engine does not answer".into()),
+        },
+    }
+}
