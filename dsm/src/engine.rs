@@ -32,7 +32,6 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use transport::{Class, Event, SendError, Transport};
 use vmm_sys_util::eventfd::EventFd;
-use wire::coherence::HEAD_BYTES;
 use wire::{DecodeError, PAGE_SIZE, SliceId};
 
 /// Frames that may wait for room in the transport.
@@ -176,6 +175,9 @@ pub struct Engine {
     bell: Arc<EventFd>,
     started: Instant,
     effects: Vec<Effect>,
+    /// Room that is used again: of effects being carried out, and of a message's head.
+    spare: Vec<Effect>,
+    head: Vec<u8>,
     /// Frames that found no room, in order. While it is not empty every frame goes through it.
     backlog: VecDeque<(SliceId, Class, Vec<u8>)>,
     next_token: u64,
@@ -222,6 +224,8 @@ impl Engine {
             bell,
             started: Instant::now(),
             effects: Vec::new(),
+            spare: Vec::new(),
+            head: Vec::new(),
             backlog: VecDeque::new(),
             next_token: 0,
             releases: BTreeMap::new(),
@@ -558,8 +562,23 @@ impl Engine {
     }
 
     fn carry_out(&mut self) -> Result<(), EngineError> {
+        // The pages of a run go out together.
+        let corked = self.effects.len() > 1;
+        if corked {
+            self.transport.cork(true);
+        }
+        let result = self.carry_out_effects();
+        if corked {
+            self.transport.cork(false);
+        }
+        result?;
+        self.drain_backlog()
+    }
+
+    fn carry_out_effects(&mut self) -> Result<(), EngineError> {
         while !self.effects.is_empty() {
-            for effect in std::mem::take(&mut self.effects) {
+            let mut effects = std::mem::replace(&mut self.effects, std::mem::take(&mut self.spare));
+            for effect in effects.drain(..) {
                 match effect {
                     Effect::Send { to, message } => self.send_message(to, &message)?,
                     Effect::Released { token } => {
@@ -570,8 +589,9 @@ impl Engine {
                     Effect::Pinned { token } => self.pinned(token)?,
                 }
             }
+            self.spare = effects;
         }
-        self.drain_backlog()
+        Ok(())
     }
 
     fn send_message(&mut self, to: SliceId, message: &Message) -> Result<(), EngineError> {
@@ -584,9 +604,12 @@ impl Engine {
                 body = &page;
             }
         }
-        let mut head = Vec::with_capacity(HEAD_BYTES);
+        let mut head = std::mem::take(&mut self.head);
+        head.clear();
         message.encode(self.node.epoch(), !body.is_empty(), &mut head);
-        self.send_frame(to, Class::Coherence, &head, body)
+        let result = self.send_frame(to, Class::Coherence, &head, body);
+        self.head = head;
+        result
     }
 
     fn send_frame(

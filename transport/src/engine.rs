@@ -47,6 +47,8 @@ pub(crate) struct Engine<C: Carrier> {
     events: Vec<EpollEvent>,
     /// The peer that is served first in the next poll.
     turn: usize,
+    /// Frames are only queued.
+    corked: bool,
 }
 
 impl<C: Carrier> fmt::Debug for Engine<C> {
@@ -84,8 +86,19 @@ impl<C: Carrier> Engine<C> {
             .collect();
         let slots = peers.len() * usize::try_from(TOKENS).expect("a small constant") + 2;
         let events = vec![EpollEvent::default(); slots];
-        let mut engine =
-            Self { local, ids, peers, config, epoll, timer, wake, woken: false, events, turn: 0 };
+        let mut engine = Self {
+            local,
+            ids,
+            peers,
+            config,
+            epoll,
+            timer,
+            wake,
+            woken: false,
+            events,
+            turn: 0,
+            corked: false,
+        };
         // Something may have come before the descriptors were watched.
         engine.settle();
         Ok(engine)
@@ -118,11 +131,28 @@ impl<C: Carrier> Engine<C> {
         let index = self.ids.binary_search(&to).map_err(|_| SendError::Gone)?;
         let peer = &mut self.peers[index];
         let class_at = usize::from(class_index(class));
-        let result = peer.send(&self.epoll, class_at, length, head, payload);
+        let result = if self.corked {
+            peer.queue(class_at, length, head, payload)
+        } else {
+            peer.send(&self.epoll, class_at, length, head, payload)
+        };
         if peer.has_unreported_loss() {
             self.wake();
         }
         result
+    }
+
+    pub(crate) fn cork(&mut self, on: bool) {
+        self.corked = on;
+        if on {
+            return;
+        }
+        for peer in &mut self.peers {
+            peer.flush(&self.epoll);
+        }
+        if self.peers.iter().any(Peer::has_unreported_loss) {
+            self.wake();
+        }
     }
 
     pub(crate) fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {

@@ -212,6 +212,10 @@ impl Transport for ShmTransport {
         self.engine.send(to, class, head, payload)
     }
 
+    fn cork(&mut self, on: bool) {
+        self.engine.cork(on);
+    }
+
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.engine.poll(budget, sink)
     }

@@ -157,6 +157,10 @@ impl Transport for TcpTransport {
         self.engine.send(to, class, head, payload)
     }
 
+    fn cork(&mut self, on: bool) {
+        self.engine.cork(on);
+    }
+
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.engine.poll(budget, sink)
     }

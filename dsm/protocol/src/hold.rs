@@ -15,7 +15,9 @@
 //! While one slice has the page the others wait, so of the time of a busy page a transfer is lost for each
 //! window. A window of 100 transfers loses a hundredth. But a slice that does nothing with the page
 //! would make the others wait for nothing: so only a page whose contents go on changing is kept longer,
-//! each time for thrice as long as so far. What is kept in vain is thus in proportion to what was not.
+//! each time for thrice as long as so far. What is kept in vain is thus in proportion to what was not. A
+//! page that was busy last time begins with a third of the busy window: each look at a page takes the core
+//! away from the guest.
 
 use crate::node::Node;
 use crate::pages::Copy;
@@ -117,8 +119,8 @@ impl Hold {
 
 /// A page that its holder kept for longer than this is waited for with its habits in mind.
 const LONG_US: u32 = 500;
-/// Such pages remembered. Beyond that all are forgotten.
-const LONG_MAX: usize = 1024;
+/// Pages remembered for their habits. Beyond that all are forgotten.
+const REMEMBERED_MAX: usize = 1024;
 
 impl Node {
     /// How long holders kept a page that has come.
@@ -127,7 +129,7 @@ impl Node {
             self.long_held.remove(&gfn);
             return;
         }
-        if self.long_held.len() >= LONG_MAX {
+        if self.long_held.len() >= REMEMBERED_MAX {
             self.long_held.clear();
         }
         self.long_held.insert(gfn, held_us);
@@ -143,7 +145,9 @@ impl Node {
 
     /// Opens the window of a page that has come.
     pub(crate) fn hold_page(&mut self, gfn: Gfn) {
+        let busy = self.hold.busy_ns() / 3;
         let window = self.hold.window_ns();
+        let window = if self.busy_pages.contains(&gfn) { busy.max(window) } else { window };
         if window > 0 {
             let held = Held { since: self.now, until: self.now + window, contents: None };
             self.held.insert(gfn, held);
@@ -173,8 +177,13 @@ impl Node {
         let contents = store.fingerprint(gfn);
         held.contents = Some(contents);
         if contents == before {
+            self.busy_pages.remove(&gfn);
             return None;
         }
+        if self.busy_pages.len() >= REMEMBERED_MAX {
+            self.busy_pages.clear();
+        }
+        self.busy_pages.insert(gfn);
         self.stats.held_longer += 1;
         held.until = end.min(now + 3 * (now - held.since));
         Some(held.until)

@@ -172,6 +172,8 @@ pub struct Node {
     pub(crate) deferred: BTreeMap<Gfn, VecDeque<Deferred>>,
     /// The hold windows of pages that came lately.
     pub(crate) held: BTreeMap<Gfn, Held>,
+    /// Pages that this slice was busy with when they were here last.
+    pub(crate) busy_pages: BTreeSet<Gfn>,
     /// Pages that other slices kept for long after they were asked, and for how long, in microseconds.
     pub(crate) long_held: BTreeMap<Gfn, u32>,
     pub(crate) hold: Hold,
@@ -206,6 +208,7 @@ impl Node {
             serving: BTreeMap::new(),
             deferred: BTreeMap::new(),
             held: BTreeMap::new(),
+            busy_pages: BTreeSet::new(),
             long_held: BTreeMap::new(),
             hold: Hold::new(config.hold),
             pins: BTreeMap::new(),

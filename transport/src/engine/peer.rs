@@ -3,7 +3,7 @@
 use super::cost;
 use crate::carrier::Carrier;
 use crate::config::Config;
-use crate::frame::{CLASSES, Decoder, Received, credit, data_head, heartbeat};
+use crate::frame::{CLASSES, Decoder, HEAD_BYTES, Received, credit, data_head, heartbeat};
 use crate::outbox::Outbox;
 use crate::seam::{Class, Event, SendError};
 use std::fmt;
@@ -151,16 +151,8 @@ impl<C: Carrier> Peer<C> {
         head: &[u8],
         payload: &[u8],
     ) -> Result<(), SendError> {
-        if !self.is_alive() {
-            return Err(SendError::Gone);
-        }
+        let frame = self.admit(at, length)?;
         let stream = &mut self.streams[at];
-        let cost = cost(length);
-        if stream.may_send < cost || stream.outbox.frames() >= self.queue_frames {
-            return Err(SendError::Full);
-        }
-        stream.may_send -= cost;
-        let frame = data_head(length, stream.class);
         let mut done = 0;
         if stream.outbox.is_empty() {
             let parts = [IoSlice::new(&frame), IoSlice::new(head), IoSlice::new(payload)];
@@ -181,6 +173,33 @@ impl<C: Carrier> Peer<C> {
                 return Err(SendError::Gone);
             }
         }
+        Ok(())
+    }
+
+    /// Takes the credit for a frame.
+    fn admit(&mut self, at: usize, length: u32) -> Result<[u8; HEAD_BYTES], SendError> {
+        if !self.is_alive() {
+            return Err(SendError::Gone);
+        }
+        let stream = &mut self.streams[at];
+        let cost = cost(length);
+        if stream.may_send < cost || stream.outbox.frames() >= self.queue_frames {
+            return Err(SendError::Full);
+        }
+        stream.may_send -= cost;
+        Ok(data_head(length, stream.class))
+    }
+
+    /// As `send`, but leaves the writing to the next `flush`.
+    pub(super) fn queue(
+        &mut self,
+        at: usize,
+        length: u32,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        let frame = self.admit(at, length)?;
+        self.streams[at].outbox.push_data(&[&frame, head, payload], 0);
         Ok(())
     }
 
@@ -405,7 +424,6 @@ fn is_later(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::HEAD_BYTES;
 
     fn stream(may_receive: u32, frames: usize) -> Stream {
         let mut decoder = Decoder::new(Class::Bulk);
