@@ -61,7 +61,7 @@ impl Look {
     /// For a page that is expected at some time, if its holder keeps it as long as last time. To look
     /// before then is in vain; to be asleep then costs a wake-up of a halted core.
     pub(crate) fn new(limit: Duration, now_ns: u64, expected_ns: Option<u64>) -> Self {
-        let Some(expected) = expected_ns.filter(|_| !limit.is_zero()) else {
+        let Some(expected) = expected_ns else {
             return Self { spin: limit, wake_ns: None };
         };
         let margin = nanoseconds(SPIN_MAX);
@@ -96,8 +96,6 @@ mod tests {
         assert_eq!(look(900_000), Look { spin: us(250), wake_ns: None });
         assert_eq!(look(2_000_000), Look::default());
         assert_eq!(Look::new(limit, 0, None), Look { spin: limit, wake_ns: None });
-        // Where faults take long, nothing is looked for.
-        assert_eq!(Look::new(us(0), 0, Some(1_000_000)), Look::default());
 
         let both = look(0).join(Look::new(limit, 0, None));
         assert_eq!(both, Look { spin: limit, wake_ns: Some(850_000) });

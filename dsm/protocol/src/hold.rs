@@ -123,8 +123,8 @@ const LONG_US: u32 = 500;
 const REMEMBERED_MAX: usize = 1024;
 
 impl Node {
-    /// How long holders kept a page that has come.
-    pub(crate) fn note_habit(&mut self, gfn: Gfn, held_us: u32) {
+    /// A page has come after `waited_ns`, of which a holder kept it for `held_us`.
+    pub(crate) fn note_habit(&mut self, gfn: Gfn, waited_ns: u64, held_us: u32) {
         if held_us < LONG_US {
             self.long_held.remove(&gfn);
             return;
@@ -132,15 +132,14 @@ impl Node {
         if self.long_held.len() >= REMEMBERED_MAX {
             self.long_held.clear();
         }
-        self.long_held.insert(gfn, held_us);
+        self.long_held.insert(gfn, waited_ns);
     }
 
-    /// When a page that is waited for should come, in the clock of the steps, if its holder keeps it
-    /// for a while and as long as last time. A shell that knows can be awake by then.
+    /// When a page that is waited for should come, in the clock of the steps, if its holder kept it for a
+    /// while last time and does so again. A shell that knows can be awake by then.
     #[must_use]
     pub fn expected_ns(&self, gfn: Gfn) -> Option<u64> {
-        let held_ns = u64::from(*self.long_held.get(&gfn)?) * 1000;
-        Some(self.waits.get(&gfn)?.since + held_ns)
+        Some(self.waits.get(&gfn)?.since + self.long_held.get(&gfn)?)
     }
 
     /// Opens the window of a page that has come.

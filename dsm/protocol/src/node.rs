@@ -174,8 +174,8 @@ pub struct Node {
     pub(crate) held: BTreeMap<Gfn, Held>,
     /// Pages that this slice was busy with when they were here last.
     pub(crate) busy_pages: BTreeSet<Gfn>,
-    /// Pages that other slices kept for long after they were asked, and for how long, in microseconds.
-    pub(crate) long_held: BTreeMap<Gfn, u32>,
+    /// Pages that other slices kept for long after they were asked, and how long this slice waited.
+    pub(crate) long_held: BTreeMap<Gfn, u64>,
     pub(crate) hold: Hold,
     pub(crate) pins: BTreeMap<Gfn, Pins>,
     pub(crate) tables: Tables,

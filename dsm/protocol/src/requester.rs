@@ -227,8 +227,9 @@ impl Node {
     fn finish_wait(&mut self, gfn: Gfn) -> bool {
         let Some(wait) = self.waits.remove(&gfn) else { return false };
         let held = u64::from(wait.held_us).saturating_mul(1000);
-        self.hold.measured(self.now.saturating_sub(wait.since).saturating_sub(held));
-        self.note_habit(gfn, wait.held_us);
+        let waited = self.now.saturating_sub(wait.since);
+        self.hold.measured(waited.saturating_sub(held));
+        self.note_habit(gfn, waited, wait.held_us);
         self.hold_page(gfn);
         wait.confirms
     }
