@@ -397,14 +397,14 @@ impl Engine {
     fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
         let window = self.streams.as_mut().and_then(|streams| streams.fault(gfn, want));
         let Some(window) = window else { return Ok(()) };
-        let Window { first, pages, want } = window;
-        let pages: Vec<Gfn> = (first.0..first.0 + u64::from(pages))
+        let Window { first, want, .. } = window;
+        let pages: Vec<Gfn> = (first.0..first.0 + u64::from(window.pages))
             .map(Gfn)
             .filter(|gfn| !self.node.is_waiting(*gfn))
             .collect();
         self.step(Input::Prefetch { gfn: first, pages: window.pages, want })?;
         for gfn in pages.into_iter().filter(|gfn| self.node.is_waiting(*gfn)) {
-            self.store.ahead.expect(gfn, gfn == first);
+            self.store.ahead.expect(gfn, window.is_marker(gfn));
         }
         Ok(())
     }

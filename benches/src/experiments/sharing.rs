@@ -70,7 +70,7 @@ impl Sharing {
 /// # Errors
 /// This machine has no KVM or userfaultfd, or a guest failed.
 pub fn run(setting: Setting<'_>) -> Result<Outcome> {
-    let (rounds, cycles) = if setting.quick { (2, 500_000_000) } else { (7, 2_000_000_000) };
+    let (rounds, cycles) = if setting.quick { (2, 1_500_000_000) } else { (5, 5_000_000_000) };
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
         "two slices, a vCPU each on a core of its own, {cycles} cycles a run; medians of {rounds} \

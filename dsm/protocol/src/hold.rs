@@ -59,7 +59,7 @@ impl Default for HoldPolicy {
             max_ns: 2_000_000,
             percent: 150,
             busy_min_ns: 0,
-            busy_max_ns: 10_000_000,
+            busy_max_ns: 20_000_000,
             busy_percent: 10_000,
         }
     }

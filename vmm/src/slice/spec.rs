@@ -228,7 +228,7 @@ impl VmSpec {
             hold: HoldPolicy {
                 min_ns: min * 1000,
                 max_ns: max * 1000,
-                busy_max_ns: max * 5000,
+                busy_max_ns: max * 10_000,
                 ..HoldPolicy::default()
             },
         })

@@ -8,9 +8,11 @@
 //! ```text
 //!   fault at n, at n+1, at n+2: a run --> fetch the window n+3, n+4; its first page is the marker
 //!   touch of the marker --> fetch the next window, twice as long; its first page is the marker ... 64
+//!   touch of the first marker of 64 --> fetch two such windows, each with a marker
 //! ```
 //!
-//! So there is a window on its way while the guest works through the one before. If it is faster, it
+//! So there are two windows on their way or waiting while the guest works through the one before: it may
+//! take a slice as long to wake up and answer as a guest to read a window. If the guest is faster, it
 //! faults behind the last window, and the run goes on from there.
 
 use wire::{Access, Gfn, RUN_MAX};
@@ -19,6 +21,8 @@ use wire::{Access, Gfn, RUN_MAX};
 const STREAMS: usize = 8;
 /// Faults in a row that make a run.
 const PROOF: u32 = 3;
+/// Windows on their way, once a run has the longest ones.
+const DEPTH: usize = 2;
 /// Pages of a window at most.
 const WINDOW_MAX: u16 = RUN_MAX;
 
@@ -26,14 +30,14 @@ const WINDOW_MAX: u16 = RUN_MAX;
 struct Stream {
     /// The first page that was not asked for: a fault there continues the run.
     next: Gfn,
-    /// The page whose touch continues it earlier.
-    marker: Option<Gfn>,
+    /// The pages whose touch continues it earlier.
+    markers: [Option<Gfn>; DEPTH],
     want: Access,
     faults: u32,
     window: u16,
 }
 
-/// Pages to fetch. The first is the marker.
+/// Pages to fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The first page.
@@ -42,6 +46,33 @@ pub struct Window {
     pub pages: u16,
     /// The access that the run needs.
     pub want: Access,
+}
+
+impl Window {
+    /// True for a page whose touch asks for more: the first, and the first of a second window.
+    #[must_use]
+    pub fn is_marker(&self, gfn: Gfn) -> bool {
+        let end = self.first.0 + u64::from(self.pages);
+        (self.first.0..end).contains(&gfn.0)
+            && (gfn.0 - self.first.0).is_multiple_of(u64::from(WINDOW_MAX))
+    }
+}
+
+impl Stream {
+    /// The next window, or as many as are not on their way yet.
+    fn ask(&mut self, first: Gfn) -> Window {
+        let mut end = first;
+        for marker in self.markers.iter_mut().filter(|marker| marker.is_none()) {
+            *marker = Some(end);
+            end = Gfn(end.0 + u64::from(self.window));
+            if self.window < WINDOW_MAX {
+                break;
+            }
+        }
+        self.next = end;
+        let pages = u16::try_from(end.0 - first.0).expect("a few windows");
+        Window { first, pages, want: self.want }
+    }
 }
 
 /// The runs of one slice, the latest first.
@@ -53,21 +84,24 @@ pub struct Streams {
 impl Streams {
     /// Takes note of a fault or of the touch of a marker, and says what to fetch.
     pub fn fault(&mut self, gfn: Gfn, want: Access) -> Option<Window> {
-        let continues =
-            |run: &Stream| run.marker == Some(gfn) || (run.next == gfn && run.want == want);
+        let continues = |run: &Stream| {
+            run.markers.contains(&Some(gfn)) || (run.next == gfn && run.want == want)
+        };
         let mut run = match self.latest.iter().position(continues) {
             Some(at) => self.latest.remove(at),
-            None => Stream { next: gfn, marker: None, want, faults: 0, window: 0 },
+            None => Stream { next: gfn, markers: [None; DEPTH], want, faults: 0, window: 0 },
         };
         run.faults += 1;
-        let first = if run.marker == Some(gfn) { run.next } else { Gfn(gfn.0 + 1) };
+        let marker = run.markers.contains(&Some(gfn));
+        let first = if marker { run.next } else { Gfn(gfn.0 + 1) };
+        // Markers up to this page have served.
+        let later = |marker: Option<Gfn>| marker.filter(|marker| *marker > gfn);
+        run.markers = run.markers.map(later);
         run.next = first;
         let mut found = None;
         if run.faults >= PROOF {
             run.window = (run.window * 2).clamp(2, WINDOW_MAX);
-            run.next = Gfn(first.0 + u64::from(run.window));
-            run.marker = Some(first);
-            found = Some(Window { first, pages: run.window, want: run.want });
+            found = Some(run.ask(first)).filter(|window| window.pages > 0);
         }
         self.latest.insert(0, run);
         self.latest.truncate(STREAMS);
@@ -95,8 +129,11 @@ mod tests {
         // Faster than the pages come: a fault behind the last window.
         assert_eq!(touch(117), window(118, 16));
         assert_eq!(touch(118), window(134, 32));
-        assert_eq!(touch(134), window(166, 64));
-        assert_eq!(touch(166), window(230, 64));
+        // The longest windows come in pairs, and one more for each that is used up.
+        assert_eq!(touch(134), window(166, 128));
+        assert_eq!(touch(166), window(294, 64));
+        assert_eq!(touch(230), window(358, 64));
+        assert_eq!(touch(294), window(422, 64));
     }
 
     #[test]

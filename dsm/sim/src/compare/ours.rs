@@ -122,9 +122,11 @@ impl Algorithm for Ours {
         if !missed && !marker {
             return;
         }
-        if let Some(Window { first, pages, want }) = memory.streams.fault(gfn, want) {
+        if let Some(window) = memory.streams.fault(gfn, want) {
+            let Window { first, pages, want } = window;
             self.settle(slice, Input::Prefetch { gfn: first, pages, want });
-            self.memories[at].markers.insert(first);
+            let asked = (first.0..first.0 + u64::from(pages)).map(Gfn);
+            self.memories[at].markers.extend(asked.filter(|gfn| window.is_marker(*gfn)));
         }
     }
 
