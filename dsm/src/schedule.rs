@@ -39,13 +39,17 @@ pub fn settle(core: Option<usize>) {
 }
 
 /// Faults that take longer than this are slept through.
-const WORTH_SPINNING: Duration = Duration::from_micros(400);
+const WORTH_SPINNING: Duration = Duration::from_millis(1);
 /// No answer is looked for longer.
-const SPIN_MAX: Duration = Duration::from_micros(150);
+const SPIN_MAX: Duration = Duration::from_micros(500);
+/// How long before and after the expected time a page is looked for.
+const MARGIN: Duration = Duration::from_micros(150);
 
-/// How long to look for an answer before sleeping, given the mean time of a fault so far.
+/// How long to look for an answer before sleeping, given the mean time of a fault so far: a little
+/// longer than that. Who stops looking just before answers come sleeps, wakes late, and so has a mean
+/// that keeps it from ever seeing one in time.
 pub(crate) fn spin_limit(mean: Duration) -> Duration {
-    if mean > WORTH_SPINNING { Duration::ZERO } else { mean.min(SPIN_MAX) }
+    if mean > WORTH_SPINNING { Duration::ZERO } else { (mean * 5 / 4).min(SPIN_MAX) }
 }
 
 /// How to wait for a page.
@@ -64,7 +68,7 @@ impl Look {
         let Some(expected) = expected_ns else {
             return Self { spin: limit, wake_ns: None };
         };
-        let margin = nanoseconds(SPIN_MAX);
+        let margin = nanoseconds(MARGIN);
         let start = expected.saturating_sub(margin);
         if now_ns < start {
             return Self { spin: Duration::ZERO, wake_ns: Some(start) };
@@ -104,7 +108,7 @@ mod tests {
     #[test]
     fn spin_follows_the_mean_within_its_bound() {
         let us = Duration::from_micros;
-        let limits = [0, 20, 200, 500].map(|mean| spin_limit(us(mean)));
-        assert_eq!(limits, [us(0), us(20), us(150), us(0)]);
+        let limits = [0, 20, 200, 900, 1100].map(|mean| spin_limit(us(mean)));
+        assert_eq!(limits, [us(0), us(25), us(250), us(500), us(0)]);
     }
 }
