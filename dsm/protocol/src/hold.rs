@@ -8,14 +8,15 @@
 //! ```text
 //!   page comes --window--> nobody asks: no window any more
 //!                      \-> asked: contents changed meanwhile? --no--> given up
-//!                             ^            | yes: the slice is busy with it
-//!                             +--a while---+ ... until the busy window is over
+//!                             ^            | yes: for a window more, and if they have changed
+//!                             +--a while---+ again, the slice is busy with it: until the busy
+//!                                            window is over
 //! ```
 //!
 //! While one slice has the page the others wait, so of the time of a busy page a transfer is lost for each
 //! window. A window of 100 transfers loses a hundredth. But a slice that does nothing with the page
 //! would make the others wait for nothing: so only a page whose contents go on changing is kept longer,
-//! each time for thrice as long as so far. What is kept in vain is thus in proportion to what was not. A
+//! twice in a row, and each time for thrice as long as so far. What is kept in vain is thus in proportion to what was not. A
 //! page that was busy last time begins with a third of the busy window: each look at a page takes the core
 //! away from the guest.
 
@@ -79,6 +80,8 @@ pub(crate) struct Held {
     pub(crate) until: u64,
     /// Contents when another slice asked, or when they were looked at last.
     contents: Option<u64>,
+    /// How often in a row they were found changed.
+    changes: u32,
 }
 
 impl Hold {
@@ -148,7 +151,8 @@ impl Node {
         let window = self.hold.window_ns();
         let window = if self.busy_pages.contains(&gfn) { busy.max(window) } else { window };
         if window > 0 {
-            let held = Held { since: self.now, until: self.now + window, contents: None };
+            let held =
+                Held { since: self.now, until: self.now + window, contents: None, changes: 0 };
             self.held.insert(gfn, held);
         }
     }
@@ -165,7 +169,7 @@ impl Node {
 
     /// The window is over. Goes on with it if this slice still writes the page; tells until when.
     pub(crate) fn go_on_holding(&mut self, gfn: Gfn, store: &impl PageStore) -> Option<u64> {
-        let busy = self.hold.busy_ns();
+        let (busy, window) = (self.hold.busy_ns(), self.hold.window_ns());
         let (now, copy) = (self.now, self.pages.copy(gfn));
         let held = self.held.get_mut(&gfn)?;
         let before = held.contents.filter(|_| copy == Copy::Exclusive)?;
@@ -179,13 +183,20 @@ impl Node {
             self.busy_pages.remove(&gfn);
             return None;
         }
+        held.changes += 1;
+        self.stats.held_longer += 1;
+        if !held.changes.is_multiple_of(2) {
+            // One change may be all that there is: a lock that was taken, a turn that was given on.
+            held.until = end.min(now + window);
+            return Some(held.until);
+        }
+        held.until = end.min(now + 3 * (now - held.since));
+        let until = held.until;
         if self.busy_pages.len() >= REMEMBERED_MAX {
             self.busy_pages.clear();
         }
         self.busy_pages.insert(gfn);
-        self.stats.held_longer += 1;
-        held.until = end.min(now + 3 * (now - held.since));
-        Some(held.until)
+        Some(until)
     }
 }
 
