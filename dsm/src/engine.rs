@@ -264,8 +264,9 @@ impl Engine {
             }
             self.step(Input::Tick)?;
             self.carry_out()?;
-            self.store.answer_expired(self.now())?;
-            self.store.tend(self.now())?;
+            let now = self.now();
+            self.store.answer_expired(now)?;
+            self.store.tend(now)?;
         }
         Ok(())
     }
@@ -351,12 +352,7 @@ impl Engine {
         if self.node.table(gfn).is_some() {
             return want;
         }
-        match (held, want) {
-            (Access::Read, _) => self.store.habits.upgrade(gfn),
-            (_, Access::Write) => self.store.habits.write(gfn),
-            _ => return self.store.habits.read(gfn),
-        }
-        want
+        self.store.habits.fault(gfn, held, want)
     }
 
     /// What the vCPU behind a fault wants. Where only the vCPU can tell, reading is the least of it:

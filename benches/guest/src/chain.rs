@@ -93,14 +93,18 @@ pub fn chase(job: &mut Job, memory: &Memory) {
     job.sum = u64::try_from(at).unwrap_or(0);
 }
 
-/// Lays a chain through one word of every cache line, in scattered order, back to its start.
-/// The number of words must be a power of two.
+/// Lays a chain through one word of every cache line and back to its start: from line to line as a linear
+/// congruential generator of full period goes (Knuth, The Art of Computer Programming, vol. 2, 3.2.1.2,
+/// theorem A), so that neither caches nor TLB see a pattern in its pages. The number of words must be a
+/// power of two.
 pub fn lay_chain(words: &mut [u64]) {
     const LINE: usize = 8;
+    const MULTIPLIER: usize = 6_364_136_223_846_793_005;
+    const INCREMENT: usize = 1_442_695_040_888_963_407;
     let lines = words.len() / LINE;
-    for at in 0..lines {
-        let next = scattered(at + 1, lines) * LINE;
-        words[scattered(at, lines) * LINE] = u64::try_from(next).unwrap_or(0);
+    for line in 0..lines {
+        let next = line.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT) & (lines - 1);
+        words[line * LINE] = u64::try_from(next * LINE).unwrap_or(0);
     }
 }
 

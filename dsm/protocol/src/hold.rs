@@ -75,7 +75,7 @@ pub(crate) struct Hold {
 
 /// The window of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Held {
+pub(crate) struct Window {
     since: u64,
     pub(crate) until: u64,
     /// Contents when another slice asked, or when they were looked at last.
@@ -152,7 +152,7 @@ impl Node {
         let window = if self.busy_pages.contains(&gfn) { busy.max(window) } else { window };
         if window > 0 {
             let held =
-                Held { since: self.now, until: self.now + window, contents: None, changes: 0 };
+                Window { since: self.now, until: self.now + window, contents: None, changes: 0 };
             self.held.insert(gfn, held);
         }
     }
@@ -184,7 +184,6 @@ impl Node {
             return None;
         }
         held.changes += 1;
-        self.stats.held_longer += 1;
         if !held.changes.is_multiple_of(2) {
             // One change may be all that there is: a lock that was taken, a turn that was given on.
             held.until = end.min(now + window);

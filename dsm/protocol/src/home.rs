@@ -89,21 +89,28 @@ impl Node {
     /// Serves an ordinary request; nothing is left to be waited for.
     fn serve_get(&mut self, gfn: Gfn, from: SliceId, want: Access) {
         let holders = self.pages.holders(gfn).expect("this slice is home");
-        if holders.contains(from) {
-            let acks = self.invalidate_others(gfn, holders, from, None, true);
-            if acks == 0 {
-                self.post(from, Message::Grant { gfn, acks, table: None });
-            }
-            self.pages.set_holders(gfn, holders.with_owner(from));
-        } else if want == Access::Write {
-            let source = self.source(holders);
-            let acks = self.invalidate_others(gfn, holders, from, Some(source), false);
-            self.fetch(gfn, source, from, Access::None, acks, None);
+        if want == Access::Write || holders.contains(from) {
+            self.hand_over(gfn, holders, from, None);
             self.pages.set_holders(gfn, holders.with_owner(from));
         } else {
             let holders = self.with_home_copy(gfn, holders, from);
             self.fetch(gfn, self.source(holders), from, Access::Read, 0, None);
             self.pages.set_holders(gfn, holders.with_reader(from));
+        }
+    }
+
+    /// Has everyone give the page up in favour of one slice. Acknowledgements of an ordinary upgrade stand
+    /// for the grant; a table's cannot, for the grant says what to do with it.
+    fn hand_over(&mut self, gfn: Gfn, holders: Holders, to: SliceId, table: Option<Table>) {
+        if holders.contains(to) {
+            let acks = self.invalidate_others(gfn, holders, to, None, table.is_none());
+            if acks == 0 || table.is_some() {
+                self.post(to, Message::Grant { gfn, acks, table });
+            }
+        } else {
+            let source = self.source(holders);
+            let acks = self.invalidate_others(gfn, holders, to, Some(source), false);
+            self.fetch(gfn, source, to, Access::None, acks, table);
         }
     }
 
@@ -135,15 +142,7 @@ impl Node {
     ) {
         let holders = self.pages.holders(gfn).expect("this slice is home");
         self.serving.insert(gfn, Serving { requester: from, demoting: false, queue });
-        let table = Some(table);
-        if holders.contains(from) {
-            let acks = self.invalidate_others(gfn, holders, from, None, false);
-            self.post(from, Message::Grant { gfn, acks, table });
-        } else {
-            let source = self.source(holders);
-            let acks = self.invalidate_others(gfn, holders, from, Some(source), false);
-            self.fetch(gfn, source, from, Access::None, acks, table);
-        }
+        self.hand_over(gfn, holders, from, Some(table));
         #[cfg(feature = "planted-bugs")]
         self.skip_confirm(gfn);
     }

@@ -1,6 +1,6 @@
 //! One slice's share of the protocol: state, inputs, effects and dispatch.
 
-use crate::hold::{Held, Hold, HoldPolicy};
+use crate::hold::{Hold, HoldPolicy, Window};
 use crate::holder::Deferred;
 use crate::home::Serving;
 use crate::homes::HomeTable;
@@ -171,7 +171,7 @@ pub struct Node {
     /// Recalls that wait for a page to come, or for the end of a hold window or pin, in order.
     pub(crate) deferred: BTreeMap<Gfn, VecDeque<Deferred>>,
     /// The hold windows of pages that came lately.
-    pub(crate) held: BTreeMap<Gfn, Held>,
+    pub(crate) held: BTreeMap<Gfn, Window>,
     /// Pages that this slice was busy with when they were here last.
     pub(crate) busy_pages: BTreeSet<Gfn>,
     /// Pages that other slices kept for long after they were asked, and how long this slice waited.

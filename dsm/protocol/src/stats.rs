@@ -23,8 +23,6 @@ pub struct Stats {
     pub invalidations: u64,
     /// Requests that waited for a hold window or a pin.
     pub deferrals: u64,
-    /// Times that a window went on because the page was still being written.
-    pub held_longer: u64,
     /// Messages sent to other slices.
     pub messages_out: u64,
     /// Messages refused because of their epoch.

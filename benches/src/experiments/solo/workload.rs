@@ -5,6 +5,7 @@ use crate::cluster::Cluster;
 use crate::experiments::cycles_per_ns;
 use crate::microvm::MicroVm;
 use anyhow::Result;
+use microguest::chain::lay_chain;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 
@@ -43,16 +44,12 @@ pub(super) fn is_chase(job: &Job) -> bool {
     job.kind() == Some(Kind::Chase)
 }
 
-/// A chain through one word of every cache line of so many pages, a power of two of them: from line to
-/// line as a linear congruential generator of full period goes (Knuth, The Art of Computer Programming,
-/// vol. 2, 3.2.1.2, theorem A), so that neither caches nor TLB see a pattern in its pages.
+/// The contents of so many pages, a power of two of them, with the guest's chain in them.
 pub(super) fn chain(pages: u64) -> Vec<u8> {
-    const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
-    const INCREMENT: u64 = 1_442_695_040_888_963_407;
-    let lines = pages * 512 / LINE;
-    let next = |line: u64| line.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT) & (lines - 1);
-    let line = |line| [next(line) * LINE, 0, 0, 0, 0, 0, 0, 0];
-    (0..lines).flat_map(line).flat_map(u64::to_ne_bytes).collect()
+    let words = usize::try_from(pages * 512).expect("a benchmark's memory fits");
+    let mut words = vec![0; words];
+    lay_chain(&mut words);
+    words.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
 impl Workload {

@@ -79,8 +79,19 @@ impl Habits {
         self.pages.get(&gfn).is_some_and(|page| page.score >= FORESEES)
     }
 
+    /// The access to ask for on a fault that finds `held`: more than a read needs, where this slice always
+    /// writes next.
+    pub fn fault(&mut self, gfn: Gfn, held: Access, want: Access) -> Access {
+        match (held, want) {
+            (Access::Read, _) => self.upgrade(gfn),
+            (_, Access::Write) => self.write(gfn),
+            _ => return self.read(gfn),
+        }
+        want
+    }
+
     /// A page that is not here is read: the access to ask for.
-    pub fn read(&mut self, gfn: Gfn) -> Access {
+    fn read(&mut self, gfn: Gfn) -> Access {
         let page = self.page(gfn);
         if page.visit == Visit::Read {
             // It went without having been written.
@@ -97,14 +108,14 @@ impl Habits {
 
     /// A page that is not here is written. That tells less than an upgrade: a slice may write a page
     /// at some times and only read it at others.
-    pub fn write(&mut self, gfn: Gfn) {
+    fn write(&mut self, gfn: Gfn) {
         let page = self.page(gfn);
         page.visit = Visit::None;
         page.good(1);
     }
 
     /// A page that came for reading is written.
-    pub fn upgrade(&mut self, gfn: Gfn) {
+    fn upgrade(&mut self, gfn: Gfn) {
         let page = self.page(gfn);
         if page.visit == Visit::Read {
             page.good(2);

@@ -88,17 +88,12 @@ impl Ours {
             // It went since.
             memory.habits.goes(gfn, || u64::from(written));
         }
-        match (held, want) {
-            (Access::Read, _) => memory.habits.upgrade(gfn),
-            (_, Access::Write) => memory.habits.write(gfn),
-            _ if memory.habits.read(gfn) == Access::Write => {
-                memory.habits.came(gfn, || 0);
-                memory.foreseen.insert(gfn, false);
-                return Access::Write;
-            }
-            _ => {}
+        let ask = memory.habits.fault(gfn, held, want);
+        if ask > want {
+            memory.habits.came(gfn, || 0);
+            memory.foreseen.insert(gfn, false);
         }
-        want
+        ask
     }
 }
 

@@ -1,101 +1,24 @@
 //! Two engines in one process, joined by shared memory, with real userfaultfd. Threads of the test
 //! play the vCPUs: they touch the guest mappings.
-#![expect(unsafe_code, reason = "the test touches guest memory as a vCPU would")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
-// UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
+use crate::support::{LIMIT, Silent, Slice, start, stop};
 use std::ptr::with_exposed_provenance;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, scope, sleep};
+use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
-use tessera_dsm::{
-    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig,
-    PageTrace, Replicate, Site, Tracing, Uplink, check_host,
-};
-use transport::{Class, Config, shm};
-use wire::{Epoch, Gfn, SliceId, VcpuId};
+use tessera_dsm::{EngineError, Memory, PageTrace, Replicate, Site, Tracing, Uplink};
+use transport::Class;
+use wire::{Gfn, SliceId, VcpuId};
 
 const FRAMES: u64 = 1024;
-const LIMIT: Duration = Duration::from_secs(60);
 
-struct Silent;
-
-impl Uplink for Silent {
-    fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
-    fn lost(&mut self, peer: SliceId, cause: String) {
-        eprintln!("{peer} is lost: {cause}");
-    }
-    fn fatal(&mut self, error: EngineError) {
-        panic!("the engine failed: {error:?}");
-    }
-    fn sample_roots(&mut self) {}
-}
-
-struct Slice {
-    handle: Handle,
-    thread: JoinHandle<()>,
-    guest: usize,
-}
-
-impl Slice {
-    fn word(&self, frame: u64, index: usize) -> &AtomicU64 {
-        let offset = usize::try_from(frame).unwrap() * 4096 + index * 8;
-        // SAFETY: inside the guest mapping, which lives until the engine is joined; aligned.
-        unsafe { &*with_exposed_provenance::<AtomicU64>(self.guest + offset) }
-    }
-}
-
-/// Slice 0 is home of the first half of memory, slice 1 of the second. `None` where the machine
-/// permits no userfaultfd.
-fn two_slices() -> Option<Vec<Slice>> {
+fn two_slices() -> Option<[Slice; 2]> {
     two_slices_with(Replicate::Nothing)
 }
 
-fn two_slices_with(replicate: Replicate) -> Option<Vec<Slice>> {
-    two_slices_from(replicate, |_| Box::new(Silent))
-}
-
-fn two_slices_from(
-    replicate: Replicate,
-    uplink: impl Fn(u16) -> Box<dyn Uplink>,
-) -> Option<Vec<Slice>> {
-    if let Err(error) = check_host() {
-        println!("skipped: {error}");
-        return None;
-    }
-    let half = |frames, home| HomeRange { frames, home: SliceId(home) };
-    let homes = HomeTable::new(vec![half(0..FRAMES / 2, 0), half(FRAMES / 2..FRAMES, 1)]).unwrap();
-    let slices = vec![SliceId(0), SliceId(1)];
-    let start = |(id, transport): (u16, transport::ShmTransport)| {
-        let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(0..FRAMES))).unwrap());
-        let guest = ram.slots()[0].1;
-        let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
-        node.replicate = replicate;
-        let (transport, uplink) = (Box::new(transport), uplink(id));
-        let (handle, thread) = Engine::start(EngineConfig {
-            core: None,
-            fetch_ahead: true,
-            node,
-            ram,
-            transport,
-            uplink,
-            trace: Tracing::On,
-        })
-        .unwrap();
-        Slice { handle, thread, guest }
-    };
-    let mesh = shm::mesh(2, &Config::default()).unwrap();
-    Some((0u16..).zip(mesh).map(start).collect())
-}
-
-fn stop(slices: Vec<Slice>) {
-    for slice in &slices {
-        slice.handle.stop();
-    }
-    for slice in slices {
-        slice.thread.join().unwrap();
-    }
+fn two_slices_with(replicate: Replicate) -> Option<[Slice; 2]> {
+    start(FRAMES, Memory::default(), replicate, |_| Box::new(Silent))
 }
 
 #[test]
@@ -371,7 +294,7 @@ fn uffd_thread_that_waits_is_the_one_that_is_sampled() {
     let uplink = |id| -> Box<dyn Uplink> {
         if id == 1 { Box::new(Asking(Arc::clone(&asked))) } else { Box::new(Silent) }
     };
-    let Some(slices) = two_slices_from(Replicate::Nothing, uplink) else { return };
+    let Some(slices) = start(FRAMES, Memory::default(), Replicate::Nothing, uplink) else { return };
     // SAFETY: the call takes nothing.
     let this = u32::try_from(unsafe { libc::gettid() }).unwrap();
     slices[1].word(50, 0).store(1, Ordering::SeqCst);

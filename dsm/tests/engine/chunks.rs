@@ -1,104 +1,27 @@
 //! Chunks between private and shared, on every kind of memory: two engines in one process, real
 //! userfaultfd, threads of the test in the role of vCPUs.
-#![expect(unsafe_code, reason = "the test touches guest memory as a vCPU would")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
-// UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
+use crate::support::{LIMIT, Silent, Slice, start, stop};
 use std::fs;
-use std::ptr::with_exposed_provenance;
 use std::slice::from_ref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{JoinHandle, scope, sleep};
+use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
-use tessera_dsm::{
-    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, HugePages, Memory,
-    NodeConfig, RamError, Report, Tracing, Uplink, check_host,
-};
-use transport::{Class, Config, shm};
-use wire::{Epoch, Gfn, SliceId};
+use tessera_dsm::{GuestRam, HugePages, Memory, RamError, Replicate, Report};
+use wire::Gfn;
 
 /// Four chunks; slice 0 is home of the first two.
 const FRAMES: u64 = 2048;
 const OWN: u64 = FRAMES / 2;
 const CHUNK: u64 = 512;
-const LIMIT: Duration = Duration::from_secs(60);
 
-struct Silent;
-
-impl Uplink for Silent {
-    fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
-    fn lost(&mut self, peer: SliceId, cause: String) {
-        eprintln!("{peer} is lost: {cause}");
-    }
-    fn fatal(&mut self, error: EngineError) {
-        panic!("the engine failed: {error:?}");
-    }
-    fn sample_roots(&mut self) {}
-}
-
-struct Slice {
-    ram: Arc<GuestRam>,
-    handle: Handle,
-    thread: JoinHandle<()>,
-    guest: usize,
-}
-
-impl Slice {
-    fn word(&self, frame: u64, index: usize) -> &AtomicU64 {
-        let offset = usize::try_from(frame).unwrap() * 4096 + index * 8;
-        // SAFETY: inside the guest mapping, which lives until the engine is joined; aligned.
-        unsafe { &*with_exposed_provenance::<AtomicU64>(self.guest + offset) }
-    }
-
-    fn report(&self) -> Report {
-        self.handle.report(LIMIT).unwrap()
-    }
-}
-
-/// `None` where the machine cannot run this.
 fn two_slices(memory: Memory) -> Option<[Slice; 2]> {
-    if let Err(error) = check_host() {
-        println!("skipped: {error}");
-        return None;
-    }
-    let range = |frames, home| HomeRange { frames, home: SliceId(home) };
-    let homes = HomeTable::new(vec![range(0..OWN, 0), range(OWN..FRAMES, 1)]).unwrap();
-    let slices = vec![SliceId(0), SliceId(1)];
-    let mut started = Vec::new();
-    for (id, transport) in (0u16..).zip(shm::mesh(2, &Config::default()).unwrap()) {
-        let own = if id == 0 { 0..OWN } else { OWN..FRAMES };
-        let ram = match GuestRam::with_memory(from_ref(&(0..FRAMES)), from_ref(&own), memory) {
-            Err(error @ RamError::HugePages { .. }) => {
-                println!("skipped: {error}");
-                return None;
-            }
-            ram => Arc::new(ram.unwrap()),
-        };
-        let node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
-        let (transport, uplink) = (Box::new(transport), Box::new(Silent));
-        let config = EngineConfig {
-            trace: Tracing::On,
-            core: None,
-            fetch_ahead: true,
-            node,
-            ram: Arc::clone(&ram),
-            transport,
-            uplink,
-        };
-        let (handle, thread) = Engine::start(config).unwrap();
-        started.push(Slice { guest: ram.slots()[0].1, ram, handle, thread });
-    }
-    started.try_into().ok()
+    start(FRAMES, memory, Replicate::Nothing, |_| Box::new(Silent))
 }
 
-fn stop(slices: [Slice; 2]) {
-    for slice in &slices {
-        slice.handle.stop();
-    }
-    for slice in slices {
-        slice.thread.join().unwrap();
-    }
+fn report_of(slice: &Slice) -> Report {
+    slice.handle.report(LIMIT).unwrap()
 }
 
 /// The host's pool of huge pages, enlarged as long as this lives, where that is permitted.
@@ -181,7 +104,7 @@ fn no_store_is_lost(memory: Memory) {
     }
     assert_eq!(other.word(CHUNK, 0).load(Ordering::SeqCst), 0x0909_0909_0909_0909);
     assert_eq!(other.word(CHUNK + 1, 0).load(Ordering::SeqCst), 0, "never touched");
-    let chunks = home.report().chunks;
+    let chunks = report_of(home).chunks;
     let copied = if memory == Memory::Memfd { 0 } else { 2 };
     assert_eq!((chunks.own, chunks.shared, chunks.copied), (2, 2, copied), "{memory}");
     stop(slices);
@@ -219,7 +142,7 @@ fn uffd_private_memory_never_faults_and_the_vmm_sees_it() {
         if memory == Memory::Hugetlbfs {
             assert_eq!(home.ram.huge_bytes().unwrap(), OWN * 4096);
         }
-        let report = home.report();
+        let report = report_of(home);
         assert_eq!((report.faults_local, report.chunks.shared), (0, 0), "{memory}");
         stop(slices);
     }
@@ -249,14 +172,14 @@ fn uffd_chunk_is_huge_until_shared_and_huge_again_when_sharing_ends() {
     for page in (0..CHUNK).filter(|page| *page != 17) {
         assert_eq!(home.word(page, 0).load(Ordering::SeqCst), page);
     }
-    let report = home.report();
+    let report = report_of(home);
     assert!(report.faults_local < 10, "one fault maps the other pages: {report:?}");
     assert_eq!((report.chunks.shared_now, report.faults.read), (1, 0));
 
     // While the other slice has the page, the chunk stays shared; then it does not.
     assert_eq!(home.word(17, 0).fetch_add(1000, Ordering::SeqCst), 117);
     until("the chunk is huge again", || huge() == CHUNK);
-    let chunks = home.report().chunks;
+    let chunks = report_of(home).chunks;
     assert_eq!((chunks.shared_now, chunks.private_again, chunks.collapsed), (0, 1, 2));
 
     // And once more.
@@ -265,7 +188,7 @@ fn uffd_chunk_is_huge_until_shared_and_huge_again_when_sharing_ends() {
     assert_eq!(other.word(18, 0).load(Ordering::SeqCst), 5);
     home.word(18, 0).store(6, Ordering::SeqCst);
     assert_eq!(other.word(18, 0).load(Ordering::SeqCst), 6);
-    assert_eq!(home.report().chunks.shared, 2);
+    assert_eq!(report_of(home).chunks.shared, 2);
     stop(slices);
 }
 
@@ -277,7 +200,7 @@ fn uffd_stores_are_kept_while_sharing_ends_and_begins() {
     let [home, other] = &slices;
     let _thread = HugePages::start(Arc::clone(&home.ram)).unwrap();
     let over = AtomicBool::new(false);
-    let settled = || home.report().chunks.private_again;
+    let settled = || report_of(home).chunks.private_again;
     let stored = scope(|threads| {
         let hammers = [3, 4].map(|index| {
             let over = &over;

@@ -1,0 +1,9 @@
+//! Engines in one process, with real userfaultfd. Threads of the tests play the vCPUs: they touch the
+//! guest mappings.
+#![expect(unsafe_code, reason = "the tests touch guest memory as vCPUs would")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+// UNSAFETY: guest memory is reached by address, as KVM reaches it.
+
+mod chunks;
+mod support;
+mod two_slices;
