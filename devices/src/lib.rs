@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acpi;
+pub mod back_end;
 mod chipset;
 mod cmos;
 mod ioapic;
