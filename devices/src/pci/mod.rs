@@ -104,9 +104,10 @@ pub enum PciEffect {
         /// What to raise.
         vector: MsixVector,
     },
-    /// The addresses that [`PciRoot::doorbells`] gives for this device are others now, or none.
+    /// What [`PciRoot::doorbells`] gives is something else now.
     DoorbellsMoved {
-        /// The device.
+        /// The device whose BAR has moved or was switched. Where BARs lie one over the other, this
+        /// uncovers or covers the doorbells of another device.
         device: DeviceId,
     },
     /// A doorbell was rung through the configuration space (virtio 1.3, 4.1.4.9): the home of the
@@ -153,3 +154,6 @@ pub enum PciError {
 pub const DEVICES_MAX: usize = 31;
 /// Most queues of a device: each has an entry in the MSI-X table of 256, one is for configuration.
 pub const QUEUES_MAX: usize = 255;
+
+#[cfg(test)]
+mod tests;

@@ -24,6 +24,8 @@ pub mod net;
 mod ring;
 pub mod rng;
 mod shape;
+#[cfg(test)]
+mod testing;
 mod transport;
 mod worker;
 

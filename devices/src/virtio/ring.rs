@@ -271,3 +271,6 @@ impl Ring {
         Ok(u32::from(load(0)?) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
 }
+
+#[cfg(test)]
+mod tests;

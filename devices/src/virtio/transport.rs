@@ -293,3 +293,6 @@ fn half(features: u64, select: u32) -> u32 {
     };
     u32::try_from(half).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;
