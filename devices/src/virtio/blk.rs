@@ -380,3 +380,6 @@ impl QueueWorker for DiskQueue {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -182,3 +182,6 @@ impl QueueWorker for ConsoleTransmit {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

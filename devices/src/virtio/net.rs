@@ -190,3 +190,6 @@ impl PacketSink for NetDevice {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -74,3 +74,6 @@ impl QueueWorker for RngQueue {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

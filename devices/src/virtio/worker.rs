@@ -216,3 +216,6 @@ impl Drop for WorkerThread {
         self.halt();
     }
 }
+
+#[cfg(test)]
+mod tests;
