@@ -11,6 +11,8 @@
 //! * "Force physical destination mode": without interrupt remapping, logical x2APIC destinations
 //!   do not fit in an IOAPIC entry.
 
+mod pci;
+
 use crate::ioapic::{IOAPIC_BASE, IOAPIC_ID};
 use crate::layout::{ACPI_END, ACPI_START, MemoryLayout, NodeRange};
 use crate::pm;
@@ -82,10 +84,12 @@ pub struct AcpiConfig {
     pub local_distance: u8,
     /// SLIT distance between two nodes, 11 to 254.
     pub remote_distance: u8,
+    /// There is a PCI bus ([`PciRoot`](crate::pci::PciRoot)).
+    pub pci: bool,
 }
 
 impl AcpiConfig {
-    /// These vCPUs with this memory, at distances 10 and 20.
+    /// These vCPUs with this memory, at distances 10 and 20, without PCI.
     #[must_use]
     pub fn new(vcpus: Vec<VcpuPlace>, layout: &MemoryLayout) -> Self {
         Self {
@@ -94,7 +98,14 @@ impl AcpiConfig {
             nodes: layout.nodes(),
             local_distance: 10,
             remote_distance: 20,
+            pci: false,
         }
+    }
+
+    /// The same machine with a PCI bus.
+    #[must_use]
+    pub fn with_pci(self) -> Self {
+        Self { pci: true, ..self }
     }
 
     fn check(&self) -> Result<(), AcpiError> {
@@ -139,10 +150,10 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
     let rsdp_len = u64::try_from(Rsdp::len()).unwrap_or(u64::MAX);
     let mut area = Area { next: ACPI_START + rsdp_len, blobs: Vec::new() };
     let facs = area.place(bytes_of(&FACS::new()));
-    let dsdt = area.place(dsdt());
+    let dsdt = area.place(dsdt(config.pci));
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     let tables = [fadt(facs, dsdt), madt(config), srat(config), slit(config)];
-    for table in tables {
+    for table in tables.into_iter().chain(config.pci.then(pci::mcfg)) {
         xsdt.add_entry(area.place(table));
     }
     let xsdt = area.place(bytes_of(&xsdt));
@@ -181,8 +192,8 @@ fn sdt(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     table.as_slice().to_vec()
 }
 
-/// Sleep state S5 and the panic device; everything else is fixed hardware.
-fn dsdt() -> Vec<u8> {
+/// Sleep state S5, the panic device and PCI if there is; everything else is fixed hardware.
+fn dsdt(with_pci: bool) -> Vec<u8> {
     let mut body = Vec::new();
     let typ = pm::SLEEP_TYPE_S5;
     Name::new("_S5_".into(), &Package::new(vec![&typ, &typ, &0_u8, &0_u8])).to_aml_bytes(&mut body);
@@ -200,6 +211,9 @@ fn dsdt() -> Vec<u8> {
         )],
     )
     .to_aml_bytes(&mut body);
+    if with_pci {
+        pci::devices(&mut body);
+    }
     sdt(*b"DSDT", 2, &body)
 }
 
@@ -421,6 +435,29 @@ mod tests {
         let dsdt = table(&tables, b"DSDT");
         let has = |needle: &[u8]| dsdt.windows(needle.len()).any(|window| window == needle);
         assert!(has(b"\x08_S5_\x12") && has(b"QEMU0001"));
+    }
+
+    #[test]
+    fn pci_is_told_of_only_when_it_is_there() {
+        let listed = |config: &AcpiConfig| {
+            let tables = build(config).unwrap();
+            for (_, bytes) in tables.blobs.iter().filter(|(_, bytes)| bytes.starts_with(b"MCFG")) {
+                assert_eq!((sum(bytes), bytes.len(), u32_at(bytes, 4)), (0, 60, 60));
+                assert_eq!((u64_at(bytes, 44), u64_at(bytes, 52)), (0xe000_0000, 0));
+            }
+            let dsdt = table(&tables, b"DSDT");
+            let has = |needle: &[u8]| dsdt.windows(needle.len()).any(|window| window == needle);
+            // The window is the last of the host bridge's resources: from, to, translation, length.
+            let mut window = 0xe010_0000_u32.to_le_bytes().to_vec();
+            window.extend([0xefff_ffff, 0, 0x0ff0_0000_u32].map(u32::to_le_bytes).concat());
+            let mcfg = tables.blobs.iter().any(|(_, bytes)| bytes.starts_with(b"MCFG"));
+            // EISA ids of PNP0A08 and PNP0C02.
+            let ids = has(b"\x41\xd0\x0a\x08") && has(b"\x41\xd0\x0c\x02");
+            (mcfg, has(b"PCI0"), ids, has(&window))
+        };
+        let without = config(2, &[256]);
+        assert_eq!(listed(&without), (false, false, false, false));
+        assert_eq!(listed(&without.with_pci()), (true, true, true, true));
     }
 
     #[test]

@@ -13,8 +13,8 @@
 //! | 0xcf9 | reset control |
 //! | 0xfec00000 | IOAPIC |
 //!
-//! There is no PCI: 0xcf8 and 0xcfc read all ones. A port access of several bytes is that many
-//! byte accesses at rising ports, except where a device says otherwise.
+//! PCI has no ports, only ECAM (`crate::pci`): 0xcf8 and 0xcfc read all ones. A port access of
+//! several bytes is that many byte accesses at rising ports, except where a device says otherwise.
 //!
 //! Lock order: serial, then IOAPIC. Interrupts are sent with the IOAPIC unlocked.
 

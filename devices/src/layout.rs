@@ -23,6 +23,14 @@ pub const RAM_LIMIT: u64 = 0xff_0000_0000;
 pub const ACPI_START: u64 = 0xe_0000;
 /// End of the area of the ACPI tables.
 pub const ACPI_END: u64 = 0x10_0000;
+/// First byte of the configuration space of PCI (ECAM): one bus of 1 MiB.
+pub const ECAM_START: u64 = 0xe000_0000;
+/// End of the configuration space of PCI.
+pub const ECAM_END: u64 = 0xe010_0000;
+/// First byte of the window in which PCI functions may have their registers.
+pub const PCI_WINDOW_START: u64 = ECAM_END;
+/// End of that window.
+pub const PCI_WINDOW_END: u64 = 0xf000_0000;
 /// Granule of every amount of memory, in bytes: a large page never straddles two slices.
 pub const GRANULE: u64 = 2 << 20;
 /// A guest below this total, in bytes, has no room for a kernel.

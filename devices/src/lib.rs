@@ -14,10 +14,12 @@ mod chipset;
 mod cmos;
 mod ioapic;
 pub mod layout;
+pub mod pci;
 mod pit;
 mod pm;
 mod seams;
 mod serial;
+pub mod virtio;
 
 pub use chipset::{Chipset, ChipsetConfig};
 pub use ioapic::{IOAPIC_BASE, IOAPIC_PINS};

@@ -1,0 +1,385 @@
+//! The front end of a disk (5.2): one worker for each request queue.
+//!
+//! ```text
+//!   popped --> refused (range, kind, read-only) ------------------------+
+//!          --> submitted --> answered --> data and status written ------+--> used --> interrupt
+//! ```
+//! A request's header and data are copied out of guest memory once; what is checked is the copy.
+
+use super::ring::{Buffers, Chain};
+use super::worker::Seat;
+use super::{Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker, RingError, UNDER_WAY_BYTES};
+use crate::back_end::{
+    DISK_ID_BYTES, Disk, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX, SECTOR_BYTES,
+};
+use crate::pci::QueueSetup;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+
+/// Offset of the capacity in the configuration.
+pub(crate) const CONFIG_CAPACITY: usize = 0;
+/// Bytes of `struct virtio_blk_config` up to what zoned disks have (5.2.4).
+const CONFIG_BYTES: usize = 60;
+/// Bytes of a request's header (5.2.6).
+const HEADER_BYTES: usize = 16;
+/// Bytes of `struct virtio_blk_discard_write_zeroes`; a request has one of them.
+const RANGE_BYTES: usize = 16;
+/// Most sectors that one request gives back or fills with zeros: 1 GiB.
+const RANGE_SECTORS_MAX: u32 = 1 << 21;
+/// Requests begun before replies are looked at again.
+const ROUND: usize = 64;
+
+/// Buffers of a request: a full queue less header and status.
+const SEGMENTS_MAX: u16 = QUEUE_SIZE_MAX - 2;
+/// Largest buffer, so that the largest request is within [`REQUEST_BYTES_MAX`].
+const SEGMENT_BYTES_MAX: u32 = 16 << 10;
+const _: () = assert!(SEGMENTS_MAX as usize * SEGMENT_BYTES_MAX as usize <= REQUEST_BYTES_MAX);
+
+/// Features of such a disk.
+pub(crate) fn features(disk: &DiskShape, queues: u16) -> u64 {
+    let writable = !disk.read_only;
+    let offered = [
+        (VIRTIO_BLK_F_SIZE_MAX, true),
+        (VIRTIO_BLK_F_SEG_MAX, true),
+        (VIRTIO_BLK_F_BLK_SIZE, true),
+        (VIRTIO_BLK_F_FLUSH, true),
+        (VIRTIO_BLK_F_RO, disk.read_only),
+        (VIRTIO_BLK_F_MQ, queues > 1),
+        (VIRTIO_BLK_F_DISCARD, writable && disk.discard),
+        (VIRTIO_BLK_F_WRITE_ZEROES, writable),
+    ];
+    offered.iter().filter(|(_, on)| *on).fold(0, |all, (bit, _)| all | 1 << bit)
+}
+
+/// Configuration of such a disk (5.2.4). No topology: block size is all that back ends know.
+pub(crate) fn config(disk: &DiskShape, queues: u16, queue_size: u16) -> Vec<u8> {
+    let mut config = vec![0; CONFIG_BYTES];
+    let mut put = |at: usize, value: &[u8]| config[at..at + value.len()].copy_from_slice(value);
+    put(CONFIG_CAPACITY, &disk.sectors.to_le_bytes());
+    put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
+    put(12, &u32::from(queue_size - 2).to_le_bytes());
+    put(20, &disk.block_bytes.to_le_bytes());
+    put(34, &queues.to_le_bytes());
+    let one_segment = 1_u32.to_le_bytes();
+    if disk.discard {
+        put(36, &RANGE_SECTORS_MAX.to_le_bytes());
+        put(40, &one_segment);
+        let alignment = u64::from(disk.block_bytes) / SECTOR_BYTES;
+        put(44, &u32::try_from(alignment).unwrap_or(1).to_le_bytes());
+    }
+    put(48, &RANGE_SECTORS_MAX.to_le_bytes());
+    put(52, &one_segment);
+    put(56, &[u8::from(disk.discard)]);
+    config
+}
+
+/// Status of a request (5.2.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Ok,
+    Failed,
+    Unsupported,
+}
+
+impl Status {
+    fn code(self) -> u8 {
+        let code = match self {
+            Self::Ok => VIRTIO_BLK_S_OK,
+            Self::Failed => VIRTIO_BLK_S_IOERR,
+            Self::Unsupported => VIRTIO_BLK_S_UNSUPP,
+        };
+        code.to_le_bytes()[0]
+    }
+}
+
+/// A request that the back end has.
+#[derive(Debug)]
+struct UnderWay {
+    head: u16,
+    writable: Buffers,
+    /// Bytes that it may move.
+    bytes: usize,
+    /// Bytes that a read must bring.
+    read: usize,
+}
+
+/// An answer and the place of its request.
+type Answer = (usize, DiskReply);
+
+/// Sends an answer to the worker, at the latest when it is dropped: no request is ever forgotten.
+struct Answering {
+    place: usize,
+    answers: SyncSender<Answer>,
+    doorbell: Doorbell,
+    reply: DiskReply,
+}
+
+impl Answering {
+    fn with(mut self, reply: DiskReply) {
+        self.reply = reply;
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let reply = std::mem::replace(&mut self.reply, DiskReply::Failed);
+        // There is a place for each request under way; a worker that is gone wants no answer.
+        let _ = self.answers.try_send((self.place, reply));
+        self.doorbell.ring();
+    }
+}
+
+/// The worker of a request queue.
+#[derive(Debug)]
+pub struct DiskQueue {
+    seat: Seat,
+    disk: Arc<dyn Disk>,
+    shape: DiskShape,
+    doorbell: Doorbell,
+    answers: Receiver<Answer>,
+    answering: SyncSender<Answer>,
+    under_way: Vec<Option<UnderWay>>,
+    free: Vec<usize>,
+    bytes: usize,
+}
+
+impl DiskQueue {
+    /// A worker for this queue; `doorbell` is the one that wakes it.
+    ///
+    /// # Errors
+    ///
+    /// The queue cannot be: the device is broken ([`DeviceFaults`](super::DeviceFaults)).
+    pub fn new(
+        context: &QueueContext,
+        features: u64,
+        setup: &QueueSetup,
+        disk: Arc<dyn Disk>,
+        doorbell: Doorbell,
+    ) -> Result<Self, RingError> {
+        let seat = Seat::new(context, features, setup)?;
+        let size = usize::from(seat.ring.size());
+        let (answering, answers) = sync_channel(size);
+        Ok(Self {
+            seat,
+            shape: disk.shape(),
+            disk,
+            doorbell,
+            answers,
+            answering,
+            under_way: (0..size).map(|_| None).collect(),
+            free: (0..size).rev().collect(),
+            bytes: 0,
+        })
+    }
+
+    fn full(&self) -> bool {
+        self.free.is_empty() || self.bytes >= UNDER_WAY_BYTES
+    }
+
+    fn round(&mut self) -> Result<bool, RingError> {
+        self.finish_answered()?;
+        self.seat.ring.quiet()?;
+        let mut begun = 0;
+        while begun < ROUND && !self.full() {
+            let Some(chain) = self.seat.ring.pop()? else { break };
+            self.begin(chain)?;
+            begun += 1;
+        }
+        self.finish_answered()?;
+        self.seat.tell()?;
+        if self.full() {
+            // An answer rings.
+            return Ok(false);
+        }
+        Ok(begun == ROUND || self.seat.ring.listen()?)
+    }
+
+    /// Reads a request and hands it on, or ends it here.
+    fn begin(&mut self, chain: Chain) -> Result<(), RingError> {
+        let mut header = [0; HEADER_BYTES];
+        self.seat.ring.read(&chain.readable, 0, &mut header)?;
+        if chain.writable.len() == 0 {
+            return Err(RingError::Request);
+        }
+        match self.request(&header, &chain)? {
+            Ok(request) => {
+                self.submit(chain, request);
+                Ok(())
+            }
+            Err(status) => self.end(chain.head, &chain.writable, &[], status),
+        }
+    }
+
+    /// What the driver asks for, or how that ends at once.
+    fn request(
+        &self,
+        header: &[u8; HEADER_BYTES],
+        chain: &Chain,
+    ) -> Result<Result<DiskRequest, Status>, RingError> {
+        let [a, b, c, d, _, _, _, _, sector @ ..] = *header;
+        let sector = u64::from_le_bytes(sector);
+        let data_in = chain.writable.len() - 1;
+        let data_out = chain.readable.len().saturating_sub(HEADER_BYTES as u64);
+        Ok(match u32::from_le_bytes([a, b, c, d]) {
+            VIRTIO_BLK_T_IN => match self.bytes_within(sector, data_in) {
+                Some(bytes) => {
+                    Ok(DiskRequest::Read { sector, bytes: u32::try_from(bytes).unwrap_or(0) })
+                }
+                None => Err(Status::Failed),
+            },
+            VIRTIO_BLK_T_OUT => match self.bytes_within(sector, data_out) {
+                Some(bytes) if !self.shape.read_only => {
+                    let ring = &self.seat.ring;
+                    let data = ring.read_vec(&chain.readable, HEADER_BYTES as u64, bytes)?;
+                    Ok(DiskRequest::Write { sector, data })
+                }
+                _ => Err(Status::Failed),
+            },
+            VIRTIO_BLK_T_FLUSH => Ok(DiskRequest::Flush),
+            VIRTIO_BLK_T_GET_ID => {
+                if data_in < DISK_ID_BYTES as u64 {
+                    Err(Status::Failed)
+                } else {
+                    self.seat.ring.write(&chain.writable, 0, &self.shape.id)?;
+                    Err(Status::Ok)
+                }
+            }
+            kind @ (VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES) => {
+                if data_out == RANGE_BYTES as u64 {
+                    let mut range = [0; RANGE_BYTES];
+                    self.seat.ring.read(&chain.readable, HEADER_BYTES as u64, &mut range)?;
+                    self.range_request(kind, range)
+                } else {
+                    Err(Status::Failed)
+                }
+            }
+            _ => Err(Status::Unsupported),
+        })
+    }
+
+    /// Discard or zeroes (5.2.6.2).
+    fn range_request(&self, kind: u32, range: [u8; RANGE_BYTES]) -> Result<DiskRequest, Status> {
+        const UNMAP: u32 = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+        let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = range;
+        let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
+        let count = u32::from_le_bytes([n0, n1, n2, n3]);
+        let flags = u32::from_le_bytes(flags);
+        let (zeroes, sectors) = (kind == VIRTIO_BLK_T_WRITE_ZEROES, u64::from(count));
+        if !zeroes && !self.shape.discard {
+            return Err(Status::Unsupported);
+        }
+        if flags & !UNMAP != 0 || !zeroes && flags != 0 {
+            return Err(Status::Unsupported);
+        }
+        let inside = sector.checked_add(sectors).is_some_and(|end| end <= self.shape.sectors);
+        if self.shape.read_only || count == 0 || count > RANGE_SECTORS_MAX || !inside {
+            return Err(Status::Failed);
+        }
+        Ok(if zeroes {
+            DiskRequest::WriteZeroes { sector, sectors, unmap: flags & UNMAP != 0 }
+        } else {
+            DiskRequest::Discard { sector, sectors }
+        })
+    }
+
+    /// The length of a transfer, if it is one of whole sectors of this disk and not too long.
+    fn bytes_within(&self, sector: u64, bytes: u64) -> Option<usize> {
+        let whole = bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES);
+        let end = sector.checked_add(bytes / SECTOR_BYTES)?;
+        let bytes = usize::try_from(bytes).ok()?;
+        (whole && end <= self.shape.sectors && bytes <= REQUEST_BYTES_MAX).then_some(bytes)
+    }
+
+    fn submit(&mut self, chain: Chain, request: DiskRequest) {
+        // There is one: the caller has looked.
+        let Some(place) = self.free.pop() else { return };
+        let (bytes, read) = match &request {
+            DiskRequest::Read { bytes, .. } => {
+                let bytes = usize::try_from(*bytes).unwrap_or(0);
+                (bytes, bytes)
+            }
+            DiskRequest::Write { data, .. } => (data.len(), 0),
+            _ => (0, 0),
+        };
+        self.bytes += bytes;
+        let Chain { head, writable, .. } = chain;
+        self.under_way[place] = Some(UnderWay { head, writable, bytes, read });
+        let answering = Answering {
+            place,
+            answers: self.answering.clone(),
+            doorbell: self.doorbell.clone(),
+            reply: DiskReply::Failed,
+        };
+        self.disk.submit(request, Box::new(move |reply| answering.with(reply)));
+    }
+
+    /// Takes the request of an answer off the list.
+    fn take(&mut self, place: usize) -> Option<UnderWay> {
+        let request = self.under_way.get_mut(place)?.take()?;
+        self.bytes -= request.bytes;
+        self.free.push(place);
+        Some(request)
+    }
+
+    fn finish_answered(&mut self) -> Result<(), RingError> {
+        while let Ok((place, reply)) = self.answers.try_recv() {
+            let Some(request) = self.take(place) else { continue };
+            let (data, status) = match reply {
+                DiskReply::Done(data) if data.len() == request.read => (data, Status::Ok),
+                DiskReply::Done(_) | DiskReply::Failed => (Vec::new(), Status::Failed),
+                DiskReply::Unsupported => (Vec::new(), Status::Unsupported),
+            };
+            self.end(request.head, &request.writable, &data, status)?;
+        }
+        Ok(())
+    }
+
+    /// Writes data and status and gives the request back.
+    fn end(
+        &mut self,
+        head: u16,
+        writable: &Buffers,
+        data: &[u8],
+        status: Status,
+    ) -> Result<(), RingError> {
+        self.seat.ring.write(writable, 0, data)?;
+        let last = writable.len() - 1;
+        self.seat.ring.write(writable, last, &[status.code()])?;
+        // The length counts from the first buffer (2.7.8.2): after a failure nothing before the
+        // status was written.
+        let whole = status == Status::Ok || last == 0;
+        self.seat.ring.push(head, if whole { last + 1 } else { 0 })
+    }
+}
+
+impl QueueWorker for DiskQueue {
+    fn service(&mut self) -> bool {
+        if self.seat.broken() {
+            return false;
+        }
+        let round = self.round();
+        self.seat.settle(round)
+    }
+
+    fn stop(&mut self, deadline: Instant) -> bool {
+        while self.free.len() < self.under_way.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.answers.recv_timeout(left) {
+                Ok((place, _)) => drop(self.take(place)),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

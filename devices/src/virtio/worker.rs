@@ -1,0 +1,221 @@
+//! Threads that serve queues.
+//!
+//! ```text
+//!   spawn --> service --nothing to do--> wait for the doorbell --+
+//!                ^                                               |
+//!                +-----------------------------------------------+
+//!             (stop) --> wait for what is under way, at most so long --> end
+//! ```
+
+use super::ring::Ring;
+use super::{DeviceFaults, RingError};
+use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tracing::warn;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
+
+/// Wakes a worker: rung by the driver through an ioeventfd, by a slice that heard the driver's
+/// notification, and by back ends. Clones are the same bell.
+#[derive(Clone, Debug)]
+pub struct Doorbell(Arc<EventFd>);
+
+impl Doorbell {
+    /// A silent bell.
+    ///
+    /// # Errors
+    ///
+    /// No file descriptor left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(EventFd::new(EFD_CLOEXEC)?)))
+    }
+
+    /// Rings. Any number of rings before the worker looks are one.
+    pub fn ring(&self) {
+        // It fails only when it has been rung 2^64 times.
+        let _ = self.0.write(1);
+    }
+
+    /// Sleeps until it was rung.
+    fn wait(&self) {
+        let _ = self.0.read();
+    }
+
+    /// The event counter behind it, for KVM's ioeventfd.
+    #[must_use]
+    pub fn event(&self) -> &EventFd {
+        &self.0
+    }
+}
+
+impl AsRawFd for Doorbell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// What every worker of a device needs of its slice.
+#[derive(Clone)]
+pub struct QueueContext {
+    /// The device.
+    pub device: DeviceId,
+    /// Guest memory. An access may block for as long as a page needs from another slice.
+    pub memory: Arc<GuestMemoryMmap>,
+    /// The way out for interrupts.
+    pub msix: Arc<MsixView>,
+    /// Told when the driver has broken the device.
+    pub faults: Arc<dyn DeviceFaults>,
+}
+
+impl fmt::Debug for QueueContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueContext").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Serves a queue, or the two of a network pair. Dropping it is always safe: answers that come later
+/// go nowhere.
+pub trait QueueWorker: Send {
+    /// Takes in what has come from the driver and the back end, for a bounded time. True when there
+    /// is more to do; otherwise the next ring of its doorbell says when.
+    fn service(&mut self) -> bool;
+
+    /// Touches guest memory no more and waits until nothing is under way at the back end, or the
+    /// deadline. True when nothing is.
+    fn stop(&mut self, deadline: Instant) -> bool;
+}
+
+/// A ring with its way out.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) ring: Ring,
+    context: QueueContext,
+    vector: Option<MsixVector>,
+    broken: bool,
+}
+
+impl Seat {
+    pub(crate) fn new(
+        context: &QueueContext,
+        features: u64,
+        setup: &QueueSetup,
+    ) -> Result<Self, RingError> {
+        let ring = Ring::new(setup, features, Arc::clone(&context.memory))?;
+        Ok(Self { ring, context: context.clone(), vector: setup.vector, broken: false })
+    }
+
+    /// Interrupts the driver if it wants that for what it was given back.
+    pub(crate) fn tell(&mut self) -> Result<(), RingError> {
+        if self.ring.interrupt_due()? {
+            self.context.msix.raise(self.vector);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Ends a round of service; a broken ring is reported once and not served again.
+    pub(crate) fn settle(&mut self, round: Result<bool, RingError>) -> bool {
+        match round {
+            Ok(again) => again,
+            Err(cause) => {
+                self.broken = true;
+                self.context.faults.broken(self.context.device, cause);
+                false
+            }
+        }
+    }
+}
+
+/// A worker did not end in time, perhaps because it waits for a page of a slice that is gone.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("a device's worker has not stopped in time")]
+pub struct StopTimeout;
+
+/// A thread that serves a worker. Dropped, it ends by itself and nobody waits for it.
+#[derive(Debug)]
+pub struct WorkerThread {
+    doorbell: Doorbell,
+    stopping: Arc<AtomicBool>,
+    ended: Receiver<()>,
+    stop_within: Duration,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Part of the time for stopping that the back end may take for its answers.
+const ANSWERS_SHARE: u32 = 2;
+
+impl WorkerThread {
+    /// Starts to serve. `stop_within` bounds [`Self::stop`].
+    ///
+    /// # Errors
+    ///
+    /// No thread could be started.
+    pub fn spawn(
+        name: &str,
+        mut worker: Box<dyn QueueWorker>,
+        doorbell: Doorbell,
+        stop_within: Duration,
+    ) -> io::Result<Self> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (end, ended) = sync_channel(1);
+        let (bell, stop, thread_name) = (doorbell.clone(), Arc::clone(&stopping), name.to_owned());
+        let run = move || {
+            while !stop.load(Ordering::Acquire) {
+                if !worker.service() {
+                    bell.wait();
+                }
+            }
+            if !worker.stop(Instant::now() + stop_within / ANSWERS_SHARE) {
+                warn!(worker = thread_name, "stopped with requests under way: answers are dropped");
+            }
+            drop(worker);
+            let _ = end.try_send(());
+        };
+        let thread = Builder::new().name(name.to_owned()).spawn(run)?;
+        Ok(Self { doorbell, stopping, ended, stop_within, thread: Some(thread) })
+    }
+
+    /// Stops the worker. After `Ok` it touches guest memory no more.
+    ///
+    /// # Errors
+    ///
+    /// It has not ended within the time given at its start and may still write to guest memory.
+    pub fn stop(mut self) -> Result<(), StopTimeout> {
+        self.halt();
+        match self.ended.recv_timeout(self.stop_within) {
+            Err(RecvTimeoutError::Timeout) => Err(StopTimeout),
+            // Disconnected: it panicked, and its memory is free all the same.
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => {
+                if let Some(thread) = self.thread.take() {
+                    let _ = thread.join();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn halt(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.doorbell.ring();
+    }
+}
+
+impl Drop for WorkerThread {
+    fn drop(&mut self) {
+        self.halt();
+    }
+}
+
+#[cfg(test)]
+mod tests;

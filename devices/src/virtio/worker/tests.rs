@@ -1,0 +1,62 @@
+use super::*;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Sender, channel};
+
+/// Counts what it is called for; says so, and blocks in `service` while `gate` is closed.
+struct Counting {
+    served: Sender<usize>,
+    count: usize,
+    again: usize,
+    stopped: Arc<AtomicUsize>,
+    gate: Option<Receiver<()>>,
+}
+
+impl QueueWorker for Counting {
+    fn service(&mut self) -> bool {
+        self.count += 1;
+        let _ = self.served.send(self.count);
+        if let Some(gate) = &self.gate {
+            let _ = gate.recv();
+        }
+        self.again = self.again.saturating_sub(1);
+        self.again > 0
+    }
+
+    fn stop(&mut self, _deadline: Instant) -> bool {
+        self.stopped.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn thread_serves_at_once_when_rung_and_while_there_is_more() {
+    let (served, calls) = channel();
+    let stopped = Arc::new(AtomicUsize::new(0));
+    let worker = Counting { served, count: 0, again: 3, stopped: stopped.clone(), gate: None };
+    let bell = Doorbell::new().unwrap();
+    let thread = WorkerThread::spawn("test", Box::new(worker), bell.clone(), LONG).unwrap();
+    for call in 1..=3 {
+        assert_eq!(calls.recv_timeout(LONG), Ok(call));
+    }
+    bell.ring();
+    assert_eq!(calls.recv_timeout(LONG), Ok(4));
+    assert_eq!(thread.stop(), Ok(()));
+    assert_eq!(stopped.load(Ordering::SeqCst), 1);
+    assert!(calls.try_iter().count() <= 1, "nothing is served after the stop");
+}
+
+#[test]
+fn worker_that_hangs_is_given_up() {
+    let (served, calls) = channel();
+    let (open, gate) = sync_channel(0);
+    let stopped = Arc::new(AtomicUsize::new(0));
+    let worker = Counting { served, count: 0, again: 0, stopped, gate: Some(gate) };
+    let bell = Doorbell::new().unwrap();
+    let short = Duration::from_millis(1);
+    let thread = WorkerThread::spawn("test", Box::new(worker), bell, short).unwrap();
+    assert_eq!(calls.recv_timeout(LONG), Ok(1));
+    assert_eq!(thread.stop(), Err(StopTimeout));
+    drop(open);
+}
