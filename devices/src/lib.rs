@@ -12,6 +12,7 @@ pub mod acpi;
 pub mod back_end;
 mod chipset;
 mod cmos;
+pub mod delegate;
 mod ioapic;
 pub mod layout;
 mod pit;

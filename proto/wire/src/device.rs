@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod packets;
 
-pub use packets::{PacketsError, join_packets, packets_bytes, split_packets};
+pub use packets::{PacketsError, count_packets, join_packets, packets_bytes, split_packets};
 
 /// Bytes of a frame's head.
 pub const HEAD_BYTES: usize = 48;

@@ -38,23 +38,37 @@ pub fn join_packets(packets: &[Vec<u8>]) -> Vec<u8> {
     list
 }
 
+/// Number of packets in a list, each of at most `most` bytes.
+///
+/// # Errors
+/// A list that is cut, and a packet that is empty or too large.
+pub fn count_packets(list: &[u8], most: usize) -> Result<usize, PacketsError> {
+    walk(list, most, |_| ())
+}
+
 /// Reads a list of packets of at most `most` bytes each.
 ///
 /// # Errors
 /// A list that is cut, and a packet that is empty or too large.
 pub fn split_packets(list: &[u8], most: usize) -> Result<Vec<Vec<u8>>, PacketsError> {
     let mut packets = Vec::new();
+    walk(list, most, |packet| packets.push(packet.to_vec()))?;
+    Ok(packets)
+}
+
+fn walk(list: &[u8], most: usize, mut each: impl FnMut(&[u8])) -> Result<usize, PacketsError> {
     let mut rest = list;
+    let mut index = 0;
     while !rest.is_empty() {
-        let index = packets.len();
         let (length, tail) = rest.split_first_chunk().ok_or(PacketsError::Cut(index))?;
         let bytes = u32::from_le_bytes(*length) as usize;
         if bytes == 0 || bytes > most {
             return Err(PacketsError::Length { index, bytes });
         }
         let (packet, tail) = tail.split_at_checked(bytes).ok_or(PacketsError::Cut(index))?;
-        packets.push(packet.to_vec());
+        each(packet);
         rest = tail;
+        index += 1;
     }
-    Ok(packets)
+    Ok(index)
 }
