@@ -6,8 +6,6 @@
 //!
 //! [`layout`] says where RAM lies and [`acpi`] tells the guest about vCPUs, memory and nodes.
 
-#![forbid(unsafe_code)]
-
 pub mod acpi;
 pub mod back_end;
 mod chipset;

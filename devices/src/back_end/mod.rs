@@ -11,6 +11,7 @@
 
 mod bounds;
 mod cable;
+pub mod image;
 mod memory;
 
 pub use cable::cable;
