@@ -13,6 +13,7 @@ mod bounds;
 mod cable;
 pub mod image;
 mod memory;
+pub mod tap;
 
 pub use cable::cable;
 pub use memory::{MemoryDisk, NullDisk};
