@@ -4,7 +4,7 @@ use super::counters::add;
 use super::outbound::{Load, Outbound, message_bytes};
 use super::{ExchangeError, Limits, ServeError};
 use crate::back_end::{Disk, DiskReply, DiskRequest, DiskShape};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ impl DiskServer {
         outbound: Arc<Outbound>,
     ) -> Result<Self, ServeError> {
         let loads: BTreeMap<_, _> = peers.iter().map(|peer| (*peer, Arc::default())).collect();
-        let (jobs, queue) = bounded(limits.requests as usize * loads.len().max(1));
+        // The loads bound it.
+        let (jobs, queue) = unbounded();
         let run = move || serve(device, &*disk, &queue, &outbound);
         let thread = thread::Builder::new()
             .name(format!("{device}"))
@@ -70,7 +71,7 @@ impl DiskServer {
         load.enter(self.limits, u64::from(part.total), overrun)?;
         let job = Job { from, tag: part.tag, request, load: Arc::clone(load) };
         let jobs = self.jobs.as_ref().ok_or(overrun)?;
-        jobs.try_send(job).map_err(|_| overrun)
+        jobs.send(job).map_err(|_| overrun)
     }
 }
 

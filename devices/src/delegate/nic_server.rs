@@ -5,7 +5,7 @@ use super::nic_hub::NicHub;
 use super::outbound::{Load, Outbound};
 use super::{ExchangeError, Limits, ServeError};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -76,8 +76,8 @@ impl NicServer {
         let peers: BTreeMap<_, _> = peers.iter().map(|peer| (*peer, Peer::default())).collect();
         let peers = Arc::new(peers);
         let hub = Arc::new(NicHub::new(device, nic, Arc::clone(&outbound)));
-        // One place for the wishes of a slice, the rest for what its load admits.
-        let (jobs, queue) = bounded((limits.requests as usize + 1) * peers.len().max(1));
+        // The loads bound it, and one place for the wishes of each slice.
+        let (jobs, queue) = unbounded();
         let server = Server { device, hub: Arc::clone(&hub), peers: Arc::clone(&peers), outbound };
         let thread = thread::Builder::new()
             .name(format!("{device}"))
@@ -100,7 +100,7 @@ impl NicServer {
 
     fn push(&self, from: SliceId, job: Job) -> Result<(), ExchangeError> {
         let overrun = ExchangeError::Overrun { device: self.device, from };
-        self.jobs.as_ref().ok_or(overrun)?.try_send(job).map_err(|_| overrun)
+        self.jobs.as_ref().ok_or(overrun)?.send(job).map_err(|_| overrun)
     }
 
     /// A list of packets whose bytes have all come.

@@ -1,6 +1,7 @@
 //! Slices joined by a courier in memory, which delivers frames of different peers in any order.
 
 mod disk;
+mod hostile;
 mod nic;
 
 use super::{Courier, Exchange, ExchangeError};
