@@ -6,12 +6,11 @@
 //!
 //! [`layout`] says where RAM lies and [`acpi`] tells the guest about vCPUs, memory and nodes.
 
-#![forbid(unsafe_code)]
-
 pub mod acpi;
 pub mod back_end;
 mod chipset;
 mod cmos;
+pub mod delegate;
 mod ioapic;
 pub mod layout;
 pub mod pci;

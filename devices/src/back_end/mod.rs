@@ -9,6 +9,15 @@
 //! never through coherent pages (DSM-bypass). Requests never block: the answer comes by a
 //! call on a thread of the back end, which must return at once (it rings the front end's thread).
 
+mod bounds;
+mod cable;
+pub mod image;
+mod memory;
+pub mod tap;
+
+pub use cable::cable;
+pub use memory::{MemoryDisk, NullDisk};
+
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -125,7 +134,8 @@ pub trait Nic: Send + Sync + Debug {
     /// What it is. Never changes.
     fn shape(&self) -> NicShape;
     /// The guest has agreed to these features and wants so many pairs; packets for it go to `sink`
-    /// from now on, as far as it allows. `None` stops them: none comes after the return.
+    /// from now on, as far as it allows; allowances of before are void. `None` stops them: none
+    /// comes after the return.
     fn connect(&self, features: u64, pairs: u16, sink: Option<Arc<dyn PacketSink>>);
     /// Sends packets, each with its header, in order.
     fn transmit(&self, pair: u16, packets: Vec<Vec<u8>>, done: PacketsDone);

@@ -40,3 +40,8 @@ id!(
     Epoch(u32),
     "epoch"
 );
+id!(
+    /// A device of the VM that may be used from any slice, in the order of the command line.
+    DeviceId(u16),
+    "device"
+);

@@ -5,10 +5,12 @@
 
 pub mod coherence;
 pub mod control;
+pub mod device;
 pub mod ids;
 
 pub use coherence::{
     Access, DecodeError, Entry, Half, Held, Level, Message, PAGE_SIZE, PageBody, RUN_MAX, Table,
 };
 pub use control::Control;
-pub use ids::{Epoch, Gfn, SliceId, VcpuId};
+pub use device::DeviceFrame;
+pub use ids::{DeviceId, Epoch, Gfn, SliceId, VcpuId};

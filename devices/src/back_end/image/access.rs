@@ -1,0 +1,120 @@
+//! Formats over storage, and what a request means there.
+
+use super::{ImageFormat, ImageOptions};
+use crate::back_end::{DiskReply, DiskRequest, SECTOR_BYTES};
+use imago::format::gate::ImplicitOpenGate;
+use imago::qcow2::Qcow2;
+use imago::raw::Raw;
+use imago::{FormatAccess, FormatDriverBuilder, Storage, StorageOpenOptions};
+use std::io;
+use std::sync::Arc;
+use tokio::sync::RwLock;
+
+/// An open image. Discarding moves data that other requests may be using, so it is alone.
+pub(super) type Access<S> = RwLock<FormatAccess<S>>;
+
+/// Opens a file that an image names.
+type OpenOther<S> = Arc<dyn Fn(StorageOpenOptions) -> io::Result<S>>;
+
+/// What may be opened because an image says so: nothing, or all by one function.
+pub(super) struct Gate<S>(Option<OpenOther<S>>);
+
+impl<S: Storage + 'static> Gate<S> {
+    pub(super) fn new(
+        options: &ImageOptions,
+        open: impl Fn(StorageOpenOptions) -> io::Result<S> + 'static,
+    ) -> Self {
+        Self(options.other_files.then(|| Arc::new(open) as OpenOther<S>))
+    }
+}
+
+impl<S: Storage + 'static> ImplicitOpenGate<S> for Gate<S> {
+    async fn open_format<F: FormatDriverBuilder<S>>(
+        &mut self,
+        builder: F,
+    ) -> io::Result<FormatAccess<S>> {
+        let deeper = Self(self.0.clone());
+        Ok(FormatAccess::new(Box::pin(builder.open(deeper)).await?))
+    }
+
+    async fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<S> {
+        let open = self.0.as_ref().ok_or_else(|| {
+            let name = options.get_filename().map(|name| name.display().to_string());
+            let name = name.unwrap_or_default();
+            io::Error::other(format!("it names another file, {name}, which was not permitted"))
+        })?;
+        open(options)
+    }
+}
+
+/// Opens the format over a storage.
+pub(super) async fn open<S: Storage + 'static>(
+    storage: S,
+    format: ImageFormat,
+    writable: bool,
+    gate: Gate<S>,
+) -> io::Result<FormatAccess<S>> {
+    Ok(match format {
+        ImageFormat::Raw => {
+            FormatAccess::new(Raw::builder(storage).write(writable).open(gate).await?)
+        }
+        ImageFormat::Qcow2 => {
+            let builder = Qcow2::<S>::builder(storage).write(writable);
+            FormatAccess::new(builder.open(gate).await?)
+        }
+    })
+}
+
+/// Carries out a request that the disk's shape admits.
+pub(super) async fn perform<S: Storage>(access: &Access<S>, request: DiskRequest) -> DiskReply {
+    match try_perform(access, request).await {
+        Ok(data) => DiskReply::Done(data),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => DiskReply::Unsupported,
+        Err(_) => DiskReply::Failed,
+    }
+}
+
+async fn try_perform<S: Storage>(access: &Access<S>, request: DiskRequest) -> io::Result<Vec<u8>> {
+    match request {
+        DiskRequest::Read { sector, bytes } => {
+            let mut data = vec![0; bytes as usize];
+            access.read().await.read(&mut data[..], sector * SECTOR_BYTES).await?;
+            return Ok(data);
+        }
+        DiskRequest::Write { sector, data } => {
+            access.read().await.write(&data[..], sector * SECTOR_BYTES).await?;
+        }
+        DiskRequest::Flush => flush(access).await?,
+        DiskRequest::Discard { sector, sectors } => {
+            let (offset, length) = (sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+            access.write().await.discard_to_any(offset, length).await?;
+        }
+        DiskRequest::WriteZeroes { sector, sectors, unmap } => {
+            let (offset, length) = (sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+            if !unmap || !zero_by_discard(access, offset, length).await? {
+                access.read().await.write_zeroes(offset, length).await?;
+            }
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Zeros that give room back. False when this image cannot do that.
+async fn zero_by_discard<S: Storage>(
+    access: &Access<S>,
+    offset: u64,
+    length: u64,
+) -> io::Result<bool> {
+    match access.write().await.discard_to_zero(offset, length).await {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes back tables, then makes the file durable.
+pub(super) async fn flush<S: Storage>(access: &Access<S>) -> io::Result<()> {
+    let access = access.read().await;
+    access.flush().await?;
+    access.sync().await
+}

@@ -1,0 +1,136 @@
+//! A disk in an image file or on a block device: raw, or qcow2 by crate `imago`.
+//!
+//! ```text
+//!  submit --bounded queue--> I/O thread: imago's formats as tasks --SQEs--> io_uring     (usual)
+//!         --bounded queue--> four I/O threads: one request each --> pread, pwrite        (no io_uring)
+//! ```
+//! Files are opened with `O_DIRECT` where the file system and the image's size permit it. A flush
+//! writes qcow2 tables back and syncs the file: it covers every request that was answered before
+//! the flush was asked for. The file is locked (`flock`): by one who writes, or by many who read.
+
+mod access;
+mod engine;
+mod file;
+mod ring;
+mod ring_file;
+
+#[cfg(test)]
+mod tests;
+
+pub use file::ImageError;
+
+use super::{DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, SECTOR_BYTES};
+use engine::Engine;
+use std::path::PathBuf;
+
+/// How an image's bytes are laid out. It is always said and never guessed: a guest that writes a
+/// qcow2 head into its raw disk must not change what the disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// The file is the disk.
+    Raw,
+    /// QEMU's copy-on-write format, version 2 or 3.
+    Qcow2,
+}
+
+/// How an image is opened.
+#[derive(Clone, Debug)]
+pub struct ImageOptions {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: ImageFormat,
+    /// Never write. Also what a file gets that cannot be written, or has no permission to write
+    /// for anybody.
+    pub read_only: bool,
+    /// Try to go around the page cache.
+    pub direct: bool,
+    /// Use `io_uring` if the kernel has it.
+    pub ring: bool,
+    /// A qcow2 image may name other files (a backing image, a data file), which are then opened too.
+    /// Only for images of trusted origin: they may name any file of the host.
+    pub other_files: bool,
+    /// Identity for the guest, cut at [`DISK_ID_BYTES`].
+    pub id: String,
+}
+
+impl ImageOptions {
+    /// The usual way to open this file: for writing, without other files, named after the file.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, format: ImageFormat) -> Self {
+        let path = path.into();
+        let id = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let id = id.unwrap_or_default();
+        let (read_only, other_files) = (false, false);
+        Self { path, format, read_only, direct: true, ring: true, other_files, id }
+    }
+}
+
+/// A disk in an image. Dropping it waits for requests under way, and for a last flush.
+#[derive(Debug)]
+pub struct ImageDisk {
+    shape: DiskShape,
+    engine: Engine,
+    direct: bool,
+}
+
+impl ImageDisk {
+    /// Opens an image.
+    ///
+    /// # Errors
+    /// A missing or unsuitable file, another format, a size that is no whole number of sectors, a
+    /// file that another process uses, or a thread that cannot be started.
+    pub fn open(options: &ImageOptions) -> Result<Self, ImageError> {
+        let opened = file::open(options)?;
+        let (writable, direct) = (opened.writable, opened.direct);
+        let (engine, facts) = Engine::start(options, opened)?;
+        if facts.bytes == 0 || !facts.bytes.is_multiple_of(SECTOR_BYTES) {
+            return Err(ImageError::Size { path: options.path.clone(), bytes: facts.bytes });
+        }
+        let shape = DiskShape {
+            sectors: facts.bytes / SECTOR_BYTES,
+            block_bytes: facts.block_bytes,
+            read_only: !writable,
+            discard: writable,
+            id: padded_id(&options.id),
+        };
+        Ok(Self { shape, engine, direct })
+    }
+
+    /// True when requests go around the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// True when requests go through `io_uring`.
+    #[must_use]
+    pub fn has_ring(&self) -> bool {
+        self.engine.has_ring()
+    }
+}
+
+/// An identity's first bytes, padded with zeros.
+fn padded_id(id: &str) -> [u8; DISK_ID_BYTES] {
+    let mut padded = [0; DISK_ID_BYTES];
+    for (to, from) in padded.iter_mut().zip(id.bytes()) {
+        *to = from;
+    }
+    padded
+}
+
+impl Disk for ImageDisk {
+    fn shape(&self) -> DiskShape {
+        self.shape.clone()
+    }
+
+    fn submit(&self, request: DiskRequest, done: DiskDone) {
+        match self.shape.refusal(&request) {
+            Some(refusal) => done(refusal),
+            None if request == DiskRequest::Flush && self.shape.read_only => {
+                done(DiskReply::Done(Vec::new()));
+            }
+            None => self.engine.submit(request, done),
+        }
+    }
+}

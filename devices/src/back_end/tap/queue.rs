@@ -1,0 +1,155 @@
+//! The thread that reads one queue of a tap.
+//!
+//! ```text
+//!  idle --allow--> reading --nothing there--> waiting --packet, wake--> reading
+//!   ^                 |
+//!   +---none allowed--+                              stop: from anywhere, by the gate and a wake
+//! ```
+
+use super::sys::HEADER_BYTES;
+use crate::back_end::{PACKET_BYTES_MAX, PacketSink};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+
+/// Where packets of all queues go.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Read while a packet is handed over.
+    sink: RwLock<Option<Arc<dyn PacketSink>>>,
+}
+
+impl Shared {
+    /// Changes the sink; none of the old one's packets is handed over after the return.
+    pub(super) fn set_sink(&self, sink: Option<Arc<dyn PacketSink>>) {
+        *self.sink.write().unwrap_or_else(PoisonError::into_inner) = sink;
+    }
+}
+
+#[derive(Default)]
+struct Gate {
+    allowed: u64,
+    stop: bool,
+}
+
+struct State {
+    pair: u16,
+    file: Arc<File>,
+    shared: Arc<Shared>,
+    gate: Mutex<Gate>,
+    opened: Condvar,
+    /// Ends a wait for packets.
+    wake: OwnedFd,
+}
+
+/// A queue's thread.
+pub(super) struct Receiver {
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Receiver {
+    pub(super) fn start(
+        name: &str,
+        pair: u16,
+        file: Arc<File>,
+        shared: Arc<Shared>,
+    ) -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (gate, opened) = (Mutex::default(), Condvar::new());
+        let state = Arc::new(State { pair, file, shared, gate, opened, wake });
+        let run = Arc::clone(&state);
+        let name = format!("{name}-{pair}");
+        let thread = thread::Builder::new().name(name).spawn(move || run.receive())?;
+        Ok(Self { state, thread: Some(thread) })
+    }
+
+    /// So many more packets may come.
+    pub(super) fn allow(&self, packets: u32) {
+        self.state.gate().allowed += u64::from(packets);
+        self.state.opened.notify_one();
+    }
+
+    /// Nothing is allowed any more.
+    pub(super) fn reset(&self) {
+        self.state.gate().allowed = 0;
+        self.state.wake();
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.state.gate().stop = true;
+        self.state.opened.notify_one();
+        self.state.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported by the panic hook; nothing is left to undo.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // A counter that is full wakes as well.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Waits until a packet is allowed. False: stop.
+    fn wait_for_allowance(&self) -> bool {
+        let closed = |gate: &mut Gate| gate.allowed == 0 && !gate.stop;
+        let gate = self.opened.wait_while(self.gate(), closed);
+        !gate.unwrap_or_else(PoisonError::into_inner).stop
+    }
+
+    fn receive(&self) {
+        let mut buffer = vec![0; PACKET_BYTES_MAX];
+        while self.wait_for_allowance() {
+            // The driver leaves the last two bytes of the header as they are.
+            buffer[..HEADER_BYTES].fill(0);
+            match (&*self.file).read(&mut buffer) {
+                Ok(bytes) if bytes > HEADER_BYTES => {
+                    // One buffer holds it (`num_buffers`; virtio 1.3, 5.1.6.4).
+                    buffer[10] = 1;
+                    self.hand_over(&buffer[..bytes]);
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.wait_for_packet(error.kind() == io::ErrorKind::WouldBlock),
+            }
+        }
+    }
+
+    /// Gives a packet to the sink, if one is still allowed.
+    fn hand_over(&self, packet: &[u8]) {
+        let sink = self.shared.sink.read().unwrap_or_else(PoisonError::into_inner);
+        let allowed = {
+            let mut gate = self.gate();
+            let allowed = gate.allowed > 0;
+            gate.allowed -= u64::from(allowed);
+            allowed
+        };
+        if let Some(sink) = sink.as_ref().filter(|_| allowed) {
+            sink.packet(self.pair, packet.to_vec());
+        }
+    }
+
+    /// Waits for a packet or a wake; only for a wake when the queue is out of use, or its tap gone.
+    fn wait_for_packet(&self, in_use: bool) {
+        let wake = PollFd::new(&self.wake, PollFlags::IN);
+        let packet = PollFd::new(&*self.file, PollFlags::IN);
+        let mut both = [wake, packet];
+        let count = if in_use { 2 } else { 1 };
+        // After an interruption the queue is simply read again.
+        let _ = poll(&mut both[..count], None);
+        let mut counter = [0; 8];
+        let _ = rustix::io::read(&self.wake, &mut counter);
+    }
+}

@@ -1,0 +1,183 @@
+//! Who gets which packets of one network device, when its queue pairs live on several slices.
+//!
+//! ```text
+//!  network --packet(pair)--> hub --the slice that last allowed this pair--> sink here, or frames
+//! ```
+//! A pair belongs to the slice that last allowed packets of it: when a vCPU moves, its pair follows
+//! with the first allowance from there. The network itself is connected once for all.
+
+use super::counters::add;
+use super::outbound::{Outbound, message_bytes};
+use crate::back_end::{Nic, PacketSink};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use wire::device::{Agreed, DeviceFrame, Part, join_packets};
+use wire::{DeviceId, SliceId};
+
+/// Where a client's packets go: to a sink here, or to its slice.
+type Sink = Option<Arc<dyn PacketSink>>;
+
+#[derive(Clone)]
+struct Route {
+    client: SliceId,
+    connection: u32,
+    sink: Sink,
+}
+
+#[derive(Default)]
+struct PairState {
+    route: Option<Route>,
+    /// What the route's client has room for.
+    credit: u64,
+    /// What the network may still bring; never less than it was allowed and has not brought.
+    below: u64,
+}
+
+#[derive(Default)]
+struct Control {
+    /// Clients with their connection.
+    clients: BTreeMap<SliceId, (u32, Sink)>,
+    agreed: Option<Agreed>,
+}
+
+pub(super) struct NicHub {
+    device: DeviceId,
+    nic: Arc<dyn Nic>,
+    outbound: Arc<Outbound>,
+    /// Written while the network is connected anew, read while packets are allowed.
+    control: RwLock<Control>,
+    pairs: Vec<Mutex<PairState>>,
+    /// Read while a packet is handed over, so that who disconnects can wait for it.
+    delivery: RwLock<()>,
+    last_tag: AtomicU64,
+}
+
+impl NicHub {
+    pub(super) fn new(device: DeviceId, nic: Arc<dyn Nic>, outbound: Arc<Outbound>) -> Self {
+        let pairs = (0..nic.shape().pairs).map(|_| Mutex::default()).collect();
+        Self {
+            device,
+            nic,
+            outbound,
+            control: RwLock::default(),
+            pairs,
+            delivery: RwLock::default(),
+            last_tag: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn nic(&self) -> &Arc<dyn Nic> {
+        &self.nic
+    }
+
+    /// A client connects, or leaves when nothing is agreed. What it allowed before is void.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        client: SliceId,
+        connection: u32,
+        agreed: Option<Agreed>,
+        sink: Sink,
+    ) {
+        let mut control = self.control.write().unwrap_or_else(PoisonError::into_inner);
+        for pair in &self.pairs {
+            let mut pair = lock(pair);
+            if pair.route.as_ref().is_some_and(|route| route.client == client) {
+                (pair.route, pair.credit) = (None, 0);
+            }
+        }
+        // Whoever found the old route has handed its packet over after this.
+        drop(self.delivery.write());
+        match agreed {
+            Some(_) => control.clients.insert(client, (connection, sink)),
+            None => control.clients.remove(&client),
+        };
+        let wanted = if control.clients.is_empty() { None } else { agreed.or(control.agreed) };
+        if wanted == control.agreed {
+            return;
+        }
+        control.agreed = wanted;
+        match wanted {
+            Some(Agreed { features, pairs }) => {
+                let sink: Arc<dyn PacketSink> = Arc::<Self>::clone(self);
+                self.nic.connect(features, pairs, Some(sink));
+            }
+            None => self.nic.connect(0, 0, None),
+        }
+        // The network has forgotten what it was allowed, so it must be allowed again.
+        for (index, pair) in (0_u16..).zip(&self.pairs) {
+            let credit = {
+                let mut pair = lock(pair);
+                pair.below = pair.credit;
+                pair.credit
+            };
+            self.allow_below(index, credit);
+        }
+    }
+
+    /// A client has room for so many more packets of a pair.
+    pub(super) fn allow(&self, client: SliceId, connection: u32, index: u16, packets: u32) {
+        let control = self.control.read().unwrap_or_else(PoisonError::into_inner);
+        let seat = control.clients.get(&client).filter(|seat| seat.0 == connection);
+        let (Some((_, sink)), Some(pair)) = (seat, self.pairs.get(usize::from(index))) else {
+            return;
+        };
+        let more = {
+            let mut pair = lock(pair);
+            let here = pair
+                .route
+                .as_ref()
+                .is_some_and(|route| (route.client, route.connection) == (client, connection));
+            if !here {
+                pair.route = Some(Route { client, connection, sink: sink.clone() });
+                pair.credit = 0;
+            }
+            pair.credit += u64::from(packets);
+            let more = pair.credit.saturating_sub(pair.below);
+            pair.below += more;
+            more
+        };
+        self.allow_below(index, more);
+    }
+
+    fn allow_below(&self, index: u16, packets: u64) {
+        if packets > 0 {
+            self.nic.allow(index, u32::try_from(packets).unwrap_or(u32::MAX));
+        }
+    }
+
+    fn send(&self, route: &Route, pair: u16, bytes: Vec<u8>) {
+        let list = join_packets(&[bytes]);
+        let tag = self.last_tag.fetch_add(1, Ordering::Relaxed);
+        let total = message_bytes(&list);
+        let part = Part { device: self.device, queue: pair, tag, offset: 0, total };
+        let sent = self.outbound.message(route.client, &list, |offset, bytes| {
+            let part = Part { offset, ..part };
+            DeviceFrame::PacketsIn { part, connection: route.connection, bytes }
+        });
+        let counters = &self.outbound.counters;
+        add(if sent { &counters.packets_in_served } else { &counters.dropped }, 1);
+    }
+}
+
+impl PacketSink for NicHub {
+    fn packet(&self, pair: u16, bytes: Vec<u8>) {
+        let _delivery = self.delivery.read().unwrap_or_else(PoisonError::into_inner);
+        let route = self.pairs.get(usize::from(pair)).and_then(|pair| {
+            let mut pair = lock(pair);
+            pair.below = pair.below.saturating_sub(1);
+            let route = pair.route.clone().filter(|_| pair.credit > 0)?;
+            pair.credit -= 1;
+            Some(route)
+        });
+        match route {
+            Some(Route { sink: Some(sink), .. }) => sink.packet(pair, bytes),
+            Some(route) => self.send(&route, pair, bytes),
+            None => add(&self.outbound.counters.dropped, 1),
+        }
+    }
+}
+
+fn lock(pair: &Mutex<PairState>) -> MutexGuard<'_, PairState> {
+    pair.lock().unwrap_or_else(PoisonError::into_inner)
+}

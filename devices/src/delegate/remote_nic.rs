@@ -1,0 +1,228 @@
+//! A network that another slice has.
+
+use super::counters::add;
+use super::outbound::{Outbound, message_bytes};
+use super::{ExchangeError, Limits};
+use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use wire::device::{
+    Agreed, DeviceFrame, MESSAGE_BYTES_MAX, Part, join_packets, packets_bytes, split_packets,
+};
+use wire::{DeviceId, SliceId};
+
+/// Runs when the last message of a batch has left, or is dropped with it.
+struct Batch(Mutex<Option<PacketsDone>>);
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let done = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(done) = done {
+            done();
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    lost: bool,
+    connection: u32,
+    last_tag: u64,
+    bytes: u64,
+    /// Bytes and batch of each message under way.
+    waiting: HashMap<u64, (u64, Arc<Batch>)>,
+    /// For each pair, packets that this connection still allows.
+    allowed: Vec<u64>,
+}
+
+/// The network as its front ends on this slice see it.
+pub struct RemoteNic {
+    device: DeviceId,
+    owner: SliceId,
+    shape: NicShape,
+    limits: Limits,
+    outbound: Arc<Outbound>,
+    /// Held for moments only: the engine's thread takes it.
+    state: Mutex<State>,
+    /// Read while a packet is handed over, written for a moment to change the sink.
+    sink: RwLock<Option<Arc<dyn PacketSink>>>,
+}
+
+impl RemoteNic {
+    pub(super) fn new(
+        device: DeviceId,
+        owner: SliceId,
+        shape: NicShape,
+        outbound: Arc<Outbound>,
+    ) -> Self {
+        let limits = Limits::of_queues(shape.pairs);
+        let (state, sink) = (Mutex::default(), RwLock::default());
+        Self { device, owner, shape, limits, outbound, state, sink }
+    }
+
+    pub(super) fn owner(&self) -> SliceId {
+        self.owner
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends one list of packets, or drops it when too much is under way.
+    fn send(&self, queue: u16, packets: &[Vec<u8>], batch: &Arc<Batch>) {
+        if packets.is_empty() {
+            return;
+        }
+        let list = join_packets(packets);
+        let bytes = list.len() as u64;
+        let tag = {
+            let mut state = self.state();
+            let full = state.waiting.len() >= self.limits.requests as usize
+                || state.bytes + bytes > self.limits.bytes;
+            if state.lost || full {
+                add(&self.outbound.counters.dropped, packets.len() as u64);
+                return;
+            }
+            state.last_tag += 1;
+            state.bytes += bytes;
+            let tag = state.last_tag;
+            state.waiting.insert(tag, (bytes, Arc::clone(batch)));
+            tag
+        };
+        add(&self.outbound.counters.batches, 1);
+        let part = Part { device: self.device, queue, tag, offset: 0, total: message_bytes(&list) };
+        let sent = self.outbound.message(self.owner, &list, |offset, bytes| {
+            DeviceFrame::PacketsOut { part: Part { offset, ..part }, bytes }
+        });
+        if !sent {
+            add(&self.outbound.counters.dropped, packets.len() as u64);
+            drop(self.leave(tag));
+        }
+    }
+
+    /// The batch is to be dropped without the lock, since that may run its end.
+    fn leave(&self, tag: u64) -> Option<Arc<Batch>> {
+        let mut state = self.state();
+        let (bytes, batch) = state.waiting.remove(&tag)?;
+        state.bytes -= bytes;
+        Some(batch)
+    }
+
+    /// Packets have left.
+    pub(super) fn done(&self, tag: u64) -> Result<(), ExchangeError> {
+        let wrong = ExchangeError::Answer { device: self.device, from: self.owner };
+        self.leave(tag).map(drop).ok_or(wrong)
+    }
+
+    /// Packets for the guest, in order. Those of an older connection are dropped.
+    pub(super) fn packets(
+        &self,
+        queue: u16,
+        connection: u32,
+        list: &[u8],
+    ) -> Result<(), ExchangeError> {
+        let (device, from) = (self.device, self.owner);
+        let packets = split_packets(list, PACKET_BYTES_MAX)?;
+        let count = packets.len() as u64;
+        // The sink changes only together with the connection, so that the two fit.
+        let sink = self.sink.read().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut state = self.state();
+            if state.connection != connection {
+                add(&self.outbound.counters.dropped, count);
+                return Ok(());
+            }
+            let allowed = state.allowed.get_mut(usize::from(queue));
+            let allowed = allowed.ok_or(ExchangeError::Queue { device, from, queue })?;
+            let left = allowed.checked_sub(count);
+            *allowed = left.ok_or(ExchangeError::Overrun { device, from })?;
+        }
+        add(&self.outbound.counters.packets_in, count);
+        if let Some(sink) = &*sink {
+            for packet in packets {
+                sink.packet(queue, packet);
+            }
+        }
+        Ok(())
+    }
+
+    /// The slice with the network is gone: what is under way is dropped, as is all that comes.
+    pub(super) fn lose(&self) {
+        let waiting = {
+            let mut state = self.state();
+            state.lost = true;
+            state.bytes = 0;
+            std::mem::take(&mut state.waiting)
+        };
+        drop(waiting);
+    }
+}
+
+impl fmt::Debug for RemoteNic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (device, owner) = (self.device, self.owner);
+        f.debug_struct("RemoteNic")
+            .field("device", &device)
+            .field("owner", &owner)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Nic for RemoteNic {
+    fn shape(&self) -> NicShape {
+        self.shape.clone()
+    }
+
+    fn connect(&self, features: u64, pairs: u16, sink: Option<Arc<dyn PacketSink>>) {
+        let device = self.device;
+        let pairs = pairs.clamp(1, self.shape.pairs.max(1));
+        let agreed = sink.is_some().then_some(Agreed { features, pairs });
+        let mut place = self.sink.write().unwrap_or_else(PoisonError::into_inner);
+        *place = sink;
+        let connection = {
+            let mut state = self.state();
+            state.connection = state.connection.wrapping_add(1);
+            state.allowed.clear();
+            state.allowed.resize(usize::from(self.shape.pairs), 0);
+            state.connection
+        };
+        drop(place);
+        // A lost owner is no news: nothing comes from there.
+        self.outbound.frame(self.owner, &DeviceFrame::Connect { device, connection, agreed });
+    }
+
+    fn transmit(&self, pair: u16, packets: Vec<Vec<u8>>, done: PacketsDone) {
+        let batch = Arc::new(Batch(Mutex::new(Some(done))));
+        let good = |packet: &Vec<u8>| (1..=PACKET_BYTES_MAX).contains(&packet.len());
+        if pair >= self.shape.pairs || !packets.iter().all(good) {
+            add(&self.outbound.counters.dropped, packets.len() as u64);
+            return;
+        }
+        let mut rest = &packets[..];
+        while !rest.is_empty() {
+            let mut count = rest.len();
+            while packets_bytes(&rest[..count]) > MESSAGE_BYTES_MAX {
+                count = count.div_ceil(2);
+            }
+            let (now, later) = rest.split_at(count);
+            self.send(pair, now, &batch);
+            rest = later;
+        }
+    }
+
+    fn allow(&self, pair: u16, packets: u32) {
+        let connection = {
+            let mut state = self.state();
+            let connection = state.connection;
+            let Some(allowed) = state.allowed.get_mut(usize::from(pair)) else { return };
+            *allowed += u64::from(packets);
+            connection
+        };
+        if packets > 0 {
+            let (device, queue) = (self.device, pair);
+            let frame = DeviceFrame::Allow { device, queue, connection, packets };
+            self.outbound.frame(self.owner, &frame);
+        }
+    }
+}
