@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::distro::{CPU_PORT, Distro, HTTP_PORT, OBJECTS};
-use lab::http::Fetched;
+use lab::http::{Fetched, LoadReport};
 use lab::{Command, Host, Stream};
 
 use crate::interrupt::Interrupted;
@@ -150,6 +150,32 @@ impl Guest<'_> {
                 .say(&format!("port {port}: all objects as they should be: {}", each.join(", ")));
         }
         Ok(())
+    }
+
+    /// A short load on one server, told but not judged.
+    pub(crate) fn load(&self, port: u16, connections: usize, seconds: u32) -> Result<LoadReport> {
+        let url = self.url(port, OBJECTS[0].name)?;
+        let (connections, seconds) = (connections.to_string(), seconds.to_string());
+        let words = [&self.program, "http", "load", "--connections", &connections].into_iter();
+        let words = words.chain(["--seconds", &seconds, &url]).map(ToOwned::to_owned);
+        let out = self.run(&words.collect::<Vec<_>>(), STEP_LIMIT)?;
+        let report: LoadReport =
+            serde_json::from_str(out.trim()).context("read a load's result")?;
+        let (rate, latency) = (report.requests_per_second, report.latency_us);
+        self.progress.say(&format!(
+            "port {port}, {}: {rate:.1} requests/s, latency p50 {} ms, p99 {} ms, {} errors",
+            OBJECTS[0].name,
+            latency.p50 / 1000,
+            latency.p99 / 1000,
+            report.errors
+        ));
+        ensure!(
+            report.errors == 0,
+            "{} of the load's requests failed: {:?}",
+            report.errors,
+            report.first_error
+        );
+        Ok(report)
     }
 
     /// Runs a program on every CPU, and looks where the servers with one CPU are.

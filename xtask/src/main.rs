@@ -7,6 +7,7 @@ mod check;
 mod companion;
 mod demo;
 mod distro_console;
+mod distro_demo;
 mod distro_guest;
 mod distro_verbs;
 mod guest_console;
