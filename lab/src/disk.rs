@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::lab::HostNumber;
 use crate::{cache, packages};
 
+const COPY_LIMIT: Duration = Duration::from_secs(600);
 const OVERLAY_LIMIT: Duration = Duration::from_secs(60);
 /// First bytes of a qcow2 image (QEMU, `docs/interop/qcow2.txt`).
 const QCOW2: [u8; 4] = *b"QFI\xfb";
@@ -23,8 +24,8 @@ pub struct Disk {
     pub host: HostNumber,
     /// A raw or qcow2 image.
     pub image: PathBuf,
-    /// Keep what is written in a qcow2 file in the lab's folder, `host-N/disk-K.qcow2`, to be looked at.
-    /// Where hosts are machines it is thrown away otherwise.
+    /// Keep what is written, to be looked at: in the lab's folder, in the qcow2 file
+    /// `host-N/disk-K.qcow2` over the image, or where hosts are namespaces in a copy of it.
     pub keep: bool,
 }
 
@@ -78,12 +79,19 @@ pub(crate) fn for_machine(disk: &Disk, folder: &Path, number: usize) -> Result<B
 }
 
 /// Makes an empty qcow2 file over the image of a disk.
-pub(crate) fn overlay(disk: &Disk, file: &Path) -> Result<Backing> {
+fn overlay(disk: &Disk, file: &Path) -> Result<Backing> {
     let (image, over) = (packages::text(&disk.image)?, packages::text(file)?);
     let arguments = ["create", "-q", "-f", "qcow2", "-b", image, "-F", format(&disk.image)?, over];
     cache::run("qemu-img", &arguments, OVERLAY_LIMIT)
         .context("make an overlay; qemu-img is in the package qemu-utils")?;
     Ok(Backing { file: file.to_owned(), format: "qcow2", snapshot: false })
+}
+
+/// Makes a copy of the image of a disk, which takes no more space than the image.
+pub(crate) fn copy(disk: &Disk, file: &Path) -> Result<()> {
+    let (image, copy) = (packages::text(&disk.image)?, packages::text(file)?);
+    let arguments = ["--sparse=always", "--reflink=auto", image, copy];
+    cache::run("cp", &arguments, COPY_LIMIT).context("copy the image of a disk").map(drop)
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ struct Member {
     job_inside: PathBuf,
     /// As the member sees them.
     disks: Vec<PathBuf>,
+    /// Copies of images that nobody wants afterwards.
+    copies: Vec<PathBuf>,
     cut: AtomicBool,
     dead: AtomicBool,
 }
@@ -69,10 +71,14 @@ impl Namespaces {
         });
         let mut members = members(jobs)?;
         for (member, host) in members.iter_mut().zip(HostNumber::first(config.hosts)) {
-            // There is no device between a namespace and a file: what is written goes beside the image.
+            // Nothing stands between a namespace and a file: it gets a copy of its own.
             for (number, disk) in config.disks_of(host).iter().enumerate() {
-                let file = folder.join(format!("host-{host}/disk-{number}.qcow2"));
-                member.disks.push(disk::overlay(disk, &file)?.file);
+                let file = folder.join(format!("host-{host}/disk-{number}.img"));
+                disk::copy(disk, &file)?;
+                if !disk.keep {
+                    member.copies.push(file.clone());
+                }
+                member.disks.push(file);
             }
         }
         Self::build(channel, &config.name, members, None)
@@ -162,7 +168,7 @@ fn members(jobs: impl Iterator<Item = (PathBuf, PathBuf)>) -> Result<Vec<Member>
     jobs.map(|(job, job_inside)| {
         fs::create_dir_all(&job).with_context(|| format!("create {}", job.display()))?;
         let (cut, dead) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Member { job, job_inside, disks: Vec::new(), cut, dead })
+        Ok(Member { job, job_inside, disks: Vec::new(), copies: Vec::new(), cut, dead })
     })
     .collect()
 }
@@ -250,6 +256,10 @@ impl Drop for Namespaces {
     fn drop(&mut self) {
         if self.machine.is_none() {
             self.sweep();
+        }
+        for copy in self.members.iter().flat_map(|member| &member.copies) {
+            // The next lab of this name removes what is left of this one.
+            drop(fs::remove_file(copy));
         }
         self.channel.close();
     }
