@@ -9,6 +9,7 @@ for word in $(</proc/cmdline); do
     tessera.address=*) address=${word#*=} ;;
     tessera.kernel=*) kernel=${word#*=} ;;
     tessera.agent=*) agent=${word#*=} ;;
+    tessera.disks=*) disks=${word#*=} ;;
     esac
 done
 
@@ -25,6 +26,9 @@ release=$(uname -r)
 mkdir -p /lib/modules
 ln -sfn "$kernel/lib/modules/$release" "/lib/modules/$release"
 modprobe kvm_amd || echo "tessera-lab: kvm_amd does not load"
+if [ "$disks" != 0 ]; then
+    modprobe virtio_blk || echo "tessera-lab: virtio_blk does not load"
+fi
 
 ip link set lo up
 if [ -n "$address" ]; then

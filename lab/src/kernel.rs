@@ -61,7 +61,7 @@ pub fn guest_kernel(say: &dyn Fn(&str)) -> Result<KernelFiles> {
 
 /// Takes the ELF kernel out of a bzImage (Linux, `Documentation/arch/x86/boot.rst`: `setup_sects` at
 /// 0x1f1, `HdrS` at 0x202, `payload_offset` at 0x248, `payload_length` at 0x24c).
-fn elf_kernel(image: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn elf_kernel(image: &[u8]) -> Result<Vec<u8>> {
     let byte = |at: usize| image.get(at).copied().context("the image is too short");
     let word = |at: usize| -> Result<usize> {
         let bytes = image.get(at..at + 4).context("the image is too short")?;

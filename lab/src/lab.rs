@@ -12,14 +12,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache;
 use crate::command::{Command, ExitStatus};
+use crate::disk::Disk;
 use crate::machine::remove_sockets;
 use crate::machines::Machines;
 use crate::namespaces::Namespaces;
 use crate::remote::{Line, RemoteProcess};
 use crate::substrate::{Substrate, substrate};
 
+/// Name of the copy of the running program in a lab's folder.
+pub(crate) const PROGRAM: &str = "agent";
 /// Most hosts of a lab.
 pub const MAX_HOSTS: usize = 32;
+/// Most disks of a host.
+const MAX_DISKS: usize = 8;
+/// Longest time for setting up a device in a host.
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A host by its number, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -100,6 +107,15 @@ pub struct Config {
     pub mode: Mode,
     /// How long one machine may take to boot.
     pub boot_limit: Duration,
+    /// Disks of the hosts.
+    pub disks: Vec<Disk>,
+}
+
+impl Config {
+    /// Disks of a host, in order.
+    pub(crate) fn disks_of(&self, host: HostNumber) -> Vec<Disk> {
+        self.disks.iter().filter(|disk| disk.host == host).cloned().collect()
+    }
 }
 
 impl Default for Config {
@@ -111,6 +127,7 @@ impl Default for Config {
             processors: 1,
             mode: Mode::Auto,
             boot_limit: Duration::from_secs(180),
+            disks: Vec::new(),
         }
     }
 }
@@ -134,6 +151,8 @@ pub struct HostState {
     pub job_inside: PathBuf,
     /// What its kernel prints, where it has a kernel of its own.
     pub console: Option<PathBuf>,
+    /// Its disks as the host sees them, in the order of [`Config::disks`].
+    pub disks: Vec<PathBuf>,
 }
 
 /// A set of hosts, whatever they are made of.
@@ -200,6 +219,13 @@ impl Lab {
             "{} hosts: a lab has 1 to {MAX_HOSTS}",
             config.hosts
         );
+        for disk in &config.disks {
+            ensure!(disk.host.get() <= config.hosts, "disk {disk}: there is no such host");
+            ensure!(
+                config.disks_of(disk.host).len() <= MAX_DISKS,
+                "a host has up to {MAX_DISKS} disks"
+            );
+        }
         let folder = cache::run_folder(&config.name)?;
         let lock = claim(&config.name, &folder)?;
         cache::remove_folder(&folder)?;
@@ -259,6 +285,19 @@ impl Lab {
     /// Folder with the lab's logs and job folders.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// A copy of the running program that every host sees under this path, and that no rebuild changes.
+    ///
+    /// # Errors
+    /// When it cannot be copied.
+    pub fn own_program(&self) -> Result<PathBuf> {
+        let copy = self.folder.join(PROGRAM);
+        if !copy.exists() {
+            let own = std::env::current_exe().context("find the running program")?;
+            fs::copy(&own, &copy).with_context(|| format!("copy {}", own.display()))?;
+        }
+        Ok(copy)
     }
 
     /// What is known about the lab now.
@@ -331,6 +370,25 @@ impl Host<'_> {
     pub fn run(&self, command: &Command, limit: Duration) -> Result<(ExitStatus, Vec<Line>)> {
         let mut process = self.spawn(command)?;
         process.collect(limit).with_context(|| format!("run `{command}` on host {}", self.number))
+    }
+
+    /// Makes a tap device for a VM of this host, with an address (and the length of its prefix) that the
+    /// host has on it. It has several queues and the virtio header; a VM opens it with `IFF_TAP |
+    /// IFF_NO_PI | IFF_VNET_HDR | IFF_MULTI_QUEUE`. A device of this name is made anew.
+    ///
+    /// # Errors
+    /// When the host cannot make it; the message has what `ip` said.
+    pub fn tap(&self, name: &str, address: &str) -> Result<()> {
+        let script = "set -e\n[ -e /sys/class/misc/tun ] || modprobe tun\n\
+                      ip link delete \"$1\" 2>/dev/null || true\n\
+                      ip tuntap add dev \"$1\" mode tap multi_queue vnet_hdr\n\
+                      ip address add \"$2\" dev \"$1\"\nip link set \"$1\" up\n";
+        let (status, lines) =
+            self.run(&Command::new(["sh", "-c", script, "sh", name, address]), DEVICE_LIMIT)?;
+        let said: Vec<_> = lines.into_iter().map(|line| line.text).collect();
+        let number = self.number;
+        ensure!(status.success(), "no tap device on host {number}: {}", said.join("; "));
+        Ok(())
     }
 
     /// Cuts it off from the network.

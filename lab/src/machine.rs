@@ -13,8 +13,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Sender, bounded};
 
 use crate::agent::PORT_NAME;
+use crate::disk::{self, Disk};
 use crate::initrd;
 use crate::kernel::KernelFiles;
+use crate::lab::PROGRAM;
 use crate::packages::{self, Packages};
 use crate::remote::Channel;
 use crate::switch;
@@ -49,6 +51,7 @@ pub(crate) struct MachineConfig {
     /// The lab's folder: sockets are here, files of the machine in `host-N/`.
     pub(crate) folder: PathBuf,
     pub(crate) boot_limit: Duration,
+    pub(crate) disks: Vec<Disk>,
 }
 
 /// A machine that runs.
@@ -86,21 +89,14 @@ impl Kit {
         let packages = packages::prepare(say)?;
         let kernel = KernelFiles::in_package(&packages.host_kernel)?;
         let initrd = initrd::host_initrd(&kernel)?;
-        let agent = folder.join("agent");
+        let agent = folder.join(PROGRAM);
         let own = std::env::current_exe().context("find the running program")?;
         fs::copy(&own, &agent).with_context(|| format!("copy {}", own.display()))?;
         Ok(Self { packages, kernel, initrd, agent, keeper: Keeper::start()? })
     }
 
     fn process(&self, config: &MachineConfig, files: &Files, agent: &Path) -> Result<Process> {
-        let mut process = Process::new("setpriv");
-        process.args(["--pdeathsig", "KILL", "--"]);
-        process.arg(self.packages.qemu.join("usr/bin/qemu-system-x86_64"));
-        for folder in ["usr/share/qemu", "usr/share/seabios"] {
-            process.arg("-L").arg(self.packages.qemu.join(folder));
-        }
-        // Firmware that the newer packages do not carry comes from the machine's own.
-        process.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
+        let mut process = qemu(&self.packages);
         if config.counted {
             process.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
         } else {
@@ -129,6 +125,7 @@ impl Kit {
         if config.address.is_some() {
             network(&mut process, config)?;
         }
+        disks(&mut process, config, files)?;
         process.arg("-append").arg(self.command_line(config)?);
         let log =
             File::create(&files.log).with_context(|| format!("create {}", files.log.display()))?;
@@ -146,6 +143,7 @@ impl Kit {
             ("kernel", packages::text(&self.kernel.root)?.to_owned()),
             ("agent", packages::text(&self.agent)?.to_owned()),
             ("address", config.address.clone().unwrap_or_default()),
+            ("disks", config.disks.len().to_string()),
         ];
         for (name, value) in own {
             if value.contains(char::is_whitespace) {
@@ -155,6 +153,43 @@ impl Kit {
         }
         Ok(line)
     }
+}
+
+/// A QEMU out of the packages, without machine options. It ends with the thread that starts it.
+pub(crate) fn qemu(packages: &Packages) -> Process {
+    let mut process = Process::new("setpriv");
+    process.args(["--pdeathsig", "KILL", "--"]);
+    process.arg(packages.qemu.join("usr/bin/qemu-system-x86_64"));
+    for folder in ["usr/share/qemu", "usr/share/seabios"] {
+        process.arg("-L").arg(packages.qemu.join(folder));
+    }
+    // Firmware that the newer packages do not carry comes from the machine's own.
+    process.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
+    process
+}
+
+/// The value of `-drive` for a file. With `snapshot` nothing is written to the file.
+pub(crate) fn drive(id: &str, file: &str, format: &str, snapshot: bool) -> Result<String> {
+    if file.contains(',') {
+        bail!("'{file}' has a comma, which an option of QEMU cannot carry");
+    }
+    let snapshot = if snapshot { "on" } else { "off" };
+    Ok(format!(
+        "file={file},format={format},if=none,id={id},snapshot={snapshot},discard=unmap,aio=threads"
+    ))
+}
+
+fn disks(process: &mut Process, config: &MachineConfig, files: &Files) -> Result<()> {
+    let folder = files.job.parent().context("folder of a host")?;
+    // Where QEMU puts what a snapshot has written: not into memory.
+    process.env("TMPDIR", folder);
+    for (number, disk) in config.disks.iter().enumerate() {
+        let disk::Backing { file, format, snapshot } = disk::for_machine(disk, folder, number)?;
+        let id = format!("disk-{number}");
+        process.arg("-drive").arg(drive(&id, packages::text(&file)?, format, snapshot)?);
+        process.arg("-device").arg(format!("virtio-blk-pci,drive={id},serial={id}"));
+    }
+    Ok(())
 }
 
 fn network(process: &mut Process, config: &MachineConfig) -> Result<()> {

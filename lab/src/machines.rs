@@ -15,6 +15,8 @@ use crate::switch::Switch;
 #[derive(Debug)]
 pub(crate) struct Machines {
     machines: Vec<Machine>,
+    /// Disks of each machine.
+    disks: Vec<usize>,
     switch: Switch,
     // Last: the thread that started the machines must outlive them.
     _kit: Kit,
@@ -37,6 +39,7 @@ impl Machines {
                         counted: false,
                         folder: folder.to_owned(),
                         boot_limit: config.boot_limit,
+                        disks: config.disks_of(host),
                     };
                     let kit = &kit;
                     scope.spawn(move || Machine::boot(kit, &machine, say))
@@ -45,12 +48,21 @@ impl Machines {
             boots.into_iter().map(|boot| boot.join().expect("a boot does not panic")).collect()
         });
         let machines = booted.into_iter().collect::<Result<_>>()?;
-        Ok(Self { machines, switch, _kit: kit })
+        let disks = HostNumber::first(config.hosts).map(|host| config.disks_of(host).len());
+        Ok(Self { machines, disks: disks.collect(), switch, _kit: kit })
     }
 
     fn machine(&self, host: HostNumber) -> Result<&Machine> {
         self.machines.get(host.index()).with_context(|| format!("there is no host {host}"))
     }
+}
+
+/// Names of the first virtio disks of a machine; a host has no other disks.
+pub(crate) fn devices(count: usize) -> Vec<PathBuf> {
+    (b'a'..=b'z')
+        .take(count)
+        .map(|letter| format!("/dev/vd{}", char::from(letter)).into())
+        .collect()
 }
 
 impl Hosts for Machines {
@@ -90,6 +102,7 @@ impl Hosts for Machines {
             job: machine.files.job.clone(),
             job_inside: PathBuf::from("/job"),
             console: Some(machine.files.console.clone()),
+            disks: devices(self.disks[host.index()]),
         })
     }
 }

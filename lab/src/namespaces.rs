@@ -20,8 +20,10 @@ use anyhow::{Context, Result, ensure};
 use crate::agent;
 use crate::cache;
 use crate::command::Command;
+use crate::disk;
 use crate::lab::{Config, HostNumber, HostState, Hosts};
 use crate::machine::{Kit, Machine, MachineConfig};
+use crate::machines::devices;
 use crate::remote::{Channel, RemoteProcess};
 
 const SETUP_LIMIT: Duration = Duration::from_secs(120);
@@ -30,6 +32,10 @@ const SETUP_LIMIT: Duration = Duration::from_secs(120);
 struct Member {
     job: PathBuf,
     job_inside: PathBuf,
+    /// As the member sees them.
+    disks: Vec<PathBuf>,
+    /// Copies of images that nobody wants afterwards.
+    copies: Vec<PathBuf>,
     cut: AtomicBool,
     dead: AtomicBool,
 }
@@ -63,7 +69,19 @@ impl Namespaces {
             let job = folder.join(format!("host-{host}/job"));
             (job.clone(), job)
         });
-        Self::build(channel, &config.name, jobs.collect(), None)
+        let mut members = members(jobs)?;
+        for (member, host) in members.iter_mut().zip(HostNumber::first(config.hosts)) {
+            // Nothing stands between a namespace and a file: it gets a copy of its own.
+            for (number, disk) in config.disks_of(host).iter().enumerate() {
+                let file = folder.join(format!("host-{host}/disk-{number}.img"));
+                disk::copy(disk, &file)?;
+                if !disk.keep {
+                    member.copies.push(file.clone());
+                }
+                member.disks.push(file);
+            }
+        }
+        Self::build(channel, &config.name, members, None)
     }
 
     /// Namespaces in one QEMU machine under `-icount`.
@@ -78,6 +96,7 @@ impl Namespaces {
             folder: folder.to_owned(),
             // Virtual time is several times slower than the clock on the wall.
             boot_limit: config.boot_limit * 5,
+            disks: config.disks.clone(),
         };
         say("booting the replay machine (its time follows the instruction count)");
         let machine = Machine::boot(&kit, &machine, say)?;
@@ -85,24 +104,22 @@ impl Namespaces {
             let name = format!("host-{host}");
             (machine.files.job.join(&name), Path::new("/job").join(&name))
         });
-        let (jobs, channel) = (jobs.collect(), machine.channel.clone());
-        Self::build(channel, &config.name, jobs, Some((machine, kit)))
+        let mut members = members(jobs)?;
+        for (disk, device) in config.disks.iter().zip(devices(config.disks.len())) {
+            if let Some(member) = members.get_mut(disk.host.index()) {
+                member.disks.push(device);
+            }
+        }
+        let channel = machine.channel.clone();
+        Self::build(channel, &config.name, members, Some((machine, kit)))
     }
 
     fn build(
         channel: Channel,
         name: &str,
-        jobs: Vec<(PathBuf, PathBuf)>,
+        members: Vec<Member>,
         machine: Option<(Machine, Kit)>,
     ) -> Result<Self> {
-        let members = jobs
-            .into_iter()
-            .map(|(job, job_inside)| {
-                fs::create_dir_all(&job).with_context(|| format!("create {}", job.display()))?;
-                let (cut, dead) = (AtomicBool::new(false), AtomicBool::new(false));
-                Ok(Member { job, job_inside, cut, dead })
-            })
-            .collect::<Result<Vec<_>>>()?;
         let namespaces = Self { channel, prefix: prefix(name), members, machine };
         // From here on a failure runs `drop`, which removes what was made.
         namespaces.sweep();
@@ -144,6 +161,16 @@ impl Namespaces {
         // The agent may be gone with its machine, and the namespaces with it.
         drop(self.channel.run(&Command::shell(sweep_script(&self.prefix)), SETUP_LIMIT));
     }
+}
+
+/// Members with their job folders, as the machine and as the member sees them. The folders are made.
+fn members(jobs: impl Iterator<Item = (PathBuf, PathBuf)>) -> Result<Vec<Member>> {
+    jobs.map(|(job, job_inside)| {
+        fs::create_dir_all(&job).with_context(|| format!("create {}", job.display()))?;
+        let (cut, dead) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Member { job, job_inside, disks: Vec::new(), copies: Vec::new(), cut, dead })
+    })
+    .collect()
 }
 
 /// Removes what a lab of this name left on this machine when its owner was killed.
@@ -220,6 +247,7 @@ impl Hosts for Namespaces {
             job: member.job.clone(),
             job_inside: member.job_inside.clone(),
             console: machine.map(|machine| machine.files.console.clone()),
+            disks: member.disks.clone(),
         })
     }
 }
@@ -228,6 +256,10 @@ impl Drop for Namespaces {
     fn drop(&mut self) {
         if self.machine.is_none() {
             self.sweep();
+        }
+        for copy in self.members.iter().flat_map(|member| &member.copies) {
+            // The next lab of this name removes what is left of this one.
+            drop(fs::remove_file(copy));
         }
         self.channel.close();
     }

@@ -183,25 +183,94 @@ fn machine_archive() -> Result<Archive> {
     if (id, codename) != ("debian", "bookworm") {
         bail!("lab machines need Debian 12 (bookworm); this machine says '{id}' '{codename}'");
     }
+    let targets = index_targets()?;
+    let wanted = format!("{codename}|main|Debian|");
+    let found = targets.lines().find_map(|line| line.strip_prefix(&wanted)).with_context(|| {
+        format!("apt knows no package list of {codename} main; run `apt-get update`")
+    })?;
+    let (address, keys) = found.split_once('|').context("read what apt says about its lists")?;
+    let options = signed_by(keys);
+    Ok(Archive { codename: codename.to_owned(), address: address.to_owned(), options })
+}
+
+/// What apt says about its package lists: codename, component, origin, address and keys.
+fn index_targets() -> Result<String> {
     let format = "$(CODENAME)|$(COMPONENT)|$(ORIGIN)|$(REPO_URI)|$(SIGNED_BY)";
     let targets = cache::run(
         "apt-get",
         &["indextargets", "--format", format, "Created-By: Packages"],
         QUERY_LIMIT,
     )?;
-    let targets = String::from_utf8_lossy(&targets).into_owned();
-    let wanted = format!("{codename}|main|Debian|");
-    let found = targets.lines().find_map(|line| line.strip_prefix(&wanted)).with_context(|| {
-        format!("apt knows no package list of {codename} main; run `apt-get update`")
-    })?;
-    let (address, keys) = found.split_once('|').context("read what apt says about its lists")?;
+    Ok(String::from_utf8_lossy(&targets).into_owned())
+}
+
+/// Options of a sources line for these keys, with a space at the end.
+fn signed_by(keys: &str) -> String {
     // An unset field is given back as its own name.
     let keys = if keys.is_empty() || keys.starts_with('$') {
         "/usr/share/keyrings/debian-archive-keyring.gpg"
     } else {
         keys
     };
-    let options =
-        if keys.starts_with('/') { format!("[signed-by={keys}] ") } else { String::new() };
-    Ok(Archive { codename: codename.to_owned(), address: address.to_owned(), options })
+    if keys.starts_with('/') { format!("[signed-by={keys}] ") } else { String::new() }
+}
+
+/// Where the packages of a guest's system come from.
+pub(crate) struct GuestSources {
+    /// Codename of the main suite.
+    pub(crate) codename: String,
+    /// The suite with newer kernels.
+    pub(crate) backports: String,
+    /// Lines for sources.list: the machine's own Debian suites, and the backports.
+    pub(crate) lines: Vec<String>,
+}
+
+/// The machine's own sources of Debian, with backports added.
+pub(crate) fn guest_sources() -> Result<GuestSources> {
+    let Archive { codename, address, options } = machine_archive()?;
+    let backports = format!("{codename}-backports");
+    let mut lines = suite_lines(&index_targets()?, &codename);
+    let line = format!("deb {options}{address} {backports} main");
+    if !lines.contains(&line) {
+        lines.push(line);
+    }
+    Ok(GuestSources { codename, backports, lines })
+}
+
+/// A sources line for each of Debian's suites of this release that apt has a list of.
+fn suite_lines(targets: &str, codename: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for target in targets.lines() {
+        let fields: Vec<_> = target.split('|').collect();
+        let [suite, "main", "Debian", address, keys] = fields[..] else { continue };
+        let rest = suite.strip_prefix(codename);
+        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-')) {
+            let line = format!("deb {}{address} {suite} main", signed_by(keys));
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_of_other_releases_and_other_origins_are_left_out() {
+        let targets = "one|main|Debian|http://a.example/|/keys.gpg\n\
+                       one|contrib|Debian|http://a.example/|/keys.gpg\n\
+                       one-security|main|Debian|http://s.example/|$(SIGNED_BY)\n\
+                       onemore|main|Debian|http://a.example/|/keys.gpg\n\
+                       one|main|Other|http://o.example/|/keys.gpg\n";
+
+        let lines = suite_lines(targets, "one");
+
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0], "deb [signed-by=/keys.gpg] http://a.example/ one main");
+        assert!(lines[1].starts_with("deb [signed-by=/usr/share/keyrings/"));
+        assert!(lines[1].ends_with("http://s.example/ one-security main"));
+    }
 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use lab::{Lab, daemon};
+use serde_json::Value;
 
+use crate::distro_demo;
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::Progress;
@@ -19,7 +21,7 @@ use crate::scenario::{self, Prepared, Scenario};
 use crate::summary;
 use crate::vm_options::{Interrupts, VmOptions};
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct DemoOptions {
     #[command(flatten)]
     vm: VmOptions,
@@ -29,18 +31,37 @@ pub(crate) struct DemoOptions {
     /// Write the result as JSON into this file
     #[arg(long)]
     report: Option<PathBuf>,
-    /// Leave the hosts up until ctrl-c
+    /// Leave the hosts up until ctrl-c; with --distro the VM too
     #[arg(long)]
     keep: bool,
+    /// Boot a whole Debian system from a disk, with a network, and look at it over HTTP and ssh
+    #[arg(long)]
+    distro: bool,
+    /// With --distro: keep what the guest writes in a qcow2 file in the lab's folder
+    #[arg(long, requires = "distro")]
+    keep_disk: bool,
 }
 
 pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
+    let mut options = options.clone();
+    if options.distro {
+        options.vm.timeout.get_or_insert(distro_demo::TIMEOUT);
+    }
+    let options = &options;
     let progress = Arc::new(Progress::new());
     let interrupted = Interrupted::listen()?;
     let layout = options.vm.layout()?;
     progress.say(&format!("substrate: {}; layout {layout}", lab::substrate()));
-    let prepared = scenario::prepare(&options.vm, &progress)?;
-    let lab = Arc::new(scenario::hosts(&options.vm, &layout, &progress)?);
+    let (prepared, lab) = if options.distro {
+        let prepared = scenario::prepare_distro(&options.vm, &progress)?;
+        let distro = prepared.distro.as_ref().context("the system that was just built")?;
+        let disks = distro_demo::disks(distro, options.keep_disk)?;
+        let lab = scenario::hosts_with_disks(&options.vm, &layout, disks, &progress)?;
+        (prepared, Arc::new(lab))
+    } else {
+        let prepared = scenario::prepare(&options.vm, &progress)?;
+        (prepared, Arc::new(scenario::hosts(&options.vm, &layout, &progress)?))
+    };
     let attendant = attend(&lab, &interrupted);
     let name = &options.vm.name;
     progress.say(&format!("look into a host: ./x lab exec --name {name} 1 -- COMMAND"));
@@ -53,6 +74,14 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
     let passed = passed?;
     progress.say(if passed { "demo passed" } else { "demo FAILED" });
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn write_report(options: &DemoOptions, report: &Value, progress: &Progress) -> Result<()> {
+    let Some(path) = &options.report else { return Ok(()) };
+    let report = serde_json::to_vec_pretty(report).context("format the report")?;
+    fs::write(path, report).with_context(|| format!("write {}", path.display()))?;
+    progress.say(&format!("report: {}", path.display()));
+    Ok(())
 }
 
 /// Lets `./x lab` use the demo's hosts while they are there; `down` ends the demo like ctrl-c.
@@ -84,13 +113,15 @@ fn show(
         interrupted,
         loud: true,
     };
+    if let Some(distro) = &prepared.distro {
+        let shown = distro_demo::run(&scenario, distro, options.keep)?;
+        println!("\n{}", shown.table(&scenario));
+        write_report(options, &shown.json(&scenario), progress)?;
+        return Ok(shown.problems.is_empty());
+    }
     let outcome = scenario.run()?;
     println!("\n{}", summary::table(&scenario, &outcome));
-    if let Some(path) = &options.report {
-        let report = serde_json::to_vec_pretty(&summary::json(&scenario, &outcome))?;
-        fs::write(path, report).with_context(|| format!("write {}", path.display()))?;
-        progress.say(&format!("report: {}", path.display()));
-    }
+    write_report(options, &summary::json(&scenario, &outcome), progress)?;
     if options.keep {
         progress.say("hosts stay up until ctrl-c or `./x lab down`");
         while !interrupted.is_set() {

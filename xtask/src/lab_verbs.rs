@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
-use lab::{Command, Config, HostNumber, LabState, Mode, Stream, daemon};
+use lab::{Command, Config, Disk, HostNumber, LabState, Mode, Stream, daemon};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -61,6 +61,10 @@ pub(crate) struct UpOptions {
     /// End the lab when nobody uses it for this many minutes
     #[arg(long, default_value_t = daemon::DEFAULT_IDLE.as_secs() / 60)]
     idle: u64,
+    /// A disk of a host as HOST:IMAGE; the image is never written to. With `,keep` what the host writes
+    /// is kept in a qcow2 file in the lab's folder
+    #[arg(long = "disk", value_name = "DISK")]
+    disks: Vec<Disk>,
     /// How many seconds a host may take to boot
     #[arg(long, default_value_t = 180)]
     boot_limit: u64,
@@ -122,6 +126,7 @@ impl UpOptions {
                 ModeName::Namespaces => Mode::Namespaces,
             },
             boot_limit: Duration::from_secs(self.boot_limit),
+            disks: self.disks.clone(),
         }
     }
 
@@ -137,7 +142,9 @@ impl UpOptions {
             ("--idle", self.idle.to_string()),
             ("--boot-limit", self.boot_limit.to_string()),
         ];
-        let options = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+        let disks = self.disks.iter().map(|disk| ("--disk", disk.to_string()));
+        let options =
+            options.into_iter().chain(disks).flat_map(|(name, value)| [name.to_owned(), value]);
         ["lab-daemon".to_owned()].into_iter().chain(options).collect()
     }
 }

@@ -6,7 +6,12 @@ mod bench;
 mod check;
 mod companion;
 mod demo;
+mod distro_console;
+mod distro_demo;
+mod distro_guest;
+mod distro_verbs;
 mod guest_console;
+mod http_verbs;
 mod interrupt;
 mod lab_verbs;
 mod layout;
@@ -50,6 +55,17 @@ enum Verb {
         #[command(subcommand)]
         verb: soak::SoakVerb,
     },
+    /// The Debian system that guests boot from a disk: build it, prove it without Tessera
+    Distro {
+        #[command(subcommand)]
+        verb: distro_verbs::DistroVerb,
+    },
+    /// Ask a web server; run by the lab inside its hosts
+    #[command(hide = true)]
+    Http {
+        #[command(subcommand)]
+        verb: http_verbs::HttpVerb,
+    },
     /// Run by the lab inside its hosts
     #[command(hide = true)]
     LabAgent,
@@ -72,6 +88,8 @@ fn main() -> ExitCode {
         Verb::Bench(options) => bench::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),
+        Verb::Distro { verb } => distro_verbs::run(&verb),
+        Verb::Http { verb } => http_verbs::run(verb),
         Verb::LabAgent => lab::agent::serve_port().map(|()| ExitCode::SUCCESS),
         Verb::LabDaemon(options) => Ok(lab_verbs::daemon(&options)),
     };

@@ -14,11 +14,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use lab::{Command, ExitStatus, Host, HostNumber, KernelFiles, Lab, Mode, RemoteProcess, Stream};
+use lab::distro::Distro;
+use lab::{
+    Command, Config, Disk, ExitStatus, Host, HostNumber, KernelFiles, Lab, Mode, RemoteProcess,
+    Stream,
+};
 use serde_json::Value;
 
 use crate::check;
 use crate::companion::{Companion, PORT, wait_for_port};
+use crate::distro_demo;
 use crate::guest_console::GuestReport;
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
@@ -48,21 +53,36 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=t nokaslr mitiga
 #[derive(Debug)]
 pub(crate) struct Prepared {
     program: PathBuf,
-    kernel: KernelFiles,
+    /// bzImage.
+    vmlinuz: PathBuf,
+    /// The same as ELF.
+    vmlinux: PathBuf,
     initrd: PathBuf,
+    /// The system that is booted; without one the guest's tests are.
+    pub(crate) distro: Option<Distro>,
 }
 
 /// Builds tessera and the guest's files.
 pub(crate) fn prepare(options: &VmOptions, progress: &Progress) -> Result<Prepared> {
     let root = workspace::root()?;
-    let program = match &options.program {
-        Some(program) => program.clone(),
-        None => build(&root, progress)?,
-    };
+    let program = program(options, &root, progress)?;
     let kernel = lab::guest_kernel(&|line| progress.say(line))?;
     progress.say("building the guest's test program and initramfs");
     let initrd = lab::guest_image(&root, &kernel)?.path;
-    Ok(Prepared { program, kernel, initrd })
+    let KernelFiles { vmlinuz, vmlinux, .. } = kernel;
+    Ok(Prepared { program, vmlinuz, vmlinux, initrd, distro: None })
+}
+
+/// Builds tessera and the Debian system that boots from a disk.
+pub(crate) fn prepare_distro(options: &VmOptions, progress: &Progress) -> Result<Prepared> {
+    let program = program(options, &workspace::root()?, progress)?;
+    let distro = lab::distro::distro(&|line| progress.say(line))?;
+    let Distro { vmlinuz, vmlinux, initrd, .. } = distro.clone();
+    Ok(Prepared { program, vmlinuz, vmlinux, initrd, distro: Some(distro) })
+}
+
+fn program(options: &VmOptions, root: &Path, progress: &Progress) -> Result<PathBuf> {
+    options.program.clone().map_or_else(|| build(root, progress), Ok)
 }
 
 fn build(root: &Path, progress: &Progress) -> Result<PathBuf> {
@@ -74,7 +94,18 @@ fn build(root: &Path, progress: &Progress) -> Result<PathBuf> {
 
 /// Brings up the hosts for a VM.
 pub(crate) fn hosts(options: &VmOptions, layout: &Layout, progress: &Progress) -> Result<Lab> {
-    let lab = Lab::up(&options.lab(layout.slices()), &|line| progress.say(line))?;
+    hosts_with_disks(options, layout, Vec::new(), progress)
+}
+
+/// The same with disks.
+pub(crate) fn hosts_with_disks(
+    options: &VmOptions,
+    layout: &Layout,
+    disks: Vec<Disk>,
+    progress: &Progress,
+) -> Result<Lab> {
+    let config = Config { disks, ..options.lab(layout.slices()) };
+    let lab = Lab::up(&config, &|line| progress.say(line))?;
     let addresses: Vec<_> = lab.hosts().map(|host| host.address().to_string()).collect();
     progress.say(&format!("{} hosts are up: {}", addresses.len(), addresses.join(", ")));
     progress.say(&format!("logs are in {}", lab.folder().display()));
@@ -166,7 +197,7 @@ impl Scenario<'_> {
         let mut words = vec![self.program()?, "bootstrap".to_owned()];
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
         option("--secret-file", inside(first, "vm.key")?);
-        let KernelFiles { vmlinuz, vmlinux, .. } = &self.prepared.kernel;
+        let Prepared { vmlinuz, vmlinux, .. } = self.prepared;
         option("--kernel", text(if self.options.bzimage { vmlinuz } else { vmlinux })?);
         option("--initrd", text(&self.prepared.initrd)?);
         option("--cmdline", self.command_line());
@@ -177,7 +208,7 @@ impl Scenario<'_> {
             };
             option("--slice", format!("{place},cpus={vcpus},memory={share}M"));
         }
-        option("--limit", self.options.timeout.to_string());
+        option("--limit", self.options.timeout().to_string());
         option("--report", inside(first, "run.json")?);
         if let Some(interrupts) = self.interrupts {
             option("--interrupts", interrupts.name().to_owned());
@@ -197,6 +228,9 @@ impl Scenario<'_> {
                 option("--hold", EMULATED_HOLD.to_owned());
             }
         }
+        if self.prepared.distro.is_some() {
+            words.extend(distro_demo::devices(first)?);
+        }
         words.extend(self.options.bootstrap.iter().cloned());
         Ok(words)
     }
@@ -209,6 +243,10 @@ impl Scenario<'_> {
 
     fn command_line(&self) -> String {
         let VmOptions { tests, rounds, stress, cmdline, .. } = self.options;
+        if self.prepared.distro.is_some() {
+            let line = format!("{COMMAND_LINE} {} {cmdline}", distro_demo::command_line());
+            return line.trim_end().to_owned();
+        }
         let tests = tests.as_deref().unwrap_or("all");
         let mut line = format!("{COMMAND_LINE} tessera.tests={tests} tessera.rounds={rounds}");
         if let Some(stress) = stress {
@@ -244,7 +282,7 @@ impl Scenario<'_> {
 
     /// Reads the bootstrap slice's output until it ends.
     fn watch(&self, bootstrap: &mut RemoteProcess, start: Instant) -> Result<Outcome> {
-        let until = start + Duration::from_secs(self.options.timeout) + OVERTIME;
+        let until = start + Duration::from_secs(self.options.timeout()) + OVERTIME;
         let mut guest = GuestReport::default();
         let (mut boot_seconds, mut tail, mut problems) = (None, Vec::new(), Vec::new());
         while !bootstrap.is_over() {
@@ -277,7 +315,8 @@ impl Scenario<'_> {
         Ok(Outcome { guest, exit, report, boot_seconds, seconds, problems, tail })
     }
 
-    fn read_report(&self, problems: &mut Vec<String>) -> Result<Option<Value>> {
+    /// What `tessera bootstrap --report` wrote.
+    pub(crate) fn read_report(&self, problems: &mut Vec<String>) -> Result<Option<Value>> {
         let path = self.lab.host(HostNumber::new(1)?)?.job()?.join("run.json");
         let Ok(bytes) = fs::read(&path) else {
             problems.push("tessera wrote no report".to_owned());

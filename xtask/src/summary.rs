@@ -69,15 +69,15 @@ fn slices(scenario: &Scenario<'_>, report: Option<&Value>) -> Vec<Value> {
         .collect()
 }
 
-/// The closing table.
-pub(crate) fn table(scenario: &Scenario<'_>, outcome: &Outcome) -> String {
+/// A row for each slice.
+pub(crate) fn slices_table(scenario: &Scenario<'_>, report: Option<&Value>) -> String {
     let mut rows = vec![
         ["slice", "host", "vCPUs", "MiB", "faults r/w/u", "page tables", "pages in/out"]
             .map(str::to_owned)
             .to_vec(),
     ];
     rows[0].extend(["interrupts in/out", "skew ns"].map(str::to_owned));
-    for (number, slice) in slices(scenario, outcome.report.as_ref()).iter().enumerate() {
+    for (number, slice) in slices(scenario, report).iter().enumerate() {
         let at = |path: &str| show(slice.pointer(path));
         rows.push(vec![
             number.to_string(),
@@ -92,9 +92,15 @@ pub(crate) fn table(scenario: &Scenario<'_>, outcome: &Outcome) -> String {
         ]);
     }
     let mut text = columns(&rows);
-    if let Some(classes) = outcome.report.as_ref().and_then(Classes::of) {
+    if let Some(classes) = report.and_then(Classes::of) {
         text.push_str(&classes.line());
     }
+    text
+}
+
+/// The closing table.
+pub(crate) fn table(scenario: &Scenario<'_>, outcome: &Outcome) -> String {
+    let mut text = slices_table(scenario, outcome.report.as_ref());
     text.push_str(&guest_lines(&outcome.guest));
     if let Some(seconds) = outcome.boot_seconds {
         text.push_str(&format!("boot: {seconds:.1} s, whole run: {:.1} s\n", outcome.seconds));

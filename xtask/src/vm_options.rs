@@ -11,6 +11,9 @@ use crate::layout::Layout;
 /// Memory of a VM of which nothing is said.
 const MEMORY_MIB: u32 = 512;
 
+/// Most seconds of a VM of which nothing is said.
+const TIMEOUT: u64 = 1500;
+
 /// Where interrupts are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Interrupts {
@@ -78,9 +81,9 @@ pub(crate) struct VmOptions {
     /// Stress runs after the tests, as forks:60,modules:60
     #[arg(long)]
     pub(crate) stress: Option<String>,
-    /// Most seconds the VM may run
-    #[arg(long, default_value_t = 1500)]
-    pub(crate) timeout: u64,
+    /// Most seconds the VM may run; 1500 unless given (with --distro 7200)
+    #[arg(long)]
+    pub(crate) timeout: Option<u64>,
     /// Words added to the guest's command line
     #[arg(long, default_value = "")]
     pub(crate) cmdline: String,
@@ -125,6 +128,11 @@ impl VmOptions {
     pub(crate) fn share(&self, slices: usize) -> u32 {
         let slices = u32::try_from(slices).unwrap_or(u32::MAX).max(1);
         self.memory.map_or_else(|| MEMORY_MIB.div_ceil(2 * slices) * 2, |memory| memory / slices)
+    }
+
+    /// Most seconds the VM may run.
+    pub(crate) fn timeout(&self) -> u64 {
+        self.timeout.unwrap_or(TIMEOUT)
     }
 
     /// True when the kernel's complaints decide too.

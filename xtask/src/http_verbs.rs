@@ -1,0 +1,72 @@
+//! `xtask http`: what a lab host runs to ask a guest's web server. Results are JSON, a line each.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Args, Subcommand};
+use lab::http::{self, Load};
+
+#[derive(Subcommand)]
+pub(crate) enum HttpVerb {
+    /// Fetch each object once: status, length, SHA-256, microseconds
+    Fetch(FetchOptions),
+    /// Ask for one object again and again over some connections, each one request at a time: requests
+    /// for each second, latencies
+    Load(LoadOptions),
+}
+
+#[derive(Args)]
+pub(crate) struct FetchOptions {
+    /// Objects
+    #[arg(required = true)]
+    urls: Vec<String>,
+    /// Most seconds for one of them
+    #[arg(long, default_value_t = 60.0)]
+    limit: f64,
+}
+
+#[derive(Args)]
+pub(crate) struct LoadOptions {
+    /// The object
+    url: String,
+    /// Connections
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// Seconds in which requests are counted
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Seconds before that
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
+    /// Most seconds for one request
+    #[arg(long, default_value_t = 60.0)]
+    limit: f64,
+}
+
+pub(crate) fn run(verb: HttpVerb) -> Result<ExitCode> {
+    match verb {
+        HttpVerb::Fetch(options) => {
+            for url in &options.urls {
+                let fetched = http::fetch(url, seconds(options.limit)?)?;
+                println!("{}", serde_json::to_string(&fetched)?);
+            }
+        }
+        HttpVerb::Load(options) => {
+            let load = Load {
+                url: options.url,
+                connections: options.connections,
+                span: seconds(options.seconds)?,
+                warm_up: seconds(options.warm_up)?,
+                limit: seconds(options.limit)?,
+            };
+            println!("{}", serde_json::to_string(&load.run()?)?);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn seconds(number: f64) -> Result<Duration> {
+    ensure!((0.0..=3600.0).contains(&number), "{number} seconds: use 0 to 3600");
+    Ok(Duration::from_secs_f64(number))
+}
