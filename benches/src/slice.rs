@@ -83,6 +83,7 @@ impl Slice {
         let seats = Arc::new(Seats::new(places.len(), Some(Arc::clone(&ram))));
         let over = Loud { over: Arc::default(), seats: Arc::clone(&seats) };
         let (handle, thread) = Engine::start(EngineConfig {
+            bystanders: Vec::new(),
             fetch_ahead: plan.fetch_ahead,
             node,
             ram: Arc::clone(&ram),

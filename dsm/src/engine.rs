@@ -111,7 +111,7 @@ pub enum EngineError {
 pub trait Uplink: Send {
     /// A frame that is not about coherence came.
     fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]);
-    /// A slice is lost: the VM must stop.
+    /// A slice is lost: the VM must stop, unless it was a bystander.
     fn lost(&mut self, peer: SliceId, cause: String);
     /// The engine cannot go on: the VM must stop.
     fn fatal(&mut self, error: EngineError);
@@ -133,6 +133,8 @@ pub struct EngineConfig {
     pub node: Config,
     /// Guest memory, already laid out.
     pub ram: Arc<GuestRam>,
+    /// Slices that are no members of the protocol: memory goes on without them.
+    pub bystanders: Vec<SliceId>,
     /// The connection to the other slices.
     pub transport: Box<dyn Transport>,
     /// The VMM.
@@ -191,6 +193,7 @@ pub struct Engine {
     /// None when nothing is fetched ahead.
     streams: Option<Streams>,
     workers: Workers,
+    bystanders: Vec<SliceId>,
     stopping: bool,
 }
 
@@ -236,6 +239,7 @@ impl Engine {
             faults: Vec::new(),
             streams,
             workers: Workers::default(),
+            bystanders: config.bystanders,
             stopping: false,
         };
         let core = config.core;
@@ -460,6 +464,11 @@ impl Engine {
                     self.refused()?;
                     let _ = reply.send(());
                 }
+                Command::Wanted { gfn, reply } => {
+                    self.store.answer(gfn)?;
+                    self.fault(gfn, Access::Write)?;
+                    let _ = reply.send(());
+                }
                 Command::Report { reply } => {
                     // Whoever asked may have given up.
                     let _ = reply.send(self.report());
@@ -542,9 +551,11 @@ impl Engine {
         });
         result?;
         if let Some((peer, cause)) = lost {
+            self.stopping |= !self.bystanders.contains(&peer);
             self.uplink.lost(peer, cause);
-            self.stopping = true;
-            return Ok(());
+            if self.stopping {
+                return Ok(());
+            }
         }
         self.store.map_pending()?;
         self.carry_out()
@@ -595,6 +606,7 @@ impl Engine {
         let mut page = [0u8; PAGE_SIZE];
         let mut body: &[u8] = &[];
         if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
+            self.store.ram.moved(gfn);
             self.store.ram.read(gfn, 0, &mut page);
             if page != [0u8; PAGE_SIZE] {
                 body = &page;
@@ -645,7 +657,10 @@ impl Engine {
 
     fn report(&self) -> Report {
         let stats = self.node.stats();
+        let (device_pages, device_page_moves) = self.store.ram.device_pages();
         Report {
+            device_pages,
+            device_page_moves,
             faults: FaultCounts {
                 read: stats.faults_read,
                 write: stats.faults_write,
@@ -700,6 +715,9 @@ impl Inbox<'_> {
         let (epoch, message, body) =
             Message::decode(bytes).map_err(|source| EngineError::Garbage { from, source })?;
         self.trace.received(from, &message);
+        if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
+            self.store.ram.moved(gfn);
+        }
         if let Message::Root { vcpu, gfn } = &message {
             self.classifier.set_root(*vcpu, *gfn);
         }

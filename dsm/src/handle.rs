@@ -37,6 +37,11 @@ pub(crate) enum Command {
     Refused {
         reply: Sender<()>,
     },
+    /// A thread of the VMM was refused a store to this page.
+    Wanted {
+        gfn: Gfn,
+        reply: Sender<()>,
+    },
     Report {
         reply: Sender<Report>,
     },
@@ -137,6 +142,16 @@ impl Handle {
     pub fn refused(&self, limit: Duration) -> bool {
         let (reply, answer) = bounded(1);
         self.post(Command::Refused { reply });
+        answer.recv_timeout(limit).is_ok()
+    }
+
+    /// A thread of the VMM stores to guest memory, and the mapping refuses it: the engine is asking a
+    /// vCPU about that page. True when the page is on its way within `limit` and the thread may try
+    /// again.
+    #[must_use]
+    pub fn wanted(&self, gfn: Gfn, limit: Duration) -> bool {
+        let (reply, answer) = bounded(1);
+        self.post(Command::Wanted { gfn, reply });
         answer.recv_timeout(limit).is_ok()
     }
 

@@ -18,6 +18,7 @@ mod apart;
 mod asked;
 mod chunks;
 mod classify;
+mod device_pages;
 mod engine;
 mod fault_queue;
 

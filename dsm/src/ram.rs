@@ -12,6 +12,7 @@
 
 use crate::apart::Apart;
 use crate::chunks::{CHUNK_PAGES, ChunkId, whole};
+use crate::device_pages::DevicePages;
 use crate::maps::{HUGE, Span};
 use crate::memory::Memory;
 use std::ffi::CStr;
@@ -101,6 +102,7 @@ pub struct GuestRam {
     /// Chunks put on huge pages so far.
     pub(crate) collapsed: AtomicU64,
     pub(crate) collapse_ns: AtomicU64,
+    device_pages: DevicePages,
 }
 
 const PAGE: u64 = 4096;
@@ -151,6 +153,7 @@ impl GuestRam {
             places: places.collect(),
             collapsed: AtomicU64::new(0),
             collapse_ns: AtomicU64::new(0),
+            device_pages: DevicePages::new(bytes / PAGE_SIZE),
         };
         let own: Vec<Range<usize>> = ram.chunk_offsets(own)?;
         ram.apart = Apart::new(memory, &ram.guest, bytes, &own).map_err(failed("mmap"))?;
@@ -197,6 +200,30 @@ impl GuestRam {
     /// True when private chunks do not lie in the file at first.
     pub(crate) fn has_apart(&self) -> bool {
         !matches!(self.apart, Apart::None)
+    }
+
+    /// A device of this slice uses these bytes of guest memory: from now on it is counted how often their
+    /// pages travel. What is no memory is ignored.
+    pub fn mark_for_devices(&self, address: u64, bytes: u64) {
+        let Some(last) = bytes.checked_sub(1).and_then(|rest| address.checked_add(rest)) else {
+            return;
+        };
+        for offset in (address / PAGE..=last / PAGE).map_while(|gfn| self.offset(Gfn(gfn))) {
+            self.device_pages.mark(offset / PAGE_SIZE);
+        }
+    }
+
+    /// The contents of a page came from another slice, or go to one.
+    pub(crate) fn moved(&self, gfn: Gfn) {
+        if let Some(offset) = self.offset(gfn) {
+            self.device_pages.moved(offset / PAGE_SIZE);
+        }
+    }
+
+    /// Pages that devices of this slice have used, and how often one of these travelled since.
+    #[must_use]
+    pub fn device_pages(&self) -> (u64, u64) {
+        self.device_pages.counts()
     }
 
     /// Bytes of the file and of each mapping.

@@ -61,6 +61,12 @@ pub struct Report {
     pub writes_foreseen: u64,
     /// Of these, pages that went unwritten.
     pub writes_foreseen_in_vain: u64,
+    /// Pages that devices of this slice have used.
+    #[serde(default)]
+    pub device_pages: u64,
+    /// How often one of these came from another slice, or went to one, since a device used it first.
+    #[serde(default)]
+    pub device_page_moves: u64,
     /// Pages received.
     pub pages_in: u64,
     /// Pages sent.

@@ -167,6 +167,7 @@ fn engines() -> Vec<(Handle, JoinHandle<()>, Arc<GuestRam>)> {
         let homes = HomeTable::new(vec![HomeRange { frames: 0..64, home: SliceId(0) }]).unwrap();
         let node = NodeConfig::new(SliceId(id), vec![SliceId(0), SliceId(1)], homes, Epoch(1));
         let config = EngineConfig {
+            bystanders: Vec::new(),
             fetch_ahead: true,
             core: None,
             node,

@@ -79,6 +79,7 @@ pub(crate) fn start(
         let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
         node.replicate = replicate;
         let config = EngineConfig {
+            bystanders: Vec::new(),
             core: None,
             fetch_ahead: true,
             node,

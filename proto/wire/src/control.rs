@@ -101,6 +101,49 @@ pub enum Control {
     Report(Vec<u8>),
     /// To a companion: the VM is over.
     End(EndCause),
+    /// To a companion: change the devices' shared state, after all changes with a lower number.
+    Apply {
+        /// Counts up from 1, without gaps.
+        sequence: u64,
+        /// What changes.
+        change: DeviceChange,
+    },
+    /// The answer: the change is in effect on the sender.
+    Applied {
+        /// Its number.
+        sequence: u64,
+    },
+    /// To the bootstrap slice: the guest's driver has broken a device.
+    Broken {
+        /// The device.
+        device: u16,
+    },
+    /// To the slice of a queue: there is something in it.
+    Doorbell {
+        /// The device.
+        device: u16,
+        /// Its queue.
+        queue: u16,
+    },
+}
+
+/// A change of the devices' state that all slices share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceChange {
+    /// The guest writes a register.
+    Write {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes: 1, 2, 4 or 8.
+        length: u8,
+        /// Little endian.
+        data: u64,
+    },
+    /// A device needs a reset.
+    Broken {
+        /// The device.
+        device: u16,
+    },
 }
 
 /// Why bytes are not a control frame.
@@ -150,6 +193,10 @@ mod kind {
     pub(super) const ASK_REPORT: u8 = 6;
     pub(super) const REPORT: u8 = 7;
     pub(super) const END: u8 = 8;
+    pub(super) const APPLY: u8 = 9;
+    pub(super) const APPLIED: u8 = 10;
+    pub(super) const BROKEN: u8 = 11;
+    pub(super) const DOORBELL: u8 = 12;
 }
 
 impl Control {
@@ -194,6 +241,24 @@ impl Control {
                 head.event = cause_code(*cause);
                 kind::END
             }
+            Self::Apply { sequence, change } => {
+                head.id = (*sequence).into();
+                encode_change(*change, &mut head);
+                kind::APPLY
+            }
+            Self::Applied { sequence } => {
+                head.id = (*sequence).into();
+                kind::APPLIED
+            }
+            Self::Broken { device } => {
+                head.address = u64::from(*device).into();
+                kind::BROKEN
+            }
+            Self::Doorbell { device, queue } => {
+                head.address = u64::from(*device).into();
+                head.data = u64::from(*queue).into();
+                kind::DOORBELL
+            }
         };
         [head.as_bytes(), tail].concat()
     }
@@ -226,6 +291,18 @@ impl Control {
             kind::ASK_REPORT => Self::AskReport,
             kind::REPORT => Self::Report(tail.to_vec()),
             kind::END => Self::End(cause()?),
+            kind::APPLY => Self::Apply {
+                sequence: head.id.get(),
+                change: decode_change(&head).ok_or_else(|| field("change"))?,
+            },
+            kind::APPLIED => Self::Applied { sequence: head.id.get() },
+            kind::BROKEN => {
+                Self::Broken { device: small(head.address).ok_or_else(|| field("device"))? }
+            }
+            kind::DOORBELL => Self::Doorbell {
+                device: small(head.address).ok_or_else(|| field("device"))?,
+                queue: small(head.data).ok_or_else(|| field("queue"))?,
+            },
             other => return Err(ControlError::Kind(other)),
         })
     }
@@ -243,6 +320,35 @@ fn decode_call(head: &Head) -> Option<DeviceCall> {
         length: head.length,
         data: head.data.get(),
     })
+}
+
+/// A number of 16 bits.
+fn small(value: U64) -> Option<u16> {
+    u16::try_from(value.get()).ok()
+}
+
+fn encode_change(change: DeviceChange, head: &mut Head) {
+    match change {
+        DeviceChange::Write { address, length, data } => {
+            head.length = length;
+            head.address = address.into();
+            head.data = data.into();
+        }
+        DeviceChange::Broken { device } => {
+            head.event = 1;
+            head.address = u64::from(device).into();
+        }
+    }
+}
+
+fn decode_change(head: &Head) -> Option<DeviceChange> {
+    match (head.event, head.length) {
+        (0, length @ (1 | 2 | 4 | 8)) => {
+            Some(DeviceChange::Write { address: head.address.get(), length, data: head.data.get() })
+        }
+        (1, 0) => Some(DeviceChange::Broken { device: small(head.address)? }),
+        _ => None,
+    }
 }
 
 fn event_code(event: InterruptEvent) -> (u8, u8) {
@@ -310,6 +416,14 @@ mod tests {
             Control::AskReport,
             Control::Report(b"{}".to_vec()),
             Control::End(EndCause::PowerOff),
+            Control::Apply {
+                sequence: 7,
+                change: DeviceChange::Write { address: 0xe000_0004, length: 2, data: 6 },
+            },
+            Control::Apply { sequence: 8, change: DeviceChange::Broken { device: 3 } },
+            Control::Applied { sequence: 8 },
+            Control::Broken { device: 3 },
+            Control::Doorbell { device: 1, queue: 2 },
         ];
 
         for frame in frames {
