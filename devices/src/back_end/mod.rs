@@ -18,6 +18,7 @@ pub mod tap;
 pub use cable::cable;
 pub use memory::{MemoryDisk, NullDisk};
 
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -32,7 +33,8 @@ pub const REQUEST_BYTES_MAX: usize = 4 << 20;
 pub const PACKET_BYTES_MAX: usize = 12 + 65_550;
 
 /// What a disk is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DiskShape {
     /// Size in sectors.
     pub sectors: u64,
@@ -107,7 +109,8 @@ pub trait Disk: Send + Sync + Debug {
 }
 
 /// What a network device is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NicShape {
     /// Hardware address.
     pub mac: [u8; 6],

@@ -36,8 +36,8 @@ struct PairState {
 
 #[derive(Default)]
 struct Control {
-    /// Clients with their connection.
-    clients: BTreeMap<SliceId, (u32, Sink)>,
+    /// Clients with their connection and what they agreed on.
+    clients: BTreeMap<SliceId, (u32, Sink, Agreed)>,
     agreed: Option<Agreed>,
 }
 
@@ -89,10 +89,12 @@ impl NicHub {
         // Whoever found the old route has handed its packet over after this.
         drop(self.delivery.write());
         match agreed {
-            Some(_) => control.clients.insert(client, (connection, sink)),
+            Some(agreed) => control.clients.insert(client, (connection, sink, agreed)),
             None => control.clients.remove(&client),
         };
-        let wanted = if control.clients.is_empty() { None } else { agreed.or(control.agreed) };
+        // The slice with the control queue says how many pairs there are; the others know of one.
+        let each = control.clients.values().map(|(_, _, agreed)| *agreed);
+        let wanted = each.max_by_key(|agreed| agreed.pairs);
         if wanted == control.agreed {
             return;
         }
@@ -119,7 +121,7 @@ impl NicHub {
     pub(super) fn allow(&self, client: SliceId, connection: u32, index: u16, packets: u32) {
         let control = self.control.read().unwrap_or_else(PoisonError::into_inner);
         let seat = control.clients.get(&client).filter(|seat| seat.0 == connection);
-        let (Some((_, sink)), Some(pair)) = (seat, self.pairs.get(usize::from(index))) else {
+        let (Some((_, sink, _)), Some(pair)) = (seat, self.pairs.get(usize::from(index))) else {
             return;
         };
         let more = {

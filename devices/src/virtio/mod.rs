@@ -48,6 +48,13 @@ pub const QUEUE_SIZE_MAX: u16 = 256;
 /// Bytes of requests under way per queue above which no further one is begun.
 pub const UNDER_WAY_BYTES: usize = 4 << 20;
 
+/// Told which guest memory a driver uses for a device, so that it can be counted how often that
+/// travels between slices.
+pub trait UsedMemory: Send + Sync {
+    /// These bytes are in guest memory and belong to a ring or a buffer. Often called: returns at once.
+    fn used(&self, address: u64, bytes: u64);
+}
+
 /// Told when a device cannot go on because of what its driver did.
 pub trait DeviceFaults: Send + Sync {
     /// The device needs a reset: the owner orders

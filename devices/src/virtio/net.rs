@@ -112,6 +112,8 @@ impl NetQueue {
 struct Inlet {
     packets: SyncSender<Vec<u8>>,
     doorbell: Doorbell,
+    /// Packets that were allowed and have not come.
+    room: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,6 +130,8 @@ pub struct NetDevice {
     nic: Arc<dyn Nic>,
     pairs: u16,
     agreed: Mutex<Agreed>,
+    /// Held while packets are allowed, or the network is connected anew and all are allowed again.
+    allowing: Mutex<()>,
     inlets: Vec<Mutex<Option<Inlet>>>,
 }
 
@@ -142,7 +146,7 @@ impl NetDevice {
     pub fn new(nic: Arc<dyn Nic>) -> Arc<Self> {
         let pairs = nic.shape().pairs;
         let inlets = (0..pairs).map(|_| Mutex::default()).collect();
-        Arc::new(Self { nic, pairs, agreed: Mutex::default(), inlets })
+        Arc::new(Self { nic, pairs, agreed: Mutex::default(), allowing: Mutex::default(), inlets })
     }
 
     /// The driver is ready and has agreed to these features. One pair is in use until it asks for more
@@ -159,8 +163,26 @@ impl NetDevice {
             return false;
         }
         let sink: Arc<dyn PacketSink> = Arc::clone(self) as _;
+        let _allowing = lock(&self.allowing);
         self.nic.connect(agreed.features, pairs, Some(sink));
+        // What was allowed to the connection before is forgotten, and what of it was under way is lost.
+        for (pair, inlet) in (0..).zip(&self.inlets) {
+            let room = lock(inlet).as_ref().map_or(0, |inlet| inlet.room);
+            if room > 0 {
+                self.nic.allow(pair, room);
+            }
+        }
         true
+    }
+
+    /// The driver has buffers for so many more packets of a pair.
+    fn allow(&self, pair: u16, packets: u32) {
+        let _allowing = lock(&self.allowing);
+        let Some(place) = self.inlets.get(usize::from(pair)) else { return };
+        if let Some(inlet) = &mut *lock(place) {
+            inlet.room += packets;
+        }
+        self.nic.allow(pair, packets);
     }
 
     /// No packet goes in after the return. Called before workers are stopped.
@@ -183,7 +205,8 @@ impl NetDevice {
 impl PacketSink for NetDevice {
     fn packet(&self, pair: u16, bytes: Vec<u8>) {
         let Some(place) = self.inlets.get(usize::from(pair)) else { return };
-        if let Some(inlet) = &*lock(place) {
+        if let Some(inlet) = &mut *lock(place) {
+            inlet.room = inlet.room.saturating_sub(1);
             // More than was allowed is lost, as in a network.
             let _ = inlet.packets.try_send(bytes);
             inlet.doorbell.ring();

@@ -4,8 +4,9 @@
 //! chain and keeps the copy. What can never be right makes the ring broken: an index torn or too far
 //! ahead, a chain that loops, ends nowhere or mixes its order, an area outside guest memory.
 
-use super::{F_EVENT_IDX, QUEUE_SIZE_MAX};
+use super::{F_EVENT_IDX, QUEUE_SIZE_MAX, UsedMemory};
 use crate::pci::QueueSetup;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -100,12 +101,18 @@ pub(crate) struct Chain {
 }
 
 /// A running queue.
-#[derive(Debug)]
 pub(crate) struct Ring {
     queue: Queue,
     memory: Arc<GuestMemoryMmap>,
     /// Used index when the driver's wish for an interrupt was last looked at.
     told: u16,
+    used: Option<Arc<dyn UsedMemory>>,
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("queue", &self.queue).finish_non_exhaustive()
+    }
 }
 
 impl Ring {
@@ -131,7 +138,16 @@ impl Ring {
         if setup.driver_area == 0 || !queue.is_valid(&*memory) {
             return Err(RingError::Setup);
         }
-        Ok(Self { queue, memory, told: 0 })
+        Ok(Self { queue, memory, told: 0, used: None })
+    }
+
+    /// Tells of the rings' memory (2.7: their areas), and from now on of that of buffers.
+    pub(crate) fn with_used(self, setup: &QueueSetup, used: Arc<dyn UsedMemory>) -> Self {
+        let size = u64::from(setup.size);
+        used.used(setup.descriptors, 16 * size);
+        used.used(setup.driver_area, 6 + 2 * size);
+        used.used(setup.device_area, 6 + 8 * size);
+        Self { used: Some(used), ..self }
     }
 
     /// Entries.
@@ -177,7 +193,13 @@ impl Ring {
         let there = bytes == 0
             || piece.address.0.checked_add(u64::from(piece.bytes)).is_some()
                 && self.memory.check_range(piece.address, bytes, access);
-        if there { Ok(()) } else { Err(RingError::Memory) }
+        if !there {
+            return Err(RingError::Memory);
+        }
+        if let Some(used) = &self.used {
+            used.used(piece.address.0, u64::from(piece.bytes));
+        }
+        Ok(())
     }
 
     /// Copies out of a chain's buffers.

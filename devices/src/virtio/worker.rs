@@ -8,7 +8,7 @@
 //! ```
 
 use super::ring::Ring;
-use super::{DeviceFaults, RingError};
+use super::{DeviceFaults, RingError, UsedMemory};
 use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
 use std::fmt;
 use std::io;
@@ -69,6 +69,8 @@ pub struct QueueContext {
     pub device: DeviceId,
     /// Guest memory. An access may block for as long as a page needs from another slice.
     pub memory: Arc<GuestMemoryMmap>,
+    /// Told of all memory that the driver names, rings and buffers.
+    pub used: Arc<dyn UsedMemory>,
     /// The way out for interrupts.
     pub msix: Arc<MsixView>,
     /// Told when the driver has broken the device.
@@ -109,6 +111,7 @@ impl Seat {
         setup: &QueueSetup,
     ) -> Result<Self, RingError> {
         let ring = Ring::new(setup, features, Arc::clone(&context.memory))?;
+        let ring = ring.with_used(setup, Arc::clone(&context.used));
         Ok(Self { ring, context: context.clone(), vector: setup.vector, broken: false })
     }
 

@@ -55,8 +55,8 @@ impl NetPair {
         let transmit = Seat::new(context, features, transmit)?;
         let window = usize::try_from(RECEIVE_WINDOW).unwrap_or(0);
         let (inlet, packets) = sync_channel(window);
-        device.open(pair, Inlet { packets: inlet, doorbell: doorbell.clone() });
-        device.nic.allow(pair, RECEIVE_WINDOW);
+        device.open(pair, Inlet { packets: inlet, doorbell: doorbell.clone(), room: 0 });
+        device.allow(pair, RECEIVE_WINDOW);
         Ok(Self {
             receive,
             transmit,
@@ -93,7 +93,7 @@ impl NetPair {
         }
         self.receive.tell()?;
         if brought > 0 {
-            self.device.nic.allow(self.pair, brought);
+            self.device.allow(self.pair, brought);
         }
         Ok(again)
     }
