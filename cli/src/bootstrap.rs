@@ -1,5 +1,6 @@
 //! The bootstrap role.
 
+use crate::devices::Devices;
 use crate::local::Local;
 use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
@@ -59,6 +60,8 @@ pub(crate) struct Arguments {
     /// A slice that is silent for so many milliseconds is lost
     #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
     lease: u64,
+    #[command(flatten)]
+    devices: Devices,
     #[command(flatten)]
     local: Local,
 }
@@ -122,6 +125,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
             clock_rate: arguments.guest_clock_rate,
             timer_spacing: arguments.timer_spacing,
             hold_us: arguments.hold,
+            devices: arguments.devices.specs(),
         },
         companions,
         secret: secret.context("load the VM's secret")?,

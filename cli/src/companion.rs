@@ -16,6 +16,9 @@ pub(crate) struct Arguments {
     /// File with the VM's secret: at least 16 bytes, readable by its owner only
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
+    /// An image file, block device or tap interface that a VM may be given; may be repeated
+    #[arg(long, value_name = "PATH|TAP")]
+    lend: Vec<String>,
     #[command(flatten)]
     local: Local,
 }
@@ -23,5 +26,6 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     let secret = Secret::load(&arguments.secret_file).context("load the VM's secret")?;
     let (listen, local) = (arguments.listen, arguments.local.clone().into());
-    companion(&CompanionOptions { listen, secret, local }).context("be a companion")
+    let lend = arguments.lend.clone();
+    companion(&CompanionOptions { listen, secret, local, lend }).context("be a companion")
 }

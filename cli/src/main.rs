@@ -8,6 +8,7 @@
 
 mod bootstrap;
 mod companion;
+mod devices;
 mod local;
 mod slices;
 mod trace;
@@ -28,6 +29,7 @@ struct Arguments {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one, for as long as the process lives")]
 enum Role {
     /// Start a VM: plan it, bring its companions together, boot the guest.
     Bootstrap(bootstrap::Arguments),

@@ -236,7 +236,7 @@ fn finish(
         stop: Arc::new(AtomicBool::new(false)),
         running: Arc::new(Running::default()),
         ghosts: Mutex::new(ghosts),
-        _vm: vm,
+        vm,
     });
     let machine = Machine { shared };
     let offset = machine.tsc_offset()?;

@@ -32,7 +32,7 @@ use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
 use crate::tsc::GuestTsc;
 use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VcpuFd, VmFd};
 use stats::Counters;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -40,6 +40,7 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
 use wire::VcpuId;
 
 /// No CR3 was seen yet. A real one has its low bits masked.
@@ -120,7 +121,7 @@ pub(crate) struct Shared {
     /// The work of the threads that stand for vCPUs elsewhere, until `start` takes it.
     pub(crate) ghosts: Mutex<Vec<Ghost>>,
     // Last, so that all vCPUs are gone before it.
-    pub(crate) _vm: Arc<kvm_ioctls::VmFd>,
+    pub(crate) vm: Arc<VmFd>,
 }
 
 /// A machine on this host. Clones are handles to the same machine.
@@ -342,6 +343,28 @@ impl Machine {
     pub fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), MachineError> {
         let result = self.shared.interrupts.set_level_vector(vector, level);
         result.map_err(|source| MachineError::Vm { action: "set interrupt routes", source })
+    }
+
+    /// From now on KVM itself signals `event` when a vCPU here writes to this address, and the vCPU goes
+    /// on at once; or no longer.
+    ///
+    /// # Errors
+    /// When KVM refuses, e.g. because the address is taken.
+    pub fn set_doorbell(
+        &self,
+        address: u64,
+        event: &EventFd,
+        on: bool,
+    ) -> Result<(), MachineError> {
+        let at = IoEventAddress::Mmio(address);
+        let vm = &self.shared.vm;
+        let result = if on {
+            vm.register_ioevent(event, &at, NoDatamatch)
+        } else {
+            vm.unregister_ioevent(event, &at, NoDatamatch)
+        };
+        let action = "set a doorbell of a device";
+        result.map_err(|source| MachineError::Vm { action, source: source.into() })
     }
 
     /// Thread numbers of the vCPUs that run here.

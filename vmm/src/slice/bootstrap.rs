@@ -1,19 +1,19 @@
 //! The bootstrap role: plan the VM, bring the companions together, start the guest, and end it.
 
-use super::bus::serve_devices;
 use super::console::PanicWatch;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, LocalOptions, Parts, Slot, ending_of};
+use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
+use super::peripherals::{BackEndShape, BackEnds, Owner, Sequencer};
 use super::report::{RunReport, SliceReport};
-use super::spec::{Interrupts, Shape, VmSpec};
+use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, recommended_cmdline};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use devices::{Chipset, ChipsetConfig, acpi};
 use dsm::CopyError;
 use std::io::Write;
@@ -32,8 +32,6 @@ const LOAD_LIMIT: Duration = Duration::from_secs(120);
 const REPORT_LIMIT: Duration = Duration::from_secs(4);
 /// Round trips of a clock measurement; the fastest counts.
 const CLOCK_ROUNDS: u32 = 200;
-/// Device calls that may wait.
-const JOBS_MAX: usize = 4096;
 /// Counters of two hosts may differ by this much (parts per million): they drift apart meanwhile.
 const TSC_TOLERANCE_PPM: u64 = 100;
 
@@ -77,7 +75,9 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let shape = options.spec.shape()?;
     let control = options.local.control()?;
     host::check(&shape, BOOTSTRAP, options.local.memory)?;
-    let facts = HostFacts::gather(options.spec.interrupts)?;
+    let mut facts = HostFacts::gather(options.spec.interrupts)?;
+    let back_ends = BackEnds::open(&shape, BOOTSTRAP, None)?;
+    facts.devices = back_ends.shapes();
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables = acpi::build(&shape.acpi())?;
     let borrowed = options.spec.slices[0].vcpus..shape.vcpus();
@@ -94,7 +94,7 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
         boot_node: 0,
         acpi: &tables,
     })?;
-    let mut vm = Vm::assemble(&options, shape, facts, control.as_ref())?;
+    let mut vm = Vm::assemble(&options, shape, (facts, back_ends), control.as_ref())?;
     vm.load(&plan)?;
     vm.run(options.console, options.limit)
 }
@@ -122,18 +122,21 @@ struct Vm {
     hosts: Vec<HostFacts>,
     launch: Launch,
     parts: Parts,
-    jobs: crossbeam_channel::Receiver<DeviceJob>,
+    jobs: Receiver<DeviceJob>,
+    applied: Receiver<(SliceId, u64)>,
+    back_ends: BackEnds,
 }
 
 impl Vm {
     fn assemble(
         options: &BootstrapOptions,
         shape: Shape,
-        facts: HostFacts,
+        (facts, back_ends): (HostFacts, BackEnds),
         control: Option<&ControlSocket>,
     ) -> Result<Self, SliceError> {
         let epoch = Epoch(1);
         let (sender, jobs) = bounded(JOBS_MAX);
+        let (acknowledged, applied) = bounded(JOBS_MAX);
         let mut mesh = connect(options, epoch)?;
         let mut hosts = vec![facts];
         if let Some(mesh) = &mut mesh {
@@ -145,7 +148,7 @@ impl Vm {
         let interrupts = choose_interrupts(options.spec.interrupts, &hosts)?;
         let back_end = interrupts.back_end();
         let slot = Slot { local: BOOTSTRAP, epoch, memory: options.local.memory };
-        let mut parts = Parts::new(&shape, slot, &cpuid, back_end, Some(sender))?;
+        let mut parts = Parts::new(&shape, slot, &cpuid, back_end, (sender, acknowledged))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
         let walks_write = hosts.iter().any(|host| host.walks_write);
@@ -156,6 +159,7 @@ impl Vm {
             page_tables,
             interrupts,
             clocks: vec![(0, 0)],
+            devices: gather_shapes(&shape, &hosts)?,
         };
         if let Some(mut mesh) = mesh {
             for slice in shape.slices.iter().skip(1) {
@@ -168,7 +172,7 @@ impl Vm {
             let transport = commit(mesh, &blob).map_err(lost)?;
             parts.connect(&shape, Box::new(transport), page_tables, &options.local, control)?;
         }
-        Ok(Self { shape, hosts, launch, parts, jobs })
+        Ok(Self { shape, hosts, launch, parts, jobs, applied, back_ends })
     }
 
     /// Writes the payload into guest memory and sets the boot vCPU's registers.
@@ -215,7 +219,7 @@ impl Vm {
     }
 
     fn run(
-        self,
+        mut self,
         console: Box<dyn Write + Send>,
         limit: Option<Duration>,
     ) -> Result<(Ending, RunReport), SliceError> {
@@ -228,14 +232,19 @@ impl Vm {
             shutdown: Arc::clone(&fabric) as _,
             clock: self.parts.machine.clock(),
         }));
-        let (devices, jobs) = (Arc::clone(&chipset), self.jobs.clone());
-        let serving = Arc::clone(&fabric);
-        std::thread::Builder::new()
-            .name("devices".into())
-            .spawn(move || serve_devices(&devices, &serving, &jobs))
-            .map_err(|source| SliceError::Io { what: "start the device thread", source })?;
+        let bus = self.parts.attach_devices(
+            &self.shape,
+            &self.launch.devices,
+            &self.back_ends,
+            Arc::clone(&chipset) as _,
+        )?;
+        let companions = self.shape.slices.iter().copied().skip(1).collect();
+        let sequencer = Sequencer::new(companions, self.applied.clone());
+        let owner = Owner { chipset, fabric: Arc::clone(&fabric), sequencer };
+        let jobs = self.jobs.clone();
+        spawn_devices(move || owner.serve(&jobs))?;
         let started = Instant::now();
-        self.parts.machine.start(chipset)?;
+        self.parts.machine.start(bus)?;
         self.parts.sample(&self.shape)?;
         let ending = self.wait_for_end(started, limit, &panicked);
         let seconds = started.elapsed().as_secs_f64();
@@ -363,6 +372,20 @@ fn gather(mesh: &mut BootstrapMesh) -> Result<Vec<HostFacts>, SliceError> {
         serde_json::from_slice(&blob).map_err(|error| SliceError::Blob(slice, error))
     };
     answers.into_iter().map(read).collect()
+}
+
+/// What the hosts of the devices say that these are, in the order of the VM's description.
+fn gather_shapes(shape: &Shape, hosts: &[HostFacts]) -> Result<Vec<BackEndShape>, SliceError> {
+    let found = |(number, device): (u16, &DeviceSpec)| {
+        let shapes = hosts.get(usize::from(device.slice)).map(|host| host.devices.iter());
+        let mut shapes = shapes.into_iter().flatten();
+        let shape = shapes.find(|(of, shape)| *of == number && shape.fits(&device.kind));
+        shape.map(|(_, shape)| shape.clone()).ok_or_else(|| SliceError::Refused {
+            slice: SliceId(device.slice),
+            cause: format!("it has no device that fits {:?}", device.kind),
+        })
+    };
+    (0u16..).zip(&shape.devices).map(found).collect()
 }
 
 fn compare_clocks(hosts: &[HostFacts]) -> Result<(), SliceError> {

@@ -1,14 +1,12 @@
-//! Devices that live on the bootstrap slice, as a companion's vCPU reaches them; and the thread
-//! there that serves such calls.
+//! Devices that live on the bootstrap slice, as vCPUs elsewhere reach them.
 
-use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
+use super::fabric::{Fabric, SliceEvent};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use devices::{Bus, Chipset};
+use devices::Bus;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use wire::Control;
 use wire::control::{DeviceCall, Space};
 
 /// A device call that has no answer by then means that the bootstrap slice hangs.
@@ -38,32 +36,45 @@ impl PendingCalls {
     }
 }
 
-/// The devices of the bootstrap slice, from elsewhere.
-#[derive(Debug)]
-pub(crate) struct RemoteBus(pub(crate) Arc<Fabric>);
+/// Calls to the device thread of the bootstrap slice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceCalls<'a>(pub(crate) &'a Fabric);
 
-impl RemoteBus {
-    fn call(&self, space: Space, write: bool, address: u64, length: usize, data: u64) -> u64 {
+impl DeviceCalls<'_> {
+    /// Waits for the answer.
+    pub(crate) fn call(
+        self,
+        space: Space,
+        write: bool,
+        address: u64,
+        length: usize,
+        data: u64,
+    ) -> u64 {
         let Ok(length) = u8::try_from(length) else { return u64::MAX };
         let (id, answer) = self.0.calls.begin();
         let call = DeviceCall { id, space, write, address, length, data };
-        self.0.traffic.device_calls.fetch_add(1, Ordering::Relaxed);
-        self.0.send(BOOTSTRAP, &Control::Call(call));
+        self.0.call_devices(call);
         answer.recv_timeout(CALL_LIMIT).unwrap_or_else(|_| {
             let text = format!("no answer to a device call at {address:#x}");
             self.0.event(SliceEvent::Fatal(text));
             u64::MAX
         })
     }
+}
 
+/// The devices of the bootstrap slice, from elsewhere.
+#[derive(Debug)]
+pub(crate) struct RemoteBus(pub(crate) Arc<Fabric>);
+
+impl RemoteBus {
     fn read(&self, space: Space, address: u64, data: &mut [u8]) {
-        let value = self.call(space, false, address, data.len(), 0).to_le_bytes();
+        let value = DeviceCalls(&self.0).call(space, false, address, data.len(), 0).to_le_bytes();
         let count = data.len().min(8);
         data[..count].copy_from_slice(&value[..count]);
     }
 
     fn write(&self, space: Space, address: u64, data: &[u8]) {
-        self.call(space, true, address, data.len(), little_endian(data));
+        DeviceCalls(&self.0).call(space, true, address, data.len(), little_endian(data));
     }
 }
 
@@ -82,20 +93,8 @@ impl Bus for RemoteBus {
     }
 }
 
-/// Serves calls of companions until the channel closes.
-pub(crate) fn serve_devices(chipset: &Chipset, fabric: &Fabric, jobs: &Receiver<DeviceJob>) {
-    for job in jobs {
-        match job {
-            DeviceJob::EndOfInterrupt(vector) => chipset.end_of_interrupt(vector),
-            DeviceJob::Call(from, call) => {
-                let data = access(chipset, &call);
-                fabric.send(from, &Control::Answer { id: call.id, data });
-            }
-        }
-    }
-}
-
-fn access(bus: &impl Bus, call: &DeviceCall) -> u64 {
+/// Carries a call out and gives what was read.
+pub(crate) fn access(bus: &impl Bus, call: &DeviceCall) -> u64 {
     let mut bytes = call.data.to_le_bytes();
     let data = &mut bytes[..usize::from(call.length.min(8))];
     match (call.space, u16::try_from(call.address)) {
@@ -109,7 +108,12 @@ fn access(bus: &impl Bus, call: &DeviceCall) -> u64 {
     little_endian(data)
 }
 
-fn little_endian(data: &[u8]) -> u64 {
+/// The bytes of a register of so many bytes.
+pub(crate) fn written(bytes: &[u8; 8], length: u8) -> &[u8] {
+    &bytes[..usize::from(length.min(8))]
+}
+
+pub(crate) fn little_endian(data: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let count = data.len().min(8);
     bytes[..count].copy_from_slice(&data[..count]);

@@ -3,12 +3,14 @@
 use super::bus::RemoteBus;
 use super::fabric::{BOOTSTRAP, SliceEvent};
 use super::host::{self, HostFacts};
-use super::launch::{Launch, LocalOptions, Parts, Slot, ending_of};
+use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
+use super::peripherals::{BackEnds, follow};
 use super::spec::VmSpec;
 use super::{Ending, SliceError, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
-use dsm::Memory;
+use crossbeam_channel::bounded;
+use devices::SharedBus;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +31,8 @@ pub struct CompanionOptions {
     pub secret: Secret,
     /// What is asked of this slice only.
     pub local: LocalOptions,
+    /// Image files, block devices and tap interfaces that a VM may be given.
+    pub lend: Vec<String>,
 }
 
 /// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
@@ -44,19 +48,11 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
     loop {
         tracing::info!("waiting for a bootstrap at {}", listener.address());
         let (assignment, mesh) = listener.accept(None, &mut warn_refused)?;
-        match agree(&assignment, mesh, options.local.memory) {
-            Ok((spec, name, mesh, launch)) => {
+        match agree(&assignment, mesh, options) {
+            Ok(agreed) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
-                return run(
-                    &assignment,
-                    &spec,
-                    &name,
-                    mesh,
-                    &launch,
-                    &options.local,
-                    control.as_ref(),
-                );
+                return run(&assignment, agreed, &options.local, control.as_ref());
             }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
@@ -67,14 +63,24 @@ fn warn_refused(refused: &Refused) {
     tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
 }
 
+/// What a companion and a bootstrap have agreed on.
+struct Agreed {
+    spec: VmSpec,
+    /// Name of this host.
+    host: String,
+    mesh: CompanionMesh,
+    launch: Launch,
+    back_ends: BackEnds,
+}
+
 /// Answers the assignment and waits for the verdict.
 fn agree(
     assignment: &Assignment,
     mut mesh: CompanionMesh,
-    memory: Memory,
-) -> Result<(VmSpec, String, CompanionMesh, Launch), SliceError> {
+    options: &CompanionOptions,
+) -> Result<Agreed, SliceError> {
     let deadline = Instant::now() + ANSWER_LIMIT;
-    let (spec, facts) = match consider(assignment, memory) {
+    let (spec, facts, back_ends) = match consider(assignment, options) {
         Ok(answer) => answer,
         Err(error) => {
             mesh.answer(Err(&one_line(&error)), deadline)?;
@@ -86,11 +92,15 @@ fn agree(
     let verdict = mesh.verdict(&host_ticks, Instant::now() + START_LIMIT)?;
     let launch =
         serde_json::from_slice(&verdict).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
-    Ok((spec, facts.name, mesh, launch))
+    Ok(Agreed { spec, host: facts.name, mesh, launch, back_ends })
 }
 
-/// Checks whether this host can be that slice. Has no side effects.
-fn consider(assignment: &Assignment, memory: Memory) -> Result<(VmSpec, HostFacts), SliceError> {
+/// Checks whether this host can be that slice, and opens the devices that it has for the VM; they are
+/// closed again should the VM not be started.
+fn consider(
+    assignment: &Assignment,
+    options: &CompanionOptions,
+) -> Result<(VmSpec, HostFacts, BackEnds), SliceError> {
     let spec: VmSpec = serde_json::from_slice(&assignment.blob)
         .map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
     let shape = spec.shape()?;
@@ -98,20 +108,20 @@ fn consider(assignment: &Assignment, memory: Memory) -> Result<(VmSpec, HostFact
         let cause = "the VM has no such slice".into();
         return Err(SliceError::Refused { slice: assignment.local, cause });
     }
-    host::check(&shape, assignment.local, memory)?;
-    let facts = HostFacts::gather(spec.interrupts)?;
-    Ok((spec, facts))
+    host::check(&shape, assignment.local, options.local.memory)?;
+    let mut facts = HostFacts::gather(spec.interrupts)?;
+    let back_ends = BackEnds::open(&shape, assignment.local, Some(&options.lend))?;
+    facts.devices = back_ends.shapes();
+    Ok((spec, facts, back_ends))
 }
 
 fn run(
     assignment: &Assignment,
-    spec: &VmSpec,
-    host: &str,
-    mesh: CompanionMesh,
-    launch: &Launch,
+    agreed: Agreed,
     options: &LocalOptions,
     control: Option<&ControlSocket>,
 ) -> Result<Ending, SliceError> {
+    let Agreed { spec, host, mesh, launch, back_ends } = agreed;
     let shape = spec.shape()?;
     let local = assignment.local;
     let index = usize::from(local.0);
@@ -119,12 +129,18 @@ fn run(
     let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
     let back_end = launch.interrupts.back_end();
     let slot = Slot { local, epoch: assignment.epoch, memory: options.memory };
-    let mut parts = Parts::new(&shape, slot, &launch.cpuid, back_end, None)?;
+    let (jobs, work) = bounded(JOBS_MAX);
+    let (applied, _) = bounded(0);
+    let mut parts = Parts::new(&shape, slot, &launch.cpuid, back_end, (jobs, applied))?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
     parts.connect(&shape, Box::new(transport), launch.page_tables, options, control)?;
-    parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
+    let bus: SharedBus = Arc::new(RemoteBus(Arc::clone(&parts.fabric)));
+    let bus = parts.attach_devices(&shape, &launch.devices, &back_ends, bus)?;
+    let fabric = Arc::clone(&parts.fabric);
+    spawn_devices(move || follow(&fabric, &work))?;
+    parts.machine.start(bus)?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));
     let clock = launch.clocks.get(index).copied().unwrap_or_default();
@@ -133,7 +149,7 @@ fn run(
             break Ending::Failed { slice: local, cause: "its threads are gone".into() };
         };
         if matches!(event, SliceEvent::AskReport) {
-            let report = parts.report(&shape, host, clock);
+            let report = parts.report(&shape, &host, clock);
             let bytes = serde_json::to_vec(&report).unwrap_or_default();
             parts.fabric.send(BOOTSTRAP, &Control::Report(bytes));
         }

@@ -6,6 +6,7 @@
 
 use super::bus::PendingCalls;
 use super::one_line;
+use super::peripherals::{GONE, SliceDevices};
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::machine::{Machine, MachineHooks, VcpuError};
 use crate::trace;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use transport::Class;
-use wire::control::{DeviceCall, EndCause, InterruptEvent};
+use wire::control::{DeviceCall, DeviceChange, EndCause, InterruptEvent};
 use wire::{Control, Epoch, Gfn, SliceId, VcpuId};
 
 /// How long a vCPU that was refused memory waits for the memory engine; one that is busy takes
@@ -45,11 +46,17 @@ pub(crate) enum SliceEvent {
     Report(SliceId, Vec<u8>),
 }
 
-/// Work for the device thread of the bootstrap slice.
-#[derive(Debug)]
+/// Work for the device thread of a slice.
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum DeviceJob {
+    /// For the bootstrap slice.
     Call(SliceId, DeviceCall),
+    /// For the bootstrap slice.
     EndOfInterrupt(u8),
+    /// For the bootstrap slice: this device's driver has broken a ring.
+    Broken(u16),
+    /// For a companion.
+    Apply(u64, DeviceChange),
 }
 
 /// Interrupts and calls that crossed slices.
@@ -68,8 +75,14 @@ pub(crate) struct Fabric {
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) locations: LocationTable,
     pub(crate) events: Sender<SliceEvent>,
-    /// Set where the devices are.
-    pub(crate) jobs: Option<Sender<DeviceJob>>,
+    /// Slices without which the VM goes on.
+    pub(crate) bystanders: Vec<SliceId>,
+    /// To the device thread.
+    pub(crate) jobs: Sender<DeviceJob>,
+    /// To the device thread of the bootstrap slice, while it waits for companions.
+    pub(crate) applied: Sender<(SliceId, u64)>,
+    /// Set before the guest starts, if it has PCI.
+    pub(crate) devices: OnceLock<Arc<SliceDevices>>,
     /// Set once the engine runs; never in a VM of one slice.
     pub(crate) handle: OnceLock<Handle>,
     pub(crate) machine: OnceLock<Machine>,
@@ -95,12 +108,72 @@ impl Fabric {
     }
 
     fn job(&self, from: SliceId, job: DeviceJob) {
-        match &self.jobs {
-            Some(jobs) if jobs.try_send(job).is_ok() => {}
-            Some(_) => self.event(SliceEvent::Fatal(format!("{from} floods the devices"))),
-            None => {
-                self.event(SliceEvent::Fatal(format!("{from} calls devices that are not here")));
-            }
+        // Only the bootstrap asks companions for anything, and only it is asked by them.
+        let here = match job {
+            DeviceJob::Apply(..) => self.local != BOOTSTRAP && from == BOOTSTRAP,
+            _ => self.local == BOOTSTRAP,
+        };
+        if !here {
+            self.event(SliceEvent::Fatal(format!("{from} calls devices that are not here")));
+        } else if self.jobs.try_send(job).is_err() {
+            self.event(SliceEvent::Fatal(format!("{from} floods the devices")));
+        }
+    }
+
+    /// Asks the bootstrap slice's device thread; the answer comes to `calls`.
+    pub(crate) fn call_devices(&self, call: DeviceCall) {
+        if self.local == BOOTSTRAP {
+            self.job(BOOTSTRAP, DeviceJob::Call(BOOTSTRAP, call));
+        } else {
+            self.traffic.device_calls.fetch_add(1, Ordering::Relaxed);
+            self.send(BOOTSTRAP, &Control::Call(call));
+        }
+    }
+
+    /// Answers a device call, wherever it came from.
+    pub(crate) fn answer(&self, to: SliceId, id: u64, data: u64) {
+        if to == self.local {
+            self.calls.answer(id, data);
+        } else {
+            self.send(to, &Control::Answer { id, data });
+        }
+    }
+
+    /// A driver has broken a device's ring.
+    pub(crate) fn device_broken(&self, device: u16) {
+        if self.local == BOOTSTRAP {
+            self.job(BOOTSTRAP, DeviceJob::Broken(device));
+        } else {
+            self.send(BOOTSTRAP, &Control::Broken { device });
+        }
+    }
+
+    fn applied(&self, from: SliceId, sequence: u64) {
+        let possible = self.local == BOOTSTRAP && sequence != GONE;
+        if !possible || self.applied.try_send((from, sequence)).is_err() {
+            let text = format!("{from} acknowledges what it was not asked");
+            self.event(SliceEvent::Fatal(text));
+        }
+    }
+
+    fn doorbell(&self, from: SliceId, device: u16, queue: u16) {
+        let rung = self.devices.get().is_some_and(|devices| devices.ring(device, queue));
+        if !rung {
+            let text = format!("{from} rings queue {queue} of device {device}, which is not here");
+            self.event(SliceEvent::Fatal(text));
+        }
+    }
+
+    /// A frame of a delegated device.
+    fn delegated(&self, from: SliceId, bytes: &[u8]) {
+        let result = match self.devices.get() {
+            Some(devices) => devices.frame(from, bytes),
+            None => Err("there are no devices".into()),
+        };
+        if let Err(cause) = result {
+            self.event(SliceEvent::Fatal(format!(
+                "{from} breaks the protocol of devices: {cause}"
+            )));
         }
     }
 
@@ -130,6 +203,12 @@ impl Fabric {
             Control::AskReport => self.event(SliceEvent::AskReport),
             Control::Report(bytes) => self.event(SliceEvent::Report(from, bytes)),
             Control::End(cause) => self.event(SliceEvent::End(cause)),
+            Control::Apply { sequence, change } => {
+                self.job(from, DeviceJob::Apply(sequence, change));
+            }
+            Control::Applied { sequence } => self.applied(from, sequence),
+            Control::Broken { device } => self.job(from, DeviceJob::Broken(device)),
+            Control::Doorbell { device, queue } => self.doorbell(from, device, queue),
         }
     }
 }
@@ -201,7 +280,11 @@ impl ShutdownSink for Fabric {
 pub(crate) struct Link(pub(crate) Arc<Fabric>);
 
 impl Uplink for Link {
-    fn frame(&mut self, from: SliceId, _: Class, bytes: &[u8]) {
+    fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]) {
+        if class == Class::Bulk {
+            self.0.delegated(from, bytes);
+            return;
+        }
         match Control::decode(self.0.epoch, bytes) {
             Ok(frame) => self.0.control(from, frame),
             Err(error) => self.0.event(SliceEvent::Fatal(format!("{from} sent garbage: {error}"))),
@@ -209,6 +292,15 @@ impl Uplink for Link {
     }
 
     fn lost(&mut self, peer: SliceId, cause: String) {
+        if let Some(devices) = self.0.devices.get() {
+            devices.lost(peer);
+        }
+        if self.0.bystanders.contains(&peer) {
+            tracing::error!("{peer} is lost, and its devices with it: {cause}");
+            // A full channel means that the device thread hangs, which it tells by itself.
+            let _ = self.0.applied.try_send((peer, GONE));
+            return;
+        }
         self.0.event(SliceEvent::Lost(peer, cause));
     }
 

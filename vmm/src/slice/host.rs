@@ -1,6 +1,7 @@
 //! What a host brings, and whether it can run a slice at all.
 
 use super::one_line;
+use super::peripherals::BackEndShape;
 use super::spec::{Interrupts, Shape};
 use crate::cpuid::Cpuid;
 use crate::interrupts::ghost;
@@ -30,6 +31,9 @@ pub struct HostFacts {
     pub walks_write: bool,
     /// Why ghost vCPUs do not work here; empty when they do, or when nobody wants them.
     pub ghosts: String,
+    /// The devices that it has for the VM: their numbers in the VM's description, and what they are.
+    #[serde(default)]
+    pub devices: Vec<(u16, BackEndShape)>,
 }
 
 /// Why this host cannot run a slice.
@@ -78,6 +82,7 @@ impl HostFacts {
                 Interrupts::Userspace => String::new(),
                 _ => ghost::self_test().err().map(|e| one_line(&e)).unwrap_or_default(),
             },
+            devices: Vec::new(),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::bus::PendingCalls;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
+use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
 use super::{Ending, SliceError};
@@ -10,13 +11,14 @@ use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use devices::SharedBus;
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use transport::Transport;
 use wire::control::EndCause;
@@ -24,6 +26,8 @@ use wire::{Epoch, SliceId};
 
 /// What the main thread may have waiting.
 const EVENTS_MAX: usize = 256;
+/// What the device thread may have waiting.
+pub(crate) const JOBS_MAX: usize = 4096;
 /// How long a stopping slice waits for its own threads.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 const REPORT_LIMIT: Duration = Duration::from_secs(2);
@@ -42,6 +46,9 @@ pub(crate) struct Launch {
     pub(crate) interrupts: Interrupts,
     /// Clock measurement of each slice against the bootstrap: skew and bound, nanoseconds.
     pub(crate) clocks: Vec<(i64, u64)>,
+    /// The devices, in the order of the VM's description.
+    #[serde(default)]
+    pub(crate) devices: Vec<BackEndShape>,
 }
 
 /// Which slice this process is, and of what.
@@ -94,7 +101,7 @@ impl Parts {
         slot: Slot,
         cpuid: &Cpuid,
         back_end: InterruptBackEnd,
-        jobs: Option<Sender<DeviceJob>>,
+        (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
     ) -> Result<Self, SliceError> {
         let Slot { local, epoch, memory } = slot;
         let own = shape.own_frames(local);
@@ -108,7 +115,10 @@ impl Parts {
             ram: Arc::clone(&ram),
             locations: LocationTable::new(&shape.places, epoch),
             events: sender,
+            bystanders: shape.bystanders.clone(),
             jobs,
+            applied,
+            devices: OnceLock::new(),
             handle: OnceLock::new(),
             machine: OnceLock::new(),
             calls: PendingCalls::default(),
@@ -154,6 +164,7 @@ impl Parts {
             fetch_ahead: true,
             node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
             ram: Arc::clone(&self.ram),
+            bystanders: shape.bystanders.clone(),
             transport,
             uplink: Box::new(Link(Arc::clone(&self.fabric))),
             trace: if options.trace { Tracing::On } else { Tracing::Off },
@@ -164,6 +175,23 @@ impl Parts {
         self.fabric.handle.set(handle).expect("connected once");
         self.engine = Some(engine);
         Ok(())
+    }
+
+    /// Puts the VM's devices on the bus, if it has any.
+    pub(crate) fn attach_devices(
+        &mut self,
+        shape: &Shape,
+        shapes: &[BackEndShape],
+        back_ends: &BackEnds,
+        rest: SharedBus,
+    ) -> Result<SharedBus, SliceError> {
+        if shape.devices.is_empty() {
+            return Ok(rest);
+        }
+        let devices = SliceDevices::new(shape, shapes, back_ends, &self.fabric, &self.machine)?;
+        let devices = Arc::new(devices);
+        self.fabric.devices.set(Arc::clone(&devices)).expect("attached once");
+        Ok(Arc::new(PciBus { devices, fabric: Arc::clone(&self.fabric), rest }))
     }
 
     /// What this slice did until now.
@@ -235,6 +263,13 @@ fn machine_config(
         timer_spacing: shape.timer_spacing,
         clock_rate: shape.clock_rate,
     })
+}
+
+/// Starts the device thread of a slice.
+pub(crate) fn spawn_devices(work: impl FnOnce() + Send + 'static) -> Result<(), SliceError> {
+    let thread = thread::Builder::new().name("devices".into()).spawn(work);
+    let failed = |source| SliceError::Io { what: "start the device thread", source };
+    thread.map(drop).map_err(failed)
 }
 
 /// The ending that an event means, if it ends the VM.

@@ -16,17 +16,22 @@ mod console;
 mod fabric;
 mod host;
 mod launch;
+mod peripherals;
 mod report;
 mod spec;
 
 pub use dsm::Memory;
+
+pub use peripherals::{BackEndShape, OpenError};
 
 pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;
 pub use report::{RunReport, SliceReport};
-pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
+pub use spec::{
+    DeviceKind, DeviceSpec, DiskFormat, Interrupts, PageTables, Rings, SliceSpec, SpecError, VmSpec,
+};
 
 use crate::boot::BootError;
 use crate::control::ControlError;
@@ -183,6 +188,12 @@ pub enum SliceError {
         /// The bootstrap's.
         ours: u32,
     },
+    /// A disk, network interface or the like cannot be opened.
+    #[error("open the devices of this host")]
+    Open(#[from] OpenError),
+    /// The devices cannot be put together.
+    #[error("set up the devices: {0}")]
+    Devices(String),
     /// The control socket cannot be had.
     #[error("offer a control socket")]
     Control(#[from] ControlError),

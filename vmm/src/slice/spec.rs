@@ -7,6 +7,7 @@ use devices::acpi::{AcpiConfig, VcpuPlace};
 use devices::layout::{LayoutError, MemoryLayout};
 use dsm::{HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig, Replicate};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
@@ -16,6 +17,8 @@ use wire::{Epoch, SliceId, VcpuId};
 pub(crate) const VCPUS_MAX: u32 = 256;
 /// The most slices of one VM.
 pub(crate) const SLICES_MAX: usize = 32;
+/// The most devices: one bus, without the host bridge.
+pub(crate) const DEVICES_MAX: usize = 31;
 
 /// What one slice gives to the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,6 +115,82 @@ impl FromStr for PageTables {
     }
 }
 
+/// Where the rings of a device are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rings {
+    /// On the slice of the queue's vCPU: requests and payload travel in messages.
+    #[default]
+    Bypass,
+    /// On the slice with the real device: rings and payload travel as pages of the distributed memory. For
+    /// comparison.
+    Coherent,
+}
+
+impl FromStr for Rings {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "bypass" => Ok(Self::Bypass),
+            "coherent" => Ok(Self::Coherent),
+            _ => Err(SpecError::Choice { what: "rings", text: text.into() }),
+        }
+    }
+}
+
+/// How the bytes of an image are laid out. Always said, never guessed: a guest could write what makes its
+/// raw disk look like another format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormat {
+    /// The file is the disk.
+    #[default]
+    Raw,
+    /// QEMU's copy-on-write format.
+    Qcow2,
+}
+
+/// What a device is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum DeviceKind {
+    /// An image file or block device.
+    Disk {
+        /// On the host of its slice.
+        path: PathBuf,
+        /// How its bytes are laid out.
+        #[serde(default)]
+        format: DiskFormat,
+        /// Writes are refused.
+        read_only: bool,
+    },
+    /// A tap interface.
+    Nic {
+        /// Its name on the host of its slice.
+        tap: String,
+        /// Hardware address; made from the device's number if none.
+        mac: Option<[u8; 6]>,
+    },
+    /// A source of randomness.
+    Rng,
+    /// A console beside the serial line.
+    Console,
+}
+
+/// A device of the VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSpec {
+    /// The slice with the real device.
+    pub slice: u16,
+    /// Where its rings are read.
+    #[serde(default)]
+    pub rings: Rings,
+    /// What it is.
+    pub kind: DeviceKind,
+}
+
 /// Everything that the slices of a VM must agree on before it exists.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -131,6 +210,9 @@ pub struct VmSpec {
     pub timer_spacing: String,
     /// Least and most hold window, microseconds.
     pub hold_us: (u64, u64),
+    /// Devices on PCI, in the order of their addresses. Without any there is no PCI.
+    #[serde(default)]
+    pub devices: Vec<DeviceSpec>,
 }
 
 /// Why a shape is impossible.
@@ -159,6 +241,17 @@ pub enum SpecError {
         /// What was given.
         text: String,
     },
+    /// More devices than fit on the bus.
+    #[error("a VM has at most {DEVICES_MAX} devices, not {0}")]
+    Devices(usize),
+    /// A device on a slice that is not.
+    #[error("device {device} is to be on slice {slice}, which the VM does not have")]
+    DeviceSlice {
+        /// The device, counted from 0.
+        device: usize,
+        /// The slice.
+        slice: u16,
+    },
     /// The hold window's bounds are the wrong way round, or absurd.
     #[error("a hold window of {0} to {1} microseconds is impossible")]
     Hold(u64, u64),
@@ -176,6 +269,10 @@ pub(crate) struct Shape {
     pub(crate) hold: HoldPolicy,
     pub(crate) sample: Option<Duration>,
     pub(crate) slices: Vec<SliceId>,
+    /// Slices with nothing but devices, whose rings are read elsewhere: no guest memory is ever there, and
+    /// the guest outlives them.
+    pub(crate) bystanders: Vec<SliceId>,
+    pub(crate) devices: Vec<DeviceSpec>,
 }
 
 impl VmSpec {
@@ -210,10 +307,26 @@ impl VmSpec {
         if min > max || max > 1_000_000 {
             return Err(SpecError::Hold(min, max));
         }
+        if self.devices.len() > DEVICES_MAX {
+            return Err(SpecError::Devices(self.devices.len()));
+        }
+        let outside = |device: &DeviceSpec| usize::from(device.slice) >= count;
+        if let Some(device) = self.devices.iter().position(outside) {
+            return Err(SpecError::DeviceSlice { device, slice: self.devices[device].slice });
+        }
         let choice = |what, text: &str| SpecError::Choice { what, text: text.into() };
         // A peer's zero would mean a flood of kicks.
         let sample = self.sample.map(|seconds| Duration::from_secs(seconds.max(1).into()));
+        let bystander = |slice: &&SliceId| {
+            let spec = &self.slices[usize::from(slice.0)];
+            let coherent =
+                |device: &DeviceSpec| device.slice == slice.0 && device.rings == Rings::Coherent;
+            spec.vcpus == 0 && spec.memory == 0 && !self.devices.iter().any(coherent)
+        };
+        let bystanders = slices.iter().filter(bystander).copied().collect();
         Ok(Shape {
+            bystanders,
+            devices: self.devices.clone(),
             sample,
             layout,
             homes,
@@ -249,7 +362,8 @@ impl Shape {
         let places = (0u32..)
             .zip(&self.places)
             .map(|(apic_id, slice)| VcpuPlace { apic_id, node: u32::from(slice.0) });
-        AcpiConfig::new(places.collect(), &self.layout)
+        let config = AcpiConfig::new(places.collect(), &self.layout);
+        if self.devices.is_empty() { config } else { config.with_pci() }
     }
 
     /// Frame ranges that hold memory, ascending.
@@ -265,7 +379,9 @@ impl Shape {
     }
 
     pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate: Replicate) -> NodeConfig {
-        let mut config = NodeConfig::new(local, self.slices.clone(), self.homes.clone(), epoch);
+        let member = |slice: &SliceId| *slice == local || !self.bystanders.contains(slice);
+        let members = self.slices.iter().copied().filter(member).collect();
+        let mut config = NodeConfig::new(local, members, self.homes.clone(), epoch);
         config.hold = self.hold;
         config.replicate = replicate;
         config
@@ -288,6 +404,7 @@ mod tests {
             clock_rate: 1.0,
             timer_spacing: "off".into(),
             hold_us: (20, 2000),
+            devices: Vec::new(),
         }
     }
 

@@ -1,0 +1,149 @@
+//! The real devices of this host: opened before the VM exists, so that what cannot be had is refused while
+//! nothing has been promised.
+
+use super::BackEndShape;
+use super::queues::Way;
+use crate::slice::spec::{DeviceKind, DiskFormat, Shape};
+use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions};
+use devices::back_end::tap::{TapError, TapNic, TapOptions};
+use devices::back_end::{Disk, Nic};
+use devices::delegate::{Exchange, ServeError};
+use devices::pci::DeviceId;
+use devices::virtio::net::NetDevice;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use thiserror::Error;
+use wire::SliceId;
+
+/// Why a device of this host cannot be used.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// A disk.
+    #[error("open a disk")]
+    Disk(#[from] ImageError),
+    /// A network interface.
+    #[error("open a network interface")]
+    Tap(#[from] TapError),
+    /// The operator of this host has not lent it.
+    #[error("{what} is not lent to VMs here; start the companion with --lend {what}")]
+    NotLent {
+        /// The path or interface.
+        what: String,
+    },
+}
+
+/// What is open.
+#[derive(Clone, Debug)]
+enum Open {
+    Disk(Arc<dyn Disk>),
+    Nic(Arc<dyn Nic>),
+    Rng,
+    Console,
+}
+
+/// The devices of this host that the VM uses, by their numbers. Dropping it closes them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BackEnds(BTreeMap<u16, Open>);
+
+impl BackEnds {
+    /// Opens what the VM's description places on this slice. With `lend`, only what is in there.
+    pub(crate) fn open(
+        shape: &Shape,
+        local: SliceId,
+        lend: Option<&[String]>,
+    ) -> Result<Self, OpenError> {
+        let here = (0u16..).zip(&shape.devices).filter(|(_, device)| device.slice == local.0);
+        let lent = |what: &str| match lend {
+            Some(lend) if !lend.iter().any(|one| one == what) => {
+                Err(OpenError::NotLent { what: what.to_owned() })
+            }
+            _ => Ok(()),
+        };
+        let mut open = BTreeMap::new();
+        for (number, device) in here {
+            let back_end = match &device.kind {
+                DeviceKind::Disk { path, format, read_only } => {
+                    lent(&path.to_string_lossy())?;
+                    Open::Disk(disk(path, *format, *read_only)?)
+                }
+                DeviceKind::Nic { tap, mac } => {
+                    lent(tap)?;
+                    let mac = mac.unwrap_or_else(|| own_address(number));
+                    Open::Nic(nic(tap, mac, shape.vcpus())?)
+                }
+                DeviceKind::Rng => Open::Rng,
+                DeviceKind::Console => Open::Console,
+            };
+            open.insert(number, back_end);
+        }
+        Ok(Self(open))
+    }
+
+    /// What they are.
+    pub(crate) fn shapes(&self) -> Vec<(u16, BackEndShape)> {
+        let shape = |open: &Open| match open {
+            Open::Disk(disk) => BackEndShape::Disk(disk.shape()),
+            Open::Nic(nic) => BackEndShape::Nic(nic.shape()),
+            Open::Rng => BackEndShape::Rng,
+            Open::Console => BackEndShape::Console,
+        };
+        self.0.iter().map(|(number, open)| (*number, shape(open))).collect()
+    }
+
+    /// The way from front ends of this slice to a device: to the one that is open here, which is
+    /// served to the other slices as well, or to that of another slice.
+    pub(super) fn way(
+        &self,
+        exchange: &Exchange,
+        device: DeviceId,
+        owner: SliceId,
+        shape: &BackEndShape,
+        queues: usize,
+    ) -> Result<Way, ServeError> {
+        let number = u16::from(device.0);
+        let wire_id = wire::DeviceId(number);
+        let queues = u16::try_from(queues).unwrap_or(u16::MAX);
+        Ok(match (self.0.get(&number), shape) {
+            (Some(Open::Disk(disk)), _) => {
+                exchange.serve_disk(wire_id, Arc::clone(disk), queues)?;
+                Way::Disk(Arc::clone(disk))
+            }
+            (Some(Open::Nic(nic)), _) => {
+                let nic = exchange.serve_nic(wire_id, Arc::clone(nic))?;
+                Way::Nic { device: NetDevice::new(nic), pairs: queues / 2 }
+            }
+            (None, BackEndShape::Disk(shape)) => {
+                Way::Disk(exchange.remote_disk(wire_id, owner, shape.clone(), queues))
+            }
+            (None, BackEndShape::Nic(shape)) => {
+                let nic = exchange.remote_nic(wire_id, owner, shape.clone());
+                Way::Nic { device: NetDevice::new(nic), pairs: queues / 2 }
+            }
+            (Some(Open::Rng), _) | (None, BackEndShape::Rng) => Way::Rng,
+            (Some(Open::Console), _) | (None, BackEndShape::Console) => Way::Console,
+        })
+    }
+}
+
+fn disk(path: &Path, format: DiskFormat, read_only: bool) -> Result<Arc<dyn Disk>, OpenError> {
+    let format = match format {
+        DiskFormat::Raw => ImageFormat::Raw,
+        DiskFormat::Qcow2 => ImageFormat::Qcow2,
+    };
+    let options = ImageOptions { read_only, ..ImageOptions::new(path, format) };
+    let image = ImageDisk::open(&options)?;
+    Ok(Arc::new(image))
+}
+
+fn nic(tap: &str, mac: [u8; 6], vcpus: u32) -> Result<Arc<dyn Nic>, OpenError> {
+    let pairs = u16::try_from(vcpus).unwrap_or(u16::MAX);
+    let tap = TapNic::open(&TapOptions { name: tap.to_owned(), mac, pairs })?;
+    Ok(Arc::new(tap))
+}
+
+/// A hardware address for a device without one: of one device, administered locally.
+fn own_address(number: u16) -> [u8; 6] {
+    let [high, low] = number.to_be_bytes();
+    [0x52, 0x54, 0x00, 0x7e, high, low]
+}

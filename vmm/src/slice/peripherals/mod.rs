@@ -1,0 +1,272 @@
+//! The devices of the VM, as one slice has them: a replica of what drivers see, the queues that are at
+//! home here, the back ends of this host, and the way to those of other hosts.
+//!
+//! ```text
+//!   vCPU --write--> [order] --apply--> PciRoot (replica) --effects--> workers here start and stop
+//!   vCPU --read---> PciRoot                                           routes of interrupts change
+//!   vCPU --ring---> doorbell of a queue here, or the slice of its home
+//!
+//!   worker (queue here) --submit--> back end here, or Exchange --frames--> back end elsewhere
+//! ```
+//! Only the device thread changes anything; a worker's thread blocks in guest memory as a vCPU does, so
+//! neither the engine's thread nor the device thread holds a lock that a worker wants.
+
+mod back_ends;
+mod bus;
+mod order;
+mod queues;
+mod serve;
+mod shape;
+
+pub(crate) use back_ends::BackEnds;
+pub use back_ends::OpenError;
+pub(crate) use bus::PciBus;
+pub(crate) use order::{GONE, Sequencer};
+pub(crate) use serve::{Owner, follow};
+pub use shape::BackEndShape;
+
+use super::fabric::{BOOTSTRAP, Fabric};
+use super::spec::Shape;
+use super::{SliceError, one_line};
+use crate::guest_memory::{Guard, GuestMemory};
+use crate::machine::Machine;
+use devices::delegate::{Courier, Exchange};
+use devices::pci::{DeviceId, MsixView, PciEffect, PciRoot, QueueIndex};
+use devices::virtio::{self, DeviceChange, DeviceFaults, Doorbell, RingError};
+use queues::{Queues, Slot};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use transport::Class;
+use wire::SliceId;
+
+/// A doorbell that KVM rings by itself.
+#[derive(Debug)]
+struct Wired {
+    device: DeviceId,
+    address: u64,
+    bell: Doorbell,
+}
+
+/// The devices of one slice.
+pub(crate) struct SliceDevices {
+    local: SliceId,
+    pci: RwLock<PciRoot>,
+    slots: Vec<Slot>,
+    exchange: Exchange,
+    machine: Machine,
+    /// Only the device thread takes it.
+    queues: Mutex<Queues>,
+    /// Only the device thread takes it.
+    wired: Mutex<Vec<Wired>>,
+    _guard: Option<Guard>,
+}
+
+impl fmt::Debug for SliceDevices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SliceDevices").field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SliceDevices {
+    /// The devices of a VM that has some; `shapes` are what their back ends say.
+    pub(crate) fn new(
+        shape: &Shape,
+        shapes: &[BackEndShape],
+        back_ends: &BackEnds,
+        fabric: &Arc<Fabric>,
+        machine: &Machine,
+    ) -> Result<Self, SliceError> {
+        let local = fabric.local;
+        let broken = |error: &dyn std::error::Error| SliceError::Devices(one_line(error));
+        let others: Vec<SliceId> = shape.slices.iter().copied().filter(|s| *s != local).collect();
+        let courier = Arc::new(Carried(Arc::downgrade(fabric)));
+        let exchange = Exchange::new(local, &others, fabric.epoch, courier);
+        let homes = |(shape_of, spec)| BackEndShape::homes(shape_of, spec, &shape.places);
+        let homes: Vec<Vec<SliceId>> = shapes.iter().zip(&shape.devices).map(homes).collect();
+        let seen = shapes.iter().zip(&homes).map(|(shape, homes)| shape.seen(homes.len()));
+        let pci = PciRoot::new(seen.collect()).map_err(|error| broken(&error))?;
+        let mut slots = Vec::new();
+        for ((id, spec), homes) in (0u8..).zip(&shape.devices).zip(homes) {
+            let id = DeviceId(id);
+            let msix = Arc::new(MsixView::new(pci.vectors(id), Arc::new(machine.clone())));
+            let owner = SliceId(spec.slice);
+            let shape_of = &shapes[usize::from(id.0)];
+            let way = back_ends.way(&exchange, id, owner, shape_of, homes.len());
+            let way = way.map_err(|error| broken(&error))?;
+            let slot = Slot::new(local, homes, way, msix).map_err(|error| broken(&error))?;
+            slots.push(slot);
+        }
+        let memory = GuestMemory::new(&fabric.ram).map_err(|error| broken(&error))?;
+        let faults: Arc<dyn DeviceFaults> = Arc::new(Told(Arc::downgrade(fabric)));
+        let guard = fabric.handle.get().map(|handle| Guard::new(&fabric.ram, handle));
+        let (queues, machine) = (Mutex::new(Queues::new(memory, faults)), machine.clone());
+        let (pci, wired) = (RwLock::new(pci), Mutex::default());
+        Ok(Self { local, pci, slots, exchange, machine, queues, wired, _guard: guard })
+    }
+
+    /// True for addresses of PCI.
+    pub(crate) fn claims(&self, address: u64) -> bool {
+        self.pci.read().unwrap_or_else(PoisonError::into_inner).claims(address)
+    }
+
+    /// Reads registers of PCI; false for an address that is none.
+    pub(crate) fn read(&self, address: u64, data: &mut [u8]) -> bool {
+        let pci = self.pci.read().unwrap_or_else(PoisonError::into_inner);
+        let claimed = pci.claims(address);
+        if claimed {
+            pci.read(address, data);
+        }
+        claimed
+    }
+
+    /// The queue that a write rings for, if that is all it does.
+    pub(crate) fn doorbell(&self, address: u64, data: &[u8]) -> Option<(u16, u16)> {
+        let pci = self.pci.read().unwrap_or_else(PoisonError::into_inner);
+        pci.doorbell(address, data).map(|(device, queue)| (device.0.into(), queue.0))
+    }
+
+    /// Rings for a queue; false when it is not here.
+    pub(crate) fn ring(&self, device: u16, queue: u16) -> bool {
+        let slot = self.slots.get(usize::from(device));
+        let bell = slot.and_then(|slot| slot.bell(QueueIndex(queue)));
+        bell.map(Doorbell::ring).is_some()
+    }
+
+    /// The slice where a queue is at home.
+    pub(crate) fn home(&self, device: u16, queue: u16) -> Option<SliceId> {
+        self.slots.get(usize::from(device))?.homes.get(usize::from(queue)).copied()
+    }
+
+    /// Carries out the guest's write, on the device thread.
+    pub(crate) fn write(&self, address: u64, data: &[u8]) {
+        self.change(|pci, effects| pci.write(address, data, effects));
+    }
+
+    /// Makes a device need a reset, on the device thread.
+    pub(crate) fn set_broken(&self, device: u16) {
+        let Ok(device) = u8::try_from(device) else { return };
+        let change = DeviceChange::NeedsReset;
+        self.change(|pci, effects| pci.change(DeviceId(device), &change, effects));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut PciRoot, &mut Vec<PciEffect>)) {
+        let mut effects = Vec::new();
+        change(&mut self.pci.write().unwrap_or_else(PoisonError::into_inner), &mut effects);
+        for effect in effects {
+            self.act(effect);
+        }
+    }
+
+    fn act(&self, effect: PciEffect) {
+        let slot = |device: DeviceId| self.slots.get(usize::from(device.0));
+        match effect {
+            PciEffect::Activated { device, activation } => {
+                if let Some(slot) = slot(device) {
+                    lock(&self.queues).start(device, slot, &activation);
+                }
+            }
+            PciEffect::Reset { device } => {
+                if let Some(slot) = slot(device) {
+                    lock(&self.queues).stop(device, slot);
+                    slot.msix.forget();
+                }
+            }
+            PciEffect::MsixChanged { device, vector, route } => {
+                if let Some(slot) = slot(device) {
+                    slot.msix.route(vector, route);
+                }
+            }
+            PciEffect::ConfigChanged { device, vector } => {
+                if let (Some(slot), BOOTSTRAP) = (slot(device), self.local) {
+                    slot.msix.raise(Some(vector));
+                }
+            }
+            PciEffect::DoorbellsMoved { device } => self.wire(device),
+            PciEffect::Doorbell { device, queue } => {
+                self.ring(device.0.into(), queue.0);
+            }
+        }
+    }
+
+    /// Has KVM ring the doorbells of a device where they are now.
+    fn wire(&self, device: DeviceId) {
+        let mut wired = lock(&self.wired);
+        for old in wired.extract_if(.., |old| old.device == device) {
+            self.set_doorbell(&old, false);
+        }
+        let doorbells = self.pci.read().unwrap_or_else(PoisonError::into_inner).doorbells();
+        let slot = &self.slots[usize::from(device.0)];
+        for at in doorbells.into_iter().filter(|at| at.device == device) {
+            let Some(bell) = slot.bell(at.queue) else { continue };
+            let new = Wired { device, address: at.address, bell: bell.clone() };
+            if self.set_doorbell(&new, true) {
+                wired.push(new);
+            }
+        }
+    }
+
+    /// Without KVM's help the vCPU exits and rings itself.
+    fn set_doorbell(&self, wired: &Wired, on: bool) -> bool {
+        let result = self.machine.set_doorbell(wired.address, wired.bell.event(), on);
+        if let Err(error) = &result {
+            tracing::debug!("doorbell at {:#x}: {}", wired.address, one_line(error));
+        }
+        result.is_ok()
+    }
+
+    /// Takes a frame of a delegated device, on the engine's thread.
+    pub(crate) fn frame(&self, from: SliceId, bytes: &[u8]) -> Result<(), String> {
+        self.exchange.frame(from, bytes).map_err(|error| one_line(&error))
+    }
+
+    /// A slice is gone.
+    pub(crate) fn lost(&self, slice: SliceId) {
+        self.exchange.lost(slice);
+    }
+}
+
+/// Takes frames of delegated devices to other slices.
+#[derive(Debug)]
+struct Carried(Weak<Fabric>);
+
+impl Courier for Carried {
+    fn send(&self, to: SliceId, frame: Vec<u8>) -> bool {
+        let Some(fabric) = self.0.upgrade() else { return false };
+        fabric.handle.get().is_some_and(|handle| handle.send(to, Class::Bulk, frame))
+    }
+}
+
+/// Tells the bootstrap slice of broken rings.
+struct Told(Weak<Fabric>);
+
+impl DeviceFaults for Told {
+    fn broken(&self, device: DeviceId, cause: RingError) {
+        tracing::warn!(device = device.0, "the guest's driver has broken a device: {cause}");
+        if let Some(fabric) = self.0.upgrade() {
+            fabric.device_broken(device.0.into());
+        }
+    }
+}
+
+impl BackEndShape {
+    /// The device as drivers see it.
+    fn seen(&self, queues: usize) -> virtio::DeviceShape {
+        match self {
+            Self::Disk(disk) => {
+                let queues = u16::try_from(queues).unwrap_or(1);
+                virtio::DeviceShape::Disk { disk: disk.clone(), queues }
+            }
+            Self::Nic(nic) => {
+                // Without the control queue two for each pair.
+                let pairs = u16::try_from(queues / 2).unwrap_or(1);
+                virtio::DeviceShape::Nic(devices::back_end::NicShape { pairs, ..nic.clone() })
+            }
+            Self::Rng => virtio::DeviceShape::Rng,
+            Self::Console => virtio::DeviceShape::Console,
+        }
+    }
+}

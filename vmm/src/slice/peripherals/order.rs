@@ -1,0 +1,201 @@
+//! One order for all changes of the devices' shared state.
+//!
+//! PCI configuration, MSI-X tables and virtio registers are the same on every slice: each has a
+//! replica, reads it without asking anyone, and acts on what concerns it. A write goes to the
+//! bootstrap slice, which numbers it:
+//!
+//! ```text
+//!   vCPU --write--> bootstrap --Apply n--> every slice: replica changes, queues here start or stop
+//!    goes on <--Answer--   ^------Applied n------|
+//! ```
+//! The vCPU goes on when all slices have acknowledged, so what it wrote is in effect everywhere: a device
+//! that it has reset touches guest memory no more, wherever its queues were. The bootstrap
+//! does one change at a time.
+
+use crate::slice::fabric::{Fabric, SliceEvent};
+use crossbeam_channel::Receiver;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use wire::control::DeviceChange;
+use wire::{Control, SliceId};
+
+/// A slice that has not applied a change by then hangs.
+const APPLY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Stands for the number of a change: the slice is gone, and the VM goes on without it.
+pub(crate) const GONE: u64 = u64::MAX;
+
+/// Why the order broke.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum OrderError {
+    /// A slice does not acknowledge.
+    #[error("{slice} has not applied change {sequence} of the devices within {APPLY_LIMIT:?}")]
+    Silent {
+        /// Which.
+        slice: SliceId,
+        /// The change.
+        sequence: u64,
+    },
+    /// A slice acknowledges what it was not asked.
+    #[error("{slice} acknowledges change {sequence} of the devices, which nobody asked of it")]
+    Unasked {
+        /// Which.
+        slice: SliceId,
+        /// The change.
+        sequence: u64,
+    },
+    /// A change came out of turn.
+    #[error("change {got} of the devices came, {expected} was next")]
+    Turn {
+        /// What came.
+        got: u64,
+        /// What should have.
+        expected: u64,
+    },
+}
+
+/// Numbers changes, on the bootstrap slice.
+#[derive(Debug)]
+pub(crate) struct Sequencer {
+    last: u64,
+    companions: Vec<SliceId>,
+    applied: Receiver<(SliceId, u64)>,
+}
+
+impl Sequencer {
+    pub(crate) fn new(companions: Vec<SliceId>, applied: Receiver<(SliceId, u64)>) -> Self {
+        Self { last: 0, companions, applied }
+    }
+
+    /// Brings a change to all slices; `apply` is for this one, and runs while the others do theirs.
+    pub(crate) fn order(
+        &mut self,
+        change: DeviceChange,
+        send: impl Fn(SliceId, &Control),
+        apply: impl FnOnce(),
+    ) -> Result<(), OrderError> {
+        self.last += 1;
+        let sequence = self.last;
+        self.drop_lost()?;
+        for companion in &self.companions {
+            send(*companion, &Control::Apply { sequence, change });
+        }
+        apply();
+        self.gather(sequence)
+    }
+
+    /// Slices that went away since the last change.
+    fn drop_lost(&mut self) -> Result<(), OrderError> {
+        while let Ok((slice, sequence)) = self.applied.try_recv() {
+            if sequence != GONE {
+                return Err(OrderError::Unasked { slice, sequence });
+            }
+            self.companions.retain(|companion| *companion != slice);
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, sequence: u64) -> Result<(), OrderError> {
+        let deadline = Instant::now() + APPLY_LIMIT;
+        let mut waiting: BTreeSet<SliceId> = self.companions.iter().copied().collect();
+        while let Some(first) = waiting.first().copied() {
+            let (slice, number) = self
+                .applied
+                .recv_deadline(deadline)
+                .map_err(|_| OrderError::Silent { slice: first, sequence })?;
+            if number == GONE {
+                waiting.remove(&slice);
+                self.companions.retain(|companion| *companion != slice);
+            } else if number != sequence || !waiting.remove(&slice) {
+                return Err(OrderError::Unasked { slice, sequence: number });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks the numbers, on a companion.
+#[derive(Debug, Default)]
+pub(crate) struct Turn(u64);
+
+impl Turn {
+    /// The change with this number is next.
+    pub(crate) fn check(&mut self, sequence: u64) -> Result<(), OrderError> {
+        let expected = self.0 + 1;
+        if sequence != expected {
+            return Err(OrderError::Turn { got: sequence, expected });
+        }
+        self.0 = expected;
+        Ok(())
+    }
+}
+
+/// Ends the VM: the slices' devices are no longer the same.
+pub(crate) fn broken(fabric: &Fabric, error: &OrderError) {
+    fabric.event(SliceEvent::Fatal(error.to_string()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::unbounded;
+    use std::cell::{Cell, RefCell};
+
+    const CHANGE: DeviceChange = DeviceChange::Broken { device: 1 };
+
+    #[test]
+    fn order_ends_when_all_have_acknowledged() {
+        let (acknowledge, applied) = unbounded();
+        let mut sequencer = Sequencer::new(vec![SliceId(1), SliceId(2)], applied);
+        let (sent, here) = (RefCell::new(Vec::new()), Cell::new(false));
+        for sequence in 1..=2 {
+            let send = |to, frame: &Control| {
+                assert!(!here.get(), "the others do not wait for this slice");
+                sent.borrow_mut().push((to, frame.clone()));
+                acknowledge.send((to, sequence)).unwrap();
+            };
+            sequencer.order(CHANGE, send, || here.set(true)).unwrap();
+            assert!(here.replace(false));
+        }
+        let frame = |sequence| Control::Apply { sequence, change: CHANGE };
+        let expected = [(SliceId(1), frame(1)), (SliceId(2), frame(1))];
+        assert_eq!(sent.borrow()[..2], expected);
+    }
+
+    #[test]
+    fn foreign_or_double_acknowledgement_is_refused() {
+        for answers in [vec![(SliceId(7), 1)], vec![(SliceId(1), 1); 2], vec![(SliceId(1), 2)]] {
+            let (acknowledge, applied) = unbounded();
+            let mut sequencer = Sequencer::new(vec![SliceId(1), SliceId(2)], applied);
+            let last = *answers.last().unwrap();
+            let answer = || answers.iter().for_each(|answer| acknowledge.send(*answer).unwrap());
+            let result = sequencer.order(CHANGE, |_, _| {}, answer);
+            let error = OrderError::Unasked { slice: last.0, sequence: last.1 };
+            assert_eq!(result, Err(error));
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_slice_that_is_gone() {
+        let (acknowledge, applied) = unbounded();
+        let mut sequencer = Sequencer::new(vec![SliceId(1), SliceId(2), SliceId(3)], applied);
+        acknowledge.send((SliceId(3), GONE)).unwrap();
+        let send = |to, _: &Control| {
+            assert_ne!(to, SliceId(3));
+            let number = if to == SliceId(1) { GONE } else { 1 };
+            acknowledge.send((to, number)).unwrap();
+        };
+        assert_eq!(sequencer.order(CHANGE, send, || {}), Ok(()));
+        assert_eq!(sequencer.companions, [SliceId(2)]);
+    }
+
+    #[test]
+    fn turn_accepts_only_the_next() {
+        let mut turn = Turn::default();
+        assert_eq!(turn.check(1), Ok(()));
+        assert_eq!(turn.check(3), Err(OrderError::Turn { got: 3, expected: 2 }));
+        assert_eq!(turn.check(2), Ok(()));
+        assert_eq!(turn.check(2), Err(OrderError::Turn { got: 2, expected: 3 }));
+    }
+}

@@ -1,0 +1,179 @@
+//! The queues that are at home on this slice, and the threads that serve them.
+//!
+//! ```text
+//!   idle --Activated--> workers run --Reset--> network disconnected, workers stopped --> idle
+//! ```
+
+use crate::guest_memory::GuestMemory;
+use devices::back_end::Disk;
+use devices::pci::{Activation, DeviceId, MsixView, QueueIndex, QueueSetup};
+use devices::virtio::blk::DiskQueue;
+use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
+use devices::virtio::rng::RngQueue;
+use devices::virtio::{DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, WorkerThread};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::SliceId;
+
+/// A worker that has not stopped by then waits for a page of a slice that hangs.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+/// The way from a front end to what does the work.
+#[derive(Clone, Debug)]
+pub(super) enum Way {
+    Disk(Arc<dyn Disk>),
+    Nic { device: Arc<NetDevice>, pairs: u16 },
+    Rng,
+    Console,
+}
+
+/// A device on this slice.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// The slice of each queue.
+    pub(super) homes: Vec<SliceId>,
+    /// The doorbell of each queue that is here. Those of a network pair are one.
+    bells: Vec<Option<Doorbell>>,
+    way: Way,
+    pub(super) msix: Arc<MsixView>,
+}
+
+impl Slot {
+    pub(super) fn new(
+        local: SliceId,
+        homes: Vec<SliceId>,
+        way: Way,
+        msix: Arc<MsixView>,
+    ) -> io::Result<Self> {
+        let mut bells: Vec<Option<Doorbell>> = Vec::new();
+        for (queue, home) in homes.iter().enumerate() {
+            let second = matches!(way, Way::Nic { .. }) && queue % 2 == 1;
+            bells.push(match (*home == local, second) {
+                (false, _) => None,
+                (true, true) => bells[queue - 1].clone(),
+                (true, false) => Some(Doorbell::new()?),
+            });
+        }
+        Ok(Self { homes, bells, way, msix })
+    }
+
+    /// The doorbell of a queue, if it is here.
+    pub(super) fn bell(&self, queue: QueueIndex) -> Option<&Doorbell> {
+        self.bells.get(usize::from(queue.0))?.as_ref()
+    }
+}
+
+/// All workers of this slice.
+pub(super) struct Queues {
+    memory: GuestMemory,
+    faults: Arc<dyn DeviceFaults>,
+    running: BTreeMap<DeviceId, Vec<WorkerThread>>,
+}
+
+impl Queues {
+    pub(super) fn new(memory: GuestMemory, faults: Arc<dyn DeviceFaults>) -> Self {
+        Self { memory, faults, running: BTreeMap::new() }
+    }
+
+    /// Starts the workers of a device's queues that are here.
+    pub(super) fn start(&mut self, device: DeviceId, slot: &Slot, activation: &Activation) {
+        let context = QueueContext {
+            device,
+            memory: Arc::clone(&self.memory.memory),
+            used: Arc::new(self.memory.clone()),
+            msix: Arc::clone(&slot.msix),
+            faults: Arc::clone(&self.faults),
+        };
+        let mut workers = Vec::new();
+        if let Way::Nic { device, .. } = &slot.way {
+            device.connect(activation.features);
+        }
+        for (queue, setup) in &activation.queues {
+            let Some(bell) = slot.bell(*queue) else { continue };
+            match worker(&context, slot, activation, (*queue, setup), bell) {
+                Ok(Some(worker)) => workers.extend(spawn(device, *queue, worker, bell)),
+                Ok(None) => {}
+                Err(cause) => context.faults.broken(device, cause),
+            }
+        }
+        self.running.insert(device, workers);
+    }
+
+    /// Stops them. Afterwards none touches guest memory.
+    pub(super) fn stop(&mut self, device: DeviceId, slot: &Slot) {
+        if let Way::Nic { device, .. } = &slot.way {
+            device.disconnect();
+        }
+        for worker in self.running.remove(&device).into_iter().flatten() {
+            if let Err(error) = worker.stop() {
+                tracing::error!(device = device.0, "{error}: it may still write to the guest");
+            }
+        }
+    }
+}
+
+fn spawn(
+    device: DeviceId,
+    queue: QueueIndex,
+    worker: Box<dyn QueueWorker>,
+    bell: &Doorbell,
+) -> Option<WorkerThread> {
+    let name = format!("dev{}q{}", device.0, queue.0);
+    // What came before the worker was there is to be looked at.
+    bell.ring();
+    let thread = WorkerThread::spawn(&name, worker, bell.clone(), STOP_WITHIN);
+    let failed = |error: &io::Error| tracing::error!("start the thread of a device: {error}");
+    thread.inspect_err(failed).ok()
+}
+
+/// The worker of a queue; none for a queue that another's worker serves too, or nobody needs.
+fn worker(
+    context: &QueueContext,
+    slot: &Slot,
+    activation: &Activation,
+    (queue, setup): (QueueIndex, &QueueSetup),
+    bell: &Doorbell,
+) -> Result<Option<Box<dyn QueueWorker>>, RingError> {
+    let features = activation.features;
+    Ok(match &slot.way {
+        Way::Disk(disk) => {
+            let disk = Arc::clone(disk);
+            Some(Box::new(DiskQueue::new(context, features, setup, disk, bell.clone())?))
+        }
+        Way::Nic { device, pairs } => match NetQueue::of(queue, *pairs, features) {
+            Some(NetQueue::Receive(pair)) => {
+                let transmit = QueueIndex(queue.0 + 1);
+                let transmit = activation.queues.iter().find(|(queue, _)| *queue == transmit);
+                let (_, transmit) = transmit.ok_or(RingError::Setup)?;
+                let device = (Arc::clone(device), pair);
+                let rings = (setup, transmit);
+                Some(Box::new(NetPair::new(context, features, rings, device, bell.clone())?))
+            }
+            Some(NetQueue::Control) => {
+                Some(Box::new(NetControl::new(context, features, setup, Arc::clone(device))?))
+            }
+            Some(NetQueue::Transmit(_)) | None => None,
+        },
+        Way::Rng => {
+            let source = Arc::new(|bytes: &mut [u8]| fill_random(bytes));
+            Some(Box::new(RngQueue::new(context, features, setup, source)?))
+        }
+        Way::Console => None,
+    })
+}
+
+/// The host's randomness.
+fn fill_random(mut bytes: &mut [u8]) {
+    while !bytes.is_empty() {
+        match rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::error!("the host gives no randomness: {error}");
+                return;
+            }
+        }
+    }
+}
