@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "the scheduling policy of a thread")]
 // UNSAFETY: one system call with a structure on the stack.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -62,18 +63,24 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// For a page that is expected at some time, if its holder keeps it as long as last time. To look
+    /// For a page that is expected within some time, if its holder keeps it as long as last time. To look
     /// before then is in vain; to be asleep then costs a wake-up of a halted core.
-    pub(crate) fn new(limit: Duration, now_ns: u64, expected_ns: Option<u64>) -> Self {
+    pub(crate) fn new(
+        limit: Duration,
+        now_ns: u64,
+        expected_ns: Option<RangeInclusive<u64>>,
+    ) -> Self {
         let Some(expected) = expected_ns else {
             return Self { spin: limit, wake_ns: None };
         };
+        let (first, last) = expected.into_inner();
         let margin = nanoseconds(MARGIN);
-        let start = expected.saturating_sub(margin);
+        let start = first.saturating_sub(margin);
         if now_ns < start {
             return Self { spin: Duration::ZERO, wake_ns: Some(start) };
         }
-        let left = (expected + margin).saturating_sub(now_ns);
+        let end = last.min(first + nanoseconds(SPIN_MAX)) + margin;
+        let left = end.saturating_sub(now_ns);
         Self { spin: Duration::from_nanos(left), wake_ns: None }
     }
 
@@ -95,10 +102,12 @@ mod tests {
     #[test]
     fn page_that_is_held_for_long_is_looked_for_when_it_should_come() {
         let (us, limit) = (Duration::from_micros, Duration::from_micros(100));
-        let look = |now| Look::new(limit, now, Some(1_000_000));
+        let look = |now| Look::new(limit, now, Some(1_000_000..=1_200_000));
         assert_eq!(look(0), Look { spin: us(0), wake_ns: Some(850_000) });
-        assert_eq!(look(900_000), Look { spin: us(250), wake_ns: None });
+        assert_eq!(look(900_000), Look { spin: us(450), wake_ns: None });
         assert_eq!(look(2_000_000), Look::default());
+        let late = Look::new(limit, 1_000_000, Some(1_000_000..=9_000_000));
+        assert_eq!(late.spin, SPIN_MAX + MARGIN);
         assert_eq!(Look::new(limit, 0, None), Look { spin: limit, wake_ns: None });
 
         let both = look(0).join(Look::new(limit, 0, None));

@@ -47,7 +47,7 @@ pub(crate) struct Engine<C: Carrier> {
     events: Vec<EpollEvent>,
     /// The peer that is served first in the next poll.
     turn: usize,
-    /// Frames are only queued.
+    /// Frames are only queued, but for interrupts.
     corked: bool,
 }
 
@@ -131,7 +131,8 @@ impl<C: Carrier> Engine<C> {
         let index = self.ids.binary_search(&to).map_err(|_| SendError::Gone)?;
         let peer = &mut self.peers[index];
         let class_at = usize::from(class_index(class));
-        let result = if self.corked {
+        // Interrupts have a stream of their own, and a vCPU may wait for one.
+        let result = if self.corked && class != Class::Interrupt {
             peer.queue(class_at, length, head, payload)
         } else {
             peer.send(&self.epoll, class_at, length, head, payload)

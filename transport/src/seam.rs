@@ -70,8 +70,9 @@ pub trait Transport: Send {
         head: &[u8],
         payload: &[u8],
     ) -> Result<(), SendError>;
-    /// While corked, frames are only queued; uncorking writes them, many by one call. Not to be left
-    /// corked: what waits is written by the next `poll`, but nobody is told that it waits.
+    /// While corked, frames are only queued, but for interrupts, which go at once; uncorking writes them,
+    /// many by one call. Not to be left corked: what waits is written by the next `poll`, but nobody is
+    /// told that it waits.
     fn cork(&mut self, on: bool);
     /// Pushes queued bytes out, reads what came, keeps the lease, and hands at most `budget` events
     /// to the sink, interrupts first. Returns how many it handed over.

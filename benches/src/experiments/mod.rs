@@ -10,11 +10,13 @@ pub mod writes;
 
 use crate::carrier::Carrier;
 use crate::cluster::Plan;
+use crate::crew::Crew;
 use crate::outcome::Outcome;
 use crate::paging::GuestPages;
 use crate::placement::Place;
 use anyhow::{Result, bail};
 use dsm::{HoldPolicy, Memory};
+use microguest::Job;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -72,6 +74,12 @@ impl<'a> Setting<'a> {
             guest_pages: GuestPages::Small,
         }
     }
+}
+
+/// What one worker counts while the others do nothing.
+fn alone(crew: &mut dyn Crew, worker: usize, job: Job) -> Result<u64> {
+    crew.start(worker, job)?;
+    Ok(crew.wait(worker)?.job.count)
 }
 
 /// Cycles of the time-stamp counter in a nanosecond. Measured once.

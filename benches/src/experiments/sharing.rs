@@ -4,7 +4,7 @@
 //! One page has one writer at a time, so the aggregate progress of all cannot exceed that of one
 //! writer: the serial limit. What is lost to it is lost to transfers.
 
-use super::{CORES, Setting};
+use super::{CORES, Setting, alone};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::crew::Crew;
@@ -18,6 +18,8 @@ use microguest::{Job, Kind};
 
 /// Nobody waits longer for a turn, in cycles: some ten seconds.
 const PATIENCE: u64 = 30_000_000_000;
+/// Turns of each: few enough for a machine whose cores are busy with something else.
+const TURNS: u64 = 200;
 /// Share of the serial limit that must be reached with two slices.
 const BOUND: f64 = 0.95;
 
@@ -70,16 +72,18 @@ impl Sharing {
 /// # Errors
 /// This machine has no KVM or userfaultfd, or a guest failed.
 pub fn run(setting: Setting<'_>) -> Result<Outcome> {
-    let (rounds, cycles) = if setting.quick { (2, 1_500_000_000) } else { (5, 5_000_000_000) };
+    let quick = setting.quick;
+    let (on, off, cycles) = if quick { (5, 2, 500_000_000) } else { (25, 5, 1_000_000_000) };
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
-        "two slices, a vCPU each on a core of its own, {cycles} cycles a run; medians of {rounds} \
-         runs in turns; serial limit: one vCPU (or thread) alone on that page"
+        "two slices, a vCPU each on a core of its own, {cycles} cycles a run; medians of {on} \
+         runs in turns, {off} with the window off; serial limit: the mean of each vCPU (or thread) alone on that page, \
+         one before and one after both"
     ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for carrier in [Carrier::Shm, Carrier::Tcp] {
         let windows = [("window on", HoldPolicy::default()), ("window off", NO_WINDOW)];
-        for (window, hold) in windows {
+        for ((window, hold), rounds) in windows.into_iter().zip([on, off]) {
             let plan = Plan { hold, ..setting.two_slices(carrier, &[512, 512]) };
             let mut cluster = Cluster::new(&plan)?;
             // The threads know nothing of carriers and windows: once is enough.
@@ -104,11 +108,10 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
                     rows.push(threads.row(format!("native threads {}", sharing.name())));
                 }
             }
-            let turns = if setting.quick { 200 } else { 1000 };
             let name = format!("{} ping-pong, {window}", carrier.name());
-            rows.push(ping_pong(&mut cluster, name, turns)?);
+            rows.push(ping_pong(&mut cluster, name)?);
             if let Some(native) = &mut native {
-                rows.push(ping_pong(native, "native threads ping-pong".into(), turns)?);
+                rows.push(ping_pong(native, "native threads ping-pong".into())?);
             }
         }
     }
@@ -128,35 +131,25 @@ struct Found {
 }
 
 impl Found {
-    /// One worker alone, then both.
+    /// One worker alone, both, the other alone: what this machine's other guests take of a core for a
+    /// while, or of one core more than of the other, goes into both figures of a round.
     fn add(&mut self, crew: &mut dyn Crew, sharing: Sharing, cycles: u64) -> Result<()> {
-        crew.start(0, sharing.job(0, cycles))?;
-        let alone = crew.wait(0)?.job.count;
-        self.add_both(crew, sharing, cycles, alone)
-    }
-
-    fn add_both(
-        &mut self,
-        crew: &mut dyn Crew,
-        sharing: Sharing,
-        cycles: u64,
-        alone: u64,
-    ) -> Result<()> {
+        let first = alone(crew, 0, sharing.job(0, cycles))?;
         let done = crew.together(&[0, 1].map(|own| sharing.job(own, cycles)))?;
+        let second = alone(crew, 1, sharing.job(1, cycles))?;
         let count: u64 = done.iter().map(|done| done.job.count).sum();
         let idle: u64 = done.iter().map(|done| done.job.sum).sum();
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         {
-            self.ratios.push(count as f64 / alone.max(1) as f64);
+            self.ratios.push(count as f64 / ((first + second) as f64 / 2.0).max(1.0));
             self.losses.push(idle as f64 / (2 * cycles) as f64 * 100.0);
         }
         Ok(())
     }
 
     fn add_slices(&mut self, cluster: &mut Cluster, sharing: Sharing, cycles: u64) -> Result<()> {
-        let alone = cluster.run(0, 0, sharing.job(0, cycles))?.job.count;
         let before = pages_in(cluster)?;
-        self.add_both(cluster, sharing, cycles, alone)?;
+        self.add(cluster, sharing, cycles)?;
         let moved = pages_in(cluster)? - before;
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         self.moves.push(moved as f64 / (cycles as f64 / (super::cycles_per_ns() * 1e9)));
@@ -174,19 +167,19 @@ impl Found {
 }
 
 /// Two workers take turns in raising a word; the time from one own turn to the next.
-fn ping_pong(crew: &mut dyn Crew, name: String, turns: u64) -> Result<Row> {
+fn ping_pong(crew: &mut dyn Crew, name: String) -> Result<Row> {
     let job = |own| Job {
         kind: Kind::PingPong as u64,
         memory: SHARED,
         pages: 1,
-        rounds: turns,
+        rounds: TURNS,
         own,
         all: 2,
         cycles: PATIENCE,
         ..Job::default()
     };
     let done = crew.together(&[job(0), job(1)])?;
-    ensure!(done.iter().all(|done| done.job.count == turns), "{name} gave up: {:?}", done[0].job);
+    ensure!(done.iter().all(|done| done.job.count == TURNS), "{name} gave up: {:?}", done[0].job);
     let summary = Samples::from_cycles(&done[0].samples, super::cycles_per_ns()).summary();
     let figures = vec![
         ("round trip p50 us".to_owned(), summary.p50 / 1000.0),

@@ -16,13 +16,26 @@
 //! While one slice has the page the others wait, so of the time of a busy page a transfer is lost for each
 //! window. A window of 100 transfers loses a hundredth. But a slice that does nothing with the page
 //! would make the others wait for nothing: so only a page whose contents go on changing is kept longer,
-//! twice in a row, and each time for thrice as long as so far. What is kept in vain is thus in proportion to what was not. A
-//! page that was busy last time begins with a third of the busy window: each look at a page takes the core
-//! away from the guest.
+//! twice in a row, and each time for thrice as long as so far. What is kept in vain is thus in proportion to
+//! what was not. A page that was busy last time begins with a third of the busy window: each look at a page
+//! takes the core away from the guest.
+//!
+//! Where transfers take long now and then, or the looks do, 100 mean transfers are not enough. So slices that
+//! are all busy with a page let their windows grow: each keeps it at most twice as long as the last holder did
+//! after it had been asked (`held`), and gives way to the others, who kept it for `waited` together:
+//!
+//! ```text
+//!   window = min(2 held, (3 most - waited) / 2, most), but never less than without growth
+//! ```
+//!
+//! With n slices that comes to rest at 3/(n + 1) of the most: two of them have it for `most` each, and a
+//! round of however many takes less than thrice that, unless it takes longer without growth. A holder that
+//! goes idle gives the page up after a look, and as `held` is short then, the next window is short too.
 
 use crate::node::Node;
 use crate::pages::Copy;
 use crate::store::PageStore;
+use std::ops::RangeInclusive;
 use wire::Gfn;
 
 /// Parameters of the hold window. Times in nanoseconds.
@@ -40,6 +53,8 @@ pub struct HoldPolicy {
     pub busy_max_ns: u64,
     /// Window for such a page, as a percentage of the mean transfer time.
     pub busy_percent: u32,
+    /// The most for a page that the other slices go on writing too; nothing if it is not more than that.
+    pub contended_max_ns: u64,
 }
 
 impl HoldPolicy {
@@ -49,7 +64,15 @@ impl HoldPolicy {
     /// One window for all pages.
     #[must_use]
     pub const fn fixed(ns: u64) -> Self {
-        Self { min_ns: ns, max_ns: ns, percent: 0, busy_min_ns: 0, busy_max_ns: 0, busy_percent: 0 }
+        Self {
+            min_ns: ns,
+            max_ns: ns,
+            percent: 0,
+            busy_min_ns: 0,
+            busy_max_ns: 0,
+            busy_percent: 0,
+            contended_max_ns: 0,
+        }
     }
 }
 
@@ -62,6 +85,7 @@ impl Default for HoldPolicy {
             busy_min_ns: 0,
             busy_max_ns: 20_000_000,
             busy_percent: 10_000,
+            contended_max_ns: 50_000_000,
         }
     }
 }
@@ -78,10 +102,19 @@ pub(crate) struct Hold {
 pub(crate) struct Window {
     since: u64,
     pub(crate) until: u64,
+    /// The longest that it may become.
+    busy: u64,
     /// Contents when another slice asked, or when they were looked at last.
     contents: Option<u64>,
     /// How often in a row they were found changed.
     changes: u32,
+}
+
+impl Window {
+    /// One that ends then, and does not grow.
+    pub(crate) fn until(until: u64) -> Self {
+        Self { since: 0, until, busy: 0, contents: None, changes: 0 }
+    }
 }
 
 impl Hold {
@@ -118,84 +151,94 @@ impl Hold {
         let HoldPolicy { busy_percent, busy_min_ns, busy_max_ns, .. } = self.policy;
         self.share(busy_percent).clamp(busy_min_ns, busy_max_ns)
     }
+
+    /// The same of a page that a holder kept for `held_ns` after it had been asked, and all holders together
+    /// for `waited_ns`.
+    fn contended_ns(&self, waited_ns: u64, held_ns: u64) -> u64 {
+        let most = self.policy.contended_max_ns;
+        let others_left = most.saturating_mul(3).saturating_sub(waited_ns) / 2;
+        held_ns.saturating_mul(2).min(others_left).min(most).max(self.busy_ns())
+    }
 }
 
 /// A page that its holder kept for longer than this is waited for with its habits in mind.
-const LONG_US: u32 = 500;
+const LONG_NS: u64 = 500_000;
 /// Pages remembered for their habits. Beyond that all are forgotten.
 const REMEMBERED_MAX: usize = 1024;
 
 impl Node {
-    /// A page has come after `waited_ns`, of which a holder kept it for `held_us`.
-    pub(crate) fn note_habit(&mut self, gfn: Gfn, waited_ns: u64, held_us: u32) {
-        if held_us < LONG_US {
+    /// A page has come after `waited_ns`, of which a holder kept it for `held_ns`.
+    pub(crate) fn note_habit(&mut self, gfn: Gfn, waited_ns: u64, held_ns: u64) {
+        if held_ns < LONG_NS {
             self.long_held.remove(&gfn);
             return;
         }
         if self.long_held.len() >= REMEMBERED_MAX {
             self.long_held.clear();
         }
-        self.long_held.insert(gfn, waited_ns);
+        self.long_held.insert(gfn, (held_ns.min(waited_ns), waited_ns));
     }
 
     /// When a page that is waited for should come, in the clock of the steps, if its holder kept it for a
-    /// while last time and does so again. A shell that knows can be awake by then.
+    /// while last time and does so again: not before its window is over, and after as long as last time at
+    /// the latest. A shell that knows can be awake by then.
     #[must_use]
-    pub fn expected_ns(&self, gfn: Gfn) -> Option<u64> {
-        Some(self.waits.get(&gfn)?.since + self.long_held.get(&gfn)?)
+    pub fn expected_ns(&self, gfn: Gfn) -> Option<RangeInclusive<u64>> {
+        let since = self.waits.get(&gfn)?.since;
+        let (held_ns, waited_ns) = self.long_held.get(&gfn)?;
+        Some(since + held_ns..=since + waited_ns)
     }
 
-    /// Opens the window of a page that has come.
-    pub(crate) fn hold_page(&mut self, gfn: Gfn) {
-        let busy = self.hold.busy_ns() / 3;
+    /// Opens the window of a page that has come after `waited_ns`, of which a holder kept it for `held_ns`.
+    pub(crate) fn hold_page(&mut self, gfn: Gfn, waited_ns: u64, held_ns: u64) {
+        let busy = self.hold.contended_ns(waited_ns, held_ns);
         let window = self.hold.window_ns();
-        let window = if self.busy_pages.contains(&gfn) { busy.max(window) } else { window };
+        let window = if self.busy_pages.contains(&gfn) { window.max(busy / 3) } else { window };
         if window > 0 {
-            let held =
-                Window { since: self.now, until: self.now + window, contents: None, changes: 0 };
-            self.held.insert(gfn, held);
+            let since = self.now;
+            let held = Window { since, busy, ..Window::until(since + window) };
+            self.held.set(gfn, held);
         }
     }
 
     /// Another slice asks for a page in its window: notes the contents, to see whether they change.
     pub(crate) fn note_contents(&mut self, gfn: Gfn, store: &impl PageStore) {
-        if self.hold.busy_ns() == 0 || self.pages.copy(gfn) != Copy::Exclusive {
+        let Some(held) = self.held.get(gfn).copied() else { return };
+        if held.busy == 0 || held.contents.is_some() || self.pages.copy(gfn) != Copy::Exclusive {
             return;
         }
-        if let Some(held) = self.held.get_mut(&gfn) {
-            held.contents.get_or_insert_with(|| store.fingerprint(gfn));
-        }
+        let contents = Some(store.fingerprint(gfn));
+        self.held.set(gfn, Window { contents, ..held });
     }
 
     /// The window is over. Goes on with it if this slice still writes the page; tells until when.
     pub(crate) fn go_on_holding(&mut self, gfn: Gfn, store: &impl PageStore) -> Option<u64> {
-        let (busy, window) = (self.hold.busy_ns(), self.hold.window_ns());
         let (now, copy) = (self.now, self.pages.copy(gfn));
-        let held = self.held.get_mut(&gfn)?;
+        let mut held = *self.held.get(gfn)?;
         let before = held.contents.filter(|_| copy == Copy::Exclusive)?;
-        let end = held.since + busy;
+        let end = held.since + held.busy;
         if now >= end {
             return None;
         }
         let contents = store.fingerprint(gfn);
-        held.contents = Some(contents);
         if contents == before {
             self.busy_pages.remove(&gfn);
             return None;
         }
+        held.contents = Some(contents);
         held.changes += 1;
-        if !held.changes.is_multiple_of(2) {
+        if held.changes.is_multiple_of(2) {
+            held.until = end.min(now + 3 * (now - held.since));
+            if self.busy_pages.len() >= REMEMBERED_MAX {
+                self.busy_pages.clear();
+            }
+            self.busy_pages.insert(gfn);
+        } else {
             // One change may be all that there is: a lock that was taken, a turn that was given on.
-            held.until = end.min(now + window);
-            return Some(held.until);
+            held.until = end.min(now + self.hold.window_ns());
         }
-        held.until = end.min(now + 3 * (now - held.since));
-        let until = held.until;
-        if self.busy_pages.len() >= REMEMBERED_MAX {
-            self.busy_pages.clear();
-        }
-        self.busy_pages.insert(gfn);
-        Some(until)
+        self.held.set(gfn, held);
+        Some(held.until)
     }
 }
 
@@ -214,5 +257,44 @@ mod tests {
 
         (0..200).for_each(|_| hold.measured(100_000));
         assert_eq!(hold.window_ns(), 1000);
+    }
+
+    /// Windows of so many slices that are all busy with a page and take turns, after many turns.
+    fn at_rest(slices: usize) -> Vec<u64> {
+        const TRANSFER: u64 = 200_000;
+        let mut hold = Hold::new(HoldPolicy::default());
+        hold.measured(TRANSFER);
+        let mut windows = vec![hold.busy_ns(); slices];
+        for turn in 0..100 * slices {
+            let last = windows[(turn + slices - 1) % slices];
+            let others: u64 = windows.iter().sum::<u64>() - windows[turn % slices];
+            let transfers = TRANSFER * u64::try_from(slices).unwrap();
+            windows[turn % slices] = hold.contended_ns(others + transfers, last);
+        }
+        windows
+    }
+
+    #[test]
+    fn contended_windows_grow_and_a_round_stays_bounded() {
+        let (least, most) = (20_000_000, HoldPolicy::default().contended_max_ns);
+        for slices in 2..=64 {
+            let windows = at_rest(usize::try_from(slices).unwrap());
+            let share = (3 * most / (slices + 1)).clamp(least, most);
+            for window in &windows {
+                assert!(window.abs_diff(share) < share / 10, "{slices} slices: {windows:?}");
+            }
+            assert!(windows.iter().sum::<u64>() <= (3 * most).max(least * slices));
+        }
+    }
+
+    #[test]
+    fn window_does_not_grow_beside_a_slice_that_is_not_busy() {
+        let mut hold = Hold::new(HoldPolicy::default());
+        hold.measured(50_000);
+        assert_eq!(hold.contended_ns(0, 0), 5_000_000);
+        assert_eq!(hold.contended_ns(400_000, 300_000), 5_000_000);
+        assert_eq!(hold.contended_ns(10_000_000, 9_000_000), 18_000_000);
+        assert_eq!(hold.contended_ns(u64::MAX, u64::MAX), 5_000_000);
+        assert_eq!(Hold::new(HoldPolicy::fixed(7)).contended_ns(9_000_000, 9_000_000), 0);
     }
 }

@@ -110,7 +110,7 @@ impl Node {
         if from != self.home_of(gfn) {
             return Err(self.error(from, recall.what(), gfn, "only the home recalls a page"));
         }
-        if let Some(queue) = self.deferred.get_mut(&gfn) {
+        if let Some(queue) = self.deferred.queue(gfn) {
             // Every slice may have asked for it once, and once more for writing.
             if queue.len() >= 4 * self.config.slices.len() {
                 return Err(self.error(from, recall.what(), gfn, "too many recalls are waiting"));
@@ -151,7 +151,7 @@ impl Node {
         if self.pins.get(&gfn).is_some_and(|pins| pins.held > 0) {
             return Some(Obstacle::Event);
         }
-        let until = self.held.get(&gfn).map(|held| held.until).filter(|until| *until > self.now);
+        let until = self.held.get(gfn).map(|held| held.until).filter(|until| *until > self.now);
         until.map(Obstacle::Until)
     }
 
@@ -173,7 +173,7 @@ impl Node {
             return Err(self.error(home, recall.what(), gfn, "the page is not held like that"));
         }
         if self.pages.copy(gfn) == Copy::Exclusive || !recall.takes_nothing() {
-            self.held.remove(&gfn);
+            self.held.remove(gfn);
         }
         let held_ns = recall.since.map_or(0, |since| self.now.saturating_sub(since));
         let held_us = u32::try_from(held_ns / 1000).unwrap_or(u32::MAX);
@@ -212,7 +212,7 @@ impl Node {
 
     /// Looks again at the recalls that wait for this page.
     pub(crate) fn retry_recall(&mut self, gfn: Gfn, store: &mut impl PageStore) {
-        let Some(mut queue) = self.deferred.remove(&gfn) else { return };
+        let Some(mut queue) = self.deferred.remove(gfn) else { return };
         while let Some(mut recall) = queue.pop_front() {
             if let Some(obstacle) = self.obstacle(&recall) {
                 recall.due = obstacle.due();
@@ -229,23 +229,13 @@ impl Node {
 
     /// Carries out every recall whose hold window is over.
     pub(crate) fn carry_out_due(&mut self, store: &mut impl PageStore) {
-        let now = self.now;
-        let is_due = |recall: &Deferred| recall.due.is_some_and(|due| due <= now);
-        let queues = self.deferred.iter();
-        let due = queues.filter(|(_, queue)| queue.front().is_some_and(is_due));
-        for gfn in due.map(|(gfn, _)| *gfn).collect::<Vec<_>>() {
+        for gfn in self.deferred.due(self.now) {
             match self.go_on_holding(gfn, store) {
-                Some(until) => self.wait_until(gfn, until),
+                Some(until) => self.deferred.put_off(gfn, until),
                 None => self.retry_recall(gfn, store),
             }
         }
-        self.held.retain(|_, held| held.until > now);
-    }
-
-    fn wait_until(&mut self, gfn: Gfn, until: u64) {
-        if let Some(recall) = self.deferred.get_mut(&gfn).and_then(VecDeque::front_mut) {
-            recall.due = Some(until);
-        }
+        self.held.expire(self.now);
     }
 
     fn early_recall_taken(&self) -> bool {

@@ -39,6 +39,7 @@ mod requester;
 mod stats;
 mod store;
 mod tables;
+mod windows;
 
 pub use hold::HoldPolicy;
 pub use homes::{HomeError, HomeRange, HomeTable};

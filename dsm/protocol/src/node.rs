@@ -1,6 +1,6 @@
 //! One slice's share of the protocol: state, inputs, effects and dispatch.
 
-use crate::hold::{Hold, HoldPolicy, Window};
+use crate::hold::{Hold, HoldPolicy};
 use crate::holder::Deferred;
 use crate::home::Serving;
 use crate::homes::HomeTable;
@@ -10,6 +10,7 @@ use crate::requester::Wait;
 use crate::stats::Stats;
 use crate::store::PageStore;
 use crate::tables::{Replicate, Tables};
+use crate::windows::{Recalls, Windows};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
 use wire::{Access, Epoch, Gfn, Message, SliceId, Table, VcpuId};
@@ -169,13 +170,14 @@ pub struct Node {
     /// Requests that this home serves.
     pub(crate) serving: BTreeMap<Gfn, Serving>,
     /// Recalls that wait for a page to come, or for the end of a hold window or pin, in order.
-    pub(crate) deferred: BTreeMap<Gfn, VecDeque<Deferred>>,
+    pub(crate) deferred: Recalls,
     /// The hold windows of pages that came lately.
-    pub(crate) held: BTreeMap<Gfn, Window>,
+    pub(crate) held: Windows,
     /// Pages that this slice was busy with when they were here last.
     pub(crate) busy_pages: BTreeSet<Gfn>,
-    /// Pages that other slices kept for long after they were asked, and how long this slice waited.
-    pub(crate) long_held: BTreeMap<Gfn, u64>,
+    /// Pages that other slices kept for long after they were asked: how long the last holder did, and how
+    /// long this slice waited.
+    pub(crate) long_held: BTreeMap<Gfn, (u64, u64)>,
     pub(crate) hold: Hold,
     pub(crate) pins: BTreeMap<Gfn, Pins>,
     pub(crate) tables: Tables,
@@ -206,8 +208,8 @@ impl Node {
             overtaken: BTreeMap::new(),
             forming: BTreeMap::new(),
             serving: BTreeMap::new(),
-            deferred: BTreeMap::new(),
-            held: BTreeMap::new(),
+            deferred: Recalls::default(),
+            held: Windows::default(),
             busy_pages: BTreeSet::new(),
             long_held: BTreeMap::new(),
             hold: Hold::new(config.hold),
@@ -324,7 +326,7 @@ impl Node {
     /// When the next [`Input::Tick`] is due, in the clock of the steps.
     #[must_use]
     pub fn next_tick_ns(&self) -> Option<u64> {
-        self.deferred.values().filter_map(|queue| queue.front()?.due).min()
+        self.deferred.next_due()
     }
 
     /// The home of a frame, or `None` where there is no memory.

@@ -148,6 +148,9 @@ impl Node {
         if access == Access::None {
             return Err(self.error(from, "Data", gfn, "it gives no access"));
         }
+        if table.is_some() && access != Access::Write {
+            return Err(self.error(from, "Data", gfn, "a table comes for writing"));
+        }
         if self.pages.copy(gfn) != Copy::Invalid {
             return Err(self.error(from, "Data", gfn, "there is a copy already"));
         }
@@ -210,14 +213,12 @@ impl Node {
     }
 
     fn complete(&mut self, gfn: Gfn, access: Access, store: &mut impl PageStore) {
-        let (copy, held) = match access {
-            Access::Write => (Copy::Exclusive, Held::Exclusive),
-            _ => (Copy::Shared, Held::Shared),
-        };
+        let copy = if access == Access::Write { Copy::Exclusive } else { Copy::Shared };
         self.pages.set_copy(gfn, copy);
         store.map(gfn, access);
         if self.finish_wait(gfn) {
-            self.post(self.home_of(gfn), Message::Confirm { gfn, held });
+            // Only a table is confirmed, and it came for writing.
+            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive });
         }
         self.satisfy_pins(gfn, store);
         self.retry_recall(gfn, store);
@@ -229,8 +230,8 @@ impl Node {
         let held = u64::from(wait.held_us).saturating_mul(1000);
         let waited = self.now.saturating_sub(wait.since);
         self.hold.measured(waited.saturating_sub(held));
-        self.note_habit(gfn, waited, wait.held_us);
-        self.hold_page(gfn);
+        self.note_habit(gfn, waited, held);
+        self.hold_page(gfn, waited, held);
         wait.confirms
     }
 
@@ -342,7 +343,7 @@ impl Node {
         if let Some(wait) = self.waits.remove(&gfn).filter(|wait| wait.offers.is_none()) {
             self.overtaken.insert(gfn, wait);
         }
-        self.held.remove(&gfn);
+        self.held.remove(gfn);
         self.satisfy_pins(gfn, store);
     }
 

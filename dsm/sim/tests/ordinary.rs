@@ -57,6 +57,9 @@ fn hold_window_defers_and_ends() {
     prove("2 slices, 3 faults each, hold window", ordinary::one_page(2, 3).hold(1));
     prove("3 slices, 1 fault each, hold window", ordinary::one_page(3, 1).hold(1));
     prove("2 slices, 3 faults each, busy window", ordinary::one_page(2, 3).hold(1).busy());
+    // Long enough to be told in microseconds: windows grow.
+    let contended = ordinary::one_page(2, 3).hold(1_000_000).busy();
+    prove("2 slices, 3 faults each, contended window", contended);
     if full() {
         prove("2 slices, 5 faults each, hold window", ordinary::one_page(2, 5).hold(1));
     }

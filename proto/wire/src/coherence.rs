@@ -272,8 +272,6 @@ pub enum Message {
 /// What a requester holds when it confirms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Held {
-    /// A copy that may only be read.
-    Shared,
     /// The only copy.
     Exclusive,
     /// A replica, as everyone else does.
@@ -622,7 +620,6 @@ fn decode_access(code: u8) -> Option<Access> {
 
 fn held_code(held: Held) -> u8 {
     match held {
-        Held::Shared => 1,
         Held::Exclusive => 2,
         Held::Replica => 3,
     }
@@ -630,7 +627,6 @@ fn held_code(held: Held) -> u8 {
 
 fn decode_held(code: u8) -> Option<Held> {
     match code {
-        1 => Some(Held::Shared),
         2 => Some(Held::Exclusive),
         3 => Some(Held::Replica),
         _ => None,

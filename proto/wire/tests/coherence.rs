@@ -29,7 +29,7 @@ fn about_a_page() -> impl Strategy<Value = Message> {
     let gfn = || any::<u64>().prop_map(Gfn);
     let slice = || any::<u16>().prop_map(SliceId);
     let table = || proptest::option::of(kind());
-    let held = prop_oneof![Just(Held::Shared), Just(Held::Exclusive), Just(Held::Replica)];
+    let held = prop_oneof![Just(Held::Exclusive), Just(Held::Replica)];
     prop_oneof![
         (gfn(), access(), table()).prop_map(|(gfn, want, table)| Message::Get { gfn, want, table }),
         (gfn(), 1..=RUN_MAX, access()).prop_map(|(gfn, pages, want)| Message::GetRun {

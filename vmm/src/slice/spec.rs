@@ -342,6 +342,7 @@ impl VmSpec {
                 min_ns: min * 1000,
                 max_ns: max * 1000,
                 busy_max_ns: max * 10_000,
+                contended_max_ns: max * 25_000,
                 ..HoldPolicy::default()
             },
         })

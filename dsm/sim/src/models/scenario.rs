@@ -124,7 +124,7 @@ impl Scenario {
         self
     }
 
-    /// Pages that are written all the time stay twice as long.
+    /// Pages that are written all the time stay twice as long, or thrice where others write them too.
     #[must_use]
     pub fn busy(mut self) -> Self {
         self.busy = true;
@@ -154,8 +154,12 @@ impl Scenario {
         let ranges = ranges
             .map(|(frame, home)| HomeRange { frames: frame..frame + 1, home: SliceId(*home) });
         let busy = if self.busy { 2 * self.hold_ns } else { 0 };
-        let hold =
-            HoldPolicy { busy_min_ns: busy, busy_max_ns: busy, ..HoldPolicy::fixed(self.hold_ns) };
+        let hold = HoldPolicy {
+            busy_min_ns: busy,
+            busy_max_ns: busy,
+            contended_max_ns: busy / 2 * 3,
+            ..HoldPolicy::fixed(self.hold_ns)
+        };
         Node::new(Config {
             local: SliceId(local),
             slices: (0..self.slices).map(SliceId).collect(),
