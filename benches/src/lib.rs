@@ -20,7 +20,6 @@ pub mod local;
 pub mod microvm;
 pub mod native;
 pub mod noise;
-pub mod outcome;
 pub mod paging;
 pub mod placement;
 pub mod pool;

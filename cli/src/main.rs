@@ -8,6 +8,7 @@
 
 mod bootstrap;
 mod companion;
+mod counters;
 mod devices;
 mod local;
 mod slices;
@@ -37,6 +38,8 @@ enum Role {
     Companion(companion::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
     Trace(trace::Arguments),
+    /// Print what a running slice's memory engine has counted, as JSON.
+    Counters(counters::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +58,10 @@ fn main() -> ExitCode {
         Role::Bootstrap(arguments) => bootstrap::run(arguments),
         Role::Companion(arguments) => companion::run(&arguments),
         Role::Trace(arguments) => match trace::run(&arguments) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
+        Role::Counters(arguments) => match counters::run(&arguments) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => Err(error),
         },

@@ -59,14 +59,15 @@ pub struct Load {
     pub limit: Duration,
 }
 
-/// What a load amounts to. Requests that began before the count, or ended after it, are left out.
+/// What a load amounts to. Requests that began before the count are left out; each connection ends with
+/// the request that is on its way at the end, and has counted one at least.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LoadReport {
     /// What was asked for.
     pub url: String,
     /// Connections.
     pub connections: usize,
-    /// How long requests were counted.
+    /// How long the connection that went on longest counted requests.
     pub seconds: f64,
     /// Answers with status 200 and a body of the same length as the first one.
     pub requests: u64,
@@ -76,7 +77,7 @@ pub struct LoadReport {
     pub first_error: Option<String>,
     /// Bytes of all bodies.
     pub bytes: u64,
-    /// Requests for each second.
+    /// Requests for each second: of each connection over its own time, added up.
     pub requests_per_second: f64,
     /// From a request to the end of its answer.
     pub latency_us: Latency,
@@ -162,6 +163,8 @@ fn pour(from: &mut impl Read, mut to: impl FnMut(&[u8])) -> io::Result<u64> {
 struct Count {
     latencies: Histogram<u64>,
     bytes: u64,
+    /// From the first request that counts to the end of the last.
+    busy: Duration,
     errors: u64,
     first_error: Option<String>,
 }
@@ -171,7 +174,17 @@ impl Count {
         // 1 microsecond to 10 minutes with three digits: some 200 KiB.
         let latencies =
             Histogram::new_with_bounds(1, 600_000_000, 3).context("make a histogram")?;
-        Ok(Self { latencies, bytes: 0, errors: 0, first_error: None })
+        Ok(Self { latencies, bytes: 0, busy: Duration::ZERO, errors: 0, first_error: None })
+    }
+
+    /// Answers for each second.
+    #[expect(clippy::cast_precision_loss, reason = "below 2^53 requests")]
+    fn rate(&self) -> f64 {
+        if self.busy.is_zero() {
+            0.0
+        } else {
+            self.latencies.len() as f64 / self.busy.as_secs_f64()
+        }
     }
 
     fn fail(&mut self, why: String) {
@@ -227,24 +240,24 @@ impl Load {
 
     fn connection(&self, mut count: Count, length: u64, from: Instant, over: &AtomicBool) -> Count {
         let agent = agent(self.limit);
-        let until = from + self.span;
-        while !over.load(Ordering::Relaxed) && count.errors < MAX_ERRORS {
+        let mut first = None;
+        loop {
             let start = Instant::now();
-            let result = self.one(&agent, length);
-            let end = Instant::now();
-            if end > until {
-                break;
+            let tried = count.latencies.len() + count.errors > 0;
+            if count.errors >= MAX_ERRORS || tried && over.load(Ordering::Relaxed) {
+                return count;
             }
-            match result {
+            match self.one(&agent, length) {
                 Ok(()) if start < from => {}
                 Ok(()) => {
+                    let end = Instant::now();
                     count.latencies.saturating_record(microseconds(end - start).max(1));
                     count.bytes += length;
+                    count.busy = end - *first.get_or_insert(start);
                 }
                 Err(error) => count.fail(format!("{error:#}")),
             }
         }
-        count
     }
 
     fn one(&self, agent: &Agent, length: u64) -> Result<()> {
@@ -257,24 +270,26 @@ impl Load {
 
     fn report(&self, counts: Vec<Count>) -> Result<LoadReport> {
         let mut sum = Count::new()?;
+        let (mut rate, mut busy) = (0.0, Duration::ZERO);
         for count in counts {
+            rate += count.rate();
+            busy = busy.max(count.busy);
             sum.latencies.add(&count.latencies).context("add up latencies")?;
             sum.bytes += count.bytes;
             sum.errors += count.errors;
             sum.first_error = sum.first_error.or(count.first_error);
         }
-        let (all, seconds) = (&sum.latencies, self.span.as_secs_f64());
+        let all = &sum.latencies;
         let at = |quantile| all.value_at_quantile(quantile);
         Ok(LoadReport {
             url: self.url.clone(),
             connections: self.connections,
-            seconds,
+            seconds: busy.as_secs_f64(),
             requests: all.len(),
             errors: sum.errors,
             first_error: sum.first_error.clone(),
             bytes: sum.bytes,
-            #[expect(clippy::cast_precision_loss, reason = "below 2^53 requests")]
-            requests_per_second: all.len() as f64 / seconds,
+            requests_per_second: rate,
             latency_us: Latency {
                 min: all.min(),
                 mean: all.mean(),

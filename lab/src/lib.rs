@@ -31,6 +31,7 @@ pub mod distro;
 pub mod frame;
 mod guest;
 pub mod http;
+pub mod http_server;
 mod initrd;
 mod kernel;
 mod lab;

@@ -10,7 +10,7 @@ use std::process::{Command as Process, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{arrows, check, workspace};
+use crate::{arrows, check, disk_bench, net_bench, workspace};
 
 /// The experiments, and what each compares.
 const EXPERIMENTS: [(&str, &str); 6] = [
@@ -21,6 +21,20 @@ const EXPERIMENTS: [(&str, &str); 6] = [
     ("solo", "a VM on one slice with no memory engine"),
     ("npb", "NAS kernels over two slices with two vCPUs on one core"),
 ];
+/// Experiments with a VM over the hosts of a lab: NAME [--quick] [-- OPTIONS OF THE VM].
+const IN_A_LAB: [(&str, &str, InLab); 2] = [
+    (
+        "net",
+        "a web server on a remote vCPU, rings delegated or coherent, with one on the local vCPU",
+        net_bench::run,
+    ),
+    (
+        "disk",
+        "fio on a remote vCPU, rings delegated or coherent, with the local vCPU",
+        disk_bench::run,
+    ),
+];
+type InLab = fn(bool, &[String]) -> Result<ExitCode>;
 /// The name that stands for the benchmarks of cargo.
 const CARGO: &str = "cargo";
 const PACKAGE: &str = "tessera-benches";
@@ -32,7 +46,8 @@ pub(crate) struct BenchOptions {
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
     quick: bool,
-    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`
+    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net and disk
+    /// options of the VM, as `./x demo` has them
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -45,16 +60,24 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
         Some(name) if EXPERIMENTS.iter().any(|(known, _)| *known == name) => {
             experiment(&root, name, options.quick)
         }
-        Some(name) => {
-            let known = EXPERIMENTS.map(|(name, _)| name).join(", ");
-            bail!("no experiment {name:?}; there are: {known}, and {CARGO}")
-        }
+        Some(name) => match IN_A_LAB.iter().find(|(known, ..)| *known == name) {
+            Some((.., run)) => run(options.quick, &options.rest),
+            None => {
+                let known = EXPERIMENTS.map(|(name, _)| name).join(", ");
+                let more = IN_A_LAB.map(|(name, ..)| name).join(", ");
+                bail!("no experiment {name:?}; there are: {known}, {more}, and {CARGO}")
+            }
+        },
     }
 }
 
 fn list(root: &Path) -> Result<ExitCode> {
     println!("experiments (./x bench NAME [--quick]); each compares");
     for (name, what) in EXPERIMENTS {
+        println!("  {name:<9}{what}");
+    }
+    println!("over two hosts of a lab (./x bench NAME [--quick] [-- OPTIONS OF THE VM]):");
+    for (name, what, _) in IN_A_LAB {
         println!("  {name:<9}{what}");
     }
     let names = arrows::benchmarks(root)?.join(", ");

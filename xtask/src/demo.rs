@@ -85,7 +85,7 @@ fn write_report(options: &DemoOptions, report: &Value, progress: &Progress) -> R
 }
 
 /// Lets `./x lab` use the demo's hosts while they are there; `down` ends the demo like ctrl-c.
-fn attend(lab: &Arc<Lab>, interrupted: &Interrupted) -> JoinHandle<()> {
+pub(crate) fn attend(lab: &Arc<Lab>, interrupted: &Interrupted) -> JoinHandle<()> {
     let (lab, flag) = (Arc::clone(lab), interrupted.flag());
     thread::spawn(move || {
         if let Err(error) = daemon::serve(lab, flag) {

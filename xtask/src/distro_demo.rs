@@ -6,18 +6,16 @@
 //! ```
 //! Everything is asked from host 1, outside the VM, at the other end of the tap.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail, ensure};
 use lab::distro::{self, CPU_PORT, Distro, HTTP_PORT, LABEL};
-use lab::{Disk, Event, ExitStatus, Host, HostNumber, Lab, RemoteProcess, Stream};
+use lab::{Disk, Host, HostNumber, Lab};
 use serde_json::{Value, json};
 
-use crate::distro_console::Console;
 use crate::distro_guest::{Guest, Place};
+use crate::distro_vm::Vm;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::scenario::Scenario;
@@ -31,8 +29,6 @@ const POLL: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_secs(30);
 /// From the request to power off to the end of the VM.
 const END_LIMIT: Duration = Duration::from_secs(900);
-/// Lines of tessera and console that a failed run shows again.
-const TAIL: usize = 12;
 /// Seconds of the load at the end.
 const LOAD_SECONDS: u32 = 10;
 
@@ -99,13 +95,29 @@ impl Shown {
 
 /// Boots the system, looks at it from outside, and powers it off.
 pub(crate) fn run(scenario: &Scenario<'_>, distro: &Distro, keep: bool) -> Result<Shown> {
+    visit(scenario, distro, &mut |guest, vm| {
+        guest.check_objects()?;
+        guest.check_cpus()?;
+        guest.check_system()?;
+        for cpu in 0..guest.cpus {
+            guest.load(CPU_PORT + cpu, 2, LOAD_SECONDS)?;
+        }
+        if keep { stay(scenario, distro, vm) } else { Ok(()) }
+    })
+}
+
+/// What is done with a guest whose web server answers. An error ends the VM and is a problem of the run.
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&Guest<'_>, &Vm) -> Result<()>;
+
+/// Boots the system, hands it over once it answers, and powers it off.
+pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> Result<Shown> {
     let first = scenario.lab.host(HostNumber::new(1)?)?;
     first.tap(TAP, distro::HOST_ADDRESS)?;
     let companions = scenario.start_companions()?;
     let start = Instant::now();
     let mut vm = Vm::watch(scenario.start_bootstrap()?, scenario.progress);
     let mut shown = Shown::default();
-    if let Err(error) = look(scenario, distro, &vm, start, keep, &mut shown) {
+    if let Err(error) = look(scenario, distro, &vm, start, see, &mut shown) {
         if scenario.interrupted.is_set() {
             bail!("interrupted");
         }
@@ -135,7 +147,7 @@ fn look(
     distro: &Distro,
     vm: &Vm,
     start: Instant,
-    keep: bool,
+    see: Look<'_>,
     shown: &mut Shown,
 ) -> Result<()> {
     let (progress, interrupted) = (scenario.progress, scenario.interrupted);
@@ -155,15 +167,7 @@ fn look(
     let answer = start.elapsed().as_secs_f64();
     shown.answer_seconds = Some(answer);
     progress.say(&format!("first answer of nginx after {answer:.1} s"));
-    guest.check_objects()?;
-    guest.check_cpus()?;
-    guest.check_system()?;
-    for cpu in 0..guest.cpus {
-        guest.load(CPU_PORT + cpu, 2, LOAD_SECONDS)?;
-    }
-    if keep {
-        stay(scenario, distro, vm)?;
-    }
+    see(&guest, vm)?;
     guest.power_off()
 }
 
@@ -201,116 +205,4 @@ fn stay(scenario: &Scenario<'_>, distro: &Distro, vm: &Vm) -> Result<()> {
         thread::sleep(POLL);
     }
     bail!("interrupted")
-}
-
-/// What is known about the bootstrap slice; a thread of its own keeps reading what it says.
-#[derive(Debug)]
-struct Vm {
-    shared: Arc<Shared>,
-    reader: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    console: Mutex<Console>,
-    tail: Mutex<Vec<String>>,
-    end: Mutex<Option<Result<ExitStatus, String>>>,
-    stop: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Vm {
-    fn watch(process: RemoteProcess, progress: &Arc<Progress>) -> Self {
-        let shared = Arc::new(Shared::default());
-        let (own, progress) = (Arc::clone(&shared), Arc::clone(progress));
-        let reader = thread::spawn(move || own.read(process, &progress));
-        Self { shared, reader: Some(reader) }
-    }
-
-    fn prompted(&self) -> bool {
-        lock(&self.shared.console).prompted()
-    }
-
-    fn trouble(&self) -> Option<String> {
-        lock(&self.shared.console).trouble().map(str::to_owned)
-    }
-
-    fn tail(&self) -> Vec<String> {
-        lock(&self.shared.tail).clone()
-    }
-
-    /// An error when the VM has ended.
-    fn alive(&self) -> Result<()> {
-        match &*lock(&self.shared.end) {
-            None => Ok(()),
-            Some(Ok(status)) => bail!("tessera bootstrap ended early with {status}"),
-            Some(Err(why)) => bail!("tessera bootstrap: {why}"),
-        }
-    }
-
-    /// Kills the bootstrap slice.
-    fn stop(&self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-    }
-
-    /// Waits for the end.
-    fn end(&mut self, limit: Duration) -> Result<ExitStatus> {
-        let until = Instant::now() + limit;
-        let over = || self.reader.as_ref().is_none_or(JoinHandle::is_finished);
-        while !over() && Instant::now() < until {
-            thread::sleep(POLL);
-        }
-        match lock(&self.shared.end).take() {
-            Some(Ok(status)) => Ok(status),
-            Some(Err(why)) => Err(anyhow!(why)),
-            None if self.shared.stop.load(Ordering::SeqCst) => Err(anyhow!("it was stopped")),
-            None => Err(anyhow!("it did not end within {limit:?} of the guest's power-off")),
-        }
-    }
-}
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        self.stop();
-        if let Some(reader) = self.reader.take() {
-            // It only reads; what it had to say is said.
-            drop(reader.join());
-        }
-    }
-}
-
-impl Shared {
-    /// Reads until the slice ends or is to be stopped; it is killed when the handle is dropped.
-    fn read(&self, mut process: RemoteProcess, progress: &Progress) {
-        let mut errors = Console::default();
-        while !self.stop.load(Ordering::SeqCst) {
-            let (mark, lines) = match process.next_event(POLL) {
-                None => continue,
-                Some(Event::Output(Stream::Out, bytes)) => {
-                    ("console", lock(&self.console).take(&bytes))
-                }
-                Some(Event::Output(Stream::Error, bytes)) => ("tessera", errors.take(&bytes)),
-                Some(Event::Exit(status)) => {
-                    *lock(&self.end) = Some(Ok(status));
-                    return;
-                }
-                Some(Event::Lost(why)) => {
-                    *lock(&self.end) = Some(Err(why));
-                    return;
-                }
-            };
-            for line in lines {
-                let line = format!("host 1 {mark}: {line}");
-                progress.say(&line);
-                let mut tail = lock(&self.tail);
-                tail.push(line);
-                if tail.len() > TAIL {
-                    tail.remove(0);
-                }
-            }
-        }
-    }
 }

@@ -60,7 +60,7 @@ impl Guest<'_> {
     }
 
     /// Runs a command at the place; its output, or an error with what it said.
-    fn run(&self, words: &[String], limit: Duration) -> Result<String> {
+    pub(crate) fn run(&self, words: &[String], limit: Duration) -> Result<String> {
         let (good, status, out, error) = match &self.place {
             Place::Here(_) => {
                 let output = Process::new("timeout")
@@ -88,8 +88,13 @@ impl Guest<'_> {
 
     /// Runs a shell line in the guest as root.
     pub(crate) fn ssh(&self, line: &str) -> Result<String> {
+        self.ssh_within(line, STEP_LIMIT)
+    }
+
+    /// The same with another limit.
+    pub(crate) fn ssh_within(&self, line: &str, limit: Duration) -> Result<String> {
         let (address, port) = self.address(SSH_PORT)?;
-        self.run(&self.distro.ssh(&address, port, line), STEP_LIMIT).context("log in by ssh")
+        self.run(&self.distro.ssh(&address, port, line), limit).context("log in by ssh")
     }
 
     fn fetch(&self, urls: &[String]) -> Result<Vec<Fetched>> {

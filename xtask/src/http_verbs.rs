@@ -1,11 +1,13 @@
 //! `xtask http`: what a lab host runs to ask a guest's web server. Results are JSON, a line each.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
 use lab::http::{self, Load};
+use lab::http_server::Server;
 
 #[derive(Subcommand)]
 pub(crate) enum HttpVerb {
@@ -14,6 +16,8 @@ pub(crate) enum HttpVerb {
     /// Ask for one object again and again over some connections, each one request at a time: requests
     /// for each second, latencies
     Load(LoadOptions),
+    /// Serve the objects of the guest's web server, from memory, until killed
+    Serve(ServeOptions),
 }
 
 #[derive(Args)]
@@ -44,6 +48,12 @@ pub(crate) struct LoadOptions {
     limit: f64,
 }
 
+#[derive(Args)]
+pub(crate) struct ServeOptions {
+    /// Where to listen
+    address: SocketAddr,
+}
+
 pub(crate) fn run(verb: HttpVerb) -> Result<ExitCode> {
     match verb {
         HttpVerb::Fetch(options) => {
@@ -61,6 +71,11 @@ pub(crate) fn run(verb: HttpVerb) -> Result<ExitCode> {
                 limit: seconds(options.limit)?,
             };
             println!("{}", serde_json::to_string(&load.run()?)?);
+        }
+        HttpVerb::Serve(options) => {
+            let server = Server::listen(options.address)?;
+            println!("listening");
+            server.run()?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -170,6 +170,8 @@ impl Scenario<'_> {
                 format!("{}:{PORT}", host.address()),
                 "--secret-file".to_owned(),
                 inside(&host, "vm.key")?,
+                "--control".to_owned(),
+                self.control(host.number()),
             ]);
             let process = host.spawn(&command)?;
             companions.push(Companion::new(process, host.number(), self.progress, self.loud));
@@ -210,6 +212,9 @@ impl Scenario<'_> {
         }
         option("--limit", self.options.timeout().to_string());
         option("--report", inside(first, "run.json")?);
+        if !self.options.bootstrap.iter().any(|word| word.starts_with("--control")) {
+            option("--control", self.control(first.number()));
+        }
         if let Some(interrupts) = self.interrupts {
             option("--interrupts", interrupts.name().to_owned());
         }
@@ -235,6 +240,11 @@ impl Scenario<'_> {
         Ok(words)
     }
 
+    /// Control socket of a slice. Not in the job folder: what hosts share may not be able to hold sockets.
+    pub(crate) fn control(&self, host: HostNumber) -> String {
+        format!("/run/tessera-{}-{host}.sock", self.options.name)
+    }
+
     fn clock_rate(&self) -> Option<String> {
         let emulated = self.lab.mode() == Mode::Machines;
         let default = emulated.then(|| EMULATED_CLOCK_RATE.to_owned());
@@ -256,7 +266,7 @@ impl Scenario<'_> {
     }
 
     /// The hosts run a copy, so that a build meanwhile does not pull the program away under them.
-    fn program(&self) -> Result<String> {
+    pub(crate) fn program(&self) -> Result<String> {
         let copy = self.lab.folder().join("tessera");
         if !copy.exists() {
             let own = &self.prepared.program;

@@ -6,7 +6,7 @@ use crate::carrier::Carrier;
 use crate::cluster::Cluster;
 use crate::local::Local;
 use crate::microvm::MicroVm;
-use crate::outcome::{Bar, Conditions, Outcome, Row};
+use outcome::{Bar, Conditions, Outcome, Row};
 use crate::raw::{Waiting, round_trips};
 use crate::samples::Samples;
 use anyhow::{Result, ensure};

@@ -11,7 +11,7 @@ pub mod writes;
 use crate::carrier::Carrier;
 use crate::cluster::Plan;
 use crate::crew::Crew;
-use crate::outcome::Outcome;
+use outcome::Outcome;
 use crate::paging::GuestPages;
 use crate::placement::Place;
 use anyhow::{Result, bail};

@@ -12,7 +12,7 @@ use crate::crew::{Crew, cycles};
 use crate::microvm::{Alone, MicroVm};
 use crate::native::Native;
 use crate::noise;
-use crate::outcome::{Bar, Conditions, Outcome, Row};
+use outcome::{Bar, Conditions, Outcome, Row};
 use crate::placement::Place;
 use crate::samples::median;
 use anyhow::{Context, Result, ensure};

@@ -6,7 +6,7 @@ use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::crew::Done;
 use crate::native::Native;
-use crate::outcome::{Bar, Conditions, Outcome, Row};
+use outcome::{Bar, Conditions, Outcome, Row};
 use crate::raw::stream;
 use crate::samples::median;
 use anyhow::{Result, ensure};

@@ -9,7 +9,7 @@ use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::crew::Crew;
 use crate::native::Native;
-use crate::outcome::{Bar, Conditions, Outcome, Row};
+use outcome::{Bar, Conditions, Outcome, Row};
 use crate::samples::{Samples, median};
 use anyhow::{Context, Result, ensure};
 use dsm::HoldPolicy;

@@ -11,7 +11,7 @@ use super::{CORES, Setting};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::microvm::{Alone, MicroVm};
-use crate::outcome::{Bar, Conditions, Outcome, Row};
+use outcome::{Bar, Conditions, Outcome, Row};
 use crate::paging::GuestPages;
 use crate::pool::Pool;
 use crate::samples::median;

@@ -1,6 +1,6 @@
 //! Lines on the control socket.
 
-use dsm::PageTrace;
+use dsm::{PageTrace, Report};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read};
 use thiserror::Error;
@@ -14,7 +14,14 @@ pub const REQUEST_MAX: usize = 4096;
 pub enum Request {
     /// The hottest pages.
     Trace(TraceRequest),
+    /// The memory engine's counters.
+    Report(ReportRequest),
 }
+
+/// All counters: there is nothing to choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReportRequest {}
 
 /// Which pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +51,8 @@ pub enum Since {
 pub enum Answer {
     /// The hottest pages.
     Trace(TraceAnswer),
+    /// The memory engine's counters.
+    Report(Box<ReportAnswer>),
     /// Why there is no answer, in one line.
     Refused(String),
 }
@@ -67,6 +76,17 @@ pub struct TraceAnswer {
     pub faults: u64,
     /// The hottest of them, the hottest first.
     pub pages: Vec<PageTrace>,
+}
+
+/// Counters of a slice since its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportAnswer {
+    /// The slice.
+    pub slice: u16,
+    /// The process that it is, on its host.
+    pub process: u32,
+    /// What the memory engine counted.
+    pub memory: Report,
 }
 
 /// Why a line cannot be read.
@@ -120,6 +140,9 @@ mod tests {
         assert_eq!(parse(r#"{"trace":{"top":3}}"#).unwrap(), trace(3, Since::Start));
         let last = parse(r#"{"trace":{"top":3,"since":"last"}}"#).unwrap();
         assert_eq!(last, trace(3, Since::Last));
+        let report = Request::Report(ReportRequest {});
+        assert_eq!(parse(r#"{"report":{}}"#).unwrap(), report);
+        assert!(parse(r#"{"report":{"top":1}}"#).is_err());
         for text in ["", "{}", "trace", r#"{"trace":{}}"#, r#"{"trace":{"top":-1}}"#] {
             assert!(parse(text).is_err(), "{text}");
         }

@@ -15,7 +15,10 @@ mod message;
 mod view;
 
 pub use client::{Client, ClientError};
-pub use message::{Answer, LineError, REQUEST_MAX, Request, Since, TraceAnswer, TraceRequest};
+pub use message::{
+    Answer, LineError, REQUEST_MAX, ReportAnswer, ReportRequest, Request, Since, TraceAnswer,
+    TraceRequest,
+};
 pub use view::TOP_MAX;
 
 use dsm::Handle;
@@ -239,7 +242,18 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
     match request {
         Request::Trace(request) => match memory.trace(ENGINE_LIMIT) {
             Some(report) => Answer::Trace(view.answer(slice, report, request)),
-            None => Answer::Refused("the memory engine does not answer".into()),
+            None => silent(),
+        },
+        Request::Report(_) => match memory.report(ENGINE_LIMIT) {
+            Some(memory) => {
+                let (slice, process) = (slice.0, std::process::id());
+                Answer::Report(Box::new(ReportAnswer { slice, process, memory }))
+            }
+            None => silent(),
         },
     }
+}
+
+fn silent() -> Answer {
+    Answer::Refused("the memory engine does not answer".into())
 }

@@ -3,7 +3,7 @@
 
 use super::{CORES, Setting, timed, workload};
 use crate::microvm::{Alone, MicroVm};
-use crate::outcome::Row;
+use outcome::Row;
 use crate::paging::GuestPages;
 use crate::samples::median;
 use anyhow::Result;

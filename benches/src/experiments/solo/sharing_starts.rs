@@ -3,7 +3,7 @@
 use super::PAGES;
 use crate::cluster::Cluster;
 use crate::experiments::cycles_per_ns;
-use crate::outcome::{Bar, Outcome, Row};
+use outcome::{Bar, Outcome, Row};
 use crate::samples::Samples;
 use anyhow::Result;
 use dsm::Memory;

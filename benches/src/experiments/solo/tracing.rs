@@ -6,7 +6,7 @@ use super::workload::{Workload, all};
 use super::{Outcome, count, timed};
 use crate::cluster::Cluster;
 use crate::microvm::MicroVm;
-use crate::outcome::{Bar, Row};
+use outcome::{Bar, Row};
 use crate::samples::Samples;
 use anyhow::Result;
 use dsm::Tracing;

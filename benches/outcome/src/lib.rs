@@ -1,11 +1,13 @@
 //! What an experiment found: a table for people, JSON for programs, a picture.
+#![forbid(unsafe_code)]
 
-use crate::placement::cores;
 use anyhow::{Context, Result};
 use plotters::prelude::*;
 use serde::Serialize;
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 /// Under what a run was made.
 #[derive(Clone, Debug, Serialize)]
@@ -34,7 +36,7 @@ impl Conditions {
         Self {
             kernel: read("/proc/sys/kernel/osrelease"),
             processor: model.to_owned(),
-            cores: cores(),
+            cores: thread::available_parallelism().map_or(1, NonZero::get),
             load: read("/proc/loadavg"),
             notes: Vec::new(),
         }
