@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{
-    Answer, Client, ClientError, ControlError, ControlSocket, REQUEST_MAX, Request, Since,
-    TraceAnswer, TraceRequest,
+    Answer, Client, ClientError, ControlError, ControlSocket, REQUEST_MAX, ReportRequest, Request,
+    Since, TraceAnswer, TraceRequest,
 };
 use transport::{Class, Config, shm};
 use wire::{Epoch, SliceId};
@@ -217,6 +217,14 @@ fn uffd_trace_of_a_slice_is_told_in_all_and_by_difference() {
     assert_eq!(news.pages.iter().map(|page| page.gfn).collect::<Vec<_>>(), [20]);
     assert!(news.seconds < all.seconds + 30.0 && news.seconds > 0.0);
     assert_eq!(trace(Since::Start).faults, 3);
+    match client.ask(&Request::Report(ReportRequest {})).unwrap() {
+        Answer::Report(report) => {
+            let faults = report.memory.faults;
+            assert_eq!((report.slice, report.process), (1, id()));
+            assert_eq!((faults.read, faults.write), (1, 2));
+        }
+        answer => panic!("{answer:?}"),
+    }
 
     for (handle, ..) in &engines {
         handle.stop();
