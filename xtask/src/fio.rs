@@ -1,6 +1,7 @@
 //! fio in the guest: its command line and what it reports (`--output-format=json`, fio(1)).
 
 use std::fmt;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -60,14 +61,15 @@ impl fmt::Display for Job {
 const REGION: &str = "64m";
 
 impl Job {
-    /// A shell line for the guest that loads a disk from one CPU, for so many seconds after one second of
-    /// warm-up. fio itself stays on that CPU too.
-    pub(crate) fn line(self, disk: &str, cpu: u16, seconds: u32) -> String {
+    /// A shell line for the guest that loads a disk from one CPU, for so many seconds of the guest's clock
+    /// after a warm-up as long. fio itself stays on that CPU too.
+    pub(crate) fn line(self, disk: &str, cpu: u16, seconds: f64) -> String {
         let Self { block, pattern, jobs } = self;
+        let time = Duration::from_secs_f64(seconds).as_millis();
         format!(
             "taskset -c {cpu} fio --name=load --filename={disk} --direct=1 --ioengine=psync \
              --rw={} --bs={} --size={REGION} --numjobs={jobs} --thread --group_reporting \
-             --time_based --runtime={seconds} --ramp_time=1 --norandommap --cpus_allowed={cpu} \
+             --time_based --runtime={time}ms --ramp_time={time}ms --norandommap --cpus_allowed={cpu} \
              --allow_file_create=0 --output-format=json",
             pattern.name(),
             block.name()

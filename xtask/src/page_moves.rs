@@ -180,7 +180,7 @@ fn end(bed: &Bed<'_>, mode: Mode) -> Result<()> {
     let said = bed.guest.ssh_within(&line, Duration::from_secs(END_LIMIT + 300))?;
     let found = Measured::read(&said)?;
     bed.progress.say(&format!(
-        "{mode} traffic: {} MiB in all, {:.2} MB/s",
+        "{mode} traffic: {} MiB in all, {:.2} MB/s by the guest's clock",
         found.bytes >> 20,
         found.bandwidth / 1e6
     ));

@@ -251,6 +251,13 @@ impl Scenario<'_> {
         self.options.guest_clock_rate.clone().or(default)
     }
 
+    /// Seconds of the guest's clock for each second.
+    pub(crate) fn guest_clock(&self) -> Result<f64> {
+        let Some(rate) = self.clock_rate() else { return Ok(1.0) };
+        let clock = rate.parse().ok().filter(|clock| (0.001..=1000.0).contains(clock));
+        clock.with_context(|| format!("--guest-clock-rate {rate} is no rate"))
+    }
+
     fn command_line(&self) -> String {
         let VmOptions { tests, rounds, stress, cmdline, .. } = self.options;
         if self.prepared.distro.is_some() {
