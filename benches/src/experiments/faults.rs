@@ -6,7 +6,6 @@ use crate::carrier::Carrier;
 use crate::cluster::Cluster;
 use crate::local::Local;
 use crate::microvm::MicroVm;
-use outcome::{Bar, Conditions, Outcome, Row};
 use crate::raw::{Waiting, round_trips};
 use crate::samples::Samples;
 use anyhow::{Result, ensure};
@@ -14,6 +13,7 @@ use dsm::Tracing;
 use microguest::chain::scattered;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
+use outcome::{Bar, Conditions, Outcome, Row};
 
 const PAGES: u64 = 1024;
 /// Pages of slice 0, which nobody uses: a chunk that is watched as a whole.

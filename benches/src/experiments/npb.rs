@@ -12,12 +12,12 @@ use crate::crew::{Crew, cycles};
 use crate::microvm::{Alone, MicroVm};
 use crate::native::Native;
 use crate::noise;
-use outcome::{Bar, Conditions, Outcome, Row};
 use crate::placement::Place;
 use crate::samples::median;
 use anyhow::{Context, Result, ensure};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
+use outcome::{Bar, Conditions, Outcome, Row};
 
 /// 16 MiB for each vCPU, in its own slice.
 const PAGES: u64 = 4096;

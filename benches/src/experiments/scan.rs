@@ -6,12 +6,12 @@ use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::crew::Done;
 use crate::native::Native;
-use outcome::{Bar, Conditions, Outcome, Row};
 use crate::raw::stream;
 use crate::samples::median;
 use anyhow::{Result, ensure};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
+use outcome::{Bar, Conditions, Outcome, Row};
 
 /// Share of the raw stream's bandwidth that reading in order must reach.
 const BOUND: f64 = 0.8;

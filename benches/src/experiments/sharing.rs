@@ -9,12 +9,12 @@ use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::crew::Crew;
 use crate::native::Native;
-use outcome::{Bar, Conditions, Outcome, Row};
 use crate::samples::{Samples, median};
 use anyhow::{Context, Result, ensure};
 use dsm::HoldPolicy;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
+use outcome::{Bar, Conditions, Outcome, Row};
 
 /// Nobody waits longer for a turn, in cycles: some ten seconds.
 const PATIENCE: u64 = 30_000_000_000;

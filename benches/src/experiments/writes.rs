@@ -9,12 +9,12 @@ use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::crew::Crew;
 use crate::native::Native;
-use outcome::{Bar, Conditions, Outcome, Row};
 use crate::placement::Place;
 use crate::samples::median;
 use anyhow::Result;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
+use outcome::{Bar, Conditions, Outcome, Row};
 
 /// Share of the serial limit that must be reached.
 const BOUND: f64 = 0.95;

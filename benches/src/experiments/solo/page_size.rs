@@ -3,13 +3,13 @@
 
 use super::{CORES, Setting, timed, workload};
 use crate::microvm::{Alone, MicroVm};
-use outcome::Row;
 use crate::paging::GuestPages;
 use crate::samples::median;
 use anyhow::Result;
 use dsm::Memory;
 use microguest::Job;
 use microguest::layout::SHARED;
+use outcome::Row;
 
 /// 256 MiB: more than a processor remembers of small pages.
 const PAGES: u64 = 1 << 16;

@@ -3,12 +3,12 @@
 use super::PAGES;
 use crate::cluster::Cluster;
 use crate::experiments::cycles_per_ns;
-use outcome::{Bar, Outcome, Row};
 use crate::samples::Samples;
 use anyhow::Result;
 use dsm::Memory;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
+use outcome::{Bar, Outcome, Row};
 
 const CHUNK: u64 = 512;
 

@@ -6,10 +6,10 @@ use super::workload::{Workload, all};
 use super::{Outcome, count, timed};
 use crate::cluster::Cluster;
 use crate::microvm::MicroVm;
-use outcome::{Bar, Row};
 use crate::samples::Samples;
 use anyhow::Result;
 use dsm::Tracing;
+use outcome::{Bar, Row};
 
 /// Tracing may cost so much time more.
 const BOUND: f64 = 1.01;
