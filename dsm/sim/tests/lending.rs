@@ -15,7 +15,7 @@ struct Slices(Vec<Node>);
 impl Slices {
     fn new(count: u16) -> Self {
         let range = HomeRange { frames: 0..u64::from(PAGES), home: SliceId(0) };
-        let homes = HomeTable::new(vec![range]).unwrap();
+        let homes = HomeTable::new(vec![range]).expect("one range");
         let all: Vec<SliceId> = (0..count).map(SliceId).collect();
         let node =
             |slice: &SliceId| Node::new(Config::new(*slice, all.clone(), homes.clone(), Epoch(1)));
@@ -26,7 +26,9 @@ impl Slices {
         let mut queue = VecDeque::from([(slice, input)]);
         while let Some((at, input)) = queue.pop_front() {
             let mut effects: Vec<Effect> = Vec::new();
-            self.0[usize::from(at)].step(0, input, &mut NoPages, &mut effects).unwrap();
+            self.0[usize::from(at)]
+                .step(0, input, &mut NoPages, &mut effects)
+                .expect("nodes understand one another");
             for effect in effects {
                 let Effect::Send { to, message } = effect else { continue };
                 queue.push_back((to.0, message_from(at, message)));
