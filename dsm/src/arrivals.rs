@@ -2,7 +2,7 @@
 //!
 //! A page that the file does not have yet is dear to fill through a mapping: a fault, then a page of zeros,
 //! then the contents over them. Written into the file it needs neither fault nor zeros, and a call for a
-//! whole run costs half of one for each page (decision 11). So pages fetched
+//! whole run costs half of one for each page (decision 14). So pages fetched
 //! ahead are put side by side as they come, and are written together.
 //!
 //! ```text
