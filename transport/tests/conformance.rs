@@ -1,4 +1,6 @@
-//! One contract, two carriers: every test here runs over TCP and over shared memory.
+//! One contract, three carriers: every test here runs over TCP, over shared memory and, where there is
+//! an RDMA port, over queue pairs. Where there is none, those say so on one line and do nothing;
+//! `./x lab rdma` runs them on a lab host with soft-RoCE, and insists.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
 use std::os::fd::AsRawFd;
@@ -6,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_transport::tcp::mesh as tcp_mesh;
 use tessera_transport::{
-    Class, Config, Event, FRAME_BYTES_MAX, SendError, ShmTransport, TcpTransport, Transport, shm,
+    Class, Config, Event, FRAME_BYTES_MAX, RdmaTransport, SendError, ShmTransport, TcpTransport,
+    Transport, rdma as verbs, shm,
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
@@ -25,6 +28,7 @@ trait Backend {
 
 struct Tcp;
 struct Shm;
+struct Rdma;
 
 impl Backend for Tcp {
     type Carrier = TcpTransport;
@@ -39,6 +43,28 @@ impl Backend for Shm {
 
     fn mesh(n: u16, config: &Config) -> Vec<ShmTransport> {
         shm::mesh(n, config).unwrap()
+    }
+}
+
+impl Backend for Rdma {
+    type Carrier = RdmaTransport;
+
+    fn mesh(n: u16, config: &Config) -> Vec<RdmaTransport> {
+        verbs::mesh(n, config).unwrap()
+    }
+}
+
+/// Whether tests over RDMA can run; says why not. `TESSERA_RDMA=require` makes that a failure.
+fn has_rdma(test: &str) -> bool {
+    match verbs::available() {
+        Ok(_) => true,
+        Err(error) if std::env::var_os("TESSERA_RDMA").is_some_and(|word| word == "require") => {
+            panic!("rdma::{test} cannot run: {error}")
+        }
+        Err(error) => {
+            println!("rdma::{test} skipped: {error}");
+            false
+        }
     }
 }
 
@@ -387,6 +413,13 @@ macro_rules! conformance {
         }
         mod shared_memory {
             $(#[test] fn $name() { super::$name::<super::Shm>(); })+
+        }
+        mod rdma {
+            $(#[test] fn $name() {
+                if super::has_rdma(stringify!($name)) {
+                    super::$name::<super::Rdma>();
+                }
+            })+
         }
     };
 }

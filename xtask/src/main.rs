@@ -8,6 +8,7 @@ mod companion;
 mod demo;
 mod guest_console;
 mod interrupt;
+mod lab_rdma;
 mod lab_verbs;
 mod layout;
 mod progress;

@@ -123,6 +123,7 @@ fn run(
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
+    tracing::info!("frames between slices go over {}", transport.kind());
     parts.connect(&shape, Box::new(transport), launch.page_tables, options, control)?;
     parts.machine.start(Arc::new(RemoteBus(Arc::clone(&parts.fabric))))?;
     parts.sample(&shape)?;
