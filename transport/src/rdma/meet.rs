@@ -36,7 +36,7 @@ pub(crate) fn meet(
     let mut endpoints: Vec<Step<Endpoint>> = Vec::with_capacity(streams.len());
     for (slice, classes) in streams.iter() {
         let address = classes[0].local_addr().map_err(|error| (*slice, error))?.ip();
-        endpoints.push(Endpoint::open(&Wanted::Address(address)).map_err(text));
+        endpoints.push(Endpoint::open(&Wanted::Address(address)).map_err(|error| text(&error)));
     }
     let offers: Vec<Step<Offer>> = endpoints
         .iter()
@@ -64,8 +64,8 @@ pub(crate) fn meet(
     Ok(endpoints.into_iter().collect())
 }
 
-fn text(error: RdmaError) -> String {
-    crate::mesh::one_line(&error)
+fn text(error: &RdmaError) -> String {
+    crate::mesh::one_line(error)
 }
 
 /// Takes the next step with an endpoint, if both sides got this far.
@@ -76,7 +76,7 @@ fn advance<T>(
 ) {
     let Ok(ours) = endpoint else { return };
     let result = theirs.map_err(|cause| format!("the other end says: {cause}"));
-    if let Err(cause) = result.and_then(|theirs| step(ours, theirs).map_err(text)) {
+    if let Err(cause) = result.and_then(|theirs| step(ours, theirs).map_err(|error| text(&error))) {
         *endpoint = Err(cause);
     }
 }

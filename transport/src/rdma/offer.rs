@@ -133,8 +133,9 @@ mod tests {
 
     #[test]
     fn offer_that_cannot_work_is_refused_by_name() {
+        type Change = fn(&mut Offer);
         let own = offer();
-        let changes: [(fn(&mut Offer), &str); 4] = [
+        let changes: [(Change, &str); 4] = [
             (|offer| offer.slots[1] = 1, "slots"),
             (|offer| offer.ethernet = false, "Ethernet"),
             (|offer| offer.mtu = 6, "code 6"),

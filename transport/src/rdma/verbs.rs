@@ -24,7 +24,7 @@ use sideway::ibverbs::queue_pair::{BasicQueuePair, QueuePair};
 use std::ffi::CStr;
 use std::fs;
 use std::io::{self, ErrorKind, IoSlice};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -99,11 +99,13 @@ impl Pool {
         Ok(Self { start, bytes })
     }
 
-    /// The first byte of a slot; slots to send from follow those to receive into.
-    fn slot(&self, class: usize, slot: usize) -> NonNull<u8> {
+    /// A byte of a slot, with `count` bytes of the slot behind it; slots to send from follow those to
+    /// receive into.
+    fn at(&self, class: usize, slot: usize, byte: usize, count: usize) -> NonNull<u8> {
         assert!(slot < slots(class), "slot {slot} of class {class}");
-        let offset = place(class) + slot * SLOT_BYTES[class];
-        // SAFETY: the assertion keeps the offset inside the mapping.
+        assert!(byte + count <= SLOT_BYTES[class], "{count} bytes at {byte} of a slot");
+        let offset = place(class) + slot * SLOT_BYTES[class] + byte;
+        // SAFETY: the assertions keep the offset inside the mapping.
         unsafe { self.start.add(offset) }
     }
 }
@@ -209,15 +211,16 @@ impl Link {
         parts: &[IoSlice<'_>],
         skip: usize,
     ) -> usize {
-        let to = self.pool.slot(class, usize::from(received(class)) + usize::from(slot));
+        let slot = usize::from(received(class)) + usize::from(slot);
         let (mut skip, mut filled) = (skip, 0);
         for part in parts {
             let from = &part[skip.min(part.len())..];
             skip -= skip.min(part.len());
             let count = from.len().min(SLOT_BYTES[class] - filled);
-            // SAFETY: `count` keeps the copy inside the slot, which is not posted and so used by
+            let to = self.pool.at(class, slot, filled, count);
+            // SAFETY: `to` has `count` bytes of its slot behind it, which is not posted and so used by
             // nobody else; the source is a slice of other memory.
-            unsafe { to.add(filled).copy_from_nonoverlapping(NonNull::from(from).cast(), count) };
+            unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), count) };
             filled += count;
         }
         filled
@@ -302,7 +305,7 @@ impl Link {
 
     /// A part of the pool as the adapter is told it.
     fn part(&self, class: usize, slot: usize, length: usize) -> sys::ibv_sge {
-        let addr = self.pool.slot(class, slot).addr().get();
+        let addr = self.pool.at(class, slot, 0, length).addr().get();
         sys::ibv_sge {
             addr: u64::try_from(addr).expect("an address has 64 bits"),
             length: u32::try_from(length).expect("a slot is small"),
@@ -312,11 +315,11 @@ impl Link {
 
     /// Copies bytes of a received slot out; the slot is not posted.
     pub(super) fn copy_out(&mut self, class: usize, slot: u16, from: usize, into: &mut [u8]) {
-        assert!(from + into.len() <= SLOT_BYTES[class], "a copy beyond the slot");
-        let (start, count) = (self.pool.slot(class, usize::from(slot)), into.len());
-        // SAFETY: the assertion keeps the copy inside the slot; the adapter is done with it, because
+        let count = into.len();
+        let start = self.pool.at(class, usize::from(slot), from, count);
+        // SAFETY: `start` has `count` bytes of its slot behind it; the adapter is done with it, because
         // its completion came and it was not posted since.
-        unsafe { start.add(from).copy_to_nonoverlapping(NonNull::from(into).cast(), count) };
+        unsafe { start.copy_to_nonoverlapping(NonNull::from(into).cast(), count) };
     }
 
     /// Takes completions out of the queue. True when there may be more.
@@ -381,8 +384,12 @@ impl Link {
             return None;
         }
         // Read as a number: a newer kernel may know events that the enumeration does not.
+        let place = event.as_ptr().cast::<u8>();
+        let offset = mem::offset_of!(sys::ibv_async_event, event_type);
+        // SAFETY: the field lies inside the event.
+        let place = unsafe { place.add(offset) }.cast::<u32>();
         // SAFETY: the field is a C enumeration, four bytes, and was written by the call.
-        let number: u32 = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
+        let number = unsafe { place.read_unaligned() };
         // SAFETY: the event is the one just taken; unacknowledged, it would hold up the clean-up.
         unsafe { sys::ibv_ack_async_event(event.as_mut_ptr()) };
         Some(match number {
