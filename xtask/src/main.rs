@@ -13,6 +13,7 @@ mod distro_verbs;
 mod guest_console;
 mod http_verbs;
 mod interrupt;
+mod lab_rdma;
 mod lab_verbs;
 mod layout;
 mod progress;
