@@ -16,7 +16,7 @@ const CORES: [Place; 2] = [Place::Core(0), Place::Core(1)];
 
 fn round_trips(criterion: &mut Criterion) {
     for (waiting, how) in [(Waiting::Asleep, "asleep"), (Waiting::Spinning, "spinning")] {
-        for carrier in [Carrier::Shm, Carrier::Tcp] {
+        for carrier in Carrier::all() {
             let name = format!("round trip {} {how}", carrier.name());
             let mut group = criterion.benchmark_group(name);
             for bytes in SIZES {

@@ -1,7 +1,7 @@
 //! What joins the slices of a benchmark.
 
 use anyhow::{Context, Result};
-use transport::{Config, Transport, shm, tcp};
+use transport::{Config, Transport, rdma, shm, tcp};
 
 /// What joins the slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,15 +10,28 @@ pub enum Carrier {
     Shm,
     /// TCP over the loopback device.
     Tcp,
+    /// Queue pairs of the first RDMA port.
+    Rdma,
 }
 
 impl Carrier {
+    /// All that this machine has: RDMA only with an active port.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::Shm, Self::Tcp];
+        if rdma::available().is_ok() {
+            all.push(Self::Rdma);
+        }
+        all
+    }
+
     /// For tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
         }
     }
 
@@ -31,6 +44,7 @@ impl Carrier {
         Ok(match self {
             Self::Shm => boxed(shm::mesh(slices, &config)?),
             Self::Tcp => boxed(tcp::mesh(slices, &config)?),
+            Self::Rdma => boxed(rdma::mesh(slices, &config)?),
         })
     }
 

@@ -9,7 +9,7 @@ use std::fs;
 use std::io::stdout;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use transport::Secret;
+use transport::{CarrierKind, Secret};
 use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
 
 #[derive(Args, Debug)]
@@ -60,6 +60,9 @@ pub(crate) struct Arguments {
     /// A slice that is silent for so many milliseconds is lost
     #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
     lease: u64,
+    /// What carries frames between slices: tcp, rdma, or rdma,tcp (tcp where RDMA cannot be used)
+    #[arg(long, default_value = "tcp", value_name = "LIST", value_delimiter = ',')]
+    transport: Vec<CarrierKind>,
     #[command(flatten)]
     devices: Devices,
     #[command(flatten)]
@@ -136,6 +139,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         console: Box::new(stdout()),
         limit: arguments.limit.map(Duration::from_secs),
         lease: Duration::from_millis(arguments.lease),
+        carriers: arguments.transport,
         local: arguments.local.into(),
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;

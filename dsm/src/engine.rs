@@ -70,6 +70,9 @@ pub enum EngineError {
         #[source]
         source: Error,
     },
+    /// Pages that came could not be kept.
+    #[error("write pages that came into the memory file")]
+    Fill(#[source] Error),
     /// The access of the guest mapping could not be changed.
     #[error("change what KVM may do with {gfn}")]
     Access {

@@ -15,6 +15,7 @@
 
 mod ahead;
 mod apart;
+mod arrivals;
 mod asked;
 mod chunks;
 mod classify;

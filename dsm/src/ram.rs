@@ -20,6 +20,7 @@ use std::fs::File;
 use std::io::Error;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use thiserror::Error;
@@ -268,18 +269,50 @@ impl GuestRam {
         if self.place_at(at) == Place::Apart {
             return self.apart.is_hole(&self.guest, at);
         }
-        let (word, bit) = (at / PAGE_SIZE / 64, 1 << (at / PAGE_SIZE % 64));
-        // A page once backed stays so: this process never punches holes.
-        if self.backed[word].load(Ordering::Relaxed) & bit != 0 {
+        if self.is_backed(at) {
             return false;
         }
         let Ok(offset) = i64::try_from(at) else { return true };
         // SAFETY: lseek takes no pointers.
         let data = unsafe { libc::lseek(self.file.as_raw_fd(), offset, libc::SEEK_DATA) };
         if data == offset {
-            self.backed[word].fetch_or(bit, Ordering::Relaxed);
+            self.set_backed(at);
         }
         data != offset
+    }
+
+    /// True when the file is known to hold a page at an offset. A page once backed stays so: this process
+    /// never punches holes.
+    fn is_backed(&self, at: usize) -> bool {
+        let page = at / PAGE_SIZE;
+        self.backed[page / 64].load(Ordering::Relaxed) & 1 << (page % 64) != 0
+    }
+
+    fn set_backed(&self, at: usize) {
+        let page = at / PAGE_SIZE;
+        self.backed[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+    }
+
+    /// True when the page would be new to the file, as far as is known without asking the kernel.
+    pub(crate) fn is_new(&self, gfn: Gfn) -> bool {
+        let at = self.offset(gfn).filter(|at| self.place_at(*at) != Place::Apart);
+        at.is_some_and(|at| !self.is_backed(at))
+    }
+
+    /// Writes whole pages of neighbouring frames into the file: new ones need neither fault nor zeros so.
+    pub(crate) fn write_to_file(&self, first: Gfn, bytes: &[u8]) -> Result<(), Error> {
+        let (mut gfn, mut rest) = (first, bytes);
+        while !rest.is_empty() {
+            let block = self.blocks.iter().find(|block| block.frames.contains(&gfn.0));
+            let block = block.ok_or_else(|| Error::from_raw_os_error(libc::EFAULT))?;
+            let at = self.offset(gfn).expect("it is in a block");
+            let left = usize::try_from(block.frames.end - gfn.0).unwrap_or(usize::MAX);
+            let (now, later) = rest.split_at(rest.len().min(left.saturating_mul(PAGE_SIZE)));
+            self.file.write_all_at(now, u64::try_from(at).map_err(Error::other)?)?;
+            (at..at + now.len()).step_by(PAGE_SIZE).for_each(|at| self.set_backed(at));
+            (gfn, rest) = (Gfn(block.frames.end), later);
+        }
+        Ok(())
     }
 
     fn alias_page(&self, gfn: Gfn) -> *mut u8 {

@@ -4,6 +4,7 @@
 //! [`crate::chunks`]: memory that only its home uses costs nothing.
 
 use crate::ahead::{Ahead, Run};
+use crate::arrivals::Arrivals;
 use crate::asked::Asked;
 use crate::chunks::{ChunkId, Chunks};
 use crate::engine::EngineError;
@@ -15,6 +16,7 @@ use crate::uffd::{Installed, Uffd};
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
 use dsm_protocol::foresight::Habits;
 use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,6 +50,8 @@ pub(crate) struct Store {
     pub(crate) asked: Asked,
     /// Pages fetched before they were touched.
     pub(crate) ahead: Ahead,
+    /// Of these, what has come and is not in the file yet.
+    arrivals: RefCell<Arrivals>,
     /// What this slice did with pages that came.
     pub(crate) habits: Habits,
     /// Access that the step in hand has taken away.
@@ -73,6 +77,7 @@ impl Store {
             readable: PageSet::new(end),
             asked: Asked::default(),
             ahead: Ahead::default(),
+            arrivals: RefCell::default(),
             habits: Habits::default(),
             takings: Takings::default(),
             failure: None,
@@ -129,12 +134,39 @@ impl Store {
         self.ram.set_writable(gfn, on).map_err(|source| EngineError::Access { gfn, source })
     }
 
+    /// Brings pages that have come into the file. Whoever looks at contents calls this first.
+    fn write_arrivals(&self) -> Result<(), EngineError> {
+        self.arrivals.borrow_mut().write(&self.ram).map_err(EngineError::Fill)
+    }
+
+    /// Hash of a page's contents as they are now.
+    fn hash(&self, gfn: Gfn) -> u64 {
+        hash(up_to_date(&self.ram, &self.arrivals), gfn)
+    }
+
+    /// The contents of a page have come.
+    fn fill(&mut self, gfn: Gfn, body: Option<PageBody<'_>>) -> Result<(), EngineError> {
+        match body {
+            Some(body) if self.ahead.is_untouched(gfn) && self.ram.is_new(gfn) => {
+                let page: &[u8] = match &body {
+                    PageBody::Bytes(bytes) => bytes,
+                    PageBody::Zero => &[0; PAGE_SIZE],
+                };
+                let mut arrivals = self.arrivals.borrow_mut();
+                return arrivals.push(&self.ram, gfn, page).map_err(EngineError::Fill);
+            }
+            Some(PageBody::Bytes(bytes)) => self.ram.write(gfn, 0, bytes),
+            Some(PageBody::Zero) if self.ram.is_hole(gfn) => self.ram.back(gfn),
+            _ => self.ram.clear(gfn),
+        }
+        Ok(())
+    }
+
     /// The page is about to be taken away, or its write access.
     fn before_recall(&mut self, gfn: Gfn) {
-        if self.ahead.recalled(gfn) {
-            let result = self.map_pending();
-            self.note(result);
-        }
+        let pending = self.ahead.recalled(gfn);
+        let result = if pending { self.map_pending() } else { self.write_arrivals() };
+        self.note(result);
     }
 
     /// Carries out what was put off.
@@ -186,7 +218,8 @@ impl Store {
         match access {
             Access::Write => {
                 self.answer(gfn)?;
-                self.habits.came(gfn, || hash(&self.ram, gfn));
+                let Self { habits, arrivals, ram, .. } = self;
+                habits.came(gfn, || hash(up_to_date(ram, arrivals), gfn));
             }
             _ => self.asked.readable(gfn),
         }
@@ -198,6 +231,7 @@ impl Store {
 
     /// Maps pages that were fetched ahead and have arrived.
     pub(crate) fn map_pending(&mut self) -> Result<(), EngineError> {
+        self.write_arrivals()?;
         for run in self.ahead.take() {
             let (start, bytes) = (self.address(run.first), run.pages * PAGE);
             let whole = run.pages > 1
@@ -258,6 +292,15 @@ impl Store {
     }
 }
 
+/// Guest memory with all that has come. What cannot be written now is tried again at the end of the batch,
+/// and fails there.
+fn up_to_date<'a>(ram: &'a GuestRam, arrivals: &RefCell<Arrivals>) -> &'a GuestRam {
+    if let Err(error) = arrivals.borrow_mut().write(ram) {
+        tracing::error!("pages that came cannot be kept: {error}");
+    }
+    ram
+}
+
 /// Hash of a page's contents.
 fn hash(ram: &GuestRam, gfn: Gfn) -> u64 {
     let mut bytes = [0; PAGE_SIZE];
@@ -274,11 +317,8 @@ pub(crate) struct StepStore<'a> {
 
 impl PageStore for StepStore<'_> {
     fn fill(&mut self, gfn: Gfn) {
-        match self.body {
-            Some(PageBody::Bytes(bytes)) => self.store.ram.write(gfn, 0, bytes),
-            Some(PageBody::Zero) if self.store.ram.is_hole(gfn) => self.store.ram.back(gfn),
-            _ => self.store.ram.clear(gfn),
-        }
+        let result = self.store.fill(gfn, self.body);
+        self.store.note(result);
     }
 
     fn map(&mut self, gfn: Gfn, access: Access) {
@@ -304,7 +344,7 @@ impl PageStore for StepStore<'_> {
     }
 
     fn fingerprint(&self, gfn: Gfn) -> u64 {
-        hash(&self.store.ram, gfn)
+        self.store.hash(gfn)
     }
 
     fn is_untouched(&self, gfn: Gfn) -> bool {
@@ -312,7 +352,7 @@ impl PageStore for StepStore<'_> {
     }
 
     fn snapshot(&mut self, gfn: Gfn, table: Table) {
-        let page = self.store.ram.entries(gfn);
+        let page = up_to_date(&self.store.ram, &self.store.arrivals).entries(gfn);
         let entries = Box::new(std::array::from_fn(|at| page[at].load(Ordering::Relaxed)));
         self.store.twins.insert(gfn, Twin { table, entries });
         self.set_dirty(gfn);
@@ -335,7 +375,7 @@ impl PageStore for StepStore<'_> {
     }
 
     fn points_to(&self, gfn: Gfn, child: Gfn) -> bool {
-        let entries = self.store.ram.entries(gfn).iter();
+        let entries = up_to_date(&self.store.ram, &self.store.arrivals).entries(gfn).iter();
         entries.map(|entry| entry.load(Ordering::Acquire)).any(|entry| target(entry) == Some(child))
     }
 

@@ -10,6 +10,7 @@ for word in $(</proc/cmdline); do
     tessera.kernel=*) kernel=${word#*=} ;;
     tessera.agent=*) agent=${word#*=} ;;
     tessera.disks=*) disks=${word#*=} ;;
+    tessera.rdma=*) rdma=${word#*=} ;;
     esac
 done
 
@@ -34,6 +35,13 @@ ip link set lo up
 if [ -n "$address" ]; then
     ip address add "$address" dev eth0
     ip link set eth0 mtu 9000 up
+fi
+if [ -n "$rdma" ]; then
+    # The kernel asks for further modules (checksums) by name, which the link above makes possible.
+    for module in ib_uverbs rdma_ucm rdma_rxe; do
+        modprobe "$module" || echo "tessera-lab: $module does not load"
+    done
+    rdma link add "$rdma" type rxe netdev eth0 || echo "tessera-lab: no soft-RoCE on eth0"
 fi
 
 "$agent" lab-agent

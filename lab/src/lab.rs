@@ -105,6 +105,8 @@ pub struct Config {
     pub processors: u32,
     /// How hosts are made.
     pub mode: Mode,
+    /// Give every host an RDMA device (soft-RoCE on its network device).
+    pub rdma: bool,
     /// How long one machine may take to boot.
     pub boot_limit: Duration,
     /// Disks of the hosts.
@@ -126,6 +128,7 @@ impl Default for Config {
             memory_mib: 1024,
             processors: 1,
             mode: Mode::Auto,
+            rdma: false,
             boot_limit: Duration::from_secs(180),
             disks: Vec::new(),
         }
@@ -232,10 +235,15 @@ impl Lab {
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         let hardware = substrate() == Substrate::Hardware;
         let mode = match config.mode {
-            Mode::Auto if hardware => Mode::Namespaces,
+            // Soft-RoCE needs a kernel of its own in each host.
+            Mode::Auto if hardware && !config.rdma => Mode::Namespaces,
             Mode::Auto => Mode::Machines,
             mode => mode,
         };
+        ensure!(
+            !config.rdma || mode == Mode::Machines,
+            "hosts with RDMA are QEMU machines: use --mode machines"
+        );
         let (hosts, substrate): (Box<dyn Hosts>, _) = match mode {
             Mode::Namespaces => {
                 let here = if hardware { Substrate::Hardware } else { Substrate::Namespaces };

@@ -24,6 +24,8 @@ use crate::switch;
 /// How long QEMU may take to connect to the agent's socket.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
+/// Name of the soft-RoCE device of a host.
+const RDMA_DEVICE: &str = "rxe0";
 /// Lines of a log that an error shows.
 const TAIL: usize = 5;
 
@@ -46,6 +48,8 @@ pub(crate) struct MachineConfig {
     pub(crate) processors: u32,
     /// Address with prefix length, and a port of the switch; none for a machine without network.
     pub(crate) address: Option<String>,
+    /// Add a soft-RoCE device to its network device.
+    pub(crate) rdma: bool,
     /// Let virtual time follow the instruction count.
     pub(crate) counted: bool,
     /// The lab's folder: sockets are here, files of the machine in `host-N/`.
@@ -144,6 +148,7 @@ impl Kit {
             ("agent", packages::text(&self.agent)?.to_owned()),
             ("address", config.address.clone().unwrap_or_default()),
             ("disks", config.disks.len().to_string()),
+            ("rdma", if config.rdma { RDMA_DEVICE } else { "" }.to_owned()),
         ];
         for (name, value) in own {
             if value.contains(char::is_whitespace) {

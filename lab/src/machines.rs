@@ -36,6 +36,7 @@ impl Machines {
                         memory_mib: config.memory_mib,
                         processors: config.processors,
                         address: Some(format!("{}/24", host.address())),
+                        rdma: config.rdma,
                         counted: false,
                         folder: folder.to_owned(),
                         boot_limit: config.boot_limit,

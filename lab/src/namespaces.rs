@@ -92,6 +92,7 @@ impl Namespaces {
             memory_mib: config.memory_mib,
             processors: config.processors,
             address: None,
+            rdma: false,
             counted: true,
             folder: folder.to_owned(),
             // Virtual time is several times slower than the clock on the wall.

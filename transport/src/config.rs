@@ -3,6 +3,8 @@
 
 use crate::frame::{FRAME_PAYLOAD_MAX, HEAD_BYTES_U32};
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The smallest window that never stalls a largest frame: a receiver may sit on up to a quarter of
@@ -28,9 +30,42 @@ pub enum ConfigError {
         /// The refused lease.
         lease: Duration,
     },
+    /// No carrier, or one twice.
+    #[error("the list of carriers is empty or names one twice")]
+    Carriers,
     /// No frame could ever be queued.
     #[error("a queue of no frames cannot send")]
     Queue,
+}
+
+/// What carries frames between hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CarrierKind {
+    /// TCP connections.
+    Tcp,
+    /// Reliable queue pairs of InfiniBand or RoCE.
+    Rdma,
+}
+
+impl fmt::Display for CarrierKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        })
+    }
+}
+
+impl FromStr for CarrierKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "tcp" => Ok(Self::Tcp),
+            "rdma" => Ok(Self::Rdma),
+            other => Err(format!("there is no carrier {other:?}: choose tcp or rdma")),
+        }
+    }
 }
 
 /// Bounds and times, equal on all slices of one VM.
@@ -42,6 +77,9 @@ pub struct Config {
     pub window: [u32; 3],
     /// Frames that may wait in the send queue per peer and class.
     pub queue_frames: u32,
+    /// What carries the frames, best first. A later one is only taken when some slice cannot use
+    /// the ones before.
+    pub carriers: Vec<CarrierKind>,
 }
 
 impl Default for Config {
@@ -50,6 +88,7 @@ impl Default for Config {
             lease: Duration::from_secs(3),
             window: [256 << 10, 2 << 20, 1 << 20],
             queue_frames: 8192,
+            carriers: vec![CarrierKind::Tcp],
         }
     }
 }
@@ -70,6 +109,11 @@ impl Config {
         }
         if self.queue_frames == 0 {
             return Err(ConfigError::Queue);
+        }
+        let twice =
+            (1..).zip(&self.carriers).any(|(next, one)| self.carriers[next..].contains(one));
+        if self.carriers.is_empty() || twice {
+            return Err(ConfigError::Carriers);
         }
         Ok(())
     }
@@ -98,5 +142,9 @@ mod tests {
         assert_eq!(window.validate(), Err(ConfigError::Window { window: 1 }));
         assert_eq!(lease.validate(), Err(ConfigError::Lease { lease: Duration::ZERO }));
         assert_eq!(queue.validate(), Err(ConfigError::Queue));
+        for carriers in [vec![], vec![CarrierKind::Rdma; 2]] {
+            let config = Config { carriers, ..Config::default() };
+            assert_eq!(config.validate(), Err(ConfigError::Carriers));
+        }
     }
 }

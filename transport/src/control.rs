@@ -3,7 +3,7 @@
 //! A message is a little-endian `u32` length and that many bytes of postcard. The connection is
 //! authenticated by then; sizes are bounded all the same.
 
-use crate::config::Config;
+use crate::config::{CarrierKind, Config};
 use crate::handshake::{Channel, read_all, write_all};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -109,10 +109,11 @@ pub enum Control {
     Commit(Vec<u8>),
     /// To a companion: it will not be.
     Abort(String),
-    /// From a companion: connected to all others.
-    Ready,
-    /// To a companion: everybody is connected.
-    Go,
+    /// From a companion: connected to all others; or why the carrier that was asked for cannot be
+    /// used, although TCP could.
+    Ready(Option<String>),
+    /// To a companion: everybody is connected, and this carries the frames.
+    Go(CarrierKind),
 }
 
 impl Control {
@@ -127,8 +128,8 @@ impl Control {
             Self::Clock(_) => "clock",
             Self::Commit(_) => "commit",
             Self::Abort(_) => "abort",
-            Self::Ready => "ready",
-            Self::Go => "go",
+            Self::Ready(_) => "ready",
+            Self::Go(_) => "go",
         }
     }
 
@@ -146,7 +147,10 @@ impl Control {
             }
             Self::Agree(blob) | Self::Commit(blob) => ("the blob", blob.len() <= BLOB_BYTES_MAX),
             Self::Refuse(text) | Self::Abort(text) => ("the text", text.len() <= TEXT_BYTES_MAX),
-            Self::Probe | Self::Clock(_) | Self::Ready | Self::Go => ("nothing", true),
+            Self::Ready(text) => {
+                ("the text", text.as_ref().is_none_or(|text| text.len() <= TEXT_BYTES_MAX))
+            }
+            Self::Probe | Self::Clock(_) | Self::Go(_) => ("nothing", true),
         };
         if good { Ok(message) } else { Err(bounds(what)) }
     }

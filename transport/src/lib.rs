@@ -4,11 +4,12 @@
 //! the transport exists, and nothing here knows pages, vCPUs or guests.
 //!
 //! ```text
-//!  mesh ──(handshake, control)──> TcpTransport ┐
+//!  mesh ──(handshake, control)─┬> TcpTransport ┐
+//!                              └> RdmaTransport ┤
 //!  shm::mesh / shm::Pair ───────> ShmTransport ┴─ engine ── frame, outbox, credits, lease
 //! ```
 //!
-//! The engine is written once. A carrier ([`TcpTransport`], [`ShmTransport`]) only moves
+//! The engine is written once. A carrier ([`TcpTransport`], [`RdmaTransport`], [`ShmTransport`]) only moves
 //! bytes: three ordered byte streams to each peer, one per class, so that a full stream of pages
 //! never delays an interrupt.
 
@@ -21,6 +22,7 @@ pub mod frame;
 pub mod handshake;
 mod mesh;
 mod outbox;
+pub mod rdma;
 mod seam;
 mod secret;
 pub mod shm;
@@ -28,12 +30,14 @@ mod sys;
 pub mod tcp;
 
 pub use clock::ClockEstimate;
-pub use config::{Config, ConfigError};
+pub use config::{CarrierKind, Config, ConfigError};
 pub use control::{BLOB_BYTES_MAX, ControlError, MEMBERS_MAX, Member};
 pub use handshake::{HandshakeError, VmId};
 pub use mesh::{
-    Answer, Assignment, BootstrapMesh, CompanionMesh, Listener, MeshError, Plan, Refused,
+    Answer, Assignment, BootstrapMesh, CompanionMesh, Listener, MeshError, MeshTransport, Plan,
+    Refused,
 };
+pub use rdma::{RdmaError, RdmaTransport};
 pub use seam::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
 pub use secret::{Secret, SecretError};
 pub use shm::ShmTransport;

@@ -8,8 +8,9 @@
 //!    measure_clock <--- Probe / Clock --------------> verdict
 //!    commit  ---- Commit blob (abort: Abort text) --> verdict
 //!    into_transport <== connections per class ======> into_transport (higher id calls lower)
-//!            <--- Ready | Refuse text ---------------
-//!            ---- Go | Abort text ------------------>
+//!            <== RDMA, if it is asked for: queue pairs over those connections ==>
+//!            <--- Ready, or Ready without RDMA | Refuse text
+//!            ---- Go with this carrier | Abort text ->
 //! ```
 //!
 //! The bootstrap calls every companion, because it need not listen. Everything here blocks, each
@@ -17,13 +18,16 @@
 
 mod bootstrap;
 mod companion;
+mod transport;
 
 pub use bootstrap::{Answer, BootstrapMesh, Plan};
 pub use companion::{Assignment, CompanionMesh, Listener, Refused};
+pub use transport::MeshTransport;
 
-use crate::config::{Config, ConfigError};
+use crate::config::{CarrierKind, Config, ConfigError};
 use crate::control::ControlError;
 use crate::handshake::{HandshakeError, Party, Role, VmId, call};
+use crate::rdma::{Endpoint, Meeting, RdmaError, RdmaTransport, meet};
 use crate::secret::Secret;
 use crate::tcp::TcpTransport;
 use std::io;
@@ -127,6 +131,15 @@ pub enum MeshError {
         /// The step that was called.
         step: &'static str,
     },
+    /// A slice cannot use RDMA, and nothing else was allowed.
+    #[error("RDMA cannot be used, and the list of transports allows nothing else: {text}")]
+    Rdma {
+        /// Which slice, and why.
+        text: String,
+    },
+    /// The queue pairs cannot be made into a transport.
+    #[error("cannot build the transport from its queue pairs")]
+    QueuePairs(#[source] RdmaError),
     /// The sockets cannot be made into a transport.
     #[error("cannot build the transport from its connections")]
     Transport(#[source] io::Error),
@@ -147,6 +160,9 @@ impl MeshError {
         }
     }
 }
+
+/// A peer and the streams to it, one per class.
+type Connected = (SliceId, [TcpStream; 3]);
 
 /// What every connection of one VM has in common.
 #[derive(Clone, Debug)]
@@ -198,13 +214,41 @@ impl Circle {
         ])
     }
 
-    fn transport(self, streams: Vec<(SliceId, [TcpStream; 3])>) -> Result<TcpTransport, MeshError> {
-        TcpTransport::from_streams(self.local, streams, self.config).map_err(MeshError::Transport)
+    /// Connects the carrier that is asked for first over streams that are all there. TCP has
+    /// nothing left to do.
+    fn meet(&self, streams: &mut [Connected], deadline: Instant) -> Result<Meeting, MeshError> {
+        if self.config.carriers.first() != Some(&CarrierKind::Rdma) {
+            return Ok(Ok(Vec::new()));
+        }
+        meet(streams, self.config.lease, deadline).map_err(|(slice, error)| MeshError::Control {
+            with: format!("{slice} over RDMA"),
+            source: error.into(),
+        })
+    }
+
+    /// Starts the transport on the carrier that all agreed on.
+    fn transport(
+        self,
+        streams: Vec<Connected>,
+        meeting: Meeting,
+        kind: CarrierKind,
+    ) -> Result<MeshTransport, MeshError> {
+        if kind == CarrierKind::Tcp {
+            return TcpTransport::from_streams(self.local, streams, self.config)
+                .map(MeshTransport::Tcp)
+                .map_err(MeshError::Transport);
+        }
+        let endpoints = meeting.map_err(|text| MeshError::Rdma { text })?;
+        let join = |((slice, [life, ..]), endpoint): (Connected, Endpoint)| (slice, endpoint, life);
+        let peers = streams.into_iter().zip(endpoints).map(join).collect();
+        RdmaTransport::new(self.local, peers, self.config)
+            .map(MeshTransport::Rdma)
+            .map_err(MeshError::QueuePairs)
     }
 }
 
 /// An error with its causes, as one line for the other side.
-fn one_line(error: &dyn std::error::Error) -> String {
+pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tessera_transport::handshake::{Party, Role};
 use tessera_transport::{
-    BootstrapMesh, Class, Config, Event, HandshakeError, Listener, Member, MeshError, Plan, Secret,
-    ShmTransport, TcpTransport, Transport, VmId, shm,
+    BootstrapMesh, CarrierKind, Class, Config, Event, HandshakeError, Listener, Member, MeshError,
+    MeshTransport, Plan, Secret, ShmTransport, Transport, VmId, shm,
 };
 use wire::{Epoch, SliceId};
 
@@ -32,16 +32,21 @@ fn listener() -> Listener {
 }
 
 fn plan(addresses: &[SocketAddr]) -> Plan {
+    plan_over(addresses, &[CarrierKind::Tcp])
+}
+
+fn plan_over(addresses: &[SocketAddr], carriers: &[CarrierKind]) -> Plan {
     let mut members = vec![Member { slice: SliceId(0), address: None }];
     let companions = (1..).zip(addresses);
     members
         .extend(companions.map(|(slice, at)| Member { slice: SliceId(slice), address: Some(*at) }));
     let blob = b"layout".to_vec();
-    Plan { vm: VmId([3; 16]), epoch: Epoch(1), members, config: Config::default(), blob }
+    let config = Config { carriers: carriers.to_vec(), ..Config::default() };
+    Plan { vm: VmId([3; 16]), epoch: Epoch(1), members, config, blob }
 }
 
 /// A companion that agrees to everything.
-fn willing(listener: Listener) -> JoinHandle<Result<TcpTransport, MeshError>> {
+fn willing(listener: Listener) -> JoinHandle<Result<MeshTransport, MeshError>> {
     thread::spawn(move || {
         let (assignment, mut mesh) = listener.accept(Some(soon()), &mut |_| {})?;
         assert_eq!(assignment.blob, b"layout");
@@ -88,7 +93,7 @@ fn four_slices_join_and_talk() {
     let clock = || ticks.fetch_add(10, Ordering::Relaxed);
     let estimate = mesh.measure_clock(SliceId(2), 4, &clock, soon()).unwrap();
     mesh.commit(b"final", soon()).unwrap();
-    let mut bootstrap = mesh.into_transport(soon()).unwrap();
+    let mut bootstrap = mesh.into_transport(soon(), &mut |_| {}).unwrap();
     let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
 
     let blobs: Vec<_> =
@@ -97,6 +102,46 @@ fn four_slices_join_and_talk() {
     assert_eq!((estimate.rtt_min, estimate.offset), (10, 4_995));
     let [one, two, three] = &mut others;
     everybody_talks(&mut [&mut bootstrap, one, two, three]);
+}
+
+/// The loopback address is no RDMA address on any machine.
+#[test]
+fn slices_fall_back_to_tcp_together_where_the_list_allows_it() {
+    let listeners = [listener(), listener()];
+    let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+    let companions = listeners.map(willing);
+    let plan = plan_over(&addresses, &[CarrierKind::Rdma, CarrierKind::Tcp]);
+    let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+
+    let mut warnings = Vec::new();
+    let mut bootstrap =
+        mesh.into_transport(soon(), &mut |text| warnings.push(text.to_owned())).unwrap();
+
+    let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("rdma cannot be used: slice0: no RDMA"), "{warnings:?}");
+    assert!(others.iter().all(|other| other.kind() == CarrierKind::Tcp));
+    let [one, two] = &mut others;
+    everybody_talks(&mut [&mut bootstrap, one, two]);
+}
+
+#[test]
+fn rdma_alone_is_refused_with_the_reason_where_it_cannot_be() {
+    let listener = listener();
+    let plan = plan_over(&[listener.address()], &[CarrierKind::Rdma]);
+    let companion = willing(listener);
+    let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+
+    let error = mesh.into_transport(soon(), &mut |_| {}).unwrap_err();
+
+    assert!(matches!(&error, MeshError::Rdma { .. }), "{error}");
+    assert!(error.to_string().contains("slice0: no RDMA"), "{error}");
+    let told = companion.join().unwrap().unwrap_err().to_string();
+    assert!(told.starts_with("the bootstrap called it off: RDMA cannot be used"), "{told}");
 }
 
 #[test]
@@ -186,7 +231,7 @@ fn slice_that_cannot_reach_another_stops_all() {
     mesh.commit(b"final", soon()).unwrap();
     deserter.join().unwrap();
 
-    let error = mesh.into_transport(soon()).unwrap_err();
+    let error = mesh.into_transport(soon(), &mut |_| {}).unwrap_err();
 
     assert!(
         error.to_string().contains("slice1") || error.to_string().contains("slice2"),
@@ -224,7 +269,7 @@ fn steps_out_of_order_are_refused() {
     let mesh = BootstrapMesh::connect(secret(1), plan(&[address]), soon()).unwrap();
 
     let error = companion.join().unwrap();
-    let other = mesh.into_transport(soon()).unwrap_err();
+    let other = mesh.into_transport(soon(), &mut |_| {}).unwrap_err();
 
     assert!(matches!(error, MeshError::OutOfOrder { .. }), "{error}");
     assert!(matches!(other, MeshError::OutOfOrder { .. }), "{other}");

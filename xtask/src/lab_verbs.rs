@@ -11,7 +11,7 @@ use lab::{Command, Config, Disk, HostNumber, LabState, Mode, Stream, daemon};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::workspace;
+use crate::{lab_rdma, workspace};
 
 #[derive(Subcommand)]
 pub(crate) enum LabVerb {
@@ -25,6 +25,8 @@ pub(crate) enum LabVerb {
     Heal(HostOptions),
     /// End a host as a power cut would
     Kill(HostOptions),
+    /// Run the transport's conformance tests over RDMA (soft-RoCE) in a host of their own
+    Rdma(lab_rdma::RdmaOptions),
     /// Say which hosts there are
     Status(NameOptions),
     /// End the lab and everything in it
@@ -58,6 +60,9 @@ pub(crate) struct UpOptions {
     /// How hosts are made
     #[arg(long, value_enum, default_value_t = ModeName::Auto)]
     mode: ModeName,
+    /// Give every host an RDMA device (soft-RoCE)
+    #[arg(long)]
+    rdma: bool,
     /// End the lab when nobody uses it for this many minutes
     #[arg(long, default_value_t = daemon::DEFAULT_IDLE.as_secs() / 60)]
     idle: u64,
@@ -125,6 +130,7 @@ impl UpOptions {
                 ModeName::Replay => Mode::Replay,
                 ModeName::Namespaces => Mode::Namespaces,
             },
+            rdma: self.rdma,
             boot_limit: Duration::from_secs(self.boot_limit),
             disks: self.disks.clone(),
         }
@@ -145,7 +151,8 @@ impl UpOptions {
         let disks = self.disks.iter().map(|disk| ("--disk", disk.to_string()));
         let options =
             options.into_iter().chain(disks).flat_map(|(name, value)| [name.to_owned(), value]);
-        ["lab-daemon".to_owned()].into_iter().chain(options).collect()
+        let rdma = self.rdma.then(|| "--rdma".to_owned());
+        ["lab-daemon".to_owned()].into_iter().chain(options).chain(rdma).collect()
     }
 }
 
@@ -153,6 +160,7 @@ pub(crate) fn run(verb: LabVerb) -> Result<ExitCode> {
     match verb {
         LabVerb::Up(options) => up(&options)?,
         LabVerb::Exec(options) => return exec(options),
+        LabVerb::Rdma(options) => return lab_rdma::run(&options),
         LabVerb::Cut(options) => daemon::cut(&options.name.name, options.host)?,
         LabVerb::Heal(options) => daemon::heal(&options.name.name, options.host)?,
         LabVerb::Kill(options) => daemon::kill(&options.name.name, options.host)?,

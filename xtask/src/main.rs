@@ -17,6 +17,7 @@ mod fio;
 mod guest_console;
 mod http_verbs;
 mod interrupt;
+mod lab_rdma;
 mod lab_verbs;
 mod layout;
 mod net_bench;

@@ -221,6 +221,9 @@ impl Scenario<'_> {
         if let Some(kind) = &self.options.page_tables {
             option("--page-tables", kind.clone());
         }
+        if let Some(list) = &self.options.transport {
+            option("--transport", list.clone());
+        }
         if let Some(rate) = self.clock_rate() {
             option("--guest-clock-rate", rate);
         }

@@ -61,6 +61,10 @@ pub(crate) struct VmOptions {
     /// How hosts are made
     #[arg(long, value_enum, default_value_t = LabMode::Auto)]
     pub(crate) mode: LabMode,
+    /// Passed on to tessera: what carries frames between slices (tcp, rdma, or rdma,tcp); with rdma
+    /// the hosts get soft-RoCE
+    #[arg(long)]
+    pub(crate) transport: Option<String>,
     /// Passed on to tessera: how kernel page-table pages are kept (auto, replicate, coherent)
     #[arg(long)]
     pub(crate) page_tables: Option<String>,
@@ -145,6 +149,7 @@ impl VmOptions {
             name: self.name.clone(),
             hosts,
             memory_mib: self.host_memory,
+            rdma: self.transport.as_ref().is_some_and(|list| list.contains("rdma")),
             mode: match self.mode {
                 LabMode::Auto => Mode::Auto,
                 LabMode::Machines => Mode::Machines,

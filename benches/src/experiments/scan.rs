@@ -1,5 +1,7 @@
 //! Reading memory that is homed on another slice: in order against a raw stream over the same
-//! transport, and scattered.
+//! transport, and scattered. Beside it stand the parts of the reader's floor.
+
+mod floor;
 
 use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
@@ -42,6 +44,10 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         };
         let raw = row("raw stream", found.raw);
         let touch = row("first touch of local memory", found.first_touch);
+        let mapped = row("first read of mapped local memory", found.mapped);
+        let written = row("pages written into a new memory file", found.written);
+        // One core does both.
+        row("both, one after the other", vec![1.0 / (1.0 / mapped + 1.0 / written)]);
         let ordered = row("in order", found.ordered);
         let scattered = row("scattered", found.scattered);
         let plain = row("scattered, nothing fetched ahead", found.scattered_plain);
@@ -64,6 +70,9 @@ struct Found {
     raw: Vec<f64>,
     /// A guest that touches memory of its own slice for the first time.
     first_touch: Vec<f64>,
+    /// The parts of the floor, see [`floor`].
+    mapped: Vec<f64>,
+    written: Vec<f64>,
     ordered: Vec<f64>,
     scattered: Vec<f64>,
     /// The same without fetching ahead.
@@ -76,6 +85,8 @@ fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> R
     let mut found = Found::default();
     for _ in 0..rounds {
         found.raw.push(stream(carrier, usize::try_from(pages)?, CORES)?);
+        found.mapped.push(floor::mapped(setting.image, pages)?);
+        found.written.push(floor::written(pages)?);
         let ways = [
             (1, true, &mut found.ordered),
             (0, true, &mut found.scattered),

@@ -72,7 +72,7 @@ impl Node {
         Ok(())
     }
 
-    /// As a `Get` for each page of a run.
+    /// As a `Get` for each page of a run; pages to read are lent where that does no harm.
     pub(crate) fn home_get_run(
         &mut self,
         from: SliceId,
@@ -83,7 +83,28 @@ impl Node {
     ) -> Result<(), ProtocolError> {
         let end = first.0.checked_add(u64::from(pages));
         let end = end.ok_or_else(|| self.error(from, "GetRun", first, "no memory there"))?;
-        (first.0..end).try_for_each(|gfn| self.home_get(from, Gfn(gfn), want, None, store))
+        for gfn in (first.0..end).map(Gfn) {
+            match self.lendable(gfn, from).filter(|_| want == Access::Read) {
+                Some(holders) => self.lend(gfn, holders, from),
+                None => self.home_get(from, gfn, want, None, store)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The holders of a page that has been one slice's to write ever since it was shared last. A table is
+    /// left where it is walked.
+    fn lendable(&self, gfn: Gfn, to: SliceId) -> Option<Holders> {
+        let holders = self.pages.holders(gfn)?;
+        let busy = self.serving.contains_key(&gfn) || self.tables.table(gfn).is_some();
+        (holders.is_written() && !holders.contains(to) && !busy).then_some(holders)
+    }
+
+    /// Gives a page to a slice that reads a run of pages, as if it wanted to write: pages that may be
+    /// written are far cheaper to map. If another slice reads the page next, both share it.
+    fn lend(&mut self, gfn: Gfn, holders: Holders, to: SliceId) {
+        self.hand_over(gfn, holders, to, None);
+        self.pages.set_holders(gfn, holders.with_borrower(to));
     }
 
     /// Serves an ordinary request; nothing is left to be waited for.

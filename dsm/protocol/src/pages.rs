@@ -36,6 +36,8 @@ enum Kind {
     Shared,
     /// One of them, to write.
     Exclusive,
+    /// The same, but all that it asked for was to read.
+    Lent,
     /// Everyone has a replica.
     Replicated,
 }
@@ -85,7 +87,15 @@ impl Holders {
         let wide = self.wide && self.slices.count_ones() >= WIDE;
         Self { wide, ..Self::exclusive(slice) }
     }
+    /// Gives the page to a slice that only wants to read it.
+    pub(crate) fn with_borrower(self, slice: SliceId) -> Self {
+        Self { kind: Kind::Lent, ..self.with_owner(slice) }
+    }
     pub(crate) fn is_exclusive(self) -> bool {
+        matches!(self.kind, Kind::Exclusive | Kind::Lent)
+    }
+    /// True while one slice has the page that asked for it to write, or had it from the start.
+    pub(crate) fn is_written(self) -> bool {
         self.kind == Kind::Exclusive
     }
     pub(crate) fn is_wide(self) -> bool {

@@ -1,12 +1,12 @@
 //! The side that calls.
 
-use super::{Circle, MeshError, one_line};
+use super::{Circle, Connected, MeshError, MeshTransport, one_line};
 use crate::clock::{ClockEstimate, ClockProbe};
-use crate::config::Config;
+use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
 use crate::handshake::{Role, VmId};
+use crate::rdma::Meeting;
 use crate::secret::Secret;
-use crate::tcp::TcpTransport;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
@@ -212,14 +212,20 @@ impl BootstrapMesh {
     /// Connects to every companion, once per class, waits until all are connected to each other,
     /// and starts the transport. After `commit`.
     ///
+    /// Why a carrier that was asked for first is not used goes to `warn`.
+    ///
     /// # Errors
     /// Names the slice that could not join; the others were told.
-    pub fn into_transport(mut self, deadline: Instant) -> Result<TcpTransport, MeshError> {
+    pub fn into_transport(
+        mut self,
+        deadline: Instant,
+        warn: &mut dyn FnMut(&str),
+    ) -> Result<MeshTransport, MeshError> {
         if !self.committed {
             return Err(MeshError::OutOfOrder { step: "into_transport before commit" });
         }
-        match self.join(deadline) {
-            Ok(streams) => self.circle.transport(streams),
+        match self.join(deadline, warn) {
+            Ok((streams, meeting, kind)) => self.circle.transport(streams, meeting, kind),
             Err(error) => {
                 self.tell_abort(&one_line(&error));
                 Err(error)
@@ -227,7 +233,11 @@ impl BootstrapMesh {
         }
     }
 
-    fn join(&mut self, deadline: Instant) -> Result<Vec<(SliceId, [TcpStream; 3])>, MeshError> {
+    fn join(
+        &mut self,
+        deadline: Instant,
+        warn: &mut dyn FnMut(&str),
+    ) -> Result<(Vec<Connected>, Meeting, CarrierKind), MeshError> {
         let mut streams = Vec::with_capacity(self.companions.len());
         for place in 0..self.companions.len() {
             let (slice, address) = (self.companions[place].slice, self.companions[place].address);
@@ -237,20 +247,44 @@ impl BootstrapMesh {
                 Err(error) => return Err(self.told_reason().unwrap_or(error)),
             }
         }
+        let meeting = match self.circle.meet(&mut streams, deadline) {
+            Ok(meeting) => meeting,
+            Err(error) => return Err(self.told_reason().unwrap_or(error)),
+        };
         let answers = self.collect(deadline, |message| match message {
-            Control::Ready => Ok(None),
-            Control::Refuse(text) => Ok(Some(text)),
+            Control::Ready(trouble) => Ok(Ok(trouble)),
+            Control::Refuse(text) => Ok(Err(text)),
             other => Err(ControlError::Unexpected { got: other.name(), want: "ready" }),
         })?;
-        for (slice, refusal) in answers {
-            if let Some(text) = refusal {
-                return Err(MeshError::Refused { slice, text });
-            }
+        let own = meeting.as_ref().err().map(|text| (self.circle.local, text.clone()));
+        let mut troubles: Vec<(SliceId, String)> = own.into_iter().collect();
+        for (slice, answer) in answers {
+            let trouble = answer.map_err(|text| MeshError::Refused { slice, text })?;
+            troubles.extend(trouble.map(|text| (slice, text)));
         }
+        let kind = self.choose(&troubles, warn)?;
         for companion in &mut self.companions {
-            companion.send(&Control::Go, deadline)?;
+            companion.send(&Control::Go(kind), deadline)?;
         }
-        Ok(streams)
+        Ok((streams, meeting, kind))
+    }
+
+    /// The first carrier of the list that every slice can use.
+    fn choose(
+        &self,
+        troubles: &[(SliceId, String)],
+        warn: &mut dyn FnMut(&str),
+    ) -> Result<CarrierKind, MeshError> {
+        let carriers = &self.circle.config.carriers;
+        let first = carriers.first().copied().unwrap_or(CarrierKind::Tcp);
+        let Some((slice, cause)) = troubles.first() else { return Ok(first) };
+        let text = format!("{slice}: {cause}");
+        // TCP always works: its connections are what everything before was said over.
+        if !carriers.contains(&CarrierKind::Tcp) {
+            return Err(MeshError::Rdma { text });
+        }
+        warn(&format!("frames go over tcp, because {first} cannot be used: {text}"));
+        Ok(CarrierKind::Tcp)
     }
 
     /// A refusal that some companion has sent already.

@@ -1,12 +1,12 @@
 //! The side that listens.
 
 use super::bootstrap::next_ready;
-use super::{Circle, MeshError, PATIENCE, PATIENCE_PROVEN, one_line};
+use super::{Circle, Connected, MeshError, MeshTransport, PATIENCE, PATIENCE_PROVEN, one_line};
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::handshake::{self, HandshakeError, Party, Role, VmId, part};
+use crate::rdma::Meeting;
 use crate::secret::Secret;
-use crate::tcp::TcpTransport;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -277,12 +277,12 @@ impl CompanionMesh {
         mut self,
         deadline: Instant,
         refused: &mut dyn FnMut(&Refused),
-    ) -> Result<TcpTransport, MeshError> {
+    ) -> Result<MeshTransport, MeshError> {
         if !self.committed {
             return Err(MeshError::OutOfOrder { step: "into_transport before verdict" });
         }
-        let streams = match self.join(deadline, refused) {
-            Ok(streams) => streams,
+        let (streams, meeting) = match self.join(deadline, refused) {
+            Ok(joined) => joined,
             Err(error) => {
                 // Best effort: the bootstrap may be what failed.
                 let last = Instant::now() + Duration::from_secs(1);
@@ -291,9 +291,10 @@ impl CompanionMesh {
                 return Err(error);
             }
         };
-        self.send(&Control::Ready, deadline)?;
+        let trouble = meeting.as_ref().err().map(|text| cut(text));
+        self.send(&Control::Ready(trouble), deadline)?;
         match self.receive(deadline)? {
-            Control::Go => self.circle.transport(streams),
+            Control::Go(kind) => self.circle.transport(streams, meeting, kind),
             Control::Abort(text) => Err(MeshError::Aborted { text }),
             other => {
                 let got = other.name();
@@ -306,7 +307,7 @@ impl CompanionMesh {
         &mut self,
         deadline: Instant,
         refused: &mut dyn FnMut(&Refused),
-    ) -> Result<Vec<(SliceId, [TcpStream; 3])>, MeshError> {
+    ) -> Result<(Vec<Connected>, Meeting), MeshError> {
         let mut streams = Vec::new();
         let mut awaited: Vec<Partial> = Vec::new();
         for member in &self.members {
@@ -328,7 +329,8 @@ impl CompanionMesh {
                 _ => return Err(MeshError::Missing { slice }),
             }
         }
-        Ok(streams)
+        let meeting = self.circle.meet(&mut streams, deadline)?;
+        Ok((streams, meeting))
     }
 
     /// Takes connections until every awaited one is there. The control connection is watched

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use transport::{BootstrapMesh, Config, Member, Plan, Secret, TcpTransport, VmId};
+use transport::{BootstrapMesh, CarrierKind, Config, Member, MeshTransport, Plan, Secret, VmId};
 use wire::control::EndCause;
 use wire::{Control, Epoch, Gfn, SliceId, VcpuId};
 
@@ -57,6 +57,8 @@ pub struct BootstrapOptions {
     pub limit: Option<Duration>,
     /// A peer silent for this long is lost.
     pub lease: Duration,
+    /// What carries frames between slices, best first; later ones when a slice cannot use the first.
+    pub carriers: Vec<CarrierKind>,
     /// What is asked of this slice only.
     pub local: LocalOptions,
 }
@@ -359,7 +361,8 @@ fn connect(options: &BootstrapOptions, epoch: Epoch) -> Result<Option<BootstrapM
     members.extend(companions.map(|(id, at)| Member { slice: SliceId(id), address: Some(*at) }));
     let vm = VmId::random()
         .map_err(|source| SliceError::Io { what: "choose an id for the VM", source })?;
-    let config = Config { lease: options.lease, ..Config::default() };
+    let carriers = options.carriers.clone();
+    let config = Config { lease: options.lease, carriers, ..Config::default() };
     let plan = Plan { vm, epoch, members, config, blob };
     Ok(Some(BootstrapMesh::connect(secret, plan, Instant::now() + ANSWER_LIMIT)?))
 }
@@ -419,8 +422,10 @@ fn align_clock(
     Ok((theirs, (i64::try_from(skew).unwrap_or(i64::MAX), u64::try_from(bound).unwrap_or(0))))
 }
 
-fn commit(mut mesh: BootstrapMesh, blob: &[u8]) -> Result<TcpTransport, SliceError> {
+fn commit(mut mesh: BootstrapMesh, blob: &[u8]) -> Result<MeshTransport, SliceError> {
     let deadline = Instant::now() + START_LIMIT;
     mesh.commit(blob, deadline)?;
-    Ok(mesh.into_transport(deadline)?)
+    let transport = mesh.into_transport(deadline, &mut |text| tracing::warn!("{text}"))?;
+    tracing::info!("frames between slices go over {}", transport.kind());
+    Ok(transport)
 }

@@ -135,6 +135,7 @@ fn run(
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     let transport = mesh.into_transport(deadline, &mut warn_refused)?;
+    tracing::info!("frames between slices go over {}", transport.kind());
     parts.connect(&shape, Box::new(transport), launch.page_tables, options, control)?;
     let bus: SharedBus = Arc::new(RemoteBus(Arc::clone(&parts.fabric)));
     let bus = parts.attach_devices(&shape, &launch.devices, &back_ends, bus)?;

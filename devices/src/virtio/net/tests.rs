@@ -39,6 +39,8 @@ impl Nic for FakeNic {
 
     fn connect(&self, features: u64, pairs: u16, sink: Option<Arc<dyn PacketSink>>) {
         self.connected.lock().unwrap().push((features, pairs, sink.is_some()));
+        // What was allowed is void.
+        *self.allowed.lock().unwrap() = 0;
         *self.sink.lock().unwrap() = sink;
     }
 
@@ -252,6 +254,7 @@ fn control_queue_sets_pairs_and_refuses_everything_else() {
     assert_eq!(ask(&[4, 1, 3, 0]), 1, "RSS");
     assert_eq!(ask(&[0, 0, 1]), 1, "promiscuous mode");
     assert_eq!(*bench.nic.connected.lock().unwrap(), [(MERGE, 1, true), (MERGE, 3, true)]);
+    assert_eq!(*bench.nic.allowed.lock().unwrap(), 128, "what the driver has room for still comes");
     bench.device.disconnect();
     assert_eq!(ask(&[4, 0, 3, 0]), 1, "not connected");
 }

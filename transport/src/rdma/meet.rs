@@ -1,0 +1,102 @@
+//! All peers of a slice, connected in step over the streams of the mesh.
+//!
+//! ```text
+//!  to every peer: offer, or why there is none      from every peer: the same
+//!                 connected, or why not                              the same
+//!                 reached, or why not                                the same
+//! ```
+//!
+//! A slice that fails still takes every step, so that the streams stay good for TCP. Each step is
+//! first told to all and then heard from all: nobody waits for somebody who waits.
+
+use super::device::Wanted;
+use super::offer::{Offer, Step, hear, tell};
+use super::{Endpoint, RdmaError};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+use wire::SliceId;
+
+/// How long the first messages may take.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// The endpoints, one per peer in the order of the streams, or why RDMA cannot be used.
+pub(crate) type Meeting = Result<Vec<Endpoint>, String>;
+
+/// Connects queue pairs to all peers.
+///
+/// # Errors
+/// A stream failed (with the slice at its other end). That RDMA is not possible is no error.
+pub(crate) fn meet(
+    streams: &mut [(SliceId, [TcpStream; 3])],
+    lease: Duration,
+    deadline: Instant,
+) -> Result<Meeting, (SliceId, io::Error)> {
+    let mut endpoints: Vec<Step<Endpoint>> = Vec::with_capacity(streams.len());
+    for (slice, classes) in streams.iter() {
+        let address = classes[0].local_addr().map_err(|error| (*slice, error))?.ip();
+        endpoints.push(Endpoint::open(&Wanted::Address(address)).map_err(|error| text(&error)));
+    }
+    let offers: Vec<Step<Offer>> = endpoints
+        .iter()
+        .map(|endpoint| endpoint.as_ref().map(Endpoint::offer).map_err(Clone::clone))
+        .collect();
+    let theirs = exchange(streams, &offers, deadline)?;
+
+    for (endpoint, theirs) in endpoints.iter_mut().zip(theirs) {
+        advance(endpoint, theirs, |endpoint, theirs| endpoint.connect(&theirs, lease));
+    }
+    let connected = exchange(streams, &standing(&endpoints), deadline)?;
+
+    let until = deadline.min(Instant::now() + GREETING);
+    for (endpoint, theirs) in endpoints.iter_mut().zip(connected) {
+        advance(endpoint, theirs, |endpoint, ()| endpoint.greet());
+    }
+    for endpoint in &mut endpoints {
+        advance(endpoint, Ok(()), |endpoint, ()| endpoint.await_greeting(until));
+    }
+    let reached = exchange(streams, &standing(&endpoints), deadline)?;
+
+    for (endpoint, theirs) in endpoints.iter_mut().zip(reached) {
+        advance(endpoint, theirs, |_, ()| Ok(()));
+    }
+    Ok(endpoints.into_iter().collect())
+}
+
+fn text(error: &RdmaError) -> String {
+    crate::mesh::one_line(error)
+}
+
+/// Takes the next step with an endpoint, if both sides got this far.
+fn advance<T>(
+    endpoint: &mut Step<Endpoint>,
+    theirs: Step<T>,
+    step: impl FnOnce(&mut Endpoint, T) -> Result<(), RdmaError>,
+) {
+    let Ok(ours) = endpoint else { return };
+    let result = theirs.map_err(|cause| format!("the other end says: {cause}"));
+    if let Err(cause) = result.and_then(|theirs| step(ours, theirs).map_err(|error| text(&error))) {
+        *endpoint = Err(cause);
+    }
+}
+
+fn standing(endpoints: &[Step<Endpoint>]) -> Vec<Step<()>> {
+    let state = |endpoint: &Step<Endpoint>| endpoint.as_ref().map(drop).map_err(Clone::clone);
+    endpoints.iter().map(state).collect()
+}
+
+/// Tells every peer its step and hears theirs.
+fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
+    streams: &mut [(SliceId, [TcpStream; 3])],
+    ours: &[Step<T>],
+    deadline: Instant,
+) -> Result<Vec<Step<T>>, (SliceId, io::Error)> {
+    for ((slice, classes), step) in streams.iter_mut().zip(ours) {
+        tell(&mut classes[0], step, deadline).map_err(|error| (*slice, error))?;
+    }
+    let heard = streams
+        .iter_mut()
+        .map(|(slice, classes)| hear(&mut classes[0], deadline).map_err(|error| (*slice, error)));
+    heard.collect()
+}
