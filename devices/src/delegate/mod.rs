@@ -28,6 +28,7 @@ mod nic_server;
 mod outbound;
 mod remote_disk;
 mod remote_nic;
+mod under_way;
 
 #[cfg(test)]
 mod tests;

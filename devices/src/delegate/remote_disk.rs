@@ -2,9 +2,9 @@
 
 use super::counters::add;
 use super::outbound::{Outbound, message_bytes};
+use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::device::{DeviceFrame, DiskAsk, DiskStatus, Part};
@@ -13,18 +13,8 @@ use wire::{DeviceId, SliceId};
 /// A request that has no answer yet.
 struct Waiting {
     done: DiskDone,
-    /// Bytes that count against the limits.
-    bytes: u64,
     /// Length that the answer must have if it is done.
     answer: usize,
-}
-
-#[derive(Default)]
-struct State {
-    lost: bool,
-    last_tag: u64,
-    bytes: u64,
-    waiting: HashMap<u64, Waiting>,
 }
 
 /// The disk as its front ends on this slice see it. What its shape forbids is answered here.
@@ -32,10 +22,9 @@ pub struct RemoteDisk {
     device: DeviceId,
     owner: SliceId,
     shape: DiskShape,
-    limits: Limits,
     outbound: Arc<Outbound>,
     /// Held for moments only: the engine's thread takes it.
-    state: Mutex<State>,
+    under_way: Mutex<UnderWay<Waiting>>,
 }
 
 impl RemoteDisk {
@@ -46,38 +35,27 @@ impl RemoteDisk {
         limits: Limits,
         outbound: Arc<Outbound>,
     ) -> Self {
-        Self { device, owner, shape, limits, outbound, state: Mutex::default() }
+        Self { device, owner, shape, outbound, under_way: Mutex::new(UnderWay::new(limits)) }
     }
 
     pub(super) fn owner(&self) -> SliceId {
         self.owner
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn under_way(&self) -> MutexGuard<'_, UnderWay<Waiting>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a request in, unless it is too much or its disk is lost.
-    fn enter(&self, waiting: Waiting) -> Result<u64, DiskDone> {
-        let mut state = self.state();
-        let full = state.waiting.len() >= self.limits.requests as usize
-            || state.bytes + waiting.bytes > self.limits.bytes;
-        if state.lost || full {
-            add(&self.outbound.counters.refused, u64::from(full));
-            return Err(waiting.done);
-        }
-        state.last_tag += 1;
-        state.bytes += waiting.bytes;
-        let tag = state.last_tag;
-        state.waiting.insert(tag, waiting);
-        Ok(tag)
+    fn enter(&self, bytes: u64, waiting: Waiting) -> Result<u64, DiskDone> {
+        self.under_way().enter(bytes, waiting).map_err(|refused| {
+            add(&self.outbound.counters.refused, u64::from(refused.full));
+            refused.what.done
+        })
     }
 
     fn leave(&self, tag: u64) -> Option<Waiting> {
-        let mut state = self.state();
-        let waiting = state.waiting.remove(&tag)?;
-        state.bytes -= waiting.bytes;
-        Some(waiting)
+        self.under_way().leave(tag)
     }
 
     fn send(&self, tag: u64, request: DiskRequest) -> bool {
@@ -124,13 +102,9 @@ impl RemoteDisk {
 
     /// The slice with the disk is gone: all that waits fails, and all that comes.
     pub(super) fn lose(&self) {
-        let waiting = {
-            let mut state = self.state();
-            state.lost = true;
-            state.bytes = 0;
-            std::mem::take(&mut state.waiting)
-        };
-        for waiting in waiting.into_values() {
+        // What is done then runs without the lock.
+        let waiting = self.under_way().lose();
+        for waiting in waiting {
             (waiting.done)(DiskReply::Failed);
         }
     }
@@ -160,7 +134,7 @@ impl Disk for RemoteDisk {
             DiskRequest::Write { data, .. } => (data.len() as u64, 0),
             _ => (0, 0),
         };
-        let tag = match self.enter(Waiting { done, bytes, answer }) {
+        let tag = match self.enter(bytes, Waiting { done, answer }) {
             Ok(tag) => tag,
             Err(done) => return done(DiskReply::Failed),
         };

@@ -2,9 +2,9 @@
 
 use super::counters::add;
 use super::outbound::{Outbound, message_bytes};
+use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use wire::device::{
@@ -24,14 +24,10 @@ impl Drop for Batch {
     }
 }
 
-#[derive(Default)]
 struct State {
-    lost: bool,
     connection: u32,
-    last_tag: u64,
-    bytes: u64,
-    /// Bytes and batch of each message under way.
-    waiting: HashMap<u64, (u64, Arc<Batch>)>,
+    /// The batch of each message under way.
+    under_way: UnderWay<Arc<Batch>>,
     /// For each pair, packets that this connection still allows.
     allowed: Vec<u64>,
 }
@@ -41,7 +37,6 @@ pub struct RemoteNic {
     device: DeviceId,
     owner: SliceId,
     shape: NicShape,
-    limits: Limits,
     outbound: Arc<Outbound>,
     /// Held for moments only: the engine's thread takes it.
     state: Mutex<State>,
@@ -56,9 +51,9 @@ impl RemoteNic {
         shape: NicShape,
         outbound: Arc<Outbound>,
     ) -> Self {
-        let limits = Limits::of_queues(shape.pairs);
-        let (state, sink) = (Mutex::default(), RwLock::default());
-        Self { device, owner, shape, limits, outbound, state, sink }
+        let under_way = UnderWay::new(Limits::of_queues(shape.pairs));
+        let state = Mutex::new(State { connection: 0, under_way, allowed: Vec::new() });
+        Self { device, owner, shape, outbound, state, sink: RwLock::default() }
     }
 
     pub(super) fn owner(&self) -> SliceId {
@@ -76,19 +71,10 @@ impl RemoteNic {
         }
         let list = join_packets(packets);
         let bytes = list.len() as u64;
-        let tag = {
-            let mut state = self.state();
-            let full = state.waiting.len() >= self.limits.requests as usize
-                || state.bytes + bytes > self.limits.bytes;
-            if state.lost || full {
-                add(&self.outbound.counters.dropped, packets.len() as u64);
-                return;
-            }
-            state.last_tag += 1;
-            state.bytes += bytes;
-            let tag = state.last_tag;
-            state.waiting.insert(tag, (bytes, Arc::clone(batch)));
-            tag
+        let entered = self.state().under_way.enter(bytes, Arc::clone(batch));
+        let Ok(tag) = entered else {
+            add(&self.outbound.counters.dropped, packets.len() as u64);
+            return;
         };
         add(&self.outbound.counters.batches, 1);
         let part = Part { device: self.device, queue, tag, offset: 0, total: message_bytes(&list) };
@@ -103,10 +89,7 @@ impl RemoteNic {
 
     /// The batch is to be dropped without the lock, since that may run its end.
     fn leave(&self, tag: u64) -> Option<Arc<Batch>> {
-        let mut state = self.state();
-        let (bytes, batch) = state.waiting.remove(&tag)?;
-        state.bytes -= bytes;
-        Some(batch)
+        self.state().under_way.leave(tag)
     }
 
     /// Packets have left.
@@ -149,12 +132,7 @@ impl RemoteNic {
 
     /// The slice with the network is gone: what is under way is dropped, as is all that comes.
     pub(super) fn lose(&self) {
-        let waiting = {
-            let mut state = self.state();
-            state.lost = true;
-            state.bytes = 0;
-            std::mem::take(&mut state.waiting)
-        };
+        let waiting = self.state().under_way.lose();
         drop(waiting);
     }
 }

@@ -1,14 +1,12 @@
 //! The front end of a console with one port (5.3): queue 0 brings input to the driver, queue 1 takes
 //! its output.
 
-use super::worker::Seat;
-use super::{Doorbell, QueueContext, QueueWorker, RingError};
-use crate::pci::QueueSetup;
+use super::ring::{Chain, Ring};
+use super::worker::{Requests, RingWorker};
+use super::{Doorbell, RingError};
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 /// Bytes of input that wait for the driver.
 const INPUT_BYTES_MAX: usize = 4096;
@@ -54,132 +52,49 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The worker of queue 0.
-#[derive(Debug)]
-pub struct ConsoleReceive {
-    seat: Seat,
-    input: ConsoleInput,
-}
+pub type ConsoleReceive = RingWorker<ConsoleInput>;
 
-impl ConsoleReceive {
-    /// A worker for this queue.
-    ///
-    /// # Errors
-    ///
-    /// The queue cannot be: the device is broken ([`DeviceFaults`](super::DeviceFaults)).
-    pub fn new(
-        context: &QueueContext,
-        features: u64,
-        setup: &QueueSetup,
-        input: ConsoleInput,
-    ) -> Result<Self, RingError> {
-        Ok(Self { seat: Seat::new(context, features, setup)?, input })
+impl Requests for ConsoleInput {
+    const ROUND: usize = ROUND;
+
+    /// Input rings. Only the worker takes bytes away, so what is there now is there later.
+    fn ready(&self) -> bool {
+        !lock(&self.waiting).is_empty()
     }
 
-    fn round(&mut self) -> Result<bool, RingError> {
-        self.seat.ring.quiet()?;
-        for _ in 0..ROUND {
-            // Only this worker takes bytes away, so what is there now is there later.
-            if lock(&self.input.waiting).is_empty() {
-                self.seat.tell()?;
-                // Input rings.
-                return Ok(false);
-            }
-            let Some(chain) = self.seat.ring.pop()? else {
-                self.seat.tell()?;
-                return self.seat.ring.listen();
-            };
-            let room = usize::try_from(chain.writable.len()).unwrap_or(usize::MAX);
-            let data: Vec<u8> = {
-                let mut waiting = lock(&self.input.waiting);
-                let count = room.min(waiting.len());
-                waiting.drain(..count).collect()
-            };
-            self.seat.ring.write(&chain.writable, 0, &data)?;
-            self.seat.ring.push(chain.head, data.len() as u64)?;
-        }
-        self.seat.tell()?;
-        Ok(true)
-    }
-}
-
-impl QueueWorker for ConsoleReceive {
-    fn service(&mut self) -> bool {
-        if self.seat.broken() {
-            return false;
-        }
-        let round = self.round();
-        self.seat.settle(round)
-    }
-
-    fn stop(&mut self, _deadline: Instant) -> bool {
-        true
+    fn serve(&mut self, ring: &Ring, chain: &Chain) -> Result<u64, RingError> {
+        let room = usize::try_from(chain.writable.len()).unwrap_or(usize::MAX);
+        let data: Vec<u8> = {
+            let mut waiting = lock(&self.waiting);
+            let count = room.min(waiting.len());
+            waiting.drain(..count).collect()
+        };
+        ring.write(&chain.writable, 0, &data)?;
+        Ok(data.len() as u64)
     }
 }
 
 /// The worker of queue 1.
-pub struct ConsoleTransmit {
-    seat: Seat,
-    output: ConsoleOutput,
-}
+pub type ConsoleTransmit = RingWorker<ConsoleOutput>;
 
-impl fmt::Debug for ConsoleTransmit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConsoleTransmit").field("seat", &self.seat).finish_non_exhaustive()
-    }
-}
+impl Requests for ConsoleOutput {
+    const ROUND: usize = ROUND;
 
-impl ConsoleTransmit {
-    /// A worker for this queue.
-    ///
-    /// # Errors
-    ///
-    /// The queue cannot be: the device is broken ([`DeviceFaults`](super::DeviceFaults)).
-    pub fn new(
-        context: &QueueContext,
-        features: u64,
-        setup: &QueueSetup,
-        output: ConsoleOutput,
-    ) -> Result<Self, RingError> {
-        Ok(Self { seat: Seat::new(context, features, setup)?, output })
-    }
-
-    fn round(&mut self) -> Result<bool, RingError> {
-        self.seat.ring.quiet()?;
-        for _ in 0..ROUND {
-            let Some(chain) = self.seat.ring.pop()? else {
-                let _ = lock(&self.output).flush();
-                self.seat.tell()?;
-                return self.seat.ring.listen();
-            };
-            // Whatever length the driver claims, so much is in memory at a time.
-            let (mut offset, end) = (0, chain.readable.len().min(CHAIN_BYTES_MAX));
-            while offset < end {
-                let left = usize::try_from(end - offset).unwrap_or(usize::MAX);
-                let data =
-                    self.seat.ring.read_vec(&chain.readable, offset, left.min(OUTPUT_BYTES))?;
-                // Where output cannot be written it is lost, as with a cable that is not plugged in.
-                let _ = lock(&self.output).write_all(&data);
-                offset += data.len() as u64;
-            }
-            self.seat.ring.push(chain.head, 0)?;
+    fn serve(&mut self, ring: &Ring, chain: &Chain) -> Result<u64, RingError> {
+        // Whatever length the driver claims, so much is in memory at a time.
+        let (mut offset, end) = (0, chain.readable.len().min(CHAIN_BYTES_MAX));
+        while offset < end {
+            let left = usize::try_from(end - offset).unwrap_or(usize::MAX);
+            let data = ring.read_vec(&chain.readable, offset, left.min(OUTPUT_BYTES))?;
+            // Where output cannot be written it is lost, as with a cable that is not plugged in.
+            let _ = lock(self).write_all(&data);
+            offset += data.len() as u64;
         }
-        let _ = lock(&self.output).flush();
-        self.seat.tell()?;
-        Ok(true)
-    }
-}
-
-impl QueueWorker for ConsoleTransmit {
-    fn service(&mut self) -> bool {
-        if self.seat.broken() {
-            return false;
-        }
-        let round = self.round();
-        self.seat.settle(round)
+        Ok(0)
     }
 
-    fn stop(&mut self, _deadline: Instant) -> bool {
-        true
+    fn settle(&mut self) {
+        let _ = lock(self).flush();
     }
 }
 

@@ -32,7 +32,7 @@ mod worker;
 pub use ring::RingError;
 pub use shape::{DeviceChange, DeviceShape};
 pub(crate) use transport::{COMMON_BYTES, Event as TransportEvent, Transport};
-pub use worker::{Doorbell, QueueContext, QueueWorker, StopTimeout, WorkerThread};
+pub use worker::{Doorbell, QueueContext, QueueWorker, RingWorker, StopTimeout, WorkerThread};
 
 use crate::pci::DeviceId;
 

@@ -91,7 +91,7 @@ impl Buffers {
 
 /// A request as the driver described it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chain {
+pub struct Chain {
     /// What the used ring calls it.
     pub(crate) head: u16,
     /// What the driver has written for the device.
@@ -101,7 +101,7 @@ pub(crate) struct Chain {
 }
 
 /// A running queue.
-pub(crate) struct Ring {
+pub struct Ring {
     queue: Queue,
     memory: Arc<GuestMemoryMmap>,
     /// Used index when the driver's wish for an interrupt was last looked at.

@@ -7,7 +7,7 @@
 //!             (stop) --> wait for what is under way, at most so long --> end
 //! ```
 
-use super::ring::Ring;
+use super::ring::{Chain, Ring};
 use super::{DeviceFaults, RingError, UsedMemory};
 use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
 use std::fmt;
@@ -137,6 +137,92 @@ impl Seat {
                 false
             }
         }
+    }
+}
+
+/// Serves requests of a queue on the spot: what a worker needs that asks no back end.
+pub trait Requests: Send {
+    /// Requests served before the thread looks whether it must stop.
+    const ROUND: usize;
+
+    /// False when nothing can be served before somebody rings, whatever the driver has.
+    fn ready(&self) -> bool {
+        true
+    }
+
+    /// Serves a request and gives the number of bytes written for the driver.
+    ///
+    /// # Errors
+    ///
+    /// The request makes no sense: the device is broken.
+    fn serve(&mut self, ring: &Ring, chain: &Chain) -> Result<u64, RingError>;
+
+    /// A round is over, and the driver is about to be told.
+    fn settle(&mut self) {}
+}
+
+/// The worker of a queue whose requests are served on the spot.
+pub struct RingWorker<R> {
+    seat: Seat,
+    requests: R,
+}
+
+impl<R> fmt::Debug for RingWorker<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RingWorker").field("seat", &self.seat).finish_non_exhaustive()
+    }
+}
+
+impl<R: Requests> RingWorker<R> {
+    /// A worker for this queue.
+    ///
+    /// # Errors
+    ///
+    /// The queue cannot be: the device is broken ([`DeviceFaults`]).
+    pub fn new(
+        context: &QueueContext,
+        features: u64,
+        setup: &QueueSetup,
+        requests: R,
+    ) -> Result<Self, RingError> {
+        Ok(Self { seat: Seat::new(context, features, setup)?, requests })
+    }
+
+    fn round(&mut self) -> Result<bool, RingError> {
+        self.seat.ring.quiet()?;
+        for _ in 0..R::ROUND {
+            if !self.requests.ready() {
+                self.tell()?;
+                return Ok(false);
+            }
+            let Some(chain) = self.seat.ring.pop()? else {
+                self.tell()?;
+                return self.seat.ring.listen();
+            };
+            let written = self.requests.serve(&self.seat.ring, &chain)?;
+            self.seat.ring.push(chain.head, written)?;
+        }
+        self.tell()?;
+        Ok(true)
+    }
+
+    fn tell(&mut self) -> Result<(), RingError> {
+        self.requests.settle();
+        self.seat.tell()
+    }
+}
+
+impl<R: Requests> QueueWorker for RingWorker<R> {
+    fn service(&mut self) -> bool {
+        if self.seat.broken() {
+            return false;
+        }
+        let round = self.round();
+        self.seat.settle(round)
+    }
+
+    fn stop(&mut self, _deadline: Instant) -> bool {
+        true
     }
 }
 

@@ -1,3 +1,4 @@
+use super::super::QueueWorker;
 use super::super::testing::{Driver, Guest};
 use super::*;
 use std::io;

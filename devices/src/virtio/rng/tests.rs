@@ -1,6 +1,8 @@
+use super::super::QueueWorker;
 use super::super::testing::{Driver, Guest};
 use super::*;
 use std::sync::Mutex;
+use std::time::Instant;
 
 const BASE: u64 = 0x10_0000;
 const DATA: u64 = 0x30_0000;
