@@ -19,11 +19,12 @@ mod peer;
 use crate::carrier::{Carrier, TOKENS, watch};
 use crate::config::Config;
 use crate::frame::{CLASSES, HEAD_BYTES_U32, class_index};
-use crate::seam::{Class, Event, FRAME_BYTES_MAX, SendError};
+use crate::seam::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
+use crate::sys::borrow;
 use peer::Peer;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
@@ -223,6 +224,46 @@ impl<C: Carrier> Engine<C> {
             // It cannot be full: it is written once between two reads.
             self.woken = self.wake.write(1).is_ok();
         }
+    }
+}
+
+/// A transport that is an engine over one kind of carrier.
+pub(crate) trait OverEngine: Send {
+    type Carrier: Carrier;
+
+    fn engine(&self) -> &Engine<Self::Carrier>;
+    fn engine_mut(&mut self) -> &mut Engine<Self::Carrier>;
+}
+
+impl<T: OverEngine> Transport for T {
+    fn local(&self) -> SliceId {
+        self.engine().local()
+    }
+
+    fn peers(&self) -> &[SliceId] {
+        self.engine().peers()
+    }
+
+    fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.engine_mut().send(to, class, head, payload)
+    }
+
+    fn cork(&mut self, on: bool) {
+        self.engine_mut().cork(on);
+    }
+
+    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        self.engine_mut().poll(budget, sink)
+    }
+
+    fn readiness(&self) -> BorrowedFd<'_> {
+        borrow(self, self.engine().epoll_fd())
     }
 }
 

@@ -11,15 +11,13 @@ pub use setup::{Pair, accept, connect};
 
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::{Config, ConfigError};
-use crate::engine::Engine;
+use crate::engine::{Engine, OverEngine};
 use crate::handshake::HandshakeError;
-use crate::seam::{Class, Event, SendError, Transport};
-use crate::sys::borrow;
 use ring::{Region, Side};
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
@@ -193,34 +191,14 @@ pub fn mesh(n: u16, config: &Config) -> Result<Vec<ShmTransport>, ShmError> {
         .collect()
 }
 
-impl Transport for ShmTransport {
-    fn local(&self) -> SliceId {
-        self.engine.local()
+impl OverEngine for ShmTransport {
+    type Carrier = ShmCarrier;
+
+    fn engine(&self) -> &Engine<ShmCarrier> {
+        &self.engine
     }
 
-    fn peers(&self) -> &[SliceId] {
-        self.engine.peers()
-    }
-
-    fn send(
-        &mut self,
-        to: SliceId,
-        class: Class,
-        head: &[u8],
-        payload: &[u8],
-    ) -> Result<(), SendError> {
-        self.engine.send(to, class, head, payload)
-    }
-
-    fn cork(&mut self, on: bool) {
-        self.engine.cork(on);
-    }
-
-    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
-        self.engine.poll(budget, sink)
-    }
-
-    fn readiness(&self) -> BorrowedFd<'_> {
-        borrow(self, self.engine.epoll_fd())
+    fn engine_mut(&mut self) -> &mut Engine<ShmCarrier> {
+        &mut self.engine
     }
 }

@@ -3,12 +3,10 @@
 
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
-use crate::engine::Engine;
-use crate::seam::{Class, Event, SendError, Transport};
-use crate::sys::borrow;
+use crate::engine::{Engine, OverEngine};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
 
@@ -132,40 +130,20 @@ pub fn mesh(n: u16, config: &Config) -> io::Result<Vec<TcpTransport>> {
 }
 
 /// A connected pair of sockets.
-fn loopback() -> io::Result<(TcpStream, TcpStream)> {
+pub(crate) fn loopback() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let caller = TcpStream::connect(listener.local_addr()?)?;
     Ok((caller, listener.accept()?.0))
 }
 
-impl Transport for TcpTransport {
-    fn local(&self) -> SliceId {
-        self.engine.local()
+impl OverEngine for TcpTransport {
+    type Carrier = TcpCarrier;
+
+    fn engine(&self) -> &Engine<TcpCarrier> {
+        &self.engine
     }
 
-    fn peers(&self) -> &[SliceId] {
-        self.engine.peers()
-    }
-
-    fn send(
-        &mut self,
-        to: SliceId,
-        class: Class,
-        head: &[u8],
-        payload: &[u8],
-    ) -> Result<(), SendError> {
-        self.engine.send(to, class, head, payload)
-    }
-
-    fn cork(&mut self, on: bool) {
-        self.engine.cork(on);
-    }
-
-    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
-        self.engine.poll(budget, sink)
-    }
-
-    fn readiness(&self) -> BorrowedFd<'_> {
-        borrow(self, self.engine.epoll_fd())
+    fn engine_mut(&mut self) -> &mut Engine<TcpCarrier> {
+        &mut self.engine
     }
 }

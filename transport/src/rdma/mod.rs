@@ -35,13 +35,11 @@ pub(crate) use meet::{Meeting, meet};
 pub(crate) use setup::Endpoint;
 
 use crate::config::{Config, ConfigError};
-use crate::engine::Engine;
-use crate::seam::{Class, Event, SendError, Transport};
-use crate::sys::borrow;
+use crate::engine::{Engine, OverEngine};
+use crate::tcp::loopback;
 use device::Wanted;
 use std::io;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::BorrowedFd;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use wire::SliceId;
 
@@ -172,40 +170,14 @@ pub(crate) fn pair(lease: Duration) -> Result<(Endpoint, Endpoint), RdmaError> {
     Ok((first, second))
 }
 
-fn loopback() -> io::Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let caller = TcpStream::connect(listener.local_addr()?)?;
-    Ok((caller, listener.accept()?.0))
-}
+impl OverEngine for RdmaTransport {
+    type Carrier = RdmaCarrier;
 
-impl Transport for RdmaTransport {
-    fn local(&self) -> SliceId {
-        self.engine.local()
+    fn engine(&self) -> &Engine<RdmaCarrier> {
+        &self.engine
     }
 
-    fn peers(&self) -> &[SliceId] {
-        self.engine.peers()
-    }
-
-    fn send(
-        &mut self,
-        to: SliceId,
-        class: Class,
-        head: &[u8],
-        payload: &[u8],
-    ) -> Result<(), SendError> {
-        self.engine.send(to, class, head, payload)
-    }
-
-    fn cork(&mut self, on: bool) {
-        self.engine.cork(on);
-    }
-
-    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
-        self.engine.poll(budget, sink)
-    }
-
-    fn readiness(&self) -> BorrowedFd<'_> {
-        borrow(self, self.engine.epoll_fd())
+    fn engine_mut(&mut self) -> &mut Engine<RdmaCarrier> {
+        &mut self.engine
     }
 }
