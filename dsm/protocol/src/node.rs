@@ -1,6 +1,6 @@
 //! One slice's share of the protocol: state, inputs, effects and dispatch.
 
-use crate::hold::{Hold, HoldPolicy};
+use crate::hold::{Habit, Hold, HoldPolicy};
 use crate::holder::Deferred;
 use crate::home::Serving;
 use crate::homes::HomeTable;
@@ -173,8 +173,8 @@ pub struct Node {
     pub(crate) deferred: Recalls,
     /// The hold windows of pages that came lately.
     pub(crate) held: Windows,
-    /// Pages that this slice was busy with when they were here last.
-    pub(crate) busy_pages: BTreeSet<Gfn>,
+    /// What this slice did with pages when they were here last.
+    pub(crate) habits: BTreeMap<Gfn, Habit>,
     /// Pages that other slices kept for long after they were asked: how long the last holder did, and how
     /// long this slice waited.
     pub(crate) long_held: BTreeMap<Gfn, (u64, u64)>,
@@ -210,7 +210,7 @@ impl Node {
             serving: BTreeMap::new(),
             deferred: Recalls::default(),
             held: Windows::default(),
-            busy_pages: BTreeSet::new(),
+            habits: BTreeMap::new(),
             long_held: BTreeMap::new(),
             hold: Hold::new(config.hold),
             pins: BTreeMap::new(),
