@@ -1,9 +1,10 @@
 //! The grammar of `--disk`, `--net` and other devices:
-//! `PATH[,readonly][,format=raw|qcow2]` or `TAP[,mac=MAC]`, each with `[,slice=K][,rings=WHERE]`.
+//! `PATH[,readonly][,format=raw|qcow2]` or `TAP[,mac=MAC]`, each with `[,slice=K][,rings=WHERE]`, and
+//! `stdio|file=PATH|socket=PATH[,slice=K]`.
 
 use clap::Args;
 use std::str::FromStr;
-use vmm::slice::{DeviceKind, DeviceSpec, DiskFormat, Rings};
+use vmm::slice::{ConsoleEnd, DeviceKind, DeviceSpec, DiskFormat, Rings};
 
 #[derive(Args, Debug)]
 pub(crate) struct Devices {
@@ -18,6 +19,10 @@ pub(crate) struct Devices {
     /// Give the guest a source of randomness
     #[arg(long)]
     rng: bool,
+    /// A console (hvc0, hvc1, ...) beside the serial line: `stdio`, `file=PATH` (output only) or
+    /// `socket=PATH` (one client at a time), each with `[,slice=K]`, on the host of slice K
+    #[arg(long = "console", value_name = "CONSOLE")]
+    consoles: Vec<ConsoleArgument>,
 }
 
 impl Devices {
@@ -30,7 +35,8 @@ impl Devices {
             rings: Rings::Bypass,
             kind: DeviceKind::Rng,
         });
-        disks.chain(nics).chain(rng).collect()
+        let consoles = self.consoles.iter().map(|console| console.0.clone());
+        disks.chain(nics).chain(rng).chain(consoles).collect()
     }
 }
 
@@ -39,6 +45,9 @@ struct DiskArgument(DeviceSpec);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NicArgument(DeviceSpec);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ConsoleArgument(DeviceSpec);
 
 fn slice(value: &str) -> Result<u16, String> {
     value.parse().map_err(|_| format!("slice={value:?} is no number of a slice"))
@@ -87,6 +96,28 @@ impl FromStr for NicArgument {
     }
 }
 
+impl FromStr for ConsoleArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (end, rest) = text.split_once(',').map_or((text, None), |(end, at)| (end, Some(at)));
+        let end = match end.split_once('=') {
+            None if end == "stdio" => ConsoleEnd::Stdio,
+            Some(("file" | "socket", "")) => return Err("the path is missing".into()),
+            Some(("file", path)) => ConsoleEnd::File { path: path.into() },
+            Some(("socket", path)) => ConsoleEnd::Socket { path: path.into() },
+            _ => return Err(format!("{end:?} is none of stdio, file=PATH, socket=PATH")),
+        };
+        let at = match rest.map(|rest| (rest, rest.split_once('='))) {
+            None => 0,
+            Some((_, Some(("slice", value)))) => slice(value)?,
+            Some((rest, _)) => return Err(format!("{rest:?} is not slice=")),
+        };
+        let kind = DeviceKind::Console { end };
+        Ok(Self(DeviceSpec { slice: at, rings: Rings::Bypass, kind }))
+    }
+}
+
 /// Where rings are read.
 fn place(value: &str) -> Result<Rings, String> {
     value.parse().map_err(|_| format!("rings={value:?} is neither bypass nor coherent"))
@@ -127,6 +158,27 @@ mod tests {
                 kind: DeviceKind::Nic { tap: "tap0".into(), mac }
             }
         );
+    }
+
+    #[test]
+    fn parse_of_consoles_gives_their_other_end() {
+        let console = |slice, end| DeviceSpec {
+            slice,
+            rings: Rings::Bypass,
+            kind: DeviceKind::Console { end },
+        };
+        let path = || "/a b=c".into();
+        for (text, found) in [
+            ("stdio", console(0, ConsoleEnd::Stdio)),
+            ("file=/a b=c,slice=2", console(2, ConsoleEnd::File { path: path() })),
+            ("socket=/a b=c", console(0, ConsoleEnd::Socket { path: path() })),
+        ] {
+            assert_eq!(text.parse::<ConsoleArgument>().unwrap().0, found);
+        }
+        for text in ["", "pty", "file=", "socket", "stdio,", "stdio,slice=x", "stdio,rings=bypass"]
+        {
+            assert!(text.parse::<ConsoleArgument>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! PCI, virtio transport and front ends against a guest that does anything: rings and buffers anywhere
-//! in a small memory, registers written in between, replies and packets at any time.
+//! in a small memory that changes while the device works, registers written in between, replies and packets
+//! at any time.
 //!
 //! Never a panic; two replicas of the PCI root stay equal; a disk is asked only for what it has, and a
 //! read-only one never to change; packets have a header and a bounded length.
@@ -16,14 +17,14 @@ use devices::virtio::console::{ConsoleInput, ConsoleOutput, ConsoleReceive, Cons
 use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::rng::RngQueue;
 use devices::virtio::{
-    DeviceFaults, DeviceShape, Doorbell, QueueContext, QueueWorker, RingError,
+    DeviceFaults, DeviceShape, Doorbell, QueueContext, QueueWorker, RingError, UsedMemory,
 };
 use devices::{InterruptMessage, InterruptSink, layout};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 
 /// Two regions with a hole between them.
 const REGION_BYTES: usize = 0x8000;
@@ -41,6 +42,25 @@ impl InterruptSink for Outside {
 
 impl DeviceFaults for Outside {
     fn broken(&self, _: DeviceId, _: RingError) {}
+}
+
+/// What a worker says that it uses is in guest memory, to the last byte. It says so after it has looked at
+/// a buffer's descriptor and before it looks at the buffer: that is when the guest changes memory again.
+struct Treacherous {
+    memory: Arc<GuestMemoryMmap>,
+    /// What is written where, the last first.
+    changes: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
+}
+
+impl UsedMemory for Treacherous {
+    fn used(&self, address: u64, bytes: u64) {
+        let count = usize::try_from(bytes).unwrap();
+        let there = self.memory.check_range(GuestAddress(address), count, Permissions::Read);
+        assert!(bytes == 0 || there, "{address:#x} {bytes:#x}");
+        if let Some((address, data)) = self.changes.lock().unwrap().pop() {
+            let _ = self.memory.write_slice(&data, GuestAddress(address));
+        }
+    }
 }
 
 #[derive(Default)]
@@ -120,6 +140,7 @@ impl Nic for FuzzNic {
 struct Slice {
     roots: [PciRoot; 2],
     memory: Arc<GuestMemoryMmap>,
+    changes: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
     views: Vec<Arc<MsixView>>,
     workers: BTreeMap<DeviceId, Vec<Box<dyn QueueWorker>>>,
     disks: [Arc<FuzzDisk>; 2],
@@ -149,6 +170,7 @@ impl Slice {
         Self {
             roots: [root.clone(), root],
             memory: Arc::new(GuestMemoryMmap::from_ranges(&regions).unwrap()),
+            changes: Arc::default(),
             views,
             workers: BTreeMap::new(),
             disks: [false, true].map(|read_only| {
@@ -195,6 +217,10 @@ impl Slice {
         let context = QueueContext {
             device,
             memory: Arc::clone(&self.memory),
+            used: Arc::new(Treacherous {
+                memory: Arc::clone(&self.memory),
+                changes: Arc::clone(&self.changes),
+            }),
             msix: Arc::clone(&self.views[usize::from(device.0)]),
             faults: Arc::new(Outside),
         };
@@ -350,9 +376,13 @@ fuzz_target!(|input: &[u8]| {
                 let device = u64::from(script.byte()) % DEVICES;
                 slice.activate(device, &mut script);
             }
-            1 | 2 => {
+            1 => {
                 let (address, data) = (script.address(), script.bytes(64));
                 let _ = slice.memory.write_slice(&data, GuestAddress(address));
+            }
+            2 => {
+                let (address, data) = (script.address(), script.bytes(64));
+                slice.changes.lock().unwrap().push((address, data));
             }
             3 => {
                 // A descriptor with a buffer that makes sense, or nearly.

@@ -17,6 +17,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Small modules without dependencies and without hardware.
 const MODULES: [&str; 6] = ["cordic", "crc-itu-t", "crc7", "reed_solomon", "lru_cache", "dummy"];
 
+/// The driver of virtio disks; what it needs is in the kernel.
+const DISK_DRIVER: &str = "virtio_blk";
+
 /// An initramfs for a guest.
 #[derive(Clone, Debug)]
 pub struct GuestImage {
@@ -50,6 +53,8 @@ pub fn guest_image(workspace: &Path, kernel: &KernelFiles) -> Result<GuestImage>
         archive.file(&format!("modules/{name}.ko"), 0o644, &kernel::module(&path)?);
         modules.push(name.to_owned());
     }
+    let driver = kernel::module(&indexed.join(independent_module(&index, DISK_DRIVER)?))?;
+    archive.file(&format!("drivers/{DISK_DRIVER}.ko"), 0o644, &driver);
     let path = cache::keep_image("guest-initrd", &archive.finish())?;
     Ok(GuestImage { path, modules })
 }

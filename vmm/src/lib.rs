@@ -6,6 +6,7 @@ pub mod control;
 pub mod cpuid;
 pub mod guest_memory;
 pub mod interrupts;
+mod local_socket;
 pub mod machine;
 pub mod slice;
 pub mod timer_spacing;

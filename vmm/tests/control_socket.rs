@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{
-    Answer, Client, ClientError, ControlError, ControlSocket, REQUEST_MAX, ReportRequest, Request,
-    Since, TraceAnswer, TraceRequest,
+    Answer, Client, ClientError, ControlSocket, REQUEST_MAX, ReportRequest, Request, Since,
+    SocketError, TraceAnswer, TraceRequest,
 };
 use transport::{Class, Config, shm};
 use wire::{Epoch, SliceId};
@@ -80,7 +80,7 @@ fn name_in_use_is_refused_and_a_stale_one_replaced() {
     let folder = Folder::new();
     let path = folder.socket();
     let first = ControlSocket::open(&path).unwrap();
-    assert!(matches!(ControlSocket::open(&path), Err(ControlError::Taken(at)) if at == path));
+    assert!(matches!(ControlSocket::open(&path), Err(SocketError::Taken(at)) if at == path));
     assert!(Client::connect(&path).is_ok(), "the first is still there");
     drop(first);
 
@@ -96,10 +96,10 @@ fn name_in_use_is_refused_and_a_stale_one_replaced() {
     fs::remove_file(&path).unwrap();
 
     fs::write(&path, "mine").unwrap();
-    assert!(matches!(ControlSocket::open(&path), Err(ControlError::NoSocket(_))));
+    assert!(matches!(ControlSocket::open(&path), Err(SocketError::NoSocket(_))));
     assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
     let nowhere = folder.0.join("no/vm.sock");
-    assert!(matches!(ControlSocket::open(&nowhere), Err(ControlError::Listen { .. })));
+    assert!(matches!(ControlSocket::open(&nowhere), Err(SocketError::Listen { .. })));
 }
 
 #[test]

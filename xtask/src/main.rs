@@ -8,6 +8,8 @@ mod companion;
 mod demo;
 mod device_bench;
 mod disk_bench;
+mod disk_judge;
+mod disk_rig;
 mod distro_console;
 mod distro_demo;
 mod distro_guest;
@@ -26,6 +28,8 @@ mod progress;
 mod rounds;
 mod scenario;
 mod soak;
+mod soak_device;
+mod soak_guest;
 mod soak_kill;
 mod summary;
 mod tidy;
@@ -74,6 +78,9 @@ enum Verb {
         #[command(subcommand)]
         verb: http_verbs::HttpVerb,
     },
+    /// Judge the disks of a killed guest; run by `soak guest-kill` inside a lab's host
+    #[command(hide = true)]
+    JudgeDisks(disk_judge::JudgeOptions),
     /// Run by the lab inside its hosts
     #[command(hide = true)]
     LabAgent,
@@ -98,6 +105,7 @@ fn main() -> ExitCode {
         Verb::Soak { verb } => soak::run(&verb),
         Verb::Distro { verb } => distro_verbs::run(&verb),
         Verb::Http { verb } => http_verbs::run(verb),
+        Verb::JudgeDisks(options) => disk_judge::run(&options),
         Verb::LabAgent => lab::agent::serve_port().map(|()| ExitCode::SUCCESS),
         Verb::LabDaemon(options) => Ok(lab_verbs::daemon(&options)),
     };

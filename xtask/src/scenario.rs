@@ -163,7 +163,9 @@ impl Scenario<'_> {
         self.put_secret()?;
         let mut companions = Vec::new();
         for host in self.lab.hosts().skip(1) {
-            let command = Command::new([
+            let lend =
+                self.options.lend.iter().flat_map(|what| ["--lend".to_owned(), what.clone()]);
+            let words = [
                 self.program()?,
                 "companion".to_owned(),
                 "--listen".to_owned(),
@@ -172,7 +174,8 @@ impl Scenario<'_> {
                 inside(&host, "vm.key")?,
                 "--control".to_owned(),
                 self.control(host.number()),
-            ]);
+            ];
+            let command = Command::new(words.into_iter().chain(lend));
             let process = host.spawn(&command)?;
             companions.push(Companion::new(process, host.number(), self.progress, self.loud));
         }
@@ -203,7 +206,9 @@ impl Scenario<'_> {
         option("--kernel", text(if self.options.bzimage { vmlinuz } else { vmlinux })?);
         option("--initrd", text(&self.prepared.initrd)?);
         option("--cmdline", self.command_line());
+        let with_memory = self.layout.slices() - self.options.device_slices;
         for (host, vcpus) in self.lab.hosts().zip(self.layout.vcpus()) {
+            let share = if host.number().get() > with_memory { 0 } else { share };
             let place = match host.number().get() {
                 1 => "local".to_owned(),
                 _ => format!("{}:{PORT}", host.address()),
@@ -392,7 +397,7 @@ impl Scenario<'_> {
 
     /// Memory of each slice in MiB.
     pub(crate) fn share(&self) -> u32 {
-        self.options.share(self.layout.slices())
+        self.options.share(self.layout.slices() - self.options.device_slices)
     }
 }
 
@@ -420,6 +425,6 @@ fn text(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-fn inside(host: &Host<'_>, name: &str) -> Result<String> {
+pub(crate) fn inside(host: &Host<'_>, name: &str) -> Result<String> {
     text(&host.job_inside()?.join(name))
 }

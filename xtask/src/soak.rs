@@ -16,6 +16,8 @@ use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::Progress;
 use crate::scenario::{self, Outcome, Prepared, Scenario};
+use crate::soak_device::{self, DeviceOptions};
+use crate::soak_guest::{self, GuestOptions};
 use crate::soak_kill::{self, KillOptions};
 use crate::summary::{self, Classes};
 use crate::vm_options::{Interrupts, VmOptions};
@@ -36,6 +38,10 @@ pub(crate) enum SoakVerb {
     Boot(BootOptions),
     /// Kill a companion at a random moment, again and again: the VM must end soon and say why
     Kill(KillOptions),
+    /// Kill the whole VM while its guest writes to disks, again and again: what was flushed must be there
+    GuestKill(GuestOptions),
+    /// Kill a slice that has nothing but the guest's disks: the guest must see errors and go on
+    DeviceSlice(DeviceOptions),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -60,6 +66,8 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
     match verb {
         SoakVerb::Boot(options) => Soak::new(options)?.boot(),
         SoakVerb::Kill(options) => soak_kill::run(options),
+        SoakVerb::GuestKill(options) => soak_guest::run(options),
+        SoakVerb::DeviceSlice(options) => soak_device::run(options),
     }
 }
 

@@ -88,7 +88,7 @@ pub(crate) fn run(options: &KillOptions) -> Result<ExitCode> {
 }
 
 /// A number below a bound, different each time. The standard library seeds its hashers at random.
-fn random(bound: u64) -> u64 {
+pub(crate) fn random(bound: u64) -> u64 {
     RandomState::new().hash_one(0) % bound.max(1)
 }
 
@@ -138,7 +138,7 @@ fn listen(bootstrap: &mut RemoteProcess, last_words: &mut String) {
 }
 
 /// Processes of the program that are still in a host.
-fn left_processes(scenario: &Scenario<'_>) -> Result<Vec<String>> {
+pub(crate) fn left_processes(scenario: &Scenario<'_>) -> Result<Vec<String>> {
     // Processes that were just killed may take a moment to go.
     thread::sleep(Duration::from_millis(500));
     let mut left = Vec::new();

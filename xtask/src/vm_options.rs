@@ -97,6 +97,12 @@ pub(crate) struct VmOptions {
     /// Use this tessera instead of building it
     #[arg(long)]
     pub(crate) program: Option<PathBuf>,
+    /// So many slices, the last of the layout, have devices and nothing else
+    #[arg(skip)]
+    pub(crate) device_slices: usize,
+    /// What companions lend
+    #[arg(skip)]
+    pub(crate) lend: Vec<String>,
     /// More arguments for `tessera bootstrap`
     #[arg(last = true)]
     pub(crate) bootstrap: Vec<String>,

@@ -44,6 +44,29 @@ fn missing_secret_is_refused_in_both_roles() {
 }
 
 #[test]
+fn console_that_cannot_be_is_refused_and_leaves_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("taken", b"");
+    let open = "start the VM: open the devices of this host: open a console: ";
+    for (console, cause) in [
+        ("file=none/log", "write console output to none/log: No such file or directory"),
+        ("file=.", "write console output to .: Is a directory"),
+        ("socket=taken", "offer a console socket: taken is there and is no socket"),
+        ("socket=none/s", "offer a console socket: listen at none/s"),
+    ] {
+        let line = folder.refuse(&[LOCAL], &["--console", "file=log", "--console", console]);
+        assert!(line.starts_with(&format!("{open}{cause}")), "{console}: {line}");
+    }
+    let line = folder.refuse(&[LOCAL], &["--console", "pty"]);
+    assert!(line.contains("\"pty\" is none of stdio, file=PATH, socket=PATH"), "{line}");
+    let line = folder.refuse(&[LOCAL], &["--console", "stdio,slice=1"]);
+    assert!(line.contains("device 0 is to be on slice 1, which the VM does not have"), "{line}");
+}
+
+#[test]
 fn report_that_cannot_be_written_is_refused_before_the_run() {
     let folder = Folder::new();
     for (report, cause) in [("none/run.json", "its folder does not exist"), (".", "is a folder")] {

@@ -28,12 +28,10 @@ mod root;
 pub use msix_view::MsixView;
 pub use root::PciRoot;
 
+pub use wire::DeviceId;
+
 use crate::seams::InterruptMessage;
 use thiserror::Error;
-
-/// A device: its position in the list that the machine was made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeviceId(pub u8);
 
 /// A virtqueue of a device (virtio 1.3, 2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -96,7 +96,7 @@ impl PciRoot {
             return None;
         };
         let queue = self.functions[function].queue_at(offset)?;
-        u8::try_from(function).ok().map(|id| (DeviceId(id), queue))
+        u16::try_from(function).ok().map(|id| (DeviceId(id), queue))
     }
 
     /// Reads 1 to 8 bytes. Where nothing answers, all ones.

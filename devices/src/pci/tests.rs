@@ -195,6 +195,54 @@ fn driver_activates_and_resets_a_device() {
     assert_eq!(machine.read::<1>(common + 20), [0]);
 }
 
+/// Every slice has such a replica, the one with the back end too, and starts workers by what it says.
+#[test]
+fn queue_changed_while_the_device_runs_stays_what_it_was_on_every_replica() {
+    let mut machines = [Machine::new(), Machine::new()];
+    for machine in &mut machines {
+        machine.activate(1);
+        let (before, common) = (machine.root.clone(), machine.bar(1));
+        machine.effects.clear();
+        for queue in 0..6_u16 {
+            machine.write(common + 22, &queue.to_le_bytes());
+            machine.write(common + 24, &256_u16.to_le_bytes());
+            for field in (32..56).step_by(4) {
+                machine.write32(common + field, 0xffff_0000);
+            }
+            machine.write(common + 28, &[1, 0]);
+            machine.write(common + 28, &[0, 0]);
+        }
+        machine.write32(common + 8, 0);
+        machine.write32(common + 12, u32::MAX);
+        machine.write(common + 20, &[15]);
+        assert_eq!(machine.effects, [], "no worker is started, stopped or told");
+        machine.write(common + 22, &[0, 0]);
+        let kept = [24, 28, 32, 40, 48].map(|field| machine.read::<2>(common + field));
+        assert_eq!(kept, [16, 1, 0x1000, 0x2000, 0x3000].map(u16::to_le_bytes));
+        assert_eq!(machine.root.doorbells(), before.doorbells());
+    }
+    let [one, two] = machines;
+    assert!(one.root == two.root);
+}
+
+#[test]
+fn configuration_of_a_device_cannot_be_written() {
+    let mut machine = Machine::new();
+    for slot in 1..=4 {
+        machine.activate(slot);
+        let (base, before) = (machine.bar(slot), machine.root.clone());
+        machine.effects.clear();
+        // The device's own, status of interrupts, pending bits, and what is none of them.
+        for part in [0x1000, 0x2000, 0x5000, 0x6000, BAR_BYTES - 8] {
+            for offset in (0..64_u64).filter(|offset| part + offset < BAR_BYTES) {
+                machine.write(base + part + offset, &[0xff]);
+            }
+            machine.write(base + part, &[0xff; 8]);
+        }
+        assert!(machine.root == before && machine.effects.is_empty(), "slot {slot}");
+    }
+}
+
 #[test]
 fn doorbells_are_heard_and_change_nothing() {
     let mut machine = Machine::new();
@@ -273,7 +321,7 @@ fn configuration_window_reaches_registers_and_doorbells() {
 #[test]
 fn changes_of_the_host_reach_a_driver_that_listens() {
     let mut machine = Machine::new();
-    let change = |machine: &mut Machine, device: u8, change: DeviceChange| {
+    let change = |machine: &mut Machine, device: u16, change: DeviceChange| {
         machine.effects.clear();
         machine.root.change(DeviceId(device), &change, &mut machine.effects);
         machine.effects.clone()

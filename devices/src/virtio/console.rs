@@ -41,6 +41,12 @@ impl ConsoleInput {
         self.doorbell.ring();
         taken
     }
+
+    /// Bytes that wait for the driver.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        lock(&self.waiting).len()
+    }
 }
 
 /// Takes the output. It may block: only the worker waits.
@@ -59,7 +65,7 @@ impl Requests for ConsoleInput {
 
     /// Input rings. Only the worker takes bytes away, so what is there now is there later.
     fn ready(&self) -> bool {
-        !lock(&self.waiting).is_empty()
+        self.waiting() > 0
     }
 
     fn serve(&mut self, ring: &Ring, chain: &Chain) -> Result<u64, RingError> {

@@ -6,6 +6,7 @@
 //! | `tessera.rounds=N` | `--rounds N` | scale of the iterations, 1 by default |
 //! | `tessera.limit=S` | `--limit S` | time limit of one test in seconds, 120 x N by default |
 //! | `tessera.stress=KIND:S,..` | `--stress ..` | `forks` or `modules` for S seconds |
+//! | `tessera.disks=N` | `--disks N` | no tests: write records to disks, life N, until they fail |
 //! | `tessera.after=WHAT` | | `poweroff` (default), `reboot`, `shell`, `hang`, `panic` |
 
 use anyhow::{Context, Result, bail};
@@ -125,6 +126,8 @@ pub(crate) struct Config {
     pub(crate) limit: Option<u64>,
     /// Stress runs after the tests.
     pub(crate) stress: Vec<Stress>,
+    /// Write records in this life instead of running tests.
+    pub(crate) disks: Option<u64>,
     /// What pid 1 does at the end.
     pub(crate) after: After,
 }
@@ -136,6 +139,7 @@ impl Default for Config {
             rounds: 1,
             limit: None,
             stress: Vec::new(),
+            disks: None,
             after: After::PowerOff,
         }
     }
@@ -187,8 +191,9 @@ impl Config {
             "stress" => {
                 self.stress = value.split(',').map(Stress::parse).collect::<Result<_>>()?;
             }
+            "disks" => self.disks = Some(number(value, u64::from(u32::MAX))?),
             "after" => self.after = After::parse(value)?,
-            _ => bail!("unknown setting {key:?}: tests, rounds, limit, stress or after"),
+            _ => bail!("unknown setting {key:?}: tests, rounds, limit, stress, disks or after"),
         }
         Ok(())
     }
@@ -218,12 +223,12 @@ mod tests {
     #[test]
     fn cmdline_with_every_word_is_understood() {
         let line = "quiet tessera.tests=litmus,clock tessera.rounds=3 tessera.after=panic \
-                    tessera.stress=forks:5,modules:7 tessera.limit=9";
+                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8";
         let (config, error) = Config::from_cmdline(line);
         assert!(error.is_ok());
         assert_eq!(config.rounds, 3);
         assert_eq!(config.after, After::Panic);
-        assert_eq!(config.limit_seconds(), 9);
+        assert_eq!((config.limit_seconds(), config.disks), (9, Some(8)));
         assert_eq!(config.stress[1], Stress { kind: StressKind::Modules, seconds: 7 });
         assert!(config.tests.wants("litmus-sb"));
         assert!(!config.tests.wants("memory"));

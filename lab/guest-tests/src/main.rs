@@ -6,7 +6,7 @@
 //! as well: a test that fails natively says nothing about a VM.
 //!
 //! ```text
-//! main -> init (pid 1) \
+//! main -> init (pid 1) \ (or disks: writers until the machine is killed)
 //!      -> run           -> list -> litmus, counters, clock, tlb, process, memory, hotplug, stress
 //!                                    each on a bench: worker processes (pool) + topology
 //! ```
@@ -28,6 +28,7 @@ mod bench;
 mod clock;
 mod config;
 mod counters;
+mod disks;
 mod hotplug;
 mod init;
 mod list;
@@ -109,6 +110,10 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
     }
     let topology = Topology::read()?;
     report::machine(&topology);
+    if let Some(run) = config.disks {
+        disks::run(run, &topology)?;
+        return Ok(Score::default());
+    }
     let first = topology.cpus.first().context("no cpu")?.id;
     sys::pin_to(first).with_context(|| format!("cannot pin to cpu {first}"))?;
     let pool = Pool::new(&topology.cpus)?;

@@ -321,6 +321,13 @@ pub(crate) fn mount(kind: &CStr, target: &CStr) -> io::Result<()> {
     check(i64::from(rc)).map(drop)
 }
 
+/// Mounts the file system of a block device.
+pub(crate) fn mount_disk(disk: &CStr, kind: &CStr, target: &CStr) -> io::Result<()> {
+    // SAFETY: all strings are NUL-terminated; there is no data.
+    let rc = unsafe { libc::mount(disk.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, ptr::null()) };
+    check(i64::from(rc)).map(drop)
+}
+
 /// Whether the descriptor is a terminal.
 pub(crate) fn is_terminal(fd: i32) -> bool {
     // SAFETY: isatty has no memory arguments.

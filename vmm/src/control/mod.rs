@@ -21,20 +21,20 @@ pub use message::{
 };
 pub use view::TOP_MAX;
 
+pub use crate::local_socket::SocketError;
+
+use crate::local_socket::LocalSocket;
 use dsm::Handle;
 use message::read_line;
 use rustix::net::Shutdown as Ends;
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
-use thiserror::Error;
 use view::View;
 use wire::SliceId;
 
@@ -44,26 +44,6 @@ const CLIENTS_MAX: usize = 8;
 const ENGINE_LIMIT: Duration = Duration::from_secs(2);
 /// A client's time to take an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
-
-/// Why there is no control socket.
-#[derive(Debug, Error)]
-pub enum ControlError {
-    /// Another process answers there.
-    #[error("another process listens at the control socket {}", .0.display())]
-    Taken(PathBuf),
-    /// Something else has the name.
-    #[error("{} is there and is no socket", .0.display())]
-    NoSocket(PathBuf),
-    /// The socket cannot be made.
-    #[error("listen at the control socket {}", .path.display())]
-    Listen {
-        /// Where.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// What can be asked about, once it is there.
 #[derive(Debug)]
@@ -86,10 +66,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A listening control socket. Its name goes with it.
 #[derive(Debug)]
 pub struct ControlSocket {
-    path: PathBuf,
-    /// Number of the file that was made: somebody else's is not removed.
-    inode: u64,
-    listener: Arc<UnixListener>,
+    socket: Arc<LocalSocket>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -100,26 +77,15 @@ impl ControlSocket {
     /// # Errors
     /// Another process listens there, the name is taken by something else, or the folder cannot be
     /// written.
-    pub fn open(path: &Path) -> Result<Self, ControlError> {
-        let failed = |source| ControlError::Listen { path: path.to_owned(), source };
-        match fs::symlink_metadata(path) {
-            Ok(meta) if !meta.file_type().is_socket() => {
-                return Err(ControlError::NoSocket(path.to_owned()));
-            }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(ControlError::Taken(path.to_owned()));
-            }
-            Ok(_) | Err(_) => {}
-        }
-        let (listener, inode) = listen(path).map_err(failed)?;
-        let listener = Arc::new(listener);
+    pub fn open(path: &Path) -> Result<Self, SocketError> {
+        let socket = Arc::new(LocalSocket::open(path)?);
         let shared =
             Arc::new(Shared { clients: Mutex::new(Some(BTreeMap::new())), ..Shared::default() });
-        let mut socket = Self { path: path.to_owned(), inode, listener, shared, thread: None };
-        let (listener, shared) = (Arc::clone(&socket.listener), Arc::clone(&socket.shared));
-        let run = move || accept(&listener, &shared);
-        socket.thread = Some(Builder::new().name("control".into()).spawn(run).map_err(failed)?);
-        Ok(socket)
+        let (own, clients) = (Arc::clone(&socket), Arc::clone(&shared));
+        let run = move || accept(own.listener(), &clients);
+        let thread = Builder::new().name("control".into()).spawn(run);
+        let failed = |source| SocketError::Listen { path: path.to_owned(), source };
+        Ok(Self { socket, shared, thread: Some(thread.map_err(failed)?) })
     }
 
     /// From now on there is a slice to ask about.
@@ -130,12 +96,9 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
-            // A name that stays behind is replaced by the next who wants it.
-            let _ = fs::remove_file(&self.path);
-        }
+        self.socket.remove();
         // Ends the thread's wait for callers.
-        let _ = rustix::net::shutdown(&*self.listener, Ends::Both);
+        let _ = rustix::net::shutdown(self.socket.listener(), Ends::Both);
         for stream in
             locked(&self.shared.clients).take().into_iter().flat_map(BTreeMap::into_values)
         {
@@ -143,21 +106,6 @@ impl Drop for ControlSocket {
         }
         let _ = self.thread.take().map(JoinHandle::join);
     }
-}
-
-/// Makes the socket under another name, so that nobody finds it before it is its owner's only.
-fn listen(path: &Path) -> io::Result<(UnixListener, u64)> {
-    let mut hidden = path.as_os_str().to_owned();
-    hidden.push(format!(".{}", std::process::id()));
-    let hidden = PathBuf::from(hidden);
-    let listener = UnixListener::bind(&hidden)?;
-    let named = fs::set_permissions(&hidden, Permissions::from_mode(0o600))
-        .and_then(|()| fs::symlink_metadata(&hidden))
-        .and_then(|meta| fs::rename(&hidden, path).map(|()| meta.ino()));
-    if named.is_err() {
-        let _ = fs::remove_file(&hidden);
-    }
-    Ok((listener, named?))
 }
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {

@@ -5,7 +5,7 @@ use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEndShape, BackEnds, Owner, Sequencer};
-use super::report::{RunReport, SliceReport};
+use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
@@ -127,6 +127,8 @@ struct Vm {
     jobs: Receiver<DeviceJob>,
     applied: Receiver<(SliceId, u64)>,
     back_ends: BackEnds,
+    /// Slices that are gone and without which the VM went on.
+    lost: Vec<LostSlice>,
 }
 
 impl Vm {
@@ -174,7 +176,8 @@ impl Vm {
             let transport = commit(mesh, &blob).map_err(lost)?;
             parts.connect(&shape, Box::new(transport), page_tables, &options.local, control)?;
         }
-        Ok(Self { shape, hosts, launch, parts, jobs, applied, back_ends })
+        let lost = Vec::new();
+        Ok(Self { shape, hosts, launch, parts, jobs, applied, back_ends, lost })
     }
 
     /// Writes the payload into guest memory and sets the boot vCPU's registers.
@@ -225,7 +228,7 @@ impl Vm {
         console: Box<dyn Write + Send>,
         limit: Option<Duration>,
     ) -> Result<(Ending, RunReport), SliceError> {
-        let panicked = Arc::new(AtomicBool::new(false));
+        let panicked = self.back_ends.panicked();
         let fabric = Arc::clone(&self.parts.fabric);
         let chipset = Arc::new(Chipset::new(ChipsetConfig {
             vcpus: self.shape.vcpus(),
@@ -265,14 +268,16 @@ impl Vm {
             seconds,
             interrupts: self.launch.interrupts.back_end().to_string(),
             page_tables: self.launch.page_tables,
+            lost_devices: self.lost,
             slices,
         };
         self.parts.stop();
+        self.back_ends.finish();
         Ok((ending, report))
     }
 
     fn wait_for_end(
-        &self,
+        &mut self,
         started: Instant,
         limit: Option<Duration>,
         panicked: &AtomicBool,
@@ -290,6 +295,9 @@ impl Vm {
                     SliceEvent::Fatal("its threads are gone".into())
                 }
             };
+            if let SliceEvent::LostDevices(slice, cause) = &event {
+                self.lost.push(LostSlice { slice: slice.0, cause: cause.clone() });
+            }
             if let Some(ending) = ending_of(&event, BOOTSTRAP, panicked.load(Ordering::Relaxed)) {
                 return ending;
             }
@@ -305,7 +313,7 @@ impl Vm {
         }
         tell_companions(&self.parts.fabric, &self.shape, &Control::AskReport);
         let deadline = Instant::now() + REPORT_LIMIT;
-        while reports.len() < self.shape.slices.len() {
+        while reports.len() + self.lost.len() < self.shape.slices.len() {
             match self.parts.events.recv_deadline(deadline) {
                 Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
                     Ok(report) => reports.push(report),

@@ -165,5 +165,6 @@ fn run(
         }
     };
     parts.stop();
+    back_ends.finish();
     Ok(ending)
 }

@@ -38,6 +38,8 @@ pub(crate) enum SliceEvent {
     End(EndCause),
     /// A slice is gone.
     Lost(SliceId, String),
+    /// A slice is gone without which the VM goes on: its devices fail.
+    LostDevices(SliceId, String),
     /// This slice cannot go on.
     Fatal(String),
     /// The bootstrap wants the report.
@@ -299,6 +301,7 @@ impl Uplink for Link {
             tracing::error!("{peer} is lost, and its devices with it: {cause}");
             // A full channel means that the device thread hangs, which it tells by itself.
             let _ = self.0.applied.try_send((peer, GONE));
+            self.0.event(SliceEvent::LostDevices(peer, cause));
             return;
         }
         self.0.event(SliceEvent::Lost(peer, cause));

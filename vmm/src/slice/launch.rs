@@ -188,6 +188,7 @@ impl Parts {
         if shape.devices.is_empty() {
             return Ok(rest);
         }
+        back_ends.start()?;
         let devices = SliceDevices::new(shape, shapes, back_ends, &self.fabric, &self.machine)?;
         let devices = Arc::new(devices);
         self.fabric.devices.set(Arc::clone(&devices)).expect("attached once");
@@ -281,7 +282,7 @@ pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> O
             Some(Ending::LostSlice { slice: *slice, cause: cause.clone() })
         }
         SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
-        SliceEvent::AskReport | SliceEvent::Report(..) => None,
+        SliceEvent::AskReport | SliceEvent::Report(..) | SliceEvent::LostDevices(..) => None,
     }
 }
 

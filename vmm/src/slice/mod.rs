@@ -22,19 +22,20 @@ mod spec;
 
 pub use dsm::Memory;
 
-pub use peripherals::{BackEndShape, OpenError};
+pub use peripherals::{BackEndShape, OpenError, TerminalError};
 
 pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;
-pub use report::{RunReport, SliceReport};
+pub use report::{LostSlice, RunReport, SliceReport};
 pub use spec::{
-    DeviceKind, DeviceSpec, DiskFormat, Interrupts, PageTables, Rings, SliceSpec, SpecError, VmSpec,
+    ConsoleEnd, DeviceKind, DeviceSpec, DiskFormat, Interrupts, PageTables, Rings, SliceSpec,
+    SpecError, VmSpec,
 };
 
 use crate::boot::BootError;
-use crate::control::ControlError;
+use crate::control::SocketError;
 use crate::cpuid::CpuidError;
 use crate::machine::MachineError;
 use devices::acpi::AcpiError;
@@ -196,7 +197,7 @@ pub enum SliceError {
     Devices(String),
     /// The control socket cannot be had.
     #[error("offer a control socket")]
-    Control(#[from] ControlError),
+    Control(#[from] SocketError),
     /// Console or report file.
     #[error("{what}")]
     Io {

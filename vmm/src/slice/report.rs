@@ -45,6 +45,15 @@ impl SliceReport {
     }
 }
 
+/// A slice that was lost while the VM went on, and the devices with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostSlice {
+    /// Its number.
+    pub slice: u16,
+    /// What was seen of it, one line.
+    pub cause: String,
+}
+
 /// What a VM did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunReport {
@@ -58,6 +67,9 @@ pub struct RunReport {
     pub interrupts: String,
     /// How page tables were kept.
     pub page_tables: PageTables,
+    /// Slices with nothing but devices that were lost meanwhile.
+    #[serde(default)]
+    pub lost_devices: Vec<LostSlice>,
     /// The slices, by number. A lost slice has no counters.
     pub slices: Vec<SliceReport>,
 }

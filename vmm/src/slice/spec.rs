@@ -175,7 +175,28 @@ pub enum DeviceKind {
     /// A source of randomness.
     Rng,
     /// A console beside the serial line.
-    Console,
+    Console {
+        /// What is at its other end, on the host of its slice.
+        end: ConsoleEnd,
+    },
+}
+
+/// Where the output of a console goes, and its input comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum ConsoleEnd {
+    /// Standard input and output of the slice's process.
+    Stdio,
+    /// A file that output is added to; there is no input.
+    File {
+        /// The file; it is made if it is not there.
+        path: PathBuf,
+    },
+    /// A UNIX socket, for one client at a time.
+    Socket {
+        /// Its name.
+        path: PathBuf,
+    },
 }
 
 /// A device of the VM.
@@ -189,6 +210,13 @@ pub struct DeviceSpec {
     pub rings: Rings,
     /// What it is.
     pub kind: DeviceKind,
+}
+
+impl DeviceSpec {
+    /// True when its rings are read on its own slice, wherever vCPUs are.
+    pub(crate) fn has_rings_at_home(&self) -> bool {
+        self.rings == Rings::Coherent || matches!(self.kind, DeviceKind::Console { .. })
+    }
 }
 
 /// Everything that the slices of a VM must agree on before it exists.
@@ -319,9 +347,9 @@ impl VmSpec {
         let sample = self.sample.map(|seconds| Duration::from_secs(seconds.max(1).into()));
         let bystander = |slice: &&SliceId| {
             let spec = &self.slices[usize::from(slice.0)];
-            let coherent =
-                |device: &DeviceSpec| device.slice == slice.0 && device.rings == Rings::Coherent;
-            spec.vcpus == 0 && spec.memory == 0 && !self.devices.iter().any(coherent)
+            let reads_memory =
+                |device: &DeviceSpec| device.slice == slice.0 && device.has_rings_at_home();
+            spec.vcpus == 0 && spec.memory == 0 && !self.devices.iter().any(reads_memory)
         };
         let bystanders = slices.iter().filter(bystander).copied().collect();
         Ok(Shape {
@@ -421,6 +449,20 @@ mod tests {
     #[test]
     fn shape_without_boot_vcpu_is_refused() {
         assert!(matches!(spec(&[(0, 256), (1, 64)]).shape(), Err(SpecError::NoBootVcpu)));
+    }
+
+    #[test]
+    fn slice_that_reads_rings_is_no_bystander() {
+        let device = |kind, rings| DeviceSpec { slice: 1, rings, kind };
+        let console = || DeviceKind::Console { end: ConsoleEnd::Stdio };
+        let with = |devices| {
+            let shape = VmSpec { devices, ..spec(&[(1, 64), (0, 0)]) }.shape().unwrap();
+            shape.bystanders == [SliceId(1)]
+        };
+        assert!(with(Vec::new()));
+        assert!(with(vec![device(DeviceKind::Rng, Rings::Bypass)]));
+        assert!(!with(vec![device(DeviceKind::Rng, Rings::Coherent)]));
+        assert!(!with(vec![device(console(), Rings::Bypass)]));
     }
 
     #[test]

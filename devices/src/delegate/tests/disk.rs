@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use wire::device::{DeviceFrame, DiskAsk, DiskStatus, Part};
@@ -225,6 +226,53 @@ fn server_checks_ranges_again() {
     // The server has answered; nobody here asked, which the exchange of slice 1 says.
     let wrong = ExchangeError::Answer { device: DISK, from: OWNER };
     assert_eq!(world.deliver(), Err(wrong));
+}
+
+/// What a front end would never send, because it knows that the disk is read-only.
+#[test]
+fn server_of_a_read_only_disk_has_nothing_changed() {
+    #[derive(Debug)]
+    struct Fixed(AtomicBool);
+    impl Disk for Fixed {
+        fn shape(&self) -> DiskShape {
+            DiskShape { read_only: true, ..MemoryDisk::new(SECTORS).shape() }
+        }
+
+        fn submit(&self, request: DiskRequest, done: DiskDone) {
+            let changes = !matches!(request, DiskRequest::Read { .. } | DiskRequest::Flush);
+            self.0.fetch_or(changes, Ordering::Relaxed);
+            done(DiskReply::Failed);
+        }
+    }
+    let world = World::new(1);
+    let disk = Arc::new(Fixed(AtomicBool::new(false)));
+    world.slice(OWNER).serve_disk(DISK, disk.clone(), 1).expect("a thread");
+    let data = [7; 512];
+    let asks = [
+        (DiskAsk::Write { sector: 0 }, &data[..]),
+        (DiskAsk::Discard { sector: 0, sectors: 1 }, &[]),
+        (DiskAsk::WriteZeroes { sector: 0, sectors: 1, unmap: true }, &[]),
+        (DiskAsk::WriteZeroes { sector: 0, sectors: 1, unmap: false }, &[]),
+    ];
+    for (tag, (ask, bytes)) in (0..).zip(asks) {
+        let total = u32::try_from(bytes.len()).unwrap();
+        let part = Part { device: DISK, tag, total, ..Part::default() };
+        say(&world, &DeviceFrame::DiskRequest { part, ask, bytes }).expect("a good frame");
+    }
+    let way = (OWNER, SliceId(1));
+    let answered = || world.post.ways.lock().unwrap().get(&way).map_or(0, |way| way.len());
+    while answered() < asks.len() {
+        thread::yield_now();
+    }
+    assert!(!disk.0.load(Ordering::Relaxed), "the disk was asked to change");
+    for bytes in &world.post.ways.lock().unwrap()[&way] {
+        let reply = DeviceFrame::decode(EPOCH, bytes);
+        let refused = matches!(
+            reply,
+            Ok(DeviceFrame::DiskReply { status: DiskStatus::Failed | DiskStatus::Unsupported, .. })
+        );
+        assert!(refused, "{reply:?}");
+    }
 }
 
 /// A disk that never answers.

@@ -1,10 +1,11 @@
 use super::super::testing::{Buffer, Driver, Guest, MEMORY_BYTES};
 use super::*;
 use crate::back_end::DiskDone;
-use crate::virtio::F_EVENT_IDX;
+use crate::virtio::{F_EVENT_IDX, UsedMemory};
 use proptest::prelude::*;
 use std::sync::Mutex;
 use std::time::Duration;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const BASE: u64 = 0x10_0000;
 const HEADER: u64 = 0x20_0000;
@@ -119,6 +120,17 @@ impl Bench {
         let features = Driver::FEATURES | features;
         let queue = DiskQueue::new(&guest.context, features, &setup, back, bell).unwrap();
         Self { guest, driver, disk, queue }
+    }
+
+    /// From now on the guest changes its memory while the device works; the last change comes first.
+    fn betray(&mut self, changes: Vec<(u64, Vec<u8>)>) {
+        let memory = Arc::clone(&self.guest.memory);
+        let used = Arc::new(Treacherous { memory, changes: Mutex::default() });
+        let context = QueueContext { used: used.clone(), ..self.guest.context.clone() };
+        let (setup, disk) = (self.driver.setup(), self.disk.clone());
+        let bell = Doorbell::new().unwrap();
+        self.queue = DiskQueue::new(&context, Driver::FEATURES, &setup, disk, bell).unwrap();
+        *used.changes.lock().unwrap() = changes;
     }
 
     /// Sets header `number` and asks with these data buffers in between.
@@ -328,7 +340,67 @@ fn shape_is_told_by_features_and_configuration() {
     assert_eq!(config[8..16], [0, 0x40, 0, 0, 254, 0, 0, 0]);
 }
 
+/// A guest that changes its memory each time that the device has looked at a descriptor, and before the
+/// device looks at what that describes.
+struct Treacherous {
+    memory: Arc<GuestMemoryMmap>,
+    changes: Mutex<Vec<(u64, Vec<u8>)>>,
+}
+
+impl UsedMemory for Treacherous {
+    fn used(&self, _: u64, _: u64) {
+        if let Some((address, bytes)) = self.changes.lock().unwrap().pop() {
+            self.memory.write_slice(&bytes, GuestAddress(address)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn header_is_read_once_after_its_place_was_checked() {
+    let mut bench = Bench::new(Manner::AtOnce, true, 0);
+    bench.betray(vec![(HEADER, VIRTIO_BLK_T_OUT.to_le_bytes().to_vec())]);
+    // It becomes a write while its buffers are checked: refused as one, and not half of each.
+    assert_eq!(bench.serve(VIRTIO_BLK_T_IN, 0, &[(DATA, 512, true)]), (1, 0));
+    assert!(bench.disk.asked.lock().unwrap().is_empty());
+}
+
 proptest! {
+    #[test]
+    fn guest_that_changes_memory_between_check_and_use_gets_no_more_than_any_other(
+        requests in prop::collection::vec(
+            (prop_oneof![Just(0_u32), Just(1), Just(11), Just(13)], 0_u64..70,
+             prop::collection::vec((DATA..DATA + 4096, prop_oneof![Just(512_u32), Just(1024), Just(16)],
+                any::<bool>()), 0..3)),
+            1..12,
+        ),
+        changes in prop::collection::vec(
+            (prop_oneof![HEADER..HEADER + 192, BASE..BASE + 1024, BASE + 0x1_0000..BASE + 0x1_0040,
+                BASE + 0x2_0000..BASE + 0x2_0040, DATA..DATA + 64, STATUS..STATUS + 12],
+             prop::collection::vec(any::<u8>(), 1..17)),
+            0..40,
+        ),
+        read_only in any::<bool>(),
+    ) {
+        let mut bench = Bench::new(Manner::AtOnce, read_only, 0);
+        let before = bench.disk.bytes.lock().unwrap().clone();
+        bench.betray(changes);
+        for (number, (kind, sector, mut data)) in (0..).zip(requests) {
+            data.sort_by_key(|buffer| buffer.2);
+            bench.ask(number, kind, sector, &data);
+            for _ in 0..1000 {
+                if !bench.queue.service() {
+                    break;
+                }
+            }
+        }
+        for request in &*bench.disk.asked.lock().unwrap() {
+            prop_assert_eq!(bench.disk.shape.refusal(request), None);
+        }
+        if read_only {
+            prop_assert!(*bench.disk.bytes.lock().unwrap() == before);
+        }
+    }
+
     #[test]
     fn any_requests_end_once_each_or_break_the_device(
         requests in prop::collection::vec(

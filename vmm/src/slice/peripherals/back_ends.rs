@@ -3,18 +3,20 @@
 
 use super::BackEndShape;
 use super::queues::Way;
-use crate::slice::spec::{DeviceKind, DiskFormat, Shape};
+use super::terminal::{Terminal, TerminalError};
+use crate::slice::spec::{ConsoleEnd, DeviceKind, DiskFormat, Shape};
 use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions};
 use devices::back_end::tap::{TapError, TapNic, TapOptions};
 use devices::back_end::{Disk, Nic};
 use devices::delegate::{Exchange, ServeError};
-use devices::pci::DeviceId;
 use devices::virtio::net::NetDevice;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use thiserror::Error;
-use wire::SliceId;
+use wire::{DeviceId, SliceId};
 
 /// Why a device of this host cannot be used.
 #[derive(Debug, Error)]
@@ -25,6 +27,12 @@ pub enum OpenError {
     /// A network interface.
     #[error("open a network interface")]
     Tap(#[from] TapError),
+    /// The other end of a console.
+    #[error("open a console")]
+    Console(#[from] TerminalError),
+    /// No thread for a console.
+    #[error("start the thread of a console")]
+    Start(#[source] io::Error),
     /// The operator of this host has not lent it.
     #[error("{what} is not lent to VMs here; start the companion with --lend {what}")]
     NotLent {
@@ -39,12 +47,16 @@ enum Open {
     Disk(Arc<dyn Disk>),
     Nic(Arc<dyn Nic>),
     Rng,
-    Console,
+    Console(Arc<Terminal>),
 }
 
 /// The devices of this host that the VM uses, by their numbers. Dropping it closes them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct BackEnds(BTreeMap<u16, Open>);
+pub(crate) struct BackEnds {
+    open: BTreeMap<u16, Open>,
+    /// Set when the guest's panic went by on a console of this host.
+    panicked: Arc<AtomicBool>,
+}
 
 impl BackEnds {
     /// Opens what the VM's description places on this slice. With `lend`, only what is in there.
@@ -60,7 +72,7 @@ impl BackEnds {
             }
             _ => Ok(()),
         };
-        let mut open = BTreeMap::new();
+        let (mut open, panicked) = (BTreeMap::new(), Arc::new(AtomicBool::new(false)));
         for (number, device) in here {
             let back_end = match &device.kind {
                 DeviceKind::Disk { path, format, read_only } => {
@@ -73,11 +85,41 @@ impl BackEnds {
                     Open::Nic(nic(tap, mac, shape.vcpus())?)
                 }
                 DeviceKind::Rng => Open::Rng,
-                DeviceKind::Console => Open::Console,
+                DeviceKind::Console { end } => {
+                    lent(&match end {
+                        ConsoleEnd::Stdio => "stdio".into(),
+                        ConsoleEnd::File { path } | ConsoleEnd::Socket { path } => {
+                            path.to_string_lossy()
+                        }
+                    })?;
+                    Open::Console(Arc::new(Terminal::open(end, Arc::clone(&panicked))?))
+                }
             };
             open.insert(number, back_end);
         }
-        Ok(Self(open))
+        Ok(Self { open, panicked })
+    }
+
+    /// Set when the guest's panic was seen here.
+    pub(crate) fn panicked(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.panicked)
+    }
+
+    /// The VM begins.
+    pub(crate) fn start(&self) -> Result<(), OpenError> {
+        self.terminals().try_for_each(Terminal::start).map_err(OpenError::Start)
+    }
+
+    /// The VM is over: what is under way to people and programs gets there.
+    pub(crate) fn finish(&self) {
+        self.terminals().for_each(Terminal::finish);
+    }
+
+    fn terminals(&self) -> impl Iterator<Item = &Terminal> {
+        self.open.values().filter_map(|open| match open {
+            Open::Console(terminal) => Some(&**terminal),
+            Open::Disk(_) | Open::Nic(_) | Open::Rng => None,
+        })
     }
 
     /// What they are.
@@ -86,9 +128,9 @@ impl BackEnds {
             Open::Disk(disk) => BackEndShape::Disk(disk.shape()),
             Open::Nic(nic) => BackEndShape::Nic(nic.shape()),
             Open::Rng => BackEndShape::Rng,
-            Open::Console => BackEndShape::Console,
+            Open::Console(_) => BackEndShape::Console,
         };
-        self.0.iter().map(|(number, open)| (*number, shape(open))).collect()
+        self.open.iter().map(|(number, open)| (*number, shape(open))).collect()
     }
 
     /// The way from front ends of this slice to a device: to the one that is open here, which is
@@ -101,27 +143,26 @@ impl BackEnds {
         shape: &BackEndShape,
         queues: usize,
     ) -> Result<Way, ServeError> {
-        let number = u16::from(device.0);
-        let wire_id = wire::DeviceId(number);
         let queues = u16::try_from(queues).unwrap_or(u16::MAX);
-        Ok(match (self.0.get(&number), shape) {
+        Ok(match (self.open.get(&device.0), shape) {
             (Some(Open::Disk(disk)), _) => {
-                exchange.serve_disk(wire_id, Arc::clone(disk), queues)?;
+                exchange.serve_disk(device, Arc::clone(disk), queues)?;
                 Way::Disk(Arc::clone(disk))
             }
             (Some(Open::Nic(nic)), _) => {
-                let nic = exchange.serve_nic(wire_id, Arc::clone(nic))?;
+                let nic = exchange.serve_nic(device, Arc::clone(nic))?;
                 Way::Nic { device: NetDevice::new(nic), pairs: queues / 2 }
             }
             (None, BackEndShape::Disk(shape)) => {
-                Way::Disk(exchange.remote_disk(wire_id, owner, shape.clone(), queues))
+                Way::Disk(exchange.remote_disk(device, owner, shape.clone(), queues))
             }
             (None, BackEndShape::Nic(shape)) => {
-                let nic = exchange.remote_nic(wire_id, owner, shape.clone());
+                let nic = exchange.remote_nic(device, owner, shape.clone());
                 Way::Nic { device: NetDevice::new(nic), pairs: queues / 2 }
             }
             (Some(Open::Rng), _) | (None, BackEndShape::Rng) => Way::Rng,
-            (Some(Open::Console), _) | (None, BackEndShape::Console) => Way::Console,
+            (Some(Open::Console(terminal)), _) => Way::Console(Some(Arc::clone(terminal))),
+            (None, BackEndShape::Console) => Way::Console(None),
         })
     }
 }

@@ -14,9 +14,11 @@
 mod back_ends;
 mod bus;
 mod order;
+mod paper;
 mod queues;
 mod serve;
 mod shape;
+mod terminal;
 
 pub(crate) use back_ends::BackEnds;
 pub use back_ends::OpenError;
@@ -24,6 +26,7 @@ pub(crate) use bus::PciBus;
 pub(crate) use order::{GONE, Sequencer};
 pub(crate) use serve::{Owner, follow};
 pub use shape::BackEndShape;
+pub use terminal::TerminalError;
 
 use super::fabric::{BOOTSTRAP, Fabric};
 use super::spec::Shape;
@@ -90,7 +93,7 @@ impl SliceDevices {
         let seen = shapes.iter().zip(&homes).map(|(shape, homes)| shape.seen(homes.len()));
         let pci = PciRoot::new(seen.collect()).map_err(|error| broken(&error))?;
         let mut slots = Vec::new();
-        for ((id, spec), homes) in (0u8..).zip(&shape.devices).zip(homes) {
+        for ((id, spec), homes) in (0u16..).zip(&shape.devices).zip(homes) {
             let id = DeviceId(id);
             let msix = Arc::new(MsixView::new(pci.vectors(id), Arc::new(machine.clone())));
             let owner = SliceId(spec.slice);
@@ -126,7 +129,7 @@ impl SliceDevices {
     /// The queue that a write rings for, if that is all it does.
     pub(crate) fn doorbell(&self, address: u64, data: &[u8]) -> Option<(u16, u16)> {
         let pci = self.pci.read().unwrap_or_else(PoisonError::into_inner);
-        pci.doorbell(address, data).map(|(device, queue)| (device.0.into(), queue.0))
+        pci.doorbell(address, data).map(|(device, queue)| (device.0, queue.0))
     }
 
     /// Rings for a queue; false when it is not here.
@@ -148,7 +151,6 @@ impl SliceDevices {
 
     /// Makes a device need a reset, on the device thread.
     pub(crate) fn set_broken(&self, device: u16) {
-        let Ok(device) = u8::try_from(device) else { return };
         let change = DeviceChange::NeedsReset;
         self.change(|pci, effects| pci.change(DeviceId(device), &change, effects));
     }
@@ -187,7 +189,7 @@ impl SliceDevices {
             }
             PciEffect::DoorbellsMoved { device } => self.wire(device),
             PciEffect::Doorbell { device, queue } => {
-                self.ring(device.0.into(), queue.0);
+                self.ring(device.0, queue.0);
             }
         }
     }
@@ -247,7 +249,7 @@ impl DeviceFaults for Told {
     fn broken(&self, device: DeviceId, cause: RingError) {
         tracing::warn!(device = device.0, "the guest's driver has broken a device: {cause}");
         if let Some(fabric) = self.0.upgrade() {
-            fabric.device_broken(device.0.into());
+            fabric.device_broken(device.0);
         }
     }
 }

@@ -4,10 +4,12 @@
 //!   idle --Activated--> workers run --Reset--> network disconnected, workers stopped --> idle
 //! ```
 
+use super::terminal::Terminal;
 use crate::guest_memory::GuestMemory;
 use devices::back_end::Disk;
 use devices::pci::{Activation, DeviceId, MsixView, QueueIndex, QueueSetup};
 use devices::virtio::blk::DiskQueue;
+use devices::virtio::console::{ConsoleReceive, ConsoleTransmit};
 use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::rng::RngQueue;
 use devices::virtio::{DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, WorkerThread};
@@ -24,9 +26,13 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub(super) enum Way {
     Disk(Arc<dyn Disk>),
-    Nic { device: Arc<NetDevice>, pairs: u16 },
+    Nic {
+        device: Arc<NetDevice>,
+        pairs: u16,
+    },
     Rng,
-    Console,
+    /// None where its queues are not.
+    Console(Option<Arc<Terminal>>),
 }
 
 /// A device on this slice.
@@ -49,11 +55,12 @@ impl Slot {
     ) -> io::Result<Self> {
         let mut bells: Vec<Option<Doorbell>> = Vec::new();
         for (queue, home) in homes.iter().enumerate() {
-            let second = matches!(way, Way::Nic { .. }) && queue % 2 == 1;
-            bells.push(match (*home == local, second) {
-                (false, _) => None,
-                (true, true) => bells[queue - 1].clone(),
-                (true, false) => Some(Doorbell::new()?),
+            bells.push(match (*home == local, &way, queue) {
+                (false, ..) => None,
+                (true, Way::Nic { .. }, queue) if queue % 2 == 1 => bells[queue - 1].clone(),
+                // Rung by the driver and by input alike.
+                (true, Way::Console(Some(terminal)), 0) => Some(terminal.doorbell.clone()),
+                (true, ..) => Some(Doorbell::new()?),
             });
         }
         Ok(Self { homes, bells, way, msix })
@@ -160,7 +167,15 @@ fn worker(
             let source = Arc::new(|bytes: &mut [u8]| fill_random(bytes));
             Some(Box::new(RngQueue::new(context, features, setup, source)?))
         }
-        Way::Console => None,
+        Way::Console(None) => None,
+        Way::Console(Some(terminal)) if queue == QueueIndex(0) => {
+            let input = terminal.input.clone();
+            Some(Box::new(ConsoleReceive::new(context, features, setup, input)?))
+        }
+        Way::Console(Some(terminal)) => {
+            let output = terminal.output();
+            Some(Box::new(ConsoleTransmit::new(context, features, setup, output)?))
+        }
     })
 }
 
@@ -175,5 +190,34 @@ fn fill_random(mut bytes: &mut [u8]) {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::spec::ConsoleEnd;
+    use devices::{InterruptMessage, InterruptSink};
+    use std::os::fd::AsRawFd;
+
+    struct Nowhere;
+
+    impl InterruptSink for Nowhere {
+        fn deliver(&self, _: InterruptMessage) {}
+    }
+
+    #[test]
+    fn input_of_a_console_and_its_driver_ring_the_same_bell() {
+        let terminal = Arc::new(Terminal::open(&ConsoleEnd::Stdio, Arc::default()).unwrap());
+        let slot = |home| {
+            let way = Way::Console(Some(Arc::clone(&terminal)));
+            let msix = Arc::new(MsixView::new(3, Arc::new(Nowhere)));
+            Slot::new(SliceId(1), vec![home; 2], way, msix).unwrap()
+        };
+        let here = slot(SliceId(1));
+        let bell = |queue| here.bell(QueueIndex(queue)).map(AsRawFd::as_raw_fd);
+        assert_eq!(bell(0), Some(terminal.doorbell.as_raw_fd()));
+        assert!(bell(1).is_some() && bell(1) != bell(0) && bell(2).is_none());
+        assert!(slot(SliceId(0)).bell(QueueIndex(0)).is_none());
     }
 }

@@ -38,7 +38,7 @@ impl BackEndShape {
             (Self::Nic(shape), DeviceKind::Nic { mac, .. }) => {
                 shape.pairs > 0 && shape.mac[0] & 1 == 0 && mac.is_none_or(|mac| mac == shape.mac)
             }
-            (Self::Rng, DeviceKind::Rng) | (Self::Console, DeviceKind::Console) => true,
+            (Self::Rng, DeviceKind::Rng) | (Self::Console, DeviceKind::Console { .. }) => true,
             _ => false,
         }
     }

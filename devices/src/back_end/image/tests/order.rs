@@ -1,4 +1,5 @@
-//! A flush covers what was answered before it was asked for: over a storage that keeps a log.
+//! A flush is a barrier: it is answered when what was answered before it was asked for is on the storage for
+//! good. Over a storage that keeps a log, and whose syncs take their time.
 #![expect(unsafe_code, reason = "imago's storage functions are unsafe")]
 // UNSAFETY: nothing here is: memory is copied by safe functions of imago.
 
@@ -18,20 +19,36 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use tokio::runtime::Builder;
+use tokio::task::yield_now;
 
 /// What reached the storage, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Entry {
     /// First byte of what was written; each write of the test has its own.
     Written([u8; 8]),
-    /// A sync has begun.
-    Sync,
+    /// A sync has begun: it covers what was written before.
+    Sync(usize),
+    /// That sync has ended.
+    Synced(usize),
 }
 
 #[derive(Debug, Default)]
 struct Log {
     bytes: Mutex<Vec<u8>>,
     entries: Mutex<Vec<Entry>>,
+    syncs: AtomicUsize,
+}
+
+impl Log {
+    /// What a power cut would leave for certain: written before a sync began that has ended.
+    fn safe(&self) -> Vec<Entry> {
+        let mut entries = self.entries.lock().unwrap().clone();
+        let ended =
+            |entry: &Entry| matches!(entry, Entry::Sync(n) if entries.contains(&Entry::Synced(*n)));
+        let end = entries.iter().rposition(ended).unwrap_or(0);
+        entries.truncate(end);
+        entries
+    }
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +96,14 @@ impl Storage for LoggingStorage {
     }
 
     async fn sync(&self) -> io::Result<()> {
-        self.log.entries.lock().unwrap().push(Entry::Sync);
+        let number = self.log.syncs.fetch_add(1, Ordering::Relaxed);
+        self.log.entries.lock().unwrap().push(Entry::Sync(number));
+        // Others get ahead meanwhile: who answers a flush too early is found.
+        for _ in 0..3 {
+            thread::yield_now();
+            yield_now().await;
+        }
+        self.log.entries.lock().unwrap().push(Entry::Synced(number));
         Ok(())
     }
 
@@ -146,11 +170,9 @@ fn check(format: ImageFormat) {
                     let before = answered.lock().unwrap().clone();
                     let reply = submit(disk, DiskRequest::Flush).recv();
                     assert_eq!(reply, Ok(DiskReply::Done(Vec::new())));
-                    let entries = log.entries.lock().unwrap().clone();
-                    let sync = entries.iter().rposition(|entry| *entry == Entry::Sync);
-                    let synced = &entries[..sync.expect("a flush syncs")];
+                    let safe = log.safe();
                     for mark in before {
-                        assert!(synced.contains(&Entry::Written(mark)), "{mark:?} before the sync");
+                        assert!(safe.contains(&Entry::Written(mark)), "{mark:?} before the sync");
                     }
                     flushes.fetch_add(1, Ordering::Relaxed);
                 }
@@ -179,7 +201,7 @@ fn flushed_qcow2_has_its_tables_in_the_file() {
     assert_eq!(submit(&disk, DiskRequest::Flush).recv(), Ok(done()));
     // The host dies here: another process sees only what the file has.
     let bytes = log.bytes.lock().unwrap().clone();
-    let after = Arc::new(Log { bytes: Mutex::new(bytes), entries: Mutex::default() });
+    let after = Arc::new(Log { bytes: Mutex::new(bytes), ..Log::default() });
     let storage = LoggingStorage { log: after, ..LoggingStorage::default() };
     let options = ImageOptions::new("log", ImageFormat::Qcow2);
     let gate = Gate::new(&options, |_| Err(io::ErrorKind::NotFound.into()));
