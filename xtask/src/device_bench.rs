@@ -39,9 +39,10 @@ pub(crate) const REMOTE_CPU: u16 = 1;
 /// Only what is bound to the remote CPU runs there: the guest's other programs stay on the first one, and
 /// its scheduler does not look from one CPU at the other.
 const ISOLATED: &str = "isolcpus=1";
-/// Ticks of emulated hosts: rarer than elsewhere, since each takes some pages from the other CPU, and
-/// nothing that is measured waits for a timer.
-const TIMER_SPACING: [&str; 2] = ["--timer-spacing", "adaptive:200-1000"];
+/// Ticks of emulated hosts: rarer than elsewhere, since each takes some pages from the other CPU. Not much
+/// rarer: a guest's scheduler takes the CPU from one program for another at ticks only, and with 200 ms to 1 s
+/// between them a web server waited a second for each answer, whenever anything else ran on its CPU.
+const TIMER_SPACING: [&str; 2] = ["--timer-spacing", "adaptive:50-100"];
 /// How long pages are kept on emulated hosts: most that still travel are read by one CPU after the other has
 /// written them once, and nobody gains by their being kept.
 const HOLD: [&str; 2] = ["--hold", "20:1000"];
