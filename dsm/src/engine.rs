@@ -12,7 +12,7 @@
 
 use crate::apart::ShareError;
 use crate::classify::{Classifier, PageClass};
-use crate::handle::{Command, CopyError, Handle};
+use crate::handle::{Bell, Command, CopyError, Handle};
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, Report};
 use crate::schedule::{self, Look};
@@ -31,7 +31,6 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use transport::{Class, Event, SendError, Transport};
-use vmm_sys_util::eventfd::EventFd;
 use wire::{DecodeError, PAGE_SIZE, SliceId};
 
 /// Frames that may wait for room in the transport.
@@ -177,7 +176,7 @@ pub struct Engine {
     transport: Box<dyn Transport>,
     uplink: Box<dyn Uplink>,
     commands: Receiver<Command>,
-    bell: Arc<EventFd>,
+    bell: Arc<Bell>,
     started: Instant,
     effects: Vec<Effect>,
     /// Room that is used again: of effects being carried out, and of a message's head.
@@ -446,8 +445,20 @@ impl Engine {
     }
 
     fn take_commands(&mut self) -> Result<(), EngineError> {
-        // The counter only wakes; the channel holds the commands.
-        let _ = self.bell.read();
+        // The bell only wakes; the channel holds the commands. What they send goes out together.
+        self.bell.silence();
+        let corked = self.commands.len() > 1;
+        if corked {
+            self.transport.cork(true);
+        }
+        let result = self.take_commands_corked();
+        if corked {
+            self.transport.cork(false);
+        }
+        result
+    }
+
+    fn take_commands_corked(&mut self) -> Result<(), EngineError> {
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 Command::Send { to, class, frame } => {

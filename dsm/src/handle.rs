@@ -2,8 +2,10 @@
 
 use crate::report::Report;
 use crate::trace::{Site, TraceReport, Tracing};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use thiserror::Error;
 use transport::Class;
@@ -75,25 +77,69 @@ pub enum CopyError {
     NoAnswer,
 }
 
+/// Wakes the engine for commands, by one system call however many come before it looks.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    event: EventFd,
+    /// It was rung, and the engine has not looked since.
+    rung: AtomicBool,
+}
+
+impl Bell {
+    /// Called after a command was put into the channel.
+    fn ring(&self) {
+        // Who finds it rung knows that the engine is still to look, and then sees the command.
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // A full counter already wakes the engine.
+            let _ = self.event.write(1);
+        }
+    }
+
+    /// The engine is about to empty the channel.
+    pub(crate) fn silence(&self) {
+        let _ = self.event.read();
+        self.rung.swap(false, Ordering::AcqRel);
+    }
+}
+
+impl AsRawFd for Bell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
+
 /// A way to reach the engine from any thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: Sender<Command>,
-    bell: Arc<EventFd>,
+    bell: Arc<Bell>,
 }
 
 impl Handle {
-    pub(crate) fn pair() -> Result<(Self, Receiver<Command>, Arc<EventFd>), std::io::Error> {
-        let bell = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+    pub(crate) fn pair() -> Result<(Self, Receiver<Command>, Arc<Bell>), std::io::Error> {
+        let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let bell = Arc::new(Bell { event, rung: AtomicBool::new(false) });
         let (commands, receiver) = bounded(COMMANDS_MAX);
         Ok((Self { commands, bell: Arc::clone(&bell) }, receiver, bell))
     }
 
     fn post(&self, command: Command) -> bool {
         let sent = self.commands.send(command).is_ok();
-        // A full counter already wakes the engine.
-        let _ = self.bell.write(1);
+        self.bell.ring();
         sent
+    }
+
+    /// Posts without waking the engine, unless there is no room; whoever calls rings at the end.
+    fn leave(&self, command: Command) -> bool {
+        match self.commands.try_send(command) {
+            Ok(()) => true,
+            Err(TrySendError::Full(command)) => {
+                // The engine must make room before this can go on.
+                self.bell.ring();
+                self.post(command)
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        }
     }
 
     /// Sends a frame to another slice after this slice's page-table writes are visible there. False
@@ -101,6 +147,14 @@ impl Handle {
     #[must_use]
     pub fn send(&self, to: SliceId, class: Class, frame: Vec<u8>) -> bool {
         self.post(Command::Send { to, class, frame })
+    }
+
+    /// Sends frames in order as [`Self::send`] does, and wakes the engine once for all of them.
+    #[must_use]
+    pub fn send_all(&self, to: SliceId, class: Class, frames: Vec<Vec<u8>>) -> bool {
+        let sent = frames.into_iter().all(|frame| self.leave(Command::Send { to, class, frame }));
+        self.bell.ring();
+        sent
     }
 
     /// Tells the engine the page-table root of a local vCPU (frame of CR3).
@@ -181,7 +235,7 @@ impl Handle {
     /// for the engine; when that has too much to do the sample is dropped.
     pub fn sampled(&self, gfn: Gfn, site: Site) {
         if self.commands.try_send(Command::Sampled { gfn, site }).is_ok() {
-            let _ = self.bell.write(1);
+            self.bell.ring();
         }
     }
 
@@ -193,5 +247,61 @@ impl Handle {
     /// Asks the engine to end.
     pub fn stop(&self) {
         self.post(Command::Stop);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    fn frame(command: Command) -> u64 {
+        let Command::Send { frame, .. } = command else { panic!("{command:?}") };
+        u64::from_le_bytes(frame.try_into().unwrap())
+    }
+
+    fn frames(count: u64) -> Vec<Vec<u8>> {
+        (0..count).map(|number| number.to_le_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn bell_rings_once_until_the_engine_looks() {
+        let (handle, commands, bell) = Handle::pair().unwrap();
+        for _ in 0..2 {
+            assert!(handle.send_all(SliceId(1), Class::Bulk, frames(3)));
+            assert!(handle.send(SliceId(1), Class::Bulk, 3_u64.to_le_bytes().to_vec()));
+            assert_eq!(bell.event.read().unwrap(), 1);
+            bell.silence();
+            let came: Vec<_> = commands.try_iter().map(frame).collect();
+            assert_eq!(came, [0, 1, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn more_frames_than_there_is_room_for_arrive_in_order() {
+        let (handle, commands, bell) = Handle::pair().unwrap();
+        let count = 2 * u64::try_from(COMMANDS_MAX).unwrap() + 5;
+        let sender = thread::spawn(move || handle.send_all(SliceId(1), Class::Bulk, frames(count)));
+        let mut came = 0;
+        while came < count {
+            // As the engine does: only a rung bell makes it look.
+            if !bell.rung.load(Ordering::Acquire) {
+                thread::yield_now();
+                continue;
+            }
+            bell.silence();
+            for command in commands.try_iter() {
+                assert_eq!(frame(command), came);
+                came += 1;
+            }
+        }
+        assert!(sender.join().unwrap());
+    }
+
+    #[test]
+    fn stopped_engine_takes_nothing() {
+        let (handle, commands, _bell) = Handle::pair().unwrap();
+        drop(commands);
+        assert!(!handle.send_all(SliceId(1), Class::Bulk, frames(2)));
     }
 }

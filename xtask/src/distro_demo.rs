@@ -37,9 +37,16 @@ pub(crate) fn disks(distro: &Distro, keep: bool) -> Result<Vec<Disk>> {
     Ok(vec![Disk { host: HostNumber::new(1)?, image: distro.image.clone(), keep }])
 }
 
+/// Options of the guest's kernel that spare it writes to memory of all CPUs: ticks that one CPU counts and
+/// none stops (each stop and start writes what all CPUs share), no accounting of pressure, of sessions or of
+/// groups' memory, no security module that counts what refers to its labels, no watchdogs, grace periods that
+/// ask the other CPUs at once instead of waiting for some of their ticks, and no memory put in order ahead.
+const QUIET_KERNEL: &str = "nohz=off psi=0 noautogroup cgroup_disable=memory audit=0 apparmor=0 \
+                            nowatchdog rcupdate.rcu_expedited=1 sysctl.vm.compaction_proactiveness=0";
+
 /// What the guest's kernel is told beyond what all guests are.
 pub(crate) fn command_line() -> String {
-    format!("root=LABEL={LABEL} rw")
+    format!("root=LABEL={LABEL} rw {QUIET_KERNEL}")
 }
 
 /// Options of `tessera bootstrap` for the devices of the first host.

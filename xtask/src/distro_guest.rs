@@ -19,6 +19,10 @@ const RETRY: Duration = Duration::from_secs(2);
 /// For one command or fetch; a VM over emulated hosts is slow.
 const STEP_LIMIT: Duration = Duration::from_secs(300);
 const SSH_PORT: u16 = 22;
+/// Options of ssh on a host of a lab: one login for all commands, since a slow guest computes for many
+/// seconds at each.
+const SHARED_LOGIN: [&str; 3] =
+    ["ControlMaster=auto", "ControlPath=/tmp/tessera-ssh-%C", "ControlPersist=3600"];
 
 /// Where the guest is reached from.
 #[derive(Clone, Debug)]
@@ -94,7 +98,14 @@ impl Guest<'_> {
     /// The same with another limit.
     pub(crate) fn ssh_within(&self, line: &str, limit: Duration) -> Result<String> {
         let (address, port) = self.address(SSH_PORT)?;
-        self.run(&self.distro.ssh(&address, port, line), limit).context("log in by ssh")
+        let mut words = self.distro.ssh(&address, port, line);
+        if matches!(self.place, Place::Host(..)) {
+            words.splice(
+                1..1,
+                SHARED_LOGIN.into_iter().flat_map(|option| ["-o", option]).map(str::to_owned),
+            );
+        }
+        self.run(&words, limit).context("log in by ssh")
     }
 
     fn fetch(&self, urls: &[String]) -> Result<Vec<Fetched>> {

@@ -34,10 +34,18 @@ pub(crate) enum Block {
 }
 
 impl Block {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Small => "4k",
             Self::Large => "1m",
+        }
+    }
+
+    /// Bytes of a request.
+    pub(crate) fn bytes(self) -> f64 {
+        match self {
+            Self::Small => 4096.0,
+            Self::Large => 1_048_576.0,
         }
     }
 }
@@ -60,21 +68,29 @@ impl fmt::Display for Job {
 /// Part of a disk that a load uses.
 const REGION: &str = "64m";
 
-impl Job {
-    /// A shell line for the guest that loads a disk from one CPU, for so many seconds of the guest's clock
-    /// after a warm-up as long. fio itself stays on that CPU too.
-    pub(crate) fn line(self, disk: &str, cpu: u16, seconds: f64) -> String {
-        let Self { block, pattern, jobs } = self;
-        let time = Duration::from_secs_f64(seconds).as_millis();
-        format!(
-            "taskset -c {cpu} fio --name=load --filename={disk} --direct=1 --ioengine=psync \
-             --rw={} --bs={} --size={REGION} --numjobs={jobs} --thread --group_reporting \
-             --time_based --runtime={time}ms --ramp_time={time}ms --norandommap --cpus_allowed={cpu} \
-             --allow_file_create=0 --output-format=json",
-            pattern.name(),
-            block.name()
-        )
-    }
+/// Times of the guest's clock, for each load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) warm_up: Duration,
+    pub(crate) load: Duration,
+}
+
+/// A shell line for the guest that puts loads on a disk from one CPU, one after the other, each after a
+/// warm-up. One fio does them all, on that CPU too: to start a program may take longer than a load.
+pub(crate) fn line(jobs: &[Job], disk: &str, cpu: u16, times: Times) -> String {
+    let (load, warm_up) = (times.load.as_millis(), times.warm_up.as_millis());
+    let head = format!(
+        "taskset -c {cpu} fio --output-format=json --eta=never --name=global --filename={disk} \
+         --direct=1 --ioengine=psync --size={REGION} --thread --group_reporting --time_based \
+         --runtime={load}ms --ramp_time={warm_up}ms --norandommap --cpus_allowed={cpu} --disk_util=0 \
+         --allow_file_create=0"
+    );
+    let section = |(number, job): (usize, &Job)| {
+        let Job { block, pattern, jobs } = job;
+        let (pattern, block) = (pattern.name(), block.name());
+        format!(" --name=load{number} --stonewall --rw={pattern} --bs={block} --numjobs={jobs}")
+    };
+    head + &jobs.iter().enumerate().map(section).collect::<String>()
 }
 
 /// A shell line that starts a load with one thread and fixed buffers in the background: reads and writes
@@ -122,11 +138,11 @@ struct Direction {
     bw_bytes: f64,
     iops: f64,
     total_ios: u64,
-    clat_ns: Times,
+    clat_ns: Latencies,
 }
 
 #[derive(Deserialize)]
-struct Times {
+struct Latencies {
     mean: f64,
     #[serde(default)]
     percentile: Option<Percentiles>,
@@ -139,32 +155,44 @@ struct Percentiles {
 }
 
 impl Measured {
-    /// Reads fio's report; notes before it are passed over. Reads and writes are added up; the time is that
-    /// of the direction with more requests.
+    /// Reads fio's report of one load; notes before it are passed over.
     ///
     /// # Errors
     /// No report, an error of fio's, or nothing was read or written.
     pub(crate) fn read(said: &str) -> Result<Self> {
+        let [only] = Self::read_all(said, 1)?[..] else { bail!("fio reported no load") };
+        only.context("fio finished no request in its time; give it more seconds")
+    }
+
+    /// Reads fio's report of so many loads. Nothing for a load of which no request was finished in its
+    /// time.
+    ///
+    /// # Errors
+    /// No report, of more or fewer loads, or an error of fio's.
+    pub(crate) fn read_all(said: &str, loads: usize) -> Result<Vec<Option<Self>>> {
         let Some(at) = said.find('{') else { bail!("fio reported nothing: {}", said.trim()) };
         let output: Output = serde_json::from_str(&said[at..]).context("read fio's report")?;
+        ensure!(output.jobs.len() == loads, "fio reported {} of {loads} loads", output.jobs.len());
+        output.jobs.iter().map(Self::of).collect()
+    }
+
+    /// Reads and writes are added up; the time is that of the direction with more requests.
+    fn of(job: &Reported) -> Result<Option<Self>> {
+        ensure!(job.error == 0, "fio failed with error {}", job.error);
         let mut sum = Self::default();
         let mut most = 0;
-        for job in &output.jobs {
-            ensure!(job.error == 0, "fio failed with error {}", job.error);
-            for direction in [&job.read, &job.write] {
-                sum.bandwidth += direction.bw_bytes;
-                sum.rate += direction.iops;
-                sum.requests += direction.total_ios;
-                sum.bytes += direction.io_bytes;
-                if direction.total_ios > most {
-                    most = direction.total_ios;
-                    let times = &direction.clat_ns;
-                    sum.p50_ns = times.percentile.as_ref().map_or(times.mean, |of| of.p50);
-                }
+        for direction in [&job.read, &job.write] {
+            sum.bandwidth += direction.bw_bytes;
+            sum.rate += direction.iops;
+            sum.requests += direction.total_ios;
+            sum.bytes += direction.io_bytes;
+            if direction.total_ios > most {
+                most = direction.total_ios;
+                let times = &direction.clat_ns;
+                sum.p50_ns = times.percentile.as_ref().map_or(times.mean, |of| of.p50);
             }
         }
-        ensure!(sum.requests > 0, "fio finished no request in its time; give it more seconds");
-        Ok(sum)
+        Ok((sum.requests > 0).then_some(sum))
     }
 }
 
@@ -190,6 +218,23 @@ mod tests {
         let right =
             Measured { bandwidth: 4096.0, rate: 1.0, p50_ns: 6.0, requests: 2, bytes: 8192 };
         assert_eq!(found, right);
+        assert!(Measured::read_all(REPORT, 2).is_err());
+        let idle = REPORT.replace("\"total_ios\" : 2", "\"total_ios\" : 0");
+        assert_eq!(Measured::read_all(&idle, 1).unwrap(), [None]);
+    }
+
+    #[test]
+    fn line_has_a_section_for_each_load() {
+        let job = |pattern, jobs| Job { block: Block::Small, pattern, jobs };
+        let jobs = [job(Pattern::RandRead, 1), job(Pattern::Write, 8)];
+        let second = Duration::from_millis(250);
+        let said = line(&jobs, "/dev/vdb", 1, Times { warm_up: second, load: 2 * second });
+
+        let (head, sections) = said.split_once(" --name=load0 ").unwrap();
+        assert!(head.contains("taskset -c 1 fio") && head.contains("--runtime=500ms"));
+        let (first, last) = sections.split_once(" --name=load1 ").unwrap();
+        assert_eq!(first, "--stonewall --rw=randread --bs=4k --numjobs=1");
+        assert_eq!(last, "--stonewall --rw=write --bs=4k --numjobs=8");
     }
 
     #[test]

@@ -31,7 +31,7 @@ const RAW_PORT: u16 = 8800;
 /// Requests on their way at a time.
 const CONNECTIONS: usize = 2;
 /// For one request.
-const REQUEST_LIMIT: u32 = 120;
+const REQUEST_LIMIT: u32 = 40;
 const SERVER_LIMIT: Duration = Duration::from_secs(60);
 const COLUMNS: [&str; 2] = ["requests/s", "p50 ms"];
 
@@ -120,7 +120,7 @@ fn second_device(bed: &Bed<'_>) -> Result<()> {
 }
 
 /// Starts the server on host 2 and waits until it listens.
-fn raw_server(bed: &Bed<'_>) -> Result<RemoteProcess> {
+pub(crate) fn raw_server(bed: &Bed<'_>) -> Result<RemoteProcess> {
     let host = bed.host(2)?;
     let address = format!("{}:{RAW_PORT}", host.address());
     let words = [bed.guest.program.as_str(), "http", "serve", &address];
@@ -142,9 +142,14 @@ fn url(bed: &Bed<'_>, mode: Mode, object: &str) -> Result<String> {
     Ok(format!("http://{address}:{port}/{object}"))
 }
 
+/// A load on the server on host 2, without the VM: what the lab's network gives, one request at a time.
+pub(crate) fn raw_load(bed: &Bed<'_>, object: &str, seconds: u32) -> Result<LoadReport> {
+    load(bed, &url(bed, Mode::Raw, object)?, 1, seconds)
+}
+
 /// One load; answers that fail are an error.
-fn load(bed: &Bed<'_>, url: &str, seconds: u32) -> Result<LoadReport> {
-    let connections = CONNECTIONS.to_string();
+fn load(bed: &Bed<'_>, url: &str, connections: usize, seconds: u32) -> Result<LoadReport> {
+    let connections = connections.to_string();
     let (seconds_word, limit) = (seconds.to_string(), REQUEST_LIMIT.to_string());
     let words = [bed.guest.program.as_str(), "http", "load", "--connections", &connections];
     let rest = ["--seconds", &seconds_word, "--warm-up", "1", "--limit", &limit, url];
@@ -176,7 +181,7 @@ fn measure(
                     continue;
                 }
                 let url = url(bed, mode, object.name)?;
-                match load(bed, &url, plan.seconds) {
+                match load(bed, &url, CONNECTIONS, plan.seconds) {
                     Ok(report) => {
                         #[expect(clippy::cast_precision_loss, reason = "minutes at most")]
                         let p50 = report.latency_us.p50 as f64 / 1e3;

@@ -21,12 +21,30 @@ use crate::device_bench::{Bed, Counters, output};
 use crate::disk_bench::{Disks, Mode};
 use crate::fio::{Measured, long_line};
 
-/// MiB before the count. Each is a request: the buffers and all places of the rings were in use then.
-const WARM_UP: u64 = 24;
-/// MiB that fio still has to do at the end of the count, at least.
-const REST: u64 = 16;
-/// MiB counted with coherent rings, which shows that the counter counts.
-const COHERENT: u64 = 8;
+/// What a long load does, in MiB.
+#[derive(Clone, Copy, Debug)]
+struct Amount {
+    /// Before the count. Each is a request: the buffers and all places of the rings were in use then.
+    warm_up: u64,
+    counted: u64,
+    /// What fio still has to do at the end of the count, at least.
+    rest: u64,
+}
+
+impl Amount {
+    /// With delegated rings.
+    fn bypassed(mib: u64) -> Self {
+        Self { warm_up: 24, counted: mib, rest: (mib / 8).max(16) }
+    }
+
+    /// With coherent rings, which shows that the counter counts. Each of these takes seconds.
+    const COHERENT: Self = Self { warm_up: 2, counted: 4, rest: 4 };
+
+    fn all(self) -> u64 {
+        self.warm_up + self.counted + self.rest
+    }
+}
+
 /// How long nothing is done, for comparison.
 const IDLE: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(500);
@@ -88,7 +106,7 @@ pub(crate) fn measure(bed: &Bed<'_>, disks: &Disks, mib: u64, outcome: &mut Outc
     let after = bed.counters()?;
     outcome.rows.extend(Change::between(&before, &after, start.elapsed()).rows("idle", 0.0));
 
-    let (change, passed) = traffic(bed, disks, Mode::Bypass, mib)?;
+    let (change, passed) = traffic(bed, disks, Mode::Bypass, Amount::bypassed(mib))?;
     outcome.rows.extend(change.rows("bypassed traffic", passed));
     for (slice, moves) in change.moves.iter().enumerate() {
         outcome.bars.push(Bar {
@@ -100,7 +118,7 @@ pub(crate) fn measure(bed: &Bed<'_>, disks: &Disks, mib: u64, outcome: &mut Outc
             at_most: true,
         });
     }
-    match traffic(bed, disks, Mode::Coherent, COHERENT) {
+    match traffic(bed, disks, Mode::Coherent, Amount::COHERENT) {
         Ok((change, passed)) => outcome.rows.extend(change.rows("coherent traffic", passed)),
         Err(error) => {
             bed.check()?;
@@ -111,24 +129,24 @@ pub(crate) fn measure(bed: &Bed<'_>, disks: &Disks, mib: u64, outcome: &mut Outc
 }
 
 /// What changed in the middle of a long load from the remote vCPU, and how many MiB that was.
-fn traffic(bed: &Bed<'_>, disks: &Disks, mode: Mode, mib: u64) -> Result<(Change, f64)> {
-    let rest = REST.max(mib / 8);
+fn traffic(bed: &Bed<'_>, disks: &Disks, mode: Mode, amount: Amount) -> Result<(Change, f64)> {
+    let mib = amount.all();
     let process = bed.counters()?.first().context("no slice has counters")?.process;
     let from = passed(bed, process)?;
-    let line = long_line(disks.of(mode), mode.cpu(), WARM_UP + mib + rest, REPORT);
+    let line = long_line(disks.of(mode), mode.cpu(), mib, REPORT);
     bed.guest.ssh(&line).with_context(|| format!("start a long load with {mode} rings"))?;
-    reach(bed, process, from, WARM_UP, mode)?;
+    reach(bed, process, from, amount.warm_up, mode)?;
     let start = Instant::now();
     // The counters span the traffic that is counted, and a little more on either side.
     let before = bed.counters()?;
     let counted = passed(bed, process)?;
-    reach(bed, process, counted, mib, mode)?;
+    reach(bed, process, counted, amount.counted, mode)?;
     let last = passed(bed, process)?;
     let after = bed.counters()?;
     let change = Change::between(&before, &after, start.elapsed());
     let all = passed(bed, process)? - from;
     ensure!(
-        all < (WARM_UP + mib + rest) << 20,
+        all < mib << 20,
         "the load had ended ({all} bytes) before its end was looked at; a host is too slow for this"
     );
     end(bed, mode)?;

@@ -106,6 +106,13 @@ pub trait Disk: Send + Sync + Debug {
     /// Starts a request. `done` is always called, also when the disk's slice is lost. Requests may
     /// end in any order; a front end bounds how many it has under way.
     fn submit(&self, request: DiskRequest, done: DiskDone);
+    /// Starts several requests, as [`Self::submit`] does each; the way to a disk of another slice is
+    /// woken once for all of them.
+    fn submit_all(&self, requests: Vec<(DiskRequest, DiskDone)>) {
+        for (request, done) in requests {
+            self.submit(request, done);
+        }
+    }
 }
 
 /// What a network device is.
@@ -127,6 +134,12 @@ pub struct NicShape {
 pub trait PacketSink: Send + Sync {
     /// A packet for this queue pair, with its header. The front end has allowed it.
     fn packet(&self, pair: u16, bytes: Vec<u8>);
+    /// Several packets for this queue pair, in order; whoever waits for them is woken once.
+    fn packets(&self, pair: u16, packets: Vec<Vec<u8>>) {
+        for bytes in packets {
+            self.packet(pair, bytes);
+        }
+    }
 }
 
 /// Called once when all packets of a batch have left, or were dropped.

@@ -25,6 +25,7 @@ mod exchange;
 mod inbound;
 mod nic_hub;
 mod nic_server;
+mod notices;
 mod outbound;
 mod remote_disk;
 mod remote_nic;
@@ -56,6 +57,11 @@ pub trait Courier: Send + Sync + Debug {
     /// False: the slice is lost, or so far behind that it must be given up; whoever says so once
     /// also calls [`Exchange::lost`].
     fn send(&self, to: SliceId, frame: Vec<u8>) -> bool;
+
+    /// Sends several frames as [`Self::send`] does, in order; the way is woken once for all of them.
+    fn send_all(&self, to: SliceId, frames: Vec<Vec<u8>>) -> bool {
+        frames.into_iter().all(|frame| self.send(to, frame))
+    }
 }
 
 /// What one slice may have under way at one device of another.

@@ -7,7 +7,7 @@
 //! with the first allowance from there. The network itself is connected once for all.
 
 use super::counters::add;
-use super::outbound::{Outbound, message_bytes};
+use super::outbound::{Outbound, fitting, message_bytes};
 use crate::back_end::{Nic, PacketSink};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,34 +148,49 @@ impl NicHub {
         }
     }
 
-    fn send(&self, route: &Route, pair: u16, bytes: Vec<u8>) {
-        let list = join_packets(&[bytes]);
-        let tag = self.last_tag.fetch_add(1, Ordering::Relaxed);
-        let total = message_bytes(&list);
-        let part = Part { device: self.device, queue: pair, tag, offset: 0, total };
-        let sent = self.outbound.message(route.client, &list, |offset, bytes| {
-            let part = Part { offset, ..part };
-            DeviceFrame::PacketsIn { part, connection: route.connection, bytes }
-        });
-        let counters = &self.outbound.counters;
-        add(if sent { &counters.packets_in_served } else { &counters.dropped }, 1);
+    fn send(&self, route: &Route, pair: u16, packets: &[Vec<u8>]) {
+        let mut rest = packets;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(fitting(rest));
+            let list = join_packets(now);
+            let tag = self.last_tag.fetch_add(1, Ordering::Relaxed);
+            let total = message_bytes(&list);
+            let part = Part { device: self.device, queue: pair, tag, offset: 0, total };
+            let sent = self.outbound.message(route.client, &list, |offset, bytes| {
+                let part = Part { offset, ..part };
+                DeviceFrame::PacketsIn { part, connection: route.connection, bytes }
+            });
+            let counters = &self.outbound.counters;
+            let counter = if sent { &counters.packets_in_served } else { &counters.dropped };
+            add(counter, now.len() as u64);
+            rest = later;
+        }
     }
 }
 
 impl PacketSink for NicHub {
     fn packet(&self, pair: u16, bytes: Vec<u8>) {
+        self.packets(pair, vec![bytes]);
+    }
+
+    fn packets(&self, pair: u16, mut packets: Vec<Vec<u8>>) {
         let _delivery = self.delivery.read().unwrap_or_else(PoisonError::into_inner);
+        let count = packets.len() as u64;
         let route = self.pairs.get(usize::from(pair)).and_then(|pair| {
             let mut pair = lock(pair);
-            pair.below = pair.below.saturating_sub(1);
-            let route = pair.route.clone().filter(|_| pair.credit > 0)?;
-            pair.credit -= 1;
-            Some(route)
+            pair.below = pair.below.saturating_sub(count);
+            let taken = pair.credit.min(count);
+            let route = pair.route.clone().filter(|_| taken > 0)?;
+            pair.credit -= taken;
+            Some((route, taken))
         });
+        let taken = route.as_ref().map_or(0, |(_, taken)| *taken);
+        add(&self.outbound.counters.dropped, count - taken);
+        packets.truncate(usize::try_from(taken).unwrap_or(usize::MAX));
         match route {
-            Some(Route { sink: Some(sink), .. }) => sink.packet(pair, bytes),
-            Some(route) => self.send(&route, pair, bytes),
-            None => add(&self.outbound.counters.dropped, 1),
+            Some((Route { sink: Some(sink), .. }, _)) => sink.packets(pair, packets),
+            Some((route, _)) => self.send(&route, pair, &packets),
+            None => {}
         }
     }
 }

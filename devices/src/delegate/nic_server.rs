@@ -2,16 +2,17 @@
 
 use super::counters::add;
 use super::nic_hub::NicHub;
+use super::notices::Notices;
 use super::outbound::{Load, Outbound};
 use super::{ExchangeError, Limits, ServeError};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use wire::device::{Agreed, DeviceFrame, Part, count_packets, split_packets};
+use wire::device::{Agreed, Part, count_packets, split_packets};
 use wire::{DeviceId, SliceId};
 
 enum Job {
@@ -78,7 +79,9 @@ impl NicServer {
         let hub = Arc::new(NicHub::new(device, nic, Arc::clone(&outbound)));
         // The loads bound it, and one place for the wishes of each slice.
         let (jobs, queue) = unbounded();
-        let server = Server { device, hub: Arc::clone(&hub), peers: Arc::clone(&peers), outbound };
+        let notices = Arc::new(Notices::new(device, Arc::clone(&outbound)));
+        let (own, all) = (Arc::clone(&hub), Arc::clone(&peers));
+        let server = Server { hub: own, peers: all, outbound, notices };
         let thread = thread::Builder::new()
             .name(format!("{device}"))
             .spawn(move || server.serve(&queue))
@@ -194,33 +197,39 @@ impl fmt::Debug for NicServer {
 
 /// What the server's thread has.
 struct Server {
-    device: DeviceId,
     hub: Arc<NicHub>,
     peers: Peers,
     outbound: Arc<Outbound>,
+    notices: Arc<Notices>,
 }
 
 impl Server {
     fn serve(&self, jobs: &Receiver<Job>) {
-        for job in jobs {
+        loop {
+            let job = match self.notices.due() {
+                None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(time) => jobs.recv_timeout(time),
+            };
             match job {
-                Job::Packets { from, part, list } => self.transmit(from, part, &list),
-                Job::Wants(from) => self.fulfil(from),
+                Ok(Job::Packets { from, part, list }) => self.transmit(from, part, &list),
+                Ok(Job::Wants(from)) => self.fulfil(from),
+                Err(RecvTimeoutError::Timeout) => self.notices.send_all(),
+                Err(RecvTimeoutError::Disconnected) => return self.notices.send_all(),
             }
         }
     }
 
     fn transmit(&self, from: SliceId, part: Part, list: &[u8]) {
-        let (device, outbound) = (self.device, Arc::clone(&self.outbound));
-        add(&outbound.counters.batches_served, 1);
+        add(&self.outbound.counters.batches_served, 1);
         let packets = split_packets(list, PACKET_BYTES_MAX).unwrap_or_default();
         let (bytes, peers) = (list.len() as u64, Arc::clone(&self.peers));
+        let notices = Arc::clone(&self.notices);
+        notices.expect();
         let done = move || {
             if let Some(peer) = peers.get(&from) {
                 peer.load.leave(bytes);
             }
-            let Part { queue, tag, .. } = part;
-            outbound.frame(from, &DeviceFrame::PacketsDone { device, queue, tag });
+            notices.left(from, part, bytes);
         };
         self.hub.nic().transmit(part.queue, packets, Box::new(done));
     }

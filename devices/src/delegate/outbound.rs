@@ -5,7 +5,7 @@ use super::{Courier, ExchangeError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use wire::device::{DeviceFrame, PART_BYTES_MAX};
+use wire::device::{DeviceFrame, MESSAGE_BYTES_MAX, PART_BYTES_MAX, packets_bytes};
 use wire::{Epoch, SliceId};
 
 #[derive(Debug, Default)]
@@ -13,6 +13,16 @@ struct Peer {
     lost: AtomicBool,
     /// Held while the parts of one message go out. The engine's thread never takes it.
     parts: Mutex<()>,
+}
+
+/// Messages that go to one slice together: the way is woken once for all of them.
+#[derive(Debug, Default)]
+pub(super) struct Letters(Vec<Vec<u8>>);
+
+impl Letters {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// The way to all other slices.
@@ -67,15 +77,47 @@ impl Outbound {
         if bytes.len() <= PART_BYTES_MAX {
             return self.frame(to, &make(0, bytes));
         }
-        let Some(peer) = self.peers.get(&to) else { return false };
-        let _together = peer.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut offset = 0;
-        bytes.chunks(PART_BYTES_MAX).all(|chunk| {
-            let sent = self.frame(to, &make(offset, chunk));
-            offset += message_bytes(chunk);
-            sent
-        })
+        let mut letters = Letters::default();
+        self.write(&mut letters, bytes, make);
+        self.post(to, letters)
     }
+
+    /// Puts a message, in as many parts as it takes, behind what is to go the same way.
+    pub(super) fn write<'a>(
+        &self,
+        letters: &mut Letters,
+        bytes: &'a [u8],
+        make: impl Fn(u32, &'a [u8]) -> DeviceFrame<'a>,
+    ) {
+        if bytes.is_empty() {
+            return letters.0.push(make(0, bytes).encode(self.epoch));
+        }
+        let mut offset = 0;
+        for chunk in bytes.chunks(PART_BYTES_MAX) {
+            letters.0.push(make(offset, chunk).encode(self.epoch));
+            offset += message_bytes(chunk);
+        }
+    }
+
+    /// Sends whole messages in order, without parts of others between them. False when the peer is
+    /// lost, perhaps in the middle.
+    pub(super) fn post(&self, to: SliceId, letters: Letters) -> bool {
+        let Letters(frames) = letters;
+        let Some(peer) = self.peers.get(&to).filter(|_| !self.is_lost(to)) else { return false };
+        add(&self.counters.frames_sent, frames.len() as u64);
+        add(&self.counters.bytes_sent, frames.iter().map(|frame| frame.len() as u64).sum());
+        let _together = peer.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        self.courier.send_all(to, frames)
+    }
+}
+
+/// How many of these packets, at least one, are a list that fits one message.
+pub(super) fn fitting(packets: &[Vec<u8>]) -> usize {
+    let mut count = packets.len();
+    while count > 1 && packets_bytes(&packets[..count]) > MESSAGE_BYTES_MAX {
+        count = count.div_ceil(2);
+    }
+    count
 }
 
 /// Length of a message or a part of one, as it travels.

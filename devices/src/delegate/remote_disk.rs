@@ -1,7 +1,7 @@
 //! A disk that another slice has.
 
 use super::counters::add;
-use super::outbound::{Outbound, message_bytes};
+use super::outbound::{Letters, Outbound, message_bytes};
 use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
@@ -58,7 +58,8 @@ impl RemoteDisk {
         self.under_way().leave(tag)
     }
 
-    fn send(&self, tag: u64, request: DiskRequest) -> bool {
+    /// Puts the frames of a request behind others.
+    fn write(&self, letters: &mut Letters, tag: u64, request: DiskRequest) {
         let part = Part { device: self.device, tag, ..Part::default() };
         let (ask, total, data) = match request {
             DiskRequest::Read { sector, bytes } => (DiskAsk::Read { sector }, bytes, Vec::new()),
@@ -74,11 +75,34 @@ impl RemoteDisk {
             }
         };
         add(&self.outbound.counters.disk_requests, 1);
-        self.outbound.message(self.owner, &data, |offset, bytes| DeviceFrame::DiskRequest {
+        self.outbound.write(letters, &data, |offset, bytes| DeviceFrame::DiskRequest {
             part: Part { offset, total, ..part },
             ask,
             bytes,
-        })
+        });
+    }
+
+    /// Counts a request in and writes its frames, or ends it here. The tag of one under way.
+    fn begin(&self, letters: &mut Letters, request: DiskRequest, done: DiskDone) -> Option<u64> {
+        if let Some(refusal) = self.shape.refusal(&request) {
+            done(refusal);
+            return None;
+        }
+        let (bytes, answer) = match &request {
+            DiskRequest::Read { bytes, .. } => (u64::from(*bytes), *bytes as usize),
+            DiskRequest::Write { data, .. } => (data.len() as u64, 0),
+            _ => (0, 0),
+        };
+        match self.enter(bytes, Waiting { done, answer }) {
+            Ok(tag) => {
+                self.write(letters, tag, request);
+                Some(tag)
+            }
+            Err(done) => {
+                done(DiskReply::Failed);
+                None
+            }
+        }
     }
 
     /// Takes the answer to a request.
@@ -126,21 +150,19 @@ impl Disk for RemoteDisk {
     }
 
     fn submit(&self, request: DiskRequest, done: DiskDone) {
-        if let Some(refusal) = self.shape.refusal(&request) {
-            return done(refusal);
+        self.submit_all(vec![(request, done)]);
+    }
+
+    fn submit_all(&self, requests: Vec<(DiskRequest, DiskDone)>) {
+        let mut letters = Letters::default();
+        let mut tags = Vec::with_capacity(requests.len());
+        for (request, done) in requests {
+            tags.extend(self.begin(&mut letters, request, done));
         }
-        let (bytes, answer) = match &request {
-            DiskRequest::Read { bytes, .. } => (u64::from(*bytes), *bytes as usize),
-            DiskRequest::Write { data, .. } => (data.len() as u64, 0),
-            _ => (0, 0),
-        };
-        let tag = match self.enter(bytes, Waiting { done, answer }) {
-            Ok(tag) => tag,
-            Err(done) => return done(DiskReply::Failed),
-        };
-        if !self.send(tag, request)
-            && let Some(waiting) = self.leave(tag)
-        {
+        if letters.is_empty() || self.outbound.post(self.owner, letters) {
+            return;
+        }
+        for waiting in tags.into_iter().filter_map(|tag| self.leave(tag)) {
             (waiting.done)(DiskReply::Failed);
         }
     }

@@ -1,15 +1,13 @@
 //! A network that another slice has.
 
 use super::counters::add;
-use super::outbound::{Outbound, message_bytes};
+use super::outbound::{Outbound, fitting, message_bytes};
 use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use wire::device::{
-    Agreed, DeviceFrame, MESSAGE_BYTES_MAX, Part, join_packets, packets_bytes, split_packets,
-};
+use wire::device::{Agreed, DeviceFrame, Part, join_packets, split_packets};
 use wire::{DeviceId, SliceId};
 
 /// Runs when the last message of a batch has left, or is dropped with it.
@@ -123,9 +121,7 @@ impl RemoteNic {
         }
         add(&self.outbound.counters.packets_in, count);
         if let Some(sink) = &*sink {
-            for packet in packets {
-                sink.packet(queue, packet);
-            }
+            sink.packets(queue, packets);
         }
         Ok(())
     }
@@ -179,11 +175,7 @@ impl Nic for RemoteNic {
         }
         let mut rest = &packets[..];
         while !rest.is_empty() {
-            let mut count = rest.len();
-            while packets_bytes(&rest[..count]) > MESSAGE_BYTES_MAX {
-                count = count.div_ceil(2);
-            }
-            let (now, later) = rest.split_at(count);
+            let (now, later) = rest.split_at(fitting(rest));
             self.send(pair, now, &batch);
             rest = later;
         }

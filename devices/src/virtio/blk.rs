@@ -10,9 +10,11 @@ use super::ring::{Buffers, Chain};
 use super::worker::Seat;
 use super::{Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker, RingError, UNDER_WAY_BYTES};
 use crate::back_end::{
-    DISK_ID_BYTES, Disk, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX, SECTOR_BYTES,
+    DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX,
+    SECTOR_BYTES,
 };
 use crate::pci::QueueSetup;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
@@ -149,6 +151,18 @@ pub struct DiskQueue {
     under_way: Vec<Option<UnderWay>>,
     free: Vec<usize>,
     bytes: usize,
+    /// Requests of this round, which are submitted together.
+    begun: Begun,
+}
+
+/// Requests on their way to the back end.
+#[derive(Default)]
+struct Begun(Vec<(DiskRequest, DiskDone)>);
+
+impl fmt::Debug for Begun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Begun").field(&self.0.len()).finish()
+    }
 }
 
 impl DiskQueue {
@@ -177,6 +191,7 @@ impl DiskQueue {
             under_way: (0..size).map(|_| None).collect(),
             free: (0..size).rev().collect(),
             bytes: 0,
+            begun: Begun::default(),
         })
     }
 
@@ -187,12 +202,13 @@ impl DiskQueue {
     fn round(&mut self) -> Result<bool, RingError> {
         self.finish_answered()?;
         self.seat.ring.quiet()?;
-        let mut begun = 0;
-        while begun < ROUND && !self.full() {
-            let Some(chain) = self.seat.ring.pop()? else { break };
-            self.begin(chain)?;
-            begun += 1;
+        let begun = self.begin_all();
+        // What was begun before a ring turned out broken is carried out too.
+        let requests = std::mem::take(&mut self.begun.0);
+        if !requests.is_empty() {
+            self.disk.submit_all(requests);
         }
+        let begun = begun?;
         self.finish_answered()?;
         self.seat.tell()?;
         if self.full() {
@@ -202,7 +218,18 @@ impl DiskQueue {
         Ok(begun == ROUND || self.seat.ring.listen()?)
     }
 
-    /// Reads a request and hands it on, or ends it here.
+    /// Takes in what the driver asks for, and says how many requests that were.
+    fn begin_all(&mut self) -> Result<usize, RingError> {
+        let mut begun = 0;
+        while begun < ROUND && !self.full() {
+            let Some(chain) = self.seat.ring.pop()? else { break };
+            self.begin(chain)?;
+            begun += 1;
+        }
+        Ok(begun)
+    }
+
+    /// Reads a request and prepares it, or ends it here.
     fn begin(&mut self, chain: Chain) -> Result<(), RingError> {
         let mut header = [0; HEADER_BYTES];
         self.seat.ring.read(&chain.readable, 0, &mut header)?;
@@ -318,7 +345,7 @@ impl DiskQueue {
             doorbell: self.doorbell.clone(),
             reply: DiskReply::Failed,
         };
-        self.disk.submit(request, Box::new(move |reply| answering.with(reply)));
+        self.begun.0.push((request, Box::new(move |reply| answering.with(reply))));
     }
 
     /// Takes the request of an answer off the list.

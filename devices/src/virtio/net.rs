@@ -204,11 +204,17 @@ impl NetDevice {
 
 impl PacketSink for NetDevice {
     fn packet(&self, pair: u16, bytes: Vec<u8>) {
+        self.packets(pair, vec![bytes]);
+    }
+
+    fn packets(&self, pair: u16, packets: Vec<Vec<u8>>) {
         let Some(place) = self.inlets.get(usize::from(pair)) else { return };
         if let Some(inlet) = &mut *lock(place) {
-            inlet.room = inlet.room.saturating_sub(1);
-            // More than was allowed is lost, as in a network.
-            let _ = inlet.packets.try_send(bytes);
+            for bytes in packets {
+                inlet.room = inlet.room.saturating_sub(1);
+                // More than was allowed is lost, as in a network.
+                let _ = inlet.packets.try_send(bytes);
+            }
             inlet.doorbell.ring();
         }
     }

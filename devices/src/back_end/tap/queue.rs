@@ -15,6 +15,10 @@ use std::io::{self, Read};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
+/// Packets that are read before they are handed over together, and their bytes.
+const BATCH_PACKETS: usize = 64;
+const BATCH_BYTES: usize = 256 << 10;
+
 /// Where packets of all queues go.
 #[derive(Default)]
 pub(super) struct Shared {
@@ -102,42 +106,63 @@ impl State {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Waits until a packet is allowed. False: stop.
-    fn wait_for_allowance(&self) -> bool {
+    /// Waits until packets are allowed, and says how many. Nothing: stop.
+    fn wait_for_allowance(&self) -> Option<u64> {
         let closed = |gate: &mut Gate| gate.allowed == 0 && !gate.stop;
         let gate = self.opened.wait_while(self.gate(), closed);
-        !gate.unwrap_or_else(PoisonError::into_inner).stop
+        let gate = gate.unwrap_or_else(PoisonError::into_inner);
+        (!gate.stop).then_some(gate.allowed)
     }
 
     fn receive(&self) {
         let mut buffer = vec![0; PACKET_BYTES_MAX];
-        while self.wait_for_allowance() {
-            // The driver leaves the last two bytes of the header as they are.
-            buffer[..HEADER_BYTES].fill(0);
-            match (&*self.file).read(&mut buffer) {
-                Ok(bytes) if bytes > HEADER_BYTES => {
-                    // One buffer holds it (`num_buffers`; virtio 1.3, 5.1.6.4).
-                    buffer[10] = 1;
-                    self.hand_over(&buffer[..bytes]);
-                }
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => self.wait_for_packet(error.kind() == io::ErrorKind::WouldBlock),
+        while let Some(allowed) = self.wait_for_allowance() {
+            let (packets, end) = self.read(&mut buffer, allowed);
+            if !packets.is_empty() {
+                self.hand_over(packets);
+            }
+            if let Some(error) = end {
+                self.wait_for_packet(error == io::ErrorKind::WouldBlock);
             }
         }
     }
 
-    /// Gives a packet to the sink, if one is still allowed.
-    fn hand_over(&self, packet: &[u8]) {
+    /// Reads what is there: a batch at most, and as many as are allowed. The error that ended it, if one
+    /// did.
+    fn read(&self, buffer: &mut [u8], allowed: u64) -> (Vec<Vec<u8>>, Option<io::ErrorKind>) {
+        let most = usize::try_from(allowed).unwrap_or(usize::MAX).min(BATCH_PACKETS);
+        let (mut packets, mut sum) = (Vec::new(), 0);
+        while packets.len() < most && sum < BATCH_BYTES {
+            // The driver leaves the last two bytes of the header as they are.
+            buffer[..HEADER_BYTES].fill(0);
+            match (&*self.file).read(buffer) {
+                Ok(bytes) if bytes > HEADER_BYTES => {
+                    // One buffer holds it (`num_buffers`; virtio 1.3, 5.1.6.4).
+                    buffer[10] = 1;
+                    packets.push(buffer[..bytes].to_vec());
+                    sum += bytes;
+                }
+                // Another look at the gate: this may go on for ever.
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => break,
+                Err(error) => return (packets, Some(error.kind())),
+            }
+        }
+        (packets, None)
+    }
+
+    /// Gives packets to the sink, as many as are still allowed.
+    fn hand_over(&self, mut packets: Vec<Vec<u8>>) {
         let sink = self.shared.sink.read().unwrap_or_else(PoisonError::into_inner);
-        let allowed = {
+        let count = {
             let mut gate = self.gate();
-            let allowed = gate.allowed > 0;
-            gate.allowed -= u64::from(allowed);
-            allowed
+            let count = gate.allowed.min(packets.len() as u64);
+            gate.allowed -= count;
+            count
         };
-        if let Some(sink) = sink.as_ref().filter(|_| allowed) {
-            sink.packet(self.pair, packet.to_vec());
+        packets.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+        if let Some(sink) = sink.as_ref().filter(|_| count > 0) {
+            sink.packets(self.pair, packets);
         }
     }
 

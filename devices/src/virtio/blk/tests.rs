@@ -30,8 +30,8 @@ struct FakeDisk {
     kept: Mutex<Vec<(DiskRequest, DiskDone)>>,
 }
 
-impl std::fmt::Debug for FakeDisk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for FakeDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("FakeDisk")
     }
 }

@@ -13,6 +13,9 @@ use std::time::Instant;
 
 /// Packets that the back end may send ahead of the driver's buffers.
 const RECEIVE_WINDOW: u32 = 128;
+/// Packets brought before the back end is told that it may send so many more: a message for each would
+/// be as many again on the way back.
+const ALLOWANCE: u32 = RECEIVE_WINDOW / 4;
 /// Bytes of packets under way to the back end above which no more are begun. Little, so that packets
 /// wait in the driver, which knows what to do about it.
 const TRANSMIT_BYTES: usize = 1 << 20;
@@ -33,6 +36,8 @@ pub struct NetPair {
     waiting: Option<Vec<u8>>,
     held: Vec<Chain>,
     room: u64,
+    /// Packets brought that have not been allowed again.
+    brought: u32,
     /// Bytes that the back end has not taken yet.
     under_way: Arc<AtomicUsize>,
 }
@@ -68,6 +73,7 @@ impl NetPair {
             waiting: None,
             held: Vec::new(),
             room: 0,
+            brought: 0,
             under_way: Arc::default(),
         })
     }
@@ -92,8 +98,9 @@ impl NetPair {
             brought += 1;
         }
         self.receive.tell()?;
-        if brought > 0 {
-            self.device.allow(self.pair, brought);
+        self.brought += brought;
+        if self.brought >= ALLOWANCE {
+            self.device.allow(self.pair, std::mem::take(&mut self.brought));
         }
         Ok(again)
     }

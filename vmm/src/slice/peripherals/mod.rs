@@ -240,6 +240,11 @@ impl Courier for Carried {
         let Some(fabric) = self.0.upgrade() else { return false };
         fabric.handle.get().is_some_and(|handle| handle.send(to, Class::Bulk, frame))
     }
+
+    fn send_all(&self, to: SliceId, frames: Vec<Vec<u8>>) -> bool {
+        let Some(fabric) = self.0.upgrade() else { return false };
+        fabric.handle.get().is_some_and(|handle| handle.send_all(to, Class::Bulk, frames))
+    }
 }
 
 /// Tells the bootstrap slice of broken rings.
