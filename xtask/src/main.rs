@@ -17,6 +17,7 @@ mod fio;
 mod guest_console;
 mod http_verbs;
 mod interrupt;
+mod lab_links;
 mod lab_rdma;
 mod lab_verbs;
 mod layout;
@@ -29,6 +30,7 @@ mod soak;
 mod soak_kill;
 mod summary;
 mod tidy;
+mod transport_bench;
 mod vm_options;
 mod workspace;
 
