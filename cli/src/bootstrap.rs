@@ -9,7 +9,7 @@ use std::fs;
 use std::io::stdout;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use transport::{CarrierKind, Secret};
+use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
 
 #[derive(Args, Debug)]
@@ -63,6 +63,10 @@ pub(crate) struct Arguments {
     /// What carries frames between slices: tcp, rdma, or rdma,tcp (tcp where RDMA cannot be used)
     #[arg(long, default_value = "tcp", value_name = "LIST", value_delimiter = ',')]
     transport: Vec<CarrierKind>,
+    /// What RDMA pins on every host: pool (a few MiB; pages are copied) or registered (all memory of the
+    /// VM; pages are written from host to host without a copy)
+    #[arg(long, default_value_t = RdmaMemory::default(), value_name = "CHOICE")]
+    rdma_memory: RdmaMemory,
     #[command(flatten)]
     devices: Devices,
     #[command(flatten)]
@@ -115,6 +119,10 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     if !companions.is_empty() && arguments.secret_file.is_none() {
         bail!("slices on other hosts need --secret-file");
     }
+    let pins = arguments.rdma_memory == RdmaMemory::Registered;
+    if pins && !arguments.transport.contains(&CarrierKind::Rdma) {
+        bail!("--rdma-memory registered needs RDMA in --transport");
+    }
     if let Some(path) = &arguments.report {
         check_report(path)?;
     }
@@ -140,6 +148,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         limit: arguments.limit.map(Duration::from_secs),
         lease: Duration::from_millis(arguments.lease),
         carriers: arguments.transport,
+        rdma_memory: arguments.rdma_memory,
         local: arguments.local.into(),
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;

@@ -10,11 +10,13 @@
 #![expect(unsafe_code, reason = "poll")]
 // UNSAFETY: poll(2) takes an array of descriptors.
 
+mod send;
+
 use crate::apart::ShareError;
 use crate::classify::{Classifier, PageClass};
 use crate::handle::{Bell, Command, CopyError, Handle};
 use crate::ram::GuestRam;
-use crate::report::{FaultCounts, Report};
+use crate::report::{FaultCounts, PageMoves, Report};
 use crate::schedule::{self, Look};
 use crate::store::Store;
 use crate::trace::{FaultKind, Trace, Tracing};
@@ -31,7 +33,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use transport::{Class, Event, SendError, Transport};
-use wire::{DecodeError, PAGE_SIZE, SliceId};
+use wire::{DecodeError, PAGE_SIZE, PageBody, SliceId};
 
 /// Frames that may wait for room in the transport.
 const BACKLOG_MAX: usize = 65_536;
@@ -95,6 +97,12 @@ pub enum EngineError {
         /// What was wrong.
         #[source]
         source: DecodeError,
+    },
+    /// A peer says that it wrote a page into memory that it was not lent.
+    #[error("{from} says that it wrote a page into this slice's memory, which it cannot reach")]
+    NotLent {
+        /// The peer.
+        from: SliceId,
     },
     /// A peer broke the protocol.
     #[error("the coherence protocol was broken")]
@@ -196,6 +204,9 @@ pub struct Engine {
     streams: Option<Streams>,
     workers: Workers,
     bystanders: Vec<SliceId>,
+    /// Slices that write pages into our memory, and we into theirs.
+    placers: Vec<SliceId>,
+    moved: PageMoves,
     stopping: bool,
 }
 
@@ -242,8 +253,11 @@ impl Engine {
             streams,
             workers: Workers::default(),
             bystanders: config.bystanders,
+            placers: Vec::new(),
+            moved: PageMoves::default(),
             stopping: false,
         };
+        engine.find_placers();
         let core = config.core;
         let run = move || {
             schedule::prefer_this_thread();
@@ -296,7 +310,10 @@ impl Engine {
         let limit = look.spin.min(due);
         let start = Instant::now();
         while start.elapsed() < limit {
-            let ready = poll(fds, Duration::ZERO).map_err(EngineError::Wait)?;
+            let came = self.transport.look();
+            // Faults and commands are looked for too, or frames that keep coming would hold them up.
+            let mut ready = poll(fds, Duration::ZERO).map_err(EngineError::Wait)?;
+            ready[1] |= came;
             if ready.contains(&true) {
                 return Ok(ready);
             }
@@ -548,7 +565,8 @@ impl Engine {
     fn take_frames(&mut self) -> Result<(), EngineError> {
         let mut result = Ok(());
         let Self { node, store, transport, uplink, effects, classifier, trace, started, .. } = self;
-        let mut inbox = Inbox { node, store, classifier, trace, effects };
+        let (placers, moved) = (&self.placers, &mut self.moved);
+        let mut inbox = Inbox { node, store, classifier, trace, effects, placers, moved };
         let mut lost = None;
         transport.poll(POLL_BUDGET, &mut |event| {
             if result.is_err() || lost.is_some() {
@@ -615,66 +633,13 @@ impl Engine {
         Ok(())
     }
 
-    fn send_message(&mut self, to: SliceId, message: &Message) -> Result<(), EngineError> {
-        self.trace.sent(to, message);
-        let mut page = [0u8; PAGE_SIZE];
-        let mut body: &[u8] = &[];
-        if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
-            self.store.ram.moved(gfn);
-            self.store.ram.read(gfn, 0, &mut page);
-            if page != [0u8; PAGE_SIZE] {
-                body = &page;
-            }
-        }
-        let mut head = std::mem::take(&mut self.head);
-        head.clear();
-        message.encode(self.node.epoch(), !body.is_empty(), &mut head);
-        let result = self.send_frame(to, Class::Coherence, &head, body);
-        self.head = head;
-        result
-    }
-
-    fn send_frame(
-        &mut self,
-        to: SliceId,
-        class: Class,
-        head: &[u8],
-        body: &[u8],
-    ) -> Result<(), EngineError> {
-        if self.backlog.is_empty() {
-            match self.transport.send(to, class, head, body) {
-                // A lost peer is reported by the next poll.
-                Ok(()) | Err(SendError::Gone) => return Ok(()),
-                Err(SendError::Full) => {}
-                Err(reason) => return Err(EngineError::Stuck { to, reason }),
-            }
-        }
-        if self.backlog.len() >= BACKLOG_MAX {
-            return Err(EngineError::Stuck { to, reason: SendError::Full });
-        }
-        self.backlog.push_back((to, class, [head, body].concat()));
-        Ok(())
-    }
-
-    fn drain_backlog(&mut self) -> Result<(), EngineError> {
-        while let Some((to, class, frame)) = self.backlog.front() {
-            match self.transport.send(*to, *class, frame, &[]) {
-                Ok(()) | Err(SendError::Gone) => {
-                    self.backlog.pop_front();
-                }
-                Err(SendError::Full) => return Ok(()),
-                Err(reason) => return Err(EngineError::Stuck { to: *to, reason }),
-            }
-        }
-        Ok(())
-    }
-
     fn report(&self) -> Report {
         let stats = self.node.stats();
         let (device_pages, device_page_moves) = self.store.ram.device_pages();
         Report {
             device_pages,
             device_page_moves,
+            page_moves: self.moved,
             faults: FaultCounts {
                 read: stats.faults_read,
                 write: stats.faults_write,
@@ -721,6 +686,8 @@ struct Inbox<'a> {
     classifier: &'a mut Classifier,
     trace: &'a mut Trace,
     effects: &'a mut Vec<Effect>,
+    placers: &'a [SliceId],
+    moved: &'a mut PageMoves,
 }
 
 impl Inbox<'_> {
@@ -728,6 +695,14 @@ impl Inbox<'_> {
     fn take(&mut self, now: u64, from: SliceId, bytes: &[u8]) -> Result<(), EngineError> {
         let (epoch, message, body) =
             Message::decode(bytes).map_err(|source| EngineError::Garbage { from, source })?;
+        match body {
+            Some(PageBody::Placed) if !self.placers.contains(&from) => {
+                return Err(EngineError::NotLent { from });
+            }
+            Some(PageBody::Placed) => self.moved.placed_in += 1,
+            Some(PageBody::Bytes(_)) => self.moved.copies += 1,
+            _ => {}
+        }
         self.trace.received(from, &message);
         if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
             self.store.ram.moved(gfn);

@@ -87,6 +87,8 @@ impl Drop for HugePages {
 /// Looks at all chunks once; false when it is to end.
 fn pass(ram: &GuestRam, rest: &mut dyn FnMut(Duration) -> bool, refusals: &mut u32) -> bool {
     let chunks = (0..ram.bytes()).step_by(HUGE).filter(|at| ram.place_at(*at) == Place::Plain);
+    // A collapse replaces pages, and an adapter would go on with the old ones.
+    let chunks = chunks.take_while(|_| !ram.is_pinned());
     for (looked, offset) in (1..).zip(chunks) {
         if is_nearly_full(ram, offset) {
             let start = Instant::now();

@@ -22,8 +22,10 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use thiserror::Error;
+use transport::PageMemory;
 use wire::{Gfn, PAGE_SIZE};
 
 /// Why guest memory cannot be had.
@@ -104,6 +106,8 @@ pub struct GuestRam {
     pub(crate) collapsed: AtomicU64,
     pub(crate) collapse_ns: AtomicU64,
     device_pages: DevicePages,
+    /// All pages are pinned for an adapter: there are no holes, and nothing may be replaced.
+    pinned: AtomicBool,
 }
 
 const PAGE: u64 = 4096;
@@ -155,6 +159,7 @@ impl GuestRam {
             collapsed: AtomicU64::new(0),
             collapse_ns: AtomicU64::new(0),
             device_pages: DevicePages::new(bytes / PAGE_SIZE),
+            pinned: AtomicBool::new(false),
         };
         let own: Vec<Range<usize>> = ram.chunk_offsets(own)?;
         ram.apart = Apart::new(memory, &ram.guest, bytes, &own).map_err(failed("mmap"))?;
@@ -261,6 +266,41 @@ impl GuestRam {
         let block = self.blocks.iter().rev().find(|block| block.offset <= offset)?;
         let gfn = block.frames.start + u64::try_from((offset - block.offset) / PAGE_SIZE).ok()?;
         block.frames.contains(&gfn).then_some(Gfn(gfn))
+    }
+
+    /// What may be lent to peers, for pages to be written from and into: the alias. None where private
+    /// chunks lie elsewhere: pinned pages of the file would come on top of them.
+    #[must_use]
+    pub fn lendable(self: &Arc<Self>) -> Option<PageMemory> {
+        if self.has_apart() {
+            return None;
+        }
+        let keep = Arc::clone(self);
+        // SAFETY: the alias is a mapping of the file that stays until `self` is dropped, and no hole is ever
+        // punched into the file. Its pages are only collapsed into huge ones while nobody has pinned
+        // them (`crate::huge`; the kernel refuses it for pinned pages too). All access is by pointers.
+        Some(unsafe { PageMemory::new(self.alias.start(), self.bytes, keep) })
+    }
+
+    /// The memory was lent: an adapter has pinned all pages.
+    pub(crate) fn set_pinned(&self) {
+        self.pinned.store(true, Ordering::Release);
+        self.backed.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned.load(Ordering::Acquire)
+    }
+
+    /// True when nobody has stored to the page on this slice, as far as can be told: pinning touches
+    /// all pages.
+    pub(crate) fn is_untouched(&self, gfn: Gfn) -> bool {
+        if self.is_pinned() { self.is_zero(gfn) } else { self.is_hole(gfn) }
+    }
+
+    /// True when the page is all zeros now.
+    pub(crate) fn is_zero(&self, gfn: Gfn) -> bool {
+        self.entries(gfn).iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 
     /// True when the file holds no page there: it was never touched on this slice.
@@ -436,6 +476,7 @@ fn lay_out(frames: &[Range<u64>]) -> Result<(Vec<Block>, usize), RamError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     #[test]
     fn frame_at_with_hole_finds_the_block() {
@@ -457,6 +498,28 @@ mod tests {
         let places = [0, 1, 2, 3, 4].map(|chunk| ram.place(ChunkId(chunk)));
         let (plain, outside) = (Place::Plain, Place::Outside);
         assert_eq!(places, [outside, outside, plain, plain, outside]);
+    }
+
+    #[test]
+    fn page_of_pinned_memory_is_untouched_until_something_is_stored() {
+        let ram = Arc::new(GuestRam::new(&[0..16, 600..601]).unwrap());
+        assert!(ram.is_untouched(Gfn(600)));
+        let lent = ram.lendable().unwrap();
+        assert_eq!(lent.bytes(), ram.bytes());
+
+        ram.set_pinned();
+
+        assert!(!ram.is_hole(Gfn(600)) && ram.is_untouched(Gfn(600)) && ram.is_zero(Gfn(600)));
+        ram.write(Gfn(600), 4095, &[1]);
+        assert!(!ram.is_untouched(Gfn(600)));
+    }
+
+    #[test]
+    fn memory_with_parts_elsewhere_is_not_lent() {
+        let frames = from_ref(&(0..1024));
+        let ram = GuestRam::with_memory(frames, frames, Memory::Anonymous).unwrap();
+
+        assert!(Arc::new(ram).lendable().is_none());
     }
 
     #[test]

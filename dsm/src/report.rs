@@ -39,6 +39,18 @@ pub struct HotPage {
     pub class: PageClass,
 }
 
+/// How contents of pages went from memory to memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageMoves {
+    /// Copies of pages by this slice's processors, out of guest memory into a frame or back. The transport
+    /// copies such a frame further; a page that is placed never is in a frame.
+    pub copies: u64,
+    /// Pages that the adapter wrote into another slice's memory.
+    pub placed_out: u64,
+    /// Pages that another slice's adapter wrote into ours.
+    pub placed_in: u64,
+}
+
 /// Counters of one engine since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
@@ -67,6 +79,9 @@ pub struct Report {
     /// How often one of these came from another slice, or went to one, since a device used it first.
     #[serde(default)]
     pub device_page_moves: u64,
+    /// Copies of page contents, and pages that needed none.
+    #[serde(default)]
+    pub page_moves: PageMoves,
     /// Pages received.
     pub pages_in: u64,
     /// Pages sent.

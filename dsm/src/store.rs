@@ -147,10 +147,12 @@ impl Store {
     /// The contents of a page have come.
     fn fill(&mut self, gfn: Gfn, body: Option<PageBody<'_>>) -> Result<(), EngineError> {
         match body {
+            // It is there.
+            Some(PageBody::Placed) => {}
             Some(body) if self.ahead.is_untouched(gfn) && self.ram.is_new(gfn) => {
                 let page: &[u8] = match &body {
                     PageBody::Bytes(bytes) => bytes,
-                    PageBody::Zero => &[0; PAGE_SIZE],
+                    PageBody::Zero | PageBody::Placed => &[0; PAGE_SIZE],
                 };
                 let mut arrivals = self.arrivals.borrow_mut();
                 return arrivals.push(&self.ram, gfn, page).map_err(EngineError::Fill);
@@ -348,7 +350,7 @@ impl PageStore for StepStore<'_> {
     }
 
     fn is_untouched(&self, gfn: Gfn) -> bool {
-        self.store.ram.is_hole(gfn)
+        self.store.ram.is_untouched(gfn)
     }
 
     fn snapshot(&mut self, gfn: Gfn, table: Table) {

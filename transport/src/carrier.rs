@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 /// Epoll tokens of one peer: the engine gives each peer this many.
-pub(crate) const TOKENS: u64 = 4;
+pub(crate) const TOKENS: u64 = 5;
 
 /// What an epoll event means for a peer.
 #[derive(Debug, Default)]
@@ -34,6 +34,19 @@ pub(crate) trait Carrier: Send {
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
     /// Starts or ends waking for room in the stream of `class`.
     fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()>;
+    /// Whether pages can be written into the peer's memory.
+    fn places(&self) -> bool {
+        false
+    }
+    /// Writes the page at an offset of our memory to the same offset of the peer's, ahead of all that is
+    /// written to the stream of `class` from now on. False when there is no room for it.
+    fn place_page(&mut self, _class: usize, _offset: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// Whether something came, known without a system call.
+    fn look(&mut self) -> bool {
+        false
+    }
     /// Called when a poll ends: returns true when something came or room appeared since.
     fn arm(&mut self) -> bool {
         false

@@ -68,6 +68,39 @@ impl FromStr for CarrierKind {
     }
 }
 
+/// What RDMA pins of a slice's memory, and so how pages travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RdmaMemory {
+    /// Slots of a pool. Pages are copied into them and out of them; guest memory stays reclaimable and
+    /// may lie on huge pages.
+    #[default]
+    Pool,
+    /// All of the VM's memory, on every slice. Pages are written from one slice's memory into the other's
+    /// without a copy. Every peer can write this slice's copy of guest memory, and nothing else.
+    Registered,
+}
+
+impl fmt::Display for RdmaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pool => "pool",
+            Self::Registered => "registered",
+        })
+    }
+}
+
+impl FromStr for RdmaMemory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "pool" => Ok(Self::Pool),
+            "registered" => Ok(Self::Registered),
+            _ => Err(format!("{text:?} is no choice; there are: pool, registered")),
+        }
+    }
+}
+
 /// Bounds and times, equal on all slices of one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
@@ -80,6 +113,8 @@ pub struct Config {
     /// What carries the frames, best first. A later one is only taken when some slice cannot use
     /// the ones before.
     pub carriers: Vec<CarrierKind>,
+    /// What RDMA pins.
+    pub rdma_memory: RdmaMemory,
 }
 
 impl Default for Config {
@@ -89,6 +124,7 @@ impl Default for Config {
             window: [256 << 10, 2 << 20, 1 << 20],
             queue_frames: 8192,
             carriers: vec![CarrierKind::Tcp],
+            rdma_memory: RdmaMemory::default(),
         }
     }
 }
@@ -131,6 +167,14 @@ mod tests {
     #[test]
     fn default_config_is_valid() {
         assert_eq!(Config::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn choices_of_memory_are_read_as_they_are_written() {
+        for choice in [RdmaMemory::Pool, RdmaMemory::Registered] {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        assert!("odp".parse::<RdmaMemory>().unwrap_err().contains("pool, registered"));
     }
 
     #[test]

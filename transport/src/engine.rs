@@ -130,6 +130,17 @@ impl<C: Carrier> Engine<C> {
         }
         let length = u32::try_from(length).map_err(|_| SendError::TooLarge)?;
         let index = self.ids.binary_search(&to).map_err(|_| SendError::Gone)?;
+        self.send_to(index, class, length, head, payload)
+    }
+
+    fn send_to(
+        &mut self,
+        index: usize,
+        class: Class,
+        length: u32,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
         let peer = &mut self.peers[index];
         let class_at = usize::from(class_index(class));
         // Interrupts have a stream of their own, and a vCPU may wait for one.
@@ -142,6 +153,35 @@ impl<C: Carrier> Engine<C> {
             self.wake();
         }
         result
+    }
+
+    pub(crate) fn places(&self, peer: SliceId) -> bool {
+        self.ids.binary_search(&peer).is_ok_and(|index| self.peers[index].places())
+    }
+
+    pub(crate) fn place(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        offset: u64,
+    ) -> Result<(), SendError> {
+        let length = u32::try_from(head.len()).map_err(|_| SendError::TooLarge)?;
+        let index = self.ids.binary_search(&to).map_err(|_| SendError::Gone)?;
+        let result = self.peers[index].place(usize::from(class_index(class)), length, offset);
+        match result {
+            Ok(()) => self.send_to(index, class, length, head, &[]),
+            Err(error) => {
+                if self.peers[index].has_unreported_loss() {
+                    self.wake();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn look(&mut self) -> bool {
+        self.peers.iter_mut().any(Peer::look)
     }
 
     pub(crate) fn cork(&mut self, on: bool) {
@@ -264,6 +304,24 @@ impl<T: OverEngine> Transport for T {
 
     fn readiness(&self) -> BorrowedFd<'_> {
         borrow(self, self.engine().epoll_fd())
+    }
+
+    fn look(&mut self) -> bool {
+        self.engine_mut().look()
+    }
+
+    fn places(&self, peer: SliceId) -> bool {
+        self.engine().places(peer)
+    }
+
+    fn place(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        offset: u64,
+    ) -> Result<(), SendError> {
+        self.engine_mut().place(to, class, head, offset)
     }
 }
 

@@ -20,8 +20,10 @@ pub mod control;
 mod engine;
 pub mod frame;
 pub mod handshake;
+mod memory;
 mod mesh;
 mod outbox;
+mod pairs;
 pub mod rdma;
 mod seam;
 mod secret;
@@ -30,9 +32,10 @@ mod sys;
 pub mod tcp;
 
 pub use clock::ClockEstimate;
-pub use config::{CarrierKind, Config, ConfigError};
+pub use config::{CarrierKind, Config, ConfigError, RdmaMemory};
 pub use control::{BLOB_BYTES_MAX, ControlError, MEMBERS_MAX, Member};
 pub use handshake::{HandshakeError, VmId};
+pub use memory::PageMemory;
 pub use mesh::{
     Answer, Assignment, BootstrapMesh, CompanionMesh, Listener, MeshError, MeshTransport, Plan,
     Refused,

@@ -24,9 +24,10 @@ pub use bootstrap::{Answer, BootstrapMesh, Plan};
 pub use companion::{Assignment, CompanionMesh, Listener, Refused};
 pub use transport::MeshTransport;
 
-use crate::config::{CarrierKind, Config, ConfigError};
+use crate::config::{CarrierKind, Config, ConfigError, RdmaMemory};
 use crate::control::ControlError;
 use crate::handshake::{HandshakeError, Party, Role, VmId, call};
+use crate::memory::PageMemory;
 use crate::rdma::{Endpoint, Meeting, RdmaError, RdmaTransport, meet};
 use crate::secret::Secret;
 use crate::tcp::TcpTransport;
@@ -172,6 +173,8 @@ struct Circle {
     epoch: Epoch,
     local: SliceId,
     config: Config,
+    /// What this slice lends, if it is asked for.
+    memory: Option<PageMemory>,
 }
 
 impl Circle {
@@ -220,9 +223,10 @@ impl Circle {
         if self.config.carriers.first() != Some(&CarrierKind::Rdma) {
             return Ok(Ok(Vec::new()));
         }
-        meet(streams, self.config.lease, deadline).map_err(|(slice, error)| MeshError::Control {
-            with: format!("{slice} over RDMA"),
-            source: error.into(),
+        let lends = self.config.rdma_memory == RdmaMemory::Registered;
+        let memory = self.memory.as_ref().filter(|_| lends);
+        meet(streams, memory, self.config.lease, deadline).map_err(|(slice, error)| {
+            MeshError::Control { with: format!("{slice} over RDMA"), source: error.into() }
         })
     }
 
@@ -235,14 +239,14 @@ impl Circle {
     ) -> Result<MeshTransport, MeshError> {
         if kind == CarrierKind::Tcp {
             return TcpTransport::from_streams(self.local, streams, self.config)
-                .map(MeshTransport::Tcp)
+                .map(|transport| MeshTransport::new(kind, transport))
                 .map_err(MeshError::Transport);
         }
         let endpoints = meeting.map_err(|text| MeshError::Rdma { text })?;
         let join = |((slice, [life, ..]), endpoint): (Connected, Endpoint)| (slice, endpoint, life);
         let peers = streams.into_iter().zip(endpoints).map(join).collect();
         RdmaTransport::new(self.local, peers, self.config)
-            .map(MeshTransport::Rdma)
+            .map(|transport| MeshTransport::new(kind, transport))
             .map_err(MeshError::QueuePairs)
     }
 }

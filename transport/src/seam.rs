@@ -79,4 +79,31 @@ pub trait Transport: Send {
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize;
     /// Readable when `poll` has something to do (frames, room to send, or lease work).
     fn readiness(&self) -> BorrowedFd<'_>;
+    /// Whether something came, looked up without a system call: for who waits for an answer so short a
+    /// time that sleeping costs more. Always false where it takes a system call to know; then
+    /// `readiness` tells.
+    fn look(&mut self) -> bool {
+        false
+    }
+    /// Whether pages can be written from this slice's [`PageMemory`] into that of a peer. The same for
+    /// as long as the transport lives, and at both ends.
+    fn places(&self, _peer: SliceId) -> bool {
+        false
+    }
+    /// Writes the page at a byte offset of this slice's memory to the same offset of the peer's, and
+    /// queues `head` as a frame that comes after it. No CPU copies the page. Until the peer answered,
+    /// nobody may change the page here, and the peer must expect it there.
+    ///
+    /// # Errors
+    /// `Full` when there is no room for it now, and always where [`Self::places`] is false: send the page
+    /// as bytes.
+    fn place(
+        &mut self,
+        _to: SliceId,
+        _class: Class,
+        _head: &[u8],
+        _offset: u64,
+    ) -> Result<(), SendError> {
+        Err(SendError::Full)
+    }
 }

@@ -13,6 +13,7 @@ use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::{Config, ConfigError};
 use crate::engine::{Engine, OverEngine};
 use crate::handshake::HandshakeError;
+use crate::pairs;
 use ring::{Region, Side};
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
@@ -177,18 +178,12 @@ impl ShmTransport {
 /// # Errors
 /// The configuration is not usable, or memory or descriptors are used up.
 pub fn mesh(n: u16, config: &Config) -> Result<Vec<ShmTransport>, ShmError> {
-    let mut pairs: Vec<Vec<Pair>> = (0..n).map(|_| Vec::new()).collect();
-    for low in 0..n {
-        for high in low + 1..n {
-            let (first, second) = Pair::in_process(SliceId(low), SliceId(high))?;
-            pairs[usize::from(low)].push(first);
-            pairs[usize::from(high)].push(second);
-        }
-    }
-    (0..n)
-        .zip(pairs)
-        .map(|(slice, pairs)| ShmTransport::new(SliceId(slice), pairs, config.clone()))
-        .collect()
+    let slices = pairs::join(n, Pair::in_process)?;
+    let build = |(slice, peers): pairs::Joined<Pair>| {
+        let pairs = peers.into_iter().map(|(_, pair)| pair).collect();
+        ShmTransport::new(slice, pairs, config.clone())
+    };
+    slices.into_iter().map(build).collect()
 }
 
 impl OverEngine for ShmTransport {

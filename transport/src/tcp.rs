@@ -4,6 +4,7 @@
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
 use crate::engine::{Engine, OverEngine};
+use crate::pairs;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -117,16 +118,12 @@ impl TcpTransport {
 /// # Errors
 /// The configuration is not usable, or the operating system refuses sockets.
 pub fn mesh(n: u16, config: &Config) -> io::Result<Vec<TcpTransport>> {
-    let mut peers: Vec<Vec<(SliceId, [TcpStream; 3])>> = (0..n).map(|_| Vec::new()).collect();
-    for low in 0..n {
-        for high in low + 1..n {
-            let ((a, d), (b, e), (c, f)) = (loopback()?, loopback()?, loopback()?);
-            peers[usize::from(low)].push((SliceId(high), [a, b, c]));
-            peers[usize::from(high)].push((SliceId(low), [d, e, f]));
-        }
-    }
+    let slices = pairs::join(n, |_, _| {
+        let ((a, d), (b, e), (c, f)) = (loopback()?, loopback()?, loopback()?);
+        Ok::<_, io::Error>(([a, b, c], [d, e, f]))
+    })?;
     let build = |(slice, peers)| TcpTransport::from_streams(slice, peers, config.clone());
-    (0..n).map(SliceId).zip(peers).map(build).collect()
+    slices.into_iter().map(build).collect()
 }
 
 /// A connected pair of sockets.

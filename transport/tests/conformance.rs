@@ -304,6 +304,19 @@ fn too_large_and_unknown_are_refused<T: Backend>() {
     assert_eq!(a.send(A, Class::Bulk, &[], &[]), Err(SendError::Gone));
 }
 
+fn nothing_is_placed_in_memory_that_is_not_lent<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+
+    for peer in [A, B, SliceId(9)] {
+        assert!(!a.places(peer));
+    }
+    assert_eq!(a.place(B, Class::Coherence, b"head", 0), Err(SendError::Full));
+    // Nothing of it was sent, and the next frame is the first.
+    a.send(B, Class::Coherence, b"after", &[]).unwrap();
+    let seen = gather_from(&mut a, &mut b, 1);
+    assert_eq!(seen, vec![Seen::Frame(A, Class::Coherence, b"after".to_vec())]);
+}
+
 fn frames_of_all_sizes_survive_partial_writes<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&tight());
     let sizes: Vec<usize> = [0, 1, 7, 8, 9, 4095, 4096, 4097, 65_535, FRAME_BYTES_MAX]
@@ -472,6 +485,7 @@ conformance!(
     receiver_that_does_not_poll_is_not_flooded,
     waiting_frames_are_bounded,
     too_large_and_unknown_are_refused,
+    nothing_is_placed_in_memory_that_is_not_lent,
     frames_of_all_sizes_survive_partial_writes,
     loss_is_reported_once_after_what_was_sent,
     one_loss_leaves_the_others,

@@ -101,7 +101,12 @@ fn four_slices_join_and_talk() {
     assert_eq!(answers, blobs);
     assert_eq!((estimate.rtt_min, estimate.offset), (10, 4_995));
     let [one, two, three] = &mut others;
-    everybody_talks(&mut [&mut bootstrap, one, two, three]);
+    everybody_talks(&mut [
+        &mut *bootstrap.transport,
+        &mut *one.transport,
+        &mut *two.transport,
+        &mut *three.transport,
+    ]);
 }
 
 /// The loopback address is no RDMA address on any machine.
@@ -122,9 +127,45 @@ fn slices_fall_back_to_tcp_together_where_the_list_allows_it() {
     let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("rdma cannot be used: slice0: no RDMA"), "{warnings:?}");
-    assert!(others.iter().all(|other| other.kind() == CarrierKind::Tcp));
+    assert!(others.iter().all(|other| other.kind == CarrierKind::Tcp));
     let [one, two] = &mut others;
-    everybody_talks(&mut [&mut bootstrap, one, two]);
+    everybody_talks(&mut [&mut *bootstrap.transport, &mut *one.transport, &mut *two.transport]);
+}
+
+/// The process runs this test once more, with a library that is none in the place of libibverbs.
+#[test]
+fn slices_join_over_tcp_where_libibverbs_cannot_be_loaded() {
+    const NAME: &str = "slices_join_over_tcp_where_libibverbs_cannot_be_loaded";
+    const HIDDEN: &str = "TESSERA_TEST_HIDDEN_LIBRARY";
+    if std::env::var_os(HIDDEN).is_none() {
+        let folder = std::env::temp_dir().join(format!("tessera-no-verbs-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("libibverbs.so.1"), "no library").unwrap();
+        let again = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(HIDDEN, "1")
+            .env("LD_LIBRARY_PATH", &folder)
+            .output()
+            .unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stdout));
+        return;
+    }
+    let listener = listener();
+    let plan = plan_over(&[listener.address()], &[CarrierKind::Rdma, CarrierKind::Tcp]);
+    let companion = willing(listener);
+    let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+
+    let mut warnings = Vec::new();
+    let mut bootstrap =
+        mesh.into_transport(soon(), &mut |text| warnings.push(text.to_owned())).unwrap();
+
+    let mut other = companion.join().unwrap().unwrap();
+    assert!(warnings[0].contains("no RDMA devices can be listed"), "{warnings:?}");
+    assert_eq!((bootstrap.kind, other.kind), (CarrierKind::Tcp, CarrierKind::Tcp));
+    everybody_talks(&mut [&mut *bootstrap.transport, &mut *other.transport]);
 }
 
 #[test]

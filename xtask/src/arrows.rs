@@ -35,12 +35,13 @@ const ALLOWED: [(&str, &[&str]); 9] = [
 ];
 
 /// Crates for development: they may use anything, and nothing that ships uses them.
-const TOOLS: [&str; 8] = [
+const TOOLS: [&str; 9] = [
     "tessera-microguest",
     "tessera-dsm-sim",
     "tessera-lab",
     "tessera-guest-tests",
     "tessera-benches",
+    "tessera-link",
     "tessera-outcome",
     "tessera-fuzz",
     "xtask",

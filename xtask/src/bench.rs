@@ -10,7 +10,7 @@ use std::process::{Command as Process, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{arrows, check, disk_bench, net_bench, workspace};
+use crate::{arrows, check, disk_bench, net_bench, transport_bench, workspace};
 
 /// The experiments, and what each compares.
 const EXPERIMENTS: [(&str, &str); 6] = [
@@ -22,7 +22,7 @@ const EXPERIMENTS: [(&str, &str); 6] = [
     ("npb", "NAS kernels over two slices with two vCPUs on one core"),
 ];
 /// Experiments with a VM over the hosts of a lab: NAME [--quick] [-- OPTIONS OF THE VM].
-const IN_A_LAB: [(&str, &str, InLab); 2] = [
+const IN_A_LAB: [(&str, &str, InLab); 3] = [
     (
         "net",
         "a web server on a remote vCPU, rings delegated or coherent, with one on the local vCPU",
@@ -32,6 +32,11 @@ const IN_A_LAB: [(&str, &str, InLab); 2] = [
         "disk",
         "fio on a remote vCPU, rings delegated or coherent, with the local vCPU",
         disk_bench::run,
+    ),
+    (
+        "transport",
+        "frames and pages over shm, tcp and rdma with perftest (no VM)",
+        transport_bench::run,
     ),
 ];
 type InLab = fn(bool, &[String]) -> Result<ExitCode>;
@@ -78,7 +83,7 @@ fn list(root: &Path) -> Result<ExitCode> {
     }
     println!("over two hosts of a lab (./x bench NAME [--quick] [-- OPTIONS OF THE VM]):");
     for (name, what, _) in IN_A_LAB {
-        println!("  {name:<9}{what}");
+        println!("  {name:<10}{what}");
     }
     let names = arrows::benchmarks(root)?.join(", ");
     println!("benchmarks of cargo (./x bench {CARGO} [--quick] [-- ARGUMENTS]):\n  {names}");

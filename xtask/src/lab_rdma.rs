@@ -1,4 +1,5 @@
-//! `./x lab rdma`: the transport's conformance tests over soft-RoCE.
+//! `./x lab rdma`: the transport's conformance tests over soft-RoCE, pages of two memory engines, and
+//! trouble between two hosts (`lab_links`).
 //!
 //! The kernel of a development machine seldom has soft-RoCE, a lab host always can. The test programs are
 //! built here and run there, with the word that turns a skipped test into a failed one.
@@ -11,7 +12,7 @@ use clap::Args;
 use lab::{Command, Config, Host, Lab, Mode};
 use serde_json::Value;
 
-use crate::workspace;
+use crate::{lab_links, workspace};
 
 /// Most seconds the tests may take.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -24,6 +25,9 @@ pub(crate) struct RdmaOptions {
     /// Use these test programs instead of building them
     #[arg(long = "program")]
     programs: Vec<String>,
+    /// Only the test programs: no trouble between two hosts
+    #[arg(long)]
+    no_links: bool,
     /// Words for the test program
     #[arg(last = true)]
     words: Vec<String>,
@@ -36,7 +40,7 @@ pub(crate) fn run(options: &RdmaOptions) -> Result<ExitCode> {
     };
     let config = Config {
         name: options.name.clone(),
-        hosts: 1,
+        hosts: 2,
         mode: Mode::Machines,
         rdma: true,
         ..Config::default()
@@ -50,13 +54,16 @@ pub(crate) fn run(options: &RdmaOptions) -> Result<ExitCode> {
         let copy = host.job()?.join(&name);
         std::fs::copy(program, &copy).with_context(|| format!("copy {program}"))?;
         let path = host.job_inside()?.join(&name).to_string_lossy().into_owned();
-        let plain = [path.as_str(), "rdma::", "--test-threads=1"];
+        let plain = [path.as_str(), "rdma", "--test-threads=1"];
         good &= test(&host, &plain, "require", &options.words)?;
         // Without the right to lock memory as it likes; the program without such a test passes.
         let words = "prlimit --memlock=65536 setpriv --bounding-set=-ipc_lock";
         let bound: Vec<_> =
             words.split(' ').chain([path.as_str(), "refused_registration"]).collect();
         good &= test(&host, &bound, "memlock", &[])?;
+    }
+    if !options.no_links {
+        good &= lab_links::check(&lab)?;
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -80,7 +87,8 @@ fn test(host: &Host<'_>, words: &[&str], rdma: &str, more: &[String]) -> Result<
 fn build() -> Result<Vec<String>> {
     println!("x: building the transport's tests");
     let arguments =
-        "test -p tessera-transport --lib --test conformance --no-run --locked".split(' ');
+        "test -p tessera-transport -p tessera-dsm --lib --test conformance --test engine --no-run --locked"
+            .split(' ');
     let output = Process::new(workspace::cargo())
         .args(arguments)
         .arg("--message-format=json-render-diagnostics")

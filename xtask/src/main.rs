@@ -19,6 +19,7 @@ mod fio;
 mod guest_console;
 mod http_verbs;
 mod interrupt;
+mod lab_links;
 mod lab_rdma;
 mod lab_verbs;
 mod layout;
@@ -33,6 +34,7 @@ mod soak_guest;
 mod soak_kill;
 mod summary;
 mod tidy;
+mod transport_bench;
 mod vm_options;
 mod workspace;
 

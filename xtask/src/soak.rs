@@ -36,7 +36,8 @@ const ITERATIONS: [(&str, &str); 3] = [
 pub(crate) enum SoakVerb {
     /// Boot the VM and run its tests, several times on each interrupt back end
     Boot(BootOptions),
-    /// Kill a companion at a random moment, again and again: the VM must end soon and say why
+    /// Kill a companion, or cut its host off, at a random moment, again and again: the VM must end soon and
+    /// say why, or survive a short cut
     Kill(KillOptions),
     /// Kill the whole VM while its guest writes to disks, again and again: what was flushed must be there
     GuestKill(GuestOptions),

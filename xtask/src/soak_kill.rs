@@ -1,4 +1,5 @@
-//! `./x soak kill`: a companion dies at a random moment of the VM's life.
+//! `./x soak kill`: a companion dies, or its host is cut off the network, at a random moment of the VM's
+//! life.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -8,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
-use lab::{Command, ExitStatus, Lab, RemoteProcess};
+use clap::{Args, ValueEnum};
+use lab::{Command, ExitStatus, HostNumber, Lab, RemoteProcess};
 
 use crate::interrupt::Interrupted;
 use crate::progress::{Progress, printable};
@@ -18,6 +19,23 @@ use crate::vm_options::{Interrupts, VmOptions};
 
 /// How soon the bootstrap slice must end.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// The same once only silence tells of the loss: the lease, and the time to count it.
+const SILENCE_LIMIT: Duration = Duration::from_secs(12);
+/// A cable out for so long is no loss.
+const BLINK: Duration = Duration::from_secs(1);
+/// For so long the VM must go on after that.
+const SURVIVED: Duration = Duration::from_secs(15);
+
+/// What happens to a companion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Harm {
+    /// It is killed.
+    Kill,
+    /// Its host is cut off the network for good.
+    Cut,
+    /// Its host is cut off for one second, which the VM must survive.
+    Blink,
+}
 /// How long it is waited for, to tell late from never.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
@@ -29,6 +47,9 @@ pub(crate) struct KillOptions {
     /// How many companions to kill
     #[arg(long, default_value_t = 20)]
     tries: u32,
+    /// What happens to a companion
+    #[arg(long, value_enum, default_value_t = Harm::Kill)]
+    how: Harm,
     /// Latest moment of a kill, in seconds after the start
     #[arg(long, default_value_t = 90)]
     within: u64,
@@ -74,7 +95,8 @@ pub(crate) fn run(options: &KillOptions) -> Result<ExitCode> {
             interrupted: &interrupted,
             loud: false,
         };
-        let result = one(&scenario, random(options.within * 1000), layout.slices())?;
+        let moment = random(options.within * 1000);
+        let result = one(&scenario, options.how, moment, layout.slices())?;
         let problem = result.problem(options);
         progress.say(&format!("try {number} of {}: {}", options.tries, result.tell(&problem)));
         if problem.is_none() {
@@ -92,7 +114,7 @@ pub(crate) fn random(bound: u64) -> u64 {
     RandomState::new().hash_one(0) % bound.max(1)
 }
 
-fn one(scenario: &Scenario<'_>, moment_ms: u64, slices: usize) -> Result<Try> {
+fn one(scenario: &Scenario<'_>, how: Harm, moment_ms: u64, slices: usize) -> Result<Try> {
     let companions = scenario.start_companions()?;
     let victim = usize::try_from(random(u64::try_from(slices - 1)?))?;
     let moment = Instant::now() + Duration::from_millis(moment_ms);
@@ -105,15 +127,31 @@ fn one(scenario: &Scenario<'_>, moment_ms: u64, slices: usize) -> Result<Try> {
         listen(&mut bootstrap, &mut last_words);
     }
     let over = bootstrap.is_over();
-    companions.get(victim).context("the victim exists")?.kill()?;
+    // Slice n runs on host n + 1; the companions are slices 1 and up.
+    let host = scenario.lab.host(HostNumber::new(victim + 2)?)?;
+    match how {
+        Harm::Kill => companions.get(victim).context("the victim exists")?.kill()?,
+        Harm::Cut => host.cut()?,
+        Harm::Blink => {
+            host.cut()?;
+            thread::sleep(BLINK);
+            host.heal()?;
+        }
+    }
     let killed = Instant::now();
-    while !bootstrap.is_over() && killed.elapsed() < PATIENCE {
+    let patience = if how == Harm::Blink { SURVIVED } else { PATIENCE };
+    while !bootstrap.is_over() && killed.elapsed() < patience {
         listen(&mut bootstrap, &mut last_words);
     }
     let ended_after = (bootstrap.is_over() && !over).then(|| killed.elapsed());
     let exit = bootstrap.wait(Duration::ZERO).ok();
     drop(bootstrap);
     let mut left = Vec::new();
+    if how == Harm::Cut {
+        // The companion's own lease ends it.
+        thread::sleep(SILENCE_LIMIT);
+        host.heal()?;
+    }
     for companion in companions {
         companion.finish(&mut left);
     }
@@ -154,6 +192,9 @@ pub(crate) fn left_processes(scenario: &Scenario<'_>) -> Result<Vec<String>> {
 
 impl Try {
     fn problem(&self, options: &KillOptions) -> Option<String> {
+        if options.how == Harm::Blink {
+            return self.exit.map(|exit| format!("the VM did not survive it: {exit}"));
+        }
         let Some(after) = self.ended_after else {
             return Some(match self.exit {
                 Some(exit) => format!("the VM was over before the kill, with {exit}"),
@@ -161,8 +202,9 @@ impl Try {
             });
         };
         let lost = Some(ExitStatus::Code(options.exit_code));
-        if after > END_LIMIT {
-            Some(format!("it took {after:.1?}, not {END_LIMIT:?}"))
+        let limit = if options.how == Harm::Cut { SILENCE_LIMIT } else { END_LIMIT };
+        if after > limit {
+            Some(format!("it took {after:.1?}, not {limit:?}"))
         } else if self.exit != lost {
             Some(format!("its exit status is not {}", options.exit_code))
         } else if !self.left_over.is_empty() {

@@ -95,7 +95,21 @@ pub(crate) fn slices_table(scenario: &Scenario<'_>, report: Option<&Value>) -> S
     if let Some(classes) = report.and_then(Classes::of) {
         text.push_str(&classes.line());
     }
+    text.push_str(&report.and_then(moves_line).unwrap_or_default());
     text
+}
+
+/// How contents of pages travelled, over all slices. None of a tessera that does not tell.
+fn moves_line(report: &Value) -> Option<String> {
+    let slices = report.get("slices")?.as_array()?;
+    let sum = |name: &str| {
+        let of = |slice: &Value| slice.pointer("/page_moves")?.get(name)?.as_u64();
+        slices.iter().map(of).sum::<Option<u64>>()
+    };
+    let (copies, placed) = (sum("copies")?, sum("placed_out")?);
+    Some(format!(
+        "page contents: {copies} copies by processors, {placed} pages placed by adapters\n"
+    ))
 }
 
 /// The closing table.
@@ -224,6 +238,17 @@ mod tests {
         let more = Classes::of(&json!({"slices": [slice(1, 99), slice(2, 98)]})).unwrap();
         assert!(more.too_many_for_tables());
         assert_eq!(Classes::of(&json!({"slices": [{}]})), None);
+    }
+
+    #[test]
+    fn copies_and_placed_pages_of_all_slices_are_added() {
+        let moves = |copies: u64, out: u64| serde_json::json!({"page_moves": {"copies": copies, "placed_out": out, "placed_in": 1}});
+        let report = serde_json::json!({"slices": [moves(2, 30), moves(3, 40)]});
+
+        let line = moves_line(&report).unwrap();
+
+        assert_eq!(line, "page contents: 5 copies by processors, 70 pages placed by adapters\n");
+        assert_eq!(moves_line(&serde_json::json!({"slices": [{}]})), None);
     }
 
     #[test]

@@ -5,5 +5,6 @@
 // UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
 mod chunks;
+mod placing;
 mod support;
 mod two_slices;

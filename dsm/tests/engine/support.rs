@@ -11,7 +11,7 @@ use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, Memory, NodeConfig,
     RamError, Replicate, Tracing, Uplink, check_host,
 };
-use transport::{Class, Config, shm};
+use transport::{Class, Config, Transport, shm};
 use wire::{Epoch, SliceId};
 
 /// No engine takes longer to answer.
@@ -57,6 +57,20 @@ pub(crate) fn start(
     replicate: Replicate,
     uplink: impl Fn(u16) -> Box<dyn Uplink>,
 ) -> Option<[Slice; 2]> {
+    start_over(frames, memory, replicate, uplink, |_| {
+        let mesh = shm::mesh(2, &Config::default()).unwrap();
+        mesh.into_iter().map(|transport| Box::new(transport) as Box<dyn Transport>).collect()
+    })
+}
+
+/// The same over transports of the caller's, made for the slices' memory.
+pub(crate) fn start_over(
+    frames: u64,
+    memory: Memory,
+    replicate: Replicate,
+    uplink: impl Fn(u16) -> Box<dyn Uplink>,
+    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
+) -> Option<[Slice; 2]> {
     if let Err(error) = check_host() {
         println!("skipped: {error}");
         return None;
@@ -66,16 +80,18 @@ pub(crate) fn start(
     let homes = homes.map(|(frames, home)| HomeRange { frames, home }).collect();
     let homes = HomeTable::new(homes).unwrap();
     let slices = vec![SliceId(0), SliceId(1)];
-    let mut started = Vec::new();
-    let mesh = shm::mesh(2, &Config::default()).unwrap();
-    for ((id, transport), own) in (0u16..).zip(mesh).zip(&halves) {
-        let ram = match GuestRam::with_memory(from_ref(&(0..frames)), from_ref(own), memory) {
+    let mut rams = Vec::new();
+    for own in &halves {
+        rams.push(match GuestRam::with_memory(from_ref(&(0..frames)), from_ref(own), memory) {
             Err(error @ RamError::HugePages { .. }) => {
                 println!("skipped: {error}");
                 return None;
             }
             ram => Arc::new(ram.unwrap()),
-        };
+        });
+    }
+    let mut started = Vec::new();
+    for ((id, transport), ram) in (0u16..).zip(mesh(&rams)).zip(rams) {
         let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
         node.replicate = replicate;
         let config = EngineConfig {
@@ -84,7 +100,7 @@ pub(crate) fn start(
             fetch_ahead: true,
             node,
             ram: Arc::clone(&ram),
-            transport: Box::new(transport),
+            transport,
             uplink: uplink(id),
             trace: Tracing::On,
         };

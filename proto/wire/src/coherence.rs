@@ -114,6 +114,9 @@ pub enum PageBody<'a> {
     Zero,
     /// The 4096 bytes.
     Bytes(&'a [u8]),
+    /// The sender wrote the page where the receiver keeps it before it sent the message (RDMA); only
+    /// [`Message::Data`] says so. Whoever has not lent its memory to the sender must refuse this.
+    Placed,
 }
 
 /// A message between two slices about one page, or about replicated page tables.
@@ -334,6 +337,7 @@ const FLAG_BODY: u8 = 1;
 const FLAG_CONFLICT: u8 = 2;
 const FLAG_DROPPED: u8 = 4;
 const FLAG_OWNER: u8 = 8;
+const FLAG_PLACED: u8 = 16;
 
 /// Kinds on the wire. Their numbers never change meaning.
 mod kind {
@@ -403,6 +407,17 @@ impl Message {
             };
             out.extend_from_slice(wire.as_bytes());
         }
+    }
+
+    /// Appends the head of a message whose page was written into the receiver's memory already.
+    ///
+    /// # Panics
+    /// For any other message than [`Message::Data`].
+    pub fn encode_placed(&self, epoch: Epoch, out: &mut Vec<u8>) {
+        assert!(matches!(self, Self::Data { .. }), "only data is placed");
+        let (mut head, _) = self.to_head(epoch, false);
+        head.flags |= FLAG_PLACED;
+        out.extend_from_slice(head.as_bytes());
     }
 
     fn to_head(&self, epoch: Epoch, body: bool) -> (Head, &[Entry]) {
@@ -525,7 +540,15 @@ impl Message {
             let need = HEAD_BYTES + tail + entries;
             return Err(DecodeError::Length { have: bytes.len(), need });
         }
-        let page = if tail == 0 { PageBody::Zero } else { PageBody::Bytes(rest) };
+        let placed = head.flags & FLAG_PLACED != 0;
+        if placed && (tail != 0 || head.kind != kind::DATA) {
+            return Err(DecodeError::Field { kind: head.kind, field: "placed" });
+        }
+        let page = match tail {
+            0 if placed => PageBody::Placed,
+            0 => PageBody::Zero,
+            _ => PageBody::Bytes(rest),
+        };
         let body = message.has_body().then_some(page);
         Ok((epoch, message, body))
     }

@@ -124,6 +124,25 @@ proptest! {
     }
 
     #[test]
+    fn placed_page_is_said_by_data_alone(
+        message in message(),
+        epoch in any::<u32>().prop_map(Epoch),
+    ) {
+        let mut bytes = encode(&message, epoch, None);
+        // The flags are the fourth byte.
+        bytes[3] |= 16;
+        if matches!(message, Message::Data { .. }) {
+            let mut said = Vec::new();
+            message.encode_placed(epoch, &mut said);
+            prop_assert_eq!(&said, &bytes);
+            prop_assert_eq!(Message::decode(&said), Ok((epoch, message, Some(PageBody::Placed))));
+        } else {
+            let refused = matches!(Message::decode(&bytes), Err(DecodeError::Field { field: "placed", .. }));
+            prop_assert!(refused);
+        }
+    }
+
+    #[test]
     fn decode_of_arbitrary_bytes_never_panics(bytes in vec(any::<u8>(), 0..200)) {
         let _ = Message::decode(&bytes);
     }
@@ -141,7 +160,11 @@ proptest! {
                 Some(PageBody::Bytes(page)) => Some(page),
                 _ => None,
             };
-            let again = encode(&message, epoch, page);
+            let mut again = encode(&message, epoch, page);
+            if body == Some(PageBody::Placed) {
+                again.clear();
+                message.encode_placed(epoch, &mut again);
+            }
             prop_assert_eq!(Message::decode(&again), Ok((epoch, message, body)));
         }
     }

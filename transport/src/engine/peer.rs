@@ -176,17 +176,47 @@ impl<C: Carrier> Peer<C> {
         Ok(())
     }
 
+    pub(super) fn places(&self) -> bool {
+        self.carrier.places()
+    }
+
+    /// Writes a page, if its frame of `length` bytes can be sent after it.
+    pub(super) fn place(&mut self, at: usize, length: u32, offset: u64) -> Result<(), SendError> {
+        if !self.is_alive() {
+            return Err(SendError::Gone);
+        }
+        if !self.streams[at].admits(length, self.queue_frames) || !self.carrier.places() {
+            return Err(SendError::Full);
+        }
+        match self.carrier.place_page(at, offset) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(SendError::Full),
+            Err(error) => {
+                self.die(&format!("cannot be written to: {error}"));
+                Err(SendError::Gone)
+            }
+        }
+    }
+
+    /// Whether the carrier saw something come. A peer on its way out has nothing new to say.
+    pub(super) fn look(&mut self) -> bool {
+        let came = self.is_alive() && self.carrier.look();
+        for stream in &mut self.streams {
+            stream.readable |= came && !stream.ended;
+        }
+        came
+    }
+
     /// Takes the credit for a frame.
     fn admit(&mut self, at: usize, length: u32) -> Result<[u8; HEAD_BYTES], SendError> {
         if !self.is_alive() {
             return Err(SendError::Gone);
         }
         let stream = &mut self.streams[at];
-        let cost = cost(length);
-        if stream.may_send < cost || stream.outbox.frames() >= self.queue_frames {
+        if !stream.admits(length, self.queue_frames) {
             return Err(SendError::Full);
         }
-        stream.may_send -= cost;
+        stream.may_send -= cost(length);
         Ok(data_head(length, stream.class))
     }
 
@@ -382,6 +412,11 @@ impl<C: Carrier> Peer<C> {
 }
 
 impl Stream {
+    /// Whether there are credits and room for a frame of so many bytes.
+    fn admits(&self, length: u32, queue_frames: usize) -> bool {
+        self.may_send >= cost(length) && self.outbox.frames() < queue_frames
+    }
+
     /// Hands whole frames over and takes control frames in.
     fn deliver(
         &mut self,

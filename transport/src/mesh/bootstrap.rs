@@ -5,6 +5,7 @@ use crate::clock::{ClockEstimate, ClockProbe};
 use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
 use crate::handshake::{Role, VmId};
+use crate::memory::PageMemory;
 use crate::rdma::Meeting;
 use crate::secret::Secret;
 use std::io;
@@ -73,7 +74,7 @@ impl BootstrapMesh {
         check_members(&plan.members).map_err(MeshError::Plan)?;
         check_blob(&plan.blob)?;
         let Plan { vm, epoch, members, config, blob } = plan;
-        let circle = Circle { secret, vm, epoch, local: SliceId(0), config };
+        let circle = Circle { secret, vm, epoch, local: SliceId(0), config, memory: None };
         let mut mesh = Self { circle, companions: Vec::new(), committed: false };
         for member in &members {
             if let (Some(address), false) = (member.address, member.slice == SliceId(0)) {
@@ -180,6 +181,11 @@ impl BootstrapMesh {
             }
         }
         probe.best().ok_or(MeshError::OutOfOrder { step: "measure a clock in no rounds" })
+    }
+
+    /// Lends this slice's memory, should [`Config::rdma_memory`] ask for it. Before `into_transport`.
+    pub fn lend(&mut self, memory: PageMemory) {
+        self.circle.memory = Some(memory);
     }
 
     /// Tells every companion that it will not be, and why.

@@ -5,6 +5,7 @@ use super::{Circle, Connected, MeshError, MeshTransport, PATIENCE, PATIENCE_PROV
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::handshake::{self, HandshakeError, Party, Role, VmId, part};
+use crate::memory::PageMemory;
 use crate::rdma::Meeting;
 use crate::secret::Secret;
 use std::fmt;
@@ -172,6 +173,7 @@ impl Listener {
             epoch: party.epoch,
             local: assign.local,
             config: assign.config.clone(),
+            memory: None,
         };
         let mesh = CompanionMesh {
             circle,
@@ -266,6 +268,11 @@ impl CompanionMesh {
                 }
             }
         }
+    }
+
+    /// Lends this slice's memory, should [`Config::rdma_memory`] ask for it. Before `into_transport`.
+    pub fn lend(&mut self, memory: PageMemory) {
+        self.circle.memory = Some(memory);
     }
 
     /// Connects to the other slices and starts the transport once all are connected. After

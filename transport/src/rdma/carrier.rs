@@ -8,11 +8,17 @@
 //!  armed --completion--> event in the channel --wakeup--> (poll) --arm, look once more--> armed
 //! ```
 //!
+//! A lost packet is told of by the next one: the other adapter sees the gap. When nothing follows, the
+//! adapter sends it again only after a long time (`setup`). So what was not acknowledged for a while is
+//! followed by a nudge (`nudges`).
+//!
 //! A socket to the same process tells of its end at once; a cut cable shows as retries that were used
 //! up, or as the lease, whichever is first.
 
 use super::device::Port;
 use super::lane::Lane;
+use super::nudges::Nudges;
+use super::placing::{self, Placing};
 use super::verbs::{Done, Link, SLOTS};
 use crate::carrier::{Carrier, Wakeup, watch};
 use std::io::{self, ErrorKind, IoSlice, Read};
@@ -22,11 +28,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::timerfd::TimerFd;
 
 const OFFSET_CHANNEL: u64 = 0;
 const OFFSET_LIFE: u64 = 1;
 const OFFSET_DEVICE: u64 = 2;
 const OFFSET_BELL: u64 = 3;
+const OFFSET_NUDGES: u64 = 4;
 /// How long the last words may take to arrive.
 const PARTING: Duration = Duration::from_millis(500);
 
@@ -36,9 +44,12 @@ pub(crate) struct RdmaCarrier {
     place: String,
     link: Link,
     lanes: [Lane; 3],
+    placing: Placing,
     life: TcpStream,
     /// Rung by ourselves: room was found while nobody polled.
     bell: EventFd,
+    nudges: Nudges,
+    nudge_timer: TimerFd,
     done: Vec<Done>,
     /// Why nothing can be sent or received any more.
     broken: Option<String>,
@@ -58,10 +69,13 @@ impl RdmaCarrier {
         let bell = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Self {
             place,
+            placing: Placing::new(link.placeable()),
             link,
             lanes,
             life,
             bell,
+            nudges: Nudges::default(),
+            nudge_timer: TimerFd::new().map_err(io::Error::from)?,
             done: Vec::new(),
             broken: None,
             armed: false,
@@ -97,8 +111,17 @@ impl RdmaCarrier {
 
     fn take(&mut self, done: Done) {
         match done {
-            Done::Sent { class, slot } => self.lanes[class].sent(slot),
+            Done::Sent { class, slot } => {
+                self.nudges.acknowledged(class);
+                self.lanes[class].sent(slot);
+                if class == placing::CLASS {
+                    self.placing.sent(slot);
+                }
+            }
+            Done::Placed => {}
+            Done::Nudged { class } => self.nudges.arrived(class),
             Done::NoteSent { class } => {
+                self.nudges.acknowledged(class);
                 self.lanes[class].note_done();
                 self.note(class);
             }
@@ -133,9 +156,42 @@ impl RdmaCarrier {
     fn note(&mut self, class: usize) {
         if self.broken.is_none()
             && let Some(credits) = self.lanes[class].take_note()
-            && let Err(error) = self.link.post_note(class, credits)
         {
-            self.fail(&format!("cannot be sent to: {error}"));
+            match self.link.post_note(class, credits) {
+                Ok(()) => self.posted(class),
+                Err(error) => self.fail(&format!("cannot be sent to: {error}")),
+            }
+        }
+    }
+
+    /// Something is under way from now on.
+    fn posted(&mut self, class: usize) {
+        if let Some(time) = self.nudges.posted(class) {
+            self.set_timer(time);
+        }
+    }
+
+    fn set_timer(&mut self, time: Duration) {
+        if let Err(error) = self.nudge_timer.reset(time, None) {
+            self.fail(&format!("cannot be timed: {error}"));
+        }
+    }
+
+    /// The timer fired: follows up what is not acknowledged.
+    fn nudge(&mut self) {
+        // The counter only says that it fired.
+        let _ = self.nudge_timer.wait();
+        self.drain();
+        let (late, again) = self.nudges.fired();
+        for class in (0..late.len()).filter(|class| late[*class]) {
+            if self.broken.is_none()
+                && let Err(error) = self.link.post_nudge(class)
+            {
+                self.fail(&format!("cannot be sent to: {error}"));
+            }
+        }
+        if let Some(time) = again {
+            self.set_timer(time);
         }
     }
 
@@ -153,12 +209,13 @@ impl RdmaCarrier {
         }
     }
 
-    fn descriptors(&self) -> [(u64, RawFd, EventSet); 4] {
+    fn descriptors(&self) -> [(u64, RawFd, EventSet); 5] {
         [
             (OFFSET_CHANNEL, self.link.channel_fd(), EventSet::IN),
             (OFFSET_LIFE, self.life.as_raw_fd(), EventSet::IN | EventSet::READ_HANG_UP),
             (OFFSET_DEVICE, self.link.async_fd(), EventSet::IN),
             (OFFSET_BELL, self.bell.as_raw_fd(), EventSet::IN),
+            (OFFSET_NUDGES, self.nudge_timer.as_raw_fd(), EventSet::IN),
         ]
     }
 
@@ -205,12 +262,13 @@ impl Carrier for RdmaCarrier {
         let mut gone = None;
         match offset {
             OFFSET_CHANNEL => {
-                if self.link.take_events() {
+                if self.link.take_event() {
                     (self.armed, self.armed_for_all) = (false, false);
                 }
             }
             OFFSET_LIFE => gone = self.life_says(),
             OFFSET_DEVICE => self.device_says(),
+            OFFSET_NUDGES => self.nudge(),
             // An empty counter was emptied before.
             _ => drop(self.bell.read()),
         }
@@ -257,16 +315,39 @@ impl Carrier for RdmaCarrier {
             let Some(slot) = slot else { break };
             let count = self.link.fill(class, slot, parts, written);
             let credits = self.lanes[class].take_owed();
-            if let Err(error) = self.link.post_send(class, slot, count, credits) {
+            let pages = (class == placing::CLASS).then(|| self.placing.take(slot));
+            let pages = pages.into_iter().flatten();
+            if let Err(error) = self.link.post_send(class, slot, count, credits, pages) {
                 self.fail(&format!("cannot be sent to: {error}"));
                 self.check()?;
             }
+            self.posted(class);
             written += count;
         }
         if written == 0 && length > 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
         Ok(written)
+    }
+
+    fn places(&self) -> bool {
+        self.placing.is_on()
+    }
+
+    fn place_page(&mut self, class: usize, offset: u64) -> io::Result<bool> {
+        if class != placing::CLASS {
+            return Ok(false);
+        }
+        if self.placing.is_full() {
+            self.drain();
+        }
+        self.check()?;
+        Ok(self.placing.push(offset))
+    }
+
+    fn look(&mut self) -> bool {
+        self.drain();
+        self.broken.is_some() || self.lanes.iter().any(Lane::has_arrived)
     }
 
     fn want_room(&mut self, _epoll: &Epoll, _base: u64, class: usize, on: bool) -> io::Result<()> {

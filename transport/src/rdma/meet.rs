@@ -12,6 +12,7 @@
 use super::device::Wanted;
 use super::offer::{Offer, Step, hear, tell};
 use super::{Endpoint, RdmaError};
+use crate::memory::PageMemory;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::TcpStream;
@@ -24,19 +25,21 @@ const GREETING: Duration = Duration::from_secs(10);
 /// The endpoints, one per peer in the order of the streams, or why RDMA cannot be used.
 pub(crate) type Meeting = Result<Vec<Endpoint>, String>;
 
-/// Connects queue pairs to all peers.
+/// Connects queue pairs to all peers, and lends them memory.
 ///
 /// # Errors
 /// A stream failed (with the slice at its other end). That RDMA is not possible is no error.
 pub(crate) fn meet(
     streams: &mut [(SliceId, [TcpStream; 3])],
+    memory: Option<&PageMemory>,
     lease: Duration,
     deadline: Instant,
 ) -> Result<Meeting, (SliceId, io::Error)> {
     let mut endpoints: Vec<Step<Endpoint>> = Vec::with_capacity(streams.len());
     for (slice, classes) in streams.iter() {
         let address = classes[0].local_addr().map_err(|error| (*slice, error))?.ip();
-        endpoints.push(Endpoint::open(&Wanted::Address(address)).map_err(|error| text(&error)));
+        let endpoint = Endpoint::open(&Wanted::Address(address), memory);
+        endpoints.push(endpoint.map_err(|error| text(&error)));
     }
     let offers: Vec<Step<Offer>> = endpoints
         .iter()

@@ -11,10 +11,15 @@
 //! only sent when the other end is known to have a slot posted for it (`lane`), so a receiver is
 //! never overrun and the sender never waits in the adapter.
 //!
-//! **What a peer can reach.** Protection domain and pool belong to one peer of one VM. The pool is
-//! registered for local access only and the queue pairs forbid remote reads, writes and atomics: a
-//! peer can fill the slots that were posted for it and nothing else. Guest memory is not registered,
-//! so it stays reclaimable and holes may be punched into it.
+//! **Pages.** Where both ends lend their memory ([`crate::PageMemory`]), a page is written from one memory
+//! file straight into the other, ahead of the message that speaks of it (`placing`). Else it travels in
+//! slots.
+//!
+//! **What a peer can reach.** Protection domain, pool and keys belong to one peer of one VM. The pool is
+//! registered for local access only, and remote reads and atomics are forbidden: without memory that is
+//! lent a peer can fill the slots that were posted for it and nothing else, and guest memory stays
+//! reclaimable. Memory that is lent is pinned, and the peer can write all of it at any time: it is a member of the VM, which could write these pages anyway by asking for them,
+//! but a faulty one could do so without asking.
 //!
 //! libibverbs is loaded when the first device is asked for. Without it there is no RDMA device,
 //! which is an answer, not a fault.
@@ -22,8 +27,11 @@
 mod carrier;
 mod device;
 mod lane;
+mod lending;
 mod meet;
+mod nudges;
 mod offer;
+mod placing;
 mod setup;
 #[cfg(test)]
 mod tests;
@@ -36,6 +44,8 @@ pub(crate) use setup::Endpoint;
 
 use crate::config::{Config, ConfigError};
 use crate::engine::{Engine, OverEngine};
+use crate::memory::PageMemory;
+use crate::pairs;
 use crate::tcp::loopback;
 use device::Wanted;
 use std::io;
@@ -140,26 +150,44 @@ impl RdmaTransport {
 /// # Errors
 /// There is no usable port, or it refuses queue pairs or memory.
 pub fn mesh(n: u16, config: &Config) -> Result<Vec<RdmaTransport>, RdmaError> {
-    let mut peers: Vec<Vec<(SliceId, Endpoint, TcpStream)>> = (0..n).map(|_| Vec::new()).collect();
-    for low in 0..n {
-        for high in low + 1..n {
-            let (first, second) = pair(config.lease)?;
-            let (near, far) = loopback().map_err(RdmaError::Transport)?;
-            peers[usize::from(low)].push((SliceId(high), first, near));
-            peers[usize::from(high)].push((SliceId(low), second, far));
-        }
-    }
-    (0..n)
-        .map(SliceId)
-        .zip(peers)
-        .map(|(slice, peers)| RdmaTransport::new(slice, peers, config.clone()))
-        .collect()
+    mesh_lending(n, config, &[])
+}
+
+/// The same; slices that lend memory come first.
+///
+/// # Errors
+/// As [`mesh`].
+pub fn mesh_lending(
+    n: u16,
+    config: &Config,
+    memory: &[PageMemory],
+) -> Result<Vec<RdmaTransport>, RdmaError> {
+    let slices = pairs::join(n, |low, high| {
+        let lent = [low, high].map(|slice| memory.get(usize::from(slice.0)));
+        let (first, second) = pair_lending(config.lease, lent)?;
+        let (near, far) = loopback().map_err(RdmaError::Transport)?;
+        Ok::<_, RdmaError>(((first, near), (second, far)))
+    })?;
+    let build = |(slice, peers): pairs::Joined<(Endpoint, TcpStream)>| {
+        let peers = peers.into_iter().map(|(peer, (endpoint, life))| (peer, endpoint, life));
+        RdmaTransport::new(slice, peers.collect(), config.clone())
+    };
+    slices.into_iter().map(build).collect()
 }
 
 /// Two endpoints of this process that reach each other.
+#[cfg(test)]
 pub(crate) fn pair(lease: Duration) -> Result<(Endpoint, Endpoint), RdmaError> {
-    let mut first = Endpoint::open(&Wanted::Any)?;
-    let mut second = Endpoint::open(&Wanted::Any)?;
+    pair_lending(lease, [None; 2])
+}
+
+/// The same, with memory that each lends the other.
+fn pair_lending(
+    lease: Duration,
+    memory: [Option<&PageMemory>; 2],
+) -> Result<(Endpoint, Endpoint), RdmaError> {
+    let mut first = Endpoint::open(&Wanted::Any, memory[0])?;
+    let mut second = Endpoint::open(&Wanted::Any, memory[1])?;
     first.connect(&second.offer(), lease)?;
     second.connect(&first.offer(), lease)?;
     first.greet()?;

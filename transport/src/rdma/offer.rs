@@ -1,6 +1,7 @@
 //! What two slices tell each other over their authenticated stream before their queue pairs can
 //! talk: a little-endian `u32` length and that many bytes of postcard.
 
+use super::lending::Lent;
 use crate::handshake::{Channel, read_all, write_all};
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
@@ -39,6 +40,8 @@ pub(crate) struct Offer {
     pub(super) slots: [u16; 3],
     /// Bytes of a slot, per class.
     pub(super) slot_bytes: [u32; 3],
+    /// Memory that pages may be written into.
+    pub(super) memory: Option<Lent>,
 }
 
 /// A step of the set-up: what this side has, or why it has not.
@@ -94,6 +97,14 @@ impl Offer {
         if !(1..=5).contains(&self.mtu) {
             return Err(format!("its packet size has the unknown code {}", self.mtu));
         }
+        if let (Some(theirs), Some(own)) = (self.memory, own.memory)
+            && theirs.bytes != own.bytes
+        {
+            return Err(format!("it lends {} bytes and not {}", theirs.bytes, own.bytes));
+        }
+        if self.memory.is_some_and(|lent| lent.address.checked_add(lent.bytes).is_none()) {
+            return Err(String::from("the memory that it lends has no end"));
+        }
         if self.pairs.iter().any(|pair| pair.number >= BITS_24 || pair.sequence >= BITS_24) {
             return Err(String::from("a queue pair number has more than 24 bits"));
         }
@@ -117,6 +128,7 @@ mod tests {
             pairs: [Pair { number: 17, sequence: 0xff_ffff }; 3],
             slots: [64, 128, 32],
             slot_bytes: [1024, 8192, 16384],
+            memory: Some(Lent { address: 0x7f00_0000_0000, key: 9, bytes: 1 << 29 }),
         }
     }
 
@@ -135,14 +147,18 @@ mod tests {
     fn offer_that_cannot_work_is_refused_by_name() {
         type Change = fn(&mut Offer);
         let own = offer();
-        let changes: [(Change, &str); 4] = [
+        let changes: [(Change, &str); 6] = [
             (|offer| offer.slots[1] = 1, "slots"),
             (|offer| offer.ethernet = false, "Ethernet"),
             (|offer| offer.mtu = 6, "code 6"),
+            (|offer| offer.memory.as_mut().unwrap().bytes += 4096, "lends"),
+            (|offer| offer.memory.as_mut().unwrap().address = u64::MAX, "no end"),
             (|offer| offer.pairs[2].number = 1 << 24, "24 bits"),
         ];
 
         assert_eq!(own.check(&own), Ok(()));
+        let none = Offer { memory: None, ..offer() };
+        assert_eq!((own.check(&none), none.check(&own)), (Ok(()), Ok(())));
         for (change, word) in changes {
             let mut theirs = offer();
             change(&mut theirs);

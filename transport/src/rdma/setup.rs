@@ -14,6 +14,7 @@ use super::device::{Port, Wanted, causes, find};
 use super::lane::Lane;
 use super::offer::{Offer, Pair};
 use super::verbs::{Done, Link, SLOT_BYTES, SLOTS, completions, received};
+use crate::memory::PageMemory;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
 use sideway::ibverbs::device_context::Mtu;
@@ -45,13 +46,18 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Opens a port, makes the queue pairs and posts all slots.
-    pub(crate) fn open(wanted: &Wanted) -> Result<Self, RdmaError> {
-        Self::open_with(wanted, completions())
+    /// Memory that is lent is pinned, and the peer may write pages into it.
+    pub(crate) fn open(wanted: &Wanted, memory: Option<&PageMemory>) -> Result<Self, RdmaError> {
+        Self::open_with(wanted, completions(), memory)
     }
 
     /// The same with so many places in the completion queue.
-    pub(super) fn open_with(wanted: &Wanted, places: u32) -> Result<Self, RdmaError> {
-        let link = Link::create(find(wanted)?, places)?;
+    pub(super) fn open_with(
+        wanted: &Wanted,
+        places: u32,
+        memory: Option<&PageMemory>,
+    ) -> Result<Self, RdmaError> {
+        let link = Link::create(find(wanted)?, places, memory)?;
         let sequences = sequences().map_err(RdmaError::Transport)?;
         let mut endpoint = Self { link, lanes: lanes(), sequences, peer: None };
         for class in 0..SLOTS.len() {
@@ -60,8 +66,9 @@ impl Endpoint {
                 .setup_state(QueuePairState::Init)
                 .setup_pkey_index(0)
                 .setup_port(endpoint.link.port.number)
-                // Nothing that a peer could do without a posted slot.
-                .setup_access_flags(AccessFlags::none());
+                // For nudges, which write nothing, and for pages; what a key is needed for, there is no
+                // key for unless memory is lent. No reads and no atomics.
+                .setup_access_flags(AccessFlags::RemoteWrite);
             endpoint.modify(class, &to_init, "initialise a queue pair")?;
             for slot in 0..received(class) {
                 let posted = endpoint.link.post_receive(class, slot);
@@ -104,6 +111,7 @@ impl Endpoint {
             }),
             slots: SLOTS,
             slot_bytes: SLOT_BYTES.map(|bytes| u32::try_from(bytes).expect("a slot is small")),
+            memory: self.link.lent(),
         }
     }
 
@@ -113,6 +121,9 @@ impl Endpoint {
         checked.map_err(|what| RdmaError::BadOffer { place: self.place(), what })?;
         let gid = Gid { raw: theirs.gid };
         self.peer = Some(gid);
+        if let Some(lent) = theirs.memory {
+            self.link.aim(lent);
+        }
         for class in 0..SLOTS.len() {
             let Port { number, gid_index, mtu, .. } = self.link.port;
             let mut route = AddressHandleAttribute::new();
@@ -187,7 +198,7 @@ impl Endpoint {
                         }
                     }
                     Done::Failed { cause, .. } => return Err(self.unreachable(&cause)),
-                    Done::Sent { .. } => {}
+                    Done::Sent { .. } | Done::Placed | Done::Nudged { .. } => {}
                 }
             }
         }

@@ -1,14 +1,18 @@
 //! How queue pairs end. These need an RDMA port; without one they say so and do nothing, unless
 //! `TESSERA_RDMA=require`.
+#![expect(unsafe_code, reason = "memory to lend is reached by pointers")]
+// UNSAFETY: mappings that live as long as the process, looked at when no adapter writes to them.
 
 use super::device::Wanted;
 use super::setup::Endpoint;
 use super::verbs::{Done, completions};
 use super::{RdmaError, RdmaTransport, available, loopback, pair};
 use crate::config::Config;
-use crate::seam::{Class, Event, Transport};
+use crate::memory::PageMemory;
+use crate::seam::{Class, Event, SendError, Transport};
 use sideway::ibverbs::queue_pair::{QueuePair, QueuePairAttribute, QueuePairState};
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::SliceId;
 
@@ -81,8 +85,8 @@ fn overflow_of_the_completion_queue_ends_the_peer() {
     // Adapters round up to a power of two or to a page: it must still be less than what comes.
     let places = 8;
     assert!(completions() > 400, "this test floods a queue with more than it could hold");
-    let mut first = Endpoint::open(&Wanted::Any).unwrap();
-    let mut second = Endpoint::open_with(&Wanted::Any, places).unwrap();
+    let mut first = Endpoint::open(&Wanted::Any, None).unwrap();
+    let mut second = Endpoint::open_with(&Wanted::Any, places, None).unwrap();
     first.connect(&second.offer(), Duration::from_secs(3)).unwrap();
     second.connect(&first.offer(), Duration::from_secs(3)).unwrap();
     let (mut a, mut b) = transports(first, second);
@@ -128,9 +132,154 @@ fn refused_registration_names_the_limit() {
         println!("skipped: needs a process that may lock little memory (TESSERA_RDMA=memlock)");
         return;
     }
-    let error = Endpoint::open(&Wanted::Any).unwrap_err();
+    let error = Endpoint::open(&Wanted::Any, None).unwrap_err();
 
     assert!(matches!(error, RdmaError::Pinning { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("65536 bytes") && text.contains("ulimit -l"), "{text}");
+}
+
+const PAGES: usize = 512;
+const PAGE: usize = 4096;
+
+/// Memory to lend; it lives as long as the process.
+fn memory() -> PageMemory {
+    let size = PAGES * PAGE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0) };
+    assert_ne!(start, libc::MAP_FAILED);
+    // SAFETY: it is never unmapped.
+    unsafe { PageMemory::new(start.expose_provenance(), size, Arc::new(())) }
+}
+
+/// A byte of it. Tests look only when nobody writes.
+fn byte(memory: &PageMemory, at: usize) -> *mut u8 {
+    assert!(at < memory.bytes());
+    std::ptr::with_exposed_provenance_mut(memory.start() + at)
+}
+
+fn fill_page(memory: &PageMemory, page: usize, with: u8) {
+    // SAFETY: a page of the mapping.
+    unsafe { std::ptr::write_bytes(byte(memory, page * PAGE), with, PAGE) };
+}
+
+/// What all bytes of a page are.
+fn page_of(memory: &PageMemory, page: usize) -> u8 {
+    // SAFETY: a page of the mapping, which is not written meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(byte(memory, page * PAGE), PAGE) };
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "page {page} is torn");
+    bytes[0]
+}
+
+#[test]
+fn pages_are_there_before_their_frames() {
+    if !has_rdma() {
+        return;
+    }
+    let lent = [memory(), memory()];
+    let mut mesh = super::mesh_lending(2, &Config::default(), &lent).unwrap();
+    let (mut b, mut a) = (mesh.pop().unwrap(), mesh.pop().unwrap());
+    assert!(a.places(B) && b.places(A) && !a.places(A));
+    for page in 0..PAGES {
+        fill_page(&lent[0], page, u8::try_from(page % 251 + 1).unwrap());
+    }
+    let (mut sent, mut seen, end) = (0, 0, Instant::now() + PATIENCE);
+    // More than may be under way, some alone and some many by one call.
+    while seen < PAGES {
+        assert!(Instant::now() < end, "{seen} of {sent} pages came");
+        a.cork(sent % 3 == 0);
+        while sent < PAGES {
+            let offset = u64::try_from(sent * PAGE).unwrap();
+            let head = u64::try_from(sent).unwrap().to_le_bytes();
+            match a.place(B, Class::Coherence, &head, offset) {
+                Ok(()) => sent += 1,
+                Err(error) => {
+                    assert_eq!(error, SendError::Full);
+                    break;
+                }
+            }
+        }
+        a.cork(false);
+        a.poll(64, &mut |event| assert!(!matches!(event, Event::Lost { .. }), "{event:?}"));
+        b.poll(64, &mut |event| match event {
+            Event::Frame { bytes, .. } => {
+                let page = usize::try_from(u64::from_le_bytes(bytes.try_into().unwrap())).unwrap();
+                assert_eq!(page, seen);
+                assert_eq!(usize::from(page_of(&lent[1], page)), page % 251 + 1);
+                seen += 1;
+            }
+            Event::Lost { cause, .. } => panic!("{cause}"),
+        });
+    }
+    let beyond = u64::try_from(PAGES * PAGE).unwrap();
+    for offset in [beyond, beyond - 1, 5, u64::MAX] {
+        assert_eq!(a.place(B, Class::Coherence, &[1], offset), Err(SendError::Full));
+    }
+    assert_eq!(a.place(B, Class::Bulk, &[1], 0), Err(SendError::Full));
+}
+
+#[test]
+fn pages_are_not_placed_where_one_end_lends_nothing() {
+    if !has_rdma() {
+        return;
+    }
+    let mut mesh = super::mesh_lending(2, &Config::default(), &[memory()]).unwrap();
+
+    for (transport, peer) in mesh.iter_mut().zip([B, A]) {
+        assert!(!transport.places(peer));
+        assert_eq!(transport.place(peer, Class::Coherence, &[1], 0), Err(SendError::Full));
+    }
+}
+
+/// Ends of queue pairs that lend each other memory, and the memory.
+fn lending() -> (Endpoint, Endpoint, [PageMemory; 2]) {
+    let lent = [memory(), memory()];
+    let (first, second) =
+        super::pair_lending(Duration::from_secs(3), [Some(&lent[0]), Some(&lent[1])]).unwrap();
+    (first, second, lent)
+}
+
+/// Whether a write of 64 bytes to the peer's memory was carried out.
+fn writes(end: &mut Endpoint, class: usize, address: u64, key: u32) -> bool {
+    end.link.fill(class, 0, &[IoSlice::new(&[0xee; 64])], 0);
+    end.link.post_write(class, address, key).unwrap();
+    let (mut done, end_at) = (Vec::new(), Instant::now() + PATIENCE);
+    loop {
+        assert!(Instant::now() < end_at, "neither written nor refused");
+        end.link.poll(&mut done).unwrap();
+        for one in done.drain(..) {
+            match one {
+                Done::NoteSent { class: of } if of == class => return true,
+                Done::Failed { class: of, .. } if of == class => return false,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What a key of lent memory is worth: all of the memory, and nothing else.
+#[test]
+fn key_of_lent_memory_reaches_that_memory_alone() {
+    if !has_rdma() {
+        return;
+    }
+    let bytes = u64::try_from(PAGES * PAGE).unwrap();
+    let (mut first, second, lent) = lending();
+    let there = second.link.lent().unwrap();
+    assert!(writes(&mut first, 1, there.address + bytes - 64, there.key));
+    // SAFETY: inside the mapping, and the write is over.
+    assert_eq!(unsafe { byte(&lent[1], PAGES * PAGE - 1).read() }, 0xee);
+    // A refused write ends the queue pair, so each is tried by a new one.
+    assert!(!writes(&mut first, 1, there.address + bytes - 32, there.key), "beyond the end");
+    let (mut first, second, _lent) = lending();
+    let there = second.link.lent().unwrap();
+    let (address, key) = second.link.whereabouts();
+    assert!(!writes(&mut first, 1, address, key), "into the pool");
+    let (mut stranger, other, _lent) = lending();
+    let here = other.link.lent().unwrap();
+    assert_ne!((here.address, here.key), (there.address, there.key));
+    assert!(!writes(&mut stranger, 1, there.address, there.key), "with another peer's key");
+    drop(second);
 }

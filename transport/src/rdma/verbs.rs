@@ -13,6 +13,9 @@
 use super::RdmaError;
 use super::device::{Port, causes};
 use super::lane::SPARE;
+use super::lending::{Lending, Lent};
+use super::placing;
+use crate::memory::PageMemory;
 use rdma_mummy_sys as sys;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::completion::{
@@ -22,6 +25,7 @@ use sideway::ibverbs::memory_region::{MemoryRegion, RegisterMemoryRegionErrorKin
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 use sideway::ibverbs::queue_pair::{BasicQueuePair, QueuePair};
 use std::ffi::CStr;
+use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind, IoSlice};
 use std::mem::{self, MaybeUninit};
@@ -37,9 +41,13 @@ pub(super) const SLOT_BYTES: [usize; 3] = [1024, 8192, 16384];
 const INLINE_BYTES: u32 = 128;
 /// Completions taken by one call.
 const BATCH: usize = 32;
+/// Bytes of a page.
+const PAGE_BYTES: u32 = 4096;
 /// An identifier of a work request: what it is, its class and its slot.
 const RECEIVE: u64 = 1 << 32;
 const NOTE: u64 = 1 << 33;
+const PLACE: u64 = 1 << 34;
+const NUDGE: u64 = 1 << 35;
 
 /// Where the slots of a class start in the pool: those to receive into, then those to send from.
 fn place(class: usize) -> usize {
@@ -57,9 +65,17 @@ pub(super) fn received(class: usize) -> u16 {
     SLOTS[class] + SPARE
 }
 
-/// Completions that can be outstanding: the completion queue never overflows.
+/// Requests to send that can be outstanding.
+fn requests(class: usize) -> u32 {
+    let pages = if class == placing::CLASS { placing::PAGES_MAX } else { 0 };
+    // And one nudge.
+    u32::from(SLOTS[class] + SPARE + pages + 1)
+}
+
+/// Completions that can be outstanding: the completion queue never overflows. Pages complete only when
+/// they fail.
 pub(super) fn completions() -> u32 {
-    (0..SLOTS.len()).map(|class| u32::from(received(class)) + u32::from(SLOTS[class] + SPARE)).sum()
+    (0..SLOTS.len()).map(|class| u32::from(received(class)) + requests(class)).sum()
 }
 
 /// What became of a posted message.
@@ -69,8 +85,12 @@ pub(super) enum Done {
     Sent { class: usize, slot: u16 },
     /// A note of ours was received.
     NoteSent { class: usize },
+    /// A nudge of ours arrived.
+    Nudged { class: usize },
     /// One came.
     Received { class: usize, slot: u16, length: usize, credits: u32 },
+    /// A page of ours was written; only failures are asked for.
+    Placed,
     /// The queue pair of this class failed.
     Failed { class: usize, cause: String },
 }
@@ -117,6 +137,42 @@ impl Drop for Pool {
     }
 }
 
+/// Requests that are posted together, each with the part of memory it is about. The room is used again.
+#[derive(Default)]
+struct Requests {
+    list: Vec<sys::ibv_send_wr>,
+    parts: Vec<sys::ibv_sge>,
+}
+
+impl fmt::Debug for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Requests").field("count", &self.list.len()).finish_non_exhaustive()
+    }
+}
+
+impl Requests {
+    fn push(&mut self, request: sys::ibv_send_wr, part: sys::ibv_sge) {
+        self.list.push(request);
+        self.parts.push(part);
+    }
+
+    /// Makes a list of the requests; its head.
+    fn link(&mut self) -> *mut sys::ibv_send_wr {
+        let mut next = ptr::null_mut();
+        for (request, part) in self.list.iter_mut().zip(&mut self.parts).rev() {
+            request.sg_list = ptr::from_mut(part);
+            request.next = next;
+            next = ptr::from_mut(request);
+        }
+        next
+    }
+
+    fn clear(&mut self) {
+        self.list.clear();
+        self.parts.clear();
+    }
+}
+
 /// The queue pairs to one peer and everything they need. Fields are dropped in this order: the
 /// adapter must be done before the memory goes.
 #[derive(Debug)]
@@ -124,6 +180,10 @@ pub(super) struct Link {
     pub(super) pairs: [BasicQueuePair; 3],
     region: Arc<MemoryRegion>,
     pool: Pool,
+    lending: Option<Lending>,
+    /// Where the peer wants our pages.
+    target: Option<Lent>,
+    requests: Requests,
     cq: Arc<BasicCompletionQueue>,
     channel: Arc<CompletionChannel>,
     pub(super) port: Port,
@@ -136,7 +196,11 @@ unsafe impl Send for Link {}
 impl Link {
     /// Makes pool, queues and queue pairs on `port`, with so many places in the completion queue;
     /// nothing is posted yet.
-    pub(super) fn create(port: Port, places: u32) -> Result<Self, RdmaError> {
+    pub(super) fn create(
+        port: Port,
+        places: u32,
+        memory: Option<&PageMemory>,
+    ) -> Result<Self, RdmaError> {
         let place = port.to_string();
         let step = |step, error: &dyn std::error::Error| RdmaError::Step {
             step,
@@ -146,6 +210,8 @@ impl Link {
         let domain = port.context.alloc_pd().map_err(|e| step("make a protection domain", &e))?;
         let pool = Pool::map().map_err(|e| step("map memory", &e))?;
         let region = register(&domain, &pool, &place)?;
+        let lending =
+            memory.map(|memory| Lending::register(&domain, memory, &place)).transpose()?;
         let channel = CompletionChannel::new(&port.context)
             .map_err(|e| step("make a completion channel", &e))?;
         channel.set_nonblocking(true).map_err(|e| step("prepare a completion channel", &e))?;
@@ -162,7 +228,7 @@ impl Link {
                 .create_qp_builder()
                 .setup_send_cq(queue.clone())
                 .setup_recv_cq(queue)
-                .setup_max_send_wr(u32::from(SLOTS[class] + SPARE))
+                .setup_max_send_wr(requests(class))
                 .setup_max_recv_wr(u32::from(received(class)))
                 .setup_max_send_sge(1)
                 .setup_max_recv_sge(1)
@@ -172,7 +238,26 @@ impl Link {
         };
         let pairs = [queue_pair(0)?, queue_pair(1)?, queue_pair(2)?];
         set_nonblocking(async_fd(&port)).map_err(|e| step("watch the device", &e))?;
-        Ok(Self { pairs, region, pool, cq, channel, port })
+        let (target, requests) = (None, Requests::default());
+        Ok(Self { pairs, region, pool, lending, target, requests, cq, channel, port })
+    }
+
+    /// What the peer needs to write pages into our memory, if it may.
+    pub(super) fn lent(&self) -> Option<Lent> {
+        self.lending.as_ref().map(Lending::lent)
+    }
+
+    /// From now on pages may be placed there.
+    pub(super) fn aim(&mut self, target: Lent) {
+        self.target = Some(target);
+    }
+
+    /// Bytes of memory from and to which pages can be placed; zero if one end lends none.
+    pub(super) fn placeable(&self) -> u64 {
+        match (self.lent(), self.target) {
+            (Some(own), Some(theirs)) => own.bytes.min(theirs.bytes),
+            _ => 0,
+        }
     }
 
     /// Readable after `arm` once a completion came.
@@ -226,14 +311,19 @@ impl Link {
         filled
     }
 
-    /// Sends the first `length` bytes of a filled slot, with credits.
+    /// Sends the first `length` bytes of a filled slot, with credits, after pages at these offsets, which
+    /// go from our memory into the peer's.
     pub(super) fn post_send(
         &mut self,
         class: usize,
         slot: u16,
         length: usize,
         credits: u16,
+        pages: impl Iterator<Item = u64>,
     ) -> io::Result<()> {
+        for offset in pages {
+            self.add_page(class, offset)?;
+        }
         let at = usize::from(received(class)) + usize::from(slot);
         let part = self.part(class, at, length);
         self.post(class, identifier(class, slot), Some(part), credits)
@@ -244,6 +334,37 @@ impl Link {
         self.post(class, NOTE | identifier(class, 0), None, credits)
     }
 
+    /// Writes nothing to nowhere: takes no slot and needs no key (InfiniBand specification, C9-88), but the
+    /// packet tells the other adapter what it misses.
+    pub(super) fn post_nudge(&mut self, class: usize) -> io::Result<()> {
+        let mut nudge = request(NUDGE | identifier(class, 0));
+        nudge.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        nudge.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        self.requests.push(nudge, sys::ibv_sge { addr: 0, length: 0, lkey: 0 });
+        self.post_requests(class)
+    }
+
+    /// Adds the write of a page to the requests that the next message takes along.
+    fn add_page(&mut self, class: usize, offset: u64) -> io::Result<()> {
+        let (Some(own), Some(theirs)) = (&self.lending, self.target) else {
+            return Err(io::Error::other("a page without memory to place it in"));
+        };
+        let Lent { address, bytes, .. } = own.lent();
+        let length = u64::from(PAGE_BYTES);
+        if offset.checked_add(length).is_none_or(|end| end > bytes.min(theirs.bytes)) {
+            return Err(io::Error::other("a page outside the memory that is lent"));
+        }
+        let lkey = own.local_key();
+        let part = sys::ibv_sge { addr: address + offset, length: PAGE_BYTES, lkey };
+        let mut request = request(PLACE | identifier(class, 0));
+        request.num_sge = 1;
+        request.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        request.wr.rdma = sys::rdma_t { remote_addr: theirs.address + offset, rkey: theirs.key };
+        self.requests.push(request, part);
+        Ok(())
+    }
+
+    /// Posts what was added, and then a message with credits: one call for all.
     fn post(
         &mut self,
         class: usize,
@@ -252,49 +373,46 @@ impl Link {
         credits: u16,
     ) -> io::Result<()> {
         let length = part.as_ref().map_or(0, |part| part.length);
-        let (count, mut part) = match part {
-            Some(part) => (1, part),
-            None => (0, sys::ibv_sge { addr: 0, length: 0, lkey: 0 }),
-        };
         let mut flags =
             sys::ibv_send_flags::IBV_SEND_SIGNALED.0 | sys::ibv_send_flags::IBV_SEND_SOLICITED.0;
         if length <= INLINE_BYTES {
             flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
         }
-        // SAFETY: a request is a plain C structure for which all bytes zero is a value.
-        let mut request: sys::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
-        request.wr_id = wr_id;
-        request.sg_list = &raw mut part;
-        request.num_sge = count;
-        request.opcode = sys::ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
-        request.send_flags = flags;
-        request.imm_data_invalidated_rkey_union.imm_data = u32::from(credits).to_be();
+        let mut message = request(wr_id);
+        message.num_sge = i32::from(part.is_some());
+        message.opcode = sys::ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
+        message.send_flags = flags;
+        message.imm_data_invalidated_rkey_union.imm_data = u32::from(credits).to_be();
+        let part = part.unwrap_or(sys::ibv_sge { addr: 0, length: 0, lkey: 0 });
+        self.requests.push(message, part);
+        self.post_requests(class)
+    }
+
+    /// Posts all requests.
+    fn post_requests(&mut self, class: usize) -> io::Result<()> {
+        let first = self.requests.link();
         let mut bad = ptr::null_mut();
         // SAFETY: `&mut self` lends the queue pair.
         let pair = unsafe { self.pairs[class].qp() };
-        // SAFETY: the request and its part outlive the call, which copies them; the slot lies in
-        // the registered pool, which outlives the queue pair, and is not touched until its
-        // completion came.
-        posted(unsafe { sys::ibv_post_send(pair.as_ptr(), &raw mut request, &raw mut bad) })
+        // SAFETY: the requests form a list that ends; they and their parts outlive the call, which copies
+        // them. A slot lies in the registered pool, a page in registered memory: both outlive the queue
+        // pair. A slot is not touched until its completion came.
+        let result = posted(unsafe { sys::ibv_post_send(pair.as_ptr(), first, &raw mut bad) });
+        self.requests.clear();
+        result
     }
 
     /// Tries to write a slot's bytes to memory of the peer.
     #[cfg(test)]
     pub(super) fn post_write(&mut self, class: usize, address: u64, key: u32) -> io::Result<()> {
-        let mut part = self.part(class, usize::from(received(class)), 64);
-        // SAFETY: a request is a plain C structure for which all bytes zero is a value.
-        let mut request: sys::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
-        request.wr_id = NOTE | identifier(class, 0);
-        request.sg_list = &raw mut part;
-        request.num_sge = 1;
-        request.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        request.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        request.wr.rdma = sys::rdma_t { remote_addr: address, rkey: key };
-        let mut bad = ptr::null_mut();
-        // SAFETY: `&mut self` lends the queue pair.
-        let pair = unsafe { self.pairs[class].qp() };
-        // SAFETY: as for any other request.
-        posted(unsafe { sys::ibv_post_send(pair.as_ptr(), &raw mut request, &raw mut bad) })
+        let mut write = request(NOTE | identifier(class, 0));
+        write.num_sge = 1;
+        write.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        write.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        write.wr.rdma = sys::rdma_t { remote_addr: address, rkey: key };
+        let part = self.part(class, usize::from(received(class)), 64);
+        self.requests.push(write, part);
+        self.post_requests(class)
     }
 
     /// Where the pool is, and its key: what a peer would need to write to it.
@@ -348,30 +466,23 @@ impl Link {
         posted(unsafe { sys::ibv_req_notify_cq(queue.as_ptr(), i32::from(!all)) })
     }
 
-    /// Empties the channel. Returns whether there was an event in it.
-    pub(super) fn take_events(&mut self) -> bool {
-        let mut count = 0;
-        loop {
-            let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
-            let channel = &self.channel;
-            // SAFETY: `&mut self` lends the channel.
-            let channel = unsafe { channel.comp_channel() };
-            // SAFETY: both results are written to live variables; the channel does not block.
-            let result = unsafe {
-                sys::ibv_get_cq_event(channel.as_ptr(), &raw mut queue, &raw mut context)
-            };
-            if result != 0 {
-                break;
-            }
-            count += 1;
+    /// Takes an event out of the channel, if there is one. Should there be another, it stays readable.
+    pub(super) fn take_event(&mut self) -> bool {
+        let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
+        let channel = &self.channel;
+        // SAFETY: `&mut self` lends the channel.
+        let channel = unsafe { channel.comp_channel() };
+        // SAFETY: both results are written to live variables; the channel does not block.
+        let result =
+            unsafe { sys::ibv_get_cq_event(channel.as_ptr(), &raw mut queue, &raw mut context) };
+        if result != 0 {
+            return false;
         }
-        if count > 0 {
-            // SAFETY: `&mut self` lends the completion queue.
-            let queue = unsafe { self.cq.cq() };
-            // SAFETY: the channel serves this queue alone, so all events were its.
-            unsafe { sys::ibv_ack_cq_events(queue.as_ptr(), count) };
-        }
-        count > 0
+        // SAFETY: `&mut self` lends the completion queue.
+        let queue = unsafe { self.cq.cq() };
+        // SAFETY: the channel serves this queue alone, so the event was its.
+        unsafe { sys::ibv_ack_cq_events(queue.as_ptr(), 1) };
+        true
     }
 
     /// The next thing the device has to say: its name, and whether it ends the connection.
@@ -413,13 +524,27 @@ fn register(
     // SAFETY: the mapping is valid for its whole length and outlives the region (see `Link`); it is
     // only touched as described at the top of this module.
     let region = unsafe { domain.reg_mr(address, pool.bytes, AccessFlags::LocalWrite) };
-    region.map_err(|error| {
-        let cause = match error.0 {
-            RegisterMemoryRegionErrorKind::Ibverbs(cause) => cause,
-            other => io::Error::other(other.to_string()),
-        };
-        RdmaError::Pinning { bytes: pool.bytes, place: place.to_owned(), cause, limit: limit() }
-    })
+    region.map_err(|error| not_pinned(error.0, pool.bytes, place))
+}
+
+pub(super) fn not_pinned(
+    error: RegisterMemoryRegionErrorKind,
+    bytes: usize,
+    place: &str,
+) -> RdmaError {
+    let cause = match error {
+        RegisterMemoryRegionErrorKind::Ibverbs(cause) => cause,
+        other => io::Error::other(other.to_string()),
+    };
+    RdmaError::Pinning { bytes, place: place.to_owned(), cause, limit: limit() }
+}
+
+/// A request that asks for nothing yet.
+fn request(wr_id: u64) -> sys::ibv_send_wr {
+    // SAFETY: a request is a plain C structure for which all bytes zero is a value.
+    let mut request: sys::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
+    request.wr_id = wr_id;
+    request
 }
 
 /// How much this process may lock, as text.
@@ -472,6 +597,12 @@ fn meaning(one: &sys::ibv_wc) -> Done {
     }
     if one.wr_id & NOTE != 0 {
         return Done::NoteSent { class };
+    }
+    if one.wr_id & NUDGE != 0 {
+        return Done::Nudged { class };
+    }
+    if one.wr_id & PLACE != 0 {
+        return Done::Placed;
     }
     if one.wr_id & RECEIVE == 0 {
         return Done::Sent { class, slot };

@@ -22,7 +22,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use transport::{BootstrapMesh, CarrierKind, Config, Member, MeshTransport, Plan, Secret, VmId};
+use transport::{
+    BootstrapMesh, CarrierKind, Config, Member, PageMemory, Plan, RdmaMemory, Secret, Transport,
+    VmId,
+};
 use wire::control::EndCause;
 use wire::{Control, Epoch, Gfn, SliceId, VcpuId};
 
@@ -59,6 +62,8 @@ pub struct BootstrapOptions {
     pub lease: Duration,
     /// What carries frames between slices, best first; later ones when a slice cannot use the first.
     pub carriers: Vec<CarrierKind>,
+    /// What RDMA pins.
+    pub rdma_memory: RdmaMemory,
     /// What is asked of this slice only.
     pub local: LocalOptions,
 }
@@ -76,7 +81,7 @@ impl std::fmt::Debug for BootstrapOptions {
 pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
     let shape = options.spec.shape()?;
     let control = options.local.control()?;
-    host::check(&shape, BOOTSTRAP, options.local.memory)?;
+    host::check(&shape, BOOTSTRAP, options.local.memory, options.rdma_memory)?;
     let mut facts = HostFacts::gather(options.spec.interrupts)?;
     let back_ends = BackEnds::open(&shape, BOOTSTRAP, None)?;
     facts.devices = back_ends.shapes();
@@ -173,8 +178,8 @@ impl Vm {
                 launch.clocks.push(clock);
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
-            let transport = commit(mesh, &blob).map_err(lost)?;
-            parts.connect(&shape, Box::new(transport), page_tables, &options.local, control)?;
+            let transport = commit(mesh, &blob, parts.lendable()).map_err(lost)?;
+            parts.connect(&shape, transport, page_tables, &options.local, control)?;
         }
         let lost = Vec::new();
         Ok(Self { shape, hosts, launch, parts, jobs, applied, back_ends, lost })
@@ -370,7 +375,12 @@ fn connect(options: &BootstrapOptions, epoch: Epoch) -> Result<Option<BootstrapM
     let vm = VmId::random()
         .map_err(|source| SliceError::Io { what: "choose an id for the VM", source })?;
     let carriers = options.carriers.clone();
-    let config = Config { lease: options.lease, carriers, ..Config::default() };
+    let config = Config {
+        lease: options.lease,
+        carriers,
+        rdma_memory: options.rdma_memory,
+        ..Config::default()
+    };
     let plan = Plan { vm, epoch, members, config, blob };
     Ok(Some(BootstrapMesh::connect(secret, plan, Instant::now() + ANSWER_LIMIT)?))
 }
@@ -430,10 +440,17 @@ fn align_clock(
     Ok((theirs, (i64::try_from(skew).unwrap_or(i64::MAX), u64::try_from(bound).unwrap_or(0))))
 }
 
-fn commit(mut mesh: BootstrapMesh, blob: &[u8]) -> Result<MeshTransport, SliceError> {
+fn commit(
+    mut mesh: BootstrapMesh,
+    blob: &[u8],
+    memory: Option<PageMemory>,
+) -> Result<Box<dyn Transport>, SliceError> {
     let deadline = Instant::now() + START_LIMIT;
     mesh.commit(blob, deadline)?;
-    let transport = mesh.into_transport(deadline, &mut |text| tracing::warn!("{text}"))?;
-    tracing::info!("frames between slices go over {}", transport.kind());
-    Ok(transport)
+    if let Some(memory) = memory {
+        mesh.lend(memory);
+    }
+    let joined = mesh.into_transport(deadline, &mut |text| tracing::warn!("{text}"))?;
+    tracing::info!("frames between slices go over {}", joined.kind);
+    Ok(joined.transport)
 }

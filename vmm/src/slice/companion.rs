@@ -108,7 +108,8 @@ fn consider(
         let cause = "the VM has no such slice".into();
         return Err(SliceError::Refused { slice: assignment.local, cause });
     }
-    host::check(&shape, assignment.local, options.local.memory)?;
+    let pinned = assignment.config.rdma_memory;
+    host::check(&shape, assignment.local, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(spec.interrupts)?;
     let back_ends = BackEnds::open(&shape, assignment.local, Some(&options.lend))?;
     facts.devices = back_ends.shapes();
@@ -121,7 +122,7 @@ fn run(
     options: &LocalOptions,
     control: Option<&ControlSocket>,
 ) -> Result<Ending, SliceError> {
-    let Agreed { spec, host, mesh, launch, back_ends } = agreed;
+    let Agreed { spec, host, mut mesh, launch, back_ends } = agreed;
     let shape = spec.shape()?;
     let local = assignment.local;
     let index = usize::from(local.0);
@@ -134,9 +135,12 @@ fn run(
     let mut parts = Parts::new(&shape, slot, &launch.cpuid, back_end, (jobs, applied))?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
-    let transport = mesh.into_transport(deadline, &mut warn_refused)?;
-    tracing::info!("frames between slices go over {}", transport.kind());
-    parts.connect(&shape, Box::new(transport), launch.page_tables, options, control)?;
+    if let Some(memory) = parts.lendable() {
+        mesh.lend(memory);
+    }
+    let joined = mesh.into_transport(deadline, &mut warn_refused)?;
+    tracing::info!("frames between slices go over {}", joined.kind);
+    parts.connect(&shape, joined.transport, launch.page_tables, options, control)?;
     let bus: SharedBus = Arc::new(RemoteBus(Arc::clone(&parts.fabric)));
     let bus = parts.attach_devices(&shape, &launch.devices, &back_ends, bus)?;
     let fabric = Arc::clone(&parts.fabric);

@@ -13,6 +13,7 @@ use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use thiserror::Error;
+use transport::RdmaMemory;
 use wire::SliceId;
 
 /// What a companion tells the bootstrap about its host.
@@ -54,6 +55,17 @@ pub enum HostError {
     /// The kind of memory that was chosen cannot be had.
     #[error("find memory for the slice")]
     Kind(#[from] RamError),
+    /// Less memory than is to be pinned.
+    #[error(
+        "registered memory is pinned on every host: {asked} MiB, and {available} MiB are available; choose \
+         --rdma-memory pool"
+    )]
+    Pinned {
+        /// MiB of the VM.
+        asked: u64,
+        /// MiB that the host has.
+        available: u64,
+    },
     /// Less memory than asked for.
     #[error("the slice is to be home of {asked} MiB, the host has {available} MiB available")]
     Memory {
@@ -88,8 +100,13 @@ impl HostFacts {
 }
 
 /// Checks that the host has the memory that a slice is to be home of and, where slices share memory,
-/// userfaultfd.
-pub(crate) fn check(shape: &Shape, local: SliceId, memory: Memory) -> Result<(), HostError> {
+/// userfaultfd. If all of the VM's memory is to be pinned here, the host must have all of it.
+pub(crate) fn check(
+    shape: &Shape,
+    local: SliceId,
+    memory: Memory,
+    pinned: RdmaMemory,
+) -> Result<(), HostError> {
     if shape.slices.len() > 1 {
         dsm::check_host()?;
     }
@@ -100,6 +117,12 @@ pub(crate) fn check(shape: &Shape, local: SliceId, memory: Memory) -> Result<(),
     let asked = (pages / 256).saturating_sub(memory.set_aside_mib(&own));
     if asked > available {
         return Err(HostError::Memory { asked, available });
+    }
+    if shape.slices.len() > 1 && pinned == RdmaMemory::Registered && memory == Memory::Memfd {
+        let all: u64 = shape.frames().iter().map(|range| range.end - range.start).sum();
+        if all / 256 > available {
+            return Err(HostError::Pinned { asked: all / 256, available });
+        }
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use transport::Transport;
+use transport::{PageMemory, Transport};
 use wire::control::EndCause;
 use wire::{Epoch, SliceId};
 
@@ -148,6 +148,11 @@ impl Parts {
             }
         });
         started.map_err(|source| SliceError::Io { what: "start the sampling thread", source })
+    }
+
+    /// Guest memory as peers may be lent it.
+    pub(crate) fn lendable(&self) -> Option<PageMemory> {
+        self.ram.lendable()
     }
 
     /// Starts the memory engine on an open transport.

@@ -1,0 +1,240 @@
+//! Pages that go from memory to memory without a copy: over a stand-in that writes them as an adapter
+//! would, and over RDMA where there is a port (`./x lab rdma` insists on one).
+
+use crate::support::{LIMIT, Silent, Slice, start_over, stop};
+use std::os::fd::BorrowedFd;
+use std::ptr::{copy_nonoverlapping, with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::scope;
+use std::time::Duration;
+use tessera_dsm::{EngineError, GuestRam, Memory, Replicate, Uplink};
+use transport::{Class, Config, Event, PageMemory, SendError, ShmTransport, Transport, rdma, shm};
+use wire::{Epoch, SliceId};
+
+const FRAMES: u64 = 2048;
+
+/// Shared memory, and pages written from one alias into the other's.
+struct Adapter {
+    frames: ShmTransport,
+    from: usize,
+    to: usize,
+    /// Refuses every so many-th page, as an adapter whose queue is full.
+    refuses: Option<u64>,
+    asked: u64,
+    /// The alias of the other slice stays as long as this.
+    _keep: PageMemory,
+}
+
+impl Transport for Adapter {
+    fn local(&self) -> SliceId {
+        self.frames.local()
+    }
+    fn peers(&self) -> &[SliceId] {
+        self.frames.peers()
+    }
+    fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        rest: &[u8],
+    ) -> Result<(), SendError> {
+        self.frames.send(to, class, head, rest)
+    }
+    fn cork(&mut self, on: bool) {
+        self.frames.cork(on);
+    }
+    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        self.frames.poll(budget, sink)
+    }
+    fn readiness(&self) -> BorrowedFd<'_> {
+        self.frames.readiness()
+    }
+    fn places(&self, _: SliceId) -> bool {
+        true
+    }
+    fn place(&mut self, to: SliceId, class: Class, head: &[u8], at: u64) -> Result<(), SendError> {
+        self.asked += 1;
+        if self.refuses.is_some_and(|every| self.asked.is_multiple_of(every)) {
+            return Err(SendError::Full);
+        }
+        let at = usize::try_from(at).unwrap();
+        let from = with_exposed_provenance::<u8>(self.from + at);
+        // SAFETY: a page of the other slice's alias, which `_keep` keeps mapped, and of ours.
+        unsafe { copy_nonoverlapping(from, with_exposed_provenance_mut(self.to + at), 4096) };
+        self.frames.send(to, class, head, &[])
+    }
+}
+
+fn adapters(rams: &[Arc<GuestRam>], refuses: Option<u64>) -> Vec<Box<dyn Transport>> {
+    let lent: Vec<_> = rams.iter().map(|ram| ram.lendable().unwrap()).collect();
+    let mesh = shm::mesh(2, &Config::default()).unwrap();
+    let adapter = |(id, frames): (usize, ShmTransport)| {
+        let (from, to) = (lent[id].start(), lent[1 - id].start());
+        Box::new(Adapter { frames, from, to, refuses, asked: 0, _keep: lent[1 - id].clone() })
+            as Box<dyn Transport>
+    };
+    mesh.into_iter().enumerate().map(adapter).collect()
+}
+
+/// Each slice adds to words of pages of both homes, and in the end both see all sums; then slice 1 reads a
+/// run of pages of slice 0.
+fn add_and_read(slices: &[Slice; 2]) {
+    const ROUNDS: u64 = 100;
+    let frames = [3, FRAMES / 2 + 3, 4, FRAMES - 1];
+    for frame in 100..400 {
+        slices[0].word(frame, 5).store(frame, Ordering::Relaxed);
+    }
+    scope(|threads| {
+        for slice in slices {
+            threads.spawn(move || {
+                for round in 0..ROUNDS {
+                    for frame in frames {
+                        slice.word(frame, 7).fetch_add(round, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    for slice in slices {
+        for frame in frames {
+            let bytes = slice.handle.read(frame * 4096 + 56, 8, LIMIT).unwrap();
+            let total = u64::from_le_bytes(bytes.try_into().unwrap());
+            assert_eq!(total, ROUNDS * (ROUNDS - 1), "frame {frame}");
+        }
+    }
+    for frame in 100..400 {
+        assert_eq!(slices[1].word(frame, 5).load(Ordering::Relaxed), frame);
+        assert_eq!(slices[1].word(frame, 6).load(Ordering::Relaxed), 0);
+    }
+    // A page of zeros travels without contents, over whatever is there.
+    slices[1].word(200, 5).store(0, Ordering::Relaxed);
+    assert_eq!(slices[0].word(200, 5).load(Ordering::Relaxed), 0);
+}
+
+/// Runs it; the pages copied and placed by slice 0 and by slice 1.
+fn counted(
+    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
+) -> Option<[[u64; 3]; 2]> {
+    let memory = Memory::default();
+    let slices = start_over(FRAMES, memory, Replicate::Nothing, |_| Box::new(Silent), mesh)?;
+    add_and_read(&slices);
+    let moves = [0, 1].map(|id: usize| {
+        let moves = slices[id].handle.report(LIMIT).unwrap().page_moves;
+        [moves.copies, moves.placed_out, moves.placed_in]
+    });
+    stop(slices);
+    println!("copies, placed out, placed in: {moves:?}");
+    Some(moves)
+}
+
+#[test]
+fn uffd_placed_pages_are_right_and_no_processor_copies_them() {
+    let Some([first, second]) = counted(|rams| adapters(rams, None)) else { return };
+
+    assert_eq!([first[0], second[0]], [0, 0], "pages were copied");
+    assert!(first[1] >= 300 && second[1] > 0, "{first:?} {second:?}");
+    assert_eq!([first[2], second[2]], [second[1], first[1]]);
+}
+
+#[test]
+fn uffd_pages_without_room_at_the_adapter_are_copied() {
+    let Some([first, second]) = counted(|rams| adapters(rams, Some(3))) else { return };
+
+    assert!(first[0] > 0 && first[1] > 0, "{first:?}");
+    assert_eq!([first[2], second[2]], [second[1], first[1]]);
+}
+
+#[test]
+fn uffd_rdma_pages_are_right_and_no_processor_copies_them() {
+    if let Err(error) = rdma::available() {
+        let required = std::env::var_os("TESSERA_RDMA").is_some_and(|word| word == "require");
+        assert!(!required, "cannot run: {error}");
+        println!("skipped: {error}");
+        return;
+    }
+    let moves = counted(|rams| {
+        let lent: Vec<_> = rams.iter().map(|ram| ram.lendable().unwrap()).collect();
+        let mesh = rdma::mesh_lending(2, &Config::default(), &lent).unwrap();
+        mesh.into_iter().map(|transport| Box::new(transport) as Box<dyn Transport>).collect()
+    });
+    let Some([first, second]) = moves else { return };
+
+    assert_eq!([first[0], second[0]], [0, 0], "pages were copied");
+    assert!(first[1] >= 300 && second[1] > 0, "{first:?} {second:?}");
+    assert_eq!([first[2], second[2]], [second[1], first[1]]);
+}
+
+/// Without lent memory nobody can have written the page: what is there is old.
+#[test]
+fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
+    struct Tell(Mutex<Sender<String>>);
+    impl Uplink for Tell {
+        fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
+        fn lost(&mut self, _: SliceId, _: String) {}
+        fn fatal(&mut self, error: EngineError) {
+            let _ = self.0.lock().unwrap().send(error.to_string());
+        }
+        fn sample_roots(&mut self) {}
+    }
+    /// Says of every page that it sends that it was placed.
+    struct Liar(ShmTransport);
+    impl Transport for Liar {
+        fn local(&self) -> SliceId {
+            self.0.local()
+        }
+        fn peers(&self) -> &[SliceId] {
+            self.0.peers()
+        }
+        fn send(
+            &mut self,
+            to: SliceId,
+            class: Class,
+            head: &[u8],
+            rest: &[u8],
+        ) -> Result<(), SendError> {
+            match wire::Message::decode(&[head, rest].concat()) {
+                Ok((_, message @ wire::Message::Data { .. }, _)) => {
+                    let mut lie = Vec::new();
+                    message.encode_placed(Epoch(1), &mut lie);
+                    self.0.send(to, class, &lie, &[])
+                }
+                _ => self.0.send(to, class, head, rest),
+            }
+        }
+        fn cork(&mut self, on: bool) {
+            self.0.cork(on);
+        }
+        fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+            self.0.poll(budget, sink)
+        }
+        fn readiness(&self) -> BorrowedFd<'_> {
+            self.0.readiness()
+        }
+    }
+    let (sender, told) = channel();
+    let uplink = |_| Box::new(Tell(Mutex::new(sender.clone()))) as Box<dyn Uplink>;
+    let memory = Memory::default();
+    let slices = start_over(FRAMES, memory, Replicate::Nothing, uplink, |_| {
+        let mesh = shm::mesh(2, &Config::default()).unwrap();
+        mesh.into_iter().map(|inner| Box::new(Liar(inner)) as Box<dyn Transport>).collect()
+    });
+    let Some(slices) = slices else { return };
+    let value = Arc::new(AtomicU64::new(0));
+
+    // The reader waits for ever, as a vCPU would; it ends with the process.
+    let (address, seen) =
+        (std::ptr::from_ref(slices[1].word(9, 0)).expose_provenance(), Arc::clone(&value));
+    std::thread::spawn(move || {
+        // SAFETY: the mapping outlives this thread: the slices are leaked below.
+        let word = unsafe { &*with_exposed_provenance::<AtomicU64>(address) };
+        seen.store(word.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+    });
+    let error = told.recv_timeout(Duration::from_secs(30)).unwrap();
+
+    assert!(error.contains("which it cannot reach"), "{error}");
+    assert_eq!(value.load(Ordering::SeqCst), 0, "the guest saw the page");
+    std::mem::forget(slices);
+}

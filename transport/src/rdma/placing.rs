@@ -1,0 +1,114 @@
+//! Pages that are written into the peer's memory: which wait, and how many are under way.
+//!
+//! ```text
+//!   place(offset) --> waiting --(next message of the class takes all along, ahead of itself)--> under way
+//!        ^                                                                                        |
+//!        +------------------------- room again <--(that message was received)---------------------+
+//! ```
+//!
+//! A reliable queue pair carries requests out in order, so the message that says "the page is there" comes
+//! after the page, and once it was received so was the page: the writes need no completions of their own.
+//! The message is an ordinary one, because its immediate data carries credits, and what it says of the
+//! page needs more than 32 bits.
+
+use super::verbs::SLOTS;
+
+/// Class of pages.
+pub(super) const CLASS: usize = 1;
+/// Pages that may wait or be under way.
+pub(super) const PAGES_MAX: u16 = 256;
+const PAGE: u64 = 4096;
+
+/// Bookkeeping of one peer. Knows no queue pair.
+#[derive(Debug)]
+pub(super) struct Placing {
+    /// Bytes of memory that both ends lend each other; zero if they do not.
+    bytes: u64,
+    waiting: Vec<u64>,
+    /// Waiting pages and those under way.
+    count: u16,
+    /// Pages that each slot's message took along.
+    along: [u16; SLOTS[CLASS] as usize],
+}
+
+impl Placing {
+    pub(super) fn new(bytes: u64) -> Self {
+        let waiting = Vec::with_capacity(usize::from(PAGES_MAX));
+        Self { bytes, waiting, count: 0, along: [0; SLOTS[CLASS] as usize] }
+    }
+
+    /// Whether both ends lend memory.
+    pub(super) fn is_on(&self) -> bool {
+        self.bytes > 0
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.count >= PAGES_MAX
+    }
+
+    /// Takes a page in. False when there is no room, or no such page.
+    pub(super) fn push(&mut self, offset: u64) -> bool {
+        let inside = offset.checked_add(PAGE).is_some_and(|end| end <= self.bytes);
+        let good = inside && offset.is_multiple_of(PAGE) && !self.is_full();
+        if good {
+            self.waiting.push(offset);
+            self.count += 1;
+        }
+        good
+    }
+
+    /// Offsets of the pages that go ahead of the message in a slot, in order.
+    pub(super) fn take(&mut self, slot: u16) -> std::vec::Drain<'_, u64> {
+        let pages = u16::try_from(self.waiting.len()).expect("at most PAGES_MAX");
+        self.along[usize::from(slot)] = pages;
+        self.waiting.drain(..)
+    }
+
+    /// The message of a slot was received.
+    pub(super) fn sent(&mut self, slot: u16) {
+        self.count -= std::mem::take(&mut self.along[usize::from(slot)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn pages_outside_the_memory_are_not_taken() {
+        let mut placing = Placing::new(8 * PAGE);
+
+        assert!(placing.push(7 * PAGE));
+        for offset in [8 * PAGE, 7 * PAGE + 1, 12, u64::MAX - 4095, u64::MAX] {
+            assert!(!placing.push(offset), "{offset}");
+        }
+        assert!(!Placing::new(0).push(0) && !Placing::new(0).is_on());
+    }
+
+    proptest! {
+        /// Whatever the order, pages are taken along once, in order, and never more than fit.
+        #[test]
+        fn pages_go_once_and_in_order(steps in prop::collection::vec(0u8..4, 0..2000)) {
+            let mut placing = Placing::new(u64::MAX);
+            let (mut next, mut seen) = (0u64, Vec::new());
+            let mut under_way = std::collections::VecDeque::new();
+            let mut slot = 0u16;
+            for step in steps {
+                match step {
+                    0 | 1 => next += u64::from(placing.push(next * PAGE)),
+                    2 if under_way.len() < usize::from(SLOTS[CLASS]) => {
+                        seen.extend(placing.take(slot));
+                        under_way.push_back(slot);
+                        slot = (slot + 1) % SLOTS[CLASS];
+                    }
+                    _ => if let Some(slot) = under_way.pop_front() { placing.sent(slot) },
+                }
+                prop_assert!(placing.count <= PAGES_MAX);
+            }
+            prop_assert!(seen.iter().copied().eq((0..).map(|n| n * PAGE).take(seen.len())));
+            while let Some(slot) = under_way.pop_front() { placing.sent(slot); }
+            prop_assert_eq!(usize::from(placing.count), placing.waiting.len());
+        }
+    }
+}

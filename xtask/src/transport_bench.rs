@@ -1,0 +1,343 @@
+//! `./x bench transport`: what carries frames and pages between two hosts of a lab with soft-RoCE, beside
+//! perftest between the same hosts.
+//!
+//! ```text
+//!   each round: ib_send_lat, ib_write_lat, ib_read_lat ─┐
+//!               tcp, rdma (pool), rdma (registered) ────┴─ host 1 ──> host 2
+//!               shm ──────────────────────────────────────  both ends on host 1
+//! ```
+//! Everything is measured twice: looking for what comes all the time, as perftest does unless told, and asleep
+//! in between (`-e`). On hosts with one processor, as the lab's are, who looks keeps the kernel from doing what is
+//! looked for: there the second is what counts.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::{Command, Config, Host, HostNumber, Lab, Mode as LabMode, RemoteProcess, Stream};
+use outcome::{Bar, Conditions, Outcome, Row};
+use serde::Deserialize;
+
+use crate::device_bench::output;
+use crate::progress::Progress;
+use crate::rounds::Rounds;
+use crate::{check, workspace};
+
+const PACKAGE: &str = "tessera-link";
+pub(crate) const PORT: u16 = 7300;
+/// For one program.
+const LIMIT: Duration = Duration::from_secs(180);
+/// Page fetches take at most this many times a bare read of a page and a bare send together.
+const BOUND: f64 = 1.3;
+/// The index of the address by which the hosts know each other.
+const GID: &str = "for gid in /sys/class/infiniband/rxe0/ports/1/gids/*; do case $(cat $gid) in \
+                   0000:0000:0000:0000:0000:ffff:*) echo ${gid##*/}; exit 0;; esac; done; exit 1";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Mode {
+    Shm,
+    Tcp,
+    Pool,
+    Registered,
+}
+
+const MODES: [Mode; 4] = [Mode::Shm, Mode::Tcp, Mode::Pool, Mode::Registered];
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+            Self::Pool => "rdma pool",
+            Self::Registered => "rdma registered",
+        })
+    }
+}
+
+impl Mode {
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            Self::Shm => &[],
+            Self::Tcp => &["--carrier", "tcp"],
+            Self::Pool => &["--carrier", "rdma", "--memory", "pool"],
+            Self::Registered => &["--carrier", "rdma", "--memory", "registered"],
+        }
+    }
+}
+
+/// A program of perftest with the size it is asked about, and whether it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Tool(&'static str, u32, bool);
+
+const fn send(asleep: bool) -> Tool {
+    Tool("ib_send_lat", 64, asleep)
+}
+
+const fn read(asleep: bool) -> Tool {
+    Tool("ib_read_lat", 4096, asleep)
+}
+
+/// `ib_write_lat` cannot sleep: nothing wakes who is written to.
+const TOOLS: [Tool; 5] =
+    [send(true), read(true), send(false), read(false), Tool("ib_write_lat", 64, false)];
+
+impl fmt::Display for Tool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(name, bytes, asleep) = self;
+        write!(f, "{name}{} {bytes} B", if *asleep { " -e" } else { "" })
+    }
+}
+
+const TOOL_COLUMN: &str = "p50 us";
+
+/// What tessera-link prints.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Found {
+    echo_64: Times,
+    echo_4096: Times,
+    page: Times,
+    stream_mb_s: f64,
+    placed: bool,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Times {
+    p50: f64,
+    p99: f64,
+}
+
+const COLUMNS: [&str; 5] =
+    ["64 B p50 us", "4 KiB p50 us", "page p50 us", "page p99 us", "stream MB/s"];
+const PAGE: usize = 2;
+
+impl Found {
+    fn columns(&self) -> Vec<f64> {
+        let (echo, page) = ([self.echo_64.p50, self.echo_4096.p50], [self.page.p50, self.page.p99]);
+        echo.into_iter().chain(page).chain([self.stream_mb_s]).collect()
+    }
+}
+
+struct Plan {
+    rounds: usize,
+    count: u32,
+    stream: u32,
+}
+
+const QUICK: Plan = Plan { rounds: 2, count: 300, stream: 8 };
+const FULL: Plan = Plan { rounds: 5, count: 1000, stream: 32 };
+
+struct Bench {
+    lab: Lab,
+    /// The program as hosts see it.
+    program: String,
+    plan: Plan,
+    gid: String,
+    progress: Progress,
+    asked: Rounds<bool, Mode>,
+    tools: Rounds<(), Tool>,
+}
+
+pub(crate) fn run(quick: bool, words: &[String]) -> Result<ExitCode> {
+    ensure!(words.is_empty(), "this experiment has no VM, so it takes no options of one");
+    let root = workspace::root()?;
+    let built = program(&root)?;
+    let progress = Progress::new();
+    let config = Config {
+        name: "bench-transport".to_owned(),
+        hosts: 2,
+        mode: LabMode::Machines,
+        rdma: true,
+        ..Config::default()
+    };
+    let lab = Lab::up(&config, &|line| progress.say(line))?;
+    let mut program = String::new();
+    for host in lab.hosts() {
+        let name = "tessera-link";
+        fs::copy(&built, host.job()?.join(name))
+            .with_context(|| format!("copy {}", built.display()))?;
+        program = host.job_inside()?.join(name).to_string_lossy().into_owned();
+    }
+    let plan = if quick { QUICK } else { FULL };
+    let gid = output(&lab.host(HostNumber::new(1)?)?, &Command::shell(GID), LIMIT)
+        .context("find the address of the RDMA device")?;
+    let gid = gid.trim().to_owned();
+    let (asked, tools) = (Rounds::new(), Rounds::new());
+    let mut bench = Bench { lab, program, plan, gid, progress, asked, tools };
+    for round in 0..bench.plan.rounds {
+        bench.round(round)?;
+    }
+    let outcome = bench.outcome()?;
+    let path = outcome.write(&workspace::target(&root).join("bench"))?;
+    print!("\n{}", outcome.table());
+    println!("written: {} and beside it", path.display());
+    Ok(if outcome.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The program that measures, of `TESSERA_LINK` or built.
+pub(crate) fn program(root: &Path) -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os("TESSERA_LINK") {
+        return Ok(program.into());
+    }
+    println!("x: building {PACKAGE}");
+    check::cargo(root, &["build", "-q", "--locked", "--release", "-p", PACKAGE])
+        .context("build what measures")?;
+    Ok(workspace::target(root).join("release").join(PACKAGE))
+}
+
+impl Bench {
+    fn host(&self, number: usize) -> Result<Host<'_>> {
+        self.lab.host(HostNumber::new(number)?)
+    }
+
+    /// Every tool and mode once; the order turns from round to round.
+    fn round(&mut self, round: usize) -> Result<()> {
+        for step in 0..TOOLS.len() {
+            let tool = TOOLS[(step + round) % TOOLS.len()];
+            let time = self.tool(tool)?;
+            self.progress.say(&format!("round {}: {tool}: {time:.1} us", round + 1));
+            self.tools.add((), tool, round, vec![time]);
+        }
+        for step in 0..MODES.len() {
+            for asleep in [true, false] {
+                let mode = MODES[(step + round) % MODES.len()];
+                let found = self.ask(mode, asleep)?;
+                ensure!(
+                    found.placed == (mode == Mode::Registered),
+                    "{mode}: pages were {}placed",
+                    if found.placed { "" } else { "not " }
+                );
+                let columns = found.columns();
+                let page = columns[PAGE];
+                let how = if asleep { "asleep" } else { "looking" };
+                self.progress
+                    .say(&format!("round {}: {mode}, {how}: page {page:.1} us", round + 1));
+                self.asked.add(asleep, mode, round, columns);
+            }
+        }
+        Ok(())
+    }
+
+    /// Half a round trip, or a read, in microseconds: the column `t_typical`.
+    fn tool(&self, Tool(name, bytes, asleep): Tool) -> Result<f64> {
+        let (count, gid) = (self.plan.count, &self.gid);
+        let events = if asleep { " -e" } else { "" };
+        let words = format!("{name} -d rxe0 -x {gid} -s {bytes} -n {count} -F{events}");
+        let server = self.host(2)?.spawn(&Command::shell(format!("exec {words}")))?;
+        let to = self.host(2)?.address();
+        // The server does not say when it listens.
+        let line = format!(
+            "for try in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; {words} {to} 2>&1 && exit 0; done; exit 1"
+        );
+        let said = output(&self.host(1)?, &Command::shell(line), LIMIT);
+        end(server);
+        let said = said?;
+        typical(&said, bytes).with_context(|| format!("read what {name} says:\n{said}"))
+    }
+
+    fn ask(&self, mode: Mode, asleep: bool) -> Result<Found> {
+        let (count, stream) = (self.plan.count.to_string(), self.plan.stream.to_string());
+        let mut words = vec![self.program.as_str()];
+        let sleep: &[&str] = if asleep { &["--asleep"] } else { &[] };
+        let how = ["--count", &count, "--stream", &stream];
+        if mode == Mode::Shm {
+            words.push("shm");
+            words.extend(how.iter().chain(sleep));
+            return self.found(&words);
+        }
+        let listen = format!("0.0.0.0:{PORT}");
+        let to = format!("{}:{PORT}", self.host(2)?.address());
+        let serve = [self.program.as_str(), "serve", "--listen", &listen];
+        let server = Command::new(serve.iter().chain(sleep).copied());
+        let mut server = self.host(2)?.spawn(&server)?;
+        await_line(&mut server, "listening")?;
+        words.extend(["ask", "--to", &to]);
+        words.extend(mode.words().iter().chain(&how).chain(sleep));
+        let found = self.found(&words);
+        end(server);
+        found.with_context(|| format!("measure {mode}"))
+    }
+
+    fn found(&self, words: &[&str]) -> Result<Found> {
+        let said = output(&self.host(1)?, &Command::new(words.iter().copied()), LIMIT)?;
+        let line = said.lines().last().unwrap_or_default();
+        serde_json::from_str(line).with_context(|| format!("read {said:?}"))
+    }
+
+    fn outcome(&self) -> Result<Outcome> {
+        let mut conditions = Conditions::now();
+        let Plan { rounds, count, .. } = self.plan;
+        conditions.notes.extend([
+            format!(
+                "two hosts ({}), one processor each, soft-RoCE; shm on one of them",
+                self.lab.substrate()
+            ),
+            format!("medians of {rounds} rounds of {count} trips; ratios of the same round"),
+            "ib_send_lat and ib_write_lat tell half a round trip".to_owned(),
+        ]);
+        let tool_row = |tool: &Tool| self.tools.row(tool.to_string(), (), *tool, &[TOOL_COLUMN]);
+        let mut rows: Vec<Row> = TOOLS.iter().filter_map(tool_row).collect();
+        for (asleep, how) in [(true, "asleep"), (false, "looking")] {
+            let row =
+                |mode: &Mode| self.asked.row(format!("{mode}, {how}"), asleep, *mode, &COLUMNS);
+            rows.extend(MODES.iter().filter_map(row));
+        }
+        let bar = |(asleep, how): (bool, &str)| {
+            let page = self.asked.median(asleep, Mode::Registered, PAGE)?;
+            let (read, send) = (read(asleep), send(asleep));
+            let bare = self.tools.median((), read, 0)? + self.tools.median((), send, 0)?;
+            let what = format!("page fetch, rdma registered, {how}, against {read} + {send}");
+            Some(Bar { what, found: page / bare, bound: BOUND, at_most: true })
+        };
+        let bars: Vec<Bar> =
+            [(true, "asleep"), (false, "looking")].into_iter().filter_map(bar).collect();
+        ensure!(bars.len() == 2, "some figures that a bar is about are missing");
+        let (name, shown) = ("transport".to_owned(), COLUMNS[PAGE].to_owned());
+        Ok(Outcome { name, conditions, rows, bars, shown })
+    }
+}
+
+/// The fifth column of the line about so many bytes.
+fn typical(said: &str, bytes: u32) -> Option<f64> {
+    let fields = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let size = bytes.to_string();
+    let mut lines = fields.filter(|fields| fields.first() == Some(&size.as_str()));
+    lines.find_map(|fields| fields.get(4)?.parse().ok())
+}
+
+pub(crate) fn await_line(server: &mut RemoteProcess, word: &str) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while Instant::now() < end {
+        match server.next_line(Duration::from_secs(1)) {
+            Some(line) if line.stream == Stream::Out && line.text.contains(word) => return Ok(()),
+            Some(line) => eprintln!("server: {}", line.text),
+            None if server.is_over() => bail!("the server ended"),
+            None => {}
+        }
+    }
+    bail!("the server did not say {word:?}")
+}
+
+/// The server ends by itself when the asker has gone; one that does not is killed.
+fn end(mut server: RemoteProcess) {
+    if server.wait(Duration::from_secs(10)).is_err() {
+        drop(server.kill());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typical_time_is_found_among_what_perftest_says() {
+        let said = " local address: LID 0000 QPN 0x0011\n #bytes #iterations    t_min[usec]    t_max[usec]  \
+                    t_typical[usec]    t_avg[usec]\n 64      1000          3.10           99.2         4.25 \
+                    \t       5.00\n";
+
+        assert_eq!(typical(said, 64), Some(4.25));
+        assert_eq!(typical(said, 4096), None);
+    }
+}
