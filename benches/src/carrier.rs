@@ -1,6 +1,7 @@
 //! What joins the slices of a benchmark.
 
 use anyhow::{Context, Result};
+use std::time::Duration;
 use transport::{Config, Transport, rdma, shm, tcp};
 
 /// What joins the slices.
@@ -40,7 +41,8 @@ impl Carrier {
     /// # Errors
     /// The operating system refuses.
     pub fn mesh(self, slices: u16) -> Result<Vec<Box<dyn Transport>>> {
-        let config = Config::default();
+        // A slice may prepare its memory for seconds before its engine keeps the lease.
+        let config = Config { lease: Duration::from_secs(60), ..Config::default() };
         Ok(match self {
             Self::Shm => boxed(shm::mesh(slices, &config)?),
             Self::Tcp => boxed(tcp::mesh(slices, &config)?),

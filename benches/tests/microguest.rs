@@ -27,7 +27,7 @@ fn main() {
         return;
     }
     let image = image();
-    let tests: [Test; 8] = [
+    let tests: [Test; 9] = [
         ("jobs_of_a_guest_without_dsm", jobs_of_a_guest_without_dsm),
         ("exception_is_told", exception_is_told),
         ("local_faults_are_counted", local_faults_are_counted),
@@ -35,6 +35,7 @@ fn main() {
         ("counter_of_two_slices_is_exact", counter_of_two_slices_is_exact),
         ("run_is_read_right", run_is_read_right),
         ("store_of_a_running_guest_is_never_lost", store_of_a_running_guest_is_never_lost),
+        ("store_to_a_borrowed_chunk_is_never_lost", store_to_a_borrowed_chunk_is_never_lost),
         ("sample_names_code_and_address", sample_names_code_and_address),
     ];
     for (name, test) in tests {
@@ -175,6 +176,45 @@ fn store_of_a_running_guest_is_never_lost(image: &Path) {
         }
         let chunks = cluster.report(0).unwrap().chunks;
         assert_eq!((chunks.shared, chunks.own), (1, 1), "{memory}");
+    }
+}
+
+/// A guest reads memory of another slice in order and goes on to raise a word in the last chunk, which is
+/// its own by then; the home asks for the page in the midst of it.
+fn store_to_a_borrowed_chunk_is_never_lost(image: &Path) {
+    for memory in [Memory::Memfd, Memory::MemfdPrealloc] {
+        let homes = [512, 2048];
+        let plan = Plan {
+            memory,
+            homes: &homes,
+            guest_pages: GuestPages::Large,
+            ..plan(image, Carrier::Shm)
+        };
+        let mut cluster = Cluster::new(&plan).unwrap();
+        let theirs = SHARED + 512 * 4096;
+        let scan = Job { memory: theirs, pages: 2048, stride: 1, rounds: 1, ..job(Kind::Scan) };
+        cluster.run(1, 0, Job { write: 1, ..scan }).unwrap();
+        let words = 2048 * 512;
+        let done = cluster.run(0, 0, scan).unwrap();
+        assert_eq!((done.job.count, done.job.sum), (words, words * (words - 1) / 2), "{memory}");
+
+        let last = Job { memory: theirs + 1536 * 4096, ..job(Kind::Count) };
+        let before = |word| {
+            let read = Job { word, pages: 1, rounds: 1, ..last };
+            Job { kind: Kind::Read as u64, ..read }
+        };
+        let starts: Vec<u64> =
+            [3, 4].map(|word| cluster.run(0, 0, before(word)).unwrap().job.sum).into();
+        let add = |word, cycles| Job { write: 2, word, cycles, rounds: u64::MAX, ..last };
+        cluster.start(0, 0, add(3, 500_000_000)).unwrap();
+        let theirs = cluster.run(1, 0, add(4, 100_000_000)).unwrap().job.count;
+        let ours = cluster.wait(0, 0).unwrap().job.count;
+        for slice in [0, 1] {
+            for ((word, count), start) in [(3, ours), (4, theirs)].into_iter().zip(&starts) {
+                let sum = cluster.run(slice, 0, before(word)).unwrap().job.sum;
+                assert_eq!(sum, start + count, "{memory}, word {word} on slice {slice}");
+            }
+        }
     }
 }
 

@@ -11,7 +11,8 @@ pub(crate) struct Local {
     /// not given
     #[arg(long, value_name = "CORE")]
     engine_core: Option<usize>,
-    /// What memory of this slice is made of until another slice uses it: memfd, hugetlbfs or anonymous
+    /// What memory of this slice is made of until another slice uses it: memfd, memfd,prealloc (memory for
+    /// the whole VM from the start), hugetlbfs or anonymous
     #[arg(long, default_value_t = Memory::default(), value_name = "KIND")]
     memory: Memory,
     /// Trace pages that travel, and sample the vCPUs that wait for them

@@ -68,6 +68,11 @@ impl Ahead {
         false
     }
 
+    /// The page has arrived, and is mapped for reading at the end of the batch.
+    pub(crate) fn pend(&mut self, gfn: Gfn) {
+        self.pending.push((gfn, false));
+    }
+
     /// The page is taken away, or no longer writable. True if it is pending and must be mapped first.
     pub(crate) fn recalled(&mut self, gfn: Gfn) -> bool {
         self.touched(gfn);

@@ -62,7 +62,7 @@ impl Apart {
         own: &[Range<usize>],
     ) -> Result<Self, Error> {
         match memory {
-            Memory::Memfd => Ok(Self::None),
+            Memory::Memfd | Memory::MemfdPrealloc => Ok(Self::None),
             Memory::Anonymous => {
                 for range in own {
                     guest.map_anonymous(range.start, range.len())?;

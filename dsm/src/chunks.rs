@@ -1,4 +1,4 @@
-//! Chunks: 2 MiB of guest memory whose home is this slice, private or shared as a whole.
+//! Chunks: 2 MiB of guest memory, private or shared as a whole.
 //!
 //! ```text
 //!              another slice is given a page, or               all pages are this slice's alone, and
@@ -8,6 +8,10 @@
 //!    a huge page where possible)                      4 KiB pages)  |                            v
 //!                                                                   +------ share -------- private again
 //! ```
+//!
+//! Chunks whose home is this slice begin private. Chunks of other homes begin shared; one of which all pages
+//! came to this slice for writing, in order, is *borrowed*: private until another slice, or its home, is given
+//! a page of it again (`whole` has how they come).
 //!
 //! A private chunk costs what ordinary memory costs. Sharing it costs some system calls and the huge
 //! page, so a chunk that is shared again soon after it became private waits twice as long next time.
@@ -69,8 +73,10 @@ pub(crate) fn whole(frames: &[Range<u64>]) -> Vec<Range<u64>> {
 pub struct ChunkCounts {
     /// Chunks of this slice's home (2 MiB each).
     pub own: u64,
-    /// Of these, shared now.
+    /// Chunks that were private before and are shared now.
     pub shared_now: u64,
+    /// Chunks of other homes that became private here, all at once.
+    pub borrowed: u64,
     /// Chunks that became shared.
     pub shared: u64,
     /// Chunks that became shared with a neighbour, for want of parts of the mapping.
@@ -115,8 +121,9 @@ impl Chunk {
 /// The chunks of one slice's home.
 #[derive(Debug)]
 pub(crate) struct Chunks {
-    /// Ranges of chunk numbers.
+    /// Ranges of chunk numbers: of this slice's home, and of others'.
     own: Vec<Range<u64>>,
+    others: Vec<Range<u64>>,
     known: BTreeMap<ChunkId, Chunk>,
     away: PageSet,
     /// Borders between neighbours of different state, and how many there may be.
@@ -132,13 +139,20 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// All chunks that lie in `own` (frames) as a whole, private. `end` is beyond all frames. `apart`
-    /// tells whether chunks lie elsewhere before they are shared than after.
-    pub(crate) fn new(own: &[Range<u64>], end: u64, seams_max: u64, apart: bool) -> Self {
-        let own = whole(own);
+    /// All chunks that lie in `own` (frames) as a whole, private; those in `others` shared. `end` is beyond all
+    /// frames. `apart` tells whether chunks lie elsewhere before they are shared than after.
+    pub(crate) fn new(
+        own: &[Range<u64>],
+        others: &[Range<u64>],
+        end: u64,
+        seams_max: u64,
+        apart: bool,
+    ) -> Self {
+        let (own, others) = (whole(own), whole(others));
         let count = own.iter().map(|range| range.end - range.start).sum();
         Self {
             own,
+            others,
             known: BTreeMap::new(),
             away: PageSet::new(end),
             seams: 0,
@@ -155,9 +169,27 @@ impl Chunks {
         self.known.get(&id).map(|chunk| chunk.state)
     }
 
-    /// True for a chunk of this home that no other slice uses.
+    /// True for a chunk of this slice's home.
+    pub(crate) fn is_own(&self, id: ChunkId) -> bool {
+        self.own.iter().any(|range| range.contains(&id.0))
+    }
+
+    /// True for a chunk that no other slice uses.
     pub(crate) fn is_private(&self, id: ChunkId) -> bool {
-        self.own.iter().any(|range| range.contains(&id.0)) && self.state(id) != Some(State::Shared)
+        match self.state(id) {
+            Some(state) => state == State::PrivateAgain,
+            None => self.is_own(id),
+        }
+    }
+
+    /// True for a chunk of another home that may become private.
+    pub(crate) fn may_borrow(&self, id: ChunkId) -> bool {
+        self.others.iter().any(|range| range.contains(&id.0)) && !self.is_private(id)
+    }
+
+    /// The time of the last look.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now_ns
     }
 
     fn is_shared(&self, id: ChunkId) -> bool {
@@ -166,10 +198,16 @@ impl Chunks {
 
     /// The seams on both sides of a chunk if it had this state.
     fn seams_with(&self, id: ChunkId, state: Option<State>) -> u64 {
-        // Of these the kernel makes one part.
-        let alike = |state| if self.apart || state == Some(State::Shared) { state } else { None };
-        let differs = |other: u64| alike(self.state(ChunkId(other))) != alike(state);
+        let part = self.part(id, state);
+        let differs = |other: u64| self.part(ChunkId(other), self.state(ChunkId(other))) != part;
         u64::from(id.0 > 0 && differs(id.0 - 1)) + u64::from(differs(id.0 + 1))
+    }
+
+    /// What the kernel tells apart: of neighbours that are alike it makes one part.
+    fn part(&self, id: ChunkId, state: Option<State>) -> Option<State> {
+        let begins = if self.is_own(id) { State::PrivateAgain } else { State::Shared };
+        let same = !(self.apart && self.is_own(id)) && state == Some(begins);
+        state.filter(|_| !same)
     }
 
     fn set(&mut self, id: ChunkId, chunk: Chunk) {
@@ -301,16 +339,40 @@ impl Chunks {
         let Some(chunk) = self.known.get(&id).copied().filter(|_| self.is_shared(id)) else {
             return false;
         };
-        let state = State::PrivateAgain;
-        let more = self.seams_with(id, Some(state));
-        if self.seams + more > self.seams_max + self.seams_with(id, Some(State::Shared)) {
+        if !self.has_room(id) {
             self.counts.kept_for_maps += 1;
             self.postpone(id);
             return false;
         }
+        let state = State::PrivateAgain;
         self.set(id, Chunk { state, unmapped: false, since_ns: self.now_ns, ..chunk });
         self.counts.private_again += 1;
         self.counts.shared_now -= 1;
+        true
+    }
+
+    /// True if the mapping has parts enough for a chunk to become private.
+    fn has_room(&self, id: ChunkId) -> bool {
+        let more = self.seams_with(id, Some(State::PrivateAgain));
+        self.seams + more <= self.seams_max + self.seams_with(id, self.state(id))
+    }
+
+    /// A chunk of another home becomes private: all its pages are here, and nobody else has one. False if the
+    /// mapping has too many parts for that.
+    pub(crate) fn borrow(&mut self, id: ChunkId) -> bool {
+        if !self.may_borrow(id) || !self.has_room(id) {
+            return false;
+        }
+        for gfn in id.frames().map(Gfn) {
+            self.away.remove(gfn);
+        }
+        let before = self.known.get(&id).copied();
+        self.counts.shared_now -= u64::from(before.is_some());
+        self.counts.borrowed += 1;
+        let doublings = before.map_or(0, |chunk| chunk.doublings);
+        let since_ns = self.now_ns;
+        let state = State::PrivateAgain;
+        self.set(id, Chunk { state, away: 0, doublings, unmapped: false, since_ns });
         true
     }
 
@@ -330,7 +392,13 @@ mod tests {
     const LONG: u64 = 1000 * QUIET_NS;
 
     fn chunks(seams_max: u64) -> Chunks {
-        Chunks::new(from_ref(&(0..100 * CHUNK_PAGES)), 200 * CHUNK_PAGES, seams_max, false)
+        Chunks::new(
+            from_ref(&(0..100 * CHUNK_PAGES)),
+            from_ref(&(100 * CHUNK_PAGES..200 * CHUNK_PAGES)),
+            200 * CHUNK_PAGES,
+            seams_max,
+            false,
+        )
     }
 
     fn page(chunk: u64, at: u64) -> Gfn {
@@ -339,7 +407,7 @@ mod tests {
 
     #[test]
     fn only_whole_chunks_of_the_own_home_are_private() {
-        let chunks = Chunks::new(&[100..1536, 2048..2100], 4096, 1000, false);
+        let chunks = Chunks::new(&[100..1536, 2048..2100], &[], 4096, 1000, false);
         let private: Vec<u64> = (0..8).filter(|at| chunks.is_private(ChunkId(*at))).collect();
         assert_eq!(private, [1, 2]);
         assert_eq!(chunks.counts.own, 2);
@@ -412,7 +480,7 @@ mod tests {
     #[test]
     fn chunk_that_came_from_elsewhere_stays_a_part_of_its_own() {
         let mut chunks =
-            Chunks::new(from_ref(&(0..100 * CHUNK_PAGES)), 200 * CHUNK_PAGES, 1000, true);
+            Chunks::new(from_ref(&(0..100 * CHUNK_PAGES)), &[], 200 * CHUNK_PAGES, 1000, true);
         for (id, seams) in [(10, 2), (11, 2)] {
             chunks.share(ChunkId(id));
             assert_eq!(chunks.seams, seams, "after {id}");
@@ -421,6 +489,44 @@ mod tests {
         assert_eq!(chunks.seams, 3);
         chunks.settle(ChunkId(11));
         assert_eq!(chunks.seams, 2);
+    }
+
+    #[test]
+    fn chunk_of_another_home_is_borrowed_shared_and_private_again() {
+        let mut chunks = chunks(1000);
+        let id = ChunkId(150);
+        assert!(!chunks.is_private(id) && chunks.may_borrow(id));
+        assert!(!chunks.may_borrow(ChunkId(50)) && !chunks.may_borrow(ChunkId(200)));
+        chunks.took(page(150, 9));
+        assert!(chunks.borrow(id) && chunks.is_private(id) && !chunks.may_borrow(id));
+        assert!(chunks.borrow(ChunkId(151)));
+        assert_eq!(chunks.seams, 2, "one part of two chunks");
+
+        assert_eq!(chunks.share(id), 150..151);
+        chunks.set_unmapped(id);
+        chunks.took(page(150, 9));
+        assert_eq!(chunks.take_unmapped(id), [(page(150, 0), 9), (page(150, 10), 502)]);
+        assert!(!chunks.is_private(id));
+        assert_eq!((chunks.seams, chunks.counts.shared_now), (2, 1));
+
+        // The page comes back: by the wait of chunks that are shared, or with the others in order.
+        chunks.gave(page(150, 9));
+        assert_eq!(chunks.quiet(LONG), [id]);
+        assert!(chunks.settle(id) && chunks.is_private(id));
+        chunks.share(id);
+        chunks.took(page(150, 9));
+        assert!(chunks.borrow(id));
+        chunks.share(id);
+        assert_eq!(chunks.quiet(3 * LONG), [id], "no page is away");
+        assert_eq!((chunks.counts.borrowed, chunks.counts.shared_now), (3, 1));
+        assert_eq!(chunks.counts.own, 100);
+    }
+
+    #[test]
+    fn at_the_limit_no_chunk_is_borrowed() {
+        let mut chunks = chunks(2);
+        assert!(chunks.borrow(ChunkId(150)) && !chunks.borrow(ChunkId(160)));
+        assert!(chunks.borrow(ChunkId(151)), "a neighbour needs no more parts");
     }
 
     #[test]
@@ -441,7 +547,7 @@ mod tests {
     #[test]
     fn looks_are_bounded_and_come_to_every_chunk() {
         let mut chunks =
-            Chunks::new(from_ref(&(0..5000 * CHUNK_PAGES)), 5000 * CHUNK_PAGES, 20_000, false);
+            Chunks::new(from_ref(&(0..5000 * CHUNK_PAGES)), &[], 5000 * CHUNK_PAGES, 20_000, false);
         for id in 0..5000 {
             chunks.share(ChunkId(id));
         }

@@ -10,20 +10,19 @@
 #![expect(unsafe_code, reason = "poll")]
 // UNSAFETY: poll(2) takes an array of descriptors.
 
-mod send;
-
 use crate::apart::ShareError;
 use crate::classify::{Classifier, PageClass};
 use crate::handle::{Bell, Command, CopyError, Handle};
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, PageMoves, Report};
 use crate::schedule::{self, Look};
+use crate::sending::Parcel;
 use crate::store::Store;
 use crate::trace::{FaultKind, Trace, Tracing};
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
-use dsm_protocol::foresight::{Streams, Window};
+use dsm_protocol::foresight::Streams;
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Error;
@@ -33,10 +32,10 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use transport::{Class, Event, SendError, Transport};
-use wire::{DecodeError, PAGE_SIZE, PageBody, SliceId};
+use wire::{Batch, DecodeError, Epoch, PAGE_SIZE, PageBody, SliceId};
 
 /// Frames that may wait for room in the transport.
-const BACKLOG_MAX: usize = 65_536;
+pub(crate) const BACKLOG_MAX: usize = 65_536;
 /// Transport events handled before faults and commands are looked at again.
 const POLL_BUDGET: usize = 64;
 /// The longest sleep: stale roots are looked for that often.
@@ -179,34 +178,37 @@ impl Copying {
 
 /// The engine. Lives on its own thread.
 pub struct Engine {
-    node: Node,
-    store: Store,
-    transport: Box<dyn Transport>,
+    pub(crate) node: Node,
+    pub(crate) store: Store,
+    pub(crate) transport: Box<dyn Transport>,
     uplink: Box<dyn Uplink>,
     commands: Receiver<Command>,
     bell: Arc<Bell>,
     started: Instant,
-    effects: Vec<Effect>,
+    pub(crate) effects: Vec<Effect>,
     /// Room that is used again: of effects being carried out, and of a message's head.
-    spare: Vec<Effect>,
-    head: Vec<u8>,
+    pub(crate) spare: Vec<Effect>,
+    pub(crate) head: Vec<u8>,
+    pub(crate) body: Vec<u8>,
+    /// Pages that go out together.
+    pub(crate) parcel: Parcel,
     /// Frames that found no room, in order. While it is not empty every frame goes through it.
-    backlog: VecDeque<(SliceId, Class, Vec<u8>)>,
+    pub(crate) backlog: VecDeque<(SliceId, Class, Vec<u8>)>,
     next_token: u64,
-    releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
+    pub(crate) releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
     copies: BTreeMap<u64, Copying>,
     classifier: Classifier,
-    trace: Trace,
+    pub(crate) trace: Trace,
     /// Pages that a vCPU waits for.
     demanded: Vec<Gfn>,
     faults: Vec<Fault>,
     /// None when nothing is fetched ahead.
-    streams: Option<Streams>,
+    pub(crate) streams: Option<Streams>,
     workers: Workers,
     bystanders: Vec<SliceId>,
     /// Slices that write pages into our memory, and we into theirs.
-    placers: Vec<SliceId>,
-    moved: PageMoves,
+    pub(crate) placers: Vec<SliceId>,
+    pub(crate) moved: PageMoves,
     stopping: bool,
 }
 
@@ -242,6 +244,8 @@ impl Engine {
             effects: Vec::new(),
             spare: Vec::new(),
             head: Vec::new(),
+            body: Vec::new(),
+            parcel: Parcel::default(),
             backlog: VecDeque::new(),
             next_token: 0,
             releases: BTreeMap::new(),
@@ -286,12 +290,13 @@ impl Engine {
             self.carry_out()?;
             let now = self.now();
             self.store.answer_expired(now)?;
+            self.store.map_pieces(now)?;
             self.store.tend(now)?;
         }
         Ok(())
     }
 
-    fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         nanoseconds_since(self.started)
     }
 
@@ -299,7 +304,9 @@ impl Engine {
     fn wait(&mut self) -> Result<[bool; 3], EngineError> {
         let now = self.now();
         let look = self.look(now);
-        let due = [self.node.next_tick_ns(), self.store.asked.due_ns(), look.wake_ns];
+        let store = &self.store;
+        let due =
+            [self.node.next_tick_ns(), store.asked.due_ns(), store.whole.due_ns(), look.wake_ns];
         let due = due.into_iter().flatten().min();
         let due = due.map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(now)).min(IDLE));
         let fds = [
@@ -328,7 +335,9 @@ impl Engine {
         let node = &self.node;
         self.demanded.retain(|gfn| node.is_waiting(*gfn));
         let limit = schedule::spin_limit(Duration::from_nanos(node.mean_transfer_ns()));
+        let chunk = self.store.whole.is_awaited().then(|| Look::new(limit, now, None));
         let looks = self.demanded.iter().map(|gfn| Look::new(limit, now, node.expected_ns(*gfn)));
+        let looks = looks.chain(chunk);
         looks.reduce(Look::join).unwrap_or_default()
     }
 
@@ -363,11 +372,16 @@ impl Engine {
             self.count_fault(gfn, FaultKind::of(held, want))?;
         }
         let marker = self.store.ahead.touched(gfn);
+        let chunk = self.touch_whole(gfn)?;
         self.step(Input::Fault { gfn, want: ask })?;
         if self.node.is_waiting(gfn) && !self.demanded.contains(&gfn) {
             self.demanded.push(gfn);
         }
-        if missed || marker { self.fetch_ahead(gfn, want) } else { Ok(()) }
+        match chunk {
+            Some(first) => self.fetch_ahead(first, want),
+            None if missed || marker => self.fetch_ahead(gfn, want),
+            None => Ok(()),
+        }
     }
 
     /// The access to ask for: more than a read needs, where this slice always writes next.
@@ -400,7 +414,9 @@ impl Engine {
 
     /// The access that a worker can have seen here. A page that is asked about may have come since.
     fn held(&self, gfn: Gfn) -> Access {
-        let unseen = self.store.asked.contains(gfn) || self.store.ahead.is_untouched(gfn);
+        let store = &self.store;
+        let hidden = store.ahead.is_untouched(gfn) || store.whole.hides(gfn);
+        let unseen = store.asked.contains(gfn) || hidden;
         if unseen { Access::None } else { self.node.access(gfn) }
     }
 
@@ -410,22 +426,6 @@ impl Engine {
         let Some(gfn) = self.store.asked.latest() else { return Ok(()) };
         self.store.answer(gfn)?;
         self.fault(gfn, Access::Write)
-    }
-
-    /// Asks for the pages that will be touched next. Their requests go out with this one's.
-    fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
-        let window = self.streams.as_mut().and_then(|streams| streams.fault(gfn, want));
-        let Some(window) = window else { return Ok(()) };
-        let Window { first, want, .. } = window;
-        let pages: Vec<Gfn> = (first.0..first.0 + u64::from(window.pages))
-            .map(Gfn)
-            .filter(|gfn| !self.node.is_waiting(*gfn))
-            .collect();
-        self.step(Input::Prefetch { gfn: first, pages: window.pages, want })?;
-        for gfn in pages.into_iter().filter(|gfn| self.node.is_waiting(*gfn)) {
-            self.store.ahead.expect(gfn, window.is_marker(gfn));
-        }
-        Ok(())
     }
 
     fn class(&mut self, gfn: Gfn) -> PageClass {
@@ -548,7 +548,7 @@ impl Engine {
     }
 
     /// The page of a copy is here: copy the piece and go on with the next.
-    fn pinned(&mut self, token: u64) -> Result<(), EngineError> {
+    pub(crate) fn pinned(&mut self, token: u64) -> Result<(), EngineError> {
         let Some(mut copying) = self.copies.remove(&token) else { return Ok(()) };
         let (gfn, offset, len) = copying.piece();
         let piece = copying.done..copying.done + len;
@@ -590,47 +590,15 @@ impl Engine {
             }
         }
         self.store.map_pending()?;
+        self.fetch_on()?;
         self.carry_out()
     }
 
-    fn step(&mut self, input: Input) -> Result<(), EngineError> {
+    pub(crate) fn step(&mut self, input: Input) -> Result<(), EngineError> {
         let now = self.now();
         let mut store = self.store.with_body(None);
         self.node.step(now, input, &mut store, &mut self.effects)?;
         self.store.take_failure().map_or(Ok(()), Err)
-    }
-
-    fn carry_out(&mut self) -> Result<(), EngineError> {
-        // The pages of a run go out together.
-        let corked = self.effects.len() > 1;
-        if corked {
-            self.transport.cork(true);
-        }
-        let result = self.carry_out_effects();
-        if corked {
-            self.transport.cork(false);
-        }
-        result?;
-        self.drain_backlog()
-    }
-
-    fn carry_out_effects(&mut self) -> Result<(), EngineError> {
-        while !self.effects.is_empty() {
-            let mut effects = std::mem::replace(&mut self.effects, std::mem::take(&mut self.spare));
-            for effect in effects.drain(..) {
-                match effect {
-                    Effect::Send { to, message } => self.send_message(to, &message)?,
-                    Effect::Released { token } => {
-                        if let Some((to, class, frame)) = self.releases.remove(&token) {
-                            self.send_frame(to, class, &frame, &[])?;
-                        }
-                    }
-                    Effect::Pinned { token } => self.pinned(token)?,
-                }
-            }
-            self.spare = effects;
-        }
-        Ok(())
     }
 
     fn report(&self) -> Report {
@@ -693,8 +661,25 @@ struct Inbox<'a> {
 impl Inbox<'_> {
     /// Decodes one coherence frame and steps the protocol with it.
     fn take(&mut self, now: u64, from: SliceId, bytes: &[u8]) -> Result<(), EngineError> {
-        let (epoch, message, body) =
-            Message::decode(bytes).map_err(|source| EngineError::Garbage { from, source })?;
+        let garbage = |source| EngineError::Garbage { from, source };
+        if let Some((batch, bodies)) = Batch::decode(bytes).map_err(garbage)? {
+            let mut messages = batch.messages(bodies);
+            return messages.try_for_each(|(message, body)| {
+                self.message(now, from, batch.epoch, message, Some(body))
+            });
+        }
+        let (epoch, message, body) = Message::decode(bytes).map_err(garbage)?;
+        self.message(now, from, epoch, message, body)
+    }
+
+    fn message(
+        &mut self,
+        now: u64,
+        from: SliceId,
+        epoch: Epoch,
+        message: Message,
+        body: Option<PageBody<'_>>,
+    ) -> Result<(), EngineError> {
         match body {
             Some(PageBody::Placed) if !self.placers.contains(&from) => {
                 return Err(EngineError::NotLent { from });

@@ -3,10 +3,12 @@
 //! | choice | a private chunk lies | huge pages come | the first page for another slice costs |
 //! |---|---|---|---|
 //! | `memfd` | in the memory file | by collapsing full chunks, see [`crate::huge`] | a few system calls |
+//! | `memfd,prealloc` | the same | at the start, see `prepare` | the same |
 //! | `anonymous` | in private memory | at the guest's first touch (transparent huge pages) | a copy of 2 MiB |
 //! | `hugetlbfs` | in pages set aside by the administrator | always | a copy of 2 MiB |
 //!
-//! Shared chunks, and those that were shared once, lie in the memory file.
+//! Shared chunks, and those that were shared once, lie in the memory file. With `memfd,prealloc` the slice has
+//! memory for all pages of the VM from the start, those of other homes too: none is waited for later.
 
 use crate::chunks::{CHUNK_PAGES, whole};
 use crate::ram::RamError;
@@ -22,6 +24,8 @@ pub enum Memory {
     /// The memory file.
     #[default]
     Memfd,
+    /// The memory file, with memory for the whole VM from the start.
+    MemfdPrealloc,
     /// Huge pages of hugetlbfs (2 MiB).
     Hugetlbfs,
     /// Private memory with transparent huge pages.
@@ -30,7 +34,7 @@ pub enum Memory {
 
 /// A word that names no kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0:?} is no kind of memory; there are: memfd, hugetlbfs, anonymous")]
+#[error("{0:?} is no kind of memory; there are: memfd, memfd,prealloc, hugetlbfs, anonymous")]
 pub struct UnknownMemory(String);
 
 impl FromStr for Memory {
@@ -39,6 +43,7 @@ impl FromStr for Memory {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "memfd" => Ok(Self::Memfd),
+            "memfd,prealloc" => Ok(Self::MemfdPrealloc),
             "hugetlbfs" => Ok(Self::Hugetlbfs),
             "anonymous" => Ok(Self::Anonymous),
             _ => Err(UnknownMemory(text.into())),
@@ -50,6 +55,7 @@ impl Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Memfd => "memfd",
+            Self::MemfdPrealloc => "memfd,prealloc",
             Self::Hugetlbfs => "hugetlbfs",
             Self::Anonymous => "anonymous",
         })
@@ -98,11 +104,12 @@ mod tests {
 
     #[test]
     fn every_kind_is_read_as_it_is_written() {
-        for memory in [Memory::Memfd, Memory::Hugetlbfs, Memory::Anonymous] {
+        let all = [Memory::Memfd, Memory::MemfdPrealloc, Memory::Hugetlbfs, Memory::Anonymous];
+        for memory in all {
             assert_eq!(memory.to_string().parse(), Ok(memory));
         }
         let error = "ramfs".parse::<Memory>().unwrap_err();
-        assert!(error.to_string().contains("memfd, hugetlbfs, anonymous"), "{error}");
+        assert!(error.to_string().contains("memfd, memfd,prealloc, hugetlbfs"), "{error}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::chunks::{CHUNK_PAGES, ChunkId, whole};
 use crate::device_pages::DevicePages;
 use crate::maps::{HUGE, Span};
 use crate::memory::Memory;
+use crate::prepare::Prepared;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::Error;
@@ -94,7 +95,7 @@ struct Block {
 pub struct GuestRam {
     pub(crate) file: File,
     pub(crate) guest: Span,
-    alias: Span,
+    pub(crate) alias: Span,
     bytes: usize,
     blocks: Vec<Block>,
     /// A bit for each page that is known to be backed.
@@ -108,6 +109,8 @@ pub struct GuestRam {
     device_pages: DevicePages,
     /// All pages are pinned for an adapter: there are no holes, and nothing may be replaced.
     pinned: AtomicBool,
+    /// What was made ready at the start, if it was.
+    pub(crate) prepared: Option<Prepared>,
 }
 
 const PAGE: u64 = 4096;
@@ -160,12 +163,17 @@ impl GuestRam {
             collapse_ns: AtomicU64::new(0),
             device_pages: DevicePages::new(bytes / PAGE_SIZE),
             pinned: AtomicBool::new(false),
+            prepared: None,
         };
+        let frames = own;
         let own: Vec<Range<usize>> = ram.chunk_offsets(own)?;
         ram.apart = Apart::new(memory, &ram.guest, bytes, &own).map_err(failed("mmap"))?;
-        let place = if memory == Memory::Memfd { Place::Plain } else { Place::Apart };
+        let place = if ram.has_apart() { Place::Apart } else { Place::Plain };
         for at in own.into_iter().flat_map(|range| range.step_by(HUGE)) {
             ram.places[at / HUGE].store(place as u8, Ordering::Release);
+        }
+        if memory == Memory::MemfdPrealloc {
+            ram.prepare(frames).map_err(failed("madvise"))?;
         }
         Ok(ram)
     }
@@ -312,6 +320,10 @@ impl GuestRam {
         if self.is_backed(at) {
             return false;
         }
+        if self.prepared.is_some() {
+            // The file has it, and this slice never did.
+            return true;
+        }
         let Ok(offset) = i64::try_from(at) else { return true };
         // SAFETY: lseek takes no pointers.
         let data = unsafe { libc::lseek(self.file.as_raw_fd(), offset, libc::SEEK_DATA) };
@@ -328,13 +340,26 @@ impl GuestRam {
         self.backed[page / 64].load(Ordering::Relaxed) & 1 << (page % 64) != 0
     }
 
-    fn set_backed(&self, at: usize) {
+    pub(crate) fn set_backed(&self, at: usize) {
         let page = at / PAGE_SIZE;
+        if self.is_backed(at) {
+            return;
+        }
         self.backed[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+    }
+
+    /// The page has contents, in the file.
+    pub(crate) fn note_had(&self, gfn: Gfn) {
+        if let Some(at) = self.offset(gfn) {
+            self.set_backed(at);
+        }
     }
 
     /// True when the page would be new to the file, as far as is known without asking the kernel.
     pub(crate) fn is_new(&self, gfn: Gfn) -> bool {
+        if self.prepared.is_some() {
+            return false;
+        }
         let at = self.offset(gfn).filter(|at| self.place_at(*at) != Place::Apart);
         at.is_some_and(|at| !self.is_backed(at))
     }
@@ -374,6 +399,20 @@ impl GuestRam {
         // SAFETY: the range was checked; the mapping lives as long as self. vCPUs may change the
         // bytes meanwhile, which a plain copy of bytes tolerates.
         unsafe { ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
+    }
+
+    /// Appends the whole page to `out`, through the alias.
+    ///
+    /// # Panics
+    /// When the frame has no memory.
+    pub(crate) fn append_to(&self, gfn: Gfn, out: &mut Vec<u8>) {
+        let source = self.alias_page(gfn);
+        out.reserve(PAGE_SIZE);
+        let end = out.spare_capacity_mut().as_mut_ptr().cast::<u8>();
+        // SAFETY: both are a page long, the one by the reservation; otherwise as in `read`.
+        unsafe { ptr::copy_nonoverlapping(source, end, PAGE_SIZE) };
+        // SAFETY: these bytes were just written.
+        unsafe { out.set_len(out.len() + PAGE_SIZE) };
     }
 
     /// Copies out of a page as it was when this slice last had it, which may be long ago. False where

@@ -11,7 +11,8 @@ use crate::engine::EngineError;
 use crate::ram::{GuestRam, Place};
 use crate::store::Store;
 use crate::uffd::{Uffd, Watch};
-use dsm_protocol::Gfn;
+use crate::whole::Fate;
+use dsm_protocol::{Access, Gfn};
 use std::fs;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -60,7 +61,7 @@ pub(crate) fn watch_at_start(
         }
     }
     let seams_max = maps_max().saturating_sub(MAPS_LEFT);
-    Ok(Chunks::new(own, end_of(ram), seams_max, ram.has_apart()))
+    Ok(Chunks::new(own, others, end_of(ram), seams_max, ram.has_apart()))
 }
 
 /// How many parts the kernel permits in an address space.
@@ -89,7 +90,9 @@ impl Store {
             self.chunks.counts.copied += 1;
         }
         self.ram.set_place(chunk, Place::Watched);
-        self.uffd.register(self.address(chunk.first()), CHUNK_BYTES, Watch::GivenAway)?;
+        // As its neighbours of the same home, so that the kernel makes one part of them.
+        let how = if self.chunks.is_own(chunk) { Watch::GivenAway } else { Watch::Everything };
+        self.uffd.register(self.address(chunk.first()), CHUNK_BYTES, how)?;
         if matches!(place, Place::Apart | Place::Huge) {
             // Taking one page takes the mapping of all.
             self.chunks.set_unmapped(chunk);
@@ -102,6 +105,59 @@ impl Store {
         for (first, pages) in self.chunks.take_unmapped(chunk) {
             self.uffd.install_missing(self.address(first), pages * PAGE)?;
         }
+        Ok(())
+    }
+
+    /// Begins to fetch a chunk; `kept` says that it may become private.
+    pub(crate) fn begin_whole(
+        &mut self,
+        chunk: ChunkId,
+        want: Access,
+        kept: bool,
+        now_ns: u64,
+    ) -> Result<(), EngineError> {
+        let runs = self.whole.begin(chunk, want, kept, now_ns);
+        runs.into_iter().try_for_each(|run| self.map_run(run))
+    }
+
+    /// Maps a page together with its chunk, if that is fetched as a whole; false if it is a page as any.
+    pub(crate) fn map_with_chunk(&mut self, gfn: Gfn, access: Access) -> Result<bool, EngineError> {
+        let now = self.chunks.now_ns();
+        match self.whole.mapped(gfn, access == Access::Write, now) {
+            Fate::Stranger => return Ok(false),
+            Fate::Kept => {}
+            Fate::Later => self.ahead.pend(gfn),
+            Fate::InPieces(chunk) => self.map_chunk_in_pieces(chunk)?,
+            Fate::Full(chunk) => self.borrow_chunk(chunk)?,
+        }
+        Ok(true)
+    }
+
+    fn map_chunk_in_pieces(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
+        self.write_arrivals()?;
+        self.whole.take(chunk).into_iter().try_for_each(|run| self.map_run(run))
+    }
+
+    /// Maps what has come of chunks that do not become private.
+    pub(crate) fn map_pieces(&mut self, now_ns: u64) -> Result<(), EngineError> {
+        self.whole.due(now_ns).into_iter().try_for_each(|chunk| self.map_chunk_in_pieces(chunk))
+    }
+
+    /// All pages of a chunk of another home are here for writing, and none is mapped: it becomes private.
+    fn borrow_chunk(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
+        self.write_arrivals()?;
+        let has_twin = self.twins.range(chunk.first()..Gfn(chunk.frames().end)).next().is_some();
+        if has_twin || self.asked.any_in(&chunk.frames()) || !self.chunks.borrow(chunk) {
+            return self.map_chunk_in_pieces(chunk);
+        }
+        let (start, huge) = (self.address(chunk.first()), self.ram.is_prepared(chunk));
+        if !huge {
+            // One call for 512 pages, where the kernel's own faults would be as many.
+            self.uffd.install_missing(start, CHUNK_BYTES)?;
+        }
+        self.whole.forget(chunk);
+        self.uffd.unregister(start, CHUNK_BYTES)?;
+        self.ram.set_place(chunk, if huge { Place::Huge } else { Place::Plain });
         Ok(())
     }
 

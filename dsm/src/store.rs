@@ -13,6 +13,7 @@ use crate::ram::GuestRam;
 use crate::share;
 use crate::takings::{Taken, Taking, Takings};
 use crate::uffd::{Installed, Uffd};
+use crate::whole::Whole;
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
 use dsm_protocol::foresight::Habits;
 use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
@@ -50,7 +51,9 @@ pub(crate) struct Store {
     pub(crate) asked: Asked,
     /// Pages fetched before they were touched.
     pub(crate) ahead: Ahead,
-    /// Of these, what has come and is not in the file yet.
+    /// Chunks that are fetched to be mapped as a whole.
+    pub(crate) whole: Whole,
+    /// Pages that have come and are not in the file yet.
     arrivals: RefCell<Arrivals>,
     /// What this slice did with pages that came.
     pub(crate) habits: Habits,
@@ -77,6 +80,7 @@ impl Store {
             readable: PageSet::new(end),
             asked: Asked::default(),
             ahead: Ahead::default(),
+            whole: Whole::default(),
             arrivals: RefCell::default(),
             habits: Habits::default(),
             takings: Takings::default(),
@@ -135,7 +139,7 @@ impl Store {
     }
 
     /// Brings pages that have come into the file. Whoever looks at contents calls this first.
-    fn write_arrivals(&self) -> Result<(), EngineError> {
+    pub(crate) fn write_arrivals(&self) -> Result<(), EngineError> {
         self.arrivals.borrow_mut().write(&self.ram).map_err(EngineError::Fill)
     }
 
@@ -149,7 +153,7 @@ impl Store {
         match body {
             // It is there.
             Some(PageBody::Placed) => {}
-            Some(body) if self.ahead.is_untouched(gfn) && self.ram.is_new(gfn) => {
+            Some(body) if self.is_ahead(gfn) && self.ram.is_new(gfn) => {
                 let page: &[u8] = match &body {
                     PageBody::Bytes(bytes) => bytes,
                     PageBody::Zero | PageBody::Placed => &[0; PAGE_SIZE],
@@ -161,11 +165,18 @@ impl Store {
             Some(PageBody::Zero) if self.ram.is_hole(gfn) => self.ram.back(gfn),
             _ => self.ram.clear(gfn),
         }
+        self.ram.note_had(gfn);
         Ok(())
+    }
+
+    /// True for a page that was asked for before anybody touched it.
+    fn is_ahead(&self, gfn: Gfn) -> bool {
+        self.ahead.is_untouched(gfn) || self.whole.contains(gfn)
     }
 
     /// The page is about to be taken away, or its write access.
     fn before_recall(&mut self, gfn: Gfn) {
+        self.whole.recalled(gfn);
         let pending = self.ahead.recalled(gfn);
         let result = if pending { self.map_pending() } else { self.write_arrivals() };
         self.note(result);
@@ -225,7 +236,7 @@ impl Store {
             }
             _ => self.asked.readable(gfn),
         }
-        if !self.ahead.maps_now(gfn, access == Access::Write) {
+        if self.map_with_chunk(gfn, access)? || !self.ahead.maps_now(gfn, access == Access::Write) {
             return Ok(());
         }
         self.map_now(gfn, access)
@@ -234,20 +245,23 @@ impl Store {
     /// Maps pages that were fetched ahead and have arrived.
     pub(crate) fn map_pending(&mut self) -> Result<(), EngineError> {
         self.write_arrivals()?;
-        for run in self.ahead.take() {
-            let (start, bytes) = (self.address(run.first), run.pages * PAGE);
-            let whole = run.pages > 1
-                && self.is_watched(run)
-                && self.uffd.install(start, bytes, run.writable)? == Installed::Done;
-            let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
-            let access = if run.writable { Access::Write } else { Access::Read };
-            if !whole {
-                pages.try_for_each(|gfn| self.map_now(gfn, access))?;
-            } else if run.writable {
-                pages.for_each(|gfn| self.chunks.gave(gfn));
-            } else {
-                self.readable.extend(pages);
-            }
+        let runs = self.ahead.take();
+        runs.into_iter().try_for_each(|run| self.map_run(run))
+    }
+
+    pub(crate) fn map_run(&mut self, run: Run) -> Result<(), EngineError> {
+        let (start, bytes) = (self.address(run.first), run.pages * PAGE);
+        let whole = run.pages > 1
+            && self.is_watched(run)
+            && self.uffd.install(start, bytes, run.writable)? == Installed::Done;
+        let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
+        let access = if run.writable { Access::Write } else { Access::Read };
+        if !whole {
+            pages.try_for_each(|gfn| self.map_now(gfn, access))?;
+        } else if run.writable {
+            pages.for_each(|gfn| self.chunks.gave(gfn));
+        } else {
+            self.readable.extend(pages);
         }
         Ok(())
     }

@@ -8,9 +8,11 @@ use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::crew::Done;
 use crate::native::Native;
+use crate::paging::GuestPages;
 use crate::raw::stream;
 use crate::samples::median;
 use anyhow::{Result, ensure};
+use dsm::Memory;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 use outcome::{Bar, Conditions, Outcome, Row};
@@ -21,21 +23,37 @@ const BOUND: f64 = 0.8;
 const RANDOM_BOUND: f64 = 0.97;
 const PAGE: f64 = 4096.0;
 
+/// Pages that are read scattered.
+const SCATTERED: u64 = 4096;
+
 /// Runs the experiment.
 ///
 /// # Errors
 /// This machine has no KVM or userfaultfd, or a guest failed.
 pub fn run(setting: Setting<'_>) -> Result<Outcome> {
-    let (pages, rounds): (u64, u64) = if setting.quick { (4096, 1) } else { (1 << 16, 3) };
+    let sizes = if setting.quick {
+        Sizes { pages: 1 << 14, rounds: 3, pairs: 3 }
+    } else {
+        Sizes { pages: 1 << 16, rounds: 3, pairs: 5 }
+    };
+    let Sizes { pages, rounds, pairs } = sizes;
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
-        "{} MiB of slice 1, written there, read by slice 0; scattered: a word \
-         of each page; medians of {rounds} runs in turns",
-        pages / 256
+        "{} MiB of slice 1, written there, read in order by slice 0: medians of {rounds} runs in turns with \
+         the raw stream; memory prepared at the start on both ({}), as the raw stream's is, and guest pages \
+         of 2 MiB, unless said otherwise",
+        pages / 256,
+        Memory::MemfdPrealloc
+    ));
+    conditions.notes.push(format!(
+        "scattered: a word of each of {SCATTERED} pages, memory as it comes, guest pages of 4 KiB; medians of \
+         {} runs, with and without fetching ahead in turns",
+        rounds * pairs
     ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for carrier in [Carrier::Shm, Carrier::Tcp] {
-        let found = measure(setting, carrier, pages, rounds)?;
+        let found = measure(setting, carrier, sizes)?;
+        conditions.notes.push(format!("{}: {}", carrier.name(), found.samples()));
         let mut row = |what: &str, bandwidths: Vec<f64>| {
             let bandwidth = median(bandwidths);
             let figures = vec![("MB/s".to_owned(), bandwidth)];
@@ -43,12 +61,12 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             bandwidth
         };
         let raw = row("raw stream", found.raw);
-        let touch = row("first touch of local memory", found.first_touch);
-        let mapped = row("first read of mapped local memory", found.mapped);
-        let written = row("pages written into a new memory file", found.written);
+        let ordered = row("in order", found.ordered);
+        row("in order, memory as it comes, guest pages of 4 KiB", found.plain);
+        let mapped = row("floor of that: first read of mapped local memory", found.mapped);
+        let written = row("floor of that: pages written into a new memory file", found.written);
         // One core does both.
         row("both, one after the other", vec![1.0 / (1.0 / mapped + 1.0 / written)]);
-        let ordered = row("in order", found.ordered);
         let scattered = row("scattered", found.scattered);
         let plain = row("scattered, nothing fetched ahead", found.scattered_plain);
         row("rounds: native threads, in order", found.native_ordered);
@@ -58,22 +76,31 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             bars.push(Bar { what, found, bound, at_most: false });
         };
         bar("in order / raw stream", ordered / raw, BOUND);
-        bar("in order / slower of raw stream and first touch", ordered / raw.min(touch), BOUND);
         bar("scattered, fetching ahead / not", scattered / plain, RANDOM_BOUND);
     }
     Ok(Outcome { name: "scan".into(), conditions, rows, bars, shown: "MB/s".into() })
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Pages that are read in order.
+    pages: u64,
+    rounds: u64,
+    /// Scattered runs with and without fetching ahead in each round.
+    pairs: u64,
 }
 
 /// Bandwidths of one carrier, and of threads.
 #[derive(Default)]
 struct Found {
     raw: Vec<f64>,
-    /// A guest that touches memory of its own slice for the first time.
-    first_touch: Vec<f64>,
-    /// The parts of the floor, see [`floor`].
+    ordered: Vec<f64>,
+    /// Without memory prepared, and with small pages in the guest.
+    plain: Vec<f64>,
+    /// The parts of its floor, see [`floor`].
     mapped: Vec<f64>,
     written: Vec<f64>,
-    ordered: Vec<f64>,
     scattered: Vec<f64>,
     /// The same without fetching ahead.
     scattered_plain: Vec<f64>,
@@ -81,35 +108,46 @@ struct Found {
     native_scattered: Vec<f64>,
 }
 
-fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> Result<Found> {
+impl Found {
+    /// What the bars come from, sample by sample.
+    fn samples(&self) -> String {
+        let list = |what: &str, samples: &[f64]| {
+            let samples: Vec<String> = samples.iter().map(|one| format!("{one:.1}")).collect();
+            format!("{what} {}", samples.join(", "))
+        };
+        [
+            list("raw", &self.raw),
+            list("in order", &self.ordered),
+            list("scattered", &self.scattered),
+            list("nothing fetched ahead", &self.scattered_plain),
+        ]
+        .join("; ")
+    }
+}
+
+fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found> {
+    let Sizes { pages, rounds, pairs } = sizes;
     let mut found = Found::default();
-    for _ in 0..rounds {
+    for round in 0..rounds {
+        let plain = setting.two_slices(carrier, &[512, 512]);
+        let prepared =
+            Plan { memory: Memory::MemfdPrealloc, guest_pages: GuestPages::Large, ..plain.clone() };
         found.raw.push(stream(carrier, usize::try_from(pages)?, CORES)?);
+        found.ordered.push(read(&prepared, pages, 1)?);
+        found.plain.push(read(&plain, pages, 1)?);
         found.mapped.push(floor::mapped(setting.image, pages)?);
         found.written.push(floor::written(pages)?);
-        let ways = [
-            (1, true, &mut found.ordered),
-            (0, true, &mut found.scattered),
-            (0, false, &mut found.scattered_plain),
-        ];
-        for (stride, fetch_ahead, remote) in ways {
-            // A slice learns its habits: each reading has slices of its own.
-            let homes = [512, pages];
-            let plan = Plan { fetch_ahead, ..setting.two_slices(carrier, &homes) };
-            let mut cluster = Cluster::new(&plan)?;
-            let job = Job {
-                kind: Kind::Scan as u64,
-                memory: SHARED + 512 * 4096,
-                pages,
-                rounds: 1,
-                ..Job::default()
-            };
-            let written = cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?;
-            found.first_touch.push(bandwidth(pages, &written));
-            let done = cluster.run(0, 0, Job { stride, ..job })?;
-            let report = cluster.report(0)?;
-            ensure!(report.pages_in == pages, "{} pages came, not {pages}", report.pages_in);
-            remote.push(bandwidth(pages, &done));
+        let without = Plan { fetch_ahead: false, ..plain.clone() };
+        for pair in 0..pairs {
+            // Whoever comes first has it better or worse: take turns in that too.
+            for ahead in [(round + pair) % 2 == 0, (round + pair) % 2 == 1] {
+                let (plan, samples) = if ahead {
+                    (&plain, &mut found.scattered)
+                } else {
+                    (&without, &mut found.scattered_plain)
+                };
+                samples.push(read(plan, SCATTERED, 0)?);
+            }
         }
         // Last: a cluster wants to be alone. What the other core wrote is read, as above.
         let mut native = Native::new(pages, &CORES)?;
@@ -122,6 +160,20 @@ fn measure(setting: Setting<'_>, carrier: Carrier, pages: u64, rounds: u64) -> R
         }
     }
     Ok(found)
+}
+
+/// Has slice 1 write pages, and slice 0 read them. A slice learns its habits: each reading has slices of its
+/// own.
+fn read(plan: &Plan<'_>, pages: u64, stride: u64) -> Result<f64> {
+    let homes = [512, pages];
+    let mut cluster = Cluster::new(&Plan { homes: &homes, ..plan.clone() })?;
+    let memory = SHARED + 512 * 4096;
+    let job = Job { kind: Kind::Scan as u64, memory, pages, rounds: 1, ..Job::default() };
+    cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?;
+    let done = cluster.run(0, 0, Job { stride, ..job })?;
+    let report = cluster.report(0)?;
+    ensure!(report.pages_in == pages, "{} pages came, not {pages}", report.pages_in);
+    Ok(bandwidth(pages, &done))
 }
 
 /// Megabytes a second of so many pages, of which each was needed.

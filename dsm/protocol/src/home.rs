@@ -143,7 +143,7 @@ impl Node {
             return holders;
         }
         self.stats.prefetches += 1;
-        self.await_page(gfn, Access::Read);
+        self.await_page(gfn, Access::Read, true);
         self.fetch(gfn, self.source(holders), local, Access::Read, 0, None);
         if self.home_copy_forgotten() {
             return holders;

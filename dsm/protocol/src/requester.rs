@@ -20,6 +20,8 @@ use wire::{Access, Gfn, Held, Message, RUN_MAX, SliceId, Table};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wait {
     want: Access,
+    /// It was asked for before anybody touched it.
+    ahead: bool,
     pub(crate) since: u64,
     /// For how long a holder kept the page after it had been asked, at most.
     held_us: u32,
@@ -41,8 +43,9 @@ impl Node {
             store.map(gfn, copy.access());
             return;
         }
-        if self.waits.contains_key(&gfn) {
+        if let Some(wait) = self.waits.get_mut(&gfn) {
             // A writer that waits for a read maps it read-only and faults again.
+            wait.ahead = false;
             return;
         }
         if copy == Copy::Forming {
@@ -76,7 +79,7 @@ impl Node {
             }
             if home.is_some() {
                 self.stats.prefetches += 1;
-                self.await_page(gfn, want);
+                self.await_page(gfn, want, true);
             }
         }
         self.ask_run(run, want);
@@ -98,13 +101,14 @@ impl Node {
 
     fn ask(&mut self, gfn: Gfn, want: Access) {
         let table = self.tables.table(gfn).filter(|_| self.may_replicate());
-        self.await_page(gfn, want);
+        self.await_page(gfn, want, false);
         self.post(self.home_of(gfn), Message::Get { gfn, want, table });
     }
 
-    pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access) {
+    pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access, ahead: bool) {
         let wait = Wait {
             want,
+            ahead,
             since: self.now,
             held_us: 0,
             granted: None,
@@ -224,9 +228,13 @@ impl Node {
         self.retry_recall(gfn, store);
     }
 
-    /// Ends a wait: measures it and opens the hold window. Tells whether the home wants to know.
+    /// Ends a wait: measures it and opens the hold window, if anybody waits for the page. Tells whether the
+    /// home wants to know.
     fn finish_wait(&mut self, gfn: Gfn) -> bool {
         let Some(wait) = self.waits.remove(&gfn) else { return false };
+        if wait.ahead {
+            return wait.confirms;
+        }
         let held = u64::from(wait.held_us).saturating_mul(1000);
         let waited = self.now.saturating_sub(wait.since);
         self.hold.measured(waited.saturating_sub(held));

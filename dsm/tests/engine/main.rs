@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 // UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
+mod borrowed;
 mod chunks;
 mod placing;
 mod support;

@@ -7,6 +7,8 @@
 //! 0 kind | 1 access | 2 level | 3 flags | 4 epoch u32 | 8 gfn u64 | 16 slice u16 | 18 count u16 | 20 tag u32 | 24 wide u64
 //! ```
 
+pub mod batch;
+
 use crate::{Epoch, Gfn, SliceId, VcpuId};
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -359,6 +361,7 @@ mod kind {
     pub(super) const DEMOTED: u8 = 16;
     pub(super) const ROOT: u8 = 17;
     pub(super) const GET_RUN: u8 = 18;
+    pub(super) const DATA_BATCH: u8 = 19;
 }
 
 impl Message {

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use tessera_wire::coherence::HEAD_BYTES;
 use tessera_wire::coherence::{Level, Message};
 use tessera_wire::{
-    Access, DecodeError, Entry, Epoch, Gfn, Half, Held, PAGE_SIZE, PageBody, RUN_MAX, SliceId,
-    Table, VcpuId,
+    Access, BATCH_MAX, Batch, DecodeError, Entry, Epoch, Gfn, Half, Held, PAGE_SIZE, PageBody,
+    RUN_MAX, SliceId, Table, VcpuId,
 };
 
 fn access() -> impl Strategy<Value = Access> {
@@ -103,6 +103,59 @@ fn encode(message: &Message, epoch: Epoch, page: Option<&[u8]>) -> Vec<u8> {
 }
 
 proptest! {
+    #[test]
+    fn decode_of_encoded_batch_gives_it_back(
+        first in 0..u64::MAX / 2,
+        pages in 1..=BATCH_MAX,
+        bits in any::<u64>(),
+        held_us in any::<u32>(),
+        write in any::<bool>(),
+        fill in any::<u8>(),
+    ) {
+        let batch = Batch {
+            epoch: Epoch(3),
+            first: Gfn(first),
+            pages,
+            access: if write { Access::Write } else { Access::Read },
+            held_us,
+            bodies: bits & ((1 << pages) - 1),
+        };
+        let mut bytes = Vec::new();
+        batch.encode(&mut bytes);
+        let count = usize::try_from(batch.bodies.count_ones()).unwrap();
+        bytes.extend(vec![fill; count * PAGE_SIZE]);
+
+        let (back, bodies) = Batch::decode(&bytes).unwrap().unwrap();
+        prop_assert_eq!(back, batch);
+        let seen: Vec<_> = back.messages(bodies).collect();
+        prop_assert_eq!(seen.len(), usize::from(pages));
+        let whole = [fill; PAGE_SIZE];
+        for ((at, gfn), (message, body)) in (0..).zip(first..).zip(seen) {
+            prop_assert_eq!(message.gfn(), Some(Gfn(gfn)));
+            let there = batch.bodies & 1 << at != 0;
+            prop_assert_eq!(body, if there { PageBody::Bytes(&whole) } else { PageBody::Zero });
+        }
+
+        bytes.push(0);
+        prop_assert!(Batch::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn decode_of_arbitrary_batch_never_panics(
+        bytes in vec(any::<u8>(), 0..3 * PAGE_SIZE),
+        count in 0..20_u16,
+        bits in 0..8_u64,
+    ) {
+        let mut bytes: Vec<u8> = std::iter::once(19).chain(bytes).collect();
+        for (at, byte) in (18..).zip(count.to_le_bytes()).chain((24..).zip(bits.to_le_bytes())) {
+            bytes.get_mut(at).into_iter().for_each(|place| *place = byte);
+        }
+        // What is decoded stands for that many messages, and encodes to the same head.
+        if let Ok(Some((batch, bodies))) = Batch::decode(&bytes) {
+            prop_assert_eq!(batch.messages(bodies).count(), usize::from(batch.pages));
+        }
+    }
+
     #[test]
     fn decode_of_encoded_message_gives_it_back(
         message in message(),

@@ -113,7 +113,14 @@ pub(crate) fn check(
     let own = shape.own_frames(local);
     memory.check(&own)?;
     let available = available_kib() / 1024;
-    let pages: u64 = own.iter().map(|range| range.end - range.start).sum();
+    // Memory for the whole VM, or for what this slice is home of.
+    let taken = match memory {
+        Memory::MemfdPrealloc => {
+            shape.homes.ranges().iter().map(|range| range.frames.clone()).collect()
+        }
+        _ => own.clone(),
+    };
+    let pages: u64 = taken.iter().map(|range| range.end - range.start).sum();
     let asked = (pages / 256).saturating_sub(memory.set_aside_mib(&own));
     if asked > available {
         return Err(HostError::Memory { asked, available });

@@ -9,9 +9,11 @@
 //!   fault at n, at n+1, at n+2: a run --> fetch the window n+3, n+4; its first page is the marker
 //!   touch of the marker --> fetch the next window, twice as long; its first page is the marker ... 64
 //!   touch of the first marker of 64 --> fetch two such windows, each with a marker
+//!   windows of 64 end where a chunk of 2 MiB begins --> from there on a window is such a chunk
 //! ```
 //!
-//! So there are two windows on their way or waiting while the guest works through the one before: it may
+//! A chunk is fetched in pieces, one when another has come, by whoever carries this out, and can be mapped as
+//! a whole. So there are two windows on their way or waiting while the guest works through the one before: it may
 //! take a slice as long to wake up and answer as a guest to read a window. If the guest is faster, it
 //! faults behind the last window, and the run goes on from there.
 
@@ -23,8 +25,10 @@ const STREAMS: usize = 8;
 const PROOF: u32 = 3;
 /// Windows on their way, once a run has the longest ones.
 const DEPTH: usize = 2;
-/// Pages of a window at most.
+/// Pages of a window at most, if it is no chunk.
 const WINDOW_MAX: u16 = RUN_MAX;
+/// Pages of a chunk.
+pub const CHUNK: u16 = 512;
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
@@ -49,30 +53,44 @@ pub struct Window {
 }
 
 impl Window {
-    /// True for a page whose touch asks for more: the first, and the first of a second window.
+    /// True for a whole chunk.
+    #[must_use]
+    pub fn is_chunk(&self) -> bool {
+        self.pages == CHUNK
+    }
+
+    /// The page whose touch asks for more: the first.
     #[must_use]
     pub fn is_marker(&self, gfn: Gfn) -> bool {
-        let end = self.first.0 + u64::from(self.pages);
-        (self.first.0..end).contains(&gfn.0)
-            && (gfn.0 - self.first.0).is_multiple_of(u64::from(WINDOW_MAX))
+        gfn == self.first
     }
 }
 
 impl Stream {
     /// The next window, or as many as are not on their way yet.
-    fn ask(&mut self, first: Gfn) -> Window {
-        let mut end = first;
+    fn ask(&mut self, first: Gfn) -> Vec<Window> {
+        let (mut windows, mut next) = (Vec::new(), first);
         for marker in self.markers.iter_mut().filter(|marker| marker.is_none()) {
-            *marker = Some(end);
-            end = Gfn(end.0 + u64::from(self.window));
+            let pages = pages_at(next, self.window);
+            *marker = Some(next);
+            windows.push(Window { first: next, pages, want: self.want });
+            next = Gfn(next.0 + u64::from(pages));
             if self.window < WINDOW_MAX {
                 break;
             }
         }
-        self.next = end;
-        let pages = u16::try_from(end.0 - first.0).expect("a few windows");
-        Window { first, pages, want: self.want }
+        self.next = next;
+        windows
     }
+}
+
+/// How many pages a window has that begins there.
+fn pages_at(first: Gfn, window: u16) -> u16 {
+    if window < WINDOW_MAX {
+        return window;
+    }
+    let in_chunk = u16::try_from(first.0 % u64::from(CHUNK)).expect("below a chunk");
+    if in_chunk == 0 { CHUNK } else { window.min(CHUNK - in_chunk) }
 }
 
 /// The runs of one slice, the latest first.
@@ -83,7 +101,7 @@ pub struct Streams {
 
 impl Streams {
     /// Takes note of a fault or of the touch of a marker, and says what to fetch.
-    pub fn fault(&mut self, gfn: Gfn, want: Access) -> Option<Window> {
+    pub fn fault(&mut self, gfn: Gfn, want: Access) -> Vec<Window> {
         let continues = |run: &Stream| {
             run.markers.contains(&Some(gfn)) || (run.next == gfn && run.want == want)
         };
@@ -98,10 +116,10 @@ impl Streams {
         let later = |marker: Option<Gfn>| marker.filter(|marker| *marker > gfn);
         run.markers = run.markers.map(later);
         run.next = first;
-        let mut found = None;
+        let mut found = Vec::new();
         if run.faults >= PROOF {
             run.window = (run.window * 2).clamp(2, WINDOW_MAX);
-            found = Some(run.ask(first)).filter(|window| window.pages > 0);
+            found = run.ask(first);
         }
         self.latest.insert(0, run);
         self.latest.truncate(STREAMS);
@@ -113,27 +131,39 @@ impl Streams {
 mod tests {
     use super::*;
 
-    fn window(first: u64, pages: u16) -> Option<Window> {
-        Some(Window { first: Gfn(first), pages, want: Access::Read })
+    fn windows(of: &[(u64, u16)]) -> Vec<Window> {
+        let window = |(first, pages): &(u64, u16)| Window {
+            first: Gfn(*first),
+            pages: *pages,
+            want: Access::Read,
+        };
+        of.iter().map(window).collect()
     }
 
     #[test]
     fn run_is_followed_after_three_faults_and_ever_further() {
         let mut streams = Streams::default();
         let mut touch = |gfn| streams.fault(Gfn(gfn), Access::Read);
-        assert_eq!((touch(100), touch(101)), (None, None));
-        assert_eq!(touch(102), window(103, 2));
+        assert_eq!((touch(100), touch(101)), (vec![], vec![]));
+        assert_eq!(touch(102), windows(&[(103, 2)]));
         // The marker is touched while the window before it is not used up.
-        assert_eq!(touch(103), window(105, 4));
-        assert_eq!(touch(105), window(109, 8));
+        assert_eq!(touch(103), windows(&[(105, 4)]));
+        assert_eq!(touch(105), windows(&[(109, 8)]));
         // Faster than the pages come: a fault behind the last window.
-        assert_eq!(touch(117), window(118, 16));
-        assert_eq!(touch(118), window(134, 32));
+        assert_eq!(touch(117), windows(&[(118, 16)]));
+        assert_eq!(touch(118), windows(&[(134, 32)]));
         // The longest windows come in pairs, and one more for each that is used up.
-        assert_eq!(touch(134), window(166, 128));
-        assert_eq!(touch(166), window(294, 64));
-        assert_eq!(touch(230), window(358, 64));
-        assert_eq!(touch(294), window(422, 64));
+        assert_eq!(touch(134), windows(&[(166, 64), (230, 64)]));
+        assert_eq!(touch(166), windows(&[(294, 64)]));
+        assert_eq!(touch(230), windows(&[(358, 64)]));
+        assert_eq!(touch(294), windows(&[(422, 64)]));
+        // Up to the next chunk, and by chunks from there.
+        assert_eq!(touch(358), windows(&[(486, 26)]));
+        assert_eq!(touch(422), windows(&[(512, 512)]));
+        assert_eq!(touch(486), windows(&[(1024, 512)]));
+        assert_eq!(touch(512), windows(&[(1536, 512)]));
+        // In the midst of a run of chunks that were here already.
+        assert_eq!(touch(2048), windows(&[(2049, 64), (2113, 64)]));
     }
 
     #[test]
@@ -151,6 +181,6 @@ mod tests {
         for page in 1..3 {
             streams.fault(Gfn(page), Access::Write);
         }
-        assert_eq!(streams.fault(Gfn(3), Access::Read), None);
+        assert_eq!(streams.fault(Gfn(3), Access::Read), vec![]);
     }
 }

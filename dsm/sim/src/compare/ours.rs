@@ -117,7 +117,7 @@ impl Algorithm for Ours {
         if !missed && !marker {
             return;
         }
-        if let Some(window) = memory.streams.fault(gfn, want) {
+        for window in memory.streams.fault(gfn, want) {
             let Window { first, pages, want } = window;
             self.settle(slice, Input::Prefetch { gfn: first, pages, want });
             let asked = (first.0..first.0 + u64::from(pages)).map(Gfn);

@@ -1,0 +1,47 @@
+//! Pages that an adapter writes into the memory of the slice that asked for them (`--rdma-memory registered`).
+
+use crate::engine::Engine;
+use dsm_protocol::{Gfn, Message};
+use transport::{Class, SendError};
+use wire::SliceId;
+
+impl Engine {
+    /// Finds out which peers lend their memory. Memory of ours that is lent is pinned as a whole.
+    pub(crate) fn find_placers(&mut self) {
+        let peers = self.transport.peers().iter().copied();
+        self.placers = peers.filter(|peer| self.transport.places(*peer)).collect();
+        if !self.placers.is_empty() {
+            self.store.ram.set_pinned();
+        }
+    }
+
+    /// True for a page of data, not all zeros, for a peer that lends its memory.
+    pub(crate) fn may_place(&self, to: SliceId, message: &Message, gfn: Gfn) -> bool {
+        let is_data = matches!(message, Message::Data { .. });
+        is_data && self.placers.contains(&to) && !self.store.ram.is_zero(gfn)
+    }
+
+    /// Writes a page of data into the requester's memory and tells it so. False where that cannot be, or
+    /// not now.
+    ///
+    /// The page may stay as it is until the requester has it, for nobody can change it before: it was taken
+    /// from the guest here, or may only be read, and both this slice's leave to write it again and new
+    /// contents from elsewhere come after the requester's answer. Offers go as bytes: several slices get
+    /// one, and processors may set accessed bits in the page meanwhile.
+    pub(crate) fn place(&mut self, to: SliceId, message: &Message, gfn: Gfn) -> bool {
+        let offset = self.store.ram.offset(gfn).and_then(|offset| u64::try_from(offset).ok());
+        let Some(offset) = offset else { return false };
+        if !self.backlog.is_empty() {
+            // What waits there goes first.
+            return false;
+        }
+        let mut head = std::mem::take(&mut self.head);
+        head.clear();
+        message.encode_placed(self.node.epoch(), &mut head);
+        let result = self.transport.place(to, Class::Coherence, &head, offset);
+        self.head = head;
+        self.moved.placed_out += u64::from(result.is_ok());
+        // A lost peer is reported by the next poll.
+        matches!(result, Ok(()) | Err(SendError::Gone))
+    }
+}

@@ -1,0 +1,81 @@
+//! Pages that will be touched next, asked for: windows at once, chunks piece by piece.
+
+use crate::chunks::{CHUNK_PAGES, ChunkId};
+use crate::engine::{Engine, EngineError};
+use crate::whole::Asked;
+use dsm_protocol::foresight::Window;
+use dsm_protocol::{Access, Gfn, Input};
+
+impl Engine {
+    /// A vCPU touches a page. The page whose touch asks for more, if this one's chunk is fetched as a whole and
+    /// was not touched before.
+    pub(crate) fn touch_whole(&mut self, gfn: Gfn) -> Result<Option<Gfn>, EngineError> {
+        let now = self.now();
+        let marker = self.store.whole.touched(gfn, now);
+        if let Some(piece) = self.store.whole.piece_of(gfn, now) {
+            self.fetch_piece(piece)?;
+        }
+        Ok(marker)
+    }
+
+    /// Asks for the pages that will be touched next. Their requests go out with this one's.
+    pub(crate) fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
+        let windows = self.streams.as_mut().map(|streams| streams.fault(gfn, want));
+        for window in windows.unwrap_or_default() {
+            if window.is_chunk() {
+                self.begin_chunk(ChunkId::of(window.first), window.want)?;
+            } else {
+                self.fetch_window(window)?;
+            }
+        }
+        self.fetch_on()
+    }
+
+    fn fetch_window(&mut self, window: Window) -> Result<(), EngineError> {
+        let Window { first, pages, want } = window;
+        let pages: Vec<Gfn> = (first.0..first.0 + u64::from(pages))
+            .map(Gfn)
+            .filter(|gfn| !self.node.is_waiting(*gfn))
+            .collect();
+        self.step(Input::Prefetch { gfn: first, pages: window.pages, want })?;
+        for gfn in pages.into_iter().filter(|gfn| self.node.is_waiting(*gfn)) {
+            self.store.ahead.expect(gfn, window.is_marker(gfn));
+        }
+        Ok(())
+    }
+
+    /// A chunk that this slice has nothing of, and nobody at home here, may become private.
+    fn begin_chunk(&mut self, chunk: ChunkId, want: Access) -> Result<(), EngineError> {
+        let node = &self.node;
+        let is_free = |gfn| {
+            node.access(gfn) == Access::None && !node.is_waiting(gfn) && node.table(gfn).is_none()
+        };
+        let is_whole = self.store.chunks.may_borrow(chunk);
+        let kept = is_whole && chunk.frames().map(Gfn).all(is_free);
+        let last = Gfn(chunk.first().0 + CHUNK_PAGES - 1);
+        if node.home(chunk.first()).is_none() || node.home(last).is_none() {
+            // The end of memory.
+            let pages = u16::try_from(CHUNK_PAGES).expect("a small constant");
+            return self.fetch_window(Window { first: chunk.first(), pages, want });
+        }
+        let now = self.now();
+        self.store.begin_whole(chunk, want, kept, now)
+    }
+
+    /// Asks for more of the chunks that are on their way, as far as there is room.
+    pub(crate) fn fetch_on(&mut self) -> Result<(), EngineError> {
+        let now = self.now();
+        while let Some(piece) = self.store.whole.next_piece(now) {
+            self.fetch_piece(piece)?;
+        }
+        Ok(())
+    }
+
+    fn fetch_piece(&mut self, (gfn, pages, want): (Gfn, u16, Access)) -> Result<(), EngineError> {
+        self.step(Input::Prefetch { gfn, pages, want })?;
+        let node = &self.node;
+        let state = |gfn| if node.is_waiting(gfn) { Asked::Flying } else { Asked::Not };
+        self.store.whole.asked(gfn, pages, state);
+        Ok(())
+    }
+}
