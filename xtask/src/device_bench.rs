@@ -40,8 +40,9 @@ pub(crate) const REMOTE_CPU: u16 = 1;
 /// its scheduler does not look from one CPU at the other.
 const ISOLATED: &str = "isolcpus=1";
 /// Ticks of emulated hosts: rarer than elsewhere, since each takes some pages from the other CPU. Not much
-/// rarer: a guest's scheduler takes the CPU from one program for another at ticks only, and with 200 ms to 1 s
-/// between them a web server waited a second for each answer, whenever anything else ran on its CPU.
+/// rarer: with 200 ms to 1 s between them answers of a web server took a second in some loads (1 kB beside the
+/// device: p50 981 ms, and 36 ms in the next round). It was not looked into; a guest's scheduler takes the CPU
+/// from one program for another at ticks.
 const TIMER_SPACING: [&str; 2] = ["--timer-spacing", "adaptive:50-100"];
 /// How long pages are kept on emulated hosts: most that still travel are read by one CPU after the other has
 /// written them once, and nobody gains by their being kept.
