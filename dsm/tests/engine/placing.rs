@@ -222,19 +222,15 @@ fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
         mesh.into_iter().map(|inner| Box::new(Liar(inner)) as Box<dyn Transport>).collect()
     });
     let Some(slices) = slices else { return };
-    let value = Arc::new(AtomicU64::new(0));
-
-    // The reader waits for ever, as a vCPU would; it ends with the process.
-    let (address, seen) =
-        (std::ptr::from_ref(slices[1].word(9, 0)).expose_provenance(), Arc::clone(&value));
+    // The reader waits for the page until the engine has ended, as a vCPU would.
+    let address = std::ptr::from_ref(slices[1].word(9, 0)).expose_provenance();
     std::thread::spawn(move || {
         // SAFETY: the mapping outlives this thread: the slices are leaked below.
         let word = unsafe { &*with_exposed_provenance::<AtomicU64>(address) };
-        seen.store(word.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+        std::hint::black_box(word.load(Ordering::SeqCst));
     });
     let error = told.recv_timeout(Duration::from_secs(30)).unwrap();
 
     assert!(error.contains("which it cannot reach"), "{error}");
-    assert_eq!(value.load(Ordering::SeqCst), 0, "the guest saw the page");
     std::mem::forget(slices);
 }
