@@ -17,7 +17,7 @@ use std::thread::scope;
 use std::time::{Duration, Instant};
 use transport::{Class, Event, SendError, Transport};
 use wire::coherence::HEAD_BYTES;
-use wire::{Access, Epoch, Gfn, Message, PAGE_SIZE, SliceId};
+use wire::{Access, BATCH_MAX, Batch, Epoch, Gfn, Message, PAGE_SIZE, SliceId};
 
 /// Longest wait for an answer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
@@ -137,7 +137,8 @@ fn ask(asker: &mut dyn Transport, rounds: usize, waiting: Waiting) -> Result<Sam
     Ok(Samples::new(times))
 }
 
-/// Megabytes a second of so many pages sent one after another.
+/// Megabytes a second of so many pages sent one after another, in the frames of a run: as many pages in each as
+/// the engine puts there.
 ///
 /// # Errors
 /// The transport fails.
@@ -160,12 +161,14 @@ pub fn stream(carrier: Carrier, pages: usize, places: [Place; 2]) -> Result<f64>
 }
 
 fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
-    let message =
-        Message::Data { gfn: Gfn(1), access: Access::Read, acks: 0, held_us: 0, table: None };
-    let (head, contents) = (frame(&message, true), [7u8; PAGE_SIZE]);
-    for _ in 0..pages {
+    let contents = vec![7u8; usize::from(BATCH_MAX) * PAGE_SIZE];
+    let mut left = pages;
+    while left > 0 {
+        let count = left.min(usize::from(BATCH_MAX));
+        let head = run_head(u16::try_from(count)?);
         loop {
-            match sender.send(SliceId(0), Class::Coherence, &head, &contents) {
+            let body = &contents[..count * PAGE_SIZE];
+            match sender.send(SliceId(0), Class::Coherence, &head, body) {
                 Ok(()) => break,
                 Err(SendError::Full) => {
                     wait(sender, Waiting::Asleep, LIMIT)?;
@@ -174,6 +177,7 @@ fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
                 Err(error) => return Err(error.into()),
             }
         }
+        left -= count;
     }
     for _ in 0..50 {
         // What is still queued goes out here.
@@ -183,8 +187,17 @@ fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
     Ok(())
 }
 
+/// The head of a frame of so many pages.
+fn run_head(pages: u16) -> Vec<u8> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    let (first, access, bodies) = (Gfn(1), Access::Write, (1 << pages) - 1);
+    Batch { epoch: Epoch(1), first, pages, access, held_us: 0, bodies }.encode(&mut head);
+    head
+}
+
 fn take(receiver: &mut dyn Transport, pages: usize) -> Result<f64> {
-    let mut page = [0; PAGE_SIZE];
+    // Each page once, into memory that is there.
+    let mut memory = vec![1u8; pages * PAGE_SIZE];
     let mut taken = 0usize;
     let mut start = None;
     while taken < pages {
@@ -192,8 +205,12 @@ fn take(receiver: &mut dyn Transport, pages: usize) -> Result<f64> {
         receiver.poll(64, &mut |event| {
             if let Event::Frame { bytes, .. } = event {
                 start.get_or_insert_with(Instant::now);
-                taken += 1;
-                place(bytes, &mut page);
+                let body = bytes.get(HEAD_BYTES..).unwrap_or_default();
+                let place = memory.get_mut(taken * PAGE_SIZE..).unwrap_or_default();
+                if let Some(place) = place.get_mut(..body.len()) {
+                    place.copy_from_slice(body);
+                }
+                taken += body.len() / PAGE_SIZE;
             }
         });
     }

@@ -33,7 +33,8 @@ pub(super) fn all() -> [Workload; 4] {
     let scan = |write, stride| Job { write, stride, ..job(Kind::Scan) };
     let one = |name, job| Workload { name, job };
     [
-        one("compute", Job { rounds: 150_000, ..job(Kind::Ep) }),
+        // Batches of 65,536 pairs.
+        one("compute", Job { rounds: 2, ..job(Kind::Ep) }),
         one("sequential reads", scan(0, LINE)),
         one("random reads, each waiting for the last", Job { rounds: 30_000, ..job(Kind::Chase) }),
         one("sequential writes", scan(1, LINE)),
