@@ -7,7 +7,7 @@ use crate::seats::Seats;
 use anyhow::{Context, Result};
 use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, HugePages,
-    NodeConfig, Report, TraceReport, Tracing, Uplink,
+    NodeConfig, Report, TraceReport, Tracing, Uplink, Watch,
 };
 use microguest::Job;
 use microguest::layout::SHARED;
@@ -50,7 +50,7 @@ pub struct Slice {
     /// Gone before the engine is.
     vm: Option<MicroVm>,
     handle: Handle,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Watch>>,
     over: Loud,
     ram: Arc<GuestRam>,
     _huge_pages: HugePages,

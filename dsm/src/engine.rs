@@ -5,8 +5,9 @@
 //!      |----peer lost, protocol broken, call failed--> fenced (told to the uplink) -> stopped
 //! ```
 //!
-//! A fenced engine answers nothing any more: a vCPU that waits for a page keeps waiting until the
-//! process ends. Going on could hand out stale memory.
+//! A fenced engine answers nothing any more: a vCPU that waits for a page keeps waiting until it is stopped.
+//! Going on could hand out stale memory. So the thread's result is the [`Watch`] over the memory: whoever
+//! joins it must have stopped the vCPUs.
 #![expect(unsafe_code, reason = "poll")]
 // UNSAFETY: poll(2) takes an array of descriptors.
 
@@ -218,12 +219,19 @@ impl std::fmt::Debug for Engine {
     }
 }
 
+/// Keeps who waits for a page waiting, also when the engine has ended. Dropping it lets them go on with what
+/// the memory file happens to hold.
+#[derive(Debug)]
+pub struct Watch {
+    _uffd: Uffd,
+}
+
 impl Engine {
     /// Opens userfaultfd, watches what must be watched and starts the thread.
     ///
     /// # Errors
     /// A kernel without the needed features, or memory that does not fit the home table.
-    pub fn start(config: EngineConfig) -> Result<(Handle, JoinHandle<()>), EngineError> {
+    pub fn start(config: EngineConfig) -> Result<(Handle, JoinHandle<Watch>), EngineError> {
         let (handle, commands, bell) = Handle::pair().map_err(EngineError::Start)?;
         let uffd = Uffd::open()?;
         let (own, others): (Vec<_>, Vec<_>) =
@@ -269,6 +277,7 @@ impl Engine {
             if let Err(error) = engine.run() {
                 engine.uplink.fatal(error);
             }
+            Watch { _uffd: engine.store.into_uffd() }
         };
         let thread = Builder::new().name("dsm".into()).spawn(run).map_err(EngineError::Start)?;
         Ok((handle, thread))

@@ -49,7 +49,7 @@ mod write_watch;
 pub use apart::ShareError;
 pub use chunks::ChunkCounts;
 pub use classify::PageClass;
-pub use engine::{Engine, EngineConfig, EngineError, Uplink};
+pub use engine::{Engine, EngineConfig, EngineError, Uplink, Watch};
 pub use handle::{CopyError, Handle};
 pub use huge::HugePages;
 pub use local_pager::{LocalPager, LocalPagerError};

@@ -63,6 +63,11 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// What is left of it: those who wait for pages wait on it.
+    pub(crate) fn into_uffd(self) -> Uffd {
+        self.uffd
+    }
+
     /// Watches everything whose home is elsewhere.
     pub(crate) fn new(
         uffd: Uffd,

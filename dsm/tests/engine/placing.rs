@@ -4,7 +4,7 @@
 use crate::support::{LIMIT, Silent, Slice, start_over, stop};
 use std::os::fd::BorrowedFd;
 use std::ptr::{copy_nonoverlapping, with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::scope;
@@ -224,13 +224,22 @@ fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
     let Some(slices) = slices else { return };
     // The reader waits for the page until the engine has ended, as a vCPU would.
     let address = std::ptr::from_ref(slices[1].word(9, 0)).expose_provenance();
+    let read = Arc::new(AtomicBool::new(false));
+    let told_of = Arc::clone(&read);
     std::thread::spawn(move || {
         // SAFETY: the mapping outlives this thread: the slices are leaked below.
         let word = unsafe { &*with_exposed_provenance::<AtomicU64>(address) };
         std::hint::black_box(word.load(Ordering::SeqCst));
+        told_of.store(true, Ordering::SeqCst);
     });
     let error = told.recv_timeout(Duration::from_secs(30)).unwrap();
 
     assert!(error.contains("which it cannot reach"), "{error}");
+    while !slices[1].thread.is_finished() {
+        std::thread::yield_now();
+    }
+    // Nothing to wait for: that the page never comes can only be seen for a while.
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!read.load(Ordering::SeqCst), "who waits goes on without the page");
     std::mem::forget(slices);
 }

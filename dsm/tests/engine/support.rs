@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, Memory, NodeConfig,
-    RamError, Replicate, Tracing, Uplink, check_host,
+    RamError, Replicate, Tracing, Uplink, Watch, check_host,
 };
 use transport::{Class, Config, Transport, shm};
 use wire::{Epoch, SliceId};
@@ -35,7 +35,7 @@ impl Uplink for Silent {
 pub(crate) struct Slice {
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) handle: Handle,
-    thread: JoinHandle<()>,
+    pub(crate) thread: JoinHandle<Watch>,
     /// First address of the guest's mapping.
     pub(crate) guest: usize,
 }

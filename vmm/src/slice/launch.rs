@@ -12,7 +12,7 @@ use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::SharedBus;
-use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
+use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing, Watch};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ pub(crate) struct Parts {
     pub(crate) machine: Machine,
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) events: Receiver<SliceEvent>,
-    engine: Option<JoinHandle<()>>,
+    engine: Option<JoinHandle<Watch>>,
     memory: Memory,
     _huge_pages: HugePages,
 }
