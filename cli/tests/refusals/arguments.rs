@@ -89,7 +89,10 @@ fn unknown_choices_are_refused() {
         (&["--guest-preset", "magic"], "[possible values: borrow, none]"),
         (&["--timer-spacing", "magic"], "\"magic\" is no choice for the timer spacing"),
         (&["--timer-spacing", "adaptive:9-1"], "no choice for the timer spacing"),
-        (&["--memory", "magic"], "\"magic\" is no kind of memory; there are: memfd, memfd,prealloc, hugetlbfs"),
+        (
+            &["--memory", "magic"],
+            "\"magic\" is no kind of memory; there are: memfd, memfd,prealloc, hugetlbfs",
+        ),
         (&["--magic"], "unexpected argument '--magic' found"),
     ]);
 }
