@@ -135,12 +135,20 @@ pub(crate) struct Writing<'a> {
 }
 
 impl<'a> Writing<'a> {
-    /// Starts the bootstrap slice with an empty console.
-    pub(crate) fn start(scenario: &'a Scenario<'a>) -> Result<Self> {
+    /// Starts the bootstrap slice with an empty console and waits until the guest's writers work, or until
+    /// all have `told` of something; and for a `moment` more.
+    pub(crate) fn start(scenario: &'a Scenario<'a>, told: bool, moment: Duration) -> Result<Self> {
+        let until = Instant::now() + Duration::from_secs(scenario.options.timeout());
         drop(fs::remove_file(console(scenario)?));
         let bootstrap = scenario.start_bootstrap()?;
         let (errors, words) = (Vec::new(), Vec::new());
-        Ok(Self { scenario, bootstrap, errors, words, started: false })
+        let mut vm = Self { scenario, bootstrap, errors, words, started: false };
+        vm.wait(until, told)?;
+        let end = Instant::now() + moment;
+        while Instant::now() < end {
+            vm.listen()?;
+        }
+        Ok(vm)
     }
 
     /// Takes what it says, for a moment.
@@ -164,7 +172,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Waits until the guest's writers work.
-    pub(crate) fn wait(&mut self, until: Instant, told: bool) -> Result<()> {
+    fn wait(&mut self, until: Instant, told: bool) -> Result<()> {
         while !self.started || told && !self.told()?.all() {
             ensure!(!self.bootstrap.is_over(), "the VM ended early: {}", self.words.join("; "));
             ensure!(Instant::now() < until, "the guest's writers do not start");

@@ -93,13 +93,7 @@ pub(crate) fn run(options: &DeviceOptions) -> Result<ExitCode> {
 
 fn one(scenario: &Scenario<'_>, moment: Duration) -> Result<String> {
     let companions = scenario.start_companions()?;
-    let until = Instant::now() + Duration::from_secs(scenario.options.timeout());
-    let mut vm = Writing::start(scenario)?;
-    vm.wait(until, true)?;
-    let kill = Instant::now() + moment;
-    while Instant::now() < kill {
-        vm.listen()?;
-    }
+    let mut vm = Writing::start(scenario, true, moment)?;
     ensure!(vm.errors.is_empty(), "before the kill: {}", vm.errors.join("; "));
     let told = vm.told()?;
     companions.get(VICTIM - 1).context("the victim exists")?.kill()?;

@@ -10,7 +10,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -118,13 +118,7 @@ fn one(
     disks: (HostNumber, &[String; 2]),
 ) -> Result<(Told, String)> {
     let companions = scenario.start_companions()?;
-    let until = Instant::now() + Duration::from_secs(scenario.options.timeout());
-    let mut vm = Writing::start(scenario)?;
-    vm.wait(until, false)?;
-    let kill = Instant::now() + moment;
-    while Instant::now() < kill {
-        vm.listen()?;
-    }
+    let mut vm = Writing::start(scenario, false, moment)?;
     ensure!(vm.errors.is_empty(), "{}", vm.errors.join("; "));
     ensure!(!vm.bootstrap.is_over(), "the VM was over before the kill: {}", vm.words.join("; "));
     // Either side may be the first to go.

@@ -37,6 +37,7 @@
 use crate::node::Node;
 use crate::pages::Copy;
 use crate::store::PageStore;
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use wire::Gfn;
 
@@ -186,14 +187,8 @@ const REMEMBERED_MAX: usize = 1024;
 impl Node {
     /// A page has come after `waited_ns`, of which a holder kept it for `held_ns`.
     pub(crate) fn note_habit(&mut self, gfn: Gfn, waited_ns: u64, held_ns: u64) {
-        if held_ns < LONG_NS {
-            self.long_held.remove(&gfn);
-            return;
-        }
-        if self.long_held.len() >= REMEMBERED_MAX {
-            self.long_held.clear();
-        }
-        self.long_held.insert(gfn, (held_ns.min(waited_ns), waited_ns));
+        let habit = (held_ns >= LONG_NS).then(|| (held_ns.min(waited_ns), waited_ns));
+        remember(&mut self.long_held, gfn, habit);
     }
 
     /// When a page that is waited for should come, in the clock of the steps, if its holder kept it for a
@@ -235,17 +230,17 @@ impl Node {
     pub(crate) fn go_on_holding(&mut self, gfn: Gfn, store: &impl PageStore) -> Option<u64> {
         let held = *self.held.get(gfn)?;
         held.contents.filter(|_| self.pages.copy(gfn) == Copy::Exclusive)?;
-        if self.is_over(gfn, held) {
+        if self.ends(gfn, held) {
             return None;
         }
         self.found(gfn, held, store.fingerprint(gfn))
     }
 
-    /// The page has been kept as long as it may.
-    fn is_over(&mut self, gfn: Gfn, held: Window) -> bool {
+    /// Tells whether the page has been kept as long as it may; if so, how it was used is remembered.
+    fn ends(&mut self, gfn: Gfn, held: Window) -> bool {
         let over = self.now >= held.since + held.busy;
         if over {
-            self.remember(gfn, (held.changes >= 2).then_some(Habit::Busy));
+            remember(&mut self.habits, gfn, (held.changes >= 2).then_some(Habit::Busy));
         }
         over
     }
@@ -255,7 +250,7 @@ impl Node {
         let (now, end) = (self.now, held.since + held.busy);
         if held.contents.replace(contents) == Some(contents) {
             // Where nothing was written, the vCPU may not even have had the time to run.
-            self.remember(gfn, (held.changes == 1).then_some(Habit::Brief));
+            remember(&mut self.habits, gfn, (held.changes == 1).then_some(Habit::Brief));
             return None;
         }
         held.changes += 1;
@@ -271,17 +266,18 @@ impl Node {
         self.held.set(gfn, held);
         Some(held.until)
     }
+}
 
-    fn remember(&mut self, gfn: Gfn, habit: Option<Habit>) {
-        let Some(habit) = habit else {
-            self.habits.remove(&gfn);
-            return;
-        };
-        if self.habits.len() >= REMEMBERED_MAX {
-            self.habits.clear();
-        }
-        self.habits.insert(gfn, habit);
+/// Remembers something about a page, or forgets it.
+fn remember<T>(pages: &mut BTreeMap<Gfn, T>, gfn: Gfn, what: Option<T>) {
+    let Some(what) = what else {
+        pages.remove(&gfn);
+        return;
+    };
+    if pages.len() >= REMEMBERED_MAX {
+        pages.clear();
     }
+    pages.insert(gfn, what);
 }
 
 #[cfg(test)]
@@ -353,7 +349,7 @@ mod tests {
         loop {
             node.now = held.until;
             let time = node.now - start;
-            if node.is_over(PAGE, held) || node.found(PAGE, held, contents(time)).is_none() {
+            if node.ends(PAGE, held) || node.found(PAGE, held, contents(time)).is_none() {
                 return time;
             }
             held = *node.held.get(PAGE).unwrap();

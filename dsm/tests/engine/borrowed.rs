@@ -1,11 +1,11 @@
 //! Chunks of another home that one slice reads or writes in order: private to it until the home wants a page
 //! back. Two engines in one process, real userfaultfd, threads of the test in the role of vCPUs.
 
-use crate::support::{LIMIT, Silent, Slice, start, stop};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::support::{Contest, LIMIT, Silent, Slice, report_of, start, stop};
+use std::sync::atomic::Ordering;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
-use tessera_dsm::{Memory, Replicate, Report};
+use tessera_dsm::{Memory, Replicate};
 
 const CHUNK: u64 = 512;
 /// Eight chunks; slice 1 is home of the last four.
@@ -15,10 +15,6 @@ const MEMORIES: [Memory; 2] = [Memory::Memfd, Memory::MemfdPrealloc];
 
 fn two_slices(memory: Memory) -> Option<[Slice; 2]> {
     start(FRAMES, memory, Replicate::Nothing, |_| Box::new(Silent))
-}
-
-fn report_of(slice: &Slice) -> Report {
-    slice.handle.report(LIMIT).unwrap()
 }
 
 /// Slice 0 visits all pages of slice 1 in order. At the end of each chunk it waits until the next has come,
@@ -93,42 +89,10 @@ fn uffd_stores_to_borrowed_chunks_are_kept_when_their_home_wants_pages() {
     for memory in MEMORIES {
         let Some(slices) = borrowed(memory) else { return };
         let [borrower, home] = &slices;
-        let over = AtomicBool::new(false);
         let pages = FRAMES - 2 * CHUNK..FRAMES;
-        let (stored, theirs) = scope(|threads| {
-            let hammers = [3, 4].map(|index| {
-                let (over, pages) = (&over, pages.clone());
-                threads.spawn(move || {
-                    let mut stored = 0;
-                    while !over.load(Ordering::Relaxed) {
-                        for page in pages.clone() {
-                            // Not atomic on purpose: of this word there is one writer.
-                            let word = borrower.word(page, index);
-                            word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-                            stored += 1;
-                        }
-                    }
-                    stored
-                })
-            });
-            sleep(Duration::from_millis(30));
-            let mut theirs = 0;
-            for round in 0..40 {
-                for page in [pages.start + round, pages.start + 700, pages.end - 1 - round] {
-                    home.word(page, 5).fetch_add(1, Ordering::SeqCst);
-                    theirs += 1;
-                }
-            }
-            over.store(true, Ordering::Relaxed);
-            (hammers.map(|hammer| hammer.join().unwrap()), theirs)
-        });
-        let sum = |slice: &Slice, index| -> u64 {
-            pages.clone().map(|page| slice.word(page, index).load(Ordering::SeqCst)).sum()
-        };
-        for slice in &slices {
-            assert_eq!([sum(slice, 3), sum(slice, 4)], stored, "{memory}");
-            assert_eq!(sum(slice, 5), theirs, "{memory}");
-        }
+        let (first, last) = (pages.start, pages.end - 1);
+        let contest = Contest { hammered: borrower, taker: home, pages, stored_to: |_| true };
+        contest.loses_no_store(memory, |round| [first + round, first + 700, last - round]);
         assert_eq!(report_of(borrower).chunks.shared, 2, "{memory}");
         stop(slices);
     }

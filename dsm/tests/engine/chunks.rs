@@ -1,14 +1,14 @@
 //! Chunks between private and shared, on every kind of memory: two engines in one process, real
 //! userfaultfd, threads of the test in the role of vCPUs.
 
-use crate::support::{LIMIT, Silent, Slice, start, stop};
+use crate::support::{Contest, LIMIT, Silent, Slice, report_of, start, stop};
 use std::fs;
 use std::slice::from_ref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
-use tessera_dsm::{GuestRam, HugePages, Memory, RamError, Replicate, Report};
+use tessera_dsm::{GuestRam, HugePages, Memory, RamError, Replicate};
 use wire::Gfn;
 
 /// Four chunks; slice 0 is home of the first two.
@@ -18,10 +18,6 @@ const CHUNK: u64 = 512;
 
 fn two_slices(memory: Memory) -> Option<[Slice; 2]> {
     start(FRAMES, memory, Replicate::Nothing, |_| Box::new(Silent))
-}
-
-fn report_of(slice: &Slice) -> Report {
-    slice.handle.report(LIMIT).unwrap()
 }
 
 /// The host's pool of huge pages, enlarged as long as this lives, where that is permitted.
@@ -64,44 +60,9 @@ fn no_store_is_lost(memory: Memory) {
     let [home, other] = &slices;
     // Some pages stay untouched, some are touched by the VMM only.
     home.handle.write(CHUNK * 4096, vec![9; 8], LIMIT).unwrap();
-    let over = AtomicBool::new(false);
-    let touched = |page: u64| !page.is_multiple_of(5);
-
-    let (ours, theirs) = scope(|threads| {
-        let hammers = [3, 4].map(|index| {
-            let over = &over;
-            threads.spawn(move || {
-                let mut stored = 0;
-                while !over.load(Ordering::Relaxed) {
-                    for page in (0..CHUNK).filter(|page| touched(*page)) {
-                        // Not atomic on purpose: of this word there is one writer.
-                        let word = home.word(page, index);
-                        word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-                        stored += 1;
-                    }
-                }
-                stored
-            })
-        });
-        sleep(Duration::from_millis(30));
-        let mut theirs = 0;
-        for round in 0..40 {
-            for page in [round, 200, CHUNK - 1 - round] {
-                other.word(page, 5).fetch_add(1, Ordering::SeqCst);
-                theirs += 1;
-            }
-        }
-        over.store(true, Ordering::Relaxed);
-        (hammers.map(|hammer| hammer.join().unwrap()), theirs)
-    });
-
-    let sum = |slice: &Slice, index| -> u64 {
-        (0..CHUNK).map(|page| slice.word(page, index).load(Ordering::SeqCst)).sum()
-    };
-    for slice in &slices {
-        assert_eq!([sum(slice, 3), sum(slice, 4)], ours, "{memory}");
-        assert_eq!(sum(slice, 5), theirs, "{memory}");
-    }
+    let stored_to = |page: u64| !page.is_multiple_of(5);
+    let contest = Contest { hammered: home, taker: other, pages: 0..CHUNK, stored_to };
+    contest.loses_no_store(memory, |round| [round, 200, CHUNK - 1 - round]);
     assert_eq!(other.word(CHUNK, 0).load(Ordering::SeqCst), 0x0909_0909_0909_0909);
     assert_eq!(other.word(CHUNK + 1, 0).load(Ordering::SeqCst), 0, "never touched");
     let chunks = report_of(home).chunks;

@@ -1,15 +1,16 @@
 //! Two engines in one process, joined by shared memory, with real userfaultfd. Threads of the tests play
 //! the vCPUs.
 
+use std::ops::Range;
 use std::ptr::with_exposed_provenance;
 use std::slice::from_ref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{JoinHandle, scope, sleep};
 use std::time::Duration;
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, Memory, NodeConfig,
-    RamError, Replicate, Tracing, Uplink, Watch, check_host,
+    RamError, Replicate, Report, Tracing, Uplink, Watch, check_host,
 };
 use transport::{Class, Config, Transport, shm};
 use wire::{Epoch, SliceId};
@@ -47,6 +48,61 @@ impl Slice {
         // SAFETY: inside the guest mapping, which lives until the engine is joined; aligned.
         unsafe { &*with_exposed_provenance::<AtomicU64>(self.guest + offset) }
     }
+}
+
+/// Slices of which one's threads never stop storing to pages, while the other takes some of them away.
+pub(crate) struct Contest<'a> {
+    pub(crate) hammered: &'a Slice,
+    pub(crate) taker: &'a Slice,
+    pub(crate) pages: Range<u64>,
+    /// To which of them the threads store, in words 3 and 4.
+    pub(crate) stored_to: fn(u64) -> bool,
+}
+
+impl Contest<'_> {
+    /// Carries it out, with 40 rounds of pages that the other one takes to raise their words 5; then both
+    /// slices must see all stores.
+    pub(crate) fn loses_no_store(&self, memory: Memory, taken: impl Fn(u64) -> [u64; 3]) {
+        let over = AtomicBool::new(false);
+        let (stored, theirs) = scope(|threads| {
+            let hammers = [3, 4].map(|index| {
+                let over = &over;
+                threads.spawn(move || {
+                    let mut stored = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        for page in self.pages.clone().filter(|page| (self.stored_to)(*page)) {
+                            // Not atomic on purpose: of this word there is one writer.
+                            let word = self.hammered.word(page, index);
+                            word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                            stored += 1;
+                        }
+                    }
+                    stored
+                })
+            });
+            sleep(Duration::from_millis(30));
+            let mut theirs = 0;
+            for page in (0..40).flat_map(taken) {
+                self.taker.word(page, 5).fetch_add(1, Ordering::SeqCst);
+                theirs += 1;
+            }
+            over.store(true, Ordering::Relaxed);
+            (hammers.map(|hammer| hammer.join().unwrap()), theirs)
+        });
+        for slice in [self.hammered, self.taker] {
+            assert_eq!([self.sum(slice, 3), self.sum(slice, 4)], stored, "{memory}");
+            assert_eq!(self.sum(slice, 5), theirs, "{memory}");
+        }
+    }
+
+    fn sum(&self, slice: &Slice, index: usize) -> u64 {
+        self.pages.clone().map(|page| slice.word(page, index).load(Ordering::SeqCst)).sum()
+    }
+}
+
+/// What an engine reports.
+pub(crate) fn report_of(slice: &Slice) -> Report {
+    slice.handle.report(LIMIT).unwrap()
 }
 
 /// Slice 0 is home of the first half of so many frames, slice 1 of the second. `None` where the machine
