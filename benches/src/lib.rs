@@ -12,6 +12,7 @@
 pub mod carrier;
 pub mod cluster;
 pub mod crew;
+pub mod delegated;
 pub mod echo;
 pub mod engines;
 pub mod experiments;

@@ -34,9 +34,3 @@ pub fn settle_as_engine(place: Place) {
     schedule::prefer_this_thread();
     settle(place);
 }
-
-/// Cores of this machine.
-#[must_use]
-pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}

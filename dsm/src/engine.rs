@@ -12,6 +12,7 @@
 // UNSAFETY: poll(2) takes an array of descriptors.
 
 use crate::apart::ShareError;
+use crate::backlog::Backlog;
 use crate::classify::{Classifier, PageClass};
 use crate::handle::{Bell, Command, CopyError, Handle};
 use crate::ram::GuestRam;
@@ -25,7 +26,7 @@ use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::foresight::Streams;
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::Error;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -35,8 +36,6 @@ use thiserror::Error;
 use transport::{Class, Event, SendError, Transport};
 use wire::{Batch, DecodeError, Epoch, PAGE_SIZE, PageBody, SliceId};
 
-/// Frames that may wait for room in the transport.
-pub(crate) const BACKLOG_MAX: usize = 65_536;
 /// Transport events handled before faults and commands are looked at again.
 const POLL_BUDGET: usize = 64;
 /// The longest sleep: stale roots are looked for that often.
@@ -193,8 +192,7 @@ pub struct Engine {
     pub(crate) body: Vec<u8>,
     /// Pages that go out together.
     pub(crate) parcel: Parcel,
-    /// Frames that found no room, in order. While it is not empty every frame goes through it.
-    pub(crate) backlog: VecDeque<(SliceId, Class, Vec<u8>)>,
+    pub(crate) backlog: Backlog,
     next_token: u64,
     pub(crate) releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
     copies: BTreeMap<u64, Copying>,
@@ -207,6 +205,8 @@ pub struct Engine {
     pub(crate) streams: Option<Streams>,
     workers: Workers,
     bystanders: Vec<SliceId>,
+    /// Cores that this process may use.
+    cores: usize,
     /// Slices that write pages into our memory, and we into theirs.
     pub(crate) placers: Vec<SliceId>,
     pub(crate) moved: PageMoves,
@@ -254,7 +254,7 @@ impl Engine {
             head: Vec::new(),
             body: Vec::new(),
             parcel: Parcel::default(),
-            backlog: VecDeque::new(),
+            backlog: Backlog::default(),
             next_token: 0,
             releases: BTreeMap::new(),
             copies: BTreeMap::new(),
@@ -265,6 +265,7 @@ impl Engine {
             streams,
             workers: Workers::default(),
             bystanders: config.bystanders,
+            cores: schedule::cores(),
             placers: Vec::new(),
             moved: PageMoves::default(),
             stopping: false,
@@ -343,7 +344,7 @@ impl Engine {
     fn look(&mut self, now: u64) -> Look {
         let node = &self.node;
         self.demanded.retain(|gfn| node.is_waiting(*gfn));
-        let limit = schedule::spin_limit(Duration::from_nanos(node.mean_transfer_ns()));
+        let limit = schedule::spin_limit(Duration::from_nanos(node.mean_transfer_ns()), self.cores);
         let chunk = self.store.whole.is_awaited().then(|| Look::new(limit, now, None));
         let looks = self.demanded.iter().map(|gfn| Look::new(limit, now, node.expected_ns(*gfn)));
         let looks = looks.chain(chunk);

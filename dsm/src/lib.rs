@@ -17,6 +17,7 @@ mod ahead;
 mod apart;
 mod arrivals;
 mod asked;
+mod backlog;
 mod chunks;
 mod classify;
 mod device_pages;

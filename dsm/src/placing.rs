@@ -31,7 +31,7 @@ impl Engine {
     pub(crate) fn place(&mut self, to: SliceId, message: &Message, gfn: Gfn) -> bool {
         let offset = self.store.ram.offset(gfn).and_then(|offset| u64::try_from(offset).ok());
         let Some(offset) = offset else { return false };
-        if !self.backlog.is_empty() {
+        if self.backlog.holds(to, Class::Coherence) {
             // What waits there goes first.
             return false;
         }

@@ -3,11 +3,13 @@
 //! It sleeps when nothing is to be done. Sleeping and waking costs tens of microseconds where an idle
 //! core is halted, about as much as a whole transfer between hosts. So while an answer is expected
 //! it looks for it for about as long as a fault takes, and sleeps only then. Where faults take longer than
-//! [`WORTH_SPINNING`], as on emulated hosts, it never does. A page that another slice keeps for a while, as
+//! [`WORTH_SPINNING`], as on emulated hosts, it never does; nor where this process has one core, which whoever
+//! answers needs too. A page that another slice keeps for a while, as
 //! it did last time, is looked for when it should come.
 #![expect(unsafe_code, reason = "the scheduling policy of a thread")]
 // UNSAFETY: one system call with a structure on the stack.
 
+use std::num::NonZero;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -48,9 +50,16 @@ const MARGIN: Duration = Duration::from_micros(150);
 
 /// How long to look for an answer before sleeping, given the mean time of a fault so far: a little
 /// longer than that. Who stops looking just before answers come sleeps, wakes late, and so has a mean
-/// that keeps it from ever seeing one in time.
-pub(crate) fn spin_limit(mean: Duration) -> Duration {
-    if mean > WORTH_SPINNING { Duration::ZERO } else { (mean * 5 / 4).min(SPIN_MAX) }
+/// that keeps it from ever seeing one in time. `cores` is how many this process may use.
+#[must_use]
+pub fn spin_limit(mean: Duration, cores: usize) -> Duration {
+    if mean > WORTH_SPINNING || cores < 2 { Duration::ZERO } else { (mean * 5 / 4).min(SPIN_MAX) }
+}
+
+/// How many cores this process may use.
+#[must_use]
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 /// How to wait for a page.
@@ -117,7 +126,8 @@ mod tests {
     #[test]
     fn spin_follows_the_mean_within_its_bound() {
         let us = Duration::from_micros;
-        let limits = [0, 20, 200, 900, 1100].map(|mean| spin_limit(us(mean)));
+        let limits = [0, 20, 200, 900, 1100].map(|mean| spin_limit(us(mean), 2));
         assert_eq!(limits, [us(0), us(25), us(250), us(500), us(0)]);
+        assert_eq!(spin_limit(us(200), 1), us(0), "who answers needs the core");
     }
 }

@@ -5,9 +5,9 @@
 //!      |------Data of a neighbour, given alike---> parcel --full, or something else--> one frame
 //!      \------anything else----------------------------------------------------------> one frame
 //! ```
-//! Frames leave in the order of the effects. What finds no room waits in the backlog, and all behind it.
+//! Frames of one class to one slice leave in the order of the effects. What finds no room waits ([`crate::backlog`]).
 
-use crate::engine::{BACKLOG_MAX, Engine, EngineError};
+use crate::engine::{Engine, EngineError};
 use crate::ram::GuestRam;
 use dsm_protocol::{Access, Effect, Gfn, Message};
 use transport::{Class, SendError};
@@ -103,7 +103,7 @@ impl Engine {
                     Effect::Released { token } => {
                         if let Some((to, class, frame)) = self.releases.remove(&token) {
                             self.send_parcel()?;
-                            self.send_frame(to, class, &frame, &[])?;
+                            self.send_whole(to, class, frame)?;
                         }
                     }
                     Effect::Pinned { token } => {
@@ -183,31 +183,47 @@ impl Engine {
         head: &[u8],
         body: &[u8],
     ) -> Result<(), EngineError> {
-        if self.backlog.is_empty() {
-            match self.transport.send(to, class, head, body) {
-                // A lost peer is reported by the next poll.
-                Ok(()) | Err(SendError::Gone) => return Ok(()),
-                Err(SendError::Full) => {}
-                Err(reason) => return Err(EngineError::Stuck { to, reason }),
-            }
+        if self.try_send(to, class, head, body)? {
+            return Ok(());
         }
-        if self.backlog.len() >= BACKLOG_MAX {
-            return Err(EngineError::Stuck { to, reason: SendError::Full });
+        self.put_off(to, class, [head, body].concat())
+    }
+
+    /// Sends a frame that is in one piece.
+    fn send_whole(&mut self, to: SliceId, class: Class, frame: Vec<u8>) -> Result<(), EngineError> {
+        if self.try_send(to, class, &frame, &[])? { Ok(()) } else { self.put_off(to, class, frame) }
+    }
+
+    /// False when there is no room, or others wait for it.
+    fn try_send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        body: &[u8],
+    ) -> Result<bool, EngineError> {
+        if self.backlog.holds(to, class) {
+            return Ok(false);
         }
-        self.backlog.push_back((to, class, [head, body].concat()));
-        Ok(())
+        match self.transport.send(to, class, head, body) {
+            // A lost peer is reported by the next poll.
+            Ok(()) | Err(SendError::Gone) => Ok(true),
+            Err(SendError::Full) => Ok(false),
+            Err(reason) => Err(EngineError::Stuck { to, reason }),
+        }
+    }
+
+    fn put_off(&mut self, to: SliceId, class: Class, frame: Vec<u8>) -> Result<(), EngineError> {
+        let taken = self.backlog.push(to, class, frame);
+        if taken { Ok(()) } else { Err(EngineError::Stuck { to, reason: SendError::Full }) }
     }
 
     fn drain_backlog(&mut self) -> Result<(), EngineError> {
-        while let Some((to, class, frame)) = self.backlog.front() {
-            match self.transport.send(*to, *class, frame, &[]) {
-                Ok(()) | Err(SendError::Gone) => {
-                    self.backlog.pop_front();
-                }
-                Err(SendError::Full) => return Ok(()),
-                Err(reason) => return Err(EngineError::Stuck { to: *to, reason }),
-            }
+        if self.backlog.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let Self { backlog, transport, .. } = self;
+        let drained = backlog.drain(|to, class, frame| transport.send(to, class, frame, &[]));
+        drained.map_err(|(to, reason)| EngineError::Stuck { to, reason })
     }
 }

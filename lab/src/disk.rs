@@ -27,28 +27,39 @@ pub struct Disk {
     /// Keep what is written, to be looked at: in the lab's folder, in the qcow2 file
     /// `host-N/disk-K.qcow2` over the image, or where hosts are namespaces in a copy of it.
     pub keep: bool,
+    /// Most megabytes (10^6 bytes) that it reads and writes in a second, where hosts are machines: without a
+    /// limit their disks are as fast as this machine's memory, and their network is not.
+    pub speed: Option<u32>,
 }
+
+/// What a disk is written as.
+const FORM: &str = "write a disk as HOST:IMAGE[,speed=MB][,keep]";
 
 impl FromStr for Disk {
     type Err = anyhow::Error;
 
-    /// `HOST:IMAGE` or `HOST:IMAGE,keep`.
+    /// `HOST:IMAGE[,speed=MB][,keep]`.
     fn from_str(text: &str) -> Result<Self> {
-        let (host, rest) = text.split_once(':').context("write a disk as HOST:IMAGE[,keep]")?;
-        let (image, keep) = match rest.strip_suffix(",keep") {
-            Some(image) => (image, true),
+        let (host, rest) = text.split_once(':').context(FORM)?;
+        let (rest, keep) = match rest.strip_suffix(",keep") {
+            Some(rest) => (rest, true),
             None => (rest, false),
         };
-        ensure!(!image.is_empty(), "write a disk as HOST:IMAGE[,keep]");
+        let (image, speed) = match rest.rsplit_once(",speed=") {
+            Some((image, speed)) => (image, Some(speed.parse().context(FORM)?)),
+            None => (rest, None),
+        };
+        ensure!(!image.is_empty() && speed != Some(0), FORM);
         let image = std::path::absolute(image).context("make the image's path absolute")?;
-        Ok(Self { host: host.parse()?, image, keep })
+        Ok(Self { host: host.parse()?, image, keep, speed })
     }
 }
 
 impl std::fmt::Display for Disk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let speed = self.speed.map_or_else(String::new, |speed| format!(",speed={speed}"));
         let keep = if self.keep { ",keep" } else { "" };
-        write!(f, "{}:{}{keep}", self.host, self.image.display())
+        write!(f, "{}:{}{speed}{keep}", self.host, self.image.display())
     }
 }
 
@@ -100,10 +111,12 @@ mod tests {
 
     #[test]
     fn disk_is_read_and_written_alike() {
-        for text in ["1:/a/disk.raw", "2:/a,b/disk.qcow2,keep"] {
+        for text in ["1:/a/disk.raw", "2:/a,b/disk.qcow2,keep", "1:/a,speed=4", "1:/a,speed=4,keep"]
+        {
             assert_eq!(text.parse::<Disk>().unwrap().to_string(), text);
         }
-        for text in ["/a/disk.raw", "0:/a", "1:", "1:,keep", "x:/a"] {
+        for text in ["/a/disk.raw", "0:/a", "1:", "1:,keep", "x:/a", "1:/a,speed=0", "1:/a,speed=x"]
+        {
             assert!(text.parse::<Disk>().is_err(), "{text}");
         }
     }

@@ -1,5 +1,6 @@
 //! One QEMU machine: start it, wait for its agent, end it.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -191,7 +192,11 @@ fn disks(process: &mut Process, config: &MachineConfig, files: &Files) -> Result
     for (number, disk) in config.disks.iter().enumerate() {
         let disk::Backing { file, format, snapshot } = disk::for_machine(disk, folder, number)?;
         let id = format!("disk-{number}");
-        process.arg("-drive").arg(drive(&id, packages::text(&file)?, format, snapshot)?);
+        let mut words = drive(&id, packages::text(&file)?, format, snapshot)?;
+        if let Some(speed) = disk.speed {
+            write!(words, ",throttling.bps-total={}", u64::from(speed) * 1_000_000)?;
+        }
+        process.arg("-drive").arg(words);
         process.arg("-device").arg(format!("virtio-blk-pci,drive={id},serial={id}"));
     }
     Ok(())

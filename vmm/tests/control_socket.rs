@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 // UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
+use devices::delegate::Counts;
 use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Tracing,
     Uplink,
@@ -197,7 +198,8 @@ fn uffd_trace_of_a_slice_is_told_in_all_and_by_difference() {
     };
     let folder = Folder::new();
     let socket = ControlSocket::open(&folder.socket()).unwrap();
-    socket.attach(SliceId(1), engines[1].0.clone());
+    let counts = Counts { disk_requests: 7, ..Counts::default() };
+    socket.attach(SliceId(1), engines[1].0.clone(), move || Some(counts));
     let mut client = Client::connect(&folder.socket()).unwrap();
     let mut trace = |since| -> TraceAnswer {
         match client.ask(&ask(since)).unwrap() {
@@ -219,6 +221,7 @@ fn uffd_trace_of_a_slice_is_told_in_all_and_by_difference() {
     assert_eq!(trace(Since::Start).faults, 3);
     match client.ask(&Request::Report(ReportRequest {})).unwrap() {
         Answer::Report(report) => {
+            assert_eq!(report.delegated, Some(counts));
             let faults = report.memory.faults;
             assert_eq!((report.slice, report.process), (1, id()));
             assert_eq!((faults.read, faults.write), (1, 2));

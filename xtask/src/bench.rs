@@ -39,7 +39,7 @@ const IN_A_LAB: [(&str, &str, InLab); 3] = [
         transport_bench::run,
     ),
 ];
-type InLab = fn(bool, &[String]) -> Result<ExitCode>;
+type InLab = fn(&BenchOptions) -> Result<ExitCode>;
 /// The name that stands for the benchmarks of cargo.
 const CARGO: &str = "cargo";
 const PACKAGE: &str = "tessera-benches";
@@ -50,11 +50,14 @@ pub(crate) struct BenchOptions {
     name: Option<String>,
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
-    quick: bool,
+    pub(crate) quick: bool,
+    /// For `disk` on emulated hosts: most MB/s of the guest's disks; 0 for no limit
+    #[arg(long, default_value_t = 4, value_name = "MB/s")]
+    pub(crate) disk_speed: u32,
     /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net and disk
     /// options of the VM, as `./x demo` has them
     #[arg(last = true)]
-    rest: Vec<String>,
+    pub(crate) rest: Vec<String>,
 }
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
@@ -66,7 +69,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
             experiment(&root, name, options.quick)
         }
         Some(name) => match IN_A_LAB.iter().find(|(known, ..)| *known == name) {
-            Some((.., run)) => run(options.quick, &options.rest),
+            Some((.., run)) => run(options),
             None => {
                 let known = EXPERIMENTS.map(|(name, _)| name).join(", ");
                 let more = IN_A_LAB.map(|(name, ..)| name).join(", ");

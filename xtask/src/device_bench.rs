@@ -84,6 +84,8 @@ pub(crate) struct Experiment<'a> {
     pub(crate) name: &'a str,
     /// Bytes of each scratch disk.
     pub(crate) disks: &'a [u64],
+    /// Most megabytes a second of each, on emulated hosts.
+    pub(crate) disk_speed: Option<u32>,
     /// Taps beside that of every VM.
     pub(crate) taps: &'a [Tap],
 }
@@ -200,7 +202,13 @@ pub(crate) fn run(
     let scratch = Scratch::make(experiment.name, experiment.disks, &folder)?;
     let mut disks = distro_demo::disks(distro, false)?;
     let host = HostNumber::new(1)?;
-    disks.extend(scratch.0.iter().map(|path| Disk { host, image: path.clone(), keep: false }));
+    let speed = experiment.disk_speed;
+    disks.extend(scratch.0.iter().map(|path| Disk {
+        host,
+        image: path.clone(),
+        keep: false,
+        speed,
+    }));
     let lab = Arc::new(scenario::hosts_with_disks(&options, &layout, disks, &progress)?);
     let seen = lab.host(host)?.state()?.disks;
     let paths: Option<Vec<_>> =

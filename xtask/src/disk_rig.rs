@@ -49,7 +49,7 @@ impl Images {
 
     /// As disks of a host.
     pub(crate) fn disks(&self, host: HostNumber) -> Vec<Disk> {
-        let disk = |image: &PathBuf| Disk { host, image: image.clone(), keep: false };
+        let disk = |image: &PathBuf| Disk { host, image: image.clone(), keep: false, speed: None };
         self.0.iter().map(disk).collect()
     }
 }

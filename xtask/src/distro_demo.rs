@@ -34,7 +34,7 @@ const LOAD_SECONDS: u32 = 10;
 
 /// Disks of the lab: the system's image on the first host.
 pub(crate) fn disks(distro: &Distro, keep: bool) -> Result<Vec<Disk>> {
-    Ok(vec![Disk { host: HostNumber::new(1)?, image: distro.image.clone(), keep }])
+    Ok(vec![Disk { host: HostNumber::new(1)?, image: distro.image.clone(), keep, speed: None }])
 }
 
 /// Options of the guest's kernel that spare it writes to memory of all CPUs: ticks that one CPU counts and

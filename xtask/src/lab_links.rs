@@ -130,11 +130,11 @@ impl Links<'_> {
     fn talk(&self, carrier: &str, count: usize, before: &str, harm: Harm<'_>) -> Result<End> {
         let listen = format!("0.0.0.0:{PORT}");
         let to = format!("{}:{PORT}", self.host(2)?.address());
-        let serve = self.command(before, &["serve", "--listen", &listen, "--asleep"]);
+        let serve = self.command(before, &["serve", "--listen", &listen]);
         let mut server = self.host(2)?.spawn(&serve)?;
         await_line(&mut server, "listening")?;
         let count = count.to_string();
-        let ask = ["ask", "--to", &to, "--carrier", carrier, "--memory", "registered", "--asleep"];
+        let ask = ["ask", "--to", &to, "--carrier", carrier, "--memory", "registered"];
         let ask = [&ask[..], &["--stream", "1", "--count", &count]].concat();
         let mut asker = self.host(1)?.spawn(&self.command(before, &ask))?;
         let (mut said, mut harmed) = (String::new(), None);

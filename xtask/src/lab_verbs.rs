@@ -66,8 +66,8 @@ pub(crate) struct UpOptions {
     /// End the lab when nobody uses it for this many minutes
     #[arg(long, default_value_t = daemon::DEFAULT_IDLE.as_secs() / 60)]
     idle: u64,
-    /// A disk of a host as HOST:IMAGE; the image is never written to. With `,keep` what the host writes
-    /// is kept in a qcow2 file in the lab's folder
+    /// A disk of a host as HOST:IMAGE; the image is never written to. With `,speed=4` it moves 4 MB/s at most,
+    /// with `,keep` what the host writes is kept in a qcow2 file in the lab's folder
     #[arg(long = "disk", value_name = "DISK")]
     disks: Vec<Disk>,
     /// How many seconds a host may take to boot

@@ -20,6 +20,7 @@ use lab::http::LoadReport;
 use lab::{Command, RemoteProcess};
 use outcome::{Bar, Outcome, Row};
 
+use crate::bench::BenchOptions;
 use crate::device_bench::{self, Bed, Experiment, LOCAL_CPU, REMOTE_CPU, Tap};
 use crate::rounds::Rounds;
 
@@ -69,10 +70,11 @@ const QUICK: Plan = Plan { objects: &["1k", "64k", "1m"], rounds: 2, seconds: 4 
 const FULL: Plan =
     Plan { objects: &["1k", "4k", "16k", "64k", "256k", "1m", "2m"], rounds: 5, seconds: 8 };
 
-pub(crate) fn run(quick: bool, words: &[String]) -> Result<ExitCode> {
-    let plan = if quick { QUICK } else { FULL };
+pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
+    let words = options.rest.as_slice();
+    let plan = if options.quick { QUICK } else { FULL };
     let taps = [SECOND_TAP];
-    let experiment = Experiment { name: "net", disks: &[], taps: &taps };
+    let experiment = Experiment { name: "net", disks: &[], disk_speed: None, taps: &taps };
     let devices = |_: &[String]| {
         let nic = format!("{},mac={SECOND_MAC},rings=coherent", SECOND_TAP.name);
         vec!["--net".to_owned(), nic]

@@ -21,6 +21,11 @@ impl<C: Ord + Copy, M: Ord + Copy> Rounds<C, M> {
         self.figures.entry((case, mode)).or_default().insert(round, columns);
     }
 
+    /// A column of one round.
+    pub(crate) fn of(&self, case: C, mode: M, round: usize, column: usize) -> Option<f64> {
+        self.figures.get(&(case, mode))?.get(&round)?.get(column).copied()
+    }
+
     /// Median of a column over the rounds.
     pub(crate) fn median(&self, case: C, mode: M, column: usize) -> Option<f64> {
         let rounds = self.figures.get(&(case, mode))?;

@@ -41,9 +41,9 @@ enum Role {
         /// Where
         #[arg(long)]
         listen: SocketAddr,
-        /// Sleep between frames instead of looking for them
-        #[arg(long)]
-        asleep: bool,
+        /// How frames are waited for
+        #[arg(long, value_enum, default_value_t)]
+        waiting: Waiting,
     },
     /// Ask the server there and print what was measured
     Ask {
@@ -75,14 +75,14 @@ pub(crate) struct How {
     /// MiB of the stream
     #[arg(long, default_value_t = 32)]
     pub(crate) stream: usize,
-    /// Sleep between frames instead of looking for them
-    #[arg(long)]
-    pub(crate) asleep: bool,
+    /// How frames are waited for
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) waiting: Waiting,
 }
 
 fn main() -> Result<()> {
     match Arguments::parse().role {
-        Role::Serve { listen, asleep } => serve(listen, Waiting::new(asleep)),
+        Role::Serve { listen, waiting } => serve(listen, waiting),
         Role::Ask { to, carrier, memory, how } => ask(to, carrier, memory, how),
         Role::Shm { how } => both(how),
     }
@@ -125,7 +125,7 @@ fn ask(to: SocketAddr, carriers: Vec<CarrierKind>, pins: RdmaMemory, how: How) -
     mesh.lend(memory.lent());
     let joined = mesh.into_transport(deadline(), &mut |text| eprintln!("{text}"))?;
     println!("connected");
-    let peer = Peer::new(joined.transport, Waiting::new(how.asleep))?;
+    let peer = Peer::new(joined.transport, how.waiting)?;
     println!(
         "{}",
         serde_json::to_string(&asker::measure(peer, &memory, how, joined.kind.to_string())?)?
@@ -134,7 +134,7 @@ fn ask(to: SocketAddr, carriers: Vec<CarrierKind>, pins: RdmaMemory, how: How) -
 }
 
 fn both(how: How) -> Result<()> {
-    let waiting = Waiting::new(how.asleep);
+    let waiting = how.waiting;
     let mut mesh = shm::mesh(2, &Config::default())?;
     let (server, asker) = (mesh.pop(), mesh.pop());
     let (server, asker) = server.zip(asker).context("two slices")?;

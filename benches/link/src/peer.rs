@@ -1,6 +1,7 @@
 //! The other end, one frame at a time.
 
 use anyhow::{Context, Result, ensure};
+use dsm::schedule;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -27,24 +28,23 @@ pub(crate) mod kind {
 }
 
 /// How frames are waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Waiting {
-    /// Until the system wakes us.
-    Asleep,
-    /// Looking all the time, as perftest does.
+    /// As the memory engine does: looking about as long as an answer takes, then asleep; asleep from the
+    /// start where answers take long
+    #[default]
+    Engine,
+    /// Looking all the time, as perftest does unless told
     Looking,
-}
-
-impl Waiting {
-    pub(crate) fn new(asleep: bool) -> Self {
-        if asleep { Self::Asleep } else { Self::Looking }
-    }
 }
 
 pub(crate) struct Peer {
     transport: Box<dyn Transport>,
     to: SliceId,
     waiting: Waiting,
+    /// Mean time until a frame came.
+    mean: Duration,
+    cores: usize,
     came: VecDeque<Vec<u8>>,
     spare: Vec<Vec<u8>>,
     lost: Option<String>,
@@ -54,7 +54,8 @@ impl Peer {
     pub(crate) fn new(transport: Box<dyn Transport>, waiting: Waiting) -> Result<Self> {
         let to = *transport.peers().first().context("nobody is there")?;
         let (came, spare) = (VecDeque::new(), Vec::new());
-        Ok(Self { transport, to, waiting, came, spare, lost: None })
+        let (mean, cores) = (Duration::ZERO, schedule::cores());
+        Ok(Self { transport, to, waiting, mean, cores, came, spare, lost: None })
     }
 
     /// Whether pages are placed.
@@ -77,7 +78,7 @@ impl Peer {
         let start = Instant::now();
         loop {
             match send(self.transport.as_mut(), self.to) {
-                Err(SendError::Full) if start.elapsed() < LIMIT => self.turn()?,
+                Err(SendError::Full) if start.elapsed() < LIMIT => self.turn(start)?,
                 result => return result.context("send a frame"),
             }
         }
@@ -88,13 +89,14 @@ impl Peer {
         let start = Instant::now();
         loop {
             if let Some(frame) = self.came.pop_front() {
+                self.mean = (self.mean * 7 + start.elapsed()) / 8;
                 return Ok(Some(frame));
             }
             if self.lost.is_some() {
                 return Ok(None);
             }
             ensure!(start.elapsed() < LIMIT, "no frame came within {LIMIT:?}");
-            self.turn()?;
+            self.turn(start)?;
         }
     }
 
@@ -108,10 +110,14 @@ impl Peer {
         self.spare.push(frame);
     }
 
-    /// Waits for something, at most for a nap, and takes it in.
-    fn turn(&mut self) -> Result<()> {
-        if self.waiting == Waiting::Asleep || !self.transport.look() {
-            let nap = if self.waiting == Waiting::Asleep { NAP } else { Timespec::default() };
+    /// Waits for something, at most for a nap, and takes it in. Waiting began at `start`.
+    fn turn(&mut self, start: Instant) -> Result<()> {
+        let looking = match self.waiting {
+            Waiting::Engine => start.elapsed() < schedule::spin_limit(self.mean, self.cores),
+            Waiting::Looking => true,
+        };
+        if !(looking && self.transport.look()) {
+            let nap = if looking { Timespec::default() } else { NAP };
             let readiness = self.transport.readiness();
             match poll(&mut [PollFd::new(&readiness, PollFlags::IN)], Some(&nap)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),

@@ -1,5 +1,6 @@
 //! What went through an exchange.
 
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
@@ -11,7 +12,7 @@ macro_rules! counters {
         }
 
         /// The counters at one moment.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
         }

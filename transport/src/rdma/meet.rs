@@ -46,29 +46,37 @@ pub(crate) fn meet(
         .map(|endpoint| endpoint.as_ref().map(Endpoint::offer).map_err(Clone::clone))
         .collect();
     let theirs = exchange(streams, &offers, deadline)?;
+    let slices: Vec<SliceId> = streams.iter().map(|(slice, _)| *slice).collect();
 
-    for (endpoint, theirs) in endpoints.iter_mut().zip(theirs) {
-        advance(endpoint, theirs, |endpoint, theirs| endpoint.connect(&theirs, lease));
+    for ((endpoint, slice), theirs) in endpoints.iter_mut().zip(&slices).zip(theirs) {
+        advance(endpoint, said(*slice, theirs), |endpoint, theirs| {
+            endpoint.connect(&theirs, lease)
+        });
     }
     let connected = exchange(streams, &standing(&endpoints), deadline)?;
 
     let until = deadline.min(Instant::now() + GREETING);
-    for (endpoint, theirs) in endpoints.iter_mut().zip(connected) {
-        advance(endpoint, theirs, |endpoint, ()| endpoint.greet());
+    for ((endpoint, slice), theirs) in endpoints.iter_mut().zip(&slices).zip(connected) {
+        advance(endpoint, said(*slice, theirs), |endpoint, ()| endpoint.greet());
     }
     for endpoint in &mut endpoints {
         advance(endpoint, Ok(()), |endpoint, ()| endpoint.await_greeting(until));
     }
     let reached = exchange(streams, &standing(&endpoints), deadline)?;
 
-    for (endpoint, theirs) in endpoints.iter_mut().zip(reached) {
-        advance(endpoint, theirs, |_, ()| Ok(()));
+    for ((endpoint, slice), theirs) in endpoints.iter_mut().zip(&slices).zip(reached) {
+        advance(endpoint, said(*slice, theirs), |_, ()| Ok(()));
     }
     Ok(endpoints.into_iter().collect())
 }
 
 fn text(error: &RdmaError) -> String {
     crate::mesh::one_line(error)
+}
+
+/// What a slice at the other end says, with its name: who reads it may be at neither end.
+fn said<T>(slice: SliceId, theirs: Step<T>) -> Step<T> {
+    theirs.map_err(|cause| format!("{slice} says: {cause}"))
 }
 
 /// Takes the next step with an endpoint, if both sides got this far.
@@ -78,8 +86,7 @@ fn advance<T>(
     step: impl FnOnce(&mut Endpoint, T) -> Result<(), RdmaError>,
 ) {
     let Ok(ours) = endpoint else { return };
-    let result = theirs.map_err(|cause| format!("the other end says: {cause}"));
-    if let Err(cause) = result.and_then(|theirs| step(ours, theirs).map_err(|error| text(&error))) {
+    if let Err(cause) = theirs.and_then(|theirs| step(ours, theirs).map_err(|error| text(&error))) {
         *endpoint = Err(cause);
     }
 }

@@ -1,5 +1,6 @@
 //! Lines on the control socket.
 
+use devices::delegate::Counts;
 use dsm::{PageTrace, Report};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read};
@@ -14,7 +15,7 @@ pub const REQUEST_MAX: usize = 4096;
 pub enum Request {
     /// The hottest pages.
     Trace(TraceRequest),
-    /// The memory engine's counters.
+    /// The counters of the memory engine and of delegated devices.
     Report(ReportRequest),
 }
 
@@ -51,7 +52,7 @@ pub enum Since {
 pub enum Answer {
     /// The hottest pages.
     Trace(TraceAnswer),
-    /// The memory engine's counters.
+    /// The counters.
     Report(Box<ReportAnswer>),
     /// Why there is no answer, in one line.
     Refused(String),
@@ -87,6 +88,9 @@ pub struct ReportAnswer {
     pub process: u32,
     /// What the memory engine counted.
     pub memory: Report,
+    /// What went between this slice's devices and front ends and those of others; none in a VM without devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delegated: Option<Counts>,
 }
 
 /// Why a line cannot be read.

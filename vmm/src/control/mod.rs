@@ -24,10 +24,12 @@ pub use view::TOP_MAX;
 pub use crate::local_socket::SocketError;
 
 use crate::local_socket::LocalSocket;
+use devices::delegate::Counts;
 use dsm::Handle;
 use message::read_line;
 use rustix::net::Shutdown as Ends;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -45,11 +47,21 @@ const ENGINE_LIMIT: Duration = Duration::from_secs(2);
 /// A client's time to take an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
+/// Tells what delegated devices have counted, once there are any.
+type Delegated = Arc<dyn Fn() -> Option<Counts> + Send + Sync>;
+
 /// What can be asked about, once it is there.
-#[derive(Debug)]
+#[derive(Clone)]
 struct Source {
     slice: SliceId,
     memory: Handle,
+    delegated: Delegated,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("slice", &self.slice).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -88,9 +100,16 @@ impl ControlSocket {
         Ok(Self { socket, shared, thread: Some(thread.map_err(failed)?) })
     }
 
-    /// From now on there is a slice to ask about.
-    pub fn attach(&self, slice: SliceId, memory: Handle) {
-        *locked(&self.shared.source) = Some(Source { slice, memory });
+    /// From now on there is a slice to ask about. `delegated` tells what its devices have counted, if there are any
+    /// yet; it returns at once.
+    pub fn attach(
+        &self,
+        slice: SliceId,
+        memory: Handle,
+        delegated: impl Fn() -> Option<Counts> + Send + Sync + 'static,
+    ) {
+        let delegated = Arc::new(delegated);
+        *locked(&self.shared.source) = Some(Source { slice, memory, delegated });
     }
 }
 
@@ -178,15 +197,13 @@ fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
 }
 
 fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
-    let source = locked(&shared.source);
-    let Some(Source { slice, memory }) = source.as_ref() else {
+    // Other clients do not wait for this one's answer.
+    let source = locked(&shared.source).clone();
+    let Some(Source { slice, memory, delegated }) = source else {
         return Answer::Refused(
             "no memory engine runs here: no VM yet, or one of one slice".into(),
         );
     };
-    let (slice, memory) = (*slice, memory.clone());
-    // Other clients do not wait for this one's answer.
-    drop(source);
     match request {
         Request::Trace(request) => match memory.trace(ENGINE_LIMIT) {
             Some(report) => Answer::Trace(view.answer(slice, report, request)),
@@ -194,8 +211,8 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
         },
         Request::Report(_) => match memory.report(ENGINE_LIMIT) {
             Some(memory) => {
-                let (slice, process) = (slice.0, std::process::id());
-                Answer::Report(Box::new(ReportAnswer { slice, process, memory }))
+                let (slice, process, delegated) = (slice.0, std::process::id(), delegated());
+                Answer::Report(Box::new(ReportAnswer { slice, process, memory, delegated }))
             }
             None => silent(),
         },

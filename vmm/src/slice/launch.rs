@@ -175,7 +175,9 @@ impl Parts {
             trace: if options.trace { Tracing::On } else { Tracing::Off },
         })?;
         if let Some(control) = control {
-            control.attach(self.local, handle.clone());
+            let fabric = Arc::downgrade(&self.fabric);
+            let delegated = move || fabric.upgrade()?.devices.get().map(|all| all.delegated());
+            control.attach(self.local, handle.clone(), delegated);
         }
         self.fabric.handle.set(handle).expect("connected once");
         self.engine = Some(engine);
@@ -220,6 +222,7 @@ impl Parts {
             device_calls: traffic.device_calls.load(Ordering::Relaxed),
             clock_skew_ns: clock.0,
             clock_bound_ns: clock.1,
+            delegated: self.fabric.devices.get().map(|all| all.delegated()),
             ..SliceReport::default()
         };
         report.set_vcpu_stats(&self.machine.stats());

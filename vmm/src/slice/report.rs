@@ -2,6 +2,7 @@
 
 use super::spec::PageTables;
 use crate::machine::VcpuStats;
+use devices::delegate::Counts;
 use dsm::Report;
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +36,9 @@ pub struct SliceReport {
     pub clock_skew_ns: i64,
     /// The measurement cannot be further off than this: half the least round trip.
     pub clock_bound_ns: u64,
+    /// What went between its devices and front ends and those of other slices; none in a VM without devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delegated: Option<Counts>,
     /// Counters of the vCPUs, as JSON.
     pub vcpu_stats: serde_json::Value,
 }

@@ -33,7 +33,7 @@ use super::spec::Shape;
 use super::{SliceError, one_line};
 use crate::guest_memory::{Guard, GuestMemory};
 use crate::machine::Machine;
-use devices::delegate::{Courier, Exchange};
+use devices::delegate::{Counts, Courier, Exchange};
 use devices::pci::{DeviceId, MsixView, PciEffect, PciRoot, QueueIndex};
 use devices::virtio::{self, DeviceChange, DeviceFaults, Doorbell, RingError};
 use queues::{Queues, Slot};
@@ -223,6 +223,11 @@ impl SliceDevices {
     /// Takes a frame of a delegated device, on the engine's thread.
     pub(crate) fn frame(&self, from: SliceId, bytes: &[u8]) -> Result<(), String> {
         self.exchange.frame(from, bytes).map_err(|error| one_line(&error))
+    }
+
+    /// What went to and from devices of other slices.
+    pub(crate) fn delegated(&self) -> Counts {
+        self.exchange.counters().counts()
     }
 
     /// A slice is gone.
