@@ -20,7 +20,7 @@ use crate::report::{FaultCounts, PageMoves, Report};
 use crate::schedule::{self, Look};
 use crate::sending::Parcel;
 use crate::store::Store;
-use crate::trace::{FaultKind, Trace, Tracing};
+use crate::trace::{Company, FaultKind, Trace, Tracing};
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
@@ -192,6 +192,8 @@ pub struct Engine {
     pub(crate) body: Vec<u8>,
     /// Pages that go out together.
     pub(crate) parcel: Parcel,
+    /// How the pages travel that are being sent.
+    pub(crate) company: Company,
     pub(crate) backlog: Backlog,
     next_token: u64,
     pub(crate) releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
@@ -254,6 +256,7 @@ impl Engine {
             head: Vec::new(),
             body: Vec::new(),
             parcel: Parcel::default(),
+            company: Company::Alone,
             backlog: Backlog::default(),
             next_token: 0,
             releases: BTreeMap::new(),
@@ -675,10 +678,12 @@ impl Inbox<'_> {
         if let Some((batch, bodies)) = Batch::decode(bytes).map_err(garbage)? {
             let mut messages = batch.messages(bodies);
             return messages.try_for_each(|(message, body)| {
+                self.trace.received(from, &message, Company::InRun);
                 self.message(now, from, batch.epoch, message, Some(body))
             });
         }
         let (epoch, message, body) = Message::decode(bytes).map_err(garbage)?;
+        self.trace.received(from, &message, Company::Alone);
         self.message(now, from, epoch, message, body)
     }
 
@@ -698,7 +703,6 @@ impl Inbox<'_> {
             Some(PageBody::Bytes(_)) => self.moved.copies += 1,
             _ => {}
         }
-        self.trace.received(from, &message);
         if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
             self.store.ram.moved(gfn);
         }

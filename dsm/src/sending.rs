@@ -9,6 +9,7 @@
 
 use crate::engine::{Engine, EngineError};
 use crate::ram::GuestRam;
+use crate::trace::Company;
 use dsm_protocol::{Access, Effect, Gfn, Message};
 use transport::{Class, SendError};
 use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
@@ -83,6 +84,7 @@ impl Engine {
             |effect: &&Effect| matches!(effect, Effect::Send { message: Message::Data { .. }, .. });
         let pages = self.effects.iter().filter(is_page).count();
         let corked = self.effects.len() > 1 && pages < MANY;
+        self.company = if pages < MANY { Company::Alone } else { Company::InRun };
         if corked {
             self.transport.cork(true);
         }
@@ -120,7 +122,7 @@ impl Engine {
     }
 
     fn send_message(&mut self, to: SliceId, message: &Message) -> Result<(), EngineError> {
-        self.trace.sent(to, message);
+        self.trace.sent(to, message, self.company);
         let page = message.gfn().filter(|_| message.has_body());
         if let Some(gfn) = page {
             self.store.ram.moved(gfn);

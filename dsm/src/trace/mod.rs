@@ -80,11 +80,21 @@ pub struct TraceReport {
 /// Messages noted at a time. The engine waits more often than that.
 const NOTED: usize = 256;
 
+/// How a page travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Company {
+    /// Somebody waits for it, or may.
+    Alone,
+    /// With its neighbours, before anybody touched it. It is counted if it is known: of a scan none is, and
+    /// each would take the place of a page that matters, at a cost like that of its transfer.
+    InRun,
+}
+
 /// What a message told of a page.
 #[derive(Clone, Copy, Debug)]
 enum Note {
-    Came { gfn: Gfn, from: SliceId, access: Access },
-    Went { gfn: Gfn, to: SliceId, loss: Loss },
+    Came { gfn: Gfn, from: SliceId, access: Access, company: Company },
+    Went { gfn: Gfn, to: SliceId, loss: Loss, company: Company },
 }
 
 /// The trace of one slice.
@@ -162,7 +172,7 @@ impl Trace {
     }
 
     /// Looks at a message before the protocol does.
-    pub(crate) fn received(&mut self, from: SliceId, message: &Message) {
+    pub(crate) fn received(&mut self, from: SliceId, message: &Message, company: Company) {
         let (gfn, access) = match message {
             Message::Data { gfn, access, .. } => (*gfn, *access),
             // The right to write comes without the page: from the home, or from those who drop their
@@ -173,12 +183,12 @@ impl Trace {
             _ => return,
         };
         if self.covers(gfn) {
-            self.note(Note::Came { gfn, from, access });
+            self.note(Note::Came { gfn, from, access, company });
         }
     }
 
     /// Looks at a message to another slice.
-    pub(crate) fn sent(&mut self, to: SliceId, message: &Message) {
+    pub(crate) fn sent(&mut self, to: SliceId, message: &Message, company: Company) {
         let (gfn, loss) = match message {
             Message::Data { gfn, access: Access::Write, .. } | Message::Acked { gfn, .. } => {
                 (*gfn, Loss::Page)
@@ -187,7 +197,7 @@ impl Trace {
             _ => return,
         };
         if self.covers(gfn) {
-            self.note(Note::Went { gfn, to, loss });
+            self.note(Note::Went { gfn, to, loss, company });
         }
     }
 
@@ -201,10 +211,19 @@ impl Trace {
     /// Counts what was noted. To be called when there is nothing better to do: each note may cost
     /// several misses of the caches.
     pub(crate) fn look_at_notes(&mut self) {
-        for note in self.notes.drain(..) {
+        let Self { notes, pages, .. } = self;
+        for note in notes.drain(..) {
             match note {
-                Note::Came { gfn, from, access } => self.pages.touch(gfn).came(from, access),
-                Note::Went { gfn, to, loss } => self.pages.touch(gfn).went(to, loss),
+                Note::Came { gfn, from, access, company } => {
+                    if let Some(page) = pages.counted(gfn, company) {
+                        page.came(from, access);
+                    }
+                }
+                Note::Went { gfn, to, loss, company } => {
+                    if let Some(page) = pages.counted(gfn, company) {
+                        page.went(to, loss);
+                    }
+                }
             }
         }
     }
@@ -302,10 +321,10 @@ mod tests {
     #[test]
     fn page_that_goes_and_comes_plays_ping_pong() {
         let mut trace = Trace::new(Tracing::On);
-        trace.received(PEER, &data(9, Access::Write));
+        trace.received(PEER, &data(9, Access::Write), Company::Alone);
         for _ in 0..2 {
-            trace.sent(PEER, &data(9, Access::Write));
-            trace.received(PEER, &data(9, Access::Read));
+            trace.sent(PEER, &data(9, Access::Write), Company::Alone);
+            trace.received(PEER, &data(9, Access::Read), Company::Alone);
         }
         let page = &trace.report(0).pages[0];
         assert_eq!((page.taken, page.shared, page.ping_pongs), (2, 0, 2));
@@ -323,8 +342,8 @@ mod tests {
             ],
         ];
         for messages in back {
-            trace.sent(PEER, &data(9, Access::Read));
-            messages.iter().for_each(|message| trace.received(PEER, message));
+            trace.sent(PEER, &data(9, Access::Read), Company::Alone);
+            messages.iter().for_each(|message| trace.received(PEER, message, Company::Alone));
         }
         let page = &trace.report(0).pages[0];
         assert_eq!((page.shared, page.taken, page.ping_pongs), (2, 0, 2));
@@ -334,7 +353,7 @@ mod tests {
     fn notes_are_bounded_and_none_is_lost() {
         let mut trace = Trace::new(Tracing::On);
         for round in 0..1000 {
-            trace.sent(PEER, &data(round % 7, Access::Write));
+            trace.sent(PEER, &data(round % 7, Access::Write), Company::Alone);
             assert!(trace.notes.len() <= NOTED && trace.notes.capacity() == NOTED);
         }
         let taken: u32 = trace.report(0).pages.iter().map(|page| page.taken).sum();
@@ -344,8 +363,8 @@ mod tests {
     #[test]
     fn trace_that_is_off_counts_faults_only() {
         let mut trace = Trace::new(Tracing::Off);
-        trace.sent(PEER, &data(9, Access::Write));
-        trace.received(PEER, &data(9, Access::Write));
+        trace.sent(PEER, &data(9, Access::Write), Company::Alone);
+        trace.received(PEER, &data(9, Access::Write), Company::Alone);
         for _ in 0..100 {
             count(&mut trace, 8, PageClass::Other, false);
         }
@@ -361,8 +380,8 @@ mod tests {
         // The first fault of all is the one to be sampled.
         for gfn in [9, 8] {
             count(&mut trace, gfn, PageClass::Other, false);
-            trace.received(PEER, &data(gfn, Access::Write));
-            trace.sent(PEER, &data(gfn, Access::Write));
+            trace.received(PEER, &data(gfn, Access::Write), Company::Alone);
+            trace.sent(PEER, &data(gfn, Access::Write), Company::Alone);
         }
         assert!(!trace.is_due(Gfn(8)) && trace.is_due(Gfn(9)));
         let mut pages = trace.report(0).pages;
@@ -374,10 +393,10 @@ mod tests {
     #[test]
     fn loss_that_nobody_saw_come_back_is_no_ping_pong() {
         let mut trace = Trace::new(Tracing::On);
-        trace.sent(PEER, &data(9, Access::Write));
+        trace.sent(PEER, &data(9, Access::Write), Company::Alone);
         trace.set(Tracing::Off);
         trace.set(Tracing::On);
-        trace.received(PEER, &data(9, Access::Write));
+        trace.received(PEER, &data(9, Access::Write), Company::Alone);
         assert_eq!(trace.report(0).pages[0].ping_pongs, 0);
     }
 
@@ -395,5 +414,19 @@ mod tests {
         let report = trace.report(0);
         assert_eq!((report.samples_asked, report.samples_kept), (1, 1));
         assert_eq!(report.pages[0].sites, [Site { count: 1, ..site }]);
+    }
+
+    #[test]
+    fn page_in_a_run_counts_only_if_it_is_known() {
+        let mut trace = Trace::new(Tracing::On);
+        trace.sent(PEER, &data(9, Access::Write), Company::Alone);
+        for gfn in [9, 10] {
+            trace.received(PEER, &data(gfn, Access::Write), Company::InRun);
+            trace.sent(PEER, &data(gfn, Access::Write), Company::InRun);
+        }
+        let pages = trace.report(0).pages;
+        let seen: Vec<_> =
+            pages.iter().map(|page| (page.gfn, page.taken, page.ping_pongs)).collect();
+        assert_eq!(seen, [(9, 2, 1)]);
     }
 }

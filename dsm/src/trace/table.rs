@@ -9,6 +9,7 @@
 //!
 //! One event costs one line of the cache for the set, and those of the page.
 
+use super::Company;
 use super::page::PageTrace;
 use dsm_protocol::Gfn;
 
@@ -68,6 +69,14 @@ impl Table {
         let rank = &mut self.sets[set].ranks[way];
         *rank = rank.saturating_add(1);
         &mut self.pages[set * WAYS + way]
+    }
+
+    /// The page, if one that travels so is to be counted.
+    pub(super) fn counted(&mut self, gfn: Gfn, company: Company) -> Option<&mut PageTrace> {
+        match company {
+            Company::Alone => Some(self.touch(gfn)),
+            Company::InRun => self.get_mut(gfn),
+        }
     }
 
     /// The way for a new page: an empty one, or that of the least rank.
