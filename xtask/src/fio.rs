@@ -94,11 +94,12 @@ pub(crate) fn line(jobs: &[Job], disk: &str, cpu: u16, times: Times) -> String {
 }
 
 /// A shell line that starts a load with one thread and fixed buffers in the background: reads and writes
-/// of 1 MiB, so many MiB altogether, from one CPU. The result goes into `file` at the end.
+/// of 1 MiB, so many MiB altogether, from one CPU: fio begins its part of the disk again as often as it takes. The
+/// result goes into `file` at the end.
 pub(crate) fn long_line(disk: &str, cpu: u16, mib: u64, file: &str) -> String {
     format!(
         "rm -f {file}; nohup taskset -c {cpu} fio --name=long --filename={disk} --direct=1 \
-         --ioengine=psync --rw=rw --bs=1m --size={REGION} --io_size={mib}m --loops=100000 --thread \
+         --ioengine=psync --rw=rw --bs=1m --size={REGION} --io_size={mib}m --thread \
          --cpus_allowed={cpu} --allow_file_create=0 --eta=never --output-format=json \
          --output={file} >/dev/null 2>&1 </dev/null & echo started"
     )
