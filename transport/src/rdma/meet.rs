@@ -46,37 +46,29 @@ pub(crate) fn meet(
         .map(|endpoint| endpoint.as_ref().map(Endpoint::offer).map_err(Clone::clone))
         .collect();
     let theirs = exchange(streams, &offers, deadline)?;
-    let slices: Vec<SliceId> = streams.iter().map(|(slice, _)| *slice).collect();
 
-    for ((endpoint, slice), theirs) in endpoints.iter_mut().zip(&slices).zip(theirs) {
-        advance(endpoint, said(*slice, theirs), |endpoint, theirs| {
-            endpoint.connect(&theirs, lease)
-        });
+    for (endpoint, theirs) in endpoints.iter_mut().zip(theirs) {
+        advance(endpoint, theirs, |endpoint, theirs| endpoint.connect(&theirs, lease));
     }
     let connected = exchange(streams, &standing(&endpoints), deadline)?;
 
     let until = deadline.min(Instant::now() + GREETING);
-    for ((endpoint, slice), theirs) in endpoints.iter_mut().zip(&slices).zip(connected) {
-        advance(endpoint, said(*slice, theirs), |endpoint, ()| endpoint.greet());
+    for (endpoint, theirs) in endpoints.iter_mut().zip(connected) {
+        advance(endpoint, theirs, |endpoint, ()| endpoint.greet());
     }
     for endpoint in &mut endpoints {
         advance(endpoint, Ok(()), |endpoint, ()| endpoint.await_greeting(until));
     }
     let reached = exchange(streams, &standing(&endpoints), deadline)?;
 
-    for ((endpoint, slice), theirs) in endpoints.iter_mut().zip(&slices).zip(reached) {
-        advance(endpoint, said(*slice, theirs), |_, ()| Ok(()));
+    for (endpoint, theirs) in endpoints.iter_mut().zip(reached) {
+        advance(endpoint, theirs, |_, ()| Ok(()));
     }
     Ok(endpoints.into_iter().collect())
 }
 
 fn text(error: &RdmaError) -> String {
     crate::mesh::one_line(error)
-}
-
-/// What a slice at the other end says, with its name: who reads it may be at neither end.
-fn said<T>(slice: SliceId, theirs: Step<T>) -> Step<T> {
-    theirs.map_err(|cause| format!("{slice} says: {cause}"))
 }
 
 /// Takes the next step with an endpoint, if both sides got this far.
@@ -96,7 +88,8 @@ fn standing(endpoints: &[Step<Endpoint>]) -> Vec<Step<()>> {
     endpoints.iter().map(state).collect()
 }
 
-/// Tells every peer its step and hears theirs.
+/// Tells every peer its step and hears theirs. Why one got no further carries its name: who reads it may be
+/// at neither end.
 fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
     streams: &mut [(SliceId, [TcpStream; 3])],
     ours: &[Step<T>],
@@ -105,8 +98,9 @@ fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
     for ((slice, classes), step) in streams.iter_mut().zip(ours) {
         tell(&mut classes[0], step, deadline).map_err(|error| (*slice, error))?;
     }
-    let heard = streams
-        .iter_mut()
-        .map(|(slice, classes)| hear(&mut classes[0], deadline).map_err(|error| (*slice, error)));
+    let heard = streams.iter_mut().map(|(slice, classes)| {
+        let theirs: Step<T> = hear(&mut classes[0], deadline).map_err(|error| (*slice, error))?;
+        Ok(theirs.map_err(|cause| format!("{slice} says: {cause}")))
+    });
     heard.collect()
 }

@@ -105,6 +105,7 @@ mod tests {
         nudges.arrived(0);
         assert_eq!(nudges.fired(), ([true, false, false], Some(FIRST * 8)));
         assert_eq!(nudges.fired().1, Some(MOST));
+        assert_eq!(nudges.fired().1, Some(MOST));
         nudges.acknowledged(0);
         assert_eq!(nudges.fired(), ([false; 3], None));
         assert_eq!(nudges.posted(0), Some(FIRST), "the next begins anew");
