@@ -10,12 +10,22 @@ pub(crate) struct Arguments {
     /// Control socket of a slice; may be given for several slices on this host
     #[arg(long, value_name = "PATH", required = true)]
     control: Vec<PathBuf>,
+    /// Forget which pages devices used until now: `device_page_moves` goes on from where it is, but only with
+    /// pages that devices use again
+    #[arg(long)]
+    forget_device_pages: bool,
 }
 
 /// Prints the answer of each slice as JSON, a line each.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let all = ReportRequest {};
+    let request = if arguments.forget_device_pages {
+        Request::ForgetDevicePages(all)
+    } else {
+        Request::Report(all)
+    };
     for path in &arguments.control {
-        let answer = Client::connect(path)?.ask(&Request::Report(ReportRequest {}))?;
+        let answer = Client::connect(path)?.ask(&request)?;
         if let Answer::Report(report) = answer {
             println!("{}", serde_json::to_string(&report)?);
         }

@@ -34,6 +34,14 @@ impl DevicePages {
         }
     }
 
+    /// Forgets which pages devices use: those that they still use are marked when they use them again. What was
+    /// counted stays.
+    pub(crate) fn forget(&self) {
+        for word in &self.bits {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Pages in use, and how often one of them travelled.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let marked =
@@ -56,5 +64,19 @@ mod tests {
         pages.moved(128);
 
         assert_eq!(pages.counts(), (1, 1));
+    }
+
+    #[test]
+    fn forgotten_pages_count_once_they_are_used_again() {
+        let pages = DevicePages::new(130);
+        pages.mark(3);
+        pages.moved(3);
+        pages.forget();
+        pages.moved(3);
+        assert_eq!(pages.counts(), (0, 1));
+
+        pages.mark(3);
+        pages.moved(3);
+        assert_eq!(pages.counts(), (1, 2));
     }
 }

@@ -24,7 +24,7 @@ use crate::trace::{Company, FaultKind, Trace, Tracing};
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
-use dsm_protocol::foresight::Streams;
+use dsm_protocol::foresight::{Companions, Lack, Streams};
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
 use std::collections::BTreeMap;
 use std::io::Error;
@@ -42,6 +42,8 @@ const POLL_BUDGET: usize = 64;
 const IDLE: Duration = Duration::from_millis(250);
 /// A page asked for that often without being known as a table makes the VMM look at CR3 again.
 const SAMPLE_EVERY: u32 = 16;
+/// From so many faults on it is looked for what a page is lacked together with: most pages never come twice.
+const OFTEN: u32 = 4;
 
 /// Why the engine cannot start or go on.
 #[derive(Debug, Error)]
@@ -205,6 +207,11 @@ pub struct Engine {
     faults: Vec<Fault>,
     /// None when nothing is fetched ahead.
     pub(crate) streams: Option<Streams>,
+    pub(crate) companions: Option<Companions>,
+    /// Pages asked for with others that are lacked at the same times.
+    pub(crate) companions_asked: u64,
+    /// Of these, pages that were here already and were to be written.
+    pub(crate) upgraded_ahead: u64,
     workers: Workers,
     bystanders: Vec<SliceId>,
     /// Cores that this process may use.
@@ -243,6 +250,7 @@ impl Engine {
         };
         let store = Store::new(uffd, config.ram, &frames(own), &frames(others))?;
         let streams = config.fetch_ahead.then(Streams::default);
+        let companions = config.fetch_ahead.then(Companions::default);
         let mut engine = Self {
             node: Node::new(config.node),
             store,
@@ -266,6 +274,9 @@ impl Engine {
             demanded: Vec::new(),
             faults: Vec::new(),
             streams,
+            companions,
+            companions_asked: 0,
+            upgraded_ahead: 0,
             workers: Workers::default(),
             bystanders: config.bystanders,
             cores: schedule::cores(),
@@ -378,17 +389,20 @@ impl Engine {
     fn fault(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
         let held = self.node.access(gfn);
         let missed = held < want && !self.node.is_waiting(gfn);
-        let mut ask = want;
+        let (mut ask, mut often) = (want, false);
         if missed {
             ask = self.foreseen(gfn, want, held);
             tracing::trace!(gfn = gfn.0, ?want, ?ask, ?held, "fault");
-            self.count_fault(gfn, FaultKind::of(held, want))?;
+            often = self.count_fault(gfn, FaultKind::of(held, want))? >= OFTEN;
         }
         let marker = self.store.ahead.touched(gfn);
         let chunk = self.touch_whole(gfn)?;
         self.step(Input::Fault { gfn, want: ask })?;
         if self.node.is_waiting(gfn) && !self.demanded.contains(&gfn) {
             self.demanded.push(gfn);
+        }
+        if often && self.node.is_waiting(gfn) {
+            self.fetch_companions(Lack { gfn, want: ask })?;
         }
         match chunk {
             Some(first) => self.fetch_ahead(first, want),
@@ -446,17 +460,21 @@ impl Engine {
         self.classifier.class(gfn, now, &self.node, &self.store.ram)
     }
 
-    fn count_fault(&mut self, gfn: Gfn, kind: FaultKind) -> Result<(), EngineError> {
+    /// Counts a fault on a page. How many there were so far.
+    fn count_fault(&mut self, gfn: Gfn, kind: FaultKind) -> Result<u32, EngineError> {
         let (class, known) = (self.class(gfn), self.node.table(gfn).is_some());
         let count = self.trace.fault(self.now(), gfn, kind, class, known);
         if known {
-            return Ok(());
+            return Ok(count);
         }
         let missed_table = class != PageClass::Other && count.is_power_of_two();
         if missed_table || count.is_multiple_of(SAMPLE_EVERY) {
             self.uplink.sample_roots();
         }
-        if missed_table { self.fetch_roots() } else { Ok(()) }
+        if missed_table {
+            self.fetch_roots()?;
+        }
+        Ok(count)
     }
 
     /// Asks for the roots of other slices' vCPUs, so that they become replicas.
@@ -516,6 +534,10 @@ impl Engine {
                 Command::Report { reply } => {
                     // Whoever asked may have given up.
                     let _ = reply.send(self.report());
+                }
+                Command::ForgetDevicePages { reply } => {
+                    self.store.ram.forget_device_pages();
+                    let _ = reply.send(());
                 }
                 Command::Trace { reply } => {
                     let _ = reply.send(self.trace.report(self.now()));
@@ -624,11 +646,12 @@ impl Engine {
             faults: FaultCounts {
                 read: stats.faults_read,
                 write: stats.faults_write,
-                upgrade: stats.faults_upgrade,
+                upgrade: stats.faults_upgrade.saturating_sub(self.upgraded_ahead),
             },
             faults_by_class: self.trace.classes(),
             faults_local: stats.faults_local,
             prefetches: stats.prefetches,
+            companions_asked: self.companions_asked,
             worker_faults_asked: self.workers.asked,
             worker_faults_guessed: self.workers.guessed,
             writes_foreseen: self.store.habits.foreseen,

@@ -47,6 +47,9 @@ pub(crate) enum Command {
     Report {
         reply: Sender<Report>,
     },
+    ForgetDevicePages {
+        reply: Sender<()>,
+    },
     /// Tell the trace.
     Trace {
         reply: Sender<TraceReport>,
@@ -215,6 +218,15 @@ impl Handle {
         let (reply, answer) = bounded(1);
         self.post(Command::Report { reply });
         answer.recv_timeout(limit).ok()
+    }
+
+    /// Forgets which pages devices used so far: from now on the report counts only moves of those that they use
+    /// again. False if the engine does not answer within `limit`.
+    #[must_use]
+    pub fn forget_device_pages(&self, limit: Duration) -> bool {
+        let (reply, answer) = bounded(1);
+        self.post(Command::ForgetDevicePages { reply });
+        answer.recv_timeout(limit).is_ok()
     }
 
     /// What is known of each page, if the engine answers within `limit`. Takes the engine about a

@@ -227,6 +227,11 @@ impl GuestRam {
         }
     }
 
+    /// Forgets which pages devices used so far, see [`Self::device_pages`].
+    pub(crate) fn forget_device_pages(&self) {
+        self.device_pages.forget();
+    }
+
     /// The contents of a page came from another slice, or go to one.
     pub(crate) fn moved(&self, gfn: Gfn) {
         if let Some(offset) = self.offset(gfn) {
@@ -234,7 +239,8 @@ impl GuestRam {
         }
     }
 
-    /// Pages that devices of this slice have used, and how often one of these travelled since.
+    /// Pages that devices of this slice have used since these were last forgotten, and how often such a page
+    /// travelled since the start.
     #[must_use]
     pub fn device_pages(&self) -> (u64, u64) {
         self.device_pages.counts()

@@ -63,6 +63,9 @@ pub struct Report {
     /// Pages asked for ahead of a fault.
     #[serde(default)]
     pub prefetches: u64,
+    /// Pages asked for with others that this slice lacks at the same times.
+    #[serde(default)]
+    pub companions_asked: u64,
     /// Faults of the kernel's workers that a vCPU was asked about.
     #[serde(default)]
     pub worker_faults_asked: u64,

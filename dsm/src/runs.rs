@@ -3,8 +3,11 @@
 use crate::chunks::{CHUNK_PAGES, ChunkId};
 use crate::engine::{Engine, EngineError};
 use crate::whole::Asked;
-use dsm_protocol::foresight::Window;
+use dsm_protocol::foresight::{Lack, Window};
 use dsm_protocol::{Access, Gfn, Input};
+
+/// Faults within so many times a page's way belong together: each is a way.
+const TOGETHER: u64 = 8;
 
 impl Engine {
     /// A vCPU touches a page. The page whose touch asks for more, if this one's chunk is fetched as a whole and
@@ -29,6 +32,31 @@ impl Engine {
             }
         }
         self.fetch_on()
+    }
+
+    /// Asks for what is lacked whenever this page is. Those requests go out with this one's.
+    pub(crate) fn fetch_companions(&mut self, lack: Lack) -> Result<(), EngineError> {
+        let now = self.now();
+        let Self { companions, node, .. } = self;
+        let Some(companions) = companions else { return Ok(()) };
+        let window = TOGETHER * node.mean_transfer_ns();
+        let asked = companions.lacked(lack, now, window, |Lack { gfn, want }| {
+            node.access(gfn) < want && !node.is_waiting(gfn) && node.table(gfn).is_none()
+        });
+        for Lack { gfn, want } in asked {
+            self.companions_asked += 1;
+            if self.node.access(gfn) != Access::None {
+                // To the protocol an upgrade that somebody waits for, but nobody does.
+                self.upgraded_ahead += 1;
+                self.step(Input::Fault { gfn, want })?;
+                continue;
+            }
+            self.step(Input::Prefetch { gfn, pages: 1, want })?;
+            if self.node.is_waiting(gfn) {
+                self.store.ahead.expect(gfn, false);
+            }
+        }
+        Ok(())
     }
 
     fn fetch_window(&mut self, window: Window) -> Result<(), EngineError> {

@@ -35,17 +35,8 @@ pub fn recommended_cmdline(guest: &GuestCmdline<'_>) -> String {
     let mut line = format!("tsc_early_khz={} tsc=reliable", guest.tsc_khz);
     let list = cpu_list(&guest.borrowed);
     if !list.is_empty() {
-        // Without its tick a vCPU keeps its timers in the queue of vCPU 0. For one vCPU that is
-        // worth it; with three, that queue's page was the hottest of all and the guest stood still.
-        let alone = guest.borrowed.iter().map(ExactSizeIterator::len).sum::<usize>() == 1;
-        let tick = if alone {
-            format!("nohz,domain,{list} nohz_full={list}")
-        } else {
-            format!("domain,{list}")
-        };
-        line.push_str(&format!(
-            " isolcpus={tick} rcu_nocbs={list} nowatchdog audit=0 numa_balancing=disable"
-        ));
+        line.push_str(&isolation(&list, guest));
+        line.push_str(" nowatchdog audit=0 numa_balancing=disable");
     }
     let user = guest.user.trim();
     if !user.is_empty() {
@@ -53,6 +44,24 @@ pub fn recommended_cmdline(guest: &GuestCmdline<'_>) -> String {
         line.push_str(user);
     }
     line
+}
+
+/// Keeps housekeeping from borrowed vCPUs.
+fn isolation(list: &str, guest: &GuestCmdline<'_>) -> String {
+    // Ticks that never stop: a vCPU that is told that its own may be looks at each interrupt whether it is, in the
+    // page of the last update of jiffies, keeps timers in the queue of vCPU 0, and looks at the end of each system call
+    // whether that vCPU has RCU callbacks of others. Each of these pages is written at each tick of vCPU 0.
+    if guest.user.split_whitespace().any(|word| word == "nohz=off") {
+        return format!(" isolcpus=domain,{list}");
+    }
+    // Without its tick a vCPU keeps its timers in the queue of vCPU 0. For one vCPU that is
+    // worth it; with three, that queue's page was the hottest of all and the guest stood still.
+    let alone = guest.borrowed.iter().map(ExactSizeIterator::len).sum::<usize>() == 1;
+    if alone {
+        format!(" isolcpus=nohz,domain,{list} nohz_full={list} rcu_nocbs={list}")
+    } else {
+        format!(" isolcpus=domain,{list} rcu_nocbs={list}")
+    }
 }
 
 /// A list of CPUs as Linux reads it: `1-3,7`.
@@ -92,6 +101,14 @@ mod tests {
         let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 4..4], user: "" };
         let line = recommended_cmdline(&guest);
         assert!(line.contains("isolcpus=nohz,domain,1 nohz_full=1 rcu_nocbs=1 nowatchdog"));
+    }
+
+    #[test]
+    fn ticks_that_never_stop_are_not_taken_from_a_vcpu() {
+        let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 4..4], user: "quiet nohz=off" };
+        let line = recommended_cmdline(&guest);
+        assert!(line.contains(" isolcpus=domain,1 nowatchdog"));
+        assert!(!line.contains("nohz_full") && !line.contains("rcu_nocbs"));
     }
 
     #[test]

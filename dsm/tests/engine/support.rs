@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, scope, sleep};
 use std::time::Duration;
 use tessera_dsm::{
-    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, Memory, NodeConfig,
-    RamError, Replicate, Report, Tracing, Uplink, Watch, check_host,
+    Engine, EngineConfig, EngineError, GuestRam, Handle, HoldPolicy, HomeRange, HomeTable, Memory,
+    NodeConfig, RamError, Replicate, Report, Tracing, Uplink, Watch, check_host,
 };
 use transport::{Class, Config, Transport, shm};
 use wire::{Epoch, SliceId};
@@ -113,10 +113,18 @@ pub(crate) fn start(
     replicate: Replicate,
     uplink: impl Fn(u16) -> Box<dyn Uplink>,
 ) -> Option<[Slice; 2]> {
-    start_over(frames, memory, replicate, uplink, |_| {
-        let mesh = shm::mesh(2, &Config::default()).unwrap();
-        mesh.into_iter().map(|transport| Box::new(transport) as Box<dyn Transport>).collect()
-    })
+    start_over(frames, memory, replicate, uplink, over_shm)
+}
+
+fn over_shm(_: &[Arc<GuestRam>]) -> Vec<Box<dyn Transport>> {
+    let mesh = shm::mesh(2, &Config::default()).unwrap();
+    mesh.into_iter().map(|transport| Box::new(transport) as Box<dyn Transport>).collect()
+}
+
+/// The same with engines that measure how long a page is on its way, for windows that are over at once.
+pub(crate) fn start_measuring(frames: u64) -> Option<[Slice; 2]> {
+    let config = |node: &mut NodeConfig| node.hold = HoldPolicy::fixed(1);
+    start_configured(frames, Memory::default(), config, |_| Box::new(Silent), over_shm)
 }
 
 /// The same over transports of the caller's, made for the slices' memory.
@@ -124,6 +132,16 @@ pub(crate) fn start_over(
     frames: u64,
     memory: Memory,
     replicate: Replicate,
+    uplink: impl Fn(u16) -> Box<dyn Uplink>,
+    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
+) -> Option<[Slice; 2]> {
+    start_configured(frames, memory, |node| node.replicate = replicate, uplink, mesh)
+}
+
+fn start_configured(
+    frames: u64,
+    memory: Memory,
+    configure: impl Fn(&mut NodeConfig),
     uplink: impl Fn(u16) -> Box<dyn Uplink>,
     mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
 ) -> Option<[Slice; 2]> {
@@ -149,7 +167,7 @@ pub(crate) fn start_over(
     let mut started = Vec::new();
     for ((id, transport), ram) in (0u16..).zip(mesh(&rams)).zip(rams) {
         let mut node = NodeConfig::new(SliceId(id), slices.clone(), homes.clone(), Epoch(1));
-        node.replicate = replicate;
+        configure(&mut node);
         let config = EngineConfig {
             bystanders: Vec::new(),
             core: None,

@@ -1,7 +1,7 @@
 //! Two engines in one process, joined by shared memory, with real userfaultfd. Threads of the test
 //! play the vCPUs: they touch the guest mappings.
 
-use crate::support::{LIMIT, Silent, Slice, start, stop};
+use crate::support::{LIMIT, Silent, Slice, report_of, start, start_measuring, stop};
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -93,6 +93,31 @@ fn uffd_copies_of_the_vmm_are_coherent() {
     assert_eq!(slices[1].word(FRAMES / 2 - 4, 13).load(Ordering::SeqCst), 2 << 32 | 1);
     let beyond = slices[0].handle.write(FRAMES * 4096 - 2, vec![1; 4], LIMIT);
     assert!(beyond.is_err(), "the last two bytes have no memory");
+    stop(slices);
+}
+
+#[test]
+fn uffd_pages_that_are_lacked_together_come_together() {
+    let Some(slices) = start_measuring(FRAMES) else { return };
+    let (writer, reader) = (&slices[0], &slices[1]);
+    const ROUNDS: u64 = 400;
+    // Far from one another: no run that is fetched ahead.
+    let clock = [20, 70, 45, 90, 160];
+
+    for round in 1..=ROUNDS {
+        for page in clock {
+            writer.word(page, 1).store(round, Ordering::SeqCst);
+        }
+        for page in clock {
+            assert_eq!(reader.word(page, 1).load(Ordering::SeqCst), round);
+        }
+    }
+
+    let [wrote, read] = [writer, reader].map(report_of);
+    let lacked = ROUNDS * clock.len() as u64;
+    assert!(read.companions_asked > lacked / 4 && read.faults.read < lacked * 3 / 4, "{read:?}");
+    // The writer's upgrades as well; what is asked for with others is no fault.
+    assert!(wrote.companions_asked > lacked / 4, "{wrote:?}");
     stop(slices);
 }
 

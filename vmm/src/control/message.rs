@@ -17,6 +17,8 @@ pub enum Request {
     Trace(TraceRequest),
     /// The counters of the memory engine and of delegated devices.
     Report(ReportRequest),
+    /// Forgets which pages devices used so far, and tells the counters then.
+    ForgetDevicePages(ReportRequest),
 }
 
 /// All counters: there is nothing to choose.
@@ -146,6 +148,8 @@ mod tests {
         assert_eq!(last, trace(3, Since::Last));
         let report = Request::Report(ReportRequest {});
         assert_eq!(parse(r#"{"report":{}}"#).unwrap(), report);
+        let forget = Request::ForgetDevicePages(ReportRequest {});
+        assert_eq!(parse(r#"{"forget_device_pages":{}}"#).unwrap(), forget);
         assert!(parse(r#"{"report":{"top":1}}"#).is_err());
         for text in ["", "{}", "trace", r#"{"trace":{}}"#, r#"{"trace":{"top":-1}}"#] {
             assert!(parse(text).is_err(), "{text}");

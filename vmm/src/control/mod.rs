@@ -209,14 +209,18 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
             Some(report) => Answer::Trace(view.answer(slice, report, request)),
             None => silent(),
         },
-        Request::Report(_) => match memory.report(ENGINE_LIMIT) {
-            Some(memory) => {
-                let (slice, process, delegated) = (slice.0, std::process::id(), delegated());
-                Answer::Report(Box::new(ReportAnswer { slice, process, memory, delegated }))
-            }
-            None => silent(),
-        },
+        Request::Report(_) => report(slice, &memory, &delegated),
+        Request::ForgetDevicePages(_) if memory.forget_device_pages(ENGINE_LIMIT) => {
+            report(slice, &memory, &delegated)
+        }
+        Request::ForgetDevicePages(_) => silent(),
     }
+}
+
+fn report(slice: SliceId, memory: &Handle, delegated: &Delegated) -> Answer {
+    let Some(memory) = memory.report(ENGINE_LIMIT) else { return silent() };
+    let (slice, process, delegated) = (slice.0, std::process::id(), delegated());
+    Answer::Report(Box::new(ReportAnswer { slice, process, memory, delegated }))
 }
 
 fn silent() -> Answer {
