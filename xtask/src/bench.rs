@@ -51,9 +51,15 @@ pub(crate) struct BenchOptions {
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
     pub(crate) quick: bool,
+    /// For `net` and `disk`: rounds, in each of which all modes have their turn; the plan's own unless given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
+    pub(crate) rounds: Option<u16>,
     /// For `disk` on emulated hosts: most MB/s of the guest's disks; 0 for no limit
     #[arg(long, default_value_t = 4, value_name = "MB/s")]
     pub(crate) disk_speed: u32,
+    /// For `net` on emulated hosts: most MB/s of the client's line; 0 for no line
+    #[arg(long, default_value_t = 1, value_name = "MB/s")]
+    pub(crate) client_speed: u32,
     /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net and disk
     /// options of the VM, as `./x demo` has them
     #[arg(last = true)]

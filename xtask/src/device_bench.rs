@@ -128,9 +128,20 @@ impl Bed<'_> {
 
     /// Counters of all slices, in order. The guest does not notice.
     pub(crate) fn counters(&self) -> Result<Vec<Counters>> {
+        self.ask(&[])
+    }
+
+    /// The same, after all slices have forgotten which pages devices used so far.
+    pub(crate) fn forget_device_pages(&self) -> Result<Vec<Counters>> {
+        self.ask(&["--forget-device-pages"])
+    }
+
+    fn ask(&self, more: &[&str]) -> Result<Vec<Counters>> {
         let ask = |host: Host<'_>| {
             let program = self.scenario.program()?;
-            let words = [&program, "counters", "--control", &self.scenario.control(host.number())];
+            let control = self.scenario.control(host.number());
+            let words = [&program, "counters", "--control", &control];
+            let words = words.into_iter().chain(more.iter().copied());
             let said = output(&host, &Command::new(words), COUNTER_LIMIT).with_context(|| {
                 format!("ask the slice on host {}; `tessera counters` must be known", host.number())
             })?;

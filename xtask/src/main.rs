@@ -4,6 +4,7 @@
 mod arrows;
 mod bench;
 mod check;
+mod client_link;
 mod companion;
 mod demo;
 mod device_bench;

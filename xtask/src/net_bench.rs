@@ -7,7 +7,12 @@
 //!                    ├─ tap1 (rings=coherent)┄┄─ worker on vCPU 1     coherent
 //!                    └─ the lab's network ─ ─ ─  process on host 2    raw: no VM
 //! ```
-//! The modes take turns for each object, in another order each round.
+//! The modes take turns for each object, in another order each round; before the first, each has a load that is not
+//! looked at, for its first requests bring programs and tables across.
+//!
+//! On emulated hosts the client has a line ([`crate::client_link`], `--client-speed`) that is about as much slower
+//! than the lab's network as in the paper's cluster. Without it a large object beside the device comes as fast as
+//! memory is copied; the last rows tell that, too. What the hosts' network gives is `raw`, which has no such line.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,13 +22,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lab::distro::{CPU_PORT, GUEST_ADDRESS, OBJECTS, Object};
 use lab::http::LoadReport;
-use lab::{Command, RemoteProcess};
+use lab::{Command, Mode as LabMode, RemoteProcess};
 use outcome::{Bar, Outcome, Row};
 
 use crate::bench::BenchOptions;
+use crate::client_link::ClientLink;
 use crate::device_bench::{self, Bed, Experiment, LOCAL_CPU, REMOTE_CPU, Tap};
+use crate::distro_demo::TAP;
 use crate::rounds::Rounds;
 
+/// First numbers of the addresses of both taps' networks.
+const NETWORKS: [&str; 2] = ["192.168.77", "192.168.78"];
 const SECOND_TAP: Tap = Tap { name: "tap1", address: "192.168.78.1/24" };
 const SECOND_ADDRESS: &str = "192.168.78.2";
 const SECOND_MAC: &str = "52:54:00:78:00:02";
@@ -64,43 +73,78 @@ struct Plan {
     rounds: usize,
     /// Of one load, after one second of warm-up.
     seconds: u32,
+    /// Rounds of the largest objects without a line.
+    free_rounds: usize,
 }
 
-const QUICK: Plan = Plan { objects: &["1k", "64k", "1m"], rounds: 2, seconds: 4 };
-const FULL: Plan =
-    Plan { objects: &["1k", "4k", "16k", "64k", "256k", "1m", "2m"], rounds: 5, seconds: 8 };
+const QUICK: Plan = Plan { objects: &["1k", "64k", "1m"], rounds: 2, seconds: 6, free_rounds: 1 };
+const FULL: Plan = Plan {
+    objects: &["1k", "4k", "16k", "64k", "256k", "1m", "2m"],
+    rounds: 3,
+    seconds: 8,
+    free_rounds: 2,
+};
+/// Measured without a line as well.
+const FREE: &str = "1m";
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let words = options.rest.as_slice();
     let plan = if options.quick { QUICK } else { FULL };
+    let plan = Plan { rounds: options.rounds.map_or(plan.rounds, usize::from), ..plan };
     let taps = [SECOND_TAP];
     let experiment = Experiment { name: "net", disks: &[], disk_speed: None, taps: &taps };
     let devices = |_: &[String]| {
         let nic = format!("{},mac={SECOND_MAC},rings=coherent", SECOND_TAP.name);
         vec!["--net".to_owned(), nic]
     };
+    let speed = options.client_speed;
     device_bench::run(&experiment, words, &devices, &mut |bed, outcome| {
         second_device(bed)?;
         let _server = raw_server(bed)?;
-        let mut failed = BTreeSet::new();
-        let mut rounds = Rounds::new();
-        let result = measure(bed, plan, &mut failed, &mut rounds);
+        let line = (speed > 0 && bed.scenario.lab.mode() == LabMode::Machines)
+            .then(|| {
+                ClientLink::make(
+                    bed.host(1)?,
+                    speed,
+                    &[(TAP, NETWORKS[0]), (SECOND_TAP.name, NETWORKS[1])],
+                )
+            })
+            .transpose()?;
+        let mut notes = conditions(plan, line.is_some().then_some(speed));
+        let mut loads =
+            Loads { bed, seconds: plan.seconds, line: line.is_some(), failed: BTreeSet::new() };
+        let (mut rounds, mut free) = (Rounds::new(), Rounds::new());
+        loads.warm_up(plan);
+        let mut result = loads.measure(&objects(plan.objects), &MODES, plan.rounds, &mut rounds);
+        if line.is_some() && result.is_ok() {
+            loads.line = false;
+            result = loads.measure(&objects(&[FREE]), &MODES[..3], plan.free_rounds, &mut free);
+        }
         // What was measured before a failure is told too.
         tell(&rounds, plan, outcome);
-        let notes = &mut outcome.conditions.notes;
-        notes.push(format!(
+        outcome.rows.extend(rows(&free, FREE, " without a line"));
+        notes.extend(loads.failed);
+        outcome.conditions.notes.extend(notes);
+        result
+    })
+}
+
+fn conditions(plan: Plan, line: Option<u32>) -> Vec<String> {
+    let line = line.map_or_else(
+        || "the client is on host 1 and has no line: what comes is as fast as memory".to_owned(),
+        |speed| format!("the client's line: {speed} MB/s, see `raw`, which has none"),
+    );
+    vec![
+        format!(
             "{CONNECTIONS} connections, each one request at a time; {} s a load, {} rounds; medians of \
              the rounds, ratios of loads of the same round",
             plan.seconds, plan.rounds
-        ));
-        notes.push(
-            "raw: a process on host 2 asked over the lab's network, without a VM: no VM on host 2 can \
-             answer sooner"
-                .to_owned(),
-        );
-        notes.extend(failed);
-        result
-    })
+        ),
+        "raw: a process on host 2 asked over the lab's network, without a VM: no VM on host 2 can \
+         answer sooner"
+            .to_owned(),
+        line,
+    ]
 }
 
 /// Gives the second device its own address; until now the guest took both for the first. There is no
@@ -146,16 +190,22 @@ fn url(bed: &Bed<'_>, mode: Mode, object: &str) -> Result<String> {
 
 /// A load on the server on host 2, without the VM: what the lab's network gives, one request at a time.
 pub(crate) fn raw_load(bed: &Bed<'_>, object: &str, seconds: u32) -> Result<LoadReport> {
-    load(bed, &url(bed, Mode::Raw, object)?, 1, seconds)
+    load(bed, &url(bed, Mode::Raw, object)?, (1, seconds), false)
 }
 
-/// One load; answers that fail are an error.
-fn load(bed: &Bed<'_>, url: &str, connections: usize, seconds: u32) -> Result<LoadReport> {
+/// One load, of so many connections and seconds; answers that fail are an error.
+fn load(
+    bed: &Bed<'_>,
+    url: &str,
+    (connections, seconds): (usize, u32),
+    line: bool,
+) -> Result<LoadReport> {
     let connections = connections.to_string();
     let (seconds_word, limit) = (seconds.to_string(), REQUEST_LIMIT.to_string());
+    let prefix = line.then(ClientLink::prefix).into_iter().flatten();
     let words = [bed.guest.program.as_str(), "http", "load", "--connections", &connections];
     let rest = ["--seconds", &seconds_word, "--warm-up", "1", "--limit", &limit, url];
-    let words: Vec<_> = words.into_iter().chain(rest).map(ToOwned::to_owned).collect();
+    let words: Vec<_> = prefix.chain(words).chain(rest).map(ToOwned::to_owned).collect();
     // A look at the object, a request in the warm-up and one that counts may each take their limit.
     let most = Duration::from_secs(u64::from(seconds + 4 * REQUEST_LIMIT));
     let said = bed.guest.run(&words, most)?;
@@ -166,68 +216,94 @@ fn load(bed: &Bed<'_>, url: &str, connections: usize, seconds: u32) -> Result<Lo
     Ok(report)
 }
 
-/// All loads in turn. A mode that fails for an object is not asked for that one again.
-fn measure(
-    bed: &Bed<'_>,
-    plan: Plan,
-    failed: &mut BTreeSet<String>,
-    rounds: &mut Rounds<usize, Mode>,
-) -> Result<()> {
-    let mut out = BTreeSet::new();
-    for round in 0..plan.rounds {
-        for object in objects(plan) {
-            for turn in 0..MODES.len() {
-                bed.check()?;
-                let mode = MODES[(turn + round) % MODES.len()];
+/// Loads on the servers of a VM that is up.
+struct Loads<'a> {
+    bed: &'a Bed<'a>,
+    /// Of one load.
+    seconds: u32,
+    /// Whether the client has a line of its own.
+    line: bool,
+    /// Loads that were given up, and why.
+    failed: BTreeSet<String>,
+}
+
+impl Loads<'_> {
+    fn load(&self, mode: Mode, object: Object) -> Result<LoadReport> {
+        let url = url(self.bed, mode, object.name)?;
+        load(self.bed, &url, (CONNECTIONS, self.seconds), self.line && mode != Mode::Raw)
+    }
+
+    /// Loads of which nothing is kept.
+    fn warm_up(&self, plan: Plan) {
+        let first = objects(plan.objects).into_iter().next();
+        for (mode, object) in MODES.into_iter().zip(first.into_iter().cycle()) {
+            let how = match self.load(mode, object) {
+                Ok(report) => format!("{} requests", report.requests),
+                // It is told if it fails again.
+                Err(error) => format!("{error:#}"),
+            };
+            self.bed.progress.say(&format!("warm-up, {} {mode}: {how}", object.name));
+        }
+    }
+
+    /// All loads in turn. A mode that fails for an object is not asked for that one again.
+    fn measure(
+        &mut self,
+        objects: &[Object],
+        modes: &[Mode],
+        times: usize,
+        rounds: &mut Rounds<usize, Mode>,
+    ) -> Result<()> {
+        let mut out = BTreeSet::new();
+        for (round, object) in
+            (0..times).flat_map(|round| objects.iter().map(move |object| (round, *object)))
+        {
+            for turn in 0..modes.len() {
+                self.bed.check()?;
+                let mode = modes[(turn + round) % modes.len()];
                 if out.contains(&(object.bytes, mode)) {
                     continue;
                 }
-                let url = url(bed, mode, object.name)?;
-                match load(bed, &url, CONNECTIONS, plan.seconds) {
+                let name = format!("{} {mode}", object.name);
+                match self.load(mode, object) {
                     Ok(report) => {
                         #[expect(clippy::cast_precision_loss, reason = "minutes at most")]
                         let p50 = report.latency_us.p50 as f64 / 1e3;
-                        let rate = report.requests_per_second;
-                        bed.progress.say(&format!(
-                            "round {} of {}, {} {mode}: {rate:.2} requests/s, p50 {p50:.1} ms, {} \
-                             requests",
+                        let (rate, requests) = (report.requests_per_second, report.requests);
+                        let free = if self.line { "" } else { ", no line" };
+                        self.bed.progress.say(&format!(
+                            "round {} of {times}, {name}: {rate:.2} requests/s, p50 {p50:.1} ms, {requests} \
+                             requests{free}",
                             round + 1,
-                            plan.rounds,
-                            object.name,
-                            report.requests
                         ));
                         rounds.add(object.bytes, mode, round, vec![rate, p50]);
                     }
                     Err(error) if mode == Mode::Coherent => {
-                        let why = format!("{} {mode} was given up: {error:#}", object.name);
-                        bed.progress.say(&why);
-                        failed.insert(why);
+                        let why = format!("{name} was given up: {error:#}");
+                        self.bed.progress.say(&why);
+                        self.failed.insert(why);
                         out.insert((object.bytes, mode));
                     }
-                    Err(error) => {
-                        return Err(error).with_context(|| format!("{} {mode}", object.name));
-                    }
+                    Err(error) => return Err(error).context(name),
                 }
             }
         }
+        Ok(())
     }
-    Ok(())
 }
 
-fn objects(plan: Plan) -> impl Iterator<Item = Object> {
-    OBJECTS.into_iter().filter(move |object| plan.objects.contains(&object.name))
+fn objects(names: &[&str]) -> Vec<Object> {
+    OBJECTS.into_iter().filter(|object| names.contains(&object.name)).collect()
 }
 
-/// Rows, ratios and bars.
-fn tell(rounds: &Rounds<usize, Mode>, plan: Plan, outcome: &mut Outcome) {
-    COLUMNS[0].clone_into(&mut outcome.shown);
-    for object in objects(plan) {
+/// A row for each mode, and one with their ratios.
+fn rows(rounds: &Rounds<usize, Mode>, object: &str, how: &str) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for object in objects(&[object]) {
+        let name = |of: &str| format!("{:>4} {of}{how}", object.name);
         for mode in MODES {
-            let name = format!("{:>4} {mode}", object.name);
-            outcome.rows.extend(rounds.row(name, object.bytes, mode, &COLUMNS));
+            rows.extend(rounds.row(name(&mode.to_string()), object.bytes, mode, &COLUMNS));
         }
-    }
-    for object in objects(plan) {
         // Requests for each second: more of the first means that the second is slower.
         let slower = |over, under| rounds.ratio(object.bytes, over, under, 0);
         let pairs = [
@@ -236,14 +312,22 @@ fn tell(rounds: &Rounds<usize, Mode>, plan: Plan, outcome: &mut Outcome) {
             ("local/raw", slower(Mode::Local, Mode::Raw)),
             ("raw/bypass", slower(Mode::Raw, Mode::Bypass)),
         ];
-        let figures =
-            pairs.iter().filter_map(|(name, ratio)| Some(((*name).to_owned(), (*ratio)?)));
-        let name = format!("{:>4} times slower", object.name);
-        let figures: Vec<_> = figures.collect();
+        let figures: Vec<_> =
+            pairs.into_iter().filter_map(|(name, ratio)| Some((name.to_owned(), ratio?))).collect();
         if !figures.is_empty() {
-            outcome.rows.push(Row { name, figures });
+            rows.push(Row { name: name("times slower"), figures });
         }
-        if let (Some(found), Some(bound)) = (pairs[0].1, bound(object.bytes)) {
+    }
+    rows
+}
+
+/// Rows, ratios and bars.
+fn tell(rounds: &Rounds<usize, Mode>, plan: Plan, outcome: &mut Outcome) {
+    COLUMNS[0].clone_into(&mut outcome.shown);
+    for object in objects(plan.objects) {
+        outcome.rows.extend(rows(rounds, object.name, ""));
+        let found = rounds.ratio(object.bytes, Mode::Local, Mode::Bypass, 0);
+        if let (Some(found), Some(bound)) = (found, bound(object.bytes)) {
             let what = format!("{}: times that bypass is slower than local", object.name);
             outcome.bars.push(Bar { what, found, bound, at_most: true });
         }
@@ -273,7 +357,7 @@ mod tests {
     #[test]
     fn bars_are_those_of_small_and_large_objects() {
         let mut rounds = Rounds::new();
-        for object in objects(FULL) {
+        for object in objects(FULL.objects) {
             rounds.add(object.bytes, Mode::Local, 0, vec![12.0, 1.0]);
             rounds.add(object.bytes, Mode::Bypass, 0, vec![10.0, 1.2]);
         }
@@ -288,8 +372,8 @@ mod tests {
     #[test]
     fn every_planned_object_is_one_of_the_guest() {
         for plan in [QUICK, FULL] {
-            assert_eq!(objects(plan).count(), plan.objects.len());
+            assert_eq!(objects(plan.objects).len(), plan.objects.len());
         }
-        assert_ne!(SECOND_TAP.name, crate::distro_demo::TAP);
+        assert_ne!(SECOND_TAP.name, TAP);
     }
 }
