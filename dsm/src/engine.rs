@@ -535,10 +535,7 @@ impl Engine {
                     // Whoever asked may have given up.
                     let _ = reply.send(self.report());
                 }
-                Command::ForgetDevicePages { reply } => {
-                    self.store.ram.forget_device_pages();
-                    let _ = reply.send(());
-                }
+                Command::ForgetDevicePages => self.store.ram.forget_device_pages(),
                 Command::Trace { reply } => {
                     let _ = reply.send(self.trace.report(self.now()));
                 }

@@ -47,9 +47,7 @@ pub(crate) enum Command {
     Report {
         reply: Sender<Report>,
     },
-    ForgetDevicePages {
-        reply: Sender<()>,
-    },
+    ForgetDevicePages,
     /// Tell the trace.
     Trace {
         reply: Sender<TraceReport>,
@@ -220,13 +218,10 @@ impl Handle {
         answer.recv_timeout(limit).ok()
     }
 
-    /// Forgets which pages devices used so far: from now on the report counts only moves of those that they use
-    /// again. False if the engine does not answer within `limit`.
-    #[must_use]
-    pub fn forget_device_pages(&self, limit: Duration) -> bool {
-        let (reply, answer) = bounded(1);
-        self.post(Command::ForgetDevicePages { reply });
-        answer.recv_timeout(limit).is_ok()
+    /// Forgets which pages devices used so far, before any report asked for after this: from then on it counts only
+    /// moves of those that they use again.
+    pub fn forget_device_pages(&self) {
+        self.post(Command::ForgetDevicePages);
     }
 
     /// What is known of each page, if the engine answers within `limit`. Takes the engine about a

@@ -122,7 +122,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
         }
         // What was measured before a failure is told too.
         tell(&rounds, plan, outcome);
-        outcome.rows.extend(rows(&free, FREE, " without a line"));
+        for object in objects(&[FREE]) {
+            outcome.rows.extend(rows(&free, object, " without a line"));
+        }
         notes.extend(loads.failed);
         outcome.conditions.notes.extend(notes);
         result
@@ -235,8 +237,8 @@ impl Loads<'_> {
 
     /// Loads of which nothing is kept.
     fn warm_up(&self, plan: Plan) {
-        let first = objects(plan.objects).into_iter().next();
-        for (mode, object) in MODES.into_iter().zip(first.into_iter().cycle()) {
+        let Some(object) = objects(plan.objects).into_iter().next() else { return };
+        for mode in MODES {
             let how = match self.load(mode, object) {
                 Ok(report) => format!("{} requests", report.requests),
                 // It is told if it fails again.
@@ -297,26 +299,22 @@ fn objects(names: &[&str]) -> Vec<Object> {
 }
 
 /// A row for each mode, and one with their ratios.
-fn rows(rounds: &Rounds<usize, Mode>, object: &str, how: &str) -> Vec<Row> {
-    let mut rows = Vec::new();
-    for object in objects(&[object]) {
-        let name = |of: &str| format!("{:>4} {of}{how}", object.name);
-        for mode in MODES {
-            rows.extend(rounds.row(name(&mode.to_string()), object.bytes, mode, &COLUMNS));
-        }
-        // Requests for each second: more of the first means that the second is slower.
-        let slower = |over, under| rounds.ratio(object.bytes, over, under, 0);
-        let pairs = [
-            ("local/bypass", slower(Mode::Local, Mode::Bypass)),
-            ("local/coherent", slower(Mode::Local, Mode::Coherent)),
-            ("local/raw", slower(Mode::Local, Mode::Raw)),
-            ("raw/bypass", slower(Mode::Raw, Mode::Bypass)),
-        ];
-        let figures: Vec<_> =
-            pairs.into_iter().filter_map(|(name, ratio)| Some((name.to_owned(), ratio?))).collect();
-        if !figures.is_empty() {
-            rows.push(Row { name: name("times slower"), figures });
-        }
+fn rows(rounds: &Rounds<usize, Mode>, object: Object, how: &str) -> Vec<Row> {
+    let name = |of: &str| format!("{:>4} {of}{how}", object.name);
+    let each = |mode: Mode| rounds.row(name(&mode.to_string()), object.bytes, mode, &COLUMNS);
+    let mut rows: Vec<_> = MODES.into_iter().filter_map(each).collect();
+    // Requests for each second: more of the first means that the second is slower.
+    let slower = |over, under| rounds.ratio(object.bytes, over, under, 0);
+    let pairs = [
+        ("local/bypass", slower(Mode::Local, Mode::Bypass)),
+        ("local/coherent", slower(Mode::Local, Mode::Coherent)),
+        ("local/raw", slower(Mode::Local, Mode::Raw)),
+        ("raw/bypass", slower(Mode::Raw, Mode::Bypass)),
+    ];
+    let figures: Vec<_> =
+        pairs.into_iter().filter_map(|(name, ratio)| Some((name.to_owned(), ratio?))).collect();
+    if !figures.is_empty() {
+        rows.push(Row { name: name("times slower"), figures });
     }
     rows
 }
@@ -325,7 +323,7 @@ fn rows(rounds: &Rounds<usize, Mode>, object: &str, how: &str) -> Vec<Row> {
 fn tell(rounds: &Rounds<usize, Mode>, plan: Plan, outcome: &mut Outcome) {
     COLUMNS[0].clone_into(&mut outcome.shown);
     for object in objects(plan.objects) {
-        outcome.rows.extend(rows(rounds, object.name, ""));
+        outcome.rows.extend(rows(rounds, object, ""));
         let found = rounds.ratio(object.bytes, Mode::Local, Mode::Bypass, 0);
         if let (Some(found), Some(bound)) = (found, bound(object.bytes)) {
             let what = format!("{}: times that bypass is slower than local", object.name);
