@@ -3,6 +3,7 @@
 //! ```text
 //!   raw disk: records judged          file system: journal replayed, then checked (e2fsck -fn)
 //!                                     files: taken out (debugfs), records judged
+//!   fio's disk: each sector read and checked by fio
 //! ```
 
 use std::fs::{self, File};
@@ -14,8 +15,12 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use guest_tests::records::{RECORD_BYTES, REGION_BYTES, Writer};
 
+use crate::fio_verify;
+
 /// Blocks changed by the journal's replay, and nothing else (e2fsck(8), exit code).
 const REPLAYED: i32 = 1;
+/// What goes before the digest of fio's disk.
+pub(crate) const FIO: &str = "each sector of fio's disk verified: ";
 /// Seconds for each program.
 const LIMIT: &str = "120";
 
@@ -30,6 +35,9 @@ pub(crate) struct JudgeOptions {
     /// The disk with the file system
     #[arg(long)]
     files: PathBuf,
+    /// The disk that fio overwrites
+    #[arg(long)]
+    fio: Option<PathBuf>,
     /// For each writer the last record acknowledged on the raw disk, or `-`
     #[arg(long, value_delimiter = ',', allow_hyphen_values = true)]
     records: Vec<Last>,
@@ -84,6 +92,9 @@ pub(crate) fn run(options: &JudgeOptions) -> Result<ExitCode> {
         let kept = judge_files(writer, &log, &current, last.0)
             .with_context(|| format!("files of writer {number}"))?;
         said.push(format!("files of writer {number}: acknowledged {last}, {kept} in the log"));
+    }
+    if let Some(disk) = &options.fio {
+        said.push(format!("{FIO}{}", fio_verify::check(disk)?));
     }
     println!("{}", said.join("; "));
     Ok(ExitCode::SUCCESS)

@@ -2,7 +2,7 @@
 //! on which they tell what is flushed, and the lines that they write there.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use guest_tests::records::REGION_BYTES;
 use lab::{Disk, Host, HostNumber, Lab, RemoteProcess, Stream};
 
 use crate::disk_judge::Last;
+use crate::fio_verify;
 use crate::progress::printable;
 use crate::scenario::{Scenario, inside};
 use crate::workspace;
@@ -19,66 +20,106 @@ use crate::workspace;
 /// Writers, one for each vCPU.
 pub(crate) const WRITERS: usize = 2;
 const FILES_BYTES: u64 = 96 << 20;
+/// The system's disk among those of the guest.
+const SYSTEM: usize = 2;
 const POLL: Duration = Duration::from_millis(50);
 /// Name of the console's file in the job folder of host 1.
 const CONSOLE: &str = "hvc0.txt";
 
 /// Images that go when the scenario is over. What is written to them stays in the lab.
 #[derive(Debug)]
-pub(crate) struct Images([PathBuf; 2]);
+pub(crate) struct Images {
+    /// A raw disk, one with a file system, and with a system also one for fio.
+    own: Vec<PathBuf>,
+    system: Option<PathBuf>,
+}
 
 impl Images {
-    /// A raw disk and one with a file system.
-    pub(crate) fn make(name: &str) -> Result<Self> {
+    /// For the writers; and for fio when there is a `system` that has it.
+    pub(crate) fn make(name: &str, system: Option<&Path>) -> Result<Self> {
         let folder = workspace::target(&workspace::root()?).join("soak");
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-        let images = Self(["raw", "ext4"].map(|kind| folder.join(format!("{name}.{kind}"))));
-        for (path, bytes) in images.0.iter().zip([(WRITERS * REGION_BYTES) as u64, FILES_BYTES]) {
+        let path = |kind: &str| folder.join(format!("{name}.{kind}"));
+        let mut images =
+            Self { own: vec![path("raw"), path("ext4")], system: system.map(Path::to_owned) };
+        for (path, bytes) in images.own.iter().zip([(WRITERS * REGION_BYTES) as u64, FILES_BYTES]) {
             File::create(path)
                 .and_then(|file| file.set_len(bytes))
                 .with_context(|| format!("make {}", path.display()))?;
         }
         let status = Process::new("mke2fs")
             .args(["-q", "-F", "-t", "ext4"])
-            .arg(&images.0[1])
+            .arg(&images.own[1])
             .status()
             .context("start mke2fs (package e2fsprogs)")?;
         ensure!(status.success(), "mke2fs ended with {status}");
+        if system.is_some() {
+            images.own.push(path("fio"));
+            fio_verify::fill(&images.own[2])?;
+        }
         Ok(images)
     }
 
-    /// As disks of a host.
+    /// As disks of a host, in the order in which the guest sees them.
     pub(crate) fn disks(&self, host: HostNumber) -> Vec<Disk> {
-        let disk = |image: &PathBuf| Disk { host, image: image.clone(), keep: false, speed: None };
-        self.0.iter().map(disk).collect()
+        let mut all = self.own.clone();
+        all.splice(2..2, self.system.clone());
+        let disk = |image| Disk { host, image, keep: false, speed: None };
+        all.into_iter().map(disk).collect()
     }
 }
 
 impl Drop for Images {
     fn drop(&mut self) {
-        for path in &self.0 {
+        for path in &self.own {
             // They take no space worth a failure.
             drop(fs::remove_file(path));
         }
     }
 }
 
-/// The two disks as a host sees them.
-pub(crate) fn seen(host: &Host<'_>) -> Result<[String; 2]> {
-    let disks = host.state()?.disks;
-    let paths: Vec<_> = disks.iter().filter_map(|path| path.to_str()).map(str::to_owned).collect();
-    <[String; 2]>::try_from(paths).ok().context("the host does not have two disks")
+/// The disks as a host sees them.
+#[derive(Clone, Debug)]
+pub(crate) struct Disks {
+    pub(crate) raw: String,
+    pub(crate) files: String,
+    /// A system's disk, which is only read, and fio's.
+    pub(crate) fio: Option<[String; 2]>,
 }
 
-/// Options of `tessera bootstrap` for disks on a slice, and for the console.
-pub(crate) fn devices(lab: &Lab, disks: &[String; 2], slice: usize) -> Result<Vec<String>> {
-    let first = lab.host(HostNumber::new(1)?)?;
-    let mut words = Vec::new();
-    for disk in disks {
-        words.extend(["--disk".to_owned(), format!("{disk},slice={slice}")]);
+impl Disks {
+    /// Those of a host.
+    pub(crate) fn of(host: &Host<'_>) -> Result<Self> {
+        let disks = host.state()?.disks;
+        let paths: Vec<_> =
+            disks.iter().filter_map(|path| path.to_str()).map(str::to_owned).collect();
+        match &paths[..] {
+            [raw, files] => Ok(Self { raw: raw.clone(), files: files.clone(), fio: None }),
+            [raw, files, fio @ ..] => {
+                let fio = <[String; 2]>::try_from(fio.to_vec()).ok();
+                Ok(Self { raw: raw.clone(), files: files.clone(), fio })
+            }
+            _ => bail!("the host has {} disks", paths.len()),
+        }
     }
-    words.extend(["--console".to_owned(), format!("file={}", inside(&first, CONSOLE)?)]);
-    Ok(words)
+
+    /// All, in the order in which the guest sees them.
+    pub(crate) fn all(&self) -> Vec<String> {
+        let fio = self.fio.iter().flatten();
+        [&self.raw, &self.files].into_iter().chain(fio).cloned().collect()
+    }
+
+    /// Options of `tessera bootstrap` for them on a slice, and for the console.
+    pub(crate) fn devices(&self, lab: &Lab, slice: usize) -> Result<Vec<String>> {
+        let first = lab.host(HostNumber::new(1)?)?;
+        let mut words = Vec::new();
+        for (number, disk) in self.all().iter().enumerate() {
+            let access = if number == SYSTEM { ",readonly" } else { "" };
+            words.extend(["--disk".to_owned(), format!("{disk}{access},slice={slice}")]);
+        }
+        words.extend(["--console".to_owned(), format!("file={}", inside(&first, CONSOLE)?)]);
+        Ok(words)
+    }
 }
 
 /// What the writers have told.

@@ -17,6 +17,7 @@ mod distro_guest;
 mod distro_verbs;
 mod distro_vm;
 mod fio;
+mod fio_verify;
 mod guest_console;
 mod http_verbs;
 mod interrupt;

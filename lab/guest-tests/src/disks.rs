@@ -6,7 +6,8 @@
 //!        +--------------------------------------------------------------------------------------------+
 //! ```
 //! What is acknowledged goes to the virtio console, one line a write, and to the ordinary one if there is
-//! none. From outside it is judged by [`tessera_guest_tests::records`].
+//! none. From outside it is judged by [`tessera_guest_tests::records`]. Where there are two more disks, [`fio`]
+//! works beside the writers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -19,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use tessera_guest_tests::records::{BATCH, RECORD_BYTES, REGION_BYTES, SLOTS, Writer, slot};
 
 use crate::affinity::Topology;
-use crate::{report, sys};
+use crate::{fio, report, sys};
 
 const DRIVER: &str = "/drivers/virtio_blk.ko";
 const RAW: &str = "/dev/vda";
@@ -35,7 +36,14 @@ pub(crate) fn run(run: u64, topology: &Topology) -> Result<()> {
     sys::load_module(driver.as_raw_fd()).context("load the driver of disks")?;
     fs::create_dir_all(FOLDER).with_context(|| format!("make {FOLDER}"))?;
     sys::mount_disk(c"/dev/vdb", c"ext4", c"/disk").context("mount /dev/vdb")?;
+    let checker = fio::start(topology)?;
     report::line(&format!("GUEST disks run={run}"));
+    if let Some(mut child) = checker {
+        thread::spawn(move || {
+            let end = child.wait().map_or_else(|error| error.to_string(), |end| end.to_string());
+            report::line(&format!("DISK error fio ended with {end}"));
+        });
+    }
     let threads: Vec<_> = (0..)
         .zip(&topology.cpus)
         .map(|(number, cpu)| {

@@ -29,6 +29,7 @@ mod clock;
 mod config;
 mod counters;
 mod disks;
+mod fio;
 mod hotplug;
 mod init;
 mod list;
@@ -79,6 +80,10 @@ fn main() -> ExitCode {
         },
         // For the tests themselves.
         Some("child") => ExitCode::from(args.get(1).map_or(1, |cpu| process::child(cpu))),
+        Some(fio::VERB) => {
+            eprintln!("guest-tests: fio: {}", fio::become_fio(args.get(1).map_or("", |cpus| cpus)));
+            ExitCode::FAILURE
+        }
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)

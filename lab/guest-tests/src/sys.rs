@@ -328,6 +328,16 @@ pub(crate) fn mount_disk(disk: &CStr, kind: &CStr, target: &CStr) -> io::Result<
     check(i64::from(rc)).map(drop)
 }
 
+/// Mounts the file system of a block device without writing to it, not even what its journal has.
+pub(crate) fn mount_read_only(disk: &CStr, kind: &CStr, target: &CStr) -> io::Result<()> {
+    let (flags, data) = (libc::MS_RDONLY, c"noload");
+    // SAFETY: all strings are NUL-terminated.
+    let rc = unsafe {
+        libc::mount(disk.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data.as_ptr().cast())
+    };
+    check(i64::from(rc)).map(drop)
+}
+
 /// Whether the descriptor is a terminal.
 pub(crate) fn is_terminal(fd: i32) -> bool {
     // SAFETY: isatty has no memory arguments.
