@@ -82,7 +82,7 @@ enum Preset {
     None,
 }
 
-fn window(text: &str) -> Result<(u64, u64), String> {
+pub(crate) fn window(text: &str) -> Result<(u64, u64), String> {
     let error = || format!("{text:?} is not MIN:MAX in microseconds");
     let (min, max) = text.split_once(':').ok_or_else(error)?;
     Ok((min.parse().map_err(|_| error())?, max.parse().map_err(|_| error())?))

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
-use vmm::control::{Answer, Client, ReportRequest, Request};
+use vmm::control::{Answer, Client, ForgetRequest, ReportRequest, Request};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -14,15 +14,17 @@ pub(crate) struct Arguments {
     /// pages that devices use again
     #[arg(long)]
     forget_device_pages: bool,
+    /// Then only this device's pages count: disks in the order of the command line come first, from 0 on
+    #[arg(long, value_name = "NUMBER", requires = "forget_device_pages")]
+    of_device: Option<u16>,
 }
 
 /// Prints the answer of each slice as JSON, a line each.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let all = ReportRequest {};
     let request = if arguments.forget_device_pages {
-        Request::ForgetDevicePages(all)
+        Request::ForgetDevicePages(ForgetRequest { only: arguments.of_device })
     } else {
-        Request::Report(all)
+        Request::Report(ReportRequest {})
     };
     for path in &arguments.control {
         let answer = Client::connect(path)?.ask(&request)?;

@@ -13,6 +13,7 @@ mod devices;
 mod local;
 mod slices;
 mod trace;
+mod tune;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -40,6 +41,8 @@ enum Role {
     Trace(trace::Arguments),
     /// Print what a running slice's memory engine has counted, as JSON.
     Counters(counters::Arguments),
+    /// Change settings of running slices
+    Tune(tune::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,10 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Role::Counters(arguments) => match counters::run(&arguments) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
+        Role::Tune(arguments) => match tune::run(&arguments) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => Err(error),
         },

@@ -3,7 +3,33 @@
 //! Rings and payload of a delegated device stay where the queue's vCPU is: once they are there, none of
 //! them travels. These counters show it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// What devices use a page for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceUse {
+    /// Rings and payload.
+    Data,
+    /// Headers and status of requests, which a driver keeps where others of its own data are.
+    Frame,
+}
+
+/// Whose use counts.
+#[derive(Debug, Default)]
+pub(crate) struct Watched(AtomicU32);
+
+impl Watched {
+    /// Only this device's from now on; without one, that of all.
+    pub(crate) fn set(&self, device: Option<u16>) {
+        self.0.store(device.map_or(0, |device| u32::from(device) + 1), Ordering::Relaxed);
+    }
+
+    /// Whether this device's use counts. Any thread.
+    pub(crate) fn includes(&self, device: u16) -> bool {
+        let only = self.0.load(Ordering::Relaxed);
+        only == 0 || only == u32::from(device) + 1
+    }
+}
 
 /// A bit for each page, and what happened to pages whose bit is set.
 #[derive(Debug)]
@@ -27,11 +53,13 @@ impl DevicePages {
         }
     }
 
-    /// The page's contents came from another slice, or went to one.
-    pub(crate) fn moved(&self, page: usize) {
-        if self.bits[page / 64].load(Ordering::Relaxed) & 1 << (page % 64) != 0 {
+    /// The page's contents came from another slice, or went to one. True when the page is in use.
+    pub(crate) fn moved(&self, page: usize) -> bool {
+        let used = self.bits[page / 64].load(Ordering::Relaxed) & 1 << (page % 64) != 0;
+        if used {
             self.moves.fetch_add(1, Ordering::Relaxed);
         }
+        used
     }
 
     /// Forgets which pages devices use: those that they still use are marked when they use them again. What was
@@ -55,13 +83,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn use_of_all_devices_counts_or_that_of_one() {
+        let watched = Watched::default();
+        assert!([0, 7, u16::MAX].iter().all(|device| watched.includes(*device)));
+        watched.set(Some(0));
+        assert!(watched.includes(0) && !watched.includes(1) && !watched.includes(u16::MAX));
+        watched.set(None);
+        assert!(watched.includes(1));
+    }
+
+    #[test]
     fn only_pages_in_use_count() {
         let pages = DevicePages::new(130);
-        pages.moved(129);
+        assert!(!pages.moved(129));
         pages.mark(129);
         pages.mark(129);
-        pages.moved(129);
-        pages.moved(128);
+        assert!(pages.moved(129));
+        assert!(!pages.moved(128));
 
         assert_eq!(pages.counts(), (1, 1));
     }
@@ -70,13 +108,13 @@ mod tests {
     fn forgotten_pages_count_once_they_are_used_again() {
         let pages = DevicePages::new(130);
         pages.mark(3);
-        pages.moved(3);
+        assert!(pages.moved(3));
         pages.forget();
-        pages.moved(3);
+        assert!(!pages.moved(3));
         assert_eq!(pages.counts(), (0, 1));
 
         pages.mark(3);
-        pages.moved(3);
+        assert!(pages.moved(3));
         assert_eq!(pages.counts(), (1, 2));
     }
 }

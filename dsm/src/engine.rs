@@ -14,7 +14,8 @@
 use crate::apart::ShareError;
 use crate::backlog::Backlog;
 use crate::classify::{Classifier, PageClass};
-use crate::handle::{Bell, Command, CopyError, Handle};
+use crate::device_pages::DeviceUse;
+use crate::handle::{Bell, Command, CopyError, Handle, Tuning};
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, PageMoves, Report};
 use crate::schedule::{self, Look};
@@ -535,7 +536,8 @@ impl Engine {
                     // Whoever asked may have given up.
                     let _ = reply.send(self.report());
                 }
-                Command::ForgetDevicePages => self.store.ram.forget_device_pages(),
+                Command::ForgetDevicePages { only } => self.store.ram.forget_device_pages(only),
+                Command::Tune { tuning } => self.tune(tuning),
                 Command::Trace { reply } => {
                     let _ = reply.send(self.trace.report(self.now()));
                 }
@@ -633,12 +635,25 @@ impl Engine {
         self.store.take_failure().map_or(Ok(()), Err)
     }
 
+    fn tune(&mut self, tuning: Tuning) {
+        if let Some(policy) = tuning.hold {
+            self.node.set_hold(policy);
+        }
+        if let Some(on) = tuning.companions {
+            self.companions = on.then(|| self.companions.take().unwrap_or_default());
+        }
+    }
+
     fn report(&self) -> Report {
         let stats = self.node.stats();
-        let (device_pages, device_page_moves) = self.store.ram.device_pages();
+        let of_devices = |what| self.store.ram.device_pages(what);
+        let (device_pages, device_page_moves) = of_devices(DeviceUse::Data);
+        let (device_frame_pages, device_frame_page_moves) = of_devices(DeviceUse::Frame);
         Report {
             device_pages,
             device_page_moves,
+            device_frame_pages,
+            device_frame_page_moves,
             page_moves: self.moved,
             faults: FaultCounts {
                 read: stats.faults_read,
@@ -647,6 +662,8 @@ impl Engine {
             },
             faults_by_class: self.trace.classes(),
             faults_local: stats.faults_local,
+            waited_us: stats.waited_ns / 1000,
+            held_us: stats.held_ns / 1000,
             prefetches: stats.prefetches,
             companions_asked: self.companions_asked,
             worker_faults_asked: self.workers.asked,

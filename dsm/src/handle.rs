@@ -3,6 +3,7 @@
 use crate::report::Report;
 use crate::trace::{Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use dsm_protocol::HoldPolicy;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,7 +48,13 @@ pub(crate) enum Command {
     Report {
         reply: Sender<Report>,
     },
-    ForgetDevicePages,
+    ForgetDevicePages {
+        only: Option<u16>,
+    },
+    /// Change what may be changed while the engine runs.
+    Tune {
+        tuning: Tuning,
+    },
     /// Tell the trace.
     Trace {
         reply: Sender<TraceReport>,
@@ -65,6 +72,15 @@ pub(crate) enum Command {
     LogState,
     /// End.
     Stop,
+}
+
+/// What may be changed while an engine runs; what is not given stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// Parameters of the hold window.
+    pub hold: Option<HoldPolicy>,
+    /// Whether pages that are lacked together are asked for together.
+    pub companions: Option<bool>,
 }
 
 /// Why a copy to or from guest memory failed.
@@ -219,9 +235,14 @@ impl Handle {
     }
 
     /// Forgets which pages devices used so far, before any report asked for after this: from then on it counts only
-    /// moves of those that they use again.
-    pub fn forget_device_pages(&self) {
-        self.post(Command::ForgetDevicePages);
+    /// moves of those that they use again, or that the only device does which counts then.
+    pub fn forget_device_pages(&self, only: Option<u16>) {
+        self.post(Command::ForgetDevicePages { only });
+    }
+
+    /// Changes settings, before any report asked for after this.
+    pub fn tune(&self, tuning: Tuning) {
+        self.post(Command::Tune { tuning });
     }
 
     /// What is known of each page, if the engine answers within `limit`. Takes the engine about a

@@ -12,7 +12,7 @@
 
 use crate::apart::Apart;
 use crate::chunks::{CHUNK_PAGES, ChunkId, whole};
-use crate::device_pages::DevicePages;
+use crate::device_pages::{DevicePages, DeviceUse, Watched};
 use crate::maps::{HUGE, Span};
 use crate::memory::Memory;
 use crate::prepare::Prepared;
@@ -26,6 +26,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use thiserror::Error;
+use tracing::debug;
 use transport::PageMemory;
 use wire::{Gfn, PAGE_SIZE};
 
@@ -107,6 +108,8 @@ pub struct GuestRam {
     pub(crate) collapsed: AtomicU64,
     pub(crate) collapse_ns: AtomicU64,
     device_pages: DevicePages,
+    frame_pages: DevicePages,
+    watched: Watched,
     /// All pages are pinned for an adapter: there are no holes, and nothing may be replaced.
     pinned: AtomicBool,
     /// What was made ready at the start, if it was.
@@ -162,6 +165,8 @@ impl GuestRam {
             collapsed: AtomicU64::new(0),
             collapse_ns: AtomicU64::new(0),
             device_pages: DevicePages::new(bytes / PAGE_SIZE),
+            frame_pages: DevicePages::new(bytes / PAGE_SIZE),
+            watched: Watched::default(),
             pinned: AtomicBool::new(false),
             prepared: None,
         };
@@ -218,32 +223,50 @@ impl GuestRam {
 
     /// A device of this slice uses these bytes of guest memory: from now on it is counted how often their
     /// pages travel. What is no memory is ignored.
-    pub fn mark_for_devices(&self, address: u64, bytes: u64) {
+    pub fn mark_for_device(&self, device: u16, address: u64, bytes: u64, what: DeviceUse) {
+        if !self.watched.includes(device) {
+            return;
+        }
         let Some(last) = bytes.checked_sub(1).and_then(|rest| address.checked_add(rest)) else {
             return;
         };
+        let pages = match what {
+            DeviceUse::Data => &self.device_pages,
+            DeviceUse::Frame => &self.frame_pages,
+        };
         for offset in (address / PAGE..=last / PAGE).map_while(|gfn| self.offset(Gfn(gfn))) {
-            self.device_pages.mark(offset / PAGE_SIZE);
+            pages.mark(offset / PAGE_SIZE);
         }
     }
 
     /// Forgets which pages devices used so far, see [`Self::device_pages`].
-    pub(crate) fn forget_device_pages(&self) {
+    /// From now on only this device's use counts, or that of all.
+    pub(crate) fn forget_device_pages(&self, only: Option<u16>) {
+        self.watched.set(only);
         self.device_pages.forget();
+        self.frame_pages.forget();
     }
 
     /// The contents of a page came from another slice, or go to one.
     pub(crate) fn moved(&self, gfn: Gfn) {
         if let Some(offset) = self.offset(gfn) {
-            self.device_pages.moved(offset / PAGE_SIZE);
+            let page = offset / PAGE_SIZE;
+            if self.device_pages.moved(page) {
+                debug!(gfn = gfn.0, "a page that devices use for data travels");
+            } else if self.frame_pages.moved(page) {
+                debug!(gfn = gfn.0, "a page that devices use for frames travels");
+            }
         }
     }
 
-    /// Pages that devices of this slice have used since these were last forgotten, and how often such a page
-    /// travelled since the start.
+    /// Pages that devices of this slice have used so since these were last forgotten, and how often such a page
+    /// travelled since the start. A page that is used for both is one of data.
     #[must_use]
-    pub fn device_pages(&self) -> (u64, u64) {
-        self.device_pages.counts()
+    pub fn device_pages(&self, what: DeviceUse) -> (u64, u64) {
+        match what {
+            DeviceUse::Data => self.device_pages.counts(),
+            DeviceUse::Frame => self.frame_pages.counts(),
+        }
     }
 
     /// Bytes of the file and of each mapping.

@@ -60,6 +60,12 @@ pub struct Report {
     pub faults_by_class: ClassCounts,
     /// Faults answered from what was here.
     pub faults_local: u64,
+    /// Time between requests that somebody waited for and their pages, in microseconds, all of them together.
+    #[serde(default)]
+    pub waited_us: u64,
+    /// Of this, for how long holders kept the pages after they were asked.
+    #[serde(default)]
+    pub held_us: u64,
     /// Pages asked for ahead of a fault.
     #[serde(default)]
     pub prefetches: u64,
@@ -76,12 +82,18 @@ pub struct Report {
     pub writes_foreseen: u64,
     /// Of these, pages that went unwritten.
     pub writes_foreseen_in_vain: u64,
-    /// Pages that devices of this slice have used.
+    /// Pages that devices of this slice have used for rings and payload.
     #[serde(default)]
     pub device_pages: u64,
     /// How often one of these came from another slice, or went to one, since a device used it first.
     #[serde(default)]
     pub device_page_moves: u64,
+    /// Pages that they have used for headers and status of requests, and some of them for data too.
+    #[serde(default)]
+    pub device_frame_pages: u64,
+    /// How often one of these travelled that held no data.
+    #[serde(default)]
+    pub device_frame_page_moves: u64,
     /// Copies of page contents, and pages that needed none.
     #[serde(default)]
     pub page_moves: PageMoves,

@@ -17,7 +17,7 @@ use devices::virtio::console::{ConsoleInput, ConsoleOutput, ConsoleReceive, Cons
 use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::rng::RngQueue;
 use devices::virtio::{
-    DeviceFaults, DeviceShape, Doorbell, QueueContext, QueueWorker, RingError, UsedMemory,
+    DeviceFaults, DeviceShape, Doorbell, QueueContext, QueueWorker, RingError, Used, UsedMemory,
 };
 use devices::{InterruptMessage, InterruptSink, layout};
 use libfuzzer_sys::fuzz_target;
@@ -53,7 +53,7 @@ struct Treacherous {
 }
 
 impl UsedMemory for Treacherous {
-    fn used(&self, address: u64, bytes: u64) {
+    fn used(&self, address: u64, bytes: u64, _: Used) {
         let count = usize::try_from(bytes).unwrap();
         let there = self.memory.check_range(GuestAddress(address), count, Permissions::Read);
         assert!(bytes == 0 || there, "{address:#x} {bytes:#x}");

@@ -21,7 +21,7 @@ use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{
     Answer, Client, ClientError, ControlSocket, REQUEST_MAX, ReportRequest, Request, Since,
-    SocketError, TraceAnswer, TraceRequest,
+    SocketError, TraceAnswer, TraceRequest, TuneRequest,
 };
 use transport::{Class, Config, shm};
 use wire::{Epoch, SliceId};
@@ -228,6 +228,15 @@ fn uffd_trace_of_a_slice_is_told_in_all_and_by_difference() {
         }
         answer => panic!("{answer:?}"),
     }
+    let tune = |hold_us| Request::Tune(TuneRequest { hold_us, companions: None });
+    match client.ask(&tune(Some((700, 800)))).unwrap() {
+        Answer::Report(report) => {
+            assert!((700_000..=800_000).contains(&report.memory.hold_window_ns));
+        }
+        answer => panic!("{answer:?}"),
+    }
+    let error = client.ask(&tune(Some((800, 700)))).unwrap_err();
+    assert!(error.to_string().contains("800 to 700"), "{error}");
 
     for (handle, ..) in &engines {
         handle.stop();

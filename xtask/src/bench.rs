@@ -51,8 +51,9 @@ pub(crate) struct BenchOptions {
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
     pub(crate) quick: bool,
-    /// For `net` and `disk`: rounds, in each of which all modes have their turn; the plan's own unless given
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
+    /// For `net` and `disk`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
+    /// `disk` only looks whether pages of the rings travel
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
     pub(crate) rounds: Option<u16>,
     /// For `disk` on emulated hosts: most MB/s of the guest's disks; 0 for no limit
     #[arg(long, default_value_t = 4, value_name = "MB/s")]

@@ -39,11 +39,11 @@ pub(crate) const REMOTE_CPU: u16 = 1;
 /// Only what is bound to the remote CPU runs there: the guest's other programs stay on the first one, and
 /// its scheduler does not look from one CPU at the other.
 const ISOLATED: &str = "isolcpus=1";
-/// Ticks of emulated hosts: rarer than elsewhere, since each takes some pages from the other CPU. Not much
-/// rarer: with 200 ms to 1 s between them answers of a web server took a second in some loads (1 kB beside the
-/// device: p50 981 ms, and 36 ms in the next round). It was not looked into; a guest's scheduler takes the CPU
-/// from one program for another at ticks.
-const TIMER_SPACING: [&str; 2] = ["--timer-spacing", "adaptive:50-100"];
+/// Ticks of emulated hosts: rarer than elsewhere, since each takes the clock's pages from the other CPU, for milliseconds
+/// instead of the tenths of one that adapters and processors need. Not much rarer: with 200 ms to 1 s between them
+/// answers of a web server took a second in some loads. It was not looked into; a guest's scheduler takes the CPU from
+/// one program for another at ticks.
+const TIMER_SPACING: [&str; 2] = ["--timer-spacing", "adaptive:300-600"];
 /// How long pages are kept on emulated hosts: most that still travel are read by one CPU after the other has
 /// written them once, and nobody gains by their being kept.
 const HOLD: [&str; 2] = ["--hold", "20:1000"];
@@ -111,6 +111,7 @@ pub(crate) struct Counters {
 pub(crate) struct MemoryCounters {
     pub(crate) device_pages: u64,
     pub(crate) device_page_moves: u64,
+    pub(crate) device_frame_page_moves: u64,
     pub(crate) pages_in: u64,
     pub(crate) pages_out: u64,
 }
@@ -132,8 +133,8 @@ impl Bed<'_> {
     }
 
     /// The same, after all slices have forgotten which pages devices used so far.
-    pub(crate) fn forget_device_pages(&self) -> Result<Vec<Counters>> {
-        self.ask(&["--forget-device-pages"])
+    pub(crate) fn forget_device_pages(&self, device: u16) -> Result<Vec<Counters>> {
+        self.ask(&["--forget-device-pages", "--of-device", &device.to_string()])
     }
 
     fn ask(&self, more: &[&str]) -> Result<Vec<Counters>> {

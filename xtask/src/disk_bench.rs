@@ -108,6 +108,11 @@ impl Disks {
         &self.0[usize::from(mode == Mode::Coherent)]
     }
 
+    /// The device's number in the VM: the system's disk is the first.
+    pub(crate) fn device(&self, mode: Mode) -> u16 {
+        1 + u16::from(mode == Mode::Coherent)
+    }
+
     /// Finds them by their sizes.
     fn find(bed: &Bed<'_>) -> Result<Self> {
         let line = "for path in /sys/block/vd*; do \

@@ -90,6 +90,7 @@ const FREE: &str = "1m";
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let words = options.rest.as_slice();
     let plan = if options.quick { QUICK } else { FULL };
+    ensure!(options.rounds != Some(0), "--rounds 0 leaves nothing to do");
     let plan = Plan { rounds: options.rounds.map_or(plan.rounds, usize::from), ..plan };
     let taps = [SECOND_TAP];
     let experiment = Experiment { name: "net", disks: &[], disk_speed: None, taps: &taps };

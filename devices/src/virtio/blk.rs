@@ -6,7 +6,7 @@
 //! ```
 //! A request's header and data are copied out of guest memory once; what is checked is the copy.
 
-use super::ring::{Buffers, Chain};
+use super::ring::{Buffers, Chain, Frame};
 use super::worker::Seat;
 use super::{Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker, RingError, UNDER_WAY_BYTES};
 use crate::back_end::{
@@ -32,6 +32,8 @@ pub(crate) const CONFIG_CAPACITY: usize = 0;
 const CONFIG_BYTES: usize = 60;
 /// Bytes of a request's header (5.2.6).
 const HEADER_BYTES: usize = 16;
+/// Header and status of a request (5.2.6).
+const FRAME: Frame = Frame { head: HEADER_BYTES as u64, tail: 1 };
 /// Bytes of `struct virtio_blk_discard_write_zeroes`; a request has one of them.
 const RANGE_BYTES: usize = 16;
 /// Most sectors that one request gives back or fills with zeros: 1 GiB.
@@ -178,7 +180,7 @@ impl DiskQueue {
         disk: Arc<dyn Disk>,
         doorbell: Doorbell,
     ) -> Result<Self, RingError> {
-        let seat = Seat::new(context, features, setup)?;
+        let seat = Seat::new(context, features, setup, FRAME)?;
         let size = usize::from(seat.ring.size());
         let (answering, answers) = sync_channel(size);
         Ok(Self {

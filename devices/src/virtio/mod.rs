@@ -52,7 +52,17 @@ pub const UNDER_WAY_BYTES: usize = 4 << 20;
 /// travels between slices.
 pub trait UsedMemory: Send + Sync {
     /// These bytes are in guest memory and belong to a ring or a buffer. Often called: returns at once.
-    fn used(&self, address: u64, bytes: u64);
+    fn used(&self, address: u64, bytes: u64, what: Used);
+}
+
+/// What a device uses guest memory for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Used {
+    /// A ring or payload: of use for nothing else, so it stays with the queue's vCPU.
+    Data,
+    /// What a request says of itself, or what became of it (virtio-blk's header and status, 5.2.6). Linux keeps
+    /// both in its own description of the request, between fields that other vCPUs look at.
+    Frame,
 }
 
 /// Told when a device cannot go on because of what its driver did.

@@ -4,7 +4,7 @@
 //! chain and keeps the copy. What can never be right makes the ring broken: an index torn or too far
 //! ahead, a chain that loops, ends nowhere or mixes its order, an area outside guest memory.
 
-use super::{F_EVENT_IDX, QUEUE_SIZE_MAX, UsedMemory};
+use super::{F_EVENT_IDX, QUEUE_SIZE_MAX, Used, UsedMemory};
 use crate::pci::QueueSetup;
 use std::fmt;
 use std::ops::Range;
@@ -107,6 +107,18 @@ pub struct Ring {
     /// Used index when the driver's wish for an interrupt was last looked at.
     told: u16,
     used: Option<Arc<dyn UsedMemory>>,
+    /// Address and bytes of the three areas of the rings (2.7).
+    areas: [(u64, u64); 3],
+    frame: Frame,
+}
+
+/// Bytes of each request that are neither ring nor payload.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Frame {
+    /// At the begin of what the driver has written.
+    pub(crate) head: u64,
+    /// At the end of what the device is to fill.
+    pub(crate) tail: u64,
 }
 
 impl fmt::Debug for Ring {
@@ -138,16 +150,32 @@ impl Ring {
         if setup.driver_area == 0 || !queue.is_valid(&*memory) {
             return Err(RingError::Setup);
         }
-        Ok(Self { queue, memory, told: 0, used: None })
+        Ok(Self { queue, memory, told: 0, used: None, areas: [(0, 0); 3], frame: Frame::default() })
     }
 
-    /// Tells of the rings' memory (2.7: their areas), and from now on of that of buffers.
-    pub(crate) fn with_used(self, setup: &QueueSetup, used: Arc<dyn UsedMemory>) -> Self {
+    /// Tells of the rings' memory now and with each request, for whoever listens may forget, and of that of buffers.
+    pub(crate) fn with_used(
+        self,
+        setup: &QueueSetup,
+        used: Arc<dyn UsedMemory>,
+        frame: Frame,
+    ) -> Self {
         let size = u64::from(setup.size);
-        used.used(setup.descriptors, 16 * size);
-        used.used(setup.driver_area, 6 + 2 * size);
-        used.used(setup.device_area, 6 + 8 * size);
-        Self { used: Some(used), ..self }
+        let areas = [
+            (setup.descriptors, 16 * size),
+            (setup.driver_area, 6 + 2 * size),
+            (setup.device_area, 6 + 8 * size),
+        ];
+        let ring = Self { used: Some(used), areas, frame, ..self };
+        ring.tell_areas();
+        ring
+    }
+
+    fn tell_areas(&self) {
+        let Some(used) = &self.used else { return };
+        for (address, bytes) in self.areas {
+            used.used(address, bytes, Used::Data);
+        }
     }
 
     /// Entries.
@@ -164,6 +192,7 @@ impl Ring {
         if head >= size {
             return Err(RingError::Available);
         }
+        self.tell_table(head);
         let mut chain = Chain { head, readable: Buffers::default(), writable: Buffers::default() };
         let (mut complete, mut count) = (false, 0);
         for descriptor in descriptors {
@@ -174,6 +203,8 @@ impl Ring {
             }
             let piece = Piece { address: descriptor.addr(), bytes: descriptor.len() };
             self.check(piece, descriptor.is_write_only())?;
+            let last = !descriptor.has_next();
+            self.tell_used(piece, descriptor.is_write_only(), chain.readable.bytes, last);
             if descriptor.is_write_only() {
                 chain.writable.push(piece);
             } else if chain.writable.pieces.is_empty() {
@@ -181,8 +212,9 @@ impl Ring {
             } else {
                 return Err(RingError::Chain);
             }
-            complete = !descriptor.has_next();
+            complete = last;
         }
+        self.tell_areas();
         // The iterator ends as well where a chain cannot go on.
         if complete { Ok(Some(chain)) } else { Err(RingError::Chain) }
     }
@@ -193,13 +225,45 @@ impl Ring {
         let there = bytes == 0
             || piece.address.0.checked_add(u64::from(piece.bytes)).is_some()
                 && self.memory.check_range(piece.address, bytes, access);
-        if !there {
-            return Err(RingError::Memory);
+        if there { Ok(()) } else { Err(RingError::Memory) }
+    }
+
+    /// Tells of the table of its own that a request has (2.7.5.3), if it has one and that is in memory. What counts
+    /// is looked at again by the crate.
+    fn tell_table(&self, head: u16) {
+        let Some(used) = &self.used else { return };
+        let at = GuestAddress(self.queue.desc_table() + 16 * u64::from(head));
+        let mut descriptor = [0; 16];
+        if self.memory.read_slice(&mut descriptor, at).is_err() {
+            return;
         }
-        if let Some(used) = &self.used {
-            used.used(piece.address.0, u64::from(piece.bytes));
+        let [a, b, c, d, e, f, g, h, i, j, k, l, flags, ..] = descriptor;
+        let address = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let bytes = u32::from_le_bytes([i, j, k, l]);
+        let piece = Piece { address: GuestAddress(address), bytes };
+        let indirect = u32::from(flags) & VRING_DESC_F_INDIRECT != 0;
+        // A chain has no more descriptors than the ring; longer tables are not walked over for a count.
+        let sane = (1..=16 * u32::from(self.queue.size())).contains(&bytes);
+        if indirect && sane && self.check(piece, false).is_ok() {
+            used.used(address, u64::from(bytes), Used::Data);
         }
-        Ok(())
+    }
+
+    /// Tells of a checked piece, `before` which so many bytes of the chain are to be read.
+    fn tell_used(&self, piece: Piece, write: bool, before: u64, last: bool) {
+        let Some(used) = &self.used else { return };
+        let (bytes, frame) = (u64::from(piece.bytes), self.frame);
+        let (head, tail) = match (write, last) {
+            (false, _) => (frame.head.saturating_sub(before).min(bytes), 0),
+            (true, true) => (0, frame.tail.min(bytes)),
+            (true, false) => (0, 0),
+        };
+        let parts = [(head, Used::Frame), (bytes - head - tail, Used::Data), (tail, Used::Frame)];
+        let mut at = piece.address.0;
+        for (bytes, what) in parts.into_iter().filter(|(bytes, _)| *bytes > 0) {
+            used.used(at, bytes, what);
+            at += bytes;
+        }
     }
 
     /// Copies out of a chain's buffers.

@@ -1,6 +1,6 @@
 //! A driver and its surroundings, for tests of workers.
 
-use super::{DeviceFaults, F_VERSION_1, QueueContext, RingError, UsedMemory};
+use super::{DeviceFaults, F_VERSION_1, QueueContext, RingError, Used, UsedMemory};
 use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
 use crate::seams::{DeliveryMode, InterruptMessage, InterruptSink};
 use std::sync::{Arc, Mutex};
@@ -214,5 +214,5 @@ impl Driver {
 struct Anything;
 
 impl UsedMemory for Anything {
-    fn used(&self, _: u64, _: u64) {}
+    fn used(&self, _: u64, _: u64, _: Used) {}
 }

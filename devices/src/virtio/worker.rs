@@ -7,7 +7,7 @@
 //!             (stop) --> wait for what is under way, at most so long --> end
 //! ```
 
-use super::ring::{Chain, Ring};
+use super::ring::{Chain, Frame, Ring};
 use super::{DeviceFaults, RingError, UsedMemory};
 use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
 use std::fmt;
@@ -109,9 +109,10 @@ impl Seat {
         context: &QueueContext,
         features: u64,
         setup: &QueueSetup,
+        frame: Frame,
     ) -> Result<Self, RingError> {
         let ring = Ring::new(setup, features, Arc::clone(&context.memory))?;
-        let ring = ring.with_used(setup, Arc::clone(&context.used));
+        let ring = ring.with_used(setup, Arc::clone(&context.used), frame);
         Ok(Self { ring, context: context.clone(), vector: setup.vector, broken: false })
     }
 
@@ -185,7 +186,7 @@ impl<R: Requests> RingWorker<R> {
         setup: &QueueSetup,
         requests: R,
     ) -> Result<Self, RingError> {
-        Ok(Self { seat: Seat::new(context, features, setup)?, requests })
+        Ok(Self { seat: Seat::new(context, features, setup, Frame::default())?, requests })
     }
 
     fn round(&mut self) -> Result<bool, RingError> {

@@ -134,6 +134,11 @@ impl Hold {
         Self { policy, mean_ns: 0 }
     }
 
+    /// Other parameters. What was measured stays.
+    pub(crate) fn set(&mut self, policy: HoldPolicy) {
+        self.policy = policy;
+    }
+
     /// Takes one measured transfer into the mean (weight 1/16), as twice the mean at most: that some
     /// transfers take ten times as long, when a host has no time for a slice, says nothing about the others.
     pub(crate) fn measured(&mut self, transfer_ns: u64) {

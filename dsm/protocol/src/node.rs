@@ -356,6 +356,11 @@ impl Node {
         self.hold.mean_ns()
     }
 
+    /// Other parameters of the hold window, for pages that come from now on.
+    pub fn set_hold(&mut self, policy: HoldPolicy) {
+        self.hold.set(policy);
+    }
+
     /// The hold window now, in nanoseconds.
     #[must_use]
     pub fn hold_window_ns(&self) -> u64 {

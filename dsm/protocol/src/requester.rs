@@ -237,6 +237,8 @@ impl Node {
         }
         let held = u64::from(wait.held_us).saturating_mul(1000);
         let waited = self.now.saturating_sub(wait.since);
+        self.stats.waited_ns += waited;
+        self.stats.held_ns += held.min(waited);
         self.hold.measured(waited.saturating_sub(held));
         self.note_habit(gfn, waited, held);
         self.hold_page(gfn, waited, held);

@@ -13,6 +13,10 @@ pub struct Stats {
     pub faults_upgrade: u64,
     /// Faults answered from what this slice already had.
     pub faults_local: u64,
+    /// Time between requests that somebody waited for and their pages, in nanoseconds, all of them together.
+    pub waited_ns: u64,
+    /// Of this, for how long holders kept the pages after they were asked.
+    pub held_ns: u64,
     /// Pages asked for ahead of a fault.
     pub prefetches: u64,
     /// Pages received (zero pages too).

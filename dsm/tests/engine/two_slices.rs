@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
-use tessera_dsm::{EngineError, Memory, PageTrace, Replicate, Site, Tracing, Uplink};
+use tessera_dsm::{EngineError, Memory, PageTrace, Replicate, Site, Tracing, Tuning, Uplink};
 use transport::Class;
 use wire::{Gfn, SliceId, VcpuId};
 
@@ -103,21 +103,34 @@ fn uffd_pages_that_are_lacked_together_come_together() {
     const ROUNDS: u64 = 400;
     // Far from one another: no run that is fetched ahead.
     let clock = [20, 70, 45, 90, 160];
-
-    for round in 1..=ROUNDS {
+    let tick = |round| {
         for page in clock {
             writer.word(page, 1).store(round, Ordering::SeqCst);
         }
         for page in clock {
             assert_eq!(reader.word(page, 1).load(Ordering::SeqCst), round);
         }
-    }
+    };
+    (1..=ROUNDS).for_each(tick);
 
     let [wrote, read] = [writer, reader].map(report_of);
     let lacked = ROUNDS * clock.len() as u64;
     assert!(read.companions_asked > lacked / 4 && read.faults.read < lacked * 3 / 4, "{read:?}");
     // The writer's upgrades as well; what is asked for with others is no fault.
     assert!(wrote.companions_asked > lacked / 4, "{wrote:?}");
+
+    for slice in [writer, reader] {
+        slice.handle.tune(Tuning { companions: Some(false), ..Tuning::default() });
+    }
+    let before = [writer, reader].map(report_of);
+    (ROUNDS + 1..=ROUNDS + 20).for_each(tick);
+    let after = [writer, reader].map(report_of);
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(after.companions_asked, before.companions_asked);
+        assert!(after.waited_us > before.waited_us && after.held_us <= after.waited_us);
+    }
+    // Each by itself now.
+    assert_eq!(after[1].faults.read - before[1].faults.read, 20 * clock.len() as u64);
     stop(slices);
 }
 

@@ -18,7 +18,30 @@ pub enum Request {
     /// The counters of the memory engine and of delegated devices.
     Report(ReportRequest),
     /// Forgets which pages devices used so far, and tells the counters then.
-    ForgetDevicePages(ReportRequest),
+    ForgetDevicePages(ForgetRequest),
+    /// Changes settings of this slice, and tells the counters then.
+    Tune(TuneRequest),
+}
+
+/// Whose pages count from then on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForgetRequest {
+    /// Only those of this device, by its number in the VM; of all unless given.
+    #[serde(default)]
+    pub only: Option<u16>,
+}
+
+/// Settings that change; what is not given stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TuneRequest {
+    /// Least and most hold window, in microseconds.
+    #[serde(default)]
+    pub hold_us: Option<(u64, u64)>,
+    /// Whether pages that are lacked together are asked for together.
+    #[serde(default)]
+    pub companions: Option<bool>,
 }
 
 /// All counters: there is nothing to choose.
@@ -148,8 +171,12 @@ mod tests {
         assert_eq!(last, trace(3, Since::Last));
         let report = Request::Report(ReportRequest {});
         assert_eq!(parse(r#"{"report":{}}"#).unwrap(), report);
-        let forget = Request::ForgetDevicePages(ReportRequest {});
-        assert_eq!(parse(r#"{"forget_device_pages":{}}"#).unwrap(), forget);
+        let forget = |only| Request::ForgetDevicePages(ForgetRequest { only });
+        assert_eq!(parse(r#"{"forget_device_pages":{}}"#).unwrap(), forget(None));
+        assert_eq!(parse(r#"{"forget_device_pages":{"only":3}}"#).unwrap(), forget(Some(3)));
+        let tune = TuneRequest { hold_us: Some((20, 500)), companions: None };
+        assert_eq!(parse(r#"{"tune":{"hold_us":[20,500]}}"#).unwrap(), Request::Tune(tune));
+        assert!(parse(r#"{"tune":{"hold_us":[20]}}"#).is_err());
         assert!(parse(r#"{"report":{"top":1}}"#).is_err());
         for text in ["", "{}", "trace", r#"{"trace":{}}"#, r#"{"trace":{"top":-1}}"#] {
             assert!(parse(text).is_err(), "{text}");

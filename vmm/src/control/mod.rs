@@ -16,16 +16,17 @@ mod view;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    Answer, LineError, REQUEST_MAX, ReportAnswer, ReportRequest, Request, Since, TraceAnswer,
-    TraceRequest,
+    Answer, ForgetRequest, LineError, REQUEST_MAX, ReportAnswer, ReportRequest, Request, Since,
+    TraceAnswer, TraceRequest, TuneRequest,
 };
 pub use view::TOP_MAX;
 
 pub use crate::local_socket::SocketError;
 
 use crate::local_socket::LocalSocket;
+use crate::slice::{SpecError, hold_policy};
 use devices::delegate::Counts;
-use dsm::Handle;
+use dsm::{Handle, Tuning};
 use message::read_line;
 use rustix::net::Shutdown as Ends;
 use std::collections::BTreeMap;
@@ -210,11 +211,23 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
             None => silent(),
         },
         Request::Report(_) => report(slice, &memory, &delegated),
-        Request::ForgetDevicePages(_) => {
-            memory.forget_device_pages();
+        Request::ForgetDevicePages(request) => {
+            memory.forget_device_pages(request.only);
             report(slice, &memory, &delegated)
         }
+        Request::Tune(request) => match tuning(request) {
+            Ok(tuning) => {
+                memory.tune(tuning);
+                report(slice, &memory, &delegated)
+            }
+            Err(error) => Answer::Refused(error.to_string()),
+        },
     }
+}
+
+fn tuning(request: &TuneRequest) -> Result<Tuning, SpecError> {
+    let hold = request.hold_us.map(hold_policy).transpose()?;
+    Ok(Tuning { hold, companions: request.companions })
 }
 
 fn report(slice: SliceId, memory: &Handle, delegated: &Delegated) -> Answer {

@@ -17,8 +17,8 @@
 
 mod refused;
 
-use devices::virtio::UsedMemory;
-use dsm::GuestRam;
+use devices::virtio::{Used, UsedMemory};
+use dsm::{DeviceUse, GuestRam};
 use std::sync::Arc;
 use thiserror::Error;
 use vm_memory::mmap::MmapRegionError;
@@ -47,7 +47,19 @@ pub(crate) struct GuestMemory {
     ram: Arc<GuestRam>,
 }
 
+/// Who uses it.
+#[derive(Debug)]
+pub(crate) struct UsedBy {
+    ram: Arc<GuestRam>,
+    device: u16,
+}
+
 impl GuestMemory {
+    /// What a device tells of its use of this memory.
+    pub(crate) fn used_by(&self, device: u16) -> UsedBy {
+        UsedBy { ram: Arc::clone(&self.ram), device }
+    }
+
     pub(crate) fn new(ram: &Arc<GuestRam>) -> Result<Self, GuestMemoryError> {
         let mut regions = Vec::new();
         for (guest_address, host_address, bytes) in ram.slots() {
@@ -66,8 +78,12 @@ impl GuestMemory {
     }
 }
 
-impl UsedMemory for GuestMemory {
-    fn used(&self, address: u64, bytes: u64) {
-        self.ram.mark_for_devices(address, bytes);
+impl UsedMemory for UsedBy {
+    fn used(&self, address: u64, bytes: u64, what: Used) {
+        let what = match what {
+            Used::Data => DeviceUse::Data,
+            Used::Frame => DeviceUse::Frame,
+        };
+        self.ram.mark_for_device(self.device, address, bytes, what);
     }
 }

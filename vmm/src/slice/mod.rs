@@ -29,6 +29,7 @@ pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
+pub(crate) use spec::hold_policy;
 pub use spec::{
     ConsoleEnd, DeviceKind, DeviceSpec, DiskFormat, Interrupts, PageTables, Rings, SliceSpec,
     SpecError, VmSpec,

@@ -331,10 +331,7 @@ impl VmSpec {
             .zip(&self.slices)
             .flat_map(|(id, spec)| (0..spec.vcpus).map(|_| *id))
             .collect();
-        let (min, max) = self.hold_us;
-        if min > max || max > 1_000_000 {
-            return Err(SpecError::Hold(min, max));
-        }
+        let hold = hold_policy(self.hold_us)?;
         if self.devices.len() > DEVICES_MAX {
             return Err(SpecError::Devices(self.devices.len()));
         }
@@ -366,15 +363,23 @@ impl VmSpec {
                 .timer_spacing
                 .parse()
                 .map_err(|_| choice("the timer spacing", &self.timer_spacing))?,
-            hold: HoldPolicy {
-                min_ns: min * 1000,
-                max_ns: max * 1000,
-                busy_max_ns: max * 10_000,
-                contended_max_ns: max * 25_000,
-                ..HoldPolicy::default()
-            },
+            hold,
         })
     }
+}
+
+/// The policy with this least and most window, in microseconds.
+pub(crate) fn hold_policy((min, max): (u64, u64)) -> Result<HoldPolicy, SpecError> {
+    if min > max || max > 1_000_000 {
+        return Err(SpecError::Hold(min, max));
+    }
+    Ok(HoldPolicy {
+        min_ns: min * 1000,
+        max_ns: max * 1000,
+        busy_max_ns: max * 10_000,
+        contended_max_ns: max * 25_000,
+        ..HoldPolicy::default()
+    })
 }
 
 impl Shape {

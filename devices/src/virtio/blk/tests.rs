@@ -1,7 +1,7 @@
 use super::super::testing::{Buffer, Driver, Guest, MEMORY_BYTES};
 use super::*;
 use crate::back_end::DiskDone;
-use crate::virtio::{F_EVENT_IDX, UsedMemory};
+use crate::virtio::{F_EVENT_IDX, Used, UsedMemory};
 use proptest::prelude::*;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -348,7 +348,7 @@ struct Treacherous {
 }
 
 impl UsedMemory for Treacherous {
-    fn used(&self, _: u64, _: u64) {
+    fn used(&self, _: u64, _: u64, _: Used) {
         if let Some((address, bytes)) = self.changes.lock().unwrap().pop() {
             self.memory.write_slice(&bytes, GuestAddress(address)).unwrap();
         }

@@ -1,6 +1,6 @@
 //! A queue pair of a network device (5.1.6).
 
-use super::super::ring::Chain;
+use super::super::ring::{Chain, Frame};
 use super::super::worker::Seat;
 use super::super::{Doorbell, QueueContext, QueueWorker, RingError};
 use super::{F_MRG_RXBUF, HEADER_BUFFERS, HEADER_BYTES, Inlet, NetDevice};
@@ -56,8 +56,8 @@ impl NetPair {
         (device, pair): (Arc<NetDevice>, u16),
         doorbell: Doorbell,
     ) -> Result<Self, RingError> {
-        let receive = Seat::new(context, features, receive)?;
-        let transmit = Seat::new(context, features, transmit)?;
+        let receive = Seat::new(context, features, receive, Frame::default())?;
+        let transmit = Seat::new(context, features, transmit, Frame::default())?;
         let window = usize::try_from(RECEIVE_WINDOW).unwrap_or(0);
         let (inlet, packets) = sync_channel(window);
         device.open(pair, Inlet { packets: inlet, doorbell: doorbell.clone(), room: 0 });

@@ -2,6 +2,7 @@ use super::super::testing::{Driver, Guest, INDIRECT, MEMORY_BYTES, NEXT, WRITE};
 use super::*;
 use crate::virtio::F_VERSION_1;
 use proptest::prelude::*;
+use std::sync::Mutex;
 
 const BASE: u64 = 0x10_0000;
 const DATA: u64 = 0x20_0000;
@@ -35,6 +36,49 @@ fn chains_direct_and_indirect_are_taken_apart() {
     }
     assert_eq!(ring.pop(), Ok(None));
     assert_eq!(driver.used(), heads.map(|head| (u32::from(head), 3)));
+}
+
+/// Remembers all that it is told.
+#[derive(Default)]
+struct Told(Mutex<Vec<(u64, u64, Used)>>);
+
+impl UsedMemory for Told {
+    fn used(&self, address: u64, bytes: u64, what: Used) {
+        self.0.lock().unwrap().push((address, bytes, what));
+    }
+}
+
+#[test]
+fn frame_of_a_request_is_told_apart_from_its_data() {
+    let (guest, mut driver, ring) = started();
+    let (told, setup) = (Arc::new(Told::default()), driver.setup());
+    let frame = Frame { head: 16, tail: 1 };
+    let mut ring = ring.with_used(&setup, Arc::<Told>::clone(&told), frame);
+    let rings = told.0.lock().unwrap().split_off(0);
+    assert_eq!(rings.len(), 3);
+    assert!(rings.iter().all(|(_, _, what)| *what == Used::Data));
+    driver.indirect(TABLE, &[(DATA, 16, false), (DATA + 64, 1, true)]);
+    ring.pop().unwrap().unwrap();
+    // The rings are told of each time.
+    let mut of_table = told.0.lock().unwrap().split_off(0);
+    assert_eq!(of_table.split_off(of_table.len() - 3), rings);
+    assert_eq!(of_table.first(), Some(&(TABLE, 2 * 16, Used::Data)));
+    assert!(of_table[1..].iter().all(|(_, _, what)| *what == Used::Frame));
+    // A header in two pieces, the second with data behind it; a status behind data.
+    driver.request(&[(DATA, 10, false), (DATA + 64, 100, false), (DATA + 256, 33, true)]);
+    ring.pop().unwrap().unwrap();
+    let (data, frame) = (Used::Data, Used::Frame);
+    assert_eq!(
+        told.0.lock().unwrap()[..5],
+        [
+            (DATA, 10, frame),
+            (DATA + 64, 6, frame),
+            (DATA + 70, 94, data),
+            (DATA + 256, 32, data),
+            (DATA + 288, 1, frame)
+        ]
+    );
+    drop(guest);
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Queues {
         let context = QueueContext {
             device,
             memory: Arc::clone(&self.memory.memory),
-            used: Arc::new(self.memory.clone()),
+            used: Arc::new(self.memory.used_by(device.0)),
             msix: Arc::clone(&slot.msix),
             faults: Arc::clone(&self.faults),
         };

@@ -1,0 +1,33 @@
+//! `tessera tune`: other settings for running slices.
+
+use anyhow::Result;
+use clap::{ArgAction, Args};
+use std::path::PathBuf;
+use vmm::control::{Answer, Client, Request, TuneRequest};
+
+use crate::bootstrap::window;
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Control socket of a slice; may be given for several slices on this host
+    #[arg(long, value_name = "PATH", required = true)]
+    control: Vec<PathBuf>,
+    /// Least and most microseconds that a page stays where it just came, from now on
+    #[arg(long, value_name = "MIN:MAX", value_parser = window)]
+    hold: Option<(u64, u64)>,
+    /// Whether pages that a slice lacks together are asked for together
+    #[arg(long, value_name = "true|false", action = ArgAction::Set)]
+    companions: Option<bool>,
+}
+
+/// Changes what is given, and prints the counters of each slice as JSON, a line each.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let request =
+        Request::Tune(TuneRequest { hold_us: arguments.hold, companions: arguments.companions });
+    for path in &arguments.control {
+        if let Answer::Report(report) = Client::connect(path)?.ask(&request)? {
+            println!("{}", serde_json::to_string(&report)?);
+        }
+    }
+    Ok(())
+}
