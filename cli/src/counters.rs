@@ -26,8 +26,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     } else {
         Request::Report(ReportRequest {})
     };
-    for path in &arguments.control {
-        let answer = Client::connect(path)?.ask(&request)?;
+    tell(&arguments.control, &request)
+}
+
+/// Asks slices for something that they answer with their counters, and prints these.
+pub(crate) fn tell(control: &[PathBuf], request: &Request) -> Result<()> {
+    for path in control {
+        let answer = Client::connect(path)?.ask(request)?;
         if let Answer::Report(report) = answer {
             println!("{}", serde_json::to_string(&report)?);
         }

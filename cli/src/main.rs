@@ -58,23 +58,15 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     let result = match arguments.role {
-        Role::Bootstrap(arguments) => bootstrap::run(arguments),
-        Role::Companion(arguments) => companion::run(&arguments),
-        Role::Trace(arguments) => match trace::run(&arguments) {
-            Ok(()) => return ExitCode::SUCCESS,
-            Err(error) => Err(error),
-        },
-        Role::Counters(arguments) => match counters::run(&arguments) {
-            Ok(()) => return ExitCode::SUCCESS,
-            Err(error) => Err(error),
-        },
-        Role::Tune(arguments) => match tune::run(&arguments) {
-            Ok(()) => return ExitCode::SUCCESS,
-            Err(error) => Err(error),
-        },
+        Role::Bootstrap(arguments) => bootstrap::run(arguments).map(Some),
+        Role::Companion(arguments) => companion::run(&arguments).map(Some),
+        Role::Trace(arguments) => trace::run(&arguments).map(|()| None),
+        Role::Counters(arguments) => counters::run(&arguments).map(|()| None),
+        Role::Tune(arguments) => tune::run(&arguments).map(|()| None),
     };
     match result {
-        Ok(ending) => finish(&ending),
+        Ok(Some(ending)) => finish(&ending),
+        Ok(None) => ExitCode::SUCCESS,
         Err(error) => {
             // A name of a file, or a peer, may bring line breaks along.
             eprintln!("tessera: {}", joined(&format!("{error:#}")));

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use clap::{ArgAction, Args};
 use std::path::PathBuf;
-use vmm::control::{Answer, Client, Request, TuneRequest};
+use vmm::control::{Request, TuneRequest};
 
 use crate::bootstrap::window;
+use crate::counters::tell;
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -24,10 +25,5 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let request =
         Request::Tune(TuneRequest { hold_us: arguments.hold, companions: arguments.companions });
-    for path in &arguments.control {
-        if let Answer::Report(report) = Client::connect(path)?.ask(&request)? {
-            println!("{}", serde_json::to_string(&report)?);
-        }
-    }
-    Ok(())
+    tell(&arguments.control, &request)
 }

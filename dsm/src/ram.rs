@@ -230,12 +230,16 @@ impl GuestRam {
         let Some(last) = bytes.checked_sub(1).and_then(|rest| address.checked_add(rest)) else {
             return;
         };
-        let pages = match what {
-            DeviceUse::Data => &self.device_pages,
-            DeviceUse::Frame => &self.frame_pages,
-        };
+        let pages = self.used_for(what);
         for offset in (address / PAGE..=last / PAGE).map_while(|gfn| self.offset(Gfn(gfn))) {
             pages.mark(offset / PAGE_SIZE);
+        }
+    }
+
+    fn used_for(&self, what: DeviceUse) -> &DevicePages {
+        match what {
+            DeviceUse::Data => &self.device_pages,
+            DeviceUse::Frame => &self.frame_pages,
         }
     }
 
@@ -263,10 +267,7 @@ impl GuestRam {
     /// travelled since the start. A page that is used for both is one of data.
     #[must_use]
     pub fn device_pages(&self, what: DeviceUse) -> (u64, u64) {
-        match what {
-            DeviceUse::Data => self.device_pages.counts(),
-            DeviceUse::Frame => self.frame_pages.counts(),
-        }
+        self.used_for(what).counts()
     }
 
     /// Bytes of the file and of each mapping.

@@ -93,14 +93,12 @@ impl Disks {
         let disks = host.state()?.disks;
         let paths: Vec<_> =
             disks.iter().filter_map(|path| path.to_str()).map(str::to_owned).collect();
-        match &paths[..] {
-            [raw, files] => Ok(Self { raw: raw.clone(), files: files.clone(), fio: None }),
-            [raw, files, fio @ ..] => {
-                let fio = <[String; 2]>::try_from(fio.to_vec()).ok();
-                Ok(Self { raw: raw.clone(), files: files.clone(), fio })
-            }
+        let (raw, files, fio) = match &paths[..] {
+            [raw, files] => (raw, files, None),
+            [raw, files, system, fio] => (raw, files, Some([system.clone(), fio.clone()])),
             _ => bail!("the host has {} disks", paths.len()),
-        }
+        };
+        Ok(Self { raw: raw.clone(), files: files.clone(), fio })
     }
 
     /// All, in the order in which the guest sees them.
