@@ -6,7 +6,7 @@ use std::time::Duration;
 use tessera_benches::carrier::Carrier;
 use tessera_benches::delegated::{Delegated, Way};
 use tessera_benches::placement::Place;
-use tessera_benches::raw::stream;
+use tessera_benches::raw::{Source, stream};
 
 /// What file systems ask for: a block, and the largest request.
 const SIZES: [u32; 2] = [4096, 1 << 20];
@@ -43,7 +43,8 @@ fn bare(criterion: &mut Criterion) {
         group.bench_function(carrier.name(), |bencher| {
             bencher.iter_custom(|count| {
                 let pages = usize::try_from(count * 256).expect("a few megabytes");
-                let found = stream(carrier, pages, CORES).expect("the stream arrives");
+                let found =
+                    stream(carrier, pages, Source::Memory, CORES).expect("the stream arrives");
                 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
                 Duration::from_secs_f64(pages as f64 * 4096.0 / 1e6 / found)
             });

@@ -137,17 +137,26 @@ fn ask(asker: &mut dyn Transport, rounds: usize, waiting: Waiting) -> Result<Sam
     Ok(Samples::new(times))
 }
 
+/// What a raw stream is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Memory of its size, each page once.
+    Memory,
+    /// The pages of one frame, again and again, which stay in the cache.
+    OneFrame,
+}
+
 /// Megabytes a second of so many pages sent one after another, in the frames of a run: as many pages in each as
-/// the engine puts there.
+/// the engine puts there. They are received into memory of their size.
 ///
 /// # Errors
 /// The transport fails.
-pub fn stream(carrier: Carrier, pages: usize, places: [Place; 2]) -> Result<f64> {
+pub fn stream(carrier: Carrier, pages: usize, source: Source, places: [Place; 2]) -> Result<f64> {
     let [mut receiver, mut sender] = carrier.pair()?;
     scope(|threads| {
         let sending = threads.spawn(move || {
             settle_as_engine(places[1]);
-            pour(sender.as_mut(), pages).map(|()| sender)
+            pour(sender.as_mut(), pages, source).map(|()| sender)
         });
         let receiving = threads.spawn(move || {
             settle_as_engine(places[0]);
@@ -160,14 +169,19 @@ pub fn stream(carrier: Carrier, pages: usize, places: [Place; 2]) -> Result<f64>
     })
 }
 
-fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
-    let contents = vec![7u8; usize::from(BATCH_MAX) * PAGE_SIZE];
+fn pour(sender: &mut dyn Transport, pages: usize, source: Source) -> Result<()> {
+    let held = match source {
+        Source::Memory => pages,
+        Source::OneFrame => usize::from(BATCH_MAX),
+    };
+    let contents = vec![7u8; held * PAGE_SIZE];
     let mut left = pages;
     while left > 0 {
         let count = left.min(usize::from(BATCH_MAX));
         let head = run_head(u16::try_from(count)?);
         loop {
-            let body = &contents[..count * PAGE_SIZE];
+            let at = (pages - left) % held;
+            let body = &contents[at * PAGE_SIZE..][..count * PAGE_SIZE];
             match sender.send(SliceId(0), Class::Coherence, &head, body) {
                 Ok(()) => break,
                 Err(SendError::Full) => {
@@ -191,7 +205,8 @@ fn pour(sender: &mut dyn Transport, pages: usize) -> Result<()> {
 fn run_head(pages: u16) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD_BYTES);
     let (first, access, bodies) = (Gfn(1), Access::Write, (1 << pages) - 1);
-    Batch { epoch: Epoch(1), first, pages, access, held_us: 0, bodies }.encode(&mut head);
+    Batch { epoch: Epoch(1), first, pages, access, held_us: 0, bodies, placed: false }
+        .encode(&mut head);
     head
 }
 

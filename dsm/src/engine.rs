@@ -16,17 +16,18 @@ use crate::backlog::Backlog;
 use crate::classify::{Classifier, PageClass};
 use crate::device_pages::DeviceUse;
 use crate::handle::{Bell, Command, CopyError, Handle, Tuning};
+use crate::inbox::Inbox;
+use crate::parcel::Parcel;
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, PageMoves, Report};
 use crate::schedule::{self, Look};
-use crate::sending::Parcel;
 use crate::store::Store;
 use crate::trace::{Company, FaultKind, Trace, Tracing};
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::foresight::{Companions, Lack, Streams};
-use dsm_protocol::{Access, Config, Effect, Gfn, Input, Message, Node, ProtocolError};
+use dsm_protocol::{Access, Config, Effect, Gfn, Input, Node, ProtocolError};
 use std::collections::BTreeMap;
 use std::io::Error;
 use std::os::fd::{AsRawFd, RawFd};
@@ -35,7 +36,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use transport::{Class, Event, SendError, Transport};
-use wire::{Batch, DecodeError, Epoch, PAGE_SIZE, PageBody, SliceId};
+use wire::{DecodeError, PAGE_SIZE, SliceId};
 
 /// Transport events handled before faults and commands are looked at again.
 const POLL_BUDGET: usize = 64;
@@ -217,7 +218,7 @@ pub struct Engine {
     bystanders: Vec<SliceId>,
     /// Cores that this process may use.
     cores: usize,
-    /// Slices that write pages into our memory, and we into theirs.
+    /// Slices that may write pages into our memory.
     pub(crate) placers: Vec<SliceId>,
     pub(crate) moved: PageMoves,
     stopping: bool,
@@ -611,6 +612,12 @@ impl Engine {
                     let now = nanoseconds_since(*started);
                     result = inbox.take(now, from, bytes);
                 }
+                Event::Head { bytes, length, landing, .. } => {
+                    *landing = inbox.landing(bytes, length);
+                }
+                Event::Landed { from, bytes, length } => {
+                    result = inbox.landed(nanoseconds_since(*started), from, bytes, length);
+                }
                 Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
                 Event::Lost { peer, cause } => lost = Some((peer, cause)),
             }
@@ -695,61 +702,6 @@ impl Engine {
 /// The engine's clock.
 fn nanoseconds_since(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// What a coherence frame changes.
-struct Inbox<'a> {
-    node: &'a mut Node,
-    store: &'a mut Store,
-    classifier: &'a mut Classifier,
-    trace: &'a mut Trace,
-    effects: &'a mut Vec<Effect>,
-    placers: &'a [SliceId],
-    moved: &'a mut PageMoves,
-}
-
-impl Inbox<'_> {
-    /// Decodes one coherence frame and steps the protocol with it.
-    fn take(&mut self, now: u64, from: SliceId, bytes: &[u8]) -> Result<(), EngineError> {
-        let garbage = |source| EngineError::Garbage { from, source };
-        if let Some((batch, bodies)) = Batch::decode(bytes).map_err(garbage)? {
-            let mut messages = batch.messages(bodies);
-            return messages.try_for_each(|(message, body)| {
-                self.trace.received(from, &message, Company::InRun);
-                self.message(now, from, batch.epoch, message, Some(body))
-            });
-        }
-        let (epoch, message, body) = Message::decode(bytes).map_err(garbage)?;
-        self.trace.received(from, &message, Company::Alone);
-        self.message(now, from, epoch, message, body)
-    }
-
-    fn message(
-        &mut self,
-        now: u64,
-        from: SliceId,
-        epoch: Epoch,
-        message: Message,
-        body: Option<PageBody<'_>>,
-    ) -> Result<(), EngineError> {
-        match body {
-            Some(PageBody::Placed) if !self.placers.contains(&from) => {
-                return Err(EngineError::NotLent { from });
-            }
-            Some(PageBody::Placed) => self.moved.placed_in += 1,
-            Some(PageBody::Bytes(_)) => self.moved.copies += 1,
-            _ => {}
-        }
-        if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
-            self.store.ram.moved(gfn);
-        }
-        if let Message::Root { vcpu, gfn } = &message {
-            self.classifier.set_root(*vcpu, *gfn);
-        }
-        let input = Input::Message { from, epoch, message };
-        self.node.step(now, input, &mut self.store.with_body(body), self.effects)?;
-        self.store.take_failure().map_or(Ok(()), Err)
-    }
 }
 
 /// Waits until one of the descriptors is readable or the time is over; tells which are.

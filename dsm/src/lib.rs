@@ -26,10 +26,12 @@ mod fault_queue;
 
 mod handle;
 mod huge;
+mod inbox;
 mod local_pager;
 mod maps;
 mod memory;
 mod page_set;
+mod parcel;
 mod placing;
 mod prepare;
 mod ram;

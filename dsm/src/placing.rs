@@ -1,24 +1,31 @@
-//! Pages that an adapter writes into the memory of the slice that asked for them (`--rdma-memory registered`).
+//! Pages that are written straight into the memory of the slice that asked for them: by an adapter
+//! (`--rdma-memory registered`), or into the memory file of a slice on the same machine.
 
 use crate::engine::Engine;
+use crate::parcel::Parcel;
 use dsm_protocol::{Gfn, Message};
 use transport::{Class, SendError};
 use wire::SliceId;
 
 impl Engine {
-    /// Finds out which peers lend their memory. Memory of ours that is lent is pinned as a whole.
+    /// Lends memory to the peers, and finds out who lends theirs through an adapter. Memory of ours that an
+    /// adapter was lent is pinned as a whole.
     pub(crate) fn find_placers(&mut self) {
         let peers = self.transport.peers().iter().copied();
         self.placers = peers.filter(|peer| self.transport.places(*peer)).collect();
         if !self.placers.is_empty() {
             self.store.ram.set_pinned();
+        } else if let Some(memory) = self.store.ram.lendable()
+            && self.transport.lend(&memory)
+        {
+            self.placers = self.transport.peers().to_vec();
         }
     }
 
     /// True for a page of data, not all zeros, for a peer that lends its memory.
     pub(crate) fn may_place(&self, to: SliceId, message: &Message, gfn: Gfn) -> bool {
         let is_data = matches!(message, Message::Data { .. });
-        is_data && self.placers.contains(&to) && !self.store.ram.is_zero(gfn)
+        is_data && self.transport.places(to) && !self.store.ram.is_zero(gfn)
     }
 
     /// Writes a page of data into the requester's memory and tells it so. False where that cannot be, or
@@ -31,16 +38,36 @@ impl Engine {
     pub(crate) fn place(&mut self, to: SliceId, message: &Message, gfn: Gfn) -> bool {
         let offset = self.store.ram.offset(gfn).and_then(|offset| u64::try_from(offset).ok());
         let Some(offset) = offset else { return false };
+        let mut head = std::mem::take(&mut self.head);
+        head.clear();
+        message.encode_placed(self.node.epoch(), &mut head);
+        let placed = self.place_at(to, &head, offset, 1);
+        self.head = head;
+        self.moved.placed_out += u64::from(placed);
+        placed
+    }
+
+    /// The same for neighbouring pages.
+    pub(crate) fn place_parcel(&mut self, parcel: &Parcel) -> bool {
+        if !self.transport.places(parcel.to) {
+            return false;
+        }
+        let Some((offset, pages)) = parcel.piece(&self.store.ram) else { return false };
+        let mut head = std::mem::take(&mut self.head);
+        head.clear();
+        parcel.head(self.node.epoch(), true, &mut head);
+        let placed = self.place_at(parcel.to, &head, offset, pages);
+        self.head = head;
+        self.moved.placed_out += if placed { u64::from(parcel.full()) } else { 0 };
+        placed
+    }
+
+    fn place_at(&mut self, to: SliceId, head: &[u8], offset: u64, pages: u16) -> bool {
         if self.backlog.holds(to, Class::Coherence) {
             // What waits there goes first.
             return false;
         }
-        let mut head = std::mem::take(&mut self.head);
-        head.clear();
-        message.encode_placed(self.node.epoch(), &mut head);
-        let result = self.transport.place(to, Class::Coherence, &head, offset);
-        self.head = head;
-        self.moved.placed_out += u64::from(result.is_ok());
+        let result = self.transport.place(to, Class::Coherence, head, offset, pages);
         // A lost peer is reported by the next poll.
         matches!(result, Ok(()) | Err(SendError::Gone))
     }

@@ -140,8 +140,10 @@ impl GuestRam {
         let (blocks, bytes) = lay_out(frames)?;
         let size = u64::try_from(bytes).map_err(|_| RamError::Layout)?;
         let failed = |what| move |source| RamError::Call { what, bytes: size, source };
-        let file = memory_file(c"tessera-guest-ram", 0).map_err(failed("memfd_create"))?;
+        let sealable = libc::MFD_ALLOW_SEALING;
+        let file = memory_file(c"tessera-guest-ram", sealable).map_err(failed("memfd_create"))?;
         file.set_len(size).map_err(failed("ftruncate"))?;
+        fix_size(&file).map_err(failed("F_ADD_SEALS"))?;
         let guest = Span::reserve(bytes).map_err(failed("mmap"))?;
         let alias = Span::reserve(bytes).map_err(failed("mmap"))?;
         for span in [&guest, &alias] {
@@ -314,10 +316,12 @@ impl GuestRam {
             return None;
         }
         let keep = Arc::clone(self);
+        // One descriptor more: without it the memory is lent to adapters only.
         // SAFETY: the alias is a mapping of the file that stays until `self` is dropped, and no hole is ever
         // punched into the file. Its pages are only collapsed into huge ones while nobody has pinned
         // them (`crate::huge`; the kernel refuses it for pinned pages too). All access is by pointers.
-        Some(unsafe { PageMemory::new(self.alias.start(), self.bytes, keep) })
+        let memory = unsafe { PageMemory::new(self.alias.start(), self.bytes, keep) };
+        Some(memory.clone().in_file(&self.file).unwrap_or(memory))
     }
 
     /// The memory was lent: an adapter has pinned all pages.
@@ -445,6 +449,30 @@ impl GuestRam {
         unsafe { out.set_len(out.len() + PAGE_SIZE) };
     }
 
+    /// Byte offset of neighbouring pages in the file, if they lie there side by side.
+    pub(crate) fn file_run(&self, first: Gfn, pages: u64) -> Option<usize> {
+        let (start, last) = (self.offset(first)?, Gfn(first.0 + pages.checked_sub(1)?));
+        let in_file = |at: usize| self.place_at(at) != Place::Apart;
+        let end = self.offset(last)?;
+        let bytes = usize::try_from(pages - 1).ok()? * PAGE_SIZE;
+        (end.checked_sub(start) == Some(bytes) && in_file(start) && in_file(end)).then_some(start)
+    }
+
+    /// The bytes of neighbouring pages where they lie, if they lie side by side.
+    ///
+    /// # Safety
+    /// Nobody stores to the pages while the bytes are used: they were taken from the guest, or may only be
+    /// read, on every slice.
+    pub(crate) unsafe fn still(&self, first: Gfn, pages: u64) -> Option<&[u8]> {
+        let last = Gfn(first.0 + pages.checked_sub(1)?);
+        let bytes = usize::try_from(pages).ok()? * PAGE_SIZE;
+        let start = self.alias_page(first);
+        // Blocks and chunks that lie elsewhere begin anew: in between nothing does.
+        let together = self.alias_page(last) == start.wrapping_add(bytes - PAGE_SIZE);
+        // SAFETY: pages of a mapping that lives as long as self; the caller keeps them as they are.
+        together.then(|| unsafe { std::slice::from_raw_parts(start, bytes) })
+    }
+
     /// Copies out of a page as it was when this slice last had it, which may be long ago. False where
     /// there is no memory, or this slice never had the page: reading must not make it one that it had.
     #[must_use]
@@ -519,6 +547,14 @@ pub(crate) fn memory_file(name: &CStr, flags: libc::c_uint) -> Result<File, Erro
     }
     // SAFETY: the descriptor is new and owned by nobody else.
     Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Seals the size of a memory file: whoever is lent it can rely on that.
+fn fix_size(file: &File) -> Result<(), Error> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: the call takes no pointer.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Places frames in the file such that whole chunks can be huge pages; with the bytes of the file.

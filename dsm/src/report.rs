@@ -42,13 +42,15 @@ pub struct HotPage {
 /// How contents of pages went from memory to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageMoves {
-    /// Copies of pages by this slice's processors, out of guest memory into a frame or back. The transport
+    /// Copies of pages by this slice's engine, out of guest memory into a frame or back. The transport
     /// copies such a frame further; a page that is placed never is in a frame.
     pub copies: u64,
-    /// Pages that the adapter wrote into another slice's memory.
+    /// Pages that went into another slice's memory, by an adapter or into its memory file.
     pub placed_out: u64,
-    /// Pages that another slice's adapter wrote into ours.
+    /// Pages that another slice brought into ours so.
     pub placed_in: u64,
+    /// Pages that the transport received into guest memory.
+    pub landed: u64,
 }
 
 /// Counters of one engine since its start.

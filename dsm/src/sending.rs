@@ -1,8 +1,9 @@
 //! What a step wants sent: frames out, pages of a run together.
 //!
 //! ```text
-//!   effects --page for one who lends its memory--> written there by the adapter, head after it (placing)
-//!      |------Data of a neighbour, given alike---> parcel --full, or something else--> one frame
+//!   effects --Data of a neighbour, given alike---> parcel --full, or something else--> one frame
+//!      |                                             \--for one who lends its memory--> written there,
+//!      |                                                                    one frame after it (placing)
 //!      \------anything else----------------------------------------------------------> one frame
 //! ```
 //! Frames of one class to one slice leave in the order of the effects. What finds no room waits ([`crate::backlog`]).
@@ -10,61 +11,14 @@
 use crate::engine::{Engine, EngineError};
 use crate::ram::GuestRam;
 use crate::trace::Company;
-use dsm_protocol::{Access, Effect, Gfn, Message};
+use dsm_protocol::{Effect, Gfn, Message};
+use std::sync::Arc;
 use transport::{Class, SendError};
-use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
+use wire::{BATCH_MAX, Epoch, PAGE_SIZE, PLACED_MAX, SliceId};
 
 /// So many pages are a run: their frames are large, and writing each at once costs one copy less
 /// than writing them together.
 const MANY: usize = 16;
-
-/// Pages that go out together.
-#[derive(Debug, Default)]
-pub(crate) struct Parcel {
-    to: SliceId,
-    first: Gfn,
-    pages: u16,
-    access: Access,
-    held_us: u32,
-    /// A bit for each page that is not all zeros.
-    bodies: u64,
-    bytes: Vec<u8>,
-}
-
-impl Parcel {
-    /// Takes the page of a message in; false if it does not belong to those that are here.
-    fn take(&mut self, to: SliceId, message: &Message, ram: &GuestRam) -> bool {
-        let Message::Data { gfn, access, acks: 0, held_us, table: None } = *message else {
-            return false;
-        };
-        if self.pages == 0 {
-            (self.to, self.first, self.access, self.held_us) = (to, gfn, access, held_us);
-            self.bodies = 0;
-            self.bytes.clear();
-        }
-        let next = Gfn(self.first.0 + u64::from(self.pages));
-        let alike = (self.to, self.access, self.held_us) == (to, access, held_us);
-        if !alike || next != gfn || self.pages == BATCH_MAX {
-            return false;
-        }
-        if append_page(ram, gfn, &mut self.bytes) {
-            self.bodies |= 1 << self.pages;
-        }
-        self.pages += 1;
-        true
-    }
-
-    /// Appends the head of the frame: one page travels as the message that it came in.
-    fn head(&self, epoch: Epoch, head: &mut Vec<u8>) {
-        let Self { first, pages, access, held_us, bodies, .. } = *self;
-        if pages == 1 {
-            let message = Message::Data { gfn: first, access, acks: 0, held_us, table: None };
-            message.encode(epoch, bodies != 0, head);
-        } else {
-            Batch { epoch, first, pages, access, held_us, bodies }.encode(head);
-        }
-    }
-}
 
 /// Appends the bytes of a page; nothing, and false, if they are all zeros.
 fn append_page(ram: &GuestRam, gfn: Gfn, bytes: &mut Vec<u8>) -> bool {
@@ -127,17 +81,16 @@ impl Engine {
         if let Some(gfn) = page {
             self.store.ram.moved(gfn);
         }
-        if let Some(gfn) = page.filter(|gfn| self.may_place(to, message, *gfn)) {
-            self.send_parcel()?;
-            if self.place(to, message, gfn) {
-                return Ok(());
-            }
-        }
-        if self.parcel.take(to, message, &self.store.ram) {
+        let most = if self.transport.places(to) { PLACED_MAX } else { BATCH_MAX };
+        if self.parcel.take(to, message, &self.store.ram, most) {
             return Ok(());
         }
         self.send_parcel()?;
-        if self.parcel.take(to, message, &self.store.ram) {
+        if self.parcel.take(to, message, &self.store.ram, most) {
+            return Ok(());
+        }
+        if page.is_some_and(|gfn| self.may_place(to, message, gfn) && self.place(to, message, gfn))
+        {
             return Ok(());
         }
         let mut body = std::mem::take(&mut self.body);
@@ -152,15 +105,22 @@ impl Engine {
 
     /// Sends the pages that wait for neighbours.
     fn send_parcel(&mut self) -> Result<(), EngineError> {
-        if self.parcel.pages == 0 {
+        let parcel = std::mem::take(&mut self.parcel);
+        if parcel.pages == 0 || self.place_parcel(&parcel) {
             return Ok(());
         }
-        let mut parcel = std::mem::take(&mut self.parcel);
-        self.moved.copies += u64::from(parcel.bodies.count_ones());
-        let result =
-            self.send_with_head(parcel.to, &parcel.bytes, |epoch, head| parcel.head(epoch, head));
-        parcel.pages = 0;
-        self.parcel = parcel;
+        let ram = Arc::clone(&self.store.ram);
+        let (mut head, mut spare) =
+            (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
+        let mut result = Ok(());
+        for part in parcel.parts() {
+            head.clear();
+            part.head(self.node.epoch(), false, &mut head);
+            let (body, copied) = part.body(&ram, &mut spare);
+            self.moved.copies += u64::from(copied);
+            result = result.and_then(|()| self.send_frame(part.to, Class::Coherence, &head, body));
+        }
+        (self.head, self.body) = (head, spare);
         result
     }
 

@@ -194,10 +194,9 @@ impl Store {
         }
         let runs = self.takings.take();
         for run in &runs {
-            for gfn in run.iter() {
-                self.watch(gfn);
-                self.ram.back(gfn);
-            }
+            run.iter().for_each(|gfn| self.watch(gfn));
+            // By themselves: each waits for memory, and so they wait together.
+            run.iter().for_each(|gfn| self.ram.back(gfn));
             self.take_run(*run)?;
             for gfn in run.iter() {
                 self.chunks.took(gfn);

@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use wire::RUN_MAX;
 
 /// Pages on their way.
-const FLYING_MAX: u32 = 2 * RUN_MAX as u32;
+const FLYING_MAX: u32 = 4 * RUN_MAX as u32;
 /// Chunks followed at a time.
 const CHUNKS_MAX: usize = 16;
 /// How long a vCPU waits for a chunk to be full that has the page it needs.
@@ -447,16 +447,17 @@ mod tests {
         let mut whole = begun(true);
         ask(&mut whole, 0);
         assert_eq!(whole.piece_of(Gfn(FIRST + 100), 0), None, "on its way");
-        assert_eq!(whole.piece_of(Gfn(FIRST + 300), 0), None, "not the next");
-        assert_eq!(whole.piece_of(Gfn(FIRST + 130), 0), Some((Gfn(FIRST + 128), 64, Access::Read)));
+        assert_eq!(whole.piece_of(Gfn(FIRST + 400), 0), None, "not the next");
+        assert_eq!(whole.piece_of(Gfn(FIRST + 260), 0), Some((Gfn(FIRST + 256), 64, Access::Read)));
     }
 
     #[test]
     fn pages_that_never_come_do_not_stop_the_run() {
         let mut whole = begun(true);
-        assert_eq!(ask(&mut whole, 0), 128);
+        let most = u64::from(FLYING_MAX);
+        assert_eq!(ask(&mut whole, 0), most);
         assert_eq!(ask(&mut whole, LOST_NS), 0);
-        assert_eq!(ask(&mut whole, LOST_NS + 1), 128);
+        assert_eq!(ask(&mut whole, LOST_NS + 1), most);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the engine asks of a carrier: three byte streams to one peer, and a way to be woken.
 
-use std::io::{self, IoSlice};
+use crate::memory::PageMemory;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
@@ -30,17 +31,39 @@ pub(crate) trait Carrier: Send {
     fn wakeup(&mut self, offset: u64, events: EventSet) -> Wakeup;
     /// Reads what is there: `WouldBlock` when nothing is, `Ok(0)` at the end of the stream.
     fn read(&mut self, class: usize, into: &mut [u8]) -> io::Result<usize>;
+    /// Reads what is there into one place after another.
+    fn read_parts(&mut self, class: usize, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut sum = 0;
+        for part in parts {
+            match self.read(class, part) {
+                Ok(count) => {
+                    sum += count;
+                    if count < part.len() {
+                        break;
+                    }
+                }
+                // What was read counts; the error comes again.
+                Err(_) if sum > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sum)
+    }
     /// Writes what fits: `WouldBlock` when nothing does.
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
     /// Starts or ends waking for room in the stream of `class`.
     fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()>;
+    /// Offers memory to the peer to write pages into. False where that is not done so.
+    fn lend(&mut self, _memory: &PageMemory) -> io::Result<bool> {
+        Ok(false)
+    }
     /// Whether pages can be written into the peer's memory.
     fn places(&self) -> bool {
         false
     }
-    /// Writes the page at an offset of our memory to the same offset of the peer's, ahead of all that is
-    /// written to the stream of `class` from now on. False when there is no room for it.
-    fn place_page(&mut self, _class: usize, _offset: u64) -> io::Result<bool> {
+    /// Writes the pages from an offset of our memory on to the same offset of the peer's, ahead of all that
+    /// is written to the stream of `class` from now on. False when there is no room for them.
+    fn place_pages(&mut self, _class: usize, _offset: u64, _pages: u16) -> io::Result<bool> {
         Ok(false)
     }
     /// Whether something came, known without a system call.

@@ -14,11 +14,13 @@
 //! Silence is counted in observed timer ticks, not in time: when this process itself was stopped,
 //! its peers are not to blame.
 
+mod landing;
 mod peer;
 
 use crate::carrier::{Carrier, TOKENS, watch};
 use crate::config::Config;
 use crate::frame::{CLASSES, HEAD_BYTES_U32, class_index};
+use crate::memory::PageMemory;
 use crate::seam::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
 use crate::sys::borrow;
 use peer::Peer;
@@ -50,6 +52,8 @@ pub(crate) struct Engine<C: Carrier> {
     turn: usize,
     /// Frames are only queued, but for interrupts.
     corked: bool,
+    /// Memory for bodies to be received into.
+    memory: Option<PageMemory>,
 }
 
 impl<C: Carrier> fmt::Debug for Engine<C> {
@@ -99,6 +103,7 @@ impl<C: Carrier> Engine<C> {
             events,
             turn: 0,
             corked: false,
+            memory: None,
         };
         // Something may have come before the descriptors were watched.
         engine.settle();
@@ -155,6 +160,19 @@ impl<C: Carrier> Engine<C> {
         result
     }
 
+    /// True when the memory was offered to all peers.
+    pub(crate) fn lend(&mut self, memory: &PageMemory) -> bool {
+        self.memory = Some(memory.clone());
+        let mut all = !self.peers.is_empty();
+        for peer in &mut self.peers {
+            all &= peer.lend(memory);
+        }
+        if self.peers.iter().any(Peer::has_unreported_loss) {
+            self.wake();
+        }
+        all
+    }
+
     pub(crate) fn places(&self, peer: SliceId) -> bool {
         self.ids.binary_search(&peer).is_ok_and(|index| self.peers[index].places())
     }
@@ -165,10 +183,12 @@ impl<C: Carrier> Engine<C> {
         class: Class,
         head: &[u8],
         offset: u64,
+        pages: u16,
     ) -> Result<(), SendError> {
         let length = u32::try_from(head.len()).map_err(|_| SendError::TooLarge)?;
         let index = self.ids.binary_search(&to).map_err(|_| SendError::Gone)?;
-        let result = self.peers[index].place(usize::from(class_index(class)), length, offset);
+        let result =
+            self.peers[index].place(usize::from(class_index(class)), length, offset, pages);
         match result {
             Ok(()) => self.send_to(index, class, length, head, &[]),
             Err(error) => {
@@ -207,7 +227,8 @@ impl<C: Carrier> Engine<C> {
         for class in 0..CLASSES.len() {
             for step in 0..count {
                 let peer = &mut self.peers[(self.turn + step) % count];
-                handed += peer.pump(&self.epoll, class, budget - handed, sink);
+                let memory = self.memory.as_ref();
+                handed += peer.pump(&self.epoll, class, budget - handed, memory, sink);
             }
         }
         self.turn = if count == 0 { 0 } else { (self.turn + 1) % count };
@@ -310,6 +331,10 @@ impl<T: OverEngine> Transport for T {
         self.engine_mut().look()
     }
 
+    fn lend(&mut self, memory: &PageMemory) -> bool {
+        self.engine_mut().lend(memory)
+    }
+
     fn places(&self, peer: SliceId) -> bool {
         self.engine().places(peer)
     }
@@ -320,8 +345,9 @@ impl<T: OverEngine> Transport for T {
         class: Class,
         head: &[u8],
         offset: u64,
+        pages: u16,
     ) -> Result<(), SendError> {
-        self.engine_mut().place(to, class, head, offset)
+        self.engine_mut().place(to, class, head, offset, pages)
     }
 }
 

@@ -208,6 +208,19 @@ impl Decoder {
         }))
     }
 
+    /// The payload's length of a data frame that is only half here, and what is here of the payload.
+    pub(crate) fn half_frame(&self) -> Option<(usize, &[u8])> {
+        let held = &self.buffer[self.start..self.end];
+        let (kind, length) = check(held, self.class).ok()??;
+        let here = held.get(HEAD_BYTES..).filter(|here| here.len() < length)?;
+        (kind == KIND_DATA).then_some((length, here))
+    }
+
+    /// Forgets what is here of that frame: the rest of it is not put into [`Self::room`].
+    pub(crate) fn drop_half(&mut self) {
+        self.start = self.end;
+    }
+
     /// Whether `next_frame` has something to say (a frame or an error).
     #[must_use]
     pub fn has_frame(&self) -> bool {
@@ -286,6 +299,27 @@ mod tests {
 
         assert_eq!(decoder.next_frame(), Ok(Some(Received::Credit(0x0102_0304))));
         assert_eq!(decoder.next_frame(), Ok(None));
+    }
+
+    #[test]
+    fn half_a_frame_is_seen_and_dropped() {
+        let mut decoder = Decoder::new(Class::Bulk);
+        let mut bytes = data_head(100, Class::Bulk).to_vec();
+        bytes.extend([7; 30]);
+        for (count, half) in [(5, None), (8, Some(0)), (38, Some(30))] {
+            let mut decoder = Decoder::new(Class::Bulk);
+            decoder.room()[..count].copy_from_slice(&bytes[..count]);
+            decoder.filled(count);
+            assert_eq!(decoder.half_frame().map(|(_, here)| here.len()), half);
+        }
+        decoder.room()[..38].copy_from_slice(&bytes);
+        decoder.filled(38);
+        decoder.drop_half();
+        assert!(!decoder.is_partial() && decoder.half_frame().is_none());
+        let next = heartbeat(Class::Bulk);
+        decoder.room()[..next.len()].copy_from_slice(&next);
+        decoder.filled(next.len());
+        assert_eq!(decoder.next_frame(), Ok(Some(Received::Heartbeat)));
     }
 
     proptest! {

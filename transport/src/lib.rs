@@ -30,6 +30,8 @@ mod secret;
 pub mod shm;
 mod sys;
 pub mod tcp;
+#[cfg(test)]
+mod testing;
 
 pub use clock::ClockEstimate;
 pub use config::{CarrierKind, Config, ConfigError, RdmaMemory};
@@ -41,7 +43,7 @@ pub use mesh::{
     Refused,
 };
 pub use rdma::{RdmaError, RdmaTransport};
-pub use seam::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
+pub use seam::{Class, Event, FRAME_BYTES_MAX, LANDING_HEAD_MAX, Landing, SendError, Transport};
 pub use secret::{Secret, SecretError};
 pub use shm::ShmTransport;
 pub use tcp::TcpTransport;

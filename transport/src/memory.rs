@@ -4,6 +4,8 @@
 
 use std::any::Any;
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
 /// A mapping of this slice's pages, and what keeps it mapped.
@@ -11,6 +13,7 @@ use std::sync::Arc;
 pub struct PageMemory {
     start: usize,
     bytes: usize,
+    file: Option<Arc<File>>,
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
@@ -23,7 +26,22 @@ impl PageMemory {
     /// the old page. The bytes may change at any time, so they are reached by pointers only.
     #[must_use]
     pub unsafe fn new(start: usize, bytes: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { start, bytes, _keep: keep }
+        Self { start, bytes, file: None, _keep: keep }
+    }
+
+    /// Names the memory file that is mapped, from its first byte on: slices of the same machine may write
+    /// pages into it. Its size must be sealed.
+    ///
+    /// # Errors
+    /// No more descriptors.
+    pub fn in_file(self, file: &File) -> io::Result<Self> {
+        Ok(Self { file: Some(Arc::new(file.try_clone()?)), ..self })
+    }
+
+    /// The memory file, if one was named.
+    #[must_use]
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_deref()
     }
 
     /// Its first address.

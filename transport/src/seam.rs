@@ -1,5 +1,6 @@
 //! The seam: what the rest of a slice knows of its transport, whatever carries the bytes.
 
+use crate::memory::PageMemory;
 use std::os::fd::BorrowedFd;
 use wire::SliceId;
 
@@ -18,9 +19,43 @@ pub enum Class {
 /// The largest frame, head and payload together, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 
+/// The longest head of a frame whose body is received where it belongs, in bytes.
+pub const LANDING_HEAD_MAX: usize = 64;
+
+/// Where the body of a frame belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landing {
+    /// Bytes of the frame that are no body: at most [`LANDING_HEAD_MAX`].
+    pub head: usize,
+    /// Byte offset in the memory that was lent, of the body's first byte.
+    pub offset: u64,
+}
+
 /// What `poll` reports.
 #[derive(Debug)]
 pub enum Event<'a> {
+    /// A large frame of coherence has begun: its body can be received into the memory that was lent
+    /// ([`Transport::lend`]) if it is said now where. Whoever says so expects it there and touches that
+    /// memory no more until `Landed`. Otherwise the frame comes as any other.
+    Head {
+        /// The sender.
+        from: SliceId,
+        /// The first [`LANDING_HEAD_MAX`] bytes.
+        bytes: &'a [u8],
+        /// Bytes of the whole frame.
+        length: usize,
+        /// To be filled in.
+        landing: &'a mut Option<Landing>,
+    },
+    /// The body of such a frame is where it belongs; this comes in place of the frame.
+    Landed {
+        /// The sender.
+        from: SliceId,
+        /// The head alone.
+        bytes: &'a [u8],
+        /// Bytes of the whole frame.
+        length: usize,
+    },
     /// A whole frame, exactly as it was sent (head and payload joined).
     Frame {
         /// The sender.
@@ -85,17 +120,23 @@ pub trait Transport: Send {
     fn look(&mut self) -> bool {
         false
     }
-    /// Whether pages can be written from this slice's [`PageMemory`] into that of a peer. The same for
-    /// as long as the transport lives, and at both ends.
+    /// Offers this slice's memory to its peers, for pages to be written into, where that takes no adapter's
+    /// leave. True if they may do so from now on; others were given the memory when they were made, or
+    /// cannot use it.
+    fn lend(&mut self, _memory: &PageMemory) -> bool {
+        false
+    }
+    /// Whether pages can be written from this slice's [`PageMemory`] into that of a peer. Once it is so, it
+    /// stays so as long as the peer does.
     fn places(&self, _peer: SliceId) -> bool {
         false
     }
-    /// Writes the page at a byte offset of this slice's memory to the same offset of the peer's, and
-    /// queues `head` as a frame that comes after it. No CPU copies the page. Until the peer answered,
-    /// nobody may change the page here, and the peer must expect it there.
+    /// Writes the pages from a byte offset of this slice's memory on to the same offset of the peer's, and
+    /// queues `head` as a frame that comes after them. Until the peer answered, nobody may change the pages
+    /// here, and the peer must expect them there.
     ///
     /// # Errors
-    /// `Full` when there is no room for it now, and always where [`Self::places`] is false: send the page
+    /// `Full` when there is no room for it now, and always where [`Self::places`] is false: send the pages
     /// as bytes.
     fn place(
         &mut self,
@@ -103,6 +144,7 @@ pub trait Transport: Send {
         _class: Class,
         _head: &[u8],
         _offset: u64,
+        _pages: u16,
     ) -> Result<(), SendError> {
         Err(SendError::Full)
     }

@@ -3,7 +3,10 @@
 //! Each pair of slices shares one sealed memfd with six byte rings (two directions, three classes),
 //! two eventfd doorbells, and a UNIX socket that carries nothing: it ends when the other process
 //! ends. The rings carry the same frames as TCP, so credits, lease and garbage are treated alike.
+//! Slices that lend each other their memory write pages straight into it (`placing`): the socket
+//! carries the memory file then, once.
 
+mod placing;
 mod ring;
 mod setup;
 
@@ -13,7 +16,9 @@ use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::{Config, ConfigError};
 use crate::engine::{Engine, OverEngine};
 use crate::handshake::HandshakeError;
+use crate::memory::PageMemory;
 use crate::pairs;
+use placing::Loans;
 use ring::{Region, Side};
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
@@ -21,6 +26,7 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wire::SliceId;
 
 const OFFSET_DOORBELL: u64 = 0;
@@ -74,9 +80,21 @@ pub(crate) struct ShmCarrier {
     /// Rung by us.
     peer_bell: File,
     life: UnixStream,
+    loans: Loans,
 }
 
 impl ShmCarrier {
+    /// What the life socket says: the cause, if the peer is gone.
+    fn life_says(&mut self) -> Option<String> {
+        let mut mark = [0];
+        match self.life.recv_with_fd(&mut mark).map_err(io::Error::from) {
+            Ok((0, _)) => Some(String::from("ended or let go of the shared memory")),
+            Ok((_, file)) => self.loans.borrow(mark[0], file).err().map(String::from),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => Some(format!("broke the connection: {error}")),
+        }
+    }
+
     fn ring(bell: &File) -> io::Result<()> {
         let mut bell = bell;
         match bell.write(&1u64.to_ne_bytes()) {
@@ -116,13 +134,7 @@ impl Carrier for ShmCarrier {
             let _ = (&self.own_bell).read(&mut count);
             return Wakeup { readable: [true; 3], writable: [true; 3], gone: None };
         }
-        let gone = match (&self.life).read(&mut [0; 1]) {
-            Ok(0) => Some(String::from("ended or let go of the shared memory")),
-            Ok(_) => Some(String::from("sent bytes where only its end was expected")),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(error) => Some(format!("broke the connection: {error}")),
-        };
-        Wakeup { gone, ..Wakeup::default() }
+        Wakeup { gone: self.life_says(), ..Wakeup::default() }
     }
 
     fn read(&mut self, class: usize, into: &mut [u8]) -> io::Result<usize> {
@@ -147,6 +159,18 @@ impl Carrier for ShmCarrier {
             Self::ring(&self.own_bell)?;
         }
         Ok(())
+    }
+
+    fn lend(&mut self, memory: &PageMemory) -> io::Result<bool> {
+        self.loans.lend(memory, &self.life)
+    }
+
+    fn places(&self) -> bool {
+        self.loans.places()
+    }
+
+    fn place_pages(&mut self, _class: usize, offset: u64, pages: u16) -> io::Result<bool> {
+        Ok(self.loans.place(offset, pages))
     }
 
     fn arm(&mut self) -> bool {

@@ -5,7 +5,7 @@ use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
 use crate::engine::{Engine, OverEngine};
 use crate::pairs;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -65,6 +65,10 @@ impl Carrier for TcpCarrier {
 
     fn read(&mut self, class: usize, into: &mut [u8]) -> io::Result<usize> {
         self.streams[class].read(into)
+    }
+
+    fn read_parts(&mut self, class: usize, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.streams[class].read_vectored(parts)
     }
 
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {

@@ -86,6 +86,7 @@ fn poll(transport: &mut dyn Transport, budget: usize) -> Vec<Seen> {
         seen.push(match event {
             Event::Frame { from, class, bytes } => Seen::Frame(from, class, bytes.to_vec()),
             Event::Lost { peer, cause } => Seen::Lost(peer, cause),
+            Event::Head { .. } | Event::Landed { .. } => panic!("no memory was lent"),
         });
     });
     assert_eq!(count, seen.len());
@@ -310,7 +311,7 @@ fn nothing_is_placed_in_memory_that_is_not_lent<T: Backend>() {
     for peer in [A, B, SliceId(9)] {
         assert!(!a.places(peer));
     }
-    assert_eq!(a.place(B, Class::Coherence, b"head", 0), Err(SendError::Full));
+    assert_eq!(a.place(B, Class::Coherence, b"head", 0, 1), Err(SendError::Full));
     // Nothing of it was sent, and the next frame is the first.
     a.send(B, Class::Coherence, b"after", &[]).unwrap();
     let seen = gather_from(&mut a, &mut b, 1);

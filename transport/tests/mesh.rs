@@ -75,7 +75,7 @@ fn everybody_talks(transports: &mut [&mut dyn Transport]) {
                     assert_eq!(bytes, format!("{from} to {local}").as_bytes());
                     seen.push(from);
                 }
-                Event::Lost { cause, .. } => panic!("{cause}"),
+                other => panic!("{other:?}"),
             });
         }
     }

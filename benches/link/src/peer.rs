@@ -68,7 +68,7 @@ impl Peer {
     }
 
     pub(crate) fn place(&mut self, head: &[u8], offset: u64) -> Result<()> {
-        self.insist(|transport, to| transport.place(to, Class::Coherence, head, offset))
+        self.insist(|transport, to| transport.place(to, Class::Coherence, head, offset, 1))
     }
 
     fn insist(
@@ -134,6 +134,8 @@ impl Peer {
                 came.push_back(frame);
             }
             Event::Lost { cause, .. } => *lost = Some(cause),
+            // Memory is not lent here.
+            Event::Head { .. } | Event::Landed { .. } => {}
         });
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::cluster::{Cluster, Plan};
 use crate::crew::Done;
 use crate::native::Native;
 use crate::paging::GuestPages;
-use crate::raw::stream;
+use crate::raw::{Source, stream};
 use crate::samples::median;
 use anyhow::{Result, ensure};
 use dsm::Memory;
@@ -40,7 +40,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
         "{} MiB of slice 1, written there, read in order by slice 0: medians of {rounds} runs in turns with \
-         the raw stream; memory prepared at the start on both ({}), as the raw stream's is, and guest pages \
+         the raw stream of as much memory; memory prepared at the start on both ({}), as the raw stream's is, and guest pages \
          of 2 MiB, unless said otherwise",
         pages / 256,
         Memory::MemfdPrealloc
@@ -60,7 +60,8 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             rows.push(Row { name: format!("{} {what}", carrier.name()), figures });
             bandwidth
         };
-        let raw = row("raw stream", found.raw);
+        let raw = row("raw stream, from memory to memory", found.raw);
+        row("raw stream, of one frame that stays in the cache", found.raw_cached);
         let ordered = row("in order", found.ordered);
         row("in order, memory as it comes, guest pages of 4 KiB", found.plain);
         let mapped = row("floor of that: first read of mapped local memory", found.mapped);
@@ -95,6 +96,8 @@ struct Sizes {
 #[derive(Default)]
 struct Found {
     raw: Vec<f64>,
+    /// The same with a source that stays in the cache.
+    raw_cached: Vec<f64>,
     ordered: Vec<f64>,
     /// Without memory prepared, and with small pages in the guest.
     plain: Vec<f64>,
@@ -132,7 +135,9 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
         let plain = setting.two_slices(carrier, &[512, 512]);
         let prepared =
             Plan { memory: Memory::MemfdPrealloc, guest_pages: GuestPages::Large, ..plain.clone() };
-        found.raw.push(stream(carrier, usize::try_from(pages)?, CORES)?);
+        let raw = |source| stream(carrier, usize::try_from(pages)?, source, CORES);
+        found.raw.push(raw(Source::Memory)?);
+        found.raw_cached.push(raw(Source::OneFrame)?);
         found.ordered.push(read(&prepared, pages, 1)?);
         found.plain.push(read(&plain, pages, 1)?);
         found.mapped.push(floor::mapped(setting.image, pages)?);

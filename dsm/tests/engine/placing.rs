@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::scope;
 use std::time::Duration;
 use tessera_dsm::{EngineError, GuestRam, Memory, Replicate, Uplink};
-use transport::{Class, Config, Event, PageMemory, SendError, ShmTransport, Transport, rdma, shm};
+use transport::{
+    Class, Config, Event, PageMemory, SendError, ShmTransport, Transport, rdma, shm, tcp,
+};
 use wire::{Epoch, SliceId};
 
 const FRAMES: u64 = 2048;
@@ -55,15 +57,23 @@ impl Transport for Adapter {
     fn places(&self, _: SliceId) -> bool {
         true
     }
-    fn place(&mut self, to: SliceId, class: Class, head: &[u8], at: u64) -> Result<(), SendError> {
+    fn place(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        at: u64,
+        pages: u16,
+    ) -> Result<(), SendError> {
         self.asked += 1;
         if self.refuses.is_some_and(|every| self.asked.is_multiple_of(every)) {
             return Err(SendError::Full);
         }
         let at = usize::try_from(at).unwrap();
         let from = with_exposed_provenance::<u8>(self.from + at);
-        // SAFETY: a page of the other slice's alias, which `_keep` keeps mapped, and of ours.
-        unsafe { copy_nonoverlapping(from, with_exposed_provenance_mut(self.to + at), 4096) };
+        let bytes = usize::from(pages) * 4096;
+        // SAFETY: pages of the other slice's alias, which `_keep` keeps mapped, and of ours.
+        unsafe { copy_nonoverlapping(from, with_exposed_provenance_mut(self.to + at), bytes) };
         self.frames.send(to, class, head, &[])
     }
 }
@@ -114,19 +124,19 @@ fn add_and_read(slices: &[Slice; 2]) {
     assert_eq!(slices[0].word(200, 5).load(Ordering::Relaxed), 0);
 }
 
-/// Runs it; the pages copied and placed by slice 0 and by slice 1.
+/// Runs it; the pages copied, placed and landed by slice 0 and by slice 1.
 fn counted(
     mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
-) -> Option<[[u64; 3]; 2]> {
+) -> Option<[[u64; 4]; 2]> {
     let memory = Memory::default();
     let slices = start_over(FRAMES, memory, Replicate::Nothing, |_| Box::new(Silent), mesh)?;
     add_and_read(&slices);
     let moves = [0, 1].map(|id: usize| {
         let moves = slices[id].handle.report(LIMIT).unwrap().page_moves;
-        [moves.copies, moves.placed_out, moves.placed_in]
+        [moves.copies, moves.placed_out, moves.placed_in, moves.landed]
     });
     stop(slices);
-    println!("copies, placed out, placed in: {moves:?}");
+    println!("copies, placed out, placed in, landed: {moves:?}");
     Some(moves)
 }
 
@@ -145,6 +155,49 @@ fn uffd_pages_without_room_at_the_adapter_are_copied() {
 
     assert!(first[0] > 0 && first[1] > 0, "{first:?}");
     assert_eq!([first[2], second[2]], [second[1], first[1]]);
+}
+
+#[test]
+fn uffd_slices_on_one_machine_write_pages_into_each_others_memory_files() {
+    let moves = counted(|_| {
+        let mesh = shm::mesh(2, &Config::default()).unwrap();
+        mesh.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
+    });
+    let Some([first, second]) = moves else { return };
+
+    // The first pages may go before the memory files have come.
+    assert!(first[1] >= 200 && second[1] > 0, "{first:?} {second:?}");
+    assert_eq!([first[2], second[2]], [second[1], first[1]]);
+}
+
+#[test]
+fn uffd_pages_of_a_run_land_in_guest_memory() {
+    let memory = Memory::default();
+    let slices = start_over(
+        FRAMES,
+        memory,
+        Replicate::Nothing,
+        |_| Box::new(Silent),
+        |_| {
+            let mesh = tcp::mesh(2, &Config::default()).unwrap();
+            mesh.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
+        },
+    );
+    let Some(slices) = slices else { return };
+    // The first time the pages are new to slice 1's memory file, and go through a buffer.
+    for round in 1..=3 {
+        for frame in 100..500 {
+            slices[0].word(frame, 5).store(frame * round, Ordering::Relaxed);
+            slices[0].word(frame, 511).store(frame + round, Ordering::Relaxed);
+        }
+        for frame in 100..500 {
+            assert_eq!(slices[1].word(frame, 5).load(Ordering::Relaxed), frame * round);
+            assert_eq!(slices[1].word(frame, 511).load(Ordering::Relaxed), frame + round);
+        }
+        let landed = slices[1].handle.report(LIMIT).unwrap().page_moves.landed;
+        assert!((landed > 0) == (round > 1), "{landed} pages landed after round {round}");
+    }
+    stop(slices);
 }
 
 #[test]

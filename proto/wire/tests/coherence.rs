@@ -110,6 +110,7 @@ proptest! {
         bits in any::<u64>(),
         held_us in any::<u32>(),
         write in any::<bool>(),
+        placed in any::<bool>(),
         fill in any::<u8>(),
     ) {
         let batch = Batch {
@@ -119,10 +120,16 @@ proptest! {
             access: if write { Access::Write } else { Access::Read },
             held_us,
             bodies: bits & ((1 << pages) - 1),
+            placed,
         };
         let mut bytes = Vec::new();
         batch.encode(&mut bytes);
-        let count = usize::try_from(batch.bodies.count_ones()).unwrap();
+        let carried = if placed { 0 } else { batch.bodies.count_ones() };
+        let count = usize::try_from(carried).unwrap();
+        prop_assert_eq!(
+            Batch::decode_head(&bytes, bytes.len() + count * PAGE_SIZE),
+            Ok(Some(batch))
+        );
         bytes.extend(vec![fill; count * PAGE_SIZE]);
 
         let (back, bodies) = Batch::decode(&bytes).unwrap().unwrap();
@@ -133,7 +140,8 @@ proptest! {
         for ((at, gfn), (message, body)) in (0..).zip(first..).zip(seen) {
             prop_assert_eq!(message.gfn(), Some(Gfn(gfn)));
             let there = batch.bodies & 1 << at != 0;
-            prop_assert_eq!(body, if there { PageBody::Bytes(&whole) } else { PageBody::Zero });
+            let full = if placed { PageBody::Placed } else { PageBody::Bytes(&whole) };
+            prop_assert_eq!(body, if there { full } else { PageBody::Zero });
         }
 
         bytes.push(0);
@@ -143,7 +151,7 @@ proptest! {
     #[test]
     fn decode_of_arbitrary_batch_never_panics(
         bytes in vec(any::<u8>(), 0..3 * PAGE_SIZE),
-        count in 0..20_u16,
+        count in 0..70_u16,
         bits in 0..8_u64,
     ) {
         let mut bytes: Vec<u8> = std::iter::once(19).chain(bytes).collect();

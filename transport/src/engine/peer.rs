@@ -1,13 +1,15 @@
 //! One peer: its three streams, what it may send, what it may be sent, and how it ends.
 
 use super::cost;
+use super::landing::{Arriving, LOOK, is_worth_it};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::frame::{CLASSES, Decoder, HEAD_BYTES, Received, credit, data_head, heartbeat};
+use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::seam::{Class, Event, SendError};
+use crate::seam::{Class, Event, LANDING_HEAD_MAX, SendError};
 use std::fmt;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
 use vmm_sys_util::epoll::{Epoll, EventSet};
 use wire::SliceId;
@@ -20,6 +22,10 @@ const READS_MAX: u32 = 4;
 struct Stream {
     class: Class,
     decoder: Decoder,
+    /// A body on its way to where it belongs; what comes after it is in the decoder.
+    arriving: Option<Arriving>,
+    /// The owner did not say where the body of the frame belongs that is half here.
+    declined: bool,
     outbox: Outbox,
     /// Bytes may be there to read.
     readable: bool,
@@ -75,6 +81,8 @@ impl<C: Carrier> Peer<C> {
         let streams = [0, 1, 2].map(|at: usize| Stream {
             class: CLASSES[at],
             decoder: Decoder::new(CLASSES[at]),
+            arriving: None,
+            declined: false,
             outbox: Outbox::default(),
             readable: true,
             writable: true,
@@ -124,6 +132,7 @@ impl<C: Carrier> Peer<C> {
             stream.ended = true;
             stream.readable = false;
             stream.decoder = Decoder::new(stream.class);
+            stream.arriving = None;
         }
     }
 
@@ -176,19 +185,36 @@ impl<C: Carrier> Peer<C> {
         Ok(())
     }
 
+    /// Offers memory to the peer; false where it cannot be used.
+    pub(super) fn lend(&mut self, memory: &PageMemory) -> bool {
+        if !self.is_alive() {
+            return false;
+        }
+        self.carrier.lend(memory).unwrap_or_else(|error| {
+            self.die(&format!("cannot be lent memory: {error}"));
+            false
+        })
+    }
+
     pub(super) fn places(&self) -> bool {
         self.carrier.places()
     }
 
-    /// Writes a page, if its frame of `length` bytes can be sent after it.
-    pub(super) fn place(&mut self, at: usize, length: u32, offset: u64) -> Result<(), SendError> {
+    /// Writes pages, if their frame of `length` bytes can be sent after them.
+    pub(super) fn place(
+        &mut self,
+        at: usize,
+        length: u32,
+        offset: u64,
+        pages: u16,
+    ) -> Result<(), SendError> {
         if !self.is_alive() {
             return Err(SendError::Gone);
         }
         if !self.streams[at].admits(length, self.queue_frames) || !self.carrier.places() {
             return Err(SendError::Full);
         }
-        match self.carrier.place_page(at, offset) {
+        match self.carrier.place_pages(at, offset, pages) {
             Ok(true) => Ok(()),
             Ok(false) => Err(SendError::Full),
             Err(error) => {
@@ -286,11 +312,13 @@ impl<C: Carrier> Peer<C> {
         epoll: &Epoll,
         at: usize,
         budget: usize,
+        memory: Option<&PageMemory>,
         sink: &mut dyn FnMut(Event<'_>),
     ) -> usize {
         if matches!(self.life, Life::Lost) {
             return 0;
         }
+        let memory = memory.filter(|_| self.streams[at].class == Class::Coherence);
         let mut handed = 0;
         for _ in 0..=READS_MAX {
             match self.streams[at].deliver(self.slice, budget - handed, sink) {
@@ -300,33 +328,51 @@ impl<C: Carrier> Peer<C> {
                     return handed;
                 }
             }
-            let full = handed == budget && self.streams[at].decoder.has_frame();
+            let full = handed == budget && self.streams[at].has_frame();
             if full || !self.streams[at].readable {
                 break;
             }
-            self.read(at);
+            if let Some(memory) = memory {
+                self.streams[at].offer(self.slice, memory, sink);
+            }
+            self.read(at, if memory.is_some() { LOOK } else { usize::MAX });
         }
         self.grant(epoll, at);
         handed
     }
 
-    /// One read into the decoder.
-    fn read(&mut self, at: usize) {
+    /// One read: to where a body belongs, and behind that into the decoder, so many bytes at most.
+    fn read(&mut self, at: usize, most: usize) {
         let stream = &mut self.streams[at];
         let room = stream.decoder.room();
-        let size = room.len();
+        let most = most.min(room.len());
+        let room = &mut room[..most];
+        let body = stream.arriving.as_mut().map(Arriving::rest).unwrap_or_default();
+        let size = body.len() + room.len();
         if size == 0 {
             return;
         }
-        match self.carrier.read(at, room) {
+        let result = match body.is_empty() {
+            true => self.carrier.read(at, room),
+            false => {
+                let parts = &mut [IoSliceMut::new(body), IoSliceMut::new(room)];
+                self.carrier.read_parts(at, parts)
+            }
+        };
+        match result {
             Ok(0) => {
                 stream.readable = false;
                 stream.ended = true;
-                let cut = if stream.decoder.is_partial() { " inside a frame" } else { "" };
+                let partial = stream.decoder.is_partial() || stream.arriving.is_some();
+                let cut = if partial { " inside a frame" } else { "" };
                 self.die(&format!("closed the connection{cut}"));
             }
             Ok(count) => {
-                stream.decoder.filled(count);
+                let count_behind = match &mut stream.arriving {
+                    Some(arriving) => arriving.filled(count),
+                    None => count,
+                };
+                stream.decoder.filled(count_behind);
                 // Less than asked for: it is empty now, and epoll tells when it no longer is.
                 stream.readable = count == size;
                 self.heard = true;
@@ -390,7 +436,7 @@ impl<C: Carrier> Peer<C> {
     }
 
     fn has_work(&self) -> bool {
-        self.streams.iter().any(|stream| stream.readable || stream.decoder.has_frame())
+        self.streams.iter().any(|stream| stream.readable || stream.has_frame())
     }
 
     /// Ends a poll. Returns whether work is left.
@@ -424,7 +470,10 @@ impl Stream {
         budget: usize,
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, String> {
-        let mut handed = 0;
+        let mut handed = self.land(from, budget, sink)?;
+        if self.arriving.is_some() {
+            return Ok(handed);
+        }
         while handed < budget {
             match self.decoder.next_frame().map_err(|error| format!("broke the format: {error}"))? {
                 None => break,
@@ -437,11 +486,8 @@ impl Stream {
                 }
                 Some(Received::Data(bytes)) => {
                     let length = u32::try_from(bytes.len()).expect("the decoder bounds it");
-                    let cost = cost(length);
-                    self.may_receive = self.may_receive.checked_sub(cost).ok_or_else(|| {
-                        format!("broke the credit rule: a frame of {length} bytes has no credit")
-                    })?;
-                    self.owed += cost;
+                    take_credit(&mut self.may_receive, &mut self.owed, length)?;
+                    self.declined = false;
                     handed += 1;
                     sink(Event::Frame { from, class: self.class, bytes });
                 }
@@ -449,6 +495,60 @@ impl Stream {
         }
         Ok(handed)
     }
+
+    /// Tells of a body that is where it belongs.
+    fn land(
+        &mut self,
+        from: SliceId,
+        budget: usize,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, String> {
+        let complete = self.arriving.take_if(|arriving| budget > 0 && arriving.is_complete());
+        let Some(arriving) = complete else { return Ok(0) };
+        take_credit(&mut self.may_receive, &mut self.owed, arriving.length)?;
+        let length = usize::try_from(arriving.length).unwrap_or(usize::MAX);
+        sink(Event::Landed { from, bytes: arriving.head(), length });
+        Ok(1)
+    }
+
+    /// Asks where the body of the frame belongs that is half here.
+    fn offer(&mut self, from: SliceId, memory: &PageMemory, sink: &mut dyn FnMut(Event<'_>)) {
+        if self.arriving.is_some() || self.declined {
+            return;
+        }
+        let Some((length, here)) = self.decoder.half_frame() else { return };
+        let has_credit = u32::try_from(length).is_ok_and(|length| cost(length) <= self.may_receive);
+        if !has_credit || !is_worth_it(length, here) {
+            return;
+        }
+        let mut landing = None;
+        let bytes = &here[..LANDING_HEAD_MAX];
+        sink(Event::Head { from, bytes, length, landing: &mut landing });
+        self.arriving = landing.and_then(|at| Arriving::begin(memory, at, length, here));
+        if self.arriving.is_some() {
+            self.decoder.drop_half();
+        } else {
+            self.declined = true;
+        }
+    }
+
+    /// Whether `deliver` has something to say.
+    fn has_frame(&self) -> bool {
+        match &self.arriving {
+            Some(arriving) => arriving.is_complete(),
+            None => self.decoder.has_frame(),
+        }
+    }
+}
+
+/// A frame has come: its credit is used up, and owed back.
+fn take_credit(may_receive: &mut u32, owed: &mut u32, length: u32) -> Result<(), String> {
+    let cost = cost(length);
+    *may_receive = may_receive
+        .checked_sub(cost)
+        .ok_or_else(|| format!("broke the credit rule: a frame of {length} bytes has no credit"))?;
+    *owed += cost;
+    Ok(())
 }
 
 /// Whether an operation on a non-blocking stream should be tried again later.
@@ -470,6 +570,8 @@ mod tests {
         Stream {
             class: Class::Bulk,
             decoder,
+            arriving: None,
+            declined: false,
             outbox: Outbox::default(),
             readable: false,
             writable: true,

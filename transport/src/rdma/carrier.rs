@@ -334,15 +334,15 @@ impl Carrier for RdmaCarrier {
         self.placing.is_on()
     }
 
-    fn place_page(&mut self, class: usize, offset: u64) -> io::Result<bool> {
+    fn place_pages(&mut self, class: usize, offset: u64, pages: u16) -> io::Result<bool> {
         if class != placing::CLASS {
             return Ok(false);
         }
-        if self.placing.is_full() {
+        if !self.placing.has_room(pages) {
             self.drain();
         }
         self.check()?;
-        Ok(self.placing.push(offset))
+        Ok(self.placing.push(offset, pages))
     }
 
     fn look(&mut self) -> bool {

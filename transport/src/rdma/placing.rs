@@ -42,19 +42,19 @@ impl Placing {
         self.bytes > 0
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.count >= PAGES_MAX
+    pub(super) fn has_room(&self, pages: u16) -> bool {
+        pages <= PAGES_MAX - self.count
     }
 
-    /// Takes a page in. False when there is no room, or no such page.
-    pub(super) fn push(&mut self, offset: u64) -> bool {
-        let inside = offset.checked_add(PAGE).is_some_and(|end| end <= self.bytes);
-        let good = inside && offset.is_multiple_of(PAGE) && !self.is_full();
-        if good {
-            self.waiting.push(offset);
-            self.count += 1;
-        }
-        good
+    /// Takes neighbouring pages in. False when there is no room for all, or no such pages.
+    pub(super) fn push(&mut self, offset: u64, pages: u16) -> bool {
+        let end = offset.checked_add(u64::from(pages) * PAGE).filter(|end| *end <= self.bytes);
+        let Some(end) = end.filter(|_| offset.is_multiple_of(PAGE) && self.has_room(pages)) else {
+            return false;
+        };
+        self.waiting.extend((offset..end).step_by(4096));
+        self.count += pages;
+        true
     }
 
     /// Offsets of the pages that go ahead of the message in a slot, in order.
@@ -79,24 +79,25 @@ mod tests {
     fn pages_outside_the_memory_are_not_taken() {
         let mut placing = Placing::new(8 * PAGE);
 
-        assert!(placing.push(7 * PAGE));
+        assert!(placing.push(7 * PAGE, 1));
         for offset in [8 * PAGE, 7 * PAGE + 1, 12, u64::MAX - 4095, u64::MAX] {
-            assert!(!placing.push(offset), "{offset}");
+            assert!(!placing.push(offset, 1), "{offset}");
         }
-        assert!(!Placing::new(0).push(0) && !Placing::new(0).is_on());
+        assert!(!placing.push(6 * PAGE, 3) && placing.push(5 * PAGE, 3));
+        assert!(!Placing::new(0).push(0, 1) && !Placing::new(0).is_on());
     }
 
     proptest! {
         /// Whatever the order, pages are taken along once, in order, and never more than fit.
         #[test]
-        fn pages_go_once_and_in_order(steps in prop::collection::vec(0u8..4, 0..2000)) {
+        fn pages_go_once_and_in_order(steps in prop::collection::vec((0u8..4, 1u16..70), 0..2000)) {
             let mut placing = Placing::new(u64::MAX);
             let (mut next, mut seen) = (0u64, Vec::new());
             let mut under_way = std::collections::VecDeque::new();
             let mut slot = 0u16;
-            for step in steps {
+            for (step, pages) in steps {
                 match step {
-                    0 | 1 => next += u64::from(placing.push(next * PAGE)),
+                    0 | 1 => if placing.push(next * PAGE, pages) { next += u64::from(pages) },
                     2 if under_way.len() < usize::from(SLOTS[CLASS]) => {
                         seen.extend(placing.take(slot));
                         under_way.push_back(slot);

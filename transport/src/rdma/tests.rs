@@ -1,7 +1,5 @@
 //! How queue pairs end. These need an RDMA port; without one they say so and do nothing, unless
 //! `TESSERA_RDMA=require`.
-#![expect(unsafe_code, reason = "memory to lend is reached by pointers")]
-// UNSAFETY: mappings that live as long as the process, looked at when no adapter writes to them.
 
 use super::device::Wanted;
 use super::setup::Endpoint;
@@ -10,9 +8,9 @@ use super::{RdmaError, RdmaTransport, available, loopback, pair};
 use crate::config::Config;
 use crate::memory::PageMemory;
 use crate::seam::{Class, Event, SendError, Transport};
+use crate::testing::{PAGE, PAGES, bytes_of, fill_page, memory, page_of};
 use sideway::ibverbs::queue_pair::{QueuePair, QueuePairAttribute, QueuePairState};
 use std::io::IoSlice;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::SliceId;
 
@@ -139,40 +137,6 @@ fn refused_registration_names_the_limit() {
     assert!(text.contains("65536 bytes") && text.contains("ulimit -l"), "{text}");
 }
 
-const PAGES: usize = 512;
-const PAGE: usize = 4096;
-
-/// Memory to lend; it lives as long as the process.
-fn memory() -> PageMemory {
-    let size = PAGES * PAGE;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0) };
-    assert_ne!(start, libc::MAP_FAILED);
-    // SAFETY: it is never unmapped.
-    unsafe { PageMemory::new(start.expose_provenance(), size, Arc::new(())) }
-}
-
-/// A byte of it. Tests look only when nobody writes.
-fn byte(memory: &PageMemory, at: usize) -> *mut u8 {
-    assert!(at < memory.bytes());
-    std::ptr::with_exposed_provenance_mut(memory.start() + at)
-}
-
-fn fill_page(memory: &PageMemory, page: usize, with: u8) {
-    // SAFETY: a page of the mapping.
-    unsafe { std::ptr::write_bytes(byte(memory, page * PAGE), with, PAGE) };
-}
-
-/// What all bytes of a page are.
-fn page_of(memory: &PageMemory, page: usize) -> u8 {
-    // SAFETY: a page of the mapping, which is not written meanwhile.
-    let bytes = unsafe { std::slice::from_raw_parts(byte(memory, page * PAGE), PAGE) };
-    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "page {page} is torn");
-    bytes[0]
-}
-
 #[test]
 fn pages_are_there_before_their_frames() {
     if !has_rdma() {
@@ -193,7 +157,7 @@ fn pages_are_there_before_their_frames() {
         while sent < PAGES {
             let offset = u64::try_from(sent * PAGE).unwrap();
             let head = u64::try_from(sent).unwrap().to_le_bytes();
-            match a.place(B, Class::Coherence, &head, offset) {
+            match a.place(B, Class::Coherence, &head, offset, 1) {
                 Ok(()) => sent += 1,
                 Err(error) => {
                     assert_eq!(error, SendError::Full);
@@ -210,14 +174,14 @@ fn pages_are_there_before_their_frames() {
                 assert_eq!(usize::from(page_of(&lent[1], page)), page % 251 + 1);
                 seen += 1;
             }
-            Event::Lost { cause, .. } => panic!("{cause}"),
+            other => panic!("{other:?}"),
         });
     }
     let beyond = u64::try_from(PAGES * PAGE).unwrap();
     for offset in [beyond, beyond - 1, 5, u64::MAX] {
-        assert_eq!(a.place(B, Class::Coherence, &[1], offset), Err(SendError::Full));
+        assert_eq!(a.place(B, Class::Coherence, &[1], offset, 1), Err(SendError::Full));
     }
-    assert_eq!(a.place(B, Class::Bulk, &[1], 0), Err(SendError::Full));
+    assert_eq!(a.place(B, Class::Bulk, &[1], 0, 1), Err(SendError::Full));
 }
 
 #[test]
@@ -229,7 +193,7 @@ fn pages_are_not_placed_where_one_end_lends_nothing() {
 
     for (transport, peer) in mesh.iter_mut().zip([B, A]) {
         assert!(!transport.places(peer));
-        assert_eq!(transport.place(peer, Class::Coherence, &[1], 0), Err(SendError::Full));
+        assert_eq!(transport.place(peer, Class::Coherence, &[1], 0, 1), Err(SendError::Full));
     }
 }
 
@@ -269,8 +233,7 @@ fn key_of_lent_memory_reaches_that_memory_alone() {
     let (mut first, second, lent) = lending();
     let there = second.link.lent().unwrap();
     assert!(writes(&mut first, 1, there.address + bytes - 64, there.key));
-    // SAFETY: inside the mapping, and the write is over.
-    assert_eq!(unsafe { byte(&lent[1], PAGES * PAGE - 1).read() }, 0xee);
+    assert_eq!(bytes_of(&lent[1], PAGES * PAGE - 1, 1), [0xee]);
     // A refused write ends the queue pair, so each is tried by a new one.
     assert!(!writes(&mut first, 1, there.address + bytes - 32, there.key), "beyond the end");
     let (mut first, second, _lent) = lending();

@@ -3,6 +3,7 @@
 //! Over a socket the caller makes the memory and both doorbells and passes the three descriptors,
 //! one byte each, after the handshake. The socket stays open as the sign of life.
 
+use super::placing::Loans;
 use super::ring::{Region, Side, create, doorbell, is_sealed, set_nonblocking};
 use super::{ShmCarrier, ShmError};
 use crate::handshake::{self, Channel, HandshakeError, Party, Role};
@@ -46,7 +47,9 @@ impl Pair {
         let own_bell = own.try_clone()?;
         let peer_bell = other.try_clone()?;
         let place = String::from("shared memory");
-        Ok(Self { peer, carrier: ShmCarrier { place, region, side, own_bell, peer_bell, life } })
+        let loans = Loans::default();
+        let carrier = ShmCarrier { place, region, side, own_bell, peer_bell, life, loans };
+        Ok(Self { peer, carrier })
     }
 
     /// Both sides at once, for slices in one process.

@@ -7,14 +7,16 @@
 //! To the protocol a batch is its messages, one after another. So it is no [`Message`].
 
 use super::{
-    Access, DecodeError, FLAG_BODY, HEAD_BYTES, Head, Message, PAGE_SIZE, PageBody, access_code,
-    decode_access, kind,
+    Access, DecodeError, FLAG_BODY, FLAG_PLACED, HEAD_BYTES, Head, Message, PAGE_SIZE, PageBody,
+    access_code, decode_access, kind,
 };
 use crate::{Epoch, Gfn};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The most pages of a batch: more do not fit a frame of 64 KiB.
 pub const BATCH_MAX: u16 = 15;
+/// The most pages of a batch whose bytes are elsewhere: a bit for each.
+pub const PLACED_MAX: u16 = 64;
 
 /// Neighbouring pages that were given alike: with nothing to wait for, and none of them a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct Batch {
     pub held_us: u32,
     /// A bit for each page, the lowest for the first: whether its bytes follow. Others are all zeros.
     pub bodies: u64,
+    /// The bytes do not follow: they are in the receiver's memory already.
+    pub placed: bool,
 }
 
 impl Batch {
@@ -39,7 +43,7 @@ impl Batch {
         let head = Head {
             kind: kind::DATA_BATCH,
             access: access_code(self.access),
-            flags: FLAG_BODY,
+            flags: if self.placed { FLAG_PLACED } else { FLAG_BODY },
             epoch: self.epoch.0.into(),
             gfn: self.first.0.into(),
             count: self.pages.into(),
@@ -55,14 +59,26 @@ impl Batch {
     /// # Errors
     /// The bytes begin as a batch and are not exactly one.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, &[u8])>, DecodeError> {
+        let Some(batch) = Self::decode_head(bytes, bytes.len())? else { return Ok(None) };
+        Ok(bytes.get(HEAD_BYTES..).map(|bodies| (batch, bodies)))
+    }
+
+    /// Reads the head of a batch of which so many bytes there are in all, here or elsewhere; `None` if it
+    /// is none.
+    ///
+    /// # Errors
+    /// As for [`Self::decode`].
+    pub fn decode_head(bytes: &[u8], length: usize) -> Result<Option<Self>, DecodeError> {
         if bytes.first() != Some(&kind::DATA_BATCH) {
             return Ok(None);
         }
-        let (head, bodies) = Head::read_from_prefix(bytes)
+        let (head, _) = Head::read_from_prefix(bytes)
             .map_err(|_| DecodeError::Length { have: bytes.len(), need: HEAD_BYTES })?;
         let field = |field| DecodeError::Field { kind: kind::DATA_BATCH, field };
         let (first, pages) = (Gfn(head.gfn.get()), head.count.get());
-        if !(1..=BATCH_MAX).contains(&pages) || first.0.checked_add(u64::from(pages)).is_none() {
+        let placed = head.flags & FLAG_PLACED != 0;
+        let most = if placed { PLACED_MAX } else { BATCH_MAX };
+        if !(1..=most).contains(&pages) || first.0.checked_add(u64::from(pages)).is_none() {
             return Err(field("pages"));
         }
         let access = decode_access(head.access).filter(|access| *access != Access::None);
@@ -73,16 +89,17 @@ impl Batch {
             access: access.ok_or_else(|| field("access"))?,
             held_us: head.tag.get(),
             bodies: head.wide.get(),
+            placed,
         };
-        if batch.bodies >> pages != 0 {
+        if batch.bodies.checked_shr(u32::from(pages)).unwrap_or(0) != 0 {
             return Err(field("bodies"));
         }
-        let need = PAGE_SIZE * usize::try_from(batch.bodies.count_ones()).expect("64 at most");
-        if bodies.len() != need {
-            let need = HEAD_BYTES + need;
-            return Err(DecodeError::Length { have: bytes.len(), need });
+        let carried = if placed { 0 } else { batch.bodies.count_ones() };
+        let need = PAGE_SIZE * usize::try_from(carried).expect("64 at most");
+        if length != HEAD_BYTES + need {
+            return Err(DecodeError::Length { have: length, need: HEAD_BYTES + need });
         }
-        Ok(Some((batch, bodies)))
+        Ok(Some(batch))
     }
 
     /// The messages that the batch stands for, with their bodies. `bodies` is what [`Self::decode`] gave.
@@ -90,13 +107,17 @@ impl Batch {
         &self,
         bodies: &'a [u8],
     ) -> impl Iterator<Item = (Message, PageBody<'a>)> + use<'a> {
-        let Self { first, pages, access, held_us, bodies: bits, .. } = *self;
+        let Self { first, pages, access, held_us, bodies: bits, placed, .. } = *self;
         let mut bodies = bodies.chunks_exact(PAGE_SIZE);
         (0..u64::from(pages)).map(move |at| {
             let gfn = Gfn(first.0 + at);
-            let body = if bits & 1 << at != 0 { bodies.next() } else { None };
+            let body = match bits & 1 << at != 0 {
+                true if placed => Some(PageBody::Placed),
+                true => bodies.next().map(PageBody::Bytes),
+                false => None,
+            };
             let message = Message::Data { gfn, access, acks: 0, held_us, table: None };
-            (message, body.map_or(PageBody::Zero, PageBody::Bytes))
+            (message, body.unwrap_or(PageBody::Zero))
         })
     }
 }
@@ -114,6 +135,7 @@ mod tests {
             access: Access::Write,
             held_us: 9,
             bodies: 0b101,
+            placed: false,
         };
         let mut frame = Vec::new();
         batch.encode(&mut frame);
@@ -133,6 +155,36 @@ mod tests {
         assert_eq!(seen[1], (data(41), PageBody::Zero));
         assert_eq!(seen[2], (data(42), PageBody::Bytes(&[2; PAGE_SIZE])));
         assert_eq!(seen.len(), 3);
+    }
+
+    #[test]
+    fn placed_batch_has_no_bytes() {
+        let whole = Batch {
+            epoch: Epoch(7),
+            first: Gfn(40),
+            pages: PLACED_MAX,
+            access: Access::Read,
+            held_us: 9,
+            bodies: u64::MAX - 2,
+            placed: true,
+        };
+        let mut frame = Vec::new();
+        whole.encode(&mut frame);
+        let (found, bodies) = Batch::decode(&frame).unwrap().unwrap();
+        assert_eq!(found, whole);
+        let seen: Vec<_> = found.messages(bodies).map(|(_, body)| body).collect();
+        assert_eq!(seen[..3], [PageBody::Placed, PageBody::Zero, PageBody::Placed]);
+        assert_eq!(seen.len(), 64);
+
+        for (pages, bodies) in [(65, 1), (0, 0), (3, 0b1000)] {
+            frame.clear();
+            Batch { pages, bodies, ..whole }.encode(&mut frame);
+            assert!(Batch::decode(&frame).is_err(), "{pages} pages");
+        }
+        frame.clear();
+        whole.encode(&mut frame);
+        frame.push(0);
+        assert!(Batch::decode(&frame).is_err());
     }
 
     #[test]

@@ -1,0 +1,134 @@
+//! Coherence frames that came: decoded, and the protocol stepped with them.
+//!
+//! ```text
+//!   frame ------------------------------------------> messages, with the bytes of their pages
+//!   head of a run --all pages lacked, none in use--> its bytes go where they belong --> messages
+//!             \--anything else--> it comes as a frame
+//! ```
+
+use crate::classify::Classifier;
+use crate::engine::EngineError;
+use crate::report::PageMoves;
+use crate::store::Store;
+use crate::trace::{Company, Trace};
+use dsm_protocol::{Access, Effect, Gfn, Input, Message, Node};
+use transport::Landing;
+use wire::coherence::HEAD_BYTES;
+use wire::{Batch, Epoch, PageBody, SliceId};
+
+/// What a coherence frame changes.
+pub(crate) struct Inbox<'a> {
+    pub(crate) node: &'a mut Node,
+    pub(crate) store: &'a mut Store,
+    pub(crate) classifier: &'a mut Classifier,
+    pub(crate) trace: &'a mut Trace,
+    pub(crate) effects: &'a mut Vec<Effect>,
+    pub(crate) placers: &'a [SliceId],
+    pub(crate) moved: &'a mut PageMoves,
+}
+
+impl Inbox<'_> {
+    /// Decodes one coherence frame and steps the protocol with it.
+    pub(crate) fn take(
+        &mut self,
+        now: u64,
+        from: SliceId,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        let garbage = |source| EngineError::Garbage { from, source };
+        if let Some((batch, bodies)) = Batch::decode(bytes).map_err(garbage)? {
+            return self.batch(now, from, &batch, bodies);
+        }
+        let (epoch, message, body) = Message::decode(bytes).map_err(garbage)?;
+        self.trace.received(from, &message, Company::Alone);
+        self.count(from, body)?;
+        self.message(now, from, epoch, message, body)
+    }
+
+    fn batch(
+        &mut self,
+        now: u64,
+        from: SliceId,
+        batch: &Batch,
+        bodies: &[u8],
+    ) -> Result<(), EngineError> {
+        batch.messages(bodies).try_for_each(|(message, body)| {
+            self.trace.received(from, &message, Company::InRun);
+            self.count(from, Some(body))?;
+            self.message(now, from, batch.epoch, message, Some(body))
+        })
+    }
+
+    /// Where the bytes of a run belong whose head has come. Nowhere, if a page of it is not lacked, or is
+    /// new to the memory file, which takes it better from a buffer.
+    pub(crate) fn landing(&self, head: &[u8], length: usize) -> Option<Landing> {
+        // What is wrong is found when the frame is there.
+        let batch = Batch::decode_head(head, length).ok().flatten()?;
+        let skipped = batch.bodies.trailing_zeros();
+        let count = batch.bodies.count_ones();
+        let together = batch.bodies.checked_shr(skipped)?.trailing_ones() == count;
+        if batch.placed || batch.epoch != self.node.epoch() || !together {
+            return None;
+        }
+        let first = batch.first.0 + u64::from(skipped);
+        let (store, node) = (&self.store, &self.node);
+        let is_lacked = |gfn: Gfn| {
+            node.access(gfn) == Access::None && node.is_waiting(gfn) && !store.ram.is_new(gfn)
+        };
+        if !(first..first + u64::from(count)).map(Gfn).all(is_lacked) {
+            return None;
+        }
+        let start = store.ram.file_run(Gfn(first), u64::from(count))?;
+        Some(Landing { head: HEAD_BYTES, offset: u64::try_from(start).ok()? })
+    }
+
+    /// The bytes of a run are where [`Self::landing`] said.
+    pub(crate) fn landed(
+        &mut self,
+        now: u64,
+        from: SliceId,
+        head: &[u8],
+        length: usize,
+    ) -> Result<(), EngineError> {
+        let garbage = |source| EngineError::Garbage { from, source };
+        let Some(batch) = Batch::decode_head(head, length).map_err(garbage)? else { return Ok(()) };
+        self.moved.landed += u64::from(batch.bodies.count_ones());
+        let placed = Batch { placed: true, ..batch };
+        placed.messages(&[]).try_for_each(|(message, body)| {
+            self.trace.received(from, &message, Company::InRun);
+            self.message(now, from, batch.epoch, message, Some(body))
+        })
+    }
+
+    /// Counts a body that came.
+    fn count(&mut self, from: SliceId, body: Option<PageBody<'_>>) -> Result<(), EngineError> {
+        match body {
+            Some(PageBody::Placed) if !self.placers.contains(&from) => {
+                return Err(EngineError::NotLent { from });
+            }
+            Some(PageBody::Placed) => self.moved.placed_in += 1,
+            Some(PageBody::Bytes(_)) => self.moved.copies += 1,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn message(
+        &mut self,
+        now: u64,
+        from: SliceId,
+        epoch: Epoch,
+        message: Message,
+        body: Option<PageBody<'_>>,
+    ) -> Result<(), EngineError> {
+        if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
+            self.store.ram.moved(gfn);
+        }
+        if let Message::Root { vcpu, gfn } = &message {
+            self.classifier.set_root(*vcpu, *gfn);
+        }
+        let input = Input::Message { from, epoch, message };
+        self.node.step(now, input, &mut self.store.with_body(body), self.effects)?;
+        self.store.take_failure().map_or(Ok(()), Err)
+    }
+}

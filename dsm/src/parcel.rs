@@ -1,0 +1,181 @@
+//! Neighbouring pages that go out in one frame, from where they lie.
+//!
+//! A page that is sent stays as it is until the receiver has it ([`Engine::place`] says why), so it goes from
+//! guest memory into the transport without a copy between. Pages of which some in the middle are all zeros
+//! are put side by side first: only bytes that mean something travel.
+//!
+//! [`Engine::place`]: crate::engine::Engine::place
+#![expect(unsafe_code, reason = "guest memory that nobody can change is borrowed")]
+// UNSAFETY: the transport takes bytes by reference; the protocol keeps these as they are meanwhile.
+
+use crate::ram::GuestRam;
+use dsm_protocol::{Access, Gfn, Message};
+use wire::{BATCH_MAX, Batch, Epoch, SliceId};
+
+/// Pages that go out together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Parcel {
+    pub(crate) to: SliceId,
+    first: Gfn,
+    pub(crate) pages: u16,
+    access: Access,
+    held_us: u32,
+    /// A bit for each page that is not all zeros.
+    bodies: u64,
+}
+
+impl Parcel {
+    /// Takes the page of a message in; false if it does not belong to those that are here, or would be
+    /// more than so many.
+    pub(crate) fn take(
+        &mut self,
+        to: SliceId,
+        message: &Message,
+        ram: &GuestRam,
+        most: u16,
+    ) -> bool {
+        let Message::Data { gfn, access, acks: 0, held_us, table: None } = *message else {
+            return false;
+        };
+        if self.pages == 0 {
+            *self = Self { to, first: gfn, pages: 0, access, held_us, bodies: 0 };
+        }
+        let next = Gfn(self.first.0 + u64::from(self.pages));
+        let alike = (self.to, self.access, self.held_us) == (to, access, held_us);
+        if !alike || next != gfn || self.pages >= most {
+            return false;
+        }
+        if !ram.is_zero(gfn) {
+            self.bodies |= 1 << self.pages;
+        }
+        self.pages += 1;
+        true
+    }
+
+    /// How many pages are not all zeros.
+    pub(crate) fn full(&self) -> u32 {
+        self.bodies.count_ones()
+    }
+
+    /// The first and the last page that are not all zeros, if they lie in one piece of the file, with the
+    /// offset of the first in bytes: what is to be placed.
+    pub(crate) fn piece(&self, ram: &GuestRam) -> Option<(u64, u16)> {
+        let last = self.bodies.checked_ilog2()?;
+        let skipped = self.bodies.trailing_zeros();
+        let pages = u16::try_from(last - skipped + 1).ok()?;
+        let start = ram.file_run(Gfn(self.first.0 + u64::from(skipped)), u64::from(pages))?;
+        Some((u64::try_from(start).ok()?, pages))
+    }
+
+    /// The same pages in parts whose bytes fit a frame.
+    pub(crate) fn parts(self) -> impl Iterator<Item = Self> {
+        (0..self.pages).step_by(usize::from(BATCH_MAX)).map(move |at| {
+            let pages = BATCH_MAX.min(self.pages - at);
+            let (first, bodies) = (Gfn(self.first.0 + u64::from(at)), self.bodies >> at);
+            Self { first, pages, bodies: bodies & ((1 << pages) - 1), ..self }
+        })
+    }
+
+    /// The bytes of the pages that are not all zeros: where they lie, if that is in one piece. Otherwise
+    /// they are copied to `spare`; with how many were.
+    pub(crate) fn body<'a>(&self, ram: &'a GuestRam, spare: &'a mut Vec<u8>) -> (&'a [u8], u32) {
+        let Self { first, pages, bodies, .. } = *self;
+        spare.clear();
+        if bodies == 0 {
+            return (spare, 0);
+        }
+        let (skipped, count) = (bodies.trailing_zeros(), bodies.count_ones());
+        if (bodies >> skipped).trailing_ones() == count {
+            let from = Gfn(first.0 + u64::from(skipped));
+            // SAFETY: the pages were given away or may only be read, and the receiver does not have them
+            // yet; see `Engine::place`.
+            if let Some(still) = unsafe { ram.still(from, u64::from(count)) } {
+                return (still, 0);
+            }
+        }
+        let pages = (0..u64::from(pages)).filter(|at| bodies & 1 << at != 0);
+        pages.for_each(|at| ram.append_to(Gfn(first.0 + at), spare));
+        (spare, count)
+    }
+
+    /// Appends the head of the frame: one page travels as the message that it came in.
+    pub(crate) fn head(&self, epoch: Epoch, placed: bool, head: &mut Vec<u8>) {
+        let Self { first, pages, access, held_us, bodies, .. } = *self;
+        if pages > 1 {
+            return Batch { epoch, first, pages, access, held_us, bodies, placed }.encode(head);
+        }
+        let message = Message::Data { gfn: first, access, acks: 0, held_us, table: None };
+        if placed {
+            message.encode_placed(epoch, head);
+        } else {
+            message.encode(epoch, bodies != 0, head);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::slice::from_ref;
+
+    fn data(gfn: u64) -> Message {
+        Message::Data { gfn: Gfn(gfn), access: Access::Write, acks: 0, held_us: 0, table: None }
+    }
+
+    /// A parcel of the pages from 3 on, of which some are not all zeros.
+    fn parcel(ram: &GuestRam, pages: u64, full: &[u64]) -> Parcel {
+        full.iter().for_each(|gfn| ram.write(Gfn(*gfn), 9, &[u8::try_from(*gfn).unwrap()]));
+        let mut parcel = Parcel::default();
+        for gfn in 3..3 + pages {
+            assert!(parcel.take(SliceId(1), &data(gfn), ram, 64), "{gfn}");
+        }
+        parcel
+    }
+
+    #[test]
+    fn pages_side_by_side_go_from_where_they_lie() {
+        let ram = GuestRam::new(from_ref(&(0..64))).unwrap();
+        let parcel = parcel(&ram, 6, &[4, 5, 6]);
+        assert_eq!((parcel.full(), parcel.piece(&ram)), (3, Some((4 * 4096, 3))));
+        let mut spare = Vec::new();
+        let (body, copied) = parcel.body(&ram, &mut spare);
+        assert_eq!((body.len(), body[9], body[2 * 4096 + 9]), (3 * 4096, 4, 6));
+        assert_eq!((copied, spare.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn pages_of_zeros_between_do_not_travel_as_bytes() {
+        let ram = GuestRam::new(from_ref(&(0..64))).unwrap();
+        let parcel = parcel(&ram, 6, &[4, 7]);
+        assert_eq!(parcel.piece(&ram), Some((4 * 4096, 4)));
+        let mut spare = Vec::new();
+        let (body, copied) = parcel.body(&ram, &mut spare);
+        assert_eq!((body.len(), body[9], body[4096 + 9], copied), (2 * 4096, 4, 7, 2));
+    }
+
+    #[test]
+    fn parcel_of_many_pages_comes_apart_into_frames() {
+        let ram = GuestRam::new(from_ref(&(0..128))).unwrap();
+        let full: Vec<u64> = (3..67).filter(|gfn| gfn % 3 > 0).collect();
+        let mut parcel = parcel(&ram, 64, &full);
+        assert!(!parcel.take(SliceId(1), &data(67), &ram, 64), "full");
+        let mut seen = Vec::new();
+        for part in parcel.parts() {
+            assert!((1..=BATCH_MAX).contains(&part.pages));
+            let mut spare = Vec::new();
+            let (body, _) = part.body(&ram, &mut spare);
+            seen.extend(body.chunks(4096).map(|page| u64::from(page[9])));
+        }
+        assert_eq!(seen, full);
+        assert_eq!(parcel.parts().map(|part| part.pages).sum::<u16>(), 64);
+    }
+
+    #[test]
+    fn pages_of_different_blocks_are_not_one_piece() {
+        let ram = GuestRam::new(&[0..5, 5..64]).unwrap();
+        let parcel = parcel(&ram, 4, &[3, 4, 5, 6]);
+        assert_eq!(parcel.piece(&ram), None);
+        let mut spare = Vec::new();
+        assert_eq!(parcel.body(&ram, &mut spare).0.len(), 4 * 4096);
+    }
+}

@@ -1,0 +1,212 @@
+//! The body of a large frame, received where it belongs.
+//!
+//! ```text
+//!   head and a part of the body are here --owner says where--> landing --all has come--> landed
+//!         \--owner says nothing--> in the decoder's buffer, as any other frame
+//! ```
+//! It saves a copy of each page. Reads are kept short where bodies may land ([`LOOK`]): what was read
+//! into the decoder's buffer has to be copied from there.
+#![expect(unsafe_code, reason = "lent memory is reached by pointers")]
+// UNSAFETY: a slice over lent memory is made for the time of one read.
+
+use crate::memory::PageMemory;
+use crate::seam::{LANDING_HEAD_MAX, Landing};
+use std::ptr::with_exposed_provenance_mut;
+
+/// Bytes read into the decoder's buffer at a time: a page with its heads and some small frames fit.
+pub(super) const LOOK: usize = 8 * 1024;
+/// A body of which less is to come is not worth a question.
+const REST_MIN: usize = 4096;
+
+/// A body on its way into memory.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    head: [u8; LANDING_HEAD_MAX],
+    head_bytes: usize,
+    /// Payload bytes of the frame.
+    pub(super) length: u32,
+    /// Where the rest goes, and how much that is.
+    start: usize,
+    left: usize,
+    _memory: PageMemory,
+}
+
+/// Whether to ask where the body of a frame belongs, of which this is here.
+pub(super) fn is_worth_it(length: usize, here: &[u8]) -> bool {
+    here.len() >= LANDING_HEAD_MAX && length - here.len() >= REST_MIN
+}
+
+impl Arriving {
+    /// Begins with what is here of a frame. `None` if the memory is not there.
+    pub(super) fn begin(
+        memory: &PageMemory,
+        landing: Landing,
+        length: usize,
+        here: &[u8],
+    ) -> Option<Self> {
+        let Landing { head: head_bytes, offset } = landing;
+        let body = here.get(head_bytes.min(LANDING_HEAD_MAX)..)?;
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(length.checked_sub(head_bytes)?)?;
+        if head_bytes > LANDING_HEAD_MAX || end > memory.bytes() {
+            return None;
+        }
+        let mut head = [0; LANDING_HEAD_MAX];
+        head.copy_from_slice(here.get(..LANDING_HEAD_MAX)?);
+        let (start, left) = (memory.start() + offset, length - head_bytes);
+        let length = u32::try_from(length).ok()?;
+        let mut arriving = Self { head, head_bytes, length, start, left, _memory: memory.clone() };
+        arriving.rest().get_mut(..body.len())?.copy_from_slice(body);
+        arriving.filled(body.len());
+        Some(arriving)
+    }
+
+    /// Room for what is to come.
+    pub(super) fn rest(&mut self) -> &mut [u8] {
+        // SAFETY: the range lies in memory that `_memory` keeps mapped; whoever said that the body belongs
+        // there lets nobody touch it until it has come, and the slice ends with the borrow of self.
+        unsafe {
+            std::slice::from_raw_parts_mut(with_exposed_provenance_mut(self.start), self.left)
+        }
+    }
+
+    /// So many bytes were read; those that are none of the body are returned.
+    pub(super) fn filled(&mut self, count: usize) -> usize {
+        let own = count.min(self.left);
+        self.start += own;
+        self.left -= own;
+        count - own
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.left == 0
+    }
+
+    pub(super) fn head(&self) -> &[u8] {
+        &self.head[..self.head_bytes]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::seam::{Class, Event, Transport};
+    use crate::testing::{PAGE, PAGES, bytes_of, memory};
+    use crate::{shm, tcp};
+    use proptest::prelude::*;
+    use std::time::{Duration, Instant};
+    use wire::SliceId;
+
+    const B: SliceId = SliceId(1);
+    const HEAD: usize = 32;
+
+    /// Sends frames of these sizes, in one class after another; every other body is given a place, its number
+    /// of pages into memory. Each must come once, in order, with its bytes.
+    fn all_arrive(mut ends: Vec<impl Transport>, sizes: &[usize]) {
+        let (mut b, mut a) = (ends.pop().unwrap(), ends.pop().unwrap());
+        let lent = memory();
+        b.lend(&lent);
+        let fill = |n: usize| u8::try_from(n % 251 + 1).unwrap();
+        let class = |n: usize| if n % 5 == 4 { Class::Bulk } else { Class::Coherence };
+        let place = |n: usize| (n * 17 * PAGE) % (PAGES * PAGE - 64 * 1024);
+        let (mut sent, mut seen, mut landed) = (0, [0, 0], 0);
+        let end = Instant::now() + Duration::from_secs(60);
+        let next = |seen: &mut usize, is_bulk: bool| {
+            let found =
+                (*seen..sizes.len()).find(|n| (class(*n) == Class::Bulk) == is_bulk).unwrap();
+            *seen = found + 1;
+            found
+        };
+        let total = sizes.len();
+        let mut came = 0;
+        while came < total {
+            assert!(Instant::now() < end, "{came} of {sent} frames came");
+            while sent < total {
+                let body = vec![fill(sent); sizes[sent].saturating_sub(HEAD)];
+                let mut head = vec![0; HEAD.min(sizes[sent])];
+                head.iter_mut().zip(sent.to_le_bytes()).for_each(|(to, from)| *to = from);
+                match a.send(B, class(sent), &head, &body) {
+                    Ok(()) => sent += 1,
+                    Err(_) => break,
+                }
+            }
+            a.poll(16, &mut |_| {});
+            b.poll(16, &mut |event| match event {
+                Event::Head { bytes, length, landing, .. } => {
+                    let n = usize::from_le_bytes(bytes[..8].try_into().unwrap());
+                    assert_eq!((bytes.len(), length), (LANDING_HEAD_MAX, sizes[n]));
+                    let offset = u64::try_from(place(n)).unwrap();
+                    *landing = (n % 2 == 0).then_some(Landing { head: HEAD, offset });
+                }
+                Event::Landed { bytes, length, .. } => {
+                    let n = next(&mut seen[0], false);
+                    assert_eq!((length, n % 2, bytes.len()), (sizes[n], 0, HEAD));
+                    let body = bytes_of(&lent, place(n), sizes[n] - HEAD);
+                    assert!(body.iter().all(|byte| *byte == fill(n)), "frame {n}");
+                    (came, landed) = (came + 1, landed + 1);
+                }
+                Event::Frame { class, bytes, .. } => {
+                    let is_bulk = class == Class::Bulk;
+                    let n = next(&mut seen[usize::from(is_bulk)], is_bulk);
+                    assert_eq!(bytes.len(), sizes[n]);
+                    assert!(bytes.iter().skip(HEAD).all(|byte| *byte == fill(n)), "frame {n}");
+                    came += 1;
+                }
+                Event::Lost { cause, .. } => panic!("{cause}"),
+            });
+        }
+        let large = sizes.iter().enumerate().filter(|(n, size)| {
+            n % 2 == 0
+                && class(*n) == Class::Coherence
+                && **size > LOOK + REST_MIN + 2 * LANDING_HEAD_MAX
+        });
+        assert!(landed >= large.count(), "only {landed} landed");
+    }
+
+    /// A frame or two at a time.
+    fn small_windows() -> Config {
+        Config { window: [160 * 1024; 3], queue_frames: 4096, ..Config::default() }
+    }
+
+    #[test]
+    fn full_frames_one_after_another_land() {
+        let sizes = [HEAD + 15 * PAGE].repeat(60);
+        all_arrive(tcp::mesh(2, &Config::default()).unwrap(), &sizes);
+        all_arrive(shm::mesh(2, &Config::default()).unwrap(), &sizes);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        #[test]
+        fn frames_of_any_size_come_once_in_order(
+            sizes in prop::collection::vec(prop_oneof![8usize..100, 100usize..9000, 9000usize..65_000], 1..60),
+        ) {
+            all_arrive(tcp::mesh(2, &small_windows()).unwrap(), &sizes);
+            all_arrive(shm::mesh(2, &small_windows()).unwrap(), &sizes);
+        }
+
+        #[test]
+        fn places_outside_the_memory_are_not_used(
+            head in any::<usize>(),
+            offset in any::<u64>(),
+            length in any::<usize>(),
+            here in 0usize..200,
+        ) {
+            let memory = memory_once();
+            let begun =
+                Arriving::begin(&memory, Landing { head, offset }, length, &vec![0; here]);
+            if let Some(arriving) = begun {
+                let end = arriving.start + arriving.left;
+                prop_assert!(arriving.start >= memory.start() && end <= memory.start() + memory.bytes());
+            }
+        }
+    }
+
+    /// One for all cases: it is never unmapped.
+    fn memory_once() -> PageMemory {
+        static MEMORY: std::sync::OnceLock<PageMemory> = std::sync::OnceLock::new();
+        MEMORY.get_or_init(memory).clone()
+    }
+}
