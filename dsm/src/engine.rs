@@ -26,7 +26,7 @@ use crate::trace::{Company, FaultKind, Trace, Tracing};
 use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
-use dsm_protocol::foresight::{Companions, Lack, Streams};
+use dsm_protocol::foresight::{Companions, Lack, Runs};
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Node, ProtocolError};
 use std::collections::BTreeMap;
 use std::io::Error;
@@ -208,7 +208,7 @@ pub struct Engine {
     demanded: Vec<Gfn>,
     faults: Vec<Fault>,
     /// None when nothing is fetched ahead.
-    pub(crate) streams: Option<Streams>,
+    pub(crate) runs: Option<Runs>,
     pub(crate) companions: Option<Companions>,
     /// Pages asked for with others that are lacked at the same times.
     pub(crate) companions_asked: u64,
@@ -251,7 +251,7 @@ impl Engine {
             ranges.into_iter().map(|range| range.frames.clone()).collect()
         };
         let store = Store::new(uffd, config.ram, &frames(own), &frames(others))?;
-        let streams = config.fetch_ahead.then(Streams::default);
+        let runs = config.fetch_ahead.then(Runs::default);
         let companions = config.fetch_ahead.then(Companions::default);
         let mut engine = Self {
             node: Node::new(config.node),
@@ -275,7 +275,7 @@ impl Engine {
             trace: Trace::new(config.trace),
             demanded: Vec::new(),
             faults: Vec::new(),
-            streams,
+            runs,
             companions,
             companions_asked: 0,
             upgraded_ahead: 0,
@@ -407,8 +407,8 @@ impl Engine {
             self.fetch_companions(Lack { gfn, want: ask })?;
         }
         match chunk {
-            Some(first) => self.fetch_ahead(first, want),
-            None if missed || marker => self.fetch_ahead(gfn, want),
+            Some(first) => self.fetch_ahead(first, want, false),
+            None if missed || marker => self.fetch_ahead(gfn, want, missed),
             None => Ok(()),
         }
     }

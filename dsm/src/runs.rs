@@ -21,9 +21,15 @@ impl Engine {
         Ok(marker)
     }
 
-    /// Asks for the pages that will be touched next. Their requests go out with this one's.
-    pub(crate) fn fetch_ahead(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
-        let windows = self.streams.as_mut().map(|streams| streams.fault(gfn, want));
+    /// Asks for the pages that will be touched next. Their requests go out with this one's. `missed` says that the page
+    /// was neither here nor on its way.
+    pub(crate) fn fetch_ahead(
+        &mut self,
+        gfn: Gfn,
+        want: Access,
+        missed: bool,
+    ) -> Result<(), EngineError> {
+        let windows = self.runs.as_mut().map(|runs| runs.fault(gfn, want, missed));
         for window in windows.unwrap_or_default() {
             if window.is_chunk() {
                 self.begin_chunk(ChunkId::of(window.first), window.want)?;
@@ -60,13 +66,11 @@ impl Engine {
     }
 
     fn fetch_window(&mut self, window: Window) -> Result<(), EngineError> {
-        let Window { first, pages, want } = window;
-        let pages: Vec<Gfn> = (first.0..first.0 + u64::from(pages))
-            .map(Gfn)
-            .filter(|gfn| !self.node.is_waiting(*gfn))
-            .collect();
-        self.step(Input::Prefetch { gfn: first, pages: window.pages, want })?;
-        for gfn in pages.into_iter().filter(|gfn| self.node.is_waiting(*gfn)) {
+        let asked: Vec<Gfn> = window.frames().filter(|gfn| !self.node.is_waiting(*gfn)).collect();
+        for (gfn, pages) in window.requests() {
+            self.step(Input::Prefetch { gfn, pages, want: window.want })?;
+        }
+        for gfn in asked.into_iter().filter(|gfn| self.node.is_waiting(*gfn)) {
             self.store.ahead.expect(gfn, window.is_marker(gfn));
         }
         Ok(())
@@ -84,7 +88,7 @@ impl Engine {
         if node.home(chunk.first()).is_none() || node.home(last).is_none() {
             // The end of memory.
             let pages = u16::try_from(CHUNK_PAGES).expect("a small constant");
-            return self.fetch_window(Window { first: chunk.first(), pages, want });
+            return self.fetch_window(Window::neighbours(chunk.first(), pages, want));
         }
         let now = self.now();
         self.store.begin_whole(chunk, want, kept, now)

@@ -1,5 +1,5 @@
 //! Reading memory that is homed on another slice: in order against a raw stream over the same
-//! transport, and scattered. Beside it stand the parts of the reader's floor.
+//! transport, scattered, and every fourth page. Beside it stand the parts of the reader's floor.
 
 mod floor;
 
@@ -23,8 +23,10 @@ const BOUND: f64 = 0.8;
 const RANDOM_BOUND: f64 = 0.97;
 const PAGE: f64 = 4096.0;
 
-/// Pages that are read scattered.
+/// Pages that are read scattered, and of which every fourth is read.
 const SCATTERED: u64 = 4096;
+const EVERY: u64 = 4;
+const PAGE_WORDS: u64 = 512;
 
 /// Runs the experiment.
 ///
@@ -50,6 +52,10 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
          {} runs, with and without fetching ahead in turns",
         rounds * pairs
     ));
+    conditions.notes.push(format!(
+        "every fourth page: a word of every {EVERY}th of {SCATTERED} pages, else as scattered; medians of {rounds} \
+         runs, MB/s of the pages that were read"
+    ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for carrier in [Carrier::Shm, Carrier::Tcp] {
         let found = measure(setting, carrier, sizes)?;
@@ -70,6 +76,8 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         row("both, one after the other", vec![1.0 / (1.0 / mapped + 1.0 / written)]);
         let scattered = row("scattered", found.scattered);
         let plain = row("scattered, nothing fetched ahead", found.scattered_plain);
+        row("every fourth page", found.strided);
+        row("every fourth page, nothing fetched ahead", found.strided_plain);
         row("rounds: native threads, in order", found.native_ordered);
         row("rounds: native threads, scattered", found.native_scattered);
         let mut bar = |what: &str, found, bound| {
@@ -107,12 +115,15 @@ struct Found {
     scattered: Vec<f64>,
     /// The same without fetching ahead.
     scattered_plain: Vec<f64>,
+    /// Every fourth page, with and without.
+    strided: Vec<f64>,
+    strided_plain: Vec<f64>,
     native_ordered: Vec<f64>,
     native_scattered: Vec<f64>,
 }
 
 impl Found {
-    /// What the bars come from, sample by sample.
+    /// What the bars come from, and what is read with a stride, sample by sample.
     fn samples(&self) -> String {
         let list = |what: &str, samples: &[f64]| {
             let samples: Vec<String> = samples.iter().map(|one| format!("{one:.1}")).collect();
@@ -123,6 +134,8 @@ impl Found {
             list("in order", &self.ordered),
             list("scattered", &self.scattered),
             list("nothing fetched ahead", &self.scattered_plain),
+            list("every fourth", &self.strided),
+            list("nothing fetched ahead", &self.strided_plain),
         ]
         .join("; ")
     }
@@ -154,6 +167,14 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
                 samples.push(read(plan, SCATTERED, 0)?);
             }
         }
+        for ahead in [round % 2 == 0, round % 2 == 1] {
+            let (plan, samples) = if ahead {
+                (&plain, &mut found.strided)
+            } else {
+                (&without, &mut found.strided_plain)
+            };
+            samples.push(read(plan, SCATTERED, EVERY * PAGE_WORDS)?);
+        }
         // Last: a cluster wants to be alone. What the other core wrote is read, as above.
         let mut native = Native::new(pages, &CORES)?;
         let ways = [(1, &mut found.native_ordered), (0, &mut found.native_scattered)];
@@ -167,8 +188,8 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
     Ok(found)
 }
 
-/// Has slice 1 write pages, and slice 0 read them. A slice learns its habits: each reading has slices of its
-/// own.
+/// Has slice 1 write pages, and slice 0 read them, or those that a stride of that many words leads to; the
+/// bandwidth is that of the pages that are read. A slice learns its habits: each reading has slices of its own.
 fn read(plan: &Plan<'_>, pages: u64, stride: u64) -> Result<f64> {
     let homes = [512, pages];
     let mut cluster = Cluster::new(&Plan { homes: &homes, ..plan.clone() })?;
@@ -177,8 +198,10 @@ fn read(plan: &Plan<'_>, pages: u64, stride: u64) -> Result<f64> {
     cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?;
     let done = cluster.run(0, 0, Job { stride, ..job })?;
     let report = cluster.report(0)?;
-    ensure!(report.pages_in == pages, "{} pages came, not {pages}", report.pages_in);
-    Ok(bandwidth(pages, &done))
+    let read = pages / (stride / PAGE_WORDS).max(1);
+    // Behind the last page memory ends: none is fetched in vain.
+    ensure!(report.pages_in == read, "{} pages came, not {read}", report.pages_in);
+    Ok(bandwidth(read, &done))
 }
 
 /// Megabytes a second of so many pages, of which each was needed.

@@ -257,6 +257,41 @@ fn uffd_run_is_fetched_ahead_of_its_reader() {
     stop(slices);
 }
 
+/// Slice 1 reads pages in this order that slice 0 wrote, twice.
+fn read_in_order(order: &[u64]) {
+    let Some(slices) = two_slices() else { return };
+    let pages = u64::try_from(order.len()).unwrap();
+    let write_and_read = |first: u64| {
+        for frame in order {
+            slices[0].word(*frame, 3).store(frame + first, Ordering::SeqCst);
+        }
+        for frame in order {
+            assert_eq!(slices[1].word(*frame, 3).load(Ordering::SeqCst), frame + first);
+        }
+    };
+    write_and_read(1);
+
+    let report = report_of(&slices[1]);
+    let asked = report.faults.read;
+    // Four faults prove the run; then a window is on its way whenever one is read.
+    assert!(asked < pages / 8, "{asked} of {pages} pages were waited for from their request on");
+    assert_eq!(report.prefetches + asked, pages, "{report:?}");
+    assert_eq!(report.pages_in, pages, "none came that was not read");
+    // Pages fetched ahead are recalled as all others.
+    write_and_read(7);
+    stop(slices);
+}
+
+#[test]
+fn uffd_every_fourth_page_is_fetched_ahead_of_its_reader() {
+    read_in_order(&(0..FRAMES / 2).step_by(4).collect::<Vec<_>>());
+}
+
+#[test]
+fn uffd_run_downwards_is_fetched_ahead_of_its_reader() {
+    read_in_order(&(0..FRAMES / 2).rev().collect::<Vec<_>>());
+}
+
 /// What a slice knows of a page.
 fn traced(slice: &Slice, frame: u64) -> PageTrace {
     let report = slice.handle.trace(LIMIT).unwrap();

@@ -17,6 +17,7 @@
 //! take a slice as long to wake up and answer as a guest to read a window. If the guest is faster, it
 //! faults behind the last window, and the run goes on from there.
 
+use super::window::Window;
 use wire::{Access, Gfn, RUN_MAX};
 
 /// Runs that are followed at a time: a few vCPUs, each with a source and a target.
@@ -41,31 +42,6 @@ struct Stream {
     window: u16,
 }
 
-/// Pages to fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// The first page.
-    pub first: Gfn,
-    /// How many.
-    pub pages: u16,
-    /// The access that the run needs.
-    pub want: Access,
-}
-
-impl Window {
-    /// True for a whole chunk.
-    #[must_use]
-    pub fn is_chunk(&self) -> bool {
-        self.pages == CHUNK
-    }
-
-    /// The page whose touch asks for more: the first.
-    #[must_use]
-    pub fn is_marker(&self, gfn: Gfn) -> bool {
-        gfn == self.first
-    }
-}
-
 impl Stream {
     /// The next window, or as many as are not on their way yet.
     fn ask(&mut self, first: Gfn) -> Vec<Window> {
@@ -73,7 +49,7 @@ impl Stream {
         for marker in self.markers.iter_mut().filter(|marker| marker.is_none()) {
             let pages = pages_at(next, self.window);
             *marker = Some(next);
-            windows.push(Window { first: next, pages, want: self.want });
+            windows.push(Window::neighbours(next, pages, self.want));
             next = Gfn(next.0 + u64::from(pages));
             if self.window < WINDOW_MAX {
                 break;
@@ -132,11 +108,8 @@ mod tests {
     use super::*;
 
     fn windows(of: &[(u64, u16)]) -> Vec<Window> {
-        let window = |(first, pages): &(u64, u16)| Window {
-            first: Gfn(*first),
-            pages: *pages,
-            want: Access::Read,
-        };
+        let window =
+            |(first, pages): &(u64, u16)| Window::neighbours(Gfn(*first), *pages, Access::Read);
         of.iter().map(window).collect()
     }
 

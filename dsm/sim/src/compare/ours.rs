@@ -3,7 +3,7 @@
 //! A page without contents cannot tell by its hash whether it was written; here the access itself tells.
 
 use super::{Algorithm, Cost, Touch};
-use dsm_protocol::foresight::{Habits, Streams, Window};
+use dsm_protocol::foresight::{Habits, Runs};
 use dsm_protocol::{
     Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Message, NoPages, Node,
     SliceId,
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Debug, Default)]
 struct Memory {
     habits: Habits,
-    streams: Streams,
+    runs: Runs,
     /// First pages of windows on their way; their first touch asks for the next window.
     markers: BTreeSet<Gfn>,
     /// Pages that came for writing on a read, and whether they were written since.
@@ -117,10 +117,11 @@ impl Algorithm for Ours {
         if !missed && !marker {
             return;
         }
-        for window in memory.streams.fault(gfn, want) {
-            let Window { first, pages, want } = window;
-            self.settle(slice, Input::Prefetch { gfn: first, pages, want });
-            let asked = (first.0..first.0 + u64::from(pages)).map(Gfn);
+        for window in memory.runs.fault(gfn, want, missed) {
+            for (gfn, pages) in window.requests() {
+                self.settle(slice, Input::Prefetch { gfn, pages, want: window.want });
+            }
+            let asked = window.frames();
             self.memories[at].markers.extend(asked.filter(|gfn| window.is_marker(*gfn)));
         }
     }
