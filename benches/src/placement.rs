@@ -28,6 +28,12 @@ pub fn settle(place: Place) {
     schedule::settle(place.core());
 }
 
+/// Has the calling thread go before workers: who starts one on each core must not wait for the first of them,
+/// which would begin a time slice before the second.
+pub fn go_before_workers() {
+    schedule::prefer_this_thread_only();
+}
+
 /// Settles the calling thread as the memory engine settles its own: before all ordinary threads. The
 /// floors must not wait for what the engine does not wait for.
 pub fn settle_as_engine(place: Place) {

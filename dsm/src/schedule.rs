@@ -18,9 +18,18 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// Runs this thread before the vCPUs that wait for it, where that is permitted. A handler that
 /// waits behind spinning vCPUs makes every fault cost a time slice.
 pub fn prefer_this_thread() {
+    prefer(libc::SCHED_FIFO);
+}
+
+/// The same, but not for threads and processes that it starts.
+pub fn prefer_this_thread_only() {
+    prefer(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
+}
+
+fn prefer(policy: libc::c_int) {
     let param = libc::sched_param { sched_priority: 10 };
     // SAFETY: 0 is this thread; the structure is valid. Refusal leaves the ordinary scheduler.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) };
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
     if result != 0 {
         tracing::info!(
             "real-time priority for the memory engine is not permitted; going on without"

@@ -12,7 +12,7 @@ use crate::crew::{Crew, cycles};
 use crate::microvm::{Alone, MicroVm};
 use crate::native::Native;
 use crate::noise;
-use crate::placement::Place;
+use crate::placement::{Place, go_before_workers};
 use crate::samples::median;
 use anyhow::{Context, Result, ensure};
 use microguest::layout::SHARED;
@@ -124,6 +124,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
          start to the last one's end; barriers spin; stolen by the host, waited for the core, in % of \
          one core"
     ));
+    go_before_workers();
     let mut crews = Crews::new(setting)?;
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for program in programs(setting.quick) {
