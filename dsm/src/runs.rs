@@ -29,7 +29,11 @@ impl Engine {
         want: Access,
         missed: bool,
     ) -> Result<(), EngineError> {
-        let windows = self.runs.as_mut().map(|runs| runs.fault(gfn, want, missed));
+        let again = missed && !self.store.ram.is_hole(gfn);
+        let windows = self.runs.as_mut().map(|runs| match again {
+            true => runs.fault_again(gfn, want),
+            false => runs.fault(gfn, want, missed),
+        });
         for window in windows.unwrap_or_default() {
             if window.is_chunk() {
                 self.begin_chunk(ChunkId::of(window.first), window.want)?;

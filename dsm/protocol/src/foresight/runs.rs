@@ -23,6 +23,12 @@ impl Runs {
         }
         self.strides.fault(gfn, want, missed).into_iter().collect()
     }
+
+    /// The same for a page that was here before: slices that contend for pages lack them in the same order ever
+    /// again, and to fetch such ahead takes them from who uses them. Only runs of neighbours are worth that.
+    pub fn fault_again(&mut self, gfn: Gfn, want: Access) -> Vec<Window> {
+        self.streams.fault(gfn, want)
+    }
 }
 
 #[cfg(test)]
