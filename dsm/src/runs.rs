@@ -29,12 +29,13 @@ impl Engine {
         want: Access,
         missed: bool,
     ) -> Result<(), EngineError> {
-        let again = missed && !self.store.ram.is_hole(gfn);
-        let windows = self.runs.as_mut().map(|runs| match again {
-            true => runs.fault_again(gfn, want),
-            false => runs.fault(gfn, want, missed),
-        });
-        for window in windows.unwrap_or_default() {
+        let Some(runs) = &mut self.runs else { return self.fetch_on() };
+        let windows = if missed && !self.store.ram.is_hole(gfn) {
+            runs.fault_again(gfn, want)
+        } else {
+            runs.fault(gfn, want, missed)
+        };
+        for window in windows {
             if window.is_chunk() {
                 self.begin_chunk(ChunkId::of(window.first), window.want)?;
             } else {

@@ -24,10 +24,13 @@ impl Runs {
         self.strides.fault(gfn, want, missed).into_iter().collect()
     }
 
-    /// The same for a page that was here before: slices that contend for pages lack them in the same order ever
-    /// again, and to fetch such ahead takes them from who uses them. Only runs of neighbours are worth that.
+    /// The same for a miss of a page that was here before: to runs of neighbours it is as any.
     pub fn fault_again(&mut self, gfn: Gfn, want: Access) -> Vec<Window> {
-        self.streams.fault(gfn, want)
+        let windows = self.streams.fault(gfn, want);
+        if !windows.is_empty() {
+            return windows;
+        }
+        self.strides.fault_again(gfn, want).into_iter().collect()
     }
 }
 

@@ -138,13 +138,26 @@ impl Strides {
     /// neither here nor on its way.
     pub fn fault(&mut self, gfn: Gfn, want: Access, missed: bool) -> Option<Window> {
         let fault = Fault { gfn, want };
-        let at = self.runs.iter().position(|run| run.goes_on_at(fault, missed));
-        // A marker is known by itself, whoever touches it for what.
-        let at = at.or_else(|| self.runs.iter().position(|run| run.marker == Some(gfn)));
-        match at.map(|at| self.runs.remove(at)) {
+        match self.take(fault, missed) {
             Some(run) => self.follow(run, fault, missed),
             None => self.note(fault),
         }
+    }
+
+    /// The same for a miss of a page that was here before. It continues a run, or has it rest, but is no sign of a
+    /// new one: slices that contend for pages miss them in the same order ever again.
+    pub fn fault_again(&mut self, gfn: Gfn, want: Access) -> Option<Window> {
+        let fault = Fault { gfn, want };
+        let run = self.take(fault, true)?;
+        self.follow(run, fault, true)
+    }
+
+    /// The run that a fault belongs to, taken out.
+    fn take(&mut self, fault: Fault, missed: bool) -> Option<Run> {
+        let at = self.runs.iter().position(|run| run.goes_on_at(fault, missed));
+        // A marker is known by itself, whoever touches it for what.
+        let at = at.or_else(|| self.runs.iter().position(|run| run.marker == Some(fault.gfn)));
+        at.map(|at| self.runs.remove(at))
     }
 
     fn follow(&mut self, mut run: Run, fault: Fault, missed: bool) -> Option<Window> {
@@ -263,6 +276,20 @@ mod tests {
         assert_eq!(touch(&mut strides, 144), window(176, 4, 16));
         assert_eq!(touch(&mut strides, 176), window(240, 4, 32));
         assert_eq!(touch(&mut strides, 240), window(368, 4, 32));
+    }
+
+    #[test]
+    fn pages_that_were_here_before_prove_no_run_but_continue_one() {
+        let mut strides = Strides::default();
+        let again = |strides: &mut Strides, gfn| strides.fault_again(Gfn(gfn), Access::Read);
+        for page in [100, 104, 108, 112, 116] {
+            assert_eq!(again(&mut strides, page), None);
+        }
+        assert_eq!(prove(&mut strides, [200, 204, 208, 212]), window(216, 4, 2));
+        // Behind the last page that was asked for, and one that was and is gone: the run rests.
+        assert_eq!(again(&mut strides, 224), window(228, 4, 4));
+        assert_eq!(again(&mut strides, 232), None);
+        assert_eq!(again(&mut strides, 236), None, "it rests");
     }
 
     #[test]

@@ -17,6 +17,8 @@ struct Memory {
     runs: Runs,
     /// First pages of windows on their way; their first touch asks for the next window.
     markers: BTreeSet<Gfn>,
+    /// Pages that it has had: what it misses again proves no stride, see `Engine::fetch_ahead`.
+    had: BTreeSet<Gfn>,
     /// Pages that came for writing on a read, and whether they were written since.
     foreseen: BTreeMap<Gfn, bool>,
 }
@@ -105,6 +107,7 @@ impl Algorithm for Ours {
         let held = self.nodes[at].access(gfn);
         let memory = &mut self.memories[at];
         let (missed, marker) = (held < want, memory.markers.remove(&gfn));
+        let again = missed && !memory.had.insert(gfn);
         if missed {
             let ask = Self::foreseen(memory, gfn, want, held);
             self.cost.faults += 1;
@@ -117,12 +120,17 @@ impl Algorithm for Ours {
         if !missed && !marker {
             return;
         }
-        for window in memory.runs.fault(gfn, want, missed) {
+        let windows = match again {
+            true => memory.runs.fault_again(gfn, want),
+            false => memory.runs.fault(gfn, want, missed),
+        };
+        for window in windows {
             for (gfn, pages) in window.requests() {
                 self.settle(slice, Input::Prefetch { gfn, pages, want: window.want });
             }
-            let asked = window.frames();
-            self.memories[at].markers.extend(asked.filter(|gfn| window.is_marker(*gfn)));
+            let (memory, asked) = (&mut self.memories[at], window.frames());
+            memory.had.extend(window.frames());
+            memory.markers.extend(asked.filter(|gfn| window.is_marker(*gfn)));
         }
     }
 
