@@ -27,6 +27,12 @@ pub fn median(figures: Vec<f64>) -> f64 {
     Samples::new(figures).percentile(50)
 }
 
+/// The ratio of each to its neighbour in time, which had the same machine.
+#[must_use]
+pub fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
+    of.iter().zip(to).map(|(of, to)| of / to).collect()
+}
+
 impl Samples {
     /// From nanoseconds in any order.
     #[must_use]

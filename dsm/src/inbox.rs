@@ -8,6 +8,7 @@
 
 use crate::classify::Classifier;
 use crate::engine::EngineError;
+use crate::parcel::one_piece;
 use crate::report::PageMoves;
 use crate::store::Store;
 use crate::trace::{Company, Trace};
@@ -64,21 +65,19 @@ impl Inbox<'_> {
     pub(crate) fn landing(&self, head: &[u8], length: usize) -> Option<Landing> {
         // What is wrong is found when the frame is there.
         let batch = Batch::decode_head(head, length).ok().flatten()?;
-        let skipped = batch.bodies.trailing_zeros();
-        let count = batch.bodies.count_ones();
-        let together = batch.bodies.checked_shr(skipped)?.trailing_ones() == count;
-        if batch.placed || batch.epoch != self.node.epoch() || !together {
+        if batch.placed || batch.epoch != self.node.epoch() {
             return None;
         }
-        let first = batch.first.0 + u64::from(skipped);
+        let (skipped, count) = one_piece(batch.bodies)?;
+        let first = batch.first.0 + skipped;
         let (store, node) = (&self.store, &self.node);
         let is_lacked = |gfn: Gfn| {
             node.access(gfn) == Access::None && node.is_waiting(gfn) && !store.ram.is_new(gfn)
         };
-        if !(first..first + u64::from(count)).map(Gfn).all(is_lacked) {
+        if !(first..first + count).map(Gfn).all(is_lacked) {
             return None;
         }
-        let start = store.ram.file_run(Gfn(first), u64::from(count))?;
+        let start = store.ram.file_run(Gfn(first), count)?;
         Some(Landing { head: HEAD_BYTES, offset: u64::try_from(start).ok()? })
     }
 

@@ -12,6 +12,13 @@ use crate::ram::GuestRam;
 use dsm_protocol::{Access, Gfn, Message};
 use wire::{BATCH_MAX, Batch, Epoch, SliceId};
 
+/// Pages that are not all zeros, if they follow one another: how many come before them, and how many they are.
+pub(crate) fn one_piece(bodies: u64) -> Option<(u64, u64)> {
+    let (skipped, count) = (bodies.trailing_zeros(), bodies.count_ones());
+    let together = bodies.checked_shr(skipped)?.trailing_ones() == count;
+    together.then_some((u64::from(skipped), u64::from(count)))
+}
+
 /// Pages that go out together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parcel {
@@ -84,18 +91,16 @@ impl Parcel {
         if bodies == 0 {
             return (spare, 0);
         }
-        let (skipped, count) = (bodies.trailing_zeros(), bodies.count_ones());
-        if (bodies >> skipped).trailing_ones() == count {
-            let from = Gfn(first.0 + u64::from(skipped));
+        if let Some((skipped, count)) = one_piece(bodies) {
             // SAFETY: the pages were given away or may only be read, and the receiver does not have them
             // yet; see `Engine::place`.
-            if let Some(still) = unsafe { ram.still(from, u64::from(count)) } {
+            if let Some(still) = unsafe { ram.still(Gfn(first.0 + skipped), count) } {
                 return (still, 0);
             }
         }
         let pages = (0..u64::from(pages)).filter(|at| bodies & 1 << at != 0);
         pages.for_each(|at| ram.append_to(Gfn(first.0 + at), spare));
-        (spare, count)
+        (spare, bodies.count_ones())
     }
 
     /// Appends the head of the frame: one page travels as the message that it came in.
@@ -130,6 +135,13 @@ mod tests {
             assert!(parcel.take(SliceId(1), &data(gfn), ram, 64), "{gfn}");
         }
         parcel
+    }
+
+    #[test]
+    fn one_piece_has_no_holes() {
+        let pieces = [0, 1, 0b1100, u64::MAX, 1 << 63, 0b101, u64::MAX - 2].map(one_piece);
+        let (whole, last) = (Some((0, 64)), Some((63, 1)));
+        assert_eq!(pieces, [None, Some((0, 1)), Some((2, 2)), whole, last, None, None]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::parcel::Parcel;
 use dsm_protocol::{Gfn, Message};
 use transport::{Class, SendError};
-use wire::SliceId;
+use wire::{Epoch, SliceId};
 
 impl Engine {
     /// Lends memory to the peers, and finds out who lends theirs through an adapter. Memory of ours that an
@@ -38,11 +38,7 @@ impl Engine {
     pub(crate) fn place(&mut self, to: SliceId, message: &Message, gfn: Gfn) -> bool {
         let offset = self.store.ram.offset(gfn).and_then(|offset| u64::try_from(offset).ok());
         let Some(offset) = offset else { return false };
-        let mut head = std::mem::take(&mut self.head);
-        head.clear();
-        message.encode_placed(self.node.epoch(), &mut head);
-        let placed = self.place_at(to, &head, offset, 1);
-        self.head = head;
+        let placed = self.place_at(to, offset, 1, |epoch, head| message.encode_placed(epoch, head));
         self.moved.placed_out += u64::from(placed);
         placed
     }
@@ -53,21 +49,28 @@ impl Engine {
             return false;
         }
         let Some((offset, pages)) = parcel.piece(&self.store.ram) else { return false };
-        let mut head = std::mem::take(&mut self.head);
-        head.clear();
-        parcel.head(self.node.epoch(), true, &mut head);
-        let placed = self.place_at(parcel.to, &head, offset, pages);
-        self.head = head;
+        let placed =
+            self.place_at(parcel.to, offset, pages, |epoch, head| parcel.head(epoch, true, head));
         self.moved.placed_out += if placed { u64::from(parcel.full()) } else { 0 };
         placed
     }
 
-    fn place_at(&mut self, to: SliceId, head: &[u8], offset: u64, pages: u16) -> bool {
+    fn place_at(
+        &mut self,
+        to: SliceId,
+        offset: u64,
+        pages: u16,
+        encode: impl FnOnce(Epoch, &mut Vec<u8>),
+    ) -> bool {
         if self.backlog.holds(to, Class::Coherence) {
             // What waits there goes first.
             return false;
         }
-        let result = self.transport.place(to, Class::Coherence, head, offset, pages);
+        let mut head = std::mem::take(&mut self.head);
+        head.clear();
+        encode(self.node.epoch(), &mut head);
+        let result = self.transport.place(to, Class::Coherence, &head, offset, pages);
+        self.head = head;
         // A lost peer is reported by the next poll.
         matches!(result, Ok(()) | Err(SendError::Gone))
     }

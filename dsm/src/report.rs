@@ -50,6 +50,7 @@ pub struct PageMoves {
     /// Pages that another slice brought into ours so.
     pub placed_in: u64,
     /// Pages that the transport received into guest memory.
+    #[serde(default)]
     pub landed: u64,
 }
 

@@ -110,17 +110,13 @@ impl Engine {
             return Ok(());
         }
         let ram = Arc::clone(&self.store.ram);
-        let (mut head, mut spare) =
-            (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
-        let mut result = Ok(());
-        for part in parcel.parts() {
-            head.clear();
-            part.head(self.node.epoch(), false, &mut head);
+        let mut spare = std::mem::take(&mut self.body);
+        let result = parcel.parts().try_for_each(|part| {
             let (body, copied) = part.body(&ram, &mut spare);
             self.moved.copies += u64::from(copied);
-            result = result.and_then(|()| self.send_frame(part.to, Class::Coherence, &head, body));
-        }
-        (self.head, self.body) = (head, spare);
+            self.send_with_head(part.to, body, |epoch, head| part.head(epoch, false, head))
+        });
+        self.body = spare;
         result
     }
 

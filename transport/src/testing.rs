@@ -10,9 +10,6 @@ use std::sync::Arc;
 
 pub(crate) const PAGES: usize = 512;
 pub(crate) const PAGE: usize = 4096;
-/// Seals of a memory file that is lent.
-pub(crate) const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-
 /// A memory file of so many bytes, with seals.
 pub(crate) fn file(bytes: usize, seals: libc::c_int) -> File {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -42,7 +39,7 @@ pub(crate) fn memory_in(file: &File) -> PageMemory {
 
 /// Memory of [`PAGES`] pages.
 pub(crate) fn memory() -> PageMemory {
-    memory_in(&file(PAGES * PAGE, FIXED))
+    memory_in(&file(PAGES * PAGE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW))
 }
 
 /// A byte of it. Tests look only when nobody writes.

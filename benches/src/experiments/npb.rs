@@ -13,7 +13,7 @@ use crate::microvm::{Alone, MicroVm};
 use crate::native::Native;
 use crate::noise;
 use crate::placement::{Place, go_before_workers};
-use crate::samples::median;
+use crate::samples::{median, ratios};
 use anyhow::{Context, Result, ensure};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
@@ -129,8 +129,8 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for program in programs(setting.quick) {
         let found = measure(&mut crews, &program, rounds)?;
-        let gain = ratios(&found[0], &found[1]);
-        let native = ratios(&found[2], &found[3]);
+        let gain = ratios(&found[0].milliseconds, &found[1].milliseconds);
+        let native = ratios(&found[2].milliseconds, &found[3].milliseconds);
         let gains = [None, Some(median(gain.clone())), None, Some(median(native.clone())), None];
         for ((found, place), gain) in found.iter().zip(PLACES).zip(gains) {
             if let Some(row) = row(&program, place, found, gain) {
@@ -142,7 +142,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
                 let what = format!("{}: {what}", program.name);
                 Bar { what, found: median(found), bound, at_most: false }
             };
-            let share = gain.iter().zip(&native).map(|(gain, native)| gain / native).collect();
+            let share = ratios(&gain, &native);
             // The bar stands whatever the machine gives; but whoever reads it must know.
             let machine = median(native);
             let what = format!("one core / two slices (ordinary threads here: {machine:.3})");
@@ -151,10 +151,6 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         }
     }
     Ok(Outcome { name: "npb".into(), conditions, rows, bars, shown: "ms".into() })
-}
-
-fn ratios(slow: &Found, fast: &Found) -> Vec<f64> {
-    slow.milliseconds.iter().zip(&fast.milliseconds).map(|(slow, fast)| slow / fast).collect()
 }
 
 fn row(program: &Program, place: &str, found: &Found, gain: Option<f64>) -> Option<Row> {

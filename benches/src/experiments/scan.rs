@@ -10,7 +10,7 @@ use crate::crew::Done;
 use crate::native::Native;
 use crate::paging::GuestPages;
 use crate::raw::{Source, stream};
-use crate::samples::median;
+use crate::samples::{median, ratios};
 use anyhow::{Result, ensure};
 use dsm::Memory;
 use microguest::layout::SHARED;
@@ -66,9 +66,8 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             rows.push(Row { name: format!("{} {what}", carrier.name()), figures });
             bandwidth
         };
-        // Neighbours in time had the same machine.
-        let in_order = ratio(&found.ordered, &found.raw);
-        let ahead = ratio(&found.scattered, &found.scattered_plain);
+        let in_order = median(ratios(&found.ordered, &found.raw));
+        let ahead = median(ratios(&found.scattered, &found.scattered_plain));
         row("raw stream, from memory to memory", found.raw);
         row("raw stream, of one frame that stays in the cache", found.raw_cached);
         row("in order", found.ordered);
@@ -91,11 +90,6 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         bar("scattered, fetching ahead / not", ahead, RANDOM_BOUND);
     }
     Ok(Outcome { name: "scan".into(), conditions, rows, bars, shown: "MB/s".into() })
-}
-
-/// Median of the ratios of neighbours.
-fn ratio(of: &[f64], to: &[f64]) -> f64 {
-    median(of.iter().zip(to).map(|(of, to)| of / to).collect())
 }
 
 /// How much is measured.

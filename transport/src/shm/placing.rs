@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "pages are written from where they lie")]
 // UNSAFETY: guest memory is reached by pointers, never by references; the kernel reads it.
 
+use super::ring::sealed_size;
 use crate::memory::PageMemory;
 use std::fs::File;
 use std::io;
@@ -21,6 +22,8 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 /// Announces the memory file.
 const LOAN: u8 = b'g';
 const PAGE: u64 = 4096;
+/// The size of a file that is lent can never change.
+const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 /// What two slices lend each other.
 #[derive(Debug, Default)]
@@ -44,7 +47,8 @@ impl Loans {
         let file = file.filter(|_| mark == LOAN && self.peer.is_none());
         let file = file.ok_or("sent bytes where only its end was expected")?;
         // A file in memory: writes to it do not wait for a disk.
-        let size = sealed_size(&file).ok_or("lent memory that can change its size")?;
+        let size = sealed_size(&file, FIXED).ok().flatten();
+        let size = size.ok_or("lent memory that can change its size")?;
         self.peer = Some((file, size));
         Ok(())
     }
@@ -90,21 +94,12 @@ fn write_all(file: &File, start: usize, bytes: usize, offset: u64) -> bool {
     true
 }
 
-/// Bytes of a memory file whose size can never change.
-fn sealed_size(file: &File) -> Option<u64> {
-    const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    // SAFETY: the call takes no pointer.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    let size = file.metadata().ok()?.len();
-    (seals >= 0 && seals & FIXED == FIXED).then_some(size)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Config;
     use crate::seam::{Class, Event, SendError, Transport};
-    use crate::testing::{FIXED, PAGE, PAGES, file, fill_page, memory, memory_in, page_of};
+    use crate::testing::{PAGE, PAGES, file, fill_page, memory, memory_in, page_of};
     use std::time::{Duration, Instant};
     use wire::SliceId;
 

@@ -138,12 +138,18 @@ pub(super) fn set_nonblocking(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file from a peer has the right size for ever: touching a shrunken one would kill us.
-pub(super) fn is_sealed(file: &File) -> io::Result<bool> {
-    let size = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+/// Bytes of a memory file from a peer, if it has all of these seals.
+pub(super) fn sealed_size(file: &File, wanted: libc::c_int) -> io::Result<Option<u64>> {
+    let size = file.metadata()?.len();
     // SAFETY: the call takes no pointer.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    Ok(size == REGION_BYTES && seals >= 0 && seals & libc::F_SEAL_SHRINK != 0)
+    Ok((seals >= 0 && seals & wanted == wanted).then_some(size))
+}
+
+/// Whether a file from a peer has the right size for ever: touching a shrunken one would kill us.
+pub(super) fn is_sealed(file: &File) -> io::Result<bool> {
+    let size = sealed_size(file, libc::F_SEAL_SHRINK)?;
+    Ok(size.and_then(|size| usize::try_from(size).ok()) == Some(REGION_BYTES))
 }
 
 fn bad(what: &str) -> io::Error {

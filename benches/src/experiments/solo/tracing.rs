@@ -6,7 +6,7 @@ use super::workload::{Workload, all};
 use super::{Outcome, count, timed};
 use crate::cluster::Cluster;
 use crate::microvm::MicroVm;
-use crate::samples::median;
+use crate::samples::{median, ratios};
 use anyhow::Result;
 use dsm::Tracing;
 use outcome::{Bar, Row};
@@ -48,7 +48,7 @@ fn compare(
         times[usize::from(off)].push(timed(&mut job, |job| Ok(cluster.run(0, 0, job)?.job))?);
     }
     let [on, off] = times;
-    let found = median(on.iter().zip(&off).map(|(on, off)| on / off).collect());
+    let found = median(ratios(&on, &off));
     let name = workload.name;
     for (what, times) in [("traced", on), ("untraced", off)] {
         let figures = vec![("ns per access".to_owned(), median(times))];
