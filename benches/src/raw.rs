@@ -17,7 +17,7 @@ use std::thread::scope;
 use std::time::{Duration, Instant};
 use transport::{Class, Event, SendError, Transport};
 use wire::coherence::HEAD_BYTES;
-use wire::{Access, BATCH_MAX, Batch, Epoch, Gfn, Message, PAGE_SIZE, SliceId};
+use wire::{Access, Batch, Epoch, Gfn, Message, PAGE_SIZE, SliceId};
 
 /// Longest wait for an answer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
@@ -170,14 +170,15 @@ pub fn stream(carrier: Carrier, pages: usize, source: Source, places: [Place; 2]
 }
 
 fn pour(sender: &mut dyn Transport, pages: usize, source: Source) -> Result<()> {
+    let most = (sender.run_bytes(SliceId(0)) - HEAD_BYTES) / PAGE_SIZE;
     let held = match source {
         Source::Memory => pages,
-        Source::OneFrame => usize::from(BATCH_MAX),
+        Source::OneFrame => most,
     };
     let contents = vec![7u8; held * PAGE_SIZE];
     let mut left = pages;
     while left > 0 {
-        let count = left.min(usize::from(BATCH_MAX));
+        let count = left.min(most);
         let head = run_head(u16::try_from(count)?);
         loop {
             let at = (pages - left) % held;
@@ -204,7 +205,7 @@ fn pour(sender: &mut dyn Transport, pages: usize, source: Source) -> Result<()> 
 /// The head of a frame of so many pages.
 fn run_head(pages: u16) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD_BYTES);
-    let (first, access, bodies) = (Gfn(1), Access::Write, (1 << pages) - 1);
+    let (first, access, bodies) = (Gfn(1), Access::Write, u64::MAX >> (64 - pages));
     Batch { epoch: Epoch(1), first, pages, access, held_us: 0, bodies, placed: false }
         .encode(&mut head);
     head

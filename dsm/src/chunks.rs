@@ -22,8 +22,8 @@
 //!
 //! This module decides; `share` carries out.
 
-use crate::page_set::PageSet;
 use dsm_protocol::Gfn;
+use dsm_protocol::PageSet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;

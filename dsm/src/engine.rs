@@ -40,6 +40,9 @@ use wire::{DecodeError, PAGE_SIZE, SliceId};
 
 /// Transport events handled before faults and commands are looked at again.
 const POLL_BUDGET: usize = 64;
+/// How long frames of a run may wait for a vCPU that goes through a chunk of the same run: about as long as it
+/// takes a core to read 2 MiB. Whatever else wakes the engine ends that.
+const REST_NS: u64 = 250_000;
 /// The longest sleep: stale roots are looked for that often.
 const IDLE: Duration = Duration::from_millis(250);
 /// A page asked for that often without being known as a table makes the VMM look at CR3 again.
@@ -222,6 +225,8 @@ pub struct Engine {
     pub(crate) placers: Vec<SliceId>,
     pub(crate) moved: PageMoves,
     stopping: bool,
+    /// Until then frames of a run may wait.
+    rest_until_ns: u64,
 }
 
 impl std::fmt::Debug for Engine {
@@ -285,6 +290,7 @@ impl Engine {
             placers: Vec::new(),
             moved: PageMoves::default(),
             stopping: false,
+            rest_until_ns: 0,
         };
         engine.find_placers();
         let core = config.core;
@@ -353,7 +359,24 @@ impl Engine {
             self.trace.look_at_notes();
         }
         self.trace.look_at_notes();
-        poll(fds, due).map_err(EngineError::Wait)
+        // A vCPU that goes through the chunk it was just given is not to be interrupted for each frame.
+        let Some(rest) = self.rest(now) else {
+            return poll(fds, due).map_err(EngineError::Wait);
+        };
+        self.transport.hush(true);
+        let ready = poll(fds, due.min(rest));
+        self.transport.hush(false);
+        ready.map_err(EngineError::Wait)
+    }
+
+    /// For how long frames of a run may wait.
+    fn rest(&mut self, now: u64) -> Option<Duration> {
+        if std::mem::take(&mut self.store.provided) {
+            self.rest_until_ns = now + REST_NS;
+        }
+        let is_awaited = !self.demanded.is_empty() || self.store.whole.is_awaited();
+        let left = self.rest_until_ns.saturating_sub(now);
+        (left > 0 && !is_awaited).then(|| Duration::from_nanos(left))
     }
 
     /// How long to look for answers before sleeping, and when to be awake for one.

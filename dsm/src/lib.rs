@@ -30,7 +30,6 @@ mod inbox;
 mod local_pager;
 mod maps;
 mod memory;
-mod page_set;
 mod parcel;
 mod placing;
 mod prepare;

@@ -49,7 +49,7 @@ impl Parcel {
         }
         let next = Gfn(self.first.0 + u64::from(self.pages));
         let alike = (self.to, self.access, self.held_us) == (to, access, held_us);
-        if !alike || next != gfn || self.pages >= most {
+        if !alike || next != gfn || self.pages >= most.min(BATCH_MAX) {
             return false;
         }
         if !ram.is_zero(gfn) {
@@ -72,15 +72,6 @@ impl Parcel {
         let pages = u16::try_from(last - skipped + 1).ok()?;
         let start = ram.file_run(Gfn(self.first.0 + u64::from(skipped)), u64::from(pages))?;
         Some((u64::try_from(start).ok()?, pages))
-    }
-
-    /// The same pages in parts whose bytes fit a frame.
-    pub(crate) fn parts(self) -> impl Iterator<Item = Self> {
-        (0..self.pages).step_by(usize::from(BATCH_MAX)).map(move |at| {
-            let pages = BATCH_MAX.min(self.pages - at);
-            let (first, bodies) = (Gfn(self.first.0 + u64::from(at)), self.bodies >> at);
-            Self { first, pages, bodies: bodies & ((1 << pages) - 1), ..self }
-        })
     }
 
     /// The bytes of the pages that are not all zeros: where they lie, if that is in one piece. Otherwise
@@ -122,6 +113,7 @@ impl Parcel {
 mod tests {
     use super::*;
     use std::slice::from_ref;
+    use transport::RUN_BYTES_MAX;
 
     fn data(gfn: u64) -> Message {
         Message::Data { gfn: Gfn(gfn), access: Access::Write, acks: 0, held_us: 0, table: None }
@@ -166,20 +158,21 @@ mod tests {
     }
 
     #[test]
-    fn parcel_of_many_pages_comes_apart_into_frames() {
+    fn parcel_takes_what_a_frame_does() {
         let ram = GuestRam::new(from_ref(&(0..128))).unwrap();
         let full: Vec<u64> = (3..67).filter(|gfn| gfn % 3 > 0).collect();
         let mut parcel = parcel(&ram, 64, &full);
-        assert!(!parcel.take(SliceId(1), &data(67), &ram, 64), "full");
-        let mut seen = Vec::new();
-        for part in parcel.parts() {
-            assert!((1..=BATCH_MAX).contains(&part.pages));
-            let mut spare = Vec::new();
-            let (body, _) = part.body(&ram, &mut spare);
-            seen.extend(body.chunks(4096).map(|page| u64::from(page[9])));
-        }
+        assert!(!parcel.take(SliceId(1), &data(67), &ram, 100), "full");
+        let mut spare = Vec::new();
+        let (body, _) = parcel.body(&ram, &mut spare);
+        let seen: Vec<_> = body.chunks(4096).map(|page| u64::from(page[9])).collect();
         assert_eq!(seen, full);
-        assert_eq!(parcel.parts().map(|part| part.pages).sum::<u16>(), 64);
+        let mut frame = Vec::new();
+        parcel.head(Epoch(1), false, &mut frame);
+        frame.extend_from_slice(body);
+        let (batch, _) = Batch::decode(&frame).unwrap().unwrap();
+        assert_eq!((batch.pages, batch.bodies.count_ones()), (64, parcel.full()));
+        assert!(frame.len() <= RUN_BYTES_MAX);
     }
 
     #[test]

@@ -14,7 +14,8 @@ use crate::trace::Company;
 use dsm_protocol::{Effect, Gfn, Message};
 use std::sync::Arc;
 use transport::{Class, SendError};
-use wire::{BATCH_MAX, Epoch, PAGE_SIZE, PLACED_MAX, SliceId};
+use wire::coherence::HEAD_BYTES;
+use wire::{BATCH_MAX, Epoch, PAGE_SIZE, SliceId};
 
 /// So many pages are a run: their frames are large, and writing each at once costs one copy less
 /// than writing them together.
@@ -81,7 +82,7 @@ impl Engine {
         if let Some(gfn) = page {
             self.store.ram.moved(gfn);
         }
-        let most = if self.transport.places(to) { PLACED_MAX } else { BATCH_MAX };
+        let most = self.run_pages(to);
         if self.parcel.take(to, message, &self.store.ram, most) {
             return Ok(());
         }
@@ -103,6 +104,15 @@ impl Engine {
         result
     }
 
+    /// How many pages go out together at most.
+    fn run_pages(&self, to: SliceId) -> u16 {
+        if self.transport.places(to) {
+            return BATCH_MAX;
+        }
+        let pages = (self.transport.run_bytes(to) - HEAD_BYTES) / PAGE_SIZE;
+        u16::try_from(pages).map_or(BATCH_MAX, |pages| pages.min(BATCH_MAX))
+    }
+
     /// Sends the pages that wait for neighbours.
     fn send_parcel(&mut self) -> Result<(), EngineError> {
         let parcel = std::mem::take(&mut self.parcel);
@@ -111,11 +121,10 @@ impl Engine {
         }
         let ram = Arc::clone(&self.store.ram);
         let mut spare = std::mem::take(&mut self.body);
-        let result = parcel.parts().try_for_each(|part| {
-            let (body, copied) = part.body(&ram, &mut spare);
-            self.moved.copies += u64::from(copied);
-            self.send_with_head(part.to, body, |epoch, head| part.head(epoch, false, head))
-        });
+        let (body, copied) = parcel.body(&ram, &mut spare);
+        self.moved.copies += u64::from(copied);
+        let result =
+            self.send_with_head(parcel.to, body, |epoch, head| parcel.head(epoch, false, head));
         self.body = spare;
         result
     }

@@ -156,6 +156,7 @@ impl Store {
             self.uffd.install_missing(start, CHUNK_BYTES)?;
         }
         self.whole.forget(chunk);
+        self.provided = self.whole.is_flying();
         self.uffd.unregister(start, CHUNK_BYTES)?;
         self.ram.set_place(chunk, if huge { Place::Huge } else { Place::Plain });
         Ok(())

@@ -8,12 +8,12 @@ use crate::arrivals::Arrivals;
 use crate::asked::Asked;
 use crate::chunks::{ChunkId, Chunks};
 use crate::engine::EngineError;
-use crate::page_set::PageSet;
 use crate::ram::GuestRam;
 use crate::share;
 use crate::takings::{Taken, Taking, Takings};
 use crate::uffd::{Installed, Uffd};
 use crate::whole::Whole;
+use dsm_protocol::PageSet;
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
 use dsm_protocol::foresight::Habits;
 use dsm_protocol::{Access, Entry, Gfn, Merge, PageStore, Table};
@@ -60,6 +60,8 @@ pub(crate) struct Store {
     /// Access that the step in hand has taken away.
     takings: Takings,
     failure: Option<EngineError>,
+    /// A vCPU was just given a chunk that it waited for, and more is on its way.
+    pub(crate) provided: bool,
 }
 
 impl Store {
@@ -90,6 +92,7 @@ impl Store {
             habits: Habits::default(),
             takings: Takings::default(),
             failure: None,
+            provided: false,
         })
     }
 

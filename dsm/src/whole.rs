@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use wire::RUN_MAX;
 
 /// Pages on their way.
-const FLYING_MAX: u32 = 4 * RUN_MAX as u32;
+const FLYING_MAX: u32 = 8 * RUN_MAX as u32;
 /// Chunks followed at a time.
 const CHUNKS_MAX: usize = 16;
 /// How long a vCPU waits for a chunk to be full that has the page it needs.
@@ -310,6 +310,11 @@ impl Whole {
         kept.filter_map(|chunk| Some(chunk.waited_ns? + PATIENCE_NS)).min()
     }
 
+    /// True while pages are on their way.
+    pub(crate) fn is_flying(&self) -> bool {
+        self.chunks.iter().any(|chunk| chunk.flying != Bits::default())
+    }
+
     /// True while a vCPU waits for a chunk to be full.
     pub(crate) fn is_awaited(&self) -> bool {
         self.chunks.iter().any(|chunk| chunk.waited_ns.is_some() && chunk.kept)
@@ -331,10 +336,16 @@ mod tests {
 
     /// Asks for all that there is room for; how many pages that were.
     fn ask(whole: &mut Whole, now: u64) -> u64 {
-        let mut pages = 0;
-        while let Some((first, count, _)) = whole.next_piece(now) {
+        ask_pieces(whole, now, usize::MAX)
+    }
+
+    /// The same of so many pieces at most.
+    fn ask_pieces(whole: &mut Whole, now: u64, most: usize) -> u64 {
+        let (mut pages, mut left) = (0, most);
+        while let Some((first, count, _)) = (left > 0).then(|| whole.next_piece(now)).flatten() {
             whole.asked(first, count, |_| Asked::Flying);
             pages += u64::from(count);
+            left -= 1;
         }
         pages
     }
@@ -425,7 +436,7 @@ mod tests {
     #[test]
     fn page_asked_for_by_itself_ends_the_wait_for_its_chunk() {
         let mut whole = begun(true);
-        ask(&mut whole, 0);
+        ask_pieces(&mut whole, 0, 1);
         come(&mut whole, 0..10);
         assert_eq!(whole.mapped(Gfn(FIRST + 400), true, 1), Fate::InPieces(ID));
         assert_eq!(spans(&whole.take(ID)), [(1, 9), (400, 1)]);
@@ -445,7 +456,7 @@ mod tests {
     #[test]
     fn next_piece_is_asked_for_at_once_when_a_vcpu_touches_it() {
         let mut whole = begun(true);
-        ask(&mut whole, 0);
+        ask_pieces(&mut whole, 0, 4);
         assert_eq!(whole.piece_of(Gfn(FIRST + 100), 0), None, "on its way");
         assert_eq!(whole.piece_of(Gfn(FIRST + 400), 0), None, "not the next");
         assert_eq!(whole.piece_of(Gfn(FIRST + 260), 0), Some((Gfn(FIRST + 256), 64, Access::Read)));
@@ -454,10 +465,13 @@ mod tests {
     #[test]
     fn pages_that_never_come_do_not_stop_the_run() {
         let mut whole = begun(true);
+        assert!(whole.begin(ChunkId(4), Access::Read, true, 0).is_empty());
         let most = u64::from(FLYING_MAX);
+        assert!(most < 2 * CHUNK_PAGES && !whole.is_flying());
         assert_eq!(ask(&mut whole, 0), most);
+        assert!(whole.is_flying());
         assert_eq!(ask(&mut whole, LOST_NS), 0);
-        assert_eq!(ask(&mut whole, LOST_NS + 1), most);
+        assert_eq!(ask(&mut whole, LOST_NS + 1), most.min(2 * CHUNK_PAGES - most));
     }
 
     #[test]

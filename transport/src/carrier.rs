@@ -1,6 +1,7 @@
 //! What the engine asks of a carrier: three byte streams to one peer, and a way to be woken.
 
 use crate::memory::PageMemory;
+use crate::seam::FRAME_BYTES_MAX;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -51,6 +52,15 @@ pub(crate) trait Carrier: Send {
     }
     /// Writes what fits: `WouldBlock` when nothing does.
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
+    /// How large frames of a run of pages should be, in bytes: what does not fit at once is copied, and goes later.
+    fn run_bytes(&self) -> usize {
+        FRAME_BYTES_MAX
+    }
+    /// Nothing can be done with the stream of `class` before so many bytes more are there: it need not be
+    /// readable, and wake its owner, before; 0 ends that. A carrier may tell of less all the same.
+    fn expect(&mut self, _class: usize, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
     /// Starts or ends waking for room in the stream of `class`.
     fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()>;
     /// Offers memory to the peer to write pages into. False where that is not done so.

@@ -1,7 +1,8 @@
 //! Bounds and times of a transport. The bootstrap sends its own to every companion: both ends of a
 //! stream must count the same credits.
 
-use crate::frame::{FRAME_PAYLOAD_MAX, HEAD_BYTES_U32};
+use crate::frame::{CLASSES, HEAD_BYTES_U32, payload_max};
+use crate::seam::Class;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 /// The smallest window that never stalls a largest frame: a receiver may sit on up to a quarter of
 /// its window before it gives credit back.
-pub(crate) const WINDOW_BYTES_MIN: u32 = 2 * (FRAME_PAYLOAD_MAX + HEAD_BYTES_U32);
+pub(crate) const fn window_bytes_min(class: Class) -> u32 {
+    2 * (payload_max(class) + HEAD_BYTES_U32)
+}
 /// The largest window, in bytes.
 pub(crate) const WINDOW_BYTES_MAX: u32 = 64 << 20;
 const LEASE_MIN: Duration = Duration::from_millis(20);
@@ -19,10 +22,12 @@ const LEASE_MAX: Duration = Duration::from_secs(3600);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A window that is too small for one frame or larger than the bound.
-    #[error("a window of {window} bytes is outside {WINDOW_BYTES_MIN}..={WINDOW_BYTES_MAX}")]
+    #[error("a window of {window} bytes is outside {least}..={WINDOW_BYTES_MAX}")]
     Window {
         /// The refused size in bytes.
         window: u32,
+        /// The least of its class.
+        least: u32,
     },
     /// A lease outside 20 ms to one hour.
     #[error("a lease of {lease:?} is outside 20 ms..=1 h")]
@@ -121,7 +126,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(3),
-            window: [256 << 10, 2 << 20, 1 << 20],
+            window: [256 << 10, 4 << 20, 1 << 20],
             queue_frames: 8192,
             carriers: vec![CarrierKind::Tcp],
             rdma_memory: RdmaMemory::default(),
@@ -135,9 +140,10 @@ impl Config {
     /// # Errors
     /// Names the first value that is out of bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for window in self.window {
-            if !(WINDOW_BYTES_MIN..=WINDOW_BYTES_MAX).contains(&window) {
-                return Err(ConfigError::Window { window });
+        for (window, class) in self.window.into_iter().zip(CLASSES) {
+            let least = window_bytes_min(class);
+            if !(least..=WINDOW_BYTES_MAX).contains(&window) {
+                return Err(ConfigError::Window { window, least });
             }
         }
         if self.lease < LEASE_MIN || self.lease > LEASE_MAX {
@@ -183,7 +189,10 @@ mod tests {
         let lease = Config { lease: Duration::ZERO, ..Config::default() };
         let queue = Config { queue_frames: 0, ..Config::default() };
 
-        assert_eq!(window.validate(), Err(ConfigError::Window { window: 1 }));
+        assert_eq!(
+            window.validate(),
+            Err(ConfigError::Window { window: 1, least: 2 * (64 * 1024 + 8) })
+        );
         assert_eq!(lease.validate(), Err(ConfigError::Lease { lease: Duration::ZERO }));
         assert_eq!(queue.validate(), Err(ConfigError::Queue));
         for carriers in [vec![], vec![CarrierKind::Rdma; 2]] {

@@ -130,7 +130,7 @@ impl<C: Carrier> Engine<C> {
         payload: &[u8],
     ) -> Result<(), SendError> {
         let length = head.len().saturating_add(payload.len());
-        if length > FRAME_BYTES_MAX {
+        if length > class.frame_bytes_max() {
             return Err(SendError::TooLarge);
         }
         let length = u32::try_from(length).map_err(|_| SendError::TooLarge)?;
@@ -202,6 +202,18 @@ impl<C: Carrier> Engine<C> {
 
     pub(crate) fn look(&mut self) -> bool {
         self.peers.iter_mut().any(Peer::look)
+    }
+
+    pub(crate) fn run_bytes(&self, peer: SliceId) -> usize {
+        let index = self.ids.binary_search(&peer);
+        index.map_or(FRAME_BYTES_MAX, |index| self.peers[index].run_bytes())
+    }
+
+    pub(crate) fn hush(&mut self, on: bool) {
+        self.peers.iter_mut().for_each(|peer| peer.expect(on));
+        if self.peers.iter().any(Peer::has_unreported_loss) {
+            self.wake();
+        }
     }
 
     pub(crate) fn cork(&mut self, on: bool) {
@@ -329,6 +341,14 @@ impl<T: OverEngine> Transport for T {
 
     fn look(&mut self) -> bool {
         self.engine_mut().look()
+    }
+
+    fn run_bytes(&self, peer: SliceId) -> usize {
+        self.engine().run_bytes(peer)
+    }
+
+    fn hush(&mut self, on: bool) {
+        self.engine_mut().hush(on);
     }
 
     fn lend(&mut self, memory: &PageMemory) -> bool {

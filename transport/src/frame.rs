@@ -10,7 +10,7 @@
 //! A stream carries one class, yet the head repeats it: a peer that mixes streams up is caught at
 //! the first frame. The decoder owns one buffer of fixed size, so a length never allocates.
 
-use crate::seam::{Class, FRAME_BYTES_MAX};
+use crate::seam::Class;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -19,12 +19,10 @@ pub const HEAD_BYTES: usize = 8;
 /// The same, for sums of lengths as they are on the wire.
 pub(crate) const HEAD_BYTES_U32: u32 = 8;
 const _: () = assert!(HEAD_BYTES_U32 as usize == HEAD_BYTES);
-/// The largest payload, in bytes.
-pub(crate) const FRAME_PAYLOAD_MAX: u32 = 64 * 1024;
-const _: () = assert!(FRAME_PAYLOAD_MAX as usize == FRAME_BYTES_MAX);
 const _: () = assert!(size_of::<FrameHead>() == HEAD_BYTES);
-/// Two largest frames fit, so that reading goes on while one is only half there.
-const BUFFER_BYTES: usize = 2 * (FRAME_BYTES_MAX + HEAD_BYTES);
+/// So much of the buffer is used as long as no frame needs more: what is read stays in the cache until it
+/// is taken.
+const HOT_BYTES: usize = 128 * 1024;
 /// A read into less room than this is not worth its system call.
 const ROOM_MIN: usize = 16 * 1024;
 
@@ -46,10 +44,12 @@ struct FrameHead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The length is larger than a frame may be.
-    #[error("the peer announced a frame of {length} bytes, {FRAME_PAYLOAD_MAX} are allowed")]
+    #[error("the peer announced a frame of {length} bytes, {most} are allowed")]
     Oversized {
         /// The announced length in bytes.
         length: u32,
+        /// The most that its class allows.
+        most: u32,
     },
     /// A kind that this version does not know.
     #[error("the peer sent a frame of unknown kind {kind}")]
@@ -101,6 +101,15 @@ pub(crate) const fn class_index(class: Class) -> u8 {
     }
 }
 
+/// The largest payload of a class, in bytes.
+pub(crate) const fn payload_max(class: Class) -> u32 {
+    let most = class.frame_bytes_max();
+    assert!(most <= u32::MAX as usize);
+    #[expect(clippy::cast_possible_truncation, reason = "just checked")]
+    let most = most as u32;
+    most
+}
+
 /// All classes, most urgent first; the position is [`class_index`].
 pub(crate) const CLASSES: [Class; 3] = [Class::Interrupt, Class::Coherence, Class::Bulk];
 
@@ -112,7 +121,7 @@ fn head(length: u32, class: Class, kind: u8) -> [u8; HEAD_BYTES] {
 
 /// The head of a data frame. `length` was checked by the caller.
 pub(crate) fn data_head(length: u32, class: Class) -> [u8; HEAD_BYTES] {
-    debug_assert!(length <= FRAME_PAYLOAD_MAX);
+    debug_assert!(length <= payload_max(class));
     head(length, class, KIND_DATA)
 }
 
@@ -133,8 +142,9 @@ pub(crate) fn credit(class: Class, bytes: u32) -> [u8; HEAD_BYTES + 4] {
 fn check(bytes: &[u8], class: Class) -> Result<Option<(u8, usize)>, FrameError> {
     let Ok((head, _)) = FrameHead::read_from_prefix(bytes) else { return Ok(None) };
     let length = head.length.get();
-    if length > FRAME_PAYLOAD_MAX {
-        return Err(FrameError::Oversized { length });
+    let most = payload_max(class);
+    if length > most {
+        return Err(FrameError::Oversized { length, most });
     }
     let want = class_index(class);
     if head.class != want {
@@ -168,20 +178,32 @@ impl Decoder {
     /// An empty decoder for the stream of `class`.
     #[must_use]
     pub fn new(class: Class) -> Self {
-        Self { class, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
+        let bytes = HOT_BYTES + class.frame_bytes_max() + HEAD_BYTES;
+        Self { class, buffer: vec![0; bytes].into_boxed_slice(), start: 0, end: 0 }
     }
 
     /// Room for the next read; empty when whole frames must be taken first.
     pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
-            self.start = 0;
-            self.end = 0;
-        } else if self.buffer.len() - self.end < ROOM_MIN && self.start > 0 {
+            (self.start, self.end) = (0, 0);
+        }
+        let mut most = self.useful();
+        if most < self.end + ROOM_MIN && self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
+            most = self.useful();
         }
-        &mut self.buffer[self.end..]
+        &mut self.buffer[self.end..most]
+    }
+
+    /// Where reading ends: behind the frame that is half here, or at the end of what is kept hot.
+    fn useful(&self) -> usize {
+        let held = &self.buffer[self.start..self.end];
+        // What is wrong is found when the frame is taken.
+        let half =
+            check(held, self.class).ok().flatten().map_or(0, |(_, length)| length + HEAD_BYTES);
+        (self.start + half).max(HOT_BYTES).max(self.end).min(self.buffer.len())
     }
 
     /// Says that `count` bytes were put into [`Self::room`].
@@ -278,7 +300,7 @@ mod tests {
 
         let seen = feed(&mut Decoder::new(Class::Bulk), &bytes, 1);
 
-        assert_eq!(seen, vec![Err(FrameError::Oversized { length: u32::MAX })]);
+        assert_eq!(seen, vec![Err(FrameError::Oversized { length: u32::MAX, most: 64 * 1024 })]);
     }
 
     #[test]
@@ -325,7 +347,7 @@ mod tests {
     proptest! {
         #[test]
         fn frames_survive_any_cut(
-            sizes in prop::collection::vec(0u32..=FRAME_PAYLOAD_MAX, 0..12),
+            sizes in prop::collection::vec(0u32..=payload_max(Class::Coherence), 0..12),
             step in 1usize..200_000,
         ) {
             let mut bytes = Vec::new();

@@ -43,7 +43,10 @@ pub use mesh::{
     Refused,
 };
 pub use rdma::{RdmaError, RdmaTransport};
-pub use seam::{Class, Event, FRAME_BYTES_MAX, LANDING_HEAD_MAX, Landing, SendError, Transport};
+pub use seam::{
+    Class, Event, FRAME_BYTES_MAX, HUSHED_BYTES, LANDING_HEAD_MAX, Landing, RUN_BYTES_MAX,
+    SendError, Transport,
+};
 pub use secret::{Secret, SecretError};
 pub use shm::ShmTransport;
 pub use tcp::TcpTransport;

@@ -16,8 +16,26 @@ pub enum Class {
     Bulk,
 }
 
-/// The largest frame, head and payload together, in bytes.
+impl Class {
+    /// The largest frame of the class, head and payload together, in bytes.
+    #[must_use]
+    pub const fn frame_bytes_max(self) -> usize {
+        match self {
+            Self::Interrupt | Self::Bulk => FRAME_BYTES_MAX,
+            Self::Coherence => RUN_BYTES_MAX,
+        }
+    }
+}
+
+/// The largest frame of interrupts or bulk, head and payload together, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
+
+/// The largest frame of coherence: a run of 64 pages with its head. Each frame costs a call, a question where
+/// its body belongs, and wakes its receiver once.
+pub const RUN_BYTES_MAX: usize = 64 * 4096 + LANDING_HEAD_MAX;
+
+/// So many bytes wake the owner of a hushed transport.
+pub const HUSHED_BYTES: usize = 1024 * 1024;
 
 /// The longest head of a frame whose body is received where it belongs, in bytes.
 pub const LANDING_HEAD_MAX: usize = 64;
@@ -83,7 +101,7 @@ pub enum SendError {
     /// The peer is lost or never was a member.
     #[error("the peer is not a member")]
     Gone,
-    /// Head and payload together exceed [`FRAME_BYTES_MAX`].
+    /// Head and payload together exceed [`Class::frame_bytes_max`].
     #[error("the frame is larger than a frame may be")]
     TooLarge,
 }
@@ -120,6 +138,14 @@ pub trait Transport: Send {
     fn look(&mut self) -> bool {
         false
     }
+    /// How large frames of a run of pages to a peer should be, in bytes: at most [`RUN_BYTES_MAX`].
+    fn run_bytes(&self, _peer: SliceId) -> usize {
+        FRAME_BYTES_MAX
+    }
+    /// While hushed, frames of coherence need not wake the owner before [`HUSHED_BYTES`] of them are there:
+    /// for who has better to do for a moment and asked for many pages. Interrupts do as ever. Not to be
+    /// left so: whoever sent a single frame waits.
+    fn hush(&mut self, _on: bool) {}
     /// Offers this slice's memory to its peers, for pages to be written into, where that takes no adapter's
     /// leave. True if they may do so from now on; others were given the memory when they were made, or
     /// cannot use it.

@@ -5,6 +5,8 @@ use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
 use crate::engine::{Engine, OverEngine};
 use crate::pairs;
+use crate::seam::RUN_BYTES_MAX;
+use crate::sys::set_low_water;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -17,6 +19,8 @@ pub(crate) struct TcpCarrier {
     place: String,
     streams: [TcpStream; 3],
     waits: [bool; 3],
+    /// Bytes that make each stream readable.
+    low_water: [usize; 3],
 }
 
 impl TcpCarrier {
@@ -28,7 +32,7 @@ impl TcpCarrier {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
         }
-        Ok(Self { place, streams, waits: [false; 3] })
+        Ok(Self { place, streams, waits: [false; 3], low_water: [1; 3] })
     }
 }
 
@@ -73,6 +77,19 @@ impl Carrier for TcpCarrier {
 
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.streams[class].write_vectored(parts)
+    }
+
+    fn run_bytes(&self) -> usize {
+        RUN_BYTES_MAX
+    }
+
+    fn expect(&mut self, class: usize, bytes: usize) -> io::Result<()> {
+        let bytes = bytes.max(1);
+        if self.low_water[class] != bytes {
+            set_low_water(&self.streams[class], bytes)?;
+            self.low_water[class] = bytes;
+        }
+        Ok(())
     }
 
     fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()> {

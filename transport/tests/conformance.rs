@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_transport::tcp::mesh as tcp_mesh;
 use tessera_transport::{
-    Class, Config, Event, FRAME_BYTES_MAX, RdmaTransport, SendError, ShmTransport, TcpTransport,
-    Transport, rdma as verbs, shm,
+    Class, Config, Event, FRAME_BYTES_MAX, RUN_BYTES_MAX, RdmaTransport, SendError, ShmTransport,
+    TcpTransport, Transport, rdma as verbs, shm,
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
@@ -137,7 +137,7 @@ fn pair<T: Backend>(config: &Config) -> (T::Carrier, T::Carrier) {
 
 /// The smallest bounds, so that they are reached soon.
 fn tight() -> Config {
-    Config { window: [160 * 1024; 3], queue_frames: 4096, ..Config::default() }
+    Config { window: [160 * 1024, 640 * 1024, 160 * 1024], queue_frames: 4096, ..Config::default() }
 }
 
 fn members_are_known<T: Backend>() {
@@ -301,8 +301,25 @@ fn too_large_and_unknown_are_refused<T: Backend>() {
     let large = vec![0; FRAME_BYTES_MAX];
 
     assert_eq!(a.send(B, Class::Bulk, &[1], &large), Err(SendError::TooLarge));
+    assert!((FRAME_BYTES_MAX..=RUN_BYTES_MAX).contains(&a.run_bytes(B)));
+    let run = vec![0; RUN_BYTES_MAX];
+    assert_eq!(a.send(B, Class::Coherence, &[1], &run), Err(SendError::TooLarge));
+    assert_eq!(a.send(B, Class::Coherence, &[], &run), Ok(()));
     assert_eq!(a.send(SliceId(7), Class::Bulk, &[], &[]), Err(SendError::Gone));
     assert_eq!(a.send(A, Class::Bulk, &[], &[]), Err(SendError::Gone));
+}
+
+fn hushed_transport_tells_of_interrupts_and_later_of_the_rest<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    b.hush(true);
+    a.send(B, Class::Coherence, b"page", &[]).unwrap();
+    a.send(B, Class::Interrupt, b"irq", &[]).unwrap();
+    let seen = gather_from(&mut a, &mut b, 1);
+    assert_eq!(seen, vec![Seen::Frame(A, Class::Interrupt, b"irq".to_vec())]);
+
+    b.hush(false);
+    let seen = gather_from(&mut a, &mut b, 1);
+    assert_eq!(seen, vec![Seen::Frame(A, Class::Coherence, b"page".to_vec())]);
 }
 
 fn nothing_is_placed_in_memory_that_is_not_lent<T: Backend>() {
@@ -320,7 +337,7 @@ fn nothing_is_placed_in_memory_that_is_not_lent<T: Backend>() {
 
 fn frames_of_all_sizes_survive_partial_writes<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&tight());
-    let sizes: Vec<usize> = [0, 1, 7, 8, 9, 4095, 4096, 4097, 65_535, FRAME_BYTES_MAX]
+    let sizes: Vec<usize> = [0, 1, 7, 8, 9, 4095, 4096, 4097, FRAME_BYTES_MAX, RUN_BYTES_MAX]
         .into_iter()
         .cycle()
         .take(200)
@@ -486,6 +503,7 @@ conformance!(
     receiver_that_does_not_poll_is_not_flooded,
     waiting_frames_are_bounded,
     too_large_and_unknown_are_refused,
+    hushed_transport_tells_of_interrupts_and_later_of_the_rest,
     nothing_is_placed_in_memory_that_is_not_lent,
     frames_of_all_sizes_survive_partial_writes,
     loss_is_reported_once_after_what_was_sent,

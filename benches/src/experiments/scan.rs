@@ -26,6 +26,8 @@ const PAGE: f64 = 4096.0;
 /// Pages that are read scattered, and of which every fourth is read.
 const SCATTERED: u64 = 4096;
 const EVERY: u64 = 4;
+/// Readings in order of each round, each beside a raw stream.
+const TURNS: u64 = 3;
 const PAGE_WORDS: u64 = 512;
 
 /// Runs the experiment.
@@ -41,10 +43,11 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let Sizes { pages, rounds, pairs } = sizes;
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
-        "{} MiB of slice 1, written there, read in order by slice 0: medians of {rounds} runs in turns with \
+        "{} MiB of slice 1, written there, read in order by slice 0: medians of {} runs in turns with \
          the raw stream of as much memory, bars of the ratios of neighbours; memory prepared at the start on both ({}), as the raw stream's is, and guest pages \
          of 2 MiB, unless said otherwise",
         pages / 256,
+        rounds * TURNS,
         Memory::MemfdPrealloc
     ));
     conditions.notes.push(format!(
@@ -151,9 +154,16 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
         let prepared =
             Plan { memory: Memory::MemfdPrealloc, guest_pages: GuestPages::Large, ..plain.clone() };
         let raw = |source| stream(carrier, usize::try_from(pages)?, source, CORES);
-        found.raw.push(raw(Source::Memory)?);
+        for turn in 0..TURNS {
+            for is_raw in [(round + turn) % 2 == 0, (round + turn) % 2 == 1] {
+                if is_raw {
+                    found.raw.push(raw(Source::Memory)?);
+                } else {
+                    found.ordered.push(read(&prepared, pages, 1)?);
+                }
+            }
+        }
         found.raw_cached.push(raw(Source::OneFrame)?);
-        found.ordered.push(read(&prepared, pages, 1)?);
         found.plain.push(read(&plain, pages, 1)?);
         found.mapped.push(floor::mapped(setting.image, pages)?);
         found.written.push(floor::written(pages)?);

@@ -201,7 +201,7 @@ impl Node {
     /// the latest. A shell that knows can be awake by then.
     #[must_use]
     pub fn expected_ns(&self, gfn: Gfn) -> Option<RangeInclusive<u64>> {
-        let since = self.waits.get(&gfn)?.since;
+        let since = self.waits.get(gfn)?.since;
         let (held_ns, waited_ns) = self.long_held.get(&gfn)?;
         Some(since + held_ns..=since + waited_ns)
     }

@@ -142,7 +142,7 @@ impl Node {
             Copy::Forming => return Some(Obstacle::Event),
             _ => false,
         };
-        if early && self.waits.contains_key(&gfn) {
+        if early && self.waits.contains(gfn) {
             return Some(Obstacle::Event);
         }
         if copy == Copy::Shared && recall.takes_nothing() {

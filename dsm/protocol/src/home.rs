@@ -138,7 +138,7 @@ impl Node {
     /// Has this home read a page that many read, before one of them does.
     fn with_home_copy(&mut self, gfn: Gfn, holders: Holders, reader: SliceId) -> Holders {
         let local = self.config.local;
-        let absent = self.pages.copy(gfn) == Copy::Invalid && !self.waits.contains_key(&gfn);
+        let absent = self.pages.copy(gfn) == Copy::Invalid && !self.waits.contains(gfn);
         if !holders.is_wide() || holders.contains(local) || reader == local || !absent {
             return holders;
         }

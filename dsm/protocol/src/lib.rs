@@ -31,6 +31,7 @@ mod home;
 mod homes;
 mod no_pages;
 mod node;
+mod page_set;
 mod pages;
 #[cfg(feature = "planted-bugs")]
 mod planted;
@@ -39,12 +40,14 @@ mod requester;
 mod stats;
 mod store;
 mod tables;
+mod waits;
 mod windows;
 
 pub use hold::HoldPolicy;
 pub use homes::{HomeError, HomeRange, HomeTable};
 pub use no_pages::NoPages;
 pub use node::{Config, Effect, Input, Node, ProtocolError};
+pub use page_set::PageSet;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 pub use stats::{ReplicaStats, Stats};

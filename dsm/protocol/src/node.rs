@@ -10,6 +10,7 @@ use crate::requester::Wait;
 use crate::stats::Stats;
 use crate::store::PageStore;
 use crate::tables::{Replicate, Tables};
+use crate::waits::Waits;
 use crate::windows::{Recalls, Windows};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
@@ -161,7 +162,7 @@ pub struct Node {
     pub(crate) now: u64,
     pub(crate) pages: Pages,
     /// Requests of this slice on their way.
-    pub(crate) waits: BTreeMap<Gfn, Wait>,
+    pub(crate) waits: Waits,
     /// Requests that a replica answered before the home did. When the replica goes, the home says
     /// whether it dropped the request; if not, the request counts again.
     pub(crate) overtaken: BTreeMap<Gfn, Wait>,
@@ -204,7 +205,7 @@ impl Node {
         Self {
             now: 0,
             pages: Pages::new(config.local, &config.homes),
-            waits: BTreeMap::new(),
+            waits: Waits::new(config.homes.end()),
             overtaken: BTreeMap::new(),
             forming: BTreeMap::new(),
             serving: BTreeMap::new(),
@@ -301,7 +302,7 @@ impl Node {
     /// True while a request of this slice for the page is on its way.
     #[must_use]
     pub fn is_waiting(&self, gfn: Gfn) -> bool {
-        self.waits.contains_key(&gfn)
+        self.waits.contains(gfn)
     }
 
     /// True when nothing is on its way, served, deferred or held back here.

@@ -1,7 +1,6 @@
 //! What one slice may do with each page, and the directory of the pages it is home of.
 
 use crate::homes::HomeTable;
-use std::collections::BTreeMap;
 use wire::{Access, Gfn, SliceId};
 
 /// This slice's copy of a page. One byte per page.
@@ -103,7 +102,12 @@ impl Holders {
     }
     /// The slices, ascending.
     pub(crate) fn iter(self) -> impl Iterator<Item = SliceId> {
-        (0..SLICES_MAX).map(SliceId).filter(move |slice| self.contains(*slice))
+        let mut left = self.slices;
+        std::iter::from_fn(move || {
+            let lowest = u16::try_from(left.trailing_zeros()).expect("64 at most");
+            left &= left.checked_sub(1)?;
+            Some(SliceId(lowest))
+        })
     }
 }
 
@@ -136,8 +140,8 @@ impl Directory {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pages {
     copies: Vec<Copy>,
-    /// By first frame of each home range.
-    directory: BTreeMap<u64, Directory>,
+    /// With the first frame of each home range, ascending.
+    directory: Vec<(u64, Directory)>,
 }
 
 impl Pages {
@@ -145,13 +149,13 @@ impl Pages {
     pub(crate) fn new(local: SliceId, homes: &HomeTable) -> Self {
         let frames = usize::try_from(homes.end()).expect("guest memory fits the address space");
         let mut copies = vec![Copy::Invalid; frames];
-        let mut directory = BTreeMap::new();
+        let mut directory = Vec::new();
         for range in homes.ranges().iter().filter(|range| range.home == local) {
             let count = range.frames.end - range.frames.start;
             let count = usize::try_from(count).expect("a range fits the address space");
             let start = usize::try_from(range.frames.start).expect("a range fits");
             copies[start..start + count].fill(Copy::Exclusive);
-            directory.insert(range.frames.start, Directory::new(count, Holders::exclusive(local)));
+            directory.push((range.frames.start, Directory::new(count, Holders::exclusive(local))));
         }
         Self { copies, directory }
     }
@@ -167,14 +171,19 @@ impl Pages {
 
     /// The directory entry, where this slice is home.
     pub(crate) fn holders(&self, gfn: Gfn) -> Option<Holders> {
-        let (start, entries) = self.directory.range(..=gfn.0).next_back()?;
+        let (start, entries) = &self.directory[self.part(gfn)?];
         entries.get(index(Gfn(gfn.0 - start))?)
     }
 
+    /// Which home range a page would be in.
+    fn part(&self, gfn: Gfn) -> Option<usize> {
+        self.directory.partition_point(|(start, _)| *start <= gfn.0).checked_sub(1)
+    }
+
     pub(crate) fn set_holders(&mut self, gfn: Gfn, holders: Holders) {
-        let (start, entries) =
-            self.directory.range_mut(..=gfn.0).next_back().expect("this slice is home");
-        let at = index(Gfn(gfn.0 - start)).expect("a checked frame");
+        let part = self.part(gfn).expect("this slice is home");
+        let (start, entries) = &mut self.directory[part];
+        let at = index(Gfn(gfn.0 - *start)).expect("a checked frame");
         entries.set(at, holders);
     }
 }
@@ -205,8 +214,10 @@ mod tests {
         let copies = pages.copies.capacity() * size_of::<Copy>();
         let directory: usize = pages
             .directory
-            .values()
-            .map(|part| part.slices.capacity() * 8 + part.kinds.capacity() + part.wide.capacity())
+            .iter()
+            .map(|(_, part)| {
+                part.slices.capacity() * 8 + part.kinds.capacity() + part.wide.capacity()
+            })
             .sum();
         assert!(copies <= 4 * usize::try_from(PAGES).unwrap(), "{copies} bytes of states");
         assert!(

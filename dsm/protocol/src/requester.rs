@@ -43,7 +43,7 @@ impl Node {
             store.map(gfn, copy.access());
             return;
         }
-        if let Some(wait) = self.waits.get_mut(&gfn) {
+        if let Some(wait) = self.waits.get_mut(gfn) {
             // A writer that waits for a read maps it read-only and faults again.
             wait.ahead = false;
             return;
@@ -87,7 +87,7 @@ impl Node {
 
     fn may_prefetch(&self, gfn: Gfn) -> bool {
         self.pages.copy(gfn) == Copy::Invalid
-            && !self.waits.contains_key(&gfn)
+            && !self.waits.contains(gfn)
             && self.tables.table(gfn).is_none()
     }
 
@@ -175,7 +175,7 @@ impl Node {
         table: Option<Table>,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, what, gfn, "it was not asked for");
-        let wait = self.waits.get_mut(&gfn).filter(|wait| wait.granted.is_none()).ok_or(error)?;
+        let wait = self.waits.get_mut(gfn).filter(|wait| wait.granted.is_none()).ok_or(error)?;
         wait.granted = Some((access, acks));
         (wait.table, wait.confirms) = (table, table.is_some());
         Ok(())
@@ -190,7 +190,7 @@ impl Node {
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, "Acked", gfn, "nothing was invalidated for this slice");
         let upgrades = upgrade == 0 || self.pages.copy(gfn) == Copy::Shared;
-        let wait = self.waits.get_mut(&gfn).filter(|_| upgrades).ok_or(error)?;
+        let wait = self.waits.get_mut(gfn).filter(|_| upgrades).ok_or(error)?;
         wait.acks = wait.acks.saturating_add(1);
         if upgrade > 0 {
             wait.granted = Some((Access::Write, upgrade));
@@ -200,7 +200,7 @@ impl Node {
     }
 
     fn try_complete(&mut self, gfn: Gfn, store: &mut impl PageStore) {
-        let Some(wait) = self.waits.get(&gfn) else { return };
+        let Some(wait) = self.waits.get(gfn) else { return };
         let Some((access, acks)) = wait.granted else { return };
         if wait.acks < acks && !self.grant_early() {
             return;
@@ -231,7 +231,7 @@ impl Node {
     /// Ends a wait: measures it and opens the hold window, if anybody waits for the page. Tells whether the
     /// home wants to know.
     fn finish_wait(&mut self, gfn: Gfn) -> bool {
-        let Some(wait) = self.waits.remove(&gfn) else { return false };
+        let Some(wait) = self.waits.remove(gfn) else { return false };
         if wait.ahead {
             return wait.confirms;
         }
@@ -246,7 +246,7 @@ impl Node {
     }
 
     pub(crate) fn note_held(&mut self, gfn: Gfn, held_us: u32) {
-        if let Some(wait) = self.waits.get_mut(&gfn) {
+        if let Some(wait) = self.waits.get_mut(gfn) {
             wait.held_us = wait.held_us.max(held_us);
         }
     }
@@ -257,7 +257,7 @@ impl Node {
         store.snapshot(gfn, table);
         self.tables.insert(gfn, table, store);
         let others = self.others_count();
-        self.waits.get_mut(&gfn).expect("completed by the caller").offers = Some(others);
+        self.waits.get_mut(gfn).expect("completed by the caller").offers = Some(others);
         self.stats.replicas.conversions += 1;
         self.post_to_others(&Message::Offer { gfn, table });
     }
@@ -288,7 +288,7 @@ impl Node {
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, "Ready", gfn, "no replica was offered");
-        let wait = self.waits.get_mut(&gfn).ok_or_else(|| error.clone())?;
+        let wait = self.waits.get_mut(gfn).ok_or_else(|| error.clone())?;
         let left = wait.offers.as_mut().filter(|left| **left > 0).ok_or(error)?;
         *left -= 1;
         if *left > 0 {
@@ -311,7 +311,7 @@ impl Node {
         self.tables.remove(gfn, store);
         store.forget(gfn);
         let others = self.others_count();
-        let wait = self.waits.get_mut(&gfn).expect("the caller has it");
+        let wait = self.waits.get_mut(gfn).expect("the caller has it");
         (wait.table, wait.offers, wait.acks) = (None, None, 0);
         wait.granted = Some((Access::Write, others));
         self.offer_over(gfn);
@@ -350,7 +350,7 @@ impl Node {
         self.pages.set_copy(gfn, Copy::Replica);
         store.map(gfn, Access::Write);
         self.forming.remove(&gfn);
-        if let Some(wait) = self.waits.remove(&gfn).filter(|wait| wait.offers.is_none()) {
+        if let Some(wait) = self.waits.remove(gfn).filter(|wait| wait.offers.is_none()) {
             self.overtaken.insert(gfn, wait);
         }
         self.held.remove(gfn);

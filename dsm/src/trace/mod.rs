@@ -143,6 +143,12 @@ impl Trace {
         }
     }
 
+    /// Whether a page that travels so may have to be counted. What is noted already may make it known.
+    fn counts(&self, gfn: Gfn, company: Company) -> bool {
+        let may_know = || !self.notes.is_empty() || self.pages.may_know(gfn);
+        self.covers(gfn) && (company == Company::Alone || may_know())
+    }
+
     /// Counts a fault that needs another slice; `known` says that the protocol takes the page for a
     /// table. Returns the number of the page's faults so far.
     pub(crate) fn fault(
@@ -182,7 +188,7 @@ impl Trace {
             }
             _ => return,
         };
-        if self.covers(gfn) {
+        if self.counts(gfn, company) {
             self.note(Note::Came { gfn, from, access, company });
         }
     }
@@ -196,7 +202,7 @@ impl Trace {
             Message::Data { gfn, .. } => (*gfn, Loss::Writing),
             _ => return,
         };
-        if self.covers(gfn) {
+        if self.counts(gfn, company) {
             self.note(Note::Went { gfn, to, loss, company });
         }
     }

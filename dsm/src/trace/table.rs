@@ -20,6 +20,9 @@ const SETS_BITS: u32 = 11;
 const SETS: usize = 1 << SETS_BITS;
 /// Number of a place without a page.
 const EMPTY: u32 = u32::MAX;
+/// Regions that are told apart, as a power of two, and the pages of one.
+const REGIONS_BITS: u32 = 12;
+const REGION_PAGES: u64 = 64;
 /// 2^64 divided by the golden ratio: neighbours get far apart.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -36,12 +39,18 @@ struct Set {
 pub(super) struct Table {
     sets: Box<[Set]>,
     pages: Box<[PageTrace]>,
+    /// How many pages of each region are in. Regions may share a count.
+    regions: Box<[u16]>,
 }
 
 impl Default for Table {
     fn default() -> Self {
         let set = Set { numbers: [EMPTY; WAYS], ranks: [0; WAYS] };
-        Self { sets: vec![set; SETS].into(), pages: vec![PageTrace::default(); SETS * WAYS].into() }
+        Self {
+            sets: vec![set; SETS].into(),
+            pages: vec![PageTrace::default(); SETS * WAYS].into(),
+            regions: vec![0; 1 << REGIONS_BITS].into(),
+        }
     }
 }
 
@@ -51,8 +60,16 @@ fn number(gfn: Gfn) -> u32 {
 }
 
 fn set_of(gfn: Gfn) -> usize {
-    let hash = gfn.0.wrapping_mul(SPREAD) >> (u64::BITS - SETS_BITS);
-    usize::try_from(hash).expect("the number of a set")
+    hash(gfn.0, SETS_BITS)
+}
+
+fn region_of(gfn: Gfn) -> usize {
+    hash(gfn.0 / REGION_PAGES, REGIONS_BITS)
+}
+
+/// So many bits.
+fn hash(value: u64, bits: u32) -> usize {
+    usize::try_from(value.wrapping_mul(SPREAD) >> (u64::BITS - bits)).expect("a few bits")
 }
 
 impl Table {
@@ -83,9 +100,18 @@ impl Table {
     fn replace(&mut self, at: usize, gfn: Gfn) -> usize {
         let set = &mut self.sets[at];
         let least = (0..WAYS).min_by_key(|way| set.ranks[*way]).expect("a set has ways");
-        set.numbers[least] = number(gfn);
-        self.pages[at * WAYS + least] = PageTrace::new(gfn);
+        let before = std::mem::replace(&mut set.numbers[least], number(gfn));
+        let page = std::mem::replace(&mut self.pages[at * WAYS + least], PageTrace::new(gfn));
+        if before != EMPTY {
+            self.regions[region_of(Gfn(page.gfn))] -= 1;
+        }
+        self.regions[region_of(gfn)] += 1;
         least
+    }
+
+    /// False if the page is not in, and none near it. Cheap, and asked for every page of a run.
+    pub(super) fn may_know(&self, gfn: Gfn) -> bool {
+        self.regions[region_of(gfn)] > 0
     }
 
     pub(super) fn get_mut(&mut self, gfn: Gfn) -> Option<&mut PageTrace> {
@@ -139,6 +165,20 @@ mod tests {
             fault(&mut table, gfn);
         }
         assert!(table.get_mut(Gfn(7)).is_none());
+    }
+
+    #[test]
+    fn regions_count_the_pages_that_are_in() {
+        let mut table = Table::default();
+        assert!(!table.may_know(Gfn(7)));
+        for gfn in (0..3_000_000).step_by(7) {
+            fault(&mut table, gfn);
+            assert!(table.may_know(Gfn(gfn)));
+        }
+        let sum: usize = table.regions.iter().map(|count| usize::from(*count)).sum();
+        assert_eq!(sum, table.iter().count());
+        let known: Vec<Gfn> = table.iter().map(|page| Gfn(page.gfn)).collect();
+        assert!(known.iter().all(|gfn| table.may_know(*gfn)));
     }
 
     proptest! {

@@ -8,7 +8,7 @@ pub mod control;
 pub mod device;
 pub mod ids;
 
-pub use coherence::batch::{BATCH_MAX, Batch, PLACED_MAX};
+pub use coherence::batch::{BATCH_MAX, Batch};
 pub use coherence::{
     Access, DecodeError, Entry, Half, Held, Level, Message, PAGE_SIZE, PageBody, RUN_MAX, Table,
 };

@@ -17,6 +17,10 @@ use std::ptr::with_exposed_provenance_mut;
 pub(super) const LOOK: usize = 8 * 1024;
 /// A body of which less is to come is not worth a question.
 const REST_MIN: usize = 4096;
+/// Of a frame of which less is missing nobody waits for the end: it is there about as soon as the owner asleep.
+pub(super) const MISSING_MIN: usize = 16 * 1024;
+/// Of a frame of which more is missing a part wakes the owner: it is copied while the rest comes.
+pub(super) const MISSING_MAX: usize = 128 * 1024;
 
 /// A body on its way into memory.
 #[derive(Debug)]
@@ -78,6 +82,11 @@ impl Arriving {
         count - own
     }
 
+    /// Bytes that are to come.
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         self.left == 0
     }
@@ -91,7 +100,7 @@ impl Arriving {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::seam::{Class, Event, Transport};
+    use crate::seam::{Class, Event, FRAME_BYTES_MAX, RUN_BYTES_MAX, Transport};
     use crate::testing::{PAGE, PAGES, bytes_of, memory};
     use crate::{shm, tcp};
     use proptest::prelude::*;
@@ -108,8 +117,9 @@ mod tests {
         let lent = memory();
         b.lend(&lent);
         let fill = |n: usize| u8::try_from(n % 251 + 1).unwrap();
-        let class = |n: usize| if n % 5 == 4 { Class::Bulk } else { Class::Coherence };
-        let place = |n: usize| (n * 17 * PAGE) % (PAGES * PAGE - 64 * 1024);
+        let is_bulk = |n: usize| n % 5 == 4 && sizes[n] <= FRAME_BYTES_MAX;
+        let class = |n: usize| if is_bulk(n) { Class::Bulk } else { Class::Coherence };
+        let place = |n: usize| (n * 17 * PAGE) % (PAGES * PAGE - RUN_BYTES_MAX);
         let (mut sent, mut seen, mut landed) = (0, [0, 0], 0);
         let end = Instant::now() + Duration::from_secs(60);
         let next = |seen: &mut usize, is_bulk: bool| {
@@ -166,14 +176,20 @@ mod tests {
 
     /// A frame or two at a time.
     fn small_windows() -> Config {
-        Config { window: [160 * 1024; 3], queue_frames: 4096, ..Config::default() }
+        Config {
+            window: [160 * 1024, 640 * 1024, 160 * 1024],
+            queue_frames: 4096,
+            ..Config::default()
+        }
     }
 
     #[test]
     fn full_frames_one_after_another_land() {
-        let sizes = [HEAD + 15 * PAGE].repeat(60);
-        all_arrive(tcp::mesh(2, &Config::default()).unwrap(), &sizes);
-        all_arrive(shm::mesh(2, &Config::default()).unwrap(), &sizes);
+        for pages in [15, 64] {
+            let sizes = [HEAD + pages * PAGE].repeat(60);
+            all_arrive(tcp::mesh(2, &Config::default()).unwrap(), &sizes);
+            all_arrive(shm::mesh(2, &Config::default()).unwrap(), &sizes);
+        }
     }
 
     proptest! {
@@ -181,7 +197,10 @@ mod tests {
 
         #[test]
         fn frames_of_any_size_come_once_in_order(
-            sizes in prop::collection::vec(prop_oneof![8usize..100, 100usize..9000, 9000usize..65_000], 1..60),
+            sizes in prop::collection::vec(
+                prop_oneof![8usize..100, 100usize..9000, 9000usize..65_000, 65_000..=RUN_BYTES_MAX],
+                1..60,
+            ),
         ) {
             all_arrive(tcp::mesh(2, &small_windows()).unwrap(), &sizes);
             all_arrive(shm::mesh(2, &small_windows()).unwrap(), &sizes);

@@ -1,13 +1,13 @@
 //! One peer: its three streams, what it may send, what it may be sent, and how it ends.
 
 use super::cost;
-use super::landing::{Arriving, LOOK, is_worth_it};
+use super::landing::{Arriving, LOOK, MISSING_MAX, MISSING_MIN, is_worth_it};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::frame::{CLASSES, Decoder, HEAD_BYTES, Received, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::seam::{Class, Event, LANDING_HEAD_MAX, SendError};
+use crate::seam::{Class, Event, HUSHED_BYTES, LANDING_HEAD_MAX, SendError};
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -26,6 +26,8 @@ struct Stream {
     arriving: Option<Arriving>,
     /// The owner did not say where the body of the frame belongs that is half here.
     declined: bool,
+    /// The carrier was told to wait for the rest of a frame.
+    expects: bool,
     outbox: Outbox,
     /// Bytes may be there to read.
     readable: bool,
@@ -83,6 +85,7 @@ impl<C: Carrier> Peer<C> {
             decoder: Decoder::new(CLASSES[at]),
             arriving: None,
             declined: false,
+            expects: false,
             outbox: Outbox::default(),
             readable: true,
             writable: true,
@@ -194,6 +197,10 @@ impl<C: Carrier> Peer<C> {
             self.die(&format!("cannot be lent memory: {error}"));
             false
         })
+    }
+
+    pub(super) fn run_bytes(&self) -> usize {
+        self.carrier.run_bytes()
     }
 
     pub(super) fn places(&self) -> bool {
@@ -335,7 +342,14 @@ impl<C: Carrier> Peer<C> {
             if let Some(memory) = memory {
                 self.streams[at].offer(self.slice, memory, sink);
             }
-            self.read(at, if memory.is_some() { LOOK } else { usize::MAX });
+            let stream = &self.streams[at];
+            let most = match memory {
+                None => usize::MAX,
+                // What comes behind it may land.
+                Some(_) if stream.declined => stream.missing() + LOOK,
+                Some(_) => LOOK,
+            };
+            self.read(at, most);
         }
         self.grant(epoll, at);
         handed
@@ -413,6 +427,10 @@ impl<C: Carrier> Peer<C> {
         } else {
             self.silent_ticks += 1;
         }
+        for stream in &mut self.streams {
+            // A frame that comes so slowly that it wakes nobody is a sign of life too.
+            stream.readable |= stream.expects && !stream.ended;
+        }
         if self.silent_ticks >= ticks_max {
             self.die(&format!("was silent for its lease of {lease:?}"));
             return;
@@ -451,13 +469,48 @@ impl<C: Carrier> Peer<C> {
                         stream.writable = true;
                     }
                 }
+                self.expect(false);
                 self.has_work()
             }
         }
     }
 }
 
+impl<C: Carrier> Peer<C> {
+    /// Tells the carrier what the rest of frames is that are half here: their beginnings are of no use.
+    /// Hushed, it tells it to let more than that come together.
+    pub(super) fn expect(&mut self, hushed: bool) {
+        if !self.is_alive() {
+            return;
+        }
+        for at in 0..self.streams.len() {
+            let stream = &mut self.streams[at];
+            let missing = match stream.readable {
+                true => 0,
+                false if hushed && stream.class == Class::Coherence => HUSHED_BYTES,
+                false => stream.missing().min(MISSING_MAX),
+            };
+            let expects = missing >= MISSING_MIN;
+            if !expects && !stream.expects {
+                continue;
+            }
+            stream.expects = expects;
+            if let Err(error) = self.carrier.expect(at, if expects { missing } else { 0 }) {
+                self.die(&format!("cannot be waited for: {error}"));
+            }
+        }
+    }
+}
+
 impl Stream {
+    /// Bytes that are missing of the frame that is half here.
+    fn missing(&self) -> usize {
+        match &self.arriving {
+            Some(arriving) => arriving.left(),
+            None => self.decoder.half_frame().map_or(0, |(length, here)| length - here.len()),
+        }
+    }
+
     /// Whether there are credits and room for a frame of so many bytes.
     fn admits(&self, length: u32, queue_frames: usize) -> bool {
         self.may_send >= cost(length) && self.outbox.frames() < queue_frames
@@ -572,6 +625,7 @@ mod tests {
             decoder,
             arriving: None,
             declined: false,
+            expects: false,
             outbox: Outbox::default(),
             readable: false,
             writable: true,

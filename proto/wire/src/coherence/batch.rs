@@ -13,10 +13,8 @@ use super::{
 use crate::{Epoch, Gfn};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The most pages of a batch: more do not fit a frame of 64 KiB.
-pub const BATCH_MAX: u16 = 15;
-/// The most pages of a batch whose bytes are elsewhere: a bit for each.
-pub const PLACED_MAX: u16 = 64;
+/// The most pages of a batch: a bit for each.
+pub const BATCH_MAX: u16 = 64;
 
 /// Neighbouring pages that were given alike: with nothing to wait for, and none of them a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +75,7 @@ impl Batch {
         let field = |field| DecodeError::Field { kind: kind::DATA_BATCH, field };
         let (first, pages) = (Gfn(head.gfn.get()), head.count.get());
         let placed = head.flags & FLAG_PLACED != 0;
-        let most = if placed { PLACED_MAX } else { BATCH_MAX };
-        if !(1..=most).contains(&pages) || first.0.checked_add(u64::from(pages)).is_none() {
+        if !(1..=BATCH_MAX).contains(&pages) || first.0.checked_add(u64::from(pages)).is_none() {
             return Err(field("pages"));
         }
         let access = decode_access(head.access).filter(|access| *access != Access::None);
@@ -162,7 +159,7 @@ mod tests {
         let whole = Batch {
             epoch: Epoch(7),
             first: Gfn(40),
-            pages: PLACED_MAX,
+            pages: BATCH_MAX,
             access: Access::Read,
             held_us: 9,
             bodies: u64::MAX - 2,

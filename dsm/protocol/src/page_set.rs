@@ -1,33 +1,36 @@
 //! A set of pages at one bit per page of guest memory.
 
-use dsm_protocol::Gfn;
+use wire::Gfn;
 
 /// Pages below a frame, in the set or not.
-#[derive(Debug, Default)]
-pub(crate) struct PageSet {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PageSet {
     bits: Vec<u64>,
 }
 
 impl PageSet {
     /// An empty set for frames below `end`.
-    pub(crate) fn new(end: u64) -> Self {
+    #[must_use]
+    pub fn new(end: u64) -> Self {
         let words = usize::try_from(end.div_ceil(64)).expect("guest memory fits the address space");
         Self { bits: vec![0; words] }
     }
 
-    pub(crate) fn contains(&self, gfn: Gfn) -> bool {
+    /// True for a page that is in.
+    #[must_use]
+    pub fn contains(&self, gfn: Gfn) -> bool {
         self.bits.get(word(gfn)).is_some_and(|word| word & bit(gfn) != 0)
     }
 
     /// Adds a page. Frames beyond the end are left out.
-    pub(crate) fn insert(&mut self, gfn: Gfn) {
+    pub fn insert(&mut self, gfn: Gfn) {
         if let Some(word) = self.bits.get_mut(word(gfn)) {
             *word |= bit(gfn);
         }
     }
 
     /// Takes a page out; tells whether it was in.
-    pub(crate) fn remove(&mut self, gfn: Gfn) -> bool {
+    pub fn remove(&mut self, gfn: Gfn) -> bool {
         let was_in = self.contains(gfn);
         if let Some(word) = self.bits.get_mut(word(gfn)) {
             *word &= !bit(gfn);
@@ -35,7 +38,8 @@ impl PageSet {
         was_in
     }
 
-    pub(crate) fn extend(&mut self, pages: impl Iterator<Item = Gfn>) {
+    /// Adds pages, as [`Self::insert`] does.
+    pub fn extend(&mut self, pages: impl Iterator<Item = Gfn>) {
         pages.for_each(|gfn| self.insert(gfn));
     }
 }

@@ -1,0 +1,126 @@
+//! What wakes the owner of a transport over TCP, and what need not.
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+use tessera_transport::{Class, Config, Event, TcpTransport, Transport};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use wire::SliceId;
+
+const PEER: SliceId = SliceId(1);
+const COHERENCE: usize = 1;
+/// Payload bytes of the frame that comes in pieces.
+const LARGE: usize = 100 * 1024;
+/// Only turns a hang into a failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What comes at all comes sooner over the loopback device.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (caller, listener.accept().unwrap().0)
+}
+
+/// A transport, the raw other ends of its connections, and what is woken by it.
+fn rig(lease: Duration) -> (TcpTransport, [TcpStream; 3], Epoll) {
+    let [(a, d), (b, e), (c, f)] = [sockets(), sockets(), sockets()];
+    let config = Config { lease, ..Config::default() };
+    let transport =
+        TcpTransport::from_streams(SliceId(0), vec![(PEER, [a, b, c])], config).unwrap();
+    let epoll = Epoll::new().unwrap();
+    let fd = transport.readiness().as_raw_fd();
+    epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0)).unwrap();
+    (transport, [d, e, f], epoll)
+}
+
+fn is_woken(epoll: &Epoll, limit: Duration) -> bool {
+    let limit = i32::try_from(limit.as_millis()).unwrap();
+    epoll.wait(limit, &mut [EpollEvent::default()]).unwrap() > 0
+}
+
+/// The class and length of each frame that comes until nothing wakes the owner for a while.
+fn frames(transport: &mut TcpTransport, epoll: &Epoll) -> Vec<(Class, usize)> {
+    let mut seen = Vec::new();
+    while is_woken(epoll, A_WHILE) {
+        transport.poll(16, &mut |event| match event {
+            Event::Frame { class, bytes, .. } => seen.push((class, bytes.len())),
+            other => panic!("{other:?}"),
+        });
+    }
+    seen
+}
+
+/// A data frame of coherence.
+fn frame(bytes: usize) -> Vec<u8> {
+    let length = u32::try_from(bytes).unwrap().to_le_bytes();
+    [&length[..], &[1, 0, 0, 0], &vec![7; bytes]].concat()
+}
+
+#[test]
+fn part_of_a_large_frame_wakes_nobody() {
+    let (mut transport, mut peer, epoll) = rig(PATIENCE);
+    let bytes = frame(LARGE);
+    let (first, rest) = bytes.split_at(1000);
+    let (middle, last) = rest.split_at(LARGE / 2);
+    peer[COHERENCE].write_all(first).unwrap();
+    assert_eq!(frames(&mut transport, &epoll), []);
+
+    peer[COHERENCE].write_all(middle).unwrap();
+    assert!(!is_woken(&epoll, A_WHILE));
+
+    peer[COHERENCE].write_all(last).unwrap();
+    assert_eq!(frames(&mut transport, &epoll), [(Class::Coherence, LARGE)]);
+    // And the next frame is not waited for.
+    peer[COHERENCE].write_all(&frame(10)).unwrap();
+    assert_eq!(frames(&mut transport, &epoll), [(Class::Coherence, 10)]);
+}
+
+#[test]
+fn hushed_transport_wakes_for_interrupts_only() {
+    let (mut transport, mut peer, epoll) = rig(PATIENCE);
+    assert_eq!(frames(&mut transport, &epoll), []);
+    transport.hush(true);
+    peer[COHERENCE].write_all(&frame(10)).unwrap();
+    assert!(!is_woken(&epoll, A_WHILE));
+
+    peer[0].write_all(&[1, 0, 0, 0, 0, 0, 0, 0, 9]).unwrap();
+    assert!(is_woken(&epoll, PATIENCE));
+
+    transport.hush(false);
+    let seen = frames(&mut transport, &epoll);
+    assert_eq!(seen, [(Class::Interrupt, 1), (Class::Coherence, 10)]);
+}
+
+#[test]
+fn end_of_a_hushed_stream_wakes() {
+    let (mut transport, [first, second, third], epoll) = rig(PATIENCE);
+    assert_eq!(frames(&mut transport, &epoll), []);
+    transport.hush(true);
+    drop(second);
+    assert!(is_woken(&epoll, PATIENCE));
+    drop((first, third));
+}
+
+/// Nothing else comes from the peer, and each piece is too small to wake anybody.
+#[test]
+fn frame_that_comes_slowly_is_a_sign_of_life() {
+    let lease = Duration::from_millis(400);
+    let (mut transport, mut peer, epoll) = rig(lease);
+    let bytes = frame(LARGE);
+    let start = Instant::now();
+    let mut came = 0;
+    for piece in bytes.chunks(LARGE / 100) {
+        peer[COHERENCE].write_all(piece).unwrap();
+        while is_woken(&epoll, Duration::from_millis(15)) {
+            transport.poll(16, &mut |event| match event {
+                Event::Frame { bytes, .. } => came += bytes.len(),
+                other => panic!("{other:?} after {:?}", start.elapsed()),
+            });
+        }
+    }
+    assert_eq!(came, LARGE);
+    assert!(start.elapsed() > 3 * lease, "it was not slow");
+}
