@@ -389,6 +389,12 @@ impl GuestRam {
         }
     }
 
+    /// True when the contents of a page of another home came here before. Asks no kernel: it is asked for every
+    /// fault.
+    pub(crate) fn had_come(&self, gfn: Gfn) -> bool {
+        self.offset(gfn).is_some_and(|at| self.is_backed(at))
+    }
+
     /// True when the page would be new to the file, as far as is known without asking the kernel.
     pub(crate) fn is_new(&self, gfn: Gfn) -> bool {
         if self.prepared.is_some() {

@@ -29,8 +29,11 @@ impl Engine {
         want: Access,
         missed: bool,
     ) -> Result<(), EngineError> {
+        let is_own = self.node.home(gfn) == Some(self.transport.local());
         let Some(runs) = &mut self.runs else { return self.fetch_on() };
-        let windows = if missed && !self.store.ram.is_hole(gfn) {
+        let ram = &self.store.ram;
+        let had = || if is_own { !ram.is_hole(gfn) } else { ram.had_come(gfn) };
+        let windows = if missed && had() {
             runs.fault_again(gfn, want)
         } else {
             runs.fault(gfn, want, missed)
