@@ -16,6 +16,12 @@ impl PageSet {
         Self { bits: vec![0; words] }
     }
 
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bits.capacity() * size_of::<u64>()
+    }
+
     /// True for a page that is in.
     #[must_use]
     pub fn contains(&self, gfn: Gfn) -> bool {

@@ -196,6 +196,7 @@ fn index(gfn: Gfn) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::homes::HomeRange;
+    use crate::waits::Waits;
 
     /// A VM of 1 TiB on 16 slices costs each of them 4 bytes at most for every page, and 16 at most for
     /// every page that it is home of. (The rest of a node grows with what is on its way, not with memory.)
@@ -211,7 +212,8 @@ mod tests {
 
         let pages = Pages::new(SliceId(3), &homes);
 
-        let copies = pages.copies.capacity() * size_of::<Copy>();
+        let waits = Waits::new(homes.end()).bytes();
+        let copies = pages.copies.capacity() * size_of::<Copy>() + waits;
         let directory: usize = pages
             .directory
             .iter()

@@ -27,6 +27,12 @@ impl Waits {
         Self { waits: BTreeMap::new(), pages: PageSet::new(end) }
     }
 
+    /// Bytes that it takes while nothing is on its way.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.waits.is_empty()
     }
