@@ -119,7 +119,7 @@ proptest! {
             pages,
             access: if write { Access::Write } else { Access::Read },
             held_us,
-            bodies: bits & ((1 << pages) - 1),
+            bodies: bits & (u64::MAX >> (64 - pages)),
             placed,
         };
         let mut bytes = Vec::new();
