@@ -170,7 +170,7 @@ pub fn stream(carrier: Carrier, pages: usize, source: Source, places: [Place; 2]
 }
 
 fn pour(sender: &mut dyn Transport, pages: usize, source: Source) -> Result<()> {
-    let most = (sender.run_bytes(SliceId(0)) - HEAD_BYTES) / PAGE_SIZE;
+    let most = usize::from(Batch::pages_in(sender.run_bytes(SliceId(0))));
     let held = match source {
         Source::Memory => pages,
         Source::OneFrame => most,

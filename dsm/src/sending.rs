@@ -14,8 +14,7 @@ use crate::trace::Company;
 use dsm_protocol::{Effect, Gfn, Message};
 use std::sync::Arc;
 use transport::{Class, SendError};
-use wire::coherence::HEAD_BYTES;
-use wire::{BATCH_MAX, Epoch, PAGE_SIZE, SliceId};
+use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
 
 /// So many pages are a run: their frames are large, and writing each at once costs one copy less
 /// than writing them together.
@@ -109,8 +108,7 @@ impl Engine {
         if self.transport.places(to) {
             return BATCH_MAX;
         }
-        let pages = (self.transport.run_bytes(to) - HEAD_BYTES) / PAGE_SIZE;
-        u16::try_from(pages).map_or(BATCH_MAX, |pages| pages.min(BATCH_MAX))
+        Batch::pages_in(self.transport.run_bytes(to))
     }
 
     /// Sends the pages that wait for neighbours.

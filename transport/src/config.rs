@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The smallest window that never stalls a largest frame: a receiver may sit on up to a quarter of
 /// its window before it gives credit back.
-pub(crate) const fn window_bytes_min(class: Class) -> u32 {
+fn window_bytes_min(class: Class) -> u32 {
     2 * (payload_max(class) + HEAD_BYTES_U32)
 }
 /// The largest window, in bytes.

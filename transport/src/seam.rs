@@ -2,7 +2,7 @@
 
 use crate::memory::PageMemory;
 use std::os::fd::BorrowedFd;
-use wire::SliceId;
+use wire::{BATCH_MAX, PAGE_SIZE, SliceId};
 
 /// What a frame is for. Frames of one class to one peer arrive in order; classes are independent,
 /// so that an interrupt never queues behind pages.
@@ -19,7 +19,7 @@ pub enum Class {
 impl Class {
     /// The largest frame of the class, head and payload together, in bytes.
     #[must_use]
-    pub const fn frame_bytes_max(self) -> usize {
+    pub fn frame_bytes_max(self) -> usize {
         match self {
             Self::Interrupt | Self::Bulk => FRAME_BYTES_MAX,
             Self::Coherence => RUN_BYTES_MAX,
@@ -30,9 +30,9 @@ impl Class {
 /// The largest frame of interrupts or bulk, head and payload together, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 
-/// The largest frame of coherence: a run of 64 pages with its head. Each frame costs a call, a question where
+/// The largest frame of coherence: a run of [`BATCH_MAX`] pages with its head. Each frame costs a call, a question where
 /// its body belongs, and wakes its receiver once.
-pub const RUN_BYTES_MAX: usize = 64 * 4096 + LANDING_HEAD_MAX;
+pub const RUN_BYTES_MAX: usize = BATCH_MAX as usize * PAGE_SIZE + LANDING_HEAD_MAX;
 
 /// So many bytes wake the owner of a hushed transport.
 pub const HUSHED_BYTES: usize = 1024 * 1024;

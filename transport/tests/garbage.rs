@@ -1,35 +1,23 @@
 //! A peer that breaks the rules is lost with a cause; it never stops this process.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
+mod raw_peer;
+
+use raw_peer::{PEER, rig, watch};
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use tessera_transport::{Class, Config, Event, SendError, TcpTransport, Transport};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use wire::SliceId;
+use vmm_sys_util::epoll::EpollEvent;
 
-const PEER: SliceId = SliceId(1);
-
-fn sockets() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (caller, listener.accept().unwrap().0)
-}
-
-/// A transport, and the raw other ends of its connections.
 fn victim() -> (TcpTransport, [TcpStream; 3]) {
-    let [(a, d), (b, e), (c, f)] = [sockets(), sockets(), sockets()];
-    let peers = vec![(PEER, [a, b, c])];
-    (TcpTransport::from_streams(SliceId(0), peers, Config::default()).unwrap(), [d, e, f])
+    rig(Config::default())
 }
 
 fn cause_of_loss(transport: &mut TcpTransport) -> String {
     let end = Instant::now() + Duration::from_secs(60);
     let mut causes = Vec::new();
-    let epoll = Epoll::new().unwrap();
-    let fd = transport.readiness().as_raw_fd();
-    epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0)).unwrap();
+    let epoll = watch(transport);
     while causes.is_empty() {
         assert!(Instant::now() < end, "the peer was not given up");
         epoll.wait(1000, &mut [EpollEvent::default()]).unwrap();

@@ -1,15 +1,15 @@
 //! What wakes the owner of a transport over TCP, and what need not.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
+mod raw_peer;
+
+use raw_peer::{rig, watch};
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use tessera_transport::{Class, Config, Event, TcpTransport, Transport};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use wire::SliceId;
+use vmm_sys_util::epoll::{Epoll, EpollEvent};
 
-const PEER: SliceId = SliceId(1);
 const COHERENCE: usize = 1;
 /// Payload bytes of the frame that comes in pieces.
 const LARGE: usize = 100 * 1024;
@@ -18,22 +18,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What comes at all comes sooner over the loopback device.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-fn sockets() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (caller, listener.accept().unwrap().0)
-}
-
 /// A transport, the raw other ends of its connections, and what is woken by it.
-fn rig(lease: Duration) -> (TcpTransport, [TcpStream; 3], Epoll) {
-    let [(a, d), (b, e), (c, f)] = [sockets(), sockets(), sockets()];
-    let config = Config { lease, ..Config::default() };
-    let transport =
-        TcpTransport::from_streams(SliceId(0), vec![(PEER, [a, b, c])], config).unwrap();
-    let epoll = Epoll::new().unwrap();
-    let fd = transport.readiness().as_raw_fd();
-    epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0)).unwrap();
-    (transport, [d, e, f], epoll)
+fn watched(lease: Duration) -> (TcpTransport, [TcpStream; 3], Epoll) {
+    let (transport, peer) = rig(Config { lease, ..Config::default() });
+    let epoll = watch(&transport);
+    (transport, peer, epoll)
 }
 
 fn is_woken(epoll: &Epoll, limit: Duration) -> bool {
@@ -61,7 +50,7 @@ fn frame(bytes: usize) -> Vec<u8> {
 
 #[test]
 fn part_of_a_large_frame_wakes_nobody() {
-    let (mut transport, mut peer, epoll) = rig(PATIENCE);
+    let (mut transport, mut peer, epoll) = watched(PATIENCE);
     let bytes = frame(LARGE);
     let (first, rest) = bytes.split_at(1000);
     let (middle, last) = rest.split_at(LARGE / 2);
@@ -80,7 +69,7 @@ fn part_of_a_large_frame_wakes_nobody() {
 
 #[test]
 fn hushed_transport_wakes_for_interrupts_only() {
-    let (mut transport, mut peer, epoll) = rig(PATIENCE);
+    let (mut transport, mut peer, epoll) = watched(PATIENCE);
     assert_eq!(frames(&mut transport, &epoll), []);
     transport.hush(true);
     peer[COHERENCE].write_all(&frame(10)).unwrap();
@@ -96,7 +85,7 @@ fn hushed_transport_wakes_for_interrupts_only() {
 
 #[test]
 fn end_of_a_hushed_stream_wakes() {
-    let (mut transport, [first, second, third], epoll) = rig(PATIENCE);
+    let (mut transport, [first, second, third], epoll) = watched(PATIENCE);
     assert_eq!(frames(&mut transport, &epoll), []);
     transport.hush(true);
     drop(second);
@@ -108,7 +97,7 @@ fn end_of_a_hushed_stream_wakes() {
 #[test]
 fn frame_that_comes_slowly_is_a_sign_of_life() {
     let lease = Duration::from_millis(400);
-    let (mut transport, mut peer, epoll) = rig(lease);
+    let (mut transport, mut peer, epoll) = watched(lease);
     let bytes = frame(LARGE);
     let start = Instant::now();
     let mut came = 0;

@@ -155,7 +155,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
             Plan { memory: Memory::MemfdPrealloc, guest_pages: GuestPages::Large, ..plain.clone() };
         let raw = |source| stream(carrier, usize::try_from(pages)?, source, CORES);
         for turn in 0..TURNS {
-            for is_raw in [(round + turn) % 2 == 0, (round + turn) % 2 == 1] {
+            for is_raw in both(round + turn) {
                 if is_raw {
                     found.raw.push(raw(Source::Memory)?);
                 } else {
@@ -169,8 +169,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
         found.written.push(floor::written(pages)?);
         let without = Plan { fetch_ahead: false, ..plain.clone() };
         for pair in 0..pairs {
-            // Whoever comes first has it better or worse: take turns in that too.
-            for ahead in [(round + pair) % 2 == 0, (round + pair) % 2 == 1] {
+            for ahead in both(round + pair) {
                 let (plan, samples) = if ahead {
                     (&plain, &mut found.scattered)
                 } else {
@@ -179,7 +178,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
                 samples.push(read(plan, SCATTERED, 0)?);
             }
         }
-        for ahead in [round % 2 == 0, round % 2 == 1] {
+        for ahead in both(round) {
             let (plan, samples) = if ahead {
                 (&plain, &mut found.strided)
             } else {
@@ -198,6 +197,12 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
         }
     }
     Ok(found)
+}
+
+/// Both of two ways. Whoever comes first has it better or worse: they take turns in that.
+fn both(turn: u64) -> [bool; 2] {
+    let first = turn.is_multiple_of(2);
+    [first, !first]
 }
 
 /// Has slice 1 write pages, and slice 0 read them, or those that a stride of that many words leads to; the

@@ -474,9 +474,7 @@ impl<C: Carrier> Peer<C> {
             }
         }
     }
-}
 
-impl<C: Carrier> Peer<C> {
     /// Tells the carrier what the rest of frames is that are half here: their beginnings are of no use.
     /// Hushed, it tells it to let more than that come together.
     pub(super) fn expect(&mut self, hushed: bool) {

@@ -36,6 +36,13 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// How many pages, none of them all zeros, fit a frame of so many bytes: [`BATCH_MAX`] at most.
+    #[must_use]
+    pub fn pages_in(bytes: usize) -> u16 {
+        let pages = bytes.saturating_sub(HEAD_BYTES) / PAGE_SIZE;
+        u16::try_from(pages).unwrap_or(BATCH_MAX).min(BATCH_MAX)
+    }
+
     /// Appends the head to `out`. The bodies are the caller's to append.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let head = Head {
@@ -122,6 +129,12 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_fit_with_their_head() {
+        let sizes = [0, HEAD_BYTES + PAGE_SIZE - 1, 64 << 10, HEAD_BYTES + 64 * PAGE_SIZE, 1 << 40];
+        assert_eq!(sizes.map(Batch::pages_in), [0, 0, 15, 64, 64]);
+    }
 
     #[test]
     fn batch_stands_for_a_message_of_each_page() {
