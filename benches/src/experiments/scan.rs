@@ -1,6 +1,7 @@
 //! Reading memory that is homed on another slice: in order against a raw stream over the same
 //! transport, scattered, and every fourth page. Beside it stand the parts of the reader's floor.
 
+mod beside;
 mod floor;
 
 use super::{CORES, Setting, cycles_per_ns};
@@ -12,6 +13,7 @@ use crate::paging::GuestPages;
 use crate::raw::{Source, stream};
 use crate::samples::{median, ratios};
 use anyhow::{Result, ensure};
+use beside::Beside;
 use dsm::Memory;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
@@ -59,6 +61,11 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         "every fourth page: a word of every {EVERY}th of {SCATTERED} pages, else as scattered; medians of {rounds} \
          runs, MB/s of the pages that were read"
     ));
+    conditions.notes.push(format!(
+        "single misses: pages of slice 1, missed one by one by a second vCPU of slice 0 on slice 1's core, alone and while the \
+         first vCPU reads {} MiB in order; all of {rounds} runs together, the stream's MB/s their median",
+        pages / 256
+    ));
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for carrier in [Carrier::Shm, Carrier::Tcp] {
         let found = measure(setting, carrier, sizes)?;
@@ -85,6 +92,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         row("every fourth page, nothing fetched ahead", found.strided_plain);
         row("rounds: native threads, in order", found.native_ordered);
         row("rounds: native threads, scattered", found.native_scattered);
+        rows.extend(found.beside.rows(carrier));
         let mut bar = |what: &str, found, bound| {
             let what = format!("{} {what}", carrier.name());
             bars.push(Bar { what, found, bound, at_most: false });
@@ -125,6 +133,8 @@ struct Found {
     strided_plain: Vec<f64>,
     native_ordered: Vec<f64>,
     native_scattered: Vec<f64>,
+    /// Single misses beside a stream.
+    beside: Beside,
 }
 
 impl Found {
@@ -186,6 +196,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
             };
             samples.push(read(plan, SCATTERED, EVERY * PAGE_WORDS)?);
         }
+        found.beside.measure(setting, carrier, pages)?;
         // Last: a cluster wants to be alone. What the other core wrote is read, as above.
         let mut native = Native::new(pages, &CORES)?;
         let ways = [(1, &mut found.native_ordered), (0, &mut found.native_scattered)];
