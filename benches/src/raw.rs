@@ -183,7 +183,7 @@ fn pour(sender: &mut dyn Transport, pages: usize, source: Source) -> Result<()> 
         loop {
             let at = (pages - left) % held;
             let body = &contents[at * PAGE_SIZE..][..count * PAGE_SIZE];
-            match sender.send(SliceId(0), Class::Coherence, &head, body) {
+            match sender.send(SliceId(0), Class::Run, &head, body) {
                 Ok(()) => break,
                 Err(SendError::Full) => {
                     wait(sender, Waiting::Asleep, LIMIT)?;

@@ -80,8 +80,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const CLASSES: [Class; 3] = [Class::Interrupt, Class::Coherence, Class::Bulk];
-
     #[test]
     fn classes_and_slices_do_not_wait_for_each_other() {
         let (one, two) = (SliceId(1), SliceId(2));
@@ -111,7 +109,9 @@ mod tests {
     fn frames_that_wait_are_bounded() {
         let mut backlog = Backlog::default();
         let taken = (0..=FRAMES_MAX)
-            .filter(|number| backlog.push(SliceId(1), CLASSES[number % 3], Vec::new()))
+            .filter(|number| {
+                backlog.push(SliceId(1), Class::ALL[number % Class::COUNT], Vec::new())
+            })
             .count();
         assert_eq!((taken, backlog.len()), (FRAMES_MAX, FRAMES_MAX));
         let end = backlog.drain(|_, _, _| Err(SendError::TooLarge));
@@ -121,7 +121,7 @@ mod tests {
     proptest! {
         #[test]
         fn order_within_a_class_to_a_slice_is_kept(
-            steps in prop::collection::vec((0u16..3, 0usize..3, 0u8..8), 1..200),
+            steps in prop::collection::vec((0u16..3, 0usize..Class::COUNT, 0u8..8), 1..200),
         ) {
             let mut backlog = Backlog::default();
             let mut sent: BTreeMap<_, Vec<u32>> = BTreeMap::new();
@@ -130,7 +130,7 @@ mod tests {
                 sent.entry((to, class)).or_default().push(u32::from_le_bytes(frame.try_into().unwrap()));
             };
             for (to, class, room) in steps {
-                let (to, class) = (SliceId(to), CLASSES[class]);
+                let (to, class) = (SliceId(to), Class::ALL[class]);
                 number += 1;
                 prop_assert!(backlog.push(to, class, number.to_le_bytes().to_vec()));
                 let mut left = room;

@@ -40,6 +40,9 @@ use wire::{DecodeError, PAGE_SIZE, SliceId};
 
 /// Transport events handled before faults and commands are looked at again.
 const POLL_BUDGET: usize = 64;
+/// For so long after a message that somebody waits for, frames of runs are handled one at a time: each is work for
+/// up to 64 pages, and the next such message may have come meanwhile.
+const URGENT_NS: u64 = 5_000_000;
 /// How long frames of a run may wait for a vCPU that goes through a chunk of the same run: about as long as it
 /// takes a core to read 2 MiB. Whatever else wakes the engine ends that.
 const REST_NS: u64 = 250_000;
@@ -103,6 +106,12 @@ pub enum EngineError {
         /// What was wrong.
         #[source]
         source: DecodeError,
+    },
+    /// A peer sent a message among the runs that must keep its order to others.
+    #[error("{from} sent a message in the stream of runs that belongs to that of coherence")]
+    OutOfOrder {
+        /// The peer.
+        from: SliceId,
     },
     /// A peer says that it wrote a page into memory that it was not lent.
     #[error("{from} says that it wrote a page into this slice's memory, which it cannot reach")]
@@ -227,6 +236,8 @@ pub struct Engine {
     stopping: bool,
     /// Until then frames of a run may wait.
     rest_until_ns: u64,
+    /// Until then they are handled one at a time.
+    urgent_until_ns: u64,
 }
 
 impl std::fmt::Debug for Engine {
@@ -291,6 +302,7 @@ impl Engine {
             moved: PageMoves::default(),
             stopping: false,
             rest_until_ns: 0,
+            urgent_until_ns: 0,
         };
         engine.find_placers();
         let core = config.core;
@@ -625,15 +637,18 @@ impl Engine {
         let Self { node, store, transport, uplink, effects, classifier, trace, started, .. } = self;
         let (placers, moved) = (&self.placers, &mut self.moved);
         let mut inbox = Inbox { node, store, classifier, trace, effects, placers, moved };
-        let mut lost = None;
+        let (mut lost, mut urgent) = (None, false);
+        let is_urgent = nanoseconds_since(*started) < self.urgent_until_ns;
+        transport.limit_runs(if is_urgent { 1 } else { POLL_BUDGET });
         transport.poll(POLL_BUDGET, &mut |event| {
             if result.is_err() || lost.is_some() {
                 return;
             }
             match event {
-                Event::Frame { from, class: Class::Coherence, bytes } => {
+                Event::Frame { from, class: class @ (Class::Coherence | Class::Run), bytes } => {
+                    urgent |= class == Class::Coherence;
                     let now = nanoseconds_since(*started);
-                    result = inbox.take(now, from, bytes);
+                    result = inbox.take(now, from, class, bytes);
                 }
                 Event::Head { bytes, length, landing, .. } => {
                     *landing = inbox.landing(bytes, length);
@@ -646,6 +661,9 @@ impl Engine {
             }
         });
         result?;
+        if urgent {
+            self.urgent_until_ns = self.now() + URGENT_NS;
+        }
         if let Some((peer, cause)) = lost {
             self.stopping |= !self.bystanders.contains(&peer);
             self.uplink.lost(peer, cause);

@@ -13,7 +13,7 @@ use crate::report::PageMoves;
 use crate::store::Store;
 use crate::trace::{Company, Trace};
 use dsm_protocol::{Access, Effect, Gfn, Input, Message, Node};
-use transport::Landing;
+use transport::{Class, Landing};
 use wire::coherence::HEAD_BYTES;
 use wire::{Batch, Epoch, PageBody, SliceId};
 
@@ -34,6 +34,7 @@ impl Inbox<'_> {
         &mut self,
         now: u64,
         from: SliceId,
+        class: Class,
         bytes: &[u8],
     ) -> Result<(), EngineError> {
         let garbage = |source| EngineError::Garbage { from, source };
@@ -41,6 +42,9 @@ impl Inbox<'_> {
             return self.batch(now, from, &batch, bodies);
         }
         let (epoch, message, body) = Message::decode(bytes).map_err(garbage)?;
+        if class == Class::Run && !message.is_of_run() {
+            return Err(EngineError::OutOfOrder { from });
+        }
         self.trace.received(from, &message, Company::Alone);
         self.count(from, body)?;
         self.message(now, from, epoch, message, body)

@@ -10,6 +10,7 @@
 
 use crate::ram::GuestRam;
 use dsm_protocol::{Access, Gfn, Message};
+use transport::Class;
 use wire::{BATCH_MAX, Batch, Epoch, SliceId};
 
 /// Pages that are not all zeros, if they follow one another: how many come before them, and how many they are.
@@ -57,6 +58,11 @@ impl Parcel {
         }
         self.pages += 1;
         true
+    }
+
+    /// Several pages are a run. Such answers may overtake others and be overtaken ([`Message::is_of_run`]).
+    pub(crate) fn class(&self) -> Class {
+        if self.pages > 1 { Class::Run } else { Class::Coherence }
     }
 
     /// How many pages are not all zeros.

@@ -38,7 +38,9 @@ impl Engine {
     pub(crate) fn place(&mut self, to: SliceId, message: &Message, gfn: Gfn) -> bool {
         let offset = self.store.ram.offset(gfn).and_then(|offset| u64::try_from(offset).ok());
         let Some(offset) = offset else { return false };
-        let placed = self.place_at(to, offset, 1, |epoch, head| message.encode_placed(epoch, head));
+        let placed = self.place_at(to, Class::Coherence, offset, 1, |epoch, head| {
+            message.encode_placed(epoch, head);
+        });
         self.moved.placed_out += u64::from(placed);
         placed
     }
@@ -49,8 +51,9 @@ impl Engine {
             return false;
         }
         let Some((offset, pages)) = parcel.piece(&self.store.ram) else { return false };
-        let placed =
-            self.place_at(parcel.to, offset, pages, |epoch, head| parcel.head(epoch, true, head));
+        let placed = self.place_at(parcel.to, parcel.class(), offset, pages, |epoch, head| {
+            parcel.head(epoch, true, head);
+        });
         self.moved.placed_out += if placed { u64::from(parcel.full()) } else { 0 };
         placed
     }
@@ -58,18 +61,19 @@ impl Engine {
     fn place_at(
         &mut self,
         to: SliceId,
+        class: Class,
         offset: u64,
         pages: u16,
         encode: impl FnOnce(Epoch, &mut Vec<u8>),
     ) -> bool {
-        if self.backlog.holds(to, Class::Coherence) {
+        if self.backlog.holds(to, class) {
             // What waits there goes first.
             return false;
         }
         let mut head = std::mem::take(&mut self.head);
         head.clear();
         encode(self.node.epoch(), &mut head);
-        let result = self.transport.place(to, Class::Coherence, &head, offset, pages);
+        let result = self.transport.place(to, class, &head, offset, pages);
         self.head = head;
         // A lost peer is reported by the next poll.
         matches!(result, Ok(()) | Err(SendError::Gone))

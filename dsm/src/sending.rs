@@ -31,6 +31,11 @@ fn append_page(ram: &GuestRam, gfn: Gfn, bytes: &mut Vec<u8>) -> bool {
     !zero
 }
 
+/// A run is asked for behind pages that are waited for; all other messages of a pair keep their order.
+fn class_of(message: &Message) -> Class {
+    if matches!(message, Message::GetRun { .. }) { Class::Run } else { Class::Coherence }
+}
+
 impl Engine {
     pub(crate) fn carry_out(&mut self) -> Result<(), EngineError> {
         // Small frames go out together.
@@ -97,8 +102,9 @@ impl Engine {
         body.clear();
         let full = page.is_some_and(|gfn| append_page(&self.store.ram, gfn, &mut body));
         self.moved.copies += u64::from(full);
+        let class = class_of(message);
         let result =
-            self.send_with_head(to, &body, |epoch, head| message.encode(epoch, full, head));
+            self.send_with_head(to, class, &body, |epoch, head| message.encode(epoch, full, head));
         self.body = body;
         result
     }
@@ -121,8 +127,9 @@ impl Engine {
         let mut spare = std::mem::take(&mut self.body);
         let (body, copied) = parcel.body(&ram, &mut spare);
         self.moved.copies += u64::from(copied);
-        let result =
-            self.send_with_head(parcel.to, body, |epoch, head| parcel.head(epoch, false, head));
+        let result = self.send_with_head(parcel.to, parcel.class(), body, |epoch, head| {
+            parcel.head(epoch, false, head);
+        });
         self.body = spare;
         result
     }
@@ -130,13 +137,14 @@ impl Engine {
     fn send_with_head(
         &mut self,
         to: SliceId,
+        class: Class,
         body: &[u8],
         encode: impl FnOnce(Epoch, &mut Vec<u8>),
     ) -> Result<(), EngineError> {
         let mut head = std::mem::take(&mut self.head);
         head.clear();
         encode(self.node.epoch(), &mut head);
-        let result = self.send_frame(to, Class::Coherence, &head, body);
+        let result = self.send_frame(to, class, &head, body);
         self.head = head;
         result
     }

@@ -1,7 +1,7 @@
-//! What the engine asks of a carrier: three byte streams to one peer, and a way to be woken.
+//! What the engine asks of a carrier: a byte stream to one peer for each class, and a way to be woken.
 
 use crate::memory::PageMemory;
-use crate::seam::FRAME_BYTES_MAX;
+use crate::seam::{Class, FRAME_BYTES_MAX};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -13,9 +13,9 @@ pub(crate) const TOKENS: u64 = 5;
 #[derive(Debug, Default)]
 pub(crate) struct Wakeup {
     /// Classes that may have bytes.
-    pub(crate) readable: [bool; 3],
+    pub(crate) readable: [bool; Class::COUNT],
     /// Classes that may have room.
-    pub(crate) writable: [bool; 3],
+    pub(crate) writable: [bool; Class::COUNT],
     /// The peer is known to be gone: why. What it sent before is still read.
     pub(crate) gone: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! Bounds and times of a transport. The bootstrap sends its own to every companion: both ends of a
 //! stream must count the same credits.
 
-use crate::frame::{CLASSES, HEAD_BYTES_U32, payload_max};
+use crate::frame::{HEAD_BYTES_U32, payload_max};
 use crate::seam::Class;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -111,8 +111,8 @@ impl FromStr for RdmaMemory {
 pub struct Config {
     /// A peer that was silent for this long is lost.
     pub lease: Duration,
-    /// Bytes that may be under way or unread per peer, by class (interrupt, coherence, bulk).
-    pub window: [u32; 3],
+    /// Bytes that may be under way or unread per peer, by class (interrupt, coherence, run, bulk).
+    pub window: [u32; Class::COUNT],
     /// Frames that may wait in the send queue per peer and class.
     pub queue_frames: u32,
     /// What carries the frames, best first. A later one is only taken when some slice cannot use
@@ -126,7 +126,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(3),
-            window: [256 << 10, 4 << 20, 1 << 20],
+            window: [256 << 10, 1 << 20, 4 << 20, 1 << 20],
             queue_frames: 8192,
             carriers: vec![CarrierKind::Tcp],
             rdma_memory: RdmaMemory::default(),
@@ -140,7 +140,7 @@ impl Config {
     /// # Errors
     /// Names the first value that is out of bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for (window, class) in self.window.into_iter().zip(CLASSES) {
+        for (window, class) in self.window.into_iter().zip(Class::ALL) {
             let least = window_bytes_min(class);
             if !(least..=WINDOW_BYTES_MAX).contains(&window) {
                 return Err(ConfigError::Window { window, least });
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn config_out_of_bounds_is_refused() {
-        let window = Config { window: [1, 2, 3], ..Config::default() };
+        let window = Config { window: [1, 2, 3, 4], ..Config::default() };
         let lease = Config { lease: Duration::ZERO, ..Config::default() };
         let queue = Config { queue_frames: 0, ..Config::default() };
 

@@ -19,7 +19,7 @@ mod peer;
 
 use crate::carrier::{Carrier, TOKENS, watch};
 use crate::config::Config;
-use crate::frame::{CLASSES, HEAD_BYTES_U32, class_index};
+use crate::frame::{HEAD_BYTES_U32, class_index};
 use crate::memory::PageMemory;
 use crate::seam::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
 use crate::sys::borrow;
@@ -54,6 +54,8 @@ pub(crate) struct Engine<C: Carrier> {
     corked: bool,
     /// Memory for bodies to be received into.
     memory: Option<PageMemory>,
+    /// Frames of runs that one poll hands over at most.
+    runs_max: usize,
 }
 
 impl<C: Carrier> fmt::Debug for Engine<C> {
@@ -104,6 +106,7 @@ impl<C: Carrier> Engine<C> {
             turn: 0,
             corked: false,
             memory: None,
+            runs_max: usize::MAX,
         };
         // Something may have come before the descriptors were watched.
         engine.settle();
@@ -216,6 +219,10 @@ impl<C: Carrier> Engine<C> {
         }
     }
 
+    pub(crate) fn limit_runs(&mut self, frames: usize) {
+        self.runs_max = frames;
+    }
+
     pub(crate) fn cork(&mut self, on: bool) {
         self.corked = on;
         if on {
@@ -234,13 +241,19 @@ impl<C: Carrier> Engine<C> {
         for peer in &mut self.peers {
             peer.flush(&self.epoll);
         }
-        let mut handed = 0;
+        let mut handed: usize = 0;
         let count = self.peers.len();
-        for class in 0..CLASSES.len() {
+        for (at, class) in Class::ALL.into_iter().enumerate() {
+            // What is more urgent is looked for again after a few frames of runs: each is many pages.
+            let end = if class == Class::Run {
+                budget.min(handed.saturating_add(self.runs_max))
+            } else {
+                budget
+            };
             for step in 0..count {
                 let peer = &mut self.peers[(self.turn + step) % count];
                 let memory = self.memory.as_ref();
-                handed += peer.pump(&self.epoll, class, budget - handed, memory, sink);
+                handed += peer.pump(&self.epoll, at, end - handed, memory, sink);
             }
         }
         self.turn = if count == 0 { 0 } else { (self.turn + 1) % count };
@@ -349,6 +362,10 @@ impl<T: OverEngine> Transport for T {
 
     fn hush(&mut self, on: bool) {
         self.engine_mut().hush(on);
+    }
+
+    fn limit_runs(&mut self, frames: usize) {
+        self.engine_mut().limit_runs(frames);
     }
 
     fn lend(&mut self, memory: &PageMemory) -> bool {

@@ -97,7 +97,8 @@ pub(crate) const fn class_index(class: Class) -> u8 {
     match class {
         Class::Interrupt => 0,
         Class::Coherence => 1,
-        Class::Bulk => 2,
+        Class::Run => 2,
+        Class::Bulk => 3,
     }
 }
 
@@ -105,9 +106,6 @@ pub(crate) const fn class_index(class: Class) -> u8 {
 pub(crate) fn payload_max(class: Class) -> u32 {
     u32::try_from(class.frame_bytes_max()).expect("a small constant")
 }
-
-/// All classes, most urgent first; the position is [`class_index`].
-pub(crate) const CLASSES: [Class; 3] = [Class::Interrupt, Class::Coherence, Class::Bulk];
 
 fn head(length: u32, class: Class, kind: u8) -> [u8; HEAD_BYTES] {
     let head =
@@ -305,7 +303,7 @@ mod tests {
 
         let seen = feed(&mut Decoder::new(Class::Interrupt), &bytes, 8);
 
-        assert_eq!(seen, vec![Err(FrameError::WrongClass { got: 2, want: 0 })]);
+        assert_eq!(seen, vec![Err(FrameError::WrongClass { got: 3, want: 0 })]);
     }
 
     #[test]
@@ -343,7 +341,7 @@ mod tests {
     proptest! {
         #[test]
         fn frames_survive_any_cut(
-            sizes in prop::collection::vec(0u32..=payload_max(Class::Coherence), 0..12),
+            sizes in prop::collection::vec(0u32..=payload_max(Class::Run), 0..12),
             step in 1usize..200_000,
         ) {
             let mut bytes = Vec::new();
@@ -351,12 +349,12 @@ mod tests {
             for (index, size) in sizes.iter().enumerate() {
                 let fill = u8::try_from(index).unwrap();
                 let payload = vec![fill; usize::try_from(*size).unwrap()];
-                bytes.extend_from_slice(&data_head(*size, Class::Coherence));
+                bytes.extend_from_slice(&data_head(*size, Class::Run));
                 bytes.extend_from_slice(&payload);
                 sent.push(Ok(payload));
             }
 
-            let seen = feed(&mut Decoder::new(Class::Coherence), &bytes, step);
+            let seen = feed(&mut Decoder::new(Class::Run), &bytes, step);
 
             prop_assert_eq!(seen, sent);
         }

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The engine is written once. A carrier ([`TcpTransport`], [`RdmaTransport`], [`ShmTransport`]) only moves
-//! bytes: three ordered byte streams to each peer, one per class, so that a full stream of pages
-//! never delays an interrupt.
+//! bytes: an ordered byte stream for each class to each peer, so that a full stream of pages never delays an
+//! interrupt, nor pages that are fetched ahead one that is waited for.
 
 mod carrier;
 mod clock;

@@ -29,6 +29,7 @@ use crate::control::ControlError;
 use crate::handshake::{HandshakeError, Party, Role, VmId, call};
 use crate::memory::PageMemory;
 use crate::rdma::{Endpoint, Meeting, RdmaError, RdmaTransport, meet};
+use crate::seam::Class;
 use crate::secret::Secret;
 use crate::tcp::TcpTransport;
 use std::io;
@@ -163,7 +164,7 @@ impl MeshError {
 }
 
 /// A peer and the streams to it, one per class.
-type Connected = (SliceId, [TcpStream; 3]);
+type Connected = (SliceId, [TcpStream; Class::COUNT]);
 
 /// What every connection of one VM has in common.
 #[derive(Clone, Debug)]
@@ -209,11 +210,12 @@ impl Circle {
         to: SliceId,
         address: SocketAddr,
         deadline: Instant,
-    ) -> Result<[TcpStream; 3], MeshError> {
+    ) -> Result<[TcpStream; Class::COUNT], MeshError> {
         Ok([
             self.call(Role::Frames(0), to, address, deadline)?,
             self.call(Role::Frames(1), to, address, deadline)?,
             self.call(Role::Frames(2), to, address, deadline)?,
+            self.call(Role::Frames(3), to, address, deadline)?,
         ])
     }
 

@@ -12,25 +12,32 @@ pub enum Class {
     Interrupt,
     /// Coherence requests, grants and pages.
     Coherence,
+    /// Runs of pages fetched ahead, and what asks for them: a page that a vCPU waits for passes them by.
+    Run,
     /// Large transfers that nobody waits for.
     Bulk,
 }
 
 impl Class {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// All of them, most urgent first; the position is the number of the class on the wire.
+    pub const ALL: [Self; Self::COUNT] = [Self::Interrupt, Self::Coherence, Self::Run, Self::Bulk];
+
     /// The largest frame of the class, head and payload together, in bytes.
     #[must_use]
     pub fn frame_bytes_max(self) -> usize {
         match self {
-            Self::Interrupt | Self::Bulk => FRAME_BYTES_MAX,
-            Self::Coherence => RUN_BYTES_MAX,
+            Self::Interrupt | Self::Coherence | Self::Bulk => FRAME_BYTES_MAX,
+            Self::Run => RUN_BYTES_MAX,
         }
     }
 }
 
-/// The largest frame of interrupts or bulk, head and payload together, in bytes.
+/// The largest frame of any class but runs, head and payload together, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 
-/// The largest frame of coherence: a run of [`BATCH_MAX`] pages with its head. Each frame costs a call, a question where
+/// The largest frame of runs: [`BATCH_MAX`] pages with its head. Each frame costs a call, a question where
 /// its body belongs, and wakes its receiver once.
 pub const RUN_BYTES_MAX: usize = BATCH_MAX as usize * PAGE_SIZE + LANDING_HEAD_MAX;
 
@@ -52,7 +59,7 @@ pub struct Landing {
 /// What `poll` reports.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A large frame of coherence has begun: its body can be received into the memory that was lent
+    /// A large frame of a run has begun: its body can be received into the memory that was lent
     /// ([`Transport::lend`]) if it is said now where. Whoever says so expects it there and touches that
     /// memory no more until `Landed`. Otherwise the frame comes as any other.
     Head {
@@ -142,10 +149,13 @@ pub trait Transport: Send {
     fn run_bytes(&self, _peer: SliceId) -> usize {
         FRAME_BYTES_MAX
     }
-    /// While hushed, frames of coherence need not wake the owner before [`HUSHED_BYTES`] of them are there:
-    /// for who has better to do for a moment and asked for many pages. Interrupts do as ever. Not to be
-    /// left so: whoever sent a single frame waits.
+    /// While hushed, frames of runs need not wake the owner before [`HUSHED_BYTES`] of them are there:
+    /// for who has better to do for a moment and asked for many pages. All others do as ever. Not to be
+    /// left so: whoever asks for a run waits.
     fn hush(&mut self, _on: bool) {}
+    /// From now on one `poll` hands over so many frames of runs at most, for each is work for many pages: what
+    /// is more urgent is then looked for again. As many as the budget allows until this is called.
+    fn limit_runs(&mut self, _frames: usize) {}
     /// Offers this slice's memory to its peers, for pages to be written into, where that takes no adapter's
     /// leave. True if they may do so from now on; others were given the memory when they were made, or
     /// cannot use it.

@@ -1,6 +1,6 @@
 //! Shared memory: slices on one machine, without a copy through the kernel.
 //!
-//! Each pair of slices shares one sealed memfd with six byte rings (two directions, three classes),
+//! Each pair of slices shares one sealed memfd with a byte ring for each direction and class,
 //! two eventfd doorbells, and a UNIX socket that carries nothing: it ends when the other process
 //! ends. The rings carry the same frames as TCP, so credits, lease and garbage are treated alike.
 //! Slices that lend each other their memory write pages straight into it (`placing`): the socket
@@ -18,6 +18,7 @@ use crate::engine::{Engine, OverEngine};
 use crate::handshake::HandshakeError;
 use crate::memory::PageMemory;
 use crate::pairs;
+use crate::seam::Class;
 use placing::Loans;
 use ring::{Region, Side};
 use std::fs::File;
@@ -132,7 +133,11 @@ impl Carrier for ShmCarrier {
             let mut count = [0; 8];
             // An empty counter was emptied before; the rings tell what is there.
             let _ = (&self.own_bell).read(&mut count);
-            return Wakeup { readable: [true; 3], writable: [true; 3], gone: None };
+            return Wakeup {
+                readable: [true; Class::COUNT],
+                writable: [true; Class::COUNT],
+                gone: None,
+            };
         }
         Wakeup { gone: self.life_says(), ..Wakeup::default() }
     }

@@ -5,7 +5,7 @@ use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
 use crate::engine::{Engine, OverEngine};
 use crate::pairs;
-use crate::seam::RUN_BYTES_MAX;
+use crate::seam::{Class, RUN_BYTES_MAX};
 use crate::sys::set_low_water;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -17,22 +17,22 @@ use wire::SliceId;
 #[derive(Debug)]
 pub(crate) struct TcpCarrier {
     place: String,
-    streams: [TcpStream; 3],
-    waits: [bool; 3],
+    streams: [TcpStream; Class::COUNT],
+    waits: [bool; Class::COUNT],
     /// Bytes that make each stream readable.
-    low_water: [usize; 3],
+    low_water: [usize; Class::COUNT],
 }
 
 impl TcpCarrier {
     /// Takes authenticated connections over. `place` is the peer's address, for messages.
-    pub(crate) fn new(place: String, streams: [TcpStream; 3]) -> io::Result<Self> {
+    pub(crate) fn new(place: String, streams: [TcpStream; Class::COUNT]) -> io::Result<Self> {
         for stream in &streams {
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(None)?;
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
         }
-        Ok(Self { place, streams, waits: [false; 3], low_water: [1; 3] })
+        Ok(Self { place, streams, waits: [false; Class::COUNT], low_water: [1; Class::COUNT] })
     }
 }
 
@@ -98,7 +98,7 @@ impl Carrier for TcpCarrier {
         }
         self.waits[class] = on;
         let events = if on { EventSet::IN | EventSet::OUT } else { EventSet::IN };
-        let token = base + u64::try_from(class).expect("a class is below 3");
+        let token = base + u64::try_from(class).expect("a class is a small number");
         watch(epoll, ControlOperation::Modify, self.streams[class].as_raw_fd(), events, token)
     }
 }
@@ -117,7 +117,7 @@ impl TcpTransport {
     /// The sockets cannot be set up or watched.
     pub fn from_streams(
         local: SliceId,
-        peers: Vec<(SliceId, [TcpStream; 3])>,
+        peers: Vec<(SliceId, [TcpStream; Class::COUNT])>,
         config: Config,
     ) -> io::Result<Self> {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
@@ -140,8 +140,9 @@ impl TcpTransport {
 /// The configuration is not usable, or the operating system refuses sockets.
 pub fn mesh(n: u16, config: &Config) -> io::Result<Vec<TcpTransport>> {
     let slices = pairs::join(n, |_, _| {
-        let ((a, d), (b, e), (c, f)) = (loopback()?, loopback()?, loopback()?);
-        Ok::<_, io::Error>(([a, b, c], [d, e, f]))
+        let ((a, e), (b, f)) = (loopback()?, loopback()?);
+        let ((c, g), (d, h)) = (loopback()?, loopback()?);
+        Ok::<_, io::Error>(([a, b, c, d], [e, f, g, h]))
     })?;
     let build = |(slice, peers)| TcpTransport::from_streams(slice, peers, config.clone());
     slices.into_iter().map(build).collect()

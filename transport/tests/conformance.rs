@@ -16,7 +16,6 @@ use wire::SliceId;
 
 const A: SliceId = SliceId(0);
 const B: SliceId = SliceId(1);
-const CLASSES: [Class; 3] = [Class::Interrupt, Class::Coherence, Class::Bulk];
 /// Far beyond anything a healthy run needs; it only turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -137,7 +136,11 @@ fn pair<T: Backend>(config: &Config) -> (T::Carrier, T::Carrier) {
 
 /// The smallest bounds, so that they are reached soon.
 fn tight() -> Config {
-    Config { window: [160 * 1024, 640 * 1024, 160 * 1024], queue_frames: 4096, ..Config::default() }
+    Config {
+        window: [160 * 1024, 160 * 1024, 640 * 1024, 160 * 1024],
+        queue_frames: 4096,
+        ..Config::default()
+    }
 }
 
 fn members_are_known<T: Backend>() {
@@ -150,14 +153,14 @@ fn members_are_known<T: Backend>() {
 fn order_within_a_class_is_kept<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&Config::default());
     for n in 0..300u32 {
-        for class in CLASSES {
+        for class in Class::ALL {
             a.send(B, class, &n.to_le_bytes(), &[9]).unwrap();
         }
     }
 
-    let seen = gather_from(&mut a, &mut b, 900);
+    let seen = gather_from(&mut a, &mut b, 1200);
 
-    for class in CLASSES {
+    for class in Class::ALL {
         let numbers: Vec<Vec<u8>> = seen
             .iter()
             .filter_map(|event| match event {
@@ -203,15 +206,16 @@ fn corked_frames_come_together_and_in_order<T: Backend>() {
     assert_eq!(heads, (1..=201).collect::<Vec<u8>>());
 }
 
-fn interrupts_come_first<T: Backend>() {
+fn more_urgent_classes_come_first<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&Config::default());
     a.send(B, Class::Bulk, b"bulk", &[]).unwrap();
+    a.send(B, Class::Run, b"pages", &[]).unwrap();
     a.send(B, Class::Coherence, b"page", &[]).unwrap();
     a.send(B, Class::Interrupt, b"irq", &[]).unwrap();
 
     let mut classes = Vec::new();
     let end = Instant::now() + PATIENCE;
-    while classes.len() < 3 {
+    while classes.len() < Class::COUNT {
         assert!(Instant::now() < end, "only {classes:?} came");
         wait(&b, PATIENCE);
         let batch: Vec<Class> = poll(&mut b, 3)
@@ -221,34 +225,58 @@ fn interrupts_come_first<T: Backend>() {
                 Seen::Lost(_, cause) => panic!("{cause}"),
             })
             .collect();
-        // An adapter may bring one later than another; of what is there, interrupts come first.
+        // An adapter may bring one later than another; of what is there, the more urgent comes first.
         assert!(batch.is_sorted(), "{batch:?}");
         classes.extend(batch);
     }
     classes.sort();
-    assert_eq!(classes, CLASSES);
+    assert_eq!(classes, Class::ALL);
 }
 
-fn full_bulk_does_not_delay_interrupts<T: Backend>() {
-    let (mut a, mut b) = pair::<T>(&tight());
-    let page = [3; 4096];
-    let mut sent = 0;
-    while a.send(B, Class::Bulk, &[], &page).is_ok() {
-        sent += 1;
-    }
+fn full_stream_does_not_delay_what_is_more_urgent<T: Backend>() {
+    for [full, urgent] in [[Class::Bulk, Class::Interrupt], [Class::Run, Class::Coherence]] {
+        let (mut a, mut b) = pair::<T>(&tight());
+        let page = [3; 4096];
+        let mut sent = 0;
+        while a.send(B, full, &[], &page).is_ok() {
+            sent += 1;
+        }
 
-    a.send(B, Class::Interrupt, b"irq", &[]).unwrap();
+        a.send(B, urgent, b"now", &[]).unwrap();
 
-    let overtaken = |event: &Seen| matches!(event, Seen::Frame(A, Class::Bulk, _));
-    let mut before = 0;
-    let mut next = gather(&mut b, 1);
-    while next.iter().all(overtaken) {
-        before += 1;
-        assert!(before < sent, "the interrupt came after all bulk frames");
-        next = gather(&mut b, 1);
+        let overtaken = |event: &Seen| matches!(event, Seen::Frame(A, class, _) if *class == full);
+        let mut before = 0;
+        let mut next = gather(&mut b, 1);
+        while next.iter().all(overtaken) {
+            before += 1;
+            assert!(before < sent, "{urgent:?} came after all of {full:?}");
+            next = gather(&mut b, 1);
+        }
+        assert_eq!(next, vec![Seen::Frame(A, urgent, b"now".to_vec())]);
+        assert!(!T::AT_ONCE || before == 0, "{before} frames of {full:?} came first");
     }
-    assert_eq!(next, vec![Seen::Frame(A, Class::Interrupt, b"irq".to_vec())]);
-    assert!(!T::AT_ONCE || before == 0, "{before} bulk frames came first");
+}
+
+fn runs_are_handed_over_a_few_at_a_time<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    b.limit_runs(2);
+    for n in 0..7u8 {
+        a.send(B, Class::Run, &[n], &[]).unwrap();
+    }
+    let mut seen = Vec::new();
+    let end = Instant::now() + PATIENCE;
+    while seen.len() < 7 {
+        assert!(Instant::now() < end, "only {seen:?} came");
+        assert!(wait(&b, PATIENCE), "what is left wakes the owner");
+        let some = poll(&mut b, 64);
+        assert!(some.len() <= 2, "{some:?}");
+        seen.extend(some);
+    }
+    assert!((0..7).zip(seen).all(|(n, seen)| seen == Seen::Frame(A, Class::Run, vec![n])));
+    for class in [Class::Coherence, Class::Bulk] {
+        (0..7u8).for_each(|n| a.send(B, class, &[n], &[]).unwrap());
+        assert_eq!(gather(&mut b, 7).len(), 7);
+    }
 }
 
 fn receiver_that_does_not_poll_is_not_flooded<T: Backend>() {
@@ -285,7 +313,7 @@ fn gather_both(from: &mut dyn Transport, to: &mut dyn Transport, count: usize) -
 }
 
 fn waiting_frames_are_bounded<T: Backend>() {
-    let config = Config { window: [64 << 20; 3], queue_frames: 3, ..Config::default() };
+    let config = Config { window: [64 << 20; Class::COUNT], queue_frames: 3, ..Config::default() };
     let (mut a, _b) = pair::<T>(&config);
     let large = vec![1; FRAME_BYTES_MAX];
 
@@ -303,23 +331,26 @@ fn too_large_and_unknown_are_refused<T: Backend>() {
     assert_eq!(a.send(B, Class::Bulk, &[1], &large), Err(SendError::TooLarge));
     assert!((FRAME_BYTES_MAX..=RUN_BYTES_MAX).contains(&a.run_bytes(B)));
     let run = vec![0; RUN_BYTES_MAX];
-    assert_eq!(a.send(B, Class::Coherence, &[1], &run), Err(SendError::TooLarge));
-    assert_eq!(a.send(B, Class::Coherence, &[], &run), Ok(()));
+    assert_eq!(a.send(B, Class::Run, &[1], &run), Err(SendError::TooLarge));
+    assert_eq!(a.send(B, Class::Run, &[], &run), Ok(()));
+    assert_eq!(a.send(B, Class::Coherence, &[], &run), Err(SendError::TooLarge));
     assert_eq!(a.send(SliceId(7), Class::Bulk, &[], &[]), Err(SendError::Gone));
     assert_eq!(a.send(A, Class::Bulk, &[], &[]), Err(SendError::Gone));
 }
 
-fn hushed_transport_tells_of_interrupts_and_later_of_the_rest<T: Backend>() {
+fn hushed_transport_tells_of_runs_later<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&Config::default());
     b.hush(true);
-    a.send(B, Class::Coherence, b"page", &[]).unwrap();
-    a.send(B, Class::Interrupt, b"irq", &[]).unwrap();
-    let seen = gather_from(&mut a, &mut b, 1);
-    assert_eq!(seen, vec![Seen::Frame(A, Class::Interrupt, b"irq".to_vec())]);
+    for class in [Class::Interrupt, Class::Coherence] {
+        a.send(B, class, b"now", &[]).unwrap();
+        let seen = gather_from(&mut a, &mut b, 1);
+        assert_eq!(seen, vec![Seen::Frame(A, class, b"now".to_vec())]);
+    }
 
+    a.send(B, Class::Run, b"pages", &[]).unwrap();
     b.hush(false);
     let seen = gather_from(&mut a, &mut b, 1);
-    assert_eq!(seen, vec![Seen::Frame(A, Class::Coherence, b"page".to_vec())]);
+    assert_eq!(seen, vec![Seen::Frame(A, Class::Run, b"pages".to_vec())]);
 }
 
 fn nothing_is_placed_in_memory_that_is_not_lent<T: Backend>() {
@@ -348,7 +379,7 @@ fn frames_of_all_sizes_survive_partial_writes<T: Backend>() {
         for (n, size) in plan.into_iter().enumerate() {
             let frame = vec![fill(n); size];
             let (head, payload) = frame.split_at(size / 3);
-            while let Err(error) = a.send(B, Class::Coherence, head, payload) {
+            while let Err(error) = a.send(B, Class::Run, head, payload) {
                 assert_eq!(error, SendError::Full);
                 wait(&a, PATIENCE);
                 poll(&mut a, 16);
@@ -372,7 +403,7 @@ fn frames_of_all_sizes_survive_partial_writes<T: Backend>() {
     }
 
     for (n, (event, size)) in seen.iter().zip(&sizes).enumerate() {
-        assert!(*event == Seen::Frame(A, Class::Coherence, vec![fill(n); *size]), "frame {n}");
+        assert!(*event == Seen::Frame(A, Class::Run, vec![fill(n); *size]), "frame {n}");
     }
 }
 
@@ -498,12 +529,13 @@ conformance!(
     members_are_known,
     order_within_a_class_is_kept,
     corked_frames_come_together_and_in_order,
-    interrupts_come_first,
-    full_bulk_does_not_delay_interrupts,
+    more_urgent_classes_come_first,
+    full_stream_does_not_delay_what_is_more_urgent,
+    runs_are_handed_over_a_few_at_a_time,
     receiver_that_does_not_poll_is_not_flooded,
     waiting_frames_are_bounded,
     too_large_and_unknown_are_refused,
-    hushed_transport_tells_of_interrupts_and_later_of_the_rest,
+    hushed_transport_tells_of_runs_later,
     nothing_is_placed_in_memory_that_is_not_lent,
     frames_of_all_sizes_survive_partial_writes,
     loss_is_reported_once_after_what_was_sent,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tessera_transport::{Class, Config, Event, SendError, TcpTransport, Transport};
 use vmm_sys_util::epoll::EpollEvent;
 
-fn victim() -> (TcpTransport, [TcpStream; 3]) {
+fn victim() -> (TcpTransport, [TcpStream; Class::COUNT]) {
     rig(Config::default())
 }
 
@@ -72,12 +72,12 @@ fn credit_never_taken_loses_the_peer() {
 
 #[test]
 fn end_inside_a_frame_loses_the_peer() {
-    let (mut transport, [first, mut second, third]) = victim();
+    let (mut transport, [first, mut second, third, fourth]) = victim();
     second.write_all(&[100, 0, 0, 0, 1, 0, 0, 0, 1, 2, 3]).unwrap();
     drop(second);
 
     let cause = cause_of_loss(&mut transport);
 
-    drop((first, third));
+    drop((first, third, fourth));
     assert!(cause.contains("closed the connection inside a frame"), "{cause}");
 }

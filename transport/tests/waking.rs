@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tessera_transport::{Class, Config, Event, TcpTransport, Transport};
 use vmm_sys_util::epoll::{Epoll, EpollEvent};
 
-const COHERENCE: usize = 1;
+const RUN: usize = 2;
 /// Payload bytes of the frame that comes in pieces.
 const LARGE: usize = 100 * 1024;
 /// Only turns a hang into a failure.
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const A_WHILE: Duration = Duration::from_millis(50);
 
 /// A transport, the raw other ends of its connections, and what is woken by it.
-fn watched(lease: Duration) -> (TcpTransport, [TcpStream; 3], Epoll) {
+fn watched(lease: Duration) -> (TcpTransport, [TcpStream; Class::COUNT], Epoll) {
     let (transport, peer) = rig(Config { lease, ..Config::default() });
     let epoll = watch(&transport);
     (transport, peer, epoll)
@@ -42,10 +42,10 @@ fn frames(transport: &mut TcpTransport, epoll: &Epoll) -> Vec<(Class, usize)> {
     seen
 }
 
-/// A data frame of coherence.
+/// A data frame of a run.
 fn frame(bytes: usize) -> Vec<u8> {
     let length = u32::try_from(bytes).unwrap().to_le_bytes();
-    [&length[..], &[1, 0, 0, 0], &vec![7; bytes]].concat()
+    [&length[..], &[2, 0, 0, 0], &vec![7; bytes]].concat()
 }
 
 #[test]
@@ -54,17 +54,17 @@ fn part_of_a_large_frame_wakes_nobody() {
     let bytes = frame(LARGE);
     let (first, rest) = bytes.split_at(1000);
     let (middle, last) = rest.split_at(LARGE / 2);
-    peer[COHERENCE].write_all(first).unwrap();
+    peer[RUN].write_all(first).unwrap();
     assert_eq!(frames(&mut transport, &epoll), []);
 
-    peer[COHERENCE].write_all(middle).unwrap();
+    peer[RUN].write_all(middle).unwrap();
     assert!(!is_woken(&epoll, A_WHILE));
 
-    peer[COHERENCE].write_all(last).unwrap();
-    assert_eq!(frames(&mut transport, &epoll), [(Class::Coherence, LARGE)]);
+    peer[RUN].write_all(last).unwrap();
+    assert_eq!(frames(&mut transport, &epoll), [(Class::Run, LARGE)]);
     // And the next frame is not waited for.
-    peer[COHERENCE].write_all(&frame(10)).unwrap();
-    assert_eq!(frames(&mut transport, &epoll), [(Class::Coherence, 10)]);
+    peer[RUN].write_all(&frame(10)).unwrap();
+    assert_eq!(frames(&mut transport, &epoll), [(Class::Run, 10)]);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn hushed_transport_wakes_for_interrupts_only() {
     let (mut transport, mut peer, epoll) = watched(PATIENCE);
     assert_eq!(frames(&mut transport, &epoll), []);
     transport.hush(true);
-    peer[COHERENCE].write_all(&frame(10)).unwrap();
+    peer[RUN].write_all(&frame(10)).unwrap();
     assert!(!is_woken(&epoll, A_WHILE));
 
     peer[0].write_all(&[1, 0, 0, 0, 0, 0, 0, 0, 9]).unwrap();
@@ -80,17 +80,17 @@ fn hushed_transport_wakes_for_interrupts_only() {
 
     transport.hush(false);
     let seen = frames(&mut transport, &epoll);
-    assert_eq!(seen, [(Class::Interrupt, 1), (Class::Coherence, 10)]);
+    assert_eq!(seen, [(Class::Interrupt, 1), (Class::Run, 10)]);
 }
 
 #[test]
 fn end_of_a_hushed_stream_wakes() {
-    let (mut transport, [first, second, third], epoll) = watched(PATIENCE);
+    let (mut transport, [first, second, third, fourth], epoll) = watched(PATIENCE);
     assert_eq!(frames(&mut transport, &epoll), []);
     transport.hush(true);
-    drop(second);
+    drop(third);
     assert!(is_woken(&epoll, PATIENCE));
-    drop((first, third));
+    drop((first, second, fourth));
 }
 
 /// Nothing else comes from the peer, and each piece is too small to wake anybody.
@@ -102,7 +102,7 @@ fn frame_that_comes_slowly_is_a_sign_of_life() {
     let start = Instant::now();
     let mut came = 0;
     for piece in bytes.chunks(LARGE / 100) {
-        peer[COHERENCE].write_all(piece).unwrap();
+        peer[RUN].write_all(piece).unwrap();
         while is_woken(&epoll, Duration::from_millis(15)) {
             transport.poll(16, &mut |event| match event {
                 Event::Frame { bytes, .. } => came += bytes.len(),

@@ -14,6 +14,34 @@ fn planted_drop_invalidation_is_caught() {
     assert_caught(ordinary::one_page(3, 1), bug, names::WRITER_ALONE);
 }
 
+/// Messages that must keep their order: models see it when they do not.
+#[test]
+fn recalls_and_grants_out_of_order_are_caught() {
+    let of = |message: &Message| match message {
+        Message::Fetch { .. } => 1,
+        Message::Invalidate { .. } => 2,
+        Message::Grant { .. } => 3,
+        _ => 0,
+    };
+    let broken = refute("recalls out of order", ordinary::one_page(3, 2).stray(of));
+    assert!(!broken.is_empty());
+}
+
+#[test]
+fn ends_of_conversions_out_of_order_are_caught() {
+    let of = |message: &Message| match message {
+        Message::Leave { .. } => 1,
+        Message::Demoted { .. } => 2,
+        Message::Get { .. } => 3,
+        Message::Demote { .. } | Message::Confirm { .. } => 4,
+        Message::Offer { .. } => 5,
+        Message::Go { .. } => 6,
+        _ => 0,
+    };
+    let broken = refute("conversions out of order", replicas::twice(3, false).stray(of));
+    assert!(!broken.is_empty());
+}
+
 #[test]
 fn planted_skip_confirm_is_caught() {
     let bug = PlantedBug::SkipConfirm;

@@ -25,6 +25,14 @@ fn change_published_by_interrupt_is_seen() {
 }
 
 #[test]
+fn table_asked_for_ahead_is_given_up_like_any_other() {
+    for (kind, write) in [("for reading", false), ("for writing", true)] {
+        prove(&format!("3 slices, {kind}"), replicas::reuse_asked_ahead(write, true));
+        prove(&format!("3 slices, {kind}, converting"), replicas::reuse_asked_ahead(write, false));
+    }
+}
+
+#[test]
 fn change_published_through_a_third_slice_is_seen() {
     prove("3 slices", replicas::chain());
 }

@@ -9,3 +9,4 @@ mod chunks;
 mod placing;
 mod support;
 mod two_slices;
+mod urgent;

@@ -1,15 +1,15 @@
 //! Pages that go from memory to memory without a copy: over a stand-in that writes them as an adapter
 //! would, and over RDMA where there is a port (`./x lab rdma` insists on one).
 
-use crate::support::{LIMIT, Silent, Slice, start_over, stop};
+use crate::support::{LIMIT, Silent, Slice, Telling, start_over, stop};
 use std::os::fd::BorrowedFd;
 use std::ptr::{copy_nonoverlapping, with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::channel;
 use std::thread::scope;
 use std::time::Duration;
-use tessera_dsm::{EngineError, GuestRam, Memory, Replicate, Uplink};
+use tessera_dsm::{GuestRam, Memory, Replicate, Uplink};
 use transport::{
     Class, Config, Event, PageMemory, SendError, ShmTransport, Transport, rdma, shm, tcp,
 };
@@ -223,15 +223,6 @@ fn uffd_rdma_pages_are_right_and_no_processor_copies_them() {
 /// Without lent memory nobody can have written the page: what is there is old.
 #[test]
 fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
-    struct Tell(Mutex<Sender<String>>);
-    impl Uplink for Tell {
-        fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
-        fn lost(&mut self, _: SliceId, _: String) {}
-        fn fatal(&mut self, error: EngineError) {
-            let _ = self.0.lock().unwrap().send(error.to_string());
-        }
-        fn sample_roots(&mut self) {}
-    }
     /// Says of every page that it sends that it was placed.
     struct Liar(ShmTransport);
     impl Transport for Liar {
@@ -268,7 +259,7 @@ fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
         }
     }
     let (sender, told) = channel();
-    let uplink = |_| Box::new(Tell(Mutex::new(sender.clone()))) as Box<dyn Uplink>;
+    let uplink = |_| Box::new(Telling::new(&sender)) as Box<dyn Uplink>;
     let memory = Memory::default();
     let slices = start_over(FRAMES, memory, Replicate::Nothing, uplink, |_| {
         let mesh = shm::mesh(2, &Config::default()).unwrap();

@@ -4,8 +4,9 @@
 use std::ops::Range;
 use std::ptr::with_exposed_provenance;
 use std::slice::from_ref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, scope, sleep};
 use std::time::Duration;
 use tessera_dsm::{
@@ -28,6 +29,24 @@ impl Uplink for Silent {
     }
     fn fatal(&mut self, error: EngineError) {
         panic!("the engine failed: {error:?}");
+    }
+    fn sample_roots(&mut self) {}
+}
+
+/// A VMM that passes on why an engine cannot go on.
+pub(crate) struct Telling(Mutex<Sender<String>>);
+
+impl Telling {
+    pub(crate) fn new(to: &Sender<String>) -> Self {
+        Self(Mutex::new(to.clone()))
+    }
+}
+
+impl Uplink for Telling {
+    fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
+    fn lost(&mut self, _: SliceId, _: String) {}
+    fn fatal(&mut self, error: EngineError) {
+        let _ = self.0.lock().unwrap().send(error.to_string());
     }
     fn sample_roots(&mut self) {}
 }

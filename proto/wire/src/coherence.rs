@@ -371,6 +371,13 @@ impl Message {
         matches!(self, Self::Data { .. } | Self::Offer { .. })
     }
 
+    /// True for what a run is asked for with, and for the pages that answer it: it may overtake other
+    /// messages of its pair of slices, and be overtaken. All others of a pair arrive in order.
+    #[must_use]
+    pub fn is_of_run(&self) -> bool {
+        matches!(self, Self::GetRun { .. } | Self::Data { acks: 0, table: None, .. })
+    }
+
     /// The page that the message is about, if it is about one.
     #[must_use]
     pub fn gfn(&self) -> Option<Gfn> {

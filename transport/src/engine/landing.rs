@@ -118,7 +118,7 @@ mod tests {
         b.lend(&lent);
         let fill = |n: usize| u8::try_from(n % 251 + 1).unwrap();
         let is_bulk = |n: usize| n % 5 == 4 && sizes[n] <= FRAME_BYTES_MAX;
-        let class = |n: usize| if is_bulk(n) { Class::Bulk } else { Class::Coherence };
+        let class = |n: usize| if is_bulk(n) { Class::Bulk } else { Class::Run };
         let place = |n: usize| (n * 17 * PAGE) % (PAGES * PAGE - RUN_BYTES_MAX);
         let (mut sent, mut seen, mut landed) = (0, [0, 0], 0);
         let end = Instant::now() + Duration::from_secs(60);
@@ -167,9 +167,7 @@ mod tests {
             });
         }
         let large = sizes.iter().enumerate().filter(|(n, size)| {
-            n % 2 == 0
-                && class(*n) == Class::Coherence
-                && **size > LOOK + REST_MIN + 2 * LANDING_HEAD_MAX
+            n % 2 == 0 && class(*n) == Class::Run && **size > LOOK + REST_MIN + 2 * LANDING_HEAD_MAX
         });
         assert!(landed >= large.count(), "only {landed} landed");
     }
@@ -177,7 +175,7 @@ mod tests {
     /// A frame or two at a time.
     fn small_windows() -> Config {
         Config {
-            window: [160 * 1024, 640 * 1024, 160 * 1024],
+            window: [160 * 1024, 160 * 1024, 640 * 1024, 160 * 1024],
             queue_frames: 4096,
             ..Config::default()
         }

@@ -1,10 +1,10 @@
-//! One peer: its three streams, what it may send, what it may be sent, and how it ends.
+//! One peer: its streams, what it may send, what it may be sent, and how it ends.
 
 use super::cost;
 use super::landing::{Arriving, LOOK, MISSING_MAX, MISSING_MIN, is_worth_it};
 use crate::carrier::Carrier;
 use crate::config::Config;
-use crate::frame::{CLASSES, Decoder, HEAD_BYTES, Received, credit, data_head, heartbeat};
+use crate::frame::{Decoder, HEAD_BYTES, Received, class_index, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
 use crate::seam::{Class, Event, HUSHED_BYTES, LANDING_HEAD_MAX, SendError};
@@ -58,7 +58,7 @@ pub(super) struct Peer<C> {
     carrier: C,
     /// Its first epoll token.
     base: u64,
-    streams: [Stream; 3],
+    streams: [Stream; Class::COUNT],
     life: Life,
     queue_frames: usize,
     /// Something came since the last tick.
@@ -80,9 +80,10 @@ impl<C: Carrier> fmt::Debug for Peer<C> {
 
 impl<C: Carrier> Peer<C> {
     pub(super) fn new(slice: SliceId, carrier: C, base: u64, config: &Config) -> Self {
-        let streams = [0, 1, 2].map(|at: usize| Stream {
-            class: CLASSES[at],
-            decoder: Decoder::new(CLASSES[at]),
+        let streams = Class::ALL.map(|class| (usize::from(class_index(class)), class));
+        let streams = streams.map(|(at, class)| Stream {
+            class,
+            decoder: Decoder::new(class),
             arriving: None,
             declined: false,
             expects: false,
@@ -325,7 +326,7 @@ impl<C: Carrier> Peer<C> {
         if matches!(self.life, Life::Lost) {
             return 0;
         }
-        let memory = memory.filter(|_| self.streams[at].class == Class::Coherence);
+        let memory = memory.filter(|_| self.streams[at].class == Class::Run);
         let mut handed = 0;
         for _ in 0..=READS_MAX {
             match self.streams[at].deliver(self.slice, budget - handed, sink) {
@@ -436,7 +437,7 @@ impl<C: Carrier> Peer<C> {
             return;
         }
         if !std::mem::take(&mut self.spoke) && self.streams[0].outbox.is_empty() {
-            self.control(epoll, 0, &heartbeat(CLASSES[0]));
+            self.control(epoll, 0, &heartbeat(Class::Interrupt));
             self.spoke = false;
         }
     }
@@ -485,7 +486,7 @@ impl<C: Carrier> Peer<C> {
             let stream = &mut self.streams[at];
             let missing = match stream.readable {
                 true => 0,
-                false if hushed && stream.class == Class::Coherence => HUSHED_BYTES,
+                false if hushed && stream.class == Class::Run => HUSHED_BYTES,
                 false => stream.missing().min(MISSING_MAX),
             };
             let expects = missing >= MISSING_MIN;

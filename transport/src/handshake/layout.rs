@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"TESS";
 /// The protocol version. It covers everything that slices say to each other.
-pub(super) const VERSION: u16 = 4;
+pub(super) const VERSION: u16 = 5;
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 64;
 /// Bytes of a reply.
@@ -44,7 +44,7 @@ impl fmt::Display for VmId {
 pub enum Role {
     /// The bootstrap takes a companion into a VM.
     Control,
-    /// Frames of the class at this place (0 interrupt, 1 coherence, 2 bulk), over TCP.
+    /// Frames of the class at this place (0 interrupt, 1 coherence, 2 run, 3 bulk), over TCP.
     Frames(u8),
     /// The descriptors of shared memory, over a UNIX socket.
     SharedMemory,
@@ -153,7 +153,7 @@ impl Hello {
             })?;
         let role = match (layout.role, layout.class) {
             (0, CLASS_CONTROL) => Role::Control,
-            (1, class @ 0..=2) => Role::Frames(class),
+            (1, class @ 0..=3) => Role::Frames(class),
             (2, CLASS_CONTROL) => Role::SharedMemory,
             (role @ 0..=2, class) => {
                 let value = u16::from(role) << 8 | u16::from(class);

@@ -7,6 +7,7 @@ use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::handshake::{self, HandshakeError, Party, Role, VmId, part};
 use crate::memory::PageMemory;
 use crate::rdma::Meeting;
+use crate::seam::Class;
 use crate::secret::Secret;
 use std::fmt;
 use std::io;
@@ -207,7 +208,7 @@ pub struct CompanionMesh {
 }
 
 /// The connections from one slice, as they come.
-type Partial = (SliceId, [Option<TcpStream>; 3]);
+type Partial = (SliceId, [Option<TcpStream>; Class::COUNT]);
 
 impl CompanionMesh {
     fn error(&self, source: ControlError) -> MeshError {
@@ -324,14 +325,14 @@ impl CompanionMesh {
                     let classes = self.circle.call_classes(member.slice, address, deadline)?;
                     streams.push((member.slice, classes));
                 }
-                _ => awaited.push((member.slice, [None, None, None])),
+                _ => awaited.push((member.slice, [const { None }; Class::COUNT])),
             }
         }
         self.await_callers(&mut awaited, deadline, refused)?;
         for (slice, classes) in awaited {
             match classes {
-                [Some(first), Some(second), Some(third)] => {
-                    streams.push((slice, [first, second, third]));
+                [Some(first), Some(second), Some(third), Some(fourth)] => {
+                    streams.push((slice, [first, second, third, fourth]));
                 }
                 _ => return Err(MeshError::Missing { slice }),
             }

@@ -1,4 +1,4 @@
-//! The queue pairs to one peer as three byte streams.
+//! The queue pairs to one peer as byte streams, one for each class.
 //!
 //! Waking: the completion queue is armed when a poll ends, for received messages only, because
 //! nobody waits for an acknowledgement of the adapter; a writer that waits for a free slot arms it
@@ -21,6 +21,8 @@ use super::nudges::Nudges;
 use super::placing::{self, Placing};
 use super::verbs::{Done, Link, SLOTS};
 use crate::carrier::{Carrier, Wakeup, watch};
+use crate::seam::Class;
+use std::array;
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
@@ -43,8 +45,9 @@ const PARTING: Duration = Duration::from_millis(500);
 pub(crate) struct RdmaCarrier {
     place: String,
     link: Link,
-    lanes: [Lane; 3],
-    placing: Placing,
+    lanes: [Lane; Class::COUNT],
+    /// By class, where pages are placed.
+    placing: [Placing; Class::COUNT],
     life: TcpStream,
     /// Rung by ourselves: room was found while nobody polled.
     bell: EventFd,
@@ -60,7 +63,11 @@ pub(crate) struct RdmaCarrier {
 }
 
 impl RdmaCarrier {
-    pub(super) fn new(link: Link, lanes: [Lane; 3], life: TcpStream) -> io::Result<Self> {
+    pub(super) fn new(
+        link: Link,
+        lanes: [Lane; Class::COUNT],
+        life: TcpStream,
+    ) -> io::Result<Self> {
         let place = life.peer_addr().map_or_else(
             |_| String::from("an unknown address"),
             |address| format!("{address} by RDMA"),
@@ -69,7 +76,8 @@ impl RdmaCarrier {
         let bell = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Self {
             place,
-            placing: Placing::new(link.placeable()),
+            placing: placing::CLASSES
+                .map(|places| Placing::new(if places { link.placeable() } else { 0 })),
             link,
             lanes,
             life,
@@ -114,9 +122,7 @@ impl RdmaCarrier {
             Done::Sent { class, slot } => {
                 self.nudges.acknowledged(class);
                 self.lanes[class].sent(slot);
-                if class == placing::CLASS {
-                    self.placing.sent(slot);
-                }
+                self.placing[class].sent(slot);
             }
             Done::Placed => {}
             Done::Nudged { class } => self.nudges.arrived(class),
@@ -274,8 +280,8 @@ impl Carrier for RdmaCarrier {
         }
         self.drain();
         self.given_up |= gone.is_some();
-        let readable = [0, 1, 2].map(|class: usize| self.lanes[class].has_arrived());
-        let writable = [0, 1, 2].map(|class: usize| self.lanes[class].take_room());
+        let readable = array::from_fn(|class: usize| self.lanes[class].has_arrived());
+        let writable = array::from_fn(|class: usize| self.lanes[class].take_room());
         Wakeup { readable, writable, gone: gone.or_else(|| self.broken.clone()) }
     }
 
@@ -315,8 +321,7 @@ impl Carrier for RdmaCarrier {
             let Some(slot) = slot else { break };
             let count = self.link.fill(class, slot, parts, written);
             let credits = self.lanes[class].take_owed();
-            let pages = (class == placing::CLASS).then(|| self.placing.take(slot));
-            let pages = pages.into_iter().flatten();
+            let pages = self.placing[class].take(slot);
             if let Err(error) = self.link.post_send(class, slot, count, credits, pages) {
                 self.fail(&format!("cannot be sent to: {error}"));
                 self.check()?;
@@ -331,18 +336,15 @@ impl Carrier for RdmaCarrier {
     }
 
     fn places(&self) -> bool {
-        self.placing.is_on()
+        self.placing.iter().any(Placing::is_on)
     }
 
     fn place_pages(&mut self, class: usize, offset: u64, pages: u16) -> io::Result<bool> {
-        if class != placing::CLASS {
-            return Ok(false);
-        }
-        if !self.placing.has_room(pages) {
+        if !self.placing[class].has_room(pages) {
             self.drain();
         }
         self.check()?;
-        Ok(self.placing.push(offset, pages))
+        Ok(self.placing[class].push(offset, pages))
     }
 
     fn look(&mut self) -> bool {
@@ -395,6 +397,6 @@ impl Drop for RdmaCarrier {
 }
 
 /// Lanes with all slots free, as both ends start.
-pub(super) fn lanes() -> [Lane; 3] {
+pub(super) fn lanes() -> [Lane; Class::COUNT] {
     SLOTS.map(Lane::new)
 }

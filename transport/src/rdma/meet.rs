@@ -13,6 +13,7 @@ use super::device::Wanted;
 use super::offer::{Offer, Step, hear, tell};
 use super::{Endpoint, RdmaError};
 use crate::memory::PageMemory;
+use crate::seam::Class;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::TcpStream;
@@ -30,7 +31,7 @@ pub(crate) type Meeting = Result<Vec<Endpoint>, String>;
 /// # Errors
 /// A stream failed (with the slice at its other end). That RDMA is not possible is no error.
 pub(crate) fn meet(
-    streams: &mut [(SliceId, [TcpStream; 3])],
+    streams: &mut [(SliceId, [TcpStream; Class::COUNT])],
     memory: Option<&PageMemory>,
     lease: Duration,
     deadline: Instant,
@@ -91,7 +92,7 @@ fn standing(endpoints: &[Step<Endpoint>]) -> Vec<Step<()>> {
 /// Tells every peer its step and hears theirs. Why one got no further carries its name: who reads it may be
 /// at neither end.
 fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
-    streams: &mut [(SliceId, [TcpStream; 3])],
+    streams: &mut [(SliceId, [TcpStream; Class::COUNT])],
     ours: &[Step<T>],
     deadline: Instant,
 ) -> Result<Vec<Step<T>>, (SliceId, io::Error)> {

@@ -9,6 +9,8 @@
 //!
 //! A class has one nudge under way at a time.
 
+use crate::seam::Class;
+use std::array;
 use std::time::Duration;
 
 /// How long an acknowledgement may take. A busy host is later than that now and then; a nudge in vain
@@ -20,12 +22,12 @@ const MOST: Duration = Duration::from_millis(160);
 /// What is under way to one peer. Knows no queue pair.
 #[derive(Debug)]
 pub(super) struct Nudges {
-    posted: [u64; 3],
-    acknowledged: [u64; 3],
+    posted: [u64; Class::COUNT],
+    acknowledged: [u64; Class::COUNT],
     /// What was posted when the timer was set.
-    before: [u64; 3],
+    before: [u64; Class::COUNT],
     /// A nudge is under way.
-    nudged: [bool; 3],
+    nudged: [bool; Class::COUNT],
     timed: bool,
     wait: Duration,
 }
@@ -33,10 +35,10 @@ pub(super) struct Nudges {
 impl Default for Nudges {
     fn default() -> Self {
         Self {
-            posted: [0; 3],
-            acknowledged: [0; 3],
-            before: [0; 3],
-            nudged: [false; 3],
+            posted: [0; Class::COUNT],
+            acknowledged: [0; Class::COUNT],
+            before: [0; Class::COUNT],
+            nudged: [false; Class::COUNT],
             timed: false,
             wait: FIRST,
         }
@@ -60,9 +62,10 @@ impl Nudges {
     }
 
     /// The timer fired. Returns the classes to nudge, and the time to set the timer to again.
-    pub(super) fn fired(&mut self) -> ([bool; 3], Option<Duration>) {
-        let late = [0, 1, 2].map(|class: usize| self.acknowledged[class] < self.before[class]);
-        let nudge = [0, 1, 2].map(|class: usize| late[class] && !self.nudged[class]);
+    pub(super) fn fired(&mut self) -> ([bool; Class::COUNT], Option<Duration>) {
+        let late: [bool; Class::COUNT] =
+            array::from_fn(|class| self.acknowledged[class] < self.before[class]);
+        let nudge = array::from_fn(|class| late[class] && !self.nudged[class]);
         for (nudged, now) in self.nudged.iter_mut().zip(nudge) {
             *nudged |= now;
         }
@@ -90,9 +93,9 @@ mod tests {
         assert_eq!(nudges.posted(2), None, "the timer is set");
         nudges.acknowledged(1);
         // Of class 2 nothing had been posted when the timer was set.
-        assert_eq!(nudges.fired(), ([false; 3], Some(FIRST)));
+        assert_eq!(nudges.fired(), ([false; Class::COUNT], Some(FIRST)));
         nudges.acknowledged(2);
-        assert_eq!(nudges.fired(), ([false; 3], None));
+        assert_eq!(nudges.fired(), ([false; Class::COUNT], None));
         assert_eq!(nudges.posted(0), Some(FIRST));
     }
 
@@ -100,14 +103,14 @@ mod tests {
     fn what_is_late_is_nudged_once_at_a_time_and_ever_more_seldom() {
         let mut nudges = Nudges::default();
         nudges.posted(0);
-        assert_eq!(nudges.fired(), ([true, false, false], Some(FIRST * 2)));
-        assert_eq!(nudges.fired(), ([false; 3], Some(FIRST * 4)));
+        assert_eq!(nudges.fired(), ([true, false, false, false], Some(FIRST * 2)));
+        assert_eq!(nudges.fired(), ([false; Class::COUNT], Some(FIRST * 4)));
         nudges.arrived(0);
-        assert_eq!(nudges.fired(), ([true, false, false], Some(FIRST * 8)));
+        assert_eq!(nudges.fired(), ([true, false, false, false], Some(FIRST * 8)));
         assert_eq!(nudges.fired().1, Some(MOST));
         assert_eq!(nudges.fired().1, Some(MOST));
         nudges.acknowledged(0);
-        assert_eq!(nudges.fired(), ([false; 3], None));
+        assert_eq!(nudges.fired(), ([false; Class::COUNT], None));
         assert_eq!(nudges.posted(0), Some(FIRST), "the next begins anew");
     }
 }

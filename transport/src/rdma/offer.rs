@@ -3,6 +3,7 @@
 
 use super::lending::Lent;
 use crate::handshake::{Channel, read_all, write_all};
+use crate::seam::Class;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::time::Instant;
@@ -35,11 +36,11 @@ pub(crate) struct Offer {
     /// True on Ethernet.
     pub(super) ethernet: bool,
     /// One queue pair per class.
-    pub(super) pairs: [Pair; 3],
+    pub(super) pairs: [Pair; Class::COUNT],
     /// Slots per class.
-    pub(super) slots: [u16; 3],
+    pub(super) slots: [u16; Class::COUNT],
     /// Bytes of a slot, per class.
-    pub(super) slot_bytes: [u32; 3],
+    pub(super) slot_bytes: [u32; Class::COUNT],
     /// Memory that pages may be written into.
     pub(super) memory: Option<Lent>,
 }
@@ -125,9 +126,9 @@ mod tests {
             lid: 3,
             mtu: 5,
             ethernet: true,
-            pairs: [Pair { number: 17, sequence: 0xff_ffff }; 3],
-            slots: [64, 128, 32],
-            slot_bytes: [1024, 8192, 16384],
+            pairs: [Pair { number: 17, sequence: 0xff_ffff }; Class::COUNT],
+            slots: [64, 128, 128, 32],
+            slot_bytes: [1024, 8192, 8192, 16384],
             memory: Some(Lent { address: 0x7f00_0000_0000, key: 9, bytes: 1 << 29 }),
         }
     }

@@ -12,14 +12,18 @@
 //! page needs more than 32 bits.
 
 use super::verbs::SLOTS;
+use crate::seam::Class;
 
-/// Class of pages.
-pub(super) const CLASS: usize = 1;
-/// Pages that may wait or be under way.
+/// Whether pages of each class are placed.
+pub(super) const CLASSES: [bool; Class::COUNT] = [false, true, true, false];
+/// Pages that may wait or be under way in a class.
 pub(super) const PAGES_MAX: u16 = 256;
 const PAGE: u64 = 4096;
+/// The most slots of a class.
+const SLOTS_MAX: usize = 128;
+const _: () = assert!(SLOTS[0] <= 128 && SLOTS[1] <= 128 && SLOTS[2] <= 128 && SLOTS[3] <= 128);
 
-/// Bookkeeping of one peer. Knows no queue pair.
+/// Bookkeeping of one class of one peer. Knows no queue pair.
 #[derive(Debug)]
 pub(super) struct Placing {
     /// Bytes of memory that both ends lend each other; zero if they do not.
@@ -28,13 +32,13 @@ pub(super) struct Placing {
     /// Waiting pages and those under way.
     count: u16,
     /// Pages that each slot's message took along.
-    along: [u16; SLOTS[CLASS] as usize],
+    along: [u16; SLOTS_MAX],
 }
 
 impl Placing {
     pub(super) fn new(bytes: u64) -> Self {
         let waiting = Vec::with_capacity(usize::from(PAGES_MAX));
-        Self { bytes, waiting, count: 0, along: [0; SLOTS[CLASS] as usize] }
+        Self { bytes, waiting, count: 0, along: [0; SLOTS_MAX] }
     }
 
     /// Whether both ends lend memory.
@@ -98,10 +102,10 @@ mod tests {
             for (step, pages) in steps {
                 match step {
                     0 | 1 => if placing.push(next * PAGE, pages) { next += u64::from(pages) },
-                    2 if under_way.len() < usize::from(SLOTS[CLASS]) => {
+                    2 if under_way.len() < usize::from(SLOTS[1]) => {
                         seen.extend(placing.take(slot));
                         under_way.push_back(slot);
-                        slot = (slot + 1) % SLOTS[CLASS];
+                        slot = (slot + 1) % SLOTS[1];
                     }
                     _ => if let Some(slot) = under_way.pop_front() { placing.sent(slot) },
                 }

@@ -15,10 +15,12 @@ use super::lane::Lane;
 use super::offer::{Offer, Pair};
 use super::verbs::{Done, Link, SLOT_BYTES, SLOTS, completions, received};
 use crate::memory::PageMemory;
+use crate::seam::Class;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
 use sideway::ibverbs::device_context::Mtu;
 use sideway::ibverbs::queue_pair::{QueuePair, QueuePairAttribute, QueuePairState};
+use std::array;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Ipv6Addr, TcpStream};
@@ -39,8 +41,8 @@ const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(super) link: Link,
-    lanes: [Lane; 3],
-    sequences: [u32; 3],
+    lanes: [Lane; Class::COUNT],
+    sequences: [u32; Class::COUNT],
     peer: Option<Gid>,
 }
 
@@ -105,7 +107,7 @@ impl Endpoint {
             lid: *lid,
             mtu: code(*mtu),
             ethernet: *ethernet,
-            pairs: [0, 1, 2].map(|class: usize| Pair {
+            pairs: array::from_fn(|class: usize| Pair {
                 number: self.link.pairs[class].qp_number(),
                 sequence: self.sequences[class],
             }),
@@ -168,9 +170,9 @@ impl Endpoint {
 
     /// Waits until the peer's first messages came and ours were received: the path works both ways.
     pub(crate) fn await_greeting(&mut self, deadline: Instant) -> Result<(), RdmaError> {
-        let (mut sent, mut came) = ([false; 3], [false; 3]);
+        let (mut sent, mut came) = ([false; Class::COUNT], [false; Class::COUNT]);
         let mut done = Vec::new();
-        while (sent, came) != ([true; 3], [true; 3]) {
+        while (sent, came) != ([true; Class::COUNT], [true; Class::COUNT]) {
             if Instant::now() > deadline {
                 return Err(self.unreachable("nothing came in time"));
             }
@@ -218,10 +220,10 @@ impl Endpoint {
 
 /// Random starting numbers of packets, 24 bits each: late packets of an earlier connection, and
 /// strangers' guesses, do not fit.
-fn sequences() -> io::Result<[u32; 3]> {
-    let mut bytes = [0; 9];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok([0, 3, 6].map(|at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], 0])))
+fn sequences() -> io::Result<[u32; Class::COUNT]> {
+    let mut bytes = [[0; 3]; Class::COUNT];
+    File::open("/dev/urandom")?.read_exact(bytes.as_flattened_mut())?;
+    Ok(bytes.map(|[low, middle, high]| u32::from_le_bytes([low, middle, high, 0])))
 }
 
 /// The code of the time without an acknowledgement after which a packet is sent again: with all

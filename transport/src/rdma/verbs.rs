@@ -16,6 +16,7 @@ use super::lane::SPARE;
 use super::lending::{Lending, Lent};
 use super::placing;
 use crate::memory::PageMemory;
+use crate::seam::Class;
 use rdma_mummy_sys as sys;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::completion::{
@@ -34,9 +35,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 /// Slots of each class, and so messages under way.
-pub(super) const SLOTS: [u16; 3] = [64, 128, 32];
-/// Bytes of a slot of each class. A page with its head fits one of the second.
-pub(super) const SLOT_BYTES: [usize; 3] = [1024, 8192, 16384];
+pub(super) const SLOTS: [u16; Class::COUNT] = [64, 128, 128, 32];
+/// Bytes of a slot of each class. A page with its head fits one of the second and third.
+pub(super) const SLOT_BYTES: [usize; Class::COUNT] = [1024, 8192, 8192, 16384];
 /// Messages up to this size are copied into the request itself.
 const INLINE_BYTES: u32 = 128;
 /// Completions taken by one call.
@@ -67,7 +68,7 @@ pub(super) fn received(class: usize) -> u16 {
 
 /// Requests to send that can be outstanding.
 fn requests(class: usize) -> u32 {
-    let pages = if class == placing::CLASS { placing::PAGES_MAX } else { 0 };
+    let pages = if placing::CLASSES[class] { placing::PAGES_MAX } else { 0 };
     // And one nudge.
     u32::from(SLOTS[class] + SPARE + pages + 1)
 }
@@ -177,7 +178,7 @@ impl Requests {
 /// adapter must be done before the memory goes.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) pairs: [BasicQueuePair; 3],
+    pub(super) pairs: [BasicQueuePair; Class::COUNT],
     region: Arc<MemoryRegion>,
     pool: Pool,
     lending: Option<Lending>,
@@ -236,7 +237,7 @@ impl Link {
                 .build()
                 .map_err(|e| step("make a queue pair", &e))
         };
-        let pairs = [queue_pair(0)?, queue_pair(1)?, queue_pair(2)?];
+        let pairs = [queue_pair(0)?, queue_pair(1)?, queue_pair(2)?, queue_pair(3)?];
         set_nonblocking(async_fd(&port)).map_err(|e| step("watch the device", &e))?;
         let (target, requests) = (None, Requests::default());
         Ok(Self { pairs, region, pool, lending, target, requests, cq, channel, port })

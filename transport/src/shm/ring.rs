@@ -17,6 +17,7 @@
 // UNSAFETY: mapping a memfd and touching memory that another process writes cannot be expressed by
 // references to plain bytes; all of it is in this module, behind bounds-checked functions.
 
+use crate::seam::Class;
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// Bytes of one ring, a power of two, more than one largest frame.
 const RING_BYTES: usize = 256 * 1024;
 const HEADER_BYTES: usize = 4096;
-const CLASSES: usize = 3;
+const CLASSES: usize = Class::COUNT;
 const DIRECTION_BYTES: usize = HEADER_BYTES + CLASSES * RING_BYTES;
 /// Bytes of the whole region.
 pub(super) const REGION_BYTES: usize = 2 * DIRECTION_BYTES;

@@ -2,7 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use tessera_transport::{Config, TcpTransport, Transport};
+use tessera_transport::{Class, Config, TcpTransport, Transport};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
 
@@ -16,10 +16,10 @@ fn sockets() -> (TcpStream, TcpStream) {
 }
 
 /// A transport, and the raw other ends of its connections.
-pub(crate) fn rig(config: Config) -> (TcpTransport, [TcpStream; 3]) {
-    let [(a, d), (b, e), (c, f)] = [sockets(), sockets(), sockets()];
-    let peers = vec![(PEER, [a, b, c])];
-    (TcpTransport::from_streams(SliceId(0), peers, config).unwrap(), [d, e, f])
+pub(crate) fn rig(config: Config) -> (TcpTransport, [TcpStream; Class::COUNT]) {
+    let [(a, e), (b, f), (c, g), (d, h)] = [sockets(), sockets(), sockets(), sockets()];
+    let peers = vec![(PEER, [a, b, c, d])];
+    (TcpTransport::from_streams(SliceId(0), peers, config).unwrap(), [e, f, g, h])
 }
 
 /// What is woken when the transport has something to say.

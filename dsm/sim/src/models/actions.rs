@@ -1,6 +1,6 @@
 //! What may happen next: the `Model` of stateright.
 
-use super::cluster::{Cluster, Wait};
+use super::cluster::{Cluster, Wait, Wire};
 use super::properties;
 use super::scenario::{Op, Scenario};
 use dsm_protocol::{Access, Gfn};
@@ -16,8 +16,8 @@ pub enum Action {
     Run(usize),
     /// A vCPU decides what to touch, and tries.
     Choose(usize, Gfn, Access),
-    /// The next message of a pair arrives.
-    Deliver((u16, u16)),
+    /// The next message on a wire arrives.
+    Deliver(Wire),
     /// The hold window that a slice's recall waits for ends.
     Tick(u16),
     /// A slice is lost.
@@ -59,7 +59,7 @@ impl Model for Scenario {
             return;
         }
         self.vcpu_actions(state, actions);
-        actions.extend(state.wires.keys().map(|pair| Action::Deliver(*pair)));
+        actions.extend(state.wires.keys().map(|wire| Action::Deliver(*wire)));
         for slice in 0..self.slices {
             if !state.slice(slice).lost && state.slice(slice).node.next_tick_ns().is_some() {
                 actions.push(Action::Tick(slice));
@@ -75,7 +75,7 @@ impl Model for Scenario {
         match action {
             Action::Run(vcpu) => next.run_next(vcpu, self),
             Action::Choose(vcpu, gfn, access) => next.choose(vcpu, gfn, access, self),
-            Action::Deliver(pair) => next.deliver(pair, self),
+            Action::Deliver(wire) => next.deliver(wire, self),
             Action::Tick(slice) => next.tick(slice, self),
             Action::Lose(slice) => next.lose(slice),
         }

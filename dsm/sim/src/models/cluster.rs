@@ -32,6 +32,25 @@ pub(crate) struct Packet {
     body: Option<Page>,
 }
 
+/// What keeps messages of a pair of slices in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Wire {
+    pub(crate) from: u16,
+    pub(crate) to: u16,
+    /// A message of a run travels on its own: the first page that it is about. So the model has all that
+    /// one stream of runs could do, and more.
+    run: Option<Gfn>,
+    /// Where a broken transport put it, 0 for where it belongs.
+    stray: u8,
+}
+
+impl Wire {
+    fn new(from: u16, to: u16, message: &Message, scenario: &Scenario) -> Self {
+        let run = message.gfn().filter(|_| message.is_of_run());
+        Self { from, to, run, stray: scenario.stray.map_or(0, |of| of(message)) }
+    }
+}
+
 /// One slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slice {
@@ -62,7 +81,7 @@ pub(crate) enum Wait {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cluster {
     pub(crate) slices: Vec<Slice>,
-    pub(crate) wires: BTreeMap<(u16, u16), VecDeque<Packet>>,
+    pub(crate) wires: BTreeMap<Wire, VecDeque<Packet>>,
     pub(crate) vcpus: Vec<Progress>,
     pub(crate) raised: u32,
     /// Whether a processor wrote through an entry, and the entry when it was taken back.
@@ -102,7 +121,11 @@ impl Cluster {
         for (from, to, message) in &scenario.stale {
             let body = message.has_body().then(|| Page::from([(0, 0xdead)]));
             let packet = Packet { message: message.clone(), epoch: Epoch(EPOCH.0 - 1), body };
-            cluster.wires.entry((*from, *to)).or_default().push_back(packet);
+            cluster
+                .wires
+                .entry(Wire::new(*from, *to, message, scenario))
+                .or_default()
+                .push_back(packet);
         }
         cluster
     }
@@ -116,8 +139,8 @@ impl Cluster {
                 if self.vcpus[vcpu].wait == Wait::None {
                     self.run(*slice, vcpu, *op, scenario);
                 }
-                while let Some(pair) = self.wires.keys().next().copied() {
-                    self.deliver(pair, scenario);
+                while let Some(wire) = self.wires.keys().next().copied() {
+                    self.deliver(wire, scenario);
                 }
                 for slice in 0..scenario.slices {
                     self.tick(slice, scenario);
@@ -172,7 +195,8 @@ impl Cluster {
             Effect::Send { to, message } => {
                 let gfn = message.gfn().filter(|_| message.has_body());
                 let body = gfn.map(|gfn| self.slice(slice).store.page(gfn));
-                let wire = self.wires.entry((slice, to.0)).or_default();
+                let wire =
+                    self.wires.entry(Wire::new(slice, to.0, &message, scenario)).or_default();
                 wire.push_back(Packet { message, epoch: EPOCH, body });
             }
             Effect::Released { token } | Effect::Pinned { token } => {
@@ -186,18 +210,18 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn deliver(&mut self, pair: (u16, u16), scenario: &Scenario) {
-        let Some(wire) = self.wires.get_mut(&pair) else { return };
-        let Some(packet) = wire.pop_front() else { return };
-        if wire.is_empty() {
-            self.wires.remove(&pair);
+    pub(crate) fn deliver(&mut self, wire: Wire, scenario: &Scenario) {
+        let Some(packets) = self.wires.get_mut(&wire) else { return };
+        let Some(packet) = packets.pop_front() else { return };
+        if packets.is_empty() {
+            self.wires.remove(&wire);
         }
-        if self.slice(pair.1).lost {
+        if self.slice(wire.to).lost {
             return;
         }
         let Packet { message, epoch, body } = packet;
-        let input = Input::Message { from: SliceId(pair.0), epoch, message };
-        self.step(pair.1, input, body, scenario);
+        let input = Input::Message { from: SliceId(wire.from), epoch, message };
+        self.step(wire.to, input, body, scenario);
     }
 
     /// The end of the earliest hold window that a recall waits for.
@@ -212,7 +236,7 @@ impl Cluster {
     /// The slice is gone. What it had sent may still arrive, and may as well not.
     pub(crate) fn lose(&mut self, slice: u16) {
         self.slices[usize::from(slice)].lost = true;
-        self.wires.retain(|(_, to), _| *to != slice);
+        self.wires.retain(|wire, _| wire.to != slice);
     }
 
     pub(crate) fn choose(&mut self, vcpu: usize, gfn: Gfn, access: Access, scenario: &Scenario) {

@@ -169,6 +169,16 @@ pub fn reuse(slices: u16, converted: bool) -> Scenario {
     started(scenario, converted)
 }
 
+/// The same, and a third slice asks for both tables ahead of any walk: it does not know them as such yet.
+#[must_use]
+pub fn reuse_asked_ahead(write: bool, converted: bool) -> Scenario {
+    let scenario = base("a table asked for ahead", 3, vec![0, 0, 0])
+        .vcpu(0, [Op::Store(MIDDLE, SLOT, 0), Op::Store(DATA, 1, 1)])
+        .vcpu(1, [Op::Await(DATA, 1, 1), Op::Reuse(TABLE, 7, 70)])
+        .vcpu(2, [Op::Prefetch(TABLE, 2, write), Op::Descend(ROOT, KERNEL), Op::Load(TABLE, 7)]);
+    started(scenario, converted)
+}
+
 /// Two slices change one entry at once. The page must leave the class, and all must agree.
 #[must_use]
 pub fn conflict(slices: u16, converted: bool) -> Scenario {

@@ -93,6 +93,8 @@ pub struct Scenario {
     pub lose: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
+    /// A broken transport: keeps in order only messages of a pair for which this gives the same.
+    pub stray: Option<fn(&Message) -> u8>,
 }
 
 impl Scenario {
@@ -114,6 +116,7 @@ impl Scenario {
             stale: Vec::new(),
             lose: false,
             planted: None,
+            stray: None,
         }
     }
 
@@ -142,6 +145,13 @@ impl Scenario {
     #[must_use]
     pub fn plant(mut self, bug: PlantedBug) -> Self {
         self.planted = Some(bug);
+        self
+    }
+
+    /// Has the transport keep in order only messages of a pair for which this gives the same.
+    #[must_use]
+    pub fn stray(mut self, of: fn(&Message) -> u8) -> Self {
+        self.stray = Some(of);
         self
     }
 

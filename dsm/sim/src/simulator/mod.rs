@@ -1,6 +1,6 @@
 //! A seeded simulator: clusters too large to try every interleaving, in virtual time.
 //!
-//! Messages of a pair of slices arrive in order after random delays. vCPUs run random programs
+//! Messages of a pair of slices arrive in order after random delays, those of runs without an order. vCPUs run random programs
 //! (`workload`); every load is compared with one flat memory, every operation must end within a
 //! bounded virtual time, and at the end all copies must agree. A run is a pure function of its
 //! [`Setup`], so a seed that fails can be replayed.

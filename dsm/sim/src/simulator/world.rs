@@ -112,7 +112,7 @@ struct World {
     now: u64,
     number: u64,
     calendar: BTreeMap<(u64, u64), Event>,
-    /// When the last message of a pair arrives.
+    /// When the last message of a pair arrives, of those that arrive in order.
     arrival: BTreeMap<(u16, u16), u64>,
     slices: Vec<Slice>,
     vcpus: Vec<Vcpu>,
@@ -310,9 +310,12 @@ impl World {
                 let gfn = message.gfn().filter(|_| message.has_body());
                 let body = gfn.map(|gfn| self.slices[usize::from(slice)].store.page(gfn));
                 let range = if self.random.one_in(50) { 40 * self.slow } else { self.slow };
-                let last = self.arrival.get(&(slice, to.0)).copied().unwrap_or(0);
-                let time = (self.now + 1_000 + self.random.below(range)).max(last + 1);
-                self.arrival.insert((slice, to.0), time);
+                let mut time = self.now + 1_000 + self.random.below(range);
+                if !message.is_of_run() {
+                    let last = self.arrival.entry((slice, to.0)).or_default();
+                    time = time.max(*last + 1);
+                    *last = time;
+                }
                 self.at(time, Event::Deliver { from: slice, to: to.0, message, body });
             }
             Effect::Released { token } | Effect::Pinned { token } => {
