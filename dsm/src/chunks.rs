@@ -59,6 +59,15 @@ impl ChunkId {
     pub(crate) fn frames(self) -> Range<u64> {
         self.0 * CHUNK_PAGES..(self.0 + 1) * CHUNK_PAGES
     }
+
+    /// The chunks that neighbouring pages lie in, and which of their frames these are.
+    pub(crate) fn pieces(first: Gfn, pages: u64) -> impl Iterator<Item = (Self, Range<u64>)> {
+        let end = first.0 + pages;
+        (first.0 / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES)).map(Self).map(move |chunk| {
+            let frames = chunk.frames();
+            (chunk, frames.start.max(first.0)..frames.end.min(end))
+        })
+    }
 }
 
 /// The chunks that lie in frame ranges as a whole, as ranges of chunk numbers.
@@ -258,14 +267,17 @@ impl Chunks {
         nearest.map_or(alone, |(_, range)| range)
     }
 
-    /// The guest may no longer write the page, which is in a shared chunk or not of this home.
-    pub(crate) fn took(&mut self, gfn: Gfn) {
-        let now = self.now_ns;
-        if let Some(chunk) = self.known.get_mut(&ChunkId::of(gfn)) {
-            chunk.since_ns = now;
-            if !self.away.contains(gfn) {
-                self.away.insert(gfn);
-                chunk.away += 1;
+    /// The guest may no longer write these neighbours, which are in shared chunks or not of this home.
+    /// Each chunk is looked up once: a busy home does little but this.
+    pub(crate) fn took(&mut self, first: Gfn, pages: u64) {
+        for (id, frames) in ChunkId::pieces(first, pages) {
+            let Some(chunk) = self.known.get_mut(&id) else { continue };
+            chunk.since_ns = self.now_ns;
+            for gfn in frames.map(Gfn) {
+                if !self.away.contains(gfn) {
+                    self.away.insert(gfn);
+                    chunk.away += 1;
+                }
             }
         }
     }
@@ -387,6 +399,18 @@ impl Chunks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_cover_neighbours_once() {
+        let pieces = |first, pages| ChunkId::pieces(Gfn(first), pages).collect::<Vec<_>>();
+        assert_eq!(pieces(510, 1), [(ChunkId(0), 510..511)]);
+        assert_eq!(
+            pieces(511, 514),
+            [(ChunkId(0), 511..512), (ChunkId(1), 512..1024), (ChunkId(2), 1024..1025),]
+        );
+        assert_eq!(pieces(512, 512), [(ChunkId(1), 512..1024)]);
+        assert_eq!(pieces(512, 0), []);
+    }
     use std::slice::from_ref;
 
     const LONG: u64 = 1000 * QUIET_NS;
@@ -418,9 +442,9 @@ mod tests {
         let mut chunks = chunks(1000);
         assert_eq!(chunks.share(ChunkId(7)), 7..8);
         assert!(!chunks.is_private(ChunkId(7)));
-        chunks.took(page(7, 3));
-        chunks.took(page(7, 4));
-        chunks.took(page(7, 4));
+        chunks.took(page(7, 3), 1);
+        chunks.took(page(7, 4), 1);
+        chunks.took(page(7, 4), 1);
         chunks.gave(page(7, 3));
         assert_eq!(chunks.quiet(LONG), [], "page 4 is away");
 
@@ -456,8 +480,8 @@ mod tests {
     fn unmapped_pages_are_those_still_here_and_named_once() {
         let mut chunks = chunks(1000);
         chunks.share(ChunkId(1));
-        chunks.took(page(1, 0));
-        chunks.took(page(1, 10));
+        chunks.took(page(1, 0), 1);
+        chunks.took(page(1, 10), 1);
         assert_eq!(chunks.take_unmapped(ChunkId(1)), []);
         chunks.set_unmapped(ChunkId(1));
         assert_eq!(chunks.take_unmapped(ChunkId(1)), [(page(1, 1), 9), (page(1, 11), 501)]);
@@ -497,14 +521,14 @@ mod tests {
         let id = ChunkId(150);
         assert!(!chunks.is_private(id) && chunks.may_borrow(id));
         assert!(!chunks.may_borrow(ChunkId(50)) && !chunks.may_borrow(ChunkId(200)));
-        chunks.took(page(150, 9));
+        chunks.took(page(150, 9), 1);
         assert!(chunks.borrow(id) && chunks.is_private(id) && !chunks.may_borrow(id));
         assert!(chunks.borrow(ChunkId(151)));
         assert_eq!(chunks.seams, 2, "one part of two chunks");
 
         assert_eq!(chunks.share(id), 150..151);
         chunks.set_unmapped(id);
-        chunks.took(page(150, 9));
+        chunks.took(page(150, 9), 1);
         assert_eq!(chunks.take_unmapped(id), [(page(150, 0), 9), (page(150, 10), 502)]);
         assert!(!chunks.is_private(id));
         assert_eq!((chunks.seams, chunks.counts.shared_now), (2, 1));
@@ -514,7 +538,7 @@ mod tests {
         assert_eq!(chunks.quiet(LONG), [id]);
         assert!(chunks.settle(id) && chunks.is_private(id));
         chunks.share(id);
-        chunks.took(page(150, 9));
+        chunks.took(page(150, 9), 1);
         assert!(chunks.borrow(id));
         chunks.share(id);
         assert_eq!(chunks.quiet(3 * LONG), [id], "no page is away");

@@ -71,9 +71,8 @@ fn maps_max() -> u64 {
 }
 
 impl Store {
-    /// Watches the chunk of a page that is about to be given away.
-    pub(crate) fn watch(&mut self, gfn: Gfn) {
-        let chunk = ChunkId::of(gfn);
+    /// Watches the chunk of pages that are about to be given away.
+    pub(crate) fn watch(&mut self, chunk: ChunkId) {
         if !self.chunks.is_private(chunk) {
             return;
         }

@@ -197,14 +197,12 @@ impl Store {
         }
         let runs = self.takings.take();
         for run in &runs {
-            run.iter().for_each(|gfn| self.watch(gfn));
+            ChunkId::pieces(run.first, run.pages).for_each(|(chunk, _)| self.watch(chunk));
             // By themselves: each waits for memory, and so they wait together.
             run.iter().for_each(|gfn| self.ram.back(gfn));
             self.take_run(*run)?;
-            for gfn in run.iter() {
-                self.chunks.took(gfn);
-                self.goes(gfn);
-            }
+            self.chunks.took(run.first, run.pages);
+            run.iter().for_each(|gfn| self.goes(gfn));
         }
         self.takings.recycle(runs);
         Ok(())

@@ -29,7 +29,7 @@ const PAGE: f64 = 4096.0;
 const SCATTERED: u64 = 4096;
 const EVERY: u64 = 4;
 /// Readings in order of each round, each beside a raw stream.
-const TURNS: u64 = 3;
+const TURNS: u64 = 5;
 const PAGE_WORDS: u64 = 512;
 
 /// Runs the experiment.
