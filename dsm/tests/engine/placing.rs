@@ -1,7 +1,7 @@
 //! Pages that go from memory to memory without a copy: over a stand-in that writes them as an adapter
 //! would, and over RDMA where there is a port (`./x lab rdma` insists on one).
 
-use crate::support::{LIMIT, Silent, Slice, Telling, start_over, stop};
+use crate::support::{LIMIT, Silent, Slice, Telling, forward_to, start_over, stop};
 use std::os::fd::BorrowedFd;
 use std::ptr::{copy_nonoverlapping, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -30,12 +30,7 @@ struct Adapter {
 }
 
 impl Transport for Adapter {
-    fn local(&self) -> SliceId {
-        self.frames.local()
-    }
-    fn peers(&self) -> &[SliceId] {
-        self.frames.peers()
-    }
+    forward_to!(frames);
     fn send(
         &mut self,
         to: SliceId,
@@ -45,14 +40,8 @@ impl Transport for Adapter {
     ) -> Result<(), SendError> {
         self.frames.send(to, class, head, rest)
     }
-    fn cork(&mut self, on: bool) {
-        self.frames.cork(on);
-    }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.frames.poll(budget, sink)
-    }
-    fn readiness(&self) -> BorrowedFd<'_> {
-        self.frames.readiness()
     }
     fn places(&self, _: SliceId) -> bool {
         true
@@ -226,12 +215,7 @@ fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
     /// Says of every page that it sends that it was placed.
     struct Liar(ShmTransport);
     impl Transport for Liar {
-        fn local(&self) -> SliceId {
-            self.0.local()
-        }
-        fn peers(&self) -> &[SliceId] {
-            self.0.peers()
-        }
+        forward_to!(0);
         fn send(
             &mut self,
             to: SliceId,
@@ -248,14 +232,8 @@ fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
                 _ => self.0.send(to, class, head, rest),
             }
         }
-        fn cork(&mut self, on: bool) {
-            self.0.cork(on);
-        }
         fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
             self.0.poll(budget, sink)
-        }
-        fn readiness(&self) -> BorrowedFd<'_> {
-            self.0.readiness()
         }
     }
     let (sender, told) = channel();

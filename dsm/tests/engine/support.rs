@@ -51,6 +51,25 @@ impl Uplink for Telling {
     fn sample_roots(&mut self) {}
 }
 
+/// What a transport of the tests leaves to the one that it is made of.
+macro_rules! forward_to {
+    ($inner:tt) => {
+        fn local(&self) -> SliceId {
+            self.$inner.local()
+        }
+        fn peers(&self) -> &[SliceId] {
+            self.$inner.peers()
+        }
+        fn cork(&mut self, on: bool) {
+            self.$inner.cork(on);
+        }
+        fn readiness(&self) -> BorrowedFd<'_> {
+            self.$inner.readiness()
+        }
+    };
+}
+pub(crate) use forward_to;
+
 /// One engine and its memory.
 pub(crate) struct Slice {
     pub(crate) ram: Arc<GuestRam>,

@@ -1,7 +1,7 @@
 //! A page that somebody waits for passes those of a run: over a transport that keeps runs back as long as the
 //! test wants.
 
-use crate::support::{LIMIT, Silent, Slice, Telling, start_over, stop};
+use crate::support::{LIMIT, Silent, Slice, Telling, forward_to, start_over, stop};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -35,12 +35,7 @@ struct Gated {
 }
 
 impl Transport for Gated {
-    fn local(&self) -> SliceId {
-        self.frames.local()
-    }
-    fn peers(&self) -> &[SliceId] {
-        self.frames.peers()
-    }
+    forward_to!(frames);
     fn send(
         &mut self,
         to: SliceId,
@@ -50,9 +45,6 @@ impl Transport for Gated {
     ) -> Result<(), SendError> {
         let misplaces = class == Class::Coherence && self.gate.misplaces.load(Ordering::SeqCst);
         self.frames.send(to, if misplaces { Class::Run } else { class }, head, rest)
-    }
-    fn cork(&mut self, on: bool) {
-        self.frames.cork(on);
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         let Self { frames, gate, kept } = self;
@@ -69,9 +61,6 @@ impl Transport for Gated {
             }
             event => sink(event),
         })
-    }
-    fn readiness(&self) -> BorrowedFd<'_> {
-        self.frames.readiness()
     }
 }
 
