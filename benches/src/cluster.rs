@@ -22,6 +22,7 @@ use dsm::{HoldPolicy, Memory, Report, TraceReport, Tracing};
 use microguest::Job;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -47,8 +48,8 @@ pub struct Plan<'a> {
     pub engines: &'a [Place],
     /// The hold window.
     pub hold: HoldPolicy,
-    /// Whether runs of pages are fetched ahead.
-    pub fetch_ahead: bool,
+    /// Slices that fetch page by page. All others fetch runs ahead.
+    pub page_by_page: &'a [u16],
     /// What private memory is made of.
     pub memory: Memory,
     /// How the guests map the memory.
@@ -61,12 +62,15 @@ enum Request {
     Wait(usize),
     Report,
     SetTrace(Tracing),
+    /// Others end from now on.
+    ExpectEnd,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Started,
     Switched,
+    Expecting,
     Done(Vec<u64>, Vec<u32>, Span),
     Report(Box<Report>),
     Failed(String),
@@ -246,8 +250,13 @@ impl Drop for Cluster {
         if let Some(own) = &self.own {
             own.expect_end();
         }
+        for other in 0..self.others.len() {
+            // One that has failed need not expect anything.
+            let _ = self.ask(other, &Request::ExpectEnd);
+        }
         for remote in self.others.drain(..) {
-            drop(remote.stream);
+            // Closing is not enough: slices that were forked later hold this end, too. One that has ended needs none.
+            let _ = remote.stream.get_ref().shutdown(Shutdown::Both);
             // SAFETY: a child of this process that nobody else waits for; no status wanted.
             unsafe { libc::waitpid(remote.process, std::ptr::null_mut(), 0) };
         }
@@ -325,6 +334,10 @@ fn child(plan: &Plan<'_>, local: u16, end: Box<dyn Transport>, stream: UnixStrea
                 done.map(|done| Answer::Done(words(&done.job), done.samples, done.span))
             }
             Request::Report => slice.report().map(|report| Answer::Report(Box::new(report))),
+            Request::ExpectEnd => {
+                slice.expect_end();
+                Ok(Answer::Expecting)
+            }
             Request::SetTrace(tracing) => slice.set_trace(tracing).map(|()| Answer::Switched),
         };
         let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));

@@ -36,7 +36,7 @@ impl Engines {
             places: &[&[], &[]],
             engines: places,
             hold: HoldPolicy::fixed(1),
-            fetch_ahead: false,
+            page_by_page: &[0, 1],
             memory: Memory::default(),
             guest_pages: GuestPages::Small,
         };

@@ -84,7 +84,7 @@ impl Slice {
         let over = Loud { over: Arc::default(), seats: Arc::clone(&seats) };
         let (handle, thread) = Engine::start(EngineConfig {
             bystanders: Vec::new(),
-            fetch_ahead: plan.fetch_ahead,
+            fetch_ahead: !plan.page_by_page.contains(&local),
             node,
             ram: Arc::clone(&ram),
             transport,

@@ -27,13 +27,14 @@ fn main() {
         return;
     }
     let image = image();
-    let tests: [Test; 9] = [
+    let tests: [Test; 10] = [
         ("jobs_of_a_guest_without_dsm", jobs_of_a_guest_without_dsm),
         ("exception_is_told", exception_is_told),
         ("local_faults_are_counted", local_faults_are_counted),
         ("slices_take_turns", slices_take_turns),
         ("counter_of_two_slices_is_exact", counter_of_two_slices_is_exact),
         ("run_is_read_right", run_is_read_right),
+        ("three_slices_read_parts_and_end", three_slices_read_parts_and_end),
         ("store_of_a_running_guest_is_never_lost", store_of_a_running_guest_is_never_lost),
         ("store_to_a_borrowed_chunk_is_never_lost", store_to_a_borrowed_chunk_is_never_lost),
         ("sample_names_code_and_address", sample_names_code_and_address),
@@ -70,7 +71,7 @@ fn plan(image: &Path, carrier: Carrier) -> Plan<'_> {
         places: &[ANYWHERE, ANYWHERE],
         engines: &[],
         hold: HoldPolicy::default(),
-        fetch_ahead: true,
+        page_by_page: &[],
         memory: Memory::default(),
         guest_pages: GuestPages::Small,
     }
@@ -176,6 +177,28 @@ fn store_of_a_running_guest_is_never_lost(image: &Path) {
         }
         let chunks = cluster.report(0).unwrap().chunks;
         assert_eq!((chunks.shared, chunks.own), (1, 1), "{memory}");
+    }
+}
+
+/// Two readers of one home, of which one fetches page by page; both are forked, and end with the cluster.
+fn three_slices_read_parts_and_end(image: &Path) {
+    let homes = [512, 512, 512];
+    let three = Plan {
+        homes: &homes,
+        places: &[ANYWHERE, ANYWHERE, ANYWHERE],
+        page_by_page: &[2],
+        ..plan(image, Carrier::Tcp)
+    };
+    let mut cluster = Cluster::new(&three).unwrap();
+    let scan = Job { pages: 512, rounds: 1, ..job(Kind::Scan) };
+    cluster.run(0, 0, Job { write: 1, stride: 1, ..scan }).unwrap();
+    for slice in [1, 2] {
+        let part = |own| Job { own, all: 2, ..scan };
+        let [first, second] = [0, 1].map(|own| cluster.run(slice, 0, part(own)).unwrap().job);
+        assert_eq!((first.count, second.count), (256, 256));
+        // The first word of each page was written with the number of words before it.
+        assert_eq!(first.sum + second.sum, (0..512).map(|page| page * 512).sum::<u64>());
+        assert_eq!(cluster.report(slice).unwrap().pages_in, 512);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Accesses of one processor: each timed by itself, or all together.
 
 use crate::job::{Job, Memory, PAGE_WORDS, now};
+use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -47,7 +48,8 @@ fn timed(job: &mut Job, memory: &Memory, touch: impl Fn(usize, usize) -> u64) {
     job.elapsed = now().wrapping_sub(start);
 }
 
-/// Reads or writes everything in order, or a word of each page in scattered order (`stride` 0).
+/// Reads or writes everything in order, or a word of each page in scattered order (`stride` 0; of that, part
+/// `own` of `all` parts).
 pub fn scan(job: &mut Job, memory: &Memory) {
     let start = now();
     if job.write == 0 {
@@ -64,10 +66,11 @@ pub fn scan(job: &mut Job, memory: &Memory) {
 /// Touches every word in turn, with the number of words before it.
 fn scan_with(job: &mut Job, memory: &Memory, mut touch: impl FnMut(&AtomicU64, u64)) {
     let (words, all, first) = (memory.words(), pages(memory), index(job.word));
+    let scattered_part = part(all, index(job.own), index(job.all));
     let mut count = job.count;
     for _ in 0..job.rounds {
         if job.stride == 0 {
-            for at in 0..all {
+            for at in scattered_part.clone() {
                 touch(&words[scattered(at, all) * PAGE_WORDS + first], count);
                 count += 1;
             }
@@ -79,6 +82,13 @@ fn scan_with(job: &mut Job, memory: &Memory, mut touch: impl FnMut(&AtomicU64, u
         }
     }
     job.count = count;
+}
+
+/// One of so many parts of a number of things; everything if there are no parts.
+fn part(things: usize, own: usize, parts: usize) -> Range<usize> {
+    let parts = parts.max(1);
+    let border = |part: usize| things * part.min(parts) / parts;
+    border(own)..border(own.saturating_add(1))
 }
 
 /// Follows the chain that [`lay_chain`] laid: each step waits for the one before.
@@ -125,6 +135,19 @@ mod tests {
                 (seen[page], last) = (true, page);
             }
         }
+    }
+
+    #[test]
+    fn parts_make_up_the_whole() {
+        let mut next = 0;
+        for own in 0..7 {
+            let part = part(100, own, 7);
+            assert!(part.start == next && (14..=15).contains(&part.len()));
+            next = part.end;
+        }
+        assert_eq!(next, 100);
+        assert_eq!(part(100, 0, 0), 0..100);
+        assert!(part(100, 7, 7).is_empty() && part(100, usize::MAX, 7).is_empty());
     }
 
     #[test]

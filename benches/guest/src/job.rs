@@ -48,9 +48,9 @@ pub struct Job {
     pub pages: u64,
     /// How often; what that means depends on the kind.
     pub rounds: u64,
-    /// This processor's number within the workload, and how many take part.
+    /// This processor's number within the workload, or the number of the part that is done.
     pub own: u64,
-    /// Processors.
+    /// Processors, or parts.
     pub all: u64,
     /// First word that is touched, in a page or in all.
     pub word: u64,

@@ -69,7 +69,7 @@ impl<'a> Setting<'a> {
             places: &[&[CORES[0]], &[CORES[1]]],
             engines: &CORES,
             hold: HoldPolicy::default(),
-            fetch_ahead: true,
+            page_by_page: &[],
             memory: Memory::default(),
             guest_pages: GuestPages::Small,
         }

@@ -3,6 +3,7 @@
 
 mod beside;
 mod floor;
+mod scattered;
 
 use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
@@ -18,6 +19,7 @@ use dsm::Memory;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
 use outcome::{Bar, Conditions, Outcome, Row};
+use scattered::Scattered;
 
 /// Share of the raw stream's bandwidth that reading in order must reach.
 const BOUND: f64 = 0.8;
@@ -25,8 +27,8 @@ const BOUND: f64 = 0.8;
 const RANDOM_BOUND: f64 = 0.97;
 const PAGE: f64 = 4096.0;
 
-/// Pages that are read scattered, and of which every fourth is read.
-const SCATTERED: u64 = 4096;
+/// Pages of which every fourth is read.
+const STRIDED: u64 = 4096;
 const EVERY: u64 = 4;
 /// Readings in order of each round, each beside a raw stream.
 const TURNS: u64 = 5;
@@ -38,11 +40,11 @@ const PAGE_WORDS: u64 = 512;
 /// This machine has no KVM or userfaultfd, or a guest failed.
 pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     let sizes = if setting.quick {
-        Sizes { pages: 1 << 14, rounds: 3, pairs: 5 }
+        Sizes { pages: 1 << 14, rounds: 3, scattered: 2 }
     } else {
-        Sizes { pages: 1 << 16, rounds: 5, pairs: 8 }
+        Sizes { pages: 1 << 16, rounds: 5, scattered: 4 }
     };
-    let Sizes { pages, rounds, pairs } = sizes;
+    let Sizes { pages, rounds, scattered } = sizes;
     let mut conditions = Conditions::now();
     conditions.notes.push(format!(
         "{} MiB of slice 1, written there, read in order by slice 0: medians of {} runs in turns with \
@@ -53,12 +55,14 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         Memory::MemfdPrealloc
     ));
     conditions.notes.push(format!(
-        "scattered: a word of each of {SCATTERED} pages, memory as it comes, guest pages of 4 KiB; medians of \
-         {} runs, with and without fetching ahead in turns",
-        rounds * pairs
+        "scattered: a word of each of {} pages, memory as it comes, guest pages of 4 KiB; two slices with one home, one fetches \
+         ahead, the other does not, take turns in parts of {} pages; medians of {} parts each, bar of the ratios of neighbours",
+        scattered::PAGES,
+        scattered::PAGES / scattered::PARTS,
+        rounds * scattered * scattered::PARTS
     ));
     conditions.notes.push(format!(
-        "every fourth page: a word of every {EVERY}th of {SCATTERED} pages, else as scattered; medians of {rounds} \
+        "every fourth page: a word of every {EVERY}th of {STRIDED} pages, memory as scattered; medians of {rounds} \
          runs, MB/s of the pages that were read"
     ));
     conditions.notes.push(format!(
@@ -77,7 +81,6 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             bandwidth
         };
         let in_order = median(ratios(&found.ordered, &found.raw));
-        let ahead = median(ratios(&found.scattered, &found.scattered_plain));
         row("raw stream, from memory to memory", found.raw);
         row("raw stream, of one frame that stays in the cache", found.raw_cached);
         row("in order", found.ordered);
@@ -86,19 +89,18 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         let written = row("floor of that: pages written into a new memory file", found.written);
         // One core does both.
         row("both, one after the other", vec![1.0 / (1.0 / mapped + 1.0 / written)]);
-        row("scattered", found.scattered);
-        row("scattered, nothing fetched ahead", found.scattered_plain);
         row("every fourth page", found.strided);
         row("every fourth page, nothing fetched ahead", found.strided_plain);
         row("rounds: native threads, in order", found.native_ordered);
         row("rounds: native threads, scattered", found.native_scattered);
+        rows.extend(found.scattered.rows(carrier));
         rows.extend(found.beside.rows(carrier));
         let mut bar = |what: &str, found, bound| {
             let what = format!("{} {what}", carrier.name());
             bars.push(Bar { what, found, bound, at_most: false });
         };
         bar("in order / raw stream", in_order, BOUND);
-        bar("scattered, fetching ahead / not", ahead, RANDOM_BOUND);
+        bar("scattered, fetching ahead / not", found.scattered.ratio(), RANDOM_BOUND);
     }
     Ok(Outcome { name: "scan".into(), conditions, rows, bars, shown: "MB/s".into() })
 }
@@ -109,8 +111,8 @@ struct Sizes {
     /// Pages that are read in order.
     pages: u64,
     rounds: u64,
-    /// Scattered runs with and without fetching ahead in each round.
-    pairs: u64,
+    /// Scattered runs in each round.
+    scattered: u64,
 }
 
 /// Bandwidths of one carrier, and of threads.
@@ -125,14 +127,13 @@ struct Found {
     /// The parts of its floor, see [`floor`].
     mapped: Vec<f64>,
     written: Vec<f64>,
-    scattered: Vec<f64>,
-    /// The same without fetching ahead.
-    scattered_plain: Vec<f64>,
     /// Every fourth page, with and without.
     strided: Vec<f64>,
     strided_plain: Vec<f64>,
     native_ordered: Vec<f64>,
     native_scattered: Vec<f64>,
+    /// Scattered, with and without fetching ahead.
+    scattered: Scattered,
     /// Single misses beside a stream.
     beside: Beside,
 }
@@ -147,8 +148,6 @@ impl Found {
         [
             list("raw", &self.raw),
             list("in order", &self.ordered),
-            list("scattered", &self.scattered),
-            list("nothing fetched ahead", &self.scattered_plain),
             list("every fourth", &self.strided),
             list("nothing fetched ahead", &self.strided_plain),
         ]
@@ -157,7 +156,7 @@ impl Found {
 }
 
 fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found> {
-    let Sizes { pages, rounds, pairs } = sizes;
+    let Sizes { pages, rounds, scattered } = sizes;
     let mut found = Found::default();
     for round in 0..rounds {
         let plain = setting.two_slices(carrier, &[512, 512]);
@@ -177,16 +176,9 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
         found.plain.push(read(&plain, pages, 1)?);
         found.mapped.push(floor::mapped(setting.image, pages)?);
         found.written.push(floor::written(pages)?);
-        let without = Plan { fetch_ahead: false, ..plain.clone() };
-        for pair in 0..pairs {
-            for ahead in both(round + pair) {
-                let (plan, samples) = if ahead {
-                    (&plain, &mut found.scattered)
-                } else {
-                    (&without, &mut found.scattered_plain)
-                };
-                samples.push(read(plan, SCATTERED, 0)?);
-            }
+        let without = Plan { page_by_page: &[0, 1], ..plain.clone() };
+        for _ in 0..scattered {
+            found.scattered.measure(setting, carrier)?;
         }
         for ahead in both(round) {
             let (plan, samples) = if ahead {
@@ -194,7 +186,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
             } else {
                 (&without, &mut found.strided_plain)
             };
-            samples.push(read(plan, SCATTERED, EVERY * PAGE_WORDS)?);
+            samples.push(read(plan, STRIDED, EVERY * PAGE_WORDS)?);
         }
         found.beside.measure(setting, carrier, pages)?;
         // Last: a cluster wants to be alone. What the other core wrote is read, as above.

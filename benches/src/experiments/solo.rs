@@ -102,7 +102,7 @@ impl Pair {
             places: &[&CORES[..1], &CORES[1..]],
             engines: &CORES,
             hold: HoldPolicy::default(),
-            fetch_ahead: true,
+            page_by_page: &[],
             memory,
             guest_pages: GuestPages::Large,
         })?;
