@@ -10,7 +10,7 @@
 
 use crate::ram::GuestRam;
 use dsm_protocol::{Access, Gfn, Message};
-use transport::Class;
+use transport::{Class, Payload};
 use wire::{BATCH_MAX, Batch, Epoch, SliceId};
 
 /// Pages that are not all zeros, if they follow one another: how many come before them, and how many they are.
@@ -82,22 +82,22 @@ impl Parcel {
 
     /// The bytes of the pages that are not all zeros: where they lie, if that is in one piece. Otherwise
     /// they are copied to `spare`; with how many were.
-    pub(crate) fn body<'a>(&self, ram: &'a GuestRam, spare: &'a mut Vec<u8>) -> (&'a [u8], u32) {
+    pub(crate) fn body<'a>(&self, ram: &'a GuestRam, spare: &'a mut Vec<u8>) -> (Payload<'a>, u32) {
         let Self { first, pages, bodies, .. } = *self;
         spare.clear();
         if bodies == 0 {
-            return (spare, 0);
+            return (Payload::Passing(spare), 0);
         }
         if let Some((skipped, count)) = one_piece(bodies) {
             // SAFETY: the pages were given away or may only be read, and the receiver does not have them
             // yet; see `Engine::place`.
             if let Some(still) = unsafe { ram.still(Gfn(first.0 + skipped), count) } {
-                return (still, 0);
+                return (Payload::Still(still), 0);
             }
         }
         let pages = (0..u64::from(pages)).filter(|at| bodies & 1 << at != 0);
         pages.for_each(|at| ram.append_to(Gfn(first.0 + at), spare));
-        (spare, bodies.count_ones())
+        (Payload::Passing(spare), bodies.count_ones())
     }
 
     /// Appends the head of the frame: one page travels as the message that it came in.
@@ -148,7 +148,9 @@ mod tests {
         let parcel = parcel(&ram, 6, &[4, 5, 6]);
         assert_eq!((parcel.full(), parcel.piece(&ram)), (3, Some((4 * 4096, 3))));
         let mut spare = Vec::new();
-        let (body, copied) = parcel.body(&ram, &mut spare);
+        let (Payload::Still(body), copied) = parcel.body(&ram, &mut spare) else {
+            panic!("they lie there");
+        };
         assert_eq!((body.len(), body[9], body[2 * 4096 + 9]), (3 * 4096, 4, 6));
         assert_eq!((copied, spare.capacity()), (0, 0));
     }
@@ -159,7 +161,9 @@ mod tests {
         let parcel = parcel(&ram, 6, &[4, 7]);
         assert_eq!(parcel.piece(&ram), Some((4 * 4096, 4)));
         let mut spare = Vec::new();
-        let (body, copied) = parcel.body(&ram, &mut spare);
+        let (Payload::Passing(body), copied) = parcel.body(&ram, &mut spare) else {
+            panic!("they are copied");
+        };
         assert_eq!((body.len(), body[9], body[4096 + 9], copied), (2 * 4096, 4, 7, 2));
     }
 
@@ -170,7 +174,7 @@ mod tests {
         let mut parcel = parcel(&ram, 64, &full);
         assert!(!parcel.take(SliceId(1), &data(67), &ram, 100), "full");
         let mut spare = Vec::new();
-        let (body, _) = parcel.body(&ram, &mut spare);
+        let body = parcel.body(&ram, &mut spare).0.bytes();
         let seen: Vec<_> = body.chunks(4096).map(|page| u64::from(page[9])).collect();
         assert_eq!(seen, full);
         let mut frame = Vec::new();
@@ -187,6 +191,6 @@ mod tests {
         let parcel = parcel(&ram, 4, &[3, 4, 5, 6]);
         assert_eq!(parcel.piece(&ram), None);
         let mut spare = Vec::new();
-        assert_eq!(parcel.body(&ram, &mut spare).0.len(), 4 * 4096);
+        assert_eq!(parcel.body(&ram, &mut spare).0.bytes().len(), 4 * 4096);
     }
 }

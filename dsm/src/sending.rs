@@ -13,7 +13,7 @@ use crate::ram::GuestRam;
 use crate::trace::Company;
 use dsm_protocol::{Effect, Gfn, Message};
 use std::sync::Arc;
-use transport::{Class, SendError};
+use transport::{Class, Payload, SendError};
 use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
 
 /// So many pages are a run: their frames are large, and writing each at once costs one copy less
@@ -103,8 +103,9 @@ impl Engine {
         let full = page.is_some_and(|gfn| append_page(&self.store.ram, gfn, &mut body));
         self.moved.copies += u64::from(full);
         let class = class_of(message);
-        let result =
-            self.send_with_head(to, class, &body, |epoch, head| message.encode(epoch, full, head));
+        let result = self.send_with_head(to, class, Payload::Passing(&body), |epoch, head| {
+            message.encode(epoch, full, head);
+        });
         self.body = body;
         result
     }
@@ -138,7 +139,7 @@ impl Engine {
         &mut self,
         to: SliceId,
         class: Class,
-        body: &[u8],
+        body: Payload<'_>,
         encode: impl FnOnce(Epoch, &mut Vec<u8>),
     ) -> Result<(), EngineError> {
         let mut head = std::mem::take(&mut self.head);
@@ -154,17 +155,21 @@ impl Engine {
         to: SliceId,
         class: Class,
         head: &[u8],
-        body: &[u8],
+        body: Payload<'_>,
     ) -> Result<(), EngineError> {
         if self.try_send(to, class, head, body)? {
             return Ok(());
         }
-        self.put_off(to, class, [head, body].concat())
+        self.put_off(to, class, [head, body.bytes()].concat())
     }
 
     /// Sends a frame that is in one piece.
     fn send_whole(&mut self, to: SliceId, class: Class, frame: Vec<u8>) -> Result<(), EngineError> {
-        if self.try_send(to, class, &frame, &[])? { Ok(()) } else { self.put_off(to, class, frame) }
+        if self.try_send(to, class, &frame, Payload::Passing(&[]))? {
+            Ok(())
+        } else {
+            self.put_off(to, class, frame)
+        }
     }
 
     /// False when there is no room, or others wait for it.
@@ -173,12 +178,12 @@ impl Engine {
         to: SliceId,
         class: Class,
         head: &[u8],
-        body: &[u8],
+        body: Payload<'_>,
     ) -> Result<bool, EngineError> {
         if self.backlog.holds(to, class) {
             return Ok(false);
         }
-        match self.transport.send(to, class, head, body) {
+        match self.transport.send_payload(to, class, head, body) {
             // A lost peer is reported by the next poll.
             Ok(()) | Err(SendError::Gone) => Ok(true),
             Err(SendError::Full) => Ok(false),

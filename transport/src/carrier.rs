@@ -52,6 +52,11 @@ pub(crate) trait Carrier: Send {
     }
     /// Writes what fits: `WouldBlock` when nothing does.
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
+    /// As `write`, of a head and of pages in the memory that was lent, which stay as they are until the peer has them: they
+    /// need not be copied.
+    fn write_still(&mut self, class: usize, head: [&[u8]; 2], pages: &[u8]) -> io::Result<usize> {
+        self.write(class, &[head[0], head[1], pages].map(IoSlice::new))
+    }
     /// How large frames of a run of pages should be, in bytes: what does not fit at once is copied, and goes later.
     fn run_bytes(&self) -> usize {
         FRAME_BYTES_MAX
@@ -63,7 +68,8 @@ pub(crate) trait Carrier: Send {
     }
     /// Starts or ends waking for room in the stream of `class`.
     fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()>;
-    /// Offers memory to the peer to write pages into. False where that is not done so.
+    /// Offers memory to the peer to write pages into, and tells where pages are sent from that stay as they are. False where
+    /// peers do not write into it.
     fn lend(&mut self, _memory: &PageMemory) -> io::Result<bool> {
         Ok(false)
     }

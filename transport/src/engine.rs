@@ -21,7 +21,7 @@ use crate::carrier::{Carrier, TOKENS, watch};
 use crate::config::Config;
 use crate::frame::{HEAD_BYTES_U32, class_index};
 use crate::memory::PageMemory;
-use crate::seam::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
+use crate::seam::{Class, Event, FRAME_BYTES_MAX, Payload, SendError, Transport};
 use crate::sys::borrow;
 use peer::Peer;
 use std::fmt;
@@ -130,9 +130,9 @@ impl<C: Carrier> Engine<C> {
         to: SliceId,
         class: Class,
         head: &[u8],
-        payload: &[u8],
+        payload: Payload<'_>,
     ) -> Result<(), SendError> {
-        let length = head.len().saturating_add(payload.len());
+        let length = head.len().saturating_add(payload.bytes().len());
         if length > class.frame_bytes_max() {
             return Err(SendError::TooLarge);
         }
@@ -147,13 +147,13 @@ impl<C: Carrier> Engine<C> {
         class: Class,
         length: u32,
         head: &[u8],
-        payload: &[u8],
+        payload: Payload<'_>,
     ) -> Result<(), SendError> {
         let peer = &mut self.peers[index];
         let class_at = usize::from(class_index(class));
         // Interrupts have a stream of their own, and a vCPU may wait for one.
         let result = if self.corked && class != Class::Interrupt {
-            peer.queue(class_at, length, head, payload)
+            peer.queue(class_at, length, head, payload.bytes())
         } else {
             peer.send(&self.epoll, class_at, length, head, payload)
         };
@@ -193,7 +193,7 @@ impl<C: Carrier> Engine<C> {
         let result =
             self.peers[index].place(usize::from(class_index(class)), length, offset, pages);
         match result {
-            Ok(()) => self.send_to(index, class, length, head, &[]),
+            Ok(()) => self.send_to(index, class, length, head, Payload::Passing(&[])),
             Err(error) => {
                 if self.peers[index].has_unreported_loss() {
                     self.wake();
@@ -336,6 +336,16 @@ impl<T: OverEngine> Transport for T {
         class: Class,
         head: &[u8],
         payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.engine_mut().send(to, class, head, Payload::Passing(payload))
+    }
+
+    fn send_payload(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: Payload<'_>,
     ) -> Result<(), SendError> {
         self.engine_mut().send(to, class, head, payload)
     }

@@ -44,7 +44,7 @@ pub use mesh::{
 };
 pub use rdma::{RdmaError, RdmaTransport};
 pub use seam::{
-    Class, Event, FRAME_BYTES_MAX, HUSHED_BYTES, LANDING_HEAD_MAX, Landing, RUN_BYTES_MAX,
+    Class, Event, FRAME_BYTES_MAX, HUSHED_BYTES, LANDING_HEAD_MAX, Landing, Payload, RUN_BYTES_MAX,
     SendError, Transport,
 };
 pub use secret::{Secret, SecretError};

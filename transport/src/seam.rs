@@ -56,6 +56,26 @@ pub struct Landing {
     pub offset: u64,
 }
 
+/// What follows the head of a frame.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// Bytes that may change once they are sent.
+    Passing(&'a [u8]),
+    /// Bytes that nobody changes until the peer has answered that it has them. Where they lie in the memory that was lent
+    /// ([`Transport::lend`]), they may go to the peer by reference: it gets what is there when it reads them.
+    Still(&'a [u8]),
+}
+
+impl<'a> Payload<'a> {
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::Passing(bytes) | Self::Still(bytes) => bytes,
+        }
+    }
+}
+
 /// What `poll` reports.
 #[derive(Debug)]
 pub enum Event<'a> {
@@ -130,6 +150,19 @@ pub trait Transport: Send {
         head: &[u8],
         payload: &[u8],
     ) -> Result<(), SendError>;
+    /// The same. A payload that is [`Payload::Still`] need not be copied.
+    ///
+    /// # Errors
+    /// As for [`Self::send`].
+    fn send_payload(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: Payload<'_>,
+    ) -> Result<(), SendError> {
+        self.send(to, class, head, payload.bytes())
+    }
     /// While corked, frames are only queued, but for interrupts, which go at once; uncorking writes them,
     /// many by one call. Not to be left corked: what waits is written by the next `poll`, but nobody is
     /// told that it waits.
@@ -156,7 +189,7 @@ pub trait Transport: Send {
     /// From now on one `poll` hands over so many frames of runs at most, for each is work for many pages: what
     /// is more urgent is then looked for again. As many as the budget allows until this is called.
     fn limit_runs(&mut self, _frames: usize) {}
-    /// Offers this slice's memory to its peers, for pages to be written into, where that takes no adapter's
+    /// Offers this slice's memory to its peers, for pages to be sent from and written into, where that takes no adapter's
     /// leave. True if they may do so from now on; others were given the memory when they were made, or
     /// cannot use it.
     fn lend(&mut self, _memory: &PageMemory) -> bool {

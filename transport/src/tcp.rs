@@ -1,15 +1,19 @@
 //! TCP: one connection per peer and class, so that a full stream of pages never delays an
 //! interrupt. `TCP_NODELAY` is on: a fault waits for every small frame.
 
+mod still;
+
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
 use crate::engine::{Engine, OverEngine};
+use crate::memory::PageMemory;
 use crate::pairs;
 use crate::seam::{Class, RUN_BYTES_MAX};
 use crate::sys::set_low_water;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use still::Still;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
 
@@ -21,6 +25,7 @@ pub(crate) struct TcpCarrier {
     waits: [bool; Class::COUNT],
     /// Bytes that make each stream readable.
     low_water: [usize; Class::COUNT],
+    still: Still,
 }
 
 impl TcpCarrier {
@@ -32,7 +37,13 @@ impl TcpCarrier {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
         }
-        Ok(Self { place, streams, waits: [false; Class::COUNT], low_water: [1; Class::COUNT] })
+        Ok(Self {
+            place,
+            streams,
+            waits: [false; Class::COUNT],
+            low_water: [1; Class::COUNT],
+            still: Still::default(),
+        })
     }
 }
 
@@ -77,6 +88,18 @@ impl Carrier for TcpCarrier {
 
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.streams[class].write_vectored(parts)
+    }
+
+    fn write_still(&mut self, class: usize, head: [&[u8]; 2], pages: &[u8]) -> io::Result<usize> {
+        let stream = &mut self.streams[class];
+        let written = self.still.write(stream, head, pages);
+        written
+            .unwrap_or_else(|| stream.write_vectored(&[head[0], head[1], pages].map(IoSlice::new)))
+    }
+
+    fn lend(&mut self, memory: &PageMemory) -> io::Result<bool> {
+        self.still.lend(memory);
+        Ok(false)
     }
 
     fn run_bytes(&self) -> usize {

@@ -3,16 +3,28 @@
 
 use crate::page_set::PageSet;
 use crate::requester::Wait;
-use std::collections::BTreeMap;
+use rustc_hash::FxHashMap;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use wire::Gfn;
 
 /// The requests.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Waits {
-    waits: BTreeMap<Gfn, Wait>,
+    /// Each page of a run comes and goes here: a tree would be a tenth of what the engine does for it. A guest that picks pages
+    /// for their hashes slows itself down; there are a few hundred at most.
+    waits: FxHashMap<Gfn, Wait>,
     /// Pages of `waits`.
     pages: PageSet,
+}
+
+/// Models tell states apart by this: the order in which requests were made does not count.
+impl Hash for Waits {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let mut waits: Vec<_> = self.waits.iter().collect();
+        waits.sort_unstable_by_key(|(gfn, _)| **gfn);
+        waits.hash(state);
+    }
 }
 
 impl fmt::Debug for Waits {
@@ -24,7 +36,7 @@ impl fmt::Debug for Waits {
 impl Waits {
     /// None yet, of frames below `end`.
     pub(crate) fn new(end: u64) -> Self {
-        Self { waits: BTreeMap::new(), pages: PageSet::new(end) }
+        Self { waits: FxHashMap::default(), pages: PageSet::new(end) }
     }
 
     /// Bytes that it takes while nothing is on its way.

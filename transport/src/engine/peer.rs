@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::frame::{Decoder, HEAD_BYTES, Received, class_index, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::seam::{Class, Event, HUSHED_BYTES, LANDING_HEAD_MAX, SendError};
+use crate::seam::{Class, Event, HUSHED_BYTES, LANDING_HEAD_MAX, Payload, SendError};
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -162,14 +162,19 @@ impl<C: Carrier> Peer<C> {
         at: usize,
         length: u32,
         head: &[u8],
-        payload: &[u8],
+        payload: Payload<'_>,
     ) -> Result<(), SendError> {
         let frame = self.admit(at, length)?;
         let stream = &mut self.streams[at];
         let mut done = 0;
         if stream.outbox.is_empty() {
-            let parts = [IoSlice::new(&frame), IoSlice::new(head), IoSlice::new(payload)];
-            match self.carrier.write(at, &parts) {
+            let written = match payload {
+                Payload::Passing(bytes) => {
+                    self.carrier.write(at, &[&frame, head, bytes].map(IoSlice::new))
+                }
+                Payload::Still(pages) => self.carrier.write_still(at, [&frame, head], pages),
+            };
+            match written {
                 Ok(count) => done = count,
                 Err(error) if is_later(&error) => {}
                 Err(error) => {
@@ -179,7 +184,7 @@ impl<C: Carrier> Peer<C> {
             }
             self.spoke |= done > 0;
         }
-        self.streams[at].outbox.push_data(&[&frame, head, payload], done);
+        self.streams[at].outbox.push_data(&[&frame, head, payload.bytes()], done);
         if !self.streams[at].outbox.is_empty() {
             self.wait_for_room(epoll, at);
             if !self.is_alive() {

@@ -138,6 +138,7 @@ pub fn run(setup: Setup) -> Result<Report, Failure> {
         }
         match event {
             Event::Deliver { from, to, message, body } => {
+                world.check_still(from, &message, body.as_ref())?;
                 let input = Input::Message { from: SliceId(from), epoch: EPOCH, message };
                 world.step(to, input, body)?;
             }
@@ -302,6 +303,21 @@ impl World {
             self.carry_out(slice, effect);
         }
         Ok(())
+    }
+
+    /// A page of data may be sent by reference, by an adapter or out of a memory file: what its sender has
+    /// is what arrives, so that must be what was sent.
+    fn check_still(
+        &self,
+        from: u16,
+        message: &Message,
+        body: Option<&Page>,
+    ) -> Result<(), Failure> {
+        let (Message::Data { gfn, .. }, Some(body)) = (message, body) else { return Ok(()) };
+        if self.slices[usize::from(from)].store.holds(*gfn, body) {
+            return Ok(());
+        }
+        self.fail(&format!("{gfn} of slice{from} changed on its way"))
     }
 
     fn carry_out(&mut self, slice: u16, effect: Effect) {
