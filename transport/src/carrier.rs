@@ -2,7 +2,7 @@
 
 use crate::memory::PageMemory;
 use crate::seam::{Class, FRAME_BYTES_MAX};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
@@ -52,10 +52,10 @@ pub(crate) trait Carrier: Send {
     }
     /// Writes what fits: `WouldBlock` when nothing does.
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// As `write`, of a head and of pages in the memory that was lent, which stay as they are until the peer has them: they
-    /// need not be copied.
-    fn write_still(&mut self, class: usize, head: [&[u8]; 2], pages: &[u8]) -> io::Result<usize> {
-        self.write(class, &[head[0], head[1], pages].map(IoSlice::new))
+    /// The same. The last part stays as it is until the peer has it: where it lies in the memory that was lent, it need not be
+    /// copied.
+    fn write_still(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write(class, parts)
     }
     /// How large frames of a run of pages should be, in bytes: what does not fit at once is copied, and goes later.
     fn run_bytes(&self) -> usize {
@@ -90,6 +90,11 @@ pub(crate) trait Carrier: Send {
     fn arm(&mut self) -> bool {
         false
     }
+}
+
+/// Whether an operation on a non-blocking stream should be tried again later.
+pub(crate) fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 /// Adds or changes one descriptor.

@@ -330,16 +330,6 @@ impl<T: OverEngine> Transport for T {
         self.engine().peers()
     }
 
-    fn send(
-        &mut self,
-        to: SliceId,
-        class: Class,
-        head: &[u8],
-        payload: &[u8],
-    ) -> Result<(), SendError> {
-        self.engine_mut().send(to, class, head, Payload::Passing(payload))
-    }
-
     fn send_payload(
         &mut self,
         to: SliceId,

@@ -143,25 +143,25 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// `Full` and `Gone` are answers, not faults.
-    fn send(
-        &mut self,
-        to: SliceId,
-        class: Class,
-        head: &[u8],
-        payload: &[u8],
-    ) -> Result<(), SendError>;
-    /// The same. A payload that is [`Payload::Still`] need not be copied.
-    ///
-    /// # Errors
-    /// As for [`Self::send`].
     fn send_payload(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
         payload: Payload<'_>,
+    ) -> Result<(), SendError>;
+    /// The same, of bytes that may change once they are sent.
+    ///
+    /// # Errors
+    /// As for [`Self::send_payload`].
+    fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: &[u8],
     ) -> Result<(), SendError> {
-        self.send(to, class, head, payload.bytes())
+        self.send_payload(to, class, head, Payload::Passing(payload))
     }
     /// While corked, frames are only queued, but for interrupts, which go at once; uncorking writes them,
     /// many by one call. Not to be left corked: what waits is written by the next `poll`, but nobody is

@@ -90,11 +90,9 @@ impl Carrier for TcpCarrier {
         self.streams[class].write_vectored(parts)
     }
 
-    fn write_still(&mut self, class: usize, head: [&[u8]; 2], pages: &[u8]) -> io::Result<usize> {
-        let stream = &mut self.streams[class];
-        let written = self.still.write(stream, head, pages);
-        written
-            .unwrap_or_else(|| stream.write_vectored(&[head[0], head[1], pages].map(IoSlice::new)))
+    fn write_still(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let by_reference = self.still.write(&self.streams[class], parts);
+        by_reference.unwrap_or_else(|| self.write(class, parts))
     }
 
     fn lend(&mut self, memory: &PageMemory) -> io::Result<bool> {

@@ -1,7 +1,6 @@
 //! Accesses of one processor: each timed by itself, or all together.
 
-use crate::job::{Job, Memory, PAGE_WORDS, now};
-use core::ops::Range;
+use crate::job::{Job, Memory, PAGE_WORDS, index, now};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -15,10 +14,6 @@ pub fn scattered(at: usize, pages: usize) -> usize {
 
 fn pages(memory: &Memory) -> usize {
     memory.words().len() / PAGE_WORDS
-}
-
-fn index(value: u64) -> usize {
-    usize::try_from(value).unwrap_or(0)
 }
 
 /// Reads a word of each page; a sample per page.
@@ -66,7 +61,7 @@ pub fn scan(job: &mut Job, memory: &Memory) {
 /// Touches every word in turn, with the number of words before it.
 fn scan_with(job: &mut Job, memory: &Memory, mut touch: impl FnMut(&AtomicU64, u64)) {
     let (words, all, first) = (memory.words(), pages(memory), index(job.word));
-    let scattered_part = part(all, index(job.own), index(job.all));
+    let scattered_part = job.part(all);
     let mut count = job.count;
     for _ in 0..job.rounds {
         if job.stride == 0 {
@@ -82,13 +77,6 @@ fn scan_with(job: &mut Job, memory: &Memory, mut touch: impl FnMut(&AtomicU64, u
         }
     }
     job.count = count;
-}
-
-/// One of so many parts of a number of things; everything if there are no parts.
-fn part(things: usize, own: usize, parts: usize) -> Range<usize> {
-    let parts = parts.max(1);
-    let border = |part: usize| things * part.min(parts) / parts;
-    border(own)..border(own.saturating_add(1))
 }
 
 /// Follows the chain that [`lay_chain`] laid: each step waits for the one before.
@@ -135,19 +123,6 @@ mod tests {
                 (seen[page], last) = (true, page);
             }
         }
-    }
-
-    #[test]
-    fn parts_make_up_the_whole() {
-        let mut next = 0;
-        for own in 0..7 {
-            let part = part(100, own, 7);
-            assert!(part.start == next && (14..=15).contains(&part.len()));
-            next = part.end;
-        }
-        assert_eq!(next, 100);
-        assert_eq!(part(100, 0, 0), 0..100);
-        assert!(part(100, 7, 7).is_empty() && part(100, usize::MAX, 7).is_empty());
     }
 
     #[test]

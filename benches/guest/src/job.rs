@@ -1,6 +1,7 @@
 //! The order and its result, in memory that the guest and the benchmark program share.
 
 use core::arch::x86_64::_rdtsc;
+use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
 use core::slice;
 use core::sync::atomic::AtomicU64;
@@ -126,6 +127,14 @@ impl Job {
         }
     }
 
+    /// This processor's part of so many things, or the part that is to be done: about as many in each, in order.
+    pub(crate) fn part(&self, things: usize) -> Range<usize> {
+        let parts = index(self.all).max(1);
+        let border = |part: usize| things * part.min(parts) / parts;
+        let own = usize::try_from(self.own).unwrap_or(usize::MAX);
+        border(own)..border(own.saturating_add(1))
+    }
+
     /// The kind, if it is one.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
@@ -144,6 +153,11 @@ impl Job {
         ];
         usize::try_from(self.kind).ok().and_then(|at| KINDS.get(at)).copied()
     }
+}
+
+/// A number of a job as an index; 0 if it is none.
+pub(crate) fn index(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(0)
 }
 
 /// The memory and the samples of a job.
@@ -211,4 +225,23 @@ impl Memory {
 pub fn now() -> u64 {
     // SAFETY: user code may read the counter; CR4.TSD is never set.
     unsafe { _rdtsc() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_make_up_the_whole() {
+        let part = |things, own, all| Job { own, all, ..Job::default() }.part(things);
+        let mut next = 0;
+        for own in 0..7 {
+            let part = part(100, own, 7);
+            assert!(part.start == next && (14..=15).contains(&part.len()));
+            next = part.end;
+        }
+        assert_eq!(next, 100);
+        assert_eq!(part(100, 0, 0), 0..100);
+        assert!(part(100, 7, 7).is_empty() && part(100, u64::MAX, 7).is_empty());
+    }
 }

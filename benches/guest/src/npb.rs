@@ -11,10 +11,9 @@
 //! Word 0 of page 0 is the barrier. It must be a multiple of `all` at the start, as in fresh memory
 //! and after every run that came to its end.
 
-use crate::job::{Job, Memory, PAGE_WORDS, now};
+use crate::job::{Job, Memory, PAGE_WORDS, index, now};
 use crate::layout::CPUS_MAX;
 use crate::share::barrier;
-use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -50,18 +49,8 @@ impl Random {
     }
 }
 
-fn index(value: u64) -> usize {
-    usize::try_from(value).unwrap_or(0)
-}
-
 fn word(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(0)
-}
-
-/// This processor's part of so many things: about as many for each, in order.
-fn part(job: &Job, things: usize) -> Range<usize> {
-    let (own, all) = (index(job.own), index(job.all).max(1));
-    things * own / all..things * (own + 1) / all
 }
 
 /// Pairs of a batch of EP.
@@ -125,7 +114,7 @@ pub fn ep(job: &mut Job, memory: &Memory) {
     };
     let start = now();
     let of = |own: usize| &results[own * pages * PAGE_WORDS..];
-    let own = part(job, batches);
+    let own = job.part(batches);
     let mut random = Random::of(job, word(own.start) * BATCH * 2);
     for (_, slot) in own.zip(of(index(job.own)).chunks_exact(RESULT)) {
         for (word, value) in slot.iter().zip(Deviates::of_batch(&mut random).words()) {
@@ -137,7 +126,7 @@ pub fn ep(job: &mut Job, memory: &Memory) {
     }
     let mut found = Deviates::default();
     for own in 0..all {
-        let theirs = part(&Job { own: word(own), ..*job }, batches);
+        let theirs = Job { own: word(own), ..*job }.part(batches);
         for (_, slot) in theirs.zip(of(own).chunks_exact(RESULT)) {
             found.add(slot);
         }
@@ -192,7 +181,7 @@ fn bucket(key: u64) -> usize {
 /// Lays this processor's part of the keys: sums of four uniform numbers each.
 pub fn is_keys(job: &mut Job, memory: &Memory) {
     let Some(sort) = Sort::new(memory) else { return };
-    let own = part(job, sort.keys.len());
+    let own = job.part(sort.keys.len());
     let mut random = Random::of(job, word(own.start) * 4);
     for key in &sort.keys[own] {
         let four = random.next() + random.next() + random.next() + random.next();
@@ -231,7 +220,7 @@ fn count_buckets(job: &Job, sort: &Sort<'_>) {
     for bucket in 0..BUCKETS {
         sort.count(own, bucket).store(0, Relaxed);
     }
-    for key in &sort.keys[part(job, sort.keys.len())] {
+    for key in &sort.keys[job.part(sort.keys.len())] {
         raise(sort.count(own, bucket(key.load(Relaxed))));
     }
 }
@@ -250,7 +239,7 @@ fn fill_buckets(job: &Job, sort: &Sort<'_>) -> [usize; BUCKETS + 1] {
         }
     }
     starts[BUCKETS] = at;
-    for key in &sort.keys[part(job, sort.keys.len())] {
+    for key in &sort.keys[job.part(sort.keys.len())] {
         let key = key.load(Relaxed);
         let next = &mut next[bucket(key)];
         if let Some(place) = sort.by_bucket.get(*next) {
@@ -263,7 +252,7 @@ fn fill_buckets(job: &Job, sort: &Sort<'_>) -> [usize; BUCKETS + 1] {
 
 /// Ranks the keys of the buckets that begin in this processor's part; how many.
 fn rank(job: &Job, sort: &Sort<'_>, starts: &[usize; BUCKETS + 1]) -> usize {
-    let own = part(job, sort.keys.len());
+    let own = job.part(sort.keys.len());
     let mut ranked = 0;
     // Empty buckets may begin at the end of all keys.
     let mine =

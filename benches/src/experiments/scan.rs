@@ -33,6 +33,8 @@ const EVERY: u64 = 4;
 /// Readings in order of each round, each beside a raw stream.
 const TURNS: u64 = 5;
 const PAGE_WORDS: u64 = 512;
+/// Pages of the home of a slice that reads: one chunk.
+const OWN: u64 = 512;
 
 /// Runs the experiment.
 ///
@@ -159,7 +161,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
     let Sizes { pages, rounds, scattered } = sizes;
     let mut found = Found::default();
     for round in 0..rounds {
-        let plain = setting.two_slices(carrier, &[512, 512]);
+        let plain = setting.two_slices(carrier, &[OWN, OWN]);
         let prepared =
             Plan { memory: Memory::MemfdPrealloc, guest_pages: GuestPages::Large, ..plain.clone() };
         let raw = |source| stream(carrier, usize::try_from(pages)?, source, CORES);
@@ -211,9 +213,9 @@ fn both(turn: u64) -> [bool; 2] {
 /// Has slice 1 write pages, and slice 0 read them, or those that a stride of that many words leads to; the
 /// bandwidth is that of the pages that are read. A slice learns its habits: each reading has slices of its own.
 fn read(plan: &Plan<'_>, pages: u64, stride: u64) -> Result<f64> {
-    let homes = [512, pages];
+    let homes = [OWN, pages];
     let mut cluster = Cluster::new(&Plan { homes: &homes, ..plan.clone() })?;
-    let memory = SHARED + 512 * 4096;
+    let memory = SHARED + OWN * 4096;
     let job = Job { kind: Kind::Scan as u64, memory, pages, rounds: 1, ..Job::default() };
     cluster.run(1, 0, Job { write: 1, stride: 1, ..job })?;
     let done = cluster.run(0, 0, Job { stride, ..job })?;

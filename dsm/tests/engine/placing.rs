@@ -11,7 +11,7 @@ use std::thread::scope;
 use std::time::Duration;
 use tessera_dsm::{GuestRam, Memory, Replicate, Uplink};
 use transport::{
-    Class, Config, Event, PageMemory, SendError, ShmTransport, Transport, rdma, shm, tcp,
+    Class, Config, Event, PageMemory, Payload, SendError, ShmTransport, Transport, rdma, shm, tcp,
 };
 use wire::{Epoch, SliceId};
 
@@ -31,14 +31,14 @@ struct Adapter {
 
 impl Transport for Adapter {
     forward_to!(frames);
-    fn send(
+    fn send_payload(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
-        rest: &[u8],
+        rest: Payload<'_>,
     ) -> Result<(), SendError> {
-        self.frames.send(to, class, head, rest)
+        self.frames.send_payload(to, class, head, rest)
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.frames.poll(budget, sink)
@@ -216,20 +216,20 @@ fn uffd_page_said_to_be_placed_in_memory_that_was_not_lent_is_refused() {
     struct Liar(ShmTransport);
     impl Transport for Liar {
         forward_to!(0);
-        fn send(
+        fn send_payload(
             &mut self,
             to: SliceId,
             class: Class,
             head: &[u8],
-            rest: &[u8],
+            rest: Payload<'_>,
         ) -> Result<(), SendError> {
-            match wire::Message::decode(&[head, rest].concat()) {
+            match wire::Message::decode(&[head, rest.bytes()].concat()) {
                 Ok((_, message @ wire::Message::Data { .. }, _)) => {
                     let mut lie = Vec::new();
                     message.encode_placed(Epoch(1), &mut lie);
                     self.0.send(to, class, &lie, &[])
                 }
-                _ => self.0.send(to, class, head, rest),
+                _ => self.0.send_payload(to, class, head, rest),
             }
         }
         fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {

@@ -2,14 +2,14 @@
 
 use super::cost;
 use super::landing::{Arriving, LOOK, MISSING_MAX, MISSING_MIN, is_worth_it};
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, is_later};
 use crate::config::Config;
 use crate::frame::{Decoder, HEAD_BYTES, Received, class_index, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
 use crate::seam::{Class, Event, HUSHED_BYTES, LANDING_HEAD_MAX, Payload, SendError};
 use std::fmt;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
 use vmm_sys_util::epoll::{Epoll, EventSet};
 use wire::SliceId;
@@ -165,14 +165,14 @@ impl<C: Carrier> Peer<C> {
         payload: Payload<'_>,
     ) -> Result<(), SendError> {
         let frame = self.admit(at, length)?;
+        let parts = [&frame, head, payload.bytes()];
         let stream = &mut self.streams[at];
         let mut done = 0;
         if stream.outbox.is_empty() {
+            let slices = parts.map(IoSlice::new);
             let written = match payload {
-                Payload::Passing(bytes) => {
-                    self.carrier.write(at, &[&frame, head, bytes].map(IoSlice::new))
-                }
-                Payload::Still(pages) => self.carrier.write_still(at, [&frame, head], pages),
+                Payload::Passing(_) => self.carrier.write(at, &slices),
+                Payload::Still(_) => self.carrier.write_still(at, &slices),
             };
             match written {
                 Ok(count) => done = count,
@@ -184,7 +184,7 @@ impl<C: Carrier> Peer<C> {
             }
             self.spoke |= done > 0;
         }
-        self.streams[at].outbox.push_data(&[&frame, head, payload.bytes()], done);
+        self.streams[at].outbox.push_data(&parts, done);
         if !self.streams[at].outbox.is_empty() {
             self.wait_for_room(epoll, at);
             if !self.is_alive() {
@@ -606,11 +606,6 @@ fn take_credit(may_receive: &mut u32, owed: &mut u32, length: u32) -> Result<(),
         .ok_or_else(|| format!("broke the credit rule: a frame of {length} bytes has no credit"))?;
     *owed += cost;
     Ok(())
-}
-
-/// Whether an operation on a non-blocking stream should be tried again later.
-fn is_later(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 #[cfg(test)]

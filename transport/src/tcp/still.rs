@@ -7,11 +7,12 @@
 //! What the peer gets is what the pages hold when it, or the adapter, reads them: later than the call. A segment that is sent again
 //! after that is one that the peer has, and its TCP drops it.
 
+use crate::carrier::is_later;
 use crate::memory::PageMemory;
 use rustix::fs::sendfile;
 use rustix::net::{SendFlags, send};
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, IoSlice};
 use std::net::TcpStream;
 
 /// Less than this is copied: one call for head and pages costs less than two.
@@ -30,27 +31,25 @@ impl Still {
         self.memory = Some(memory.clone());
     }
 
-    /// Writes the head and pages of the memory. None where that cannot be done so: nothing was written.
+    /// Writes the parts of a frame, of which the last is pages of the memory. None where that cannot be done so: nothing was written.
     ///
     /// Of pages that the socket has no room for, and after an error, fewer bytes are written; what comes next tells of the
     /// error again.
     pub(super) fn write(
         &mut self,
         stream: &TcpStream,
-        head: [&[u8]; 2],
-        pages: &[u8],
+        parts: &[IoSlice<'_>],
     ) -> Option<io::Result<usize>> {
-        if pages.len() < BYTES_MIN {
-            return None;
-        }
+        let (pages, heads) = parts.split_last().filter(|(pages, _)| pages.len() >= BYTES_MIN)?;
         let (file, mut offset) = self.place(pages)?;
-        let mut both = [0; HEAD_MAX];
-        let length = head[0].len() + head[1].len();
-        let (first, second) = both.get_mut(..length)?.split_at_mut(head[0].len());
-        first.copy_from_slice(head[0]);
-        second.copy_from_slice(head[1]);
+        let mut head = [0; HEAD_MAX];
+        let mut length = 0;
+        for part in heads {
+            head.get_mut(length..length + part.len())?.copy_from_slice(part);
+            length += part.len();
+        }
         let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
-        let mut done = match send(stream, &both[..length], flags) {
+        let mut done = match send(stream, &head[..length], flags) {
             Ok(count) => count,
             Err(error) => return Some(Err(error.into())),
         };
@@ -59,8 +58,8 @@ impl Still {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) => {
-                    // A file that cannot be sent from is not tried again; its pages are copied.
-                    if !is_of_socket(io::Error::from(error).kind()) {
+                    // Not tried again if the file cannot be sent from; its pages are copied. If the stream has ended, so does the peer.
+                    if !is_later(&error.into()) {
                         self.memory = None;
                     }
                     break;
@@ -80,29 +79,21 @@ impl Still {
     }
 }
 
-/// The socket is full or its end has come: nothing is wrong with the file.
-fn is_of_socket(kind: ErrorKind) -> bool {
-    let of_socket = [
-        ErrorKind::WouldBlock,
-        ErrorKind::Interrupted,
-        ErrorKind::BrokenPipe,
-        ErrorKind::ConnectionReset,
-        ErrorKind::TimedOut,
-    ];
-    of_socket.contains(&kind)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tcp::loopback;
     use crate::testing::{PAGE, PAGES, bytes_of, fill_page, memory};
-    use std::io::Read;
+    use std::io::{ErrorKind, Read};
 
     fn lent() -> (Still, PageMemory) {
         let (mut still, memory) = (Still::default(), memory());
         still.lend(&memory);
         (still, memory)
+    }
+
+    fn parts<'a>(head: [&'a [u8]; 2], pages: &'a [u8]) -> [IoSlice<'a>; 3] {
+        [head[0], head[1], pages].map(IoSlice::new)
     }
 
     #[test]
@@ -111,7 +102,7 @@ mod tests {
         let (near, mut far) = loopback().unwrap();
         (0..PAGES).for_each(|page| fill_page(&memory, page, 1));
         let pages = bytes_of(&memory, 3 * PAGE, 16 * PAGE);
-        let written = still.write(&near, [b"ab", b"cde"], pages).unwrap().unwrap();
+        let written = still.write(&near, &parts([b"ab", b"cde"], pages)).unwrap().unwrap();
         assert_eq!(written, 5 + 16 * PAGE);
         // Nobody may do this. That it arrives shows that nothing was copied.
         fill_page(&memory, 7, 2);
@@ -128,12 +119,15 @@ mod tests {
         let (near, mut far) = loopback().unwrap();
         far.set_nonblocking(true).unwrap();
         let elsewhere = vec![0; 16 * PAGE];
-        assert!(still.write(&near, [b"a", b"b"], &elsewhere).is_none(), "other memory");
+        assert!(still.write(&near, &parts([b"a", b"b"], &elsewhere)).is_none(), "other memory");
         let few = bytes_of(&memory, 0, 7 * PAGE);
-        assert!(still.write(&near, [b"a", b"b"], few).is_none(), "few pages");
+        assert!(still.write(&near, &parts([b"a", b"b"], few)).is_none(), "few pages");
         let pages = bytes_of(&memory, 0, 16 * PAGE);
-        assert!(still.write(&near, [&[0; HEAD_MAX], b"b"], pages).is_none(), "a long head");
-        assert!(Still::default().write(&near, [b"a", b"b"], pages).is_none(), "nothing was lent");
+        assert!(still.write(&near, &parts([&[0; HEAD_MAX], b"b"], pages)).is_none(), "a long head");
+        assert!(
+            Still::default().write(&near, &parts([b"a", b"b"], pages)).is_none(),
+            "nothing was lent"
+        );
         assert_eq!(
             far.read(&mut [0]).unwrap_err().kind(),
             ErrorKind::WouldBlock,
@@ -149,7 +143,7 @@ mod tests {
         let pages = bytes_of(&memory, 0, PAGES * PAGE);
         let mut written = 0;
         let last = loop {
-            match still.write(&near, [b"a", b"b"], pages).unwrap() {
+            match still.write(&near, &parts([b"a", b"b"], pages)).unwrap() {
                 Ok(count) => written += count,
                 Err(error) => break error,
             }

@@ -6,7 +6,7 @@
 //!   second core:          vCPU 1 of slice 0 misses page after page, slice 1's engine is the home of all
 //! ```
 
-use super::{CORES, Plan, bandwidth, cycles_per_ns};
+use super::{CORES, OWN, Plan, bandwidth, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
 use crate::crew::{Done, Span};
@@ -22,8 +22,6 @@ use outcome::Row;
 /// Pages that are missed one by one beside a stream, at most, and without one.
 const SINGLE: u64 = 4096;
 const ALONE: u64 = 400;
-/// Pages of slice 0: one chunk.
-const OWN: u64 = 512;
 
 /// What was found, over all runs.
 #[derive(Default)]

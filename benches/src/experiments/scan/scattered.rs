@@ -6,7 +6,7 @@
 //!   second core:  slice 0, the home of both halves
 //! ```
 
-use super::{CORES, Setting, bandwidth, both};
+use super::{CORES, OWN, Setting, bandwidth, both};
 use crate::carrier::Carrier;
 use crate::cluster::{Cluster, Plan};
 use crate::samples::{Samples, median, ratios};
@@ -18,11 +18,9 @@ use outcome::Row;
 /// Pages of each half, and the parts that they are read in.
 pub(super) const PAGES: u64 = 4096;
 pub(super) const PARTS: u64 = 32;
-/// Pages of each reader's own: one chunk.
-const OWN: u64 = 512;
 /// The readers.
-const AHEAD: usize = 1;
-const PAGE_BY_PAGE: usize = 2;
+const AHEAD: u16 = 1;
+const PAGE_BY_PAGE: u16 = 2;
 
 /// Megabytes a second, part by part.
 #[derive(Default)]
@@ -40,7 +38,7 @@ impl Scattered {
         let plan = Plan {
             places: &[&[CORES[1]], &[CORES[0]], &[CORES[0]]],
             engines: &[CORES[1], CORES[0], CORES[0]],
-            page_by_page: &[2],
+            page_by_page: &[PAGE_BY_PAGE],
             homes: &[2 * PAGES, OWN, OWN],
             ..setting.two_slices(carrier, &[OWN, OWN])
         };
@@ -56,11 +54,11 @@ impl Scattered {
                     (PAGE_BY_PAGE, SHARED + PAGES * 4096, &mut self.page_by_page)
                 };
                 let one = Job { memory, own: part, all: PARTS, ..job };
-                found.push(bandwidth(PAGES / PARTS, &cluster.run(slice, 0, one)?));
+                found.push(bandwidth(PAGES / PARTS, &cluster.run(usize::from(slice), 0, one)?));
             }
         }
         for slice in [AHEAD, PAGE_BY_PAGE] {
-            let came = cluster.report(slice)?.pages_in;
+            let came = cluster.report(usize::from(slice))?.pages_in;
             ensure!(came == PAGES, "{came} pages came to slice {slice}, not {PAGES}");
         }
         Ok(())
