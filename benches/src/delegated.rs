@@ -206,8 +206,7 @@ mod tests {
 
     #[test]
     fn uffd_every_request_crosses_the_slices_once() {
-        if dsm::check_host().is_err() {
-            println!("skipped: no userfaultfd here");
+        if !needs::has(needs::Need::Uffd, dsm::check_host()) {
             return;
         }
         let disk = Delegated::remote(Carrier::Tcp).unwrap();

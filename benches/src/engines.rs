@@ -93,8 +93,7 @@ mod tests {
 
     #[test]
     fn uffd_every_page_of_the_other_slice_faults_once() {
-        if dsm::check_host().is_err() {
-            println!("skipped: no userfaultfd here");
+        if !needs::has(needs::Need::Uffd, dsm::check_host()) {
             return;
         }
         let job = |kind: Kind| Job {

@@ -1,8 +1,9 @@
 //! One contract, three carriers: every test here runs over TCP, over shared memory and, where there is
-//! an RDMA port, over queue pairs. Where there is none, those say so on one line and do nothing;
-//! `./x lab rdma` runs them on a lab host with soft-RoCE, and insists.
+//! an RDMA port, over queue pairs. Where there is none, those are skipped; `./x lab rdma` runs them on a lab
+//! host with soft-RoCE, and insists.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
+use needs::Need;
 use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -58,18 +59,8 @@ impl Backend for Rdma {
     }
 }
 
-/// Whether tests over RDMA can run; says why not. `TESSERA_RDMA=require` makes that a failure.
-fn has_rdma(test: &str) -> bool {
-    match verbs::available() {
-        Ok(_) => true,
-        Err(error) if std::env::var_os("TESSERA_RDMA").is_some_and(|word| word == "require") => {
-            panic!("rdma::{test} cannot run: {error}")
-        }
-        Err(error) => {
-            println!("rdma::{test} skipped: {error}");
-            false
-        }
-    }
+fn has_rdma() -> bool {
+    needs::has(Need::Rdma, verbs::available())
 }
 
 /// What a poll reported, owned.
@@ -517,7 +508,7 @@ macro_rules! conformance {
         }
         mod rdma {
             $(#[test] fn $name() {
-                if super::has_rdma(stringify!($name)) {
+                if super::has_rdma() {
                     super::$name::<super::Rdma>();
                 }
             })+

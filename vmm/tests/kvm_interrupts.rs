@@ -9,6 +9,7 @@ use devices::{
 };
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::Kvm;
+use needs::Need;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::yield_now;
@@ -176,10 +177,11 @@ impl Guest {
         timer_spacing: TimerSpacing,
         change: impl FnOnce(&mut kvm_sregs),
     ) -> Option<Self> {
-        let Ok(kvm) = Kvm::new() else {
-            println!("skipped: no /dev/kvm");
+        let kvm = Kvm::new();
+        if !needs::has(Need::Kvm, kvm.as_ref()) {
             return None;
-        };
+        }
+        let kvm = kvm.expect("it was opened");
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).expect("map RAM");
         put_code(&memory);
         let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).expect("read CPUID");

@@ -35,6 +35,7 @@ mod soak_device;
 mod soak_guest;
 mod soak_kill;
 mod summary;
+mod test_run;
 mod tidy;
 mod transport_bench;
 mod vm_options;
@@ -60,7 +61,7 @@ enum Verb {
     },
     /// Format, clippy, dependency arrows and tidy rules
     Check,
-    /// All tests; arguments go to `cargo test`
+    /// All tests, and what of them was skipped; arguments go to `cargo test`
     Test(Rest),
     /// An experiment by name, or the benchmarks of cargo; without a name, what there is
     Bench(bench::BenchOptions),
@@ -103,7 +104,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Lab { verb } => lab_verbs::run(verb),
         Verb::Check => check::run(),
-        Verb::Test(rest) => workspace::run_cargo("test", &rest.arguments),
+        Verb::Test(rest) => test_run::run(&rest.arguments),
         Verb::Bench(options) => bench::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),

@@ -3,7 +3,6 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
@@ -23,16 +22,4 @@ pub(crate) fn cargo() -> OsString {
 /// Folder cargo builds into.
 pub(crate) fn target(root: &Path) -> PathBuf {
     root.join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
-}
-
-/// Hands over to cargo for the whole workspace; the exit code is cargo's.
-pub(crate) fn run_cargo(verb: &str, arguments: &[String]) -> Result<ExitCode> {
-    let status = Command::new(cargo())
-        .args([verb, "--workspace", "--locked"])
-        .args(arguments)
-        .current_dir(root()?)
-        .status()
-        .context("start cargo")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
 }

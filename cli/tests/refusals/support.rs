@@ -1,6 +1,6 @@
 //! Runs the binary in a folder of its own, with every wait bounded and every process ended.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -277,23 +277,14 @@ fn members_of(group: u32) -> Vec<String> {
     states.filter(in_group).collect()
 }
 
-/// Whether this process may use a device; says so when not.
-fn may_use(device: &str) -> bool {
-    let may = OpenOptions::new().read(true).write(true).open(device).is_ok();
-    if !may {
-        println!("skipped: {device} cannot be opened");
-    }
-    may
-}
-
 /// Whether this machine can be a host of a VM of one slice.
 pub(crate) fn has_kvm() -> bool {
-    may_use("/dev/kvm")
+    needs::kvm()
 }
 
 /// Whether this machine can be a host of a VM of several slices.
 pub(crate) fn can_share() -> bool {
-    has_kvm() && may_use("/dev/userfaultfd")
+    has_kvm() && needs::uffd_device()
 }
 
 /// Whether the change works in a mount namespace; says so when not.
@@ -306,7 +297,7 @@ pub(crate) fn can_change(change: &str) -> bool {
         .status();
     let can = status.is_ok_and(|status| status.success());
     if !can {
-        println!("skipped: unshare -m sh -c '{test}' fails here (it needs root)");
+        needs::skip(&format!("unshare -m sh -c '{test}' fails here (it needs root)"));
     }
     can
 }

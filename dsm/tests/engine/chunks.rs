@@ -121,7 +121,7 @@ fn uffd_chunk_is_huge_until_shared_and_huge_again_when_sharing_ends() {
     let start = Instant::now();
     while huge() != CHUNK {
         if start.elapsed() > Duration::from_secs(10) {
-            println!("skipped: this kernel gives memory files no huge pages");
+            needs::skip("this kernel gives memory files no huge pages");
             stop(slices);
             return;
         }

@@ -2,6 +2,7 @@
 //! would, and over RDMA where there is a port (`./x lab rdma` insists on one).
 
 use crate::support::{LIMIT, Silent, Slice, Telling, forward_to, start_over, stop};
+use needs::Need;
 use std::os::fd::BorrowedFd;
 use std::ptr::{copy_nonoverlapping, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -191,10 +192,7 @@ fn uffd_pages_of_a_run_land_in_guest_memory() {
 
 #[test]
 fn uffd_rdma_pages_are_right_and_no_processor_copies_them() {
-    if let Err(error) = rdma::available() {
-        let required = std::env::var_os("TESSERA_RDMA").is_some_and(|word| word == "require");
-        assert!(!required, "cannot run: {error}");
-        println!("skipped: {error}");
+    if !needs::has(Need::Rdma, rdma::available()) {
         return;
     }
     let moves = counted(|rams| {

@@ -1,6 +1,7 @@
 //! Two engines in one process, joined by shared memory, with real userfaultfd. Threads of the tests play
 //! the vCPUs.
 
+use needs::Need;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance;
 use std::slice::from_ref;
@@ -183,8 +184,7 @@ fn start_configured(
     uplink: impl Fn(u16) -> Box<dyn Uplink>,
     mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
 ) -> Option<[Slice; 2]> {
-    if let Err(error) = check_host() {
-        println!("skipped: {error}");
+    if !needs::has(Need::Uffd, check_host()) {
         return None;
     }
     let halves = [0..frames / 2, frames / 2..frames];
@@ -196,7 +196,7 @@ fn start_configured(
     for own in &halves {
         rams.push(match GuestRam::with_memory(from_ref(&(0..frames)), from_ref(own), memory) {
             Err(error @ RamError::HugePages { .. }) => {
-                println!("skipped: {error}");
+                needs::leave_out(&error.to_string());
                 return None;
             }
             ram => Arc::new(ram.unwrap()),

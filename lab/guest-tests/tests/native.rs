@@ -15,7 +15,7 @@ fn text(output: &Output) -> String {
 fn two_cpus() -> bool {
     let enough = thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
     if !enough {
-        println!("skipped: needs 2 cpus");
+        needs::skip("needs 2 cpus");
     }
     enough
 }

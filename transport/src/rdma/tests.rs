@@ -1,5 +1,5 @@
 //! How queue pairs end. These need an RDMA port; without one they say so and do nothing, unless
-//! `TESSERA_RDMA=require`.
+//! `TESSERA_REQUIRE` names rdma.
 
 use super::device::Wanted;
 use super::setup::Endpoint;
@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::memory::PageMemory;
 use crate::seam::{Class, Event, SendError, Transport};
 use crate::testing::{PAGE, PAGES, bytes_of, fill_page, memory, page_of};
+use needs::Need;
 use sideway::ibverbs::queue_pair::{QueuePair, QueuePairAttribute, QueuePairState};
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
@@ -20,16 +21,7 @@ const B: SliceId = SliceId(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn has_rdma() -> bool {
-    match available() {
-        Ok(_) => true,
-        Err(error) if std::env::var_os("TESSERA_RDMA").is_some_and(|word| word == "require") => {
-            panic!("cannot run: {error}")
-        }
-        Err(error) => {
-            println!("skipped: {error}");
-            false
-        }
-    }
+    needs::has(Need::Rdma, available())
 }
 
 fn transports(first: Endpoint, second: Endpoint) -> (RdmaTransport, RdmaTransport) {
@@ -123,13 +115,9 @@ fn peer_cannot_write_where_it_was_not_asked_to() {
     assert_eq!(memory, [0; 64]);
 }
 
-/// Run by `./x lab rdma` in a process that may lock little memory.
 #[test]
+#[ignore = "needs a process that may lock little memory; ./x lab rdma runs it in one"]
 fn refused_registration_names_the_limit() {
-    if std::env::var_os("TESSERA_RDMA").is_none_or(|word| word != "memlock") {
-        println!("skipped: needs a process that may lock little memory (TESSERA_RDMA=memlock)");
-        return;
-    }
     let error = Endpoint::open(&Wanted::Any, None).unwrap_err();
 
     assert!(matches!(error, RdmaError::Pinning { .. }), "{error}");
