@@ -202,7 +202,9 @@ impl Slice {
                     self.net.disconnect();
                 }
                 let mut workers = self.workers.remove(&device).unwrap_or_default();
-                workers.iter_mut().for_each(|worker| drop(worker.stop(Instant::now())));
+                for worker in &mut workers {
+                    worker.stop(Instant::now());
+                }
                 self.views[usize::from(device.0)].forget();
             }
             PciEffect::MsixChanged { device, vector, route } => {

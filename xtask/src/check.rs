@@ -4,20 +4,36 @@ use std::path::Path;
 use std::process::{Command as Process, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 
 use crate::{arrows, tidy, workspace};
 
+#[derive(Args, Debug)]
+pub(crate) struct CheckOptions {
+    /// The larger sizes of the protocol's models too
+    #[arg(long)]
+    full: bool,
+}
+
 /// Runs all checks, also after one failed, and names those that did.
-pub(crate) fn run() -> Result<ExitCode> {
+pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let root = workspace::root()?;
     let clippy =
         ["clippy", "-q", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
-    let checks: [(&str, &dyn Fn() -> Result<()>); 4] = [
-        ("format", &|| cargo(&root, &["fmt", "--all", "--check"])),
-        ("tidy rules", &|| report(&tidy::findings(&root)?)),
-        ("dependency arrows", &|| report(&arrows::findings(&root)?)),
-        ("clippy, warnings denied", &|| cargo(&root, &clippy)),
+    let format = || cargo(&root, &["fmt", "--all", "--check"]);
+    let rules = || report(&tidy::findings(&root)?);
+    let arrows = || report(&arrows::findings(&root)?);
+    let clippy = || cargo(&root, &clippy);
+    let models = || models(&root);
+    let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
+        ("format", &format),
+        ("tidy rules", &rules),
+        ("dependency arrows", &arrows),
+        ("clippy, warnings denied", &clippy),
     ];
+    if options.full {
+        checks.push(("full models", &models));
+    }
     let mut failed = Vec::new();
     for (name, check) in checks {
         match check() {
@@ -41,6 +57,20 @@ fn report(findings: &[String]) -> Result<()> {
         println!("  {finding}");
     }
     if findings.is_empty() { Ok(()) } else { bail!("{} findings", findings.len()) }
+}
+
+/// Every interleaving of the larger clusters too, one model after the other: each takes all processors.
+fn models(root: &Path) -> Result<()> {
+    let status = Process::new(workspace::cargo())
+        .args(["test", "-p", "tessera-dsm-sim", "--locked", "--test", "ordinary"])
+        .args(["--test", "replicas", "--no-fail-fast"])
+        .args(["--", "--nocapture", "--test-threads=1"])
+        .env("TESSERA_MODELS", "full")
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .status()
+        .context("start cargo")?;
+    if status.success() { Ok(()) } else { bail!("the models ended with {status}") }
 }
 
 /// Runs cargo in the tree with its output going where ours goes.

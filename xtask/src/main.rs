@@ -18,6 +18,7 @@ mod distro_verbs;
 mod distro_vm;
 mod fio;
 mod fio_verify;
+mod fuzz;
 mod guest_console;
 mod http_verbs;
 mod interrupt;
@@ -60,9 +61,11 @@ enum Verb {
         verb: lab_verbs::LabVerb,
     },
     /// Format, clippy, dependency arrows and tidy rules
-    Check,
+    Check(check::CheckOptions),
     /// All tests, and what of them was skipped; arguments go to `cargo test`
     Test(Rest),
+    /// Replay the inputs kept for the fuzz targets, and look for more
+    Fuzz(fuzz::FuzzOptions),
     /// An experiment by name, or the benchmarks of cargo; without a name, what there is
     Bench(bench::BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
@@ -103,7 +106,8 @@ struct Rest {
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Lab { verb } => lab_verbs::run(verb),
-        Verb::Check => check::run(),
+        Verb::Check(options) => check::run(&options),
+        Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Test(rest) => test_run::run(&rest.arguments),
         Verb::Bench(options) => bench::run(&options),
         Verb::Demo(options) => demo::run(&options),

@@ -18,9 +18,6 @@ fn one_page_on_three_slices_stays_coherent() {
 #[test]
 fn one_page_on_four_slices_stays_coherent() {
     prove("4 slices, 1 fault each", ordinary::one_page(4, 1));
-    if full() {
-        prove("4 slices, 2 faults each", ordinary::one_page(4, 2));
-    }
 }
 
 #[test]
