@@ -87,6 +87,9 @@ pub enum HandshakeError {
     /// The role or the class does not belong here, or came twice.
     #[error("the connection has a purpose that is not expected here")]
     UnexpectedPurpose,
+    /// Too many others called meanwhile.
+    #[error("the peer had proved nothing yet when its place was needed")]
+    Crowded,
     /// The other end did not answer in time.
     #[error("the peer said nothing in time")]
     Timeout,
@@ -134,6 +137,17 @@ impl Channel for TcpStream {
     fn finish(&self) {
         // It fails when the connection is gone already, which is as good.
         let _ = self.shutdown(Shutdown::Write);
+    }
+}
+
+/// For a stream that another thread may have to shut down.
+impl Channel for &TcpStream {
+    fn set_wait(&self, wait: Duration) -> io::Result<()> {
+        TcpStream::set_wait(self, wait)
+    }
+
+    fn finish(&self) {
+        TcpStream::finish(self);
     }
 }
 
@@ -274,6 +288,28 @@ pub fn answer(
     expect: impl FnOnce(&Party) -> Result<(), HandshakeError>,
     deadline: Instant,
 ) -> Result<Party, HandshakeError> {
+    let proven = hear(channel, secret, deadline)?;
+    let expected = expect(&proven.party);
+    proven.tell(channel, expected, deadline)
+}
+
+/// A caller that has proved itself and is not yet told whether it is wanted.
+#[derive(Debug)]
+pub(crate) struct Proven {
+    /// Who it is.
+    pub(crate) party: Party,
+    secret: Secret,
+    hello: [u8; HELLO_BYTES],
+    challenge: [u8; REPLY_BYTES],
+    proof: [u8; MAC_BYTES],
+}
+
+/// The first half of [`answer`]: lets a caller prove itself.
+pub(crate) fn hear(
+    channel: &mut impl Channel,
+    secret: &Secret,
+    deadline: Instant,
+) -> Result<Proven, HandshakeError> {
     let mut hello = [0; HELLO_BYTES];
     read_all(channel, &mut hello[..8], deadline)?;
     if let Err(error) = layout::check_version(&hello[..8]) {
@@ -294,17 +330,29 @@ pub fn answer(
         tell(channel, &reply, deadline);
         return Err(HandshakeError::Unproven);
     }
-    let expected = expect(&party);
-    let status = expected.as_ref().map_or_else(Status::of, |()| Status::Accept);
-    let code = [status.code()];
-    let body = secret.sign(LABEL_LISTENER, &[&hello, &challenge, &proof, &code]);
-    let verdict = Reply { status, body }.encode();
-    if let Err(error) = expected {
-        tell(channel, &verdict, deadline);
-        return Err(error);
+    Ok(Proven { party, secret: secret.clone(), hello, challenge, proof })
+}
+
+impl Proven {
+    /// The second half of [`answer`]: tells the caller whether it is wanted, and proves this side.
+    pub(crate) fn tell(
+        self,
+        channel: &mut impl Channel,
+        expected: Result<(), HandshakeError>,
+        deadline: Instant,
+    ) -> Result<Party, HandshakeError> {
+        let status = expected.as_ref().map_or_else(Status::of, |()| Status::Accept);
+        let code = [status.code()];
+        let transcript: [&[u8]; 4] = [&self.hello, &self.challenge, &self.proof, &code];
+        let body = self.secret.sign(LABEL_LISTENER, &transcript);
+        let verdict = Reply { status, body }.encode();
+        if let Err(error) = expected {
+            tell(channel, &verdict, deadline);
+            return Err(error);
+        }
+        write_all(channel, &verdict, deadline)?;
+        Ok(self.party)
     }
-    write_all(channel, &verdict, deadline)?;
-    Ok(party)
 }
 
 /// Says why the connection ends. The reason stands whether or not it still arrives.

@@ -14,14 +14,17 @@
 //! ```
 //!
 //! The bootstrap calls every companion, because it need not listen. Everything here blocks, each
-//! step until the caller's deadline. A refused stranger never ends a companion's wait.
+//! step until the caller's deadline. A refused stranger never ends a companion's wait, and an idle one does not
+//! delay others (`reception`).
 
 mod bootstrap;
 mod companion;
+mod reception;
 mod transport;
 
 pub use bootstrap::{Answer, BootstrapMesh, Plan};
-pub use companion::{Assignment, CompanionMesh, Listener, Refused};
+pub use companion::{Assignment, CompanionMesh, Listener};
+pub use reception::Refused;
 pub use transport::MeshTransport;
 
 use crate::config::{CarrierKind, Config, ConfigError, RdmaMemory};
@@ -37,7 +40,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use wire::{Epoch, SliceId};
 
-/// How long one caller may take to prove itself before the listener turns to the next.
+/// How long one caller may take to prove itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a bootstrap that proved itself may take to send the assignment.
 const PATIENCE_PROVEN: Duration = Duration::from_secs(60);
@@ -60,6 +63,9 @@ pub enum MeshError {
     /// Waiting for connections failed.
     #[error("cannot wait for connections")]
     Wait(#[source] io::Error),
+    /// The machine has no descriptor, memory or thread for one more connection.
+    #[error("there is no room for one more connection")]
+    NoRoom(#[source] io::Error),
     /// A slice cannot be reached.
     #[error("cannot connect to {slice} at {address}")]
     Connect {

@@ -67,7 +67,8 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Takes the whole file, byte for byte (a final newline counts).
+    /// Takes the file, byte for byte, without one newline at its end: the same secret written by an editor,
+    /// `echo` or `printf` is the same.
     ///
     /// # Errors
     /// The file is missing, not a regular file, open to others (`mode & 0o077`), shorter than 16
@@ -87,7 +88,7 @@ impl Secret {
         let mut bytes = Vec::new();
         let limit = u64::try_from(SECRET_BYTES_MAX).expect("a small constant") + 1;
         file.take(limit).read_to_end(&mut bytes).map_err(read_error)?;
-        Self::from_bytes(&bytes)
+        Self::from_bytes(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
     }
 
     /// Takes the bytes as they are.
@@ -147,6 +148,21 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let proof = secret.unwrap().sign(b"x", &[b"y"]);
         assert!(Secret::from_bytes(&[7; 32]).unwrap().verify(b"x", &[b"y"], &proof));
+    }
+
+    #[test]
+    fn one_newline_at_the_end_does_not_count() {
+        let proof_of = |name: &str, bytes: &[u8]| {
+            let path = file(name, bytes, 0o600);
+            let secret = Secret::load(&path);
+            fs::remove_file(&path).unwrap();
+            secret.unwrap().sign(b"x", &[b"y"])
+        };
+        let plain = proof_of("plain", b"0123456789abcdef");
+
+        assert_eq!(proof_of("line", b"0123456789abcdef\n"), plain);
+        assert_ne!(proof_of("lines", b"0123456789abcdef\n\n"), plain);
+        assert_ne!(proof_of("within", b"0123456789abcde\nf"), plain);
     }
 
     #[test]

@@ -1,41 +1,20 @@
 //! The side that listens.
 
-use super::bootstrap::next_ready;
+use super::reception::{Caller, Next, Reception, Refused};
 use super::{Circle, Connected, MeshError, MeshTransport, PATIENCE, PATIENCE_PROVEN, one_line};
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
-use crate::handshake::{self, HandshakeError, Party, Role, VmId, part};
+use crate::handshake::{HandshakeError, Party, Role, VmId, part};
 use crate::memory::PageMemory;
 use crate::rdma::Meeting;
 use crate::seam::Class;
 use crate::secret::Secret;
-use std::fmt;
-use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::{Epoch, SliceId};
 
-const TOKEN_LISTENER: u64 = 0;
-const TOKEN_CONTROL: u64 = 1;
 /// A wait without a deadline is cut into pieces of this length.
 const FOREVER: Duration = Duration::from_secs(86_400);
-
-/// A connection that was turned away; the wait goes on.
-#[derive(Debug)]
-pub struct Refused {
-    /// Who called.
-    pub from: SocketAddr,
-    /// Why it was turned away.
-    pub error: MeshError,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "refused a connection from {}: {}", self.from, one_line(&self.error))
-    }
-}
 
 /// Waits for a bootstrap, and later for the other slices.
 #[derive(Debug)]
@@ -81,9 +60,17 @@ impl Listener {
         self.address
     }
 
+    pub(super) fn socket(&self) -> &TcpListener {
+        &self.socket
+    }
+
+    pub(super) fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
     /// Waits for a bootstrap that proves itself and takes its assignment. Everybody else is turned
-    /// away, told to `refused`, and the wait goes on. Callers are served one after the other; one
-    /// that does not prove itself holds the others up for five seconds at most.
+    /// away, told to `refused` (at a bounded rate), and the wait goes on. Up to 32 callers
+    /// prove themselves at a time; one more takes the place of the oldest.
     ///
     /// # Errors
     /// The deadline passed or the socket failed; never because of a caller.
@@ -92,64 +79,46 @@ impl Listener {
         deadline: Option<Instant>,
         refused: &mut dyn FnMut(&Refused),
     ) -> Result<(Assignment, CompanionMesh), MeshError> {
-        let epoll = self.watch()?;
+        let mut reception = Reception::new(self, None)?;
         loop {
             let until = deadline.unwrap_or_else(|| Instant::now() + FOREVER);
-            if next_ready(&epoll, until).map_err(MeshError::Wait)?.is_none() {
-                if deadline.is_some() {
+            match reception.next(until, refused)? {
+                Next::Caller(caller) => {
+                    let from = caller.from;
+                    match self.enroll(*caller, until) {
+                        Ok(taken) => {
+                            reception.close(refused);
+                            return Ok(taken);
+                        }
+                        Err(error) => reception.refuse(Some(from), error, refused),
+                    }
+                }
+                Next::Deadline if deadline.is_some() => {
+                    reception.close(refused);
                     return Err(MeshError::NoBootstrap);
                 }
-                continue;
-            }
-            let Some((stream, from)) = self.take()? else { continue };
-            match self.enroll(stream, from, until) {
-                Ok(taken) => return Ok(taken),
-                Err(error) => refused(&Refused { from, error }),
+                Next::Deadline | Next::Other => {}
             }
         }
     }
 
-    fn watch(&self) -> Result<Epoll, MeshError> {
-        let epoll = Epoll::new().map_err(MeshError::Wait)?;
-        let event = EpollEvent::new(EventSet::IN, TOKEN_LISTENER);
-        epoll
-            .ctl(ControlOperation::Add, self.socket.as_raw_fd(), event)
-            .map_err(MeshError::Wait)?;
-        Ok(epoll)
-    }
-
-    /// The next connection, if it is still there.
-    fn take(&self) -> Result<Option<(TcpStream, SocketAddr)>, MeshError> {
-        match self.socket.accept() {
-            Ok((stream, from)) => {
-                let set = stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true));
-                // A connection that fails at once is gone; the next one may be good.
-                Ok(set.is_ok().then_some((stream, from)))
-            }
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock
-                | io::ErrorKind::Interrupted
-                | io::ErrorKind::ConnectionAborted => Ok(None),
-                _ => Err(MeshError::Wait(error)),
-            },
-        }
-    }
-
-    /// Handshake and assignment on one control connection. A stranger is given little time; a
-    /// bootstrap that proved itself may first have to reach the other companions.
+    /// Takes the assignment of a caller that proved itself, if it is a bootstrap; that one may first
+    /// have to reach the other companions.
     fn enroll(
         &self,
-        mut stream: TcpStream,
-        from: SocketAddr,
+        caller: Caller,
         deadline: Instant,
     ) -> Result<(Assignment, CompanionMesh), MeshError> {
-        let expect = |party: &Party| match (party.role, party.from, party.to) {
+        let Caller { mut stream, from, proven } = caller;
+        let party = &proven.party;
+        let expected = match (party.role, party.from, party.to) {
             (Role::Control, SliceId(0), SliceId(1..)) => Ok(()),
             (Role::Control, from, to) => Err(HandshakeError::UnexpectedSlice { from, to }),
             _ => Err(HandshakeError::UnexpectedPurpose),
         };
         let until = deadline.min(Instant::now() + PATIENCE);
-        let party = handshake::answer(&mut stream, &self.secret, expect, until)
+        let party = proven
+            .tell(&mut stream, expected, until)
             .map_err(|source| MeshError::Handshake { with: from.to_string(), source })?;
         let deadline = deadline.min(Instant::now() + PATIENCE_PROVEN);
         let with = format!("the bootstrap at {from}");
@@ -349,75 +318,71 @@ impl CompanionMesh {
         deadline: Instant,
         refused: &mut dyn FnMut(&Refused),
     ) -> Result<(), MeshError> {
-        let epoll = self.listener.watch()?;
-        let event = EpollEvent::new(EventSet::IN, TOKEN_CONTROL);
-        epoll
-            .ctl(ControlOperation::Add, self.control.as_raw_fd(), event)
-            .map_err(MeshError::Wait)?;
         let missing = |awaited: &[Partial]| {
             let missing = awaited.iter().find(|(_, classes)| classes.iter().any(Option::is_none));
             missing.map(|(slice, _)| *slice)
         };
+        let mut reception = Reception::new(&self.listener, Some(&self.control))?;
         while let Some(slice) = missing(awaited) {
-            match next_ready(&epoll, deadline).map_err(MeshError::Wait)? {
-                None => return Err(MeshError::Missing { slice }),
-                Some(0) => {
-                    let Some((stream, from)) = self.listener.take()? else { continue };
+            match reception.next(deadline, refused)? {
+                Next::Deadline => return Err(MeshError::Missing { slice }),
+                Next::Caller(caller) => {
+                    let from = caller.from;
                     let until = deadline.min(Instant::now() + PATIENCE);
-                    if let Err(source) = self.admit(stream, awaited, until) {
-                        let error = MeshError::Handshake { with: from.to_string(), source };
-                        refused(&Refused { from, error });
+                    if let Err(source) = admit(&self.circle, *caller, awaited, until) {
+                        reception.refuse_handshake(from, source, refused);
                     }
                 }
-                Some(_) => {
-                    return Err(match self.receive(deadline)? {
-                        Control::Abort(text) => MeshError::Aborted { text },
-                        other => {
-                            let got = other.name();
-                            self.error(ControlError::Unexpected { got, want: "abort" })
-                        }
-                    });
+                Next::Other => {
+                    let with = self.with.clone();
+                    let message = Control::receive(&mut self.control, deadline);
+                    let source = match message {
+                        Ok(Control::Abort(text)) => return Err(MeshError::Aborted { text }),
+                        Ok(other) => ControlError::Unexpected { got: other.name(), want: "abort" },
+                        Err(source) => source,
+                    };
+                    return Err(MeshError::Control { with, source });
                 }
             }
         }
+        reception.close(refused);
         Ok(())
     }
+}
 
-    /// Handshake on one incoming connection; it takes its place among the awaited ones.
-    fn admit(
-        &self,
-        mut stream: TcpStream,
-        awaited: &mut [Partial],
-        deadline: Instant,
-    ) -> Result<(), HandshakeError> {
-        let slot = |party: &Party| {
-            let Role::Frames(class) = party.role else { return None };
-            let at = awaited.iter().position(|(slice, _)| *slice == party.from)?;
-            Some((at, usize::from(class)))
-        };
-        let circle = &self.circle;
-        let expect = |party: &Party| {
-            if party.vm != circle.vm {
-                return Err(HandshakeError::WrongVm { theirs: Some(party.vm) });
+/// Tells a proven caller whether it is awaited; it takes its place among the awaited ones.
+fn admit(
+    circle: &Circle,
+    caller: Caller,
+    awaited: &mut [Partial],
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    let Caller { mut stream, proven, .. } = caller;
+    let slot = |party: &Party| {
+        let Role::Frames(class) = party.role else { return None };
+        let at = awaited.iter().position(|(slice, _)| *slice == party.from)?;
+        Some((at, usize::from(class)))
+    };
+    let party = &proven.party;
+    let place = slot(party);
+    let expected = if party.vm != circle.vm {
+        Err(HandshakeError::WrongVm { theirs: Some(party.vm) })
+    } else if !matches!(party.role, Role::Frames(_)) {
+        Err(HandshakeError::UnexpectedPurpose)
+    } else if party.epoch != circle.epoch {
+        Err(HandshakeError::WrongEpoch { theirs: Some(party.epoch) })
+    } else {
+        match place.filter(|_| party.to == circle.local) {
+            None => Err(HandshakeError::UnexpectedSlice { from: party.from, to: party.to }),
+            Some((at, class)) if awaited[at].1[class].is_some() => {
+                Err(HandshakeError::UnexpectedPurpose)
             }
-            if !matches!(party.role, Role::Frames(_)) {
-                return Err(HandshakeError::UnexpectedPurpose);
-            }
-            if party.epoch != circle.epoch {
-                return Err(HandshakeError::WrongEpoch { theirs: Some(party.epoch) });
-            }
-            match slot(party).filter(|_| party.to == circle.local) {
-                None => Err(HandshakeError::UnexpectedSlice { from: party.from, to: party.to }),
-                Some((at, class)) if awaited[at].1[class].is_some() => {
-                    Err(HandshakeError::UnexpectedPurpose)
-                }
-                Some(_) => Ok(()),
-            }
-        };
-        let party = handshake::answer(&mut stream, &circle.secret, expect, deadline)?;
-        if let Some((at, class)) = slot(&party) {
-            awaited[at].1[class] = Some(stream);
+            Some(_) => Ok(()),
         }
-        Ok(())
+    };
+    proven.tell(&mut stream, expected, deadline)?;
+    if let Some((at, class)) = place {
+        awaited[at].1[class] = Some(stream);
     }
+    Ok(())
 }

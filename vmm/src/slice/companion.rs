@@ -60,7 +60,7 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
 }
 
 fn warn_refused(refused: &Refused) {
-    tracing::warn!("refused {}: {}", refused.from, one_line(&refused.error));
+    tracing::warn!("{refused}");
 }
 
 /// What a companion and a bootstrap have agreed on.
