@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use transport::Secret;
+use transport::Credential;
 use vmm::slice::{CompanionOptions, Ending, companion};
 
 #[derive(Args, Debug)]
@@ -13,7 +13,8 @@ pub(crate) struct Arguments {
     /// Address and port to wait for a bootstrap at, e.g. 10.9.0.2:7100
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// File with the VM's secret: at least 16 bytes, readable by its owner only
+    /// File with the VM's secret (at least 16 bytes), or with the key of one slice (tessera slice-key);
+    /// readable by its owner only
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
     /// An image file, block device or tap interface that a VM may be given; may be repeated
@@ -24,8 +25,8 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
-    let secret = Secret::load(&arguments.secret_file).context("load the VM's secret")?;
+    let credential = Credential::load(&arguments.secret_file).context("load the VM's secret")?;
     let (listen, local) = (arguments.listen, arguments.local.clone().into());
     let lend = arguments.lend.clone();
-    companion(&CompanionOptions { listen, secret, local, lend }).context("be a companion")
+    companion(&CompanionOptions { listen, credential, local, lend }).context("be a companion")
 }

@@ -11,6 +11,7 @@ mod companion;
 mod counters;
 mod devices;
 mod local;
+mod slice_key;
 mod slices;
 mod trace;
 mod tune;
@@ -43,6 +44,8 @@ enum Role {
     Counters(counters::Arguments),
     /// Change settings of running slices
     Tune(tune::Arguments),
+    /// Write the key of one slice, for a companion that is not to know the secret.
+    SliceKey(slice_key::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Role::Trace(arguments) => trace::run(&arguments).map(|()| None),
         Role::Counters(arguments) => counters::run(&arguments).map(|()| None),
         Role::Tune(arguments) => tune::run(&arguments).map(|()| None),
+        Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| None),
     };
     match result {
         Ok(Some(ending)) => finish(&ending),

@@ -5,6 +5,7 @@
 
 use crate::config::{CarrierKind, Config};
 use crate::handshake::{Channel, read_all, write_all};
+use crate::key::Ticket;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;
@@ -90,6 +91,8 @@ pub struct Assign {
     pub config: Config,
     /// Opaque to this crate.
     pub blob: Vec<u8>,
+    /// For the slices that it has to call.
+    pub tickets: Vec<Ticket>,
 }
 
 /// A control message.
@@ -143,6 +146,9 @@ impl Control {
             Self::Assign(assign) => {
                 check_members(&assign.members)?;
                 assign.config.validate().map_err(|_| bounds("the transport configuration"))?;
+                if assign.tickets.len() > MEMBERS_MAX {
+                    return Err(bounds("the number of tickets"));
+                }
                 ("the configuration blob", assign.blob.len() <= BLOB_BYTES_MAX)
             }
             Self::Agree(blob) | Self::Commit(blob) => ("the blob", blob.len() <= BLOB_BYTES_MAX),
@@ -246,6 +252,7 @@ mod tests {
             ],
             config: Config::default(),
             blob: vec![1, 2, 3],
+            tickets: vec![Ticket { to: SliceId(1), sealed: [4; 32] }],
         })
     }
 

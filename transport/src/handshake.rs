@@ -1,4 +1,5 @@
-//! Both ends of a new connection prove that they know the secret of the VM, before anything else.
+//! Both ends of a new connection prove that they know its key, before anything else. The key depends on
+//! who calls whom, in which VM (`key`).
 //!
 //! ```text
 //!  caller                                          listener
@@ -20,7 +21,8 @@ mod layout;
 
 pub use layout::{HELLO_BYTES, Hello, Party, REPLY_BYTES, Reply, Role, Status, VmId};
 
-use crate::secret::{MAC_BYTES, Secret};
+use crate::key::{Key, Keys};
+use crate::secret::MAC_BYTES;
 use layout::VERSION;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -61,6 +63,12 @@ pub enum HandshakeError {
     /// The proof was wrong, on either side.
     #[error("the peer could not prove that it knows the secret")]
     Unproven,
+    /// This side was given no key for that connection.
+    #[error("this side has no key to prove itself to {to} with")]
+    NoKey {
+        /// Whom it wants.
+        to: SliceId,
+    },
     /// The other end refused our proof: the secrets differ.
     #[error("the peer refused the proof of this side: the secrets differ")]
     ProofRefused,
@@ -234,10 +242,11 @@ fn nonce() -> io::Result<[u8; 32]> {
 /// See [`HandshakeError`].
 pub fn call(
     channel: &mut impl Channel,
-    secret: &Secret,
+    keys: &impl Keys,
     party: &Party,
     deadline: Instant,
 ) -> Result<(), HandshakeError> {
+    let key = keys.key(party).ok_or(HandshakeError::NoKey { to: party.to })?;
     let hello = Hello { party: *party, nonce: nonce()? }.encode();
     write_all(channel, &hello, deadline)?;
     let mut challenge = [0; REPLY_BYTES];
@@ -246,7 +255,7 @@ pub fn call(
         let value = u16::from(reply.status.code());
         return Err(HandshakeError::Malformed { field: "the first status", value });
     }
-    let proof = secret.sign(LABEL_CALLER, &[&hello, &challenge]);
+    let proof = key.sign(LABEL_CALLER, &[&hello, &challenge]);
     write_all(channel, &proof, deadline)?;
     let mut verdict = [0; REPLY_BYTES];
     let reply = read_reply(channel, &mut verdict, deadline)?;
@@ -254,7 +263,7 @@ pub fn call(
         return Err(HandshakeError::ProofRefused);
     }
     let status = [reply.status.code()];
-    if !secret.verify(LABEL_LISTENER, &[&hello, &challenge, &proof, &status], &reply.body) {
+    if !key.verify(LABEL_LISTENER, &[&hello, &challenge, &proof, &status], &reply.body) {
         return Err(HandshakeError::Unproven);
     }
     match reply.refusal(party) {
@@ -284,11 +293,11 @@ fn read_reply(
 /// See [`HandshakeError`]. The caller was told the reason where that reveals nothing.
 pub fn answer(
     channel: &mut impl Channel,
-    secret: &Secret,
+    keys: &impl Keys,
     expect: impl FnOnce(&Party) -> Result<(), HandshakeError>,
     deadline: Instant,
 ) -> Result<Party, HandshakeError> {
-    let proven = hear(channel, secret, deadline)?;
+    let proven = hear(channel, keys, deadline)?;
     let expected = expect(&proven.party);
     proven.tell(channel, expected, deadline)
 }
@@ -298,7 +307,7 @@ pub fn answer(
 pub(crate) struct Proven {
     /// Who it is.
     pub(crate) party: Party,
-    secret: Secret,
+    key: Key,
     hello: [u8; HELLO_BYTES],
     challenge: [u8; REPLY_BYTES],
     proof: [u8; MAC_BYTES],
@@ -307,7 +316,7 @@ pub(crate) struct Proven {
 /// The first half of [`answer`]: lets a caller prove itself.
 pub(crate) fn hear(
     channel: &mut impl Channel,
-    secret: &Secret,
+    keys: &impl Keys,
     deadline: Instant,
 ) -> Result<Proven, HandshakeError> {
     let mut hello = [0; HELLO_BYTES];
@@ -325,12 +334,16 @@ pub(crate) fn hear(
     write_all(channel, &challenge, deadline)?;
     let mut proof = [0; MAC_BYTES];
     read_all(channel, &mut proof, deadline)?;
-    if !secret.verify(LABEL_CALLER, &[&hello, &challenge], &proof) {
+    // Who has no key for this caller hears it to the end all the same: which slice this is, is told to
+    // nobody who proved nothing.
+    let key = keys.key(&party);
+    let Some(key) = key.filter(|key| key.verify(LABEL_CALLER, &[&hello, &challenge], &proof))
+    else {
         let reply = Reply { status: Status::ProofRefused, body: [0; MAC_BYTES] }.encode();
         tell(channel, &reply, deadline);
         return Err(HandshakeError::Unproven);
-    }
-    Ok(Proven { party, secret: secret.clone(), hello, challenge, proof })
+    };
+    Ok(Proven { party, key, hello, challenge, proof })
 }
 
 impl Proven {
@@ -344,7 +357,7 @@ impl Proven {
         let status = expected.as_ref().map_or_else(Status::of, |()| Status::Accept);
         let code = [status.code()];
         let transcript: [&[u8]; 4] = [&self.hello, &self.challenge, &self.proof, &code];
-        let body = self.secret.sign(LABEL_LISTENER, &transcript);
+        let body = self.key.sign(LABEL_LISTENER, &transcript);
         let verdict = Reply { status, body }.encode();
         if let Err(error) = expected {
             tell(channel, &verdict, deadline);

@@ -20,6 +20,7 @@ pub mod control;
 mod engine;
 pub mod frame;
 pub mod handshake;
+mod key;
 mod memory;
 mod mesh;
 mod outbox;
@@ -37,6 +38,7 @@ pub use clock::ClockEstimate;
 pub use config::{CarrierKind, Config, ConfigError, RdmaMemory};
 pub use control::{BLOB_BYTES_MAX, ControlError, MEMBERS_MAX, Member};
 pub use handshake::{HandshakeError, VmId};
+pub use key::{Credential, Key, Keys, SliceKey, Ticket};
 pub use memory::PageMemory;
 pub use mesh::{
     Answer, Assignment, BootstrapMesh, CompanionMesh, Listener, MeshError, MeshTransport, Plan,

@@ -30,10 +30,10 @@ pub use transport::MeshTransport;
 use crate::config::{CarrierKind, Config, ConfigError, RdmaMemory};
 use crate::control::ControlError;
 use crate::handshake::{HandshakeError, Party, Role, VmId, call};
+use crate::key::Keyring;
 use crate::memory::PageMemory;
 use crate::rdma::{Endpoint, Meeting, RdmaError, RdmaTransport, meet};
 use crate::seam::Class;
-use crate::secret::Secret;
 use crate::tcp::TcpTransport;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -175,7 +175,7 @@ type Connected = (SliceId, [TcpStream; Class::COUNT]);
 /// What every connection of one VM has in common.
 #[derive(Clone, Debug)]
 struct Circle {
-    secret: Secret,
+    keys: Keyring,
     vm: VmId,
     epoch: Epoch,
     local: SliceId,
@@ -204,7 +204,7 @@ impl Circle {
         }
         let mut stream = TcpStream::connect_timeout(&address, left).map_err(connect)?;
         stream.set_nodelay(true).map_err(connect)?;
-        call(&mut stream, &self.secret, &self.party(role, to), deadline).map_err(|source| {
+        call(&mut stream, &self.keys, &self.party(role, to), deadline).map_err(|source| {
             MeshError::Handshake { with: format!("{to} at {address}"), source }
         })?;
         Ok(stream)

@@ -1,13 +1,13 @@
 //! The per-VM shared secret: where it comes from and what it signs.
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use crate::key::{SliceKey, is_slice_key, slice_key};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use wire::SliceId;
 
 /// The shortest secret, in bytes.
 pub(crate) const SECRET_BYTES_MIN: usize = 16;
@@ -51,6 +51,24 @@ pub enum SecretError {
         /// Its length in bytes.
         length: usize,
     },
+    /// The key of a slice where the secret is needed.
+    #[error(
+        "the secret file {} holds the key of one slice; the bootstrap needs the secret of the VM",
+        path.display()
+    )]
+    OnlyAKey {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It begins as the key of a slice.
+    #[error(
+        "the key of a slice in {} is damaged; make it anew (tessera slice-key)",
+        path.display()
+    )]
+    MalformedKey {
+        /// The file.
+        path: PathBuf,
+    },
     /// More bytes than any sensible secret.
     #[error("the secret is longer than {SECRET_BYTES_MAX} bytes")]
     Long,
@@ -72,23 +90,13 @@ impl Secret {
     ///
     /// # Errors
     /// The file is missing, not a regular file, open to others (`mode & 0o077`), shorter than 16
-    /// or longer than 4096 bytes.
+    /// or longer than 4096 bytes, or holds only the key of a slice.
     pub fn load(path: &Path) -> Result<Self, SecretError> {
-        let read_error = |source| SecretError::Read { path: path.to_path_buf(), source };
-        // The type is checked before opening, for a FIFO would block, and the mode after, on what
-        // was really opened.
-        if !std::fs::metadata(path).map_err(read_error)?.is_file() {
-            return Err(SecretError::NotAFile { path: path.to_path_buf() });
+        let bytes = read(path)?;
+        if is_slice_key(&bytes) {
+            return Err(SecretError::OnlyAKey { path: path.to_path_buf() });
         }
-        let file = File::open(path).map_err(read_error)?;
-        let mode = file.metadata().map_err(read_error)?.permissions().mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(SecretError::Exposed { path: path.to_path_buf(), mode });
-        }
-        let mut bytes = Vec::new();
-        let limit = u64::try_from(SECRET_BYTES_MAX).expect("a small constant") + 1;
-        file.take(limit).read_to_end(&mut bytes).map_err(read_error)?;
-        Self::from_bytes(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
+        Self::from_bytes(&bytes)
     }
 
     /// Takes the bytes as they are.
@@ -105,30 +113,39 @@ impl Secret {
         Ok(Self(bytes.into()))
     }
 
-    fn mac(&self, label: &[u8], transcript: &[&[u8]]) -> Hmac<Sha256> {
-        let mut mac =
-            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
-        mac.update(label);
-        for part in transcript {
-            mac.update(part);
-        }
-        mac
+    /// The key with which a companion proves that it is that slice, and no other.
+    #[must_use]
+    pub fn slice_key(&self, slice: SliceId) -> SliceKey {
+        slice_key(&self.0, slice)
     }
+}
 
-    /// Proves knowledge of the secret for `label` and a transcript of fixed-size parts.
-    pub(crate) fn sign(&self, label: &[u8], transcript: &[&[u8]]) -> [u8; MAC_BYTES] {
-        self.mac(label, transcript).finalize().into_bytes().into()
+/// Reads a file that is a secret, or a key: without one newline at its end.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, SecretError> {
+    let read_error = |source| SecretError::Read { path: path.to_path_buf(), source };
+    // The type is checked before opening, for a FIFO would block, and the mode after, on what was really
+    // opened.
+    if !std::fs::metadata(path).map_err(read_error)?.is_file() {
+        return Err(SecretError::NotAFile { path: path.to_path_buf() });
     }
-
-    /// Checks a proof in constant time.
-    pub(crate) fn verify(&self, label: &[u8], transcript: &[&[u8]], proof: &[u8]) -> bool {
-        self.mac(label, transcript).verify_slice(proof).is_ok()
+    let file = File::open(path).map_err(read_error)?;
+    let mode = file.metadata().map_err(read_error)?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(SecretError::Exposed { path: path.to_path_buf(), mode });
     }
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(SECRET_BYTES_MAX).expect("a small constant") + 2;
+    file.take(limit).read_to_end(&mut bytes).map_err(read_error)?;
+    if bytes.last() == Some(&b'\n') {
+        bytes.pop();
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Credential;
     use std::fs;
 
     fn file(name: &str, bytes: &[u8], mode: u32) -> PathBuf {
@@ -146,23 +163,22 @@ mod tests {
         let secret = Secret::load(&path);
 
         fs::remove_file(&path).unwrap();
-        let proof = secret.unwrap().sign(b"x", &[b"y"]);
-        assert!(Secret::from_bytes(&[7; 32]).unwrap().verify(b"x", &[b"y"], &proof));
+        assert_eq!(secret.unwrap().0, Secret::from_bytes(&[7; 32]).unwrap().0);
     }
 
     #[test]
     fn one_newline_at_the_end_does_not_count() {
-        let proof_of = |name: &str, bytes: &[u8]| {
+        let loaded = |name: &str, bytes: &[u8]| {
             let path = file(name, bytes, 0o600);
             let secret = Secret::load(&path);
             fs::remove_file(&path).unwrap();
-            secret.unwrap().sign(b"x", &[b"y"])
+            secret.unwrap().0
         };
-        let plain = proof_of("plain", b"0123456789abcdef");
+        let plain = loaded("plain", b"0123456789abcdef");
 
-        assert_eq!(proof_of("line", b"0123456789abcdef\n"), plain);
-        assert_ne!(proof_of("lines", b"0123456789abcdef\n\n"), plain);
-        assert_ne!(proof_of("within", b"0123456789abcde\nf"), plain);
+        assert_eq!(loaded("line", b"0123456789abcdef\n"), plain);
+        assert_ne!(loaded("lines", b"0123456789abcdef\n\n"), plain);
+        assert_ne!(loaded("within", b"0123456789abcde\nf"), plain);
     }
 
     #[test]
@@ -187,6 +203,24 @@ mod tests {
         assert!(matches!(short, SecretError::Short { length: 15 }), "{short}");
         assert!(matches!(missing, SecretError::Read { .. }), "{missing}");
         assert!(matches!(folder, SecretError::NotAFile { .. }), "{folder}");
+    }
+
+    #[test]
+    fn key_of_a_slice_is_told_from_a_secret() {
+        let key = Secret::from_bytes(&[7; 32]).unwrap().slice_key(SliceId(3)).file_text();
+        let load = |name: &str, text: &str| {
+            let path = file(name, text.as_bytes(), 0o600);
+            let both = (Secret::load(&path), Credential::load(&path));
+            fs::remove_file(&path).unwrap();
+            both
+        };
+        let (secret, credential) = load("key", &key);
+        assert!(matches!(secret, Err(SecretError::OnlyAKey { .. })), "{secret:?}");
+        assert!(matches!(credential, Ok(Credential::Slice(own)) if own.slice() == SliceId(3)));
+        let (_, damaged) = load("damaged", &key[..40]);
+        assert!(matches!(damaged, Err(SecretError::MalformedKey { .. })), "{damaged:?}");
+        let (_, plain) = load("words", "tessera-slice-keys are long");
+        assert!(matches!(plain, Ok(Credential::Secret(_))), "{plain:?}");
     }
 
     #[test]

@@ -6,12 +6,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use tessera_transport::handshake::{Party, Role};
+use tessera_transport::handshake::{Party, Role, call};
 use tessera_transport::{
-    BootstrapMesh, CarrierKind, Class, Config, Event, HandshakeError, Listener, Member, MeshError,
-    MeshTransport, Plan, Secret, ShmTransport, Transport, VmId, shm,
+    BootstrapMesh, CarrierKind, Class, Config, Event, HandshakeError, Key, Keys, Listener, Member,
+    MeshError, MeshTransport, Plan, Secret, ShmTransport, Transport, VmId, shm,
 };
 use wire::{Epoch, SliceId};
 
@@ -107,6 +108,106 @@ fn four_slices_join_and_talk() {
         &mut *two.transport,
         &mut *three.transport,
     ]);
+}
+
+/// A companion on a host that has the key of one slice and not the secret.
+fn keyed(slice: u16) -> Listener {
+    Listener::bind(loopback(), secret(1).slice_key(SliceId(slice))).unwrap()
+}
+
+#[test]
+fn companions_with_only_their_own_keys_join() {
+    let listeners = [keyed(1), keyed(2), keyed(3)];
+    let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+    let companions = listeners.map(willing);
+    let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+
+    let mut bootstrap = mesh.into_transport(soon(), &mut |_| {}).unwrap();
+
+    let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
+    let [one, two, three] = &mut others;
+    everybody_talks(&mut [
+        &mut *bootstrap.transport,
+        &mut *one.transport,
+        &mut *two.transport,
+        &mut *three.transport,
+    ]);
+}
+
+#[test]
+fn companion_is_no_other_slice_than_that_of_its_key() {
+    // At the address of slice 1 there is a companion with the key of slice 2.
+    let other = keyed(2);
+    let address = other.address();
+    let companion = thread::spawn(move || {
+        let mut refused = Vec::new();
+        let end = Instant::now() + Duration::from_secs(2);
+        let error = other.accept(Some(end), &mut |one| refused.push(one.to_string())).unwrap_err();
+        (error, refused)
+    });
+
+    let error = BootstrapMesh::connect(secret(1), plan(&[address]), soon()).unwrap_err();
+
+    assert!(
+        matches!(&error, MeshError::Handshake { source: HandshakeError::ProofRefused, .. }),
+        "{error}"
+    );
+    let (error, refused) = companion.join().unwrap();
+    assert!(matches!(error, MeshError::NoBootstrap), "{error}");
+    assert!(refused[0].ends_with("could not prove that it knows the secret"), "{refused:?}");
+}
+
+/// What a companion has, used as it pleases.
+struct Hostile(Key);
+
+impl Keys for Hostile {
+    fn key(&self, _: &Party) -> Option<Key> {
+        Some(self.0.clone())
+    }
+}
+
+#[test]
+fn companion_cannot_claim_the_id_of_another_while_the_mesh_forms() {
+    let listeners = [listener(), listener(), listener()];
+    let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+    let [one, two, three] = listeners;
+    let (companion, third) = (willing(one), willing(three));
+    let (go, waits) = channel();
+    let late = thread::spawn(move || {
+        let (_, mut mesh) = two.accept(Some(soon()), &mut |_| {}).unwrap();
+        mesh.answer(Ok(b""), soon()).unwrap();
+        mesh.verdict(&|| 0, soon()).unwrap();
+        waits.recv().unwrap();
+        mesh.into_transport(soon(), &mut |_| {})
+    });
+    let plan = plan(&addresses);
+    let party = |from, to| Party {
+        role: Role::Frames(0),
+        vm: plan.vm,
+        epoch: plan.epoch,
+        from: SliceId(from),
+        to: SliceId(to),
+    };
+    let mut mesh = BootstrapMesh::connect(secret(1), plan.clone(), soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+
+    // Slice 3 is expected too. It has the key of its connection to slice 1, and that of its own calls.
+    for key in [party(3, 1), party(2, 3), party(0, 3)].map(|own| secret(1).key(&own).unwrap()) {
+        for claimed in [2, 0] {
+            let mut stream = TcpStream::connect(addresses[0]).unwrap();
+            let error = call(&mut stream, &Hostile(key.clone()), &party(claimed, 1), soon());
+            assert!(matches!(error, Err(HandshakeError::ProofRefused)), "{error:?}");
+        }
+    }
+    go.send(()).unwrap();
+    mesh.into_transport(soon(), &mut |_| {}).unwrap();
+
+    for slice in [companion, late, third] {
+        slice.join().unwrap().unwrap();
+    }
 }
 
 /// The loopback address is no RDMA address on any machine.

@@ -31,6 +31,33 @@ fn bad_secret_files_are_refused_in_both_roles() {
 }
 
 #[test]
+fn key_of_a_slice_is_written_once_and_is_no_secret() {
+    let folder = Folder::new();
+    let slice_key = |slice, out| {
+        let arguments = ["slice-key", "--secret-file", "vm.key", "--slice", slice, "--out", out];
+        folder.tessera(&arguments)
+    };
+    let zero = folder.must_refuse(&mut slice_key("0", "zero.key"));
+    assert!(slice_key("2", "two.key").status().unwrap().success());
+    let again = folder.must_refuse(&mut slice_key("1", "two.key"));
+    let bootstrap = folder.refuse(&[LOCAL], &["--secret-file", "two.key"]);
+
+    assert_eq!(zero, "slice 0 is the bootstrap, which needs the secret of the VM");
+    assert_eq!(again, "write two.key: File exists (os error 17)");
+    let key = folder.read("two.key");
+    assert!(key.starts_with("tessera-slice-key 2 ") && key.len() == 20 + 64 + 1, "{key}");
+    assert_eq!(
+        bootstrap,
+        "load the VM's secret: the secret file two.key holds the key of one slice; the bootstrap needs \
+         the secret of the VM"
+    );
+    folder.secret("damaged.key", &key.as_bytes()[..50], 0o600);
+    let companion = ["companion", "--listen", "127.0.0.1:0", "--secret-file", "damaged.key"];
+    let damaged = folder.must_refuse(&mut folder.tessera(&companion));
+    assert!(damaged.contains("the key of a slice in damaged.key is damaged"), "{damaged}");
+}
+
+#[test]
 fn missing_secret_is_refused_in_both_roles() {
     let folder = Folder::new();
     let slices = ["--slice", LOCAL, "--slice", "127.0.0.1:9,cpus=1,memory=64M"];

@@ -6,7 +6,7 @@
 //! 0 kind | 1 event | 2 vector | 3 length | 4 epoch u32 | 8 id u64 | 16 address u64 | 24 data u64
 //! ```
 
-use crate::{Epoch, VcpuId};
+use crate::{Epoch, SliceId, VcpuId};
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -125,6 +125,52 @@ pub enum Control {
         /// Its queue.
         queue: u16,
     },
+}
+
+/// Between whom a control frame may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the bootstrap slice to a companion.
+    FromBootstrap,
+    /// From a companion to the bootstrap slice.
+    ToBootstrap,
+    /// From any slice to any other.
+    Any,
+}
+
+impl Way {
+    /// Whether a frame that goes this way may come from `from` at `local`. The bootstrap is slice 0.
+    #[must_use]
+    pub fn permits(self, from: SliceId, local: SliceId) -> bool {
+        const BOOTSTRAP: SliceId = SliceId(0);
+        match self {
+            Self::FromBootstrap => from == BOOTSTRAP && local != BOOTSTRAP,
+            Self::ToBootstrap => from != BOOTSTRAP && local == BOOTSTRAP,
+            Self::Any => from != local,
+        }
+    }
+}
+
+impl Control {
+    /// Between whom this frame may go, and its name for people. The receiver checks it: who may say
+    /// that a VM is over, or what a device answered, is decided here and nowhere else.
+    #[must_use]
+    pub fn way(&self) -> (Way, &'static str) {
+        match self {
+            Self::Interrupt { .. } => (Way::Any, "an interrupt"),
+            Self::Doorbell { .. } => (Way::Any, "a doorbell"),
+            Self::Answer { .. } => (Way::FromBootstrap, "the answer of a device"),
+            Self::AskReport => (Way::FromBootstrap, "a request for the report"),
+            Self::End(_) => (Way::FromBootstrap, "the end of the VM"),
+            Self::Apply { .. } => (Way::FromBootstrap, "a change of the devices"),
+            Self::Call(_) => (Way::ToBootstrap, "a device call"),
+            Self::EndOfInterrupt { .. } => (Way::ToBootstrap, "an end of interrupt"),
+            Self::WantEnd(_) => (Way::ToBootstrap, "a wish for the end of the VM"),
+            Self::Report(_) => (Way::ToBootstrap, "a report"),
+            Self::Applied { .. } => (Way::ToBootstrap, "an applied change of the devices"),
+            Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),
+        }
+    }
 }
 
 /// A change of the devices' state that all slices share.

@@ -4,7 +4,8 @@ use super::{Circle, Connected, MeshError, MeshTransport, one_line};
 use crate::clock::{ClockEstimate, ClockProbe};
 use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
-use crate::handshake::{Role, VmId};
+use crate::handshake::{Party, Role, VmId};
+use crate::key::{Keyring, Ticket};
 use crate::memory::PageMemory;
 use crate::rdma::Meeting;
 use crate::secret::Secret;
@@ -74,7 +75,8 @@ impl BootstrapMesh {
         check_members(&plan.members).map_err(MeshError::Plan)?;
         check_blob(&plan.blob)?;
         let Plan { vm, epoch, members, config, blob } = plan;
-        let circle = Circle { secret, vm, epoch, local: SliceId(0), config, memory: None };
+        let keys = Keyring::All(secret);
+        let circle = Circle { keys, vm, epoch, local: SliceId(0), config, memory: None };
         let mut mesh = Self { circle, companions: Vec::new(), committed: false };
         for member in &members {
             if let (Some(address), false) = (member.address, member.slice == SliceId(0)) {
@@ -89,6 +91,7 @@ impl BootstrapMesh {
                 members: members.clone(),
                 config: mesh.circle.config.clone(),
                 blob: blob.clone(),
+                tickets: tickets(&mesh.circle, &members, companion.slice),
             });
             companion.send(&assign, deadline)?;
         }
@@ -301,6 +304,13 @@ impl BootstrapMesh {
             _ => None,
         })
     }
+}
+
+/// For the companions that a companion calls: those with lower numbers.
+fn tickets(circle: &Circle, members: &[Member], from: SliceId) -> Vec<Ticket> {
+    let called = members.iter().filter(|member| (SliceId(1)..from).contains(&member.slice));
+    let party = |to| Party { from, ..circle.party(Role::Frames(0), to) };
+    called.filter_map(|member| circle.keys.ticket(&party(member.slice))).collect()
 }
 
 fn check_blob(blob: &[u8]) -> Result<(), MeshError> {

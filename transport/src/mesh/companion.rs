@@ -5,10 +5,10 @@ use super::{Circle, Connected, MeshError, MeshTransport, PATIENCE, PATIENCE_PROV
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::handshake::{HandshakeError, Party, Role, VmId, part};
+use crate::key::{Credential, Keyring};
 use crate::memory::PageMemory;
 use crate::rdma::Meeting;
 use crate::seam::Class;
-use crate::secret::Secret;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use wire::{Epoch, SliceId};
@@ -21,7 +21,7 @@ const FOREVER: Duration = Duration::from_secs(86_400);
 pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
-    secret: Secret,
+    credential: Credential,
 }
 
 /// What the bootstrap wants this slice to be.
@@ -42,16 +42,16 @@ pub struct Assignment {
 }
 
 impl Listener {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 takes a free one. With the key of one slice it becomes that slice only.
     ///
     /// # Errors
     /// The address cannot be listened on.
-    pub fn bind(address: SocketAddr, secret: Secret) -> Result<Self, MeshError> {
+    pub fn bind(address: SocketAddr, credential: impl Into<Credential>) -> Result<Self, MeshError> {
         let listen = |source| MeshError::Listen { address, source };
         let socket = TcpListener::bind(address).map_err(listen)?;
         socket.set_nonblocking(true).map_err(listen)?;
         let address = socket.local_addr().map_err(listen)?;
-        Ok(Self { socket, address, secret })
+        Ok(Self { socket, address, credential: credential.into() })
     }
 
     /// Where it listens.
@@ -64,8 +64,8 @@ impl Listener {
         &self.socket
     }
 
-    pub(super) fn secret(&self) -> &Secret {
-        &self.secret
+    pub(super) fn credential(&self) -> &Credential {
+        &self.credential
     }
 
     /// Waits for a bootstrap that proves itself and takes its assignment. Everybody else is turned
@@ -136,9 +136,12 @@ impl Listener {
             return Err(control(ControlError::OutOfBounds { what: "the slice of this companion" }));
         }
         let socket = self.socket.try_clone().map_err(MeshError::Wait)?;
-        let listener = Self { socket, address: self.address, secret: self.secret.clone() };
+        let own = self.credential.slice_key(assign.local);
+        let own = own.ok_or_else(|| control(ControlError::OutOfBounds { what: "the slice" }))?;
+        // From here on it is this slice: it needs no more than the key of that.
+        let listener = Self { socket, address: self.address, credential: own.clone().into() };
         let circle = Circle {
-            secret: self.secret.clone(),
+            keys: Keyring::open(own, party.vm, party.epoch, &assign.tickets),
             vm: party.vm,
             epoch: party.epoch,
             local: assign.local,

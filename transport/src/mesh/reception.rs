@@ -255,10 +255,10 @@ impl<'a> Reception<'a> {
         let number = self.count;
         let stream = Arc::new(stream);
         let (near, bell, tell) = (Arc::clone(&stream), Arc::clone(&self.bell), self.tell.clone());
-        let secret = self.listener.secret().clone();
+        let credential = self.listener.credential().clone();
         let until = Instant::now() + PATIENCE;
         let thread = Builder::new().name("handshake".into()).spawn(move || {
-            let result = handshake::hear(&mut &*near, &secret, until);
+            let result = handshake::hear(&mut &*near, &credential, until);
             drop(near);
             // Nobody hears of it once the wait is over.
             if tell.send(Heard { number, result }).is_ok() {

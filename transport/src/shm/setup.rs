@@ -7,7 +7,7 @@ use super::placing::Loans;
 use super::ring::{Region, Side, create, doorbell, is_sealed, set_nonblocking};
 use super::{ShmCarrier, ShmError};
 use crate::handshake::{self, Channel, HandshakeError, Party, Role};
-use crate::secret::Secret;
+use crate::key::Keys;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -85,13 +85,13 @@ impl Files {
 /// The handshake fails, or memory or descriptors are used up.
 pub fn connect(
     mut stream: UnixStream,
-    secret: &Secret,
+    keys: &impl Keys,
     party: &Party,
     deadline: Instant,
 ) -> Result<Pair, ShmError> {
     let slice = party.to;
     let party = Party { role: Role::SharedMemory, ..*party };
-    handshake::call(&mut stream, secret, &party, deadline)
+    handshake::call(&mut stream, keys, &party, deadline)
         .map_err(|source| ShmError::Handshake { slice, source })?;
     let offer = || {
         let files = Files::create()?;
@@ -111,7 +111,7 @@ pub fn connect(
 /// The handshake fails, or what the caller offers is not usable.
 pub fn accept(
     mut stream: UnixStream,
-    secret: &Secret,
+    keys: &impl Keys,
     expect: impl FnOnce(&Party) -> Result<(), HandshakeError>,
     deadline: Instant,
 ) -> Result<Pair, ShmError> {
@@ -123,7 +123,7 @@ pub fn accept(
             _ => Err(HandshakeError::UnexpectedPurpose),
         }
     };
-    handshake::answer(&mut stream, secret, checked, deadline)
+    handshake::answer(&mut stream, keys, checked, deadline)
         .map_err(|source| ShmError::Handshake { slice, source })?;
     let memory = receive(&stream, slice, OFFER[0], deadline)?;
     let first_bell = receive(&stream, slice, OFFER[1], deadline)?;

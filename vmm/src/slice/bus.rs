@@ -20,7 +20,7 @@ pub(crate) struct PendingCalls {
 }
 
 impl PendingCalls {
-    fn begin(&self) -> (u64, Receiver<u64>) {
+    pub(super) fn begin(&self) -> (u64, Receiver<u64>) {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, receiver) = bounded(1);
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, answer);

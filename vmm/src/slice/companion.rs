@@ -14,7 +14,7 @@ use devices::SharedBus;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use transport::{Assignment, CompanionMesh, Listener, MeshError, Refused, Secret};
+use transport::{Assignment, CompanionMesh, Credential, Listener, MeshError, Refused};
 use wire::Control;
 use wire::control::EndCause;
 
@@ -27,8 +27,8 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 pub struct CompanionOptions {
     /// Where it listens.
     pub listen: SocketAddr,
-    /// The VM's secret.
-    pub secret: Secret,
+    /// The VM's secret, or the key of one slice.
+    pub credential: Credential,
     /// What is asked of this slice only.
     pub local: LocalOptions,
     /// Image files, block devices and tap interfaces that a VM may be given.
@@ -44,7 +44,7 @@ pub struct CompanionOptions {
 pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
     let control = options.local.control()?;
     // One socket for all callers: a second one would get no or another port.
-    let listener = Listener::bind(options.listen, options.secret.clone())?;
+    let listener = Listener::bind(options.listen, options.credential.clone())?;
     loop {
         tracing::info!("waiting for a bootstrap at {}", listener.address());
         let (assignment, mesh) = listener.accept(None, &mut warn_refused)?;

@@ -194,6 +194,11 @@ impl Fabric {
     }
 
     fn control(&self, from: SliceId, frame: Control) {
+        let (way, name) = frame.way();
+        if !way.permits(from, self.local) {
+            let text = format!("{from} sends {name} to {}, which it must not", self.local);
+            return self.event(SliceEvent::Fatal(text));
+        }
         match frame {
             Control::Interrupt { vcpu, event } => self.interrupt(vcpu, event),
             Control::Call(call) => self.job(from, DeviceJob::Call(from, call)),
@@ -340,5 +345,98 @@ fn from_wire(event: InterruptEvent) -> VcpuEvent {
         InterruptEvent::Nmi => VcpuEvent::Nmi,
         InterruptEvent::Init => VcpuEvent::Init,
         InterruptEvent::Startup(page) => VcpuEvent::Startup(page),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::{Receiver, bounded};
+    use std::slice::from_ref;
+    use wire::control::Space;
+
+    const EPOCH: Epoch = Epoch(1);
+
+    fn fabric(local: SliceId) -> (Link, Receiver<SliceEvent>) {
+        let ((events, told), (jobs, _), (applied, _)) = (bounded(8), bounded(8), bounded(8));
+        let fabric = Fabric {
+            local,
+            epoch: EPOCH,
+            ram: Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap()),
+            locations: LocationTable::new(&[], EPOCH),
+            events,
+            bystanders: Vec::new(),
+            jobs,
+            applied,
+            devices: OnceLock::new(),
+            handle: OnceLock::new(),
+            machine: OnceLock::new(),
+            calls: PendingCalls::default(),
+            traffic: Traffic::default(),
+        };
+        (Link(Arc::new(fabric)), told)
+    }
+
+    /// What the main thread hears of a frame.
+    fn told(local: u16, from: u16, frame: &Control) -> Vec<SliceEvent> {
+        let (mut link, told) = fabric(SliceId(local));
+        link.frame(SliceId(from), Class::Interrupt, &frame.encode(EPOCH));
+        told.try_iter().collect()
+    }
+
+    fn foreign(events: &[SliceEvent]) -> bool {
+        matches!(events, [SliceEvent::Fatal(text)] if text.contains("which it must not"))
+    }
+
+    #[test]
+    fn frames_count_from_those_who_may_send_them_only() {
+        let call = DeviceCall {
+            id: 1,
+            space: Space::Port,
+            write: false,
+            address: 0x3f8,
+            length: 1,
+            data: 0,
+        };
+        let change = DeviceChange::Broken { device: 1 };
+        let from_bootstrap = [
+            Control::End(EndCause::PowerOff),
+            Control::Answer { id: 1, data: 7 },
+            Control::AskReport,
+            Control::Apply { sequence: 1, change },
+        ];
+        let to_bootstrap = [
+            Control::Report(b"{}".to_vec()),
+            Control::WantEnd(EndCause::Reset),
+            Control::Call(call),
+            Control::EndOfInterrupt { vector: 3 },
+            Control::Applied { sequence: 1 },
+            Control::Broken { device: 1 },
+        ];
+        for frame in &from_bootstrap {
+            assert!(foreign(&told(1, 2, frame)), "a companion sends {frame:?}");
+            assert!(foreign(&told(0, 2, frame)), "to the bootstrap: {frame:?}");
+            assert!(!foreign(&told(2, 0, frame)), "{frame:?}");
+        }
+        for frame in &to_bootstrap {
+            assert!(foreign(&told(1, 2, frame)), "to a companion: {frame:?}");
+            assert!(foreign(&told(1, 0, frame)), "the bootstrap sends {frame:?}");
+            assert!(!foreign(&told(0, 2, frame)), "{frame:?}");
+        }
+    }
+
+    #[test]
+    fn answer_of_another_companion_reaches_no_vcpu() {
+        let (mut link, told) = fabric(SliceId(1));
+        let fabric = Arc::clone(&link.0);
+        let (id, answer) = fabric.calls.begin();
+        let frame = |data| Control::Answer { id, data }.encode(EPOCH);
+
+        link.frame(SliceId(2), Class::Interrupt, &frame(0xbad));
+        assert!(answer.try_recv().is_err());
+        assert!(foreign(&told.try_iter().collect::<Vec<_>>()));
+        link.frame(SliceId(0), Class::Interrupt, &frame(7));
+
+        assert_eq!(answer.try_recv(), Ok(7));
     }
 }
