@@ -10,6 +10,7 @@ use std::io::stdout;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
+use vmm::cmdline::GuestPreset;
 use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
 
 #[derive(Args, Debug)]
@@ -39,9 +40,12 @@ pub(crate) struct Arguments {
     /// hosts' page walks need)
     #[arg(long, default_value = "auto")]
     page_tables: PageTables,
-    /// What is added to the guest's command line for borrowed vCPUs
-    #[arg(long, value_enum, default_value_t = Preset::Borrow)]
+    /// What is added to the guest's command line when it has vCPUs of other hosts
+    #[arg(long, value_enum, default_value_t = Preset::Spread)]
     guest_preset: Preset,
+    /// How far the guest takes the memory of another slice to be (ACPI SLIT; its own is 10)
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u8).range(11..=254))]
+    node_distance: u8,
     /// Guest seconds per real second, e.g. 0.1; for emulated hosts
     #[arg(long, default_value_t = 1.0)]
     guest_clock_rate: f64,
@@ -76,10 +80,22 @@ pub(crate) struct Arguments {
 /// What the guest's kernel is told about vCPUs of other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Preset {
-    /// Keep housekeeping off borrowed vCPUs.
-    Borrow,
-    /// Nothing.
+    /// Programs run on every vCPU; less housekeeping
+    Spread,
+    /// Only programs that are bound to them run on vCPUs of other hosts; no housekeeping there
+    Isolate,
+    /// Nothing
     None,
+}
+
+impl From<Preset> for GuestPreset {
+    fn from(preset: Preset) -> Self {
+        match preset {
+            Preset::Spread => Self::Spread,
+            Preset::Isolate => Self::Isolate,
+            Preset::None => Self::None,
+        }
+    }
 }
 
 pub(crate) fn window(text: &str) -> Result<(u64, u64), String> {
@@ -143,7 +159,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         kernel: arguments.kernel,
         initrd: arguments.initrd,
         cmdline: arguments.cmdline,
-        isolate_borrowed: arguments.guest_preset == Preset::Borrow,
+        guest_preset: arguments.guest_preset.into(),
+        node_distance: arguments.node_distance,
         console: Box::new(stdout()),
         limit: arguments.limit.map(Duration::from_secs),
         lease: Duration::from_millis(arguments.lease),

@@ -1,22 +1,35 @@
 //! Kernel parameters that a guest needs here, and those that make it run well.
 //!
 //! The needed ones spare Linux a calibration against hardware that a virtual machine fakes. The
-//! recommended ones keep the scheduler, timers and housekeeping of Linux from touching the run
-//! queues and clocks of vCPUs on other hosts; every such touch is a page that travels. NUMA
-//! balancing is off: pages go to where they are used without it, and to learn where that is it takes
-//! mappings away that are dear to get back.
+//! recommended ones keep housekeeping of Linux from touching the run queues and clocks of vCPUs on
+//! other hosts; every such touch is a page that travels. What each of them brings is in
+//! docs/guest-parameters.md.
 
 use crate::tsc::GuestTsc;
 use std::fmt::Write;
 use std::ops::Range;
+
+/// What a guest's kernel is told about vCPUs of other hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GuestPreset {
+    /// Programs run on every vCPU; housekeeping that would only touch pages of other hosts is off.
+    #[default]
+    Spread,
+    /// Borrowed vCPUs are for programs that are bound to them: neither load balancing nor housekeeping.
+    Isolate,
+    /// Nothing.
+    None,
+}
 
 /// What the kernel parameters depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestCmdline<'a> {
     /// Frequency of the time stamp counter as the guest is told, in kHz.
     pub tsc_khz: u32,
-    /// vCPUs that are borrowed from other hosts, to be kept free of housekeeping.
+    /// vCPUs that are borrowed from other hosts.
     pub borrowed: Vec<Range<u32>>,
+    /// What the guest is told about them.
+    pub preset: GuestPreset,
     /// The user's own parameters. They come last, so they win.
     pub user: &'a str,
 }
@@ -25,7 +38,7 @@ impl<'a> GuestCmdline<'a> {
     /// The parameters for a guest that sees `clock` and borrows nothing.
     #[must_use]
     pub fn new(clock: &GuestTsc, user: &'a str) -> Self {
-        Self { tsc_khz: clock.told_khz(), borrowed: Vec::new(), user }
+        Self { tsc_khz: clock.told_khz(), borrowed: Vec::new(), preset: GuestPreset::None, user }
     }
 }
 
@@ -35,8 +48,17 @@ pub fn recommended_cmdline(guest: &GuestCmdline<'_>) -> String {
     let mut line = format!("tsc_early_khz={} tsc=reliable", guest.tsc_khz);
     let list = cpu_list(&guest.borrowed);
     if !list.is_empty() {
-        line.push_str(&isolation(&list, guest));
-        line.push_str(" nowatchdog audit=0 numa_balancing=disable");
+        match guest.preset {
+            GuestPreset::Spread => {
+                line.push_str(QUIET);
+                line.push_str(NO_PULLING);
+            }
+            GuestPreset::Isolate => {
+                line.push_str(&isolation(&list, guest));
+                line.push_str(QUIET);
+            }
+            GuestPreset::None => {}
+        }
     }
     let user = guest.user.trim();
     if !user.is_empty() {
@@ -46,7 +68,16 @@ pub fn recommended_cmdline(guest: &GuestCmdline<'_>) -> String {
     line
 }
 
-/// Keeps housekeeping from borrowed vCPUs.
+/// Less housekeeping on all vCPUs. NUMA balancing is off: pages go to where they are used without it,
+/// and to learn where that is it takes mappings away that are dear to get back.
+const QUIET: &str = " nowatchdog audit=0 numa_balancing=disable";
+
+/// A vCPU that has just become idle does not look for work on other nodes; its own and those that are busy
+/// still look at their ticks. From this level on (Documentation/admin-guide/cgroup-v1/cpusets.rst, 1.8) Linux 6.1
+/// and 6.12 have nodes.
+const NO_PULLING: &str = " relax_domain_level=4";
+
+/// Keeps housekeeping, the scheduler and timers from borrowed vCPUs.
 fn isolation(list: &str, guest: &GuestCmdline<'_>) -> String {
     // Ticks that never stop: a vCPU that is told that its own may be looks at each interrupt whether it is, in the
     // page of the last update of jiffies, keeps timers in the queue of vCPU 0, and looks at the end of each system call
@@ -82,30 +113,48 @@ fn cpu_list(ranges: &[Range<u32>]) -> String {
 mod tests {
     use super::*;
 
+    fn guest(preset: GuestPreset, borrowed: Vec<Range<u32>>, user: &str) -> GuestCmdline<'_> {
+        GuestCmdline { tsc_khz: 26_000_000, borrowed, preset, user }
+    }
+
     #[test]
     fn plain_guest_gets_only_its_clock() {
-        let guest = GuestCmdline { tsc_khz: 26_000_000, borrowed: vec![], user: " quiet " };
+        let guest = guest(GuestPreset::Isolate, vec![], " quiet ");
         let line = recommended_cmdline(&guest);
         assert_eq!(line, "tsc_early_khz=26000000 tsc=reliable quiet");
     }
 
     #[test]
+    fn by_default_no_vcpu_is_isolated() {
+        let guest = guest(GuestPreset::default(), vec![1..2, 2..4], "quiet");
+        let line = recommended_cmdline(&guest);
+        assert!(line.ends_with(" numa_balancing=disable relax_domain_level=4 quiet"), "{line}");
+        assert!(!line.contains("isolcpus") && !line.contains("nohz_full"), "{line}");
+    }
+
+    #[test]
+    fn preset_none_adds_nothing() {
+        let guest = guest(GuestPreset::None, vec![1..2, 2..4], "quiet");
+        assert_eq!(recommended_cmdline(&guest), "tsc_early_khz=26000000 tsc=reliable quiet");
+    }
+
+    #[test]
     fn borrowed_vcpus_are_isolated() {
-        let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 4..4, 4..7], user: "" };
+        let guest = guest(GuestPreset::Isolate, vec![1..2, 4..4, 4..7], "");
         let line = recommended_cmdline(&guest);
         assert!(line.contains("isolcpus=domain,1,4-6 rcu_nocbs=1,4-6 nowatchdog audit=0"));
     }
 
     #[test]
     fn single_borrowed_vcpu_runs_without_its_tick() {
-        let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 4..4], user: "" };
+        let guest = guest(GuestPreset::Isolate, vec![1..2, 4..4], "");
         let line = recommended_cmdline(&guest);
         assert!(line.contains("isolcpus=nohz,domain,1 nohz_full=1 rcu_nocbs=1 nowatchdog"));
     }
 
     #[test]
     fn ticks_that_never_stop_are_not_taken_from_a_vcpu() {
-        let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 4..4], user: "quiet nohz=off" };
+        let guest = guest(GuestPreset::Isolate, vec![1..2, 4..4], "quiet nohz=off");
         let line = recommended_cmdline(&guest);
         assert!(line.contains(" isolcpus=domain,1 nowatchdog"));
         assert!(!line.contains("nohz_full") && !line.contains("rcu_nocbs"));
@@ -113,7 +162,7 @@ mod tests {
 
     #[test]
     fn user_parameters_come_last() {
-        let guest = GuestCmdline { tsc_khz: 1, borrowed: vec![1..2, 5..7], user: "tsc=unstable" };
+        let guest = guest(GuestPreset::Isolate, vec![1..2, 5..7], "tsc=unstable");
         assert!(recommended_cmdline(&guest).ends_with(" tsc=unstable"));
     }
 }

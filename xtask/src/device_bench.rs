@@ -39,6 +39,7 @@ pub(crate) const REMOTE_CPU: u16 = 1;
 /// Only what is bound to the remote CPU runs there: the guest's other programs stay on the first one, and
 /// its scheduler does not look from one CPU at the other.
 const ISOLATED: &str = "isolcpus=1";
+const PRESET: &str = "isolate";
 /// Ticks of emulated hosts: rarer than elsewhere, since each takes the clock's pages from the other CPU, for milliseconds
 /// instead of the tenths of one that adapters and processors need. Not much rarer: with 200 ms to 1 s between them
 /// answers of a web server took a second in some loads. It was not looked into; a guest's scheduler takes the CPU from
@@ -64,6 +65,7 @@ fn options(name: &str, words: &[String]) -> Result<VmOptions> {
     })?;
     let mut options = wanted.vm;
     options.timeout.get_or_insert(TIMEOUT);
+    options.guest_preset.get_or_insert_with(|| PRESET.to_owned());
     options.cmdline = format!("{ISOLATED} {}", options.cmdline).trim_end().to_owned();
     let layout = options.layout()?.to_string();
     ensure!(layout == LAYOUT, "--layout {layout}: this experiment compares the vCPUs of {LAYOUT}");
@@ -333,6 +335,7 @@ mod tests {
         assert_eq!((found.name.as_str(), found.share(2)), ("other", 384));
         assert_eq!(found.bootstrap, ["--hold", "1:2"]);
         assert_eq!(found.timeout(), TIMEOUT);
+        assert_eq!(found.guest_preset.as_deref(), Some(PRESET));
     }
 
     #[test]

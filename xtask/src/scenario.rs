@@ -162,7 +162,7 @@ impl Scenario<'_> {
     pub(crate) fn start_companions(&self) -> Result<Vec<Companion>> {
         self.put_secret()?;
         let mut companions = Vec::new();
-        for host in self.lab.hosts().skip(1) {
+        for host in self.lab.hosts().take(self.layout.slices()).skip(1) {
             let lend =
                 self.options.lend.iter().flat_map(|what| ["--lend".to_owned(), what.clone()]);
             let words = [
@@ -179,7 +179,7 @@ impl Scenario<'_> {
             let process = host.spawn(&command)?;
             companions.push(Companion::new(process, host.number(), self.progress, self.loud));
         }
-        for host in self.lab.hosts().skip(1) {
+        for host in self.lab.hosts().take(self.layout.slices()).skip(1) {
             wait_for_port(&host)?;
         }
         Ok(companions)
@@ -225,6 +225,9 @@ impl Scenario<'_> {
         }
         if let Some(kind) = &self.options.page_tables {
             option("--page-tables", kind.clone());
+        }
+        if let Some(preset) = &self.options.guest_preset {
+            option("--guest-preset", preset.clone());
         }
         if let Some(list) = &self.options.transport {
             option("--transport", list.clone());
@@ -402,10 +405,11 @@ impl Scenario<'_> {
 }
 
 /// Timer interrupts of a vCPU come no closer than this on emulated machines. A tick touches pages
-/// that every vCPU touches: with two or three that costs less than waiting for a late timer, with
-/// four the guest did little else.
+/// that every vCPU touches; the spacing grows while ticks cost more than a quarter of it. With at most 60 ms a
+/// guest that isolates none of its two vCPUs needed three times as long to start (docs/guest-parameters.md),
+/// with four it did little else.
 fn timer_spacing(vcpus: u32) -> &'static str {
-    if vcpus < 4 { "adaptive:20-60" } else { "adaptive:50-1000" }
+    if vcpus < 4 { "adaptive:20-400" } else { "adaptive:50-1000" }
 }
 
 /// True when page tables of the kernel became replicas.

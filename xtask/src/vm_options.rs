@@ -68,6 +68,9 @@ pub(crate) struct VmOptions {
     /// Passed on to tessera: how kernel page-table pages are kept (auto, replicate, coherent)
     #[arg(long)]
     pub(crate) page_tables: Option<String>,
+    /// Passed on to tessera: what the guest's kernel is told about vCPUs of other hosts (spread, isolate, none)
+    #[arg(long)]
+    pub(crate) guest_preset: Option<String>,
     /// Boot the packed kernel image and let it unpack itself, which takes long on emulated machines;
     /// otherwise the ELF image inside it
     #[arg(long)]

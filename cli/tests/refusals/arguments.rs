@@ -86,7 +86,7 @@ fn unknown_choices_are_refused() {
     options_are_refused(&[
         (&["--interrupts", "magic"], "\"magic\" is no choice for interrupts"),
         (&["--page-tables", "magic"], "\"magic\" is no choice for page tables"),
-        (&["--guest-preset", "magic"], "[possible values: borrow, none]"),
+        (&["--guest-preset", "magic"], "[possible values: spread, isolate, none]"),
         (&["--timer-spacing", "magic"], "\"magic\" is no choice for the timer spacing"),
         (&["--timer-spacing", "adaptive:9-1"], "no choice for the timer spacing"),
         (

@@ -9,12 +9,13 @@ use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
-use crate::cmdline::{GuestCmdline, recommended_cmdline};
+use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use devices::{Chipset, ChipsetConfig, acpi};
+use devices::acpi::{self, AcpiConfig};
+use devices::{Chipset, ChipsetConfig};
 use dsm::CopyError;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -52,8 +53,10 @@ pub struct BootstrapOptions {
     pub initrd: Option<PathBuf>,
     /// Command line of the guest's kernel; what the clock needs is added.
     pub cmdline: String,
-    /// Whether the guest is told to keep housekeeping off vCPUs of other slices.
-    pub isolate_borrowed: bool,
+    /// What the guest's kernel is told about vCPUs of other slices.
+    pub guest_preset: GuestPreset,
+    /// Distance between the memory nodes of two slices (ACPI SLIT; 10 is within a node).
+    pub node_distance: u8,
     /// Where the guest's console goes.
     pub console: Box<dyn Write + Send>,
     /// Ends the VM after this time.
@@ -86,11 +89,13 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let back_ends = BackEnds::open(&shape, BOOTSTRAP, None)?;
     facts.devices = back_ends.shapes();
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
-    let tables = acpi::build(&shape.acpi())?;
+    let tables =
+        acpi::build(&AcpiConfig { remote_distance: options.node_distance, ..shape.acpi() })?;
     let borrowed = options.spec.slices[0].vcpus..shape.vcpus();
     let cmdline = recommended_cmdline(&GuestCmdline {
         tsc_khz: told_khz,
-        borrowed: if options.isolate_borrowed { vec![borrowed] } else { Vec::new() },
+        borrowed: vec![borrowed],
+        preset: options.guest_preset,
         user: &options.cmdline,
     });
     let plan = boot::plan(&BootConfig {
