@@ -10,7 +10,7 @@ use std::process::{Command as Process, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{arrows, check, disk_bench, net_bench, transport_bench, workspace};
+use crate::{arrows, check, disk_bench, net_bench, programs_bench, transport_bench, workspace};
 
 /// The experiments, and what each compares.
 const EXPERIMENTS: [(&str, &str); 6] = [
@@ -22,7 +22,7 @@ const EXPERIMENTS: [(&str, &str); 6] = [
     ("npb", "NAS kernels over two slices with two vCPUs on one core"),
 ];
 /// Experiments with a VM over the hosts of a lab: NAME [--quick] [-- OPTIONS OF THE VM].
-const IN_A_LAB: [(&str, &str, InLab); 3] = [
+const IN_A_LAB: [(&str, &str, InLab); 4] = [
     (
         "net",
         "a web server on a remote vCPU, rings delegated or coherent, with one on the local vCPU",
@@ -32,6 +32,11 @@ const IN_A_LAB: [(&str, &str, InLab); 3] = [
         "disk",
         "fio on a remote vCPU, rings delegated or coherent, with the local vCPU",
         disk_bench::run,
+    ),
+    (
+        "programs",
+        "programs that nobody has bound to a vCPU, over two hosts, with one vCPU on one host",
+        programs_bench::run,
     ),
     (
         "transport",
@@ -51,7 +56,7 @@ pub(crate) struct BenchOptions {
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
     pub(crate) quick: bool,
-    /// For `net` and `disk`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
+    /// For `net`, `disk` and `programs`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
     /// `disk` only looks whether pages of the rings travel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
     pub(crate) rounds: Option<u16>,
@@ -61,8 +66,15 @@ pub(crate) struct BenchOptions {
     /// For `net` on emulated hosts: most MB/s of the client's line; 0 for no line
     #[arg(long, default_value_t = 1, value_name = "MB/s")]
     pub(crate) client_speed: u32,
-    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net and disk
-    /// options of the VM, as `./x demo` has them
+    /// For `programs`: one more guest to compare, with these words on its kernel's command line and no preset; words that
+    /// begin with -- go to tessera. May be repeated
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    pub(crate) also: Vec<String>,
+    /// For `programs`: only the guests of `--also` and one vCPU, no preset
+    #[arg(long, requires = "also")]
+    pub(crate) no_presets: bool,
+    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net, disk and
+    /// programs options of the VM, as `./x demo` has them
     #[arg(last = true)]
     pub(crate) rest: Vec<String>,
 }

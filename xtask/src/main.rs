@@ -28,6 +28,7 @@ mod lab_verbs;
 mod layout;
 mod net_bench;
 mod page_moves;
+mod programs_bench;
 mod progress;
 mod rounds;
 mod scenario;

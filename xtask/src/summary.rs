@@ -146,7 +146,7 @@ impl Classes {
         Some(sum)
     }
 
-    fn all(self) -> u64 {
+    pub(crate) fn all(self) -> u64 {
         self.kernel_tables + self.user_tables + self.other
     }
 

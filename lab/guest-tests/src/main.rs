@@ -6,7 +6,7 @@
 //! as well: a test that fails natively says nothing about a VM.
 //!
 //! ```text
-//! main -> init (pid 1) \ (or disks: writers until the machine is killed)
+//! main -> init (pid 1) \ (or disks: writers until the machine is killed; or programs: loads that are timed)
 //!      -> run           -> list -> litmus, counters, clock, tlb, process, memory, hotplug, stress
 //!                                    each on a bench: worker processes (pool) + topology
 //! ```
@@ -37,6 +37,7 @@ mod litmus;
 mod memory;
 mod pool;
 mod process;
+mod programs;
 mod report;
 mod selfcheck;
 mod stress;
@@ -56,7 +57,7 @@ use crate::pool::Pool;
 use crate::report::Score;
 
 const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
-                     [--stress forks:S,modules:S]\n       guest-tests list\n       guest-tests selfcheck";
+                     [--stress forks:S,modules:S] [--programs N]\n       guest-tests list\n       guest-tests selfcheck";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
             }
         },
         // For the tests themselves.
+        Some(programs::NOTHING) => ExitCode::SUCCESS,
         Some("child") => ExitCode::from(args.get(1).map_or(1, |cpu| process::child(cpu))),
         Some(fio::VERB) => {
             eprintln!("guest-tests: fio: {}", fio::become_fio(args.get(1).map_or("", |cpus| cpus)));
@@ -108,6 +110,7 @@ fn native(args: &[String]) -> ExitCode {
 /// # Errors
 /// Wrong names of tests, or a machine on which the workers cannot be set up.
 fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
+    let started = sys::monotonic_ns();
     let tests = list::all();
     let names: Vec<_> = tests.iter().map(|test| test.name).collect();
     if let Some(unknown) = config.tests.unknown(&names) {
@@ -118,6 +121,9 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
     if let Some(run) = config.disks {
         disks::run(run, &topology)?;
         return Ok(Score::default());
+    }
+    if let Some(rounds) = config.programs {
+        return Ok(programs::run(rounds, started));
     }
     let first = topology.cpus.first().context("no cpu")?.id;
     sys::pin_to(first).with_context(|| format!("cannot pin to cpu {first}"))?;
