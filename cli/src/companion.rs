@@ -1,5 +1,6 @@
 //! The companion role.
 
+use crate::lend::LendArgument;
 use crate::local::Local;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -17,9 +18,11 @@ pub(crate) struct Arguments {
     /// readable by its owner only
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
-    /// An image file, block device or tap interface that a VM may be given; may be repeated
-    #[arg(long, value_name = "PATH|TAP")]
-    lend: Vec<String>,
+    /// What a VM may be given of this host: `disk:ro:PATH` or `disk:rw:PATH` (an image file or block device),
+    /// `tap:NAME`, `console:stdio`, `console:file=PATH` or `console:socket=PATH`; may be repeated. It is opened
+    /// at the start, so that the name means the same later
+    #[arg(long, value_name = "KIND:NAME")]
+    lend: Vec<LendArgument>,
     #[command(flatten)]
     local: Local,
 }
@@ -27,6 +30,6 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     let credential = Credential::load(&arguments.secret_file).context("load the VM's secret")?;
     let (listen, local) = (arguments.listen, arguments.local.clone().into());
-    let lend = arguments.lend.clone();
+    let lend = arguments.lend.iter().map(|lend| lend.0.clone()).collect();
     companion(&CompanionOptions { listen, credential, local, lend }).context("be a companion")
 }

@@ -101,13 +101,7 @@ impl FromStr for ConsoleArgument {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (end, rest) = text.split_once(',').map_or((text, None), |(end, at)| (end, Some(at)));
-        let end = match end.split_once('=') {
-            None if end == "stdio" => ConsoleEnd::Stdio,
-            Some(("file" | "socket", "")) => return Err("the path is missing".into()),
-            Some(("file", path)) => ConsoleEnd::File { path: path.into() },
-            Some(("socket", path)) => ConsoleEnd::Socket { path: path.into() },
-            _ => return Err(format!("{end:?} is none of stdio, file=PATH, socket=PATH")),
-        };
+        let end = console_end(end)?;
         let at = match rest.map(|rest| (rest, rest.split_once('='))) {
             None => 0,
             Some((_, Some(("slice", value)))) => slice(value)?,
@@ -115,6 +109,17 @@ impl FromStr for ConsoleArgument {
         };
         let kind = DeviceKind::Console { end };
         Ok(Self(DeviceSpec { slice: at, rings: Rings::Bypass, kind }))
+    }
+}
+
+/// The other end of a console.
+pub(crate) fn console_end(text: &str) -> Result<ConsoleEnd, String> {
+    match text.split_once('=') {
+        None if text == "stdio" => Ok(ConsoleEnd::Stdio),
+        Some(("file" | "socket", "")) => Err("the path is missing".into()),
+        Some(("file", path)) => Ok(ConsoleEnd::File { path: path.into() }),
+        Some(("socket", path)) => Ok(ConsoleEnd::Socket { path: path.into() }),
+        _ => Err(format!("{text:?} is none of stdio, file=PATH, socket=PATH")),
     }
 }
 

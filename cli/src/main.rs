@@ -10,6 +10,7 @@ mod bootstrap;
 mod companion;
 mod counters;
 mod devices;
+mod lend;
 mod local;
 mod slice_key;
 mod slices;

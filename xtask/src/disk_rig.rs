@@ -107,6 +107,11 @@ impl Disks {
         [&self.raw, &self.files].into_iter().chain(fio).cloned().collect()
     }
 
+    /// How a companion lends them.
+    pub(crate) fn lent(&self) -> Vec<String> {
+        self.all().iter().map(|path| format!("disk:rw:{path}")).collect()
+    }
+
     /// Options of `tessera bootstrap` for them on a slice, and for the console.
     pub(crate) fn devices(&self, lab: &Lab, slice: usize) -> Result<Vec<String>> {
         let first = lab.host(HostNumber::new(1)?)?;

@@ -58,7 +58,7 @@ pub(crate) fn run(options: &DeviceOptions) -> Result<ExitCode> {
     let host = HostNumber::new(VICTIM + 1)?;
     let lab = scenario::hosts_with_disks(&vm, &layout, images.disks(host), &progress)?;
     let disks = Disks::of(&lab.host(host)?)?;
-    vm.lend = disks.all();
+    vm.lend = disks.lent();
     vm.bootstrap = [disks.devices(&lab, VICTIM)?, vm.bootstrap].concat();
     let line = vm.cmdline.clone();
     let mut good = 0;

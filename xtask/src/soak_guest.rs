@@ -68,7 +68,7 @@ pub(crate) fn run(options: &GuestOptions) -> Result<ExitCode> {
         let disks = Disks::of(&lab.host(owner)?)?;
         let mut vm = options.vm.clone();
         if apart {
-            (vm.device_slices, vm.lend) = (1, disks.all());
+            (vm.device_slices, vm.lend) = (1, disks.lent());
         }
         vm.cmdline = format!("tessera.disks={number} {}", vm.cmdline);
         vm.bootstrap = [disks.devices(&lab, slice)?, vm.bootstrap].concat();

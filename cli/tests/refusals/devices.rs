@@ -189,3 +189,56 @@ fn kvm_ghosts_work_or_are_refused_with_the_way_out() {
         }
     }
 }
+
+#[test]
+fn lending_without_a_kind_is_refused_with_the_forms() {
+    let folder = Folder::new();
+    folder.file("disk.img", &[0; 4096]);
+    for (lend, says) in [
+        ("disk.img", "say what it is and how it may be used: disk:ro:PATH, disk:rw:PATH, tap:NAME"),
+        ("disk:disk.img", "a disk is lent as disk:ro:PATH or disk:rw:PATH"),
+        ("disk:ro:none.img", "lend disk:ro:none.img: No such file or directory"),
+        ("tap:lo", "lend tap:lo: it is no tap interface"),
+    ] {
+        let arguments = [&Companion::arguments()[..], &["--lend", lend]].concat();
+
+        let line = folder.must_refuse(&mut folder.tessera(&arguments));
+
+        assert!(line.contains(says), "{lend}: {line}");
+    }
+}
+
+#[test]
+fn kvm_what_is_lent_otherwise_than_asked_for_is_refused() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.img", &[7; 4096]);
+    let lends = ["--lend", "disk:ro:disk.img"];
+    let companion =
+        Companion::run(&mut folder.tessera(&[&Companion::arguments()[..], &lends].concat()));
+    let slice = companion.slice(1, "64M");
+    for (device, name, lend) in [
+        ("--disk", "disk.img,slice=1", "disk:rw:disk.img"),
+        ("--console", "file=disk.img,slice=1", "console:file=disk.img"),
+        ("--net", "disk.img,slice=1", "tap:disk.img"),
+        ("--disk", "./disk.img,readonly,slice=1", "disk:ro:./disk.img"),
+    ] {
+        let line = folder.refuse(&[LOCAL, &slice], &[device, name]);
+
+        let says =
+            format!("{lend} is not lent to VMs here; start the companion with --lend {lend}");
+        assert!(
+            line.starts_with("start the VM: slice1 refuses: ") && line.contains(&says),
+            "{line}"
+        );
+    }
+    let fits = ["--disk", "disk.img,readonly,slice=1", "--limit", "20"];
+    let end = Process::start(&mut folder.tessera(&folder.bootstrap(&[LOCAL, &slice], &fits))).end();
+
+    // The kernel asks for a reset at once.
+    assert_eq!(end.status, Some(3), "{end:?}");
+    assert_eq!(companion.process.end().status, Some(3));
+    assert_eq!(folder.read("disk.img"), "\x07".repeat(4096));
+}

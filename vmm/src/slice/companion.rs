@@ -4,7 +4,7 @@ use super::bus::RemoteBus;
 use super::fabric::{BOOTSTRAP, SliceEvent};
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
-use super::peripherals::{BackEnds, follow};
+use super::peripherals::{BackEnds, Lend, Lent, follow};
 use super::spec::VmSpec;
 use super::{Ending, SliceError, one_line};
 use crate::control::ControlSocket;
@@ -31,8 +31,8 @@ pub struct CompanionOptions {
     pub credential: Credential,
     /// What is asked of this slice only.
     pub local: LocalOptions,
-    /// Image files, block devices and tap interfaces that a VM may be given.
-    pub lend: Vec<String>,
+    /// What a VM may be given; opened at the start.
+    pub lend: Vec<Lend>,
 }
 
 /// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
@@ -43,12 +43,13 @@ pub struct CompanionOptions {
 /// to.
 pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
     let control = options.local.control()?;
+    let lent = Lent::open(&options.lend)?;
     // One socket for all callers: a second one would get no or another port.
     let listener = Listener::bind(options.listen, options.credential.clone())?;
     loop {
         tracing::info!("waiting for a bootstrap at {}", listener.address());
         let (assignment, mesh) = listener.accept(None, &mut warn_refused)?;
-        match agree(&assignment, mesh, options) {
+        match agree(&assignment, mesh, options, &lent) {
             Ok(agreed) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
@@ -78,9 +79,10 @@ fn agree(
     assignment: &Assignment,
     mut mesh: CompanionMesh,
     options: &CompanionOptions,
+    lent: &Lent,
 ) -> Result<Agreed, SliceError> {
     let deadline = Instant::now() + ANSWER_LIMIT;
-    let (spec, facts, back_ends) = match consider(assignment, options) {
+    let (spec, facts, back_ends) = match consider(assignment, options, lent) {
         Ok(answer) => answer,
         Err(error) => {
             mesh.answer(Err(&one_line(&error)), deadline)?;
@@ -100,6 +102,7 @@ fn agree(
 fn consider(
     assignment: &Assignment,
     options: &CompanionOptions,
+    lent: &Lent,
 ) -> Result<(VmSpec, HostFacts, BackEnds), SliceError> {
     let spec: VmSpec = serde_json::from_slice(&assignment.blob)
         .map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
@@ -111,7 +114,7 @@ fn consider(
     let pinned = assignment.config.rdma_memory;
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(spec.interrupts)?;
-    let back_ends = BackEnds::open(&shape, assignment.local, Some(&options.lend))?;
+    let back_ends = BackEnds::open(&shape, assignment.local, Some(lent))?;
     facts.devices = back_ends.shapes();
     Ok((spec, facts, back_ends))
 }

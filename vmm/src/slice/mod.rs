@@ -22,7 +22,7 @@ mod spec;
 
 pub use dsm::Memory;
 
-pub use peripherals::{BackEndShape, OpenError, TerminalError};
+pub use peripherals::{BackEndShape, Lend, OpenError, TerminalError};
 
 pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use companion::{CompanionOptions, companion};

@@ -2,9 +2,10 @@
 //! nothing has been promised.
 
 use super::BackEndShape;
+use super::lend::Lent;
 use super::queues::Way;
 use super::terminal::{Terminal, TerminalError};
-use crate::slice::spec::{ConsoleEnd, DeviceKind, DiskFormat, Shape};
+use crate::slice::spec::{DeviceKind, DiskFormat, Shape};
 use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions};
 use devices::back_end::tap::{TapError, TapNic, TapOptions};
 use devices::back_end::{Disk, Nic};
@@ -12,7 +13,7 @@ use devices::delegate::{Exchange, ServeError};
 use devices::virtio::net::NetDevice;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
@@ -33,11 +34,20 @@ pub enum OpenError {
     /// No thread for a console.
     #[error("start the thread of a console")]
     Start(#[source] io::Error),
-    /// The operator of this host has not lent it.
+    /// The operator of this host has not lent it, or not so.
     #[error("{what} is not lent to VMs here; start the companion with --lend {what}")]
     NotLent {
-        /// The path or interface.
+        /// Kind, mode and name.
         what: String,
+    },
+    /// It cannot be lent.
+    #[error("lend {what}")]
+    Lend {
+        /// Kind, mode and name.
+        what: String,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
     },
 }
 
@@ -63,36 +73,25 @@ impl BackEnds {
     pub(crate) fn open(
         shape: &Shape,
         local: SliceId,
-        lend: Option<&[String]>,
+        lend: Option<&Lent>,
     ) -> Result<Self, OpenError> {
         let here = (0u16..).zip(&shape.devices).filter(|(_, device)| device.slice == local.0);
-        let lent = |what: &str| match lend {
-            Some(lend) if !lend.iter().any(|one| one == what) => {
-                Err(OpenError::NotLent { what: what.to_owned() })
-            }
-            _ => Ok(()),
-        };
         let (mut open, panicked) = (BTreeMap::new(), Arc::new(AtomicBool::new(false)));
         for (number, device) in here {
             let back_end = match &device.kind {
                 DeviceKind::Disk { path, format, read_only } => {
-                    lent(&path.to_string_lossy())?;
-                    Open::Disk(disk(path, *format, *read_only)?)
+                    let at = lend.map(|lent| lent.disk(path, *read_only)).transpose()?;
+                    Open::Disk(disk(path, at, *format, *read_only)?)
                 }
                 DeviceKind::Nic { tap, mac } => {
-                    lent(tap)?;
+                    lend.map_or(Ok(()), |lent| lent.tap(tap))?;
                     let mac = mac.unwrap_or_else(|| own_address(number));
                     Open::Nic(nic(tap, mac, shape.vcpus())?)
                 }
                 DeviceKind::Rng => Open::Rng,
                 DeviceKind::Console { end } => {
-                    lent(&match end {
-                        ConsoleEnd::Stdio => "stdio".into(),
-                        ConsoleEnd::File { path } | ConsoleEnd::Socket { path } => {
-                            path.to_string_lossy()
-                        }
-                    })?;
-                    Open::Console(Arc::new(Terminal::open(end, Arc::clone(&panicked))?))
+                    let file = lend.map(|lent| lent.console(end)).transpose()?.flatten();
+                    Open::Console(Arc::new(Terminal::open(end, file, Arc::clone(&panicked))?))
                 }
             };
             open.insert(number, back_end);
@@ -167,12 +166,19 @@ impl BackEnds {
     }
 }
 
-fn disk(path: &Path, format: DiskFormat, read_only: bool) -> Result<Arc<dyn Disk>, OpenError> {
+/// `at`: where to open it, if not by its name.
+fn disk(
+    path: &Path,
+    at: Option<PathBuf>,
+    format: DiskFormat,
+    read_only: bool,
+) -> Result<Arc<dyn Disk>, OpenError> {
     let format = match format {
         DiskFormat::Raw => ImageFormat::Raw,
         DiskFormat::Qcow2 => ImageFormat::Qcow2,
     };
-    let options = ImageOptions { read_only, ..ImageOptions::new(path, format) };
+    let mut options = ImageOptions { read_only, ..ImageOptions::new(path, format) };
+    options.path = at.unwrap_or(options.path);
     let image = ImageDisk::open(&options)?;
     Ok(Arc::new(image))
 }

@@ -13,6 +13,7 @@
 
 mod back_ends;
 mod bus;
+mod lend;
 mod order;
 mod paper;
 mod queues;
@@ -23,6 +24,8 @@ mod terminal;
 pub(crate) use back_ends::BackEnds;
 pub use back_ends::OpenError;
 pub(crate) use bus::PciBus;
+pub use lend::Lend;
+pub(crate) use lend::Lent;
 pub(crate) use order::{GONE, Sequencer};
 pub(crate) use serve::{Owner, follow};
 pub use shape::BackEndShape;

@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn input_of_a_console_and_its_driver_ring_the_same_bell() {
-        let terminal = Arc::new(Terminal::open(&ConsoleEnd::Stdio, Arc::default()).unwrap());
+        let terminal = Arc::new(Terminal::open(&ConsoleEnd::Stdio, None, Arc::default()).unwrap());
         let slot = |home| {
             let way = Way::Console(Some(Arc::clone(&terminal)));
             let msix = Arc::new(MsixView::new(3, Arc::new(Nowhere)));

@@ -79,16 +79,22 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// Opens what is named. `panicked` is set when a guest's panic goes by.
-    pub(super) fn open(end: &ConsoleEnd, panicked: Arc<AtomicBool>) -> Result<Self, TerminalError> {
+    /// Opens what is named, or takes the file that is open for it. `panicked` is set when a guest's panic
+    /// goes by.
+    pub(super) fn open(
+        end: &ConsoleEnd,
+        lent: Option<File>,
+        panicked: Arc<AtomicBool>,
+    ) -> Result<Self, TerminalError> {
         let mut made = None;
-        let end = match end {
-            ConsoleEnd::Stdio => End::Stdio,
-            ConsoleEnd::File { path } => {
+        let end = match (end, lent) {
+            (ConsoleEnd::Stdio, _) => End::Stdio,
+            (ConsoleEnd::File { .. }, Some(file)) => End::File(file),
+            (ConsoleEnd::File { path }, None) => {
                 made = (!path.exists()).then(|| path.clone());
-                End::File(file(path)?)
+                End::File(append_to(path)?)
             }
-            ConsoleEnd::Socket { path } => End::Socket(Arc::new(LocalSocket::open(path)?)),
+            (ConsoleEnd::Socket { path }, _) => End::Socket(Arc::new(LocalSocket::open(path)?)),
         };
         let doorbell = Doorbell::new().map_err(TerminalError::Doorbell)?;
         let input = ConsoleInput::new(doorbell.clone());
@@ -146,7 +152,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Opens a file to add to; a pipe that nobody reads does not stop it.
-fn file(path: &Path) -> Result<File, TerminalError> {
+pub(super) fn append_to(path: &Path) -> Result<File, TerminalError> {
     let failed = |source| TerminalError::File { path: path.to_owned(), source };
     let flags =
         OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -25,7 +25,7 @@ impl Drop for Name {
 }
 
 fn open(end: &ConsoleEnd) -> Result<Terminal, TerminalError> {
-    Terminal::open(end, Arc::default())
+    Terminal::open(end, None, Arc::default())
 }
 
 fn say(terminal: &Terminal, text: &[u8]) {
@@ -38,7 +38,7 @@ fn output_is_added_to_a_file_and_there_when_the_vm_is_over() {
     fs::write(&name.0, b"before\n").unwrap();
     let panicked = Arc::new(AtomicBool::new(false));
     let end = ConsoleEnd::File { path: name.0.clone() };
-    let terminal = Terminal::open(&end, Arc::clone(&panicked)).unwrap();
+    let terminal = Terminal::open(&end, None, Arc::clone(&panicked)).unwrap();
     terminal.start().unwrap();
     terminal.start().unwrap();
     say(&terminal, b"login: ");
