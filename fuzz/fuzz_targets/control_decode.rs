@@ -10,6 +10,7 @@ fuzz_target!(|input: &[u8]| {
     if let Ok(Control::Assign(assign)) = Control::decode(input) {
         assert!(assign.members.len() <= MEMBERS_MAX);
         assert!(assign.blob.len() <= BLOB_BYTES_MAX);
+        assert!(assign.tickets.len() <= MEMBERS_MAX);
         assign.config.validate().expect("decoding validates");
     }
 });
