@@ -49,10 +49,7 @@ pub fn recommended_cmdline(guest: &GuestCmdline<'_>) -> String {
     let list = cpu_list(&guest.borrowed);
     if !list.is_empty() {
         match guest.preset {
-            GuestPreset::Spread => {
-                line.push_str(QUIET);
-                line.push_str(NO_PULLING);
-            }
+            GuestPreset::Spread => line.push_str(QUIET),
             GuestPreset::Isolate => {
                 line.push_str(&isolation(&list, guest));
                 line.push_str(QUIET);
@@ -71,11 +68,6 @@ pub fn recommended_cmdline(guest: &GuestCmdline<'_>) -> String {
 /// Less housekeeping on all vCPUs. NUMA balancing is off: pages go to where they are used without it,
 /// and to learn where that is it takes mappings away that are dear to get back.
 const QUIET: &str = " nowatchdog audit=0 numa_balancing=disable";
-
-/// A vCPU that has just become idle does not look for work on other nodes; its own and those that are busy
-/// still look at their ticks. From this level on (Documentation/admin-guide/cgroup-v1/cpusets.rst, 1.8) Linux 6.1
-/// and 6.12 have nodes.
-const NO_PULLING: &str = " relax_domain_level=4";
 
 /// Keeps housekeeping, the scheduler and timers from borrowed vCPUs.
 fn isolation(list: &str, guest: &GuestCmdline<'_>) -> String {
@@ -128,7 +120,7 @@ mod tests {
     fn by_default_no_vcpu_is_isolated() {
         let guest = guest(GuestPreset::default(), vec![1..2, 2..4], "quiet");
         let line = recommended_cmdline(&guest);
-        assert!(line.ends_with(" numa_balancing=disable relax_domain_level=4 quiet"), "{line}");
+        assert!(line.ends_with(" numa_balancing=disable quiet"), "{line}");
         assert!(!line.contains("isolcpus") && !line.contains("nohz_full"), "{line}");
     }
 
