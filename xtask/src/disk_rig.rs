@@ -109,7 +109,9 @@ impl Disks {
 
     /// How a companion lends them.
     pub(crate) fn lent(&self) -> Vec<String> {
-        self.all().iter().map(|path| format!("disk:rw:{path}")).collect()
+        let mode = |number| if number == SYSTEM { "ro" } else { "rw" };
+        let all = self.all().into_iter().enumerate();
+        all.map(|(number, path)| format!("disk:{}:{path}", mode(number))).collect()
     }
 
     /// Options of `tessera bootstrap` for them on a slice, and for the console.

@@ -162,9 +162,12 @@ impl Scenario<'_> {
     pub(crate) fn start_companions(&self) -> Result<Vec<Companion>> {
         self.put_secret()?;
         let mut companions = Vec::new();
-        for host in self.lab.hosts().take(self.layout.slices()).skip(1) {
-            let lend =
-                self.options.lend.iter().flat_map(|what| ["--lend".to_owned(), what.clone()]);
+        let slices = self.layout.slices();
+        for (slice, host) in self.lab.hosts().take(slices).enumerate().skip(1) {
+            // A companion opens what it lends when it starts, so only a host with the devices can.
+            let has_devices = slice >= slices - self.options.device_slices;
+            let lend = self.options.lend.iter().filter(|_| has_devices);
+            let lend = lend.flat_map(|what| ["--lend".to_owned(), what.clone()]);
             let words = [
                 self.program()?,
                 "companion".to_owned(),
