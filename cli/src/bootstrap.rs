@@ -2,6 +2,7 @@
 
 use crate::devices::Devices;
 use crate::local::Local;
+use crate::signals;
 use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -58,6 +59,10 @@ pub(crate) struct Arguments {
     /// End the VM after so many seconds
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
+    /// The guest's time to shut down after the first SIGTERM or SIGINT, which presses its power button; a second
+    /// one, or the end of this time, ends the VM without it
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    stop_limit: u64,
     /// Every so many seconds all slices log where their vCPUs are
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     sample: Option<u32>,
@@ -123,6 +128,7 @@ fn write_report(path: &Path, report: &RunReport) -> Result<()> {
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
+    let stop = signals::listen()?;
     let (local, remote) = arguments.slices.split_first().context("no --slice given")?;
     if local.address.is_some() || remote.iter().any(|slice| slice.address.is_none()) {
         bail!("the first --slice must be local and all others must have an address");
@@ -163,6 +169,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         node_distance: arguments.node_distance,
         console: Box::new(stdout()),
         limit: arguments.limit.map(Duration::from_secs),
+        stop,
+        stop_limit: Duration::from_secs(arguments.stop_limit),
         lease: Duration::from_millis(arguments.lease),
         carriers: arguments.transport,
         rdma_memory: arguments.rdma_memory,

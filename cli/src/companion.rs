@@ -2,6 +2,7 @@
 
 use crate::lend::LendArgument;
 use crate::local::Local;
+use crate::signals;
 use anyhow::{Context, Result};
 use clap::Args;
 use std::net::SocketAddr;
@@ -28,8 +29,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
+    let stop = signals::listen()?;
     let credential = Credential::load(&arguments.secret_file).context("load the VM's secret")?;
     let (listen, local) = (arguments.listen, arguments.local.clone().into());
     let lend = arguments.lend.iter().map(|lend| lend.0.clone()).collect();
-    companion(&CompanionOptions { listen, credential, local, lend }).context("be a companion")
+    companion(&CompanionOptions { listen, credential, local, lend, stop }).context("be a companion")
 }

@@ -1,7 +1,8 @@
 //! `tessera`: starts slices of a distributed virtual machine, and looks into them.
 //!
 //! Exit status: 0 the guest powered off, 2 refused before anything started, 3 the guest asked for
-//! a reset, 4 the guest's kernel panicked, 5 a slice is lost, 6 a slice cannot go on, 7 time limit.
+//! a reset, 4 the guest's kernel panicked, 5 a slice is lost, 6 a slice cannot go on, 7 time limit,
+//! 8 stopped by a signal without the guest. A companion's is 0 once the bootstrap says that the VM is over.
 //! The environment variable `TESSERA_LOG` sets the log level (error, warn, info, debug, trace).
 
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@ mod counters;
 mod devices;
 mod lend;
 mod local;
+mod signals;
 mod slice_key;
 mod slices;
 mod trace;

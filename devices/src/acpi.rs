@@ -233,7 +233,7 @@ fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
         .preferred_pm_profile(PmProfile::EnterpriseServer)
         .flag(Flags::Wbinvd)
         .flag(Flags::ProcC1)
-        .flag(Flags::PwrButton)
+        // The power button is fixed hardware (its flag would make it a device of the DSDT); no sleep button.
         .flag(Flags::SlpButton)
         .flag(Flags::FixRtc)
         .flag(Flags::TmrValExt)
@@ -279,8 +279,9 @@ fn madt(config: &AcpiConfig) -> Vec<u8> {
     body.vec(&[1, 12, IOAPIC_ID, 0]);
     body.dword(IOAPIC_BASE);
     body.dword(0);
-    // Type 2, source override: the SCI is active high and level-triggered.
-    body.vec(&[2, 10, 0, SCI_IRQ, SCI_IRQ, 0, 0, 0, 0x0d, 0]);
+    // Type 2, source override: the SCI is active high and edge-triggered. Nothing shares it, and an edge
+    // needs no end of interrupt, which would have to travel from the slice of any vCPU.
+    body.vec(&[2, 10, 0, SCI_IRQ, SCI_IRQ, 0, 0, 0, 0x05, 0]);
     // Type 10, local x2APIC NMI: LINT1 of every vCPU.
     body.vec(&[10, 12, 0, 0]);
     body.dword(u32::MAX);

@@ -18,10 +18,11 @@
 //!
 //! Lock order: serial, then IOAPIC. Interrupts are sent with the IOAPIC unlocked.
 
+use crate::acpi::SCI_IRQ;
 use crate::cmos::Cmos;
 use crate::ioapic::{IOAPIC_BASE, IoApic};
 use crate::pit::Pit;
-use crate::pm::{self, Pm1};
+use crate::pm::{self, Pm1, Pm1Write};
 use crate::seams::{Bus, GuestClock, InterruptMessage, InterruptSink, ShutdownCause, ShutdownSink};
 use crate::serial::{Console, SERIAL_IRQ, SERIAL_PORT, SerialInterrupt, SerialLine};
 use std::fmt;
@@ -144,6 +145,20 @@ impl Chipset {
         self.ioapic.with(|ioapic| ioapic.end_of_interrupt(vector));
     }
 
+    /// Presses the ACPI power button, which asks the guest to shut down. False: the guest has not enabled
+    /// the event; it is told when it does, unless it clears the event first, as Linux does.
+    pub fn press_power_button(&self) -> bool {
+        let heard = lock(&self.legacy).pm1.press_power_button();
+        if heard {
+            self.raise_sci();
+        }
+        heard
+    }
+
+    fn raise_sci(&self) {
+        self.ioapic.with(|ioapic| ioapic.pulse(SCI_IRQ));
+    }
+
     /// Sets a level-triggered line of the IOAPIC; pins beyond the last are ignored.
     pub fn set_line(&self, pin: u8, high: bool) {
         self.ioapic.with(|ioapic| ioapic.set_line(pin, high));
@@ -179,9 +194,11 @@ impl Chipset {
                 self.end(ShutdownCause::GuestPanic);
             }
             pm::PM1_EVENT_PORT..=PM1_END => {
-                let off = lock(&self.legacy).pm1.write(port - pm::PM1_EVENT_PORT, value);
-                if off {
-                    self.end(ShutdownCause::PowerOff);
+                let asked = lock(&self.legacy).pm1.write(port - pm::PM1_EVENT_PORT, value);
+                match asked {
+                    Pm1Write::Stored => {}
+                    Pm1Write::Event => self.raise_sci(),
+                    Pm1Write::PowerOff => self.end(ShutdownCause::PowerOff),
                 }
             }
             _ => {}

@@ -1,8 +1,14 @@
 //! Power management: the fixed ACPI registers, reset and the panic port.
 //!
-//! PM1 and the PM timer are the non-hardware-reduced registers of ACPI 6.5, 4.8.3. No event is
-//! ever raised, so the status register always reads zero; the enable register only reads back,
-//! which Linux checks when it enables the global lock.
+//! PM1 and the PM timer are the non-hardware-reduced registers of ACPI 6.5, 4.8.3. The only event is
+//! the power button; the enable bits of others just read back, which Linux checks when it enables the
+//! global lock.
+//!
+//! ```text
+//!              press                     guest writes 1
+//!   no status ------> PWRBTN_STS is set ---------------> no status
+//!                       |  while PWRBTN_EN is set: one edge of the SCI at each press, or at the enabling
+//! ```
 
 use crate::seams::GuestClock;
 
@@ -26,16 +32,45 @@ pub(crate) const SLEEP_TYPE_S5: u8 = 5;
 /// Ticks of the PM timer in a second (ACPI 6.5, 4.8.2.1).
 const PM_TIMER_HZ: u128 = 3_579_545;
 
+/// Bit of the power button in the high bytes of status and enable register: bit 8 of each (ACPI 6.5,
+/// tables 4.11 and 4.12).
+const POWER_BUTTON: u8 = 1;
+
 /// The PM1 registers.
 #[derive(Debug, Default)]
 pub(crate) struct Pm1 {
+    status: [u8; 2],
     enable: [u8; 2],
 }
 
+/// What a write of a PM1 register asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pm1Write {
+    /// Nothing.
+    Stored,
+    /// An event that had happened is enabled now: the SCI.
+    Event,
+    /// Sleep state S5.
+    PowerOff,
+}
+
 impl Pm1 {
+    /// Presses the power button. True: the guest has enabled its event, and the SCI is due.
+    pub(crate) fn press_power_button(&mut self) -> bool {
+        self.status[1] |= POWER_BUTTON;
+        self.pending()
+    }
+
+    /// An event has happened and is enabled.
+    fn pending(&self) -> bool {
+        self.status[1] & self.enable[1] & POWER_BUTTON != 0
+    }
+
     /// Reads the byte at this offset from [`PM1_EVENT_PORT`].
     pub(crate) fn read(&self, offset: u16) -> u8 {
         match offset {
+            0 => self.status[0],
+            1 => self.status[1],
             2 => self.enable[0],
             3 => self.enable[1],
             // SCI_EN: the machine is in ACPI mode from the start.
@@ -44,16 +79,22 @@ impl Pm1 {
         }
     }
 
-    /// Writes that byte. True: the guest asked for S5.
-    pub(crate) fn write(&mut self, offset: u16, value: u8) -> bool {
+    /// Writes that byte.
+    pub(crate) fn write(&mut self, offset: u16, value: u8) -> Pm1Write {
+        let before = self.pending();
         match offset {
+            // Writing one clears.
+            0 => self.status[0] &= !value,
+            1 => self.status[1] &= !value,
             2 => self.enable[0] = value,
             3 => self.enable[1] = value,
             // Bits 10-12 are SLP_TYP, bit 13 is SLP_EN.
-            5 => return value & 0x20 != 0 && (value >> 2) & 7 == SLEEP_TYPE_S5,
+            5 if value & 0x20 != 0 && (value >> 2) & 7 == SLEEP_TYPE_S5 => {
+                return Pm1Write::PowerOff;
+            }
             _ => {}
         }
-        false
+        if !before && self.pending() { Pm1Write::Event } else { Pm1Write::Stored }
     }
 }
 
@@ -101,9 +142,9 @@ mod tests {
     #[test]
     fn pm1_sleep_other_than_s5_is_ignored() {
         let mut pm1 = Pm1::default();
-        assert!(!pm1.write(5, 0x20 | (3 << 2)));
-        assert!(!pm1.write(5, SLEEP_TYPE_S5 << 2));
-        assert!(pm1.write(5, 0x20 | (SLEEP_TYPE_S5 << 2)));
+        assert_eq!(pm1.write(5, 0x20 | (3 << 2)), Pm1Write::Stored);
+        assert_eq!(pm1.write(5, SLEEP_TYPE_S5 << 2), Pm1Write::Stored);
+        assert_eq!(pm1.write(5, 0x20 | (SLEEP_TYPE_S5 << 2)), Pm1Write::PowerOff);
     }
 
     #[test]
@@ -112,5 +153,22 @@ mod tests {
         pm1.write(2, 0x20);
         pm1.write(0, 0xff);
         assert_eq!([0, 2, 4, 5].map(|offset| pm1.read(offset)), [0, 0x20, 1, 0]);
+    }
+
+    #[test]
+    fn pm1_button_is_an_event_once_it_is_enabled_and_until_it_is_cleared() {
+        let mut pm1 = Pm1::default();
+        assert!(!pm1.press_power_button());
+        assert_eq!(pm1.read(1), 1);
+        assert_eq!(pm1.write(3, 1), Pm1Write::Event);
+        assert_eq!(pm1.write(3, 1), Pm1Write::Stored);
+        assert!(pm1.press_power_button());
+        // Other bits clear nothing.
+        assert_eq!(pm1.write(1, 0xfe), Pm1Write::Stored);
+        assert_eq!(pm1.read(1), 1);
+        assert_eq!(pm1.write(1, 1), Pm1Write::Stored);
+        assert_eq!(pm1.read(1), 0);
+        assert_eq!(pm1.write(3, 0), Pm1Write::Stored);
+        assert!(!pm1.press_power_button());
     }
 }

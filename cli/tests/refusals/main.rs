@@ -1,5 +1,6 @@
 //! What `tessera` refuses, seen from outside: the real binary is run, and every refusal has to be
-//! exit status 2, one line on standard error that names the cause, and nothing left behind.
+//! exit status 2, one line on standard error that names the cause, and nothing left behind. And, in `ends`, how
+//! what has started is stopped.
 //!
 //! Each part needs less or more of the machine: `arguments` and `trace` nothing, `devices` a mount namespace,
 //! `peers` loopback, and everything named `kvm_` a KVM that works. What is missing is printed, and
@@ -10,6 +11,7 @@
 
 mod arguments;
 mod devices;
+mod ends;
 mod files;
 mod peers;
 mod support;

@@ -1,5 +1,6 @@
 //! Runs the binary in a folder of its own, with every wait bounded and every process ended.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -166,6 +167,27 @@ impl Process {
         Self { child, lines }
     }
 
+    /// Sends a signal to this process.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(id.unwrap(), signal).unwrap();
+    }
+
+    /// Waits until it has printed something: the guest runs. What was read is gone.
+    pub(crate) fn first_output(mut self) -> Self {
+        let mut stdout = self.child.stdout.take().unwrap();
+        let (sender, first) = channel();
+        thread::spawn(move || {
+            let read = stdout.read(&mut [0]);
+            sender.send((read, stdout))
+        });
+        match first.recv_timeout(PATIENCE) {
+            Ok((Ok(1), stdout)) => self.child.stdout = Some(stdout),
+            other => panic!("it prints nothing: {other:?}; {:?}", self.end()),
+        }
+        self
+    }
+
     /// Waits for its own end.
     pub(crate) fn end(mut self) -> End {
         let deadline = Instant::now() + PATIENCE;
@@ -306,8 +328,14 @@ pub(crate) fn put(image: &mut [u8], offset: usize, bytes: &[u8]) {
     image[offset..offset + bytes.len()].copy_from_slice(bytes);
 }
 
-/// A 64-bit ELF kernel at 16 MiB that asks the keyboard controller for a reset at once.
+/// A kernel that asks the keyboard controller for a reset at once.
 pub(crate) fn kernel() -> Vec<u8> {
+    // mov al, 0xfe; out 0x64, al; hlt; jump back to the hlt
+    kernel_of(&[0xb0, 0xfe, 0xe6, 0x64, 0xf4, 0xeb, 0xfd])
+}
+
+/// A 64-bit ELF kernel at 16 MiB with this code.
+pub(crate) fn kernel_of(code: &[u8]) -> Vec<u8> {
     const LOAD: u64 = 16 << 20;
     let mut image = vec![0; 0x2000];
     put(&mut image, 0, b"\x7fELF\x02\x01\x01");
@@ -319,7 +347,6 @@ pub(crate) fn kernel() -> Vec<u8> {
     for (offset, value) in [(8, 0x1000), (24, LOAD), (32, 0x1000), (40, 0x1000_u64)] {
         put(&mut image, 64 + offset, &value.to_le_bytes());
     }
-    // mov al, 0xfe; out 0x64, al; hlt; jump back to the hlt
-    put(&mut image, 0x1000, &[0xb0, 0xfe, 0xe6, 0x64, 0xf4, 0xeb, 0xfd]);
+    put(&mut image, 0x1000, code);
     image
 }

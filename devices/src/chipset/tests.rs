@@ -111,6 +111,26 @@ fn serial_input_beyond_the_bound_is_left_to_the_caller() {
 }
 
 #[test]
+fn power_button_interrupts_a_guest_that_has_enabled_it() {
+    let (world, chipset) = machine();
+    route(&chipset, SCI_IRQ, 0x39, 1);
+    assert!(!chipset.press_power_button());
+    assert!(lock(&world.messages).is_empty());
+    // Linux clears the status and enables the event, in words.
+    chipset.pio_write(pm::PM1_EVENT_PORT, &[0, 1]);
+    chipset.pio_write(pm::PM1_EVENT_PORT + 2, &[0x20, 1]);
+    assert!(lock(&world.messages).is_empty());
+    for presses in 1..=2 {
+        assert!(chipset.press_power_button());
+        assert_eq!(lock(&world.messages).len(), presses);
+        assert_eq!(inb(&chipset, pm::PM1_EVENT_PORT + 1), 1);
+        chipset.pio_write(pm::PM1_EVENT_PORT, &[0, 1]);
+        assert_eq!(inb(&chipset, pm::PM1_EVENT_PORT + 1), 0);
+    }
+    assert!(lock(&world.causes).is_empty());
+}
+
+#[test]
 fn interrupt_to_absent_vcpu_is_dropped() {
     let (world, chipset) = machine();
     route(&chipset, 9, 0x41, 2);

@@ -67,6 +67,8 @@ pub enum EndCause {
     Failure,
     /// The user's time limit was reached.
     TimeLimit,
+    /// It was asked to stop, and the guest was not waited for any more.
+    Stopped,
 }
 
 /// A frame that is not about coherence.
@@ -95,6 +97,8 @@ pub enum Control {
     },
     /// To the bootstrap slice: the guest, or a failure here, wants the VM to end.
     WantEnd(EndCause),
+    /// To the bootstrap slice: the sender was asked to stop; the guest is to shut down.
+    WantStop,
     /// To a companion: send your report.
     AskReport,
     /// The answer: a serialised report.
@@ -166,6 +170,7 @@ impl Control {
             Self::Call(_) => (Way::ToBootstrap, "a device call"),
             Self::EndOfInterrupt { .. } => (Way::ToBootstrap, "an end of interrupt"),
             Self::WantEnd(_) => (Way::ToBootstrap, "a wish for the end of the VM"),
+            Self::WantStop => (Way::ToBootstrap, "a wish for an orderly end"),
             Self::Report(_) => (Way::ToBootstrap, "a report"),
             Self::Applied { .. } => (Way::ToBootstrap, "an applied change of the devices"),
             Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),
@@ -243,6 +248,7 @@ mod kind {
     pub(super) const APPLIED: u8 = 10;
     pub(super) const BROKEN: u8 = 11;
     pub(super) const DOORBELL: u8 = 12;
+    pub(super) const WANT_STOP: u8 = 13;
 }
 
 impl Control {
@@ -278,6 +284,7 @@ impl Control {
                 head.event = cause_code(*cause);
                 kind::WANT_END
             }
+            Self::WantStop => kind::WANT_STOP,
             Self::AskReport => kind::ASK_REPORT,
             Self::Report(bytes) => {
                 tail = bytes;
@@ -334,6 +341,7 @@ impl Control {
             kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
             kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
             kind::WANT_END => Self::WantEnd(cause()?),
+            kind::WANT_STOP => Self::WantStop,
             kind::ASK_REPORT => Self::AskReport,
             kind::REPORT => Self::Report(tail.to_vec()),
             kind::END => Self::End(cause()?),
@@ -423,6 +431,7 @@ fn cause_code(cause: EndCause) -> u8 {
         EndCause::GuestPanic => 2,
         EndCause::Failure => 3,
         EndCause::TimeLimit => 4,
+        EndCause::Stopped => 5,
     }
 }
 
@@ -433,6 +442,7 @@ fn decode_cause(code: u8) -> Option<EndCause> {
         2 => Some(EndCause::GuestPanic),
         3 => Some(EndCause::Failure),
         4 => Some(EndCause::TimeLimit),
+        5 => Some(EndCause::Stopped),
         _ => None,
     }
 }
@@ -459,6 +469,8 @@ mod tests {
             Control::Answer { id: 9, data: u64::MAX },
             Control::EndOfInterrupt { vector: 0x31 },
             Control::WantEnd(EndCause::GuestPanic),
+            Control::WantStop,
+            Control::End(EndCause::Stopped),
             Control::AskReport,
             Control::Report(b"{}".to_vec()),
             Control::End(EndCause::PowerOff),

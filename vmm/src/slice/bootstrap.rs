@@ -7,6 +7,7 @@ use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spaw
 use super::peripherals::{BackEndShape, BackEnds, Owner, Sequencer};
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
+use super::stop::{StopHandle, StopPlan, StopStep, WhyStopped};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
@@ -61,6 +62,10 @@ pub struct BootstrapOptions {
     pub console: Box<dyn Write + Send>,
     /// Ends the VM after this time.
     pub limit: Option<Duration>,
+    /// Asks for the end of the VM.
+    pub stop: StopHandle,
+    /// The guest's time to shut down once it is asked to.
+    pub stop_limit: Duration,
     /// A peer silent for this long is lost.
     pub lease: Duration,
     /// What carries frames between slices, best first; later ones when a slice cannot use the first.
@@ -108,7 +113,8 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     })?;
     let mut vm = Vm::assemble(&options, shape, (facts, back_ends), control.as_ref())?;
     vm.load(&plan)?;
-    vm.run(options.console, options.limit)
+    let ends = Ends { limit: options.limit, stop: options.stop, stop_limit: options.stop_limit };
+    vm.run(options.console, &ends)
 }
 
 /// The interrupt back end that was asked for, or the best that every host has.
@@ -126,6 +132,16 @@ fn choose_interrupts(asked: Interrupts, hosts: &[HostFacts]) -> Result<Interrupt
         (Interrupts::Userspace, _) => Ok(Interrupts::Userspace),
         (Interrupts::Auto | Interrupts::Ghost, None) => Ok(Interrupts::Ghost),
     }
+}
+
+/// How the user may end the VM.
+struct Ends {
+    /// After this time.
+    limit: Option<Duration>,
+    /// By a request.
+    stop: StopHandle,
+    /// The guest's time to shut down after one.
+    stop_limit: Duration,
 }
 
 /// The VM, assembled but not started.
@@ -236,7 +252,7 @@ impl Vm {
     fn run(
         mut self,
         console: Box<dyn Write + Send>,
-        limit: Option<Duration>,
+        ends: &Ends,
     ) -> Result<(Ending, RunReport), SliceError> {
         let panicked = self.back_ends.panicked();
         let fabric = Arc::clone(&self.parts.fabric);
@@ -255,13 +271,15 @@ impl Vm {
         )?;
         let companions = self.shape.slices.iter().copied().skip(1).collect();
         let sequencer = Sequencer::new(companions, self.applied.clone());
+        let button = Arc::clone(&chipset);
         let owner = Owner { chipset, fabric: Arc::clone(&fabric), sequencer };
         let jobs = self.jobs.clone();
         spawn_devices(move || owner.serve(&jobs))?;
         let started = Instant::now();
+        ends.stop.attach(&fabric.events);
         self.parts.machine.start(bus)?;
         self.parts.sample(&self.shape)?;
-        let ending = self.wait_for_end(started, limit, &panicked);
+        let ending = self.wait_for_end(started, ends, &panicked, &button);
         let seconds = started.elapsed().as_secs_f64();
         let slices = self.gather_reports(&ending);
         let cause = match ending {
@@ -269,6 +287,8 @@ impl Vm {
             Ending::GuestPanic => EndCause::GuestPanic,
             Ending::PowerOff => EndCause::PowerOff,
             Ending::TimeLimit => EndCause::TimeLimit,
+            Ending::Stopped { .. } => EndCause::Stopped,
+            Ending::Told(cause) => cause,
             Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
         };
         tell_companions(&fabric, &self.shape, &Control::End(cause));
@@ -289,18 +309,38 @@ impl Vm {
     fn wait_for_end(
         &mut self,
         started: Instant,
-        limit: Option<Duration>,
+        ends: &Ends,
         panicked: &AtomicBool,
+        button: &Chipset,
     ) -> Ending {
-        let deadline = limit.map(|limit| started + limit);
+        let limit = ends.limit.map(|limit| started + limit);
+        let mut stop = StopPlan::new(ends.stop_limit);
         loop {
-            let event = match deadline {
+            let event = match [limit, stop.due()].into_iter().flatten().min() {
                 None => self.parts.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(deadline) => self.parts.events.recv_deadline(deadline),
             };
+            let now = Instant::now();
+            let step = match &event {
+                Err(RecvTimeoutError::Timeout) if limit.is_some_and(|limit| now >= limit) => {
+                    return Ending::TimeLimit;
+                }
+                Err(RecvTimeoutError::Timeout) => stop.step(now),
+                Ok(SliceEvent::Stop) => stop.ask(None, now),
+                Ok(SliceEvent::WantStop(from)) => {
+                    tracing::info!("{from} was asked to stop");
+                    stop.ask(Some(*from), now)
+                }
+                _ => StopStep::Wait,
+            };
+            match step {
+                StopStep::Wait => {}
+                StopStep::Press => press(button, &mut stop, ends.stop_limit),
+                StopStep::End(why) => return stopped(why, ends.stop_limit),
+            }
             let event = match event {
                 Ok(event) => event,
-                Err(RecvTimeoutError::Timeout) => return Ending::TimeLimit,
+                Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => {
                     SliceEvent::Fatal("its threads are gone".into())
                 }
@@ -335,6 +375,27 @@ impl Vm {
         }
         reports.sort_by_key(|report| report.slice);
         reports
+    }
+}
+
+fn press(button: &Chipset, stop: &mut StopPlan, limit: Duration) {
+    let heard = button.press_power_button();
+    if heard {
+        tracing::info!(
+            "asked to stop: the guest has {limit:?} to shut down; asked again, the VM ends at once"
+        );
+    } else {
+        tracing::warn!("asked to stop, but the guest does not listen to its power button (yet)");
+    }
+    stop.pressed(heard, Instant::now());
+}
+
+fn stopped(why: WhyStopped, limit: Duration) -> Ending {
+    Ending::Stopped {
+        cause: match why {
+            WhyStopped::AskedAgain => "asked twice, the guest was not waited for".into(),
+            WhyStopped::TimeIsUp => format!("the guest did not shut down within {limit:?}"),
+        },
     }
 }
 

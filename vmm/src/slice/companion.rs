@@ -6,6 +6,7 @@ use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEnds, Lend, Lent, follow};
 use super::spec::VmSpec;
+use super::stop::StopHandle;
 use super::{Ending, SliceError, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
@@ -33,6 +34,8 @@ pub struct CompanionOptions {
     pub local: LocalOptions,
     /// What a VM may be given; opened at the start.
     pub lend: Vec<Lend>,
+    /// Asks this slice to stop.
+    pub stop: StopHandle,
 }
 
 /// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
@@ -53,7 +56,7 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
             Ok(agreed) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
-                return run(&assignment, agreed, &options.local, control.as_ref());
+                return run(&assignment, agreed, options, control.as_ref());
             }
             Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
         }
@@ -122,9 +125,10 @@ fn consider(
 fn run(
     assignment: &Assignment,
     agreed: Agreed,
-    options: &LocalOptions,
+    options: &CompanionOptions,
     control: Option<&ControlSocket>,
 ) -> Result<Ending, SliceError> {
+    let CompanionOptions { local: options, stop, .. } = options;
     let Agreed { spec, host, mut mesh, launch, back_ends } = agreed;
     let shape = spec.shape()?;
     let local = assignment.local;
@@ -148,10 +152,12 @@ fn run(
     let bus = parts.attach_devices(&shape, &launch.devices, &back_ends, bus)?;
     let fabric = Arc::clone(&parts.fabric);
     spawn_devices(move || follow(&fabric, &work))?;
+    stop.attach(&parts.fabric.events);
     parts.machine.start(bus)?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));
     let clock = launch.clocks.get(index).copied().unwrap_or_default();
+    let mut asked = false;
     let ending = loop {
         let Ok(event) = parts.events.recv() else {
             break Ending::Failed { slice: local, cause: "its threads are gone".into() };
@@ -160,6 +166,16 @@ fn run(
             let report = parts.report(&shape, &host, clock);
             let bytes = serde_json::to_vec(&report).unwrap_or_default();
             parts.fabric.send(BOOTSTRAP, &Control::Report(bytes));
+        }
+        if matches!(event, SliceEvent::Stop) {
+            if asked {
+                break Ending::Stopped { cause: "asked twice; the VM has lost this slice".into() };
+            }
+            asked = true;
+            tracing::info!(
+                "asked to stop: the guest is to shut down; asked again, this slice ends at once"
+            );
+            parts.fabric.send(BOOTSTRAP, &Control::WantStop);
         }
         if let SliceEvent::Fatal(cause) = &event {
             tracing::error!("{cause}");

@@ -42,6 +42,10 @@ pub(crate) enum SliceEvent {
     LostDevices(SliceId, String),
     /// This slice cannot go on.
     Fatal(String),
+    /// This process is asked to stop.
+    Stop,
+    /// A companion was asked to stop, and asks for an orderly end.
+    WantStop(SliceId),
     /// The bootstrap wants the report.
     AskReport,
     /// A companion's report.
@@ -207,6 +211,7 @@ impl Fabric {
                 self.job(from, DeviceJob::EndOfInterrupt(vector));
             }
             Control::WantEnd(cause) => self.event(SliceEvent::WantEnd(from, cause)),
+            Control::WantStop => self.event(SliceEvent::WantStop(from)),
             Control::AskReport => self.event(SliceEvent::AskReport),
             Control::Report(bytes) => self.event(SliceEvent::Report(from, bytes)),
             Control::End(cause) => self.event(SliceEvent::End(cause)),

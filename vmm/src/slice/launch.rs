@@ -1,7 +1,7 @@
 //! The parts of a slice, put together the same way in both roles.
 
 use super::bus::PendingCalls;
-use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
+use super::fabric::{DeviceJob, Fabric, Link, SliceEvent, Traffic};
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
@@ -285,12 +285,16 @@ pub(crate) fn spawn_devices(work: impl FnOnce() + Send + 'static) -> Result<(), 
 pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> Option<Ending> {
     match event {
         SliceEvent::WantEnd(slice, cause) => Some(ending_by(*cause, *slice, panicked)),
-        SliceEvent::End(cause) => Some(ending_by(*cause, BOOTSTRAP, panicked)),
+        SliceEvent::End(cause) => Some(Ending::Told(*cause)),
         SliceEvent::Lost(slice, cause) => {
             Some(Ending::LostSlice { slice: *slice, cause: cause.clone() })
         }
         SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
-        SliceEvent::AskReport | SliceEvent::Report(..) | SliceEvent::LostDevices(..) => None,
+        SliceEvent::Stop
+        | SliceEvent::WantStop(_)
+        | SliceEvent::AskReport
+        | SliceEvent::Report(..)
+        | SliceEvent::LostDevices(..) => None,
     }
 }
 
@@ -300,6 +304,7 @@ fn ending_by(cause: EndCause, said_by: SliceId, panicked: bool) -> Ending {
         EndCause::Reset if !panicked => Ending::Reset,
         EndCause::Reset | EndCause::GuestPanic => Ending::GuestPanic,
         EndCause::TimeLimit => Ending::TimeLimit,
+        EndCause::Stopped => Ending::Stopped { cause: "a companion says so".into() },
         EndCause::Failure => {
             Ending::Failed { slice: said_by, cause: "its own output says why".into() }
         }

@@ -19,6 +19,7 @@ mod launch;
 mod peripherals;
 mod report;
 mod spec;
+mod stop;
 
 pub use dsm::Memory;
 
@@ -34,6 +35,7 @@ pub use spec::{
     ConsoleEnd, DeviceKind, DeviceSpec, DiskFormat, Interrupts, PageTables, Rings, SliceSpec,
     SpecError, VmSpec,
 };
+pub use stop::StopHandle;
 
 use crate::boot::BootError;
 use crate::control::SocketError;
@@ -44,6 +46,7 @@ use dsm::{CopyError, EngineError, RamError};
 use thiserror::Error;
 use transport::MeshError;
 use wire::SliceId;
+use wire::control::EndCause;
 
 /// How a VM ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +73,13 @@ pub enum Ending {
     },
     /// The time limit that the user set was reached.
     TimeLimit,
+    /// It was asked to stop, and the guest was not waited for any more.
+    Stopped {
+        /// One line for a person.
+        cause: String,
+    },
+    /// A companion was told by the bootstrap that the VM is over, which is all that it was to wait for.
+    Told(EndCause),
 }
 
 impl Ending {
@@ -77,12 +87,13 @@ impl Ending {
     #[must_use]
     pub fn status(&self) -> u8 {
         match self {
-            Self::PowerOff => 0,
+            Self::PowerOff | Self::Told(_) => 0,
             Self::Reset => 3,
             Self::GuestPanic => 4,
             Self::LostSlice { .. } => STATUS_LOST,
             Self::Failed { .. } => 6,
             Self::TimeLimit => 7,
+            Self::Stopped { .. } => STATUS_STOPPED,
         }
     }
 
@@ -96,12 +107,29 @@ impl Ending {
             Self::LostSlice { slice, cause } => format!("{slice} is lost: {cause}"),
             Self::Failed { slice, cause } => format!("{slice} cannot go on: {cause}"),
             Self::TimeLimit => "the time limit was reached".into(),
+            Self::Stopped { cause } => format!("stopped: {cause}"),
+            Self::Told(cause) => {
+                format!("the bootstrap says that the VM is over: {}", told(*cause))
+            }
         }
+    }
+}
+
+fn told(cause: EndCause) -> &'static str {
+    match cause {
+        EndCause::PowerOff => "the guest powered off",
+        EndCause::Reset => "the guest asked for a reset",
+        EndCause::GuestPanic => "the guest's kernel panicked",
+        EndCause::Failure => "a slice is lost, or cannot go on",
+        EndCause::TimeLimit => "the time limit was reached",
+        EndCause::Stopped => "it was stopped",
     }
 }
 
 /// Exit status of a configuration that was refused before anything started.
 pub const STATUS_REFUSED: u8 = 2;
+/// Exit status of a VM that was asked to stop and ended without its guest.
+const STATUS_STOPPED: u8 = 8;
 /// Exit status when a slice is lost or was never there.
 const STATUS_LOST: u8 = 5;
 

@@ -1,0 +1,125 @@
+//! How a VM ends that somebody asks to stop: the guest by its power button, or all slices without it.
+
+use crate::support::{Companion, End, Folder, Process, can_share, has_kvm, kernel_of};
+use rustix::process::Signal;
+
+/// Prints a line on the debug console, enables the power button, waits for it, and powers off.
+fn listening() -> Vec<u8> {
+    kernel_of(&[
+        0x66, 0xba, 0x02, 0x06, // mov dx, 0x602 (PM1 enable)
+        0x66, 0xb8, 0x00, 0x01, // mov ax, 0x100 (power button)
+        0x66, 0xef, // out dx, ax
+        0xb0, b'\n', 0xe6, 0xe9, // mov al, '\n'; out 0xe9, al
+        0x66, 0xba, 0x00, 0x06, // mov dx, 0x600 (PM1 status)
+        0x66, 0xed, // in ax, dx
+        0xf6, 0xc4, 0x01, // test ah, 1
+        0x74, 0xf9, // jump back to the in
+        0x66, 0xba, 0x04, 0x06, // mov dx, 0x604 (PM1 control)
+        0x66, 0xb8, 0x00, 0x34, // mov ax, 0x3400 (S5)
+        0x66, 0xef, // out dx, ax
+        0xf4, 0xeb, 0xfd, // hlt; jump back to the hlt
+    ])
+}
+
+/// Prints a line and heeds nothing.
+fn deaf() -> Vec<u8> {
+    kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe])
+}
+
+fn start(folder: &Folder, kernel: &[u8], slices: &[&str], more: &[&str]) -> Process {
+    folder.file("guest", kernel);
+    let more = [&["--kernel", "guest"], more].concat();
+    let process = Process::start(&mut folder.tessera(&folder.bootstrap(slices, &more)));
+    process.first_output()
+}
+
+fn judge(folder: &Folder, end: &End, status: u8, said: &str) {
+    assert_eq!(end.status, Some(i32::from(status)), "{end:?}");
+    assert_eq!(end.said, [format!("tessera: {said}")], "{end:?}");
+    let report: serde_json::Value = serde_json::from_str(&folder.read("run.json")).unwrap();
+    assert_eq!((&report["status"], &report["ending"]), (&status.into(), &said.into()));
+}
+
+#[test]
+fn kvm_first_signal_presses_the_power_button() {
+    if !has_kvm() {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT] {
+        let folder = Folder::new();
+        let vm = start(&folder, &listening(), &["local,cpus=1,memory=64M"], &[]);
+        vm.signal(signal);
+        judge(&folder, &vm.end(), 0, "the guest powered off");
+    }
+}
+
+#[test]
+fn kvm_second_signal_ends_a_guest_that_does_not_listen() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let vm = start(&folder, &deaf(), &["local,cpus=1,memory=64M"], &[]);
+    vm.signal(Signal::TERM);
+    vm.line_with("does not listen to its power button");
+    vm.signal(Signal::INT);
+    judge(&folder, &vm.end(), 8, "stopped: asked twice, the guest was not waited for");
+}
+
+#[test]
+fn kvm_guest_that_does_not_shut_down_is_ended_at_the_limit() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let more = ["--stop-limit", "1"];
+    let vm = start(&folder, &deaf(), &["local,cpus=1,memory=64M"], &more);
+    vm.signal(Signal::TERM);
+    judge(&folder, &vm.end(), 8, "stopped: the guest did not shut down within 1s");
+}
+
+#[test]
+fn kvm_companion_that_is_asked_has_the_guest_shut_down() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    let companion = Companion::start(&folder);
+    let slices = ["local,cpus=1,memory=64M", &companion.slice(1, "64M")];
+    let vm = start(&folder, &listening(), &slices, &[]);
+    companion.process.line_with("running as ");
+    companion.process.signal(Signal::TERM);
+    judge(&folder, &vm.end(), 0, "the guest powered off");
+    let end = companion.process.end();
+    let said = "tessera: the bootstrap says that the VM is over: the guest powered off";
+    assert_eq!((end.status, &*end.said), (Some(0), &[said.to_owned()][..]), "{end:?}");
+}
+
+#[test]
+fn kvm_companions_exit_well_when_a_vm_is_stopped_without_its_guest() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    let companion = Companion::start(&folder);
+    let slices = ["local,cpus=1,memory=64M", &companion.slice(1, "64M")];
+    let vm = start(&folder, &deaf(), &slices, &[]);
+    vm.signal(Signal::TERM);
+    vm.line_with("does not listen to its power button");
+    vm.signal(Signal::TERM);
+    judge(&folder, &vm.end(), 8, "stopped: asked twice, the guest was not waited for");
+    let end = companion.process.end();
+    let said = "tessera: the bootstrap says that the VM is over: it was stopped";
+    assert_eq!((end.status, &*end.said), (Some(0), &[said.to_owned()][..]), "{end:?}");
+}
+
+#[test]
+fn companion_that_waits_ends_at_the_first_signal() {
+    let folder = Folder::new();
+    let companion = Companion::start(&folder);
+    companion.process.signal(Signal::TERM);
+    let end = companion.process.end();
+    // None: by the signal.
+    assert_eq!(end.status, None, "{end:?}");
+    assert_eq!(end.said, ["tessera: stopped before a guest ran"]);
+}

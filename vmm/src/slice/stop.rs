@@ -1,0 +1,205 @@
+//! An orderly end: what a request to stop the VM leads to.
+//!
+//! ```text
+//!   running --asked--> button pressed, again each second until the guest hears it --guest powers off--> over
+//!                        |  asked again here, or the guest's time is up
+//!                        v
+//!                      over, without the guest
+//! ```
+//!
+//! The power button is ACPI's (ACPI 6.5, 4.8.2.2.1.1): a stock guest shuts down in order when it is pressed.
+//! A request that comes by a companion presses the button as well, but never ends the VM by itself: hosts that
+//! are all told to stop at once would otherwise cut the guest off.
+
+use super::fabric::SliceEvent;
+use crossbeam_channel::Sender;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use wire::SliceId;
+
+/// Between presses that the guest does not hear, e.g. since it is still booting.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Asks a running slice to stop; for handlers of signals. Clones ask the same slice.
+#[derive(Clone, Debug, Default)]
+pub struct StopHandle(Arc<OnceLock<Sender<SliceEvent>>>);
+
+impl StopHandle {
+    /// A handle that is not of any slice yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Asks for the end. The first request is one for an orderly end, a second one ends the slice at once.
+    /// False: no slice runs yet, so that the process may just exit.
+    #[must_use]
+    pub fn ask(&self) -> bool {
+        let Some(events) = self.0.get() else { return false };
+        // A full channel has an end in it already.
+        let _ = events.try_send(SliceEvent::Stop);
+        true
+    }
+
+    /// From now on requests go to this slice.
+    pub(super) fn attach(&self, events: &Sender<SliceEvent>) {
+        let _ = self.0.set(events.clone());
+    }
+}
+
+/// What is to be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StopStep {
+    /// Nothing.
+    Wait,
+    /// Press the power button, and tell [`StopPlan::pressed`] whether the guest heard it.
+    Press,
+    /// End the VM: the guest has had its time, or is not to have it.
+    End(WhyStopped),
+}
+
+/// Why the guest was not waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WhyStopped {
+    /// It was asked for a second time.
+    AskedAgain,
+    /// The guest did not shut down in its time.
+    TimeIsUp,
+}
+
+/// Decides what requests to stop lead to. It reads no clock and presses nothing.
+#[derive(Debug)]
+pub(super) struct StopPlan {
+    /// The guest's time to shut down.
+    limit: Duration,
+    asked: Option<Asked>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    /// The guest's time ends.
+    until: Instant,
+    /// The next press; none once the guest has heard one.
+    press: Option<Instant>,
+    /// By this process, not by a companion.
+    here: bool,
+}
+
+impl StopPlan {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, asked: None }
+    }
+
+    /// Somebody asks for the end: this process, or the companion that it came by.
+    pub(super) fn ask(&mut self, by: Option<SliceId>, now: Instant) -> StopStep {
+        let here = by.is_none();
+        match &mut self.asked {
+            None => {
+                self.asked = Some(Asked { until: now + self.limit, press: Some(now), here });
+                self.step(now)
+            }
+            Some(asked) if here && asked.here => StopStep::End(WhyStopped::AskedAgain),
+            Some(asked) => {
+                asked.here |= here;
+                self.step(now)
+            }
+        }
+    }
+
+    /// The button was pressed.
+    pub(super) fn pressed(&mut self, heard: bool, now: Instant) {
+        if let Some(asked) = &mut self.asked {
+            asked.press = (!heard).then_some(now + AGAIN);
+        }
+    }
+
+    /// When [`Self::step`] has something to say, if nothing else happens.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let asked = self.asked.as_ref()?;
+        Some(asked.press.map_or(asked.until, |press| press.min(asked.until)))
+    }
+
+    /// What is to be done now.
+    pub(super) fn step(&self, now: Instant) -> StopStep {
+        match &self.asked {
+            Some(asked) if now >= asked.until => StopStep::End(WhyStopped::TimeIsUp),
+            Some(Asked { press: Some(press), .. }) if now >= *press => StopStep::Press,
+            _ => StopStep::Wait,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn first_request_presses_until_heard_and_second_ends() {
+        let start = Instant::now();
+        let mut plan = StopPlan::new(LIMIT);
+        assert_eq!((plan.due(), plan.step(start)), (None, StopStep::Wait));
+        assert_eq!(plan.ask(None, start), StopStep::Press);
+        plan.pressed(false, start);
+        assert_eq!(plan.step(start), StopStep::Wait);
+        assert_eq!(plan.due(), Some(start + AGAIN));
+        assert_eq!(plan.step(start + AGAIN), StopStep::Press);
+        plan.pressed(true, start + AGAIN);
+        assert_eq!(plan.due(), Some(start + LIMIT));
+        assert_eq!(plan.ask(None, start + AGAIN), StopStep::End(WhyStopped::AskedAgain));
+    }
+
+    #[test]
+    fn guest_that_does_not_shut_down_is_ended_at_its_limit() {
+        let start = Instant::now();
+        let mut plan = StopPlan::new(LIMIT);
+        assert_eq!(plan.ask(None, start), StopStep::Press);
+        plan.pressed(true, start);
+        assert_eq!(plan.step(start + LIMIT - AGAIN), StopStep::Wait);
+        assert_eq!(plan.step(start + LIMIT), StopStep::End(WhyStopped::TimeIsUp));
+    }
+
+    #[test]
+    fn slice_that_does_not_run_is_not_asked() {
+        let (sender, receiver) = crossbeam_channel::bounded(1);
+        let handle = StopHandle::new();
+        assert!(!handle.ask());
+        handle.attach(&sender);
+        // The second finds the channel full.
+        assert!(handle.ask() && handle.ask());
+        assert!(matches!(receiver.try_recv(), Ok(SliceEvent::Stop)));
+    }
+
+    proptest! {
+        #[test]
+        fn companions_alone_never_end_the_vm_early(
+            requests in prop::collection::vec((any::<bool>(), 0u64..2000, any::<bool>()), 1..60),
+        ) {
+            let start = Instant::now();
+            let mut plan = StopPlan::new(LIMIT);
+            let (mut now, mut own, mut first) = (start, 0, None);
+            for (here, wait, heard) in requests {
+                now += Duration::from_millis(wait);
+                let step = plan.ask((!here).then_some(SliceId(1)), now);
+                let first = *first.get_or_insert(now);
+                own += u32::from(here);
+                match step {
+                    StopStep::End(WhyStopped::AskedAgain) => {
+                        prop_assert_eq!(own, 2);
+                        return Ok(());
+                    }
+                    StopStep::End(WhyStopped::TimeIsUp) => {
+                        prop_assert!(now - first >= LIMIT);
+                        return Ok(());
+                    }
+                    StopStep::Press => plan.pressed(heard, now),
+                    StopStep::Wait => {}
+                }
+                prop_assert!(own < 2);
+                prop_assert!(plan.due().is_some_and(|due| due <= first + LIMIT));
+            }
+        }
+    }
+}
