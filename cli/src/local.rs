@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 use dsm::Memory;
 use std::path::PathBuf;
+use vmm::crash::plan_panic;
 use vmm::slice::LocalOptions;
 
 #[derive(Args, Clone, Debug)]
@@ -21,6 +22,9 @@ pub(crate) struct Local {
     /// Offer a control socket there, for `tessera trace`
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Have the thread of this name panic, to see what follows
+    #[arg(long, hide = true, value_name = "THREAD")]
+    test_panic: Option<String>,
 }
 
 /// On or off.
@@ -32,7 +36,10 @@ enum Switch {
 
 impl From<Local> for LocalOptions {
     fn from(arguments: Local) -> Self {
-        let Local { engine_core, memory, trace, control } = arguments;
+        let Local { engine_core, memory, trace, control, test_panic } = arguments;
+        if let Some(thread) = test_panic {
+            plan_panic(thread);
+        }
         Self { engine_core, memory, trace: trace == Switch::On, control }
     }
 }

@@ -24,6 +24,7 @@ use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 use tracing::Level;
+use vmm::crash::end_on_panic;
 use vmm::slice::{Ending, STATUS_REFUSED, SliceError};
 
 /// One virtual machine out of fragments of several hosts.
@@ -52,6 +53,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
+    end_on_panic();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return explain(&error),

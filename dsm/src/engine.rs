@@ -136,6 +136,8 @@ pub enum EngineError {
 pub trait Uplink: Send {
     /// A frame that is not about coherence came.
     fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]);
+    /// The engine has just looked at what its peers sent, and goes round again. None is lost that it has not told of.
+    fn looked(&mut self) {}
     /// A slice is lost: the VM must stop, unless it was a bystander.
     fn lost(&mut self, peer: SliceId, cause: String);
     /// The engine cannot go on: the VM must stop.
@@ -329,6 +331,9 @@ impl Engine {
             }
             if frames || !self.backlog.is_empty() {
                 self.take_frames()?;
+            }
+            if !self.stopping {
+                self.uplink.looked();
             }
             self.step(Input::Tick)?;
             self.carry_out()?;

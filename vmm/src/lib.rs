@@ -4,6 +4,7 @@ pub mod boot;
 pub mod cmdline;
 pub mod control;
 pub mod cpuid;
+pub mod crash;
 pub mod guest_memory;
 pub mod interrupts;
 mod local_socket;

@@ -1,6 +1,6 @@
 //! What `tessera` refuses, seen from outside: the real binary is run, and every refusal has to be
 //! exit status 2, one line on standard error that names the cause, and nothing left behind. And, in `ends`, how
-//! what has started is stopped.
+//! what has started is stopped; in `panics`, how a slice ends that has a defect.
 //!
 //! Each part needs less or more of the machine: `arguments` and `trace` nothing, `devices` a mount namespace,
 //! `peers` loopback, and everything named `kvm_` a KVM that works. What is missing is printed, and
@@ -13,6 +13,7 @@ mod arguments;
 mod devices;
 mod ends;
 mod files;
+mod panics;
 mod peers;
 mod support;
 mod trace;

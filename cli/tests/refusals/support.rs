@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio, id};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -48,6 +48,10 @@ impl Folder {
 
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.0.join(name)).unwrap()
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.join(name).exists()
     }
 
     pub(crate) fn secret(&self, name: &str, bytes: &[u8], mode: u32) {
@@ -141,6 +145,7 @@ impl Drop for Folder {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) status: Option<i32>,
+    pub(crate) signal: Option<i32>,
     pub(crate) output: String,
     /// Lines on standard error that are not of the log.
     pub(crate) said: Vec<String>,
@@ -209,7 +214,7 @@ impl Process {
         let mut output = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
         let (log, said) = lines.into_iter().partition(|line| is_log(line));
-        End { status: status.code(), output, said, log }
+        End { status: status.code(), signal: status.signal(), output, said, log }
     }
 
     /// The next line on standard error that has `text` in it.

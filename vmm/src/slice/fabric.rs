@@ -7,6 +7,7 @@
 use super::bus::PendingCalls;
 use super::one_line;
 use super::peripherals::{GONE, SliceDevices};
+use crate::crash;
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::machine::{Machine, MachineHooks, VcpuError};
 use crate::trace;
@@ -235,6 +236,7 @@ impl RemoteInterrupts for Fabric {
 
 impl MachineHooks for Fabric {
     fn cr3_changed(&self, vcpu: VcpuId, cr3: u64) {
+        crash::point();
         if let Some(handle) = self.handle.get() {
             handle.set_root(vcpu, Gfn(cr3 >> 12));
         }
@@ -301,6 +303,10 @@ impl Uplink for Link {
             Ok(frame) => self.0.control(from, frame),
             Err(error) => self.0.event(SliceEvent::Fatal(format!("{from} sent garbage: {error}"))),
         }
+    }
+
+    fn looked(&mut self) {
+        crash::point();
     }
 
     fn lost(&mut self, peer: SliceId, cause: String) {

@@ -8,6 +8,7 @@ use super::spec::{Interrupts, PageTables, Shape};
 use super::{Ending, SliceError};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
+use crate::crash;
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -104,6 +105,7 @@ impl Parts {
         (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
     ) -> Result<Self, SliceError> {
         let Slot { local, epoch, memory } = slot;
+        crash::name_slice(local);
         let own = shape.own_frames(local);
         let ram = Arc::new(GuestRam::with_memory(&shape.frames(), &own, memory)?);
         let huge_pages = HugePages::start(Arc::clone(&ram))
@@ -276,7 +278,11 @@ fn machine_config(
 
 /// Starts the device thread of a slice.
 pub(crate) fn spawn_devices(work: impl FnOnce() + Send + 'static) -> Result<(), SliceError> {
-    let thread = thread::Builder::new().name("devices".into()).spawn(work);
+    let run = || {
+        crash::point();
+        work();
+    };
+    let thread = thread::Builder::new().name("devices".into()).spawn(run);
     let failed = |source| SliceError::Io { what: "start the device thread", source };
     thread.map(drop).map_err(failed)
 }

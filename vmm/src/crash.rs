@@ -1,0 +1,70 @@
+//! A panic of any thread ends the process, from outside exactly as `SIGKILL` does.
+//!
+//! Nothing is unwound, dropped or flushed, and no peer is told: a thread that unwound would release what others
+//! still need (the userfaultfd over guest memory, before all), and what is known after a panic is not to be
+//! trusted with a disk. The peers find this slice lost by its closed connections, or by its lease.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getpid, kill_process};
+use std::panic::{PanicHookInfo, set_hook};
+use std::process::abort;
+use std::sync::OnceLock;
+use std::thread;
+use wire::SliceId;
+
+/// How long the line may wait for a reader of standard error that has stopped.
+const LINE_LIMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Bytes of the line; a pipe that takes any takes so many at once (`PIPE_BUF`).
+const LINE_BYTES: usize = 4096;
+
+static SLICE: OnceLock<SliceId> = OnceLock::new();
+static PLANNED: OnceLock<String> = OnceLock::new();
+
+/// From now on a panic ends the process, after one line that names slice and thread.
+pub fn end_on_panic() {
+    set_hook(Box::new(|info| end(info)));
+}
+
+/// Has the thread of this name panic where it next looks ([`point`]): for tests of what follows.
+pub fn plan_panic(thread: String) {
+    // Only the first plan counts.
+    let _ = PLANNED.set(thread);
+}
+
+/// This process is that slice.
+pub(crate) fn name_slice(slice: SliceId) {
+    let _ = SLICE.set(slice);
+}
+
+/// Panics if that was planned for this thread.
+pub(crate) fn point() {
+    let Some(planned) = PLANNED.get() else { return };
+    assert!(thread::current().name() != Some(planned), "as --test-panic asks for");
+}
+
+fn end(info: &PanicHookInfo<'_>) -> ! {
+    say(&line(SLICE.get().copied(), thread::current().name(), info));
+    // It cannot fail but for the first process of a container, which nothing from inside may kill so.
+    let _ = kill_process(getpid(), Signal::KILL);
+    abort()
+}
+
+fn line(slice: Option<SliceId>, thread: Option<&str>, info: &PanicHookInfo<'_>) -> String {
+    let slice = slice.map_or_else(|| "no slice yet".into(), |slice| slice.to_string());
+    let thread = thread.unwrap_or("without a name");
+    let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
+    let cause = info.payload_as_str().unwrap_or("no cause given").replace(['\n', '\r'], " ");
+    let mut line = format!("tessera: {slice}: thread {thread} panicked{place}: {cause}");
+    line.truncate(line.floor_char_boundary(LINE_BYTES - 1));
+    line + "\n"
+}
+
+/// Writes to standard error past its lock, which another thread may hold for ever.
+fn say(line: &str) {
+    let stderr = rustix::stdio::stderr();
+    let ready = poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], Some(&LINE_LIMIT));
+    if ready == Ok(1) {
+        // Nobody is left to be told that this failed.
+        let _ = rustix::io::write(stderr, line.as_bytes());
+    }
+}
