@@ -79,7 +79,7 @@ impl LocalPager {
         match self.queue.uffd.install(start, PAGE, fault.write)? {
             Installed::Done => Ok(()),
             Installed::Mapped => Ok(self.queue.uffd.protect(start, PAGE, !fault.write)?),
-            Installed::Absent => Err(strange),
+            Installed::Absent | Installed::Parted => Err(strange),
         }
     }
 

@@ -256,9 +256,19 @@ impl Store {
 
     pub(crate) fn map_run(&mut self, run: Run) -> Result<(), EngineError> {
         let (start, bytes) = (self.address(run.first), run.pages * PAGE);
-        let whole = run.pages > 1
-            && self.is_watched(run)
-            && self.uffd.install(start, bytes, run.writable)? == Installed::Done;
+        let mut whole = false;
+        if run.pages > 1 && self.is_watched(run) {
+            match self.uffd.install(start, bytes, run.writable)? {
+                Installed::Done => whole = true,
+                Installed::Parted => {
+                    let half = run.pages / 2;
+                    self.map_run(Run { pages: half, ..run })?;
+                    let first = Gfn(run.first.0 + half);
+                    return self.map_run(Run { first, pages: run.pages - half, ..run });
+                }
+                Installed::Absent | Installed::Mapped => {}
+            }
+        }
         let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
         let access = if run.writable { Access::Write } else { Access::Read };
         if !whole {
@@ -301,6 +311,8 @@ impl Store {
         for _ in 0..3 {
             match self.uffd.install(address, PAGE, writable)? {
                 Installed::Done => return Ok(()),
+                // One page is of one part; it is tried again, a bounded number of times.
+                Installed::Parted => {}
                 Installed::Absent => self.ram.back(gfn),
                 Installed::Mapped => {
                     self.uffd.protect(address, PAGE, !writable)?;
@@ -464,3 +476,6 @@ impl PageStore for StepStore<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -148,6 +148,9 @@ pub(crate) enum Installed {
     Mapped,
     /// The file has no page there.
     Absent,
+    /// Nothing is: the range is of several parts of the address space (VMAs), as pages have that are asked about
+    /// or whose home is another. The kernel maps within one part only.
+    Parted,
 }
 
 #[derive(Debug)]
@@ -226,7 +229,7 @@ impl Uffd {
     }
 
     /// Maps, for writing, all pages of a range that the file holds and that are not mapped yet, and
-    /// wakes those who wait for them.
+    /// wakes those who wait for them. A range that is more than one part of the address space goes in halves.
     pub(crate) fn install_missing(&self, start: u64, len: u64) -> Result<(), UffdError> {
         let end = start + len;
         let mut at = start;
@@ -240,6 +243,11 @@ impl Uffd {
                 (Some(libc::EAGAIN), Ok(mapped)) => at += mapped,
                 (Some(libc::EAGAIN), Err(_)) => {}
                 (Some(libc::EEXIST | libc::EFAULT), _) => at += PAGE,
+                (Some(libc::ENOENT), _) if end - at > PAGE => {
+                    let half = (end - at) / PAGE / 2 * PAGE;
+                    self.install_missing(at, half)?;
+                    at += half;
+                }
                 _ => return result,
             }
         }
@@ -266,6 +274,8 @@ impl Uffd {
                 Some(libc::EAGAIN) => {}
                 Some(libc::EEXIST) => return Ok(Installed::Mapped),
                 Some(libc::EFAULT) => return Ok(Installed::Absent),
+                // Nothing was mapped: the kernel looks first.
+                Some(libc::ENOENT) if len > PAGE => return Ok(Installed::Parted),
                 _ => return result.map(|()| Installed::Done),
             }
         }
