@@ -17,8 +17,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Small modules without dependencies and without hardware.
 const MODULES: [&str; 6] = ["cordic", "crc-itu-t", "crc7", "reed_solomon", "lru_cache", "dummy"];
 
-/// The driver of virtio disks; what it needs is in the kernel.
-const DISK_DRIVER: &str = "virtio_blk";
+/// Drivers of virtio disks and of the power button, and what shows its events to programs; what they need is
+/// in the kernel.
+const DRIVERS: [&str; 3] = ["virtio_blk", "button", "evdev"];
 
 /// An initramfs for a guest.
 #[derive(Clone, Debug)]
@@ -53,8 +54,10 @@ pub fn guest_image(workspace: &Path, kernel: &KernelFiles) -> Result<GuestImage>
         archive.file(&format!("modules/{name}.ko"), 0o644, &kernel::module(&path)?);
         modules.push(name.to_owned());
     }
-    let driver = kernel::module(&indexed.join(independent_module(&index, DISK_DRIVER)?))?;
-    archive.file(&format!("drivers/{DISK_DRIVER}.ko"), 0o644, &driver);
+    for name in DRIVERS {
+        let driver = kernel::module(&indexed.join(independent_module(&index, name)?))?;
+        archive.file(&format!("drivers/{name}.ko"), 0o644, &driver);
+    }
     let path = cache::keep_image("guest-initrd", &archive.finish())?;
     Ok(GuestImage { path, modules })
 }

@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use lab::{Command, Host, HostNumber, RemoteProcess};
+use lab::{Command, ExitStatus, Host, HostNumber, RemoteProcess};
 
 use crate::progress::{Progress, printable};
 
@@ -36,6 +36,8 @@ pub(crate) struct Companion {
     host: HostNumber,
     stop: Arc<AtomicBool>,
     process: Arc<Mutex<RemoteProcess>>,
+    /// The last line that it said.
+    words: Arc<Mutex<String>>,
     printer: JoinHandle<()>,
 }
 
@@ -48,6 +50,8 @@ impl Companion {
     ) -> Self {
         let (stop, process) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(process)));
         let (seen, own, progress) = (Arc::clone(&stop), Arc::clone(&process), Arc::clone(progress));
+        let words = Arc::new(Mutex::new(String::new()));
+        let last = Arc::clone(&words);
         let printer = thread::spawn(move || {
             while !seen.load(Ordering::SeqCst) {
                 let mut process = own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,15 +59,39 @@ impl Companion {
                 let over = process.is_over();
                 drop(process);
                 match line {
-                    Some(line) if loud => {
-                        progress.say(&format!("host {host} tessera: {}", printable(&line.text)));
+                    Some(line) => {
+                        let text = printable(&line.text);
+                        if loud {
+                            progress.say(&format!("host {host} tessera: {text}"));
+                        }
+                        *last.lock().unwrap_or_else(PoisonError::into_inner) = text;
                     }
                     None if over => return,
-                    _ => {}
+                    None => {}
                 }
             }
         });
-        Self { host, stop, process, printer }
+        Self { host, stop, process, words, printer }
+    }
+
+    /// Sends a signal by its number.
+    pub(crate) fn signal(&self, number: i32) -> Result<()> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).handle().signal(number)
+    }
+
+    /// Waits for its end by itself.
+    pub(crate) fn wait(&self, limit: Duration) -> Result<ExitStatus> {
+        let until = Instant::now() + limit;
+        while !self.printer.is_finished() {
+            ensure!(Instant::now() < until, "the companion on host {} does not end", self.host);
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).wait(Duration::ZERO)
+    }
+
+    /// The last line that it said.
+    pub(crate) fn last_words(&self) -> String {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Kills the companion's process.

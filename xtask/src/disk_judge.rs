@@ -35,6 +35,9 @@ pub(crate) struct JudgeOptions {
     /// The disk with the file system
     #[arg(long)]
     files: PathBuf,
+    /// The raw disk was all zeros when this life began: judge every sector, old or new
+    #[arg(long)]
+    from_zeros: bool,
     /// The disk that fio overwrites
     #[arg(long)]
     fio: Option<PathBuf>,
@@ -47,7 +50,7 @@ pub(crate) struct JudgeOptions {
 }
 
 /// The last that was acknowledged, if any was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Last(pub(crate) Option<u64>);
 
 impl std::str::FromStr for Last {
@@ -77,6 +80,11 @@ pub(crate) fn run(options: &JudgeOptions) -> Result<ExitCode> {
             .with_context(|| format!("read {}", options.raw.display()))?;
         let found = writer.judge(&region, last.0).with_context(|| format!("writer {number}"))?;
         said.push(format!("writer {number}: acknowledged {last}, {} checked", found.checked));
+        if options.from_zeros {
+            let sectors = writer.judge_sectors(&region, last.0);
+            let sectors = sectors.with_context(|| format!("writer {number}"))?;
+            said.push(format!("{sectors} sectors of records, all old or new"));
+        }
     }
     let disk = &options.files;
     match program("e2fsck", &["-y", "-E", "journal_only"], disk)? {

@@ -184,9 +184,19 @@ impl<'a> Writing<'a> {
     /// Starts the bootstrap slice with an empty console and waits until the guest's writers work, or until
     /// all have `told` of something; and for a `moment` more.
     pub(crate) fn start(scenario: &'a Scenario<'a>, told: bool, moment: Duration) -> Result<Self> {
+        Self::start_through(scenario, &[], told, moment)
+    }
+
+    /// The same with words before the command that starts the bootstrap slice.
+    pub(crate) fn start_through(
+        scenario: &'a Scenario<'a>,
+        prefix: &[String],
+        told: bool,
+        moment: Duration,
+    ) -> Result<Self> {
         let until = Instant::now() + Duration::from_secs(scenario.options.timeout());
         drop(fs::remove_file(console(scenario)?));
-        let bootstrap = scenario.start_bootstrap()?;
+        let bootstrap = scenario.start_bootstrap_through(prefix)?;
         let (errors, words) = (Vec::new(), Vec::new());
         let mut vm = Self { scenario, bootstrap, errors, words, started: false };
         vm.wait(until, told)?;

@@ -3,6 +3,8 @@
 
 mod arrows;
 mod bench;
+mod chaos_plan;
+mod chaos_round;
 mod check;
 mod client_link;
 mod companion;
@@ -33,6 +35,7 @@ mod progress;
 mod rounds;
 mod scenario;
 mod soak;
+mod soak_chaos;
 mod soak_device;
 mod soak_guest;
 mod soak_kill;

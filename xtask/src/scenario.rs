@@ -128,7 +128,7 @@ pub(crate) struct Outcome {
 }
 
 /// One VM to run in a lab.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario<'a> {
     pub(crate) options: &'a VmOptions,
     pub(crate) layout: &'a Layout,
@@ -190,10 +190,15 @@ impl Scenario<'_> {
 
     /// Starts the bootstrap slice.
     pub(crate) fn start_bootstrap(&self) -> Result<RemoteProcess> {
+        self.start_bootstrap_through(&[])
+    }
+
+    /// The same with words before the command.
+    pub(crate) fn start_bootstrap_through(&self, prefix: &[String]) -> Result<RemoteProcess> {
         let first = self.lab.host(HostNumber::new(1)?)?;
         // A report of an earlier run must not be taken for this one's.
         drop(fs::remove_file(first.job()?.join("run.json")));
-        let command = Command::new(self.arguments(&first)?);
+        let command = Command::new([prefix, &self.arguments(&first)?].concat());
         if self.loud {
             self.progress.say(&format!("host 1: {command}"));
         }

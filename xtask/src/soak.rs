@@ -16,6 +16,7 @@ use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::Progress;
 use crate::scenario::{self, Outcome, Prepared, Scenario};
+use crate::soak_chaos::{self, ChaosOptions};
 use crate::soak_device::{self, DeviceOptions};
 use crate::soak_guest::{self, GuestOptions};
 use crate::soak_kill::{self, KillOptions};
@@ -39,6 +40,9 @@ pub(crate) enum SoakVerb {
     /// Kill a companion, or cut its host off, at a random moment, again and again: the VM must end soon and
     /// say why, or survive a short cut
     Kill(KillOptions),
+    /// Something bad, drawn from a seed, at a random moment, again and again: the VM goes on or ends with the right
+    /// cause, and every sector of its disks is old or new
+    Chaos(ChaosOptions),
     /// Kill the whole VM while its guest writes to disks, again and again: what was flushed must be there
     GuestKill(GuestOptions),
     /// Kill a slice that has nothing but the guest's disks: the guest must see errors and go on
@@ -66,6 +70,7 @@ pub(crate) struct BootOptions {
 pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
     match verb {
         SoakVerb::Boot(options) => Soak::new(options)?.boot(),
+        SoakVerb::Chaos(options) => soak_chaos::run(options),
         SoakVerb::Kill(options) => soak_kill::run(options),
         SoakVerb::GuestKill(options) => soak_guest::run(options),
         SoakVerb::DeviceSlice(options) => soak_device::run(options),

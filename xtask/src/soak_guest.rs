@@ -139,16 +139,17 @@ fn one(
     left.extend(left_processes(scenario)?);
     ensure!(left.is_empty(), "{}", left.join("; "));
     let told = vm.told()?;
-    let said = judge(scenario, run, disks, &told)?;
+    let said = judge(scenario, u64::from(run), disks, &told, false)?;
     Ok((told, said))
 }
 
-/// Has the disks judged on the host that has them.
-fn judge(
+/// Has the disks judged on the host that has them; each sector of the raw one if it was `zeroed` before.
+pub(crate) fn judge(
     scenario: &Scenario<'_>,
-    run: u32,
+    run: u64,
     (owner, disks): (HostNumber, &Disks),
     told: &Told,
+    zeroed: bool,
 ) -> Result<String> {
     let list = |lasts: &[Last]| lasts.iter().map(Last::to_string).collect::<Vec<_>>().join(",");
     let program = scenario.lab.own_program()?;
@@ -159,7 +160,8 @@ fn judge(
     let fio = fio.iter().flat_map(|[_, disk]| ["--fio".to_owned(), disk.clone()]);
     let lasts = [("--records", &told.records), ("--in-files", &told.files)];
     let lasts = lasts.into_iter().flat_map(|(name, of)| [name.to_owned(), list(of)]);
-    let command = Command::new(words.into_iter().chain(fio).chain(lasts));
+    let zeroed = zeroed.then(|| "--from-zeros".to_owned());
+    let command = Command::new(words.into_iter().chain(zeroed).chain(fio).chain(lasts));
     let said = output(&scenario.lab.host(owner)?, &command, JUDGE_LIMIT)?;
     Ok(said.trim().to_owned())
 }

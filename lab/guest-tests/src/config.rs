@@ -7,6 +7,7 @@
 //! | `tessera.limit=S` | `--limit S` | time limit of one test in seconds, 120 x N by default |
 //! | `tessera.stress=KIND:S,..` | `--stress ..` | `forks` or `modules` for S seconds |
 //! | `tessera.disks=N` | `--disks N` | no tests: write records to disks, life N, until they fail |
+//! | `tessera.talk=N` | `--talk N` | writers to disks print N bytes more with each batch |
 //! | `tessera.programs=N` | `--programs N` | no tests: N rounds of programs that are timed |
 //! | `tessera.after=WHAT` | | `poweroff` (default), `reboot`, `shell`, `hang`, `panic` |
 
@@ -129,6 +130,8 @@ pub(crate) struct Config {
     pub(crate) stress: Vec<Stress>,
     /// Write records in this life instead of running tests.
     pub(crate) disks: Option<u64>,
+    /// Bytes that writers to disks print with each batch, for consoles that nobody reads.
+    pub(crate) talk: usize,
     /// Time so many rounds of programs instead of running tests.
     pub(crate) programs: Option<u64>,
     /// What pid 1 does at the end.
@@ -143,6 +146,7 @@ impl Default for Config {
             limit: None,
             stress: Vec::new(),
             disks: None,
+            talk: 0,
             programs: None,
             after: After::PowerOff,
         }
@@ -196,10 +200,11 @@ impl Config {
                 self.stress = value.split(',').map(Stress::parse).collect::<Result<_>>()?;
             }
             "disks" => self.disks = Some(number(value, u64::from(u32::MAX))?),
+            "talk" => self.talk = usize::try_from(number(value, 4096)?)?,
             "programs" => self.programs = Some(number(value, 1000)?),
             "after" => self.after = After::parse(value)?,
             _ => bail!(
-                "unknown setting {key:?}: tests, rounds, limit, stress, disks, programs or after"
+                "unknown setting {key:?}: tests, rounds, limit, stress, disks, talk, programs or after"
             ),
         }
         Ok(())
@@ -230,13 +235,13 @@ mod tests {
     #[test]
     fn cmdline_with_every_word_is_understood() {
         let line = "quiet tessera.tests=litmus,clock tessera.rounds=3 tessera.after=panic \
-                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.programs=4";
+                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4";
         let (config, error) = Config::from_cmdline(line);
         assert!(error.is_ok());
         assert_eq!(config.rounds, 3);
         assert_eq!(config.after, After::Panic);
         assert_eq!((config.limit_seconds(), config.disks), (9, Some(8)));
-        assert_eq!(config.programs, Some(4));
+        assert_eq!((config.programs, config.talk), (Some(4), 6));
         assert_eq!(config.stress[1], Stress { kind: StressKind::Modules, seconds: 7 });
         assert!(config.tests.wants("litmus-sb"));
         assert!(!config.tests.wants("memory"));

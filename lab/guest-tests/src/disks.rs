@@ -7,7 +7,7 @@
 //! ```
 //! What is acknowledged goes to the virtio console, one line a write, and to the ordinary one if there is
 //! none. From outside it is judged by [`tessera_guest_tests::records`]. Where there are two more disks, [`fio`]
-//! works beside the writers.
+//! works beside the writers. The power button ends the machine (crate::button).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -20,23 +20,25 @@ use anyhow::{Context, Result, ensure};
 use tessera_guest_tests::records::{BATCH, RECORD_BYTES, REGION_BYTES, SLOTS, Writer, slot};
 
 use crate::affinity::Topology;
-use crate::{fio, report, sys};
+use crate::{button, fio, report, sys};
 
 const DRIVER: &str = "/drivers/virtio_blk.ko";
 const RAW: &str = "/dev/vda";
 const FOLDER: &str = "/disk";
 const CONSOLE: &str = "/dev/hvc0";
 
-/// Writes until a disk fails on each CPU; each failure is told by its own line.
+/// Writes until a disk fails on each CPU; each failure is told by its own line. Writers print `talk` bytes more
+/// with each batch.
 ///
 /// # Errors
 /// No disks, or no file system on the second.
-pub(crate) fn run(run: u64, topology: &Topology) -> Result<()> {
+pub(crate) fn run(run: u64, talk: usize, topology: &Topology) -> Result<()> {
     let driver = File::open(DRIVER).with_context(|| format!("open {DRIVER}"))?;
     sys::load_module(driver.as_raw_fd()).context("load the driver of disks")?;
     fs::create_dir_all(FOLDER).with_context(|| format!("make {FOLDER}"))?;
     sys::mount_disk(c"/dev/vdb", c"ext4", c"/disk").context("mount /dev/vdb")?;
     let checker = fio::start(topology)?;
+    button::heed()?;
     report::line(&format!("GUEST disks run={run}"));
     if let Some(mut child) = checker {
         thread::spawn(move || {
@@ -49,7 +51,8 @@ pub(crate) fn run(run: u64, topology: &Topology) -> Result<()> {
         .map(|(number, cpu)| {
             let (writer, cpu) = (Writer { run, number }, cpu.id);
             thread::spawn(move || {
-                let result = sys::pin_to(cpu).context("pin a writer").and_then(|()| write(writer));
+                let result =
+                    sys::pin_to(cpu).context("pin a writer").and_then(|()| write(writer, talk));
                 if let Err(error) = result {
                     report::line(&format!("DISK error {number} {error:#}"));
                 }
@@ -96,7 +99,7 @@ impl Places {
     }
 }
 
-fn write(writer: Writer) -> Result<()> {
+fn write(writer: Writer, talk: usize) -> Result<()> {
     let mut places = Places::open(writer)?;
     let base = writer.number * REGION_BYTES as u64;
     let at = |number| base + (slot(number) * RECORD_BYTES) as u64;
@@ -113,6 +116,9 @@ fn write(writer: Writer) -> Result<()> {
         let there = writer.number_of(&seen);
         ensure!(there == Some(number), "wrong data: {there:?} stands where record {number} was");
         places.tell(&format!("DISK ack {} {}", writer.number, first + BATCH - 1))?;
+        if talk > 0 {
+            report::line(&format!("DISK talk {}", "-".repeat(talk)));
+        }
         change_files(&mut places, &writer.record(batch)).context("files")?;
         places.tell(&format!("DISK file {} {batch}", writer.number))?;
     }

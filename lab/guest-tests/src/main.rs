@@ -25,6 +25,7 @@
 mod affinity;
 mod arena;
 mod bench;
+mod button;
 mod clock;
 mod config;
 mod counters;
@@ -119,7 +120,7 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
     let topology = Topology::read()?;
     report::machine(&topology);
     if let Some(run) = config.disks {
-        disks::run(run, &topology)?;
+        disks::run(run, config.talk, &topology)?;
         return Ok(Score::default());
     }
     if let Some(rounds) = config.programs {

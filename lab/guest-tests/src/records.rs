@@ -97,6 +97,70 @@ impl Writer {
     }
 }
 
+/// Bytes of what a disk writes as a whole or not at all.
+pub const SECTOR_BYTES: usize = 512;
+
+/// A sector that is neither old nor new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrongSector {
+    /// Its number in the writer's region.
+    pub sector: usize,
+    /// The last record that is known to be flushed.
+    pub kept: Option<u64>,
+}
+
+impl std::error::Error for WrongSector {}
+
+impl fmt::Display for WrongSector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sector, kept } = self;
+        write!(f, "sector {sector} is neither old nor new (flushed: {kept:?})")
+    }
+}
+
+impl Writer {
+    /// Judges every sector of a region that was all zeros when this life began: it is of the last flushed
+    /// record of its place, or of a record of the open batches. Gives how many are of records.
+    ///
+    /// # Errors
+    /// The first sector that is something else.
+    pub fn judge_sectors(
+        self,
+        region: &[u8],
+        acknowledged: Option<u64>,
+    ) -> Result<usize, WrongSector> {
+        let places = || (0..).zip(region.chunks_exact(RECORD_BYTES));
+        let seen = places().filter_map(|(place, bytes)| {
+            self.number_of(bytes).filter(|number| slot(*number) == place)
+        });
+        let newest = seen.max();
+        let proven = newest.and_then(|newest| (newest / BATCH * BATCH).checked_sub(1));
+        let kept = proven.max(acknowledged);
+        let next = kept.map_or(0, |kept| kept + 1);
+        let first = next.saturating_sub(SLOTS);
+        let mut written = 0;
+        for (place, bytes) in places() {
+            let candidates: Vec<_> = (first..next + OPEN)
+                .filter(|number| slot(*number) == place)
+                .map(|number| self.record(number))
+                .collect();
+            let flushed = (first..next).any(|number| slot(number) == place);
+            for (index, sector) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
+                let at = index * SECTOR_BYTES;
+                let of_record =
+                    candidates.iter().any(|record| &record[at..at + SECTOR_BYTES] == sector);
+                let untouched = !flushed && sector.iter().all(|byte| *byte == 0);
+                if !of_record && !untouched {
+                    let sector = place * (RECORD_BYTES / SECTOR_BYTES) + index;
+                    return Err(WrongSector { sector, kept });
+                }
+                written += usize::from(of_record);
+            }
+        }
+        Ok(written)
+    }
+}
+
 /// The place of a record. Records that follow each other are not neighbours, so each is a request.
 #[must_use]
 pub fn slot(number: u64) -> usize {
@@ -195,6 +259,37 @@ mod tests {
         region[slot(9) * RECORD_BYTES + 100] ^= 1;
         let loss = Loss::Record { number: 9, newest: 17, acknowledged: None };
         assert_eq!(WRITER.judge(&region, None), Err(loss));
+    }
+
+    #[test]
+    fn sector_of_zeros_or_of_a_lost_record_is_found() {
+        let flushed = 3 * SLOTS + BATCH;
+        let whole = written(flushed);
+        let told = Some(flushed - 1);
+        assert_eq!(WRITER.judge_sectors(&whole, told), Ok(REGION_BYTES / SECTOR_BYTES));
+        // Half a record of the open batch is old and half new.
+        let mut torn = whole.clone();
+        let at = slot(flushed) * RECORD_BYTES;
+        torn[at..at + 1024].copy_from_slice(&WRITER.record(flushed)[..1024]);
+        assert_eq!(WRITER.judge_sectors(&torn, told), Ok(REGION_BYTES / SECTOR_BYTES));
+        let place = slot(flushed - 20);
+        for bytes in [vec![0; 512], WRITER.record(flushed - 20 - SLOTS)[1024..1536].to_vec()] {
+            let mut wrong = whole.clone();
+            wrong[place * RECORD_BYTES + 1024..][..512].copy_from_slice(&bytes);
+            let found = WrongSector { sector: place * 8 + 2, kept: told };
+            assert_eq!(WRITER.judge_sectors(&wrong, told), Err(found));
+        }
+    }
+
+    #[test]
+    fn sectors_of_a_life_that_wrote_little_may_be_zeros() {
+        assert_eq!(WRITER.judge_sectors(&vec![0; REGION_BYTES], None), Ok(0));
+        let mut region = vec![0; REGION_BYTES];
+        put(&mut region, 3);
+        assert_eq!(WRITER.judge_sectors(&region, None), Ok(8));
+        region[5 * RECORD_BYTES] = 1;
+        assert!(WRITER.judge_sectors(&region, None).is_err());
+        assert!(WRITER.judge_sectors(&vec![0; REGION_BYTES], Some(7)).is_err());
     }
 
     proptest! {

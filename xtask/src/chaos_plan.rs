@@ -1,0 +1,153 @@
+//! What happens in each round of `soak chaos`, drawn from a seed, and what is a good end of it.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lab::ExitStatus;
+
+/// After the lease, a slice has so long to end.
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(5);
+/// What `tessera` exits with when a slice is lost.
+const LOST: ExitStatus = ExitStatus::Code(5);
+
+/// What happens to a VM of two slices. The victim is a slice, its host, or its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Harm {
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP for less than the lease.
+    Pause,
+    /// SIGSTOP until long after the lease.
+    Freeze,
+    /// The link is cut for less than the lease.
+    Blink,
+    /// The link is cut for good.
+    Cut,
+    /// The victim is heard no more, but hears.
+    Mute,
+    /// Every frame of the victim's host is late for a while.
+    Delay,
+    /// The file system with the raw disk's image is full.
+    FullDisk,
+    /// Nobody reads the ordinary console for a while.
+    StalledConsole,
+}
+
+impl Harm {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Kill,
+        Self::Pause,
+        Self::Freeze,
+        Self::Blink,
+        Self::Cut,
+        Self::Mute,
+        Self::Delay,
+        Self::FullDisk,
+        Self::StalledConsole,
+    ];
+
+    /// True when the VM must survive it.
+    pub(crate) fn is_survived(self) -> bool {
+        match self {
+            Self::Pause | Self::Blink | Self::Delay | Self::FullDisk | Self::StalledConsole => true,
+            Self::Kill | Self::Freeze | Self::Cut | Self::Mute => false,
+        }
+    }
+}
+
+/// One round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Round {
+    pub(crate) harm: Harm,
+    /// The slice that it happens to: 0 or 1. The disks are at slice 0.
+    pub(crate) victim: usize,
+    /// From the writers' start to the harm.
+    pub(crate) after: Duration,
+}
+
+impl Round {
+    /// Round `number` of a seed. Each harm comes once in as many rounds as there are harms, in an order that
+    /// the seed decides.
+    pub(crate) fn draw(seed: u64, number: u64) -> Self {
+        let count = Harm::ALL.len() as u64;
+        let (cycle, place) = (number / count, number % count);
+        let mut order = Harm::ALL;
+        fastrand::Rng::with_seed(mix(seed, cycle, 0)).shuffle(&mut order);
+        let mut own = fastrand::Rng::with_seed(mix(seed, cycle, place + 1));
+        let harm = order[usize::try_from(place).unwrap_or(0)];
+        let latest = if harm == Harm::FullDisk { 1000 } else { 15_000 };
+        let after = Duration::from_millis(own.u64(0..latest));
+        Self { harm, victim: own.usize(0..2), after }
+    }
+}
+
+/// Neighbouring numbers give seeds that have nothing in common.
+fn mix(seed: u64, cycle: u64, place: u64) -> u64 {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let base = rng.u64(..);
+    base ^ cycle.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place.wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+/// How a slice ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    /// Since the harm; for a victim that was frozen, since it was woken.
+    pub(crate) after: Duration,
+    pub(crate) exit: ExitStatus,
+    /// The last line of its standard error.
+    pub(crate) said: String,
+}
+
+/// Judges the end of a slice that was not killed. The other slice, `lost`, is the cause.
+///
+/// # Errors
+/// A wrong status, a wrong cause, or an end that came late.
+pub(crate) fn judge_end(ended: &Ended, lost: usize, limit: Duration) -> Result<()> {
+    let Ended { after, exit, said } = ended;
+    ensure!(*exit == LOST, "it ended with {exit}: {said}");
+    let cause = format!("slice{lost} is lost");
+    ensure!(said.contains(&cause), "it does not say that {cause}: {said}");
+    ensure!(*after <= limit, "it took {after:.1?}, not {limit:.1?}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_harm_comes_once_in_a_cycle_and_each_slice_is_a_victim() {
+        for seed in 0..50 {
+            let count = Harm::ALL.len() as u64;
+            for cycle in 0..3 {
+                let rounds = (0..count).map(|place| Round::draw(seed, cycle * count + place));
+                let harms: HashSet<_> = rounds.map(|round| round.harm).collect();
+                assert_eq!(harms.len(), Harm::ALL.len());
+            }
+            let victims = (0..60).map(|number| Round::draw(seed, number).victim);
+            assert_eq!(victims.collect::<HashSet<_>>().len(), 2);
+        }
+    }
+
+    #[test]
+    fn seeds_differ_and_repeat() {
+        let rounds = |seed| (0..20).map(|number| Round::draw(seed, number)).collect::<Vec<_>>();
+        assert_eq!(rounds(7), rounds(7));
+        assert_ne!(rounds(7), rounds(8));
+    }
+
+    #[test]
+    fn end_is_good_with_the_right_status_cause_and_time_only() {
+        let limit = Duration::from_secs(8);
+        let good = Ended {
+            after: Duration::from_secs(7),
+            exit: LOST,
+            said: "tessera: slice1 is lost: silent for 3.0 s".into(),
+        };
+        assert!(judge_end(&good, 1, limit).is_ok());
+        assert!(judge_end(&good, 0, limit).is_err());
+        assert!(judge_end(&Ended { after: limit * 2, ..good.clone() }, 1, limit).is_err());
+        assert!(judge_end(&Ended { exit: ExitStatus::Code(6), ..good }, 1, limit).is_err());
+    }
+}

@@ -1,0 +1,318 @@
+//! One round of `soak chaos`: the VM, the harm, and what comes of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::{Command, Host, HostNumber};
+
+use crate::chaos_plan::{END_LIMIT, Ended, Harm, Round, judge_end};
+use crate::companion::Companion;
+use crate::device_bench::output;
+use crate::disk_rig::{Disks, Told, WRITERS, Writing};
+use crate::scenario::Scenario;
+use crate::soak_guest::judge;
+use crate::soak_kill::left_processes;
+use crate::vm_options::VmOptions;
+
+/// The lease of the VM, which is tessera's default.
+const LEASE: Duration = Duration::from_secs(3);
+/// A pause that a lease of three seconds survives.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Of delayed frames, a full disk, and a console that nobody reads.
+const WHILE: Duration = Duration::from_secs(20);
+/// Late from never, and a guest that is emulated.
+const PATIENCE: Duration = Duration::from_secs(120);
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+/// Lateness of frames.
+const DELAY: &str = "40ms";
+/// Bytes that a writer prints with each batch to fill a console.
+const TALK: usize = 2000;
+/// Where a disk lies that gets full: a file system of 2.2 MiB for an image of 2 MiB.
+const SMALL: &str = "/run/tessera-chaos";
+
+/// A round that is about to be run.
+pub(crate) struct Chaos<'a> {
+    pub(crate) scenario: &'a Scenario<'a>,
+    pub(crate) round: Round,
+    /// Number of the guest's life, for its records.
+    pub(crate) run: u32,
+    pub(crate) disks: Disks,
+    pub(crate) owner: HostNumber,
+}
+
+impl Chaos<'_> {
+    /// Runs it; what was seen, or what is wrong.
+    pub(crate) fn run(mut self) -> Result<String> {
+        self.make_disks()?;
+        let mut options = VmOptions::clone(self.scenario.options);
+        options.cmdline = format!("tessera.disks={} {}", self.run, options.cmdline);
+        let mut prefix = Vec::new();
+        if self.round.harm == Harm::StalledConsole {
+            options.cmdline.push_str(&format!(" tessera.talk={TALK}"));
+            // What reads the console can be stopped; the shell becomes tessera.
+            let words = ["bash", "-c", "exec \"$@\" > >(exec cat)", "bash"];
+            prefix = words.map(str::to_owned).to_vec();
+        }
+        options.bootstrap = [self.disks.devices(self.scenario.lab, 0)?, options.bootstrap].concat();
+        let scenario = Scenario { options: &options, ..*self.scenario };
+        let result = self.live(&scenario, &prefix);
+        let undone = self.undo();
+        let told = result?;
+        undone?;
+        let left = left_processes(&scenario)?;
+        ensure!(left.is_empty(), "{}", left.join("; "));
+        let said = judge(&scenario, u64::from(self.run), (self.owner, &self.disks), &told.0, true)?;
+        if self.round.harm == Harm::FullDisk {
+            self.shell(self.owner, &format!("umount {SMALL}"))?;
+        }
+        Ok(format!("{}; told: {}; {said}", told.1, told.0))
+    }
+
+    /// The VM from its start to its end. Gives what the writers told.
+    fn live(&self, scenario: &Scenario<'_>, prefix: &[String]) -> Result<(Told, String)> {
+        let mut companions = scenario.start_companions()?;
+        let companion = companions.pop().context("there is one companion")?;
+        let told = self.round.harm != Harm::FullDisk;
+        let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
+        ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
+        if self.round.harm.is_survived() {
+            self.survive(&mut vm, &companion)
+        } else {
+            self.perish(&mut vm, &companion)
+        }
+    }
+
+    fn survive(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<(Told, String)> {
+        let before = vm.told()?;
+        self.harm(vm, companion)?;
+        if self.round.harm == Harm::StalledConsole {
+            // Before anybody reads on: the guest must not have waited for that.
+            self.get_on(vm, &vm.told()?).context("while nobody reads the console")?;
+        }
+        self.undo()?;
+        let said = if self.round.harm == Harm::FullDisk {
+            self.hear_of_full_disk(vm)?
+        } else {
+            self.get_on(vm, &before)?;
+            "writers got on".to_owned()
+        };
+        vm.bootstrap.terminate()?;
+        let asked = Instant::now();
+        ensure!(vm.wait_over(PATIENCE)?, "SIGTERM does not end it: {}", vm.words.join("; "));
+        let exit = vm.bootstrap.wait(Duration::ZERO)?;
+        ensure!(exit.success(), "stopped, it ended with {exit}: {}", vm.words.join("; "));
+        let ended = self.companion_end(companion, asked)?;
+        ensure!(ended.exit.success(), "the companion ended with {}: {}", ended.exit, ended.said);
+        let mut problems = Vec::new();
+        vm.scenario.read_report(&mut problems)?;
+        ensure!(problems.is_empty(), "{}", problems.join("; "));
+        Ok((
+            vm.told()?,
+            format!("{said}, off {:.1} s after SIGTERM", asked.elapsed().as_secs_f64()),
+        ))
+    }
+
+    fn perish(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<(Told, String)> {
+        let struck = Instant::now();
+        self.harm(vm, companion)?;
+        let (victim, survivor) = (self.round.victim, 1 - self.round.victim);
+        let both = matches!(self.round.harm, Harm::Cut | Harm::Mute);
+        let mut said = Vec::new();
+        let mut tell = |slice: usize, ended: &Ended| {
+            said.push(format!("slice {slice} ended after {:.1?}: {}", ended.after, ended.said));
+        };
+        let ended = self.end_of(survivor, vm, companion, struck)?;
+        judge_end(&ended, victim, LEASE + END_LIMIT)
+            .with_context(|| format!("slice {survivor}"))?;
+        tell(survivor, &ended);
+        if both {
+            // Who is mute hears its peer until that has ended, and then nothing for a lease.
+            let lease = if self.round.harm == Harm::Mute { 2 * LEASE } else { LEASE };
+            let ended = self.end_of(victim, vm, companion, struck)?;
+            judge_end(&ended, survivor, lease + END_LIMIT)
+                .with_context(|| format!("slice {victim}"))?;
+            tell(victim, &ended);
+        }
+        if self.round.harm == Harm::Freeze {
+            let ended = self.wake(vm, companion)?;
+            tell(victim, &ended);
+        }
+        if survivor == 0 {
+            let mut problems = Vec::new();
+            self.scenario.read_report(&mut problems)?;
+            ensure!(problems.is_empty(), "{}", problems.join("; "));
+        }
+        Ok((vm.told()?, said.join("; ")))
+    }
+
+    /// A slice that was frozen until all leases were over goes on: it must end, and no disk may change.
+    fn wake(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<Ended> {
+        let before = self.digest()?;
+        let woken = Instant::now();
+        self.signal(vm, companion, "CONT")?;
+        let ended = self.end_of(self.round.victim, vm, companion, woken)?;
+        judge_end(&ended, 1 - self.round.victim, END_LIMIT).context("the slice that was woken")?;
+        ensure!(self.digest()? == before, "the slice that was woken has written to a disk");
+        Ok(ended)
+    }
+
+    fn harm(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<()> {
+        let victim = self.host(self.round.victim)?;
+        match self.round.harm {
+            Harm::Kill => self.signal(vm, companion, "KILL"),
+            Harm::Freeze => self.signal(vm, companion, "STOP"),
+            Harm::Pause => {
+                self.signal(vm, companion, "STOP")?;
+                listen_for(vm, PAUSE)?;
+                self.signal(vm, companion, "CONT")
+            }
+            Harm::Cut => victim.cut(),
+            Harm::Blink => {
+                victim.cut()?;
+                listen_for(vm, PAUSE)?;
+                victim.heal()
+            }
+            Harm::Mute => self.line(&victim, "loss 100%"),
+            Harm::Delay => {
+                self.line(&victim, &format!("delay {DELAY}"))?;
+                listen_for(vm, WHILE)
+            }
+            Harm::FullDisk => {
+                let fill = format!("dd if=/dev/zero of={SMALL}/filler bs=64k 2>/dev/null; true");
+                self.shell(self.owner, &fill)
+            }
+            Harm::StalledConsole => {
+                self.shell(self.owner, "pkill -STOP -x cat")?;
+                listen_for(vm, WHILE)
+            }
+        }
+    }
+
+    /// Takes back what lasts; what was not done may be taken back as well.
+    fn undo(&self) -> Result<()> {
+        match self.round.harm {
+            Harm::Cut => self.host(self.round.victim)?.heal(),
+            Harm::Mute | Harm::Delay => {
+                let host = self.host(self.round.victim)?;
+                self.shell(host.number(), "tc qdisc del dev eth0 root 2>/dev/null; true")
+            }
+            Harm::StalledConsole => self.shell(self.owner, "pkill -CONT -x cat; true"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Something that happens to every frame that a host sends.
+    fn line(&self, host: &Host<'_>, what: &str) -> Result<()> {
+        self.shell(host.number(), &format!("tc qdisc replace dev eth0 root netem {what}"))
+    }
+
+    fn signal(&self, vm: &Writing<'_>, companion: &Companion, name: &str) -> Result<()> {
+        let number = match name {
+            "KILL" => signal_hook::consts::SIGKILL,
+            "STOP" => signal_hook::consts::SIGSTOP,
+            "CONT" => signal_hook::consts::SIGCONT,
+            _ => bail!("no signal {name}"),
+        };
+        match self.round.victim {
+            0 => vm.bootstrap.handle().signal(number),
+            _ => companion.signal(number),
+        }
+    }
+
+    /// Waits for the end of a slice.
+    fn end_of(
+        &self,
+        slice: usize,
+        vm: &mut Writing<'_>,
+        companion: &Companion,
+        since: Instant,
+    ) -> Result<Ended> {
+        if slice != 0 {
+            return self.companion_end(companion, since);
+        }
+        let over = vm.wait_over(PATIENCE)?;
+        let after = since.elapsed();
+        ensure!(over, "slice 0 does not end: {}", vm.words.join("; "));
+        let exit = vm.bootstrap.wait(Duration::ZERO)?;
+        Ok(Ended { after, exit, said: vm.words.last().cloned().unwrap_or_default() })
+    }
+
+    fn companion_end(&self, companion: &Companion, since: Instant) -> Result<Ended> {
+        let exit = companion.wait(PATIENCE);
+        let (after, said) = (since.elapsed(), companion.last_words());
+        Ok(Ended { after, exit: exit.context(said.clone())?, said })
+    }
+
+    /// Waits until both writers have told of more than before.
+    fn get_on(&self, vm: &mut Writing<'_>, before: &Told) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let now = vm.told()?;
+            let more = |(now, before)| now > before;
+            if now.records.iter().zip(&before.records).all(more) {
+                return Ok(());
+            }
+            ensure!(!vm.bootstrap.is_over(), "the VM ended: {}", vm.words.join("; "));
+            ensure!(vm.errors.is_empty(), "{}", vm.errors.join("; "));
+            ensure!(Instant::now() < until, "the writers do not get on: {before}, now {now}");
+            vm.listen()?;
+        }
+    }
+
+    /// Each writer to a full disk is told, and so is the operator.
+    fn hear_of_full_disk(&self, vm: &mut Writing<'_>) -> Result<String> {
+        let until = Instant::now() + PATIENCE;
+        while vm.errors.len() < WRITERS {
+            ensure!(!vm.bootstrap.is_over(), "the VM ended: {}", vm.words.join("; "));
+            ensure!(Instant::now() < until, "the writers see no error: {:?}", vm.errors);
+            vm.listen()?;
+        }
+        let wrong = vm.errors.iter().find(|line| !line.contains("(os error 5)"));
+        ensure!(wrong.is_none(), "not an I/O error: {wrong:?}");
+        let logged = vm.words.iter().any(|line| line.contains("os error 28"));
+        ensure!(logged, "the log does not say that the disk is full: {}", vm.words.join("; "));
+        Ok("both writers had an I/O error, and the log says why".to_owned())
+    }
+
+    /// All zeros at the start of each life; on a file system that can be filled if it is about that.
+    fn make_disks(&mut self) -> Result<()> {
+        if self.round.harm == Harm::FullDisk {
+            self.shell(
+                self.owner,
+                &format!(
+                    "set -e; mkdir -p {SMALL}; umount {SMALL} 2>/dev/null || true; \
+                     mount -t tmpfs -o size=2200k tmpfs {SMALL}; truncate -s 2M {SMALL}/raw"
+                ),
+            )?;
+            self.disks.raw = format!("{SMALL}/raw");
+            return Ok(());
+        }
+        let raw = &self.disks.raw;
+        self.shell(
+            self.owner,
+            &format!("dd if=/dev/zero of={raw} bs=1M count=2 conv=fsync,notrunc"),
+        )
+    }
+
+    /// Of both disks, as their host sees them.
+    fn digest(&self) -> Result<String> {
+        let words = ["sha256sum", &self.disks.raw, &self.disks.files];
+        output(&self.scenario.lab.host(self.owner)?, &Command::new(words), COMMAND_LIMIT)
+    }
+
+    fn shell(&self, host: HostNumber, line: &str) -> Result<()> {
+        output(&self.scenario.lab.host(host)?, &Command::shell(line), COMMAND_LIMIT).map(drop)
+    }
+
+    fn host(&self, slice: usize) -> Result<Host<'_>> {
+        self.scenario.lab.host(HostNumber::new(slice + 1)?)
+    }
+}
+
+fn listen_for(vm: &mut Writing<'_>, time: Duration) -> Result<()> {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        vm.listen()?;
+    }
+    Ok(())
+}
