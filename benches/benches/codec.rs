@@ -42,7 +42,7 @@ fn coherence(criterion: &mut Criterion) {
     };
     let cases = [
         ("get", Message::Get { gfn, want: Access::Write, table: None }, false),
-        ("confirm", Message::Confirm { gfn, held: Held::Exclusive }, false),
+        ("confirm", Message::Confirm { gfn, held: Held::Exclusive, asked: false }, false),
         (
             "fetch",
             Message::Fetch {

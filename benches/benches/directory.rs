@@ -59,7 +59,7 @@ impl Home {
     /// A slice takes a page to write: two steps, a lookup and an update.
     fn take(&mut self, from: u16, gfn: Gfn) {
         self.hear(from, Message::Get { gfn, want: Access::Write, table: None });
-        self.hear(from, Message::Confirm { gfn, held: Held::Exclusive });
+        self.hear(from, Message::Confirm { gfn, held: Held::Exclusive, asked: false });
     }
 }
 

@@ -72,7 +72,8 @@ impl Node {
         Ok(())
     }
 
-    /// As a `Get` for each page of a run; pages to read are lent where that does no harm.
+    /// As a `Get` for each page of a run; pages to read are lent where that does no harm, and those that the
+    /// sender has got as the heir of a table meanwhile are passed over.
     pub(crate) fn home_get_run(
         &mut self,
         from: SliceId,
@@ -84,6 +85,9 @@ impl Node {
         let end = first.0.checked_add(u64::from(pages));
         let end = end.ok_or_else(|| self.error(from, "GetRun", first, "no memory there"))?;
         for gfn in (first.0..end).map(Gfn) {
+            if self.late_runs.remove(&(from, gfn)) {
+                continue;
+            }
             match self.lendable(gfn, from).filter(|_| want == Access::Read) {
                 Some(holders) => self.lend(gfn, holders, from),
                 None => self.home_get(from, gfn, want, None, store)?,
@@ -215,6 +219,7 @@ impl Node {
         from: SliceId,
         gfn: Gfn,
         held: Held,
+        asked: bool,
     ) -> Result<(), ProtocolError> {
         let Some(serving) = self.serving.get(&gfn) else {
             return Err(self.error(from, "Confirm", gfn, "no request is being served"));
@@ -229,6 +234,7 @@ impl Node {
             _ => return Err(self.error(from, "Confirm", gfn, "it is not what was granted")),
         };
         let serving = self.serving.remove(&gfn).expect("just seen");
+        let was_dropped = self.pages.holders(gfn).is_some_and(|before| before.contains(from));
         self.pages.set_holders(gfn, holders);
         if serving.demoting {
             for slice in self.config.slices.clone() {
@@ -251,8 +257,12 @@ impl Node {
             self.pages.set_holders(gfn, holders);
         } else if serving.demoting {
             // The heir asked before the page became a replica; it has it.
+            let waiting = queue.len();
             queue
                 .retain(|request| !matches!(request, Request::Get { from: by, .. } if *by == from));
+            if asked && !was_dropped && queue.len() == waiting && !self.late_run_forgotten() {
+                self.late_runs.insert((from, gfn));
+            }
         }
         self.serve_next(gfn, queue);
         Ok(())
@@ -333,6 +343,13 @@ impl Node {
     fn home_copy_forgotten(&self) -> bool {
         #[cfg(feature = "planted-bugs")]
         return self.planted(crate::PlantedBug::HomeCopyForgotten);
+        #[cfg(not(feature = "planted-bugs"))]
+        return false;
+    }
+
+    fn late_run_forgotten(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.planted(crate::PlantedBug::LateRunServed);
         #[cfg(not(feature = "planted-bugs"))]
         return false;
     }

@@ -183,6 +183,9 @@ pub struct Node {
     pub(crate) pins: BTreeMap<Gfn, Pins>,
     pub(crate) tables: Tables,
     pub(crate) releases: Releases,
+    /// Requests in runs that are still on their way though their sender has the page: it is the heir of a
+    /// table that had answered them (home only).
+    pub(crate) late_runs: BTreeSet<(SliceId, Gfn)>,
     /// Pages that must never be replicated again (home only).
     pub(crate) banned: BTreeSet<Gfn>,
     /// Messages of this slice to itself.
@@ -217,6 +220,7 @@ impl Node {
             pins: BTreeMap::new(),
             tables: Tables::new(config.replicate),
             releases: Releases::default(),
+            late_runs: BTreeSet::new(),
             banned: BTreeSet::new(),
             loopback: VecDeque::new(),
             broken: None,
@@ -385,7 +389,7 @@ impl Node {
             Message::GetRun { gfn, pages, want } => {
                 self.home_get_run(from, gfn, pages, want, store)
             }
-            Message::Confirm { gfn, held } => self.home_confirm(from, gfn, held),
+            Message::Confirm { gfn, held, asked } => self.home_confirm(from, gfn, held, asked),
             Message::Fetch { gfn, requester, keep, acks, owner, table } => self.recalled(
                 from,
                 Deferred::fetch(gfn, requester, keep, acks, owner, table),

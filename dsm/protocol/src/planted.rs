@@ -19,6 +19,8 @@ pub enum PlantedBug {
     ReleaseWithoutFlush,
     /// A release does not wait for the flush to be acknowledged.
     FlushNotAcknowledged,
+    /// The home serves a run's request whose sender has the page as the heir of a table.
+    LateRunServed,
     /// A page stays replicated after its last parent entry is gone.
     StaleMemberKept,
     /// A merge takes the sender's whole page instead of the changed entries.

@@ -325,9 +325,9 @@ impl Node {
             self.releases.demotion_over(gfn);
             store.forget(gfn);
             self.pages.set_copy(gfn, Copy::Exclusive);
-            self.overtaken.remove(&gfn);
+            let asked = self.drop_overtaken(gfn);
             self.stats.replicas.demotions += 1;
-            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive });
+            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive, asked });
             self.send_released();
         }
         Ok(())

@@ -22,6 +22,8 @@ pub(crate) struct Wait {
     want: Access,
     /// It was asked for before anybody touched it.
     ahead: bool,
+    /// It may have been asked for in a run, whose stream later messages can overtake.
+    in_run: bool,
     pub(crate) since: u64,
     /// For how long a holder kept the page after it had been asked, at most.
     held_us: u32,
@@ -80,6 +82,9 @@ impl Node {
             if home.is_some() {
                 self.stats.prefetches += 1;
                 self.await_page(gfn, want, true);
+                if let Some(wait) = self.waits.get_mut(gfn) {
+                    wait.in_run = true;
+                }
             }
         }
         self.ask_run(run, want);
@@ -109,6 +114,7 @@ impl Node {
         let wait = Wait {
             want,
             ahead,
+            in_run: false,
             since: self.now,
             held_us: 0,
             granted: None,
@@ -222,7 +228,10 @@ impl Node {
         store.map(gfn, access);
         if self.finish_wait(gfn) {
             // Only a table is confirmed, and it came for writing.
-            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive });
+            self.post(
+                self.home_of(gfn),
+                Message::Confirm { gfn, held: Held::Exclusive, asked: false },
+            );
         }
         self.satisfy_pins(gfn, store);
         self.retry_recall(gfn, store);
@@ -297,7 +306,10 @@ impl Node {
         if wait.table.is_some_and(|table| self.tables.is_wanted(gfn, table)) {
             self.post_to_others(&Message::Go { gfn });
             self.use_replica(gfn, store);
-            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Replica });
+            self.post(
+                self.home_of(gfn),
+                Message::Confirm { gfn, held: Held::Replica, asked: false },
+            );
         } else {
             self.end_offer(gfn, store);
         }
@@ -363,6 +375,12 @@ impl Node {
             wait.since = self.now;
             self.waits.insert(gfn, wait);
         }
+    }
+
+    /// A replica goes, and this slice has the page: its request is answered. Tells whether that may still be on
+    /// its way.
+    pub(crate) fn drop_overtaken(&mut self, gfn: Gfn) -> bool {
+        self.overtaken.remove(&gfn).is_some_and(|wait| wait.in_run)
     }
 
     fn grant_early(&self) -> bool {

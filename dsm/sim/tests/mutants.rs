@@ -89,6 +89,12 @@ fn planted_flush_not_acknowledged_is_caught() {
 }
 
 #[test]
+fn planted_late_run_served_is_caught() {
+    let bug = PlantedBug::LateRunServed;
+    assert_caught(replicas::reuse_by_who_asked_ahead(true, false), bug, names::FITS);
+}
+
+#[test]
 fn planted_stale_member_kept_is_caught() {
     let bug = PlantedBug::StaleMemberKept;
     assert_caught(replicas::reuse(2, true), bug, names::FREE);

@@ -33,6 +33,15 @@ fn table_asked_for_ahead_is_given_up_like_any_other() {
 }
 
 #[test]
+fn table_asked_for_ahead_is_ended_by_who_asked() {
+    for (kind, write) in [("for reading", false), ("for writing", true)] {
+        prove(&format!("3 slices, {kind}"), replicas::reuse_by_who_asked_ahead(write, false));
+        let label = format!("3 slices, {kind}, and again");
+        prove(&label, replicas::reuse_by_who_asked_ahead(write, true));
+    }
+}
+
+#[test]
 fn change_published_through_a_third_slice_is_seen() {
     prove("3 slices", replicas::chain());
 }

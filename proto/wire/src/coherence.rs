@@ -149,6 +149,9 @@ pub enum Message {
         gfn: Gfn,
         /// What the requester holds now.
         held: Held,
+        /// The heir of a table had asked for the page in a run before it became a replica. That request may
+        /// still be on its way, for runs have a stream of their own.
+        asked: bool,
     },
     /// Home to a holder: send the page to `requester` and keep at most `keep`.
     Fetch {
@@ -340,6 +343,7 @@ const FLAG_CONFLICT: u8 = 2;
 const FLAG_DROPPED: u8 = 4;
 const FLAG_OWNER: u8 = 8;
 const FLAG_PLACED: u8 = 16;
+const FLAG_ASKED: u8 = 32;
 
 /// Kinds on the wire. Their numbers never change meaning.
 mod kind {
@@ -480,8 +484,9 @@ impl Message {
                 head.access = access_code(*want);
                 head.count = (*pages).into();
             }
-            Self::Confirm { held, .. } => {
+            Self::Confirm { held, asked, .. } => {
                 head.access = held_code(*held);
+                head.flags |= if *asked { FLAG_ASKED } else { 0 };
             }
             Self::Fetch { requester, keep, acks, owner, table, .. } => {
                 head.flags |= if *owner { FLAG_OWNER } else { 0 };
@@ -576,7 +581,8 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
         kind::GET_RUN if !(1..=RUN_MAX).contains(&acks) => return Err(field("pages")),
         kind::GET_RUN => Message::GetRun { gfn, pages: acks, want: access()? },
         kind::CONFIRM => {
-            Message::Confirm { gfn, held: decode_held(head.access).ok_or_else(|| field("held"))? }
+            let held = decode_held(head.access).ok_or_else(|| field("held"))?;
+            Message::Confirm { gfn, held, asked: head.flags & FLAG_ASKED != 0 }
         }
         kind::FETCH => {
             let owner = head.flags & FLAG_OWNER != 0;

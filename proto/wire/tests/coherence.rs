@@ -37,7 +37,11 @@ fn about_a_page() -> impl Strategy<Value = Message> {
             pages,
             want
         }),
-        (gfn(), held).prop_map(|(gfn, held)| Message::Confirm { gfn, held }),
+        (gfn(), held, any::<bool>()).prop_map(|(gfn, held, asked)| Message::Confirm {
+            gfn,
+            held,
+            asked
+        }),
         (gfn(), slice(), access(), any::<u16>(), any::<bool>(), table()).prop_map(
             |(gfn, requester, keep, acks, owner, table)| Message::Fetch {
                 gfn,

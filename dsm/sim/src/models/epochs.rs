@@ -21,7 +21,7 @@ pub fn harmful() -> Vec<Message> {
     vec![
         Message::Data { gfn, access: Access::Write, acks: 0, held_us: 0, table: None },
         Message::Acked { gfn, upgrade: 0, held_us: 0 },
-        Message::Confirm { gfn, held: dsm_protocol::Held::Exclusive },
+        Message::Confirm { gfn, held: dsm_protocol::Held::Exclusive, asked: false },
         Message::Invalidate { gfn, requester: SliceId(2), upgrade: 0 },
         Message::Fetch {
             gfn,

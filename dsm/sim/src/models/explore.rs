@@ -4,7 +4,7 @@ use super::scenario::Scenario;
 use stateright::{Checker, Expectation, Model};
 
 /// How far a mutant is explored.
-const MUTANT_STATES: usize = 60_000;
+const MUTANT_STATES: usize = 300_000;
 
 /// True when the larger sizes are wanted too: `TESSERA_MODELS=full`.
 #[must_use]

@@ -179,6 +179,33 @@ pub fn reuse_asked_ahead(write: bool, converted: bool) -> Scenario {
     started(scenario, converted)
 }
 
+/// A slice asks for both tables ahead, when it does not know them as such; another one walks, so that they become
+/// replicas; then the first takes one out of the other, and uses it as data. What it asked for may still be on its
+/// way; with `again` it loses the page and asks for it once more.
+#[must_use]
+pub fn reuse_by_who_asked_ahead(write: bool, again: bool) -> Scenario {
+    let mut walker = vec![Op::Descend(ROOT, KERNEL), Op::Descend(MIDDLE, SLOT)];
+    let mut asker = vec![
+        Op::Prefetch(TABLE, 2, write),
+        Op::Descend(ROOT, KERNEL),
+        Op::Descend(MIDDLE, SLOT),
+        Op::Store(MIDDLE, SLOT, 0),
+        Op::Interrupt(1),
+        Op::Reuse(TABLE, 7, 70),
+    ];
+    if again {
+        walker.extend([Op::AwaitInterrupt(1), Op::Store(TABLE, 8, 80)]);
+        asker.extend([Op::Prefetch(TABLE, 2, write), Op::Load(TABLE, 7)]);
+    }
+    let mut scenario = base("a table is ended by who asked for it ahead", 3, vec![0, 0, 0])
+        .vcpu(0, [])
+        .vcpu(1, walker)
+        .vcpu(2, asker);
+    let all = 0..scenario.slices;
+    scenario.prologue.extend(all.map(|slice| (slice, Op::Root(ROOT))));
+    scenario
+}
+
 /// Two slices change one entry at once. The page must leave the class, and all must agree.
 #[must_use]
 pub fn conflict(slices: u16, converted: bool) -> Scenario {

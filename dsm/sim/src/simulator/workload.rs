@@ -216,8 +216,11 @@ pub(crate) fn plan(
         }
         1 => plan.push_back(Step::Release),
         2 => {
-            let pages = u16::try_from(4.min(frames - frame)).expect("small");
-            plan.push_back(Step::Prefetch(frame, pages, write));
+            // Frames of tables as well, which this slice may not know as such.
+            let tables = workload.has_tables() && random.one_in(2);
+            let first = if tables { MIDDLE + random.below(DATA - MIDDLE) } else { frame };
+            let pages = u16::try_from(4.min(frames - first)).expect("small");
+            plan.push_back(Step::Prefetch(first, pages, write));
         }
         _ if write => plan.push_back(Step::Write(frame, index, random.next() | 1)),
         _ => plan.push_back(Step::Read(frame, index)),

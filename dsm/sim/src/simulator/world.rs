@@ -325,7 +325,9 @@ impl World {
             Effect::Send { to, message } => {
                 let gfn = message.gfn().filter(|_| message.has_body());
                 let body = gfn.map(|gfn| self.slices[usize::from(slice)].store.page(gfn));
-                let range = if self.random.one_in(50) { 40 * self.slow } else { self.slow };
+                // A stream of runs may be full for long; what else is sent overtakes it.
+                let seldom = if message.is_of_run() { 6 } else { 50 };
+                let range = if self.random.one_in(seldom) { 40 * self.slow } else { self.slow };
                 let mut time = self.now + 1_000 + self.random.below(range);
                 if !message.is_of_run() {
                     let last = self.arrival.entry((slice, to.0)).or_default();
