@@ -560,10 +560,12 @@ impl Engine {
                     let copying = Copying { address, done: 0, bytes, write, reply };
                     self.next_piece(copying)?;
                 }
-                Command::Root { vcpu, gfn } => {
+                // The guest chooses its root, and may choose one without memory.
+                Command::Root { vcpu, gfn } if self.node.home(gfn).is_some() => {
                     self.classifier.set_root(vcpu, gfn);
                     self.step(Input::Root { vcpu, gfn })?;
                 }
+                Command::Root { .. } => {}
                 Command::Refused { reply } => {
                     self.refused()?;
                     let _ = reply.send(());
@@ -642,14 +644,18 @@ impl Engine {
         let Self { node, store, transport, uplink, effects, classifier, trace, started, .. } = self;
         let (placers, moved) = (&self.placers, &mut self.moved);
         let mut inbox = Inbox { node, store, classifier, trace, effects, placers, moved };
-        let (mut lost, mut urgent) = (None, false);
+        let (bystanders, mut lost) = (&self.bystanders, Vec::<(SliceId, String)>::new());
+        let (mut fenced, mut urgent) = (false, false);
         let is_urgent = nanoseconds_since(*started) < self.urgent_until_ns;
         transport.limit_runs(if is_urgent { 1 } else { POLL_BUDGET });
         transport.poll(POLL_BUDGET, &mut |event| {
-            if result.is_err() || lost.is_some() {
-                return;
-            }
             match event {
+                // All of them, for each is told once; and what comes behind a bystander's counts.
+                Event::Lost { peer, cause } => {
+                    fenced |= !bystanders.contains(&peer);
+                    lost.push((peer, cause));
+                }
+                _ if result.is_err() || fenced => {}
                 Event::Frame { from, class: class @ (Class::Coherence | Class::Run), bytes } => {
                     urgent |= class == Class::Coherence;
                     let now = nanoseconds_since(*started);
@@ -662,19 +668,18 @@ impl Engine {
                     result = inbox.landed(nanoseconds_since(*started), from, bytes, length);
                 }
                 Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
-                Event::Lost { peer, cause } => lost = Some((peer, cause)),
             }
         });
         result?;
         if urgent {
             self.urgent_until_ns = self.now() + URGENT_NS;
         }
-        if let Some((peer, cause)) = lost {
-            self.stopping |= !self.bystanders.contains(&peer);
+        self.stopping |= fenced;
+        for (peer, cause) in lost {
             self.uplink.lost(peer, cause);
-            if self.stopping {
-                return Ok(());
-            }
+        }
+        if self.stopping {
+            return Ok(());
         }
         self.store.map_pending()?;
         self.fetch_on()?;

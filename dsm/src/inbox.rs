@@ -127,11 +127,16 @@ impl Inbox<'_> {
         if let (true, Some(gfn)) = (message.has_body(), message.gfn()) {
             self.store.ram.moved(gfn);
         }
-        if let Message::Root { vcpu, gfn } = &message {
-            self.classifier.set_root(*vcpu, *gfn);
-        }
+        let root = match &message {
+            Message::Root { vcpu, gfn } => Some((*vcpu, *gfn)),
+            _ => None,
+        };
         let input = Input::Message { from, epoch, message };
         self.node.step(now, input, &mut self.store.with_body(body), self.effects)?;
+        // The node has checked it.
+        if let Some((vcpu, gfn)) = root {
+            self.classifier.set_root(vcpu, gfn);
+        }
         self.store.take_failure().map_or(Ok(()), Err)
     }
 }

@@ -14,7 +14,10 @@ use crate::waits::Waits;
 use crate::windows::{Recalls, Windows};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
-use wire::{Access, Epoch, Gfn, Message, SliceId, Table, VcpuId};
+use wire::{Access, Entry, Epoch, Gfn, Message, SliceId, Table, VcpuId};
+
+/// vCPUs of a VM of which nothing is said.
+const VCPUS: u32 = 256;
 
 /// What a node is told when it is made.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +34,8 @@ pub struct Config {
     pub hold: HoldPolicy,
     /// Which page-table pages become replicas.
     pub replicate: Replicate,
+    /// vCPUs of the VM; a peer that names another breaks the protocol.
+    pub vcpus: u32,
     /// A bug to plant.
     #[cfg(feature = "planted-bugs")]
     pub planted: Option<crate::PlantedBug>,
@@ -47,6 +52,7 @@ impl Config {
             epoch,
             hold: HoldPolicy::NONE,
             replicate: Replicate::Nothing,
+            vcpus: VCPUS,
             #[cfg(feature = "planted-bugs")]
             planted: None,
         }
@@ -378,12 +384,7 @@ impl Node {
         message: Message,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
-        if let Some(gfn) = message.gfn()
-            && !matches!(message, Message::Root { .. })
-            && self.home(gfn).is_none()
-        {
-            return Err(self.error(from, "a message", gfn, "no memory there"));
-        }
+        self.check(from, &message)?;
         match message {
             Message::Get { gfn, want, table } => self.home_get(from, gfn, want, table, store),
             Message::GetRun { gfn, pages, want } => {
@@ -426,6 +427,34 @@ impl Node {
                 Ok(())
             }
         }
+    }
+
+    /// Frames, slices and vCPUs that a peer may name at all. Everything behind this relies on it.
+    fn check(&self, from: SliceId, message: &Message) -> Result<(), ProtocolError> {
+        let gfn = message.gfn().unwrap_or_default();
+        let no = |state| Err(self.error(from, "a message", gfn, state));
+        let is_member = |slice: &SliceId| self.config.slices.binary_search(slice).is_ok();
+        if message.gfn().is_some() && self.home(gfn).is_none() {
+            return no("no memory there");
+        }
+        let (named, entries): (_, &[Entry]) = match message {
+            Message::Fetch { requester, .. } | Message::Invalidate { requester, .. } => {
+                (*requester, &[])
+            }
+            Message::Leave { heir, .. } => (*heir, &[]),
+            Message::Diff { entries, .. } | Message::Left { entries, .. } => (from, entries),
+            Message::Root { vcpu, .. } if vcpu.0 >= self.config.vcpus => {
+                return no("the VM has no such vCPU");
+            }
+            _ => (from, &[]),
+        };
+        if !is_member(&from) || !is_member(&named) {
+            return no("a slice that has no share in memory");
+        }
+        if entries.iter().any(|entry| self.home(entry.gfn).is_none()) {
+            return no("an entry of a page without memory");
+        }
+        Ok(())
     }
 
     /// Sends a message, to this slice too.

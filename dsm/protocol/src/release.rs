@@ -41,16 +41,16 @@ enum Outstanding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Releases {
     /// Number of the newest diff or demotion.
-    newest: u32,
-    outstanding: BTreeMap<u32, Outstanding>,
-    queue: VecDeque<(u32, Outgoing)>,
+    newest: u64,
+    outstanding: BTreeMap<u64, Outstanding>,
+    queue: VecDeque<(u64, Outgoing)>,
     /// Those of the step that goes on.
     new: Vec<Outgoing>,
     /// Demotions that this slice asked for since the page joined the class, by number.
-    demotions: BTreeMap<Gfn, u32>,
+    demotions: BTreeMap<Gfn, u64>,
     /// Pages that this slice has left, and the number that its releases wait for. The home says
     /// when all have left.
-    leaving: BTreeMap<Gfn, u32>,
+    leaving: BTreeMap<Gfn, u64>,
     /// How many members have left a page of which this slice is the heir.
     left: BTreeMap<Gfn, u16>,
     /// Changes of pages that turned out to be no tables. They go to the heir alone.
@@ -65,8 +65,9 @@ impl Releases {
         self.outstanding.is_empty() && self.queue.is_empty() && self.lefts.is_empty()
     }
 
-    fn begin(&mut self, item: Outstanding) -> u32 {
-        self.newest = self.newest.checked_add(1).expect("fewer than 2^32 flushes per epoch");
+    fn begin(&mut self, item: Outstanding) -> u64 {
+        // At a million a second they last for half a million years.
+        self.newest += 1;
         self.outstanding.insert(self.newest, item);
         self.newest
     }
@@ -224,7 +225,7 @@ impl Node {
     pub(crate) fn diff(
         &mut self,
         from: SliceId,
-        flush: u32,
+        flush: u64,
         entries: &[Entry],
         store: &mut impl PageStore,
     ) {
@@ -247,7 +248,7 @@ impl Node {
         self.post(from, Message::DiffDone { flush });
     }
 
-    pub(crate) fn diff_done(&mut self, from: SliceId, flush: u32) -> Result<(), ProtocolError> {
+    pub(crate) fn diff_done(&mut self, from: SliceId, flush: u64) -> Result<(), ProtocolError> {
         let error = self.error(from, "DiffDone", Gfn::default(), "no such flush is outstanding");
         match self.releases.outstanding.get_mut(&flush) {
             Some(Outstanding::Diff(left)) if *left > 1 => *left -= 1,
@@ -379,4 +380,15 @@ impl Node {
     }
     #[cfg(not(feature = "planted-bugs"))]
     fn lose_unflushed(&self, _: Gfn, _: &mut impl PageStore) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flushes_are_more_than_32_bits_can_count() {
+        let mut releases = Releases { newest: u64::from(u32::MAX), ..Releases::default() };
+        assert_eq!(releases.begin(Outstanding::Demotion), 1 << 32);
+    }
 }

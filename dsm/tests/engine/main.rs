@@ -6,6 +6,7 @@
 
 mod borrowed;
 mod chunks;
+mod losses;
 mod placing;
 mod support;
 mod two_slices;

@@ -230,14 +230,14 @@ pub enum Message {
     /// Flusher to everyone: entries that changed since the last flush.
     Diff {
         /// Number of the flush, unique per sender.
-        flush: u32,
+        flush: u64,
         /// The entries, parents before children. At most [`ENTRIES_MAX`].
         entries: Vec<Entry>,
     },
     /// Answer to a diff: applied.
     DiffDone {
         /// Number of the flush.
-        flush: u32,
+        flush: u64,
     },
     /// Anyone to home: this page must not be replicated any more; I take it.
     Demote {
@@ -516,11 +516,9 @@ impl Message {
             Self::Offer { table, .. } => {
                 head.level = table.code();
             }
-            Self::Diff { flush, .. } => {
-                head.tag = (*flush).into();
-            }
-            Self::DiffDone { flush } => {
-                head.tag = (*flush).into();
+            // They are about no page of their own.
+            Self::Diff { flush, .. } | Self::DiffDone { flush } => {
+                head.gfn = (*flush).into();
             }
             Self::Demote { conflict, .. } => {
                 head.flags |= if *conflict { FLAG_CONFLICT } else { 0 };
@@ -600,8 +598,8 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
         }
         kind::READY => Message::Ready { gfn },
         kind::GO => Message::Go { gfn },
-        kind::DIFF => Message::Diff { flush: head.tag.get(), entries: decode_entries(head, rest)? },
-        kind::DIFF_DONE => Message::DiffDone { flush: head.tag.get() },
+        kind::DIFF => Message::Diff { flush: head.gfn.get(), entries: decode_entries(head, rest)? },
+        kind::DIFF_DONE => Message::DiffDone { flush: head.gfn.get() },
         kind::DEMOTE => Message::Demote { gfn, conflict: head.flags & FLAG_CONFLICT != 0 },
         kind::LEAVE => Message::Leave { gfn, heir: slice, dropped: head.flags & FLAG_DROPPED != 0 },
         kind::LEFT => Message::Left { gfn, entries: decode_entries(head, rest)? },

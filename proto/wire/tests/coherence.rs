@@ -87,9 +87,9 @@ fn message() -> impl Strategy<Value = Message> {
     let gfn = || any::<u64>().prop_map(Gfn);
     prop_oneof![
         4 => about_a_page(),
-        1 => (any::<u32>(), entries(1024))
+        1 => (any::<u64>(), entries(1024))
             .prop_map(|(flush, entries)| Message::Diff { flush, entries }),
-        1 => any::<u32>().prop_map(|flush| Message::DiffDone { flush }),
+        1 => any::<u64>().prop_map(|flush| Message::DiffDone { flush }),
         1 => (gfn(), any::<bool>()).prop_map(|(gfn, conflict)| Message::Demote { gfn, conflict }),
         1 => (gfn(), any::<u16>(), any::<bool>())
             .prop_map(|(gfn, heir, dropped)| Message::Leave { gfn, heir: SliceId(heir), dropped }),

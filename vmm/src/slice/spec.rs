@@ -418,6 +418,7 @@ impl Shape {
         let mut config = NodeConfig::new(local, members, self.homes.clone(), epoch);
         config.hold = self.hold;
         config.replicate = replicate;
+        config.vcpus = self.vcpus();
         config
     }
 }

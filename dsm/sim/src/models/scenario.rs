@@ -176,6 +176,7 @@ impl Scenario {
             homes: HomeTable::new(ranges.collect()).expect("ranges of one frame each"),
             epoch: EPOCH,
             hold,
+            vcpus: 64,
             replicate: if self.replicate { Replicate::AllTables } else { Replicate::Nothing },
             planted: self.planted,
         })

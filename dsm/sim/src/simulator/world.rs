@@ -233,6 +233,7 @@ impl World {
             } else {
                 Replicate::Nothing
             },
+            vcpus: 64,
             planted: self.setup.planted,
         });
         self.slices.push(Slice { node, store, tick: None });
