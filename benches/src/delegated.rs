@@ -11,7 +11,7 @@ use devices::back_end::{Disk, DiskReply, DiskRequest, MemoryDisk};
 use devices::delegate::{Courier, Exchange};
 use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Tracing,
-    Uplink, Watch,
+    Uplink,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -77,7 +77,7 @@ struct End {
     exchange: Arc<Exchange>,
     handle: Handle,
     mail: Mail,
-    thread: Option<JoinHandle<Watch>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl End {

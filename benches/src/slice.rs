@@ -7,7 +7,7 @@ use crate::seats::Seats;
 use anyhow::{Context, Result};
 use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, HugePages,
-    NodeConfig, Report, TraceReport, Tracing, Uplink, Watch,
+    NodeConfig, Report, TraceReport, Tracing, Uplink,
 };
 use microguest::Job;
 use microguest::layout::SHARED;
@@ -50,7 +50,7 @@ pub struct Slice {
     /// Gone before the engine is.
     vm: Option<MicroVm>,
     handle: Handle,
-    thread: Option<JoinHandle<Watch>>,
+    thread: Option<JoinHandle<()>>,
     over: Loud,
     ram: Arc<GuestRam>,
     _huge_pages: HugePages,

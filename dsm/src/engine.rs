@@ -5,9 +5,9 @@
 //!      |----peer lost, protocol broken, call failed--> fenced (told to the uplink) -> stopped
 //! ```
 //!
-//! A fenced engine answers nothing any more: a vCPU that waits for a page keeps waiting until it is stopped.
-//! Going on could hand out stale memory. So the thread's result is the [`Watch`] over the memory: whoever
-//! joins it must have stopped the vCPUs.
+//! A fenced engine answers nothing any more: whoever waits for a page keeps waiting. Going on could hand out stale
+//! memory. So guest memory stays watched when the engine has ended, for as long as it is mapped
+//! ([`GuestRam::stay_watched`]).
 #![expect(unsafe_code, reason = "poll")]
 // UNSAFETY: poll(2) takes an array of descriptors.
 
@@ -136,8 +136,11 @@ pub enum EngineError {
 pub trait Uplink: Send {
     /// A frame that is not about coherence came.
     fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]);
-    /// The engine has just looked at what its peers sent, and goes round again. None is lost that it has not told of.
-    fn looked(&mut self) {}
+    /// The engine has just looked at what its peers sent, spoken to those that had not heard from it, and goes round
+    /// again. None is lost that it has not told of. False: it is to stop.
+    fn looked(&mut self) -> bool {
+        true
+    }
     /// A slice is lost: the VM must stop, unless it was a bystander.
     fn lost(&mut self, peer: SliceId, cause: String);
     /// The engine cannot go on: the VM must stop.
@@ -248,19 +251,12 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Keeps who waits for a page waiting, also when the engine has ended. Dropping it lets them go on with what
-/// the memory file happens to hold.
-#[derive(Debug)]
-pub struct Watch {
-    _uffd: Uffd,
-}
-
 impl Engine {
     /// Opens userfaultfd, watches what must be watched and starts the thread.
     ///
     /// # Errors
     /// A kernel without the needed features, or memory that does not fit the home table.
-    pub fn start(config: EngineConfig) -> Result<(Handle, JoinHandle<Watch>), EngineError> {
+    pub fn start(config: EngineConfig) -> Result<(Handle, JoinHandle<()>), EngineError> {
         let (handle, commands, bell) = Handle::pair().map_err(EngineError::Start)?;
         let uffd = Uffd::open()?;
         let (own, others): (Vec<_>, Vec<_>) =
@@ -268,6 +264,7 @@ impl Engine {
         let frames = |ranges: Vec<&dsm_protocol::HomeRange>| -> Vec<_> {
             ranges.into_iter().map(|range| range.frames.clone()).collect()
         };
+        let ram = Arc::clone(&config.ram);
         let store = Store::new(uffd, config.ram, &frames(own), &frames(others))?;
         let runs = config.fetch_ahead.then(Runs::default);
         let companions = config.fetch_ahead.then(Companions::default);
@@ -314,7 +311,7 @@ impl Engine {
             if let Err(error) = engine.run() {
                 engine.uplink.fatal(error);
             }
-            Watch { _uffd: engine.store.into_uffd() }
+            ram.stay_watched(engine.store.into_uffd());
         };
         let thread = Builder::new().name("dsm".into()).spawn(run).map_err(EngineError::Start)?;
         Ok((handle, thread))
@@ -332,9 +329,7 @@ impl Engine {
             if frames || !self.backlog.is_empty() {
                 self.take_frames()?;
             }
-            if !self.stopping {
-                self.uplink.looked();
-            }
+            self.stopping |= !self.stopping && !self.uplink.looked();
             self.step(Input::Tick)?;
             self.carry_out()?;
             let now = self.now();

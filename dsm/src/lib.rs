@@ -52,7 +52,7 @@ pub use apart::ShareError;
 pub use chunks::ChunkCounts;
 pub use classify::PageClass;
 pub use device_pages::DeviceUse;
-pub use engine::{Engine, EngineConfig, EngineError, Uplink, Watch};
+pub use engine::{Engine, EngineConfig, EngineError, Uplink};
 pub use handle::{CopyError, Handle, Tuning};
 pub use huge::HugePages;
 pub use local_pager::{LocalPager, LocalPagerError};

@@ -16,6 +16,7 @@ use crate::device_pages::{DevicePages, DeviceUse, Watched};
 use crate::maps::{HUGE, Span};
 use crate::memory::Memory;
 use crate::prepare::Prepared;
+use crate::uffd::Uffd;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::Error;
@@ -23,8 +24,8 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 use tracing::debug;
 use transport::PageMemory;
@@ -114,6 +115,9 @@ pub struct GuestRam {
     pinned: AtomicBool,
     /// What was made ready at the start, if it was.
     pub(crate) prepared: Option<Prepared>,
+    /// What watched the guest mapping for engines that have ended. Closed, it would let those who wait for a page go
+    /// on with what the file happens to hold; behind the mappings, so that they go first.
+    watches: Mutex<Vec<Uffd>>,
 }
 
 const PAGE: u64 = 4096;
@@ -171,6 +175,7 @@ impl GuestRam {
             watched: Watched::default(),
             pinned: AtomicBool::new(false),
             prepared: None,
+            watches: Mutex::default(),
         };
         let frames = own;
         let own: Vec<Range<usize>> = ram.chunk_offsets(own)?;
@@ -183,6 +188,11 @@ impl GuestRam {
             ram.prepare(frames).map_err(failed("madvise"))?;
         }
         Ok(ram)
+    }
+
+    /// Whoever waits for a page, or comes to touch one that is not here, waits for as long as this memory is mapped.
+    pub(crate) fn stay_watched(&self, uffd: Uffd) {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner).push(uffd);
     }
 
     /// Byte offsets of the whole chunks in frame ranges, all of which must have memory.

@@ -162,7 +162,7 @@ impl Uplink for Silent {
 }
 
 /// Two engines over 64 pages, all at home on slice 0.
-fn engines() -> Vec<(Handle, JoinHandle<dsm::Watch>, Arc<GuestRam>)> {
+fn engines() -> Vec<(Handle, JoinHandle<()>, Arc<GuestRam>)> {
     let start = |(id, transport): (u16, transport::ShmTransport)| {
         let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(0..64))).unwrap());
         let homes = HomeTable::new(vec![HomeRange { frames: 0..64, home: SliceId(0) }]).unwrap();

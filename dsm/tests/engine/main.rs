@@ -7,6 +7,7 @@
 mod borrowed;
 mod chunks;
 mod losses;
+mod lost;
 mod placing;
 mod support;
 mod two_slices;

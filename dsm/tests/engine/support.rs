@@ -12,7 +12,7 @@ use std::thread::{JoinHandle, scope, sleep};
 use std::time::Duration;
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HoldPolicy, HomeRange, HomeTable, Memory,
-    NodeConfig, RamError, Replicate, Report, Tracing, Uplink, Watch, check_host,
+    NodeConfig, RamError, Replicate, Report, Tracing, Uplink, check_host,
 };
 use transport::{Class, Config, Transport, shm};
 use wire::{Epoch, SliceId};
@@ -75,7 +75,7 @@ pub(crate) use forward_to;
 pub(crate) struct Slice {
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) handle: Handle,
-    pub(crate) thread: JoinHandle<Watch>,
+    pub(crate) thread: JoinHandle<()>,
     /// First address of the guest's mapping.
     pub(crate) guest: usize,
 }

@@ -305,8 +305,9 @@ impl Uplink for Link {
         }
     }
 
-    fn looked(&mut self) {
+    fn looked(&mut self) -> bool {
         crash::point();
+        true
     }
 
     fn lost(&mut self, peer: SliceId, cause: String) {

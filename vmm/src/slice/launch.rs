@@ -13,7 +13,7 @@ use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::SharedBus;
-use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing, Watch};
+use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -90,7 +90,7 @@ pub(crate) struct Parts {
     pub(crate) machine: Machine,
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) events: Receiver<SliceEvent>,
-    engine: Option<JoinHandle<Watch>>,
+    engine: Option<JoinHandle<()>>,
     memory: Memory,
     _huge_pages: HugePages,
 }
