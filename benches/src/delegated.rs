@@ -93,6 +93,7 @@ impl End {
         let mail = Mail::default();
         let (handle, thread) = Engine::start(EngineConfig {
             bystanders: Vec::new(),
+            wait_limit: Duration::from_secs(60),
             fetch_ahead: false,
             node,
             ram,

@@ -12,13 +12,18 @@ use std::collections::{BTreeMap, VecDeque};
 use transport::{Class, SendError};
 use wire::SliceId;
 
-/// Frames that may wait altogether.
-const FRAMES_MAX: usize = 65_536;
+/// Bytes that may wait for one slice. A slice that is stopped takes nothing until its lease is over: enough for an
+/// interrupt each microsecond for three seconds, or for 250 MiB of pages.
+const BYTES_MAX: usize = 256 << 20;
+/// What a frame costs beside its bytes.
+const FRAME_COST: usize = 48;
 
 /// The queues; none of them is empty.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     waiting: BTreeMap<(SliceId, Class), VecDeque<Vec<u8>>>,
+    /// By slice.
+    bytes: BTreeMap<SliceId, usize>,
     frames: usize,
 }
 
@@ -38,11 +43,13 @@ impl Backlog {
         self.frames > 0 && self.waiting.contains_key(&(to, class))
     }
 
-    /// Takes a frame in. False: too many wait.
+    /// Takes a frame in. False: too much waits for this slice.
     pub(crate) fn push(&mut self, to: SliceId, class: Class, frame: Vec<u8>) -> bool {
-        if self.frames >= FRAMES_MAX {
+        let bytes = self.bytes.entry(to).or_default();
+        if *bytes >= BYTES_MAX {
             return false;
         }
+        *bytes += cost(&frame);
         self.waiting.entry((to, class)).or_default().push_back(frame);
         self.frames += 1;
         true
@@ -56,12 +63,15 @@ impl Backlog {
         &mut self,
         mut send: impl FnMut(SliceId, Class, &[u8]) -> Result<(), SendError>,
     ) -> Result<(), (SliceId, SendError)> {
-        let Self { waiting, frames } = self;
+        let Self { waiting, bytes, frames } = self;
         for ((to, class), queue) in waiting.iter_mut() {
             while let Some(frame) = queue.front() {
                 match send(*to, *class, frame) {
                     // A lost peer is reported by the next poll.
                     Ok(()) | Err(SendError::Gone) => {
+                        if let Some(bytes) = bytes.get_mut(to) {
+                            *bytes -= cost(frame);
+                        }
                         queue.pop_front();
                         *frames -= 1;
                     }
@@ -73,6 +83,10 @@ impl Backlog {
         waiting.retain(|_, queue| !queue.is_empty());
         Ok(())
     }
+}
+
+fn cost(frame: &[u8]) -> usize {
+    frame.len() + FRAME_COST
 }
 
 #[cfg(test)]
@@ -106,16 +120,29 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_wait_are_bounded() {
+    fn bytes_that_wait_for_a_slice_are_bounded_and_others_wait_beside_them() {
+        let (stopped, other) = (SliceId(1), SliceId(2));
+        let page = 1 << 20;
         let mut backlog = Backlog::default();
-        let taken = (0..=FRAMES_MAX)
-            .filter(|number| {
-                backlog.push(SliceId(1), Class::ALL[number % Class::COUNT], Vec::new())
-            })
-            .count();
-        assert_eq!((taken, backlog.len()), (FRAMES_MAX, FRAMES_MAX));
+        let most = BYTES_MAX.div_ceil(page + FRAME_COST);
+        let taken = (0..=most).filter(|number| {
+            backlog.push(stopped, Class::ALL[number % Class::COUNT], vec![0; page])
+        });
+        assert_eq!(taken.count(), most);
+        assert!(backlog.push(other, Class::Interrupt, vec![1]));
         let end = backlog.drain(|_, _, _| Err(SendError::TooLarge));
-        assert_eq!(end, Err((SliceId(1), SendError::TooLarge)));
+        assert_eq!(end, Err((stopped, SendError::TooLarge)));
+        // What was sent makes room.
+        backlog.drain(|_, _, _| Ok(())).unwrap();
+        assert!(backlog.bytes.values().all(|bytes| *bytes == 0));
+        assert!(backlog.push(stopped, Class::Bulk, vec![0; page]));
+    }
+
+    /// An interrupt every ten microseconds for as long as a lease of three seconds.
+    #[test]
+    fn storm_of_interrupts_towards_a_stopped_slice_waits() {
+        let mut backlog = Backlog::default();
+        assert!((0..300_000).all(|_| backlog.push(SliceId(1), Class::Interrupt, vec![0; 32])));
     }
 
     proptest! {

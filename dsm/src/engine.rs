@@ -15,8 +15,9 @@ use crate::apart::ShareError;
 use crate::backlog::Backlog;
 use crate::classify::{Classifier, PageClass};
 use crate::device_pages::DeviceUse;
-use crate::handle::{Bell, Command, CopyError, Handle, Tuning};
+use crate::handle::{Bell, Command, CopyError, Handle, OwnCommands, Tuning};
 use crate::inbox::Inbox;
+use crate::overdue::Overdue;
 use crate::parcel::Parcel;
 use crate::ram::GuestRam;
 use crate::report::{FaultCounts, PageMoves, Report};
@@ -113,6 +114,16 @@ pub enum EngineError {
         /// The peer.
         from: SliceId,
     },
+    /// A step of the protocol is lost: the VM would hang.
+    #[error("{what} for {waited:.1?}, {whereabouts}")]
+    Overdue {
+        /// What is waited for.
+        what: String,
+        /// For how long.
+        waited: Duration,
+        /// Home and holder of the page.
+        whereabouts: String,
+    },
     /// A peer says that it wrote a page into memory that it was not lent.
     #[error("{from} says that it wrote a page into this slice's memory, which it cannot reach")]
     NotLent {
@@ -169,6 +180,8 @@ pub struct EngineConfig {
     pub transport: Box<dyn Transport>,
     /// The VMM.
     pub uplink: Box<dyn Uplink>,
+    /// Whoever waits for longer than this waits in vain: several leases.
+    pub wait_limit: Duration,
     /// Which pages are traced from the start; see [`Handle::set_trace`].
     pub trace: Tracing,
 }
@@ -204,6 +217,7 @@ pub struct Engine {
     pub(crate) transport: Box<dyn Transport>,
     uplink: Box<dyn Uplink>,
     commands: Receiver<Command>,
+    own_commands: Arc<OwnCommands>,
     bell: Arc<Bell>,
     started: Instant,
     pub(crate) effects: Vec<Effect>,
@@ -232,6 +246,7 @@ pub struct Engine {
     /// Of these, pages that were here already and were to be written.
     pub(crate) upgraded_ahead: u64,
     workers: Workers,
+    pub(crate) overdue: Overdue,
     bystanders: Vec<SliceId>,
     /// Cores that this process may use.
     cores: usize,
@@ -274,6 +289,7 @@ impl Engine {
             transport: config.transport,
             uplink: config.uplink,
             commands,
+            own_commands: Arc::clone(&handle.own),
             bell,
             started: Instant::now(),
             effects: Vec::new(),
@@ -295,6 +311,7 @@ impl Engine {
             companions_asked: 0,
             upgraded_ahead: 0,
             workers: Workers::default(),
+            overdue: Overdue::new(config.wait_limit),
             bystanders: config.bystanders,
             cores: schedule::cores(),
             placers: Vec::new(),
@@ -306,6 +323,7 @@ impl Engine {
         engine.find_placers();
         let core = config.core;
         let run = move || {
+            engine.own_commands.claim();
             schedule::prefer_this_thread();
             schedule::settle(core);
             if let Err(error) = engine.run() {
@@ -333,6 +351,7 @@ impl Engine {
             self.step(Input::Tick)?;
             self.carry_out()?;
             let now = self.now();
+            self.look_for_overdue(now)?;
             self.store.answer_expired(now)?;
             self.store.map_pieces(now)?;
             self.store.tend(now)?;
@@ -544,7 +563,8 @@ impl Engine {
     }
 
     fn take_commands_corked(&mut self) -> Result<(), EngineError> {
-        while let Ok(command) = self.commands.try_recv() {
+        while let Some(command) = self.own_commands.pop().or_else(|| self.commands.try_recv().ok())
+        {
             match command {
                 Command::Send { to, class, frame } => {
                     let token = self.token();

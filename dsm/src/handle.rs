@@ -4,9 +4,11 @@ use crate::report::Report;
 use crate::trace::{Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use dsm_protocol::HoldPolicy;
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 use thiserror::Error;
 use transport::Class;
@@ -125,11 +127,41 @@ impl AsRawFd for Bell {
     }
 }
 
+/// Commands of the engine's own thread, which calls the VMM and may be called back: it would wait for itself
+/// if it waited for room among the others. It looks here each time around, so that only as many wait as the
+/// frames of one look cause.
+#[derive(Debug, Default)]
+pub(crate) struct OwnCommands {
+    thread: OnceLock<ThreadId>,
+    waiting: Mutex<VecDeque<Command>>,
+}
+
+impl OwnCommands {
+    /// This thread is the engine's.
+    pub(crate) fn claim(&self) {
+        let _ = self.thread.set(thread::current().id());
+    }
+
+    fn is_here(&self) -> bool {
+        self.thread.get().is_some_and(|engine| *engine == thread::current().id())
+    }
+
+    fn push(&self, command: Command) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+    }
+
+    /// The oldest.
+    pub(crate) fn pop(&self) -> Option<Command> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+}
+
 /// A way to reach the engine from any thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: Sender<Command>,
     bell: Arc<Bell>,
+    pub(crate) own: Arc<OwnCommands>,
 }
 
 impl Handle {
@@ -137,10 +169,16 @@ impl Handle {
         let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         let bell = Arc::new(Bell { event, rung: AtomicBool::new(false) });
         let (commands, receiver) = bounded(COMMANDS_MAX);
-        Ok((Self { commands, bell: Arc::clone(&bell) }, receiver, bell))
+        let own = Arc::default();
+        Ok((Self { commands, bell: Arc::clone(&bell), own }, receiver, bell))
     }
 
     fn post(&self, command: Command) -> bool {
+        if self.own.is_here() {
+            self.own.push(command);
+            self.bell.ring();
+            return true;
+        }
         let sent = self.commands.send(command).is_ok();
         self.bell.ring();
         sent
@@ -148,6 +186,9 @@ impl Handle {
 
     /// Posts without waking the engine, unless there is no room; whoever calls rings at the end.
     fn leave(&self, command: Command) -> bool {
+        if self.own.is_here() {
+            return self.post(command);
+        }
         match self.commands.try_send(command) {
             Ok(()) => true,
             Err(TrySendError::Full(command)) => {
@@ -324,6 +365,21 @@ mod tests {
             }
         }
         assert!(sender.join().unwrap());
+    }
+
+    #[test]
+    fn engine_never_waits_for_itself() {
+        let (handle, commands, bell) = Handle::pair().unwrap();
+        for number in 0..u64::try_from(COMMANDS_MAX).unwrap() {
+            assert!(handle.send(SliceId(1), Class::Interrupt, number.to_le_bytes().to_vec()));
+        }
+        assert!(commands.is_full());
+        bell.silence();
+        handle.own.claim();
+        assert!(handle.send_all(SliceId(1), Class::Interrupt, frames(2)));
+        assert_eq!(bell.event.read().unwrap(), 1);
+        let came: Vec<_> = std::iter::from_fn(|| handle.own.pop()).map(frame).collect();
+        assert_eq!(came, [0, 1]);
     }
 
     #[test]

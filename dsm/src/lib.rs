@@ -30,6 +30,7 @@ mod inbox;
 mod local_pager;
 mod maps;
 mod memory;
+mod overdue;
 mod parcel;
 mod placing;
 mod prepare;

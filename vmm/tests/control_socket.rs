@@ -169,6 +169,7 @@ fn engines() -> Vec<(Handle, JoinHandle<()>, Arc<GuestRam>)> {
         let node = NodeConfig::new(SliceId(id), vec![SliceId(0), SliceId(1)], homes, Epoch(1));
         let config = EngineConfig {
             bystanders: Vec::new(),
+            wait_limit: Duration::from_secs(60),
             fetch_ahead: true,
             core: None,
             node,

@@ -334,6 +334,23 @@ impl Node {
         )
     }
 
+    /// The page that this slice has waited for the longest, and since when, in the clock of the steps.
+    #[must_use]
+    pub fn oldest_wait(&self) -> Option<(Gfn, u64)> {
+        self.waits.oldest()
+    }
+
+    /// Where a page is, as far as this slice knows: its home, and its holders if that is this slice.
+    #[must_use]
+    pub fn whereabouts(&self, gfn: Gfn) -> String {
+        let home = self.home(gfn).map_or_else(|| "nowhere".into(), |home| home.to_string());
+        let Some(holders) = self.pages.holders(gfn) else {
+            return format!("its home is {home}, which knows its holder");
+        };
+        let holders: Vec<_> = holders.iter().map(|slice| slice.to_string()).collect();
+        format!("its home is {home}, its holder {}", holders.join(" and "))
+    }
+
     /// When the next [`Input::Tick`] is due, in the clock of the steps.
     #[must_use]
     pub fn next_tick_ns(&self) -> Option<u64> {

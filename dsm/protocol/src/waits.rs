@@ -61,6 +61,12 @@ impl Waits {
         if self.contains(gfn) { self.waits.get_mut(&gfn) } else { None }
     }
 
+    /// The request that has waited for the longest.
+    pub(crate) fn oldest(&self) -> Option<(Gfn, u64)> {
+        let since = self.waits.iter().map(|(gfn, wait)| (*gfn, wait.since));
+        since.min_by_key(|(gfn, since)| (*since, *gfn))
+    }
+
     /// Notes a request. A page has one at a time.
     pub(crate) fn insert(&mut self, gfn: Gfn, wait: Wait) {
         self.pages.insert(gfn);

@@ -8,6 +8,7 @@ use std::slice::from_ref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Tracing,
     Uplink, check_host,
@@ -17,10 +18,11 @@ use wire::{Epoch, Gfn, Message, SliceId, VcpuId};
 
 const FRAMES: u64 = 512;
 
-/// Shared memory of which nothing comes while the gate is shut.
+/// Shared memory of which nothing comes while the gate is shut, and where messages may get lost.
 struct Gated {
     frames: ShmTransport,
     is_shut: Arc<AtomicBool>,
+    loses: bool,
 }
 
 impl Transport for Gated {
@@ -32,6 +34,9 @@ impl Transport for Gated {
         head: &[u8],
         rest: Payload<'_>,
     ) -> Result<(), SendError> {
+        if self.loses && class == Class::Coherence {
+            return Ok(());
+        }
         self.frames.send_payload(to, class, head, rest)
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
@@ -64,20 +69,30 @@ struct Setup {
 }
 
 fn setup(bystanders: &[SliceId]) -> Option<Setup> {
+    setup_with(bystanders, SliceId(0), false, LIMIT)
+}
+
+fn setup_with(
+    bystanders: &[SliceId],
+    home: SliceId,
+    loses: bool,
+    wait_limit: Duration,
+) -> Option<Setup> {
     if !needs::has(Need::Uffd, check_host()) {
         return None;
     }
     let mut mesh = shm::mesh(3, &Config::default()).unwrap().into_iter();
     let is_shut = Arc::new(AtomicBool::new(false));
-    let transport = Gated { frames: mesh.next().unwrap(), is_shut: Arc::clone(&is_shut) };
+    let transport = Gated { frames: mesh.next().unwrap(), is_shut: Arc::clone(&is_shut), loses };
     let others = [mesh.next().unwrap(), mesh.next().unwrap()];
-    let home = HomeRange { frames: 0..FRAMES, home: SliceId(0) };
+    let home = HomeRange { frames: 0..FRAMES, home };
     let members = (0..3).map(SliceId).filter(|slice| !bystanders.contains(slice)).collect();
     let homes = HomeTable::new(vec![home]).unwrap();
     let (sender, said) = channel();
     let (handle, _) = Engine::start(EngineConfig {
         bystanders: bystanders.to_vec(),
         core: None,
+        wait_limit,
         fetch_ahead: true,
         node: NodeConfig::new(SliceId(0), members, homes, Epoch(1)),
         ram: Arc::new(GuestRam::new(from_ref(&(0..FRAMES))).unwrap()),
@@ -142,4 +157,16 @@ fn uffd_root_of_a_guest_may_be_anywhere() {
     setup.handle.report(LIMIT).unwrap();
     assert!(setup.said.try_recv().is_err());
     setup.handle.stop();
+}
+
+#[test]
+fn uffd_wait_for_a_page_whose_request_got_lost_ends_and_is_told() {
+    let limit = Duration::from_millis(300);
+    let Some(setup) = setup_with(&[], SliceId(1), true, limit) else { return };
+    // As a vCPU would: it needs the page, and its request gets lost.
+    let copied = setup.handle.read(7 * 4096, 8, LIMIT);
+    assert!(copied.is_err());
+    let said = setup.said.recv_timeout(LIMIT).unwrap();
+    let parts = ["gfn7 has been waited for", "its home is slice1"];
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
 }

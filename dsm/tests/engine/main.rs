@@ -6,6 +6,7 @@
 
 mod borrowed;
 mod chunks;
+mod flood;
 mod losses;
 mod lost;
 mod placing;

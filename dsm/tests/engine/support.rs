@@ -209,6 +209,7 @@ fn start_configured(
         let config = EngineConfig {
             bystanders: Vec::new(),
             core: None,
+            wait_limit: LIMIT,
             fetch_ahead: true,
             node,
             ram: Arc::clone(&ram),

@@ -177,7 +177,8 @@ impl Vm {
         let cpuid = intersect(&cpuids)?;
         let interrupts = choose_interrupts(options.spec.interrupts, &hosts)?;
         let back_end = interrupts.back_end();
-        let slot = Slot { local: BOOTSTRAP, epoch, memory: options.local.memory };
+        let (memory, lease) = (options.local.memory, options.lease);
+        let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
         let mut parts = Parts::new(&shape, slot, &cpuid, back_end, (sender, acknowledged))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;

@@ -136,7 +136,8 @@ fn run(
     let offset = launch.tsc_offsets.get(index).copied();
     let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
     let back_end = launch.interrupts.back_end();
-    let slot = Slot { local, epoch: assignment.epoch, memory: options.memory };
+    let lease = assignment.config.lease;
+    let slot = Slot { local, epoch: assignment.epoch, memory: options.memory, lease };
     let (jobs, work) = bounded(JOBS_MAX);
     let (applied, _) = bounded(0);
     let mut parts = Parts::new(&shape, slot, &launch.cpuid, back_end, (jobs, applied))?;

@@ -31,6 +31,8 @@ const EVENTS_MAX: usize = 256;
 pub(crate) const JOBS_MAX: usize = 4096;
 /// How long a stopping slice waits for its own threads.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
+/// So many leases may pass before a page comes: peers that are lost are known after one.
+const LEASES_MAX: u32 = 10;
 const REPORT_LIMIT: Duration = Duration::from_secs(2);
 
 /// What the bootstrap decides once every slice has agreed.
@@ -59,6 +61,8 @@ pub(crate) struct Slot {
     pub(crate) epoch: Epoch,
     /// What its private memory is made of.
     pub(crate) memory: Memory,
+    /// A peer that is silent for so long is lost.
+    pub(crate) lease: Duration,
 }
 
 /// What a slice is told by who starts it, and no other slice needs to know.
@@ -92,6 +96,7 @@ pub(crate) struct Parts {
     pub(crate) events: Receiver<SliceEvent>,
     engine: Option<JoinHandle<()>>,
     memory: Memory,
+    lease: Duration,
     _huge_pages: HugePages,
 }
 
@@ -104,7 +109,7 @@ impl Parts {
         back_end: InterruptBackEnd,
         (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
     ) -> Result<Self, SliceError> {
-        let Slot { local, epoch, memory } = slot;
+        let Slot { local, epoch, memory, lease } = slot;
         crash::name_slice(local);
         let own = shape.own_frames(local);
         let ram = Arc::new(GuestRam::with_memory(&shape.frames(), &own, memory)?);
@@ -136,6 +141,7 @@ impl Parts {
             events,
             engine: None,
             memory,
+            lease,
             _huge_pages: huge_pages,
         })
     }
@@ -169,6 +175,7 @@ impl Parts {
         let (handle, engine) = Engine::start(EngineConfig {
             core: options.engine_core,
             fetch_ahead: true,
+            wait_limit: self.lease * LEASES_MAX,
             node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
             ram: Arc::clone(&self.ram),
             bystanders: shape.bystanders.clone(),
