@@ -38,7 +38,7 @@ use crate::guest_memory::{Guard, GuestMemory};
 use crate::machine::Machine;
 use devices::delegate::{Counts, Courier, Exchange};
 use devices::pci::{DeviceId, MsixView, PciEffect, PciRoot, QueueIndex};
-use devices::virtio::{self, DeviceChange, DeviceFaults, Doorbell, RingError};
+use devices::virtio::{self, DeviceChange, DeviceFaults, Doorbell, RingError, StopTimeout};
 use queues::{Queues, Slot};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -148,25 +148,32 @@ impl SliceDevices {
     }
 
     /// Carries out the guest's write, on the device thread.
-    pub(crate) fn write(&self, address: u64, data: &[u8]) {
-        self.change(|pci, effects| pci.write(address, data, effects));
+    ///
+    /// # Errors
+    /// It is not in effect: a worker that it was to stop still runs.
+    pub(crate) fn write(&self, address: u64, data: &[u8]) -> Result<(), StopTimeout> {
+        self.change(|pci, effects| pci.write(address, data, effects))
     }
 
     /// Makes a device need a reset, on the device thread.
-    pub(crate) fn set_broken(&self, device: u16) {
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    pub(crate) fn set_broken(&self, device: u16) -> Result<(), StopTimeout> {
         let change = DeviceChange::NeedsReset;
-        self.change(|pci, effects| pci.change(DeviceId(device), &change, effects));
+        self.change(|pci, effects| pci.change(DeviceId(device), &change, effects))
     }
 
-    fn change(&self, change: impl FnOnce(&mut PciRoot, &mut Vec<PciEffect>)) {
+    fn change(
+        &self,
+        change: impl FnOnce(&mut PciRoot, &mut Vec<PciEffect>),
+    ) -> Result<(), StopTimeout> {
         let mut effects = Vec::new();
         change(&mut self.pci.write().unwrap_or_else(PoisonError::into_inner), &mut effects);
-        for effect in effects {
-            self.act(effect);
-        }
+        effects.into_iter().try_for_each(|effect| self.act(effect))
     }
 
-    fn act(&self, effect: PciEffect) {
+    fn act(&self, effect: PciEffect) -> Result<(), StopTimeout> {
         let slot = |device: DeviceId| self.slots.get(usize::from(device.0));
         match effect {
             PciEffect::Activated { device, activation } => {
@@ -176,7 +183,7 @@ impl SliceDevices {
             }
             PciEffect::Reset { device } => {
                 if let Some(slot) = slot(device) {
-                    lock(&self.queues).stop(device, slot);
+                    lock(&self.queues).stop(device, slot)?;
                     slot.msix.forget();
                 }
             }
@@ -195,6 +202,7 @@ impl SliceDevices {
                 self.ring(device.0, queue.0);
             }
         }
+        Ok(())
     }
 
     /// Has KVM ring the doorbells of a device where they are now.

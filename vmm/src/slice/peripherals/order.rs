@@ -13,7 +13,9 @@
 //! does one change at a time.
 
 use crate::slice::fabric::{Fabric, SliceEvent};
+use crate::slice::one_line;
 use crossbeam_channel::Receiver;
+use devices::virtio::StopTimeout;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -45,6 +47,9 @@ pub(crate) enum OrderError {
         /// The change.
         sequence: u64,
     },
+    /// A device was to be reset, and may still write to the guest.
+    #[error("a reset of a device has not come into effect")]
+    Running(#[from] StopTimeout),
     /// A change came out of turn.
     #[error("change {got} of the devices came, {expected} was next")]
     Turn {
@@ -73,7 +78,7 @@ impl Sequencer {
         &mut self,
         change: DeviceChange,
         send: impl Fn(SliceId, &Control),
-        apply: impl FnOnce(),
+        apply: impl FnOnce() -> Result<(), OrderError>,
     ) -> Result<(), OrderError> {
         self.last += 1;
         let sequence = self.last;
@@ -81,7 +86,7 @@ impl Sequencer {
         for companion in &self.companions {
             send(*companion, &Control::Apply { sequence, change });
         }
-        apply();
+        apply()?;
         self.gather(sequence)
     }
 
@@ -133,7 +138,7 @@ impl Turn {
 
 /// Ends the VM: the slices' devices are no longer the same.
 pub(crate) fn broken(fabric: &Fabric, error: &OrderError) {
-    fabric.event(SliceEvent::Fatal(error.to_string()));
+    fabric.event(SliceEvent::Fatal(one_line(error)));
 }
 
 #[cfg(test)]
@@ -155,7 +160,11 @@ mod tests {
                 sent.borrow_mut().push((to, frame.clone()));
                 acknowledge.send((to, sequence)).unwrap();
             };
-            sequencer.order(CHANGE, send, || here.set(true)).unwrap();
+            let apply = || {
+                here.set(true);
+                Ok(())
+            };
+            sequencer.order(CHANGE, send, apply).unwrap();
             assert!(here.replace(false));
         }
         let frame = |sequence| Control::Apply { sequence, change: CHANGE };
@@ -169,11 +178,23 @@ mod tests {
             let (acknowledge, applied) = unbounded();
             let mut sequencer = Sequencer::new(vec![SliceId(1), SliceId(2)], applied);
             let last = *answers.last().unwrap();
-            let answer = || answers.iter().for_each(|answer| acknowledge.send(*answer).unwrap());
+            let answer = || {
+                answers.iter().for_each(|answer| acknowledge.send(*answer).unwrap());
+                Ok(())
+            };
             let result = sequencer.order(CHANGE, |_, _| {}, answer);
             let error = OrderError::Unasked { slice: last.0, sequence: last.1 };
             assert_eq!(result, Err(error));
         }
+    }
+
+    #[test]
+    fn change_that_is_not_in_effect_here_is_in_effect_nowhere() {
+        let (acknowledge, applied) = unbounded();
+        let mut sequencer = Sequencer::new(vec![SliceId(1)], applied);
+        let send = |to, _: &Control| acknowledge.send((to, 1)).unwrap();
+        let result = sequencer.order(CHANGE, send, || Err(StopTimeout.into()));
+        assert_eq!(result, Err(OrderError::Running(StopTimeout)));
     }
 
     #[test]
@@ -186,7 +207,7 @@ mod tests {
             let number = if to == SliceId(1) { GONE } else { 1 };
             acknowledge.send((to, number)).unwrap();
         };
-        assert_eq!(sequencer.order(CHANGE, send, || {}), Ok(()));
+        assert_eq!(sequencer.order(CHANGE, send, || Ok(())), Ok(()));
         assert_eq!(sequencer.companions, [SliceId(2)]);
     }
 

@@ -12,7 +12,9 @@ use devices::virtio::blk::DiskQueue;
 use devices::virtio::console::{ConsoleReceive, ConsoleTransmit};
 use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::rng::RngQueue;
-use devices::virtio::{DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, WorkerThread};
+use devices::virtio::{
+    DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, StopTimeout, WorkerThread,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -109,15 +111,16 @@ impl Queues {
     }
 
     /// Stops them. Afterwards none touches guest memory.
-    pub(super) fn stop(&mut self, device: DeviceId, slot: &Slot) {
+    ///
+    /// # Errors
+    /// One still may: what wanted them stopped must not be acknowledged.
+    pub(super) fn stop(&mut self, device: DeviceId, slot: &Slot) -> Result<(), StopTimeout> {
         if let Way::Nic { device, .. } = &slot.way {
             device.disconnect();
         }
-        for worker in self.running.remove(&device).into_iter().flatten() {
-            if let Err(error) = worker.stop() {
-                tracing::error!(device = device.0, "{error}: it may still write to the guest");
-            }
-        }
+        let workers = self.running.remove(&device).unwrap_or_default();
+        // All of them, whatever becomes of the first.
+        workers.into_iter().map(WorkerThread::stop).fold(Ok(()), Result::and)
     }
 }
 
@@ -198,12 +201,66 @@ mod tests {
     use super::*;
     use crate::slice::spec::ConsoleEnd;
     use devices::{InterruptMessage, InterruptSink};
+    use dsm::GuestRam;
     use std::os::fd::AsRawFd;
+    use std::slice::from_ref;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
 
     struct Nowhere;
 
     impl InterruptSink for Nowhere {
         fn deliver(&self, _: InterruptMessage) {}
+    }
+
+    struct Unheard;
+
+    impl DeviceFaults for Unheard {
+        fn broken(&self, _: DeviceId, _: RingError) {}
+    }
+
+    /// Busy until it is let go, as one that waits for a page of a slice that hangs.
+    struct Stuck(Sender<()>, Receiver<()>);
+
+    impl QueueWorker for Stuck {
+        fn service(&mut self) -> bool {
+            let _ = self.0.send(());
+            let _ = self.1.recv();
+            false
+        }
+
+        fn stop(&mut self, _: Instant) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn reset_is_not_acknowledged_while_a_worker_runs() {
+        let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
+        let memory = GuestMemory::new(&ram).unwrap();
+        let mut queues = Queues::new(memory, Arc::new(Unheard));
+        let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
+        let slot = Slot::new(SliceId(0), vec![SliceId(0)], Way::Rng, msix).unwrap();
+        let worker = |within| {
+            let ((go, held), (busy, is_busy)) = (channel(), channel());
+            let bell = Doorbell::new().unwrap();
+            let thread = WorkerThread::spawn("stuck", Box::new(Stuck(busy, held)), bell, within);
+            let thread = thread.unwrap();
+            is_busy.recv().unwrap();
+            (thread, go)
+        };
+        let (hangs, go) = worker(Duration::from_millis(20));
+        let (ends, gone) = worker(STOP_WITHIN);
+        drop(gone);
+        queues.running.insert(DeviceId(0), vec![hangs, ends]);
+        assert_eq!(queues.stop(DeviceId(0), &slot), Err(StopTimeout));
+        drop(go);
+
+        let (ends, gone) = worker(STOP_WITHIN);
+        drop(gone);
+        queues.running.insert(DeviceId(0), vec![ends]);
+        assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()));
+        assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()), "nothing runs");
     }
 
     #[test]

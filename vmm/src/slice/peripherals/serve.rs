@@ -73,18 +73,21 @@ pub(crate) fn follow(fabric: &Fabric, jobs: &Receiver<DeviceJob>) {
             order::broken(fabric, &error);
             return;
         }
-        if let Some(devices) = fabric.devices.get() {
-            apply(devices, change);
+        let applied = fabric.devices.get().map_or(Ok(()), |devices| apply(devices, change));
+        if let Err(error) = applied {
+            order::broken(fabric, &error);
+            return;
         }
         fabric.send(BOOTSTRAP, &Control::Applied { sequence });
     }
 }
 
-fn apply(devices: &SliceDevices, change: DeviceChange) {
+fn apply(devices: &SliceDevices, change: DeviceChange) -> Result<(), OrderError> {
     match change {
         DeviceChange::Write { address, length, data } => {
-            devices.write(address, written(&data.to_le_bytes(), length));
+            devices.write(address, written(&data.to_le_bytes(), length))?;
         }
-        DeviceChange::Broken { device } => devices.set_broken(device),
+        DeviceChange::Broken { device } => devices.set_broken(device)?,
     }
+    Ok(())
 }
