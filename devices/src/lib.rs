@@ -11,6 +11,7 @@ pub mod back_end;
 mod chipset;
 mod cmos;
 pub mod delegate;
+mod fence;
 mod ioapic;
 pub mod layout;
 pub mod pci;
@@ -21,6 +22,7 @@ mod serial;
 pub mod virtio;
 
 pub use chipset::{Chipset, ChipsetConfig};
+pub use fence::{Fence, Standing};
 pub use ioapic::{IOAPIC_BASE, IOAPIC_PINS};
 pub use seams::{
     Bus, DeliveryMode, GuestClock, InterruptMessage, InterruptSink, SharedBus, ShutdownCause,

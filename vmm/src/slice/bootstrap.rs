@@ -201,6 +201,7 @@ impl Vm {
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
             let transport = commit(mesh, &blob, parts.lendable()).map_err(lost)?;
+            parts.take_lease(back_ends.fence(), options.lease);
             parts.connect(&shape, transport, page_tables, &options.local, control)?;
         }
         let lost = Vec::new();

@@ -148,6 +148,7 @@ fn run(
     }
     let joined = mesh.into_transport(deadline, &mut warn_refused)?;
     tracing::info!("frames between slices go over {}", joined.kind);
+    parts.take_lease(back_ends.fence(), assignment.config.lease);
     parts.connect(&shape, joined.transport, launch.page_tables, options, control)?;
     let bus: SharedBus = Arc::new(RemoteBus(Arc::clone(&parts.fabric)));
     let bus = parts.attach_devices(&shape, &launch.devices, &back_ends, bus)?;

@@ -12,7 +12,7 @@ use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::machine::{Machine, MachineHooks, VcpuError};
 use crate::trace;
 use crossbeam_channel::Sender;
-use devices::{ShutdownCause, ShutdownSink};
+use devices::{Fence, ShutdownCause, ShutdownSink};
 use dsm::{EngineError, GuestRam, Handle, Touch, Uplink};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use migrate::LocationTable;
@@ -93,6 +93,8 @@ pub(crate) struct Fabric {
     /// Set once the engine runs; never in a VM of one slice.
     pub(crate) handle: OnceLock<Handle>,
     pub(crate) machine: OnceLock<Machine>,
+    /// Set before the memory engine starts.
+    pub(crate) fence: OnceLock<Arc<Fence>>,
     pub(crate) calls: PendingCalls,
     pub(crate) traffic: Traffic,
 }
@@ -110,6 +112,11 @@ impl Fabric {
     }
 
     pub(crate) fn event(&self, event: SliceEvent) {
+        if let (SliceEvent::Lost(..) | SliceEvent::Fatal(_), Some(fence)) =
+            (&event, self.fence.get())
+        {
+            fence.shut();
+        }
         // The main thread may be gone already; then nobody needs to know.
         let _ = self.events.try_send(event);
     }
@@ -307,10 +314,21 @@ impl Uplink for Link {
 
     fn looked(&mut self) -> bool {
         crash::point();
-        true
+        let stands = self.0.fence.get().is_none_or(|fence| fence.renew(Fence::now()));
+        if !stands {
+            let text = "it stood still for its lease: the others have given it up".into();
+            self.0.event(SliceEvent::Fatal(text));
+        }
+        stands
     }
 
     fn lost(&mut self, peer: SliceId, cause: String) {
+        if !self.0.bystanders.contains(&peer)
+            && let Some(fence) = self.0.fence.get()
+        {
+            // Before all else: others find their requests failed.
+            fence.shut();
+        }
         if let Some(devices) = self.0.devices.get() {
             devices.lost(peer);
         }
@@ -383,6 +401,7 @@ mod tests {
             devices: OnceLock::new(),
             handle: OnceLock::new(),
             machine: OnceLock::new(),
+            fence: OnceLock::new(),
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
         };

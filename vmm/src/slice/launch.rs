@@ -12,7 +12,7 @@ use crate::crash;
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use devices::SharedBus;
+use devices::{Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
 use migrate::LocationTable;
 use serde::{Deserialize, Serialize};
@@ -128,6 +128,7 @@ impl Parts {
             devices: OnceLock::new(),
             handle: OnceLock::new(),
             machine: OnceLock::new(),
+            fence: OnceLock::new(),
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
         });
@@ -161,6 +162,12 @@ impl Parts {
     /// Guest memory as peers may be lent it.
     pub(crate) fn lendable(&self) -> Option<PageMemory> {
         self.ram.lendable()
+    }
+
+    /// From now on there are peers, which give this slice up after so long a silence.
+    pub(crate) fn take_lease(&self, fence: &Arc<Fence>, lease: Duration) {
+        fence.take_lease(Fence::now(), lease);
+        self.fabric.fence.set(Arc::clone(fence)).expect("one mesh for each slice");
     }
 
     /// Starts the memory engine on an open transport.

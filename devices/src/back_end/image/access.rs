@@ -1,7 +1,9 @@
 //! Formats over storage, and what a request means there.
 
+use super::fenced::Fenced;
 use super::{ImageFormat, ImageOptions};
 use crate::back_end::{DiskReply, DiskRequest, SECTOR_BYTES};
+use crate::fence::Fence;
 use imago::format::gate::ImplicitOpenGate;
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
@@ -11,39 +13,43 @@ use std::sync::Arc;
 use tokio::sync::RwLock;
 
 /// An open image. Discarding moves data that other requests may be using, so it is alone.
-pub(super) type Access<S> = RwLock<FormatAccess<S>>;
+pub(super) type Access<S> = RwLock<FormatAccess<Fenced<S>>>;
 
 /// Opens a file that an image names.
 type OpenOther<S> = Arc<dyn Fn(StorageOpenOptions) -> io::Result<S>>;
 
 /// What may be opened because an image says so: nothing, or all by one function.
-pub(super) struct Gate<S>(Option<OpenOther<S>>);
+pub(super) struct Gate<S> {
+    open: Option<OpenOther<S>>,
+    fence: Arc<Fence>,
+}
 
 impl<S: Storage + 'static> Gate<S> {
     pub(super) fn new(
         options: &ImageOptions,
         open: impl Fn(StorageOpenOptions) -> io::Result<S> + 'static,
     ) -> Self {
-        Self(options.other_files.then(|| Arc::new(open) as OpenOther<S>))
+        let open = options.other_files.then(|| Arc::new(open) as OpenOther<S>);
+        Self { open, fence: Arc::clone(&options.fence) }
     }
 }
 
-impl<S: Storage + 'static> ImplicitOpenGate<S> for Gate<S> {
-    async fn open_format<F: FormatDriverBuilder<S>>(
+impl<S: Storage + 'static> ImplicitOpenGate<Fenced<S>> for Gate<S> {
+    async fn open_format<F: FormatDriverBuilder<Fenced<S>>>(
         &mut self,
         builder: F,
-    ) -> io::Result<FormatAccess<S>> {
-        let deeper = Self(self.0.clone());
+    ) -> io::Result<FormatAccess<Fenced<S>>> {
+        let deeper = Self { open: self.open.clone(), fence: Arc::clone(&self.fence) };
         Ok(FormatAccess::new(Box::pin(builder.open(deeper)).await?))
     }
 
-    async fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<S> {
-        let open = self.0.as_ref().ok_or_else(|| {
+    async fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<Fenced<S>> {
+        let open = self.open.as_ref().ok_or_else(|| {
             let name = options.get_filename().map(|name| name.display().to_string());
             let name = name.unwrap_or_default();
             io::Error::other(format!("it names another file, {name}, which was not permitted"))
         })?;
-        open(options)
+        Ok(Fenced::new(open(options)?, Arc::clone(&self.fence)))
     }
 }
 
@@ -53,13 +59,14 @@ pub(super) async fn open<S: Storage + 'static>(
     format: ImageFormat,
     writable: bool,
     gate: Gate<S>,
-) -> io::Result<FormatAccess<S>> {
+) -> io::Result<FormatAccess<Fenced<S>>> {
+    let storage = Fenced::new(storage, Arc::clone(&gate.fence));
     Ok(match format {
         ImageFormat::Raw => {
             FormatAccess::new(Raw::builder(storage).write(writable).open(gate).await?)
         }
         ImageFormat::Qcow2 => {
-            let builder = Qcow2::<S>::builder(storage).write(writable);
+            let builder = Qcow2::<Fenced<S>>::builder(storage).write(writable);
             FormatAccess::new(builder.open(gate).await?)
         }
     })

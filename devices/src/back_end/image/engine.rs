@@ -2,6 +2,7 @@
 
 use super::ImageOptions;
 use super::access::{self, Access, Gate};
+use super::fenced::Fenced;
 use super::file::{self, ImageError, Opened};
 use super::ring::Ring;
 use super::ring_file::RingFile;
@@ -241,7 +242,7 @@ async fn open_on_ring(
     options: &ImageOptions,
     opened: Opened,
     ring: &Arc<Ring>,
-) -> io::Result<FormatAccess<RingFile>> {
+) -> io::Result<FormatAccess<Fenced<RingFile>>> {
     let (writable, direct) = (opened.writable, options.direct);
     let shared = Arc::clone(ring);
     let gate = Gate::new(options, move |other| {

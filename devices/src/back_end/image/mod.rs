@@ -10,6 +10,7 @@
 
 mod access;
 mod engine;
+mod fenced;
 mod file;
 mod ring;
 mod ring_file;
@@ -20,8 +21,10 @@ mod tests;
 pub use file::ImageError;
 
 use super::{DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, SECTOR_BYTES};
+use crate::fence::Fence;
 use engine::Engine;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// How an image's bytes are laid out. It is always said and never guessed: a guest that writes a
 /// qcow2 head into its raw disk must not change what the disk is.
@@ -52,6 +55,8 @@ pub struct ImageOptions {
     pub other_files: bool,
     /// Identity for the guest, cut at [`DISK_ID_BYTES`].
     pub id: String,
+    /// Nothing is written or flushed once it is over, not by requests that wait here either.
+    pub fence: Arc<Fence>,
 }
 
 impl ImageOptions {
@@ -62,7 +67,8 @@ impl ImageOptions {
         let id = path.file_name().map(|name| name.to_string_lossy().into_owned());
         let id = id.unwrap_or_default();
         let (read_only, other_files) = (false, false);
-        Self { path, format, read_only, direct: true, ring: true, other_files, id }
+        let fence = Arc::default();
+        Self { path, format, read_only, direct: true, ring: true, other_files, id, fence }
     }
 }
 

@@ -4,6 +4,7 @@ mod order;
 
 use super::{ImageDisk, ImageError, ImageFormat, ImageOptions};
 use crate::back_end::{Disk, DiskReply, DiskRequest, SECTOR_BYTES};
+use crate::fence::Fence;
 use imago::file::File as PlainFile;
 use imago::qcow2::Qcow2;
 use imago::{FormatCreateBuilder, Storage, StorageCreateOptions, StorageOpenOptions};
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 use tokio::runtime::Builder;
 
 /// Whole blocks of 4 KiB, so that raw images are used directly too.
@@ -366,4 +368,57 @@ fn ring_and_direct_access_are_used_where_the_host_has_them() {
     drop(disk);
     let disk = ImageDisk::open(&plain).expect("an image");
     assert!(!disk.has_ring() && !disk.is_direct());
+}
+
+#[test]
+fn nothing_is_written_once_the_fence_is_over() {
+    for (format, ring) in [ImageFormat::Raw, ImageFormat::Qcow2]
+        .into_iter()
+        .flat_map(|format| [(format, true), (format, false)])
+    {
+        let folder = Folder::new();
+        let path = folder.image(format, SECTORS * SECTOR_BYTES);
+        let options = ImageOptions { ring, ..ImageOptions::new(&path, format) };
+        let disk = ImageDisk::open(&options).unwrap();
+        let write = |fill| DiskRequest::Write { sector: 8, data: vec![fill; 512] };
+        assert_eq!(ask(&disk, write(1)), done());
+        assert_eq!(ask(&disk, DiskRequest::Flush), done());
+        let before = fs::read(&path).unwrap();
+
+        options.fence.shut();
+
+        for request in [write(2), DiskRequest::Flush] {
+            assert_eq!(ask(&disk, request.clone()), DiskReply::Failed, "{format:?} {request:?}");
+        }
+        // Of these qcow2 only makes a note, which it cannot write any more.
+        for unmap in [false, true] {
+            ask(&disk, DiskRequest::WriteZeroes { sector: 8, sectors: 8, unmap });
+        }
+        ask(&disk, DiskRequest::Discard { sector: 8, sectors: 8 });
+        // Its last flush writes nothing either.
+        drop(disk);
+        assert_eq!(fs::read(&path).unwrap(), before, "{format:?}, ring {ring}");
+    }
+}
+
+#[test]
+fn queued_writes_of_a_slice_that_was_stopped_for_its_lease_are_not_finished() {
+    for ring in [true, false] {
+        let folder = Folder::new();
+        let path = folder.image(ImageFormat::Raw, SECTORS * SECTOR_BYTES);
+        let options = ImageOptions { ring, ..ImageOptions::new(&path, ImageFormat::Raw) };
+        let disk = ImageDisk::open(&options).unwrap();
+        // Nobody renews it: as after SIGSTOP, when the engine has not run yet.
+        let lease = Duration::from_millis(50);
+        options.fence.take_lease(Fence::now() - 25_000_001, lease);
+        let replies: Vec<_> = (0..64)
+            .map(|at| submit(&disk, DiskRequest::Write { sector: at, data: vec![1; 512] }))
+            .collect();
+        for reply in replies {
+            assert_eq!(reply.recv(), Ok(DiskReply::Failed));
+        }
+        assert!(!options.fence.renew(Fence::now()));
+        drop(disk);
+        assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0), "ring {ring}");
+    }
 }

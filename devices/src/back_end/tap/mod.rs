@@ -19,6 +19,7 @@ mod sys;
 mod tests;
 
 use super::{Nic, NicShape, PacketSink, PacketsDone};
+use crate::fence::Fence;
 use queue::{Receiver, Shared};
 use rustix::fd::AsRawFd;
 use rustix::net::netdevice::name_to_index;
@@ -45,6 +46,8 @@ pub struct TapOptions {
     pub pairs: u16,
     /// The guest's hardware address.
     pub mac: [u8; 6],
+    /// No packet of the guest is sent once it is over.
+    pub fence: Arc<Fence>,
 }
 
 /// Why a tap cannot be used.
@@ -106,6 +109,7 @@ pub struct TapNic {
     shared: Arc<Shared>,
     pairs: Mutex<Vec<Pair>>,
     dropped: AtomicU64,
+    fence: Arc<Fence>,
 }
 
 impl TapNic {
@@ -114,7 +118,7 @@ impl TapNic {
     /// # Errors
     /// A bad name or number of pairs, no permission, a tap that is in use or of another kind.
     pub fn open(options: &TapOptions) -> Result<Self, TapError> {
-        let TapOptions { name, pairs, mac } = options.clone();
+        let TapOptions { name, pairs, mac, fence } = options.clone();
         let known = InterfaceName::new(&name).ok_or_else(|| TapError::Name(name.clone()))?;
         if !(1..=PAIRS_MAX).contains(&pairs) {
             return Err(TapError::Pairs { name, pairs });
@@ -148,7 +152,8 @@ impl TapNic {
             all.push(Pair { file: Arc::clone(file), receiver, in_use: true });
         }
         let dropped = AtomicU64::new(0);
-        let nic = Self { name: known, shape, files, shared, pairs: Mutex::new(all), dropped };
+        let nic =
+            Self { name: known, shape, files, shared, pairs: Mutex::new(all), dropped, fence };
         nic.use_pairs(1).map_err(other("take queues out of use"))?;
         Ok(nic)
     }
@@ -221,7 +226,9 @@ impl Nic for TapNic {
         if let Some(file) = self.files.get(usize::from(pair)) {
             for packet in packets {
                 // The descriptor never waits: a host that is too slow loses packets.
-                let sent = packet.len() >= PACKET_BYTES_MIN && (&**file).write(&packet).is_ok();
+                let sent = packet.len() >= PACKET_BYTES_MIN
+                    && self.fence.pass()
+                    && (&**file).write(&packet).is_ok();
                 self.dropped.fetch_add(u64::from(!sent), Ordering::Relaxed);
             }
         }

@@ -28,7 +28,7 @@ fn fresh() -> (String, u8) {
 }
 
 fn options(name: &str, pairs: u16) -> TapOptions {
-    TapOptions { name: name.to_owned(), pairs, mac: MAC }
+    TapOptions { name: name.to_owned(), pairs, mac: MAC, fence: Arc::default() }
 }
 
 /// The tap, or nothing with a word why where taps cannot be made.

@@ -6,6 +6,7 @@ use super::lend::Lent;
 use super::queues::Way;
 use super::terminal::{Terminal, TerminalError};
 use crate::slice::spec::{DeviceKind, DiskFormat, Shape};
+use devices::Fence;
 use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions};
 use devices::back_end::tap::{TapError, TapNic, TapOptions};
 use devices::back_end::{Disk, Nic};
@@ -66,6 +67,7 @@ pub(crate) struct BackEnds {
     open: BTreeMap<u16, Open>,
     /// Set when the guest's panic went by on a console of this host.
     panicked: Arc<AtomicBool>,
+    fence: Arc<Fence>,
 }
 
 impl BackEnds {
@@ -77,16 +79,17 @@ impl BackEnds {
     ) -> Result<Self, OpenError> {
         let here = (0u16..).zip(&shape.devices).filter(|(_, device)| device.slice == local.0);
         let (mut open, panicked) = (BTreeMap::new(), Arc::new(AtomicBool::new(false)));
+        let fence = Arc::<Fence>::default();
         for (number, device) in here {
             let back_end = match &device.kind {
                 DeviceKind::Disk { path, format, read_only } => {
                     let at = lend.map(|lent| lent.disk(path, *read_only)).transpose()?;
-                    Open::Disk(disk(path, at, *format, *read_only)?)
+                    Open::Disk(disk(path, at, (*format, *read_only), &fence)?)
                 }
                 DeviceKind::Nic { tap, mac } => {
                     lend.map_or(Ok(()), |lent| lent.tap(tap))?;
                     let mac = mac.unwrap_or_else(|| own_address(number));
-                    Open::Nic(nic(tap, mac, shape.vcpus())?)
+                    Open::Nic(nic(tap, mac, shape.vcpus(), &fence)?)
                 }
                 DeviceKind::Rng => Open::Rng,
                 DeviceKind::Console { end } => {
@@ -96,7 +99,12 @@ impl BackEnds {
             };
             open.insert(number, back_end);
         }
-        Ok(Self { open, panicked })
+        Ok(Self { open, panicked, fence })
+    }
+
+    /// What keeps them from changing anything outside once the VM is over for this slice.
+    pub(crate) fn fence(&self) -> &Arc<Fence> {
+        &self.fence
     }
 
     /// Set when the guest's panic was seen here.
@@ -170,8 +178,8 @@ impl BackEnds {
 fn disk(
     path: &Path,
     at: Option<PathBuf>,
-    format: DiskFormat,
-    read_only: bool,
+    (format, read_only): (DiskFormat, bool),
+    fence: &Arc<Fence>,
 ) -> Result<Arc<dyn Disk>, OpenError> {
     let format = match format {
         DiskFormat::Raw => ImageFormat::Raw,
@@ -179,13 +187,15 @@ fn disk(
     };
     let mut options = ImageOptions { read_only, ..ImageOptions::new(path, format) };
     options.path = at.unwrap_or(options.path);
+    options.fence = Arc::clone(fence);
     let image = ImageDisk::open(&options)?;
     Ok(Arc::new(image))
 }
 
-fn nic(tap: &str, mac: [u8; 6], vcpus: u32) -> Result<Arc<dyn Nic>, OpenError> {
+fn nic(tap: &str, mac: [u8; 6], vcpus: u32, fence: &Arc<Fence>) -> Result<Arc<dyn Nic>, OpenError> {
     let pairs = u16::try_from(vcpus).unwrap_or(u16::MAX);
-    let tap = TapNic::open(&TapOptions { name: tap.to_owned(), mac, pairs })?;
+    let (name, fence) = (tap.to_owned(), Arc::clone(fence));
+    let tap = TapNic::open(&TapOptions { name, mac, pairs, fence })?;
     Ok(Arc::new(tap))
 }
 

@@ -1,0 +1,136 @@
+//! A storage that nothing is written to any more once the fence of its slice is over.
+//!
+//! Here, below the formats: a request may wait for long in queues, and one of qcow2 is many writes. What is left is
+//! the moment between the look and the system call.
+#![expect(unsafe_code, reason = "imago's storage functions are unsafe")]
+// UNSAFETY: each passes its arguments on, and so what its caller promises.
+
+use crate::fence::Fence;
+use imago::io_buffers::{IoVector, IoVectorMut};
+use imago::storage::PreallocateMode;
+use imago::storage::drivers::CommonStorageHelper;
+use imago::{Storage, StorageOpenOptions};
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Why nothing is written.
+#[derive(Clone, Copy, Debug, Error)]
+#[error("the VM is over for this slice: nothing is written any more")]
+pub(super) struct Over;
+
+#[derive(Debug)]
+pub(super) struct Fenced<S> {
+    storage: S,
+    fence: Arc<Fence>,
+}
+
+impl<S> Fenced<S> {
+    pub(super) fn new(storage: S, fence: Arc<Fence>) -> Self {
+        Self { storage, fence }
+    }
+
+    fn pass(&self) -> io::Result<()> {
+        if self.fence.pass() { Ok(()) } else { Err(io::Error::other(Over)) }
+    }
+}
+
+impl<S: fmt::Display> fmt::Display for Fenced<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.storage.fmt(f)
+    }
+}
+
+impl<S: Storage> Storage for Fenced<S> {
+    fn mem_align(&self) -> usize {
+        self.storage.mem_align()
+    }
+
+    fn req_align(&self) -> usize {
+        self.storage.req_align()
+    }
+
+    fn zero_align(&self) -> usize {
+        self.storage.zero_align()
+    }
+
+    fn discard_align(&self) -> usize {
+        self.storage.discard_align()
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.storage.size()
+    }
+
+    fn resolve_relative_path<P: AsRef<Path>>(&self, relative: P) -> io::Result<PathBuf> {
+        self.storage.resolve_relative_path(relative)
+    }
+
+    fn get_filename(&self) -> Option<PathBuf> {
+        self.storage.get_filename()
+    }
+
+    async fn open(_: StorageOpenOptions) -> io::Result<Self> {
+        // Only the gate opens files, since it has the fence.
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    async unsafe fn pure_readv(&self, buffers: IoVectorMut<'_>, offset: u64) -> io::Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.pure_readv(buffers, offset) }.await
+    }
+
+    async unsafe fn pure_writev(&self, buffers: IoVector<'_>, offset: u64) -> io::Result<()> {
+        self.pass()?;
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.pure_writev(buffers, offset) }.await
+    }
+
+    async unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.pass()?;
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.pure_write_zeroes(offset, length) }.await
+    }
+
+    async unsafe fn pure_write_allocated_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.pass()?;
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.pure_write_allocated_zeroes(offset, length) }.await
+    }
+
+    async unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.pass()?;
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.pure_discard(offset, length) }.await
+    }
+
+    async fn flush(&self) -> io::Result<()> {
+        self.pass()?;
+        self.storage.flush().await
+    }
+
+    async fn sync(&self) -> io::Result<()> {
+        self.pass()?;
+        self.storage.sync().await
+    }
+
+    async fn settle_writes(&self) -> io::Result<()> {
+        self.storage.settle_writes().await
+    }
+
+    async unsafe fn invalidate_cache(&self) -> io::Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.invalidate_cache() }.await
+    }
+
+    fn get_storage_helper(&self) -> &CommonStorageHelper {
+        self.storage.get_storage_helper()
+    }
+
+    async fn resize(&self, bytes: u64, preallocate: PreallocateMode) -> io::Result<()> {
+        self.pass()?;
+        self.storage.resize(bytes, preallocate).await
+    }
+}

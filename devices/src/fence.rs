@@ -1,0 +1,197 @@
+//! Whether this slice may still change anything outside: a disk, a network.
+//!
+//! ```text
+//!   open --nobody renewed it for half a lease--> late --renewed--> open
+//!                                                  |
+//!     +--shut: a slice is lost, the VM cannot go on +--nobody renewed it for a lease--> over
+//!     +-----------------------------------------------------------------------------> over
+//! ```
+//! Peers take a slice for lost that they have not heard for a lease, and the VM may then be started elsewhere. The
+//! memory engine renews the fence each time it has looked at its peers, none of whom was lost; it speaks to them
+//! every quarter of a lease, so that half a lease later none of them can have given this slice up. A process that was
+//! stopped and wakes finds the fence late or over before it finds anything else. A fence that is over stays so.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Between two looks at a fence that is late.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// How a fence stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The outside may be changed.
+    Open,
+    /// Not now: the engine has not looked at its peers for some time.
+    Late,
+    /// Never again.
+    Over,
+}
+
+/// The fence of one slice in one epoch of its VM. All times are nanoseconds of one clock that does not stop
+/// while this process does, nor while its host sleeps ([`Fence::now`]).
+#[derive(Debug, Default)]
+pub struct Fence {
+    over: AtomicBool,
+    /// Nothing: there are no peers.
+    lease_ns: AtomicU64,
+    renewed_ns: AtomicU64,
+}
+
+impl Fence {
+    /// The time.
+    #[must_use]
+    pub fn now() -> u64 {
+        let now = clock_gettime(ClockId::Boottime);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        seconds.saturating_mul(1_000_000_000) + u64::try_from(now.tv_nsec).unwrap_or(0)
+    }
+
+    /// From `now` on there are peers, which take this slice for lost after so long a silence.
+    pub fn take_lease(&self, now: u64, lease: Duration) {
+        self.renewed_ns.store(now, Ordering::Release);
+        let lease = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX).max(1);
+        self.lease_ns.store(lease, Ordering::Release);
+    }
+
+    /// The peers were heard and spoken to. False: too late, the fence is over.
+    pub fn renew(&self, now: u64) -> bool {
+        let stands = self.look(now) != Standing::Over;
+        if stands {
+            self.renewed_ns.fetch_max(now, Ordering::AcqRel);
+        }
+        stands
+    }
+
+    /// A slice is lost, or this one cannot go on.
+    pub fn shut(&self) {
+        self.over.store(true, Ordering::Release);
+    }
+
+    /// How it stands.
+    pub fn look(&self, now: u64) -> Standing {
+        if self.over.load(Ordering::Acquire) {
+            return Standing::Over;
+        }
+        let lease = self.lease_ns.load(Ordering::Acquire);
+        let age = now.saturating_sub(self.renewed_ns.load(Ordering::Acquire));
+        if lease == 0 || age <= lease / 2 {
+            Standing::Open
+        } else if age < lease {
+            Standing::Late
+        } else {
+            self.shut();
+            Standing::Over
+        }
+    }
+
+    /// Waits while the fence is late. True: the caller may change the outside now. Look as shortly before as
+    /// can be.
+    #[must_use]
+    pub fn pass(&self) -> bool {
+        loop {
+            match self.look(Self::now()) {
+                Standing::Open => return true,
+                Standing::Over => return false,
+                Standing::Late => thread::sleep(LOOK_AGAIN),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LEASE: Duration = Duration::from_nanos(1000);
+
+    #[test]
+    fn a_vm_without_peers_has_no_lease() {
+        let fence = Fence::default();
+        assert_eq!(fence.look(u64::MAX), Standing::Open);
+        assert!(fence.pass());
+        fence.shut();
+        assert_eq!(fence.look(0), Standing::Over);
+        assert!(!fence.pass());
+    }
+
+    #[test]
+    fn who_is_late_may_come_back_and_who_is_over_may_not() {
+        let fence = Fence::default();
+        fence.take_lease(100, LEASE);
+        assert_eq!(fence.look(600), Standing::Open);
+        assert_eq!(fence.look(601), Standing::Late);
+        assert_eq!(fence.look(1099), Standing::Late);
+        assert!(fence.renew(1099));
+        assert_eq!(fence.look(1599), Standing::Open);
+        // A renewal that was on its way for long does not turn time back.
+        assert!(fence.renew(1000));
+        assert_eq!(fence.look(1599), Standing::Open);
+        assert_eq!(fence.look(2099), Standing::Over);
+        assert!(!fence.renew(2099) && !fence.renew(1100));
+        assert_eq!(fence.look(1100), Standing::Over);
+    }
+
+    #[test]
+    fn who_was_stopped_for_a_lease_passes_no_more() {
+        let fence = Fence::default();
+        // The last look at the peers was a lease ago, as after SIGSTOP and SIGCONT.
+        fence.take_lease(Fence::now() - 50_000_000, Duration::from_millis(50));
+        assert!(!fence.pass());
+        assert!(!fence.renew(Fence::now()));
+    }
+
+    #[test]
+    fn a_late_fence_is_waited_for() {
+        let fence = Fence::default();
+        // A minute, so that it stays late.
+        fence.take_lease(Fence::now() - 30_000_000_001, Duration::from_secs(60));
+        assert_eq!(fence.look(Fence::now()), Standing::Late);
+        let passed = AtomicBool::new(false);
+        thread::scope(|threads| {
+            threads.spawn(|| passed.store(fence.pass(), Ordering::Release));
+            assert!(!passed.load(Ordering::Acquire));
+            assert!(fence.renew(Fence::now()));
+        });
+        assert!(passed.load(Ordering::Acquire));
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order: open only within half a lease of a renewal that was no
+        /// full lease after the one before it, and never again once it was over.
+        #[test]
+        fn a_fence_is_open_only_with_a_fresh_lease(
+            steps in proptest::collection::vec((0_u64..1500, 0_u8..20), 1..60),
+        ) {
+            let fence = Fence::default();
+            fence.take_lease(0, LEASE);
+            let (mut now, mut renewed, mut over) = (0, 0, false);
+            for (wait, what) in steps {
+                now += wait;
+                over |= now - renewed >= 1000;
+                match what {
+                    0 => {
+                        fence.shut();
+                        over = true;
+                    }
+                    1..=12 => {
+                        prop_assert_eq!(fence.renew(now), !over);
+                        if !over {
+                            renewed = now;
+                        }
+                    }
+                    _ => {}
+                }
+                let wanted = match now - renewed {
+                    _ if over => Standing::Over,
+                    0..=500 => Standing::Open,
+                    _ => Standing::Late,
+                };
+                prop_assert_eq!(fence.look(now), wanted);
+            }
+        }
+    }
+}
