@@ -54,6 +54,31 @@ fn kvm_first_signal_presses_the_power_button() {
 }
 
 #[test]
+fn kvm_reader_of_the_console_that_stops_stops_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    // More than a pipe and what waits for it can hold, and power off. Nobody reads before that.
+    let kernel = kernel_of(&[
+        0xb9, 0x00, 0x00, 0x06, 0x00, // mov ecx, 0x60000
+        0xb0, b'x', // mov al, 'x'
+        0xe6, 0xe9, // out 0xe9, al
+        0xff, 0xc9, // dec ecx
+        0x75, 0xfa, // jump back to the out
+        0x66, 0xba, 0x04, 0x06, // mov dx, 0x604 (PM1 control)
+        0x66, 0xb8, 0x00, 0x34, // mov ax, 0x3400 (S5)
+        0x66, 0xef, // out dx, ax
+        0xf4, 0xeb, 0xfd, // hlt; jump back to the hlt
+    ]);
+    let folder = Folder::new();
+    folder.file("guest", &kernel);
+    let arguments = folder.bootstrap(&["local,cpus=1,memory=64M"], &["--kernel", "guest"]);
+    let end = Process::start(&mut folder.tessera(&arguments)).end();
+    judge(&folder, &end, 0, "the guest powered off");
+    assert!(!end.output.is_empty() && end.output.bytes().all(|byte| byte == b'x'));
+}
+
+#[test]
 fn kvm_second_signal_ends_a_guest_that_does_not_listen() {
     if !has_kvm() {
         return;

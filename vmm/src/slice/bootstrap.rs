@@ -4,7 +4,7 @@ use super::console::PanicWatch;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
-use super::peripherals::{BackEndShape, BackEnds, Owner, Sequencer};
+use super::peripherals::{BackEndShape, BackEnds, Owner, Relay, Sequencer};
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
 use super::stop::{StopHandle, StopPlan, StopStep, WhyStopped};
@@ -257,10 +257,13 @@ impl Vm {
         ends: &Ends,
     ) -> Result<(Ending, RunReport), SliceError> {
         let panicked = self.back_ends.panicked();
+        let failed =
+            |source| SliceError::Io { what: "start the thread of the serial port", source };
+        let serial = Relay::start(console).map_err(failed)?;
         let fabric = Arc::clone(&self.parts.fabric);
         let chipset = Arc::new(Chipset::new(ChipsetConfig {
             vcpus: self.shape.vcpus(),
-            console: Box::new(PanicWatch::new(console, Arc::clone(&panicked))),
+            console: Box::new(PanicWatch::new(serial.output(), Arc::clone(&panicked))),
             interrupts: Arc::new(self.parts.machine.clone()),
             shutdown: Arc::clone(&fabric) as _,
             clock: self.parts.machine.clock(),
@@ -304,6 +307,7 @@ impl Vm {
             slices,
         };
         self.parts.stop();
+        serial.finish();
         self.back_ends.finish();
         Ok((ending, report))
     }

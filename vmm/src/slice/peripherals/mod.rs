@@ -29,6 +29,7 @@ pub(crate) use lend::Lent;
 pub(crate) use order::{GONE, Sequencer};
 pub(crate) use serve::{Owner, follow};
 pub use shape::BackEndShape;
+pub(crate) use terminal::Relay;
 pub use terminal::TerminalError;
 
 use super::fabric::{BOOTSTRAP, Fabric};

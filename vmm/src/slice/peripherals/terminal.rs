@@ -147,6 +147,30 @@ impl Drop for Terminal {
     }
 }
 
+/// A way for output of the first serial port that is never waited for longer than that of a console.
+#[derive(Debug)]
+pub(crate) struct Relay(Paper);
+
+impl Relay {
+    /// Carries to `to`, on a thread of its own.
+    pub(crate) fn start(to: Box<dyn Write + Send>) -> io::Result<Self> {
+        let paper = Paper::default();
+        let own = paper.clone();
+        spawn("serial-out", move || write(&own, to))?;
+        Ok(Self(paper))
+    }
+
+    /// What the port writes to.
+    pub(crate) fn output(&self) -> impl Write + Send + 'static {
+        self.0.clone()
+    }
+
+    /// The VM is over: lets output that somebody takes get there.
+    pub(crate) fn finish(&self) {
+        self.0.finish(FINISH_LIMIT);
+    }
+}
+
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Builder::new().name(name.into()).spawn(work).map(drop)
 }
