@@ -1,5 +1,6 @@
 //! Formats over storage, and what a request means there.
 
+use super::failures::{Failures, What};
 use super::fenced::Fenced;
 use super::{ImageFormat, ImageOptions};
 use crate::back_end::{DiskReply, DiskRequest, SECTOR_BYTES};
@@ -73,11 +74,19 @@ pub(super) async fn open<S: Storage + 'static>(
 }
 
 /// Carries out a request that the disk's shape admits.
-pub(super) async fn perform<S: Storage>(access: &Access<S>, request: DiskRequest) -> DiskReply {
+pub(super) async fn perform<S: Storage>(
+    access: &Access<S>,
+    failures: &Failures,
+    request: DiskRequest,
+) -> DiskReply {
+    let what = What::of(&request);
     match try_perform(access, request).await {
         Ok(data) => DiskReply::Done(data),
         Err(error) if error.kind() == io::ErrorKind::Unsupported => DiskReply::Unsupported,
-        Err(_) => DiskReply::Failed,
+        Err(error) => {
+            failures.tell(what, &error);
+            DiskReply::Failed
+        }
     }
 }
 

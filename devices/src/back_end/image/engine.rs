@@ -2,6 +2,7 @@
 
 use super::ImageOptions;
 use super::access::{self, Access, Gate};
+use super::failures::Failures;
 use super::fenced::Fenced;
 use super::file::{self, ImageError, Opened};
 use super::ring::Ring;
@@ -133,12 +134,13 @@ impl Engine {
         let access = access.map_err(|source| wrong(options, source))?;
         let facts = Facts::of(&access);
         let access = Arc::new(RwLock::new(access));
+        let failures = Arc::new(Failures::of(&options.path));
         let (jobs, queue) = blocking::bounded(WAITING_MAX);
         let mut engine = Self { queue: Some(Queue::Threads(jobs)), threads: Vec::new() };
         for index in 0..THREADS {
             let (runtime, access) = (runtime().map_err(no_thread)?, Arc::clone(&access));
-            let queue = queue.clone();
-            let run = move || run_thread(&runtime, &access, &queue, writable);
+            let (queue, failures) = (queue.clone(), Arc::clone(&failures));
+            let run = move || run_thread(&runtime, (&access, &failures), &queue, writable);
             engine.threads.push(spawn(options, index, run)?);
         }
         Ok((engine, facts))
@@ -209,7 +211,8 @@ fn run_ring(
         match open_on_ring(options, opened, &ring).await {
             Ok(access) => {
                 let _ = opening.send(Ok(Facts::of(&access)));
-                serve(Rc::new(RwLock::new(access)), queue, writable).await;
+                let access = Rc::new(RwLock::new(access));
+                serve(access, Rc::new(Failures::of(&options.path)), queue, writable).await;
             }
             Err(error) => {
                 let _ = opening.send(Err(error));
@@ -255,6 +258,7 @@ async fn open_on_ring(
 /// Works on requests, many at a time.
 async fn serve<S: Storage + 'static>(
     access: Rc<Access<S>>,
+    failures: Rc<Failures>,
     mut queue: mpsc::Receiver<Job>,
     writable: bool,
 ) {
@@ -262,9 +266,9 @@ async fn serve<S: Storage + 'static>(
     while let Some(Job { request, answer }) = queue.recv().await {
         // Nobody closes the semaphore. A permit comes back even from a task that panics.
         let permit = Arc::clone(&room).acquire_owned().await;
-        let access = Rc::clone(&access);
+        let (access, failures) = (Rc::clone(&access), Rc::clone(&failures));
         tokio::task::spawn_local(async move {
-            let reply = access::perform(&access, request).await;
+            let reply = access::perform(&access, &failures, request).await;
             drop(permit);
             answer.give(reply);
         });
@@ -279,12 +283,12 @@ async fn serve<S: Storage + 'static>(
 
 fn run_thread<S: Storage>(
     runtime: &Runtime,
-    access: &Access<S>,
+    (access, failures): (&Access<S>, &Failures),
     queue: &blocking::Receiver<Job>,
     writable: bool,
 ) {
     for Job { request, answer } in queue {
-        answer.give(runtime.block_on(access::perform(access, request)));
+        answer.give(runtime.block_on(access::perform(access, failures, request)));
     }
     if writable {
         // As above. Each thread does it; the last one finds all requests done.

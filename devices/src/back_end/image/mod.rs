@@ -10,6 +10,7 @@
 
 mod access;
 mod engine;
+mod failures;
 mod fenced;
 mod file;
 mod ring;
