@@ -38,7 +38,12 @@ const SEND_TO_2: u8 = 0x46;
 const SEND_TO_OTHERS: u8 = 0x47;
 const SEND_TO_SELF: u8 = 0x48;
 const SEND_LOGICAL: u8 = 0x49;
+const WRITE_CLOCK: u8 = 0x4a;
 const NMI: u8 = 2;
+const PROTECTION: u8 = 13;
+
+/// Where a guest with KVM's clock says where it wants it (MSR_KVM_SYSTEM_TIME_NEW); CPUID hides it.
+const KVM_CLOCK: u32 = 0x4b56_4d01;
 
 const ICR: u32 = 0x830;
 const SVR: u32 = 0x80f;
@@ -149,6 +154,10 @@ fn put_code(memory: &GuestMemoryMmap) {
         handler(vector, code().tell(PORT_VECTOR, vector).end());
     }
     handler(NMI, code().tell(PORT_VECTOR, NMI).bytes(&[0xcf]));
+    // In real mode the fault would come back to the instruction: stay.
+    handler(PROTECTION, code().tell(PORT_VECTOR, PROTECTION).bytes(&[0xf4, 0xeb, 0xfd]));
+    let write = code().wrmsr(KVM_CLOCK, 0x6001, 0);
+    handler(WRITE_CLOCK, write.tell(PORT_VECTOR, WRITE_CLOCK).end());
     let vector = u32::from(TELL);
     let send = |low, high| code().wrmsr(ICR, low, high).end();
     handler(SEND_TO_1, send(vector, 1));
@@ -300,6 +309,14 @@ fn kvm_second_vcpu_starts_restarts_and_takes_ipis() {
         guest.start_vcpu_1();
         guest.interrupt(0, SEND_TO_1);
         guest.expect(Seen::Port(PORT_VECTOR, TELL));
+    });
+}
+
+#[test]
+fn kvm_paravirtual_registers_that_cpuid_hides_are_not_there() {
+    on_both(TimerSpacing::Off, |guest| {
+        guest.interrupt(0, WRITE_CLOCK);
+        guest.expect(Seen::Port(PORT_VECTOR, PROTECTION));
     });
 }
 

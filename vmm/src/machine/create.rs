@@ -11,9 +11,9 @@ use crate::interrupts::{InterruptBackEnd, Interrupts};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::GuestTsc;
 use kvm_bindings::{
-    CpuId, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL,
-    KVM_MSR_EXIT_REASON_UNKNOWN, kvm_cpuid_entry2, kvm_device_attr, kvm_enable_cap,
-    kvm_userspace_memory_region,
+    CpuId, KVM_CAP_ENFORCE_PV_FEATURE_CPUID, KVM_CAP_X86_USER_SPACE_MSR,
+    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN,
+    kvm_cpuid_entry2, kvm_device_attr, kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{
     Cap, Error, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd,
@@ -143,6 +143,13 @@ pub(crate) fn create_vcpu(
     let entries =
         CpuId::from_entries(cpuid).map_err(|_| step("fit the CPUID", Error::new(libc::E2BIG)))?;
     fd.set_cpuid2(&entries).map_err(|source| step("set the CPUID", source))?;
+    if vm.check_extension_raw(KVM_CAP_ENFORCE_PV_FEATURE_CPUID.into()) > 0 {
+        // What CPUID hides is not there: paravirtual registers would tie the guest to this host.
+        let mut cap =
+            kvm_enable_cap { cap: KVM_CAP_ENFORCE_PV_FEATURE_CPUID, ..Default::default() };
+        cap.args[0] = 1;
+        fd.enable_cap(&cap).map_err(|source| step("enforce the paravirtual CPUID", source))?;
+    }
     let mut sregs = fd.get_sregs().map_err(|source| step("read system registers", source))?;
     sregs.apic_base = APIC_BASE_X2APIC | if id.0 == 0 { APIC_BASE_BOOT } else { 0 };
     fd.set_sregs(&sregs).map_err(|source| step("set x2APIC mode", source))?;

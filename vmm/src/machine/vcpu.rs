@@ -199,6 +199,7 @@ impl Loop<'_> {
         let value = match answer {
             MsrAnswer::Value(value) => Some(value),
             MsrAnswer::Fault => None,
+            MsrAnswer::NotMine if is_paravirtual(index) => None,
             MsrAnswer::NotMine => {
                 let seen = self.core.counters.unknown_msrs.fetch_add(1, SeqCst);
                 if seen < UNKNOWN_MSR_LINES {
@@ -220,6 +221,12 @@ impl Loop<'_> {
             signal::wait(PARKED);
         }
     }
+}
+
+/// Registers of KVM's paravirtual features (Linux, Documentation/virt/kvm/x86/msr.rst), of which the guest has none
+/// that KVM does not know itself.
+fn is_paravirtual(index: u32) -> bool {
+    matches!(index, 0x11 | 0x12 | 0x4b56_4d00..=0x4b56_4dff)
 }
 
 /// Lets KVM finish the instruction of the last exit without running any other. Needed before the
