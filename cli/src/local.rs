@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use dsm::Memory;
 use std::path::PathBuf;
 use vmm::crash::plan_panic;
-use vmm::slice::LocalOptions;
+use vmm::slice::{ClockTest, LocalOptions};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Local {
@@ -25,6 +25,12 @@ pub(crate) struct Local {
     /// Have the thread of this name panic, to see what follows
     #[arg(long, hide = true, value_name = "THREAD")]
     test_panic: Option<String>,
+    /// Have the time stamp counter of this slice run faster than it does, to see what follows
+    #[arg(long, hide = true, default_value_t = 0, value_name = "PPM")]
+    test_tsc_ppm: u32,
+    /// Measure guest clocks and do not correct them, to see what follows
+    #[arg(long, hide = true)]
+    test_clock_uncorrected: bool,
 }
 
 /// On or off.
@@ -36,10 +42,14 @@ enum Switch {
 
 impl From<Local> for LocalOptions {
     fn from(arguments: Local) -> Self {
-        let Local { engine_core, memory, trace, control, test_panic } = arguments;
+        let Local { engine_core, memory, trace, control, test_panic, .. } = arguments;
+        let clock_test = ClockTest {
+            ppm: arguments.test_tsc_ppm,
+            uncorrected: arguments.test_clock_uncorrected,
+        };
         if let Some(thread) = test_panic {
             plan_panic(thread);
         }
-        Self { engine_core, memory, trace: trace == Switch::On, control }
+        Self { engine_core, memory, trace: trace == Switch::On, control, clock_test }
     }
 }

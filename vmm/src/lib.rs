@@ -1,6 +1,7 @@
 //! The machine on one host: KVM, vCPUs, interrupts, and the slice process.
 
 pub mod boot;
+mod clock;
 pub mod cmdline;
 pub mod control;
 pub mod cpuid;

@@ -99,6 +99,25 @@ pub enum Control {
     WantEnd(EndCause),
     /// To the bootstrap slice: the sender was asked to stop; the guest is to shut down.
     WantStop,
+    /// To a companion: what does your guest clock show?
+    ClockPing {
+        /// The answer repeats it.
+        id: u64,
+    },
+    /// The answer.
+    ClockPong {
+        /// The question's number.
+        id: u64,
+        /// The guest's time stamp counter.
+        ticks: u64,
+        /// Ticks that the sender stepped forward in all, as it was told.
+        stepped: u64,
+    },
+    /// To a companion: step forward until that is so many ticks in all.
+    ClockStep {
+        /// Since the start.
+        sum: u64,
+    },
     /// To a companion: send your report.
     AskReport,
     /// The answer: a serialised report.
@@ -170,6 +189,9 @@ impl Control {
             Self::Call(_) => (Way::ToBootstrap, "a device call"),
             Self::EndOfInterrupt { .. } => (Way::ToBootstrap, "an end of interrupt"),
             Self::WantEnd(_) => (Way::ToBootstrap, "a wish for the end of the VM"),
+            Self::ClockPing { .. } => (Way::FromBootstrap, "a question about the clock"),
+            Self::ClockStep { .. } => (Way::FromBootstrap, "a step of the clock"),
+            Self::ClockPong { .. } => (Way::ToBootstrap, "an answer about the clock"),
             Self::WantStop => (Way::ToBootstrap, "a wish for an orderly end"),
             Self::Report(_) => (Way::ToBootstrap, "a report"),
             Self::Applied { .. } => (Way::ToBootstrap, "an applied change of the devices"),
@@ -249,6 +271,9 @@ mod kind {
     pub(super) const BROKEN: u8 = 11;
     pub(super) const DOORBELL: u8 = 12;
     pub(super) const WANT_STOP: u8 = 13;
+    pub(super) const CLOCK_PING: u8 = 14;
+    pub(super) const CLOCK_PONG: u8 = 15;
+    pub(super) const CLOCK_STEP: u8 = 16;
 }
 
 impl Control {
@@ -283,6 +308,20 @@ impl Control {
             Self::WantEnd(cause) => {
                 head.event = cause_code(*cause);
                 kind::WANT_END
+            }
+            Self::ClockPing { id } => {
+                head.id = (*id).into();
+                kind::CLOCK_PING
+            }
+            Self::ClockPong { id, ticks, stepped } => {
+                head.id = (*id).into();
+                head.data = (*ticks).into();
+                head.address = (*stepped).into();
+                kind::CLOCK_PONG
+            }
+            Self::ClockStep { sum } => {
+                head.data = (*sum).into();
+                kind::CLOCK_STEP
             }
             Self::WantStop => kind::WANT_STOP,
             Self::AskReport => kind::ASK_REPORT,
@@ -341,6 +380,13 @@ impl Control {
             kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
             kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
             kind::WANT_END => Self::WantEnd(cause()?),
+            kind::CLOCK_PING => Self::ClockPing { id: head.id.get() },
+            kind::CLOCK_PONG => Self::ClockPong {
+                id: head.id.get(),
+                ticks: head.data.get(),
+                stepped: head.address.get(),
+            },
+            kind::CLOCK_STEP => Self::ClockStep { sum: head.data.get() },
             kind::WANT_STOP => Self::WantStop,
             kind::ASK_REPORT => Self::AskReport,
             kind::REPORT => Self::Report(tail.to_vec()),
@@ -470,6 +516,9 @@ mod tests {
             Control::EndOfInterrupt { vector: 0x31 },
             Control::WantEnd(EndCause::GuestPanic),
             Control::WantStop,
+            Control::ClockPing { id: 3 },
+            Control::ClockPong { id: 3, ticks: u64::MAX, stepped: 7 },
+            Control::ClockStep { sum: 1 << 40 },
             Control::End(EndCause::Stopped),
             Control::AskReport,
             Control::Report(b"{}".to_vec()),

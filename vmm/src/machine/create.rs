@@ -242,6 +242,7 @@ fn finish(
         clock,
         stop: Arc::new(AtomicBool::new(false)),
         running: Arc::new(Running::default()),
+        gate: super::gate::Gate::default(),
         ghosts: Mutex::new(ghosts),
         vm,
     });

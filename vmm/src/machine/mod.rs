@@ -11,6 +11,7 @@
 mod config;
 mod create;
 mod error;
+mod gate;
 pub(crate) mod port;
 pub(crate) mod sample;
 pub(crate) mod signal;
@@ -31,6 +32,7 @@ use crate::interrupts::routing::resolve;
 use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
 use crate::tsc::GuestTsc;
 use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
+use gate::Gate;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VcpuFd, VmFd};
 use stats::Counters;
@@ -116,6 +118,7 @@ pub(crate) struct Shared {
     pub(crate) hooks: Arc<dyn MachineHooks>,
     pub(crate) shutdown: Arc<dyn ShutdownSink>,
     pub(crate) clock: Arc<GuestTsc>,
+    pub(crate) gate: Gate,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) running: Arc<Running>,
     /// The work of the threads that stand for vCPUs elsewhere, until `start` takes it.
@@ -204,6 +207,17 @@ impl Machine {
         }
         self.shared.clock.set_offset(offset);
         Ok(())
+    }
+
+    /// Steps the guest's counter forward on all vCPUs here at once, while none of them is in the guest. False, and
+    /// nothing has changed, when one does not come out within `limit`.
+    #[must_use]
+    pub fn step_clock(&self, ticks: u64, limit: Duration) -> bool {
+        let Shared { cores, clock, gate, .. } = &*self.shared;
+        let running = || cores.iter().filter(|core| core.local && core.doorbell.tid().is_some());
+        let offset = clock.offset().wrapping_add(ticks);
+        let ring = || running().for_each(|core| core.doorbell.ring());
+        gate.step(running().count(), offset, limit, ring, || clock.set_offset(offset))
     }
 
     /// System registers of a vCPU that does not run.

@@ -1,5 +1,6 @@
 //! The loop of one vCPU: prepare, enter the guest, answer the exit.
 
+use super::create;
 use super::sample;
 use super::signal;
 use super::stats::Counters;
@@ -85,6 +86,7 @@ struct Loop<'a> {
 impl Loop<'_> {
     fn run(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         while !self.shared.stop.load(SeqCst) {
+            self.pass_gate(fd)?;
             match self.seat.prepare(fd)? {
                 Next::Wait(limit) => {
                     signal::wait(limit);
@@ -98,6 +100,16 @@ impl Loop<'_> {
             self.finish(fd, after)?;
         }
         Ok(())
+    }
+
+    /// Where the counters of all vCPUs step forward together.
+    fn pass_gate(&self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        let set = |offset| create::set_tsc_offset(fd, offset);
+        self.shared.gate.pass(set).map_err(|source| VcpuError::Ioctl {
+            vcpu: self.core.id,
+            action: "set the TSC offset",
+            source: source.into(),
+        })
     }
 
     /// Whether the vCPU may try an access again that KVM refused.

@@ -1,5 +1,6 @@
 //! The bootstrap role: plan the VM, bring the companions together, start the guest, and end it.
 
+use super::clockwork::ClockTest;
 use super::console::PanicWatch;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
 use super::host::{self, HostFacts};
@@ -113,7 +114,12 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     })?;
     let mut vm = Vm::assemble(&options, shape, (facts, back_ends), control.as_ref())?;
     vm.load(&plan)?;
-    let ends = Ends { limit: options.limit, stop: options.stop, stop_limit: options.stop_limit };
+    let ends = Ends {
+        limit: options.limit,
+        stop: options.stop,
+        stop_limit: options.stop_limit,
+        clock_test: options.local.clock_test,
+    };
     vm.run(options.console, &ends)
 }
 
@@ -142,6 +148,7 @@ struct Ends {
     stop: StopHandle,
     /// The guest's time to shut down after one.
     stop_limit: Duration,
+    clock_test: ClockTest,
 }
 
 /// The VM, assembled but not started.
@@ -283,6 +290,7 @@ impl Vm {
         let started = Instant::now();
         ends.stop.attach(&fabric.events);
         self.parts.machine.start(bus)?;
+        self.parts.keep_clocks(&self.shape, ends.clock_test)?;
         self.parts.sample(&self.shape)?;
         let ending = self.wait_for_end(started, ends, &panicked, &button);
         let seconds = started.elapsed().as_secs_f64();
@@ -378,6 +386,9 @@ impl Vm {
                 Ok(_) => {}
                 Err(_) => break,
             }
+        }
+        if let Some(clockwork) = self.parts.fabric.clockwork.get() {
+            reports.iter_mut().for_each(|report| clockwork.complete(report));
         }
         reports.sort_by_key(|report| report.slice);
         reports

@@ -156,6 +156,7 @@ fn run(
     spawn_devices(move || follow(&fabric, &work))?;
     stop.attach(&parts.fabric.events);
     parts.machine.start(bus)?;
+    parts.keep_clocks(&shape, options.clock_test)?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));
     let clock = launch.clocks.get(index).copied().unwrap_or_default();

@@ -5,6 +5,7 @@
 //! answer.
 
 use super::bus::PendingCalls;
+use super::clockwork::Clockwork;
 use super::one_line;
 use super::peripherals::{GONE, SliceDevices};
 use crate::crash;
@@ -95,6 +96,8 @@ pub(crate) struct Fabric {
     pub(crate) machine: OnceLock<Machine>,
     /// Set before the memory engine starts.
     pub(crate) fence: OnceLock<Arc<Fence>>,
+    /// Set once the engine runs, as `handle`.
+    pub(crate) clockwork: OnceLock<Arc<Clockwork>>,
     pub(crate) calls: PendingCalls,
     pub(crate) traffic: Traffic,
 }
@@ -219,6 +222,21 @@ impl Fabric {
                 self.job(from, DeviceJob::EndOfInterrupt(vector));
             }
             Control::WantEnd(cause) => self.event(SliceEvent::WantEnd(from, cause)),
+            Control::ClockPing { id } => {
+                if let Some(clock) = self.clockwork.get() {
+                    self.send(from, &clock.answer(id));
+                }
+            }
+            Control::ClockPong { id, ticks, stepped } => {
+                if let Some(clock) = self.clockwork.get() {
+                    clock.answered(from, id, ticks, stepped);
+                }
+            }
+            Control::ClockStep { sum } => {
+                if let Some(clock) = self.clockwork.get() {
+                    clock.tell(sum);
+                }
+            }
             Control::WantStop => self.event(SliceEvent::WantStop(from)),
             Control::AskReport => self.event(SliceEvent::AskReport),
             Control::Report(bytes) => self.event(SliceEvent::Report(from, bytes)),
@@ -402,6 +420,7 @@ mod tests {
             handle: OnceLock::new(),
             machine: OnceLock::new(),
             fence: OnceLock::new(),
+            clockwork: OnceLock::new(),
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
         };

@@ -1,7 +1,8 @@
 //! The parts of a slice, put together the same way in both roles.
 
 use super::bus::PendingCalls;
-use super::fabric::{DeviceJob, Fabric, Link, SliceEvent, Traffic};
+use super::clockwork::{self, ClockTest, Clockwork};
+use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
@@ -11,6 +12,7 @@ use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::crash;
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
+use crate::tsc::ticks_to_duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::{Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
@@ -76,6 +78,8 @@ pub struct LocalOptions {
     pub trace: bool,
     /// Where the control socket is, if there is to be one.
     pub control: Option<PathBuf>,
+    /// For tests: what is wrong with the clock of this slice.
+    pub clock_test: ClockTest,
 }
 
 impl LocalOptions {
@@ -129,6 +133,7 @@ impl Parts {
             handle: OnceLock::new(),
             machine: OnceLock::new(),
             fence: OnceLock::new(),
+            clockwork: OnceLock::new(),
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
         });
@@ -145,6 +150,15 @@ impl Parts {
             lease,
             _huge_pages: huge_pages,
         })
+    }
+
+    /// Keeps the guest clocks of all slices together from now on, if there are several.
+    pub(crate) fn keep_clocks(&self, shape: &Shape, test: ClockTest) -> Result<(), SliceError> {
+        let Some(clockwork) = self.fabric.clockwork.get() else { return Ok(()) };
+        let companions = shape.slices.iter().copied().skip(1);
+        let companions = companions.filter(|_| self.local == BOOTSTRAP).collect();
+        let started = clockwork::start(&self.fabric, clockwork, companions, test);
+        started.map_err(|source| SliceError::Io { what: "start the clock's thread", source })
     }
 
     /// Starts the log lines about the vCPUs, if they are wanted.
@@ -196,6 +210,8 @@ impl Parts {
             control.attach(self.local, handle.clone(), delegated);
         }
         self.fabric.handle.set(handle).expect("connected once");
+        let clockwork = Arc::new(Clockwork::new(self.machine.clone()));
+        self.fabric.clockwork.set(clockwork).expect("connected once");
         self.engine = Some(engine);
         Ok(())
     }
@@ -238,6 +254,11 @@ impl Parts {
             device_calls: traffic.device_calls.load(Ordering::Relaxed),
             clock_skew_ns: clock.0,
             clock_bound_ns: clock.1,
+            clock_stepped_ns: self.fabric.clockwork.get().map_or(0, |clock| {
+                let khz = self.machine.true_tsc_khz();
+                let stepped = ticks_to_duration(clock.stepped(), khz).as_nanos();
+                u64::try_from(stepped).unwrap_or(u64::MAX)
+            }),
             delegated: self.fabric.devices.get().map(|all| all.delegated()),
             ..SliceReport::default()
         };
@@ -247,6 +268,9 @@ impl Parts {
 
     /// Stops vCPUs and engine, waiting a bounded time for each.
     pub(crate) fn stop(self) {
+        if let Some(clockwork) = self.fabric.clockwork.get() {
+            clockwork.stop();
+        }
         if let Err(error) = self.machine.stop(STOP_LIMIT) {
             tracing::warn!("{error}");
         }

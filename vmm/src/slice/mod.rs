@@ -11,6 +11,7 @@
 
 mod bootstrap;
 mod bus;
+mod clockwork;
 mod companion;
 mod console;
 mod fabric;
@@ -26,6 +27,7 @@ pub use dsm::Memory;
 pub use peripherals::{BackEndShape, Lend, OpenError, TerminalError};
 
 pub use bootstrap::{BootstrapOptions, bootstrap};
+pub use clockwork::ClockTest;
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;

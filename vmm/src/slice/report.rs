@@ -32,10 +32,13 @@ pub struct SliceReport {
     pub interrupts_out: u64,
     /// Device accesses sent to the bootstrap slice.
     pub device_calls: u64,
-    /// Difference of two measurements of this slice's guest clock against the bootstrap's.
+    /// How far this slice's guest clock was ahead of the bootstrap's when it was measured last.
     pub clock_skew_ns: i64,
-    /// The measurement cannot be further off than this: half the least round trip.
+    /// The measurement cannot be further off than this: half of the best round trip.
     pub clock_bound_ns: u64,
+    /// By how much it stepped forward since the start to stay with the others.
+    #[serde(default)]
+    pub clock_stepped_ns: u64,
     /// What went between its devices and front ends and those of other slices; none in a VM without devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delegated: Option<Counts>,

@@ -1,0 +1,261 @@
+//! Keeps the guest's time stamp counters of all slices together for as long as the VM runs.
+//!
+//! Crystals differ by some parts per million and change with their temperature, so offsets that are right at
+//! the start are wrong by tens of milliseconds after an hour. This module decides by how much each slice steps
+//! forward. It is pure: ticks come in, steps go out.
+//!
+//! ```text
+//!   bootstrap: exchanges with a companion --narrow--> Interval --+
+//!              exchanges with another one --narrow--> Interval --+--> Discipline --> a step for each slice
+//! ```
+//!
+//! **What an exchange proves.** The bootstrap reads its guest clock at `sent`, the companion its own at
+//! `answered`, the bootstrap again at `received`. When the companion read its clock, the bootstrap's showed
+//! something from `sent` to `received`. So the companion is ahead by `answered - received` at least and by
+//! `answered - sent` at most. All exchanges of a round must be right at once: their intervals are intersected.
+//!
+//! **No vCPU sees time go back.** Nothing is ever subtracted: slices that are behind step forward to the one
+//! that is ahead. All vCPUs of a slice are out of the guest while its offset changes (`machine::gate`). And a
+//! message between two slices that takes as long as the fastest exchange arrives later than it was sent, by the
+//! clocks of both, as long as zero lies in the interval. As soon as it does not, the slice is corrected, to an
+//! eighth of the interval from its edge. Nothing is done before: that clocks are apart is not proven then,
+//! and noise would drive all of them forward, for a step of one slice is followed by the others.
+
+use std::time::Duration;
+
+/// Times of one exchange, in ticks of the guest's counter: the first and last are the bootstrap's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exchange {
+    pub(crate) sent: u64,
+    pub(crate) answered: u64,
+    pub(crate) received: u64,
+}
+
+/// By how many ticks a companion's guest clock is ahead of the bootstrap's: from `low` to `high`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interval {
+    low: i64,
+    high: i64,
+}
+
+impl Interval {
+    /// What an exchange proves; `None` if the bootstrap's clock went back in it.
+    pub(crate) fn of(exchange: Exchange) -> Option<Self> {
+        let Exchange { sent, answered, received } = exchange;
+        let low = answered.wrapping_sub(received).cast_signed();
+        let high = answered.wrapping_sub(sent).cast_signed();
+        (low <= high).then_some(Self { low, high })
+    }
+
+    /// What all exchanges of a round prove together. If a clock ran away meanwhile they contradict each other:
+    /// then the narrowest counts.
+    pub(crate) fn narrow(exchanges: impl IntoIterator<Item = Exchange>) -> Option<Self> {
+        let all: Vec<Self> = exchanges.into_iter().filter_map(Self::of).collect();
+        let low = all.iter().map(|one| one.low).max()?;
+        let high = all.iter().map(|one| one.high).min()?;
+        if low <= high {
+            return Some(Self { low, high });
+        }
+        all.into_iter().min_by_key(|one| one.high - one.low)
+    }
+
+    /// The best guess.
+    pub(crate) fn middle(self) -> i64 {
+        self.low + (self.high - self.low) / 2
+    }
+
+    /// The truth is not further from the guess than this.
+    pub(crate) fn bound(self) -> u64 {
+        self.low.abs_diff(self.high).div_ceil(2)
+    }
+
+    /// How far the clocks are apart at least.
+    fn least(self) -> u64 {
+        match (self.low, self.high) {
+            (low, _) if low > 0 => low.unsigned_abs(),
+            (_, high) if high < 0 => high.unsigned_abs(),
+            _ => 0,
+        }
+    }
+
+    /// The same once the bootstrap has stepped forward.
+    fn since(self, step: i64) -> Self {
+        Self { low: self.low.saturating_sub(step), high: self.high.saturating_sub(step) }
+    }
+
+    /// The skew to correct: nothing while the clocks may be right.
+    fn skew(self) -> i64 {
+        let eighth = (self.high - self.low) / 8;
+        match (self.low, self.high) {
+            (low, _) if low > 0 => low + eighth,
+            (_, high) if high < 0 => high - eighth,
+            _ => 0,
+        }
+    }
+}
+
+/// A clock that cannot be kept with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunAway {
+    /// Which companion, counted from 0.
+    pub(crate) companion: usize,
+    pub(crate) interval: Interval,
+}
+
+/// Decides about steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Discipline {
+    /// Clocks that are further apart than this for certain are not corrected, in ticks.
+    limit: u64,
+}
+
+impl Discipline {
+    /// For counters of `khz`.
+    pub(crate) fn new(limit: Duration, khz: u32) -> Self {
+        let ticks = limit.as_nanos() * u128::from(khz) / 1_000_000;
+        Self { limit: u64::try_from(ticks).unwrap_or(u64::MAX) }
+    }
+
+    /// Steps forward, in ticks, of the bootstrap and of each companion, given what a round has found. A
+    /// companion of which nothing is known takes none.
+    ///
+    /// # Errors
+    /// The first companion whose clock is out of bounds.
+    pub(crate) fn steps(self, found: &[Option<Interval>]) -> Result<(u64, Vec<u64>), RunAway> {
+        let far = |interval: &Interval| interval.least() > self.limit;
+        for (companion, interval) in found.iter().enumerate() {
+            if let Some(interval) = interval.filter(far) {
+                return Err(RunAway { companion, interval });
+            }
+        }
+        let skews = found.iter().flatten().map(|interval| interval.skew());
+        let own = skews.max().unwrap_or(0).max(0);
+        // Those that are not proven to be behind the bootstrap then stay: they may have been ahead.
+        let behind = |interval: Interval| interval.since(own).skew().min(0).unsigned_abs();
+        let companions = found.iter().map(|found| found.map_or(0, behind)).collect();
+        Ok((own.unsigned_abs(), companions))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KHZ: u32 = 1_000_000;
+    const DISCIPLINE: Discipline = Discipline { limit: 1_000_000 };
+
+    fn interval(low: i64, high: i64) -> Option<Interval> {
+        Some(Interval { low, high })
+    }
+
+    #[test]
+    fn exchange_proves_an_interval_and_several_narrow_it() {
+        let exchanges = [
+            Exchange { sent: 1000, answered: 1500, received: 1100 },
+            Exchange { sent: 2000, answered: 2460, received: 2200 },
+        ];
+        assert_eq!(Interval::of(exchanges[0]), interval(400, 500));
+        assert_eq!(Interval::narrow(exchanges), interval(400, 460));
+        let contradicting = Exchange { sent: 3000, answered: 4000, received: 3010 };
+        assert_eq!(Interval::narrow([exchanges[0], contradicting]), interval(990, 1000));
+        assert_eq!(Interval::narrow([]), None);
+        assert_eq!(Interval::of(Exchange { sent: 9, answered: 0, received: 5 }), None);
+        let wraps = Exchange { sent: u64::MAX, answered: 3, received: 9 };
+        assert_eq!(Interval::of(wraps), interval(-6, 4));
+    }
+
+    #[test]
+    fn slices_behind_step_to_the_one_ahead() {
+        let found =
+            [interval(90, 110), interval(-60, -40), None, interval(-10, 10), interval(0, 99)];
+        assert_eq!(DISCIPLINE.steps(&found), Ok((92, vec![0, 134, 0, 84, 0])));
+        assert_eq!(DISCIPLINE.steps(&[interval(-60, -40)]), Ok((0, vec![42])));
+        assert_eq!(DISCIPLINE.steps(&[]), Ok((0, vec![])));
+    }
+
+    #[test]
+    fn clock_that_may_be_right_is_left_alone() {
+        assert_eq!(DISCIPLINE.steps(&[interval(-30, 0)]), Ok((0, vec![0])));
+        assert_eq!(DISCIPLINE.steps(&[interval(-30, -2)]), Ok((0, vec![5])));
+        assert_eq!(DISCIPLINE.steps(&[interval(2, 30)]), Ok((5, vec![0])));
+    }
+
+    #[test]
+    fn clock_out_of_bounds_is_named() {
+        let limit = Discipline::new(Duration::from_millis(1), KHZ);
+        assert_eq!(limit.limit, 1_000_000);
+        let found = [interval(-5, 5), interval(1_000_001, 3_000_000)];
+        let away = RunAway { companion: 1, interval: Interval { low: 1_000_001, high: 3_000_000 } };
+        assert_eq!(limit.steps(&found), Err(away));
+        // It may be right.
+        assert!(limit.steps(&[interval(-9_000_000, 0)]).is_ok());
+    }
+
+    /// Clocks of slices as numbers of ticks that they are ahead of true time; each has a rate.
+    struct World {
+        ahead: Vec<i64>,
+        ppm: Vec<i64>,
+        now: u64,
+    }
+
+    impl World {
+        fn read(&self, slice: usize) -> u64 {
+            self.now.wrapping_add_signed(self.ahead[slice])
+        }
+
+        /// So many ticks of true time pass.
+        fn pass(&mut self, ticks: u64) {
+            self.now += ticks;
+            for (ahead, ppm) in self.ahead.iter_mut().zip(&self.ppm) {
+                *ahead += i64::try_from(ticks).unwrap() * ppm / 1_000_000;
+            }
+        }
+
+        fn exchange(&mut self, slice: usize, there: u64, back: u64) -> Exchange {
+            let sent = self.read(0);
+            self.pass(there);
+            let answered = self.read(slice);
+            self.pass(back);
+            Exchange { sent, answered, received: self.read(0) }
+        }
+    }
+
+    proptest! {
+        /// Three crystals and a network with delays of 20 to 300 us, a round each 200 ms: nothing steps back, the
+        /// clocks stay as close as the exchanges of a round prove, and noise does not drive them forward.
+        #[test]
+        fn clocks_stay_within_what_exchanges_prove(
+            ppm in [-60i64..60, -60..60, -60..60],
+            delays in prop::collection::vec((20_000u64..300_000, 20_000u64..300_000), 300 * 8),
+        ) {
+            let mut world = World { ahead: vec![0, 0, 0], ppm: ppm.to_vec(), now: 1 << 40 };
+            let mut delays = delays.into_iter();
+            for _ in 0..100 {
+                let mut found = Vec::new();
+                for slice in [1, 2] {
+                    let round: Vec<_> = delays.by_ref().take(8)
+                        .map(|(there, back)| world.exchange(slice, there, back)).collect();
+                    found.push(Interval::narrow(round));
+                }
+                let before = world.ahead.clone();
+                let (own, steps) = DISCIPLINE.steps(&found).unwrap();
+                for (slice, step) in (0..).zip([own].into_iter().chain(steps)) {
+                    world.ahead[slice] += i64::try_from(step).unwrap();
+                }
+                prop_assert!(world.ahead.iter().zip(&before).all(|(now, before)| now >= before));
+                world.pass(200_000_000);
+                for (slice, found) in (1..).zip(&found) {
+                    let apart = world.ahead[slice].abs_diff(world.ahead[0]);
+                    // Zero is in the interval, or was put there; and 120 ppm since the exchange.
+                    let proven = found.unwrap().bound() * 2 + 26_000;
+                    prop_assert!(apart <= proven, "{apart} ticks apart, {proven} are proven");
+                }
+            }
+            let fastest = *ppm.iter().max().unwrap();
+            let driven = world.ahead[0] - i64::try_from(world.now - (1 << 40)).unwrap() * fastest / 1_000_000;
+            // A correction goes an eighth of the interval too far, now and then: less than a crystal is wrong.
+            prop_assert!(driven < 800_000, "driven forward by {driven} ticks");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Keeps guest clocks together while the VM runs: asks, and has slices step. What is done is decided in
+//! [`crate::clock`].
+//!
+//! ```text
+//!   bootstrap, each 200 ms: ClockPing --> companion: its guest clock, what it stepped in all --> ClockPong
+//!                           ClockStep: what it is to have stepped in all --> companion --> the gate of its vCPUs
+//! ```
+//! A step may fail because a vCPU waits for a page. It is tried again in the next round; until then nothing
+//! new is decided about that slice, whose answers tell how far it got.
+
+use super::fabric::{Fabric, SliceEvent};
+use super::report::SliceReport;
+use crate::clock::{Discipline, Exchange, Interval, RunAway};
+use crate::machine::Machine;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+use wire::{Control, SliceId};
+
+/// Between two rounds. What 100 ppm drift apart meanwhile is less than a message takes.
+const PERIOD: Duration = Duration::from_millis(200);
+/// Exchanges of a round with each companion; the best count.
+const EXCHANGES: u64 = 8;
+/// An answer that takes longer is of no use.
+const ANSWER_LIMIT: Duration = Duration::from_millis(100);
+/// For all vCPUs to come out of the guest.
+const GATE_LIMIT: Duration = Duration::from_millis(20);
+/// Guest clocks that are further apart for certain end the VM: no crystal is that wrong within a round.
+const SKEW_LIMIT: Duration = Duration::from_millis(1);
+/// Answers that may wait.
+const PONGS_MAX: usize = 64;
+
+/// What hidden options do to the clock of a slice, to see what follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockTest {
+    /// Its counter runs faster by so many parts per million than it does.
+    pub ppm: u32,
+    /// The bootstrap measures and does not correct.
+    pub uncorrected: bool,
+}
+
+/// An answer, and when it came by the guest clock here.
+#[derive(Clone, Copy, Debug)]
+struct Pong {
+    from: SliceId,
+    id: u64,
+    answered: u64,
+    stepped: u64,
+    received: u64,
+}
+
+/// What is known of a companion's clock.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    skew_ns: i64,
+    bound_ns: u64,
+    rounds: u64,
+}
+
+/// The clock of this slice as others reach it.
+#[derive(Debug)]
+pub(crate) struct Clockwork {
+    machine: Machine,
+    /// Ticks that this slice was told to step in all, and those that it did.
+    told: AtomicU64,
+    stepped: AtomicU64,
+    pongs: (Sender<Pong>, Receiver<Pong>),
+    known: Mutex<Vec<Known>>,
+    over: AtomicBool,
+}
+
+impl Clockwork {
+    pub(crate) fn new(machine: Machine) -> Self {
+        Self {
+            machine,
+            told: AtomicU64::new(0),
+            stepped: AtomicU64::new(0),
+            pongs: bounded(PONGS_MAX),
+            known: Mutex::default(),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// A companion is asked. Called on the engine's thread, so that nothing else is in the answer's time.
+    pub(crate) fn answer(&self, id: u64) -> Control {
+        let stepped = self.stepped.load(SeqCst);
+        Control::ClockPong { id, ticks: self.machine.clock().now(), stepped }
+    }
+
+    /// An answer has come, just now.
+    pub(crate) fn answered(&self, from: SliceId, id: u64, ticks: u64, stepped: u64) {
+        let received = self.machine.clock().now();
+        // Whoever does not take them in time gets none: an old one is worth nothing.
+        let _ = self.pongs.0.try_send(Pong { from, id, answered: ticks, stepped, received });
+    }
+
+    /// This slice is to have stepped so many ticks in all. Its own thread does it.
+    pub(crate) fn tell(&self, sum: u64) {
+        self.told.fetch_max(sum, SeqCst);
+    }
+
+    /// Does what is left to do of what was told. False when a vCPU did not come out.
+    fn carry_out(&self) -> bool {
+        let told = self.told.load(SeqCst);
+        let left = told - self.stepped.load(SeqCst);
+        let done = left == 0 || self.machine.step_clock(left, GATE_LIMIT);
+        if done {
+            self.stepped.store(told, SeqCst);
+        }
+        done
+    }
+
+    /// What was measured of each companion goes into its report.
+    pub(crate) fn complete(&self, report: &mut SliceReport) {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let companion = usize::from(report.slice).checked_sub(1);
+        if let Some(known) = companion.and_then(|at| known.get(at)).filter(|known| known.rounds > 0)
+        {
+            (report.clock_skew_ns, report.clock_bound_ns) = (known.skew_ns, known.bound_ns);
+        }
+    }
+
+    /// Ticks that this slice stepped forward.
+    pub(crate) fn stepped(&self) -> u64 {
+        self.stepped.load(SeqCst)
+    }
+
+    fn nanoseconds(&self, ticks: i64) -> i64 {
+        let khz = i128::from(self.machine.true_tsc_khz().max(1));
+        i64::try_from(i128::from(ticks) * 1_000_000 / khz).unwrap_or(i64::MAX)
+    }
+
+    /// Ends the threads.
+    pub(crate) fn stop(&self) {
+        self.over.store(true, SeqCst);
+    }
+}
+
+/// Starts the thread of a slice: on the bootstrap, with its companions, it measures and decides; everywhere it
+/// has this slice step.
+pub(crate) fn start(
+    fabric: &Arc<Fabric>,
+    clockwork: &Arc<Clockwork>,
+    companions: Vec<SliceId>,
+    test: ClockTest,
+) -> io::Result<()> {
+    let (fabric, clockwork) = (Arc::downgrade(fabric), Arc::clone(clockwork));
+    let discipline = Discipline::new(SKEW_LIMIT, clockwork.machine.true_tsc_khz());
+    let told = vec![0; companions.len()];
+    let mut keeper = Keeper { fabric, clockwork, companions, discipline, told, test, next: 0 };
+    Builder::new().name("clock".into()).spawn(move || keeper.run()).map(drop)
+}
+
+struct Keeper {
+    fabric: Weak<Fabric>,
+    clockwork: Arc<Clockwork>,
+    companions: Vec<SliceId>,
+    discipline: Discipline,
+    /// Ticks that each companion was told to step in all.
+    told: Vec<u64>,
+    test: ClockTest,
+    /// Number of the next exchange.
+    next: u64,
+}
+
+impl Keeper {
+    fn run(&mut self) {
+        let mut drifted = Instant::now();
+        while !self.clockwork.over.load(SeqCst) {
+            std::thread::sleep(PERIOD);
+            let Some(fabric) = self.fabric.upgrade() else { return };
+            self.drift(&mut drifted);
+            self.clockwork.carry_out();
+            if let Err(away) = self.round(&fabric) {
+                fabric.event(SliceEvent::Fatal(self.describe(away)));
+                return;
+            }
+        }
+    }
+
+    /// For tests: this slice's counter runs faster than it does. The step is not told to anybody.
+    fn drift(&self, last: &mut Instant) {
+        if self.test.ppm == 0 {
+            return;
+        }
+        let khz = u128::from(self.clockwork.machine.true_tsc_khz());
+        let ticks = last.elapsed().as_nanos() * khz * u128::from(self.test.ppm) / 1_000_000_000_000;
+        let now = Instant::now();
+        if self.clockwork.machine.step_clock(u64::try_from(ticks).unwrap_or(0), GATE_LIMIT) {
+            *last = now;
+        }
+    }
+
+    /// One round: measure all, decide, tell.
+    fn round(&mut self, fabric: &Fabric) -> Result<(), RunAway> {
+        if self.companions.is_empty() {
+            return Ok(());
+        }
+        let found: Vec<_> = (0..self.companions.len()).map(|at| self.measure(fabric, at)).collect();
+        self.note(&found);
+        if self.test.uncorrected {
+            return self.discipline.steps(&found).map(drop);
+        }
+        let (own, steps) = self.discipline.steps(&found)?;
+        self.clockwork.told.fetch_add(own, SeqCst);
+        self.clockwork.carry_out();
+        for ((told, step), slice) in self.told.iter_mut().zip(steps).zip(&self.companions) {
+            *told += step;
+            if *told > 0 {
+                fabric.send(*slice, &Control::ClockStep { sum: *told });
+            }
+        }
+        Ok(())
+    }
+
+    /// Exchanges with one companion; nothing if it has not yet done what it was told.
+    fn measure(&mut self, fabric: &Fabric, at: usize) -> Option<Interval> {
+        let (_, pongs) = &self.clockwork.pongs;
+        let slice = self.companions[at];
+        let mut exchanges = Vec::new();
+        for _ in 0..EXCHANGES {
+            self.next += 1;
+            let sent = self.clockwork.machine.clock().now();
+            fabric.send(slice, &Control::ClockPing { id: self.next });
+            let end = Instant::now() + ANSWER_LIMIT;
+            while let Ok(pong) = pongs.recv_deadline(end) {
+                let Pong { from, id, answered, stepped, received } = pong;
+                if from == slice && id == self.next {
+                    if stepped != self.told[at] {
+                        return None;
+                    }
+                    exchanges.push(Exchange { sent, answered, received });
+                    break;
+                }
+            }
+        }
+        // Both clocks are to stand still in between, but for their running.
+        Interval::narrow(exchanges)
+    }
+
+    fn note(&self, found: &[Option<Interval>]) {
+        let mut known = self.clockwork.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.resize(found.len(), Known::default());
+        for (known, found) in known.iter_mut().zip(found) {
+            let Some(found) = found else { continue };
+            let bound = i64::try_from(found.bound()).unwrap_or(i64::MAX);
+            *known = Known {
+                skew_ns: self.clockwork.nanoseconds(found.middle()),
+                bound_ns: self.clockwork.nanoseconds(bound).unsigned_abs(),
+                rounds: known.rounds + 1,
+            };
+        }
+    }
+
+    fn describe(&self, away: RunAway) -> String {
+        let RunAway { companion, interval } = away;
+        let slice = self.companions[companion];
+        let skew = self.clockwork.nanoseconds(interval.middle());
+        let bound = self.clockwork.nanoseconds(i64::try_from(interval.bound()).unwrap_or(i64::MAX));
+        format!(
+            "the guest clock of {slice} is {skew} ns from the bootstrap's (give or take {bound} ns), more than \
+             {SKEW_LIMIT:?}: one of their time stamp counters jumps or runs at another rate"
+        )
+    }
+}
