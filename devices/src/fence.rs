@@ -35,6 +35,8 @@ pub enum Standing {
 #[derive(Debug, Default)]
 pub struct Fence {
     over: AtomicBool,
+    /// It is over because nobody renewed it in time.
+    expired: AtomicBool,
     /// Nothing: there are no peers.
     lease_ns: AtomicU64,
     renewed_ns: AtomicU64,
@@ -70,6 +72,11 @@ impl Fence {
         self.over.store(true, Ordering::Release);
     }
 
+    /// True when it is over because of the lease, not because it was shut: the peers have given this slice up.
+    pub fn has_expired(&self) -> bool {
+        self.expired.load(Ordering::Acquire)
+    }
+
     /// How it stands.
     pub fn look(&self, now: u64) -> Standing {
         if self.over.load(Ordering::Acquire) {
@@ -82,6 +89,7 @@ impl Fence {
         } else if age < lease {
             Standing::Late
         } else {
+            self.expired.store(true, Ordering::Release);
             self.shut();
             Standing::Over
         }
@@ -133,6 +141,18 @@ mod tests {
         assert_eq!(fence.look(2099), Standing::Over);
         assert!(!fence.renew(2099) && !fence.renew(1100));
         assert_eq!(fence.look(1100), Standing::Over);
+    }
+
+    #[test]
+    fn fence_that_was_shut_has_not_expired() {
+        let fence = Fence::default();
+        fence.take_lease(0, LEASE);
+        fence.shut();
+        assert!(!fence.renew(5000) && !fence.has_expired());
+        let fence = Fence::default();
+        fence.take_lease(0, LEASE);
+        assert_eq!(fence.look(1000), Standing::Over);
+        assert!(fence.has_expired());
     }
 
     #[test]

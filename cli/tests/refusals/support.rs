@@ -267,8 +267,8 @@ impl Companion {
         format!("{},cpus={vcpus},memory={memory}", self.address)
     }
 
-    /// Waits until only the listening socket is open.
-    pub(crate) fn has_one_socket(&self) {
+    /// Waits until only the listening socket is open, and the pair by which signals reach their thread.
+    pub(crate) fn has_no_caller(&self) {
         let folder = format!("/proc/{}/fd", self.process.child.id());
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -276,7 +276,7 @@ impl Companion {
             let names = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
             let sockets = names.filter(|name| name.to_string_lossy().starts_with("socket:"));
             match sockets.count() {
-                1 => return,
+                3 => return,
                 _ if Instant::now() < deadline => thread::sleep(POLL),
                 count => panic!("the companion has {count} sockets"),
             }

@@ -277,16 +277,38 @@ mod kind {
 }
 
 impl Control {
+    /// Number of this kind.
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Interrupt { .. } => kind::INTERRUPT,
+            Self::Call(_) => kind::CALL,
+            Self::Answer { .. } => kind::ANSWER,
+            Self::EndOfInterrupt { .. } => kind::END_OF_INTERRUPT,
+            Self::WantEnd(_) => kind::WANT_END,
+            Self::WantStop => kind::WANT_STOP,
+            Self::ClockPing { .. } => kind::CLOCK_PING,
+            Self::ClockPong { .. } => kind::CLOCK_PONG,
+            Self::ClockStep { .. } => kind::CLOCK_STEP,
+            Self::AskReport => kind::ASK_REPORT,
+            Self::Report(_) => kind::REPORT,
+            Self::End(_) => kind::END,
+            Self::Apply { .. } => kind::APPLY,
+            Self::Applied { .. } => kind::APPLIED,
+            Self::Broken { .. } => kind::BROKEN,
+            Self::Doorbell { .. } => kind::DOORBELL,
+        }
+    }
+
     /// The frame's bytes.
     #[must_use]
     pub fn encode(&self, epoch: Epoch) -> Vec<u8> {
         let mut head = Head { epoch: epoch.0.into(), ..Head::default() };
         let mut tail: &[u8] = &[];
-        head.kind = match self {
+        head.kind = self.kind();
+        match self {
             Self::Interrupt { vcpu, event } => {
                 head.id = u64::from(vcpu.0).into();
                 (head.event, head.vector) = event_code(*event);
-                kind::INTERRUPT
             }
             Self::Call(call) => {
                 head.id = call.id.into();
@@ -294,64 +316,50 @@ impl Control {
                 head.length = call.length;
                 head.address = call.address.into();
                 head.data = call.data.into();
-                kind::CALL
             }
             Self::Answer { id, data } => {
                 head.id = (*id).into();
                 head.data = (*data).into();
-                kind::ANSWER
             }
             Self::EndOfInterrupt { vector } => {
                 head.vector = *vector;
-                kind::END_OF_INTERRUPT
             }
             Self::WantEnd(cause) => {
                 head.event = cause_code(*cause);
-                kind::WANT_END
             }
             Self::ClockPing { id } => {
                 head.id = (*id).into();
-                kind::CLOCK_PING
             }
             Self::ClockPong { id, ticks, stepped } => {
                 head.id = (*id).into();
                 head.data = (*ticks).into();
                 head.address = (*stepped).into();
-                kind::CLOCK_PONG
             }
             Self::ClockStep { sum } => {
                 head.data = (*sum).into();
-                kind::CLOCK_STEP
             }
-            Self::WantStop => kind::WANT_STOP,
-            Self::AskReport => kind::ASK_REPORT,
             Self::Report(bytes) => {
                 tail = bytes;
-                kind::REPORT
             }
             Self::End(cause) => {
                 head.event = cause_code(*cause);
-                kind::END
             }
             Self::Apply { sequence, change } => {
                 head.id = (*sequence).into();
                 encode_change(*change, &mut head);
-                kind::APPLY
             }
             Self::Applied { sequence } => {
                 head.id = (*sequence).into();
-                kind::APPLIED
             }
             Self::Broken { device } => {
                 head.address = u64::from(*device).into();
-                kind::BROKEN
             }
             Self::Doorbell { device, queue } => {
                 head.address = u64::from(*device).into();
                 head.data = u64::from(*queue).into();
-                kind::DOORBELL
             }
-        };
+            Self::WantStop | Self::AskReport => {}
+        }
         [head.as_bytes(), tail].concat()
     }
 

@@ -332,7 +332,11 @@ impl Uplink for Link {
 
     fn looked(&mut self) -> bool {
         crash::point();
-        let stands = self.0.fence.get().is_none_or(|fence| fence.renew(Fence::now()));
+        // A slice that cannot go on has shut its fence, and still has to tell its peers.
+        let stands = self.0.fence.get().is_none_or(|fence| {
+            fence.renew(Fence::now());
+            !fence.has_expired()
+        });
         if !stands {
             let text = "it stood still for its lease: the others have given it up".into();
             self.0.event(SliceEvent::Fatal(text));
