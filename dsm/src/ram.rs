@@ -304,6 +304,12 @@ impl GuestRam {
         Some(block.offset + index * PAGE_SIZE)
     }
 
+    /// Whether a frame has memory.
+    #[must_use]
+    pub fn has(&self, gfn: Gfn) -> bool {
+        self.offset(gfn).is_some()
+    }
+
     /// Address of a frame in the guest mapping.
     pub(crate) fn guest_address(&self, gfn: Gfn) -> Option<u64> {
         let address = self.guest.start() + self.offset(gfn)?;

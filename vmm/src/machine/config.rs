@@ -39,6 +39,13 @@ pub trait MachineHooks: Send + Sync {
         false
     }
 
+    /// KVM takes an access of a vCPU for one of a device. If the address is memory, it is done there, for writing
+    /// with `data`, for reading into it: KVM could not reach the page, as when it is protected.
+    fn access_memory(&self, address: u64, data: MemoryAccess<'_>) -> InMemory {
+        let _ = (address, data);
+        InMemory::No
+    }
+
     /// Answers [`Machine::sample_fault`](super::Machine::sample_fault): where a vCPU is that waits for
     /// a page, or, unless it is `certain`, may do so.
     fn fault_seen(
@@ -54,6 +61,26 @@ pub trait MachineHooks: Send + Sync {
 
     /// A vCPU cannot go on; its thread ends after this call.
     fn fatal(&self, error: &VcpuError);
+}
+
+/// An access of up to 8 bytes within a page.
+#[derive(Debug)]
+pub enum MemoryAccess<'a> {
+    /// Reads into this.
+    Read(&'a mut [u8]),
+    /// Writes this.
+    Write(&'a [u8]),
+}
+
+/// What became of an access that KVM took for one of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InMemory {
+    /// The address is no memory: it is for the bus.
+    No,
+    /// It was memory, and is done.
+    Done,
+    /// It is memory that cannot be reached.
+    Failed,
 }
 
 /// The machine on this host.

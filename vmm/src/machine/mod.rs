@@ -21,7 +21,7 @@ pub(crate) mod vcpu;
 pub use create::host_tsc_khz;
 pub(crate) use create::{add_slot, open_kvm, vm_step};
 
-pub use config::{MachineConfig, MachineHooks, MemorySlot};
+pub use config::{InMemory, MachineConfig, MachineHooks, MemoryAccess, MemorySlot};
 pub use error::{MachineError, StopError, VcpuError};
 pub use sample::Awaited;
 pub use signal::{Doorbell, drain, prepare_thread};

@@ -1,5 +1,6 @@
 //! The loop of one vCPU: prepare, enter the guest, answer the exit.
 
+use super::config::{InMemory, MemoryAccess};
 use super::create;
 use super::sample;
 use super::signal;
@@ -148,12 +149,20 @@ impl Loop<'_> {
         let (counter, after) = match exit {
             VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => (&counters.exits_io, After::Port),
             VcpuExit::MmioRead(address, data) => {
-                self.bus.mmio_read(address, data);
-                (&counters.exits_mmio, After::Nothing)
+                let hooks = &self.shared.hooks;
+                let found = hooks.access_memory(address, MemoryAccess::Read(data));
+                if found == InMemory::No {
+                    self.bus.mmio_read(address, data);
+                }
+                (&counters.exits_mmio, after_memory(found, address))
             }
             VcpuExit::MmioWrite(address, data) => {
-                self.bus.mmio_write(address, data);
-                (&counters.exits_mmio, After::Nothing)
+                let hooks = &self.shared.hooks;
+                let found = hooks.access_memory(address, MemoryAccess::Write(data));
+                if found == InMemory::No {
+                    self.bus.mmio_write(address, data);
+                }
+                (&counters.exits_mmio, after_memory(found, address))
             }
             VcpuExit::X86Rdmsr(msr) => (&counters.exits_rdmsr, After::ReadMsr(msr.index)),
             VcpuExit::X86Wrmsr(msr) => {
@@ -239,6 +248,17 @@ impl Loop<'_> {
 /// that KVM does not know itself.
 fn is_paravirtual(index: u32) -> bool {
     matches!(index, 0x11 | 0x12 | 0x4b56_4d00..=0x4b56_4dff)
+}
+
+/// What is left to do once it is known whether an access was one of memory.
+fn after_memory(found: InMemory, address: u64) -> After {
+    match found {
+        InMemory::No | InMemory::Done => After::Nothing,
+        InMemory::Failed => {
+            let what = "KVM takes it for a device, and the memory engine does not answer";
+            After::Strange(format!("access to guest memory at {address:#x}: {what}"))
+        }
+    }
 }
 
 /// Lets KVM finish the instruction of the last exit without running any other. Needed before the

@@ -10,7 +10,7 @@ use super::one_line;
 use super::peripherals::{GONE, SliceDevices};
 use crate::crash;
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
-use crate::machine::{Machine, MachineHooks, VcpuError};
+use crate::machine::{InMemory, Machine, MachineHooks, MemoryAccess, VcpuError};
 use crate::trace;
 use crossbeam_channel::Sender;
 use devices::{Fence, ShutdownCause, ShutdownSink};
@@ -27,6 +27,8 @@ use wire::{Control, Epoch, Gfn, SliceId, VcpuId};
 /// How long a vCPU that was refused memory waits for the memory engine; one that is busy takes
 /// milliseconds.
 const REFUSED_LIMIT: Duration = Duration::from_secs(10);
+
+const PAGE: u64 = 4096;
 
 /// The slice with the devices.
 pub(crate) const BOOTSTRAP: SliceId = SliceId(0);
@@ -290,6 +292,33 @@ impl MachineHooks for Fabric {
         }
     }
 
+    fn access_memory(&self, address: u64, data: MemoryAccess<'_>) -> InMemory {
+        let gfn = Gfn(address / PAGE);
+        if !self.ram.has(gfn) {
+            return InMemory::No;
+        }
+        let Some(handle) = self.handle.get() else {
+            let at = usize::try_from(address % PAGE).unwrap_or(0);
+            match data {
+                MemoryAccess::Read(data) => self.ram.read(gfn, at, data),
+                MemoryAccess::Write(data) => self.ram.write(gfn, at, data),
+            }
+            return InMemory::Done;
+        };
+        let done = match data {
+            MemoryAccess::Write(data) => {
+                handle.write(address, data.to_vec(), REFUSED_LIMIT).is_ok()
+            }
+            MemoryAccess::Read(data) => {
+                handle.read(address, data.len(), REFUSED_LIMIT).is_ok_and(|bytes| {
+                    data.copy_from_slice(&bytes);
+                    true
+                })
+            }
+        };
+        if done { InMemory::Done } else { InMemory::Failed }
+    }
+
     fn access_refused(&self, _: VcpuId) -> bool {
         self.handle.get().is_some_and(|handle| handle.refused(REFUSED_LIMIT))
     }
@@ -436,6 +465,26 @@ mod tests {
         let (mut link, told) = fabric(SliceId(local));
         link.frame(SliceId(from), Class::Interrupt, &frame.encode(EPOCH));
         told.try_iter().collect()
+    }
+
+    #[test]
+    fn access_that_kvm_takes_for_a_devices_is_done_in_memory() {
+        let (link, _told) = fabric(BOOTSTRAP);
+        let fabric = &link.0;
+        let mut read = [0; 4];
+        assert_eq!(
+            fabric.access_memory(3 * PAGE + 8, MemoryAccess::Write(&[1, 2, 3, 4])),
+            InMemory::Done
+        );
+        assert_eq!(
+            fabric.access_memory(3 * PAGE + 8, MemoryAccess::Read(&mut read)),
+            InMemory::Done
+        );
+        assert_eq!(read, [1, 2, 3, 4]);
+        for address in [16 * PAGE, 0xfec0_0000, u64::MAX] {
+            let found = fabric.access_memory(address, MemoryAccess::Read(&mut read));
+            assert_eq!((found, read), (InMemory::No, [1, 2, 3, 4]));
+        }
     }
 
     fn foreign(events: &[SliceEvent]) -> bool {
