@@ -31,10 +31,14 @@ pub(crate) enum Harm {
     FullDisk,
     /// Nobody reads the ordinary console for a while.
     StalledConsole,
+    /// The victim's time stamp counter is somewhat fast, from the start.
+    ClockDrift,
+    /// It is so fast that nothing can be done about it.
+    ClockRunAway,
 }
 
 impl Harm {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Kill,
         Self::Pause,
         Self::Freeze,
@@ -44,13 +48,33 @@ impl Harm {
         Self::Delay,
         Self::FullDisk,
         Self::StalledConsole,
+        Self::ClockDrift,
+        Self::ClockRunAway,
     ];
 
     /// True when the VM must survive it.
     pub(crate) fn is_survived(self) -> bool {
         match self {
-            Self::Pause | Self::Blink | Self::Delay | Self::FullDisk | Self::StalledConsole => true,
-            Self::Kill | Self::Freeze | Self::Cut | Self::Mute => false,
+            Self::Pause
+            | Self::Blink
+            | Self::Delay
+            | Self::FullDisk
+            | Self::StalledConsole
+            | Self::ClockDrift => true,
+            Self::Kill | Self::Freeze | Self::Cut | Self::Mute | Self::ClockRunAway => false,
+        }
+    }
+}
+
+impl Harm {
+    /// How fast the victim's counter is, in parts per million.
+    pub(crate) fn ppm(self) -> Option<u32> {
+        match self {
+            // Three times of what the worst crystals are wrong.
+            Self::ClockDrift => Some(300),
+            // 10 ms between two measurements.
+            Self::ClockRunAway => Some(50_000),
+            _ => None,
         }
     }
 }
@@ -111,6 +135,18 @@ pub(crate) fn judge_end(ended: &Ended, lost: usize, limit: Duration) -> Result<(
     Ok(())
 }
 
+/// Judges the end of a slice that was frozen for longer than its lease, and woken.
+///
+/// # Errors
+/// As [`judge_end`]; but it may also find its own lease over before it looks at the other slice.
+pub(crate) fn judge_woken(ended: &Ended, lost: usize, limit: Duration) -> Result<()> {
+    let stood_still = ended.said.contains("it stood still for its lease");
+    if stood_still && ended.exit == ExitStatus::Code(6) && ended.after <= limit {
+        return Ok(());
+    }
+    judge_end(ended, lost, limit)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,6 +184,12 @@ mod tests {
         assert!(judge_end(&good, 1, limit).is_ok());
         assert!(judge_end(&good, 0, limit).is_err());
         assert!(judge_end(&Ended { after: limit * 2, ..good.clone() }, 1, limit).is_err());
+        assert!(judge_woken(&good, 1, limit).is_ok());
+        let still =
+            "slice0 cannot go on: it stood still for its lease: the others have given it up";
+        let still = Ended { exit: ExitStatus::Code(6), said: still.into(), ..good.clone() };
+        assert!(judge_woken(&still, 1, limit).is_ok() && judge_end(&still, 1, limit).is_err());
+        assert!(judge_woken(&Ended { exit: LOST, ..still }, 1, limit).is_err());
         assert!(judge_end(&Ended { exit: ExitStatus::Code(6), ..good }, 1, limit).is_err());
     }
 }

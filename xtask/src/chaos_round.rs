@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use lab::{Command, Host, HostNumber};
+use lab::{Command, ExitStatus, Host, HostNumber};
 
-use crate::chaos_plan::{END_LIMIT, Ended, Harm, Round, judge_end};
+use crate::chaos_plan::{END_LIMIT, Ended, Harm, Round, judge_end, judge_woken};
 use crate::companion::Companion;
 use crate::device_bench::output;
 use crate::disk_rig::{Disks, Told, WRITERS, Writing};
@@ -53,6 +53,14 @@ impl Chaos<'_> {
             let words = ["bash", "-c", "exec \"$@\" > >(exec cat)", "bash"];
             prefix = words.map(str::to_owned).to_vec();
         }
+        if let Some(ppm) = self.round.harm.ppm() {
+            let words = ["--test-tsc-ppm".to_owned(), ppm.to_string()];
+            let of = match self.round.victim {
+                0 => &mut options.bootstrap,
+                _ => &mut options.companion,
+            };
+            of.extend(words);
+        }
         options.bootstrap = [self.disks.devices(self.scenario.lab, 0)?, options.bootstrap].concat();
         let scenario = Scenario { options: &options, ..*self.scenario };
         let result = self.live(&scenario, &prefix);
@@ -72,6 +80,9 @@ impl Chaos<'_> {
     fn live(&self, scenario: &Scenario<'_>, prefix: &[String]) -> Result<(Told, String)> {
         let mut companions = scenario.start_companions()?;
         let companion = companions.pop().context("there is one companion")?;
+        if self.round.harm == Harm::ClockRunAway {
+            return self.run_away(scenario, &companion);
+        }
         let told = self.round.harm != Harm::FullDisk;
         let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
         ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
@@ -145,13 +156,31 @@ impl Chaos<'_> {
         Ok((vm.told()?, said.join("; ")))
     }
 
+    /// The clock of slice 1 against the bootstrap's cannot be kept: the VM must say so and end, from the start on.
+    fn run_away(&self, scenario: &Scenario<'_>, companion: &Companion) -> Result<(Told, String)> {
+        let began = Instant::now();
+        let mut vm = Writing::begin(scenario, &[])?;
+        ensure!(vm.wait_over(PATIENCE)?, "it goes on: {}", vm.words.join("; "));
+        let exit = vm.bootstrap.wait(Duration::ZERO)?;
+        let said = vm.words.last().cloned().unwrap_or_default();
+        ensure!(exit == ExitStatus::Code(6), "it ended with {exit}: {said}");
+        ensure!(said.contains("the guest clock of slice1"), "it does not say why: {said}");
+        let ended = self.companion_end(companion, began)?;
+        ensure!(ended.exit.success(), "the companion ended with {}: {}", ended.exit, ended.said);
+        let mut problems = Vec::new();
+        scenario.read_report(&mut problems)?;
+        ensure!(problems.is_empty(), "{}", problems.join("; "));
+        Ok((vm.told()?, said))
+    }
+
     /// A slice that was frozen until all leases were over goes on: it must end, and no disk may change.
     fn wake(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<Ended> {
         let before = self.digest()?;
         let woken = Instant::now();
         self.signal(vm, companion, "CONT")?;
         let ended = self.end_of(self.round.victim, vm, companion, woken)?;
-        judge_end(&ended, 1 - self.round.victim, END_LIMIT).context("the slice that was woken")?;
+        judge_woken(&ended, 1 - self.round.victim, END_LIMIT)
+            .context("the slice that was woken")?;
         ensure!(self.digest()? == before, "the slice that was woken has written to a disk");
         Ok(ended)
     }
@@ -177,6 +206,8 @@ impl Chaos<'_> {
                 self.line(&victim, &format!("delay {DELAY}"))?;
                 listen_for(vm, WHILE)
             }
+            // It is so from the start.
+            Harm::ClockDrift | Harm::ClockRunAway => Ok(()),
             Harm::FullDisk => {
                 let fill = format!("dd if=/dev/zero of={SMALL}/filler bs=64k 2>/dev/null; true");
                 self.shell(self.owner, &fill)

@@ -195,16 +195,21 @@ impl<'a> Writing<'a> {
         moment: Duration,
     ) -> Result<Self> {
         let until = Instant::now() + Duration::from_secs(scenario.options.timeout());
-        drop(fs::remove_file(console(scenario)?));
-        let bootstrap = scenario.start_bootstrap_through(prefix)?;
-        let (errors, words) = (Vec::new(), Vec::new());
-        let mut vm = Self { scenario, bootstrap, errors, words, started: false };
+        let mut vm = Self::begin(scenario, prefix)?;
         vm.wait(until, told)?;
         let end = Instant::now() + moment;
         while Instant::now() < end {
             vm.listen()?;
         }
         Ok(vm)
+    }
+
+    /// Starts the bootstrap slice with an empty console, and waits for nothing.
+    pub(crate) fn begin(scenario: &'a Scenario<'a>, prefix: &[String]) -> Result<Self> {
+        drop(fs::remove_file(console(scenario)?));
+        let bootstrap = scenario.start_bootstrap_through(prefix)?;
+        let (errors, words) = (Vec::new(), Vec::new());
+        Ok(Self { scenario, bootstrap, errors, words, started: false })
     }
 
     /// Takes what it says, for a moment.

@@ -178,7 +178,8 @@ impl Scenario<'_> {
                 "--control".to_owned(),
                 self.control(host.number()),
             ];
-            let command = Command::new(words.into_iter().chain(lend));
+            let more = self.options.companion.iter().cloned();
+            let command = Command::new(words.into_iter().chain(lend).chain(more));
             let process = host.spawn(&command)?;
             companions.push(Companion::new(process, host.number(), self.progress, self.loud));
         }

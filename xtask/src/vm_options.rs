@@ -106,6 +106,9 @@ pub(crate) struct VmOptions {
     /// What companions lend
     #[arg(skip)]
     pub(crate) lend: Vec<String>,
+    /// More arguments for `tessera companion`
+    #[arg(skip)]
+    pub(crate) companion: Vec<String>,
     /// More arguments for `tessera bootstrap`
     #[arg(last = true)]
     pub(crate) bootstrap: Vec<String>,
