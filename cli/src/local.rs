@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use dsm::Memory;
 use std::path::PathBuf;
 use vmm::crash::plan_panic;
-use vmm::slice::{ClockTest, LocalOptions};
+use vmm::slice::{ClockTest, LocalOptions, OnFull};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Local {
@@ -22,6 +22,10 @@ pub(crate) struct Local {
     /// Offer a control socket there, for `tessera trace`
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// What follows when an image's file system here is full: report (an I/O error in the guest) or pause (requests
+    /// wait until there is room). Both are logged
+    #[arg(long, value_enum, default_value_t = WhenFull::Report)]
+    on_full: WhenFull,
     /// Have the thread of this name panic, to see what follows
     #[arg(long, hide = true, value_name = "THREAD")]
     test_panic: Option<String>,
@@ -31,6 +35,13 @@ pub(crate) struct Local {
     /// Measure guest clocks and do not correct them, to see what follows
     #[arg(long, hide = true)]
     test_clock_uncorrected: bool,
+}
+
+/// What a full disk leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WhenFull {
+    Report,
+    Pause,
 }
 
 /// On or off.
@@ -43,6 +54,10 @@ enum Switch {
 impl From<Local> for LocalOptions {
     fn from(arguments: Local) -> Self {
         let Local { engine_core, memory, trace, control, test_panic, .. } = arguments;
+        let on_full = match arguments.on_full {
+            WhenFull::Report => OnFull::Report,
+            WhenFull::Pause => OnFull::Pause,
+        };
         let clock_test = ClockTest {
             ppm: arguments.test_tsc_ppm,
             uncorrected: arguments.test_clock_uncorrected,
@@ -50,6 +65,6 @@ impl From<Local> for LocalOptions {
         if let Some(thread) = test_panic {
             plan_panic(thread);
         }
-        Self { engine_core, memory, trace: trace == Switch::On, control, clock_test }
+        Self { engine_core, memory, trace: trace == Switch::On, control, clock_test, on_full }
     }
 }

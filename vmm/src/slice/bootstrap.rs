@@ -92,7 +92,7 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let control = options.local.control()?;
     host::check(&shape, BOOTSTRAP, options.local.memory, options.rdma_memory)?;
     let mut facts = HostFacts::gather(options.spec.interrupts)?;
-    let back_ends = BackEnds::open(&shape, BOOTSTRAP, None)?;
+    let back_ends = BackEnds::open(&shape, BOOTSTRAP, None, options.local.on_full)?;
     facts.devices = back_ends.shapes();
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables =

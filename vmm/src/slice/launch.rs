@@ -14,6 +14,7 @@ use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crate::tsc::ticks_to_duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use devices::back_end::image::OnFull;
 use devices::{Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
 use migrate::LocationTable;
@@ -78,6 +79,8 @@ pub struct LocalOptions {
     pub trace: bool,
     /// Where the control socket is, if there is to be one.
     pub control: Option<PathBuf>,
+    /// What follows when the file system of an image here is full.
+    pub on_full: OnFull,
     /// For tests: what is wrong with the clock of this slice.
     pub clock_test: ClockTest,
 }

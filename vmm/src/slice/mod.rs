@@ -22,6 +22,7 @@ mod report;
 mod spec;
 mod stop;
 
+pub use devices::back_end::image::OnFull;
 pub use dsm::Memory;
 
 pub use peripherals::{BackEndShape, Lend, OpenError, TerminalError};

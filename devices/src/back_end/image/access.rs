@@ -11,7 +11,12 @@ use imago::raw::Raw;
 use imago::{FormatAccess, FormatDriverBuilder, Storage, StorageOpenOptions};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::RwLock;
+use tokio::time::sleep;
+
+/// Between two tries of a request for which there is no room.
+const FULL_AGAIN: Duration = Duration::from_millis(200);
 
 /// An open image. Discarding moves data that other requests may be using, so it is alone.
 pub(super) type Access<S> = RwLock<FormatAccess<Fenced<S>>>;
@@ -80,24 +85,33 @@ pub(super) async fn perform<S: Storage>(
     request: DiskRequest,
 ) -> DiskReply {
     let what = What::of(&request);
-    match try_perform(access, request).await {
-        Ok(data) => DiskReply::Done(data),
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => DiskReply::Unsupported,
-        Err(error) => {
-            failures.tell(what, &error);
-            DiskReply::Failed
+    loop {
+        match try_perform(access, &request).await {
+            Ok(data) => return DiskReply::Done(data),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                return DiskReply::Unsupported;
+            }
+            // Once the fence is over it fails for another reason.
+            Err(error) if failures.waits(&error) => {
+                failures.tell_waiting(what, &error);
+                sleep(FULL_AGAIN).await;
+            }
+            Err(error) => {
+                failures.tell(what, &error);
+                return DiskReply::Failed;
+            }
         }
     }
 }
 
-async fn try_perform<S: Storage>(access: &Access<S>, request: DiskRequest) -> io::Result<Vec<u8>> {
-    match request {
+async fn try_perform<S: Storage>(access: &Access<S>, request: &DiskRequest) -> io::Result<Vec<u8>> {
+    match *request {
         DiskRequest::Read { sector, bytes } => {
             let mut data = vec![0; bytes as usize];
             access.read().await.read(&mut data[..], sector * SECTOR_BYTES).await?;
             return Ok(data);
         }
-        DiskRequest::Write { sector, data } => {
+        DiskRequest::Write { sector, ref data } => {
             access.read().await.write(&data[..], sector * SECTOR_BYTES).await?;
         }
         DiskRequest::Flush => flush(access).await?,

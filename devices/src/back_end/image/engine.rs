@@ -134,7 +134,7 @@ impl Engine {
         let access = access.map_err(|source| wrong(options, source))?;
         let facts = Facts::of(&access);
         let access = Arc::new(RwLock::new(access));
-        let failures = Arc::new(Failures::of(&options.path));
+        let failures = Arc::new(Failures::of(options));
         let (jobs, queue) = blocking::bounded(WAITING_MAX);
         let mut engine = Self { queue: Some(Queue::Threads(jobs)), threads: Vec::new() };
         for index in 0..THREADS {
@@ -186,7 +186,7 @@ fn spawn(
 }
 
 fn runtime() -> io::Result<Runtime> {
-    Builder::new_current_thread().enable_io().build()
+    Builder::new_current_thread().enable_io().enable_time().build()
 }
 
 /// The thread with the ring: opens the image, says how that went, and works until the queue ends.
@@ -212,7 +212,7 @@ fn run_ring(
             Ok(access) => {
                 let _ = opening.send(Ok(Facts::of(&access)));
                 let access = Rc::new(RwLock::new(access));
-                serve(access, Rc::new(Failures::of(&options.path)), queue, writable).await;
+                serve(access, Rc::new(Failures::of(options)), queue, writable).await;
             }
             Err(error) => {
                 let _ = opening.send(Err(error));

@@ -1,9 +1,10 @@
 //! What an image's disk could not do, told to the operator: the guest only hears that it failed.
 
+use super::{ImageOptions, OnFull};
 use crate::back_end::DiskRequest;
 use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,16 +17,31 @@ struct State {
     untold: u64,
 }
 
-/// Tells of failures at a bounded rate.
+/// Tells of failures at a bounded rate, and knows what follows.
 #[derive(Debug)]
 pub(super) struct Failures {
     path: PathBuf,
+    on_full: OnFull,
     state: Mutex<State>,
 }
 
 impl Failures {
-    pub(super) fn of(path: &Path) -> Self {
-        Self { path: path.to_owned(), state: Mutex::default() }
+    pub(super) fn of(options: &ImageOptions) -> Self {
+        let ImageOptions { path, on_full, .. } = options;
+        Self { path: path.clone(), on_full: *on_full, state: Mutex::default() }
+    }
+
+    /// Whether a request that failed so is to be tried again later.
+    pub(super) fn waits(&self, error: &io::Error) -> bool {
+        let is_full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+        is_full && self.on_full == OnFull::Pause
+    }
+
+    /// A request waits.
+    pub(super) fn tell_waiting(&self, what: What, error: &io::Error) {
+        if let Some(line) = self.line(Instant::now(), what, error) {
+            tracing::error!("{line}; the request waits until there is room");
+        }
     }
 
     /// A request has failed.
@@ -87,11 +103,12 @@ impl fmt::Display for What {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ImageFormat;
     use super::*;
 
     #[test]
     fn failures_are_told_once_in_a_while_with_those_between() {
-        let failures = Failures::of(Path::new("/a/disk"));
+        let failures = Failures::of(&ImageOptions::new("/a/disk", ImageFormat::Raw));
         let what = What::of(&DiskRequest::Write { sector: 7, data: vec![0; 512] });
         let full = io::Error::from_raw_os_error(libc::ENOSPC);
         let start = Instant::now();

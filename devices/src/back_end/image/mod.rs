@@ -58,6 +58,8 @@ pub struct ImageOptions {
     pub id: String,
     /// Nothing is written or flushed once it is over, not by requests that wait here either.
     pub fence: Arc<Fence>,
+    /// What follows when the file cannot grow.
+    pub on_full: OnFull,
 }
 
 impl ImageOptions {
@@ -68,9 +70,19 @@ impl ImageOptions {
         let id = path.file_name().map(|name| name.to_string_lossy().into_owned());
         let id = id.unwrap_or_default();
         let (read_only, other_files) = (false, false);
-        let fence = Arc::default();
-        Self { path, format, read_only, direct: true, ring: true, other_files, id, fence }
+        let (fence, on_full) = (Arc::default(), OnFull::default());
+        Self { path, format, read_only, direct: true, ring: true, other_files, id, fence, on_full }
     }
+}
+
+/// What follows when the file system of an image is full, or its quota used up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFull {
+    /// The guest gets an I/O error.
+    #[default]
+    Report,
+    /// The request waits until there is room.
+    Pause,
 }
 
 /// A disk in an image. Dropping it waits for requests under way, and for a last flush.

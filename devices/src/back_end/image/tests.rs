@@ -1,5 +1,6 @@
 //! Images against a model in memory, on both kinds of threads, and what is refused.
 
+mod full;
 mod order;
 
 use super::{ImageDisk, ImageError, ImageFormat, ImageOptions};

@@ -7,7 +7,7 @@ use super::queues::Way;
 use super::terminal::{Terminal, TerminalError};
 use crate::slice::spec::{DeviceKind, DiskFormat, Shape};
 use devices::Fence;
-use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions};
+use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions, OnFull};
 use devices::back_end::tap::{TapError, TapNic, TapOptions};
 use devices::back_end::{Disk, Nic};
 use devices::delegate::{Exchange, ServeError};
@@ -76,6 +76,7 @@ impl BackEnds {
         shape: &Shape,
         local: SliceId,
         lend: Option<&Lent>,
+        on_full: OnFull,
     ) -> Result<Self, OpenError> {
         let here = (0u16..).zip(&shape.devices).filter(|(_, device)| device.slice == local.0);
         let (mut open, panicked) = (BTreeMap::new(), Arc::new(AtomicBool::new(false)));
@@ -84,7 +85,7 @@ impl BackEnds {
             let back_end = match &device.kind {
                 DeviceKind::Disk { path, format, read_only } => {
                     let at = lend.map(|lent| lent.disk(path, *read_only)).transpose()?;
-                    Open::Disk(disk(path, at, (*format, *read_only), &fence)?)
+                    Open::Disk(disk(path, at, (*format, *read_only), (&fence, on_full))?)
                 }
                 DeviceKind::Nic { tap, mac } => {
                     lend.map_or(Ok(()), |lent| lent.tap(tap))?;
@@ -179,7 +180,7 @@ fn disk(
     path: &Path,
     at: Option<PathBuf>,
     (format, read_only): (DiskFormat, bool),
-    fence: &Arc<Fence>,
+    (fence, on_full): (&Arc<Fence>, OnFull),
 ) -> Result<Arc<dyn Disk>, OpenError> {
     let format = match format {
         DiskFormat::Raw => ImageFormat::Raw,
@@ -187,7 +188,7 @@ fn disk(
     };
     let mut options = ImageOptions { read_only, ..ImageOptions::new(path, format) };
     options.path = at.unwrap_or(options.path);
-    options.fence = Arc::clone(fence);
+    (options.fence, options.on_full) = (Arc::clone(fence), on_full);
     let image = ImageDisk::open(&options)?;
     Ok(Arc::new(image))
 }
