@@ -184,7 +184,11 @@ impl Store {
 
     /// The page is about to be taken away, or its write access.
     fn before_recall(&mut self, gfn: Gfn) {
-        self.whole.recalled(gfn);
+        if self.whole.recalled(gfn) {
+            // Whoever waits for it asks again.
+            let woken = self.uffd.wake(self.address(gfn), PAGE);
+            self.note(woken.map_err(EngineError::from));
+        }
         let pending = self.ahead.recalled(gfn);
         let result = if pending { self.map_pending() } else { self.write_arrivals() };
         self.note(result);

@@ -264,12 +264,13 @@ impl Whole {
         std::mem::take(&mut chunk.untouched).then(|| chunk.id.first())
     }
 
-    /// A page is taken away, or its write access: it will not be mapped from here.
-    pub(crate) fn recalled(&mut self, gfn: Gfn) {
-        if let Some(chunk) = self.find(gfn) {
+    /// A page is taken away, or its write access: it will not be mapped from here. True if it was to be: a vCPU may
+    /// wait for it.
+    pub(crate) fn recalled(&mut self, gfn: Gfn) -> bool {
+        self.find(gfn).is_some_and(|chunk| {
             chunk.kept = false;
-            chunk.here.remove(gfn);
-        }
+            chunk.here.remove(gfn)
+        })
     }
 
     /// The chunk is private now.
@@ -412,8 +413,8 @@ mod tests {
         let mut whole = begun(true);
         ask(&mut whole, 0);
         come(&mut whole, 0..10);
-        whole.recalled(Gfn(FIRST + 4));
-        whole.recalled(Gfn(FIRST + 70));
+        assert!(whole.recalled(Gfn(FIRST + 4)));
+        assert!(!whole.recalled(Gfn(FIRST + 70)) && !whole.recalled(Gfn(FIRST + 4)));
         assert_eq!(whole.due(1), [ID]);
         assert_eq!(spans(&whole.take(ID)), [(1, 3), (5, 5)]);
     }
