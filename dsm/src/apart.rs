@@ -11,10 +11,9 @@
 // UNSAFETY: see `copy`.
 
 use crate::chunks::ChunkId;
-use crate::maps::{HUGE, Span};
+use crate::mapping::{GuestMapping, HUGE, Span, Uffd, UffdError, Watch};
 use crate::memory::Memory;
 use crate::ram::{GuestRam, Place, memory_file};
-use crate::uffd::{Uffd, UffdError, Watch};
 use std::fs::File;
 use std::io::Error;
 use std::ops::Range;
@@ -57,7 +56,7 @@ impl Apart {
     /// Maps such memory in place of the file, where chunks are this slice's own.
     pub(crate) fn new(
         memory: Memory,
-        guest: &Span,
+        guest: &dyn GuestMapping,
         bytes: usize,
         own: &[Range<usize>],
     ) -> Result<Self, Error> {
@@ -88,7 +87,7 @@ impl Apart {
     }
 
     /// First address of the alias of such memory.
-    pub(crate) fn alias(&self, guest: &Span) -> Option<usize> {
+    pub(crate) fn alias(&self, guest: &dyn GuestMapping) -> Option<usize> {
         match self {
             Self::None => None,
             // It is not watched, so touching it waits for nobody.
@@ -98,10 +97,10 @@ impl Apart {
     }
 
     /// True when the page was not touched yet, as far as can be told.
-    pub(crate) fn is_hole(&self, guest: &Span, offset: usize) -> bool {
-        let absent = |span: &Span| {
+    pub(crate) fn is_hole(&self, guest: &dyn GuestMapping, offset: usize) -> bool {
+        let absent = |mapping: &dyn GuestMapping| {
             let mut page = [1];
-            span.residency(offset, &mut page).is_ok() && page[0] & 1 == 0
+            mapping.residency(offset, &mut page).is_ok() && page[0] & 1 == 0
         };
         match self {
             Self::None => false,

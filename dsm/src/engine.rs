@@ -11,12 +11,14 @@
 #![expect(unsafe_code, reason = "poll")]
 // UNSAFETY: poll(2) takes an array of descriptors.
 
-use crate::apart::ShareError;
 use crate::backlog::Backlog;
 use crate::classify::{Classifier, PageClass};
+use crate::clock::Clock;
 use crate::device_pages::DeviceUse;
+use crate::error::EngineError;
 use crate::handle::{Bell, Command, CopyError, Handle, OwnCommands, Tuning};
 use crate::inbox::Inbox;
+use crate::mapping::Fault;
 use crate::overdue::Overdue;
 use crate::parcel::Parcel;
 use crate::ram::GuestRam;
@@ -24,20 +26,18 @@ use crate::report::{FaultCounts, PageMoves, Report};
 use crate::schedule::{self, Look};
 use crate::store::Store;
 use crate::trace::{Company, FaultKind, Trace, Tracing};
-use crate::uffd::{Fault, Uffd, UffdError};
 use crate::workers::{Verdict, Workers};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::foresight::{Companions, Lack, Runs};
-use dsm_protocol::{Access, Config, Effect, Gfn, Input, Node, ProtocolError};
+use dsm_protocol::{Access, Config, Effect, Gfn, Input, Node};
 use std::collections::BTreeMap;
 use std::io::Error;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use thiserror::Error;
-use transport::{Class, Event, SendError, Transport};
-use wire::{DecodeError, PAGE_SIZE, SliceId};
+use transport::{Class, Event, Transport};
+use wire::{PAGE_SIZE, SliceId};
 
 /// Transport events handled before faults and commands are looked at again.
 const POLL_BUDGET: usize = 64;
@@ -53,95 +53,6 @@ const IDLE: Duration = Duration::from_millis(250);
 const SAMPLE_EVERY: u32 = 16;
 /// From so many faults on it is looked for what a page is lacked together with: most pages never come twice.
 const OFTEN: u32 = 4;
-
-/// Why the engine cannot start or go on.
-#[derive(Debug, Error)]
-pub enum EngineError {
-    /// userfaultfd failed.
-    #[error("use userfaultfd for guest memory")]
-    Uffd(#[from] UffdError),
-    /// The home table names frames without memory.
-    #[error("the home table and guest memory do not fit each other")]
-    Layout,
-    /// A chunk could not be shared.
-    #[error("share a chunk of memory")]
-    Share(#[from] ShareError),
-    /// A page could not be mapped.
-    #[error("map {gfn}: the kernel refused it repeatedly")]
-    CannotMap {
-        /// The page.
-        gfn: Gfn,
-    },
-    /// A page could not be taken from the guest.
-    #[error("take {gfn} from the guest")]
-    Zap {
-        /// The page.
-        gfn: Gfn,
-        /// The cause.
-        #[source]
-        source: Error,
-    },
-    /// Pages that came could not be kept.
-    #[error("write pages that came into the memory file")]
-    Fill(#[source] Error),
-    /// The access of the guest mapping could not be changed.
-    #[error("change what KVM may do with {gfn}")]
-    Access {
-        /// The page.
-        gfn: Gfn,
-        /// The cause.
-        #[source]
-        source: Error,
-    },
-    /// A system call of the loop failed.
-    #[error("wait for faults, frames and commands")]
-    Wait(#[source] Error),
-    /// A thread or descriptor could not be made.
-    #[error("start the memory engine")]
-    Start(#[source] Error),
-    /// A peer sent bytes that are no message.
-    #[error("{from} sent a frame that is no coherence message")]
-    Garbage {
-        /// The peer.
-        from: SliceId,
-        /// What was wrong.
-        #[source]
-        source: DecodeError,
-    },
-    /// A peer sent a message among the runs that must keep its order to others.
-    #[error("{from} sent a message in the stream of runs that belongs to that of coherence")]
-    OutOfOrder {
-        /// The peer.
-        from: SliceId,
-    },
-    /// A step of the protocol is lost: the VM would hang.
-    #[error("{what} for {waited:.1?}, {whereabouts}")]
-    Overdue {
-        /// What is waited for.
-        what: String,
-        /// For how long.
-        waited: Duration,
-        /// Home and holder of the page.
-        whereabouts: String,
-    },
-    /// A peer says that it wrote a page into memory that it was not lent.
-    #[error("{from} says that it wrote a page into this slice's memory, which it cannot reach")]
-    NotLent {
-        /// The peer.
-        from: SliceId,
-    },
-    /// A peer broke the protocol.
-    #[error("the coherence protocol was broken")]
-    Protocol(#[from] ProtocolError),
-    /// A peer takes no frames any more.
-    #[error("{to} takes no frames: {reason}")]
-    Stuck {
-        /// The peer.
-        to: SliceId,
-        /// Why.
-        reason: SendError,
-    },
-}
 
 /// What the engine tells the VMM. Called on the engine's thread: return at once.
 pub trait Uplink: Send {
@@ -161,6 +72,14 @@ pub trait Uplink: Send {
     /// A vCPU waits for this page: let it say where it is, by [`Handle::sampled`]. `thread` is its
     /// thread, or one of the kernel's that waits in its name. A VMM that cannot ask does nothing.
     fn sample_fault(&mut self, _gfn: Gfn, _thread: u32) {}
+}
+
+/// What there is to do for an engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ready {
+    pub(crate) faults: bool,
+    pub(crate) frames: bool,
+    pub(crate) commands: bool,
 }
 
 /// What an engine is made of.
@@ -216,10 +135,10 @@ pub struct Engine {
     pub(crate) store: Store,
     pub(crate) transport: Box<dyn Transport>,
     uplink: Box<dyn Uplink>,
-    commands: Receiver<Command>,
+    pub(crate) commands: Receiver<Command>,
     own_commands: Arc<OwnCommands>,
     bell: Arc<Bell>,
-    started: Instant,
+    clock: Clock,
     pub(crate) effects: Vec<Effect>,
     /// Room that is used again: of effects being carried out, and of a message's head.
     pub(crate) spare: Vec<Effect>,
@@ -272,14 +191,33 @@ impl Engine {
     /// # Errors
     /// A kernel without the needed features, or memory that does not fit the home table.
     pub fn start(config: EngineConfig) -> Result<(Handle, JoinHandle<()>), EngineError> {
+        let (ram, core) = (Arc::clone(&config.ram), config.core);
+        let (handle, mut engine) = Self::assemble(config, Clock::Host(Instant::now()))?;
+        let run = move || {
+            engine.own_commands.claim();
+            schedule::prefer_this_thread();
+            schedule::settle(core);
+            if let Err(error) = engine.run() {
+                engine.uplink.fatal(error);
+            }
+            ram.stay_watched(engine.store.into_uffd());
+        };
+        let thread = Builder::new().name("dsm".into()).spawn(run).map_err(EngineError::Start)?;
+        Ok((handle, thread))
+    }
+
+    /// An engine that has not begun. All that was watched is watched from now on.
+    pub(crate) fn assemble(
+        config: EngineConfig,
+        clock: Clock,
+    ) -> Result<(Handle, Self), EngineError> {
         let (handle, commands, bell) = Handle::pair().map_err(EngineError::Start)?;
-        let uffd = Uffd::open()?;
+        let uffd = config.ram.userfaultfd()?;
         let (own, others): (Vec<_>, Vec<_>) =
             config.node.homes.ranges().iter().partition(|range| range.home == config.node.local);
         let frames = |ranges: Vec<&dsm_protocol::HomeRange>| -> Vec<_> {
             ranges.into_iter().map(|range| range.frames.clone()).collect()
         };
-        let ram = Arc::clone(&config.ram);
         let store = Store::new(uffd, config.ram, &frames(own), &frames(others))?;
         let runs = config.fetch_ahead.then(Runs::default);
         let companions = config.fetch_ahead.then(Companions::default);
@@ -291,7 +229,7 @@ impl Engine {
             commands,
             own_commands: Arc::clone(&handle.own),
             bell,
-            started: Instant::now(),
+            clock,
             effects: Vec::new(),
             spare: Vec::new(),
             head: Vec::new(),
@@ -321,56 +259,56 @@ impl Engine {
             urgent_until_ns: 0,
         };
         engine.find_placers();
-        let core = config.core;
-        let run = move || {
-            engine.own_commands.claim();
-            schedule::prefer_this_thread();
-            schedule::settle(core);
-            if let Err(error) = engine.run() {
-                engine.uplink.fatal(error);
-            }
-            ram.stay_watched(engine.store.into_uffd());
-        };
-        let thread = Builder::new().name("dsm".into()).spawn(run).map_err(EngineError::Start)?;
-        Ok((handle, thread))
+        Ok((handle, engine))
     }
 
     fn run(&mut self) -> Result<(), EngineError> {
         while !self.stopping {
-            let [faults, frames, commands] = self.wait()?;
-            if faults {
-                self.take_faults()?;
-            }
-            if commands {
-                self.take_commands()?;
-            }
-            if frames || !self.backlog.is_empty() {
-                self.take_frames()?;
-            }
-            self.stopping |= !self.stopping && !self.uplink.looked();
-            self.step(Input::Tick)?;
-            self.carry_out()?;
-            let now = self.now();
-            self.look_for_overdue(now)?;
-            self.store.answer_expired(now)?;
-            self.store.map_pieces(now)?;
-            self.store.tend(now)?;
+            let ready = self.wait()?;
+            self.turn(ready)?;
         }
         Ok(())
     }
 
+    /// Does what there is to do.
+    pub(crate) fn turn(&mut self, ready: Ready) -> Result<(), EngineError> {
+        if ready.faults {
+            self.take_faults()?;
+        }
+        if ready.commands {
+            self.take_commands()?;
+        }
+        if ready.frames || !self.backlog.is_empty() {
+            self.take_frames()?;
+        }
+        self.stopping |= !self.stopping && !self.uplink.looked();
+        self.step(Input::Tick)?;
+        self.carry_out()?;
+        let now = self.now();
+        self.look_for_overdue(now)?;
+        self.store.answer_expired(now)?;
+        self.store.map_pieces(now)?;
+        self.store.tend(now)
+    }
+
     pub(crate) fn now(&self) -> u64 {
-        nanoseconds_since(self.started)
+        self.clock.now_ns()
+    }
+
+    /// When there is something to do at the latest, even if nothing comes.
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        let store = &self.store;
+        [self.node.next_tick_ns(), store.asked.due_ns(), store.whole.due_ns()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Sleeps until there is something to do; tells whether faults, frames or commands wait.
-    fn wait(&mut self) -> Result<[bool; 3], EngineError> {
+    fn wait(&mut self) -> Result<Ready, EngineError> {
         let now = self.now();
         let look = self.look(now);
-        let store = &self.store;
-        let due =
-            [self.node.next_tick_ns(), store.asked.due_ns(), store.whole.due_ns(), look.wake_ns];
-        let due = due.into_iter().flatten().min();
+        let due = [self.due_ns(), look.wake_ns].into_iter().flatten().min();
         let due = due.map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(now)).min(IDLE));
         let fds = [
             self.store.uffd.as_raw_fd(),
@@ -383,8 +321,8 @@ impl Engine {
             let came = self.transport.look();
             // Faults and commands are looked for too, or frames that keep coming would hold them up.
             let mut ready = poll(fds, Duration::ZERO).map_err(EngineError::Wait)?;
-            ready[1] |= came;
-            if ready.contains(&true) {
+            ready.frames |= came;
+            if ready.faults || ready.frames || ready.commands {
                 return Ok(ready);
             }
             self.trace.look_at_notes();
@@ -656,12 +594,12 @@ impl Engine {
 
     fn take_frames(&mut self) -> Result<(), EngineError> {
         let mut result = Ok(());
-        let Self { node, store, transport, uplink, effects, classifier, trace, started, .. } = self;
+        let Self { node, store, transport, uplink, effects, classifier, trace, clock, .. } = self;
         let (placers, moved) = (&self.placers, &mut self.moved);
         let mut inbox = Inbox { node, store, classifier, trace, effects, placers, moved };
         let (bystanders, mut lost) = (&self.bystanders, Vec::<(SliceId, String)>::new());
         let (mut fenced, mut urgent) = (false, false);
-        let is_urgent = nanoseconds_since(*started) < self.urgent_until_ns;
+        let is_urgent = clock.now_ns() < self.urgent_until_ns;
         transport.limit_runs(if is_urgent { 1 } else { POLL_BUDGET });
         transport.poll(POLL_BUDGET, &mut |event| {
             match event {
@@ -673,14 +611,13 @@ impl Engine {
                 _ if result.is_err() || fenced => {}
                 Event::Frame { from, class: class @ (Class::Coherence | Class::Run), bytes } => {
                     urgent |= class == Class::Coherence;
-                    let now = nanoseconds_since(*started);
-                    result = inbox.take(now, from, class, bytes);
+                    result = inbox.take(clock.now_ns(), from, class, bytes);
                 }
                 Event::Head { bytes, length, landing, .. } => {
                     *landing = inbox.landing(bytes, length);
                 }
                 Event::Landed { from, bytes, length } => {
-                    result = inbox.landed(nanoseconds_since(*started), from, bytes, length);
+                    result = inbox.landed(clock.now_ns(), from, bytes, length);
                 }
                 Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
             }
@@ -717,7 +654,7 @@ impl Engine {
         }
     }
 
-    fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         let stats = self.node.stats();
         let of_devices = |what| self.store.ram.device_pages(what);
         let (device_pages, device_page_moves) = of_devices(DeviceUse::Data);
@@ -765,13 +702,8 @@ impl Engine {
     }
 }
 
-/// The engine's clock.
-fn nanoseconds_since(started: Instant) -> u64 {
-    u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Waits until one of the descriptors is readable or the time is over; tells which are.
-fn poll(fds: [RawFd; 3], limit: Duration) -> Result<[bool; 3], Error> {
+/// Waits until one of the descriptors is readable or the time is over: those of faults, frames and commands.
+fn poll(fds: [RawFd; 3], limit: Duration) -> Result<Ready, Error> {
     let mut array = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(1),
@@ -780,8 +712,9 @@ fn poll(fds: [RawFd; 3], limit: Duration) -> Result<[bool; 3], Error> {
     // SAFETY: three initialised descriptors, a valid time, no signal mask.
     let result = unsafe { libc::ppoll(array.as_mut_ptr(), 3, &raw const time, std::ptr::null()) };
     if result >= 0 {
-        return Ok(array.map(|fd| fd.revents != 0));
+        let [faults, frames, commands] = array.map(|fd| fd.revents != 0);
+        return Ok(Ready { faults, frames, commands });
     }
     let error = Error::last_os_error();
-    if error.raw_os_error() == Some(libc::EINTR) { Ok([false; 3]) } else { Err(error) }
+    if error.raw_os_error() == Some(libc::EINTR) { Ok(Ready::default()) } else { Err(error) }
 }

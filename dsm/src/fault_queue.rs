@@ -1,6 +1,6 @@
 //! The faults of a userfaultfd that its owner waits for by itself, without an engine.
 
-use crate::uffd::{Fault, Uffd};
+use crate::mapping::{Fault, Uffd};
 use std::io::Error;
 use std::time::Duration;
 use vmm_sys_util::poll::PollContext;

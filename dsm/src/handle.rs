@@ -173,7 +173,7 @@ impl Handle {
         Ok((Self { commands, bell: Arc::clone(&bell), own }, receiver, bell))
     }
 
-    fn post(&self, command: Command) -> bool {
+    pub(crate) fn post(&self, command: Command) -> bool {
         if self.own.is_here() {
             self.own.push(command);
             self.bell.ring();

@@ -13,7 +13,7 @@
 //! A chunk that the engine watches meanwhile is refused by the kernel: it makes no huge mapping where
 //! userfaultfd protects pages (`collapse_pte_mapped_thp` in Linux `mm/khugepaged.c`).
 
-use crate::maps::HUGE;
+use crate::mapping::HUGE;
 use crate::ram::{GuestRam, Place};
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use std::io::Error;
@@ -85,7 +85,11 @@ impl Drop for HugePages {
 }
 
 /// Looks at all chunks once; false when it is to end.
-fn pass(ram: &GuestRam, rest: &mut dyn FnMut(Duration) -> bool, refusals: &mut u32) -> bool {
+pub(crate) fn pass(
+    ram: &GuestRam,
+    rest: &mut dyn FnMut(Duration) -> bool,
+    refusals: &mut u32,
+) -> bool {
     let chunks = (0..ram.bytes()).step_by(HUGE).filter(|at| ram.place_at(*at) == Place::Plain);
     // A collapse replaces pages, and an adapter would go on with the old ones.
     let chunks = chunks.take_while(|_| !ram.is_pinned());

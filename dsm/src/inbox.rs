@@ -7,7 +7,7 @@
 //! ```
 
 use crate::classify::Classifier;
-use crate::engine::EngineError;
+use crate::error::EngineError;
 use crate::parcel::one_piece;
 use crate::report::PageMoves;
 use crate::store::Store;

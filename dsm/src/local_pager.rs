@@ -7,8 +7,8 @@
 //! ```
 
 use crate::fault_queue::FaultQueue;
+use crate::mapping::{Fault, Installed, UffdError, Watch};
 use crate::ram::GuestRam;
-use crate::uffd::{Fault, Installed, Uffd, UffdError, Watch};
 use std::io::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl LocalPager {
     /// # Errors
     /// No usable userfaultfd.
     pub fn new(ram: Arc<GuestRam>) -> Result<Self, LocalPagerError> {
-        let uffd = Uffd::open()?;
+        let uffd = ram.userfaultfd()?;
         for (_, host, bytes) in ram.slots() {
             let start = u64::try_from(host).expect("an address fits u64");
             uffd.register(start, bytes, Watch::Everything)?;

@@ -7,7 +7,8 @@
 //! A peer that is lost is known after its lease, so a wait of several leases on peers that live is an error in the
 //! protocol, in the transport, or in a peer.
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::Engine;
+use crate::error::EngineError;
 use dsm_protocol::Gfn;
 use std::time::Duration;
 

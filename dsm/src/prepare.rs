@@ -5,7 +5,7 @@
 //! its memory in advance only copies. It takes memory for all of the VM on every slice that asks for it.
 
 use crate::chunks::ChunkId;
-use crate::maps::HUGE;
+use crate::mapping::{GuestMapping, HUGE};
 use crate::ram::{GuestRam, Place};
 use std::io::Error;
 use std::ops::Range;

@@ -13,10 +13,9 @@
 use crate::apart::Apart;
 use crate::chunks::{CHUNK_PAGES, ChunkId, whole};
 use crate::device_pages::{DevicePages, DeviceUse, Watched};
-use crate::maps::{HUGE, Span};
+use crate::mapping::{GuestMapping, HUGE, Span, Uffd, UffdError};
 use crate::memory::Memory;
 use crate::prepare::Prepared;
-use crate::uffd::Uffd;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::Error;
@@ -96,7 +95,7 @@ struct Block {
 #[derive(Debug)]
 pub struct GuestRam {
     pub(crate) file: File,
-    pub(crate) guest: Span,
+    pub(crate) guest: Box<dyn GuestMapping>,
     pub(crate) alias: Span,
     bytes: usize,
     blocks: Vec<Block>,
@@ -140,6 +139,16 @@ impl GuestRam {
         own: &[Range<u64>],
         memory: Memory,
     ) -> Result<Self, RamError> {
+        Self::with_mapping(frames, own, memory, |span, _| Ok(Box::new(span)))
+    }
+
+    /// The same, with a mapping for the guest that `make` makes of addresses and the memory file.
+    pub(crate) fn with_mapping(
+        frames: &[Range<u64>],
+        own: &[Range<u64>],
+        memory: Memory,
+        make: impl FnOnce(Span, &File) -> Result<Box<dyn GuestMapping>, Error>,
+    ) -> Result<Self, RamError> {
         memory.check(own)?;
         let (blocks, bytes) = lay_out(frames)?;
         let size = u64::try_from(bytes).map_err(|_| RamError::Layout)?;
@@ -148,10 +157,11 @@ impl GuestRam {
         let file = memory_file(c"tessera-guest-ram", sealable).map_err(failed("memfd_create"))?;
         file.set_len(size).map_err(failed("ftruncate"))?;
         fix_size(&file).map_err(failed("F_ADD_SEALS"))?;
-        let guest = Span::reserve(bytes).map_err(failed("mmap"))?;
+        let guest = Span::reserve(bytes).and_then(|span| make(span, &file));
+        let guest = guest.map_err(failed("mmap"))?;
         let alias = Span::reserve(bytes).map_err(failed("mmap"))?;
-        for span in [&guest, &alias] {
-            span.map_file(0, bytes, &file).map_err(failed("mmap"))?;
+        for mapping in [&*guest, &alias] {
+            mapping.map_file(0, bytes, &file).map_err(failed("mmap"))?;
         }
         // Where the host gives memory files huge pages on request, the guest's first touch gets them.
         if let Err(error) = guest.advise(0, bytes, libc::MADV_HUGEPAGE) {
@@ -179,7 +189,7 @@ impl GuestRam {
         };
         let frames = own;
         let own: Vec<Range<usize>> = ram.chunk_offsets(own)?;
-        ram.apart = Apart::new(memory, &ram.guest, bytes, &own).map_err(failed("mmap"))?;
+        ram.apart = Apart::new(memory, &*ram.guest, bytes, &own).map_err(failed("mmap"))?;
         let place = if ram.has_apart() { Place::Apart } else { Place::Plain };
         for at in own.into_iter().flat_map(|range| range.step_by(HUGE)) {
             ram.places[at / HUGE].store(place as u8, Ordering::Release);
@@ -188,6 +198,11 @@ impl GuestRam {
             ram.prepare(frames).map_err(failed("madvise"))?;
         }
         Ok(ram)
+    }
+
+    /// A userfaultfd that can watch the guest mapping.
+    pub(crate) fn userfaultfd(&self) -> Result<Uffd, UffdError> {
+        self.guest.userfaultfd()
     }
 
     /// Whoever waits for a page, or comes to touch one that is not here, waits for as long as this memory is mapped.
@@ -365,7 +380,7 @@ impl GuestRam {
     pub(crate) fn is_hole(&self, gfn: Gfn) -> bool {
         let Some(at) = self.offset(gfn) else { return true };
         if self.place_at(at) == Place::Apart {
-            return self.apart.is_hole(&self.guest, at);
+            return self.apart.is_hole(&*self.guest, at);
         }
         if self.is_backed(at) {
             return false;
@@ -439,7 +454,7 @@ impl GuestRam {
     fn alias_page(&self, gfn: Gfn) -> *mut u8 {
         let offset = self.offset(gfn).expect("a checked frame");
         let apart = match self.place_at(offset) {
-            Place::Apart => self.apart.alias(&self.guest),
+            Place::Apart => self.apart.alias(&*self.guest),
             _ => None,
         };
         ptr::with_exposed_provenance_mut(apart.unwrap_or_else(|| self.alias.start()) + offset)

@@ -1,7 +1,8 @@
 //! Pages that will be touched next, asked for: windows at once, chunks piece by piece.
 
 use crate::chunks::{CHUNK_PAGES, ChunkId};
-use crate::engine::{Engine, EngineError};
+use crate::engine::Engine;
+use crate::error::EngineError;
 use crate::whole::Asked;
 use dsm_protocol::foresight::{Lack, Window};
 use dsm_protocol::{Access, Gfn, Input};

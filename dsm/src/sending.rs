@@ -8,7 +8,8 @@
 //! ```
 //! Frames of one class to one slice leave in the order of the effects. What finds no room waits ([`crate::backlog`]).
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::Engine;
+use crate::error::EngineError;
 use crate::ram::GuestRam;
 use crate::trace::Company;
 use dsm_protocol::{Effect, Gfn, Message};

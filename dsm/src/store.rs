@@ -7,11 +7,12 @@ use crate::ahead::{Ahead, Run};
 use crate::arrivals::Arrivals;
 use crate::asked::Asked;
 use crate::chunks::{ChunkId, Chunks};
-use crate::engine::EngineError;
+use crate::error::EngineError;
+use crate::mapping::{Installed, Uffd};
+use crate::planted::PlantedBug;
 use crate::ram::GuestRam;
 use crate::share;
 use crate::takings::{Taken, Taking, Takings};
-use crate::uffd::{Installed, Uffd};
 use crate::whole::Whole;
 use dsm_protocol::PageSet;
 use dsm_protocol::entry::{ACCESSED_DIRTY, DIRTY, permits_clean_write, target};
@@ -62,6 +63,8 @@ pub(crate) struct Store {
     failure: Option<EngineError>,
     /// A vCPU was just given a chunk that it waited for, and more is on its way.
     pub(crate) provided: bool,
+    #[cfg(feature = "simulate")]
+    pub(crate) planted: Option<PlantedBug>,
 }
 
 impl Store {
@@ -93,7 +96,21 @@ impl Store {
             takings: Takings::default(),
             failure: None,
             provided: false,
+            #[cfg(feature = "simulate")]
+            planted: None,
         })
+    }
+
+    /// Whether the simulator has planted a bug.
+    #[cfg(feature = "simulate")]
+    pub(crate) fn has_bug(&self, bug: PlantedBug) -> bool {
+        self.planted == Some(bug)
+    }
+
+    #[cfg(not(feature = "simulate"))]
+    #[expect(clippy::unused_self, reason = "the simulator's looks")]
+    pub(crate) const fn has_bug(&self, _: PlantedBug) -> bool {
+        false
     }
 
     /// The first call that failed, once.
@@ -130,7 +147,7 @@ impl Store {
     /// Ends that; tells whether it was so.
     pub(crate) fn answer(&mut self, gfn: Gfn) -> Result<bool, EngineError> {
         let asked = self.asked.remove(gfn);
-        if asked {
+        if asked && !self.has_bug(PlantedBug::NeverAnswered) {
             self.set_writable(gfn, true)?;
         }
         Ok(asked)
@@ -184,12 +201,15 @@ impl Store {
 
     /// The page is about to be taken away, or its write access.
     fn before_recall(&mut self, gfn: Gfn) {
-        if self.whole.recalled(gfn) {
+        if self.whole.recalled(gfn) && !self.has_bug(PlantedBug::WaiterForgotten) {
             // Whoever waits for it asks again.
             let woken = self.uffd.wake(self.address(gfn), PAGE);
             self.note(woken.map_err(EngineError::from));
         }
         let pending = self.ahead.recalled(gfn);
+        if self.has_bug(PlantedBug::ArrivalsLost) {
+            return;
+        }
         let result = if pending { self.map_pending() } else { self.write_arrivals() };
         self.note(result);
     }
@@ -264,6 +284,9 @@ impl Store {
         if run.pages > 1 && self.is_watched(run) {
             match self.uffd.install(start, bytes, run.writable)? {
                 Installed::Done => whole = true,
+                Installed::Parted if self.has_bug(PlantedBug::RunOverParts) => {
+                    return Err(EngineError::CannotMap { gfn: run.first });
+                }
                 Installed::Parted => {
                     let half = run.pages / 2;
                     self.map_run(Run { pages: half, ..run })?;
@@ -376,6 +399,9 @@ impl PageStore for StepStore<'_> {
     }
 
     fn settle(&mut self) {
+        if self.store.has_bug(PlantedBug::TakenLate) {
+            return;
+        }
         let result = self.store.take_away();
         self.store.note(result);
     }

@@ -24,7 +24,7 @@
 use dsm_protocol::Access;
 use std::collections::BTreeSet;
 
-use crate::uffd::Fault;
+use crate::mapping::Fault;
 
 /// What to do about a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@
 //! seen as well: that is what this is for.
 
 use crate::fault_queue::FaultQueue;
+use crate::mapping::{UffdError, Watch};
 use crate::ram::GuestRam;
-use crate::uffd::{Uffd, UffdError, Watch};
 use std::io::Error;
 use std::time::Duration;
 use thiserror::Error;
@@ -49,7 +49,7 @@ impl<'a> WriteWatch<'a> {
     /// # Errors
     /// No usable userfaultfd, or no memory.
     pub fn new(ram: &'a GuestRam) -> Result<Self, WriteWatchError> {
-        let uffd = Uffd::open()?;
+        let uffd = ram.userfaultfd()?;
         for (address, host, bytes) in ram.slots() {
             let pages = usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE;
             ram.populate(Gfn(address / PAGE), pages)
@@ -81,7 +81,7 @@ impl<'a> WriteWatch<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uffd::check_host;
+    use crate::mapping::check_host;
     use needs::Need;
     use std::thread::scope;
     use std::time::Instant;

@@ -59,7 +59,8 @@ fn report(findings: &[String]) -> Result<()> {
     if findings.is_empty() { Ok(()) } else { bail!("{} findings", findings.len()) }
 }
 
-/// Every interleaving of the larger clusters too, one model after the other: each takes all processors.
+/// Every interleaving of the larger clusters too, one model after the other: each takes all processors. Then many seeds
+/// of whole engines over a fake kernel.
 fn models(root: &Path) -> Result<()> {
     let status = Process::new(workspace::cargo())
         .args(["test", "-p", "tessera-dsm-sim", "--locked", "--test", "ordinary"])
@@ -70,7 +71,23 @@ fn models(root: &Path) -> Result<()> {
         .stdin(Stdio::null())
         .status()
         .context("start cargo")?;
-    if status.success() { Ok(()) } else { bail!("the models ended with {status}") }
+    if !status.success() {
+        bail!("the models ended with {status}");
+    }
+    cargo(
+        root,
+        &[
+            "run",
+            "--release",
+            "--locked",
+            "-p",
+            "tessera-dsm-sim",
+            "--",
+            "--mapping",
+            "--runs",
+            "20000",
+        ],
+    )
 }
 
 /// Runs cargo in the tree with its output going where ours goes.

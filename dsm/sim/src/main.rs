@@ -2,6 +2,10 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use tessera_dsm_sim::mapping;
 use tessera_dsm_sim::simulator::{Setup, Workload, run};
 
 /// Simulates clusters of the coherence protocol.
@@ -16,22 +20,57 @@ struct Args {
     /// Slices, 2 to 8; chosen by the seed if not given.
     #[arg(long, value_parser = clap::value_parser!(u16).range(2..=8))]
     slices: Option<u16>,
-    /// Operations per vCPU.
-    #[arg(long, default_value_t = 500)]
-    steps: u32,
+    /// Operations per vCPU; 500, or 60 with --mapping, if not given.
+    #[arg(long)]
+    steps: Option<u32>,
+    /// Whole engines over a fake kernel, rather than the protocol alone.
+    #[arg(long, conflicts_with_all = ["slices", "workload"])]
+    mapping: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
     workload: Option<Workload>,
 }
 
+impl Args {
+    /// Simulates one seed; what there is to tell of it.
+    fn simulate(&self, seed: u64) -> Result<String> {
+        let failed = || format!("simulate seed {seed}");
+        if self.mapping {
+            let steps = self.steps.unwrap_or(mapping::Setup::STEPS);
+            let setup = mapping::Setup { steps, ..mapping::Setup::of(seed) };
+            let report = mapping::run(setup).with_context(failed)?;
+            return Ok(format!("seed={seed} steps={steps} {report}"));
+        }
+        let slices = self.slices.unwrap_or_else(|| Setup::slices_of(seed));
+        let (steps, workload) = (self.steps.unwrap_or(500), self.workload);
+        let setup = Setup { seed, slices, steps, workload, planted: None };
+        let report = run(setup).with_context(failed)?;
+        Ok(format!("seed={seed} slices={slices} steps={steps} {report}"))
+    }
+
+    /// Simulates seeds until there are no more, or one has failed.
+    fn simulate_next(&self, next: &AtomicU64) -> Result<()> {
+        let end = self.seed.saturating_add(self.runs);
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return Ok(());
+            }
+            let line = self.simulate(seed).inspect_err(|_| next.store(end, Ordering::Relaxed))?;
+            println!("{line}");
+        }
+    }
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
-    for seed in args.seed..args.seed.saturating_add(args.runs) {
-        let slices = args.slices.unwrap_or_else(|| Setup::slices_of(seed));
-        let Args { steps, workload, .. } = args;
-        let setup = Setup { seed, slices, steps, workload, planted: None };
-        let report = run(setup).with_context(|| format!("simulate seed {seed}"))?;
-        println!("seed={seed} slices={slices} steps={steps} {report}");
-    }
-    Ok(())
+    let next = AtomicU64::new(args.seed);
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|threads| {
+        let run = || args.simulate_next(&next);
+        let running: Vec<_> = (0..cores).map(|_| threads.spawn(run)).collect();
+        let joined = running.into_iter().map(|thread| thread.join().expect("it does not panic"));
+        // All of them, or the scope would wait without a word.
+        joined.fold(Ok(()), Result::and)
+    })
 }

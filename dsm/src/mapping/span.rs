@@ -1,8 +1,9 @@
-//! Address ranges for guest memory, and what is mapped there.
+//! Address ranges of this process for guest memory: the mapping of Linux.
 #![expect(unsafe_code, reason = "mmap and its relatives")]
 // UNSAFETY: a span owns its addresses: nothing else of the process lies there, and only pointers,
 // never references, are made to them elsewhere.
 
+use super::{GuestMapping, LinuxUserfaultfd, Uffd, UffdError};
 use std::fs::File;
 use std::io::Error;
 use std::os::fd::AsRawFd;
@@ -34,11 +35,6 @@ impl Span {
         Ok(Self { start: (reserved + 1).next_multiple_of(HUGE), bytes, reserved })
     }
 
-    /// First address.
-    pub(crate) fn start(&self) -> usize {
-        self.start
-    }
-
     fn at(&self, offset: usize, bytes: usize) -> *mut libc::c_void {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(inside, "{bytes:#x} bytes at {offset:#x} lie inside the span");
@@ -60,57 +56,48 @@ impl Span {
         // SAFETY: replaces a part of this span.
         succeeded(unsafe { libc::mmap(at, bytes, READ_WRITE, flags, fd, from) }).map(drop)
     }
+}
 
-    /// Maps a part of a file, of which the offset is that in the span, in place of what is there.
-    /// Memory for it is not set aside.
-    pub(crate) fn map_file(&self, offset: usize, bytes: usize, file: &File) -> Result<(), Error> {
+impl GuestMapping for Span {
+    fn start(&self) -> usize {
+        self.start
+    }
+
+    fn userfaultfd(&self) -> Result<Uffd, UffdError> {
+        LinuxUserfaultfd::open().map(Uffd::new)
+    }
+
+    fn map_file(&self, offset: usize, bytes: usize, file: &File) -> Result<(), Error> {
         self.map(offset, bytes, libc::MAP_SHARED | libc::MAP_NORESERVE, Some(file))
     }
 
-    /// The same with memory set aside: touching it cannot fail later.
-    pub(crate) fn map_reserved(
-        &self,
-        offset: usize,
-        bytes: usize,
-        file: &File,
-    ) -> Result<(), Error> {
+    fn map_reserved(&self, offset: usize, bytes: usize, file: &File) -> Result<(), Error> {
         self.map(offset, bytes, libc::MAP_SHARED, Some(file))
     }
 
-    /// Maps private memory that is all zeros.
-    pub(crate) fn map_anonymous(&self, offset: usize, bytes: usize) -> Result<(), Error> {
+    fn map_anonymous(&self, offset: usize, bytes: usize) -> Result<(), Error> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         self.map(offset, bytes, flags, None)
     }
 
-    /// Tells the kernel about a part (madvise).
-    pub(crate) fn advise(
-        &self,
-        offset: usize,
-        bytes: usize,
-        advice: libc::c_int,
-    ) -> Result<(), Error> {
+    fn advise(&self, offset: usize, bytes: usize, advice: libc::c_int) -> Result<(), Error> {
         // SAFETY: a part of this span; no advice used here loses data of a file.
         done(unsafe { libc::madvise(self.at(offset, bytes), bytes, advice) })
     }
 
-    /// Permits or forbids stores to a part.
-    pub(crate) fn set_writable(&self, offset: usize, bytes: usize, on: bool) -> Result<(), Error> {
+    fn set_writable(&self, offset: usize, bytes: usize, on: bool) -> Result<(), Error> {
         let access = if on { READ_WRITE } else { libc::PROT_READ };
         // SAFETY: a part of this span; nothing of this process stores through it.
         done(unsafe { libc::mprotect(self.at(offset, bytes), bytes, access) })
     }
 
-    /// Which pages of a part are there: a byte for each, of which the lowest bit tells.
-    pub(crate) fn residency(&self, offset: usize, pages: &mut [u8]) -> Result<(), Error> {
+    fn residency(&self, offset: usize, pages: &mut [u8]) -> Result<(), Error> {
         let bytes = pages.len() * 4096;
         // SAFETY: a part of this span, and a byte for each of its pages.
         done(unsafe { libc::mincore(self.at(offset, bytes), bytes, pages.as_mut_ptr()) })
     }
 
-    /// Moves private pages, all at once, to the start of another span. What is left behind is
-    /// absent, and userfaultfd still watches it if it did.
-    pub(crate) fn move_pages(&self, offset: usize, bytes: usize, to: &Self) -> Result<(), Error> {
+    fn move_pages(&self, offset: usize, bytes: usize, to: &Self) -> Result<(), Error> {
         let (old, new) = (self.at(offset, bytes), to.at(0, bytes));
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: both are parts of spans; the new place is replaced.

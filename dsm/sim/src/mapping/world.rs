@@ -1,0 +1,463 @@
+//! The cluster: engines, their frames on the way, and the clock.
+
+use super::Setup;
+use super::carrier::{Carrier, Frame, Mailbox};
+use super::guests::{Guests, Host, State, Wish};
+use super::programs::{DEVICE_WORD, Layout};
+use crate::simulator::random::Random;
+use crossbeam_channel::Receiver;
+use dsm::Memory;
+use dsm::simulate::{SliceConfig, SteppedSlice};
+use dsm_protocol::{Config, Epoch, Gfn, HoldPolicy, Replicate, SliceId};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use transport::Class;
+
+/// A step that takes longer counts as stuck. Virtual time.
+const STUCK_NS: u64 = 20_000_000_000;
+/// Steps of the clock after which a run counts as livelocked.
+const EVENTS_MAX: u64 = 3_000_000;
+/// The longest sleep of an engine.
+const IDLE_NS: u64 = 250_000_000;
+
+/// What a run found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Slices.
+    pub slices: u16,
+    /// Of what private chunks are made.
+    pub memory: Memory,
+    /// Touches of memory.
+    pub touches: u64,
+    /// Faults that asked for a page.
+    pub faults: u64,
+    /// Pages that came.
+    pub pages_in: u64,
+    /// Chunks that became shared.
+    pub shared: u64,
+    /// Chunks of other homes that became private.
+    pub borrowed: u64,
+    /// Chunks that became private again.
+    pub private_again: u64,
+    /// Chunks put on huge pages.
+    pub collapsed: u64,
+    /// Faults of workers that were asked about.
+    pub asked: u64,
+    /// The longest step, virtual nanoseconds.
+    pub longest_ns: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "slices={} {:?} touches={} faults={} pages={} shared={} borrowed={} private-again={} \
+             huge={} asked={} longest={}us",
+            self.slices,
+            self.memory,
+            self.touches,
+            self.faults,
+            self.pages_in,
+            self.shared,
+            self.borrowed,
+            self.private_again,
+            self.collapsed,
+            self.asked,
+            self.longest_ns / 1000
+        )
+    }
+}
+
+/// Why a run failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Failure(pub String);
+
+#[derive(Debug)]
+enum Event {
+    Deliver(usize, Frame),
+    Run(usize),
+    Turn(usize),
+}
+
+/// An answer that a vCPU waits for.
+#[derive(Debug)]
+enum Answer {
+    Refused(Receiver<()>),
+    Device(Gfn, Option<u64>, Receiver<Result<Vec<u8>, dsm::CopyError>>),
+}
+
+struct Slice {
+    stepped: SteppedSlice,
+    mailbox: Arc<Mutex<Mailbox>>,
+    /// The turn that is already in the calendar.
+    turn: Option<u64>,
+    answers: Vec<(usize, Answer)>,
+}
+
+impl Slice {
+    fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct World {
+    setup: Setup,
+    random: Random,
+    clock: Arc<AtomicU64>,
+    number: u64,
+    calendar: BTreeMap<(u64, u64), Event>,
+    /// When the last frame of a class from one slice to another arrives.
+    arrival: BTreeMap<(usize, usize, Class), u64>,
+    slices: Vec<Slice>,
+    guests: Arc<Mutex<Guests>>,
+    /// vCPUs that the calendar has.
+    planned: Vec<bool>,
+    slow: u64,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // What runs between the calls holds the kernels, which hold it.
+        self.slices.iter().for_each(|slice| slice.stepped.kernel().set_between(None));
+    }
+}
+
+/// Runs one cluster to its end.
+///
+/// # Errors
+/// The first thing that must not happen.
+pub fn run(setup: Setup) -> Result<Report, Failure> {
+    let mut world = World::new(setup)?;
+    for _ in 0..EVENTS_MAX {
+        let Some(((at, _), event)) = world.calendar.pop_first() else {
+            return world.fail(&format!("nothing happens: {}", world.waiting()));
+        };
+        world.clock.store(at, Ordering::Relaxed);
+        world.guests().now = at;
+        match event {
+            Event::Deliver(to, frame) => {
+                world.slices[to].mailbox().incoming.push_back(frame);
+                world.turn_soon(to);
+            }
+            Event::Run(vcpu) => world.run_vcpu(vcpu),
+            Event::Turn(slice) => world.turn(slice)?,
+        }
+        world.look()?;
+        if world.guests().vcpus.iter().all(|vcpu| vcpu.state == State::Ends) {
+            return Ok(world.report());
+        }
+    }
+    world.fail("it does not end")
+}
+
+impl World {
+    fn new(setup: Setup) -> Result<Self, Failure> {
+        let mut random = setup.random();
+        let slices = 2 + u16::try_from(random.below(3)).expect("small");
+        let layout = Layout::new(slices, &mut random);
+        let guests = Guests::new(layout.clone(), Random::new(random.next()));
+        let mut world = Self {
+            setup,
+            clock: Arc::default(),
+            number: 0,
+            calendar: BTreeMap::new(),
+            arrival: BTreeMap::new(),
+            slices: Vec::new(),
+            guests: Arc::new(Mutex::new(guests)),
+            planned: Vec::new(),
+            slow: 10_000 << random.below(6),
+            random,
+        };
+        let memory = if world.random.one_in(3) { Memory::Anonymous } else { Memory::Memfd };
+        let hold = match world.random.below(3) {
+            0 => HoldPolicy::NONE,
+            1 => HoldPolicy::fixed(100_000),
+            _ => HoldPolicy::default(),
+        };
+        let again = if world.random.one_in(2) { 12 } else { 0 };
+        for slice in 0..slices {
+            let made = world.add_slice(slice, slices, &layout, memory, hold, again);
+            if let Err(error) = made {
+                return world.fail(&format!("a slice cannot be made: {error}"));
+            }
+        }
+        world.add_vcpus();
+        Ok(world)
+    }
+
+    fn add_slice(
+        &mut self,
+        local: u16,
+        slices: u16,
+        layout: &Layout,
+        memory: Memory,
+        hold: HoldPolicy,
+        again: u64,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let mailbox = Arc::new(Mutex::new(Mailbox::default()));
+        if self.random.one_in(3) {
+            let room = 1 + u32::try_from(self.random.below(20))?;
+            mailbox.lock().unwrap_or_else(PoisonError::into_inner).narrow(room);
+        }
+        let all = (0..slices).map(SliceId).collect();
+        let node = Config::new(SliceId(local), all, layout.homes.clone(), Epoch(1));
+        let node = Config { hold, replicate: Replicate::Nothing, ..node };
+        let stepped = SteppedSlice::new(SliceConfig {
+            node,
+            frames: layout.blocks.clone(),
+            memory,
+            transport: Carrier::new(SliceId(local), slices, Arc::clone(&mailbox))?,
+            clock: Arc::clone(&self.clock),
+            seed: self.random.next(),
+            again,
+            wait_limit: Duration::from_nanos(STUCK_NS),
+            planted: self.setup.planted,
+        })?;
+        let frames = layout.blocks.iter().cloned().flatten();
+        let pages = frames.filter_map(|frame| Some((frame, stepped.page(Gfn(frame))?))).collect();
+        let kernel = stepped.kernel().clone();
+        self.guests().hosts.push(Host { kernel, pages });
+        self.slices.push(Slice { stepped, mailbox, turn: None, answers: Vec::new() });
+        Ok(())
+    }
+
+    /// Two vCPUs a slice. They, and the threads that make huge pages, run between the calls of all engines.
+    fn add_vcpus(&mut self) {
+        for slice in 0..self.slices.len() {
+            for _ in 0..2 {
+                let vcpu = self.planned.len();
+                self.guests().add_vcpu(slice, self.setup.steps);
+                self.planned.push(false);
+                self.plan(vcpu, 1 + vcpu as u64);
+            }
+        }
+        let seldom = 2 + self.random.below(30);
+        for at in 0..self.slices.len() {
+            let (guests, mut random) = (Arc::clone(&self.guests), Random::new(self.random.next()));
+            let mut collapse = self.slices[at].stepped.collapser();
+            let between = move || {
+                if random.one_in(100) {
+                    collapse();
+                }
+                // Whoever is in there runs already.
+                if random.one_in(seldom)
+                    && let Ok(mut guests) = guests.try_lock()
+                {
+                    guests.run_some();
+                }
+            };
+            self.slices[at].stepped.kernel().set_between(Some(Box::new(between)));
+        }
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Guests> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.number += 1;
+        self.calendar.insert((time, self.number), event);
+    }
+
+    fn plan(&mut self, vcpu: usize, wait: u64) {
+        if !std::mem::replace(&mut self.planned[vcpu], true) {
+            self.at(self.now() + wait, Event::Run(vcpu));
+        }
+    }
+
+    fn turn_at(&mut self, slice: usize, time: u64) {
+        let time = time.max(self.now() + 1);
+        if self.slices[slice].turn.is_none_or(|turn| time < turn) {
+            self.slices[slice].turn = Some(time);
+            self.at(time, Event::Turn(slice));
+        }
+    }
+
+    fn turn_soon(&mut self, slice: usize) {
+        let time = self.now() + 500 + self.random.below(5_000);
+        self.turn_at(slice, time);
+    }
+
+    fn fail<T>(&self, what: &str) -> Result<T, Failure> {
+        Err(Failure(format!("{what}, at {} ns; replay: {}", self.now(), self.setup.replay())))
+    }
+
+    fn run_vcpu(&mut self, vcpu: usize) {
+        self.planned[vcpu] = false;
+        let mut guests = self.guests();
+        if guests.vcpus[vcpu].state == State::Rests {
+            guests.done(vcpu);
+        }
+        for _ in 0..8 {
+            if guests.vcpus[vcpu].state == State::Runs && guests.failure.is_none() {
+                guests.step(vcpu);
+            }
+        }
+        let runs = guests.vcpus[vcpu].state == State::Runs;
+        drop(guests);
+        if runs {
+            let wait = 200 + self.random.below(3_000);
+            self.plan(vcpu, wait);
+        }
+    }
+
+    fn turn(&mut self, slice: usize) -> Result<(), Failure> {
+        if self.slices[slice].turn != Some(self.now()) {
+            // An earlier one came in between.
+            return Ok(());
+        }
+        self.slices[slice].turn = None;
+        let frames = !self.slices[slice].mailbox().incoming.is_empty();
+        if let Err(error) = self.slices[slice].stepped.turn(frames) {
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |at| at.source());
+            let causes: Vec<String> = causes.map(ToString::to_string).collect();
+            return self.fail(&format!("slice{slice} fails: {}", causes.join(": ")));
+        }
+        self.send_frames(slice);
+        self.take_answers(slice)?;
+        if !self.slices[slice].mailbox().incoming.is_empty()
+            || self.slices[slice].stepped.is_behind()
+        {
+            self.turn_soon(slice);
+        }
+        let due = self.slices[slice].stepped.due_ns().unwrap_or(u64::MAX);
+        self.turn_at(slice, due.min(self.now() + IDLE_NS));
+        Ok(())
+    }
+
+    fn send_frames(&mut self, slice: usize) {
+        let outgoing = std::mem::take(&mut self.slices[slice].mailbox().outgoing);
+        for Frame { peer: to, class, bytes } in outgoing {
+            let peer = SliceId(u16::try_from(slice).expect("few"));
+            let to = usize::from(to.0);
+            let seldom = if class == Class::Run { 6 } else { 50 };
+            let range = if self.random.one_in(seldom) { 40 * self.slow } else { self.slow };
+            let time = self.now() + 1_000 + self.random.below(range);
+            let last = self.arrival.entry((slice, to, class)).or_default();
+            let time = time.max(*last + 1);
+            *last = time;
+            self.at(time, Event::Deliver(to, Frame { peer, class, bytes }));
+        }
+    }
+
+    /// What the engine answered goes to the vCPUs that wait for it.
+    fn take_answers(&mut self, slice: usize) -> Result<(), Failure> {
+        for (vcpu, answer) in std::mem::take(&mut self.slices[slice].answers) {
+            let answered = match &answer {
+                Answer::Refused(reply) => reply.try_recv().is_ok().then_some(None),
+                Answer::Device(gfn, write, reply) => match reply.try_recv() {
+                    Ok(Ok(bytes)) => {
+                        let word = bytes.try_into().map_or(0, u64::from_le_bytes);
+                        Some(Some((*gfn, *write, word)))
+                    }
+                    Ok(Err(error)) => return self.fail(&format!("a device cannot: {error}")),
+                    Err(_) => None,
+                },
+            };
+            match answered {
+                None => self.slices[slice].answers.push((vcpu, answer)),
+                Some(None) => {
+                    self.guests().vcpus[vcpu].state = State::Runs;
+                    self.plan(vcpu, 500);
+                }
+                Some(Some((gfn, write, word))) => {
+                    self.guests().device_done(vcpu, gfn, write, word);
+                    self.plan(vcpu, 500);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at what the vCPUs did, wherever they ran.
+    fn look(&mut self) -> Result<(), Failure> {
+        let wishes = std::mem::take(&mut self.guests().wishes);
+        for (vcpu, wish) in wishes {
+            let at = self.guests().vcpus[vcpu].slice;
+            let slice = &mut self.slices[at];
+            match wish {
+                Wish::Rest(time) => {
+                    self.plan(vcpu, time);
+                    continue;
+                }
+                Wish::Refused => {
+                    slice.answers.push((vcpu, Answer::Refused(slice.stepped.refuse())));
+                }
+                Wish::Device(gfn, write) => {
+                    let reply = slice.stepped.copy(gfn, DEVICE_WORD, write);
+                    slice.answers.push((vcpu, Answer::Device(gfn, write, reply)));
+                }
+            }
+            self.turn_soon(at);
+        }
+        for slice in 0..self.slices.len() {
+            let woken = self.guests().wake(slice);
+            for vcpu in woken {
+                let wait = 100 + self.random.below(2_000);
+                self.plan(vcpu, wait);
+            }
+            if self.slices[slice].stepped.kernel().has_faults() {
+                self.turn_soon(slice);
+            }
+        }
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let guests = self.guests();
+        if let Some(what) = guests.failure.clone() {
+            drop(guests);
+            return self.fail(&what);
+        }
+        let is_stuck = |since: Option<u64>| since.is_some_and(|at| guests.now - at > STUCK_NS);
+        if guests.vcpus.iter().any(|vcpu| is_stuck(vcpu.since)) {
+            drop(guests);
+            return self.fail(&format!("stuck: {}", self.waiting()));
+        }
+        Ok(())
+    }
+
+    /// Who has not ended, and what the slices know of the page that is wanted.
+    fn waiting(&self) -> String {
+        let guests = self.guests();
+        let lines = (0..guests.vcpus.len()).filter_map(|vcpu| {
+            let (mut line, gfn) = guests.waiting(vcpu)?;
+            for (at, slice) in self.slices.iter().enumerate().filter(|_| gfn.is_some()) {
+                line += &format!("\n  slice{at}: {}", slice.stepped.state_of(gfn?));
+            }
+            Some(line)
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    fn report(&self) -> Report {
+        let guests = self.guests();
+        let mut report = Report {
+            slices: u16::try_from(self.slices.len()).expect("few"),
+            touches: guests.touches,
+            longest_ns: guests.longest_ns,
+            ..Report::default()
+        };
+        for slice in &self.slices {
+            let of = slice.stepped.report();
+            report.memory = slice.stepped.memory();
+            report.faults += of.faults.read + of.faults.write + of.faults.upgrade;
+            report.pages_in += of.pages_in;
+            report.shared += of.chunks.shared;
+            report.borrowed += of.chunks.borrowed;
+            report.private_again += of.chunks.private_again;
+            report.collapsed += of.chunks.collapsed;
+            report.asked += of.worker_faults_asked;
+        }
+        report
+    }
+}

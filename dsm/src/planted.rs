@@ -1,0 +1,19 @@
+//! Bugs that a test may plant below the protocol, to prove that the simulator would catch them.
+
+/// One way to break the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "simulate"), expect(unreachable_pub, reason = "for the simulator"))]
+pub enum PlantedBug {
+    /// A run over several parts of the address space is given up, as it was before it was mapped in halves.
+    RunOverParts,
+    /// A page is sent before the guest has lost it.
+    TakenLate,
+    /// Pages of a private chunk are given away, and userfaultfd does not watch the chunk.
+    GivenUnwatched,
+    /// A page that came in a run and is not in the file yet is taken as if it was.
+    ArrivalsLost,
+    /// A page that has come and is taken before it is mapped wakes nobody, as it was before the simulator found it.
+    WaiterForgotten,
+    /// A page that a vCPU was asked about stays read-only.
+    NeverAnswered,
+}

@@ -1,0 +1,213 @@
+//! One slice's engine, a turn at a time, over a kernel of state machines: what the simulator is made of.
+//!
+//! Engine, store and chunks are those of a VM. Time, the transport and the kernel's side of the guest mapping are the
+//! simulator's.
+
+pub use crate::mapping::fake::{Between, FakeKernel, Touch};
+pub use crate::planted::PlantedBug;
+
+use crate::chunks::ChunkId;
+use crate::clock::Clock;
+use crate::engine::{Engine, EngineConfig, Ready, Uplink};
+use crate::error::EngineError;
+use crate::handle::{Command, CopyError, Handle};
+use crate::huge;
+use crate::mapping::PAGE;
+use crate::memory::Memory;
+use crate::ram::{GuestRam, RamError};
+use crate::report::Report;
+use crate::trace::Tracing;
+use crossbeam_channel::{Receiver, bounded};
+use dsm_protocol::{Config, Gfn, HomeRange};
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use thiserror::Error;
+use transport::{Class, Transport};
+use wire::{PAGE_SIZE, SliceId};
+
+/// Why a slice cannot be simulated.
+#[derive(Debug, Error)]
+pub enum SimulateError {
+    /// No memory.
+    #[error("make guest memory")]
+    Ram(#[from] RamError),
+    /// No engine.
+    #[error("make the engine")]
+    Engine(#[from] EngineError),
+}
+
+/// What a slice is made of.
+#[derive(Debug)]
+pub struct SliceConfig<T> {
+    /// The protocol's configuration.
+    pub node: Config,
+    /// Frames that have memory.
+    pub frames: Vec<Range<u64>>,
+    /// Of what private chunks are made.
+    pub memory: Memory,
+    /// To the other slices.
+    pub transport: T,
+    /// Nanoseconds.
+    pub clock: Arc<AtomicU64>,
+    /// Of what is random in the kernel.
+    pub seed: u64,
+    /// One in so many requests finds the address space changing; none if 0.
+    pub again: u64,
+    /// Whoever waits for longer waits in vain.
+    pub wait_limit: Duration,
+    /// A bug to plant.
+    pub planted: Option<PlantedBug>,
+}
+
+/// Frames for the VMM are of no interest here.
+struct Silent;
+
+impl Uplink for Silent {
+    fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
+    fn lost(&mut self, _: SliceId, _: String) {}
+    fn fatal(&mut self, _: EngineError) {}
+    fn sample_roots(&mut self) {}
+}
+
+/// A slice that stands still between its turns.
+#[derive(Debug)]
+pub struct SteppedSlice {
+    engine: Engine,
+    handle: Handle,
+    ram: Arc<GuestRam>,
+    kernel: FakeKernel,
+    memory: Memory,
+}
+
+impl SteppedSlice {
+    /// Memory, kernel and engine.
+    ///
+    /// # Errors
+    /// There is no memory, or it does not fit the home table.
+    pub fn new<T: Transport + 'static>(config: SliceConfig<T>) -> Result<Self, SimulateError> {
+        let SliceConfig { node, frames, memory, transport, clock, .. } = config;
+        let of_own = |range: &&HomeRange| range.home == node.local;
+        let own: Vec<_> = node.homes.ranges().iter().filter(of_own).collect();
+        let own: Vec<_> = own.into_iter().map(|range| range.frames.clone()).collect();
+        let made = Mutex::new(None);
+        let ram = GuestRam::with_mapping(&frames, &own, memory, |span, file| {
+            let kernel = FakeKernel::new(span, file, config.seed, config.again)?;
+            *made.lock().expect("nobody panics here") = Some(kernel.clone());
+            Ok(Box::new(kernel))
+        })?;
+        let kernel = made.into_inner().expect("nobody panics here").expect("just made");
+        let ram = Arc::new(ram);
+        let engine = EngineConfig {
+            core: None,
+            fetch_ahead: true,
+            node,
+            ram: Arc::clone(&ram),
+            bystanders: Vec::new(),
+            transport: Box::new(transport),
+            uplink: Box::new(Silent),
+            wait_limit: config.wait_limit,
+            trace: Tracing::default(),
+        };
+        let (handle, mut engine) = Engine::assemble(engine, Clock::Simulated(clock))?;
+        engine.store.planted = config.planted;
+        Ok(Self { engine, handle, ram, kernel, memory })
+    }
+
+    /// Does what there is to do; `frames` says that some came.
+    ///
+    /// # Errors
+    /// What would end the VM.
+    pub fn turn(&mut self, frames: bool) -> Result<(), EngineError> {
+        let faults = self.kernel.has_faults();
+        let commands = !self.engine.commands.is_empty();
+        self.engine.turn(Ready { faults, frames, commands })
+    }
+
+    /// When the next turn is due at the latest, in nanoseconds, if one is.
+    #[must_use]
+    pub fn due_ns(&self) -> Option<u64> {
+        self.engine.due_ns()
+    }
+
+    /// True while frames wait for room.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        !self.engine.backlog.is_empty()
+    }
+
+    /// The kernel below it.
+    #[must_use]
+    pub fn kernel(&self) -> &FakeKernel {
+        &self.kernel
+    }
+
+    /// Number of a frame's page in the mapping, if it has memory.
+    #[must_use]
+    pub fn page(&self, gfn: Gfn) -> Option<usize> {
+        self.ram.offset(gfn).map(|offset| offset / PAGE_SIZE)
+    }
+
+    /// What puts chunks on huge pages, for a thread of its own.
+    pub fn collapser(&self) -> impl FnMut() + Send + use<> {
+        let (ram, mut refusals) = (Arc::clone(&self.ram), 0);
+        move || {
+            huge::pass(&ram, &mut |_| true, &mut refusals);
+        }
+    }
+
+    /// KVM refused a vCPU a store; the answer says that it may try again.
+    #[must_use]
+    pub fn refuse(&self) -> Receiver<()> {
+        let (reply, answer) = bounded(1);
+        self.handle.post(Command::Refused { reply });
+        answer
+    }
+
+    /// A device reads or writes a word of guest memory.
+    #[must_use]
+    pub fn copy(
+        &self,
+        gfn: Gfn,
+        word: usize,
+        write: Option<u64>,
+    ) -> Receiver<Result<Vec<u8>, CopyError>> {
+        let (reply, answer) = bounded(1);
+        let address = gfn.0 * PAGE + u64::try_from(word * 8).expect("inside a page");
+        let bytes = write.unwrap_or(0).to_le_bytes().to_vec();
+        self.handle.post(Command::Copy { address, bytes, write: write.is_some(), reply });
+        answer
+    }
+
+    /// All that this slice knows of a page, in a line for a person.
+    #[must_use]
+    pub fn state_of(&self, gfn: Gfn) -> String {
+        let Engine { node, store, .. } = &self.engine;
+        let mapped = self.page(gfn).map(|page| self.kernel.access(page));
+        format!(
+            "access {:?}, waiting {}, (load, store) {mapped:?}, place {:?}, private {}, readable {}, asked {}, \
+             ahead {}, hidden {}",
+            node.access(gfn),
+            node.is_waiting(gfn),
+            self.ram.place(ChunkId::of(gfn)),
+            store.chunks.is_private(ChunkId::of(gfn)),
+            store.readable.contains(gfn),
+            store.asked.contains(gfn),
+            store.ahead.is_untouched(gfn),
+            store.whole.hides(gfn),
+        )
+    }
+
+    /// Of what its private chunks are made.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.engine.report()
+    }
+}
