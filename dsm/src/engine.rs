@@ -16,7 +16,7 @@ use crate::classify::{Classifier, PageClass};
 use crate::clock::Clock;
 use crate::device_pages::DeviceUse;
 use crate::error::EngineError;
-use crate::handle::{Bell, Command, CopyError, Handle, OwnCommands, Tuning};
+use crate::handle::{Bell, Command, Commands, CopyError, Handle, OwnCommands, Tuning};
 use crate::inbox::Inbox;
 use crate::mapping::Fault;
 use crate::overdue::Overdue;
@@ -27,7 +27,7 @@ use crate::schedule::{self, Look};
 use crate::store::Store;
 use crate::trace::{Company, FaultKind, Trace, Tracing};
 use crate::workers::{Verdict, Workers};
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use dsm_protocol::foresight::{Companions, Lack, Runs};
 use dsm_protocol::{Access, Config, Effect, Gfn, Input, Node};
 use std::collections::BTreeMap;
@@ -135,7 +135,7 @@ pub struct Engine {
     pub(crate) store: Store,
     pub(crate) transport: Box<dyn Transport>,
     uplink: Box<dyn Uplink>,
-    pub(crate) commands: Receiver<Command>,
+    pub(crate) commands: Commands,
     own_commands: Arc<OwnCommands>,
     bell: Arc<Bell>,
     clock: Clock,
@@ -501,8 +501,7 @@ impl Engine {
     }
 
     fn take_commands_corked(&mut self) -> Result<(), EngineError> {
-        while let Some(command) = self.own_commands.pop().or_else(|| self.commands.try_recv().ok())
-        {
+        while let Some(command) = self.own_commands.pop().or_else(|| self.commands.pop()) {
             match command {
                 Command::Send { to, class, frame } => {
                     let token = self.token();

@@ -102,6 +102,8 @@ pub(crate) struct Bell {
     event: EventFd,
     /// It was rung, and the engine has not looked since.
     rung: AtomicBool,
+    /// The engine has ended.
+    over: AtomicBool,
 }
 
 impl Bell {
@@ -124,6 +126,34 @@ impl Bell {
 impl AsRawFd for Bell {
     fn as_raw_fd(&self) -> RawFd {
         self.event.as_raw_fd()
+    }
+}
+
+/// The engine's end of the channel. A channel keeps what is in it for as long as it has a sender, and with a command
+/// its reply: whoever waits for that would wait in vain for as long as it may. So what is left when the engine ends is
+/// dropped here, and what comes later by who sends it ([`Handle::post`]).
+#[derive(Debug)]
+pub(crate) struct Commands {
+    receiver: Receiver<Command>,
+    bell: Arc<Bell>,
+}
+
+impl Commands {
+    /// The oldest.
+    pub(crate) fn pop(&self) -> Option<Command> {
+        self.receiver.try_recv().ok()
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.receiver.len()
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        self.bell.over.store(true, Ordering::SeqCst);
+        self.receiver.try_iter().for_each(drop);
     }
 }
 
@@ -160,17 +190,21 @@ impl OwnCommands {
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: Sender<Command>,
+    /// What nobody takes any more.
+    left: Receiver<Command>,
     bell: Arc<Bell>,
     pub(crate) own: Arc<OwnCommands>,
 }
 
 impl Handle {
-    pub(crate) fn pair() -> Result<(Self, Receiver<Command>, Arc<Bell>), std::io::Error> {
+    pub(crate) fn pair() -> Result<(Self, Commands, Arc<Bell>), std::io::Error> {
         let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        let bell = Arc::new(Bell { event, rung: AtomicBool::new(false) });
+        let (rung, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let bell = Arc::new(Bell { event, rung, over });
         let (commands, receiver) = bounded(COMMANDS_MAX);
-        let own = Arc::default();
-        Ok((Self { commands, bell: Arc::clone(&bell), own }, receiver, bell))
+        let (left, own) = (receiver.clone(), Arc::default());
+        let taken = Commands { receiver, bell: Arc::clone(&bell) };
+        Ok((Self { commands, left, bell: Arc::clone(&bell), own }, taken, bell))
     }
 
     pub(crate) fn post(&self, command: Command) -> bool {
@@ -181,7 +215,16 @@ impl Handle {
         }
         let sent = self.commands.send(command).is_ok();
         self.bell.ring();
-        sent
+        sent && self.is_heard()
+    }
+
+    /// Whether there is an engine to take what was sent. If not it is dropped, and its reply with it.
+    fn is_heard(&self) -> bool {
+        let over = self.bell.over.load(Ordering::SeqCst);
+        if over {
+            self.left.try_iter().for_each(drop);
+        }
+        !over
     }
 
     /// Posts without waking the engine, unless there is no room; whoever calls rings at the end.
@@ -190,7 +233,7 @@ impl Handle {
             return self.post(command);
         }
         match self.commands.try_send(command) {
-            Ok(()) => true,
+            Ok(()) => self.is_heard(),
             Err(TrySendError::Full(command)) => {
                 // The engine must make room before this can go on.
                 self.bell.ring();
@@ -303,7 +346,7 @@ impl Handle {
     /// Answers [`crate::Uplink::sample_fault`]: this is where the guest waits for the page. Never waits
     /// for the engine; when that has too much to do the sample is dropped.
     pub fn sampled(&self, gfn: Gfn, site: Site) {
-        if self.commands.try_send(Command::Sampled { gfn, site }).is_ok() {
+        if self.commands.try_send(Command::Sampled { gfn, site }).is_ok() && self.is_heard() {
             self.bell.ring();
         }
     }
@@ -341,7 +384,7 @@ mod tests {
             assert!(handle.send(SliceId(1), Class::Bulk, 3_u64.to_le_bytes().to_vec()));
             assert_eq!(bell.event.read().unwrap(), 1);
             bell.silence();
-            let came: Vec<_> = commands.try_iter().map(frame).collect();
+            let came: Vec<_> = std::iter::from_fn(|| commands.pop()).map(frame).collect();
             assert_eq!(came, [0, 1, 2, 3]);
         }
     }
@@ -359,7 +402,7 @@ mod tests {
                 continue;
             }
             bell.silence();
-            for command in commands.try_iter() {
+            for command in std::iter::from_fn(|| commands.pop()) {
                 assert_eq!(frame(command), came);
                 came += 1;
             }
@@ -373,7 +416,7 @@ mod tests {
         for number in 0..u64::try_from(COMMANDS_MAX).unwrap() {
             assert!(handle.send(SliceId(1), Class::Interrupt, number.to_le_bytes().to_vec()));
         }
-        assert!(commands.is_full());
+        assert_eq!(commands.len(), COMMANDS_MAX);
         bell.silence();
         handle.own.claim();
         assert!(handle.send_all(SliceId(1), Class::Interrupt, frames(2)));
@@ -387,5 +430,26 @@ mod tests {
         let (handle, commands, _bell) = Handle::pair().unwrap();
         drop(commands);
         assert!(!handle.send_all(SliceId(1), Class::Bulk, frames(2)));
+    }
+
+    /// Whoever waits when the engine ends, or comes then, is told at once.
+    #[test]
+    fn nobody_waits_for_an_engine_that_has_ended() {
+        const NEVER: Duration = Duration::from_secs(3600);
+        for _ in 0..200 {
+            let (handle, commands, _bell) = Handle::pair().unwrap();
+            let asking = [0, 4096].map(|address| {
+                let handle = handle.clone();
+                thread::spawn(move || handle.read(address, 8, NEVER))
+            });
+            let fill = u64::try_from(COMMANDS_MAX).unwrap() + 2;
+            let filling =
+                thread::spawn(move || handle.send_all(SliceId(1), Class::Bulk, frames(fill)));
+            drop(commands);
+            for asking in asking {
+                assert_eq!(asking.join().unwrap(), Err(CopyError::NoAnswer));
+            }
+            assert!(!filling.join().unwrap());
+        }
     }
 }

@@ -121,7 +121,7 @@ impl SteppedSlice {
     /// What would end the VM.
     pub fn turn(&mut self, frames: bool) -> Result<(), EngineError> {
         let faults = self.kernel.has_faults();
-        let commands = !self.engine.commands.is_empty();
+        let commands = self.engine.commands.len() > 0;
         self.engine.turn(Ready { faults, frames, commands })
     }
 
