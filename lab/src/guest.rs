@@ -17,9 +17,10 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Small modules without dependencies and without hardware.
 const MODULES: [&str; 6] = ["cordic", "crc-itu-t", "crc7", "reed_solomon", "lru_cache", "dummy"];
 
-/// Drivers of virtio disks and of the power button, and what shows its events to programs; what they need is
-/// in the kernel.
-const DRIVERS: [&str; 3] = ["virtio_blk", "button", "evdev"];
+/// Drivers of virtio disks and of the power button, what shows its events to programs, and the driver of virtio
+/// networks; each behind those that it needs.
+const DRIVERS: [&str; 6] =
+    ["virtio_blk", "button", "evdev", "failover", "net_failover", "virtio_net"];
 
 /// An initramfs for a guest.
 #[derive(Clone, Debug)]
@@ -50,29 +51,33 @@ pub fn guest_image(workspace: &Path, kernel: &KernelFiles) -> Result<GuestImage>
     let index = fs::read_to_string(indexed.join("modules.dep"))
         .with_context(|| format!("read the module index of {}", kernel.version))?;
     for name in MODULES {
-        let path = indexed.join(independent_module(&index, name)?);
+        let path = indexed.join(module(&index, name, &[])?);
         archive.file(&format!("modules/{name}.ko"), 0o644, &kernel::module(&path)?);
         modules.push(name.to_owned());
     }
-    for name in DRIVERS {
-        let driver = kernel::module(&indexed.join(independent_module(&index, name)?))?;
+    for (before, name) in DRIVERS.iter().enumerate() {
+        let driver = module(&index, name, &DRIVERS[..before])?;
+        let driver = kernel::module(&indexed.join(driver))?;
         archive.file(&format!("drivers/{name}.ko"), 0o644, &driver);
     }
     let path = cache::keep_image("guest-initrd", &archive.finish())?;
     Ok(GuestImage { path, modules })
 }
 
-/// Path of a module, by a line of `modules.dep` that names no other module.
-fn independent_module<'index>(index: &'index str, name: &str) -> Result<&'index str> {
-    let file = format!("/{name}.ko");
-    let line = index.lines().filter_map(|line| line.split_once(':')).find(|(path, _)| {
+/// Path of a module, by its line of `modules.dep`, which may name those that are `there` only.
+fn module<'index>(index: &'index str, name: &str, there: &[&str]) -> Result<&'index str> {
+    let is_of = |path: &str, name: &str| {
+        let file = format!("/{name}.ko");
         path.rfind(&file).is_some_and(|at| {
             let rest = &path[at + file.len()..];
             rest.is_empty() || rest.starts_with('.')
         })
-    });
+    };
+    let mut lines = index.lines().filter_map(|line| line.split_once(':'));
+    let line = lines.find(|(path, _)| is_of(path, name));
     let (path, needs) = line.with_context(|| format!("the kernel has no module {name}"))?;
-    ensure!(needs.trim().is_empty(), "module {name} needs others: {needs}");
+    let missing = needs.split_whitespace().find(|path| !there.iter().any(|name| is_of(path, name)));
+    ensure!(missing.is_none(), "module {name} needs others: {needs}");
     Ok(path)
 }
 
@@ -103,12 +108,13 @@ mod tests {
 
     #[test]
     fn module_is_found_by_its_whole_name() {
-        assert_eq!(independent_module(INDEX, "crc7").unwrap(), "kernel/lib/crc7.ko.xz");
+        assert_eq!(module(INDEX, "crc7", &[]).unwrap(), "kernel/lib/crc7.ko.xz");
     }
 
     #[test]
-    fn module_that_needs_another_is_refused() {
-        assert!(independent_module(INDEX, "needy").is_err());
-        assert!(independent_module(INDEX, "absent").is_err());
+    fn module_that_needs_one_that_is_not_there_is_refused() {
+        assert!(module(INDEX, "needy", &[]).is_err());
+        assert!(module(INDEX, "needy", &["crc7"]).is_ok());
+        assert!(module(INDEX, "absent", &[]).is_err());
     }
 }

@@ -83,8 +83,10 @@ impl Harm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Round {
     pub(crate) harm: Harm,
-    /// The slice that it happens to: 0 or 1. The disks are at slice 0.
+    /// The slice that it happens to: 0 or 1.
     pub(crate) victim: usize,
+    /// The slice with the disks and the network.
+    pub(crate) owner: usize,
     /// From the writers' start to the harm.
     pub(crate) after: Duration,
 }
@@ -101,7 +103,10 @@ impl Round {
         let harm = order[usize::try_from(place).unwrap_or(0)];
         let latest = if harm == Harm::FullDisk { 1000 } else { 15_000 };
         let after = Duration::from_millis(own.u64(0..latest));
-        Self { harm, victim: own.usize(0..2), after }
+        let victim = own.usize(0..2);
+        // What the operator is told of a full disk is read where the VM was started.
+        let owner = if harm == Harm::FullDisk { 0 } else { own.usize(0..2) };
+        Self { harm, victim, owner, after }
     }
 }
 
@@ -163,6 +168,8 @@ mod tests {
             }
             let victims = (0..60).map(|number| Round::draw(seed, number).victim);
             assert_eq!(victims.collect::<HashSet<_>>().len(), 2);
+            let owners = (0..60).map(|number| Round::draw(seed, number).owner);
+            assert_eq!(owners.collect::<HashSet<_>>().len(), 2);
         }
     }
 

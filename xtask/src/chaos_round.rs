@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use lab::{Command, ExitStatus, Host, HostNumber};
 
+use crate::chaos_net::{self, NetLoad};
 use crate::chaos_plan::{END_LIMIT, Ended, Harm, Round, judge_end, judge_woken};
 use crate::companion::Companion;
 use crate::device_bench::output;
@@ -45,7 +46,8 @@ impl Chaos<'_> {
     pub(crate) fn run(mut self) -> Result<String> {
         self.make_disks()?;
         let mut options = VmOptions::clone(self.scenario.options);
-        options.cmdline = format!("tessera.disks={} {}", self.run, options.cmdline);
+        let net = chaos_net::cmdline();
+        options.cmdline = format!("tessera.disks={} {net} {}", self.run, options.cmdline);
         let mut prefix = Vec::new();
         if self.round.harm == Harm::StalledConsole {
             options.cmdline.push_str(&format!(" tessera.talk={TALK}"));
@@ -61,23 +63,40 @@ impl Chaos<'_> {
             };
             of.extend(words);
         }
-        options.bootstrap = [self.disks.devices(self.scenario.lab, 0)?, options.bootstrap].concat();
+        let owner = self.round.owner;
+        let devices = [self.disks.devices(self.scenario.lab, owner)?, chaos_net::device(owner)];
+        options.bootstrap = [devices.concat(), options.bootstrap].concat();
+        if owner != 0 {
+            let lent = self.disks.lent().into_iter().chain([chaos_net::lent()]);
+            options.companion.extend(lent.flat_map(|what| ["--lend".to_owned(), what]));
+        }
         let scenario = Scenario { options: &options, ..*self.scenario };
-        let result = self.live(&scenario, &prefix);
+        let host = self.scenario.lab.host(self.owner)?;
+        let mut net = NetLoad::start(self.scenario.lab, &host, self.run)?;
+        let result = self.live(&scenario, &prefix, &mut net);
         let undone = self.undo();
+        let returned = net.finish();
         let told = result?;
         undone?;
+        let returned = returned?;
+        let quiet = self.round.harm != Harm::ClockRunAway && returned.contains(&0);
+        ensure!(!quiet, "no datagram came back from a vCPU: {returned:?}");
         let left = left_processes(&scenario)?;
         ensure!(left.is_empty(), "{}", left.join("; "));
         let said = judge(&scenario, u64::from(self.run), (self.owner, &self.disks), &told.0, true)?;
         if self.round.harm == Harm::FullDisk {
             self.shell(self.owner, &format!("umount {SMALL}"))?;
         }
-        Ok(format!("{}; told: {}; {said}", told.1, told.0))
+        Ok(format!("{}; told: {}; echoed: {returned:?}; {said}", told.1, told.0))
     }
 
     /// The VM from its start to its end. Gives what the writers told.
-    fn live(&self, scenario: &Scenario<'_>, prefix: &[String]) -> Result<(Told, String)> {
+    fn live(
+        &self,
+        scenario: &Scenario<'_>,
+        prefix: &[String],
+        net: &mut NetLoad,
+    ) -> Result<(Told, String)> {
         let mut companions = scenario.start_companions()?;
         let companion = companions.pop().context("there is one companion")?;
         if self.round.harm == Harm::ClockRunAway {
@@ -87,25 +106,30 @@ impl Chaos<'_> {
         let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
         ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
         if self.round.harm.is_survived() {
-            self.survive(&mut vm, &companion)
+            self.survive(&mut vm, &companion, net)
         } else {
             self.perish(&mut vm, &companion)
         }
     }
 
-    fn survive(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<(Told, String)> {
+    fn survive(
+        &self,
+        vm: &mut Writing<'_>,
+        companion: &Companion,
+        net: &mut NetLoad,
+    ) -> Result<(Told, String)> {
         let before = vm.told()?;
         self.harm(vm, companion)?;
         if self.round.harm == Harm::StalledConsole {
             // Before anybody reads on: the guest must not have waited for that.
-            self.get_on(vm, &vm.told()?).context("while nobody reads the console")?;
+            self.get_on(vm, &vm.told()?, net).context("while nobody reads the console")?;
         }
         self.undo()?;
         let said = if self.round.harm == Harm::FullDisk {
             self.hear_of_full_disk(vm)?
         } else {
-            self.get_on(vm, &before)?;
-            "writers got on".to_owned()
+            self.get_on(vm, &before, net)?;
+            "writers and network got on".to_owned()
         };
         vm.bootstrap.terminate()?;
         let asked = Instant::now();
@@ -213,7 +237,7 @@ impl Chaos<'_> {
                 self.shell(self.owner, &fill)
             }
             Harm::StalledConsole => {
-                self.shell(self.owner, "pkill -STOP -x cat")?;
+                self.shell(self.host(0)?.number(), "pkill -STOP -x cat")?;
                 listen_for(vm, WHILE)
             }
         }
@@ -227,7 +251,7 @@ impl Chaos<'_> {
                 let host = self.host(self.round.victim)?;
                 self.shell(host.number(), "tc qdisc del dev eth0 root 2>/dev/null; true")
             }
-            Harm::StalledConsole => self.shell(self.owner, "pkill -CONT -x cat; true"),
+            Harm::StalledConsole => self.shell(self.host(0)?.number(), "pkill -CONT -x cat; true"),
             _ => Ok(()),
         }
     }
@@ -274,18 +298,23 @@ impl Chaos<'_> {
         Ok(Ended { after, exit: exit.context(said.clone())?, said })
     }
 
-    /// Waits until both writers have told of more than before.
-    fn get_on(&self, vm: &mut Writing<'_>, before: &Told) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+    /// Waits until both writers have told of more than before, and both vCPUs have echoed more than now.
+    fn get_on(&self, vm: &mut Writing<'_>, before: &Told, net: &mut NetLoad) -> Result<()> {
+        let (until, echoed) = (Instant::now() + PATIENCE, net.returned()?);
         loop {
             let now = vm.told()?;
             let more = |(now, before)| now > before;
-            if now.records.iter().zip(&before.records).all(more) {
+            let returned = net.returned()?;
+            let written = now.records.iter().zip(&before.records).all(more);
+            if written && returned.iter().zip(&echoed).all(|(now, before)| now > before) {
                 return Ok(());
             }
             ensure!(!vm.bootstrap.is_over(), "the VM ended: {}", vm.words.join("; "));
             ensure!(vm.errors.is_empty(), "{}", vm.errors.join("; "));
-            ensure!(Instant::now() < until, "the writers do not get on: {before}, now {now}");
+            ensure!(
+                Instant::now() < until,
+                "no more is written, or echoed: {before}, now {now}; {echoed:?}, now {returned:?}"
+            );
             vm.listen()?;
         }
     }

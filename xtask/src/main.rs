@@ -3,6 +3,7 @@
 
 mod arrows;
 mod bench;
+mod chaos_net;
 mod chaos_plan;
 mod chaos_round;
 mod check;
@@ -18,6 +19,7 @@ mod distro_demo;
 mod distro_guest;
 mod distro_verbs;
 mod distro_vm;
+mod echo_verb;
 mod fio;
 mod fio_verify;
 mod fuzz;
@@ -90,6 +92,9 @@ enum Verb {
         #[command(subcommand)]
         verb: http_verbs::HttpVerb,
     },
+    /// Send datagrams to a guest that echoes them, and judge them; run by `soak chaos` inside a lab's host
+    #[command(hide = true)]
+    Echo(echo_verb::EchoOptions),
     /// Judge the disks of a killed guest; run by `soak guest-kill` inside a lab's host
     #[command(hide = true)]
     JudgeDisks(disk_judge::JudgeOptions),
@@ -118,6 +123,7 @@ fn main() -> ExitCode {
         Verb::Soak { verb } => soak::run(&verb),
         Verb::Distro { verb } => distro_verbs::run(&verb),
         Verb::Http { verb } => http_verbs::run(verb),
+        Verb::Echo(options) => echo_verb::run(&options),
         Verb::JudgeDisks(options) => disk_judge::run(&options),
         Verb::LabAgent => lab::agent::serve_port().map(|()| ExitCode::SUCCESS),
         Verb::LabDaemon(options) => Ok(lab_verbs::daemon(&options)),

@@ -1,9 +1,9 @@
 //! `./x soak chaos`: a VM of two slices whose guest writes to disks, and something bad at a random moment, again
 //! and again. A round is good when the VM goes on as if nothing had been, or all slices end in time with the right
-//! cause; and when every sector of the disks is old or new.
+//! cause; and when every sector of the disks is old or new, and every datagram that came back is one that was sent.
 //!
 //! ```text
-//!   seed, number ─> Round::draw ─> VM up, both vCPUs write ─> harm ─┬─ survived: writers get on ─> SIGTERM ─> off
+//!   seed, number ─> Round::draw ─> VM up, both vCPUs write and echo datagrams ─> harm ─┬─ survived: writers get on ─> SIGTERM ─> off
 //!                                                                   └─ else: each slice left ends, cause told
 //!                                                        disks judged on their host, sector by sector <─┘
 //! ```
@@ -56,8 +56,11 @@ pub(crate) fn run(options: &ChaosOptions) -> Result<ExitCode> {
     );
     let prepared = scenario::prepare(&options.vm, &progress)?;
     let images = Images::make(&options.vm.name, None)?;
-    let owner = HostNumber::new(1)?;
-    let hosts = || scenario::hosts_with_disks(&options.vm, &layout, images.disks(owner), &progress);
+    let owners = [HostNumber::new(1)?, HostNumber::new(2)?];
+    let hosts = || {
+        let disks = owners.iter().flat_map(|owner| images.disks(*owner)).collect();
+        scenario::hosts_with_disks(&options.vm, &layout, disks, &progress)
+    };
     let seed = options.seed.unwrap_or_else(|| random(u64::MAX));
     progress.say(&format!("seed {seed}"));
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
@@ -69,6 +72,7 @@ pub(crate) fn run(options: &ChaosOptions) -> Result<ExitCode> {
         }
         let round = Round::draw(seed, number);
         let lab = kept.take().map_or_else(hosts, Ok)?;
+        let owner = owners[round.owner];
         let disks = Disks::of(&lab.host(owner)?)?;
         let run = u32::try_from(number + 1).context("too many rounds")?;
         let scenario = Scenario {
@@ -89,9 +93,10 @@ pub(crate) fn run(options: &ChaosOptions) -> Result<ExitCode> {
             Err(error) => format!("BAD: {error:#}"),
         };
         progress.say(&format!(
-            "round {number} of seed {seed}: {:?} of slice {} {:.1} s after the writers began, {:.0} s in all: {verdict}",
+            "round {number} of seed {seed}: {:?} of slice {}, devices at {}, {:.1} s after the writers began, {:.0} s in all: {verdict}",
             round.harm,
             round.victim,
+            round.owner,
             round.after.as_secs_f64(),
             began.elapsed().as_secs_f64()
         ));

@@ -8,6 +8,7 @@
 //! | `tessera.stress=KIND:S,..` | `--stress ..` | `forks` or `modules` for S seconds |
 //! | `tessera.disks=N` | `--disks N` | no tests: write records to disks, life N, until they fail |
 //! | `tessera.talk=N` | `--talk N` | writers to disks print N bytes more with each batch |
+//! | `tessera.net=ADDRESS` | | echo datagrams on the first network device, which gets this address and prefix length |
 //! | `tessera.programs=N` | `--programs N` | no tests: N rounds of programs that are timed |
 //! | `tessera.after=WHAT` | | `poweroff` (default), `reboot`, `shell`, `hang`, `panic` |
 
@@ -132,6 +133,8 @@ pub(crate) struct Config {
     pub(crate) disks: Option<u64>,
     /// Bytes that writers to disks print with each batch, for consoles that nobody reads.
     pub(crate) talk: usize,
+    /// Address and length of the prefix of a network device that echoes datagrams.
+    pub(crate) network: Option<String>,
     /// Time so many rounds of programs instead of running tests.
     pub(crate) programs: Option<u64>,
     /// What pid 1 does at the end.
@@ -147,6 +150,7 @@ impl Default for Config {
             stress: Vec::new(),
             disks: None,
             talk: 0,
+            network: None,
             programs: None,
             after: After::PowerOff,
         }
@@ -201,10 +205,11 @@ impl Config {
             }
             "disks" => self.disks = Some(number(value, u64::from(u32::MAX))?),
             "talk" => self.talk = usize::try_from(number(value, 4096)?)?,
+            "net" => self.network = Some(value.to_owned()),
             "programs" => self.programs = Some(number(value, 1000)?),
             "after" => self.after = After::parse(value)?,
             _ => bail!(
-                "unknown setting {key:?}: tests, rounds, limit, stress, disks, talk, programs or after"
+                "unknown setting {key:?}: tests, rounds, limit, stress, disks, talk, net, programs or after"
             ),
         }
         Ok(())
@@ -235,13 +240,15 @@ mod tests {
     #[test]
     fn cmdline_with_every_word_is_understood() {
         let line = "quiet tessera.tests=litmus,clock tessera.rounds=3 tessera.after=panic \
-                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4";
+                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4 \
+                    tessera.net=10.0.0.2/24";
         let (config, error) = Config::from_cmdline(line);
         assert!(error.is_ok());
         assert_eq!(config.rounds, 3);
         assert_eq!(config.after, After::Panic);
         assert_eq!((config.limit_seconds(), config.disks), (9, Some(8)));
         assert_eq!((config.programs, config.talk), (Some(4), 6));
+        assert_eq!(config.network.as_deref(), Some("10.0.0.2/24"));
         assert_eq!(config.stress[1], Stress { kind: StressKind::Modules, seconds: 7 });
         assert!(config.tests.wants("litmus-sb"));
         assert!(!config.tests.wants("memory"));

@@ -36,6 +36,7 @@ mod init;
 mod list;
 mod litmus;
 mod memory;
+mod network;
 mod pool;
 mod process;
 mod programs;
@@ -119,6 +120,9 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
     }
     let topology = Topology::read()?;
     report::machine(&topology);
+    if let Some(address) = &config.network {
+        network::echo(address, &topology)?;
+    }
     if let Some(run) = config.disks {
         disks::run(run, config.talk, &topology)?;
         return Ok(Score::default());

@@ -9,6 +9,8 @@
 
 use std::fmt;
 
+/// A guest that echoes datagrams, which are records, does so on this port for its first CPU, on the next for the next.
+pub const ECHO_PORT: u16 = 7700;
 /// Bytes of a record: a page, so that each is a write of its own.
 pub const RECORD_BYTES: usize = 4096;
 /// Places for records; a record takes the place of one long before it.
