@@ -5,7 +5,8 @@
 //!                     \--one does not come in time------------------------------------------------> open
 //! ```
 //! Two vCPUs of a slice never run with different offsets: by messages in shared memory, which take a tenth of a
-//! microsecond, one would see the other's time go back.
+//! microsecond, one would see the other's time go back. So a vCPU joins before it enters the guest for the first time,
+//! not while a step is under way, and has what was set last.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,10 @@ enum Phase {
 #[derive(Debug, Default)]
 struct State {
     phase: Phase,
+    /// vCPUs that may be in the guest.
+    members: usize,
+    /// What was set last, if anything was.
+    offset: Option<u64>,
     /// vCPUs at the gate.
     arrived: usize,
     /// Of these, those with the new offset.
@@ -42,8 +47,28 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A vCPU is about to enter the guest: it waits while others are brought out, and takes a new offset by
-    /// `set`.
+    /// A vCPU is about to enter the guest for the first time.
+    ///
+    /// # Errors
+    /// Those of `set`; the vCPU must not enter then.
+    pub(crate) fn join<E>(&self, set: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
+        let mut state = self.lock();
+        while state.phase != Phase::Open {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.offset.map_or(Ok(()), set)?;
+        state.members += 1;
+        Ok(())
+    }
+
+    /// A vCPU that has joined does not enter the guest any more.
+    pub(crate) fn leave(&self) {
+        self.lock().members -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A vCPU that has joined is about to enter the guest: it waits while others are brought out, and takes a new
+    /// offset by `set`.
     ///
     /// # Errors
     /// Those of `set`; the vCPU must not enter then.
@@ -74,14 +99,13 @@ impl Gate {
         result
     }
 
-    /// Brings so many vCPUs out of the guest, by `ring`, gives them an offset, and lets them go on. False, and
+    /// Brings all vCPUs out of the guest, by `ring`, gives them an offset, and lets them go on. False, and
     /// nothing has changed, if one does not come out within `limit`: it waits for a page or a device.
     pub(crate) fn step(
         &self,
-        vcpus: usize,
         offset: u64,
         limit: Duration,
-        ring: impl Fn(),
+        ring: impl FnOnce(),
         publish: impl FnOnce(),
     ) -> bool {
         let end = Instant::now() + limit;
@@ -95,7 +119,7 @@ impl Gate {
         drop(state);
         ring();
         let mut state = self.lock();
-        while state.arrived < vcpus {
+        while state.arrived < state.members {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -103,12 +127,12 @@ impl Gate {
             let waited = self.changed.wait_timeout(state, left);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        let all = state.arrived >= vcpus;
+        let all = state.arrived >= state.members;
         if all {
             publish();
-            state.phase = Phase::Setting(offset);
+            (state.phase, state.offset) = (Phase::Setting(offset), Some(offset));
             self.changed.notify_all();
-            while state.done < vcpus {
+            while state.done < state.arrived {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
@@ -136,6 +160,7 @@ mod tests {
         scope(|threads| {
             for own in &offsets {
                 let (gate, over, offsets, torn) = (&gate, &over, &offsets, &torn);
+                gate.join::<()>(|_| panic!("nothing was set")).unwrap();
                 threads.spawn(move || {
                     let mut seen = 0;
                     while !over.load(SeqCst) {
@@ -160,7 +185,7 @@ mod tests {
                 });
             }
             for offset in 1..=200 {
-                assert!(gate.step(3, offset, LIMIT, || {}, || {}));
+                assert!(gate.step(offset, LIMIT, || {}, || {}));
                 assert!(offsets.iter().all(|own| own.load(SeqCst) == offset));
             }
             over.store(true, SeqCst);
@@ -173,19 +198,67 @@ mod tests {
         let gate = Arc::new(Gate::default());
         let passed = Arc::new(AtomicBool::new(false));
         let (own, done) = (Arc::clone(&gate), Arc::clone(&passed));
+        // One of the two is in the guest all the time.
+        for _ in 0..2 {
+            gate.join::<()>(|_| panic!("nothing was set")).unwrap();
+        }
         let one = spawn(move || {
             while !done.load(SeqCst) {
                 own.pass::<()>(|_| panic!("no new offset")).unwrap();
                 sleep(Duration::from_micros(50));
             }
         });
-        assert!(!gate.step(2, 7, Duration::from_millis(20), || {}, || panic!("published")));
+        assert!(!gate.step(7, Duration::from_millis(20), || {}, || panic!("published")));
         passed.store(true, SeqCst);
         one.join().unwrap();
     }
 
     #[test]
     fn slice_without_vcpus_steps_at_once() {
-        assert!(Gate::default().step(0, 7, Duration::ZERO, || {}, || {}));
+        assert!(Gate::default().step(7, Duration::ZERO, || {}, || {}));
+    }
+
+    #[test]
+    fn vcpu_that_starts_later_has_the_offset_of_the_others() {
+        let gate = Gate::default();
+        assert!(gate.step(7, Duration::ZERO, || {}, || {}));
+        let set = AtomicU64::new(0);
+        let own = |offset| {
+            set.store(offset, SeqCst);
+            Ok::<(), ()>(())
+        };
+        gate.join(own).unwrap();
+        assert_eq!(set.into_inner(), 7);
+        gate.leave();
+        assert!(gate.step(8, Duration::ZERO, || {}, || {}), "nobody is left");
+    }
+
+    /// One that starts while the others are brought out must not stand for one that is still in the guest.
+    #[test]
+    fn vcpu_that_starts_during_a_step_waits_for_its_end() {
+        let (gate, set) = (Gate::default(), AtomicU64::new(0));
+        gate.join::<()>(|_| panic!("nothing was set")).unwrap();
+        scope(|threads| {
+            let (gate, set) = (&gate, &set);
+            let mut late = None;
+            let stepped = gate.step(
+                7,
+                Duration::from_millis(50),
+                || {
+                    late = Some(threads.spawn(|| {
+                        gate.join::<()>(|_| panic!("nothing was set")).unwrap();
+                        gate.pass::<()>(|offset| {
+                            set.store(offset, SeqCst);
+                            Ok(())
+                        })
+                        .unwrap();
+                    }));
+                },
+                || panic!("published"),
+            );
+            assert!(!stepped, "the first is still in the guest");
+            late.unwrap().join().unwrap();
+        });
+        assert_eq!(set.into_inner(), 0);
     }
 }

@@ -214,10 +214,10 @@ impl Machine {
     #[must_use]
     pub fn step_clock(&self, ticks: u64, limit: Duration) -> bool {
         let Shared { cores, clock, gate, .. } = &*self.shared;
-        let running = || cores.iter().filter(|core| core.local && core.doorbell.tid().is_some());
+        let running = cores.iter().filter(|core| core.local && core.doorbell.tid().is_some());
         let offset = clock.offset().wrapping_add(ticks);
-        let ring = || running().for_each(|core| core.doorbell.ring());
-        gate.step(running().count(), offset, limit, ring, || clock.set_offset(offset))
+        let ring = || running.for_each(|core| core.doorbell.ring());
+        gate.step(offset, limit, ring, || clock.set_offset(offset))
     }
 
     /// System registers of a vCPU that does not run.

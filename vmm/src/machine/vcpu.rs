@@ -72,7 +72,11 @@ pub(super) fn run(
         source,
     })?;
     fd.set_sync_valid_reg(SyncReg::SystemRegister);
-    Loop { shared, core, bus, seat, refusals: 0 }.run(fd)
+    let mut vcpu_loop = Loop { shared, core, bus, seat, refusals: 0 };
+    shared.gate.join(vcpu_loop.tsc_setter(fd))?;
+    let result = vcpu_loop.run(fd);
+    shared.gate.leave();
+    result
 }
 
 struct Loop<'a> {
@@ -105,12 +109,19 @@ impl Loop<'_> {
 
     /// Where the counters of all vCPUs step forward together.
     fn pass_gate(&self, fd: &VcpuFd) -> Result<(), VcpuError> {
-        let set = |offset| create::set_tsc_offset(fd, offset);
-        self.shared.gate.pass(set).map_err(|source| VcpuError::Ioctl {
-            vcpu: self.core.id,
-            action: "set the TSC offset",
-            source: source.into(),
-        })
+        self.shared.gate.pass(self.tsc_setter(fd))
+    }
+
+    /// Gives the vCPU another offset of its counter.
+    fn tsc_setter(&self, fd: &VcpuFd) -> impl FnOnce(u64) -> Result<(), VcpuError> {
+        let vcpu = self.core.id;
+        move |offset| {
+            create::set_tsc_offset(fd, offset).map_err(|source| VcpuError::Ioctl {
+                vcpu,
+                action: "set the TSC offset",
+                source: source.into(),
+            })
+        }
     }
 
     /// Whether the vCPU may try an access again that KVM refused.
