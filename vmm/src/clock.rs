@@ -14,6 +14,9 @@
 //! something from `sent` to `received`. So the companion is ahead by `answered - received` at least and by
 //! `answered - sent` at most. All exchanges of a round must be right at once: their intervals are intersected.
 //!
+//! **How often.** The next round comes when crystals may have drifted by half of what a message takes. A round ends
+//! with the first exchange that is fast and finds nothing wrong ([`Pace`]).
+//!
 //! **No vCPU sees time go back.** Nothing is ever subtracted: slices that are behind step forward to the one
 //! that is ahead. All vCPUs of a slice are out of the guest while its offset changes (`machine::gate`). And a
 //! message between two slices that takes as long as the fastest exchange arrives later than it was sent, by the
@@ -66,7 +69,12 @@ impl Interval {
 
     /// The truth is not further from the guess than this.
     pub(crate) fn bound(self) -> u64 {
-        self.low.abs_diff(self.high).div_ceil(2)
+        self.width().div_ceil(2)
+    }
+
+    /// Ticks from the least to the most it can be: the time that the exchange took.
+    fn width(self) -> u64 {
+        self.low.abs_diff(self.high)
     }
 
     /// How far the clocks are apart at least.
@@ -91,6 +99,44 @@ impl Interval {
             (_, high) if high < 0 => high - eighth,
             _ => 0,
         }
+    }
+}
+
+/// Crystals of two hosts drift apart by no more than this, in parts per million: more is refused before the start.
+const DRIFT_PPM: u64 = 100;
+/// Bounds of the time between two rounds. The upper one is there for counters that are worse than crystals.
+const SHORTEST: Duration = Duration::from_millis(200);
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// How often one companion is asked. An exchange costs both hosts microseconds, emulated hosts milliseconds. So
+/// there are only as many as it takes to prove that the clocks are close enough.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// Ticks of the fastest exchange, not long ago.
+    fastest: Option<u64>,
+}
+
+impl Pace {
+    /// Whether a round needs no further exchange: zero is in the interval, which is hardly wider than the fastest
+    /// exchange.
+    pub(crate) fn suffices(self, interval: Interval) -> bool {
+        let fast = |fastest: u64| interval.width() <= fastest + fastest / 4;
+        interval.least() == 0 && self.fastest.is_some_and(fast)
+    }
+
+    /// Takes in what a round has found. A network that becomes slower is learnt in some dozens of rounds.
+    pub(crate) fn learn(&mut self, interval: Interval) {
+        let aged = self.fastest.map_or(u64::MAX, |fastest| fastest + fastest / 32 + 1);
+        self.fastest = Some(interval.width().min(aged));
+    }
+
+    /// Time to the next round, with counters of `khz`. Crystals drift apart meanwhile by at most a quarter of the
+    /// fastest exchange, which is half of what a message takes.
+    pub(crate) fn period(self, khz: u32) -> Duration {
+        let ticks = u128::from(self.fastest.unwrap_or(0)) * 1_000_000 / u128::from(4 * DRIFT_PPM);
+        let nanoseconds = ticks * 1_000_000 / u128::from(khz.max(1));
+        let period = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
+        period.clamp(SHORTEST, LONGEST)
     }
 }
 
@@ -192,6 +238,37 @@ mod tests {
         assert!(limit.steps(&[interval(-9_000_000, 0)]).is_ok());
     }
 
+    #[test]
+    fn exchange_that_is_fast_and_finds_nothing_wrong_suffices() {
+        let mut pace = Pace::default();
+        let of = |low, high| Interval { low, high };
+        assert!(!pace.suffices(of(-50, 50)), "nothing is known");
+        pace.learn(of(-50, 50));
+        assert!(pace.suffices(of(-5, 120)));
+        assert!(!pace.suffices(of(-5, 121)), "slow");
+        assert!(!pace.suffices(of(1, 90)), "the clocks are apart");
+        // A network that has become ten times slower.
+        (0..100).for_each(|_| pace.learn(of(-500, 500)));
+        assert!(pace.suffices(of(-500, 500)));
+        pace.learn(of(-50, 50));
+        assert!(!pace.suffices(of(-500, 500)));
+    }
+
+    #[test]
+    fn rounds_are_as_rare_as_messages_are_slow() {
+        let period = |ns: i64| {
+            let mut pace = Pace::default();
+            pace.learn(Interval { low: 0, high: ns * 3 });
+            pace.period(3 * KHZ)
+        };
+        assert_eq!(Pace::default().period(KHZ), SHORTEST);
+        assert_eq!(period(5_000), SHORTEST);
+        // A quarter of 200 us is what 100 ppm drift in half a second.
+        assert_eq!(period(200_000), Duration::from_millis(500));
+        assert_eq!(period(20_000_000), LONGEST);
+        assert_eq!(Pace { fastest: Some(u64::MAX) }.period(0), LONGEST);
+    }
+
     /// Clocks of slices as numbers of ticks that they are ahead of true time; each has a rate.
     struct World {
         ahead: Vec<i64>,
@@ -222,7 +299,7 @@ mod tests {
     }
 
     proptest! {
-        /// Three crystals and a network with delays of 20 to 300 us, a round each 200 ms: nothing steps back, the
+        /// Three crystals and a network with delays of 20 to 300 us: nothing steps back, the
         /// clocks stay as close as the exchanges of a round prove, and noise does not drive them forward.
         #[test]
         fn clocks_stay_within_what_exchanges_prove(
@@ -231,12 +308,20 @@ mod tests {
         ) {
             let mut world = World { ahead: vec![0, 0, 0], ppm: ppm.to_vec(), now: 1 << 40 };
             let mut delays = delays.into_iter();
+            let mut paces = [Pace::default(); 2];
             for _ in 0..100 {
                 let mut found = Vec::new();
-                for slice in [1, 2] {
-                    let round: Vec<_> = delays.by_ref().take(8)
-                        .map(|(there, back)| world.exchange(slice, there, back)).collect();
-                    found.push(Interval::narrow(round));
+                for (slice, pace) in (1..).zip(&mut paces) {
+                    let mut round = Vec::new();
+                    for (there, back) in delays.by_ref().take(8) {
+                        round.push(world.exchange(slice, there, back));
+                        if Interval::narrow(round.clone()).is_some_and(|interval| pace.suffices(interval)) {
+                            break;
+                        }
+                    }
+                    let interval = Interval::narrow(round);
+                    interval.into_iter().for_each(|interval| pace.learn(interval));
+                    found.push(interval);
                 }
                 let before = world.ahead.clone();
                 let (own, steps) = DISCIPLINE.steps(&found).unwrap();
@@ -244,7 +329,8 @@ mod tests {
                     world.ahead[slice] += i64::try_from(step).unwrap();
                 }
                 prop_assert!(world.ahead.iter().zip(&before).all(|(now, before)| now >= before));
-                world.pass(200_000_000);
+                let period = paces.iter().map(|pace| pace.period(KHZ)).min().unwrap();
+                world.pass(u64::try_from(period.as_nanos()).unwrap());
                 for (slice, found) in (1..).zip(&found) {
                     let apart = world.ahead[slice].abs_diff(world.ahead[0]);
                     // Zero is in the interval, or was put there; and 120 ppm since the exchange.

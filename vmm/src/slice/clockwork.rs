@@ -2,15 +2,15 @@
 //! [`crate::clock`].
 //!
 //! ```text
-//!   bootstrap, each 200 ms: ClockPing --> companion: its guest clock, what it stepped in all --> ClockPong
-//!                           ClockStep: what it is to have stepped in all --> companion --> the gate of its vCPUs
+//!   bootstrap, each round: ClockPing --> companion: its guest clock, what it stepped in all --> ClockPong
+//!                          ClockStep: what it is to have stepped in all --> companion --> the gate of its vCPUs
 //! ```
-//! A step may fail because a vCPU waits for a page. It is tried again in the next round; until then nothing
+//! A step may fail because a vCPU waits for a page. It is tried again soon; until then nothing
 //! new is decided about that slice, whose answers tell how far it got.
 
 use super::fabric::{Fabric, SliceEvent};
 use super::report::SliceReport;
-use crate::clock::{Discipline, Exchange, Interval, RunAway};
+use crate::clock::{Discipline, Exchange, Interval, Pace, RunAway};
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
@@ -20,9 +20,9 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 use wire::{Control, SliceId};
 
-/// Between two rounds. What 100 ppm drift apart meanwhile is less than a message takes.
-const PERIOD: Duration = Duration::from_millis(200);
-/// Exchanges of a round with each companion; the best count.
+/// Between two looks whether a step is left to do, or a round is due.
+const LOOK: Duration = Duration::from_millis(200);
+/// Most exchanges of a round with each companion; the best count.
 const EXCHANGES: u64 = 8;
 /// An answer that takes longer is of no use.
 const ANSWER_LIMIT: Duration = Duration::from_millis(100);
@@ -149,8 +149,9 @@ pub(crate) fn start(
 ) -> io::Result<()> {
     let (fabric, clockwork) = (Arc::downgrade(fabric), Arc::clone(clockwork));
     let discipline = Discipline::new(SKEW_LIMIT, clockwork.machine.true_tsc_khz());
-    let told = vec![0; companions.len()];
-    let mut keeper = Keeper { fabric, clockwork, companions, discipline, told, test, next: 0 };
+    let (told, paces) = (vec![0; companions.len()], vec![Pace::default(); companions.len()]);
+    let mut keeper =
+        Keeper { fabric, clockwork, companions, discipline, paces, told, test, next: 0 };
     Builder::new().name("clock".into()).spawn(move || keeper.run()).map(drop)
 }
 
@@ -159,6 +160,8 @@ struct Keeper {
     clockwork: Arc<Clockwork>,
     companions: Vec<SliceId>,
     discipline: Discipline,
+    /// How much is asked of each companion.
+    paces: Vec<Pace>,
     /// Ticks that each companion was told to step in all.
     told: Vec<u64>,
     test: ClockTest,
@@ -169,16 +172,27 @@ struct Keeper {
 impl Keeper {
     fn run(&mut self) {
         let mut drifted = Instant::now();
+        let mut due = Instant::now();
         while !self.clockwork.over.load(SeqCst) {
-            std::thread::sleep(PERIOD);
+            std::thread::sleep(LOOK);
             let Some(fabric) = self.fabric.upgrade() else { return };
             self.drift(&mut drifted);
             self.clockwork.carry_out();
+            if Instant::now() < due {
+                continue;
+            }
             if let Err(away) = self.round(&fabric) {
                 fabric.event(SliceEvent::Fatal(self.describe(away)));
                 return;
             }
+            due = Instant::now() + self.period();
         }
+    }
+
+    /// Time to the next round.
+    fn period(&self) -> Duration {
+        let khz = self.clockwork.machine.true_tsc_khz();
+        self.paces.iter().map(|pace| pace.period(khz)).min().unwrap_or(LOOK)
     }
 
     /// For tests: this slice's counter runs faster than it does. The step is not told to anybody.
@@ -208,8 +222,8 @@ impl Keeper {
         self.clockwork.told.fetch_add(own, SeqCst);
         self.clockwork.carry_out();
         for ((told, step), slice) in self.told.iter_mut().zip(steps).zip(&self.companions) {
-            *told += step;
-            if *told > 0 {
+            if step > 0 {
+                *told += step;
                 fabric.send(*slice, &Control::ClockStep { sum: *told });
             }
         }
@@ -219,8 +233,8 @@ impl Keeper {
     /// Exchanges with one companion; nothing if it has not yet done what it was told.
     fn measure(&mut self, fabric: &Fabric, at: usize) -> Option<Interval> {
         let (_, pongs) = &self.clockwork.pongs;
-        let slice = self.companions[at];
-        let mut exchanges = Vec::new();
+        let (slice, pace) = (self.companions[at], &mut self.paces[at]);
+        let mut exchanges: Vec<Exchange> = Vec::new();
         for _ in 0..EXCHANGES {
             self.next += 1;
             let sent = self.clockwork.machine.clock().now();
@@ -236,9 +250,15 @@ impl Keeper {
                     break;
                 }
             }
+            let found = Interval::narrow(exchanges.iter().copied());
+            if found.is_some_and(|interval| pace.suffices(interval)) {
+                break;
+            }
         }
         // Both clocks are to stand still in between, but for their running.
-        Interval::narrow(exchanges)
+        let found = Interval::narrow(exchanges);
+        found.into_iter().for_each(|interval| pace.learn(interval));
+        found
     }
 
     fn note(&self, found: &[Option<Interval>]) {
