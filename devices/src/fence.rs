@@ -1,12 +1,12 @@
 //! Whether this slice may still change anything outside: a disk, a network.
 //!
 //! ```text
-//!   open --nobody renewed it for half a lease--> late --renewed--> open
-//!                                                  |
-//!     +--shut: a slice is lost, the VM cannot go on +--nobody renewed it for a lease--> over
-//!     +-----------------------------------------------------------------------------> over
+//!   open       --not renewed for half a lease--------------> late
+//!   late       --renewed-----------------------------------> open
+//!   open, late --shut (a slice is lost, or this one cannot
+//!                go on), or not renewed for a lease--------> over
 //! ```
-//! Peers take a slice for lost that they have not heard for a lease, and the VM may then be started elsewhere. The
+//! Peers give up a slice that was silent for a lease, and the VM may then be started elsewhere. The
 //! memory engine renews the fence each time it has looked at its peers, none of whom was lost; it speaks to them
 //! every quarter of a lease, so that half a lease later none of them can have given this slice up. A process that was
 //! stopped and wakes finds the fence late or over before it finds anything else. A fence that is over stays so.

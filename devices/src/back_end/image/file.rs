@@ -86,24 +86,30 @@ impl Opened {
 /// Opens and locks the file of an image.
 pub(super) fn open(options: &ImageOptions) -> Result<Opened, ImageError> {
     let path = &options.path;
+    let at = options.at.as_ref().unwrap_or(path);
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => ImageError::Missing(path.clone()),
         _ => ImageError::Open { path: path.clone(), source },
     };
-    let metadata = fs::metadata(path).map_err(failed)?;
+    let metadata = fs::metadata(at).map_err(failed)?;
     let kind = metadata.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return Err(ImageError::Kind(path.clone()));
     }
     let writable = !options.read_only && !metadata.permissions().readonly();
-    let opened = match open_with(path, writable, options.direct) {
-        Err(error) if writable && is_read_only(&error) => open_with(path, false, options.direct),
+    let open = |writable, direct| {
+        let opened = open_with(at, writable, direct)?;
+        // Whoever reads messages, and an image that names files beside it, means this one.
+        Ok(Opened { path: path.clone(), ..opened })
+    };
+    let opened = match open(writable, options.direct) {
+        Err(error) if writable && is_read_only(&error) => open(false, options.direct),
         other => other,
     };
     let mut opened = opened.map_err(failed)?;
     lock(&opened)?;
     if opened.direct && !suits_direct(&opened, options.format).map_err(failed)? {
-        let buffered = open_with(path, opened.writable, false).map_err(failed)?;
+        let buffered = open(opened.writable, false).map_err(failed)?;
         // Two open files have two locks, so the first must go before the second can come.
         drop(opened);
         lock(&buffered)?;

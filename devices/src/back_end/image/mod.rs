@@ -40,8 +40,10 @@ pub enum ImageFormat {
 /// How an image is opened.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
-    /// The file or block device.
+    /// The file or block device, as messages name it.
     pub path: PathBuf,
+    /// Where it is opened, if not by its path: a file that is open already, in `/proc/self/fd`.
+    pub at: Option<PathBuf>,
     /// Its format.
     pub format: ImageFormat,
     /// Never write. Also what a file gets that cannot be written, or has no permission to write
@@ -71,7 +73,18 @@ impl ImageOptions {
         let id = id.unwrap_or_default();
         let (read_only, other_files) = (false, false);
         let (fence, on_full) = (Arc::default(), OnFull::default());
-        Self { path, format, read_only, direct: true, ring: true, other_files, id, fence, on_full }
+        Self {
+            path,
+            at: None,
+            format,
+            read_only,
+            direct: true,
+            ring: true,
+            other_files,
+            id,
+            fence,
+            on_full,
+        }
     }
 }
 

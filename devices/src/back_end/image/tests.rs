@@ -13,6 +13,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::env;
 use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process;
@@ -314,6 +315,24 @@ fn image_that_cannot_be_used_is_refused_with_its_reason() {
     assert!(matches!(second, Err(ImageError::Locked { writable: true, .. })), "{second:?}");
     drop(first);
     open(raw, ImageFormat::Raw).expect("a good image that nobody uses any more");
+}
+
+#[test]
+fn image_that_is_open_already_is_named_by_its_path() {
+    let folder = Folder::new();
+    let path = folder.image(ImageFormat::Raw, 1 << 20);
+    let file = OpenOptions::new().read(true).write(true).open(&path).expect("the image");
+    let at = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // Nothing is at its path any more.
+    let options =
+        ImageOptions { at: Some(at.into()), ..ImageOptions::new(&path, ImageFormat::Raw) };
+    fs::remove_file(&path).expect("the image");
+
+    let _first = ImageDisk::open(&options).expect("the open file");
+    let refused = ImageDisk::open(&options).map(drop).map_err(|error| error.to_string());
+
+    let expected = format!("open image {}: it is in use", path.display());
+    assert_eq!(refused, Err(expected));
 }
 
 #[test]

@@ -186,8 +186,7 @@ fn disk(
         DiskFormat::Raw => ImageFormat::Raw,
         DiskFormat::Qcow2 => ImageFormat::Qcow2,
     };
-    let mut options = ImageOptions { read_only, ..ImageOptions::new(path, format) };
-    options.path = at.unwrap_or(options.path);
+    let mut options = ImageOptions { read_only, at, ..ImageOptions::new(path, format) };
     (options.fence, options.on_full) = (Arc::clone(fence), on_full);
     let image = ImageDisk::open(&options)?;
     Ok(Arc::new(image))
