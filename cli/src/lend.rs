@@ -16,7 +16,7 @@ impl FromStr for LendArgument {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let lend = match text.split_once(':') {
-            Some((_, "" | "ro:" | "rw:")) => return Err("the name is missing".into()),
+            Some((_, "") | ("disk", "ro:" | "rw:")) => return Err("the name is missing".into()),
             Some(("tap", name)) => Lend::Tap { name: name.to_owned() },
             Some(("console", end)) => Lend::Console(console_end(end)?),
             Some(("disk", rest)) => match rest.split_once(':') {

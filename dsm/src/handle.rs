@@ -129,9 +129,9 @@ impl AsRawFd for Bell {
     }
 }
 
-/// The engine's end of the channel. A channel keeps what is in it for as long as it has a sender, and with a command
-/// its reply: whoever waits for that would wait in vain for as long as it may. So what is left when the engine ends is
-/// dropped here, and what comes later by who sends it ([`Handle::post`]).
+/// The engine's end of the channel. A channel keeps queued commands, and their reply channels, while any sender
+/// lives, so callers would wait until their own limit. The engine drops queued commands when it ends. Later ones are
+/// dropped by their sender ([`Handle::post`]).
 #[derive(Debug)]
 pub(crate) struct Commands {
     receiver: Receiver<Command>,

@@ -114,8 +114,8 @@ pub struct GuestRam {
     pinned: AtomicBool,
     /// What was made ready at the start, if it was.
     pub(crate) prepared: Option<Prepared>,
-    /// What watched the guest mapping for engines that have ended. Closed, it would let those who wait for a page go
-    /// on with what the file happens to hold; behind the mappings, so that they go first.
+    /// Userfaultfds of engines that have ended. Closing one would wake its waiters into stale memory. Declared last, so
+    /// that the mappings are dropped first.
     watches: Mutex<Vec<Uffd>>,
 }
 

@@ -19,10 +19,10 @@
 //!
 //! **No vCPU sees time go back.** Nothing is ever subtracted: slices that are behind step forward to the one
 //! that is ahead. All vCPUs of a slice are out of the guest while its offset changes (`machine::gate`). And a
-//! message between two slices that takes as long as the fastest exchange arrives later than it was sent, by the
-//! clocks of both, as long as zero lies in the interval. As soon as it does not, the slice is corrected, to an
-//! eighth of the interval from its edge. Nothing is done before: that clocks are apart is not proven then,
-//! and noise would drive all of them forward, for a step of one slice is followed by the others.
+//! message between two slices that takes as long as the exchanges of the round arrives later than it was sent, by the
+//! clocks of both, as long as zero lies in the interval. While it does, nothing is done: that clocks are apart is not
+//! proven, and noise would drive all of them forward, because a step of one slice is followed by the others. Once it
+//! does not, the slice that is behind steps to one eighth of the interval's width past the near edge.
 
 use std::time::Duration;
 

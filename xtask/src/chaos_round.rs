@@ -21,7 +21,7 @@ const LEASE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_secs(1);
 /// Of delayed frames, a full disk, and a console that nobody reads.
 const WHILE: Duration = Duration::from_secs(20);
-/// Late from never, and a guest that is emulated.
+/// Long enough to tell slow from stuck, also on emulated hosts.
 const PATIENCE: Duration = Duration::from_secs(120);
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// Lateness of frames.

@@ -10,7 +10,7 @@ use crate::{arrows, tidy, workspace};
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
-    /// The larger sizes of the protocol's models too
+    /// Also the larger sizes of the protocol's models, and 20,000 seeds of the simulator of whole engines
     #[arg(long)]
     full: bool,
 }

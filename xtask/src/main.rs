@@ -53,7 +53,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "x", about = "Build, check, test and try Tessera")]
+#[command(name = "x", bin_name = "./x", about = "Build, check, test and try Tessera")]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -68,7 +68,8 @@ enum Verb {
     },
     /// Format, clippy, dependency arrows and tidy rules
     Check(check::CheckOptions),
-    /// All tests, and what of them was skipped; arguments go to `cargo test`
+    /// Run all tests and list those skipped; arguments go to `cargo test`, `TESSERA_REQUIRE=kvm,uffd,rdma` fails what
+    /// would be skipped
     Test(Rest),
     /// Replay the inputs kept for the fuzz targets, and look for more
     Fuzz(fuzz::FuzzOptions),
@@ -76,7 +77,7 @@ enum Verb {
     Bench(bench::BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
     Demo(demo::DemoOptions),
-    /// The same again and again
+    /// A test of a VM in the lab, again and again
     Soak {
         #[command(subcommand)]
         verb: soak::SoakVerb,

@@ -137,6 +137,7 @@ struct Bench<'a> {
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let plan = if options.quick { QUICK } else { FULL };
     let plan = Plan { boots: options.rounds.map_or(plan.boots, usize::from), ..plan };
+    ensure!(plan.boots > 0, "--rounds 0: nothing would be measured");
     let presets = if options.no_presets { &[] } else { plan.presets };
     let vm = options_of(options, plan)?;
     let layout = vm.layout()?;
@@ -174,6 +175,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
 
 fn options_of(bench: &BenchOptions, plan: Plan) -> Result<VmOptions> {
     let mut vm = options(&bench.rest)?;
+    ensure!(
+        vm.guest_preset.is_none(),
+        "--guest-preset: this bench sets it; see --also and --no-presets"
+    );
     vm.cmdline = format!("{} tessera.programs={}", vm.cmdline, plan.loads).trim_start().to_owned();
     Ok(vm)
 }
@@ -319,6 +324,21 @@ mod tests {
         assert_eq!(all[2].bootstrap, ["--node-distance", "40"]);
         assert_eq!(all[2].cmdline, "skew_tick=1 psi=0");
         assert_eq!(guests(FULL.presets, &[]).len(), 4);
+    }
+
+    #[test]
+    fn preset_of_the_vm_is_refused() {
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            bench: BenchOptions,
+        }
+        let options = |words: [&str; 2]| {
+            let line = Line::try_parse_from(["bench", "programs", "--"].into_iter().chain(words));
+            options_of(&line.unwrap().bench, QUICK)
+        };
+        assert!(options(["--memory", "768"]).is_ok());
+        assert!(options(["--guest-preset", "none"]).is_err());
     }
 
     #[test]

@@ -29,14 +29,14 @@ use crate::vm_options::{Interrupts, VmOptions};
 pub(crate) struct ChaosOptions {
     #[command(flatten)]
     vm: VmOptions,
-    /// Begin rounds for so long
+    /// Start no round after so many minutes
     #[arg(long, default_value_t = 30)]
     minutes: u64,
-    /// What happens when; a random one unless given
+    /// Seed that the harms, their moments and the slices are drawn from; a random one unless given
     #[arg(long)]
     seed: Option<u64>,
     /// Only this round of the seed
-    #[arg(long)]
+    #[arg(long, requires = "seed")]
     round: Option<u64>,
     /// Where interrupts are handled; tessera's own choice unless given
     #[arg(long, value_enum)]

@@ -8,10 +8,10 @@ use lab::{Config, Mode};
 
 use crate::layout::Layout;
 
-/// Memory of a VM of which nothing is said.
+/// Default memory of a VM.
 const MEMORY_MIB: u32 = 512;
 
-/// Most seconds of a VM of which nothing is said.
+/// Default time limit of a VM, in seconds.
 const TIMEOUT: u64 = 1500;
 
 /// Where interrupts are handled.
@@ -65,7 +65,7 @@ pub(crate) struct VmOptions {
     /// the hosts get soft-RoCE
     #[arg(long)]
     pub(crate) transport: Option<String>,
-    /// Passed on to tessera: how kernel page-table pages are kept (auto, replicate, coherent)
+    /// Passed on to tessera: how kernel page-table pages are kept (auto, replicate, kernel, coherent)
     #[arg(long)]
     pub(crate) page_tables: Option<String>,
     /// Passed on to tessera: what the guest's kernel is told about vCPUs of other hosts (spread, isolate, none)

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
 use wire::{Access, Entry, Epoch, Gfn, Message, SliceId, Table, VcpuId};
 
-/// vCPUs of a VM of which nothing is said.
+/// Default number of vCPUs.
 const VCPUS: u32 = 256;
 
 /// What a node is told when it is made.
@@ -189,8 +189,8 @@ pub struct Node {
     pub(crate) pins: BTreeMap<Gfn, Pins>,
     pub(crate) tables: Tables,
     pub(crate) releases: Releases,
-    /// Requests in runs that are still on their way though their sender has the page: it is the heir of a
-    /// table that had answered them (home only).
+    /// Late run requests: their sender has got the page already, as the heir of a replica that had answered them
+    /// (home only).
     pub(crate) late_runs: BTreeSet<(SliceId, Gfn)>,
     /// Pages that must never be replicated again (home only).
     pub(crate) banned: BTreeSet<Gfn>,

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-/// A guest that echoes datagrams, which are records, does so on this port for its first CPU, on the next for the next.
+/// CPU `n` of a guest that echoes datagrams, which are records, listens on `ECHO_PORT + n`.
 pub const ECHO_PORT: u16 = 7700;
 /// Bytes of a record: a page, so that each is a write of its own.
 pub const RECORD_BYTES: usize = 4096;

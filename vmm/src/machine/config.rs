@@ -39,8 +39,8 @@ pub trait MachineHooks: Send + Sync {
         false
     }
 
-    /// KVM takes an access of a vCPU for one of a device. If the address is memory, it is done there, for writing
-    /// with `data`, for reading into it: KVM could not reach the page, as when it is protected.
+    /// Called for an MMIO exit. If the address is guest memory, performs the access there: writes `data`, or reads into
+    /// it. KVM reports such an exit when it could not reach the page, for example because it is protected.
     fn access_memory(&self, address: u64, data: MemoryAccess<'_>) -> InMemory {
         let _ = (address, data);
         InMemory::No

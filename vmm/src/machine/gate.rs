@@ -5,8 +5,8 @@
 //!                     \--one does not come in time------------------------------------------------> open
 //! ```
 //! Two vCPUs of a slice never run with different offsets: by messages in shared memory, which take a tenth of a
-//! microsecond, one would see the other's time go back. So a vCPU joins before it enters the guest for the first time,
-//! not while a step is under way, and has what was set last.
+//! microsecond, one would see the other's time go back. A new vCPU joins before it enters the guest: it waits for a step
+//! in progress and starts with the latest offset.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

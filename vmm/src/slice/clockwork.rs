@@ -36,7 +36,7 @@ const PONGS_MAX: usize = 64;
 /// What hidden options do to the clock of a slice, to see what follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockTest {
-    /// Its counter runs faster by so many parts per million than it does.
+    /// Pretends that the counter is fast by so many parts per million.
     pub ppm: u32,
     /// The bootstrap measures and does not correct.
     pub uncorrected: bool,
@@ -255,7 +255,7 @@ impl Keeper {
                 break;
             }
         }
-        // Both clocks are to stand still in between, but for their running.
+        // Neither clock may be stepped during a round.
         let found = Interval::narrow(exchanges);
         found.into_iter().for_each(|interval| pace.learn(interval));
         found

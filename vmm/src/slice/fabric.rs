@@ -507,6 +507,8 @@ mod tests {
             Control::Answer { id: 1, data: 7 },
             Control::AskReport,
             Control::Apply { sequence: 1, change },
+            Control::ClockPing { id: 1 },
+            Control::ClockStep { sum: 1 },
         ];
         let to_bootstrap = [
             Control::Report(b"{}".to_vec()),
@@ -515,6 +517,8 @@ mod tests {
             Control::EndOfInterrupt { vector: 3 },
             Control::Applied { sequence: 1 },
             Control::Broken { device: 1 },
+            Control::ClockPong { id: 1, ticks: 1, stepped: 1 },
+            Control::WantStop,
         ];
         for frame in &from_bootstrap {
             assert!(foreign(&told(1, 2, frame)), "a companion sends {frame:?}");

@@ -47,7 +47,7 @@ impl Setup {
     #[must_use]
     pub fn replay(&self) -> String {
         let Self { seed, steps, .. } = self;
-        format!("cargo run -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}")
+        format!("cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}")
     }
 
     fn random(&self) -> Random {

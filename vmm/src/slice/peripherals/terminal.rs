@@ -147,7 +147,8 @@ impl Drop for Terminal {
     }
 }
 
-/// A way for output of the first serial port that is never waited for longer than that of a console.
+/// Buffers output of the first serial port in a thread of its own, so that a reader that stops never blocks the
+/// devices.
 #[derive(Debug)]
 pub(crate) struct Relay(Paper);
 
