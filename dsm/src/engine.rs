@@ -58,6 +58,8 @@ const OFTEN: u32 = 4;
 pub trait Uplink: Send {
     /// A frame that is not about coherence came.
     fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]);
+    /// The engine begins to look at what its peers sent, and to speak to those that have not heard from it.
+    fn looks(&mut self) {}
     /// The engine has just looked at what its peers sent, spoken to those that had not heard from it, and goes round
     /// again. None is lost that it has not told of. False: it is to stop.
     fn looked(&mut self) -> bool {
@@ -599,6 +601,7 @@ impl Engine {
         let (bystanders, mut lost) = (&self.bystanders, Vec::<(SliceId, String)>::new());
         let (mut fenced, mut urgent) = (false, false);
         let is_urgent = clock.now_ns() < self.urgent_until_ns;
+        uplink.looks();
         transport.limit_runs(if is_urgent { 1 } else { POLL_BUDGET });
         transport.poll(POLL_BUDGET, &mut |event| {
             match event {

@@ -2,7 +2,7 @@
 
 use crate::report::Report;
 use crate::trace::{Site, TraceReport, Tracing};
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use dsm_protocol::HoldPolicy;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -301,13 +301,13 @@ impl Handle {
     }
 
     /// A thread of the VMM stores to guest memory, and the mapping refuses it: the engine is asking a
-    /// vCPU about that page. True when the page is on its way within `limit` and the thread may try
-    /// again.
+    /// vCPU about that page. True when the thread may try again: the page is on its way, or the engine has not
+    /// answered within `limit`. False: the engine has ended.
     #[must_use]
     pub fn wanted(&self, gfn: Gfn, limit: Duration) -> bool {
         let (reply, answer) = bounded(1);
         self.post(Command::Wanted { gfn, reply });
-        answer.recv_timeout(limit).is_ok()
+        answer.recv_timeout(limit) != Err(RecvTimeoutError::Disconnected)
     }
 
     /// The counters, if the engine answers within `limit`.
@@ -423,6 +423,14 @@ mod tests {
         assert_eq!(bell.event.read().unwrap(), 1);
         let came: Vec<_> = std::iter::from_fn(|| handle.own.pop()).map(frame).collect();
         assert_eq!(came, [0, 1]);
+    }
+
+    #[test]
+    fn thread_that_wants_a_page_tries_again_while_there_is_an_engine() {
+        let (handle, commands, _bell) = Handle::pair().unwrap();
+        assert!(handle.wanted(Gfn(1), Duration::from_millis(1)), "the engine is slow");
+        drop(commands);
+        assert!(!handle.wanted(Gfn(1), Duration::from_secs(60)), "it has ended");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::thread::sleep;
 use std::time::Duration;
 use wire::Gfn;
 
-/// How long the engine may take to answer; one that is busy takes milliseconds.
+/// How long to wait for the engine's answer before asking again; one that is busy takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Between two tries: what makes the mapping refuse an access takes about that long.
 const PAUSE: Duration = Duration::from_micros(50);

@@ -2,13 +2,14 @@
 
 use super::clockwork::ClockTest;
 use super::console::PanicWatch;
-use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, SliceEvent};
+use super::events::SliceEvent;
+use super::fabric::{BOOTSTRAP, DeviceJob, Fabric};
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEndShape, BackEnds, Owner, Relay, Sequencer};
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
-use super::stop::{StopHandle, StopPlan, StopStep, WhyStopped};
+use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
@@ -327,43 +328,43 @@ impl Vm {
         panicked: &AtomicBool,
         button: &Chipset,
     ) -> Ending {
-        let limit = ends.limit.map(|limit| started + limit);
+        let limit = ends.limit.map(|limit| started + limit.min(LONGEST));
         let mut stop = StopPlan::new(ends.stop_limit);
         loop {
-            let event = match [limit, stop.due()].into_iter().flatten().min() {
-                None => self.parts.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(deadline) => self.parts.events.recv_deadline(deadline),
+            let deadline = [limit, stop.due()].into_iter().flatten().min();
+            let event = match self.parts.events.recv(deadline) {
+                Ok(event) => Some(event),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => {
+                    Some(SliceEvent::Fatal("its threads are gone".into()))
+                }
             };
+            let panicked = panicked.load(Ordering::Relaxed);
+            let over = event.as_ref().and_then(|event| ending_of(event, BOOTSTRAP, panicked));
+            if let Some(ending) = over {
+                return ending;
+            }
+            // Deadlines count also while events keep coming.
             let now = Instant::now();
-            let step = match &event {
-                Err(RecvTimeoutError::Timeout) if limit.is_some_and(|limit| now >= limit) => {
-                    return Ending::TimeLimit;
-                }
-                Err(RecvTimeoutError::Timeout) => stop.step(now),
-                Ok(SliceEvent::Stop) => stop.ask(None, now),
-                Ok(SliceEvent::WantStop(from)) => {
+            if limit.is_some_and(|limit| now >= limit) {
+                return Ending::TimeLimit;
+            }
+            let step = match event {
+                Some(SliceEvent::Stop) => stop.ask(None, now),
+                Some(SliceEvent::WantStop(from)) => {
                     tracing::info!("{from} was asked to stop");
-                    stop.ask(Some(*from), now)
+                    stop.ask(Some(from), now)
                 }
-                _ => StopStep::Wait,
+                Some(SliceEvent::LostDevices(slice, cause)) => {
+                    self.lost.push(LostSlice { slice: slice.0, cause });
+                    stop.step(now)
+                }
+                _ => stop.step(now),
             };
             match step {
                 StopStep::Wait => {}
                 StopStep::Press => press(button, &mut stop, ends.stop_limit),
                 StopStep::End(why) => return stopped(why, ends.stop_limit),
-            }
-            let event = match event {
-                Ok(event) => event,
-                Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => {
-                    SliceEvent::Fatal("its threads are gone".into())
-                }
-            };
-            if let SliceEvent::LostDevices(slice, cause) = &event {
-                self.lost.push(LostSlice { slice: slice.0, cause: cause.clone() });
-            }
-            if let Some(ending) = ending_of(&event, BOOTSTRAP, panicked.load(Ordering::Relaxed)) {
-                return ending;
             }
         }
     }
@@ -377,8 +378,9 @@ impl Vm {
         }
         tell_companions(&self.parts.fabric, &self.shape, &Control::AskReport);
         let deadline = Instant::now() + REPORT_LIMIT;
-        while reports.len() + self.lost.len() < self.shape.slices.len() {
-            match self.parts.events.recv_deadline(deadline) {
+        while reports.len() + self.lost.len() < self.shape.slices.len() && Instant::now() < deadline
+        {
+            match self.parts.events.recv(Some(deadline)) {
                 Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
                     Ok(report) => reports.push(report),
                     Err(error) => tracing::warn!("{from} sent an unreadable report: {error}"),

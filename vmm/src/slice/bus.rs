@@ -1,6 +1,7 @@
 //! Devices that live on the bootstrap slice, as vCPUs elsewhere reach them.
 
-use super::fabric::{Fabric, SliceEvent};
+use super::events::SliceEvent;
+use super::fabric::Fabric;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::Bus;
 use std::collections::BTreeMap;

@@ -8,7 +8,8 @@
 //! A step may fail because a vCPU waits for a page. It is tried again soon; until then nothing
 //! new is decided about that slice, whose answers tell how far it got.
 
-use super::fabric::{Fabric, SliceEvent};
+use super::events::SliceEvent;
+use super::fabric::Fabric;
 use super::report::SliceReport;
 use crate::clock::{Discipline, Exchange, Interval, Pace, RunAway};
 use crate::machine::Machine;

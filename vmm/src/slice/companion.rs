@@ -1,7 +1,8 @@
 //! The companion role: give vCPUs, memory or both to a VM that another host starts.
 
 use super::bus::RemoteBus;
-use super::fabric::{BOOTSTRAP, SliceEvent};
+use super::events::SliceEvent;
+use super::fabric::BOOTSTRAP;
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEnds, Lend, Lent, follow};
@@ -162,7 +163,7 @@ fn run(
     let clock = launch.clocks.get(index).copied().unwrap_or_default();
     let mut asked = false;
     let ending = loop {
-        let Ok(event) = parts.events.recv() else {
+        let Ok(event) = parts.events.recv(None) else {
             break Ending::Failed { slice: local, cause: "its threads are gone".into() };
         };
         if matches!(event, SliceEvent::AskReport) {

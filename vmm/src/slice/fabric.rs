@@ -6,6 +6,7 @@
 
 use super::bus::PendingCalls;
 use super::clockwork::Clockwork;
+use super::events::{EventSender, SliceEvent};
 use super::one_line;
 use super::peripherals::{GONE, SliceDevices};
 use crate::crash;
@@ -32,29 +33,6 @@ const PAGE: u64 = 4096;
 
 /// The slice with the devices.
 pub(crate) const BOOTSTRAP: SliceId = SliceId(0);
-
-/// Something that the main thread must know.
-#[derive(Debug)]
-pub(crate) enum SliceEvent {
-    /// The guest, or a slice, wants the VM to end.
-    WantEnd(SliceId, EndCause),
-    /// The bootstrap says that the VM is over.
-    End(EndCause),
-    /// A slice is gone.
-    Lost(SliceId, String),
-    /// A slice is gone without which the VM goes on: its devices fail.
-    LostDevices(SliceId, String),
-    /// This slice cannot go on.
-    Fatal(String),
-    /// This process is asked to stop.
-    Stop,
-    /// A companion was asked to stop, and asks for an orderly end.
-    WantStop(SliceId),
-    /// The bootstrap wants the report.
-    AskReport,
-    /// A companion's report.
-    Report(SliceId, Vec<u8>),
-}
 
 /// Work for the device thread of a slice.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +62,7 @@ pub(crate) struct Fabric {
     pub(crate) epoch: Epoch,
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) locations: LocationTable,
-    pub(crate) events: Sender<SliceEvent>,
+    pub(crate) events: EventSender,
     /// Slices without which the VM goes on.
     pub(crate) bystanders: Vec<SliceId>,
     /// To the device thread.
@@ -122,8 +100,7 @@ impl Fabric {
         {
             fence.shut();
         }
-        // The main thread may be gone already; then nobody needs to know.
-        let _ = self.events.try_send(event);
+        self.events.send(event);
     }
 
     fn job(&self, from: SliceId, job: DeviceJob) {
@@ -345,67 +322,88 @@ impl ShutdownSink for Fabric {
 
 /// The engine's way up.
 #[derive(Debug)]
-pub(crate) struct Link(pub(crate) Arc<Fabric>);
+pub(crate) struct Link {
+    pub(super) fabric: Arc<Fabric>,
+    /// When the engine began to look at its peers, if it has not said yet that it is through.
+    began: Option<u64>,
+}
+
+impl Link {
+    pub(crate) fn new(fabric: Arc<Fabric>) -> Self {
+        Self { fabric, began: None }
+    }
+}
 
 impl Uplink for Link {
     fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]) {
         if class == Class::Bulk {
-            self.0.delegated(from, bytes);
+            self.fabric.delegated(from, bytes);
             return;
         }
-        match Control::decode(self.0.epoch, bytes) {
-            Ok(frame) => self.0.control(from, frame),
-            Err(error) => self.0.event(SliceEvent::Fatal(format!("{from} sent garbage: {error}"))),
+        match Control::decode(self.fabric.epoch, bytes) {
+            Ok(frame) => self.fabric.control(from, frame),
+            Err(error) => {
+                self.fabric.event(SliceEvent::Fatal(format!("{from} sent garbage: {error}")));
+            }
         }
+    }
+
+    fn looks(&mut self) {
+        self.began = Some(Fence::now());
     }
 
     fn looked(&mut self) -> bool {
         crash::point();
+        let began = self.began.take();
         // A slice that cannot go on has shut its fence, and still has to tell its peers.
-        let stands = self.0.fence.get().is_none_or(|fence| {
-            fence.renew(Fence::now());
+        let stands = self.fabric.fence.get().is_none_or(|fence| {
+            // Peers have heard of this slice as it was then: it may have stood still since.
+            began.into_iter().for_each(|began| {
+                fence.renew(began);
+            });
+            fence.look(Fence::now());
             !fence.has_expired()
         });
         if !stands {
             let text = "it stood still for its lease: the others have given it up".into();
-            self.0.event(SliceEvent::Fatal(text));
+            self.fabric.event(SliceEvent::Fatal(text));
         }
         stands
     }
 
     fn lost(&mut self, peer: SliceId, cause: String) {
-        if !self.0.bystanders.contains(&peer)
-            && let Some(fence) = self.0.fence.get()
+        if !self.fabric.bystanders.contains(&peer)
+            && let Some(fence) = self.fabric.fence.get()
         {
             // Before all else: others find their requests failed.
             fence.shut();
         }
-        if let Some(devices) = self.0.devices.get() {
+        if let Some(devices) = self.fabric.devices.get() {
             devices.lost(peer);
         }
-        if self.0.bystanders.contains(&peer) {
+        if self.fabric.bystanders.contains(&peer) {
             tracing::error!("{peer} is lost, and its devices with it: {cause}");
             // A full channel means that the device thread hangs, which it tells by itself.
-            let _ = self.0.applied.try_send((peer, GONE));
-            self.0.event(SliceEvent::LostDevices(peer, cause));
+            let _ = self.fabric.applied.try_send((peer, GONE));
+            self.fabric.event(SliceEvent::LostDevices(peer, cause));
             return;
         }
-        self.0.event(SliceEvent::Lost(peer, cause));
+        self.fabric.event(SliceEvent::Lost(peer, cause));
     }
 
     fn fatal(&mut self, error: EngineError) {
-        self.0.event(SliceEvent::Fatal(one_line(&error)));
+        self.fabric.event(SliceEvent::Fatal(one_line(&error)));
     }
 
     fn sample_roots(&mut self) {
-        let Some(machine) = self.0.machine.get() else { return };
-        for vcpu in self.0.locations.on_slice(self.0.local) {
+        let Some(machine) = self.fabric.machine.get() else { return };
+        for vcpu in self.fabric.locations.on_slice(self.fabric.local) {
             machine.sample_cr3(vcpu);
         }
     }
 
     fn sample_fault(&mut self, gfn: Gfn, thread: u32) {
-        if let Some(machine) = self.0.machine.get() {
+        if let Some(machine) = self.fabric.machine.get() {
             machine.sample_fault(gfn, thread);
         }
     }
@@ -430,16 +428,18 @@ fn from_wire(event: InterruptEvent) -> VcpuEvent {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crossbeam_channel::{Receiver, bounded};
+    use crate::slice::events::{self, Events};
+    use crossbeam_channel::bounded;
+    use devices::Standing;
     use std::slice::from_ref;
     use wire::control::Space;
 
     const EPOCH: Epoch = Epoch(1);
 
-    fn fabric(local: SliceId) -> (Link, Receiver<SliceEvent>) {
-        let ((events, told), (jobs, _), (applied, _)) = (bounded(8), bounded(8), bounded(8));
+    pub(in crate::slice) fn fabric(local: SliceId) -> (Link, Events) {
+        let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
         let fabric = Fabric {
             local,
             epoch: EPOCH,
@@ -457,7 +457,37 @@ mod tests {
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
         };
-        (Link(Arc::new(fabric)), told)
+        (Link::new(Arc::new(fabric)), told)
+    }
+
+    /// Between its look at the peers and now this process may have stood still.
+    #[test]
+    fn fence_is_renewed_from_when_the_engine_began_to_look() {
+        let (mut link, _told) = fabric(BOOTSTRAP);
+        let second = 1_000_000_000;
+        let (now, fence) = (Fence::now(), Arc::new(Fence::default()));
+        fence.take_lease(now - 4 * second, Duration::from_secs(1000));
+        link.fabric.fence.set(Arc::clone(&fence)).unwrap();
+        let is_late = |at: u64| fence.look(at) == Standing::Late;
+
+        assert!(link.looked(), "nothing was looked at");
+        assert!(is_late(now + 497 * second));
+        link.began = Some(now - 2 * second);
+        assert!(link.looked());
+        assert!(!is_late(now + 497 * second) && is_late(now + 499 * second));
+        link.looks();
+        assert!(link.looked());
+        assert!(!is_late(now + 499 * second));
+    }
+
+    #[test]
+    fn loss_of_a_slice_is_heard_behind_what_a_bad_peer_sends() {
+        let (mut link, told) = fabric(BOOTSTRAP);
+        let report = Control::Report(b"{}".to_vec()).encode(EPOCH);
+        (0..20_000).for_each(|_| link.frame(SliceId(2), Class::Interrupt, &report));
+        link.lost(SliceId(1), "silent".into());
+
+        assert!(matches!(told.recv(None), Ok(SliceEvent::Lost(SliceId(1), _))));
     }
 
     /// What the main thread hears of a frame.
@@ -470,7 +500,7 @@ mod tests {
     #[test]
     fn access_that_kvm_takes_for_a_devices_is_done_in_memory() {
         let (link, _told) = fabric(BOOTSTRAP);
-        let fabric = &link.0;
+        let fabric = &link.fabric;
         let mut read = [0; 4];
         assert_eq!(
             fabric.access_memory(3 * PAGE + 8, MemoryAccess::Write(&[1, 2, 3, 4])),
@@ -535,7 +565,7 @@ mod tests {
     #[test]
     fn answer_of_another_companion_reaches_no_vcpu() {
         let (mut link, told) = fabric(SliceId(1));
-        let fabric = Arc::clone(&link.0);
+        let fabric = Arc::clone(&link.fabric);
         let (id, answer) = fabric.calls.begin();
         let frame = |data| Control::Answer { id, data }.encode(EPOCH);
 

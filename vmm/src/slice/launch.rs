@@ -2,7 +2,8 @@
 
 use super::bus::PendingCalls;
 use super::clockwork::{self, ClockTest, Clockwork};
-use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, SliceEvent, Traffic};
+use super::events::{self, Events, SliceEvent};
+use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, Traffic};
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
@@ -13,7 +14,7 @@ use crate::crash;
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crate::tsc::ticks_to_duration;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::Sender;
 use devices::back_end::image::OnFull;
 use devices::{Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
@@ -28,8 +29,6 @@ use transport::{PageMemory, Transport};
 use wire::control::EndCause;
 use wire::{Epoch, SliceId};
 
-/// What the main thread may have waiting.
-const EVENTS_MAX: usize = 256;
 /// What the device thread may have waiting.
 pub(crate) const JOBS_MAX: usize = 4096;
 /// How long a stopping slice waits for its own threads.
@@ -100,7 +99,7 @@ pub(crate) struct Parts {
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) machine: Machine,
     pub(crate) fabric: Arc<Fabric>,
-    pub(crate) events: Receiver<SliceEvent>,
+    pub(crate) events: Events,
     engine: Option<JoinHandle<()>>,
     memory: Memory,
     lease: Duration,
@@ -122,7 +121,7 @@ impl Parts {
         let ram = Arc::new(GuestRam::with_memory(&shape.frames(), &own, memory)?);
         let huge_pages = HugePages::start(Arc::clone(&ram))
             .map_err(|source| SliceError::Io { what: "start the thread for huge pages", source })?;
-        let (sender, events) = bounded(EVENTS_MAX);
+        let (sender, events) = events::channel();
         let fabric = Arc::new(Fabric {
             local,
             epoch,
@@ -204,7 +203,7 @@ impl Parts {
             ram: Arc::clone(&self.ram),
             bystanders: shape.bystanders.clone(),
             transport,
-            uplink: Box::new(Link(Arc::clone(&self.fabric))),
+            uplink: Box::new(Link::new(Arc::clone(&self.fabric))),
             trace: if options.trace { Tracing::On } else { Tracing::Off },
         })?;
         if let Some(control) = control {

@@ -14,6 +14,7 @@ mod bus;
 mod clockwork;
 mod companion;
 mod console;
+mod events;
 mod fabric;
 mod host;
 mod launch;

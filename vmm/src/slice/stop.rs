@@ -11,18 +11,19 @@
 //! A request that comes by a companion presses the button as well, but never ends the VM by itself: hosts that
 //! are all told to stop at once would otherwise cut the guest off.
 
-use super::fabric::SliceEvent;
-use crossbeam_channel::Sender;
+use super::events::{EventSender, SliceEvent};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use wire::SliceId;
 
+/// A guest has no longer than this, which is for ever: times are added to.
+pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Between presses that the guest does not hear, e.g. since it is still booting.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Asks a running slice to stop; for handlers of signals. Clones ask the same slice.
 #[derive(Clone, Debug, Default)]
-pub struct StopHandle(Arc<OnceLock<Sender<SliceEvent>>>);
+pub struct StopHandle(Arc<OnceLock<EventSender>>);
 
 impl StopHandle {
     /// A handle that is not of any slice yet.
@@ -36,13 +37,12 @@ impl StopHandle {
     #[must_use]
     pub fn ask(&self) -> bool {
         let Some(events) = self.0.get() else { return false };
-        // A full channel has an end in it already.
-        let _ = events.try_send(SliceEvent::Stop);
+        events.send(SliceEvent::Stop);
         true
     }
 
     /// From now on requests go to this slice.
-    pub(super) fn attach(&self, events: &Sender<SliceEvent>) {
+    pub(super) fn attach(&self, events: &EventSender) {
         let _ = self.0.set(events.clone());
     }
 }
@@ -87,7 +87,7 @@ struct Asked {
 
 impl StopPlan {
     pub(super) fn new(limit: Duration) -> Self {
-        Self { limit, asked: None }
+        Self { limit: limit.min(LONGEST), asked: None }
     }
 
     /// Somebody asks for the end: this process, or the companion that it came by.
@@ -132,6 +132,7 @@ impl StopPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slice::events;
     use proptest::prelude::*;
 
     const LIMIT: Duration = Duration::from_secs(60);
@@ -162,14 +163,20 @@ mod tests {
     }
 
     #[test]
+    fn limit_may_be_as_long_as_the_option_takes() {
+        let (start, mut plan) = (Instant::now(), StopPlan::new(Duration::from_secs(u64::MAX)));
+        assert_eq!(plan.ask(None, start), StopStep::Press);
+        assert!(plan.due().is_some());
+    }
+
+    #[test]
     fn slice_that_does_not_run_is_not_asked() {
-        let (sender, receiver) = crossbeam_channel::bounded(1);
+        let (sender, receiver) = events::channel();
         let handle = StopHandle::new();
         assert!(!handle.ask());
         handle.attach(&sender);
-        // The second finds the channel full.
         assert!(handle.ask() && handle.ask());
-        assert!(matches!(receiver.try_recv(), Ok(SliceEvent::Stop)));
+        assert!(matches!(receiver.recv(None), Ok(SliceEvent::Stop)));
     }
 
     proptest! {

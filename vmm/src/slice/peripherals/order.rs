@@ -12,7 +12,8 @@
 //! that it has reset touches guest memory no more, wherever its queues were. The bootstrap
 //! does one change at a time.
 
-use crate::slice::fabric::{Fabric, SliceEvent};
+use crate::slice::events::SliceEvent;
+use crate::slice::fabric::Fabric;
 use crate::slice::one_line;
 use crossbeam_channel::Receiver;
 use devices::virtio::StopTimeout;
