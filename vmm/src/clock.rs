@@ -140,47 +140,94 @@ impl Pace {
     }
 }
 
+/// Why a clock cannot be kept with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// It is too far away.
+    Apart,
+    /// It had to be corrected by too much in too short a time.
+    Rate,
+}
+
 /// A clock that cannot be kept with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RunAway {
     /// Which companion, counted from 0.
     pub(crate) companion: usize,
     pub(crate) interval: Interval,
+    pub(crate) why: Why,
 }
+
+/// Steps of more than this, in parts per million of the time that passes, are not for crystals: the guest's time would
+/// be driven by a counter that is broken, or by a slice that lies. Ten times of what the worst crystals need, so that
+/// noise never gets there.
+pub(crate) const RATE_PPM: u64 = 1000;
 
 /// Decides about steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Discipline {
     /// Clocks that are further apart than this for certain are not corrected, in ticks.
     limit: u64,
+    /// Ticks of a millisecond.
+    khz: u32,
+    /// Ticks that may be stepped now: [`RATE_PPM`] of the time that has passed, twice the limit at most.
+    credit: u64,
 }
 
 impl Discipline {
     /// For counters of `khz`.
     pub(crate) fn new(limit: Duration, khz: u32) -> Self {
-        let ticks = limit.as_nanos() * u128::from(khz) / 1_000_000;
-        Self { limit: u64::try_from(ticks).unwrap_or(u64::MAX) }
+        let limit = ticks(limit, khz);
+        Self { limit, khz, credit: limit.saturating_mul(2) }
     }
 
-    /// Steps forward, in ticks, of the bootstrap and of each companion, given what a round has found. A
-    /// companion of which nothing is known takes none.
+    /// Whether all clocks are within bounds.
     ///
     /// # Errors
-    /// The first companion whose clock is out of bounds.
-    pub(crate) fn steps(self, found: &[Option<Interval>]) -> Result<(u64, Vec<u64>), RunAway> {
+    /// The first companion whose clock is not.
+    pub(crate) fn check(&self, found: &[Option<Interval>]) -> Result<(), RunAway> {
         let far = |interval: &Interval| interval.least() > self.limit;
-        for (companion, interval) in found.iter().enumerate() {
-            if let Some(interval) = interval.filter(far) {
-                return Err(RunAway { companion, interval });
-            }
-        }
-        let skews = found.iter().flatten().map(|interval| interval.skew());
-        let own = skews.max().unwrap_or(0).max(0);
+        let far = |(companion, found): (usize, &Option<Interval>)| {
+            found.filter(far).map(|interval| RunAway { companion, interval, why: Why::Apart })
+        };
+        found.iter().enumerate().find_map(far).map_or(Ok(()), Err)
+    }
+
+    /// Steps forward, in ticks, of the bootstrap and of each companion, given what a round has found and the time since
+    /// the one before. A companion of which nothing is known takes none.
+    ///
+    /// # Errors
+    /// The first companion whose clock is out of bounds, or the one whose clock asks for too many steps.
+    pub(crate) fn steps(
+        &mut self,
+        found: &[Option<Interval>],
+        passed: Duration,
+    ) -> Result<(u64, Vec<u64>), RunAway> {
+        self.check(found)?;
+        let skew =
+            |(at, found): (usize, &Option<Interval>)| found.map(|found| (found.skew(), at, found));
+        let skews = || found.iter().enumerate().filter_map(skew);
+        let ahead = skews().max_by_key(|(skew, ..)| *skew);
+        let own = ahead.map_or(0, |(skew, ..)| skew).max(0);
         // Those that are not proven to be behind the bootstrap then stay: they may have been ahead.
         let behind = |interval: Interval| interval.since(own).skew().min(0).unsigned_abs();
-        let companions = found.iter().map(|found| found.map_or(0, behind)).collect();
-        Ok((own.unsigned_abs(), companions))
+        let steps: Vec<u64> = found.iter().map(|found| found.map_or(0, behind)).collect();
+        let own = own.unsigned_abs();
+        let earned = ticks(passed, self.khz) / 1_000_000 * RATE_PPM;
+        self.credit = self.credit.saturating_add(earned).min(self.limit.saturating_mul(2));
+        // Steps that follow the bootstrap's are not counted again.
+        let most = skews().max_by_key(|(skew, ..)| skew.unsigned_abs());
+        if let Some((skew, companion, interval)) = most {
+            let spent = self.credit.checked_sub(skew.unsigned_abs());
+            self.credit = spent.ok_or(RunAway { companion, interval, why: Why::Rate })?;
+        }
+        Ok((own, steps))
     }
+}
+
+/// So long a time in ticks of a counter of `khz`.
+fn ticks(time: Duration, khz: u32) -> u64 {
+    u64::try_from(time.as_nanos() * u128::from(khz) / 1_000_000).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -189,7 +236,15 @@ mod tests {
     use proptest::prelude::*;
 
     const KHZ: u32 = 1_000_000;
-    const DISCIPLINE: Discipline = Discipline { limit: 1_000_000 };
+    const ROUND: Duration = Duration::from_millis(200);
+
+    fn discipline() -> Discipline {
+        Discipline::new(Duration::from_millis(1), KHZ)
+    }
+
+    fn steps(found: &[Option<Interval>]) -> Result<(u64, Vec<u64>), RunAway> {
+        discipline().steps(found, ROUND)
+    }
 
     fn interval(low: i64, high: i64) -> Option<Interval> {
         Some(Interval { low, high })
@@ -215,27 +270,27 @@ mod tests {
     fn slices_behind_step_to_the_one_ahead() {
         let found =
             [interval(90, 110), interval(-60, -40), None, interval(-10, 10), interval(0, 99)];
-        assert_eq!(DISCIPLINE.steps(&found), Ok((92, vec![0, 134, 0, 84, 0])));
-        assert_eq!(DISCIPLINE.steps(&[interval(-60, -40)]), Ok((0, vec![42])));
-        assert_eq!(DISCIPLINE.steps(&[]), Ok((0, vec![])));
+        assert_eq!(steps(&found), Ok((92, vec![0, 134, 0, 84, 0])));
+        assert_eq!(steps(&[interval(-60, -40)]), Ok((0, vec![42])));
+        assert_eq!(steps(&[]), Ok((0, vec![])));
     }
 
     #[test]
     fn clock_that_may_be_right_is_left_alone() {
-        assert_eq!(DISCIPLINE.steps(&[interval(-30, 0)]), Ok((0, vec![0])));
-        assert_eq!(DISCIPLINE.steps(&[interval(-30, -2)]), Ok((0, vec![5])));
-        assert_eq!(DISCIPLINE.steps(&[interval(2, 30)]), Ok((5, vec![0])));
+        assert_eq!(steps(&[interval(-30, 0)]), Ok((0, vec![0])));
+        assert_eq!(steps(&[interval(-30, -2)]), Ok((0, vec![5])));
+        assert_eq!(steps(&[interval(2, 30)]), Ok((5, vec![0])));
     }
 
     #[test]
     fn clock_out_of_bounds_is_named() {
-        let limit = Discipline::new(Duration::from_millis(1), KHZ);
-        assert_eq!(limit.limit, 1_000_000);
+        assert_eq!(discipline().limit, 1_000_000);
         let found = [interval(-5, 5), interval(1_000_001, 3_000_000)];
-        let away = RunAway { companion: 1, interval: Interval { low: 1_000_001, high: 3_000_000 } };
-        assert_eq!(limit.steps(&found), Err(away));
+        let interval_of = Interval { low: 1_000_001, high: 3_000_000 };
+        let away = RunAway { companion: 1, interval: interval_of, why: Why::Apart };
+        assert_eq!(steps(&found), Err(away));
         // It may be right.
-        assert!(limit.steps(&[interval(-9_000_000, 0)]).is_ok());
+        assert!(steps(&[interval(-9_000_000, 0)]).is_ok());
     }
 
     #[test]
@@ -298,6 +353,30 @@ mod tests {
         }
     }
 
+    /// Hosts whose counters differ by more than 100 ppm are refused at the start.
+    #[test]
+    fn counter_that_runs_far_too_fast_ends_the_vm() {
+        let run = |ppm: i64, rounds: u32| {
+            let mut world = World { ahead: vec![0, 0], ppm: vec![0, ppm], now: 1 << 40 };
+            let mut discipline = discipline();
+            for _ in 0..rounds {
+                let exchange = world.exchange(1, 50_000, 50_000);
+                let (own, steps) = discipline.steps(&[Interval::narrow([exchange])], ROUND)?;
+                world.ahead[0] += i64::try_from(own).unwrap();
+                world.ahead[1] += i64::try_from(steps[0]).unwrap();
+                world.pass(200_000_000);
+            }
+            Ok(())
+        };
+        for ppm in [-4000, 4000, 1500] {
+            let away: Result<(), RunAway> = run(ppm, 100);
+            assert!(matches!(away, Err(RunAway { companion: 0, why: Why::Rate, .. })), "{away:?}");
+        }
+        for ppm in [-500, 500] {
+            assert_eq!(run(ppm, 3000), Ok(()));
+        }
+    }
+
     proptest! {
         /// Three crystals and a network with delays of 20 to 300 us: nothing steps back, the
         /// clocks stay as close as the exchanges of a round prove, and noise does not drive them forward.
@@ -308,7 +387,8 @@ mod tests {
         ) {
             let mut world = World { ahead: vec![0, 0, 0], ppm: ppm.to_vec(), now: 1 << 40 };
             let mut delays = delays.into_iter();
-            let mut paces = [Pace::default(); 2];
+            let (mut paces, mut discipline) = ([Pace::default(); 2], discipline());
+            let mut passed = ROUND;
             for _ in 0..100 {
                 let mut found = Vec::new();
                 for (slice, pace) in (1..).zip(&mut paces) {
@@ -324,13 +404,14 @@ mod tests {
                     found.push(interval);
                 }
                 let before = world.ahead.clone();
-                let (own, steps) = DISCIPLINE.steps(&found).unwrap();
+                let (own, steps) = discipline.steps(&found, passed).unwrap();
                 for (slice, step) in (0..).zip([own].into_iter().chain(steps)) {
                     world.ahead[slice] += i64::try_from(step).unwrap();
                 }
                 prop_assert!(world.ahead.iter().zip(&before).all(|(now, before)| now >= before));
                 let period = paces.iter().map(|pace| pace.period(KHZ)).min().unwrap();
                 world.pass(u64::try_from(period.as_nanos()).unwrap());
+                passed = period;
                 for (slice, found) in (1..).zip(&found) {
                     let apart = world.ahead[slice].abs_diff(world.ahead[0]);
                     // Zero is in the interval, or was put there; and 120 ppm since the exchange.

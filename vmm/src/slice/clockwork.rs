@@ -11,7 +11,7 @@
 use super::events::SliceEvent;
 use super::fabric::Fabric;
 use super::report::SliceReport;
-use crate::clock::{Discipline, Exchange, Interval, Pace, RunAway};
+use crate::clock::{Discipline, Exchange, Interval, Pace, RATE_PPM, RunAway, Why};
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
@@ -150,9 +150,17 @@ pub(crate) fn start(
 ) -> io::Result<()> {
     let (fabric, clockwork) = (Arc::downgrade(fabric), Arc::clone(clockwork));
     let discipline = Discipline::new(SKEW_LIMIT, clockwork.machine.true_tsc_khz());
-    let (told, paces) = (vec![0; companions.len()], vec![Pace::default(); companions.len()]);
-    let mut keeper =
-        Keeper { fabric, clockwork, companions, discipline, paces, told, test, next: 0 };
+    let mut keeper = Keeper {
+        fabric,
+        clockwork,
+        discipline,
+        paces: vec![Pace::default(); companions.len()],
+        told: vec![0; companions.len()],
+        companions,
+        test,
+        decided: Instant::now(),
+        next: 0,
+    };
     Builder::new().name("clock".into()).spawn(move || keeper.run()).map(drop)
 }
 
@@ -166,6 +174,8 @@ struct Keeper {
     /// Ticks that each companion was told to step in all.
     told: Vec<u64>,
     test: ClockTest,
+    /// When steps were decided about last.
+    decided: Instant,
     /// Number of the next exchange.
     next: u64,
 }
@@ -211,15 +221,18 @@ impl Keeper {
 
     /// One round: measure all, decide, tell.
     fn round(&mut self, fabric: &Fabric) -> Result<(), RunAway> {
-        if self.companions.is_empty() {
+        // Own steps that are still to be done would be decided about once more.
+        if self.companions.is_empty() || !self.clockwork.carry_out() {
             return Ok(());
         }
+        let passed = self.decided.elapsed();
         let found: Vec<_> = (0..self.companions.len()).map(|at| self.measure(fabric, at)).collect();
         self.note(&found);
+        self.decided += passed;
         if self.test.uncorrected {
-            return self.discipline.steps(&found).map(drop);
+            return self.discipline.check(&found);
         }
-        let (own, steps) = self.discipline.steps(&found)?;
+        let (own, steps) = self.discipline.steps(&found, passed)?;
         self.clockwork.told.fetch_add(own, SeqCst);
         self.clockwork.carry_out();
         for ((told, step), slice) in self.told.iter_mut().zip(steps).zip(&self.companions) {
@@ -277,13 +290,103 @@ impl Keeper {
     }
 
     fn describe(&self, away: RunAway) -> String {
-        let RunAway { companion, interval } = away;
+        let RunAway { companion, interval, why } = away;
         let slice = self.companions[companion];
+        if why == Why::Rate {
+            return format!(
+                "the guest clocks of {slice} and the bootstrap drift apart by more than {RATE_PPM} ppm: one of their \
+                 time stamp counters runs at another rate than at the start"
+            );
+        }
         let skew = self.clockwork.nanoseconds(interval.middle());
         let bound = self.clockwork.nanoseconds(i64::try_from(interval.bound()).unwrap_or(i64::MAX));
         format!(
             "the guest clock of {slice} is {skew} ns from the bootstrap's (give or take {bound} ns), more than \
              {SKEW_LIMIT:?}: one of their time stamp counters jumps or runs at another rate"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interrupts::{InterruptBackEnd, NoRemote};
+    use crate::machine::{MachineConfig, MachineHooks, VcpuError, open_kvm};
+    use crate::slice::fabric::tests::fabric;
+    use crate::timer_spacing::TimerSpacing;
+    use crate::tsc::ClockRate;
+    use devices::{ShutdownCause, ShutdownSink};
+    use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+    use wire::VcpuId;
+
+    struct Nobody;
+
+    impl MachineHooks for Nobody {
+        fn fatal(&self, _: &VcpuError) {}
+    }
+
+    impl ShutdownSink for Nobody {
+        fn shutdown(&self, _: ShutdownCause) {}
+    }
+
+    fn machine() -> Machine {
+        let nobody = Arc::new(Nobody);
+        let cpuid = open_kvm().unwrap().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
+        Machine::new(MachineConfig {
+            vcpus: 1,
+            local: vec![VcpuId(0)],
+            memory: Vec::new(),
+            cpuid: vec![cpuid.as_slice().to_vec()],
+            remote: Arc::new(NoRemote),
+            shutdown: Arc::clone(&nobody) as _,
+            hooks: nobody,
+            back_end: InterruptBackEnd::Userspace,
+            timer_spacing: TimerSpacing::Off,
+            clock_rate: ClockRate::REAL,
+        })
+        .unwrap()
+    }
+
+    /// A vCPU of the bootstrap is with a device for some rounds, while a companion is a tenth of a millisecond ahead.
+    #[test]
+    fn kvm_steps_that_are_put_off_do_not_add_up() {
+        if !needs::kvm() {
+            return;
+        }
+        let machine = machine();
+        let (link, _told) = fabric(SliceId(0));
+        let start = machine.clock().offset();
+        let us = |count: u64| count * u64::from(machine.true_tsc_khz()) / 1000;
+        machine.shared.gate.join::<()>(|_| Ok(())).unwrap();
+        let clockwork = Arc::new(Clockwork::new(machine.clone()));
+        let mut keeper = Keeper {
+            fabric: Weak::new(),
+            clockwork: Arc::clone(&clockwork),
+            companions: vec![SliceId(1)],
+            discipline: Discipline::new(SKEW_LIMIT, machine.true_tsc_khz()),
+            paces: vec![Pace::default()],
+            told: vec![0],
+            test: ClockTest::default(),
+            decided: Instant::now(),
+            next: 0,
+        };
+        let mut round = || {
+            let stepped = machine.clock().offset().wrapping_sub(start);
+            // By the bootstrap's clock without its steps: the companion takes none.
+            let received = machine.clock().now() + us(400);
+            let answered = received - stepped + us(100);
+            while clockwork.pongs.1.try_recv().is_ok() {}
+            for id in keeper.next + 1..=keeper.next + EXCHANGES {
+                let pong = Pong { from: SliceId(1), id, answered, stepped: 0, received };
+                clockwork.pongs.0.try_send(pong).unwrap();
+            }
+            keeper.round(&link.fabric)
+        };
+        (0..12).for_each(|_| round().unwrap());
+        // It comes back from the device.
+        machine.shared.gate.leave();
+        assert!(clockwork.carry_out());
+        assert!(clockwork.stepped() <= us(400), "more than the exchanges permit");
+        round().unwrap();
     }
 }
