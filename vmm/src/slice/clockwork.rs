@@ -15,7 +15,7 @@ use crate::clock::{Discipline, Exchange, Interval, Pace, RATE_PPM, RunAway, Why}
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -27,8 +27,10 @@ const LOOK: Duration = Duration::from_millis(200);
 const EXCHANGES: u64 = 8;
 /// An answer that takes longer is of no use.
 const ANSWER_LIMIT: Duration = Duration::from_millis(100);
-/// For all vCPUs to come out of the guest.
+/// For all vCPUs to come out of the guest, at first. Those that are out wait for the others, so it is short; each time
+/// that one does not come in time it is doubled, up to this often.
 const GATE_LIMIT: Duration = Duration::from_millis(20);
+const DOUBLINGS_MAX: u32 = 5;
 /// Guest clocks that are further apart for certain end the VM: no crystal is that wrong within a round.
 const SKEW_LIMIT: Duration = Duration::from_millis(1);
 /// Answers that may wait.
@@ -68,6 +70,8 @@ pub(crate) struct Clockwork {
     /// Ticks that this slice was told to step in all, and those that it did.
     told: AtomicU64,
     stepped: AtomicU64,
+    /// Tries in a row in which a vCPU did not come out.
+    failed: AtomicU32,
     pongs: (Sender<Pong>, Receiver<Pong>),
     known: Mutex<Vec<Known>>,
     over: AtomicBool,
@@ -79,6 +83,7 @@ impl Clockwork {
             machine,
             told: AtomicU64::new(0),
             stepped: AtomicU64::new(0),
+            failed: AtomicU32::new(0),
             pongs: bounded(PONGS_MAX),
             known: Mutex::default(),
             over: AtomicBool::new(false),
@@ -107,10 +112,13 @@ impl Clockwork {
     fn carry_out(&self) -> bool {
         let told = self.told.load(SeqCst);
         let left = told - self.stepped.load(SeqCst);
-        let done = left == 0 || self.machine.step_clock(left, GATE_LIMIT);
+        let failed = self.failed.load(SeqCst);
+        let limit = GATE_LIMIT * 2u32.pow(failed.min(DOUBLINGS_MAX));
+        let done = left == 0 || self.machine.step_clock(left, limit);
         if done {
             self.stepped.store(told, SeqCst);
         }
+        self.failed.store(if done { 0 } else { failed.saturating_add(1) }, SeqCst);
         done
     }
 
@@ -382,7 +390,7 @@ mod tests {
             }
             keeper.round(&link.fabric)
         };
-        (0..12).for_each(|_| round().unwrap());
+        (0..6).for_each(|_| round().unwrap());
         // It comes back from the device.
         machine.shared.gate.leave();
         assert!(clockwork.carry_out());
