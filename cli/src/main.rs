@@ -13,6 +13,7 @@ mod counters;
 mod devices;
 mod lend;
 mod local;
+mod log;
 mod signals;
 mod slice_key;
 mod slices;
@@ -21,7 +22,7 @@ mod tune;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use std::io::{IsTerminal, stderr};
+use std::io::{IsTerminal, Write, stderr};
 use std::process::ExitCode;
 use tracing::Level;
 use vmm::crash::end_on_panic;
@@ -54,6 +55,17 @@ enum Role {
 
 fn main() -> ExitCode {
     end_on_panic();
+    if let Err(error) = log::start() {
+        // Nothing runs yet that a reader could stop.
+        let _ = writeln!(stderr(), "tessera: start the thread that writes the log: {error}");
+        return ExitCode::from(STATUS_REFUSED);
+    }
+    let status = run();
+    log::finish();
+    status
+}
+
+fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return explain(&error),
@@ -61,7 +73,9 @@ fn main() -> ExitCode {
     let level = std::env::var("TESSERA_LOG").ok().and_then(|level| level.parse().ok());
     tracing_subscriber::fmt()
         .with_max_level(level.unwrap_or(Level::INFO))
-        .with_writer(stderr)
+        .with_writer(log::writer)
+        // It would print them, and panic where that fails.
+        .log_internal_errors(false)
         .with_ansi(stderr().is_terminal())
         .with_target(false)
         .init();
@@ -78,7 +92,7 @@ fn main() -> ExitCode {
         Ok(None) => ExitCode::SUCCESS,
         Err(error) => {
             // A name of a file, or a peer, may bring line breaks along.
-            eprintln!("tessera: {}", joined(&format!("{error:#}")));
+            log::say(&joined(&format!("{error:#}")));
             let status = error.downcast_ref::<SliceError>().map(SliceError::status);
             ExitCode::from(status.unwrap_or(STATUS_REFUSED))
         }
@@ -96,7 +110,7 @@ fn explain(error: &clap::Error) -> ExitCode {
     // What follows the first paragraph is usage.
     let text = error.to_string();
     let line = joined(text.split("\n\n").next().unwrap_or_default());
-    eprintln!("tessera: {}", line.strip_prefix("error: ").unwrap_or(&line));
+    log::say(line.strip_prefix("error: ").unwrap_or(&line));
     ExitCode::from(STATUS_REFUSED)
 }
 
@@ -106,6 +120,6 @@ fn joined(text: &str) -> String {
 }
 
 fn finish(ending: &Ending) -> ExitCode {
-    eprintln!("tessera: {}", joined(&ending.describe()));
+    log::say(&joined(&ending.describe()));
     ExitCode::from(ending.status())
 }

@@ -1,5 +1,6 @@
 //! SIGTERM and SIGINT ask a slice to stop.
 
+use crate::log;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -16,7 +17,8 @@ pub(crate) fn listen() -> Result<StopHandle> {
     let forward = move || {
         for signal in signals.forever() {
             if !stop.ask() {
-                eprintln!("tessera: stopped before a guest ran");
+                log::say("stopped before a guest ran");
+                log::finish();
                 // It fails for signals that have no default, and does not return for these.
                 let _ = emulate_default_handler(signal);
             }

@@ -11,6 +11,7 @@ mod picture;
 mod symbols;
 mod table;
 
+use crate::log;
 use anyhow::{Context, Result};
 use clap::Args;
 use named::Named;
@@ -81,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         if round == 0
             && let Some(doubt) = named.doubt()
         {
-            eprintln!("tessera: {doubt}");
+            log::say(&doubt);
         }
         if let Some(path) = &arguments.svg {
             let picture = picture::draw(&named)?;

@@ -1,7 +1,11 @@
 //! How a VM ends that somebody asks to stop: the guest by its power button, or all slices without it.
 
 use crate::support::{Companion, End, Folder, Process, can_share, has_kvm, kernel_of};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
+use std::io::{PipeReader, PipeWriter, Write, pipe};
+use std::thread;
+use std::time::Duration;
 
 /// Prints a line on the debug console, enables the power button, waits for it, and powers off.
 fn listening() -> Vec<u8> {
@@ -38,6 +42,31 @@ fn judge(folder: &Folder, end: &End, status: u8, said: &str) {
     assert_eq!(end.said, [format!("tessera: {said}")], "{end:?}");
     let report: serde_json::Value = serde_json::from_str(&folder.read("run.json")).unwrap();
     assert_eq!((&report["status"], &report["ending"]), (&status.into(), &said.into()));
+}
+
+/// With its standard error in a pipe that nobody reads.
+fn start_into(folder: &Folder, kernel: &[u8], more: &[&str], stderr: PipeWriter) -> Process {
+    folder.file("guest", kernel);
+    let more = [&["--kernel", "guest"], more].concat();
+    let arguments = folder.bootstrap(&["local,cpus=1,memory=64M"], &more);
+    Process::start_into(&mut folder.tessera(&arguments), stderr).first_output()
+}
+
+/// Fills the pipe, again and again until its reader is dropped.
+fn fill(writer: &PipeWriter) {
+    let mut own = writer.try_clone().unwrap();
+    thread::spawn(move || while own.write_all(&[b'x'; 4096]).is_ok() {});
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    while poll(&mut [PollFd::new(writer, PollFlags::OUT)], Some(&at_once)).unwrap() > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A pipe that takes nothing: a terminal that was stopped, a pager.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, writer) = pipe().unwrap();
+    fill(&writer);
+    (reader, writer)
 }
 
 #[test]
@@ -147,4 +176,64 @@ fn companion_that_waits_ends_at_the_first_signal() {
     // None: by the signal.
     assert_eq!(end.status, None, "{end:?}");
     assert_eq!(end.said, ["tessera: stopped before a guest ran"]);
+}
+
+#[test]
+fn kvm_reader_of_the_log_that_stops_stops_no_end() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let (reader, writer) = pipe().unwrap();
+    let more = ["--stop-limit", "1"];
+    let vm = start_into(&folder, &deaf(), &more, writer.try_clone().unwrap());
+    fill(&writer);
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!((end.status, folder.has("run.json")), (Some(8), true), "{end:?}");
+    drop(reader);
+}
+
+/// A collector of logs that is started anew, a terminal that is closed.
+#[test]
+fn kvm_reader_of_the_log_that_goes_away_ends_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let (reader, writer) = pipe().unwrap();
+    let vm = start_into(&folder, &listening(), &[], writer);
+    drop(reader);
+    // The guest shuts down in order.
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!((end.status, folder.has("run.json")), (Some(0), true), "{end:?}");
+}
+
+#[test]
+fn refusal_that_nobody_reads_has_its_status() {
+    let folder = Folder::new();
+    let arguments = folder.bootstrap(&["local,cpus=0,memory=64M"], &[]);
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let end = Process::start_into(&mut folder.tessera(&arguments), writer).end();
+    assert_eq!(end.status, Some(2), "{end:?}");
+
+    let (reader, writer) = full_pipe();
+    let end = Process::start_into(&mut folder.tessera(&arguments), writer).end();
+    assert_eq!(end.status, Some(2), "{end:?}");
+    drop(reader);
+}
+
+#[test]
+fn companion_that_nobody_reads_ends_at_the_first_signal() {
+    let folder = Folder::new();
+    let (reader, writer) = full_pipe();
+    let mut command = folder.tessera(&Companion::arguments());
+    let companion = Process::start_into(&mut command, writer);
+    thread::sleep(Duration::from_millis(200));
+    companion.signal(Signal::TERM);
+    let end = companion.end();
+    assert_eq!((end.status, end.signal), (None, Some(15)), "{end:?}");
+    drop(reader);
 }

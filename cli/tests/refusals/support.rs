@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, PipeWriter, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -169,6 +169,13 @@ impl Process {
             let mut lines = stderr.lines().map_while(Result::ok);
             lines.all(|line| sender.send(line).is_ok())
         });
+        Self { child, lines }
+    }
+
+    /// Its standard error goes to a pipe of the test.
+    pub(crate) fn start_into(command: &mut Command, stderr: PipeWriter) -> Self {
+        let child = command.stderr(stderr).spawn().unwrap();
+        let (_, lines) = channel();
         Self { child, lines }
     }
 
