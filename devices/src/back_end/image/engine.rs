@@ -92,7 +92,7 @@ impl Engine {
         options: &ImageOptions,
         opened: Opened,
     ) -> Result<(Self, Facts), ImageError> {
-        match options.ring.then(Ring::new) {
+        match options.ring.then(|| Ring::new(Arc::clone(&options.fence))) {
             Some(Ok(ring)) => Self::with_ring(options, opened, ring),
             _ => {
                 let gate = options.clone();
@@ -221,7 +221,7 @@ fn run_ring(
     };
     // The ring's own tasks end only with an error, on which all operations would hang: then the
     // requests are dropped, which answers them, and those that come find the queue closed.
-    tasks.block_on(&runtime, race(work, ring.submit_pushed(), ring.reap_completed()));
+    tasks.block_on(&runtime, race(work, ring.submit_started(), ring.reap_completed()));
 }
 
 /// Runs until the work is done, or the ring is broken.
@@ -234,7 +234,7 @@ async fn race(
     std::future::poll_fn(|context| {
         let broken = reap.as_mut().poll(context).is_ready();
         let ended = work.as_mut().poll(context).is_ready();
-        // Last, so that what the work has just pushed goes along.
+        // Last, so that what the work has just started goes along.
         let broken = submit.as_mut().poll(context).is_ready() || broken;
         if ended || broken { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })

@@ -1,11 +1,11 @@
 //! A storage that nothing is written to any more once the fence of its slice is over.
 //!
 //! Here, below the formats: a request may wait for long in queues, and one of qcow2 is many writes. What is left is
-//! the moment between the look and the system call.
+//! the moment between the look and the system call. With the ring that call comes later, so the ring looks again.
 #![expect(unsafe_code, reason = "imago's storage functions are unsafe")]
 // UNSAFETY: each passes its arguments on, and so what its caller promises.
 
-use crate::fence::Fence;
+use crate::fence::{Fence, Standing};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::PreallocateMode;
 use imago::storage::drivers::CommonStorageHelper;
@@ -14,7 +14,12 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
+use tokio::time::sleep;
+
+/// Between two looks at a fence that is late.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Why nothing is written.
 #[derive(Clone, Copy, Debug, Error)]
@@ -32,8 +37,15 @@ impl<S> Fenced<S> {
         Self { storage, fence }
     }
 
-    fn pass(&self) -> io::Result<()> {
-        if self.fence.pass() { Ok(()) } else { Err(io::Error::other(Over)) }
+    /// Waits while the fence is late. Others that share the thread go on meanwhile.
+    async fn pass(&self) -> io::Result<()> {
+        loop {
+            match self.fence.look(Fence::now()) {
+                Standing::Open => return Ok(()),
+                Standing::Over => return Err(io::Error::other(Over)),
+                Standing::Late => sleep(LOOK_AGAIN).await,
+            }
+        }
     }
 }
 
@@ -83,36 +95,36 @@ impl<S: Storage> Storage for Fenced<S> {
     }
 
     async unsafe fn pure_writev(&self, buffers: IoVector<'_>, offset: u64) -> io::Result<()> {
-        self.pass()?;
+        self.pass().await?;
         // SAFETY: as the caller promises.
         unsafe { self.storage.pure_writev(buffers, offset) }.await
     }
 
     async unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.pass()?;
+        self.pass().await?;
         // SAFETY: as the caller promises.
         unsafe { self.storage.pure_write_zeroes(offset, length) }.await
     }
 
     async unsafe fn pure_write_allocated_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.pass()?;
+        self.pass().await?;
         // SAFETY: as the caller promises.
         unsafe { self.storage.pure_write_allocated_zeroes(offset, length) }.await
     }
 
     async unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.pass()?;
+        self.pass().await?;
         // SAFETY: as the caller promises.
         unsafe { self.storage.pure_discard(offset, length) }.await
     }
 
     async fn flush(&self) -> io::Result<()> {
-        self.pass()?;
+        self.pass().await?;
         self.storage.flush().await
     }
 
     async fn sync(&self) -> io::Result<()> {
-        self.pass()?;
+        self.pass().await?;
         self.storage.sync().await
     }
 
@@ -130,7 +142,7 @@ impl<S: Storage> Storage for Fenced<S> {
     }
 
     async fn resize(&self, bytes: u64, preallocate: PreallocateMode) -> io::Result<()> {
-        self.pass()?;
+        self.pass().await?;
         self.storage.resize(bytes, preallocate).await
     }
 }

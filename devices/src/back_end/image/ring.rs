@@ -1,25 +1,34 @@
 //! An `io_uring` whose operations are futures of one thread.
 //!
 //! ```text
-//!  future: pushed --submit--> with the kernel --reap--> done --poll--> result
-//!                                  |
-//!                                  +--dropped: waits here until the kernel is done with the buffer
+//!  future: started --submit--> with the kernel --reap--> done --poll--> result
+//!             |                    |
+//!             |                    +--dropped: waits here until the kernel is done with the buffer
+//!             +--the fence is over, or dropped: never gets there
 //! ```
+//! Operations of many tasks go to the kernel together, some time after they were started. So the fence is looked at
+//! where that happens ([`Inner::submit`]), for each system call anew: an operation that changes the file is kept here
+//! until a look right before the call finds the fence open. While it is late they stay here and the thread goes on, with reads as
+//! well. When it is over they fail. Between look and call the entries are only copied into the ring.
 #![expect(unsafe_code, reason = "submission queue entries name memory by address")]
 // UNSAFETY: an entry's memory must stay until its completion. `Operation` borrows it for that long:
 // it ends only with the completion, also when it is dropped early.
 
-use io_uring::{IoUring, squeue::Entry};
+use super::fenced::{LOOK_AGAIN, Over};
+use crate::fence::{Fence, Standing};
+use io_uring::{EnterFlags, IoUring, squeue::Entry};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
+use tokio::time::sleep;
 
 const ENTRIES: u32 = 256;
 
@@ -29,25 +38,46 @@ enum Slot {
     Free,
     Waiting(Option<Waker>),
     Done(i32),
+    /// It never came to the kernel: the fence was over.
+    Refused,
+}
+
+/// Whether an operation is behind the fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// It changes nothing outside.
+    Read,
+    /// It changes the file, or what is durable of it.
+    Change,
 }
 
 struct Inner {
     uring: IoUring,
     slots: Vec<Slot>,
     free: Vec<usize>,
+    /// Not with the kernel yet.
+    reads: VecDeque<Entry>,
+    changes: VecDeque<Entry>,
 }
 
 pub(super) struct Ring {
     inner: Mutex<Inner>,
+    fence: Arc<Fence>,
     /// Rung when entries wait to be submitted, so that those of many tasks go together.
-    pushed: Notify,
+    started: Notify,
 }
 
 impl Ring {
     /// An error where the kernel has no `io_uring` or forbids it.
-    pub(super) fn new() -> io::Result<Self> {
-        let inner = Inner { uring: IoUring::new(ENTRIES)?, slots: Vec::new(), free: Vec::new() };
-        Ok(Self { inner: Mutex::new(inner), pushed: Notify::new() })
+    pub(super) fn new(fence: Arc<Fence>) -> io::Result<Self> {
+        let inner = Inner {
+            uring: IoUring::new(ENTRIES)?,
+            slots: Vec::new(),
+            free: Vec::new(),
+            reads: VecDeque::new(),
+            changes: VecDeque::new(),
+        };
+        Ok(Self { inner: Mutex::new(inner), fence, started: Notify::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -58,29 +88,31 @@ impl Ring {
     ///
     /// # Safety
     /// The memory that the entry names is valid for `'a`, and nobody else uses it meanwhile.
-    pub(super) unsafe fn start<'a>(&'a self, entry: Entry) -> io::Result<Operation<'a>> {
+    pub(super) unsafe fn start<'a>(&'a self, entry: Entry, effect: Effect) -> Operation<'a> {
         let mut inner = self.lock();
         let slot = inner.take_slot();
         let entry = entry.user_data(slot as u64);
-        // SAFETY: by the caller, the entry's memory outlives the operation, which is returned or, if
-        // it is not pushed, never starts.
-        while unsafe { inner.uring.submission().push(&entry) }.is_err() {
-            if let Err(error) = inner.submit() {
-                inner.free_slot(slot);
-                return Err(error);
-            }
+        match effect {
+            Effect::Read => inner.reads.push_back(entry),
+            Effect::Change => inner.changes.push_back(entry),
         }
         drop(inner);
-        self.pushed.notify_one();
-        Ok(Operation { ring: self, slot: Some(slot), memory: PhantomData })
+        self.started.notify_one();
+        Operation { ring: self, slot: Some(slot), memory: PhantomData }
     }
 
-    /// Submits what tasks push, for ever.
-    pub(super) async fn submit_pushed(&self) -> io::Error {
+    /// Submits what may be submitted. False: some of it waits for the fence.
+    pub(super) fn submit(&self) -> io::Result<bool> {
+        self.lock().submit(&self.fence)
+    }
+
+    /// Submits what tasks start, for ever.
+    pub(super) async fn submit_started(&self) -> io::Error {
         loop {
-            self.pushed.notified().await;
-            if let Err(error) = self.lock().submit() {
-                return error;
+            match self.submit() {
+                Ok(true) => self.started.notified().await,
+                Ok(false) => sleep(LOOK_AGAIN).await,
+                Err(error) => return error,
             }
         }
     }
@@ -130,37 +162,133 @@ impl Inner {
         self.free.push(slot);
     }
 
-    fn submit(&mut self) -> io::Result<()> {
+    /// Gives the kernel what the fence lets through. False: some of it waits.
+    fn submit(&mut self, fence: &Fence) -> io::Result<bool> {
         loop {
-            match self.uring.submit() {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Completions must be taken first.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => {
-                    self.reap();
+            let waits = !self.changes.is_empty();
+            let standing = if waits { fence.look(Fence::now()) } else { Standing::Open };
+            if standing == Standing::Over {
+                while let Some(entry) = self.changes.pop_front() {
+                    self.end(slot_of(entry.get_user_data()), Slot::Refused);
                 }
-                Err(error) => return Err(error),
             }
+            let batch = self.fill(standing == Standing::Open);
+            if batch.slots.is_empty() {
+                return Ok(self.changes.is_empty());
+            }
+            self.enter(fence, &batch)?;
+        }
+    }
+
+    /// Puts entries into the ring, which is empty.
+    fn fill(&mut self, changes: bool) -> Batch {
+        let mut batch = Batch { slots: Vec::new(), changes: false };
+        let mut queue = self.uring.submission();
+        while !queue.is_full() {
+            let read = self.reads.pop_front();
+            let change = || if changes { self.changes.pop_front() } else { None };
+            batch.changes |= read.is_none();
+            let Some(entry) = read.or_else(change) else { break };
+            batch.slots.push(slot_of(entry.get_user_data()));
+            // SAFETY: its memory outlives the operation, by the caller of `start`; and the operation ends only when
+            // the kernel is done with the entry, or never gets it.
+            let pushed = unsafe { queue.push(&entry) };
+            debug_assert!(pushed.is_ok(), "there is room");
+        }
+        batch
+    }
+
+    /// Has the kernel take what is in the ring; the fence has just been looked at. On an error the ring must not be
+    /// used any more: it holds entries that nobody may submit.
+    fn enter(&mut self, fence: &Fence, batch: &Batch) -> io::Result<()> {
+        loop {
+            let result = self.uring.submit();
+            let left = self.uring.submission().len();
+            if left == 0 {
+                return Ok(());
+            }
+            let error = match result {
+                Err(error) if !passes(&error) => error,
+                // It also stops at an entry that makes no sense, whose completion says so.
+                _ => {
+                    self.reap();
+                    // Rare, so that the thread may sleep here: no entry can be taken out of the ring again.
+                    if !batch.changes || fence.pass() {
+                        continue;
+                    }
+                    io::Error::other(Over)
+                }
+            };
+            for slot in batch.slots.iter().rev().take(left) {
+                self.end(*slot, Slot::Refused);
+            }
+            return Err(error);
+        }
+    }
+
+    /// Takes an entry back that the kernel has not got.
+    fn withdraw(&mut self, slot: usize) -> bool {
+        let before = self.reads.len() + self.changes.len();
+        self.reads.retain(|entry| slot_of(entry.get_user_data()) != slot);
+        self.changes.retain(|entry| slot_of(entry.get_user_data()) != slot);
+        self.reads.len() + self.changes.len() < before
+    }
+
+    /// Ends an operation and wakes its task.
+    fn end(&mut self, slot: usize, how: Slot) {
+        let Some(slot) = self.slots.get_mut(slot) else { return };
+        if let Slot::Waiting(Some(waker)) = std::mem::replace(slot, how) {
+            waker.wake();
         }
     }
 
     fn reap(&mut self) {
-        for entry in self.uring.completion() {
-            let slot = usize::try_from(entry.user_data()).ok();
-            let Some(slot) = slot.and_then(|slot| self.slots.get_mut(slot)) else { continue };
-            if let Slot::Waiting(Some(waker)) = std::mem::replace(slot, Slot::Done(entry.result()))
-            {
-                waker.wake();
+        loop {
+            while let Some(entry) = { self.uring.completion().next() } {
+                self.end(slot_of(entry.user_data()), Slot::Done(entry.result()));
             }
+            if !self.uring.submission().cq_overflow() {
+                return;
+            }
+            // The kernel keeps more completions than the ring has room for, until it is asked. It fails only when it is
+            // interrupted.
+            let flags = EnterFlags::GETEVENTS.bits();
+            // SAFETY: there is no argument.
+            let _ = unsafe { self.uring.submitter().enter::<()>(0, 0, flags, None) };
         }
     }
 
     /// The result of a finished operation, whose slot is free then.
-    fn take_result(&mut self, slot: usize) -> Option<i32> {
-        let Slot::Done(result) = self.slots[slot] else { return None };
+    fn take_result(&mut self, slot: usize) -> Option<io::Result<usize>> {
+        let result = match self.slots[slot] {
+            Slot::Done(result) => {
+                usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+            }
+            Slot::Refused => Err(io::Error::other(Over)),
+            Slot::Free | Slot::Waiting(_) => return None,
+        };
         self.free_slot(slot);
         Some(result)
     }
+}
+
+/// True for an error after which the same call may succeed: it was interrupted, or completions must be taken first.
+fn passes(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    matches!(code, Some(libc::EINTR | libc::EBUSY | libc::EAGAIN))
+}
+
+/// What is in the ring.
+struct Batch {
+    /// In their order.
+    slots: Vec<usize>,
+    /// Some of it changes something.
+    changes: bool,
+}
+
+/// The slot that user data names. There is no slot of the highest number.
+fn slot_of(user_data: u64) -> usize {
+    usize::try_from(user_data).unwrap_or(usize::MAX)
 }
 
 /// An operation under way.
@@ -185,7 +313,7 @@ impl Future for Operation<'_> {
         };
         drop(inner);
         self.slot = None;
-        Poll::Ready(usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result)))
+        Poll::Ready(result)
     }
 }
 
@@ -193,11 +321,22 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         let Some(slot) = self.slot else { return };
         let mut inner = self.ring.lock();
+        if inner.withdraw(slot) {
+            inner.free_slot(slot);
+            return;
+        }
+        let flags = EnterFlags::GETEVENTS.bits();
         while inner.take_result(slot).is_none() {
+            // Submits nothing: who waits here has not looked at the fence.
+            // SAFETY: there is no argument.
+            let waited = unsafe { inner.uring.submitter().enter::<()>(0, 1, flags, None) };
             // An error other than an interruption would mean that the ring is gone with the kernel
             // still owning the buffer; then it is better to stay here than to free it.
-            let _ = inner.uring.submit_and_wait(1);
+            let _ = waited;
             inner.reap();
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

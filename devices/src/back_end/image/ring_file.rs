@@ -1,9 +1,12 @@
 //! A file under a format, read, written and synced through the ring.
+//!
+//! Each operation that changes it is one of the ring, which looks at the fence when it submits it. So each round of a write that
+//! the kernel does in parts is looked at too. Only a change of the length is a system call here: by `Fenced`, right after its look.
 #![expect(unsafe_code, reason = "imago's storage functions are unsafe, and entries name memory")]
 // UNSAFETY: each function awaits its operation before it gives up the memory that the operation uses.
 
 use super::file::Opened;
-use super::ring::Ring;
+use super::ring::{Effect, Ring};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::PreallocateMode;
 use imago::storage::drivers::CommonStorageHelper;
@@ -59,10 +62,10 @@ impl RingFile {
         self.bytes.fetch_max(end, Ordering::AcqRel);
     }
 
-    /// Runs an operation that names no memory.
+    /// Runs an operation that changes the file and names no memory.
     async fn run(&self, entry: Entry) -> io::Result<usize> {
         // SAFETY: by the caller the entry names no memory.
-        unsafe { self.ring.start(entry) }?.await
+        unsafe { self.ring.start(entry, Effect::Change) }.await
     }
 
     async fn fallocate(&self, mode: i32, offset: u64, length: u64) -> io::Result<()> {
@@ -152,7 +155,7 @@ impl Storage for RingFile {
                 let length = u32::try_from(list.len()).map_err(io::Error::other)?;
                 let entry = opcode::Readv::new(self.fd(), list.as_ptr(), length).offset(offset);
                 // SAFETY: list and buffers are borrowed until the operation has ended.
-                unsafe { self.ring.start(entry.build()) }?.await?
+                unsafe { self.ring.start(entry.build(), Effect::Read) }.await?
             };
             if count == 0 {
                 // Behind the end of the file.
@@ -177,7 +180,7 @@ impl Storage for RingFile {
                 let length = u32::try_from(list.len()).map_err(io::Error::other)?;
                 let entry = opcode::Writev::new(self.fd(), list.as_ptr(), length).offset(offset);
                 // SAFETY: list and buffers are borrowed until the operation has ended.
-                unsafe { self.ring.start(entry.build()) }?.await?
+                unsafe { self.ring.start(entry.build(), Effect::Change) }.await?
             };
             if count == 0 {
                 return Err(io::ErrorKind::WriteZero.into());

@@ -442,3 +442,27 @@ fn queued_writes_of_a_slice_that_was_stopped_for_its_lease_are_not_finished() {
         assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0), "ring {ring}");
     }
 }
+
+#[test]
+fn writes_wait_while_the_fence_is_late_and_reads_do_not() {
+    for ring in [true, false] {
+        let folder = Folder::new();
+        let path = folder.image(ImageFormat::Raw, SECTORS * SECTOR_BYTES);
+        let options = ImageOptions { ring, ..ImageOptions::new(&path, ImageFormat::Raw) };
+        let disk = ImageDisk::open(&options).unwrap();
+        // For half a minute.
+        options.fence.take_lease(Fence::now() - 30_000_000_001, Duration::from_secs(60));
+        let writes: Vec<_> = (0..3)
+            .map(|at| submit(&disk, DiskRequest::Write { sector: at, data: vec![1; 512] }))
+            .collect();
+        let read = DiskRequest::Read { sector: 0, bytes: 512 };
+        assert_eq!(ask(&disk, read), DiskReply::Done(vec![0; 512]));
+        // A slice is lost.
+        options.fence.shut();
+        for reply in writes {
+            assert_eq!(reply.recv(), Ok(DiskReply::Failed));
+        }
+        drop(disk);
+        assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0), "ring {ring}");
+    }
+}
