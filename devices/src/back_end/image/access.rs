@@ -11,15 +11,61 @@ use imago::raw::Raw;
 use imago::{FormatAccess, FormatDriverBuilder, Storage, StorageOpenOptions};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::RwLock;
+use thiserror::Error;
+use tokio::sync::{Mutex, RwLock};
 use tokio::time::sleep;
 
 /// Between two tries of a request for which there is no room.
 const FULL_AGAIN: Duration = Duration::from_millis(200);
 
-/// An open image. Discarding moves data that other requests may be using, so it is alone.
-pub(super) type Access<S> = RwLock<FormatAccess<Fenced<S>>>;
+/// An open image.
+pub(super) struct Access<S: Storage + 'static> {
+    /// Discarding moves data that other requests may be using, so it is alone.
+    format: RwLock<FormatAccess<Fenced<S>>>,
+    /// Syncs that were begun, each while it holds `lost`.
+    syncs: AtomicU64,
+    /// Why data that was written may not be there any more. Held while the file is synced.
+    lost: Mutex<Option<String>>,
+}
+
+/// Why a flush fails: the kernel tells of data that it could not write back once, and takes it for written from then on
+/// (fsync(2)). A sync after that proves nothing about it.
+#[derive(Debug, Error)]
+enum NotDurable {
+    #[error("{0}; what was written may be lost, so no flush of this disk succeeds from now on")]
+    Now(io::Error),
+    #[error("an earlier flush failed ({0}), and what was written before it may be lost")]
+    Before(String),
+}
+
+impl<S: Storage + 'static> Access<S> {
+    pub(super) fn new(format: FormatAccess<Fenced<S>>) -> Self {
+        Self { format: RwLock::new(format), syncs: AtomicU64::new(0), lost: Mutex::default() }
+    }
+
+    /// Writes back tables, then makes the file durable.
+    pub(super) async fn flush(&self) -> io::Result<()> {
+        let format = self.format.read().await;
+        // What fails here stays to be written, and may be tried again.
+        format.flush().await?;
+        let begun = self.syncs.load(Ordering::Acquire);
+        let mut lost = self.lost.lock().await;
+        if let Some(cause) = &*lost {
+            return Err(io::Error::other(NotDurable::Before(cause.clone())));
+        }
+        // Another flush has begun a sync since, and ended it. One at a time: of two, only one hears of a failure.
+        if self.syncs.load(Ordering::Acquire) > begun {
+            return Ok(());
+        }
+        self.syncs.fetch_add(1, Ordering::AcqRel);
+        format.sync().await.map_err(|error| {
+            *lost = Some(error.to_string());
+            io::Error::other(NotDurable::Now(error))
+        })
+    }
+}
 
 /// Opens a file that an image names.
 type OpenOther<S> = Arc<dyn Fn(StorageOpenOptions) -> io::Result<S>>;
@@ -79,7 +125,7 @@ pub(super) async fn open<S: Storage + 'static>(
 }
 
 /// Carries out a request that the disk's shape admits.
-pub(super) async fn perform<S: Storage>(
+pub(super) async fn perform<S: Storage + 'static>(
     access: &Access<S>,
     failures: &Failures,
     request: DiskRequest,
@@ -91,7 +137,7 @@ pub(super) async fn perform<S: Storage>(
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 return DiskReply::Unsupported;
             }
-            // Once the fence is over it fails for another reason.
+            // Once the fence is over it fails for another reason, and a sync that found no room is of another kind.
             Err(error) if failures.waits(&error) => {
                 failures.tell_waiting(what, &error);
                 sleep(FULL_AGAIN).await;
@@ -104,25 +150,28 @@ pub(super) async fn perform<S: Storage>(
     }
 }
 
-async fn try_perform<S: Storage>(access: &Access<S>, request: &DiskRequest) -> io::Result<Vec<u8>> {
+async fn try_perform<S: Storage + 'static>(
+    access: &Access<S>,
+    request: &DiskRequest,
+) -> io::Result<Vec<u8>> {
     match *request {
         DiskRequest::Read { sector, bytes } => {
             let mut data = vec![0; bytes as usize];
-            access.read().await.read(&mut data[..], sector * SECTOR_BYTES).await?;
+            access.format.read().await.read(&mut data[..], sector * SECTOR_BYTES).await?;
             return Ok(data);
         }
         DiskRequest::Write { sector, ref data } => {
-            access.read().await.write(&data[..], sector * SECTOR_BYTES).await?;
+            access.format.read().await.write(&data[..], sector * SECTOR_BYTES).await?;
         }
-        DiskRequest::Flush => flush(access).await?,
+        DiskRequest::Flush => access.flush().await?,
         DiskRequest::Discard { sector, sectors } => {
             let (offset, length) = (sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
-            access.write().await.discard_to_any(offset, length).await?;
+            access.format.write().await.discard_to_any(offset, length).await?;
         }
         DiskRequest::WriteZeroes { sector, sectors, unmap } => {
             let (offset, length) = (sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
             if !unmap || !zero_by_discard(access, offset, length).await? {
-                access.read().await.write_zeroes(offset, length).await?;
+                access.format.read().await.write_zeroes(offset, length).await?;
             }
         }
     }
@@ -130,21 +179,14 @@ async fn try_perform<S: Storage>(access: &Access<S>, request: &DiskRequest) -> i
 }
 
 /// Zeros that give room back. False when this image cannot do that.
-async fn zero_by_discard<S: Storage>(
+async fn zero_by_discard<S: Storage + 'static>(
     access: &Access<S>,
     offset: u64,
     length: u64,
 ) -> io::Result<bool> {
-    match access.write().await.discard_to_zero(offset, length).await {
+    match access.format.write().await.discard_to_zero(offset, length).await {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// Writes back tables, then makes the file durable.
-pub(super) async fn flush<S: Storage>(access: &Access<S>) -> io::Result<()> {
-    let access = access.read().await;
-    access.flush().await?;
-    access.sync().await
 }

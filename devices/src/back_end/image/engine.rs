@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc as opening;
 use std::thread::{self, JoinHandle};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{RwLock, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::LocalSet;
 
 /// Requests that wait for a thread; one more fails. Front ends bound theirs far below.
@@ -133,7 +133,7 @@ impl Engine {
         let access = opening.block_on(access::open(storage, options.format, writable, gate));
         let access = access.map_err(|source| wrong(options, source))?;
         let facts = Facts::of(&access);
-        let access = Arc::new(RwLock::new(access));
+        let access = Arc::new(Access::new(access));
         let failures = Arc::new(Failures::of(options));
         let (jobs, queue) = blocking::bounded(WAITING_MAX);
         let mut engine = Self { queue: Some(Queue::Threads(jobs)), threads: Vec::new() };
@@ -211,7 +211,7 @@ fn run_ring(
         match open_on_ring(options, opened, &ring).await {
             Ok(access) => {
                 let _ = opening.send(Ok(Facts::of(&access)));
-                let access = Rc::new(RwLock::new(access));
+                let access = Rc::new(Access::new(access));
                 serve(access, Rc::new(Failures::of(options)), queue, writable).await;
             }
             Err(error) => {
@@ -277,11 +277,11 @@ async fn serve<S: Storage + 'static>(
     let _ = room.acquire_many(TASKS_MAX).await;
     if writable {
         // Nobody is left to be told; what was to be durable was flushed by the guest.
-        let _ = access::flush(&access).await;
+        let _ = access.flush().await;
     }
 }
 
-fn run_thread<S: Storage>(
+fn run_thread<S: Storage + 'static>(
     runtime: &Runtime,
     (access, failures): (&Access<S>, &Failures),
     queue: &blocking::Receiver<Job>,
@@ -292,6 +292,6 @@ fn run_thread<S: Storage>(
     }
     if writable {
         // As above. Each thread does it; the last one finds all requests done.
-        let _ = runtime.block_on(access::flush(access));
+        let _ = runtime.block_on(access.flush());
     }
 }

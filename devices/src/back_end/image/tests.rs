@@ -2,6 +2,7 @@
 
 mod full;
 mod order;
+mod sync;
 
 use super::{ImageDisk, ImageError, ImageFormat, ImageOptions};
 use crate::back_end::{Disk, DiskReply, DiskRequest, SECTOR_BYTES};
