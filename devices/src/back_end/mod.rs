@@ -113,6 +113,11 @@ pub trait Disk: Send + Sync + Debug {
             self.submit(request, done);
         }
     }
+    /// Whether requests may wait for what only people can bring about, as room in a file system; at first they may.
+    /// No longer once the device is being reset: what waits fails then, and so does what comes and would wait, so
+    /// that nothing from before the reset is done after it. Does nothing where the real disk is not: its slice hears of the
+    /// reset as well.
+    fn may_wait(&self, _may: bool) {}
 }
 
 /// What a network device is.

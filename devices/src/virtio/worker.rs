@@ -6,6 +6,8 @@
 //!                +-----------------------------------------------+
 //!             (stop) --> wait for what is under way, at most so long --> end
 //! ```
+//! A worker has stopped only when its back end has answered everything: a write that is still under way could come
+//! behind one that the driver asks for after the reset.
 
 use super::ring::{Chain, Frame, Ring};
 use super::{DeviceFaults, RingError, UsedMemory};
@@ -15,11 +17,10 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use tracing::warn;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
@@ -227,9 +228,10 @@ impl<R: Requests> QueueWorker for RingWorker<R> {
     }
 }
 
-/// A worker did not end in time, perhaps because it waits for a page of a slice that is gone.
+/// A worker did not end in time, perhaps because it waits for a page of a slice that is gone, or for a disk that does
+/// not answer.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("a device's worker has not stopped in time")]
+#[error("a device's worker has not stopped in time, or its back end has not answered all requests")]
 pub struct StopTimeout;
 
 /// A thread that serves a worker. Dropped, it ends by itself and nobody waits for it.
@@ -237,13 +239,11 @@ pub struct StopTimeout;
 pub struct WorkerThread {
     doorbell: Doorbell,
     stopping: Arc<AtomicBool>,
-    ended: Receiver<()>,
+    /// Whether nothing is under way at the back end.
+    ended: Receiver<bool>,
     stop_within: Duration,
     thread: Option<JoinHandle<()>>,
 }
-
-/// Part of the time for stopping that the back end may take for its answers.
-const ANSWERS_SHARE: u32 = 2;
 
 impl WorkerThread {
     /// Starts to serve. `stop_within` bounds [`Self::stop`].
@@ -259,40 +259,53 @@ impl WorkerThread {
     ) -> io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (end, ended) = sync_channel(1);
-        let (bell, stop, thread_name) = (doorbell.clone(), Arc::clone(&stopping), name.to_owned());
+        let (bell, stop) = (doorbell.clone(), Arc::clone(&stopping));
         let run = move || {
             while !stop.load(Ordering::Acquire) {
                 if !worker.service() {
                     bell.wait();
                 }
             }
-            if !worker.stop(Instant::now() + stop_within / ANSWERS_SHARE) {
-                warn!(worker = thread_name, "stopped with requests under way: answers are dropped");
-            }
+            let answered = worker.stop(Instant::now() + stop_within);
             drop(worker);
-            let _ = end.try_send(());
+            let _ = end.try_send(answered);
         };
         let thread = Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Self { doorbell, stopping, ended, stop_within, thread: Some(thread) })
     }
 
-    /// Stops the worker. After `Ok` it touches guest memory no more.
+    /// Stops the worker. After `Ok` it touches guest memory no more, and nothing that it has asked for is still to be done.
     ///
     /// # Errors
     ///
-    /// It has not ended within the time given at its start and may still write to guest memory.
-    pub fn stop(mut self) -> Result<(), StopTimeout> {
-        self.halt();
-        match self.ended.recv_timeout(self.stop_within) {
-            Err(RecvTimeoutError::Timeout) => Err(StopTimeout),
-            // Disconnected: it panicked, and its memory is free all the same.
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => {
-                if let Some(thread) = self.thread.take() {
-                    let _ = thread.join();
-                }
-                Ok(())
-            }
+    /// That is not so within the time given at its start.
+    pub fn stop(self) -> Result<(), StopTimeout> {
+        Self::stop_all(vec![self])
+    }
+
+    /// Stops workers side by side, all within the time of the slowest.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::stop`], for one of them at least.
+    pub fn stop_all(workers: Vec<Self>) -> Result<(), StopTimeout> {
+        let start = Instant::now();
+        workers.iter().for_each(Self::halt);
+        // All of them, whatever becomes of the first.
+        workers.into_iter().map(|worker| worker.end(start)).fold(Ok(()), Result::and)
+    }
+
+    /// Waits for the end of a worker that was halted at this time.
+    fn end(mut self, halted: Instant) -> Result<(), StopTimeout> {
+        let left = self.stop_within.saturating_sub(halted.elapsed());
+        // Nothing is known of one that panicked.
+        if self.ended.recv_timeout(left) != Ok(true) {
+            return Err(StopTimeout);
         }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        Ok(())
     }
 
     fn halt(&self) {

@@ -84,6 +84,7 @@ pub(super) struct Engine {
     /// Nothing once it ends.
     queue: Option<Queue>,
     threads: Vec<JoinHandle<()>>,
+    failures: Arc<Failures>,
 }
 
 impl Engine {
@@ -112,10 +113,11 @@ impl Engine {
     ) -> Result<(Self, Facts), ImageError> {
         let (jobs, queue) = mpsc::channel(WAITING_MAX);
         let (opening, result) = opening::channel();
-        let copy = options.clone();
-        let run = move || run_ring(&copy, opened, ring, queue, &opening);
+        let failures = Arc::new(Failures::of(options));
+        let (copy, shared) = (options.clone(), Arc::clone(&failures));
+        let run = move || run_ring((&copy, shared), opened, ring, queue, &opening);
         let thread = spawn(options, 0, run)?;
-        let engine = Self { queue: Some(Queue::Ring(jobs)), threads: vec![thread] };
+        let engine = Self { queue: Some(Queue::Ring(jobs)), threads: vec![thread], failures };
         let gone = || io::Error::other("its I/O thread has ended");
         let facts = result.recv().unwrap_or_else(|_| Err(gone()));
         Ok((engine, facts.map_err(|source| wrong(options, source))?))
@@ -136,10 +138,10 @@ impl Engine {
         let access = Arc::new(Access::new(access));
         let failures = Arc::new(Failures::of(options));
         let (jobs, queue) = blocking::bounded(WAITING_MAX);
-        let mut engine = Self { queue: Some(Queue::Threads(jobs)), threads: Vec::new() };
+        let mut engine = Self { queue: Some(Queue::Threads(jobs)), threads: Vec::new(), failures };
         for index in 0..THREADS {
             let (runtime, access) = (runtime().map_err(no_thread)?, Arc::clone(&access));
-            let (queue, failures) = (queue.clone(), Arc::clone(&failures));
+            let (queue, failures) = (queue.clone(), Arc::clone(&engine.failures));
             let run = move || run_thread(&runtime, (&access, &failures), &queue, writable);
             engine.threads.push(spawn(options, index, run)?);
         }
@@ -148,6 +150,11 @@ impl Engine {
 
     pub(super) fn has_ring(&self) -> bool {
         matches!(self.queue, Some(Queue::Ring(_)))
+    }
+
+    /// Whether requests may wait for room.
+    pub(super) fn may_wait(&self, may: bool) {
+        self.failures.may_wait(may);
     }
 
     /// Queues a request; it fails at once when the queue is full.
@@ -164,6 +171,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        self.may_wait(false);
         drop(self.queue.take());
         for thread in self.threads.drain(..) {
             // A panic there was reported by the panic hook; nothing is left to undo.
@@ -191,7 +199,7 @@ fn runtime() -> io::Result<Runtime> {
 
 /// The thread with the ring: opens the image, says how that went, and works until the queue ends.
 fn run_ring(
-    options: &ImageOptions,
+    (options, failures): (&ImageOptions, Arc<Failures>),
     opened: Opened,
     ring: Ring,
     queue: mpsc::Receiver<Job>,
@@ -212,7 +220,7 @@ fn run_ring(
             Ok(access) => {
                 let _ = opening.send(Ok(Facts::of(&access)));
                 let access = Rc::new(Access::new(access));
-                serve(access, Rc::new(Failures::of(options)), queue, writable).await;
+                serve(access, failures, queue, writable).await;
             }
             Err(error) => {
                 let _ = opening.send(Err(error));
@@ -258,7 +266,7 @@ async fn open_on_ring(
 /// Works on requests, many at a time.
 async fn serve<S: Storage + 'static>(
     access: Rc<Access<S>>,
-    failures: Rc<Failures>,
+    failures: Arc<Failures>,
     mut queue: mpsc::Receiver<Job>,
     writable: bool,
 ) {
@@ -266,7 +274,7 @@ async fn serve<S: Storage + 'static>(
     while let Some(Job { request, answer }) = queue.recv().await {
         // Nobody closes the semaphore. A permit comes back even from a task that panics.
         let permit = Arc::clone(&room).acquire_owned().await;
-        let (access, failures) = (Rc::clone(&access), Rc::clone(&failures));
+        let (access, failures) = (Rc::clone(&access), Arc::clone(&failures));
         tokio::task::spawn_local(async move {
             let reply = access::perform(&access, &failures, request).await;
             drop(permit);

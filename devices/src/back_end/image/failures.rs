@@ -5,6 +5,7 @@ use crate::back_end::DiskRequest;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,19 +23,27 @@ struct State {
 pub(super) struct Failures {
     path: PathBuf,
     on_full: OnFull,
+    /// Nothing waits while the device is being reset.
+    may_wait: AtomicBool,
     state: Mutex<State>,
 }
 
 impl Failures {
     pub(super) fn of(options: &ImageOptions) -> Self {
         let ImageOptions { path, on_full, .. } = options;
-        Self { path: path.clone(), on_full: *on_full, state: Mutex::default() }
+        let may_wait = AtomicBool::new(true);
+        Self { path: path.clone(), on_full: *on_full, may_wait, state: Mutex::default() }
+    }
+
+    /// Whether requests may wait at all.
+    pub(super) fn may_wait(&self, may: bool) {
+        self.may_wait.store(may, Ordering::Release);
     }
 
     /// Whether a request that failed so is to be tried again later.
     pub(super) fn waits(&self, error: &io::Error) -> bool {
         let is_full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
-        is_full && self.on_full == OnFull::Pause
+        is_full && self.on_full == OnFull::Pause && self.may_wait.load(Ordering::Acquire)
     }
 
     /// A request waits.

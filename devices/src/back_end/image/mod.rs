@@ -98,7 +98,7 @@ pub enum OnFull {
     Pause,
 }
 
-/// A disk in an image. Dropping it waits for requests under way, and for a last flush.
+/// A disk in an image. Dropping it waits for requests under way, but not for room, and for a last flush.
 #[derive(Debug)]
 pub struct ImageDisk {
     shape: DiskShape,
@@ -164,5 +164,9 @@ impl Disk for ImageDisk {
             }
             None => self.engine.submit(request, done),
         }
+    }
+
+    fn may_wait(&self, may: bool) {
+        self.engine.may_wait(may);
     }
 }

@@ -1,7 +1,7 @@
 use super::super::testing::{Buffer, Driver, Guest, MEMORY_BYTES};
 use super::*;
 use crate::back_end::DiskDone;
-use crate::virtio::{F_EVENT_IDX, Used, UsedMemory};
+use crate::virtio::{F_EVENT_IDX, StopTimeout, Used, UsedMemory, WorkerThread};
 use proptest::prelude::*;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -433,5 +433,26 @@ proptest! {
                 prop_assert_eq!(used, heads);
             }
         }
+    }
+}
+
+/// After a reset the driver may write the same sectors anew, and flush. What it asked for before must not come behind that.
+#[test]
+fn queue_with_a_write_under_way_has_not_stopped() {
+    for answered in [false, true] {
+        let mut bench = Bench::new(Manner::Keep, false, 0);
+        bench.ask(0, VIRTIO_BLK_T_OUT, 8, &[(DATA, 512, false)]);
+        while bench.queue.service() {}
+        assert_eq!(bench.disk.kept.lock().unwrap().len(), 1);
+        if answered {
+            bench.disk.answer_newest();
+        }
+        let Bench { queue, disk, guest: _guest, .. } = bench;
+        let within = Duration::from_secs(if answered { 60 } else { 0 });
+        let bell = Doorbell::new().unwrap();
+        let worker = WorkerThread::spawn("reset", Box::new(queue), bell, within).unwrap();
+        let stopped = worker.stop();
+        assert_eq!(stopped, if answered { Ok(()) } else { Err(StopTimeout) });
+        assert_eq!(disk.kept.lock().unwrap().is_empty(), answered);
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use std::sync::Barrier;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
 
@@ -59,4 +60,32 @@ fn worker_that_hangs_is_given_up() {
     assert_eq!(calls.recv_timeout(LONG), Ok(1));
     assert_eq!(thread.stop(), Err(StopTimeout));
     drop(open);
+}
+
+/// Stops only with another one, and says then whether nothing is under way.
+struct Together(Arc<Barrier>, bool);
+
+impl QueueWorker for Together {
+    fn service(&mut self) -> bool {
+        false
+    }
+
+    fn stop(&mut self, _deadline: Instant) -> bool {
+        self.0.wait();
+        self.1
+    }
+}
+
+#[test]
+fn workers_stop_side_by_side_and_requests_under_way_are_an_error() {
+    for answered in [[true, true], [true, false], [false, true]] {
+        let barrier = Arc::new(Barrier::new(2));
+        let spawn = |answered| {
+            let worker = Together(Arc::clone(&barrier), answered);
+            WorkerThread::spawn("test", Box::new(worker), Doorbell::new().unwrap(), LONG).unwrap()
+        };
+        let result = WorkerThread::stop_all(answered.map(spawn).into());
+        let wanted = if answered == [true, true] { Ok(()) } else { Err(StopTimeout) };
+        assert_eq!(result, wanted);
+    }
 }

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //!   idle --Activated--> workers run --Reset--> network disconnected, workers stopped --> idle
+//!                                              disk must not wait
 //! ```
+//! Every slice does this for every device. So the slice with the real disk has requests that wait for room fail, also those of
+//! queues on other slices, which wait for their answers meanwhile.
 
 use super::terminal::Terminal;
 use crate::guest_memory::GuestMemory;
@@ -21,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::SliceId;
 
-/// A worker that has not stopped by then waits for a page of a slice that hangs.
+/// A worker that has not stopped by then waits for a page of a slice that hangs, or for a disk that does.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 /// The way from a front end to what does the work.
@@ -96,8 +99,11 @@ impl Queues {
             faults: Arc::clone(&self.faults),
         };
         let mut workers = Vec::new();
-        if let Way::Nic { device, .. } = &slot.way {
-            device.connect(activation.features);
+        match &slot.way {
+            Way::Nic { device, .. } => device.connect(activation.features),
+            // Everywhere the reset before this is in effect: nothing from before it waits any more.
+            Way::Disk(disk) => disk.may_wait(true),
+            Way::Rng | Way::Console(_) => {}
         }
         for (queue, setup) in &activation.queues {
             let Some(bell) = slot.bell(*queue) else { continue };
@@ -110,17 +116,17 @@ impl Queues {
         self.running.insert(device, workers);
     }
 
-    /// Stops them. Afterwards none touches guest memory.
+    /// Stops them. Afterwards none touches guest memory, and nothing that they asked of a disk is still to be done.
     ///
     /// # Errors
-    /// One still may: what wanted them stopped must not be acknowledged.
+    /// That is not so: what wanted them stopped must not be acknowledged.
     pub(super) fn stop(&mut self, device: DeviceId, slot: &Slot) -> Result<(), StopTimeout> {
-        if let Way::Nic { device, .. } = &slot.way {
-            device.disconnect();
+        match &slot.way {
+            Way::Nic { device, .. } => device.disconnect(),
+            Way::Disk(disk) => disk.may_wait(false),
+            Way::Rng | Way::Console(_) => {}
         }
-        let workers = self.running.remove(&device).unwrap_or_default();
-        // All of them, whatever becomes of the first.
-        workers.into_iter().map(WorkerThread::stop).fold(Ok(()), Result::and)
+        WorkerThread::stop_all(self.running.remove(&device).unwrap_or_default())
     }
 }
 
@@ -200,10 +206,13 @@ fn fill_random(mut bytes: &mut [u8]) {
 mod tests {
     use super::*;
     use crate::slice::spec::ConsoleEnd;
+    use devices::back_end::{DiskDone, DiskRequest, DiskShape, NullDisk};
     use devices::{InterruptMessage, InterruptSink};
     use dsm::GuestRam;
     use std::os::fd::AsRawFd;
     use std::slice::from_ref;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
 
@@ -261,6 +270,47 @@ mod tests {
         queues.running.insert(DeviceId(0), vec![ends]);
         assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()));
         assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()), "nothing runs");
+    }
+
+    /// Answers when it must not wait any more, as a disk on a full file system.
+    #[derive(Debug)]
+    struct Full(Mutex<Vec<Sender<()>>>, AtomicBool);
+
+    impl Disk for Full {
+        fn shape(&self) -> DiskShape {
+            NullDisk::new(8).shape()
+        }
+
+        fn submit(&self, _: DiskRequest, _: DiskDone) {}
+
+        fn may_wait(&self, may: bool) {
+            self.1.store(may, Ordering::Release);
+            if !may {
+                self.0.lock().unwrap().clear();
+            }
+        }
+    }
+
+    #[test]
+    fn disk_that_waits_for_room_does_not_stop_a_reset() {
+        let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
+        let memory = GuestMemory::new(&ram).unwrap();
+        let mut queues = Queues::new(memory, Arc::new(Unheard));
+        let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
+        let ((go, held), (busy, is_busy)) = (channel(), channel());
+        let disk = Arc::new(Full(Mutex::new(vec![go]), AtomicBool::new(true)));
+        let way = Way::Disk(disk.clone());
+        let slot = Slot::new(SliceId(0), vec![SliceId(0)], way, msix).unwrap();
+        let bell = Doorbell::new().unwrap();
+        let stuck = Box::new(Stuck(busy, held));
+        let worker = WorkerThread::spawn("waits", stuck, bell, STOP_WITHIN).unwrap();
+        is_busy.recv().unwrap();
+        queues.running.insert(DeviceId(0), vec![worker]);
+
+        assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()));
+        assert!(!disk.1.load(Ordering::Acquire));
+        queues.start(DeviceId(0), &slot, &Activation { features: 0, queues: Vec::new() });
+        assert!(disk.1.load(Ordering::Acquire), "the next driver's requests may wait");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{ask, done, submit};
 use crate::back_end::image::{ImageDisk, ImageFormat, ImageOptions, OnFull};
-use crate::back_end::{DiskReply, DiskRequest};
+use crate::back_end::{Disk, DiskReply, DiskRequest};
 use std::env;
 use std::fs::{self, File, remove_file};
 use std::io::Write;
@@ -77,5 +77,31 @@ fn full_disk_is_an_error_or_waits_for_room_as_chosen() {
         assert_eq!(answer.recv_timeout(Duration::from_secs(60)), Ok(done()));
         let read = DiskRequest::Read { sector: 8, bytes: 4096 };
         assert_eq!(ask(&disk, read), DiskReply::Done(vec![7; 4096]));
+    }
+}
+
+/// A device's reset: what it waits for must not be written once the guest goes on.
+#[test]
+fn request_that_waits_for_room_fails_when_it_may_not_wait_any_more() {
+    for ring in [false, true] {
+        let name = if ring { "reset-ring" } else { "reset-threads" };
+        let Some(small) = Small::mount(name) else { return };
+        let options = ImageOptions::new(small.image(), ImageFormat::Raw);
+        let options = ImageOptions { ring, on_full: OnFull::Pause, ..options };
+        let disk = ImageDisk::open(&options).expect("an image");
+        let old = submit(&disk, write());
+        // It waits, or will.
+        disk.may_wait(false);
+        assert_eq!(old.recv(), Ok(DiskReply::Failed), "ring {ring}");
+        assert_eq!(ask(&disk, write()), DiskReply::Failed, "ring {ring}");
+
+        disk.may_wait(true);
+        let new = DiskRequest::Write { sector: 8, data: vec![2; 4096] };
+        let new = submit(&disk, new);
+        remove_file(small.filler()).expect("the filler");
+        assert_eq!(new.recv(), Ok(done()), "ring {ring}");
+        assert_eq!(ask(&disk, DiskRequest::Flush), done());
+        let read = DiskRequest::Read { sector: 8, bytes: 4096 };
+        assert_eq!(ask(&disk, read), DiskReply::Done(vec![2; 4096]));
     }
 }
