@@ -1,6 +1,6 @@
 //! A file system that is full: a real one, of one MiB.
 
-use super::{ask, done, submit};
+use super::{ask, done, open_again, submit};
 use crate::back_end::image::{ImageDisk, ImageFormat, ImageOptions, OnFull};
 use crate::back_end::{Disk, DiskReply, DiskRequest};
 use std::env;
@@ -66,7 +66,7 @@ fn full_disk_is_an_error_or_waits_for_room_as_chosen() {
         assert_eq!(ask(&disk, write()), DiskReply::Failed);
         drop(disk);
 
-        let disk = ImageDisk::open(&options(OnFull::Pause)).expect("an image");
+        let disk = open_again(&options(OnFull::Pause));
         let answer = submit(&disk, write());
         let short = Duration::from_millis(500);
         assert_eq!(answer.recv_timeout(short), Err(RecvTimeoutError::Timeout));
