@@ -102,8 +102,8 @@ impl Interval {
     }
 }
 
-/// Crystals of two hosts drift apart by no more than this, in parts per million: more is refused before the start.
-const DRIFT_PPM: u64 = 100;
+/// Counters of two hosts drift apart by no more than this, in parts per million: more is refused before the start.
+pub(crate) const DRIFT_PPM: u64 = 100;
 /// Bounds of the time between two rounds. The upper one is there for counters that are worse than crystals.
 const SHORTEST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(1);

@@ -12,6 +12,7 @@ use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
 use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
+use crate::clock::DRIFT_PPM;
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
@@ -39,8 +40,6 @@ const LOAD_LIMIT: Duration = Duration::from_secs(120);
 const REPORT_LIMIT: Duration = Duration::from_secs(4);
 /// Round trips of a clock measurement; the fastest counts.
 const CLOCK_ROUNDS: u32 = 200;
-/// Counters of two hosts may differ by this much (parts per million): they drift apart meanwhile.
-const TSC_TOLERANCE_PPM: u64 = 100;
 
 /// What a bootstrap is started with.
 pub struct BootstrapOptions {
@@ -498,7 +497,7 @@ fn compare_clocks(hosts: &[HostFacts]) -> Result<(), SliceError> {
     let ours = hosts[0].tsc_khz;
     for (id, host) in (0u16..).zip(hosts) {
         let difference = u64::from(ours.abs_diff(host.tsc_khz));
-        if difference * 1_000_000 > u64::from(ours) * TSC_TOLERANCE_PPM {
+        if difference * 1_000_000 > u64::from(ours) * DRIFT_PPM {
             return Err(SliceError::ClockSpeed { slice: SliceId(id), theirs: host.tsc_khz, ours });
         }
     }

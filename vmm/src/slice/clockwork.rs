@@ -122,6 +122,11 @@ impl Clockwork {
         done
     }
 
+    /// Whether all that was told is done.
+    fn is_through(&self) -> bool {
+        self.told.load(SeqCst) == self.stepped.load(SeqCst)
+    }
+
     /// What was measured of each companion goes into its report.
     pub(crate) fn complete(&self, report: &mut SliceReport) {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -230,7 +235,7 @@ impl Keeper {
     /// One round: measure all, decide, tell.
     fn round(&mut self, fabric: &Fabric) -> Result<(), RunAway> {
         // Own steps that are still to be done would be decided about once more.
-        if self.companions.is_empty() || !self.clockwork.carry_out() {
+        if self.companions.is_empty() || !self.clockwork.is_through() {
             return Ok(());
         }
         let passed = self.decided.elapsed();

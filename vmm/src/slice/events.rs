@@ -8,8 +8,8 @@
 //! may send at any time goes into the ordinary queue and is dropped when that is full, so it never keeps the end of the
 //! VM, or the loss of a slice, from being heard. The urgent queue can only be full when an end is in it already.
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
-use std::time::{Duration, Instant};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, at, bounded, never, select};
+use std::time::Instant;
 use wire::SliceId;
 use wire::control::EndCause;
 
@@ -17,8 +17,6 @@ use wire::control::EndCause;
 const EVENTS_MAX: usize = 256;
 /// Signals that may wait: the second one counts already.
 const STOPS_MAX: usize = 16;
-/// How long a wait without a deadline is.
-const LONG: Duration = Duration::from_secs(3600);
 
 /// Something that the main thread must know.
 #[derive(Debug)]
@@ -87,23 +85,14 @@ impl Events {
     /// # Errors
     /// The deadline has passed, or nobody is left who could tell anything.
     pub(crate) fn recv(&self, deadline: Option<Instant>) -> Result<SliceEvent, RecvTimeoutError> {
-        loop {
-            if let Ok(event) = self.urgent.try_recv() {
-                return Ok(event);
-            }
-            let until = deadline.unwrap_or_else(|| Instant::now() + LONG);
-            let limit = until.saturating_duration_since(Instant::now());
-            let received = select! {
-                recv(self.urgent) -> event => event,
-                recv(self.ordinary) -> event => event,
-                default(limit) => {
-                    if deadline.is_some() {
-                        return Err(RecvTimeoutError::Timeout);
-                    }
-                    continue;
-                }
-            };
-            return received.map_err(|_| RecvTimeoutError::Disconnected);
+        if let Ok(event) = self.urgent.try_recv() {
+            return Ok(event);
+        }
+        let late = deadline.map_or_else(never, at);
+        select! {
+            recv(self.urgent) -> event => event.map_err(|_| RecvTimeoutError::Disconnected),
+            recv(self.ordinary) -> event => event.map_err(|_| RecvTimeoutError::Disconnected),
+            recv(late) -> _ => Err(RecvTimeoutError::Timeout),
         }
     }
 
