@@ -1,10 +1,18 @@
-//! Where each vCPU runs, and how it moves.
+//! Where everything of a VM is, how it moves, and the form in which its parts are saved.
 //!
-//! [`LocationTable`] is read on every forwarded interrupt, by vCPU threads, without locks. Only a
-//! hand-over writes it; each change carries a newer epoch, so that a stale one is refused.
+//! ```text
+//!   Placement (immutable, epoch n) --next(changes)--> Placement (epoch n + 1)
+//!   PlacementOwner --replace--> what is in force <--load, without locks-- PlacementView
+//! ```
+//! One value says which slices there are, where each vCPU runs, which slice is home of which frames, and where devices
+//! and their queues are. Whatever else needs to know derives it from there.
 
 #![forbid(unsafe_code)]
 
-mod location;
+mod owner;
+mod placement;
+pub mod saved;
 
-pub use location::{Location, LocationTable, StaleLocation};
+pub use owner::{PlacementOwner, PlacementView, Route, WrongEpoch};
+pub use placement::{Change, DevicePlace, MemoryPlace, Placement, PlacementError};
+pub use saved::{Invalid, Saved, SavedError, SavedState};

@@ -10,6 +10,7 @@ use devices::layout::MemoryLayout;
 use devices::{Chipset, ChipsetConfig, InterruptSink, ShutdownCause, ShutdownSink};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs};
 use kvm_ioctls::Kvm;
+use migrate::PlacementView;
 use std::env::args;
 use std::io::{self, Read};
 use std::path::Path;
@@ -28,7 +29,7 @@ use tessera_vmm::machine::{
 use tessera_vmm::timer_spacing::TimerSpacing;
 use tessera_vmm::tsc::ClockRate;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use wire::VcpuId;
+use wire::{SliceId, VcpuId};
 
 struct Options {
     kernel: String,
@@ -133,8 +134,10 @@ fn run(options: &Options) -> Result<i32> {
     let (sender, end) = sync_channel(16);
     let events = Arc::new(Events { end: sender, chipset: OnceLock::new() });
     let machine = Machine::new(MachineConfig {
-        vcpus: options.vcpus,
-        local: (0..options.vcpus).map(VcpuId).collect(),
+        placement: PlacementView::fixed(
+            SliceId(0),
+            &vec![SliceId(0); usize::try_from(options.vcpus)?],
+        )?,
         memory: slots(&memory, &layout)?,
         cpuid: (0..options.vcpus).map(|id| for_vcpu(&base, id, &topology).to_kvm()).collect(),
         remote: Arc::new(NoRemote),

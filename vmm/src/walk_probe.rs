@@ -26,11 +26,12 @@ use crate::tsc::ClockRate;
 use devices::{Bus, ShutdownCause, ShutdownSink};
 use dsm::{GuestRam, RamError, WriteWatch, WriteWatchError};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_sregs};
+use migrate::PlacementView;
 use std::slice::from_ref;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
-use wire::{Gfn, VcpuId};
+use wire::{Gfn, SliceId, VcpuId};
 
 /// The guest has this long to come to its end, and then its thread to end; 2 s in all.
 const GUEST_LIMIT: Duration = Duration::from_millis(1500);
@@ -178,8 +179,7 @@ fn machine(recorder: &Arc<Recorder>, ram: &GuestRam) -> Result<Machine, WalkProb
     let slot =
         |(guest_address, host_address, bytes)| MemorySlot { guest_address, host_address, bytes };
     let machine = Machine::new(MachineConfig {
-        vcpus: 1,
-        local: vec![VCPU],
+        placement: PlacementView::fixed(SliceId(0), &[SliceId(0)]).map_err(MachineError::from)?,
         memory: ram.slots().into_iter().map(slot).collect(),
         cpuid: vec![supported.as_slice().to_vec()],
         remote: Arc::clone(recorder) as Arc<dyn RemoteInterrupts>,

@@ -9,6 +9,7 @@ use devices::{
 };
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::Kvm;
+use migrate::PlacementView;
 use needs::Need;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -20,7 +21,7 @@ use tessera_vmm::machine::{Machine, MachineConfig, MachineHooks, MemorySlot, Vcp
 use tessera_vmm::timer_spacing::TimerSpacing;
 use tessera_vmm::tsc::ClockRate;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use wire::VcpuId;
+use wire::{SliceId, VcpuId};
 
 /// Patience with a loaded machine; nothing depends on its value.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -200,8 +201,8 @@ impl Guest {
         let recorder = Arc::new(Recorder(sender));
         let host = memory.get_host_address(GuestAddress(0)).expect("RAM starts at 0");
         let machine = Machine::new(MachineConfig {
-            vcpus: 3,
-            local: vec![VcpuId(0), VcpuId(1)],
+            placement: PlacementView::fixed(SliceId(0), &[0, 0, 1].map(SliceId))
+                .expect("three vCPUs"),
             memory: vec![MemorySlot {
                 guest_address: 0,
                 host_address: host.expose_provenance(),

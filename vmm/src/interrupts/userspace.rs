@@ -23,6 +23,7 @@ use crate::timer_spacing::{SpacingState, TimerSpacing};
 use crate::tsc::GuestTsc;
 use kvm_bindings::{kvm_debugregs, kvm_interrupt, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
+use migrate::{PlacementView, Route};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -44,8 +45,9 @@ const TIMER_RETRY: Duration = Duration::from_millis(1);
 
 /// What the APICs of one machine share.
 struct Router {
-    /// By vCPU id; none for those elsewhere.
-    mailboxes: Vec<Option<Mailbox>>,
+    /// By vCPU id; those of vCPUs elsewhere stay empty.
+    mailboxes: Vec<Mailbox>,
+    placement: PlacementView,
     cores: Vec<Arc<VcpuCore>>,
     remote: Arc<dyn RemoteInterrupts>,
     hooks: Arc<dyn MachineHooks>,
@@ -58,13 +60,13 @@ struct Router {
 impl Router {
     fn send(&self, target: VcpuId, event: VcpuEvent) {
         let Some(place) = usize::try_from(target.0).ok() else { return };
-        match self.mailboxes.get(place) {
-            Some(Some(mailbox)) => mailbox.post(event),
-            Some(None) => {
+        match (self.placement.route(target), self.mailboxes.get(place)) {
+            (Route::Here, Some(mailbox)) => mailbox.post(event),
+            (Route::There(_), Some(_)) => {
                 Counters::add(&self.cores[place].counters.interrupts_out);
                 self.remote.forward(target, event);
             }
-            None => {}
+            (Route::Nowhere, _) | (_, None) => {}
         }
     }
 
@@ -81,18 +83,17 @@ pub(crate) struct Userspace {
 impl Userspace {
     pub(crate) fn new(
         cores: &[Arc<VcpuCore>],
+        placement: PlacementView,
         remote: Arc<dyn RemoteInterrupts>,
         hooks: Arc<dyn MachineHooks>,
         clock: Arc<GuestTsc>,
         spacing: TimerSpacing,
     ) -> Self {
-        let mailboxes = cores
-            .iter()
-            .map(|core| core.local.then(|| Mailbox::new(Arc::clone(&core.doorbell))))
-            .collect();
+        let mailboxes = cores.iter().map(|core| Mailbox::new(Arc::clone(&core.doorbell))).collect();
         let level = (0..256).map(|_| AtomicBool::new(false)).collect();
         let cores = cores.to_vec();
-        Self { router: Arc::new(Router { mailboxes, cores, remote, hooks, level, clock, spacing }) }
+        let router = Router { mailboxes, placement, cores, remote, hooks, level, clock, spacing };
+        Self { router: Arc::new(router) }
     }
 }
 
@@ -328,9 +329,7 @@ impl UserspaceSeat {
 impl Seat for UserspaceSeat {
     fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
         self.keep_reset_state(vcpu)?;
-        if let Some(mail) =
-            self.router.mailboxes[self.core.place].as_ref().and_then(Mailbox::collect)
-        {
+        if let Some(mail) = self.router.mailboxes[self.core.place].collect() {
             self.take_mail(vcpu, &mail)?;
         }
         self.check_timer();
@@ -385,3 +384,6 @@ impl Seat for UserspaceSeat {
 fn is_apic(index: u32) -> bool {
     index == TSC_DEADLINE || (X2APIC_FIRST..=X2APIC_LAST).contains(&index)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::ShutdownSink;
 use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
+use migrate::PlacementView;
 use std::fmt;
 use std::sync::Arc;
 use wire::{Gfn, VcpuId};
@@ -85,10 +86,8 @@ pub enum InMemory {
 
 /// The machine on this host.
 pub struct MachineConfig {
-    /// Number of vCPUs of the whole VM; their ids are `0..vcpus`.
-    pub vcpus: u32,
-    /// Those that run here.
-    pub local: Vec<VcpuId>,
+    /// Where the vCPUs of the VM are, as this slice reads it.
+    pub placement: PlacementView,
     /// Guest memory, mapped by the caller. A userfaultfd of the caller may block vCPUs in it.
     pub memory: Vec<MemorySlot>,
     /// CPUID of each vCPU of the VM, by id.
@@ -110,8 +109,7 @@ pub struct MachineConfig {
 impl fmt::Debug for MachineConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MachineConfig")
-            .field("vcpus", &self.vcpus)
-            .field("local", &self.local)
+            .field("placement", &self.placement)
             .field("memory", &self.memory)
             .field("back_end", &self.back_end)
             .field("timer_spacing", &self.timer_spacing)

@@ -54,16 +54,9 @@ pub(crate) fn vm_step<T>(
 
 fn check(config: &MachineConfig) -> Result<(), MachineError> {
     let refuse = |reason: String| Err(MachineError::Config { reason });
-    if config.vcpus == 0 || config.cpuid.len() != usize::try_from(config.vcpus).unwrap_or(0) {
-        return refuse(format!("{} vCPUs but {} CPUIDs", config.vcpus, config.cpuid.len()));
-    }
-    for (n, id) in config.local.iter().enumerate() {
-        if id.0 >= config.vcpus {
-            return refuse(format!("{id} of {} vCPUs", config.vcpus));
-        }
-        if config.local[..n].contains(id) {
-            return refuse(format!("{id} is named twice"));
-        }
+    let vcpus = config.placement.load().vcpus().len();
+    if config.cpuid.len() != vcpus {
+        return refuse(format!("{vcpus} vCPUs but {} CPUIDs", config.cpuid.len()));
     }
     for slot in &config.memory {
         if slot.bytes == 0 || (slot.guest_address | slot.bytes) & 0xfff != 0 {
@@ -195,12 +188,12 @@ pub(super) fn create(config: MachineConfig) -> Result<Machine, MachineError> {
     for (number, slot) in (0..).zip(&config.memory) {
         vm_step("set a memory slot", add_slot(&vm, number, slot))?;
     }
-    let cores: Vec<_> = (0..config.vcpus)
-        .map(VcpuId)
-        .map(|id| Arc::new(VcpuCore::new(id, config.local.contains(&id))))
+    let cores: Vec<_> = (0u32..)
+        .zip(config.placement.load().vcpus())
+        .map(|(id, _)| Arc::new(VcpuCore::new(VcpuId(id))))
         .collect();
     let mut khz = None;
-    for core in cores.iter().filter(|core| core.local || ghosts) {
+    for core in cores.iter().filter(|core| ghosts || config.placement.is_here(core.id)) {
         let fd = create_vcpu(&vm, core.id, &config.cpuid[core.place])?;
         if khz.is_none() {
             khz = Some(vm_step("read the TSC frequency", fd.get_tsc_khz())?);
@@ -222,19 +215,28 @@ fn finish(
         InterruptBackEnd::Userspace => {
             let (remote, hooks) = (Arc::clone(&config.remote), Arc::clone(&config.hooks));
             let spacing = config.timer_spacing;
-            let userspace = Userspace::new(&cores, remote, hooks, Arc::clone(&clock), spacing);
+            let placement = config.placement.clone();
+            let clock = Arc::clone(&clock);
+            let userspace = Userspace::new(&cores, placement, remote, hooks, clock, spacing);
             (Arc::new(userspace), Vec::new())
         }
         InterruptBackEnd::Ghost => {
             let (spacing, memory) = (config.timer_spacing, &config.memory);
-            let (back_end, ghosts) =
-                GhostInterrupts::create(&vm, &cores, &clock, spacing, memory, &config.cpuid)?;
+            let (back_end, ghosts) = GhostInterrupts::create(
+                &vm,
+                (&cores, &config.placement),
+                &clock,
+                spacing,
+                memory,
+                &config.cpuid,
+            )?;
             (Arc::new(back_end), ghosts)
         }
     };
-    let MachineConfig { remote, hooks, shutdown, .. } = config;
+    let MachineConfig { placement, remote, hooks, shutdown, .. } = config;
     let shared = Arc::new(Shared {
         cores,
+        placement,
         interrupts,
         remote,
         hooks,

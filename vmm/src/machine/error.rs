@@ -1,5 +1,6 @@
 //! What can go wrong with a machine and with its vCPUs.
 
+use migrate::PlacementError;
 use std::io;
 use std::time::Duration;
 use wire::VcpuId;
@@ -26,6 +27,9 @@ pub enum MachineError {
         /// What does not fit.
         reason: String,
     },
+    /// The vCPUs cannot be placed.
+    #[error("place the machine's vCPUs")]
+    Placement(#[from] PlacementError),
     /// KVM refused a step for the whole VM.
     #[error("cannot {action}")]
     Vm {

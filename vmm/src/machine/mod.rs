@@ -35,6 +35,7 @@ use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
 use gate::Gate;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VcpuFd, VmFd};
+use migrate::PlacementView;
 use stats::Counters;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -54,7 +55,6 @@ pub(crate) struct VcpuCore {
     pub(crate) id: VcpuId,
     /// Index of the vCPU in the tables of the machine: its id.
     pub(crate) place: usize,
-    pub(crate) local: bool,
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) counters: Counters,
     pub(crate) cr3: AtomicU64,
@@ -67,11 +67,10 @@ pub(crate) struct VcpuCore {
 }
 
 impl VcpuCore {
-    pub(crate) fn new(id: VcpuId, local: bool) -> Self {
+    pub(crate) fn new(id: VcpuId) -> Self {
         Self {
             id,
             place: usize::try_from(id.0).expect("a vCPU id fits usize"),
-            local,
             doorbell: Arc::new(Doorbell::default()),
             counters: Counters::default(),
             cr3: AtomicU64::new(NO_CR3),
@@ -113,6 +112,7 @@ impl Running {
 /// What the handle and the threads share.
 pub(crate) struct Shared {
     pub(crate) cores: Vec<Arc<VcpuCore>>,
+    pub(crate) placement: PlacementView,
     pub(crate) interrupts: Arc<dyn Interrupts>,
     pub(crate) remote: Arc<dyn RemoteInterrupts>,
     pub(crate) hooks: Arc<dyn MachineHooks>,
@@ -125,6 +125,13 @@ pub(crate) struct Shared {
     pub(crate) ghosts: Mutex<Vec<Ghost>>,
     // Last, so that all vCPUs are gone before it.
     pub(crate) vm: Arc<VmFd>,
+}
+
+impl Shared {
+    /// The vCPUs that run here.
+    pub(crate) fn here(&self) -> impl Iterator<Item = &Arc<VcpuCore>> {
+        self.cores.iter().filter(|core| self.placement.is_here(core.id))
+    }
 }
 
 /// A machine on this host. Clones are handles to the same machine.
@@ -166,6 +173,10 @@ impl Machine {
         core.map(Arc::as_ref).ok_or(MachineError::UnknownVcpu { vcpu: id })
     }
 
+    fn is_here(&self, core: &VcpuCore) -> bool {
+        self.shared.placement.is_here(core.id)
+    }
+
     /// Runs `action` on the KVM object of a vCPU whose thread does not run.
     fn with_vcpu<T>(
         &self,
@@ -184,7 +195,7 @@ impl Machine {
     /// # Errors
     /// When there is no vCPU here, it runs already, or KVM refuses.
     pub fn tsc_offset(&self) -> Result<u64, MachineError> {
-        let first = self.shared.cores.iter().find(|core| core.local);
+        let first = self.shared.here().next();
         let Some(first) = first else { return Ok(self.shared.clock.offset()) };
         self.with_vcpu(first.id, "read the TSC offset", create::tsc_offset)
     }
@@ -196,7 +207,7 @@ impl Machine {
     /// When a vCPU runs already or KVM refuses.
     pub fn set_tsc_offset(&self, offset: u64) -> Result<(), MachineError> {
         for local in [false, true] {
-            for core in self.shared.cores.iter().filter(|core| core.local == local) {
+            for core in self.shared.cores.iter().filter(|core| self.is_here(core) == local) {
                 if !local && core.fd.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
                     continue; // no ghosts in this back end
                 }
@@ -213,8 +224,8 @@ impl Machine {
     /// nothing has changed, when one does not come out within `limit`.
     #[must_use]
     pub fn step_clock(&self, ticks: u64, limit: Duration) -> bool {
-        let Shared { cores, clock, gate, .. } = &*self.shared;
-        let running = cores.iter().filter(|core| core.local && core.doorbell.tid().is_some());
+        let Shared { clock, gate, .. } = &*self.shared;
+        let running = self.shared.here().filter(|core| core.doorbell.tid().is_some());
         let offset = clock.offset().wrapping_add(ticks);
         let ring = || running.for_each(|core| core.doorbell.ring());
         gate.step(offset, limit, ring, || clock.set_offset(offset))
@@ -268,7 +279,7 @@ impl Machine {
                 ghost.run(shared, fd)
             })?;
         }
-        for core in self.shared.cores.iter().filter(|core| core.local) {
+        for core in self.shared.here() {
             let bus = Arc::clone(&bus);
             let (name, core) = (format!("vcpu{}", core.id.0), Arc::clone(core));
             let own = Arc::clone(&core);
@@ -326,7 +337,7 @@ impl Machine {
 
     fn send(&self, target: VcpuId, event: VcpuEvent) {
         let Ok(core) = self.core(target) else { return };
-        if core.local {
+        if self.is_here(core) {
             self.shared.interrupts.deliver_local(target, event);
         } else {
             Counters::add(&core.counters.interrupts_out);
@@ -344,7 +355,7 @@ impl Machine {
     /// Makes a local vCPU exit soon, so that its CR3 is looked at. Does not wait.
     pub fn sample_cr3(&self, id: VcpuId) {
         if let Ok(core) = self.core(id)
-            && core.local
+            && self.is_here(core)
         {
             core.doorbell.ring();
         }
@@ -384,15 +395,14 @@ impl Machine {
     /// Thread numbers of the vCPUs that run here.
     #[must_use]
     pub fn tids(&self) -> Vec<(VcpuId, i32)> {
-        let local = self.shared.cores.iter().filter(|core| core.local);
-        local.filter_map(|core| Some((core.id, core.doorbell.tid()?))).collect()
+        self.shared.here().filter_map(|core| Some((core.id, core.doorbell.tid()?))).collect()
     }
 
     /// Counters of all vCPUs.
     #[must_use]
     pub fn stats(&self) -> Vec<VcpuStats> {
         let cores = self.shared.cores.iter();
-        cores.map(|core| core.counters.snapshot(core.id, core.local)).collect()
+        cores.map(|core| core.counters.snapshot(core.id, self.is_here(core))).collect()
     }
 
     /// Ends all threads and waits for them. A vCPU that sleeps in a page fault is woken; one that

@@ -46,7 +46,7 @@ impl Machine {
     /// Makes the vCPU with this thread tell the hooks where it waits for a page; if no vCPU has it, a
     /// thread of the kernel waits in some vCPU's name, and all are asked. Does not wait.
     pub fn sample_fault(&self, gfn: Gfn, thread: u32) {
-        let local = || self.shared.cores.iter().filter(|core| core.local);
+        let local = || self.shared.here();
         let is_thread = |tid: i32| u32::try_from(tid) == Ok(thread);
         let waiting = local().find(|core| core.doorbell.tid().is_some_and(is_thread));
         let certain = waiting.is_some();
@@ -79,7 +79,7 @@ impl Machine {
 }
 
 /// Logs where the vCPU is if it was asked for. Called on its thread after a kick.
-pub(crate) fn tell(core: &VcpuCore, fd: &VcpuFd) {
+pub(crate) fn tell(core: &VcpuCore, fd: &VcpuFd, is_ghost: bool) {
     if !core.sampled.swap(false, SeqCst) {
         return;
     }
@@ -90,7 +90,7 @@ pub(crate) fn tell(core: &VcpuCore, fd: &VcpuFd) {
     let count = |counter: &AtomicU64| counter.load(SeqCst);
     tracing::info!(
         vcpu = core.id.0,
-        local = core.local,
+        ghost = is_ghost,
         rip = format_args!("{:#x}", regs.rip),
         rsp = format_args!("{:#x}", regs.rsp),
         flags = format_args!("{:#x}", regs.rflags),

@@ -146,7 +146,7 @@ impl Loop<'_> {
                         self.refusals = 0;
                         Counters::add(&counters.exits_kicked);
                         signal::drain();
-                        sample::tell(self.core, fd);
+                        sample::tell(self.core, fd, false);
                         sample::tell_fault(self.core, fd, self.shared.hooks.as_ref());
                     }
                     libc::EAGAIN => Counters::add(&counters.exits_again),

@@ -8,7 +8,7 @@ use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEndShape, BackEnds, Owner, Relay, Sequencer};
 use super::report::{LostSlice, RunReport, SliceReport};
-use super::spec::{DeviceSpec, Interrupts, Shape, VmSpec};
+use super::spec::{DeviceSpec, Interrupts, Shape, SpecError, VmSpec};
 use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
@@ -171,7 +171,7 @@ impl Vm {
         (facts, back_ends): (HostFacts, BackEnds),
         control: Option<&ControlSocket>,
     ) -> Result<Self, SliceError> {
-        let epoch = Epoch(1);
+        let epoch = shape.placement.epoch();
         let (sender, jobs) = bounded(JOBS_MAX);
         let (acknowledged, applied) = bounded(JOBS_MAX);
         let mut mesh = connect(options, epoch)?;
@@ -186,7 +186,10 @@ impl Vm {
         let back_end = interrupts.back_end();
         let (memory, lease) = (options.local.memory, options.lease);
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
-        let mut parts = Parts::new(&shape, slot, &cpuid, back_end, (sender, acknowledged))?;
+        let devices = gather_shapes(&shape, &hosts)?;
+        let placement = shape.place(&devices).map_err(SpecError::from)?;
+        let mut parts =
+            Parts::new((&shape, placement), slot, &cpuid, back_end, (sender, acknowledged))?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
         let walks_write = hosts.iter().any(|host| host.walks_write);
@@ -197,12 +200,12 @@ impl Vm {
             page_tables,
             interrupts,
             clocks: vec![(0, 0)],
-            devices: gather_shapes(&shape, &hosts)?,
+            devices,
         };
         if let Some(mut mesh) = mesh {
-            for slice in shape.slices.iter().skip(1) {
+            for slice in shape.companions() {
                 let (peer_offset, clock) =
-                    align_clock(&mut mesh, *slice, offset, hosts[0].tsc_khz).map_err(lost)?;
+                    align_clock(&mut mesh, slice, offset, hosts[0].tsc_khz).map_err(lost)?;
                 launch.tsc_offsets.push(peer_offset);
                 launch.clocks.push(clock);
             }
@@ -249,7 +252,7 @@ impl Vm {
     /// fault once the chunk is watched. Failing to do so only costs time.
     fn populate(&self, range: std::ops::Range<u64>) {
         let (first, last) = (range.start / 4096, range.end.div_ceil(4096));
-        let own = |gfn: u64| self.shape.homes.home(Gfn(gfn)) == Some(BOOTSTRAP);
+        let own = |gfn: u64| self.shape.placement.home_of(Gfn(gfn)) == Some(BOOTSTRAP);
         if last > first && own(first) && own(last - 1) {
             let pages = usize::try_from(last - first).unwrap_or(0);
             if let Err(error) = self.parts.ram.populate(Gfn(first), pages) {
@@ -281,7 +284,7 @@ impl Vm {
             &self.back_ends,
             Arc::clone(&chipset) as _,
         )?;
-        let companions = self.shape.slices.iter().copied().skip(1).collect();
+        let companions = self.shape.companions().collect();
         let sequencer = Sequencer::new(companions, self.applied.clone());
         let button = Arc::clone(&chipset);
         let owner = Owner { chipset, fabric: Arc::clone(&fabric), sequencer };
@@ -370,14 +373,15 @@ impl Vm {
 
     /// This slice's report and those of the companions that still answer.
     fn gather_reports(&self, ending: &Ending) -> Vec<SliceReport> {
-        let own = self.parts.report(&self.shape, &self.hosts[0].name, (0, 0));
+        let own = self.parts.report(&self.hosts[0].name, (0, 0));
         let mut reports = vec![own];
-        if matches!(ending, Ending::LostSlice { .. }) || self.shape.slices.len() == 1 {
+        if matches!(ending, Ending::LostSlice { .. }) || self.shape.placement.members().len() == 1 {
             return reports;
         }
         tell_companions(&self.parts.fabric, &self.shape, &Control::AskReport);
         let deadline = Instant::now() + REPORT_LIMIT;
-        while reports.len() + self.lost.len() < self.shape.slices.len() && Instant::now() < deadline
+        while reports.len() + self.lost.len() < self.shape.placement.members().len()
+            && Instant::now() < deadline
         {
             match self.parts.events.recv(Some(deadline)) {
                 Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
@@ -426,8 +430,8 @@ fn lost(error: SliceError) -> SliceError {
 }
 
 fn tell_companions(fabric: &Fabric, shape: &Shape, frame: &Control) {
-    for slice in shape.slices.iter().skip(1) {
-        fabric.send(*slice, frame);
+    for slice in shape.companions() {
+        fabric.send(slice, frame);
     }
 }
 

@@ -330,7 +330,7 @@ mod tests {
     use crate::tsc::ClockRate;
     use devices::{ShutdownCause, ShutdownSink};
     use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
-    use wire::VcpuId;
+    use migrate::PlacementView;
 
     struct Nobody;
 
@@ -346,8 +346,7 @@ mod tests {
         let nobody = Arc::new(Nobody);
         let cpuid = open_kvm().unwrap().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
         Machine::new(MachineConfig {
-            vcpus: 1,
-            local: vec![VcpuId(0)],
+            placement: PlacementView::fixed(SliceId(0), &[SliceId(0)]).unwrap(),
             memory: Vec::new(),
             cpuid: vec![cpuid.as_slice().to_vec()],
             remote: Arc::new(NoRemote),

@@ -6,7 +6,7 @@ use super::fabric::BOOTSTRAP;
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEnds, Lend, Lent, follow};
-use super::spec::VmSpec;
+use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::{Ending, SliceError, one_line};
 use crate::control::ControlSocket;
@@ -111,7 +111,7 @@ fn consider(
     let spec: VmSpec = serde_json::from_slice(&assignment.blob)
         .map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
     let shape = spec.shape()?;
-    if !shape.slices.contains(&assignment.local) {
+    if !shape.placement.is_member(assignment.local) {
         let cause = "the VM has no such slice".into();
         return Err(SliceError::Refused { slice: assignment.local, cause });
     }
@@ -141,7 +141,9 @@ fn run(
     let slot = Slot { local, epoch: assignment.epoch, memory: options.memory, lease };
     let (jobs, work) = bounded(JOBS_MAX);
     let (applied, _) = bounded(0);
-    let mut parts = Parts::new(&shape, slot, &launch.cpuid, back_end, (jobs, applied))?;
+    let placement = shape.place(&launch.devices).map_err(SpecError::from)?;
+    let mut parts =
+        Parts::new((&shape, placement), slot, &launch.cpuid, back_end, (jobs, applied))?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     if let Some(memory) = parts.lendable() {
@@ -159,7 +161,7 @@ fn run(
     parts.machine.start(bus)?;
     parts.keep_clocks(&shape, options.clock_test)?;
     parts.sample(&shape)?;
-    tracing::info!("running as {local} with vCPUs {:?}", shape.vcpus_on(local));
+    tracing::info!("running as {local} with vCPUs {:?}", shape.placement.vcpus_on(local));
     let clock = launch.clocks.get(index).copied().unwrap_or_default();
     let mut asked = false;
     let ending = loop {
@@ -167,7 +169,7 @@ fn run(
             break Ending::Failed { slice: local, cause: "its threads are gone".into() };
         };
         if matches!(event, SliceEvent::AskReport) {
-            let report = parts.report(&shape, &host, clock);
+            let report = parts.report(&host, clock);
             let bytes = serde_json::to_vec(&report).unwrap_or_default();
             parts.fabric.send(BOOTSTRAP, &Control::Report(bytes));
         }

@@ -17,7 +17,7 @@ use crossbeam_channel::Sender;
 use devices::{Fence, ShutdownCause, ShutdownSink};
 use dsm::{EngineError, GuestRam, Handle, Touch, Uplink};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use migrate::LocationTable;
+use migrate::{PlacementView, Route};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -58,10 +58,10 @@ pub(crate) struct Traffic {
 /// The shared middle of a slice.
 #[derive(Debug)]
 pub(crate) struct Fabric {
-    pub(crate) local: SliceId,
     pub(crate) epoch: Epoch,
     pub(crate) ram: Arc<GuestRam>,
-    pub(crate) locations: LocationTable,
+    /// Where everything of the VM is.
+    pub(crate) placement: PlacementView,
     pub(crate) events: EventSender,
     /// Slices without which the VM goes on.
     pub(crate) bystanders: Vec<SliceId>,
@@ -83,6 +83,11 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
+    /// This slice.
+    pub(crate) fn local(&self) -> SliceId {
+        self.placement.local()
+    }
+
     /// Sends a control frame after this slice's page-table writes are visible at its receiver.
     pub(crate) fn send(&self, to: SliceId, frame: &Control) {
         let sent = self
@@ -106,8 +111,8 @@ impl Fabric {
     fn job(&self, from: SliceId, job: DeviceJob) {
         // Only the bootstrap asks companions for anything, and only it is asked by them.
         let here = match job {
-            DeviceJob::Apply(..) => self.local != BOOTSTRAP && from == BOOTSTRAP,
-            _ => self.local == BOOTSTRAP,
+            DeviceJob::Apply(..) => self.local() != BOOTSTRAP && from == BOOTSTRAP,
+            _ => self.local() == BOOTSTRAP,
         };
         if !here {
             self.event(SliceEvent::Fatal(format!("{from} calls devices that are not here")));
@@ -118,7 +123,7 @@ impl Fabric {
 
     /// Asks the bootstrap slice's device thread; the answer comes to `calls`.
     pub(crate) fn call_devices(&self, call: DeviceCall) {
-        if self.local == BOOTSTRAP {
+        if self.local() == BOOTSTRAP {
             self.job(BOOTSTRAP, DeviceJob::Call(BOOTSTRAP, call));
         } else {
             self.traffic.device_calls.fetch_add(1, Ordering::Relaxed);
@@ -128,7 +133,7 @@ impl Fabric {
 
     /// Answers a device call, wherever it came from.
     pub(crate) fn answer(&self, to: SliceId, id: u64, data: u64) {
-        if to == self.local {
+        if to == self.local() {
             self.calls.answer(id, data);
         } else {
             self.send(to, &Control::Answer { id, data });
@@ -137,7 +142,7 @@ impl Fabric {
 
     /// A driver has broken a device's ring.
     pub(crate) fn device_broken(&self, device: u16) {
-        if self.local == BOOTSTRAP {
+        if self.local() == BOOTSTRAP {
             self.job(BOOTSTRAP, DeviceJob::Broken(device));
         } else {
             self.send(BOOTSTRAP, &Control::Broken { device });
@@ -145,7 +150,7 @@ impl Fabric {
     }
 
     fn applied(&self, from: SliceId, sequence: u64) {
-        let possible = self.local == BOOTSTRAP && sequence != GONE;
+        let possible = self.local() == BOOTSTRAP && sequence != GONE;
         if !possible || self.applied.try_send((from, sequence)).is_err() {
             let text = format!("{from} acknowledges what it was not asked");
             self.event(SliceEvent::Fatal(text));
@@ -174,23 +179,23 @@ impl Fabric {
     }
 
     fn interrupt(&self, vcpu: VcpuId, event: InterruptEvent) {
-        match (self.locations.locate(vcpu), self.machine.get()) {
-            (Some(at), Some(machine)) if at.slice == self.local => {
+        match (self.placement.route(vcpu), self.machine.get()) {
+            (Route::Here, Some(machine)) => {
                 self.traffic.interrupts_in.fetch_add(1, Ordering::Relaxed);
                 machine.deliver_local(vcpu, from_wire(event));
             }
             // Sent before the sender knew of a move: bring it on.
-            (Some(at), _) if at.slice != self.local => {
-                self.send(at.slice, &Control::Interrupt { vcpu, event });
+            (Route::There(slice), _) => self.send(slice, &Control::Interrupt { vcpu, event }),
+            (Route::Here, None) | (Route::Nowhere, _) => {
+                tracing::warn!(%vcpu, "interrupt for an unknown vCPU, or before the start")
             }
-            _ => tracing::warn!(%vcpu, "interrupt for an unknown vCPU, or before the start"),
         }
     }
 
     fn control(&self, from: SliceId, frame: Control) {
         let (way, name) = frame.way();
-        if !way.permits(from, self.local) {
-            let text = format!("{from} sends {name} to {}, which it must not", self.local);
+        if !way.permits(from, self.local()) {
+            let text = format!("{from} sends {name} to {}, which it must not", self.local());
             return self.event(SliceEvent::Fatal(text));
         }
         match frame {
@@ -232,9 +237,17 @@ impl Fabric {
 
 impl RemoteInterrupts for Fabric {
     fn forward(&self, target: VcpuId, event: VcpuEvent) {
-        let Some(at) = self.locations.locate(target) else { return };
-        self.traffic.interrupts_out.fetch_add(1, Ordering::Relaxed);
-        self.send(at.slice, &Control::Interrupt { vcpu: target, event: to_wire(event) });
+        match (self.placement.route(target), self.machine.get()) {
+            (Route::There(slice), _) => {
+                self.traffic.interrupts_out.fetch_add(1, Ordering::Relaxed);
+                self.send(slice, &Control::Interrupt { vcpu: target, event: to_wire(event) });
+            }
+            // It has come here since the sender looked.
+            (Route::Here, Some(machine)) => machine.deliver_local(target, event),
+            (Route::Here, None) | (Route::Nowhere, _) => {
+                tracing::warn!(%target, "interrupt for an unknown vCPU, or before the start");
+            }
+        }
     }
 }
 
@@ -247,8 +260,8 @@ impl MachineHooks for Fabric {
     }
 
     fn end_of_interrupt(&self, vector: u8) {
-        if self.local == BOOTSTRAP {
-            self.job(self.local, DeviceJob::EndOfInterrupt(vector));
+        if self.local() == BOOTSTRAP {
+            self.job(self.local(), DeviceJob::EndOfInterrupt(vector));
         } else {
             self.send(BOOTSTRAP, &Control::EndOfInterrupt { vector });
         }
@@ -312,7 +325,7 @@ impl ShutdownSink for Fabric {
             ShutdownCause::Reset => EndCause::Reset,
             ShutdownCause::GuestPanic => EndCause::GuestPanic,
         };
-        if self.local == BOOTSTRAP {
+        if self.local() == BOOTSTRAP {
             self.event(SliceEvent::WantEnd(BOOTSTRAP, cause));
         } else {
             self.send(BOOTSTRAP, &Control::WantEnd(cause));
@@ -397,7 +410,7 @@ impl Uplink for Link {
 
     fn sample_roots(&mut self) {
         let Some(machine) = self.fabric.machine.get() else { return };
-        for vcpu in self.fabric.locations.on_slice(self.fabric.local) {
+        for vcpu in self.fabric.placement.load().vcpus_on(self.fabric.local()) {
             machine.sample_cr3(vcpu);
         }
     }
@@ -433,6 +446,7 @@ pub(super) mod tests {
     use crate::slice::events::{self, Events};
     use crossbeam_channel::bounded;
     use devices::Standing;
+    use migrate::{Placement, PlacementOwner};
     use std::slice::from_ref;
     use wire::control::Space;
 
@@ -440,11 +454,13 @@ pub(super) mod tests {
 
     pub(in crate::slice) fn fabric(local: SliceId) -> (Link, Events) {
         let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
+        let members = (0..3).map(SliceId).collect();
+        let placement =
+            Placement::new(EPOCH, members, vec![BOOTSTRAP], Vec::new(), Vec::new()).unwrap();
         let fabric = Fabric {
-            local,
             epoch: EPOCH,
             ram: Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap()),
-            locations: LocationTable::new(&[], EPOCH),
+            placement: PlacementOwner::new(local, placement).view(),
             events,
             bystanders: Vec::new(),
             jobs,

@@ -107,16 +107,16 @@ pub(crate) fn check(
     memory: Memory,
     pinned: RdmaMemory,
 ) -> Result<(), HostError> {
-    if shape.slices.len() > 1 {
+    if shape.placement.members().len() > 1 {
         dsm::check_host()?;
     }
-    let own = shape.own_frames(local);
+    let own = shape.placement.frames_of(local);
     memory.check(&own)?;
     let available = available_kib() / 1024;
     // Memory for the whole VM, or for what this slice is home of.
     let taken = match memory {
         Memory::MemfdPrealloc => {
-            shape.homes.ranges().iter().map(|range| range.frames.clone()).collect()
+            shape.placement.memory().iter().map(|place| place.frames.clone()).collect()
         }
         _ => own.clone(),
     };
@@ -125,7 +125,10 @@ pub(crate) fn check(
     if asked > available {
         return Err(HostError::Memory { asked, available });
     }
-    if shape.slices.len() > 1 && pinned == RdmaMemory::Registered && memory == Memory::Memfd {
+    if shape.placement.members().len() > 1
+        && pinned == RdmaMemory::Registered
+        && memory == Memory::Memfd
+    {
         let all: u64 = shape.frames().iter().map(|range| range.end - range.start).sum();
         if all / 256 > available {
             return Err(HostError::Pinned { asked: all / 256, available });

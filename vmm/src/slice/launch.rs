@@ -6,7 +6,7 @@ use super::events::{self, Events, SliceEvent};
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, Traffic};
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
-use super::spec::{Interrupts, PageTables, Shape};
+use super::spec::{Interrupts, PageTables, Shape, SpecError};
 use super::{Ending, SliceError};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
@@ -18,7 +18,7 @@ use crossbeam_channel::Sender;
 use devices::back_end::image::OnFull;
 use devices::{Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
-use migrate::LocationTable;
+use migrate::{Placement, PlacementOwner};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -99,6 +99,8 @@ pub(crate) struct Parts {
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) machine: Machine,
     pub(crate) fabric: Arc<Fabric>,
+    /// Nothing moves yet, so nobody replaces it.
+    _placement: PlacementOwner,
     pub(crate) events: Events,
     engine: Option<JoinHandle<()>>,
     memory: Memory,
@@ -109,7 +111,7 @@ pub(crate) struct Parts {
 impl Parts {
     /// Guest memory and the KVM machine with all vCPUs and ghosts. Nothing runs yet.
     pub(crate) fn new(
-        shape: &Shape,
+        (shape, placement): (&Shape, Placement),
         slot: Slot,
         cpuid: &Cpuid,
         back_end: InterruptBackEnd,
@@ -117,16 +119,16 @@ impl Parts {
     ) -> Result<Self, SliceError> {
         let Slot { local, epoch, memory, lease } = slot;
         crash::name_slice(local);
-        let own = shape.own_frames(local);
+        let own = placement.frames_of(local);
+        let placement = PlacementOwner::new(local, placement);
         let ram = Arc::new(GuestRam::with_memory(&shape.frames(), &own, memory)?);
         let huge_pages = HugePages::start(Arc::clone(&ram))
             .map_err(|source| SliceError::Io { what: "start the thread for huge pages", source })?;
         let (sender, events) = events::channel();
         let fabric = Arc::new(Fabric {
-            local,
             epoch,
             ram: Arc::clone(&ram),
-            locations: LocationTable::new(&shape.places, epoch),
+            placement: placement.view(),
             events: sender,
             bystanders: shape.bystanders.clone(),
             jobs,
@@ -146,6 +148,7 @@ impl Parts {
             ram,
             machine,
             fabric,
+            _placement: placement,
             events,
             engine: None,
             memory,
@@ -157,8 +160,7 @@ impl Parts {
     /// Keeps the guest clocks of all slices together from now on, if there are several.
     pub(crate) fn keep_clocks(&self, shape: &Shape, test: ClockTest) -> Result<(), SliceError> {
         let Some(clockwork) = self.fabric.clockwork.get() else { return Ok(()) };
-        let companions = shape.slices.iter().copied().skip(1);
-        let companions = companions.filter(|_| self.local == BOOTSTRAP).collect();
+        let companions = shape.companions().filter(|_| self.local == BOOTSTRAP).collect();
         let started = clockwork::start(&self.fabric, clockwork, companions, test);
         started.map_err(|source| SliceError::Io { what: "start the clock's thread", source })
     }
@@ -199,7 +201,9 @@ impl Parts {
             core: options.engine_core,
             fetch_ahead: true,
             wait_limit: self.lease * LEASES_MAX,
-            node: shape.node(self.local, self.fabric.epoch, page_tables.scope()),
+            node: shape
+                .node(self.local, self.fabric.epoch, page_tables.scope())
+                .map_err(SpecError::from)?,
             ram: Arc::clone(&self.ram),
             bystanders: shape.bystanders.clone(),
             transport,
@@ -230,23 +234,24 @@ impl Parts {
             return Ok(rest);
         }
         back_ends.start()?;
-        let devices = SliceDevices::new(shape, shapes, back_ends, &self.fabric, &self.machine)?;
+        let devices = SliceDevices::new(shapes, back_ends, &self.fabric, &self.machine)?;
         let devices = Arc::new(devices);
         self.fabric.devices.set(Arc::clone(&devices)).expect("attached once");
         Ok(Arc::new(PciBus { devices, fabric: Arc::clone(&self.fabric), rest }))
     }
 
     /// What this slice did until now.
-    pub(crate) fn report(&self, shape: &Shape, host: &str, clock: (i64, u64)) -> SliceReport {
+    pub(crate) fn report(&self, host: &str, clock: (i64, u64)) -> SliceReport {
         let handle = self.fabric.handle.get();
         let memory = handle.and_then(|handle| handle.report(REPORT_LIMIT)).unwrap_or_default();
         let traffic = &self.fabric.traffic;
-        let homes = shape.homes.ranges().iter().filter(|range| range.home == self.local);
-        let frames: u64 = homes.map(|range| range.frames.end - range.frames.start).sum();
+        let placement = self.fabric.placement.load();
+        let frames: u64 =
+            placement.frames_of(self.local).iter().map(|frames| frames.end - frames.start).sum();
         let mut report = SliceReport {
             slice: self.local.0,
             host: host.to_owned(),
-            vcpus: shape.vcpus_on(self.local).iter().map(|vcpu| vcpu.0).collect(),
+            vcpus: placement.vcpus_on(self.local).iter().map(|vcpu| vcpu.0).collect(),
             memory_mib: frames / 256,
             memory_kind: self.memory.to_string(),
             huge_mib: self.ram.huge_bytes().unwrap_or(0) >> 20,
@@ -303,8 +308,7 @@ fn machine_config(
     let slot =
         |(guest_address, host_address, bytes)| MemorySlot { guest_address, host_address, bytes };
     Ok(MachineConfig {
-        vcpus: shape.vcpus(),
-        local: shape.vcpus_on(fabric.local),
+        placement: fabric.placement.clone(),
         memory: ram.slots().into_iter().map(slot).collect(),
         cpuid: (0..shape.vcpus()).map(|id| for_vcpu(cpuid, id, &topology).to_kvm()).collect(),
         remote: Arc::clone(fabric) as _,

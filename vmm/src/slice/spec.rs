@@ -1,17 +1,20 @@
 //! The shape of a VM: slices, vCPUs, memory, and the choices that all slices must share.
 
+use super::fabric::BOOTSTRAP;
+use super::peripherals::BackEndShape;
 use crate::interrupts::InterruptBackEnd;
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::acpi::{AcpiConfig, VcpuPlace};
 use devices::layout::{LayoutError, MemoryLayout};
 use dsm::{HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig, Replicate};
+use migrate::{DevicePlace, MemoryPlace, Placement, PlacementError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
-use wire::{Epoch, SliceId, VcpuId};
+use wire::{Epoch, SliceId};
 
 /// The most vCPUs of one VM.
 pub(crate) const VCPUS_MAX: u32 = 256;
@@ -19,6 +22,9 @@ pub(crate) const VCPUS_MAX: u32 = 256;
 pub(crate) const SLICES_MAX: usize = 32;
 /// The most devices: one bus, without the host bridge.
 pub(crate) const DEVICES_MAX: usize = 31;
+
+/// Epoch of the placement that a VM begins with.
+pub(crate) const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// What one slice gives to the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,6 +264,9 @@ pub enum SpecError {
     /// The memory cannot be laid out.
     #[error("lay out guest memory")]
     Layout(#[from] LayoutError),
+    /// The parts do not fit the slices.
+    #[error("place the VM's parts on its slices")]
+    Placement(#[from] PlacementError),
     /// The homes do not fit.
     #[error("assign homes to guest memory")]
     Homes(#[from] HomeError),
@@ -289,14 +298,12 @@ pub enum SpecError {
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) layout: MemoryLayout,
-    pub(crate) homes: HomeTable,
-    /// Slice of each vCPU.
-    pub(crate) places: Vec<SliceId>,
+    /// Where vCPUs and memory are at the start. Devices are placed once their shapes are known ([`Self::place`]).
+    pub(crate) placement: Placement,
     pub(crate) clock_rate: ClockRate,
     pub(crate) timer_spacing: TimerSpacing,
     pub(crate) hold: HoldPolicy,
     pub(crate) sample: Option<Duration>,
-    pub(crate) slices: Vec<SliceId>,
     /// Slices with nothing but devices, whose rings are read elsewhere: no guest memory is ever there, and
     /// the guest outlives them.
     pub(crate) bystanders: Vec<SliceId>,
@@ -320,17 +327,18 @@ impl VmSpec {
         let bytes: Vec<u64> = self.slices.iter().map(|slice| slice.memory).collect();
         let layout = MemoryLayout::new(&bytes)?;
         let slice_of = |node: u32| SliceId(u16::try_from(node).expect("at most 32 slices"));
-        let homes = layout.ranges().iter().map(|range| HomeRange {
+        let memory = layout.ranges().iter().map(|range| MemoryPlace {
             frames: range.start / 4096..(range.start + range.len) / 4096,
             home: slice_of(range.node),
         });
-        let homes = HomeTable::new(homes.collect())?;
         let slices: Vec<SliceId> = (0u32..).take(count).map(slice_of).collect();
-        let places = slices
+        let vcpus = slices
             .iter()
             .zip(&self.slices)
             .flat_map(|(id, spec)| (0..spec.vcpus).map(|_| *id))
             .collect();
+        let placement =
+            Placement::new(FIRST_EPOCH, slices.clone(), vcpus, memory.collect(), Vec::new())?;
         let hold = hold_policy(self.hold_us)?;
         if self.devices.len() > DEVICES_MAX {
             return Err(SpecError::Devices(self.devices.len()));
@@ -354,9 +362,7 @@ impl VmSpec {
             devices: self.devices.clone(),
             sample,
             layout,
-            homes,
-            places,
-            slices,
+            placement,
             clock_rate: ClockRate::new(self.clock_rate)
                 .map_err(|_| choice("the guest clock rate", &self.clock_rate.to_string()))?,
             timer_spacing: self
@@ -383,18 +389,35 @@ pub(crate) fn hold_policy((min, max): (u64, u64)) -> Result<HoldPolicy, SpecErro
 }
 
 impl Shape {
+    /// Number of vCPUs.
     pub(crate) fn vcpus(&self) -> u32 {
-        u32::try_from(self.places.len()).expect("at most 256 vCPUs")
+        u32::try_from(self.placement.vcpus().len()).expect("at most 256 vCPUs")
     }
 
-    pub(crate) fn vcpus_on(&self, slice: SliceId) -> Vec<VcpuId> {
-        let placed = (0u32..).zip(&self.places);
-        placed.filter(|(_, at)| **at == slice).map(|(id, _)| VcpuId(id)).collect()
+    /// The slices but for the bootstrap.
+    pub(crate) fn companions(&self) -> impl Iterator<Item = SliceId> + '_ {
+        self.placement.members().iter().copied().filter(|slice| *slice != BOOTSTRAP)
+    }
+
+    /// Where everything is at the start, devices of these shapes included.
+    ///
+    /// # Errors
+    /// A device would be on a slice that is not of the VM.
+    pub(crate) fn place(&self, shapes: &[BackEndShape]) -> Result<Placement, PlacementError> {
+        let vcpus = self.placement.vcpus();
+        let device = |(shape, spec): (&BackEndShape, &DeviceSpec)| DevicePlace {
+            owner: SliceId(spec.slice),
+            queues: shape.homes(spec, vcpus),
+        };
+        let devices = shapes.iter().zip(&self.devices).map(device).collect();
+        let (members, memory) =
+            (self.placement.members().to_vec(), self.placement.memory().to_vec());
+        Placement::new(self.placement.epoch(), members, vcpus.to_vec(), memory, devices)
     }
 
     pub(crate) fn acpi(&self) -> AcpiConfig {
         let places = (0u32..)
-            .zip(&self.places)
+            .zip(self.placement.vcpus())
             .map(|(apic_id, slice)| VcpuPlace { apic_id, node: u32::from(slice.0) });
         let config = AcpiConfig::new(places.collect(), &self.layout);
         if self.devices.is_empty() { config } else { config.with_pci() }
@@ -406,20 +429,26 @@ impl Shape {
         blocks.iter().map(|b| b.start / 4096..(b.start + b.len) / 4096).collect()
     }
 
-    /// Frame ranges that a slice is home of, ascending.
-    pub(crate) fn own_frames(&self, local: SliceId) -> Vec<std::ops::Range<u64>> {
-        let own = self.homes.ranges().iter().filter(|range| range.home == local);
-        own.map(|range| range.frames.clone()).collect()
-    }
-
-    pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate: Replicate) -> NodeConfig {
+    /// The configuration of a slice's part of the coherence protocol.
+    ///
+    /// # Errors
+    /// None for a placement, whose ranges are checked.
+    pub(crate) fn node(
+        &self,
+        local: SliceId,
+        epoch: Epoch,
+        replicate: Replicate,
+    ) -> Result<NodeConfig, HomeError> {
         let member = |slice: &SliceId| *slice == local || !self.bystanders.contains(slice);
-        let members = self.slices.iter().copied().filter(member).collect();
-        let mut config = NodeConfig::new(local, members, self.homes.clone(), epoch);
+        let members = self.placement.members().iter().copied().filter(member).collect();
+        let range =
+            |place: &MemoryPlace| HomeRange { frames: place.frames.clone(), home: place.home };
+        let homes = HomeTable::new(self.placement.memory().iter().map(range).collect())?;
+        let mut config = NodeConfig::new(local, members, homes, epoch);
         config.hold = self.hold;
         config.replicate = replicate;
         config.vcpus = self.vcpus();
-        config
+        Ok(config)
     }
 }
 
@@ -447,9 +476,10 @@ mod tests {
     fn shape_of_unequal_slices_places_vcpus_in_order() {
         let shape = spec(&[(2, 256), (1, 64), (0, 128)]).shape().unwrap();
 
-        assert_eq!(shape.places, [SliceId(0), SliceId(0), SliceId(1)]);
-        assert_eq!(shape.homes.home(wire::Gfn((256 + 64) << 8)), Some(SliceId(2)));
-        assert_eq!(shape.vcpus_on(SliceId(2)), []);
+        let placement = &shape.placement;
+        assert_eq!(placement.vcpus(), [SliceId(0), SliceId(0), SliceId(1)]);
+        assert_eq!(placement.home_of(wire::Gfn((256 + 64) << 8)), Some(SliceId(2)));
+        assert_eq!(placement.vcpus_on(SliceId(2)), []);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use kvm_bindings::{
     kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_msi,
 };
 use kvm_ioctls::VmFd;
+use migrate::PlacementView;
 use seat::KernelSeat;
 use std::collections::BTreeSet;
 use std::io;
@@ -61,13 +62,13 @@ impl GhostInterrupts {
     /// The back end of a machine whose vCPUs exist, and its ghosts. `memory` are the slots in use.
     pub(crate) fn create(
         vm: &Arc<VmFd>,
-        cores: &[Arc<VcpuCore>],
+        (cores, placement): (&[Arc<VcpuCore>], &PlacementView),
         clock: &Arc<GuestTsc>,
         spacing: TimerSpacing,
         memory: &[MemorySlot],
         cpuid: &[Vec<kvm_cpuid_entry2>],
     ) -> Result<(Self, Vec<Ghost>), MachineError> {
-        let elsewhere = || cores.iter().filter(|core| !core.local);
+        let elsewhere = || cores.iter().filter(|core| !placement.is_here(core.id));
         let count = u32::try_from(elsewhere().count()).unwrap_or(u32::MAX);
         let region = Arc::new(StubRegion::new(count, address_bits(cpuid))?);
         let slot = region.slot();

@@ -118,7 +118,7 @@ impl GhostLoop<'_> {
                 Err(error) if error.errno() == libc::EINTR => {
                     Counters::add(&core.counters.exits_kicked);
                     signal::drain();
-                    sample::tell(&core, fd);
+                    sample::tell(&core, fd, true);
                     self.kicked(fd)?;
                 }
                 Err(error) if error.errno() == libc::EAGAIN => {

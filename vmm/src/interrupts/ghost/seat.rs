@@ -110,7 +110,7 @@ mod tests {
 
     fn seat(policy: TimerSpacing) -> KernelSeat {
         let clock = Arc::new(GuestTsc::new(1_000_000, ClockRate::REAL));
-        KernelSeat::new(Arc::new(VcpuCore::new(VcpuId(0), true)), clock, policy)
+        KernelSeat::new(Arc::new(VcpuCore::new(VcpuId(0))), clock, policy)
     }
 
     #[test]

@@ -8,11 +8,12 @@ use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::{Bus, ShutdownCause, ShutdownSink};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use migrate::PlacementView;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use wire::VcpuId;
+use wire::{SliceId, VcpuId};
 
 /// Each event has this long to come out of a ghost.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -106,8 +107,8 @@ pub fn self_test() -> Result<(), GhostTestError> {
     let (sender, told) = sync_channel(QUEUE);
     let recorder = Arc::new(Recorder { events: sender, fatal: Mutex::new(None) });
     let machine = Machine::new(MachineConfig {
-        vcpus: 2,
-        local: Vec::new(),
+        placement: PlacementView::fixed(SliceId(0), &[SliceId(1); 2])
+            .map_err(MachineError::from)?,
         memory: Vec::new(),
         cpuid: test_cpuid(2)?,
         remote: Arc::clone(&recorder) as Arc<dyn RemoteInterrupts>,

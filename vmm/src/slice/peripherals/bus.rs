@@ -22,7 +22,7 @@ impl PciBus {
         if self.devices.ring(device, queue) {
             return;
         }
-        if let Some(home) = self.devices.home(device, queue) {
+        if let Some(home) = self.fabric.placement.load().queue_at(device, queue) {
             self.fabric.send(home, &Control::Doorbell { device, queue });
         }
     }

@@ -33,7 +33,6 @@ pub(crate) use terminal::Relay;
 pub use terminal::TerminalError;
 
 use super::fabric::{BOOTSTRAP, Fabric};
-use super::spec::Shape;
 use super::{SliceError, one_line};
 use crate::guest_memory::{Guard, GuestMemory};
 use crate::machine::Machine;
@@ -81,30 +80,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl SliceDevices {
     /// The devices of a VM that has some; `shapes` are what their back ends say.
     pub(crate) fn new(
-        shape: &Shape,
         shapes: &[BackEndShape],
         back_ends: &BackEnds,
         fabric: &Arc<Fabric>,
         machine: &Machine,
     ) -> Result<Self, SliceError> {
-        let local = fabric.local;
+        let local = fabric.local();
+        let placement = fabric.placement.load();
         let broken = |error: &dyn std::error::Error| SliceError::Devices(one_line(error));
-        let others: Vec<SliceId> = shape.slices.iter().copied().filter(|s| *s != local).collect();
+        let others = placement.members().iter().copied().filter(|slice| *slice != local);
+        let others: Vec<SliceId> = others.collect();
         let courier = Arc::new(Carried(Arc::downgrade(fabric)));
         let exchange = Exchange::new(local, &others, fabric.epoch, courier);
-        let homes = |(shape_of, spec)| BackEndShape::homes(shape_of, spec, &shape.places);
-        let homes: Vec<Vec<SliceId>> = shapes.iter().zip(&shape.devices).map(homes).collect();
-        let seen = shapes.iter().zip(&homes).map(|(shape, homes)| shape.seen(homes.len()));
+        let places = placement.devices();
+        let seen = shapes.iter().zip(places).map(|(shape, place)| shape.seen(place.queues.len()));
         let pci = PciRoot::new(seen.collect()).map_err(|error| broken(&error))?;
         let mut slots = Vec::new();
-        for ((id, spec), homes) in (0u16..).zip(&shape.devices).zip(homes) {
-            let id = DeviceId(id);
+        for (id, place) in (0u16..).map(DeviceId).zip(places) {
             let msix = Arc::new(MsixView::new(pci.vectors(id), Arc::new(machine.clone())));
-            let owner = SliceId(spec.slice);
             let shape_of = &shapes[usize::from(id.0)];
-            let way = back_ends.way(&exchange, id, owner, shape_of, homes.len());
+            let way = back_ends.way(&exchange, id, place.owner, shape_of, place.queues.len());
             let way = way.map_err(|error| broken(&error))?;
-            let slot = Slot::new(local, homes, way, msix).map_err(|error| broken(&error))?;
+            let slot =
+                Slot::new(local, &place.queues, way, msix).map_err(|error| broken(&error))?;
             slots.push(slot);
         }
         let memory = GuestMemory::new(&fabric.ram).map_err(|error| broken(&error))?;
@@ -141,11 +139,6 @@ impl SliceDevices {
         let slot = self.slots.get(usize::from(device));
         let bell = slot.and_then(|slot| slot.bell(QueueIndex(queue)));
         bell.map(Doorbell::ring).is_some()
-    }
-
-    /// The slice where a queue is at home.
-    pub(crate) fn home(&self, device: u16, queue: u16) -> Option<SliceId> {
-        self.slots.get(usize::from(device))?.homes.get(usize::from(queue)).copied()
     }
 
     /// Carries out the guest's write, on the device thread.

@@ -43,8 +43,6 @@ pub(super) enum Way {
 /// A device on this slice.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// The slice of each queue.
-    pub(super) homes: Vec<SliceId>,
     /// The doorbell of each queue that is here. Those of a network pair are one.
     bells: Vec<Option<Doorbell>>,
     way: Way,
@@ -54,7 +52,7 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn new(
         local: SliceId,
-        homes: Vec<SliceId>,
+        homes: &[SliceId],
         way: Way,
         msix: Arc<MsixView>,
     ) -> io::Result<Self> {
@@ -68,7 +66,7 @@ impl Slot {
                 (true, ..) => Some(Doorbell::new()?),
             });
         }
-        Ok(Self { homes, bells, way, msix })
+        Ok(Self { bells, way, msix })
     }
 
     /// The doorbell of a queue, if it is here.
@@ -249,7 +247,7 @@ mod tests {
         let memory = GuestMemory::new(&ram).unwrap();
         let mut queues = Queues::new(memory, Arc::new(Unheard));
         let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
-        let slot = Slot::new(SliceId(0), vec![SliceId(0)], Way::Rng, msix).unwrap();
+        let slot = Slot::new(SliceId(0), &[SliceId(0)], Way::Rng, msix).unwrap();
         let worker = |within| {
             let ((go, held), (busy, is_busy)) = (channel(), channel());
             let bell = Doorbell::new().unwrap();
@@ -300,7 +298,7 @@ mod tests {
         let ((go, held), (busy, is_busy)) = (channel(), channel());
         let disk = Arc::new(Full(Mutex::new(vec![go]), AtomicBool::new(true)));
         let way = Way::Disk(disk.clone());
-        let slot = Slot::new(SliceId(0), vec![SliceId(0)], way, msix).unwrap();
+        let slot = Slot::new(SliceId(0), &[SliceId(0)], way, msix).unwrap();
         let bell = Doorbell::new().unwrap();
         let stuck = Box::new(Stuck(busy, held));
         let worker = WorkerThread::spawn("waits", stuck, bell, STOP_WITHIN).unwrap();
@@ -319,7 +317,7 @@ mod tests {
         let slot = |home| {
             let way = Way::Console(Some(Arc::clone(&terminal)));
             let msix = Arc::new(MsixView::new(3, Arc::new(Nowhere)));
-            Slot::new(SliceId(1), vec![home; 2], way, msix).unwrap()
+            Slot::new(SliceId(1), &[home; 2], way, msix).unwrap()
         };
         let here = slot(SliceId(1));
         let bell = |queue| here.bell(QueueIndex(queue)).map(AsRawFd::as_raw_fd);

@@ -1,0 +1,118 @@
+//! Who changes the placement, and who reads it.
+//!
+//! ```text
+//!   PlacementOwner --replace(next epoch)--> [ Placement ] <--load, without locks-- PlacementView, any number
+//! ```
+
+use crate::{Placement, PlacementError};
+use arc_swap::{ArcSwap, Guard};
+use std::sync::Arc;
+use thiserror::Error;
+use wire::{Epoch, SliceId, VcpuId};
+
+/// A placement that does not follow the one in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("a placement of epoch {} cannot follow epoch {}", .offered.0, .known.0)]
+pub struct WrongEpoch {
+    /// Epoch of the placement that was offered.
+    pub offered: Epoch,
+    /// Epoch in force.
+    pub known: Epoch,
+}
+
+/// Where an interrupt, or whatever else is for a vCPU, goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// The vCPU is of this slice.
+    Here,
+    /// It is of another one, by the placement of this epoch.
+    There(SliceId),
+    /// The VM has no such vCPU.
+    Nowhere,
+}
+
+/// The placement as one slice reads it. Clones read the same.
+#[derive(Clone, Debug)]
+pub struct PlacementView {
+    local: SliceId,
+    current: Arc<ArcSwap<Placement>>,
+}
+
+impl PlacementView {
+    /// The view of a machine without memory or devices to place, whose vCPUs never move: `vcpus[n]` is where vCPU `n`
+    /// runs.
+    ///
+    /// # Errors
+    /// No vCPU.
+    pub fn fixed(local: SliceId, vcpus: &[SliceId]) -> Result<Self, PlacementError> {
+        let mut members = vcpus.to_vec();
+        members.push(local);
+        members.sort_unstable();
+        members.dedup();
+        let placement = Placement::new(Epoch(1), members, vcpus.to_vec(), Vec::new(), Vec::new())?;
+        Ok(PlacementOwner::new(local, placement).view)
+    }
+
+    /// The slice that reads.
+    #[must_use]
+    pub fn local(&self) -> SliceId {
+        self.local
+    }
+
+    /// The placement in force. What belongs together must be read from one of them: the next call may give another.
+    #[must_use]
+    pub fn load(&self) -> Guard<Arc<Placement>> {
+        self.current.load()
+    }
+
+    /// Where to go with what is for a vCPU.
+    #[must_use]
+    pub fn route(&self, vcpu: VcpuId) -> Route {
+        match self.load().slice_of(vcpu) {
+            Some(slice) if slice == self.local => Route::Here,
+            Some(slice) => Route::There(slice),
+            None => Route::Nowhere,
+        }
+    }
+
+    /// Whether a vCPU is of this slice.
+    #[must_use]
+    pub fn is_here(&self, vcpu: VcpuId) -> bool {
+        self.route(vcpu) == Route::Here
+    }
+}
+
+/// The one that may replace a slice's placement.
+#[derive(Debug)]
+pub struct PlacementOwner {
+    view: PlacementView,
+}
+
+impl PlacementOwner {
+    /// The owner of a slice's placement.
+    #[must_use]
+    pub fn new(local: SliceId, placement: Placement) -> Self {
+        let current = Arc::new(ArcSwap::from_pointee(placement));
+        Self { view: PlacementView { local, current } }
+    }
+
+    /// For whoever asks where something is.
+    #[must_use]
+    pub fn view(&self) -> PlacementView {
+        self.view.clone()
+    }
+
+    /// Puts the placement of the next epoch in force. Readers see the one or the other, whole.
+    ///
+    /// # Errors
+    /// It is of another epoch than the next; nothing has changed then.
+    pub fn replace(&mut self, next: Placement) -> Result<(), WrongEpoch> {
+        let known = self.view.load().epoch();
+        let offered = next.epoch();
+        if Some(offered.0) != known.0.checked_add(1) {
+            return Err(WrongEpoch { offered, known });
+        }
+        self.view.current.store(Arc::new(next));
+        Ok(())
+    }
+}
