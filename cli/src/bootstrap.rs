@@ -69,7 +69,8 @@ pub(crate) struct Arguments {
     /// A slice that is silent for so many milliseconds is lost
     #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
     lease: u64,
-    /// What carries frames between slices: tcp, rdma, or rdma,tcp (tcp where RDMA cannot be used)
+    /// What carries frames between slices, best first: tcp, rdma, shm (shared memory, where all slices are on one
+    /// host), or several with commas; a later one is taken where some slice cannot use those before
     #[arg(long, default_value = "tcp", value_name = "LIST", value_delimiter = ',')]
     transport: Vec<CarrierKind>,
     /// What RDMA pins on every host: pool (a few MiB; pages are copied) or registered (all memory of the

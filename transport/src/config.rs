@@ -50,6 +50,8 @@ pub enum CarrierKind {
     Tcp,
     /// Reliable queue pairs of InfiniBand or RoCE.
     Rdma,
+    /// Shared memory, where all slices are on one host.
+    Shm,
 }
 
 impl fmt::Display for CarrierKind {
@@ -57,6 +59,7 @@ impl fmt::Display for CarrierKind {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Rdma => "rdma",
+            Self::Shm => "shm",
         })
     }
 }
@@ -68,7 +71,8 @@ impl FromStr for CarrierKind {
         match text {
             "tcp" => Ok(Self::Tcp),
             "rdma" => Ok(Self::Rdma),
-            other => Err(format!("there is no carrier {other:?}: choose tcp or rdma")),
+            "shm" => Ok(Self::Shm),
+            other => Err(format!("there is no carrier {other:?}: choose tcp, rdma or shm")),
         }
     }
 }
@@ -115,8 +119,8 @@ pub struct Config {
     pub window: [u32; Class::COUNT],
     /// Frames that may wait in the send queue per peer and class.
     pub queue_frames: u32,
-    /// What carries the frames, best first. A later one is only taken when some slice cannot use
-    /// the ones before.
+    /// What carries the frames of the whole VM, best first. A later one is only taken when some slice cannot
+    /// use the ones before.
     pub carriers: Vec<CarrierKind>,
     /// What RDMA pins.
     pub rdma_memory: RdmaMemory,

@@ -112,11 +112,12 @@ pub enum Control {
     Commit(Vec<u8>),
     /// To a companion: it will not be.
     Abort(String),
-    /// From a companion: connected to all others; or why the carrier that was asked for cannot be
-    /// used, although TCP could.
+    /// From a companion: connected to all others on the carrier that is tried; or why that cannot be.
     Ready(Option<String>),
     /// To a companion: everybody is connected, and this carries the frames.
     Go(CarrierKind),
+    /// To a companion: some slice cannot use this carrier; try the next one of the list.
+    Next,
 }
 
 impl Control {
@@ -133,6 +134,7 @@ impl Control {
             Self::Abort(_) => "abort",
             Self::Ready(_) => "ready",
             Self::Go(_) => "go",
+            Self::Next => "next",
         }
     }
 
@@ -156,7 +158,7 @@ impl Control {
             Self::Ready(text) => {
                 ("the text", text.as_ref().is_none_or(|text| text.len() <= TEXT_BYTES_MAX))
             }
-            Self::Probe | Self::Clock(_) | Self::Go(_) => ("nothing", true),
+            Self::Probe | Self::Clock(_) | Self::Go(_) | Self::Next => ("nothing", true),
         };
         if good { Ok(message) } else { Err(bounds(what)) }
     }

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //!  mesh ──(handshake, control)─┬> TcpTransport ┐
-//!                              └> RdmaTransport ┤
-//!  shm::mesh / shm::Pair ───────> ShmTransport ┴─ engine ── frame, outbox, credits, lease
+//!                              ├> RdmaTransport ┼─ engine ── frame, outbox, credits, lease
+//!                              └> ShmTransport ─┘
 //! ```
 //!
 //! The engine is written once. A carrier ([`TcpTransport`], [`RdmaTransport`], [`ShmTransport`]) only moves
@@ -26,9 +26,11 @@ mod mesh;
 mod outbox;
 mod pairs;
 pub mod rdma;
+mod ready;
 mod seam;
 mod secret;
 pub mod shm;
+mod steps;
 mod sys;
 pub mod tcp;
 #[cfg(test)]

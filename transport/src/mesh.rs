@@ -8,9 +8,10 @@
 //!    measure_clock <--- Probe / Clock --------------> verdict
 //!    commit  ---- Commit blob (abort: Abort text) --> verdict
 //!    into_transport <== connections per class ======> into_transport (higher id calls lower)
-//!            <== RDMA, if it is asked for: queue pairs over those connections ==>
-//!            <--- Ready, or Ready without RDMA | Refuse text
-//!            ---- Go with this carrier | Abort text ->
+//!    for each carrier of the list, best first:
+//!            <== shared memory or queue pairs, agreed on over those connections ==>
+//!            <--- Ready, or Ready and why not | Refuse text
+//!            ---- Go with this carrier | Next | Abort text ->
 //! ```
 //!
 //! The bootstrap calls every companion, because it need not listen. Everything here blocks, each
@@ -32,8 +33,9 @@ use crate::control::ControlError;
 use crate::handshake::{HandshakeError, Party, Role, VmId, call};
 use crate::key::Keyring;
 use crate::memory::PageMemory;
-use crate::rdma::{Endpoint, Meeting, RdmaError, RdmaTransport, meet};
+use crate::rdma::{self, Endpoint, RdmaError, RdmaTransport};
 use crate::seam::Class;
+use crate::shm::{self, Identity, Pair, ShmError, ShmTransport};
 use crate::tcp::TcpTransport;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -139,12 +141,17 @@ pub enum MeshError {
         /// The step that was called.
         step: &'static str,
     },
-    /// A slice cannot use RDMA, and nothing else was allowed.
-    #[error("RDMA cannot be used, and the list of transports allows nothing else: {text}")]
-    Rdma {
+    /// A slice cannot use the last carrier of the list.
+    #[error("{kind} cannot be used, and the list of transports has nothing after it: {text}")]
+    Carrier {
+        /// The last of the list.
+        kind: CarrierKind,
         /// Which slice, and why.
         text: String,
     },
+    /// The shared memory cannot be made into a transport.
+    #[error("cannot build the transport from its shared memory")]
+    SharedMemory(#[source] ShmError),
     /// The queue pairs cannot be made into a transport.
     #[error("cannot build the transport from its queue pairs")]
     QueuePairs(#[source] RdmaError),
@@ -225,39 +232,73 @@ impl Circle {
         ])
     }
 
-    /// Connects the carrier that is asked for first over streams that are all there. TCP has
-    /// nothing left to do.
-    fn meet(&self, streams: &mut [Connected], deadline: Instant) -> Result<Meeting, MeshError> {
-        if self.config.carriers.first() != Some(&CarrierKind::Rdma) {
-            return Ok(Ok(Vec::new()));
+    /// Sets up a carrier over streams that are all there. TCP has nothing left to do.
+    fn meet(
+        &self,
+        kind: CarrierKind,
+        streams: &mut [Connected],
+        deadline: Instant,
+    ) -> Result<Meeting, MeshError> {
+        let failed = |(slice, error): (SliceId, io::Error)| MeshError::Control {
+            with: format!("{slice} over {kind}"),
+            source: error.into(),
+        };
+        match kind {
+            CarrierKind::Tcp => Ok(Ok(Links::Tcp)),
+            CarrierKind::Shm => {
+                // The key of a connection does not depend on its role.
+                let party = self.party(Role::SharedMemory, self.local);
+                let identity = Identity { keys: &self.keys, party };
+                let pairs = shm::meet(&identity, streams, deadline).map_err(failed)?;
+                Ok(pairs.map(Links::Shm))
+            }
+            CarrierKind::Rdma => {
+                let lends = self.config.rdma_memory == RdmaMemory::Registered;
+                let memory = self.memory.as_ref().filter(|_| lends);
+                let lease = self.config.lease;
+                let endpoints = rdma::meet(streams, memory, lease, deadline).map_err(failed)?;
+                Ok(endpoints.map(Links::Rdma))
+            }
         }
-        let lends = self.config.rdma_memory == RdmaMemory::Registered;
-        let memory = self.memory.as_ref().filter(|_| lends);
-        meet(streams, memory, self.config.lease, deadline).map_err(|(slice, error)| {
-            MeshError::Control { with: format!("{slice} over RDMA"), source: error.into() }
-        })
     }
 
     /// Starts the transport on the carrier that all agreed on.
     fn transport(
         self,
         streams: Vec<Connected>,
-        meeting: Meeting,
-        kind: CarrierKind,
+        links: Links,
     ) -> Result<MeshTransport, MeshError> {
-        if kind == CarrierKind::Tcp {
-            return TcpTransport::from_streams(self.local, streams, self.config)
-                .map(|transport| MeshTransport::new(kind, transport))
-                .map_err(MeshError::Transport);
+        match links {
+            Links::Tcp => TcpTransport::from_streams(self.local, streams, self.config)
+                .map(|transport| MeshTransport::new(CarrierKind::Tcp, transport))
+                .map_err(MeshError::Transport),
+            Links::Shm(pairs) => ShmTransport::new(self.local, pairs, self.config)
+                .map(|transport| MeshTransport::new(CarrierKind::Shm, transport))
+                .map_err(MeshError::SharedMemory),
+            Links::Rdma(endpoints) => {
+                let join = |((slice, [life, ..]), endpoint): (Connected, Endpoint)| {
+                    (slice, endpoint, life)
+                };
+                let peers = streams.into_iter().zip(endpoints).map(join).collect();
+                RdmaTransport::new(self.local, peers, self.config)
+                    .map(|transport| MeshTransport::new(CarrierKind::Rdma, transport))
+                    .map_err(MeshError::QueuePairs)
+            }
         }
-        let endpoints = meeting.map_err(|text| MeshError::Rdma { text })?;
-        let join = |((slice, [life, ..]), endpoint): (Connected, Endpoint)| (slice, endpoint, life);
-        let peers = streams.into_iter().zip(endpoints).map(join).collect();
-        RdmaTransport::new(self.local, peers, self.config)
-            .map(|transport| MeshTransport::new(kind, transport))
-            .map_err(MeshError::QueuePairs)
     }
 }
+
+/// What a slice has set up to all its peers, on one carrier.
+#[derive(Debug)]
+enum Links {
+    /// The streams themselves.
+    Tcp,
+    Shm(Vec<Pair>),
+    Rdma(Vec<Endpoint>),
+}
+
+/// The links on a carrier, or why it cannot be used here.
+type Meeting = Result<Links, String>;
 
 /// An error with its causes, as one line for the other side.
 pub(crate) fn one_line(error: &dyn std::error::Error) -> String {

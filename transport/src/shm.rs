@@ -6,10 +6,12 @@
 //! Slices that lend each other their memory write pages straight into it (`placing`): the socket
 //! carries the memory file then, once.
 
+mod meet;
 mod placing;
 mod ring;
 mod setup;
 
+pub(crate) use meet::{Identity, meet};
 pub use setup::{Pair, accept, connect};
 
 use crate::carrier::{Carrier, Wakeup, watch};

@@ -227,10 +227,39 @@ fn slices_fall_back_to_tcp_together_where_the_list_allows_it() {
 
     let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("rdma cannot be used: slice0: no RDMA"), "{warnings:?}");
+    let start = "rdma cannot be used, so tcp is tried: slice0: no RDMA";
+    assert!(warnings[0].starts_with(start), "{warnings:?}");
     assert!(others.iter().all(|other| other.kind == CarrierKind::Tcp));
     let [one, two] = &mut others;
     everybody_talks(&mut [&mut *bootstrap.transport, &mut *one.transport, &mut *two.transport]);
+}
+
+/// Each slice calls those that it calls over TCP, so the third is called by two and calls none.
+#[test]
+fn slices_of_one_host_share_memory_where_the_list_asks_for_it() {
+    for carriers in [&[CarrierKind::Shm][..], &[CarrierKind::Rdma, CarrierKind::Shm]] {
+        let listeners = [listener(), listener(), listener()];
+        let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+        let companions = listeners.map(willing);
+        let plan = plan_over(&addresses, carriers);
+        let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
+        mesh.gather(soon()).unwrap();
+        mesh.commit(b"final", soon()).unwrap();
+
+        let mut warnings = Vec::new();
+        let mut bootstrap =
+            mesh.into_transport(soon(), &mut |text| warnings.push(text.to_owned())).unwrap();
+
+        let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
+        assert_eq!(warnings.len(), carriers.len() - 1, "{warnings:?}");
+        let kinds = others.iter().chain([&bootstrap]).map(|slice| slice.kind);
+        assert!(kinds.into_iter().all(|kind| kind == CarrierKind::Shm));
+        let [one, two, three] = &mut others;
+        let slices = [&mut *bootstrap.transport, &mut *one.transport, &mut *two.transport];
+        let mut slices: Vec<&mut dyn Transport> = slices.into_iter().collect();
+        slices.push(&mut *three.transport);
+        everybody_talks(&mut slices);
+    }
 }
 
 /// The process runs this test once more, with a library that is none in the place of libibverbs.
@@ -280,10 +309,10 @@ fn rdma_alone_is_refused_with_the_reason_where_it_cannot_be() {
 
     let error = mesh.into_transport(soon(), &mut |_| {}).unwrap_err();
 
-    assert!(matches!(&error, MeshError::Rdma { .. }), "{error}");
+    assert!(matches!(&error, MeshError::Carrier { kind: CarrierKind::Rdma, .. }), "{error}");
     assert!(error.to_string().contains("slice0: no RDMA"), "{error}");
     let told = companion.join().unwrap().unwrap_err().to_string();
-    assert!(told.starts_with("the bootstrap called it off: RDMA cannot be used"), "{told}");
+    assert!(told.starts_with("the bootstrap called it off: rdma cannot be used"), "{told}");
 }
 
 #[test]

@@ -10,6 +10,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
 mod arguments;
+mod carriers;
 mod clocks;
 mod devices;
 mod ends;

@@ -1,15 +1,14 @@
 //! The side that calls.
 
-use super::{Circle, Connected, MeshError, MeshTransport, one_line};
+use super::{Circle, Connected, Links, MeshError, MeshTransport, one_line};
 use crate::clock::{ClockEstimate, ClockProbe};
 use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
 use crate::handshake::{Party, Role, VmId};
 use crate::key::{Keyring, Ticket};
 use crate::memory::PageMemory;
-use crate::rdma::Meeting;
 use crate::secret::Secret;
-use std::io;
+use crate::ready::next_ready;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -210,10 +209,7 @@ impl BootstrapMesh {
     /// A companion went away, or the blob is too large.
     pub fn commit(&mut self, blob: &[u8], deadline: Instant) -> Result<(), MeshError> {
         check_blob(blob)?;
-        let message = Control::Commit(blob.to_vec());
-        for companion in &mut self.companions {
-            companion.send(&message, deadline)?;
-        }
+        self.tell_all(&Control::Commit(blob.to_vec()), deadline)?;
         self.committed = true;
         Ok(())
     }
@@ -234,7 +230,7 @@ impl BootstrapMesh {
             return Err(MeshError::OutOfOrder { step: "into_transport before commit" });
         }
         match self.join(deadline, warn) {
-            Ok((streams, meeting, kind)) => self.circle.transport(streams, meeting, kind),
+            Ok((streams, links)) => self.circle.transport(streams, links),
             Err(error) => {
                 self.tell_abort(&one_line(&error));
                 Err(error)
@@ -242,11 +238,12 @@ impl BootstrapMesh {
         }
     }
 
+    /// Connects to all, and takes the first carrier of the list that every slice can use.
     fn join(
         &mut self,
         deadline: Instant,
         warn: &mut dyn FnMut(&str),
-    ) -> Result<(Vec<Connected>, Meeting, CarrierKind), MeshError> {
+    ) -> Result<(Vec<Connected>, Links), MeshError> {
         let mut streams = Vec::with_capacity(self.companions.len());
         for place in 0..self.companions.len() {
             let (slice, address) = (self.companions[place].slice, self.companions[place].address);
@@ -256,7 +253,34 @@ impl BootstrapMesh {
                 Err(error) => return Err(self.told_reason().unwrap_or(error)),
             }
         }
-        let meeting = match self.circle.meet(&mut streams, deadline) {
+        let carriers = self.circle.config.carriers.clone();
+        for (place, kind) in carriers.iter().enumerate() {
+            let (slice, cause) = match self.agree(*kind, &mut streams, deadline)? {
+                Ok(links) => {
+                    self.tell_all(&Control::Go(*kind), deadline)?;
+                    return Ok((streams, links));
+                }
+                Err(trouble) => trouble,
+            };
+            let text = format!("{slice}: {cause}");
+            let Some(next) = carriers.get(place + 1) else {
+                return Err(MeshError::Carrier { kind: *kind, text });
+            };
+            warn(&format!("{kind} cannot be used, so {next} is tried: {text}"));
+            self.tell_all(&Control::Next, deadline)?;
+        }
+        // A configuration without a carrier is refused before anybody is called.
+        Err(MeshError::OutOfOrder { step: "join without a carrier" })
+    }
+
+    /// What this slice has set up on a carrier, if all others have too; else the first that has not, and why.
+    fn agree(
+        &mut self,
+        kind: CarrierKind,
+        streams: &mut [Connected],
+        deadline: Instant,
+    ) -> Result<Result<Links, (SliceId, String)>, MeshError> {
+        let meeting = match self.circle.meet(kind, streams, deadline) {
             Ok(meeting) => meeting,
             Err(error) => return Err(self.told_reason().unwrap_or(error)),
         };
@@ -265,35 +289,20 @@ impl BootstrapMesh {
             Control::Refuse(text) => Ok(Err(text)),
             other => Err(ControlError::Unexpected { got: other.name(), want: "ready" }),
         })?;
-        let own = meeting.as_ref().err().map(|text| (self.circle.local, text.clone()));
-        let mut troubles: Vec<(SliceId, String)> = own.into_iter().collect();
+        let mut troubles = Vec::new();
         for (slice, answer) in answers {
             let trouble = answer.map_err(|text| MeshError::Refused { slice, text })?;
             troubles.extend(trouble.map(|text| (slice, text)));
         }
-        let kind = self.choose(&troubles, warn)?;
-        for companion in &mut self.companions {
-            companion.send(&Control::Go(kind), deadline)?;
-        }
-        Ok((streams, meeting, kind))
+        let local = self.circle.local;
+        Ok(meeting.map_err(|text| (local, text)).and_then(|links| match troubles.into_iter().next() {
+            Some(trouble) => Err(trouble),
+            None => Ok(links),
+        }))
     }
 
-    /// The first carrier of the list that every slice can use.
-    fn choose(
-        &self,
-        troubles: &[(SliceId, String)],
-        warn: &mut dyn FnMut(&str),
-    ) -> Result<CarrierKind, MeshError> {
-        let carriers = &self.circle.config.carriers;
-        let first = carriers.first().copied().unwrap_or(CarrierKind::Tcp);
-        let Some((slice, cause)) = troubles.first() else { return Ok(first) };
-        let text = format!("{slice}: {cause}");
-        // TCP always works: its connections are what everything before was said over.
-        if !carriers.contains(&CarrierKind::Tcp) {
-            return Err(MeshError::Rdma { text });
-        }
-        warn(&format!("frames go over tcp, because {first} cannot be used: {text}"));
-        Ok(CarrierKind::Tcp)
+    fn tell_all(&mut self, message: &Control, deadline: Instant) -> Result<(), MeshError> {
+        self.companions.iter_mut().try_for_each(|companion| companion.send(message, deadline))
     }
 
     /// A refusal that some companion has sent already.
@@ -318,23 +327,4 @@ fn check_blob(blob: &[u8]) -> Result<(), MeshError> {
         return Err(MeshError::BlobTooLarge { length: blob.len() });
     }
     Ok(())
-}
-
-/// The token of the next readable descriptor, or `None` at the deadline.
-pub(super) fn next_ready(epoll: &Epoll, deadline: Instant) -> io::Result<Option<usize>> {
-    let mut events = [EpollEvent::default()];
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        // Rounded up, or the last millisecond would be spent spinning.
-        let wait = i32::try_from(left.as_millis().saturating_add(1)).unwrap_or(i32::MAX);
-        match epoll.wait(wait, &mut events) {
-            Ok(0) => {}
-            Ok(_) => return Ok(usize::try_from(events[0].data()).ok()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
 }

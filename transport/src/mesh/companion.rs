@@ -1,13 +1,12 @@
 //! The side that listens.
 
 use super::reception::{Caller, Next, Reception, Refused};
-use super::{Circle, Connected, MeshError, MeshTransport, PATIENCE, PATIENCE_PROVEN, one_line};
+use super::{Circle, Connected, Links, MeshError, MeshTransport, PATIENCE, PATIENCE_PROVEN, one_line};
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::handshake::{HandshakeError, Party, Role, VmId, part};
 use crate::key::{Credential, Keyring};
 use crate::memory::PageMemory;
-use crate::rdma::Meeting;
 use crate::seam::Class;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -261,24 +260,16 @@ impl CompanionMesh {
         if !self.committed {
             return Err(MeshError::OutOfOrder { step: "into_transport before verdict" });
         }
-        let (streams, meeting) = match self.join(deadline, refused) {
-            Ok(joined) => joined,
+        match self.join(deadline, refused) {
+            Ok((streams, links)) => self.circle.transport(streams, links),
+            // The bootstrap knows.
+            Err(error @ MeshError::Aborted { .. }) => Err(error),
             Err(error) => {
                 // Best effort: the bootstrap may be what failed.
                 let last = Instant::now() + Duration::from_secs(1);
                 let _ = self.send(&Control::Refuse(cut(&one_line(&error))), last);
                 part(&mut self.control);
-                return Err(error);
-            }
-        };
-        let trouble = meeting.as_ref().err().map(|text| cut(text));
-        self.send(&Control::Ready(trouble), deadline)?;
-        match self.receive(deadline)? {
-            Control::Go(kind) => self.circle.transport(streams, meeting, kind),
-            Control::Abort(text) => Err(MeshError::Aborted { text }),
-            other => {
-                let got = other.name();
-                Err(self.error(ControlError::Unexpected { got, want: "go" }))
+                Err(error)
             }
         }
     }
@@ -287,7 +278,32 @@ impl CompanionMesh {
         &mut self,
         deadline: Instant,
         refused: &mut dyn FnMut(&Refused),
-    ) -> Result<(Vec<Connected>, Meeting), MeshError> {
+    ) -> Result<(Vec<Connected>, Links), MeshError> {
+        let mut streams = self.connect(deadline, refused)?;
+        for kind in self.circle.config.carriers.clone() {
+            let meeting = self.circle.meet(kind, &mut streams, deadline)?;
+            let trouble = meeting.as_ref().err().map(|text| cut(text));
+            self.send(&Control::Ready(trouble), deadline)?;
+            match (self.receive(deadline)?, meeting) {
+                (Control::Go(agreed), Ok(links)) if agreed == kind => return Ok((streams, links)),
+                (Control::Next, _) => {}
+                (Control::Abort(text), _) => return Err(MeshError::Aborted { text }),
+                (other, _) => {
+                    let got = other.name();
+                    return Err(self.error(ControlError::Unexpected { got, want: "go" }));
+                }
+            }
+        }
+        let (got, want) = (Control::Next.name(), "go");
+        Err(self.error(ControlError::Unexpected { got, want }))
+    }
+
+    /// Calls the companions below this one, and takes the calls of all others.
+    fn connect(
+        &mut self,
+        deadline: Instant,
+        refused: &mut dyn FnMut(&Refused),
+    ) -> Result<Vec<Connected>, MeshError> {
         let mut streams = Vec::new();
         let mut awaited: Vec<Partial> = Vec::new();
         for member in &self.members {
@@ -309,8 +325,7 @@ impl CompanionMesh {
                 _ => return Err(MeshError::Missing { slice }),
             }
         }
-        let meeting = self.circle.meet(&mut streams, deadline)?;
-        Ok((streams, meeting))
+        Ok(streams)
     }
 
     /// Takes connections until every awaited one is there. The control connection is watched

@@ -6,10 +6,10 @@
 //!
 //! Refusals are told at a bounded rate, each with the number that went untold before it.
 
-use super::bootstrap::next_ready;
 use super::companion::Listener;
 use super::{MeshError, PATIENCE, one_line};
 use crate::handshake::{self, HandshakeError, Proven};
+use crate::ready::next_ready;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{Shutdown, SocketAddr, TcpStream};

@@ -6,15 +6,14 @@
 //!                 reached, or why not                                the same
 //! ```
 //!
-//! A slice that fails still takes every step, so that the streams stay good for TCP. Each step is
-//! first told to all and then heard from all: nobody waits for somebody who waits.
+//! A slice that fails still takes every step (`steps`).
 
 use super::device::Wanted;
-use super::offer::{Offer, Step, hear, tell};
+use super::offer::Offer;
 use super::{Endpoint, RdmaError};
 use crate::memory::PageMemory;
 use crate::seam::Class;
-use serde::{Deserialize, Serialize};
+use crate::steps::{Step, exchange};
 use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -23,10 +22,8 @@ use wire::SliceId;
 /// How long the first messages may take.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// The endpoints, one per peer in the order of the streams, or why RDMA cannot be used.
-pub(crate) type Meeting = Result<Vec<Endpoint>, String>;
-
-/// Connects queue pairs to all peers, and lends them memory.
+/// Connects queue pairs to all peers, one endpoint each in the order of the streams, and lends them memory; or says
+/// why RDMA cannot be used.
 ///
 /// # Errors
 /// A stream failed (with the slice at its other end). That RDMA is not possible is no error.
@@ -35,7 +32,7 @@ pub(crate) fn meet(
     memory: Option<&PageMemory>,
     lease: Duration,
     deadline: Instant,
-) -> Result<Meeting, (SliceId, io::Error)> {
+) -> Result<Step<Vec<Endpoint>>, (SliceId, io::Error)> {
     let mut endpoints: Vec<Step<Endpoint>> = Vec::with_capacity(streams.len());
     for (slice, classes) in streams.iter() {
         let address = classes[0].local_addr().map_err(|error| (*slice, error))?.ip();
@@ -87,21 +84,4 @@ fn advance<T>(
 fn standing(endpoints: &[Step<Endpoint>]) -> Vec<Step<()>> {
     let state = |endpoint: &Step<Endpoint>| endpoint.as_ref().map(drop).map_err(Clone::clone);
     endpoints.iter().map(state).collect()
-}
-
-/// Tells every peer its step and hears theirs. Why one got no further carries its name: who reads it may be
-/// at neither end.
-fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
-    streams: &mut [(SliceId, [TcpStream; Class::COUNT])],
-    ours: &[Step<T>],
-    deadline: Instant,
-) -> Result<Vec<Step<T>>, (SliceId, io::Error)> {
-    for ((slice, classes), step) in streams.iter_mut().zip(ours) {
-        tell(&mut classes[0], step, deadline).map_err(|error| (*slice, error))?;
-    }
-    let heard = streams.iter_mut().map(|(slice, classes)| {
-        let theirs: Step<T> = hear(&mut classes[0], deadline).map_err(|error| (*slice, error))?;
-        Ok(theirs.map_err(|cause| format!("{slice} says: {cause}")))
-    });
-    heard.collect()
 }

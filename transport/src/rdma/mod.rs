@@ -39,7 +39,7 @@ mod verbs;
 
 pub(crate) use carrier::RdmaCarrier;
 pub use device::available;
-pub(crate) use meet::{Meeting, meet};
+pub(crate) use meet::meet;
 pub(crate) use setup::Endpoint;
 
 use crate::config::{Config, ConfigError};

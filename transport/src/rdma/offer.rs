@@ -1,17 +1,9 @@
-//! What two slices tell each other over their authenticated stream before their queue pairs can
-//! talk: a little-endian `u32` length and that many bytes of postcard.
+//! What two slices must know of each other before their queue pairs can talk.
 
 use super::lending::Lent;
-use crate::handshake::{Channel, read_all, write_all};
 use crate::seam::Class;
 use serde::{Deserialize, Serialize};
-use std::io::{self, ErrorKind};
-use std::time::Instant;
 
-/// The largest message, in bytes.
-const BYTES_MAX: usize = 4096;
-/// The longest reason, in bytes.
-const TEXT_MAX: usize = 1024;
 /// Packet sequence numbers and queue pair numbers have 24 bits (InfiniBand specification, 9.2).
 const BITS_24: u32 = 1 << 24;
 
@@ -45,47 +37,6 @@ pub(crate) struct Offer {
     pub(super) memory: Option<Lent>,
 }
 
-/// A step of the set-up: what this side has, or why it has not.
-pub(crate) type Step<T> = Result<T, String>;
-
-/// Says how a step went.
-pub(crate) fn tell<T: Serialize>(
-    channel: &mut impl Channel,
-    step: &Step<T>,
-    deadline: Instant,
-) -> io::Result<()> {
-    let cut = step.as_ref().map_err(|text| crate::control::cut(text));
-    let body = postcard::to_stdvec(&cut).map_err(|error| io::Error::other(error.to_string()))?;
-    let length = u32::try_from(body.len()).map_err(|_| ErrorKind::InvalidData)?;
-    write_all(channel, &[&length.to_le_bytes()[..], &body].concat(), deadline)
-}
-
-/// Hears how the step went at the other end.
-pub(crate) fn hear<T: Serialize + for<'a> Deserialize<'a>>(
-    channel: &mut impl Channel,
-    deadline: Instant,
-) -> io::Result<Step<T>> {
-    let mut length = [0; 4];
-    read_all(channel, &mut length, deadline)?;
-    let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-    if length > BYTES_MAX {
-        let text = format!("the peer announced {length} bytes of RDMA set-up");
-        return Err(io::Error::new(ErrorKind::InvalidData, text));
-    }
-    let mut body = vec![0; length];
-    read_all(channel, &mut body, deadline)?;
-    decode(&body)
-}
-
-fn decode<T: for<'a> Deserialize<'a>>(body: &[u8]) -> io::Result<Step<T>> {
-    let step: Step<T> = postcard::from_bytes(body)
-        .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
-    if step.as_ref().err().is_some_and(|text| text.len() > TEXT_MAX) {
-        return Err(io::Error::new(ErrorKind::InvalidData, "the peer's reason is too long"));
-    }
-    Ok(step)
-}
-
 impl Offer {
     /// Checks what could not work with `own`.
     pub(super) fn check(&self, own: &Self) -> Result<(), String> {
@@ -116,9 +67,8 @@ impl Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::steps::decode;
     use proptest::prelude::*;
-    use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     fn offer() -> Offer {
         Offer {
@@ -131,17 +81,6 @@ mod tests {
             slot_bytes: [1024, 8192, 8192, 16384],
             memory: Some(Lent { address: 0x7f00_0000_0000, key: 9, bytes: 1 << 29 }),
         }
-    }
-
-    #[test]
-    fn steps_round_trip_in_order() {
-        let (mut near, mut far) = UnixStream::pair().unwrap();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        tell(&mut near, &Ok(offer()), deadline).unwrap();
-        tell::<()>(&mut near, &Err("x".repeat(5000)), deadline).unwrap();
-
-        assert_eq!(hear::<Offer>(&mut far, deadline).unwrap(), Ok(offer()));
-        assert_eq!(hear::<()>(&mut far, deadline).unwrap().unwrap_err().len(), TEXT_MAX);
     }
 
     #[test]
