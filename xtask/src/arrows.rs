@@ -1,6 +1,7 @@
 //! Which crate may use which. Dependencies point down only; the picture is in ARCHITECTURE.md.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -64,6 +65,7 @@ struct Package {
 struct Target {
     name: String,
     kind: Vec<String>,
+    src_path: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -78,6 +80,16 @@ struct Dependency {
 /// Every dependency that points where it must not.
 pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
     Ok(wrong_arrows(&metadata(root)?))
+}
+
+/// Folders with the sources of the workspace's libraries and programs.
+pub(crate) fn sources(root: &Path) -> Result<Vec<PathBuf>> {
+    let packages = metadata(root)?.packages;
+    let targets = packages.iter().flat_map(|package| &package.targets);
+    let shipped = targets.filter(|target| target.kind.iter().any(|kind| kind == "lib" || kind == "bin"));
+    let folders = shipped.filter_map(|target| Some(target.src_path.parent()?.to_path_buf()));
+    let folders: BTreeSet<PathBuf> = folders.filter(|folder| folder.ends_with("src")).collect();
+    Ok(folders.into_iter().collect())
 }
 
 /// Names of the workspace's benchmarks, as cargo knows them.

@@ -6,7 +6,7 @@ use std::process::{Command as Process, ExitCode, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{arrows, tidy, workspace};
+use crate::{arrows, circles, links, tidy, workspace};
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
@@ -23,12 +23,16 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let format = || cargo(&root, &["fmt", "--all", "--check"]);
     let rules = || report(&tidy::findings(&root)?);
     let arrows = || report(&arrows::findings(&root)?);
+    let circles = || report(&circles::findings(&root, &arrows::sources(&root)?)?);
+    let links = || report(&links::findings(&root, &tidy::files(&root)?)?);
     let clippy = || cargo(&root, &clippy);
     let models = || models(&root);
     let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
         ("format", &format),
         ("tidy rules", &rules),
         ("dependency arrows", &arrows),
+        ("no circle of modules", &circles),
+        ("links of documents", &links),
         ("clippy, warnings denied", &clippy),
     ];
     if options.full {

@@ -46,7 +46,7 @@ pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
 }
 
 /// Files git tracks or would track.
-fn files(root: &Path) -> Result<Vec<String>> {
+pub(crate) fn files(root: &Path) -> Result<Vec<String>> {
     let output = Process::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root)
