@@ -16,6 +16,7 @@ use crate::carrier::Carrier;
 use crate::crew::{Crew, Done, Span};
 use crate::paging::GuestPages;
 use crate::placement::Place;
+use crate::plan::Plan;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use dsm::{HoldPolicy, Memory, Report, TraceReport, Tracing};
@@ -32,29 +33,6 @@ use transport::Transport;
 const LIMIT: Duration = Duration::from_secs(130);
 /// How long a thread that has ended may still be seen.
 const LAST_MOMENT: Duration = Duration::from_millis(200);
-
-/// What to build.
-#[derive(Clone, Debug)]
-pub struct Plan<'a> {
-    /// The microguest.
-    pub image: &'a Path,
-    /// What joins the slices.
-    pub carrier: Carrier,
-    /// Pages of shared memory by slice, whose home they are.
-    pub homes: &'a [u64],
-    /// Where the vCPU threads of each slice run.
-    pub places: &'a [&'a [Place]],
-    /// Where the engine of each slice runs.
-    pub engines: &'a [Place],
-    /// The hold window.
-    pub hold: HoldPolicy,
-    /// Slices that fetch page by page. All others fetch runs ahead.
-    pub page_by_page: &'a [u16],
-    /// What private memory is made of.
-    pub memory: Memory,
-    /// How the guests map the memory.
-    pub guest_pages: GuestPages,
-}
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {

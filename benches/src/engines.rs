@@ -3,7 +3,7 @@
 //! an address space, and with it the cost of taking pages away.
 
 use crate::carrier::Carrier;
-use crate::cluster::Plan;
+use crate::plan::Plan;
 use crate::crew::{Crew, Done};
 use crate::native::Native;
 use crate::paging::GuestPages;

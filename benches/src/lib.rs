@@ -23,6 +23,7 @@ pub mod native;
 pub mod noise;
 pub mod paging;
 pub mod placement;
+pub mod plan;
 pub mod pool;
 pub mod raw;
 pub mod samples;

@@ -1,6 +1,6 @@
 //! One slice of a benchmark: an engine, and a microguest on it.
 
-use crate::cluster::Plan;
+use crate::plan::Plan;
 use crate::crew::Done;
 use crate::microvm::MicroVm;
 use crate::seats::Seats;

@@ -22,7 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::{Command, ExitStatus, Stream};
 use crate::frame::Frame;
-use crate::lab::{Config, HostNumber, Lab, LabState};
+use crate::host_number::HostNumber;
+use crate::hosts::Config;
+use crate::lab::{Lab, LabState};
 use crate::remote::Event;
 use crate::{cache, namespaces, packages};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::lab::HostNumber;
+use crate::host_number::HostNumber;
 use crate::{cache, packages};
 
 const COPY_LIMIT: Duration = Duration::from_secs(600);

@@ -1,10 +1,8 @@
 //! A lab: some hosts that stand for as long as the value lives.
 
-use std::fmt::{self, Debug};
 use std::fs::{self, File, TryLockError};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,182 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache;
 use crate::command::{Command, ExitStatus};
-use crate::disk::Disk;
+use crate::host_number::{HostNumber, MAX_HOSTS};
+use crate::hosts::{Config, HostState, Hosts, MAX_DISKS, Mode, PROGRAM};
 use crate::machine::remove_sockets;
 use crate::machines::Machines;
 use crate::namespaces::Namespaces;
 use crate::remote::{Line, RemoteProcess};
 use crate::substrate::{Substrate, substrate};
 
-/// Name of the copy of the running program in a lab's folder.
-pub(crate) const PROGRAM: &str = "agent";
-/// Most hosts of a lab.
-pub const MAX_HOSTS: usize = 32;
-/// Most disks of a host.
-const MAX_DISKS: usize = 8;
 /// Longest time for setting up a device in a host.
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
-
-/// A host by its number, counted from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct HostNumber(usize);
-
-impl HostNumber {
-    /// A host number from 1 to [`MAX_HOSTS`].
-    ///
-    /// # Errors
-    /// When the number is outside.
-    pub fn new(number: usize) -> Result<Self> {
-        ensure!((1..=MAX_HOSTS).contains(&number), "host {number}: hosts are 1 to {MAX_HOSTS}");
-        Ok(Self(number))
-    }
-
-    /// The first `count` hosts.
-    pub fn first(count: usize) -> impl Iterator<Item = Self> {
-        (1..=count.min(MAX_HOSTS)).map(Self)
-    }
-
-    /// The number, from 1.
-    pub fn get(self) -> usize {
-        self.0
-    }
-
-    /// The number, from 0.
-    pub(crate) fn index(self) -> usize {
-        self.0 - 1
-    }
-
-    /// Address on the lab's private network: 10.9.0.N.
-    pub fn address(self) -> Ipv4Addr {
-        Ipv4Addr::new(10, 9, 0, u8::try_from(self.0).unwrap_or(u8::MAX))
-    }
-}
-
-impl fmt::Display for HostNumber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
-}
-
-impl FromStr for HostNumber {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let number = text.strip_prefix("host-").unwrap_or(text);
-        Self::new(number.parse().with_context(|| format!("host '{text}' is no number"))?)
-    }
-}
-
-/// How the hosts of a lab are made where the machine has no VMX or SVM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Namespaces on hardware, machines elsewhere.
-    Auto,
-    /// Each host its own QEMU machine, whatever the processor has.
-    Machines,
-    /// One QEMU machine whose time follows its instruction count; hosts are namespaces in it.
-    Replay,
-    /// Network namespaces of this machine, whatever the processor has.
-    Namespaces,
-}
-
-/// What a lab is made of.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Config {
-    /// Name; labs of different names stand side by side.
-    pub name: String,
-    /// Number of hosts.
-    pub hosts: usize,
-    /// Memory of each machine in MiB.
-    pub memory_mib: u32,
-    /// Processors of each machine. More than 1 is less stable under emulation.
-    pub processors: u32,
-    /// How hosts are made.
-    pub mode: Mode,
-    /// Give every host an RDMA device (soft-RoCE on its network device).
-    pub rdma: bool,
-    /// How long one machine may take to boot.
-    pub boot_limit: Duration,
-    /// Disks of the hosts.
-    pub disks: Vec<Disk>,
-}
-
-impl Config {
-    /// Disks of a host, in order.
-    pub(crate) fn disks_of(&self, host: HostNumber) -> Vec<Disk> {
-        self.disks.iter().filter(|disk| disk.host == host).cloned().collect()
-    }
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            name: "default".to_owned(),
-            hosts: 2,
-            memory_mib: 1024,
-            processors: 1,
-            mode: Mode::Auto,
-            rdma: false,
-            boot_limit: Duration::from_secs(180),
-            disks: Vec::new(),
-        }
-    }
-}
-
-/// What is known about one host.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct HostState {
-    /// Its number.
-    pub number: HostNumber,
-    /// Its address on the private network.
-    pub address: Ipv4Addr,
-    /// False once it was killed or died.
-    pub alive: bool,
-    /// True while it is cut off from the network.
-    pub cut: bool,
-    /// Process that is the host, where there is one.
-    pub process: Option<u32>,
-    /// Its job folder on the machine.
-    pub job: PathBuf,
-    /// The same folder as the host sees it.
-    pub job_inside: PathBuf,
-    /// What its kernel prints, where it has a kernel of its own.
-    pub console: Option<PathBuf>,
-    /// Its disks as the host sees them, in the order of [`Config::disks`].
-    pub disks: Vec<PathBuf>,
-}
-
-/// A set of hosts, whatever they are made of.
-pub trait Hosts: Debug + Send + Sync {
-    /// How many there are.
-    fn count(&self) -> usize;
-    /// Starts a command in a host.
-    ///
-    /// # Errors
-    /// When there is no such host or it is gone.
-    fn spawn(&self, host: HostNumber, command: &Command) -> Result<RemoteProcess>;
-    /// Cuts a host off from the network.
-    ///
-    /// # Errors
-    /// When there is no such host.
-    fn cut(&self, host: HostNumber) -> Result<()>;
-    /// Connects a host again.
-    ///
-    /// # Errors
-    /// When there is no such host.
-    fn heal(&self, host: HostNumber) -> Result<()>;
-    /// Ends a host and everything in it at once.
-    ///
-    /// # Errors
-    /// When there is no such host.
-    fn kill(&self, host: HostNumber) -> Result<()>;
-    /// What is known about a host now.
-    ///
-    /// # Errors
-    /// When there is no such host.
-    fn state(&self, host: HostNumber) -> Result<HostState>;
-}
 
 /// Hosts that stand. Dropping the lab ends them and removes what they leave.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use crate::agent::PORT_NAME;
 use crate::disk::{self, Disk};
 use crate::initrd;
 use crate::kernel::KernelFiles;
-use crate::lab::PROGRAM;
+use crate::hosts::PROGRAM;
 use crate::packages::{self, Packages};
 use crate::remote::Channel;
 use crate::switch;

@@ -6,7 +6,8 @@ use std::thread;
 use anyhow::{Context, Result};
 
 use crate::command::Command;
-use crate::lab::{Config, HostNumber, HostState, Hosts};
+use crate::host_number::HostNumber;
+use crate::hosts::{Config, HostState, Hosts};
 use crate::machine::{Kit, Machine, MachineConfig};
 use crate::remote::RemoteProcess;
 use crate::switch::Switch;

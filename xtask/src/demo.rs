@@ -13,7 +13,7 @@ use clap::Args;
 use lab::{Lab, daemon};
 use serde_json::Value;
 
-use crate::distro_demo;
+use crate::{distro_demo, distro_options};
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::Progress;
@@ -45,7 +45,7 @@ pub(crate) struct DemoOptions {
 pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
     let mut options = options.clone();
     if options.distro {
-        options.vm.timeout.get_or_insert(distro_demo::TIMEOUT);
+        options.vm.timeout.get_or_insert(distro_options::TIMEOUT);
     }
     let options = &options;
     let progress = Arc::new(Progress::new());
@@ -55,7 +55,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
     let (prepared, lab) = if options.distro {
         let prepared = scenario::prepare_distro(&options.vm, &progress)?;
         let distro = prepared.distro.as_ref().context("the system that was just built")?;
-        let disks = distro_demo::disks(distro, options.keep_disk)?;
+        let disks = distro_options::disks(distro, options.keep_disk)?;
         let lab = scenario::hosts_with_disks(&options.vm, &layout, disks, &progress)?;
         (prepared, Arc::new(lab))
     } else {

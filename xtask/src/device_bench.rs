@@ -23,7 +23,7 @@ use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::scenario::{self, Prepared, Scenario};
 use crate::vm_options::VmOptions;
-use crate::{demo, distro_demo, workspace};
+use crate::{demo, distro_demo, distro_options, workspace};
 
 /// Most seconds of the VM, boot and all, unless the options say.
 const TIMEOUT: u64 = 14_400;
@@ -214,7 +214,7 @@ pub(crate) fn run(
     let folder = workspace::target(&workspace::root()?).join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     let scratch = Scratch::make(experiment.name, experiment.disks, &folder)?;
-    let mut disks = distro_demo::disks(distro, false)?;
+    let mut disks = distro_options::disks(distro, false)?;
     let host = HostNumber::new(1)?;
     let speed = experiment.disk_speed;
     disks.extend(scratch.0.iter().map(|path| Disk {

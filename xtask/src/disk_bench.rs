@@ -21,7 +21,7 @@ use anyhow::{Context, Result};
 use lab::Mode as LabMode;
 use outcome::{Bar, Outcome, Row};
 
-use crate::bench::BenchOptions;
+use crate::bench_options::BenchOptions;
 use crate::device_bench::{self, Bed, Experiment, LOCAL_CPU, REMOTE_CPU};
 use crate::fio::{self, Block, Job, Measured, Pattern, Times};
 use crate::net_bench;

@@ -10,52 +10,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail, ensure};
-use lab::distro::{self, CPU_PORT, Distro, HTTP_PORT, LABEL};
-use lab::{Disk, Host, HostNumber, Lab};
+use lab::distro::{self, CPU_PORT, Distro, HTTP_PORT};
+use lab::{HostNumber, Lab};
 use serde_json::{Value, json};
 
 use crate::distro_guest::{Guest, Place};
+use crate::distro_options::TAP;
 use crate::distro_vm::Vm;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::scenario::Scenario;
 use crate::summary;
 
-/// Most seconds the VM may run, unless the options say.
-pub(crate) const TIMEOUT: u64 = 7200;
-/// The tap device on the first host.
-pub(crate) const TAP: &str = "tap0";
 const POLL: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_secs(30);
 /// From the request to power off to the end of the VM.
 const END_LIMIT: Duration = Duration::from_secs(900);
 /// Seconds of the load at the end.
 const LOAD_SECONDS: u32 = 10;
-
-/// Disks of the lab: the system's image on the first host.
-pub(crate) fn disks(distro: &Distro, keep: bool) -> Result<Vec<Disk>> {
-    Ok(vec![Disk { host: HostNumber::new(1)?, image: distro.image.clone(), keep, speed: None }])
-}
-
-/// Options of the guest's kernel that spare it writes to memory of all CPUs: ticks that one CPU counts and
-/// none stops (each stop and start writes what all CPUs share), no accounting of pressure, of sessions or of
-/// groups' memory, no security module that counts what refers to its labels, no watchdogs, grace periods that
-/// ask the other CPUs at once instead of waiting for some of their ticks, and no memory put in order ahead.
-const QUIET_KERNEL: &str = "nohz=off psi=0 noautogroup cgroup_disable=memory audit=0 apparmor=0 \
-                            nowatchdog rcupdate.rcu_expedited=1 sysctl.vm.compaction_proactiveness=0";
-
-/// What the guest's kernel is told beyond what all guests are.
-pub(crate) fn command_line() -> String {
-    format!("root=LABEL={LABEL} rw {QUIET_KERNEL}")
-}
-
-/// Options of `tessera bootstrap` for the devices of the first host.
-pub(crate) fn devices(first: &Host<'_>) -> Result<Vec<String>> {
-    let disks = first.state()?.disks;
-    let disk = disks.first().and_then(|disk| disk.to_str());
-    let disk = disk.ok_or_else(|| anyhow!("host 1 has no disk for the guest"))?;
-    Ok(["--disk", disk, "--net", TAP].map(str::to_owned).to_vec())
-}
 
 /// How the run went.
 #[derive(Debug, Default)]

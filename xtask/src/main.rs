@@ -3,6 +3,7 @@
 
 mod arrows;
 mod bench;
+mod bench_options;
 mod chaos_net;
 mod chaos_plan;
 mod chaos_round;
@@ -17,10 +18,12 @@ mod disk_judge;
 mod disk_rig;
 mod distro_console;
 mod distro_demo;
+mod distro_options;
 mod distro_guest;
 mod distro_verbs;
 mod distro_vm;
 mod echo_verb;
+mod fault_classes;
 mod fio;
 mod fio_verify;
 mod fuzz;
@@ -76,7 +79,7 @@ enum Verb {
     /// Replay the inputs kept for the fuzz targets, and look for more
     Fuzz(fuzz::FuzzOptions),
     /// An experiment by name, or the benchmarks of cargo; without a name, what there is
-    Bench(bench::BenchOptions),
+    Bench(bench_options::BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
     Demo(demo::DemoOptions),
     /// A test of a VM in the lab, again and again

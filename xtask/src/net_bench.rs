@@ -25,10 +25,10 @@ use lab::http::LoadReport;
 use lab::{Command, Mode as LabMode, RemoteProcess};
 use outcome::{Bar, Outcome, Row};
 
-use crate::bench::BenchOptions;
+use crate::bench_options::BenchOptions;
 use crate::client_link::ClientLink;
 use crate::device_bench::{self, Bed, Experiment, LOCAL_CPU, REMOTE_CPU, Tap};
-use crate::distro_demo::TAP;
+use crate::distro_options::TAP;
 use crate::rounds::Rounds;
 
 /// First numbers of the addresses of both taps' networks.

@@ -17,7 +17,7 @@ use clap::Parser;
 use lab::Lab;
 use outcome::{Bar, Conditions, Outcome, Row};
 
-use crate::bench::BenchOptions;
+use crate::bench_options::BenchOptions;
 use crate::demo;
 use crate::guest_console::{GuestReport, Verdict};
 use crate::interrupt::Interrupted;
@@ -25,7 +25,7 @@ use crate::layout::Layout;
 use crate::progress::Progress;
 use crate::rounds::Rounds;
 use crate::scenario::{self, Prepared, Scenario};
-use crate::summary::Classes;
+use crate::fault_classes::Classes;
 use crate::vm_options::VmOptions;
 use crate::workspace;
 

@@ -23,12 +23,12 @@ use serde_json::Value;
 
 use crate::check;
 use crate::companion::{Companion, PORT, wait_for_port};
-use crate::distro_demo;
+use crate::distro_options;
+use crate::fault_classes::Classes;
 use crate::guest_console::GuestReport;
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::{Progress, printable};
-use crate::summary::Classes;
 use crate::vm_options::{Interrupts, VmOptions};
 use crate::workspace;
 
@@ -254,7 +254,7 @@ impl Scenario<'_> {
             }
         }
         if self.prepared.distro.is_some() {
-            words.extend(distro_demo::devices(first)?);
+            words.extend(distro_options::devices(first)?);
         }
         words.extend(self.options.bootstrap.iter().cloned());
         Ok(words)
@@ -281,7 +281,7 @@ impl Scenario<'_> {
     fn command_line(&self) -> String {
         let VmOptions { tests, rounds, stress, cmdline, .. } = self.options;
         if self.prepared.distro.is_some() {
-            let line = format!("{COMMAND_LINE} {} {cmdline}", distro_demo::command_line());
+            let line = format!("{COMMAND_LINE} {} {cmdline}", distro_options::command_line());
             return line.trim_end().to_owned();
         }
         let tests = tests.as_deref().unwrap_or("all");

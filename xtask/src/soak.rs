@@ -20,7 +20,8 @@ use crate::soak_chaos::{self, ChaosOptions};
 use crate::soak_device::{self, DeviceOptions};
 use crate::soak_guest::{self, GuestOptions};
 use crate::soak_kill::{self, KillOptions};
-use crate::summary::{self, Classes};
+use crate::fault_classes::Classes;
+use crate::summary;
 use crate::vm_options::{Interrupts, VmOptions};
 
 /// What a boot runs unless told: where a broken memory, a lost interrupt or a crooked clock shows.

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::fault_classes::Classes;
 use crate::guest_console::{GuestReport, Verdict};
 use crate::scenario::{Outcome, Scenario};
 
@@ -125,51 +126,6 @@ pub(crate) fn table(scenario: &Scenario<'_>, outcome: &Outcome) -> String {
     text
 }
 
-/// Faults of all slices by class of page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Classes {
-    kernel_tables: u64,
-    user_tables: u64,
-    other: u64,
-}
-
-impl Classes {
-    /// From tessera's report of a run.
-    pub(crate) fn of(report: &Value) -> Option<Self> {
-        let mut sum = Self::default();
-        for slice in report.get("slices")?.as_array()? {
-            let count = |class| slice.get("faults_by_class")?.get(class)?.as_u64();
-            sum.kernel_tables += count("kernel_page_table")?;
-            sum.user_tables += count("user_page_table")?;
-            sum.other += count("other")?;
-        }
-        Some(sum)
-    }
-
-    pub(crate) fn all(self) -> u64 {
-        self.kernel_tables + self.user_tables + self.other
-    }
-
-    /// True when replicas did not do their work: more than one fault of a hundred is for a table of
-    /// the kernel.
-    pub(crate) fn too_many_for_tables(self) -> bool {
-        self.kernel_tables * 100 > self.all()
-    }
-
-    pub(crate) fn line(self) -> String {
-        let share = |count: u64| {
-            let hundredths = (count * 10_000).checked_div(self.all()).unwrap_or(0);
-            format!("{count} ({}.{:02} %)", hundredths / 100, hundredths % 100)
-        };
-        format!(
-            "faults: {}; kernel page tables {}, page tables of processes {}\n",
-            self.all(),
-            share(self.kernel_tables),
-            share(self.user_tables)
-        )
-    }
-}
-
 fn guest_lines(guest: &GuestReport) -> String {
     let number = |value: Option<u32>| value.map_or_else(|| "?".to_owned(), |n| n.to_string());
     let nodes: Vec<_> =
@@ -219,25 +175,6 @@ mod tests {
         let rows = [["a", "bb"], ["ccc", "d"]].map(|row| row.map(str::to_owned).to_vec());
 
         assert_eq!(columns(&rows), "a    bb\nccc  d\n");
-    }
-
-    #[test]
-    fn classes_of_all_slices_are_added() {
-        let slice = |kernel: u64, other: u64| {
-            let user = 0;
-            json!({"faults_by_class":
-                {"kernel_page_table": kernel, "user_page_table": user, "other": other}})
-        };
-        let classes = Classes::of(&json!({"slices": [slice(1, 99), slice(1, 99)]})).unwrap();
-
-        assert!(!classes.too_many_for_tables());
-        assert_eq!(
-            classes.line(),
-            "faults: 200; kernel page tables 2 (1.00 %), page tables of processes 0 (0.00 %)\n"
-        );
-        let more = Classes::of(&json!({"slices": [slice(1, 99), slice(2, 98)]})).unwrap();
-        assert!(more.too_many_for_tables());
-        assert_eq!(Classes::of(&json!({"slices": [{}]})), None);
     }
 
     #[test]

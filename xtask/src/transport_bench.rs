@@ -25,7 +25,7 @@ use lab::{Command, Config, Host, HostNumber, Lab, Mode as LabMode, RemoteProcess
 use outcome::{Bar, Conditions, Outcome, Row};
 use serde::Deserialize;
 
-use crate::bench::BenchOptions;
+use crate::bench_options::BenchOptions;
 use crate::device_bench::output;
 use crate::progress::Progress;
 use crate::rounds::Rounds;

@@ -9,7 +9,7 @@ pub mod solo;
 pub mod writes;
 
 use crate::carrier::Carrier;
-use crate::cluster::Plan;
+use crate::plan::Plan;
 use crate::crew::Crew;
 use crate::paging::GuestPages;
 use crate::placement::Place;

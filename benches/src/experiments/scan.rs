@@ -7,7 +7,8 @@ mod scattered;
 
 use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::Cluster;
+use crate::plan::Plan;
 use crate::crew::Done;
 use crate::native::Native;
 use crate::paging::GuestPages;

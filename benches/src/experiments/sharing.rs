@@ -6,7 +6,8 @@
 
 use super::{CORES, Setting, alone};
 use crate::carrier::Carrier;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::Cluster;
+use crate::plan::Plan;
 use crate::crew::Crew;
 use crate::native::Native;
 use crate::samples::{Samples, median};

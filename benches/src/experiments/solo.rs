@@ -9,7 +9,8 @@ mod workload;
 
 use super::{CORES, Setting};
 use crate::carrier::Carrier;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::Cluster;
+use crate::plan::Plan;
 use crate::microvm::{Alone, MicroVm};
 use crate::paging::GuestPages;
 use crate::pool::Pool;

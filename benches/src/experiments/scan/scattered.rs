@@ -8,7 +8,8 @@
 
 use super::{CORES, OWN, Setting, bandwidth, both};
 use crate::carrier::Carrier;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::Cluster;
+use crate::plan::Plan;
 use crate::samples::{Samples, median, ratios};
 use anyhow::{Result, ensure};
 use microguest::layout::SHARED;
