@@ -13,7 +13,6 @@
 //!
 //! The modes take turns, in another order each round; one fio puts all loads of a turn on its disk.
 
-use std::fmt;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,44 +21,18 @@ use lab::Mode as LabMode;
 use outcome::{Bar, Outcome, Row};
 
 use crate::bench_options::BenchOptions;
-use crate::device_bench::{self, Bed, Experiment, LOCAL_CPU, REMOTE_CPU};
+use crate::device_bench::{self, Bed, Experiment};
+use crate::disk_modes::{DISKS, Disks, MODES, Mode};
 use crate::fio::{self, Block, Job, Measured, Pattern, Times};
 use crate::net_bench;
 use crate::page_moves;
 use crate::rounds::Rounds;
 
-/// Bytes of the scratch disks; the guest tells them apart by that.
-const DISKS: [u64; 2] = [256 << 20, 257 << 20];
 /// Warm-up of a load, in seconds.
 const WARM_UP: f64 = 1.0;
 /// For one run of fio beyond its own seconds: a program's start may cross the network page by page.
 const SLACK: Duration = Duration::from_secs(300);
 const COLUMNS: [&str; 3] = ["MB/s", "requests/s", "p50 ms"];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Mode {
-    Local,
-    Bypass,
-    Coherent,
-}
-
-const MODES: [Mode; 3] = [Mode::Local, Mode::Bypass, Mode::Coherent];
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Local => "local",
-            Self::Bypass => "bypass",
-            Self::Coherent => "coherent",
-        })
-    }
-}
-
-impl Mode {
-    pub(crate) fn cpu(self) -> u16 {
-        if self == Self::Local { LOCAL_CPU } else { REMOTE_CPU }
-    }
-}
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -98,35 +71,6 @@ const FULL: Plan = Plan {
     seconds: 8,
     traffic: 1024,
 };
-
-/// Disks as the guest calls them.
-#[derive(Clone, Debug)]
-pub(crate) struct Disks([String; 2]);
-
-impl Disks {
-    pub(crate) fn of(&self, mode: Mode) -> &str {
-        &self.0[usize::from(mode == Mode::Coherent)]
-    }
-
-    /// The device's number in the VM: the system's disk is the first.
-    pub(crate) fn device(&self, mode: Mode) -> u16 {
-        1 + u16::from(mode == Mode::Coherent)
-    }
-
-    /// Finds them by their sizes.
-    fn find(bed: &Bed<'_>) -> Result<Self> {
-        let line = "for path in /sys/block/vd*; do \
-                    echo \"/dev/${path##*/} $(cat \"$path/size\")\"; done";
-        let said = bed.guest.ssh(line)?;
-        let name = |bytes: u64| {
-            // In sectors of 512 bytes (Documentation/ABI/stable/sysfs-block).
-            let end = format!(" {}", bytes / 512);
-            let disk = said.lines().find_map(|line| line.strip_suffix(&end));
-            disk.map(str::to_owned).with_context(|| format!("no disk of {bytes} bytes: {said}"))
-        };
-        Ok(Self([name(DISKS[0])?, name(DISKS[1])?]))
-    }
-}
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let plan = if options.quick { QUICK } else { FULL };

@@ -15,6 +15,7 @@ mod demo;
 mod device_bench;
 mod disk_bench;
 mod disk_judge;
+mod disk_modes;
 mod disk_rig;
 mod distro_console;
 mod distro_demo;

@@ -21,7 +21,7 @@ use lab::Command;
 use outcome::{Bar, Outcome, Row};
 
 use crate::device_bench::{Bed, Counters, output};
-use crate::disk_bench::{Disks, Mode};
+use crate::disk_modes::{Disks, Mode};
 use crate::fio::{Measured, long_line};
 
 /// What a long load does, in MiB.
