@@ -12,20 +12,16 @@
 #![expect(unsafe_code, reason = "fork, and the end of a child with its parent")]
 // UNSAFETY: the process has one thread when it forks.
 
-use crate::carrier::Carrier;
 use crate::crew::{Crew, Done, Span};
-use crate::paging::GuestPages;
-use crate::placement::Place;
 use crate::plan::Plan;
 use crate::slice::Slice;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use dsm::{HoldPolicy, Memory, Report, TraceReport, Tracing};
+use dsm::{Report, TraceReport, Tracing};
 use microguest::Job;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use transport::Transport;
 

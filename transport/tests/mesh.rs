@@ -255,10 +255,12 @@ fn slices_of_one_host_share_memory_where_the_list_asks_for_it() {
         let kinds = others.iter().chain([&bootstrap]).map(|slice| slice.kind);
         assert!(kinds.into_iter().all(|kind| kind == CarrierKind::Shm));
         let [one, two, three] = &mut others;
-        let slices = [&mut *bootstrap.transport, &mut *one.transport, &mut *two.transport];
-        let mut slices: Vec<&mut dyn Transport> = slices.into_iter().collect();
-        slices.push(&mut *three.transport);
-        everybody_talks(&mut slices);
+        everybody_talks(&mut [
+            &mut *bootstrap.transport,
+            &mut *one.transport,
+            &mut *two.transport,
+            &mut *three.transport,
+        ]);
     }
 }
 
