@@ -18,6 +18,10 @@
 //!
 //! Lock order: serial, then IOAPIC. Interrupts are sent with the IOAPIC unlocked.
 
+mod saved;
+
+pub use saved::ChipsetState;
+
 use crate::acpi::SCI_IRQ;
 use crate::cmos::Cmos;
 use crate::ioapic::{IOAPIC_BASE, IoApic};
@@ -122,7 +126,7 @@ impl Chipset {
         let console = Console::new(console);
         let ioapic = Arc::new(IoApicPort { ioapic: Mutex::default(), interrupts, vcpus });
         let line = Arc::clone(&ioapic);
-        let interrupt = SerialInterrupt(Box::new(move || line.with(|io| io.pulse(SERIAL_IRQ))));
+        let interrupt = SerialInterrupt::new(move || line.with(|io| io.pulse(SERIAL_IRQ)));
         Self {
             legacy: Mutex::default(),
             serial: Mutex::new(SerialLine::new(console.clone(), interrupt)),

@@ -3,21 +3,27 @@
 //! It is never in the middle of an update, so a guest that waits for the end of one does not
 //! wait. It cannot be set and raises no interrupts; the other bytes are plain memory.
 
+use crate::saved::bytes;
+use migrate::{Invalid, Saved, SavedState};
+use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Index of the century byte, which the FADT names.
 pub(crate) const CENTURY: u8 = 0x32;
 
+/// Bytes behind the index register.
+const MEMORY_BYTES: usize = 128;
+
 /// Index register and the battery-backed bytes.
 #[derive(Debug)]
 pub(crate) struct Cmos {
     index: u8,
-    bytes: [u8; 128],
+    bytes: [u8; MEMORY_BYTES],
 }
 
 impl Default for Cmos {
     fn default() -> Self {
-        Self { index: 0, bytes: [0; 128] }
+        Self { index: 0, bytes: [0; MEMORY_BYTES] }
     }
 }
 
@@ -96,9 +102,50 @@ impl Date {
     }
 }
 
+/// Index register and memory. The time is the host's and not part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CmosState {
+    /// Index register, 0 to 127.
+    pub index: u8,
+    /// What was written behind each index, 128 bytes.
+    #[serde(with = "bytes")]
+    pub memory: Vec<u8>,
+}
+
+impl SavedState for CmosState {
+    const NAME: &'static str = "cmos";
+    const VERSION: u16 = 1;
+    const MAX_BYTES: usize = MEMORY_BYTES + 32;
+
+    fn check(&self) -> Result<(), Invalid> {
+        let index = usize::from(self.index) < MEMORY_BYTES;
+        Invalid::unless(index, "index", "beyond the memory")?;
+        Invalid::unless(self.memory.len() == MEMORY_BYTES, "memory", "not 128 bytes")
+    }
+}
+
+impl Saved for Cmos {
+    type State = CmosState;
+
+    fn save(&self) -> CmosState {
+        CmosState { index: self.index, memory: self.bytes.to_vec() }
+    }
+
+    fn restore(&mut self, state: CmosState) -> Result<(), Invalid> {
+        state.check()?;
+        let bytes = state.memory.try_into();
+        let bytes = bytes.map_err(|_| Invalid::new("memory", "not 128 bytes"))?;
+        *self = Self { index: state.index, bytes };
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::testing::{bring_over, damage};
+    use proptest::prelude::*;
 
     fn read(index: u8, unix: u64) -> u8 {
         let mut cmos = Cmos::default();
@@ -149,5 +196,42 @@ mod tests {
         cmos.write(0, 0x8f);
         cmos.write(1, 0x0a);
         assert_eq!((cmos.read(0), cmos.read(1)), (0x0f, 0x0a));
+    }
+
+    #[test]
+    fn memory_of_another_length_and_an_index_beyond_it_are_refused() {
+        let mut cmos = Cmos::default();
+        let good = cmos.save();
+        for bytes in [0, MEMORY_BYTES - 1, MEMORY_BYTES + 1] {
+            cmos.restore(CmosState { memory: vec![0; bytes], ..good.clone() }).unwrap_err();
+        }
+        cmos.restore(CmosState { index: 0x80, ..good.clone() }).unwrap_err();
+        assert_eq!(cmos.save(), good);
+        damage(&good, 0x81, |state| {
+            let mut fresh = Cmos::default();
+            fresh.restore(state).unwrap();
+            fresh.write(1, 1);
+        });
+    }
+
+    proptest! {
+        #[test]
+        fn restored_memory_reads_as_the_saved_one(
+            writes in prop::collection::vec((0_u16..2, any::<u8>()), 0..60),
+            reads in prop::collection::vec(any::<u8>(), 0..60),
+        ) {
+            let (mut one, mut two) = (Cmos::default(), Cmos::default());
+            for (port, value) in writes {
+                one.write(port, value);
+            }
+            bring_over(&one, &mut two);
+            let at = 1_795_305_598;
+            prop_assert_eq!(one.read_at(1, at), two.read_at(1, at));
+            for index in reads {
+                one.write(0, index);
+                two.write(0, index);
+                prop_assert_eq!(one.read_at(1, at), two.read_at(1, at));
+            }
+        }
     }
 }

@@ -14,6 +14,10 @@
 //! Destination ids have 8 bits, plus 7 more in bits 49-55 of the entry for guests that were told
 //! so (`KVM_FEATURE_MSI_EXT_DEST_ID`); others leave those bits zero.
 
+mod saved;
+
+pub use saved::{IoApicPinState, IoApicState};
+
 use crate::seams::{DeliveryMode, InterruptMessage};
 
 /// Guest-physical address of the registers.

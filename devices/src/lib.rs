@@ -17,6 +17,7 @@ pub mod layout;
 pub mod pci;
 mod pit;
 mod pm;
+pub mod saved;
 mod seams;
 mod serial;
 pub mod virtio;

@@ -7,6 +7,8 @@
 //! 0 never interrupts: with a TSC-deadline timer Linux does not use it.
 
 use crate::seams::GuestClock;
+use migrate::{Invalid, Saved, SavedState};
+use serde::{Deserialize, Serialize};
 
 /// Counts of the 8254 in a second.
 const PIT_HZ: u128 = 1_193_182;
@@ -57,9 +59,52 @@ impl Pit {
     }
 }
 
+/// Channel 2 and its gate. Its output follows from these and the guest's clock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PitState {
+    /// Low byte of a count of which the high byte has not been written.
+    pub low_byte: Option<u8>,
+    /// The count; zero means 65536.
+    pub count: u16,
+    /// Guest clock, in its ticks, when the count was loaded or the gate opened.
+    pub start: u64,
+    /// Gate (bit 0) and speaker (bit 1) of port 0x61.
+    pub control: u8,
+}
+
+impl SavedState for PitState {
+    const NAME: &'static str = "pit";
+    const VERSION: u16 = 1;
+    const MAX_BYTES: usize = 64;
+
+    fn check(&self) -> Result<(), Invalid> {
+        let known = self.control & !(GATE | SPEAKER) == 0;
+        Invalid::unless(known, "control", "bits that port 0x61 does not keep")
+    }
+}
+
+impl Saved for Pit {
+    type State = PitState;
+
+    fn save(&self) -> PitState {
+        let Self { half, count, start, control } = *self;
+        PitState { low_byte: half, count, start, control }
+    }
+
+    fn restore(&mut self, state: PitState) -> Result<(), Invalid> {
+        state.check()?;
+        let PitState { low_byte, count, start, control } = state;
+        *self = Self { half: low_byte, count, start, control };
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::testing::{bring_over, damage};
+    use proptest::prelude::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[derive(Default)]
@@ -96,5 +141,42 @@ mod tests {
         assert_eq!(pit.read_control(&clock), OUTPUT);
         pit.write_control(GATE, &clock);
         assert_eq!(pit.read_control(&clock), GATE);
+    }
+
+    #[test]
+    fn control_bits_that_do_not_exist_are_refused() {
+        let mut pit = Pit::default();
+        let good = pit.save();
+        pit.restore(PitState { control: OUTPUT, ..good.clone() }).unwrap_err();
+        assert_eq!(pit.save(), good);
+        damage(&good, 0x41, |state| Pit::default().restore(state).unwrap());
+    }
+
+    proptest! {
+        #[test]
+        fn restored_timer_goes_on_as_the_saved_one(
+            writes in prop::collection::vec((0_u16..5, any::<u8>(), 0_u64..100_000), 0..20),
+            later in prop::collection::vec((0_u16..5, any::<u8>(), 0_u64..100_000), 0..20),
+        ) {
+            let clock = Manual::default();
+            let (mut one, mut two) = (Pit::default(), Pit::default());
+            let step = |pit: &mut Pit, (port, value, _): (u16, u8, u64)| {
+                if port == 4 {
+                    pit.write_control(value, &clock);
+                } else {
+                    pit.write(port, value, &clock);
+                }
+                pit.read_control(&clock)
+            };
+            for write in writes {
+                clock.0.fetch_add(write.2, Ordering::Relaxed);
+                step(&mut one, write);
+            }
+            bring_over(&one, &mut two);
+            for write in later {
+                clock.0.fetch_add(write.2, Ordering::Relaxed);
+                prop_assert_eq!(step(&mut one, write), step(&mut two, write));
+            }
+        }
     }
 }

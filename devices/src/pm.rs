@@ -11,6 +11,8 @@
 //! ```
 
 use crate::seams::GuestClock;
+use migrate::{Invalid, Saved, SavedState};
+use serde::{Deserialize, Serialize};
 
 /// PM1 event block: status (2 bytes), enable (2 bytes).
 pub(crate) const PM1_EVENT_PORT: u16 = 0x600;
@@ -98,6 +100,43 @@ impl Pm1 {
     }
 }
 
+/// The PM1 registers. The PM timer follows from the guest's clock and is not part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pm1State {
+    /// Status register: the power button in bit 8, the only event there is.
+    pub status: u16,
+    /// Enable register.
+    pub enable: u16,
+}
+
+impl SavedState for Pm1State {
+    const NAME: &'static str = "pm1";
+    const VERSION: u16 = 1;
+    const MAX_BYTES: usize = 32;
+
+    fn check(&self) -> Result<(), Invalid> {
+        let events = u16::from_le_bytes([0, POWER_BUTTON]);
+        Invalid::unless(self.status & !events == 0, "status", "events that do not exist")
+    }
+}
+
+impl Saved for Pm1 {
+    type State = Pm1State;
+
+    fn save(&self) -> Pm1State {
+        let [status, enable] = [self.status, self.enable].map(u16::from_le_bytes);
+        Pm1State { status, enable }
+    }
+
+    fn restore(&mut self, state: Pm1State) -> Result<(), Invalid> {
+        state.check()?;
+        let [status, enable] = [state.status, state.enable].map(u16::to_le_bytes);
+        *self = Self { status, enable };
+        Ok(())
+    }
+}
+
 /// The PM timer now: derived from the guest clock alone, so that it never jumps against the TSC
 /// and follows a scaled guest clock.
 pub(crate) fn pm_timer(clock: &dyn GuestClock) -> [u8; 4] {
@@ -114,6 +153,8 @@ fn scale(clock: &dyn GuestClock, hertz: u128) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::testing::{bring_over, damage};
+    use proptest::prelude::*;
 
     struct Fixed(u64, u64);
     impl GuestClock for Fixed {
@@ -170,5 +211,36 @@ mod tests {
         assert_eq!(pm1.read(1), 0);
         assert_eq!(pm1.write(3, 0), Pm1Write::Stored);
         assert!(!pm1.press_power_button());
+    }
+
+    #[test]
+    fn pm1_events_that_do_not_exist_are_refused() {
+        let mut pm1 = Pm1::default();
+        let good = pm1.save();
+        pm1.restore(Pm1State { status: 1, enable: 0 }).unwrap_err();
+        assert_eq!(pm1.save(), good);
+        damage(&good, 0x11, |state| Pm1::default().restore(state).unwrap());
+    }
+
+    proptest! {
+        #[test]
+        fn pm1_restored_goes_on_as_the_saved_one(
+            before in prop::collection::vec((0_u16..8, any::<u8>()), 0..20),
+            after in prop::collection::vec((0_u16..8, any::<u8>()), 0..20),
+        ) {
+            let (mut one, mut two) = (Pm1::default(), Pm1::default());
+            // Past the last register: the button.
+            let step = |pm1: &mut Pm1, (offset, value): (u16, u8)| match offset {
+                6.. => (Pm1Write::Stored, u8::from(pm1.press_power_button())),
+                _ => (pm1.write(offset, value), pm1.read(offset)),
+            };
+            for write in before {
+                step(&mut one, write);
+            }
+            bring_over(&one, &mut two);
+            for write in after {
+                prop_assert_eq!(step(&mut one, write), step(&mut two, write));
+            }
+        }
     }
 }

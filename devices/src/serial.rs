@@ -1,9 +1,14 @@
 //! The serial console: a 16550 (vm-superio) with a bounded queue in front of its receiver.
 
+mod saved;
+
+pub use saved::SerialLineState;
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, Serial};
@@ -36,14 +41,32 @@ impl Write for Console {
     }
 }
 
-/// Raises the interrupt of the serial line.
-pub(crate) struct SerialInterrupt(pub(crate) Box<dyn Fn() + Send>);
+/// Raises the interrupt of the serial line. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct SerialInterrupt {
+    raise: Arc<dyn Fn() + Send + Sync>,
+    mute: Arc<AtomicBool>,
+}
+
+impl SerialInterrupt {
+    /// An interrupt that is raised by a call.
+    pub(crate) fn new(raise: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { raise: Arc::new(raise), mute: Arc::default() }
+    }
+
+    /// While it is mute nothing is raised: the crate raises again what a state says was raised.
+    fn mute(&self, mute: bool) {
+        self.mute.store(mute, Ordering::Relaxed);
+    }
+}
 
 impl Trigger for SerialInterrupt {
     type E = Infallible;
 
     fn trigger(&self) -> Result<(), Infallible> {
-        (self.0)();
+        if !self.mute.load(Ordering::Relaxed) {
+            (self.raise)();
+        }
         Ok(())
     }
 }

@@ -241,14 +241,15 @@ mod tests {
 
     #[test]
     fn length_is_bounded_before_anything_is_parsed() {
-        let error = decode::<Lamp>(&vec![0; 64 + HEAD_MAX + 1]).unwrap_err();
+        let error = decode::<Lamp>(&[0; 64 + HEAD_MAX + 1]).unwrap_err();
         assert!(matches!(error, SavedError::TooLong { max: 192, .. }), "{error}");
     }
 
     #[test]
     fn list_that_claims_more_than_there_is_allocates_nothing_for_it() {
         // { "name": "lamp", "version": 2, "state": { "lit": true, "colours": [2^62 items...
-        let mut bytes = b"\xa3\x64name\x64lamp\x67version\x02\x65state\xa2\x63lit\xf5\x67colours\x9b".to_vec();
+        let mut bytes =
+            b"\xa3\x64name\x64lamp\x67version\x02\x65state\xa2\x63lit\xf5\x67colours\x9b".to_vec();
         bytes.extend((1_u64 << 62).to_be_bytes());
         let error = decode::<Lamp>(&bytes).unwrap_err();
         assert!(matches!(error, SavedError::Malformed { .. }), "{error}");

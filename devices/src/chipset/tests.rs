@@ -1,5 +1,7 @@
 //! The devices as a guest sees them, through the bus.
 
+mod saved;
+
 use super::*;
 use crate::seams::DeliveryMode;
 use crate::serial::INPUT_LIMIT;

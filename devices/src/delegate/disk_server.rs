@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 use wire::device::{DeviceFrame, DiskAsk, DiskStatus, Part};
 use wire::{DeviceId, SliceId};
 
@@ -72,6 +73,13 @@ impl DiskServer {
         let job = Job { from, tag: part.tag, request, load: Arc::clone(load) };
         let jobs = self.jobs.as_ref().ok_or(overrun)?;
         jobs.send(job).map_err(|_| overrun)
+    }
+}
+
+impl DiskServer {
+    /// Waits until the disk has answered all requests of others, or the deadline. Gives the number that it has not.
+    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
+        self.loads.values().map(|load| load.wait_for_none(deadline)).sum()
     }
 }
 

@@ -5,10 +5,12 @@ use super::inbound::{Inbound, Kind};
 use super::outbound::Outbound;
 use super::{
     Courier, DiskServer, ExchangeError, Limits, NicServer, RemoteDisk, RemoteNic, ServeError,
+    StillUnderWay,
 };
 use crate::back_end::{Disk, DiskShape, Nic, NicShape};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use wire::device::{DeviceFrame, Part};
 use wire::{DeviceId, Epoch, SliceId};
 
@@ -19,6 +21,18 @@ enum Role {
     NicServer(Arc<NicServer>),
     RemoteDisk(Arc<RemoteDisk>),
     RemoteNic(Arc<RemoteNic>),
+}
+
+impl Role {
+    /// Waits until nothing is under way, or the deadline. Gives the number of requests that are.
+    fn wait_until_idle(&self, deadline: Instant) -> usize {
+        match self {
+            Self::DiskServer(server) => server.wait_until_idle(deadline),
+            Self::NicServer(server) => server.wait_until_idle(deadline),
+            Self::RemoteDisk(disk) => disk.wait_until_idle(deadline),
+            Self::RemoteNic(nic) => nic.wait_until_idle(deadline),
+        }
+    }
 }
 
 /// The delegated devices of one slice.
@@ -134,6 +148,28 @@ impl Exchange {
         self.route(from, frame, &role)
     }
 
+    /// Waits until what front ends here have asked of other slices is answered and they know it, and what other slices
+    /// have asked of devices here is done. Called when the workers of all slices are at rest; frames must be
+    /// delivered meanwhile. Packets on their way to a guest are not waited for: a network may lose them.
+    ///
+    /// # Errors
+    /// That is not so after this time. Nothing has changed.
+    pub fn wait_until_idle(&self, within: Duration) -> Result<(), StillUnderWay> {
+        let deadline = Instant::now() + within;
+        for (device, role) in self.all_roles() {
+            let requests = role.wait_until_idle(deadline);
+            if requests > 0 {
+                return Err(StillUnderWay { device, requests, within });
+            }
+        }
+        Ok(())
+    }
+
+    fn all_roles(&self) -> Vec<(DeviceId, Role)> {
+        let roles = self.roles.read().unwrap_or_else(PoisonError::into_inner);
+        roles.iter().map(|(device, role)| (*device, role.clone())).collect()
+    }
+
     fn route(
         &self,
         from: SliceId,
@@ -200,11 +236,7 @@ impl Exchange {
         if let Some(inbound) = self.peers.get(&slice) {
             inbound.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
-        let roles: Vec<_> = {
-            let roles = self.roles.read().unwrap_or_else(PoisonError::into_inner);
-            roles.values().cloned().collect()
-        };
-        for role in roles {
+        for (_, role) in self.all_roles() {
             match role {
                 Role::RemoteDisk(disk) if disk.owner() == slice => disk.lose(),
                 Role::RemoteNic(nic) if nic.owner() == slice => nic.lose(),

@@ -13,6 +13,9 @@
 //! anybody works. What a peer may have under way is bounded ([`Limits`]); a peer that overruns a
 //! bound or says what it must not is an error value, on which the VM ends.
 //!
+//! To bring a VM to rest, first the workers of all slices rest, which wait for their answers; exchanges work on meanwhile.
+//! Then nothing new comes, and [`Exchange::wait_until_idle`] says when nothing is under way in between either.
+//!
 //! ```text
 //!  request: submitted --sent--> under way --reply--> answered
 //!               |                   |
@@ -42,6 +45,7 @@ pub use remote_disk::RemoteDisk;
 pub use remote_nic::RemoteNic;
 
 use std::fmt::Debug;
+use std::time::Duration;
 use thiserror::Error;
 use wire::device::{DeviceError, PacketsError};
 use wire::{DeviceId, SliceId};
@@ -93,6 +97,20 @@ pub struct ServeError {
     pub device: DeviceId,
     /// Why.
     pub source: std::io::Error,
+}
+
+/// Not everything that slices have asked of each other's devices is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "bring delegated devices to rest: {device} has {requests} requests under way after {within:?}"
+)]
+pub struct StillUnderWay {
+    /// The first such device.
+    pub device: DeviceId,
+    /// Requests, or messages with packets.
+    pub requests: usize,
+    /// Time that there was.
+    pub within: Duration,
 }
 
 /// What a peer said that it must not. The VM cannot go on with it.

@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 use wire::device::{Agreed, Part, count_packets, split_packets};
 use wire::{DeviceId, SliceId};
 
@@ -89,6 +90,12 @@ impl NicServer {
         let (connection, jobs) = (AtomicU32::new(0), Some(jobs));
         let thread = Some(thread);
         Ok(Self { device, local, shape, limits, hub, connection, peers, jobs, thread })
+    }
+
+    /// Waits until the network has taken all packets of others, or the deadline. Gives the number of messages of which
+    /// it has not.
+    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
+        self.peers.values().map(|peer| peer.load.wait_for_none(deadline)).sum()
     }
 
     fn peer(&self, from: SliceId) -> Result<&Peer, ExchangeError> {

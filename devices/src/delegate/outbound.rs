@@ -4,7 +4,8 @@ use super::counters::{Counters, add};
 use super::{Courier, ExchangeError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
 use wire::device::{DeviceFrame, MESSAGE_BYTES_MAX, PART_BYTES_MAX, packets_bytes};
 use wire::{Epoch, SliceId};
 
@@ -129,6 +130,7 @@ pub(super) fn message_bytes(bytes: &[u8]) -> u32 {
 #[derive(Debug, Default)]
 pub(super) struct Load {
     now: Mutex<(u32, u64)>,
+    none: Condvar,
 }
 
 impl Load {
@@ -152,5 +154,16 @@ impl Load {
     pub(super) fn leave(&self, bytes: u64) {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         *now = (now.0 - 1, now.1 - bytes);
+        if now.0 == 0 {
+            self.none.notify_all();
+        }
+    }
+
+    /// Waits until there is none, or the deadline. Gives the number of requests that are left.
+    pub(super) fn wait_for_none(&self, deadline: Instant) -> usize {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.none.wait_timeout_while(now, left, |now| now.0 > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.0 as usize
     }
 }

@@ -6,7 +6,8 @@ use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use wire::device::{DeviceFrame, DiskAsk, DiskStatus, Part};
 use wire::{DeviceId, SliceId};
 
@@ -25,6 +26,7 @@ pub struct RemoteDisk {
     outbound: Arc<Outbound>,
     /// Held for moments only: the engine's thread takes it.
     under_way: Mutex<UnderWay<Waiting>>,
+    idle: Condvar,
 }
 
 impl RemoteDisk {
@@ -35,7 +37,8 @@ impl RemoteDisk {
         limits: Limits,
         outbound: Arc<Outbound>,
     ) -> Self {
-        Self { device, owner, shape, outbound, under_way: Mutex::new(UnderWay::new(limits)) }
+        let under_way = Mutex::new(UnderWay::new(limits));
+        Self { device, owner, shape, outbound, under_way, idle: Condvar::new() }
     }
 
     pub(super) fn owner(&self) -> SliceId {
@@ -56,6 +59,21 @@ impl RemoteDisk {
 
     fn leave(&self, tag: u64) -> Option<Waiting> {
         self.under_way().leave(tag)
+    }
+
+    /// So many who waited have been answered.
+    fn told(&self, count: usize) {
+        if self.under_way().told(count) {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Waits until everything is answered, or the deadline. Gives the number of requests that are not.
+    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let busy = |under_way: &mut UnderWay<Waiting>| under_way.count() > 0;
+        let waited = self.idle.wait_timeout_while(self.under_way(), left, busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0.count()
     }
 
     /// Puts the frames of a request behind others.
@@ -121,16 +139,24 @@ impl RemoteDisk {
             DiskStatus::Unsupported => (DiskReply::Unsupported, Ok(())),
         };
         (waiting.done)(reply);
+        self.told(1);
         result
+    }
+
+    fn fail(&self, waiting: impl Iterator<Item = Waiting>) {
+        let mut count = 0;
+        for waiting in waiting {
+            (waiting.done)(DiskReply::Failed);
+            count += 1;
+        }
+        self.told(count);
     }
 
     /// The slice with the disk is gone: all that waits fails, and all that comes.
     pub(super) fn lose(&self) {
         // What is done then runs without the lock.
         let waiting = self.under_way().lose();
-        for waiting in waiting {
-            (waiting.done)(DiskReply::Failed);
-        }
+        self.fail(waiting);
     }
 }
 
@@ -162,8 +188,6 @@ impl Disk for RemoteDisk {
         if letters.is_empty() || self.outbound.post(self.owner, letters) {
             return;
         }
-        for waiting in tags.into_iter().filter_map(|tag| self.leave(tag)) {
-            (waiting.done)(DiskReply::Failed);
-        }
+        self.fail(tags.into_iter().filter_map(|tag| self.leave(tag)));
     }
 }

@@ -6,7 +6,8 @@ use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 use wire::device::{Agreed, DeviceFrame, Part, join_packets, split_packets};
 use wire::{DeviceId, SliceId};
 
@@ -38,6 +39,7 @@ pub struct RemoteNic {
     outbound: Arc<Outbound>,
     /// Held for moments only: the engine's thread takes it.
     state: Mutex<State>,
+    idle: Condvar,
     /// Read while a packet is handed over, written for a moment to change the sink.
     sink: RwLock<Option<Arc<dyn PacketSink>>>,
 }
@@ -51,7 +53,8 @@ impl RemoteNic {
     ) -> Self {
         let under_way = UnderWay::new(Limits::of_queues(shape.pairs));
         let state = Mutex::new(State { connection: 0, under_way, allowed: Vec::new() });
-        Self { device, owner, shape, outbound, state, sink: RwLock::default() }
+        let (idle, sink) = (Condvar::new(), RwLock::default());
+        Self { device, owner, shape, outbound, state, idle, sink }
     }
 
     pub(super) fn owner(&self) -> SliceId {
@@ -81,19 +84,39 @@ impl RemoteNic {
         });
         if !sent {
             add(&self.outbound.counters.dropped, packets.len() as u64);
-            drop(self.leave(tag));
+            self.leave(tag);
         }
     }
 
-    /// The batch is to be dropped without the lock, since that may run its end.
-    fn leave(&self, tag: u64) -> Option<Arc<Batch>> {
-        self.state().under_way.leave(tag)
+    /// Ends a message. False when there is none with this tag.
+    fn leave(&self, tag: u64) -> bool {
+        let batch = self.state().under_way.leave(tag);
+        let known = batch.is_some();
+        // Without the lock, since that may run the end of the batch.
+        drop(batch);
+        self.told(usize::from(known));
+        known
+    }
+
+    /// So many messages have ended.
+    fn told(&self, count: usize) {
+        if self.state().under_way.told(count) {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Waits until all packets have left, or the deadline. Gives the number of messages that have not.
+    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let busy = |state: &mut State| state.under_way.count() > 0;
+        let waited = self.idle.wait_timeout_while(self.state(), left, busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0.under_way.count()
     }
 
     /// Packets have left.
     pub(super) fn done(&self, tag: u64) -> Result<(), ExchangeError> {
         let wrong = ExchangeError::Answer { device: self.device, from: self.owner };
-        self.leave(tag).map(drop).ok_or(wrong)
+        if self.leave(tag) { Ok(()) } else { Err(wrong) }
     }
 
     /// Packets for the guest, in order. Those of an older connection are dropped.
@@ -128,8 +151,10 @@ impl RemoteNic {
 
     /// The slice with the network is gone: what is under way is dropped, as is all that comes.
     pub(super) fn lose(&self) {
-        let waiting = self.state().under_way.lose();
+        let waiting: Vec<_> = self.state().under_way.lose().collect();
+        let count = waiting.len();
         drop(waiting);
+        self.told(count);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod disk;
 mod hostile;
+mod idle;
 mod nic;
 
 use super::{Courier, Exchange, ExchangeError};

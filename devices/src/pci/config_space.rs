@@ -10,7 +10,7 @@ pub(super) const ECAM_FUNCTION_BYTES: u64 = 4096;
 pub(super) const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
 const REVISION: usize = 0x08;
-const BAR_0: usize = 0x10;
+pub(super) const BAR_0: usize = 0x10;
 const SUBSYSTEM: usize = 0x2c;
 const CAPABILITIES: usize = 0x34;
 /// First byte after the header.
@@ -21,6 +21,8 @@ pub(super) const COMMAND_MEMORY: u16 = 1 << 1;
 /// Bus master and interrupt disable are kept for the driver and mean nothing here: every access that
 /// the guest has asked for is made, and there is no INTx.
 const COMMAND_KEPT: u16 = 1 << 2 | 1 << 10;
+/// All that the guest may write of the command register.
+pub(super) const COMMAND_WRITABLE: u16 = COMMAND_MEMORY | COMMAND_KEPT;
 /// Status: there is a list of capabilities.
 const STATUS_CAPABILITIES: u8 = 1 << 4;
 
@@ -60,7 +62,7 @@ impl ConfigSpace {
         space.set(SUBSYSTEM, &identity.vendor.to_le_bytes());
         // Ids of at least 0x40 say that the device is not a legacy one (virtio 1.3, 4.1.2.1).
         space.set(SUBSYSTEM + 2, &0x1100_u16.to_le_bytes());
-        space.allow(COMMAND, &(COMMAND_MEMORY | COMMAND_KEPT).to_le_bytes());
+        space.allow(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
         space
     }
 

@@ -9,10 +9,15 @@
 //! | 0x4000 | MSI-X table | |
 //! | 0x5000 | pending bits, always 0 | |
 
+mod saved;
+
+pub use saved::{FunctionState, WindowState};
+
 use super::config_space::{ConfigSpace, Identity};
 use super::msix::{ENTRY_BYTES, MsixTable};
-use super::{DeviceId, PciEffect, QUEUES_MAX, QueueIndex};
+use super::{Activation, DeviceId, MsixVector, PciEffect, QUEUES_MAX, QueueIndex};
 use crate::layout::{PCI_WINDOW_END, PCI_WINDOW_START};
+use crate::seams::InterruptMessage;
 use crate::virtio::{
     COMMON_BYTES, DeviceChange, DeviceShape, QUEUE_SIZE_MAX, Transport, TransportEvent,
 };
@@ -126,6 +131,16 @@ impl Function {
 
     pub(super) fn vectors(&self) -> u16 {
         self.msix.vectors()
+    }
+
+    /// What an entry of the MSI-X table sends now.
+    pub(super) fn route(&self, vector: MsixVector) -> Option<InterruptMessage> {
+        self.msix.route(vector)
+    }
+
+    /// Features and queues of an active device.
+    pub(super) fn activation(&self) -> Option<Activation> {
+        self.transport.activation()
     }
 
     /// Where the BAR answers; `None` while it does not, or lies outside the window of the bridge.

@@ -25,8 +25,10 @@ mod msix;
 mod msix_view;
 mod root;
 
-pub use msix_view::MsixView;
-pub use root::PciRoot;
+pub use function::{FunctionState, WindowState};
+pub use msix::{MsixEntryState, MsixTableState};
+pub use msix_view::{MsixView, MsixViewState};
+pub use root::{PciRoot, PciRootState};
 
 pub use wire::DeviceId;
 

@@ -8,6 +8,10 @@
 //! ([`MsixView`](super::MsixView)). The pending bit array therefore reads 0 everywhere. Drivers look at
 //! it, if ever, to wait for a masked interrupt; Linux does not look.
 
+mod saved;
+
+pub use saved::{MsixEntryState, MsixTableState};
+
 use super::MsixVector;
 use crate::seams::{DeliveryMode, InterruptMessage};
 

@@ -7,8 +7,10 @@
 //! Pending bits are kept where the vector was raised: a slice that raised nothing sends nothing when
 //! the guest unmasks.
 
-use super::MsixVector;
+use super::{MsixVector, QUEUES_MAX};
 use crate::seams::{InterruptMessage, InterruptSink};
+use migrate::{Invalid, Saved, SavedState};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -77,6 +79,55 @@ impl MsixView {
     }
 }
 
+/// What one slice has raised and could not send. The routes follow from the PCI root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MsixViewState {
+    /// Entries of the table, 1 to 256.
+    pub vectors: u16,
+    /// Those that are pending, in ascending order.
+    pub pending: Vec<u16>,
+}
+
+impl SavedState for MsixViewState {
+    const NAME: &'static str = "msix view";
+    const VERSION: u16 = 1;
+    const MAX_BYTES: usize = 3 * (QUEUES_MAX + 1) + 32;
+
+    fn check(&self) -> Result<(), Invalid> {
+        let count = (1..=QUEUES_MAX + 1).contains(&usize::from(self.vectors));
+        Invalid::unless(count, "vectors", "not 1 to 256")?;
+        let ascending = self.pending.is_sorted_by(|one, next| one < next);
+        Invalid::unless(ascending, "pending", "not in ascending order")?;
+        let exist = self.pending.last().is_none_or(|last| *last < self.vectors);
+        Invalid::unless(exist, "pending", "entries that do not exist")
+    }
+}
+
+impl Saved for MsixView {
+    type State = MsixViewState;
+
+    /// All workers of the device on this slice are at rest.
+    fn save(&self) -> MsixViewState {
+        let pending = (0..).zip(&self.entries).filter(|(_, entry)| lock(entry).pending);
+        MsixViewState {
+            vectors: u16::try_from(self.entries.len()).unwrap_or(u16::MAX),
+            pending: pending.map(|(vector, _)| vector).collect(),
+        }
+    }
+
+    /// What is pending is sent when its entry is routed ([`PciRoot::in_force`](super::PciRoot::in_force)).
+    fn restore(&mut self, state: MsixViewState) -> Result<(), Invalid> {
+        state.check()?;
+        let same = usize::from(state.vectors) == self.entries.len();
+        Invalid::unless(same, "vectors", "not as many as this device has")?;
+        for (vector, entry) in (0..).zip(&mut self.entries) {
+            lock(entry).pending = state.pending.binary_search(&vector).is_ok();
+        }
+        Ok(())
+    }
+}
+
 /// A panic of another thread leaves an entry usable: every operation keeps it whole.
 fn lock(entry: &Mutex<Entry>) -> MutexGuard<'_, Entry> {
     entry.lock().unwrap_or_else(PoisonError::into_inner)
@@ -85,7 +136,9 @@ fn lock(entry: &Mutex<Entry>) -> MutexGuard<'_, Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::testing::{bring_over, damage};
     use crate::seams::DeliveryMode;
+    use proptest::prelude::*;
 
     #[derive(Default)]
     struct Sent(Mutex<Vec<u8>>);
@@ -125,5 +178,61 @@ mod tests {
         view.forget();
         view.route(MsixVector(0), to(0x40));
         assert!(sent.0.lock().unwrap().is_empty());
+    }
+
+    /// A view, and what it has sent.
+    fn view(vectors: u16) -> (MsixView, Arc<Sent>) {
+        let sent = Arc::new(Sent::default());
+        (MsixView::new(vectors, sent.clone()), sent)
+    }
+
+    proptest! {
+        #[test]
+        fn pending_interrupts_are_sent_once_and_where_they_were_restored(
+            steps in prop::collection::vec((0_u16..6, 0_u8..3), 0..40),
+        ) {
+            let (one, first) = view(6);
+            let (mut two, second) = view(6);
+            let mut raised = 0;
+            for (vector, kind) in steps {
+                match kind {
+                    0 => one.raise(Some(MsixVector(vector))),
+                    1 => one.route(MsixVector(vector), to(u8::try_from(vector).unwrap())),
+                    _ => one.route(MsixVector(vector), None),
+                }
+                raised += usize::from(kind == 0);
+            }
+            let before = first.0.lock().unwrap().len();
+            let pending = bring_over(&one, &mut two).pending;
+            prop_assert!(before + pending.len() <= raised);
+            prop_assert!(second.0.lock().unwrap().is_empty(), "nothing has a route yet");
+            for vector in (0..6).map(MsixVector) {
+                two.route(vector, to(u8::try_from(vector.0).unwrap()));
+            }
+            let sent: Vec<u16> = second.0.lock().unwrap().iter().copied().map(u16::from).collect();
+            prop_assert_eq!(sent, pending);
+            prop_assert!(two.save().pending.is_empty());
+        }
+    }
+
+    #[test]
+    fn pending_entries_that_do_not_exist_or_come_twice_are_refused() {
+        let (mut view, _) = view(3);
+        for (vectors, pending) in [
+            (3, vec![3]),
+            (3, vec![1, 1]),
+            (3, vec![2, 1]),
+            (0, vec![]),
+            (257, vec![]),
+            (4, vec![]),
+            (3, vec![0; 300]),
+        ] {
+            view.restore(MsixViewState { vectors, pending }).unwrap_err();
+        }
+        assert_eq!(view.save(), MsixViewState { vectors: 3, pending: vec![] });
+        view.raise(Some(MsixVector(2)));
+        damage(&view.save(), 0x01, |state| {
+            drop(MsixView::new(3, Arc::new(Sent::default())).restore(state))
+        });
     }
 }

@@ -1,5 +1,9 @@
 //! The root: which function an address belongs to.
 
+mod saved;
+
+pub use saved::PciRootState;
+
 use super::config_space::{ConfigSpace, ECAM_FUNCTION_BYTES, Identity};
 use super::function::{BAR_BYTES, Function};
 use super::{DEVICES_MAX, DeviceId, DoorbellAddress, PciEffect, PciError, QUEUES_MAX, QueueIndex};

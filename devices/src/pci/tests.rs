@@ -1,3 +1,5 @@
+mod saved;
+
 use super::*;
 use crate::back_end::{DiskShape, NicShape};
 use crate::layout::{ECAM_START, PCI_WINDOW_END, PCI_WINDOW_START};

@@ -8,12 +8,15 @@
 
 use super::ring::{Buffers, Chain, Frame};
 use super::worker::Seat;
-use super::{Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker, RingError, UNDER_WAY_BYTES};
+use super::{
+    Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker, RingError, UNDER_WAY_BYTES, WorkerState,
+};
 use crate::back_end::{
     DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX,
     SECTOR_BYTES,
 };
 use crate::pci::QueueSetup;
+use migrate::{Invalid, Saved};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -360,15 +363,30 @@ impl DiskQueue {
 
     fn finish_answered(&mut self) -> Result<(), RingError> {
         while let Ok((place, reply)) = self.answers.try_recv() {
-            let Some(request) = self.take(place) else { continue };
-            let (data, status) = match reply {
-                DiskReply::Done(data) if data.len() == request.read => (data, Status::Ok),
-                DiskReply::Done(_) | DiskReply::Failed => (Vec::new(), Status::Failed),
-                DiskReply::Unsupported => (Vec::new(), Status::Unsupported),
-            };
-            self.end(request.head, &request.writable, &data, status)?;
+            self.finish(place, reply)?;
         }
         Ok(())
+    }
+
+    /// Gives an answered request back.
+    fn finish(&mut self, place: usize, reply: DiskReply) -> Result<(), RingError> {
+        let Some(request) = self.take(place) else { return Ok(()) };
+        let (data, status) = match reply {
+            DiskReply::Done(data) if data.len() == request.read => (data, Status::Ok),
+            DiskReply::Done(_) | DiskReply::Failed => (Vec::new(), Status::Failed),
+            DiskReply::Unsupported => (Vec::new(), Status::Unsupported),
+        };
+        self.end(request.head, &request.writable, &data, status)
+    }
+
+    /// The next answer, if one comes by the deadline or is there.
+    fn answer(&self, deadline: Instant) -> Option<Answer> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.answers.recv_timeout(left).ok()
+    }
+
+    fn idle(&self) -> bool {
+        self.free.len() == self.under_way.len()
     }
 
     /// Writes data and status and gives the request back.
@@ -398,12 +416,35 @@ impl QueueWorker for DiskQueue {
         self.seat.settle(round)
     }
 
+    fn rest(&mut self, deadline: Instant) -> bool {
+        while !self.idle() {
+            let Some((place, reply)) = self.answer(deadline) else { return false };
+            if self.seat.broken() {
+                drop(self.take(place));
+            } else if let Err(cause) = self.finish(place, reply) {
+                self.seat.settle(Err(cause));
+            }
+        }
+        if !self.seat.broken() {
+            let told = self.seat.tell();
+            self.seat.settle(told.map(|()| false));
+        }
+        true
+    }
+
+    fn save(&self) -> WorkerState {
+        WorkerState::Queue(self.seat.save())
+    }
+
+    fn restore(&mut self, state: WorkerState) -> Result<(), Invalid> {
+        self.seat.restore(state.queue()?)
+    }
+
     fn stop(&mut self, deadline: Instant) -> bool {
-        while self.free.len() < self.under_way.len() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.answers.recv_timeout(left) {
-                Ok((place, _)) => drop(self.take(place)),
-                Err(_) => return false,
+        while !self.idle() {
+            match self.answer(deadline) {
+                Some((place, _)) => drop(self.take(place)),
+                None => return false,
             }
         }
         true

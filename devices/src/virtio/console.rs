@@ -4,6 +4,9 @@
 use super::ring::{Chain, Ring};
 use super::worker::{Requests, RingWorker};
 use super::{Doorbell, RingError};
+use crate::saved::bytes;
+use migrate::{Invalid, Saved, SavedState};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,6 +49,41 @@ impl ConsoleInput {
     #[must_use]
     pub fn waiting(&self) -> usize {
         lock(&self.waiting).len()
+    }
+}
+
+/// Input that waits for the driver. Output does not wait.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsoleInputState {
+    /// The bytes, oldest first; at most 4096.
+    #[serde(with = "bytes")]
+    pub waiting: Vec<u8>,
+}
+
+impl SavedState for ConsoleInputState {
+    const NAME: &'static str = "virtio console input";
+    const VERSION: u16 = 1;
+    const MAX_BYTES: usize = INPUT_BYTES_MAX + 16;
+
+    fn check(&self) -> Result<(), Invalid> {
+        Invalid::unless(self.waiting.len() <= INPUT_BYTES_MAX, "waiting", "more than may wait")
+    }
+}
+
+impl Saved for ConsoleInput {
+    type State = ConsoleInputState;
+
+    /// The worker of queue 0 is at rest, and nobody feeds input.
+    fn save(&self) -> ConsoleInputState {
+        ConsoleInputState { waiting: lock(&self.waiting).iter().copied().collect() }
+    }
+
+    fn restore(&mut self, state: ConsoleInputState) -> Result<(), Invalid> {
+        state.check()?;
+        *lock(&self.waiting) = state.waiting.into();
+        self.doorbell.ring();
+        Ok(())
     }
 }
 

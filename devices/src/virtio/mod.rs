@@ -30,9 +30,13 @@ mod transport;
 mod worker;
 
 pub use ring::RingError;
-pub use shape::{DeviceChange, DeviceShape};
+pub use shape::{DeviceChange, DeviceConfigState, DeviceShape};
 pub(crate) use transport::{COMMON_BYTES, Event as TransportEvent, Transport};
-pub use worker::{Doorbell, QueueContext, QueueWorker, RingWorker, StopTimeout, WorkerThread};
+pub use transport::{QueueRegistersState, TransportState};
+pub use worker::{
+    Doorbell, QueueContext, QueueState, QueueWorker, RestError, RingWorker, StopTimeout,
+    WorkerState, WorkerThread,
+};
 
 use crate::pci::DeviceId;
 

@@ -9,9 +9,12 @@
 
 mod control;
 mod pair;
+mod saved;
+mod under_way;
 
 pub use control::NetControl;
 pub use pair::NetPair;
+pub use saved::{NetDeviceState, NetPairState, PacketState};
 
 use super::Doorbell;
 use crate::back_end::{Nic, NicShape, PacketSink};
@@ -119,7 +122,8 @@ struct Inlet {
 #[derive(Clone, Copy, Debug, Default)]
 struct Agreed {
     features: u64,
-    connected: bool,
+    /// Pairs in use; none while the device is not connected.
+    pairs: u16,
 }
 
 /// What the workers of a network device in one slice share: the way to the back end and back.
@@ -152,19 +156,23 @@ impl NetDevice {
     /// The driver is ready and has agreed to these features. One pair is in use until it asks for more
     /// (5.1.6.5.6).
     pub fn connect(self: &Arc<Self>, features: u64) {
-        *lock(&self.agreed) = Agreed { features, connected: true };
+        *lock(&self.agreed) = Agreed { features, pairs: 1 };
         self.use_pairs(1);
     }
 
     /// The driver uses so many pairs; false when there are not so many, or it is not connected.
     fn use_pairs(self: &Arc<Self>, pairs: u16) -> bool {
-        let agreed = *lock(&self.agreed);
-        if !agreed.connected || pairs == 0 || pairs > self.pairs {
-            return false;
-        }
+        let features = {
+            let mut agreed = lock(&self.agreed);
+            if agreed.pairs == 0 || pairs == 0 || pairs > self.pairs {
+                return false;
+            }
+            agreed.pairs = pairs;
+            agreed.features
+        };
         let sink: Arc<dyn PacketSink> = Arc::clone(self) as _;
         let _allowing = lock(&self.allowing);
-        self.nic.connect(agreed.features, pairs, Some(sink));
+        self.nic.connect(features, pairs, Some(sink));
         // What was allowed to the connection before is forgotten, and what of it was under way is lost.
         for (pair, inlet) in (0..).zip(&self.inlets) {
             let room = lock(inlet).as_ref().map_or(0, |inlet| inlet.room);

@@ -183,6 +183,24 @@ impl Ring {
         self.queue.size()
     }
 
+    /// Indexes of the next entries of available and used ring.
+    pub(crate) fn positions(&self) -> (u16, u16) {
+        (self.queue.next_avail(), self.queue.next_used())
+    }
+
+    /// Goes on at these indexes; the driver has been told of all that was given back.
+    pub(crate) fn go_to(&mut self, next_avail: u16, next_used: u16) {
+        self.queue.set_next_avail(next_avail);
+        self.queue.set_next_used(next_used);
+        self.told = next_used;
+    }
+
+    /// Takes back that the last so many requests were taken off the available ring: they are taken again. Their entries
+    /// are still there, for the driver does not reuse one before its request is given back.
+    pub(crate) fn put_back(&mut self, requests: u16) {
+        self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(requests));
+    }
+
     /// Takes the next request off the available ring.
     pub(crate) fn pop(&mut self) -> Result<Option<Chain>, RingError> {
         let memory = Arc::clone(&self.memory);

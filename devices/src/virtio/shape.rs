@@ -2,6 +2,8 @@
 
 use super::{F_EVENT_IDX, F_INDIRECT, F_VERSION_1, QUEUE_SIZE_MAX, blk, net};
 use crate::back_end::{DiskShape, NicShape};
+use migrate::Invalid;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::{
     VIRTIO_ID_BLOCK, VIRTIO_ID_CONSOLE, VIRTIO_ID_NET, VIRTIO_ID_RNG,
 };
@@ -40,6 +42,26 @@ pub enum DeviceChange {
     },
     /// A disk has another size (5.2.4).
     Sectors(u64),
+}
+
+/// What the configuration of a device says that the host may change; the rest of it follows from the shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub enum DeviceConfigState {
+    /// A disk's size in sectors of 512 bytes (5.2.4).
+    Disk {
+        /// Sectors.
+        sectors: u64,
+    },
+    /// A network's link (5.1.4).
+    Nic {
+        /// It is up.
+        link_up: bool,
+    },
+    /// Nothing: a source of randomness.
+    Rng,
+    /// Nothing: a console.
+    Console,
 }
 
 impl DeviceShape {
@@ -111,5 +133,41 @@ impl DeviceShape {
         let news = place != bytes;
         place.copy_from_slice(&bytes);
         news
+    }
+
+    /// What a configuration of this shape says that may change.
+    pub(crate) fn config_state(&self, config: &[u8]) -> DeviceConfigState {
+        let at = |from: usize, bytes: usize| {
+            let mut value = [0; 8];
+            let there = config.iter().skip(from).take(bytes);
+            value.iter_mut().zip(there).for_each(|(to, byte)| *to = *byte);
+            u64::from_le_bytes(value)
+        };
+        match self {
+            Self::Disk { .. } => DeviceConfigState::Disk { sectors: at(blk::CONFIG_CAPACITY, 8) },
+            Self::Nic(_) => DeviceConfigState::Nic { link_up: at(net::CONFIG_STATUS, 2) & 1 != 0 },
+            Self::Rng => DeviceConfigState::Rng,
+            Self::Console => DeviceConfigState::Console,
+        }
+    }
+
+    /// The configuration that says this.
+    ///
+    /// # Errors
+    /// It is that of another kind of device.
+    pub(crate) fn config_of(&self, state: &DeviceConfigState) -> Result<Vec<u8>, Invalid> {
+        let mut config = self.config();
+        let change = match (self, *state) {
+            (Self::Disk { .. }, DeviceConfigState::Disk { sectors }) => {
+                DeviceChange::Sectors(sectors)
+            }
+            (Self::Nic(_), DeviceConfigState::Nic { link_up: up }) => DeviceChange::Link { up },
+            (Self::Rng, DeviceConfigState::Rng) | (Self::Console, DeviceConfigState::Console) => {
+                return Ok(config);
+            }
+            _ => return Err(Invalid::new("config", "that of another kind of device")),
+        };
+        self.change(&change, &mut config);
+        Ok(config)
     }
 }

@@ -10,6 +10,10 @@
 //! enabled with nonsense (size no power of two or too large, areas misaligned) makes the device need a
 //! reset.
 
+mod saved;
+
+pub use saved::{QueueRegistersState, TransportState};
+
 use super::F_VERSION_1;
 use crate::pci::{Activation, MsixVector, QueueIndex, QueueSetup};
 use virtio_bindings::virtio_config::{
@@ -216,8 +220,7 @@ impl Transport {
             return was_active.then_some(Event::Reset);
         }
         self.status |= value & SETTABLE;
-        let agreed = self.accepted & !self.offered == 0 && self.accepted & F_VERSION_1 != 0;
-        if value & FEATURES_OK != 0 && agreed {
+        if value & FEATURES_OK != 0 && agreed(self.accepted, self.offered) {
             self.status |= FEATURES_OK;
         }
         let may_start = self.status & (FEATURES_OK | NEEDS_RESET | DRIVER_OK) == FEATURES_OK;
@@ -225,9 +228,14 @@ impl Transport {
             return None;
         }
         self.status |= DRIVER_OK;
+        self.activation().map(Event::Activated)
+    }
+
+    /// Features and queues while the device is active.
+    pub(crate) fn activation(&self) -> Option<Activation> {
         let enabled = (0..).zip(&self.queues).filter(|(_, queue)| queue.enabled);
-        let queues = enabled.map(|(index, queue)| (QueueIndex(index), setup(queue)));
-        Some(Event::Activated(Activation { features: self.accepted, queues: queues.collect() }))
+        let queues = enabled.map(|(index, queue)| (QueueIndex(index), setup(queue))).collect();
+        self.active().then_some(Activation { features: self.accepted, queues })
     }
 
     fn write_queue(&mut self, offset: usize, data: &[u8]) {
@@ -259,6 +267,11 @@ impl Transport {
     fn existing_vector(&self, vector: u16) -> u16 {
         if vector < self.vectors { vector } else { NO_VECTOR }
     }
+}
+
+/// Whether a driver may use a device with these features.
+fn agreed(accepted: u64, offered: u64) -> bool {
+    accepted & !offered == 0 && accepted & F_VERSION_1 != 0
 }
 
 /// Writes an area's address, or a half of it.

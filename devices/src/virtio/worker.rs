@@ -1,26 +1,30 @@
-//! Threads that serve queues.
+//! Workers that serve queues.
 //!
 //! ```text
-//!   spawn --> service --nothing to do--> wait for the doorbell --+
-//!                ^                                               |
-//!                +-----------------------------------------------+
-//!             (stop) --> wait for what is under way, at most so long --> end
+//!   service --nothing to do--> sleep until the doorbell --+
+//!      ^                                                  |
+//!      +--------------------------------------------------+
+//!   (rest) --> finish what is under way, at most so long --> state --> service
+//!   (stop) --> wait for what is under way, at most so long --> end
 //! ```
 //! A worker has stopped only when its back end has answered everything: a write that is still under way could come
 //! behind one that the driver asks for after the reset.
 
+mod saved;
+mod thread;
+
+pub use saved::{QueueState, WorkerState};
+pub use thread::{RestError, StopTimeout, WorkerThread};
+
 use super::ring::{Chain, Frame, Ring};
 use super::{DeviceFaults, RingError, UsedMemory};
 use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
+use migrate::{Invalid, Saved};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
-use thiserror::Error;
+use std::time::Instant;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
@@ -90,6 +94,21 @@ pub trait QueueWorker: Send {
     /// Takes in what has come from the driver and the back end, for a bounded time. True when there
     /// is more to do; otherwise the next ring of its doorbell says when.
     fn service(&mut self) -> bool;
+
+    /// Comes to rest: finishes what is under way at the back end, or what was taken from a ring in another way, tells the
+    /// driver, and takes nothing new. It is called between rounds of [`Self::service`], which goes on afterwards.
+    /// False when the back end has not answered by the deadline; what it has answered is finished.
+    fn rest(&mut self, deadline: Instant) -> bool;
+
+    /// How far it has come. Called at rest.
+    fn save(&self) -> WorkerState;
+
+    /// Goes on from there: called before it serves anything, at a worker of the same queues.
+    ///
+    /// # Errors
+    ///
+    /// The state is of another kind of worker or of queues of another size; nothing has changed then.
+    fn restore(&mut self, state: WorkerState) -> Result<(), Invalid>;
 
     /// Touches guest memory no more and waits until nothing is under way at the back end, or the
     /// deadline. True when nothing is.
@@ -223,100 +242,21 @@ impl<R: Requests> QueueWorker for RingWorker<R> {
         self.seat.settle(round)
     }
 
-    fn stop(&mut self, _deadline: Instant) -> bool {
+    /// Requests are served on the spot: between rounds nothing is under way.
+    fn rest(&mut self, _deadline: Instant) -> bool {
         true
     }
-}
 
-/// A worker did not end in time, perhaps because it waits for a page of a slice that is gone, or for a disk that does
-/// not answer.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("a device's worker has not stopped in time, or its back end has not answered all requests")]
-pub struct StopTimeout;
-
-/// A thread that serves a worker. Dropped, it ends by itself and nobody waits for it.
-#[derive(Debug)]
-pub struct WorkerThread {
-    doorbell: Doorbell,
-    stopping: Arc<AtomicBool>,
-    /// Whether nothing is under way at the back end.
-    ended: Receiver<bool>,
-    stop_within: Duration,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl WorkerThread {
-    /// Starts to serve. `stop_within` bounds [`Self::stop`].
-    ///
-    /// # Errors
-    ///
-    /// No thread could be started.
-    pub fn spawn(
-        name: &str,
-        mut worker: Box<dyn QueueWorker>,
-        doorbell: Doorbell,
-        stop_within: Duration,
-    ) -> io::Result<Self> {
-        let stopping = Arc::new(AtomicBool::new(false));
-        let (end, ended) = sync_channel(1);
-        let (bell, stop) = (doorbell.clone(), Arc::clone(&stopping));
-        let run = move || {
-            while !stop.load(Ordering::Acquire) {
-                if !worker.service() {
-                    bell.wait();
-                }
-            }
-            let answered = worker.stop(Instant::now() + stop_within);
-            drop(worker);
-            let _ = end.try_send(answered);
-        };
-        let thread = Builder::new().name(name.to_owned()).spawn(run)?;
-        Ok(Self { doorbell, stopping, ended, stop_within, thread: Some(thread) })
+    fn save(&self) -> WorkerState {
+        WorkerState::Queue(self.seat.save())
     }
 
-    /// Stops the worker. After `Ok` it touches guest memory no more, and nothing that it has asked for is still to be done.
-    ///
-    /// # Errors
-    ///
-    /// That is not so within the time given at its start.
-    pub fn stop(self) -> Result<(), StopTimeout> {
-        Self::stop_all(vec![self])
+    fn restore(&mut self, state: WorkerState) -> Result<(), Invalid> {
+        self.seat.restore(state.queue()?)
     }
 
-    /// Stops workers side by side, all within the time of the slowest.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::stop`], for one of them at least.
-    pub fn stop_all(workers: Vec<Self>) -> Result<(), StopTimeout> {
-        let start = Instant::now();
-        workers.iter().for_each(Self::halt);
-        // All of them, whatever becomes of the first.
-        workers.into_iter().map(|worker| worker.end(start)).fold(Ok(()), Result::and)
-    }
-
-    /// Waits for the end of a worker that was halted at this time.
-    fn end(mut self, halted: Instant) -> Result<(), StopTimeout> {
-        let left = self.stop_within.saturating_sub(halted.elapsed());
-        // Nothing is known of one that panicked.
-        if self.ended.recv_timeout(left) != Ok(true) {
-            return Err(StopTimeout);
-        }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        Ok(())
-    }
-
-    fn halt(&self) {
-        self.stopping.store(true, Ordering::Release);
-        self.doorbell.ring();
-    }
-}
-
-impl Drop for WorkerThread {
-    fn drop(&mut self) {
-        self.halt();
+    fn stop(&mut self, _deadline: Instant) -> bool {
+        true
     }
 }
 

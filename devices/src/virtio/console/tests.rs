@@ -1,7 +1,10 @@
 use super::super::QueueWorker;
 use super::super::testing::{Driver, Guest};
 use super::*;
+use crate::saved::testing::{bring_over, damage, through_bytes};
+use proptest::prelude::*;
 use std::io;
+use std::time::Instant;
 
 const BASE: u64 = 0x10_0000;
 const DATA: u64 = 0x30_0000;
@@ -59,4 +62,71 @@ fn output_is_written_in_order_and_never_endless() {
     assert!(!queue.service());
     assert_eq!(paper.0.lock().unwrap().len(), 7 + (1 << 20));
     assert_eq!(driver.used(), [(0, 0), (2, 0)]);
+}
+
+#[test]
+fn input_that_is_too_long_is_refused() {
+    let fresh = || ConsoleInput::new(Doorbell::new().unwrap());
+    let mut input = fresh();
+    input.push(b"ls");
+    let state = ConsoleInputState { waiting: vec![0; INPUT_BYTES_MAX + 1] };
+    input.restore(state).unwrap_err();
+    assert_eq!(input.save().waiting, b"ls", "nothing has changed");
+    input.push(&[1; INPUT_BYTES_MAX]);
+    bring_over(&input, &mut fresh());
+    damage(&ConsoleInputState { waiting: vec![3, 4] }, 0x40, |state| {
+        let mut input = fresh();
+        input.restore(state).unwrap();
+        assert_eq!(input.push(&[0; INPUT_BYTES_MAX]) + input.waiting(), 2 * INPUT_BYTES_MAX - 2);
+    });
+}
+
+proptest! {
+    #[test]
+    fn input_arrives_once_and_in_order_however_often_the_console_moves(
+        steps in prop::collection::vec((0_u8..4, 1_usize..200), 0..60),
+    ) {
+        let guest = Guest::new();
+        let mut driver = Driver::new(&guest, BASE, 64);
+        let (setup, features) = (driver.setup(), Driver::FEATURES);
+        let worker = |input: &ConsoleInput| {
+            ConsoleReceive::new(&guest.context, features, &setup, input.clone()).unwrap()
+        };
+        let mut input = ConsoleInput::new(Doorbell::new().unwrap());
+        let mut queue = worker(&input);
+        let (mut sent, mut buffers) = (Vec::new(), 0_u64);
+        for (kind, count) in steps {
+            match kind {
+                0 => {
+                    let bytes: Vec<u8> =
+                        (sent.len()..sent.len() + count).map(|at| at.to_le_bytes()[0]).collect();
+                    let taken = input.push(&bytes);
+                    sent.extend(&bytes[..taken]);
+                }
+                1 if buffers < 64 => {
+                    let bytes = u32::try_from(count).unwrap();
+                    driver.request(&[(DATA + 0x1000 * buffers, bytes, true)]);
+                    buffers += 1;
+                }
+                3 => {
+                    prop_assert!(queue.rest(Instant::now()));
+                    let state = through_bytes(&queue.save());
+                    let mut other = ConsoleInput::new(Doorbell::new().unwrap());
+                    bring_over(&input, &mut other);
+                    input = other;
+                    queue = worker(&input);
+                    queue.restore(state).unwrap();
+                }
+                _ => while queue.service() {},
+            }
+        }
+        while queue.service() {}
+        let mut got = Vec::new();
+        for (head, bytes) in driver.used() {
+            let at = DATA + 0x1000 * u64::from(head);
+            got.extend(guest.get(at, usize::try_from(bytes).unwrap()));
+        }
+        got.extend(input.save().waiting);
+        prop_assert_eq!(got, sent);
+    }
 }

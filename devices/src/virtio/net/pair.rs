@@ -2,17 +2,19 @@
 
 use super::super::ring::{Chain, Frame};
 use super::super::worker::Seat;
-use super::super::{Doorbell, QueueContext, QueueWorker, RingError};
+use super::super::{Doorbell, QueueContext, QueueWorker, RingError, WorkerState};
+use super::under_way::UnderWay;
 use super::{F_MRG_RXBUF, HEADER_BUFFERS, HEADER_BYTES, Inlet, NetDevice};
 use crate::back_end::PACKET_BYTES_MAX;
 use crate::pci::QueueSetup;
+use migrate::{Invalid, Saved};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
 /// Packets that the back end may send ahead of the driver's buffers.
-const RECEIVE_WINDOW: u32 = 128;
+pub(super) const RECEIVE_WINDOW: u32 = 128;
 /// Packets brought before the back end is told that it may send so many more: a message for each would
 /// be as many again on the way back.
 const ALLOWANCE: u32 = RECEIVE_WINDOW / 4;
@@ -25,26 +27,28 @@ const BATCH: usize = 64;
 /// The worker of both queues of a pair.
 #[derive(Debug)]
 pub struct NetPair {
-    receive: Seat,
-    transmit: Seat,
+    pub(super) receive: Seat,
+    pub(super) transmit: Seat,
     device: Arc<NetDevice>,
     doorbell: Doorbell,
     pair: u16,
     mergeable: bool,
     packets: Receiver<Vec<u8>>,
-    /// A packet that waits for buffers, and the buffers that it has.
-    waiting: Option<Vec<u8>>,
+    /// Packets that wait for buffers before those that come, and the buffers that the first has. More than one only
+    /// after a rest.
+    pub(super) waiting: VecDeque<Vec<u8>>,
     held: Vec<Chain>,
     room: u64,
     /// Packets brought that have not been allowed again.
     brought: u32,
-    /// Bytes that the back end has not taken yet.
-    under_way: Arc<AtomicUsize>,
+    /// The back end may send.
+    open: bool,
+    under_way: Arc<UnderWay>,
 }
 
 impl NetPair {
-    /// A worker for these queues. `doorbell` is rung for both; packets that the back end sends come
-    /// from now on.
+    /// A worker for these queues. `doorbell` is rung for both; the back end may send
+    /// packets from its first service on.
     ///
     /// # Errors
     ///
@@ -61,7 +65,6 @@ impl NetPair {
         let window = usize::try_from(RECEIVE_WINDOW).unwrap_or(0);
         let (inlet, packets) = sync_channel(window);
         device.open(pair, Inlet { packets: inlet, doorbell: doorbell.clone(), room: 0 });
-        device.allow(pair, RECEIVE_WINDOW);
         Ok(Self {
             receive,
             transmit,
@@ -70,25 +73,32 @@ impl NetPair {
             pair,
             mergeable: features & F_MRG_RXBUF != 0,
             packets,
-            waiting: None,
+            waiting: VecDeque::new(),
             held: Vec::new(),
             room: 0,
             brought: 0,
+            open: false,
             under_way: Arc::default(),
         })
     }
 
     /// Brings packets to the driver. True when more can be brought at once.
     fn receive_round(&mut self) -> Result<bool, RingError> {
+        if !std::mem::replace(&mut self.open, true) {
+            // Not in `new`: what it was restored with takes up room.
+            let there = u32::try_from(self.waiting.len()).unwrap_or(RECEIVE_WINDOW);
+            self.device.allow(self.pair, RECEIVE_WINDOW.saturating_sub(there));
+        }
         let mut brought = 0;
         let mut again = false;
-        while let Some(packet) = self.waiting.take().or_else(|| self.packets.try_recv().ok()) {
+        while let Some(packet) = self.waiting.pop_front().or_else(|| self.packets.try_recv().ok()) {
             if brought == RECEIVE_WINDOW {
-                (again, self.waiting) = (true, Some(packet));
+                again = true;
+                self.waiting.push_front(packet);
                 break;
             }
             if !self.gather(packet.len())? {
-                self.waiting = Some(packet);
+                self.waiting.push_front(packet);
                 if self.receive.ring.listen()? {
                     continue;
                 }
@@ -180,15 +190,14 @@ impl NetPair {
     }
 
     fn full(&self, more: usize) -> bool {
-        self.under_way.load(Ordering::SeqCst) + more >= TRANSMIT_BYTES
+        self.under_way.bytes() + more >= TRANSMIT_BYTES
     }
 
     fn send(&self, batch: Vec<Vec<u8>>, bytes: usize) {
-        self.under_way.fetch_add(bytes, Ordering::SeqCst);
+        self.under_way.add(bytes);
         let (under_way, doorbell) = (Arc::clone(&self.under_way), self.doorbell.clone());
         let done = move || {
-            let before = under_way.fetch_sub(bytes, Ordering::SeqCst);
-            if before >= TRANSMIT_BYTES {
+            if under_way.take(bytes) >= TRANSMIT_BYTES {
                 doorbell.ring();
             }
         };
@@ -208,6 +217,33 @@ impl QueueWorker for NetPair {
             again |= self.receive.settle(round);
         }
         again
+    }
+
+    /// Packets that have come wait in the worker, as far as they were allowed; buffers without a packet are the driver's
+    /// again.
+    fn rest(&mut self, deadline: Instant) -> bool {
+        let left = self.under_way.wait_for_none(deadline);
+        let held = u16::try_from(self.held.len()).unwrap_or(0);
+        if !self.receive.broken() {
+            self.receive.ring.put_back(held);
+        }
+        self.held.clear();
+        self.room = 0;
+        let most = usize::try_from(RECEIVE_WINDOW).unwrap_or(0);
+        while self.waiting.len() < most
+            && let Ok(packet) = self.packets.try_recv()
+        {
+            self.waiting.push_back(packet);
+        }
+        left
+    }
+
+    fn save(&self) -> WorkerState {
+        WorkerState::Pair(Saved::save(self))
+    }
+
+    fn restore(&mut self, state: WorkerState) -> Result<(), Invalid> {
+        Saved::restore(self, state.pair()?)
     }
 
     fn stop(&mut self, _deadline: Instant) -> bool {

@@ -1,3 +1,5 @@
+mod saved;
+
 use super::super::testing::{Driver, Guest};
 use super::super::{F_EVENT_IDX, QueueWorker};
 use super::*;
@@ -233,7 +235,8 @@ fn receive_buffer_without_room_for_a_header_breaks_only_receiving() {
 
 #[test]
 fn control_queue_sets_pairs_and_refuses_everything_else() {
-    let bench = Bench::new(MERGE, false);
+    let mut bench = Bench::new(MERGE, false);
+    bench.serve();
     let mut driver = Driver::new(&bench.guest, CONTROL, 16);
     let setup = driver.setup();
     let device = Arc::clone(&bench.device);

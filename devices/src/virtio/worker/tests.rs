@@ -1,7 +1,13 @@
+mod rest;
+
 use super::*;
 use std::sync::Barrier;
-use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::time::Duration;
+
+/// Where the workers of these tests are.
+const STATE: QueueState = QueueState { size: 16, next_avail: 5, next_used: 5, broken: false };
 
 /// Counts what it is called for; says so, and blocks in `service` while `gate` is closed.
 struct Counting {
@@ -21,6 +27,18 @@ impl QueueWorker for Counting {
         }
         self.again = self.again.saturating_sub(1);
         self.again > 0
+    }
+
+    fn rest(&mut self, _deadline: Instant) -> bool {
+        true
+    }
+
+    fn save(&self) -> WorkerState {
+        WorkerState::Queue(STATE)
+    }
+
+    fn restore(&mut self, _state: WorkerState) -> Result<(), Invalid> {
+        Ok(())
     }
 
     fn stop(&mut self, _deadline: Instant) -> bool {
@@ -68,6 +86,18 @@ struct Together(Arc<Barrier>, bool);
 impl QueueWorker for Together {
     fn service(&mut self) -> bool {
         false
+    }
+
+    fn rest(&mut self, _deadline: Instant) -> bool {
+        true
+    }
+
+    fn save(&self) -> WorkerState {
+        WorkerState::Queue(STATE)
+    }
+
+    fn restore(&mut self, _state: WorkerState) -> Result<(), Invalid> {
+        Ok(())
     }
 
     fn stop(&mut self, _deadline: Instant) -> bool {

@@ -205,8 +205,10 @@ mod tests {
     use super::*;
     use crate::slice::spec::ConsoleEnd;
     use devices::back_end::{DiskDone, DiskRequest, DiskShape, NullDisk};
+    use devices::virtio::{QueueState, WorkerState};
     use devices::{InterruptMessage, InterruptSink};
     use dsm::GuestRam;
+    use migrate::Invalid;
     use std::os::fd::AsRawFd;
     use std::slice::from_ref;
     use std::sync::Mutex;
@@ -234,6 +236,18 @@ mod tests {
             let _ = self.0.send(());
             let _ = self.1.recv();
             false
+        }
+
+        fn rest(&mut self, _: Instant) -> bool {
+            true
+        }
+
+        fn save(&self) -> WorkerState {
+            WorkerState::Queue(QueueState { size: 1, next_avail: 0, next_used: 0, broken: false })
+        }
+
+        fn restore(&mut self, _: WorkerState) -> Result<(), Invalid> {
+            Ok(())
         }
 
         fn stop(&mut self, _: Instant) -> bool {

@@ -1,0 +1,29 @@
+//! Saved forms of all devices: each lies beside its device, this module only gathers them.
+//!
+//! ```text
+//!   Chipset --save--> ChipsetState: serial line, timer, CMOS, PM1, IOAPIC
+//!   PciRoot --save--> PciRootState: for each function its registers, MSI-X table and virtio transport
+//!   MsixView, ConsoleInput, NetDevice --save--> what one slice keeps of a device
+//!   WorkerThread --rest--> WorkerState: how far each ring has been served
+//! ```
+//! A state is saved while its part is at rest. What follows from the machine's configuration, from guest memory or from
+//! another state is not in it.
+
+pub(crate) mod bytes;
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use crate::chipset::ChipsetState;
+pub use crate::cmos::CmosState;
+pub use crate::ioapic::{IoApicPinState, IoApicState};
+pub use crate::pci::{
+    FunctionState, MsixEntryState, MsixTableState, MsixViewState, PciRootState, WindowState,
+};
+pub use crate::pit::PitState;
+pub use crate::pm::Pm1State;
+pub use crate::serial::SerialLineState;
+pub use crate::virtio::console::ConsoleInputState;
+pub use crate::virtio::net::{NetDeviceState, NetPairState, PacketState};
+pub use crate::virtio::{
+    DeviceConfigState, QueueRegistersState, QueueState, TransportState, WorkerState,
+};
