@@ -321,6 +321,10 @@ fn word(set: &VectorSet, offset: u32) -> u64 {
     u64::from(set.word(place(offset, 0)))
 }
 
+#[path = "lapic_saved.rs"]
+mod saved;
+pub use saved::LapicState;
+
 #[cfg(test)]
 #[path = "lapic_tests.rs"]
 mod tests;

@@ -16,6 +16,7 @@ pub mod ghost;
 pub mod lapic;
 mod mailbox;
 pub mod routing;
+pub mod saved;
 pub mod timer;
 pub(crate) mod userspace;
 pub mod vectors;
@@ -23,7 +24,9 @@ pub mod vectors;
 pub use routing::VcpuEvent;
 
 use crate::machine::VcpuError;
+use crate::machine::saved::StateError;
 use kvm_ioctls::VcpuFd;
+use saved::ApicState;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -91,6 +94,10 @@ pub(crate) trait Interrupts: Send + Sync {
     fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), std::io::Error>;
     /// The side of a local vCPU's own thread. Called on that thread.
     fn seat(&self, id: VcpuId) -> Result<Box<dyn Seat>, std::io::Error>;
+    /// Before a new vCPU is given saved registers: keeps those that INIT brings back.
+    fn keep_reset_state(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<(), StateError>;
+    /// Gives a new vCPU, whose APIC base is set, the APIC that [`Seat::save`] has saved. Its seat is made afterwards.
+    fn restore(&self, id: VcpuId, vcpu: &mut VcpuFd, state: &ApicState) -> Result<(), StateError>;
 }
 
 /// What the vCPU does next.
@@ -125,6 +132,13 @@ pub(crate) trait Seat {
     fn write_msr(&mut self, index: u32, value: u64) -> MsrAnswer;
     /// The guest halted.
     fn halted(&mut self);
+    /// Before an entry that only finishes the last exit: nothing is injected, but what the kernel takes from the entry
+    /// must be as it is now.
+    fn settle(&mut self, vcpu: &mut VcpuFd);
+    /// At rest, before the vCPU is saved: takes in what has arrived, as far as it changes what KVM knows of the vCPU.
+    fn take_in(&mut self, vcpu: &mut VcpuFd) -> Result<(), VcpuError>;
+    /// The state of the APIC at rest, after `take_in`. Nothing changes.
+    fn save(&mut self, vcpu: &VcpuFd) -> Result<ApicState, VcpuError>;
 }
 
 #[cfg(test)]

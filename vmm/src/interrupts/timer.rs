@@ -3,6 +3,12 @@
 //! Counts are of the guest's time stamp counter divided by the divide register, so the timer keeps
 //! step with the clock that the guest was told, whatever the clock rate. Pure.
 
+use migrate::Invalid;
+use serde::{Deserialize, Serialize};
+
+/// Bits of the divide register.
+const DIVIDE_BITS: u32 = 0b1011;
+
 /// Modes of the timer, bits 18:17 of its local vector table entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
@@ -10,6 +16,45 @@ enum Mode {
     OneShot,
     Periodic,
     Deadline,
+}
+
+impl Mode {
+    fn from_bits(bits: u32) -> Self {
+        match bits {
+            0 => Self::OneShot,
+            1 => Self::Periodic,
+            _ => Self::Deadline,
+        }
+    }
+}
+
+/// The saved form of a timer. Its mode is in its entry of the local vector table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimerState {
+    /// Divide register.
+    pub divide: u32,
+    /// Initial count.
+    pub initial: u32,
+    /// Start of the count that runs, in guest ticks.
+    pub started: Option<u64>,
+    /// Deadline in guest ticks; 0 is disarmed.
+    pub deadline: u64,
+}
+
+impl TimerState {
+    /// Whether a timer can be in this state, in the mode of these two bits of its vector table entry.
+    ///
+    /// # Errors
+    /// The first field that cannot.
+    pub fn check(&self, bits: u32) -> Result<(), Invalid> {
+        let unless = |holds, why| Invalid::unless(holds, "apic", why);
+        let counts = Mode::from_bits(bits) != Mode::Deadline;
+        unless(self.divide & !DIVIDE_BITS == 0, "reserved bits of the timer's divider")?;
+        unless(self.deadline == 0 || !counts, "a deadline of a timer that counts")?;
+        unless(self.started.is_none() || counts, "a count of a timer with a deadline")?;
+        unless(self.started.is_none() || self.initial != 0, "a count of nothing")
+    }
 }
 
 /// The timer of one local APIC.
@@ -28,16 +73,26 @@ impl LapicTimer {
     /// Sets the mode from the two bits of the local vector table. Going to or from deadline mode
     /// disarms the timer.
     pub fn set_mode(&mut self, bits: u32) {
-        let mode = match bits {
-            0 => Mode::OneShot,
-            1 => Mode::Periodic,
-            _ => Mode::Deadline,
-        };
+        let mode = Mode::from_bits(bits);
         if (mode == Mode::Deadline) != (self.mode == Mode::Deadline) {
             self.deadline = 0;
             self.started = None;
         }
         self.mode = mode;
+    }
+
+    /// The state now.
+    #[must_use]
+    pub fn save(&self) -> TimerState {
+        let Self { mode: _, divide, initial, started, deadline } = *self;
+        TimerState { divide, initial, started, deadline }
+    }
+
+    /// A timer in a state that was checked, in the mode of these two bits.
+    #[must_use]
+    pub fn restored(bits: u32, state: TimerState) -> Self {
+        let TimerState { divide, initial, started, deadline } = state;
+        Self { mode: Mode::from_bits(bits), divide, initial, started, deadline }
     }
 
     /// Writes `IA32_TSC_DEADLINE`; ignored in the other modes.
@@ -70,7 +125,7 @@ impl LapicTimer {
 
     /// Writes the divide register; a running count starts over.
     pub fn set_divide(&mut self, value: u32, now: u64) {
-        self.divide = value & 0b1011;
+        self.divide = value & DIVIDE_BITS;
         self.started = self.started.map(|_| now);
     }
 

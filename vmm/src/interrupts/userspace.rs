@@ -14,7 +14,9 @@
 use super::lapic::{Command, Effect, Lapic, TSC_DEADLINE, X2APIC_FIRST, X2APIC_LAST};
 use super::mailbox::{Mail, Mailbox};
 use super::routing::resolve_from;
+use super::saved::{Activity, ApicState, UserspaceApic};
 use super::{Interrupts, MsrAnswer, Next, RemoteInterrupts, Seat, VcpuEvent};
+use crate::machine::saved::StateError;
 use crate::machine::signal::KickTimer;
 use crate::machine::stats::Counters;
 use crate::machine::vcpu::complete_exit;
@@ -23,10 +25,11 @@ use crate::timer_spacing::{SpacingState, TimerSpacing};
 use crate::tsc::GuestTsc;
 use kvm_bindings::{kvm_debugregs, kvm_interrupt, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
-use migrate::{PlacementView, Route};
+use migrate::{Invalid, PlacementView, Route};
 use std::io;
-use std::sync::Arc;
+use std::mem::take;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
@@ -49,6 +52,8 @@ struct Router {
     mailboxes: Vec<Mailbox>,
     placement: PlacementView,
     cores: Vec<Arc<VcpuCore>>,
+    /// What those begin with that were restored, until their threads take it.
+    beginnings: Vec<Mutex<Beginning>>,
     remote: Arc<dyn RemoteInterrupts>,
     hooks: Arc<dyn MachineHooks>,
     /// By vector: level-triggered.
@@ -68,6 +73,11 @@ impl Router {
             }
             (Route::Nowhere, _) | (_, None) => {}
         }
+    }
+
+    fn beginning(&self, id: VcpuId) -> MutexGuard<'_, Beginning> {
+        let place = usize::try_from(id.0).expect("a vCPU id fits usize");
+        self.beginnings[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_level(&self, vector: u8) -> bool {
@@ -91,8 +101,19 @@ impl Userspace {
     ) -> Self {
         let mailboxes = cores.iter().map(|core| Mailbox::new(Arc::clone(&core.doorbell))).collect();
         let level = (0..256).map(|_| AtomicBool::new(false)).collect();
+        let beginnings = cores.iter().map(|_| Mutex::default()).collect();
         let cores = cores.to_vec();
-        let router = Router { mailboxes, placement, cores, remote, hooks, level, clock, spacing };
+        let router = Router {
+            mailboxes,
+            placement,
+            cores,
+            beginnings,
+            remote,
+            hooks,
+            level,
+            clock,
+            spacing,
+        };
         Self { router: Arc::new(router) }
     }
 }
@@ -110,13 +131,30 @@ impl Interrupts for Userspace {
     fn seat(&self, id: VcpuId) -> Result<Box<dyn Seat>, io::Error> {
         Ok(Box::new(UserspaceSeat::new(id, Arc::clone(&self.router))?))
     }
+
+    fn keep_reset_state(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<(), StateError> {
+        self.router.beginning(id).reset = Some(ResetState::of(id, vcpu)?);
+        Ok(())
+    }
+
+    fn restore(&self, id: VcpuId, _vcpu: &mut VcpuFd, state: &ApicState) -> Result<(), StateError> {
+        let ApicState::Userspace(UserspaceApic { lapic, activity, nmi_sent }) = state else {
+            return Err(
+                Invalid::new("apic", "it was in the kernel, here it is in user space").into()
+            );
+        };
+        let lapic = Lapic::restored(id, lapic)?;
+        self.router.beginning(id).restored = Some((lapic, *activity, *nmi_sent));
+        Ok(())
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    WaitForStartup,
-    Running,
-    Halted,
+/// What a vCPU begins with that was restored.
+#[derive(Default)]
+struct Beginning {
+    reset: Option<ResetState>,
+    /// Its APIC, whether it runs, and whether an NMI was sent.
+    restored: Option<(Lapic, Activity, bool)>,
 }
 
 /// Registers as the kernel made them: what INIT brings back.
@@ -124,6 +162,23 @@ struct ResetState {
     sregs: kvm_sregs,
     events: kvm_vcpu_events,
     debug: kvm_debugregs,
+}
+
+impl ResetState {
+    fn of(id: VcpuId, vcpu: &VcpuFd) -> Result<Self, VcpuError> {
+        let error = |action| {
+            move |source: kvm_ioctls::Error| VcpuError::Ioctl {
+                vcpu: id,
+                action,
+                source: source.into(),
+            }
+        };
+        Ok(Self {
+            sregs: vcpu.get_sregs().map_err(error("read system registers"))?,
+            events: vcpu.get_vcpu_events().map_err(error("read pending events"))?,
+            debug: vcpu.get_debug_regs().map_err(error("read debug registers"))?,
+        })
+    }
 }
 
 struct UserspaceSeat {
@@ -135,7 +190,7 @@ struct UserspaceSeat {
     timer: KickTimer,
     /// The timer is armed for this guest time; `None` when it is off.
     armed: Option<u64>,
-    state: State,
+    state: Activity,
     /// An NMI was handed to KVM since the last look whether it was taken.
     nmi_sent: bool,
     reset: Option<ResetState>,
@@ -145,16 +200,20 @@ impl UserspaceSeat {
     fn new(id: VcpuId, router: Arc<Router>) -> Result<Self, io::Error> {
         let place = usize::try_from(id.0).expect("a vCPU id fits usize");
         let core = Arc::clone(&router.cores[place]);
+        let Beginning { reset, restored } = take(&mut *router.beginning(id));
+        let activity = if id.0 == 0 { Activity::Running } else { Activity::WaitForStartup };
+        let (lapic, state, nmi_sent) =
+            restored.unwrap_or_else(|| (Lapic::new(id), activity, false));
         Ok(Self {
             id,
             core,
-            lapic: Lapic::new(id),
+            lapic,
             spacing: SpacingState::new(router.spacing, router.clock.true_khz()),
             timer: KickTimer::new()?,
             armed: None,
-            state: if id.0 == 0 { State::Running } else { State::WaitForStartup },
-            nmi_sent: false,
-            reset: None,
+            state,
+            nmi_sent,
+            reset,
             router,
         })
     }
@@ -169,7 +228,7 @@ impl UserspaceSeat {
         if mail.init {
             self.lapic.reset();
             self.arm_timer();
-            self.state = State::WaitForStartup;
+            self.state = Activity::WaitForStartup;
         }
         for (word, bits) in (0_u8..8).zip(mail.fixed) {
             for bit in (0_u8..32).filter(|bit| bits >> bit & 1 != 0) {
@@ -177,14 +236,14 @@ impl UserspaceSeat {
                 self.lapic.raise(vector, self.router.is_level(vector));
             }
         }
-        if self.state == State::WaitForStartup {
+        if self.state == Activity::WaitForStartup {
             if let Some(page) = mail.startup {
                 self.start_up(vcpu, page)?;
             }
         } else if mail.nmi {
             vcpu.nmi().map_err(self.error("inject an NMI"))?;
             self.nmi_sent = true;
-            self.state = State::Running;
+            self.state = Activity::Running;
         }
         Ok(())
     }
@@ -204,7 +263,7 @@ impl UserspaceSeat {
         vcpu.set_sregs(&sregs).map_err(self.error("reset system registers"))?;
         let regs = kvm_regs { rflags: 2, ..Default::default() };
         vcpu.set_regs(&regs).map_err(self.error("reset registers"))?;
-        self.state = State::Running;
+        self.state = Activity::Running;
         Ok(())
     }
 
@@ -316,11 +375,7 @@ impl UserspaceSeat {
 
     fn keep_reset_state(&mut self, vcpu: &VcpuFd) -> Result<(), VcpuError> {
         if self.reset.is_none() {
-            self.reset = Some(ResetState {
-                sregs: vcpu.get_sregs().map_err(self.error("read system registers"))?,
-                events: vcpu.get_vcpu_events().map_err(self.error("read pending events"))?,
-                debug: vcpu.get_debug_regs().map_err(self.error("read debug registers"))?,
-            });
+            self.reset = Some(ResetState::of(self.id, vcpu)?);
         }
         Ok(())
     }
@@ -328,19 +383,16 @@ impl UserspaceSeat {
 
 impl Seat for UserspaceSeat {
     fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
-        self.keep_reset_state(vcpu)?;
-        if let Some(mail) = self.router.mailboxes[self.core.place].collect() {
-            self.take_mail(vcpu, &mail)?;
-        }
+        self.take_in(vcpu)?;
         self.check_timer();
-        if self.state == State::Halted {
+        if self.state == Activity::Halted {
             let wakes = self.lapic.deliverable().is_some() && vcpu.get_kvm_run().if_flag != 0;
             if !wakes && !self.nmi_waits(vcpu)? {
                 return Ok(Next::Wait(LONGEST_SLEEP));
             }
-            self.state = State::Running;
+            self.state = Activity::Running;
         }
-        if self.state == State::WaitForStartup {
+        if self.state == Activity::WaitForStartup {
             return Ok(Next::Wait(LONGEST_SLEEP));
         }
         self.inject(vcpu)?;
@@ -377,7 +429,26 @@ impl Seat for UserspaceSeat {
 
     fn halted(&mut self) {
         self.spacing.timer_finished(self.router.clock.now());
-        self.state = State::Halted;
+        self.state = Activity::Halted;
+    }
+
+    fn settle(&mut self, vcpu: &mut VcpuFd) {
+        let run = vcpu.get_kvm_run();
+        run.request_interrupt_window = 0;
+        run.cr8 = u64::from(self.lapic.cr8());
+    }
+
+    fn take_in(&mut self, vcpu: &mut VcpuFd) -> Result<(), VcpuError> {
+        self.keep_reset_state(vcpu)?;
+        if let Some(mail) = self.router.mailboxes[self.core.place].collect() {
+            self.take_mail(vcpu, &mail)?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, _vcpu: &VcpuFd) -> Result<ApicState, VcpuError> {
+        let (lapic, activity, nmi_sent) = (self.lapic.save(), self.state, self.nmi_sent);
+        Ok(ApicState::Userspace(UserspaceApic { lapic, activity, nmi_sent }))
     }
 }
 

@@ -39,6 +39,18 @@ impl VectorSet {
         self.0[word]
     }
 
+    /// All eight registers of the set.
+    #[must_use]
+    pub fn words(&self) -> [u32; 8] {
+        self.0
+    }
+
+    /// The set with these eight registers.
+    #[must_use]
+    pub fn from_words(words: [u32; 8]) -> Self {
+        Self(words)
+    }
+
     /// The highest vector, which is also the one of highest priority.
     #[must_use]
     pub fn highest(&self) -> Option<u8> {

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "memory slots and one ioctl that kvm-ioctls lacks")]
 // UNSAFETY: a memory slot hands process memory to the guest by address.
 
+use super::saved::HostKvm;
 use super::{Machine, MachineConfig, MachineError, MemorySlot, Running, Shared, VcpuCore};
 use crate::interrupts::ghost::{GhostInterrupts, stub};
 use crate::interrupts::lapic::TSC_DEADLINE;
@@ -11,9 +12,10 @@ use crate::interrupts::{InterruptBackEnd, Interrupts};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::GuestTsc;
 use kvm_bindings::{
-    CpuId, KVM_CAP_ENFORCE_PV_FEATURE_CPUID, KVM_CAP_X86_USER_SPACE_MSR,
-    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN,
-    kvm_cpuid_entry2, kvm_device_attr, kvm_enable_cap, kvm_userspace_memory_region,
+    CpuId, KVM_CAP_ENFORCE_PV_FEATURE_CPUID, KVM_CAP_EXCEPTION_PAYLOAD,
+    KVM_CAP_X86_TRIPLE_FAULT_EVENT, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER,
+    KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, kvm_cpuid_entry2, kvm_device_attr,
+    kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{
     Cap, Error, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd,
@@ -123,6 +125,18 @@ fn handle_msrs(vm: &VmFd, deadline: Option<MsrFilterRangeFlags>) -> Result<(), M
     vm_step("filter the TSC deadline register", filter)
 }
 
+/// Has KVM tell exceptions with what they will change, and triple faults, before they have happened.
+fn tell_events(vm: &VmFd) -> Result<(), MachineError> {
+    for cap in [KVM_CAP_EXCEPTION_PAYLOAD, KVM_CAP_X86_TRIPLE_FAULT_EVENT] {
+        if vm.check_extension_raw(cap.into()) > 0 {
+            let mut cap = kvm_enable_cap { cap, ..Default::default() };
+            cap.args[0] = 1;
+            vm_step("have pending events told in full", vm.enable_cap(&cap))?;
+        }
+    }
+    Ok(())
+}
+
 /// Creates one vCPU with its CPUID and its APIC in x2APIC mode.
 pub(crate) fn create_vcpu(
     vm: &VmFd,
@@ -185,6 +199,7 @@ pub(super) fn create(config: MachineConfig) -> Result<Machine, MachineError> {
         (true, _) => Some(MsrFilterRangeFlags::WRITE),
     };
     handle_msrs(&vm, deadline)?;
+    tell_events(&vm)?;
     for (number, slot) in (0..).zip(&config.memory) {
         vm_step("set a memory slot", add_slot(&vm, number, slot))?;
     }
@@ -201,7 +216,8 @@ pub(super) fn create(config: MachineConfig) -> Result<Machine, MachineError> {
         *core.fd.lock().unwrap_or_else(PoisonError::into_inner) = Some(fd);
     }
     let khz = khz.map_or_else(host_tsc_khz, Ok)?;
-    finish(config, vm, cores, khz)
+    let host = vm_step("list what KVM tells of a vCPU", HostKvm::look(&kvm, &vm))?;
+    finish(config, vm, cores, khz, host)
 }
 
 fn finish(
@@ -209,6 +225,7 @@ fn finish(
     vm: Arc<VmFd>,
     cores: Vec<Arc<VcpuCore>>,
     khz: u32,
+    host: HostKvm,
 ) -> Result<Machine, MachineError> {
     let clock = Arc::new(GuestTsc::new(khz, config.clock_rate));
     let (interrupts, ghosts): (Arc<dyn Interrupts>, _) = match config.back_end {
@@ -245,6 +262,7 @@ fn finish(
         stop: Arc::new(AtomicBool::new(false)),
         running: Arc::new(Running::default()),
         gate: super::gate::Gate::default(),
+        host,
         ghosts: Mutex::new(ghosts),
         vm,
     });

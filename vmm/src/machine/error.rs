@@ -1,5 +1,6 @@
 //! What can go wrong with a machine and with its vCPUs.
 
+use super::saved::StateError;
 use migrate::PlacementError;
 use std::io;
 use std::time::Duration;
@@ -63,6 +64,23 @@ pub enum MachineError {
         vcpu: VcpuId,
         /// What was attempted.
         action: &'static str,
+    },
+    /// The vCPU is not at rest: it was not started, or has ended.
+    #[error("{vcpu} is not at rest: it was not started, or has ended")]
+    NotAtRest {
+        /// Which.
+        vcpu: VcpuId,
+    },
+    /// The state of a vCPU cannot be saved or restored.
+    #[error("cannot {action} {vcpu}")]
+    State {
+        /// Which.
+        vcpu: VcpuId,
+        /// Whether it was saved or restored.
+        action: &'static str,
+        /// The step, and why.
+        #[source]
+        source: StateError,
     },
     /// No thread for a vCPU.
     #[error("cannot start the thread of {vcpu}")]

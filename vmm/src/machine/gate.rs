@@ -1,36 +1,92 @@
-//! A gate in front of the guest, through which all vCPUs of a slice go together when their counter steps forward.
+//! A gate in front of the guest, through which all vCPUs of a slice go together when their counter steps forward, and
+//! at which they stay while they are at rest.
 //!
 //! ```text
-//!   open --step--> arriving --all vCPUs are out of the guest--> setting --each has its new offset--> open
-//!                     \--one does not come in time------------------------------------------------> open
+//!   open --step--> arriving --all vCPUs are out of the guest--> each has its new offset ----------> open
+//!    |                \--one does not come in time-------------------------------------------------> open
+//!    +----rest---> arriving --all are, and nothing of their last exits is left--> at rest --open_up--> open
+//!                                                                     each is saved <--/
 //! ```
 //! Two vCPUs of a slice never run with different offsets: by messages in shared memory, which take a tenth of a
-//! microsecond, one would see the other's time go back. A new vCPU joins before it enters the guest: it waits for a step
-//! in progress and starts with the latest offset.
+//! microsecond, one would see the other's time go back. A new vCPU joins before its thread starts, with the latest
+//! offset, and comes to the gate before it enters the guest for the first time.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use wire::VcpuId;
+
+/// What each vCPU does at the gate, on its own thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errand {
+    /// Takes this offset of its counter.
+    SetOffset(u64),
+    /// Saves its state.
+    Save,
+}
+
+/// A vCPU at the gate.
+pub(crate) trait Visitor {
+    /// Why it cannot go on.
+    type Error;
+
+    /// Finishes what is left of its last exit.
+    ///
+    /// # Errors
+    /// The vCPU must not enter the guest any more.
+    fn settle(&mut self) -> Result<(), Self::Error>;
+
+    /// Does an errand.
+    ///
+    /// # Errors
+    /// The vCPU must not enter the guest any more.
+    fn run(&mut self, errand: Errand) -> Result<(), Self::Error>;
+}
+
+/// Why the gate was not shut. It is open again then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// These did not come in time.
+    Missing(Vec<VcpuId>),
+    /// Another step or rest did not end in time.
+    Busy,
+    /// The machine stops.
+    Over,
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
     #[default]
     Open,
     Arriving,
-    Setting(u64),
+    Resting,
+    Doing(Errand),
 }
 
 #[derive(Debug, Default)]
 struct State {
     phase: Phase,
+    /// Those that arrive are to settle first.
+    is_rest: bool,
+    /// Errands so far.
+    errands: u64,
     /// vCPUs that may be in the guest.
-    members: usize,
+    members: BTreeSet<VcpuId>,
     /// What was set last, if anything was.
     offset: Option<u64>,
     /// vCPUs at the gate.
-    arrived: usize,
-    /// Of these, those with the new offset.
+    arrived: BTreeSet<VcpuId>,
+    /// Of these, those that have done the errand.
     done: usize,
+    /// The gate is not shut any more.
+    is_over: bool,
+}
+
+impl State {
+    fn missing(&self) -> Vec<VcpuId> {
+        self.members.difference(&self.arrived).copied().collect()
+    }
 }
 
 /// See the module's text.
@@ -47,60 +103,138 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A vCPU is about to enter the guest for the first time.
-    ///
-    /// # Errors
-    /// Those of `set`; the vCPU must not enter then.
-    pub(crate) fn join<E>(&self, set: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
-        let mut state = self.lock();
-        while state.phase != Phase::Open {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change; none when the time is over.
+    fn wait_until<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        end: Instant,
+    ) -> Result<MutexGuard<'a, State>, MutexGuard<'a, State>> {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(state);
         }
-        state.offset.map_or(Ok(()), set)?;
-        state.members += 1;
-        Ok(())
+        let waited = self.changed.wait_timeout(state, left);
+        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// A vCPU is about to be started: from now on it is waited for. Gives the offset that it has to take first, if any
+    /// was set.
+    #[must_use]
+    pub(crate) fn join(&self, id: VcpuId) -> Option<u64> {
+        let mut state = self.lock();
+        state.members.insert(id);
+        state.offset
     }
 
     /// A vCPU that has joined does not enter the guest any more.
-    pub(crate) fn leave(&self) {
-        self.lock().members -= 1;
+    pub(crate) fn leave(&self, id: VcpuId) {
+        self.lock().members.remove(&id);
         self.changed.notify_all();
     }
 
-    /// A vCPU that has joined is about to enter the guest: it waits while others are brought out, and takes a new
-    /// offset by `set`.
+    /// A vCPU that has joined is about to enter the guest: while the gate is shut it waits, and does its errands.
     ///
     /// # Errors
-    /// Those of `set`; the vCPU must not enter then.
-    pub(crate) fn pass<E>(&self, set: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
+    /// Those of the visitor; it must not enter then.
+    pub(crate) fn pass<V: Visitor>(&self, id: VcpuId, visitor: &mut V) -> Result<(), V::Error> {
         if !self.is_shut.load(SeqCst) {
             return Ok(());
         }
-        let mut state = self.lock();
-        if state.phase == Phase::Open {
-            return Ok(());
-        }
-        state.arrived += 1;
+        let mut is_settled = false;
+        let mut state = loop {
+            let state = self.lock();
+            if state.phase == Phase::Open {
+                return Ok(());
+            }
+            if is_settled || !state.is_rest {
+                break state;
+            }
+            drop(state);
+            visitor.settle()?;
+            is_settled = true;
+        };
+        state.arrived.insert(id);
         self.changed.notify_all();
-        while state.phase == Phase::Arriving {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        let mut result = Ok(());
-        if let Phase::Setting(offset) = state.phase {
-            result = set(offset);
-            state.done += 1;
-            self.changed.notify_all();
-            while state.phase == Phase::Setting(offset) {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let (mut result, mut last) = (Ok(()), state.errands);
+        while state.phase != Phase::Open {
+            match state.phase {
+                Phase::Doing(errand) if state.errands != last => {
+                    last = state.errands;
+                    drop(state);
+                    let outcome = visitor.run(errand);
+                    result = result.and(outcome);
+                    state = self.lock();
+                    state.done += 1;
+                    self.changed.notify_all();
+                }
+                _ => state = self.wait(state),
             }
         }
-        state.arrived -= 1;
+        state.arrived.remove(&id);
         self.changed.notify_all();
         result
     }
 
+    /// Shuts the gate and waits until all vCPUs are there.
+    fn shut(
+        &self,
+        is_rest: bool,
+        limit: Duration,
+        ring: impl FnOnce(),
+    ) -> Result<MutexGuard<'_, State>, Refused> {
+        let end = Instant::now() + limit;
+        let mut state = self.lock();
+        // Those of the step before have to be gone.
+        while !state.is_over && (state.phase != Phase::Open || !state.arrived.is_empty()) {
+            state = self.wait_until(state, end).map_err(|_| Refused::Busy)?;
+        }
+        if state.is_over {
+            return Err(Refused::Over);
+        }
+        (state.phase, state.is_rest) = (Phase::Arriving, is_rest);
+        self.is_shut.store(true, SeqCst);
+        drop(state);
+        ring();
+        let mut state = self.lock();
+        while !state.is_over && !state.missing().is_empty() {
+            state = match self.wait_until(state, end) {
+                Ok(state) => state,
+                Err(mut state) => {
+                    let missing = state.missing();
+                    self.open(&mut state);
+                    return Err(Refused::Missing(missing));
+                }
+            };
+        }
+        if state.is_over { Err(Refused::Over) } else { Ok(state) }
+    }
+
+    /// Has all that are at the gate do an errand.
+    fn send<'a>(&self, mut state: MutexGuard<'a, State>, errand: Errand) -> MutexGuard<'a, State> {
+        (state.phase, state.done) = (Phase::Doing(errand), 0);
+        state.errands += 1;
+        // Whoever comes now has joined meanwhile, with the latest offset.
+        let all = state.arrived.len();
+        self.changed.notify_all();
+        while state.done < all && !state.is_over {
+            state = self.wait(state);
+        }
+        state
+    }
+
+    fn open(&self, state: &mut State) {
+        (state.phase, state.is_rest) = (Phase::Open, false);
+        self.is_shut.store(false, SeqCst);
+        self.changed.notify_all();
+    }
+
     /// Brings all vCPUs out of the guest, by `ring`, gives them an offset, and lets them go on. False, and
-    /// nothing has changed, if one does not come out within `limit`: it waits for a page or a device.
+    /// nothing has changed, if one does not come out within `limit` (it waits for a page or a device), or if they are
+    /// at rest for as long.
     pub(crate) fn step(
         &self,
         offset: u64,
@@ -108,157 +242,46 @@ impl Gate {
         ring: impl FnOnce(),
         publish: impl FnOnce(),
     ) -> bool {
-        let end = Instant::now() + limit;
-        let mut state = self.lock();
-        // Those of the step before have to be gone.
-        while state.arrived > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        (state.phase, state.done) = (Phase::Arriving, 0);
-        self.is_shut.store(true, SeqCst);
-        drop(state);
-        ring();
-        let mut state = self.lock();
-        while state.arrived < state.members {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.changed.wait_timeout(state, left);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        }
-        let all = state.arrived >= state.members;
-        if all {
-            publish();
-            (state.phase, state.offset) = (Phase::Setting(offset), Some(offset));
-            self.changed.notify_all();
-            while state.done < state.arrived {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let Ok(mut state) = self.shut(false, limit, ring) else { return false };
+        publish();
+        state.offset = Some(offset);
+        let mut state = self.send(state, Errand::SetOffset(offset));
+        self.open(&mut state);
+        true
+    }
+
+    /// Brings all vCPUs out of the guest, by `ring`, and keeps them at the gate until it is opened.
+    ///
+    /// # Errors
+    /// Not all came within `limit`; those that did go on.
+    pub(crate) fn rest(&self, limit: Duration, ring: impl FnOnce()) -> Result<(), Refused> {
+        self.shut(true, limit, ring)?.phase = Phase::Resting;
+        Ok(())
+    }
+
+    /// Has all vCPUs, which are at rest, save their state. Only who brought them to rest may call it.
+    pub(crate) fn save(&self) {
+        let state = self.lock();
+        if state.phase == Phase::Resting {
+            let mut state = self.send(state, Errand::Save);
+            if !state.is_over {
+                state.phase = Phase::Resting;
             }
         }
-        state.phase = Phase::Open;
-        self.is_shut.store(false, SeqCst);
-        self.changed.notify_all();
-        all
+    }
+
+    /// Ends the rest.
+    pub(crate) fn open_up(&self) {
+        self.open(&mut self.lock());
+    }
+
+    /// Opens the gate for good: the machine stops.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        self.open(&mut state);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, AtomicUsize};
-    use std::thread::{scope, sleep, spawn};
-
-    const LIMIT: Duration = Duration::from_secs(60);
-
-    #[test]
-    fn vcpus_never_run_with_different_offsets() {
-        let (gate, over) = (Gate::default(), AtomicBool::new(false));
-        let offsets = [(); 3].map(|()| AtomicU64::new(0));
-        let torn = AtomicUsize::new(0);
-        scope(|threads| {
-            for own in &offsets {
-                let (gate, over, offsets, torn) = (&gate, &over, &offsets, &torn);
-                gate.join::<()>(|_| panic!("nothing was set")).unwrap();
-                threads.spawn(move || {
-                    let mut seen = 0;
-                    while !over.load(SeqCst) {
-                        gate.pass::<()>(|offset| {
-                            own.store(offset, SeqCst);
-                            Ok(())
-                        })
-                        .unwrap();
-                        // In the guest: whoever else is there has what this one has, or this one left already.
-                        let mine = own.load(SeqCst);
-                        torn.fetch_add(usize::from(mine < seen), SeqCst);
-                        seen = offsets.iter().map(|other| other.load(SeqCst)).max().unwrap_or(0);
-                        torn.fetch_add(
-                            usize::from(
-                                seen > mine
-                                    && !gate.is_shut.load(SeqCst)
-                                    && own.load(SeqCst) < seen,
-                            ),
-                            SeqCst,
-                        );
-                    }
-                });
-            }
-            for offset in 1..=200 {
-                assert!(gate.step(offset, LIMIT, || {}, || {}));
-                assert!(offsets.iter().all(|own| own.load(SeqCst) == offset));
-            }
-            over.store(true, SeqCst);
-        });
-        assert_eq!(torn.into_inner(), 0);
-    }
-
-    #[test]
-    fn vcpu_that_does_not_come_keeps_the_others_for_the_limit_only() {
-        let gate = Arc::new(Gate::default());
-        let passed = Arc::new(AtomicBool::new(false));
-        let (own, done) = (Arc::clone(&gate), Arc::clone(&passed));
-        // One of the two is in the guest all the time.
-        for _ in 0..2 {
-            gate.join::<()>(|_| panic!("nothing was set")).unwrap();
-        }
-        let one = spawn(move || {
-            while !done.load(SeqCst) {
-                own.pass::<()>(|_| panic!("no new offset")).unwrap();
-                sleep(Duration::from_micros(50));
-            }
-        });
-        assert!(!gate.step(7, Duration::from_millis(20), || {}, || panic!("published")));
-        passed.store(true, SeqCst);
-        one.join().unwrap();
-    }
-
-    #[test]
-    fn slice_without_vcpus_steps_at_once() {
-        assert!(Gate::default().step(7, Duration::ZERO, || {}, || {}));
-    }
-
-    #[test]
-    fn vcpu_that_starts_later_has_the_offset_of_the_others() {
-        let gate = Gate::default();
-        assert!(gate.step(7, Duration::ZERO, || {}, || {}));
-        let set = AtomicU64::new(0);
-        let own = |offset| {
-            set.store(offset, SeqCst);
-            Ok::<(), ()>(())
-        };
-        gate.join(own).unwrap();
-        assert_eq!(set.into_inner(), 7);
-        gate.leave();
-        assert!(gate.step(8, Duration::ZERO, || {}, || {}), "nobody is left");
-    }
-
-    /// One that starts while the others are brought out must not stand for one that is still in the guest.
-    #[test]
-    fn vcpu_that_starts_during_a_step_waits_for_its_end() {
-        let (gate, set) = (Gate::default(), AtomicU64::new(0));
-        gate.join::<()>(|_| panic!("nothing was set")).unwrap();
-        scope(|threads| {
-            let (gate, set) = (&gate, &set);
-            let mut late = None;
-            let stepped = gate.step(
-                7,
-                Duration::from_millis(50),
-                || {
-                    late = Some(threads.spawn(|| {
-                        gate.join::<()>(|_| panic!("nothing was set")).unwrap();
-                        gate.pass::<()>(|offset| {
-                            set.store(offset, SeqCst);
-                            Ok(())
-                        })
-                        .unwrap();
-                    }));
-                },
-                || panic!("published"),
-            );
-            assert!(!stepped, "the first is still in the guest");
-            late.unwrap().join().unwrap();
-        });
-        assert_eq!(set.into_inner(), 0);
-    }
-}
+mod tests;

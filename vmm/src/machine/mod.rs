@@ -2,7 +2,8 @@
 //! and the paths of interrupts between them, the devices and the other slices.
 //!
 //! ```text
-//!   new(config) --> set_tsc_offset, set_registers --> start(bus) --> ... --> stop(limit)
+//!   new(config) --> set_tsc_offset, set_registers -----> start(bus) --> ... --> stop(limit)
+//!               \-> set_clock, restore_vcpu of each ---^       \-> rest(limit) --> save
 //! ```
 //! The bus is given at the start because devices need the machine (to interrupt it) before the
 //! machine needs them. After a guest shutdown or a fatal error the vCPU threads stay, asleep, until
@@ -11,9 +12,11 @@
 mod config;
 mod create;
 mod error;
-mod gate;
+pub(crate) mod gate;
 pub(crate) mod port;
+mod rest;
 pub(crate) mod sample;
+pub mod saved;
 pub(crate) mod signal;
 pub mod stats;
 pub(crate) mod vcpu;
@@ -23,6 +26,7 @@ pub(crate) use create::{add_slot, open_kvm, vm_step};
 
 pub use config::{InMemory, MachineConfig, MachineHooks, MemoryAccess, MemorySlot};
 pub use error::{MachineError, StopError, VcpuError};
+pub use rest::{Rest, RestError};
 pub use sample::Awaited;
 pub use signal::{Doorbell, drain, prepare_thread};
 pub use stats::VcpuStats;
@@ -36,6 +40,7 @@ use gate::Gate;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VcpuFd, VmFd};
 use migrate::PlacementView;
+use saved::{HostKvm, StateError, VcpuState};
 use stats::Counters;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -62,6 +67,8 @@ pub(crate) struct VcpuCore {
     pub(crate) sampled: AtomicBool,
     /// The page that it is said to wait for, while somebody wants to know where.
     pub(crate) awaited: Awaited,
+    /// What the last save found, until it is collected.
+    pub(crate) saved: Mutex<Option<Result<VcpuState, StateError>>>,
     /// The KVM object, while no thread has it.
     pub(crate) fd: Mutex<Option<VcpuFd>>,
 }
@@ -76,6 +83,7 @@ impl VcpuCore {
             cr3: AtomicU64::new(NO_CR3),
             sampled: AtomicBool::new(false),
             awaited: Awaited::default(),
+            saved: Mutex::new(None),
             fd: Mutex::new(None),
         }
     }
@@ -119,6 +127,7 @@ pub(crate) struct Shared {
     pub(crate) shutdown: Arc<dyn ShutdownSink>,
     pub(crate) clock: Arc<GuestTsc>,
     pub(crate) gate: Gate,
+    pub(crate) host: HostKvm,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) running: Arc<Running>,
     /// The work of the threads that stand for vCPUs elsewhere, until `start` takes it.
@@ -283,6 +292,10 @@ impl Machine {
             let bus = Arc::clone(&bus);
             let (name, core) = (format!("vcpu{}", core.id.0), Arc::clone(core));
             let own = Arc::clone(&core);
+            if let Some(offset) = self.shared.gate.join(core.id) {
+                let action = "set the TSC offset";
+                self.with_vcpu(core.id, action, |fd| create::set_tsc_offset(fd, offset))?;
+            }
             self.spawn(name, core, move |shared, fd| vcpu::run(shared, &own, bus.as_ref(), fd))?;
         }
         Ok(())
@@ -309,6 +322,7 @@ impl Machine {
                 shared.hooks.fatal(&error);
             }
             *core.fd.lock().unwrap_or_else(PoisonError::into_inner) = Some(fd);
+            shared.gate.leave(core.id);
             shared.running.leave();
         });
         match thread {
@@ -318,6 +332,7 @@ impl Machine {
                 Ok(())
             }
             Err(source) => {
+                self.shared.gate.leave(vcpu);
                 running.leave();
                 Err(MachineError::Thread { vcpu, source })
             }
@@ -412,6 +427,7 @@ impl Machine {
     /// Names the vCPUs whose threads did not end within `limit`.
     pub fn stop(&self, limit: Duration) -> Result<(), StopError> {
         self.shared.stop.store(true, SeqCst);
+        self.shared.gate.end();
         let end = Instant::now() + limit;
         loop {
             self.shared.cores.iter().for_each(|core| core.doorbell.ring());

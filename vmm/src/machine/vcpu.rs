@@ -2,7 +2,9 @@
 
 use super::config::{InMemory, MemoryAccess};
 use super::create;
+use super::gate::{Errand, Visitor};
 use super::sample;
+use super::saved::{self, StateError};
 use super::signal;
 use super::stats::Counters;
 use super::{Shared, VcpuCore, VcpuError, port};
@@ -10,8 +12,8 @@ use crate::interrupts::{MsrAnswer, Next, Seat};
 use devices::{Bus, ShutdownCause};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use wire::VcpuId;
 
@@ -49,6 +51,8 @@ pub(super) fn attached(
 /// What is left to do for an exit once the borrow of its data is over.
 enum After {
     Nothing,
+    /// The guest was not entered, or a kick took it out: nothing of the exit before is left.
+    Kicked,
     Port,
     ReadMsr(u32),
     WriteMsr(u32, u64),
@@ -72,11 +76,7 @@ pub(super) fn run(
         source,
     })?;
     fd.set_sync_valid_reg(SyncReg::SystemRegister);
-    let mut vcpu_loop = Loop { shared, core, bus, seat, refusals: 0 };
-    shared.gate.join(vcpu_loop.tsc_setter(fd))?;
-    let result = vcpu_loop.run(fd);
-    shared.gate.leave();
-    result
+    Loop { shared, core, bus, seat, refusals: 0, is_shut_down: false }.run(fd)
 }
 
 struct Loop<'a> {
@@ -86,12 +86,44 @@ struct Loop<'a> {
     seat: Box<dyn Seat>,
     /// Refused accesses to guest memory, one after the other.
     refusals: u32,
+    /// A triple fault ended it.
+    is_shut_down: bool,
+}
+
+/// The vCPU at the gate.
+struct AtGate<'a, 'b> {
+    vcpu_loop: &'a mut Loop<'b>,
+    fd: &'a mut VcpuFd,
+}
+
+impl Visitor for AtGate<'_, '_> {
+    type Error = VcpuError;
+
+    fn settle(&mut self) -> Result<(), VcpuError> {
+        self.vcpu_loop.settle(self.fd)
+    }
+
+    fn run(&mut self, errand: Errand) -> Result<(), VcpuError> {
+        match errand {
+            Errand::SetOffset(offset) => self.vcpu_loop.set_offset(self.fd, offset),
+            Errand::Save => {
+                let state = self.vcpu_loop.save(self.fd);
+                let core = self.vcpu_loop.core;
+                *core.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Loop<'_> {
     fn run(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
-        while !self.shared.stop.load(SeqCst) {
+        loop {
             self.pass_gate(fd)?;
+            // A machine at rest that stops lets nobody into the guest again.
+            if self.shared.stop.load(SeqCst) {
+                return Ok(());
+            }
             match self.seat.prepare(fd)? {
                 Next::Wait(limit) => {
                     signal::wait(limit);
@@ -104,24 +136,50 @@ impl Loop<'_> {
             self.note_cr3(fd);
             self.finish(fd, after)?;
         }
-        Ok(())
     }
 
-    /// Where the counters of all vCPUs step forward together.
-    fn pass_gate(&self, fd: &VcpuFd) -> Result<(), VcpuError> {
-        self.shared.gate.pass(self.tsc_setter(fd))
+    /// Where the counters of all vCPUs step forward together, and where they are at rest.
+    fn pass_gate(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        let (shared, vcpu) = (self.shared, self.core.id);
+        shared.gate.pass(vcpu, &mut AtGate { vcpu_loop: self, fd })
     }
 
     /// Gives the vCPU another offset of its counter.
-    fn tsc_setter(&self, fd: &VcpuFd) -> impl FnOnce(u64) -> Result<(), VcpuError> {
-        let vcpu = self.core.id;
-        move |offset| {
-            create::set_tsc_offset(fd, offset).map_err(|source| VcpuError::Ioctl {
-                vcpu,
-                action: "set the TSC offset",
-                source: source.into(),
-            })
+    fn set_offset(&self, fd: &VcpuFd, offset: u64) -> Result<(), VcpuError> {
+        let (vcpu, action) = (self.core.id, "set the TSC offset");
+        let error =
+            |source: kvm_ioctls::Error| VcpuError::Ioctl { vcpu, action, source: source.into() };
+        create::set_tsc_offset(fd, offset).map_err(error)
+    }
+
+    /// Has KVM finish the last exit, and answers the exits that this leads to (the rest of an access, or of a string
+    /// instruction), until nothing is left (Linux, Documentation/virt/kvm/api.rst, 5: `immediate_exit` and `KVM_EXIT_IO`).
+    fn settle(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        if self.is_shut_down {
+            return Ok(());
         }
+        self.seat.settle(fd);
+        loop {
+            fd.set_kvm_immediate_exit(1);
+            let entered = self.enter(fd);
+            fd.set_kvm_immediate_exit(0);
+            let after = entered?;
+            let is_over = matches!(after, After::Kicked);
+            self.seat.after_run(fd);
+            self.finish(fd, after)?;
+            if is_over || self.is_shut_down {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The state of the vCPU, which has settled.
+    fn save(&mut self, fd: &mut VcpuFd) -> Result<saved::VcpuState, StateError> {
+        if self.is_shut_down {
+            return Err(StateError::ShutDown);
+        }
+        let Shared { host, clock, .. } = self.shared;
+        saved::get(self.core.id, fd, self.seat.as_mut(), host, clock.offset())
     }
 
     /// Whether the vCPU may try an access again that KVM refused.
@@ -152,7 +210,7 @@ impl Loop<'_> {
                     libc::EAGAIN => Counters::add(&counters.exits_again),
                     _ => return Err(run_error(self.core.id, fd, error.into())),
                 }
-                return Ok(After::Nothing);
+                return Ok(After::Kicked);
             }
         };
         self.refusals = 0;
@@ -193,7 +251,7 @@ impl Loop<'_> {
 
     fn finish(&mut self, fd: &mut VcpuFd, after: After) -> Result<(), VcpuError> {
         match after {
-            After::Nothing => {}
+            After::Nothing | After::Kicked => {}
             After::Port => port::access(fd, self.bus),
             After::ReadMsr(index) => {
                 let answer = self.seat.read_msr(index);
@@ -205,7 +263,7 @@ impl Loop<'_> {
             }
             After::Halted => self.seat.halted(),
             After::EndOfInterrupt(vector) => self.shared.hooks.end_of_interrupt(vector),
-            After::Shutdown => self.triple_fault(fd),
+            After::Shutdown => self.triple_fault(fd)?,
             After::Strange(exit) => {
                 let rip = rip(fd);
                 let detail = internal_error(fd);
@@ -245,13 +303,16 @@ impl Loop<'_> {
 
     /// A triple fault is how Linux resets a machine when nothing else works. On AMD, KVM resets the
     /// vCPU before it tells, and the registers are those of a reset.
-    fn triple_fault(&self, fd: &VcpuFd) {
+    fn triple_fault(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         let (regs, sregs) = (fd.get_regs(), fd.get_sregs());
         tracing::warn!(vcpu = %self.core.id, ?regs, ?sregs, "triple fault");
         self.shared.shutdown.shutdown(ShutdownCause::Reset);
+        self.is_shut_down = true;
         while !self.shared.stop.load(SeqCst) {
+            self.pass_gate(fd)?;
             signal::wait(PARKED);
         }
+        Ok(())
     }
 }
 

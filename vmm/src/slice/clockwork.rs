@@ -331,6 +331,7 @@ mod tests {
     use devices::{ShutdownCause, ShutdownSink};
     use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
     use migrate::PlacementView;
+    use wire::VcpuId;
 
     struct Nobody;
 
@@ -369,7 +370,7 @@ mod tests {
         let (link, _told) = fabric(SliceId(0));
         let start = machine.clock().offset();
         let us = |count: u64| count * u64::from(machine.true_tsc_khz()) / 1000;
-        machine.shared.gate.join::<()>(|_| Ok(())).unwrap();
+        assert_eq!(machine.shared.gate.join(VcpuId(0)), None);
         let clockwork = Arc::new(Clockwork::new(machine.clone()));
         let mut keeper = Keeper {
             fabric: Weak::new(),
@@ -396,7 +397,7 @@ mod tests {
         };
         (0..6).for_each(|_| round().unwrap());
         // It comes back from the device.
-        machine.shared.gate.leave();
+        machine.shared.gate.leave(VcpuId(0));
         assert!(clockwork.carry_out());
         assert!(clockwork.stepped() <= us(400), "more than the exchanges permit");
         round().unwrap();

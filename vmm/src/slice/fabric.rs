@@ -187,7 +187,7 @@ impl Fabric {
             // Sent before the sender knew of a move: bring it on.
             (Route::There(slice), _) => self.send(slice, &Control::Interrupt { vcpu, event }),
             (Route::Here, None) | (Route::Nowhere, _) => {
-                tracing::warn!(%vcpu, "interrupt for an unknown vCPU, or before the start")
+                tracing::warn!(%vcpu, "interrupt for an unknown vCPU, or before the start");
             }
         }
     }

@@ -21,7 +21,9 @@ pub(crate) mod stub;
 pub(crate) use run::Ghost;
 pub use self_test::{GhostTestError, self_test};
 
+use super::saved::ApicState;
 use super::{Interrupts, Seat, VcpuEvent};
+use crate::machine::saved::StateError;
 use crate::machine::{MachineError, MemorySlot, VcpuCore, add_slot, vm_step};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::GuestTsc;
@@ -29,8 +31,8 @@ use kvm_bindings::{
     KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_cpuid_entry2, kvm_irq_routing_entry,
     kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_msi,
 };
-use kvm_ioctls::VmFd;
-use migrate::PlacementView;
+use kvm_ioctls::{VcpuFd, VmFd};
+use migrate::{Invalid, PlacementView};
 use seat::KernelSeat;
 use std::collections::BTreeSet;
 use std::io;
@@ -167,6 +169,22 @@ impl Interrupts for GhostInterrupts {
         let place = usize::try_from(id.0).expect("a vCPU id fits usize");
         let core = Arc::clone(&self.cores[place]);
         Ok(Box::new(KernelSeat::new(core, Arc::clone(&self.clock), self.spacing)))
+    }
+
+    /// KVM itself resets a vCPU.
+    fn keep_reset_state(&self, _id: VcpuId, _vcpu: &mut VcpuFd) -> Result<(), StateError> {
+        Ok(())
+    }
+
+    fn restore(&self, _id: VcpuId, vcpu: &mut VcpuFd, state: &ApicState) -> Result<(), StateError> {
+        let ApicState::Kernel(apic) = state else {
+            return Err(
+                Invalid::new("apic", "it was in user space, here it is in the kernel").into()
+            );
+        };
+        let step = "set the local APIC";
+        let error = |source: kvm_ioctls::Error| StateError::Kvm { step, source: source.into() };
+        vcpu.set_lapic(&apic.into()).map_err(error)
     }
 }
 

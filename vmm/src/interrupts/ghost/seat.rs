@@ -5,6 +5,7 @@
 //! the end of the handler, so that write stands for both the EOI and the end of the tick.
 
 use crate::interrupts::lapic::{TSC_DEADLINE, X2APIC_FIRST, X2APIC_LAST};
+use crate::interrupts::saved::{ApicState, KernelApic};
 use crate::interrupts::{MsrAnswer, Next, Seat};
 use crate::machine::stats::Counters;
 use crate::machine::{VcpuCore, VcpuError};
@@ -59,8 +60,9 @@ pub(super) fn set_msr(vcpu: &VcpuFd, index: u32, data: u64) -> Result<(), io::Er
     }
 }
 
-impl Seat for KernelSeat {
-    fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
+impl KernelSeat {
+    /// Gives KVM the deadline that it does not have yet.
+    fn arm(&mut self, vcpu: &VcpuFd) -> Result<(), VcpuError> {
         if let Some(deadline) = self.wanted.take() {
             let action = "arm its timer";
             set_msr(vcpu, TSC_DEADLINE, deadline).map_err(|source| VcpuError::Ioctl {
@@ -70,6 +72,13 @@ impl Seat for KernelSeat {
             })?;
             self.armed = deadline;
         }
+        Ok(())
+    }
+}
+
+impl Seat for KernelSeat {
+    fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
+        self.arm(vcpu)?;
         Ok(Next::Run)
     }
 
@@ -89,6 +98,23 @@ impl Seat for KernelSeat {
     }
 
     fn halted(&mut self) {}
+
+    fn settle(&mut self, _vcpu: &mut VcpuFd) {}
+
+    fn take_in(&mut self, vcpu: &mut VcpuFd) -> Result<(), VcpuError> {
+        self.arm(vcpu)
+    }
+
+    fn save(&mut self, vcpu: &VcpuFd) -> Result<ApicState, VcpuError> {
+        let (id, action) = (self.core.id, "read the local APIC");
+        let error = |source: kvm_ioctls::Error| VcpuError::Ioctl {
+            vcpu: id,
+            action,
+            source: source.into(),
+        };
+        let page = vcpu.get_lapic().map_err(error)?;
+        Ok(ApicState::Kernel(KernelApic::from(&page)))
+    }
 }
 
 /// What the kernel's APIC refused is a fault in the guest, too.

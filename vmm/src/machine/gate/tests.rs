@@ -1,0 +1,230 @@
+//! A gate with threads for vCPUs.
+
+use super::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::thread::{scope, sleep, spawn};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const ONE: VcpuId = VcpuId(1);
+const TWO: VcpuId = VcpuId(2);
+
+/// A vCPU that does nothing but take offsets.
+struct Taker<F>(F);
+
+impl<F: FnMut(u64)> Visitor for Taker<F> {
+    type Error = ();
+
+    fn settle(&mut self) -> Result<(), ()> {
+        Ok(())
+    }
+
+    fn run(&mut self, errand: Errand) -> Result<(), ()> {
+        let Errand::SetOffset(offset) = errand else { panic!("nobody asked for {errand:?}") };
+        (self.0)(offset);
+        Ok(())
+    }
+}
+
+fn nothing() -> Taker<impl FnMut(u64)> {
+    Taker(|_| panic!("nothing was set"))
+}
+
+#[test]
+fn vcpus_never_run_with_different_offsets() {
+    let (gate, over) = (Gate::default(), AtomicBool::new(false));
+    let offsets = [(); 3].map(|()| AtomicU64::new(0));
+    let torn = AtomicUsize::new(0);
+    scope(|threads| {
+        for (id, own) in (0..).map(VcpuId).zip(&offsets) {
+            let (gate, over, offsets, torn) = (&gate, &over, &offsets, &torn);
+            assert_eq!(gate.join(id), None);
+            threads.spawn(move || {
+                let mut seen = 0;
+                while !over.load(SeqCst) {
+                    gate.pass(id, &mut Taker(|offset| own.store(offset, SeqCst))).unwrap();
+                    // In the guest: whoever else is there has what this one has, or this one left already.
+                    let mine = own.load(SeqCst);
+                    torn.fetch_add(usize::from(mine < seen), SeqCst);
+                    seen = offsets.iter().map(|other| other.load(SeqCst)).max().unwrap_or(0);
+                    torn.fetch_add(
+                        usize::from(
+                            seen > mine && !gate.is_shut.load(SeqCst) && own.load(SeqCst) < seen,
+                        ),
+                        SeqCst,
+                    );
+                }
+            });
+        }
+        for offset in 1..=200 {
+            assert!(gate.step(offset, LIMIT, || {}, || {}));
+            assert!(offsets.iter().all(|own| own.load(SeqCst) == offset));
+        }
+        over.store(true, SeqCst);
+    });
+    assert_eq!(torn.into_inner(), 0);
+}
+
+#[test]
+fn vcpu_that_does_not_come_keeps_the_others_for_the_limit_only() {
+    let gate = Arc::new(Gate::default());
+    let passed = Arc::new(AtomicBool::new(false));
+    let (own, done) = (Arc::clone(&gate), Arc::clone(&passed));
+    // One of the two is in the guest all the time.
+    for id in [ONE, TWO] {
+        assert_eq!(gate.join(id), None);
+    }
+    let one = spawn(move || {
+        while !done.load(SeqCst) {
+            own.pass(ONE, &mut nothing()).unwrap();
+            sleep(Duration::from_micros(50));
+        }
+    });
+    assert!(!gate.step(7, Duration::from_millis(20), || {}, || panic!("published")));
+    passed.store(true, SeqCst);
+    one.join().unwrap();
+}
+
+#[test]
+fn slice_without_vcpus_steps_at_once() {
+    assert!(Gate::default().step(7, Duration::ZERO, || {}, || {}));
+}
+
+#[test]
+fn vcpu_that_starts_later_has_the_offset_of_the_others() {
+    let gate = Gate::default();
+    assert!(gate.step(7, Duration::ZERO, || {}, || {}));
+    assert_eq!(gate.join(ONE), Some(7));
+    gate.leave(ONE);
+    assert!(gate.step(8, Duration::ZERO, || {}, || {}), "nobody is left");
+}
+
+/// One that starts while the others are brought out must not stand for one that is still in the guest.
+#[test]
+fn vcpu_that_starts_during_a_step_waits_for_its_end() {
+    let (gate, set) = (Gate::default(), AtomicU64::new(0));
+    assert_eq!(gate.join(ONE), None);
+    scope(|threads| {
+        let (gate, set) = (&gate, &set);
+        let mut late = None;
+        let stepped = gate.step(
+            7,
+            Duration::from_millis(50),
+            || {
+                late = Some(threads.spawn(|| {
+                    assert_eq!(gate.join(TWO), None);
+                    gate.pass(TWO, &mut Taker(|offset| set.store(offset, SeqCst))).unwrap();
+                }));
+            },
+            || panic!("published"),
+        );
+        assert!(!stepped, "the first is still in the guest");
+        late.unwrap().join().unwrap();
+    });
+    assert_eq!(set.into_inner(), 0);
+}
+
+/// A vCPU that counts what it is asked.
+#[derive(Default)]
+struct Counting {
+    settled: AtomicUsize,
+    saved: AtomicUsize,
+    entered: AtomicUsize,
+}
+
+impl Visitor for &Counting {
+    type Error = ();
+
+    fn settle(&mut self) -> Result<(), ()> {
+        self.settled.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    fn run(&mut self, errand: Errand) -> Result<(), ()> {
+        assert_eq!(errand, Errand::Save);
+        self.saved.fetch_add(1, SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn vcpus_at_rest_settle_first_save_as_often_as_asked_and_do_not_enter() {
+    let (gate, over) = (Gate::default(), AtomicBool::new(false));
+    let vcpus = [(); 3].map(|()| Counting::default());
+    let count = |counter: fn(&Counting) -> &AtomicUsize| {
+        vcpus.iter().map(|vcpu| counter(vcpu).load(SeqCst)).collect::<Vec<_>>()
+    };
+    scope(|threads| {
+        for (id, mut vcpu) in (0..).map(VcpuId).zip(&vcpus) {
+            assert_eq!(gate.join(id), None);
+            let (gate, over) = (&gate, &over);
+            threads.spawn(move || {
+                while !over.load(SeqCst) {
+                    gate.pass(id, &mut vcpu).unwrap();
+                    vcpu.entered.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        for round in 1..=100 {
+            gate.rest(LIMIT, || {}).unwrap();
+            assert_eq!(count(|vcpu| &vcpu.settled), [round; 3]);
+            let entered = count(|vcpu| &vcpu.entered);
+            gate.save();
+            gate.save();
+            assert_eq!(count(|vcpu| &vcpu.saved), [round * 2; 3]);
+            assert!(!gate.step(1, Duration::ZERO, || {}, || panic!("published")));
+            assert_eq!(gate.rest(Duration::ZERO, || {}), Err(Refused::Busy));
+            assert_eq!(count(|vcpu| &vcpu.entered), entered);
+            gate.open_up();
+        }
+        over.store(true, SeqCst);
+    });
+}
+
+#[test]
+fn vcpu_that_does_not_come_to_rest_is_named() {
+    let gate = Gate::default();
+    assert_eq!(gate.join(ONE), None);
+    assert_eq!(gate.join(TWO), None);
+    scope(|threads| {
+        let gate = &gate;
+        let come = move || {
+            threads.spawn(|| gate.pass(ONE, &mut nothing()).unwrap());
+        };
+        let refused = gate.rest(Duration::from_millis(300), come).unwrap_err();
+        assert!(matches!(&refused, Refused::Missing(ids) if ids.contains(&TWO)), "{refused:?}");
+    });
+    gate.leave(TWO);
+    gate.leave(ONE);
+    gate.rest(Duration::ZERO, || {}).unwrap();
+}
+
+#[test]
+fn machine_that_stops_frees_those_at_rest_and_rests_no_more() {
+    let gate = Gate::default();
+    assert_eq!(gate.join(ONE), None);
+    scope(|threads| {
+        let come = || drop(threads.spawn(|| gate.pass(ONE, &mut nothing()).unwrap()));
+        gate.rest(LIMIT, come).unwrap();
+        gate.end();
+    });
+    gate.save();
+    assert_eq!(gate.rest(LIMIT, || {}), Err(Refused::Over));
+    assert!(!gate.step(1, LIMIT, || {}, || {}));
+}
+
+/// One that joins a machine at rest is at rest as well, and is saved with the others.
+#[test]
+fn vcpu_that_starts_at_rest_waits_with_the_others() {
+    let (gate, vcpu) = (Gate::default(), Counting::default());
+    gate.rest(LIMIT, || {}).unwrap();
+    assert_eq!(gate.join(ONE), None);
+    scope(|threads| {
+        threads.spawn(|| gate.pass(ONE, &mut &vcpu).unwrap());
+        while vcpu.saved.load(SeqCst) == 0 {
+            gate.save();
+        }
+        gate.open_up();
+    });
+    assert_eq!(vcpu.settled.into_inner(), 1);
+}

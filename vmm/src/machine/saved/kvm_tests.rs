@@ -1,0 +1,219 @@
+//! States that real vCPUs take over and give back, without running a guest.
+
+use super::*;
+use crate::interrupts::{InterruptBackEnd, NoRemote};
+use crate::machine::{Machine, MachineConfig, MachineHooks, create};
+use crate::timer_spacing::TimerSpacing;
+use crate::tsc::ClockRate;
+use devices::{ShutdownCause, ShutdownSink};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_fpu, kvm_msr_entry, kvm_segment, kvm_sregs};
+use kvm_ioctls::{Kvm, VcpuFd};
+use migrate::PlacementView;
+use migrate::saved::{decode, encode};
+use needs::Need;
+use std::sync::Arc;
+use wire::{SliceId, VcpuId};
+
+const ID: VcpuId = VcpuId(0);
+const LSTAR: u32 = 0xc000_0082;
+const KERNEL_GS_BASE: u32 = 0xc000_0102;
+
+struct Nobody;
+
+impl MachineHooks for Nobody {
+    fn fatal(&self, error: &VcpuError) {
+        panic!("nothing runs: {error}");
+    }
+}
+
+impl ShutdownSink for Nobody {
+    fn shutdown(&self, cause: ShutdownCause) {
+        panic!("nothing runs: {cause:?}");
+    }
+}
+
+/// A machine of one vCPU that does not run; none without KVM.
+fn machine(back_end: InterruptBackEnd) -> Option<Machine> {
+    let kvm = Kvm::new();
+    if !needs::has(Need::Kvm, kvm.as_ref()) {
+        return None;
+    }
+    let cpuid = kvm.unwrap().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
+    let nobody = Arc::new(Nobody);
+    let config = MachineConfig {
+        placement: PlacementView::fixed(SliceId(0), &[SliceId(0)]).unwrap(),
+        memory: Vec::new(),
+        cpuid: vec![cpuid.as_slice().to_vec()],
+        remote: Arc::new(NoRemote),
+        shutdown: Arc::clone(&nobody) as _,
+        hooks: nobody,
+        back_end,
+        timer_spacing: TimerSpacing::Off,
+        clock_rate: ClockRate::REAL,
+    };
+    Some(Machine::new(config).unwrap())
+}
+
+fn with_fd<T>(machine: &Machine, work: impl FnOnce(&mut VcpuFd) -> T) -> T {
+    work(machine.shared.cores[0].fd.lock().unwrap().as_mut().unwrap())
+}
+
+/// The state of a vCPU that does not run, by a seat of its own.
+fn state_of(machine: &Machine) -> VcpuState {
+    let shared = &machine.shared;
+    let mut seat = shared.interrupts.seat(ID).unwrap();
+    let clock = shared.clock.offset();
+    with_fd(machine, |fd| get(ID, fd, seat.as_mut(), &shared.host, clock).unwrap())
+}
+
+fn long_mode(sregs: &mut kvm_sregs) {
+    let flat = kvm_segment { limit: u32::MAX, present: 1, s: 1, g: 1, ..Default::default() };
+    sregs.cs = kvm_segment { selector: 8, type_: 11, l: 1, ..flat };
+    let data = kvm_segment { selector: 16, type_: 3, db: 1, ..flat };
+    (sregs.ds, sregs.es, sregs.ss) = (data, data, data);
+    (sregs.fs, sregs.gs) = (kvm_segment { base: 0x1234_5000, ..data }, data);
+    sregs.tr = kvm_segment { limit: 0x67, present: 1, type_: 11, ..Default::default() };
+    (sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer) = (0x8005_0033, 0x5_0000, 0x620, 0x500);
+    (sregs.cr2, sregs.gdt.base, sregs.idt.limit) = (0xdead_b000, 0x7000, 0xfff);
+}
+
+/// Fills what a guest could have changed: registers of all kinds, vectors, and things about to happen.
+fn live(machine: &Machine) {
+    with_fd(machine, |fd| {
+        let mut sregs = fd.get_sregs().unwrap();
+        long_mode(&mut sregs);
+        fd.set_sregs(&sregs).unwrap();
+        let general = General { rax: 1, rbx: 2, rip: 0x4000, rflags: 0x202, ..General::default() };
+        fd.set_regs(&General { r15: u64::MAX, ..general }.into()).unwrap();
+        let mut fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
+        fpu.xmm[7] = [0x5a; 16];
+        fd.set_fpu(&fpu).unwrap();
+        let debug = Debug { addresses: [0x1000, 2, 3, 4], dr6: 0xffff_0ff0, dr7: 0x401 };
+        fd.set_debug_regs(&debug.into()).unwrap();
+        let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+        let entries = [entry(LSTAR, 0xffff_8000_0000_1000), entry(KERNEL_GS_BASE, 0x7777_0000)];
+        assert_eq!(fd.set_msrs(&Msrs::from_entries(&entries).unwrap()).unwrap(), 2);
+        let stage = Stage::Injected;
+        let exception = Exception { vector: 14, stage, error_code: Some(6), payload: None };
+        let events = Events { nmi_pending: 1, exception: Some(exception), ..Events::default() };
+        fd.set_vcpu_events(&events.into()).unwrap();
+    });
+}
+
+fn both() -> [InterruptBackEnd; 2] {
+    [InterruptBackEnd::Userspace, InterruptBackEnd::Ghost]
+}
+
+#[test]
+fn kvm_vcpu_gives_back_the_state_that_it_was_given() {
+    for back_end in both() {
+        let Some(old) = machine(back_end) else { return };
+        live(&old);
+        let state = state_of(&old);
+        println!("{back_end}: {} MSRs, {} refused", state.msrs.values.len(), state.msrs.refused);
+        let bytes = encode(&state).unwrap();
+        println!("{} bytes", bytes.len());
+
+        let new = machine(back_end).unwrap();
+        new.set_clock(old.clock().now()).unwrap();
+        new.restore_vcpu(&decode(&bytes).unwrap()).unwrap();
+
+        assert_eq!(state_of(&new), state);
+        assert_eq!(state.general.r15, u64::MAX);
+        assert_eq!(state.system.fs.base, 0x1234_5000);
+        assert_eq!(state.msrs.get(LSTAR), Some(0xffff_8000_0000_1000));
+        assert_eq!(state.debug.addresses, [0x1000, 2, 3, 4]);
+        assert_eq!(state.events.nmi_pending, 1);
+        assert_eq!(state.events.exception.map(|exception| exception.error_code), Some(Some(6)));
+        // XMM7 (SDM vol. 1, table 13-1).
+        let words = state.xsave.to_words(XSAVE_BYTES_MAX).unwrap();
+        assert_eq!(words[(160 + 7 * 16) / 4..][..4], [0x5a5a_5a5a; 4]);
+    }
+}
+
+/// Whatever the vCPU had before is gone.
+#[test]
+fn kvm_state_of_a_new_vcpu_replaces_that_of_a_used_one() {
+    for back_end in both() {
+        let Some(old) = machine(back_end) else { return };
+        let state = state_of(&old);
+        let new = machine(back_end).unwrap();
+        live(&new);
+        new.restore_vcpu(&state).unwrap();
+        assert_eq!(state_of(&new), state);
+    }
+}
+
+#[test]
+fn kvm_counter_that_the_guest_moved_stays_as_far_from_the_clock() {
+    for back_end in both() {
+        let Some(old) = machine(back_end) else { return };
+        let offset = old.clock().offset();
+        let moved = offset.wrapping_sub(1_000_000);
+        with_fd(&old, |fd| create::set_tsc_offset(fd, moved).unwrap());
+        if old.tsc_offset().unwrap() != moved {
+            needs::skip("this KVM does not move the counters of guests");
+            return;
+        }
+        let state = state_of(&old);
+        assert_eq!(state.tsc_ahead, -1_000_000);
+
+        let new = machine(back_end).unwrap();
+        new.set_clock(5_000_000_000).unwrap();
+        new.restore_vcpu(&state).unwrap();
+        let clock = new.clock().offset();
+        assert_eq!(new.tsc_offset().unwrap().wrapping_sub(clock).cast_signed(), -1_000_000);
+        assert_eq!(state_of(&new).tsc_ahead, -1_000_000);
+    }
+}
+
+#[test]
+fn kvm_register_that_kvm_refuses_is_named() {
+    let Some(old) = machine(InterruptBackEnd::Ghost) else { return };
+    let mut state = state_of(&old);
+    // Not canonical (SDM vol. 3, 2.2.4 and the description of WRMSR).
+    let msr = state.msrs.values.iter_mut().find(|msr| msr.index == LSTAR).unwrap();
+    msr.value = 0x8000_0000_0000_0000;
+
+    let new = machine(InterruptBackEnd::Ghost).unwrap();
+    let error = new.restore_vcpu(&state).unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    let expected = "cannot set model-specific register 0xc0000082 to 0x8000000000000000";
+    assert_eq!(source, expected, "{error}");
+}
+
+#[test]
+fn kvm_step_that_kvm_refuses_is_named() {
+    let Some(old) = machine(InterruptBackEnd::Ghost) else { return };
+    let step = |change: fn(&mut VcpuState)| {
+        let mut state = state_of(&old);
+        change(&mut state);
+        let new = machine(InterruptBackEnd::Ghost).unwrap();
+        let error = new.restore_vcpu(&state).unwrap_err();
+        std::error::Error::source(&error).unwrap().to_string()
+    };
+    let reserved = |state: &mut VcpuState| state.system.cr4 = 1 << 63;
+    assert_eq!(step(reserved), "cannot set system registers");
+    let unknown =
+        |state: &mut VcpuState| state.xcrs.0 = vec![Xcr { number: 0, value: 1 << 62 | 7 }];
+    assert_eq!(step(unknown), "cannot set extended control registers");
+}
+
+/// The machine's clock tells what guests see, on a KVM that moves counters and on one that does not.
+#[test]
+fn kvm_clock_that_is_set_agrees_with_kvm() {
+    let Some(machine) = machine(InterruptBackEnd::Ghost) else { return };
+    machine.set_clock(5_000_000_000).unwrap();
+    assert_eq!(machine.clock().offset(), machine.tsc_offset().unwrap());
+    let mut state = state_of(&machine);
+    assert_eq!(state.tsc_ahead, 0);
+    machine.restore_vcpu(&state).unwrap();
+    state.tsc_ahead = 1000;
+    match machine.restore_vcpu(&state) {
+        Ok(()) => assert_eq!(state_of(&machine).tsc_ahead, 1000),
+        Err(error) => {
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.starts_with("cannot move the time stamp counter by"), "{source}");
+        }
+    }
+}
