@@ -1,15 +1,17 @@
 //! The side that calls.
 
-use super::{Circle, Connected, MeshError, MeshTransport, one_line};
+use super::circle::{Circle, Connected, next_ready};
+use super::error::MeshError;
+use super::transport::MeshTransport;
 use crate::clock::{ClockEstimate, ClockProbe};
 use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
+use crate::credential::{Keyring, Ticket};
 use crate::handshake::{Party, Role, VmId};
-use crate::key::{Keyring, Ticket};
 use crate::memory::PageMemory;
+use crate::one_line::one_line;
 use crate::rdma::Meeting;
 use crate::secret::Secret;
-use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -187,7 +189,7 @@ impl BootstrapMesh {
     }
 
     /// Lends this slice's memory, should [`Config::rdma_memory`] ask for it. Before `into_transport`.
-    pub fn lend(&mut self, memory: PageMemory) {
+    pub fn expose(&mut self, memory: PageMemory) {
         self.circle.memory = Some(memory);
     }
 
@@ -318,23 +320,4 @@ fn check_blob(blob: &[u8]) -> Result<(), MeshError> {
         return Err(MeshError::BlobTooLarge { length: blob.len() });
     }
     Ok(())
-}
-
-/// The token of the next readable descriptor, or `None` at the deadline.
-pub(super) fn next_ready(epoll: &Epoll, deadline: Instant) -> io::Result<Option<usize>> {
-    let mut events = [EpollEvent::default()];
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        // Rounded up, or the last millisecond would be spent spinning.
-        let wait = i32::try_from(left.as_millis().saturating_add(1)).unwrap_or(i32::MAX);
-        match epoll.wait(wait, &mut events) {
-            Ok(0) => {}
-            Ok(_) => return Ok(usize::try_from(events[0].data()).ok()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
 }

@@ -6,10 +6,11 @@
 //!
 //! Refusals are told at a bounded rate, each with the number that went untold before it.
 
-use super::bootstrap::next_ready;
-use super::companion::Listener;
-use super::{MeshError, PATIENCE, one_line};
+use super::circle::{PATIENCE, next_ready};
+use super::error::MeshError;
+use super::listener::Listener;
 use crate::handshake::{self, HandshakeError, Proven};
+use crate::one_line::one_line;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{Shutdown, SocketAddr, TcpStream};

@@ -10,8 +10,9 @@
 //! first told to all and then heard from all: nobody waits for somebody who waits.
 
 use super::device::Wanted;
+use super::error::RdmaError;
 use super::offer::{Offer, Step, hear, tell};
-use super::{Endpoint, RdmaError};
+use super::setup::Endpoint;
 use crate::memory::PageMemory;
 use crate::seam::Class;
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,7 @@ const GREETING: Duration = Duration::from_secs(10);
 /// The endpoints, one per peer in the order of the streams, or why RDMA cannot be used.
 pub(crate) type Meeting = Result<Vec<Endpoint>, String>;
 
-/// Connects queue pairs to all peers, and lends them memory.
+/// Connects queue pairs to all peers, and exposes memory to them.
 ///
 /// # Errors
 /// A stream failed (with the slice at its other end). That RDMA is not possible is no error.
@@ -69,7 +70,7 @@ pub(crate) fn meet(
 }
 
 fn text(error: &RdmaError) -> String {
-    crate::mesh::one_line(error)
+    crate::one_line::one_line(error)
 }
 
 /// Takes the next step with an endpoint, if both sides got this far.
