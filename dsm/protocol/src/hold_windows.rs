@@ -1,10 +1,10 @@
-//! The hold windows of pages that came lately, in the order in which they end: a step looks only at what ends in it,
-//! however many pages have just come.
+//! The hold windows of pages that came lately, in the order in which they end. So a step looks only at windows that end
+//! in it, however many pages have just come.
 
 use std::collections::{BTreeMap, BTreeSet};
 use wire::Gfn;
 
-/// What this slice did with a page when it was here last, asked for by another.
+/// What this slice did with a page when it was here last and another slice asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum HoldHistory {
     /// Wrote it until the window was over.

@@ -109,8 +109,8 @@ impl Node {
         }
     }
 
-    /// Has everyone give the page up in favour of one slice. Acknowledgements of an ordinary upgrade stand
-    /// for the grant; a table's cannot, for the grant says what to do with it.
+    /// Has everyone give the page up in favour of one slice. For an ordinary page, acknowledgements of an upgrade stand
+    /// for the grant. For a table they cannot, because the grant says what to do with it.
     fn hand_over(&mut self, gfn: Gfn, holders: Holders, to: SliceId, table: Option<Table>) {
         if holders.contains(to) {
             let acks = self.invalidate_others(gfn, holders, to, None, table.is_none());
@@ -124,7 +124,7 @@ impl Node {
         }
     }
 
-    /// Has this home read a page that many read, before one of them does.
+    /// Has this home read a widely shared page before another reader gets it.
     fn with_home_copy(&mut self, gfn: Gfn, holders: Holders, reader: SliceId) -> Holders {
         let local = self.config.local;
         let absent = self.pages.copy(gfn) == PageCopy::Invalid && !self.outstanding.contains(gfn);

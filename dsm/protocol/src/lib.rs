@@ -19,6 +19,17 @@
 //! everywhere (class R): everyone may write it, changes travel entry by entry before anything else
 //! that its writer sends. `tables` and `release` hold that part.
 //!
+//! The state of each role lies apart from what the node does in that role:
+//!
+//! | role | state | what the node does |
+//! |---|---|---|
+//! | home | `pages` (directory), `serving` | `home` |
+//! | holder | `pages` (copies), `recalls`, `hold_windows`, `pins` | `holder`, `holding` |
+//! | requester | `outstanding_requests` | `requester` |
+//! | replicas | `tables`, `releases` | `release`, `roots`, `requester` |
+//!
+//! `node` joins them, and `dispatch` gives each message to its role.
+//!
 //! `docs/protocol/coherence.md` is the specification with the message sequences.
 
 #![forbid(unsafe_code)]

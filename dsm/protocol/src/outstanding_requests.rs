@@ -1,5 +1,5 @@
-//! Requests of this slice on their way, by page. Whether there is one is asked of every page of a run, and
-//! several times: a bit tells.
+//! Outstanding requests of this slice, by page. For every page of a run it is looked up several times whether there is
+//! one, so each page has a bit that tells.
 
 use crate::page_set::PageSet;
 use rustc_hash::FxHashMap;
@@ -31,14 +31,14 @@ pub(crate) struct OutstandingRequest {
 /// The requests.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct OutstandingRequests {
-    /// Each page of a run comes and goes here: a tree would be a tenth of what the engine does for it. A guest that picks pages
-    /// for their hashes slows itself down; there are a few hundred at most.
+    /// Each page of a run comes and goes here. A tree would be a tenth of the engine's work for a page. A guest that picks
+    /// pages for their hashes only slows itself down: there are a few hundred entries at most.
     requests: FxHashMap<Gfn, OutstandingRequest>,
     /// Pages of `requests`.
     pages: PageSet,
 }
 
-/// Models tell states apart by this: the order in which requests were made does not count.
+/// Models tell states apart by this hash. The order in which requests were made does not count.
 impl Hash for OutstandingRequests {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let mut requests: Vec<_> = self.requests.iter().collect();

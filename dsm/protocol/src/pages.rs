@@ -35,7 +35,7 @@ enum Kind {
     Shared,
     /// One of them, to write.
     Exclusive,
-    /// The same, but all that it asked for was to read.
+    /// One of them, to write, although it asked to read (exclusive-on-read grant).
     ExclusiveGrant,
     /// Everyone has a replica.
     Replicated,
@@ -47,8 +47,8 @@ enum Kind {
 pub(crate) struct Holders {
     slices: u64,
     kind: Kind,
-    /// Many read the page between two writes. Such a page's home keeps a copy: it saves every reader
-    /// but the first a message.
+    /// Many slices read the page between two writes. The home of such a page keeps a copy, which saves every reader but
+    /// the first a message.
     widely_shared: bool,
 }
 
@@ -86,14 +86,14 @@ impl Holders {
         let widely_shared = self.widely_shared && self.slices.count_ones() >= WIDELY_SHARED;
         Self { widely_shared, ..Self::exclusive(slice) }
     }
-    /// Gives the page to a slice that only wants to read it.
+    /// Gives the page for writing to a slice that asked to read it.
     pub(crate) fn with_exclusive_grant(self, slice: SliceId) -> Self {
         Self { kind: Kind::ExclusiveGrant, ..self.with_owner(slice) }
     }
     pub(crate) fn is_exclusive(self) -> bool {
         matches!(self.kind, Kind::Exclusive | Kind::ExclusiveGrant)
     }
-    /// True while one slice has the page that asked for it to write, or had it from the start.
+    /// True while one slice has the page for writing and asked to write it, or has had it from the start.
     pub(crate) fn is_written(self) -> bool {
         self.kind == Kind::Exclusive
     }

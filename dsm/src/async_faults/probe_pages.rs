@@ -32,12 +32,12 @@ impl ProbePages {
         self.0.iter().any(|page| page.gfn == gfn)
     }
 
-    /// True when a page of a range of frames is in.
+    /// True when a page of a range of frames is probed.
     pub(crate) fn any_in(&self, frames: &Range<u64>) -> bool {
         self.0.iter().any(|page| frames.contains(&page.gfn.0))
     }
 
-    /// Adds a page that is not in; returns one that must go for it.
+    /// Adds a page that is not in. Returns the page that has to make room for it, if any.
     pub(crate) fn push(&mut self, gfn: Gfn) -> Option<Gfn> {
         let oldest = (self.0.len() >= PROBES_MAX).then(|| self.0.remove(0).gfn);
         self.0.push(Page { gfn, state: State::Open { readable: false } });
@@ -63,7 +63,7 @@ impl ProbePages {
         }
     }
 
-    /// Starts the grace of pages that can be read; takes out those whose grace is over.
+    /// Starts the grace of pages that can be read, and takes out those whose grace is over.
     pub(crate) fn expired(&mut self, now_ns: u64) -> Vec<Gfn> {
         for page in &mut self.0 {
             if page.state == (State::Open { readable: true }) {

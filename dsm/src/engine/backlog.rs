@@ -5,8 +5,8 @@
 //!     |---none: waits behind others of its class to its slice --room--> sent
 //!                                                              \--slice gone--> dropped
 //! ```
-//! Each class to each slice has a queue of its own, as it has in the transport: a megabyte for a disk that
-//! fills its window keeps neither pages nor interrupts waiting, and one slow slice no other.
+//! Each class to each slice has a queue of its own, as in the transport. So a megabyte for a disk that fills its window
+//! delays neither pages nor interrupts, and a slow slice delays no other.
 
 use std::collections::{BTreeMap, VecDeque};
 use transport::{Class, SendError};
@@ -39,7 +39,7 @@ impl Backlog {
 
     /// True when a frame of this class to this slice must wait behind others.
     pub(crate) fn holds(&self, to: SliceId, class: Class) -> bool {
-        // Hardly ever is anything here.
+        // The backlog is nearly always empty.
         self.frames > 0 && self.waiting.contains_key(&(to, class))
     }
 

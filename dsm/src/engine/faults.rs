@@ -13,7 +13,7 @@ use crate::observe::{FaultKind, PageClass};
 use dsm_protocol::prediction::Miss;
 use dsm_protocol::{Access, Gfn, Input};
 
-/// A page asked for that often without being known as a table makes the VMM look at CR3 again.
+/// A page that is asked for that often and is not known as a table makes the VMM look at CR3 again.
 const SAMPLE_EVERY: u32 = 16;
 /// From so many faults on a page takes part in correlation prefetch. Most pages never come twice.
 const OFTEN: u32 = 4;
@@ -34,7 +34,7 @@ impl Engine {
         }
         self.faults = faults;
         self.carry_out()?;
-        // The requests are out; whoever is asked waits for the answer anyway.
+        // The requests are out. The sampled vCPU waits for its page anyway.
         if let Some((gfn, thread)) = sampled {
             self.uplink.sample_fault(gfn, thread);
         }
@@ -67,7 +67,7 @@ impl Engine {
         }
     }
 
-    /// The access to ask for: more than a read needs, where this slice always writes next.
+    /// The access to ask for. It is more than a read needs if this slice is predicted to write.
     fn predicted(&mut self, gfn: Gfn, want: Access, held: Access) -> Access {
         if self.node.table(gfn).is_some() {
             return want;
@@ -75,15 +75,15 @@ impl Engine {
         self.store.write_prediction.fault(gfn, held, want)
     }
 
-    /// What the vCPU behind a fault wants. Where only the vCPU can tell, reading is the least of it:
-    /// the page is on its way while the vCPU is asked.
+    /// What the vCPU behind a fault wants. If only the vCPU can tell, the page is probed and fetched for reading
+    /// meanwhile, which the vCPU needs in any case.
     fn wanted(&mut self, gfn: Gfn, fault: Fault) -> Result<Access, EngineError> {
         if let Verdict::Wants(want) = self.workers.judge(&fault, self.held(gfn)) {
             self.store.end_probe(gfn)?;
             return Ok(want);
         }
         if self.class(gfn) != PageClass::Other {
-            // A walk: it sets accessed bits, and AMD's always needs to write.
+            // A page walk sets accessed bits, and on AMD always needs write access.
             return Ok(Access::Write);
         }
         if self.store.write_prediction.predicts(gfn) {
@@ -116,7 +116,7 @@ impl Engine {
         self.classifier.class(gfn, now, &self.node, &self.store.ram)
     }
 
-    /// Counts a fault on a page. How many there were so far.
+    /// Counts a fault on a page. Returns how many there were so far.
     fn count_fault(&mut self, gfn: Gfn, kind: FaultKind) -> Result<u32, EngineError> {
         let (class, known) = (self.class(gfn), self.node.table(gfn).is_some());
         let count = self.trace.fault(self.now(), gfn, kind, class, known);
@@ -135,9 +135,9 @@ impl Engine {
 
     /// Asks for the roots of other slices' vCPUs, so that they become replicas.
     ///
-    /// A kernel that starts a vCPU lets it run on a root of its own for a while. That root and
-    /// this slice's share the kernel's tables, which go back and forth: no replica points to them
-    /// as long as each root is used by one slice only.
+    /// A kernel that starts a vCPU lets it run on a root of its own for a while. That root and this slice's root share
+    /// the kernel's tables. No replica points to these tables while each root is used by one slice only, so they would
+    /// go back and forth.
     fn fetch_roots(&mut self) -> Result<(), EngineError> {
         for gfn in self.classifier.roots() {
             let absent = self.node.access(gfn) == Access::None && !self.node.is_waiting(gfn);

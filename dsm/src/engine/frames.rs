@@ -24,7 +24,7 @@ impl Engine {
         transport.limit_runs(if is_urgent { 1 } else { POLL_BUDGET });
         transport.poll(POLL_BUDGET, &mut |event| {
             match event {
-                // All of them, for each is told once; and what comes behind a bystander's counts.
+                // Each loss is told once, so all are taken. A loss behind that of a bystander counts too.
                 Event::Lost { peer, cause } => {
                     fenced |= !bystanders.contains(&peer);
                     lost.push((peer, cause));

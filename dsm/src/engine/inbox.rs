@@ -1,4 +1,4 @@
-//! Coherence frames that came: decoded, and the protocol stepped with them.
+//! Decodes coherence frames that came, and steps the protocol with them.
 //!
 //! ```text
 //!   frame ------------------------------------------> messages, with the bytes of their pages
@@ -65,7 +65,7 @@ impl Inbox<'_> {
     /// Where to receive the bytes of a run whose head has come. Nowhere if one of its pages is not missing here, or is
     /// new to the memory file: that takes a new page better from a buffer.
     pub(crate) fn direct_receive(&self, head: &[u8], length: usize) -> Option<DirectReceive> {
-        // What is wrong is found when the frame is there.
+        // Errors are found when the whole frame is there.
         let batch = Batch::decode_head(head, length).ok().flatten()?;
         if batch.remote_written || batch.epoch != self.node.epoch() {
             return None;

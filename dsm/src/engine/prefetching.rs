@@ -57,7 +57,7 @@ impl Engine {
         for Miss { gfn, want } in asked {
             self.prefetcher.correlated_requests += 1;
             if self.node.access(gfn) != Access::None {
-                // To the protocol an upgrade that somebody waits for, but nobody does.
+                // To the protocol this is an upgrade that somebody waits for. Nobody does.
                 self.prefetcher.upgrades += 1;
                 self.step(Input::Fault { gfn, want })?;
                 continue;
@@ -81,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A chunk that this slice has nothing of, and nobody at home here, may become private.
+    /// Begins a chunk fetch. The chunk may become private if its home is elsewhere and no page of it is here.
     fn begin_chunk(&mut self, chunk: ChunkId, want: Access) -> Result<(), EngineError> {
         let node = &self.node;
         let is_free = |gfn| {
@@ -112,7 +112,7 @@ impl Engine {
         self.step(Input::Prefetch { gfn, pages, want })?;
         let node = &self.node;
         let state = |gfn| if node.is_waiting(gfn) { Requested::InFlight } else { Requested::No };
-        self.store.chunk_fetches.asked(gfn, pages, state);
+        self.store.chunk_fetches.requested(gfn, pages, state);
         Ok(())
     }
 }

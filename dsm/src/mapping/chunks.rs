@@ -16,11 +16,11 @@
 //! A private chunk costs what ordinary memory costs. Sharing it costs some system calls and the huge
 //! page, so a chunk that is shared again soon after it became private waits twice as long next time.
 //!
-//! Each border between chunks of different state splits the guest's mapping, of which the kernel
-//! keeps only so many parts (`vm.max_map_count`). At the limit a chunk is shared together with those
-//! between it and the nearest shared one, and a chunk in the midst of shared ones stays shared.
+//! Each border between chunks of different state splits the guest's mapping, and the kernel limits the number of parts
+//! (`vm.max_map_count`). At the limit a chunk is shared together with those between it and the nearest shared one, and
+//! a chunk in the middle of shared ones stays shared.
 //!
-//! This module decides; `share` carries out.
+//! This module decides, and `share` carries it out.
 
 use crate::memory::{ChunkId, whole_chunks};
 use dsm_protocol::Gfn;
@@ -64,7 +64,7 @@ pub struct ChunkCounts {
     pub kept_for_maps: u64,
     /// Chunks that were put on huge pages.
     pub collapsed: u64,
-    /// Time that this took in all, in nanoseconds.
+    /// Time that this took in total, in nanoseconds.
     pub collapse_ns: u64,
 }
 
@@ -78,7 +78,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     state: State,
-    /// Pages that the guest may not write as they are.
+    /// Pages that the guest may not write now.
     away: u16,
     doublings: u8,
     /// Its pages are on 4 KiB mappings that are not there yet.
@@ -178,7 +178,7 @@ impl Chunks {
         u64::from(id.0 > 0 && differs(id.0 - 1)) + u64::from(differs(id.0 + 1))
     }
 
-    /// What the kernel tells apart: of neighbours that are alike it makes one part.
+    /// What the kernel tells apart. It merges neighbours that are alike into one part.
     fn part(&self, id: ChunkId, state: Option<State>) -> Option<State> {
         let begins = if self.is_own(id) { State::PrivateAgain } else { State::Shared };
         let same = !(self.off_file && self.is_own(id)) && state == Some(begins);
@@ -191,7 +191,7 @@ impl Chunks {
         self.known.insert(id, chunk);
     }
 
-    /// A private chunk becomes shared; the chunks that the caller has to watch from now on.
+    /// A private chunk becomes shared. Returns the chunks that the caller has to watch from now on.
     pub(crate) fn share(&mut self, id: ChunkId) -> Range<u64> {
         let range = self.widened(id);
         for at in range.clone().map(ChunkId) {
@@ -214,7 +214,7 @@ impl Chunks {
         range
     }
 
-    /// The chunk alone, or, where the mapping has parts enough, up to the nearest shared one.
+    /// The chunk alone, or, if the mapping has too many parts, all up to the nearest shared one.
     fn widened(&self, id: ChunkId) -> Range<u64> {
         let alone = id.0..id.0 + 1;
         let more = self.seams_with(id, Some(State::Shared));
@@ -285,7 +285,7 @@ impl Chunks {
         runs
     }
 
-    /// Takes note of the time; chunks that have been quiet for long enough, a few at a time.
+    /// Takes note of the time. Returns chunks that have been quiet for long enough, a few at a time.
     pub(crate) fn quiet(&mut self, now_ns: u64) -> Vec<ChunkId> {
         self.now_ns = now_ns;
         if self.counts.shared_now == 0 || now_ns < self.look_ns {

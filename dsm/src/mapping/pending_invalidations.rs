@@ -1,11 +1,11 @@
-//! Access that a step takes away from pages, put off to its end so that neighbours cost one call.
+//! Invalidations of a step, put off to its end so that neighbours cost one call.
 //!
 //! A call costs about a microsecond, and an interrupt to each core on which the guest runs
-//! (facts: userfaultfd, section 3); for 64 neighbours hardly more than for one.
+//! (facts: userfaultfd, section 3). For 64 neighbours it costs hardly more than for one.
 
 use dsm_protocol::Gfn;
 
-/// What is taken.
+/// What is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalidation {
     /// Write access: the page stays mapped.
@@ -14,7 +14,7 @@ pub(crate) enum Invalidation {
     All,
 }
 
-/// Neighbours of which the same is taken.
+/// Neighbours from which the same is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidationRun {
     pub(crate) first: Gfn,
@@ -28,7 +28,7 @@ impl InvalidationRun {
     }
 }
 
-/// What was put off, in order.
+/// The invalidations that were put off, in order.
 #[derive(Debug, Default)]
 pub(crate) struct PendingInvalidations {
     runs: Vec<InvalidationRun>,

@@ -40,7 +40,7 @@ impl Store {
             self.chunks.counts.copied += 1;
         }
         self.ram.set_place(chunk, Place::Watched);
-        // As its neighbours of the same home, so that the kernel makes one part of them.
+        // The same watch as its neighbours of the same home, so that the kernel merges them into one part.
         let how =
             if self.chunks.is_own(chunk) { FaultWatch::GivenAway } else { FaultWatch::Everything };
         self.uffd.register(self.address(chunk.first()), CHUNK_BYTES, how)?;
@@ -51,7 +51,7 @@ impl Store {
         Ok(())
     }
 
-    /// Maps the pages of a chunk that lost their mapping with another one's, if there are.
+    /// Maps the pages of a chunk that lost their mapping together with another page.
     pub(crate) fn map_rest(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
         for (first, pages) in self.chunks.take_unmapped(chunk) {
             self.uffd.install_missing(self.address(first), pages * PAGE)?;
@@ -97,7 +97,8 @@ impl Store {
             .try_for_each(|chunk| self.map_chunk_in_pieces(chunk))
     }
 
-    /// All pages of a chunk of another home are here for writing, and none is mapped: it becomes private.
+    /// This slice has an exclusive grant of all pages of a chunk of another home, and none is mapped: the chunk becomes
+    /// private.
     fn take_exclusive_grant(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
         self.write_staged()?;
         let has_twin = self.twins.any_in(&chunk.frames());
@@ -109,7 +110,7 @@ impl Store {
         }
         let (start, huge) = (self.address(chunk.first()), self.ram.is_prepared(chunk));
         if !huge {
-            // One call for 512 pages, where the kernel's own faults would be as many.
+            // One call for 512 pages, in place of 512 faults.
             self.uffd.install_missing(start, CHUNK_BYTES)?;
         }
         self.chunk_fetches.forget(chunk);
@@ -119,7 +120,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes note of the time, and makes chunks private whose pages have all been here for a while.
+    /// Makes chunks private whose pages have all been here for a while.
     pub(crate) fn tend(&mut self, now_ns: u64) -> Result<(), EngineError> {
         for chunk in self.chunks.quiet(now_ns) {
             let frames = chunk.frames();

@@ -1,13 +1,12 @@
 //! Staged pages: pages of a run that came and are not in the memory file yet.
 //!
-//! A page that the file does not have yet is dear to fill through a mapping: a fault, then a page of zeros,
-//! then the contents over them. Written into the file it needs neither fault nor zeros, and a call for a
-//! whole run costs half of one for each page (decision 14). So pages fetched
-//! ahead are put side by side as they come, and are written together.
+//! A page that the file does not have yet is expensive to fill through a mapping: it takes a fault, a page of zeros, and
+//! then the contents. A write into the file needs neither fault nor zeros, and one call for a run costs half as much as
+//! a call for each page (decision 14). So prefetched pages are put side by side as they come, and are written together.
 //!
 //! ```text
-//!   comes, prefetched, not in the file yet --> here --(whoever wants to see it, end of the batch,
-//!                                                         a page that is no neighbour)--> in the file
+//!   comes, prefetched, not in the file yet --> here --(somebody looks at it, end of the batch,
+//!                                                  or a page that is no neighbour)--> in the file
 //! ```
 
 use crate::memory::GuestRam;
@@ -37,7 +36,7 @@ impl StagedPages {
         Gfn(self.first.0 + pages)
     }
 
-    /// Takes a page in; what is here already is written if this is no neighbour of it.
+    /// Takes a page in. What is here already is written first if the page is no neighbour of it.
     ///
     /// # Errors
     /// The file cannot be written.

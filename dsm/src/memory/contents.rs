@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use wire::{Gfn, PAGE_SIZE};
 
 impl GuestRam {
-    /// Writes whole pages of neighbouring frames into the file: new ones need neither fault nor zeros so.
+    /// Writes pages of neighbouring frames into the file. This way new pages need neither a fault nor zeros.
     pub(crate) fn write_to_file(&self, first: Gfn, bytes: &[u8]) -> Result<(), Error> {
         let (mut gfn, mut rest) = (first, bytes);
         while !rest.is_empty() {
@@ -81,14 +81,14 @@ impl GuestRam {
         let last = Gfn(first.0 + pages.checked_sub(1)?);
         let bytes = usize::try_from(pages).ok()? * PAGE_SIZE;
         let start = self.alias_page(first);
-        // Blocks and chunks that lie elsewhere begin anew: in between nothing does.
+        // Only at the borders of blocks and of chunks off the file do addresses jump.
         let together = self.alias_page(last) == start.wrapping_add(bytes - PAGE_SIZE);
         // SAFETY: pages of a mapping that lives as long as self; the caller keeps them as they are.
         together.then(|| unsafe { std::slice::from_raw_parts(start, bytes) })
     }
 
-    /// Copies out of a page as it was when this slice last had it, which may be long ago. False where
-    /// there is no memory, or this slice never had the page: reading must not make it one that it had.
+    /// Copies out of a page as it was when this slice last had it, which may be long ago. False where there is no memory,
+    /// or where this slice never had the page: a read would make it a page that the slice had.
     #[must_use]
     pub fn peek(&self, gfn: Gfn, at: usize, out: &mut [u8]) -> bool {
         let there = at + out.len() <= PAGE_SIZE && !self.is_hole(gfn);
@@ -116,8 +116,8 @@ impl GuestRam {
         unsafe { &*page }
     }
 
-    /// Makes sure that the file holds a page there, so that a later touch of the guest is a minor
-    /// fault and not a silent page of zeros.
+    /// Makes sure that the file holds the page. A later touch by the guest is then a minor fault, and does not silently
+    /// give a page of zeros.
     pub(crate) fn back(&self, gfn: Gfn) {
         self.entries(gfn)[0].load(Ordering::Relaxed);
     }

@@ -32,8 +32,8 @@ const LOOKS: usize = 512;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Pause after all chunks were looked at.
 const IDLE: Duration = Duration::from_millis(500);
-/// A pass takes at most one part in so many of a core, the rest of its chunks' collapses included: a host
-/// that is slow to say what is there (an emulated one takes 40 ms for 256 MiB) is asked less often.
+/// After a pass the thread rests this many times as long as the pass took. So a host that is slow to say what is there
+/// (an emulated one takes 40 ms for 256 MiB) is asked less often.
 const LOOKING_SHARE: u32 = 99;
 /// Pause once the kernel has refused [`REFUSALS`] full chunks in a row.
 const REFUSED: Duration = Duration::from_secs(30);
@@ -80,7 +80,7 @@ impl HugePages {
 impl Drop for HugePages {
     fn drop(&mut self) {
         self.stop = None;
-        // A thread that panicked has said so.
+        // A thread that panicked has reported it.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -127,7 +127,7 @@ fn is_nearly_full(ram: &GuestRam, offset: usize) -> bool {
 impl GuestRam {
     /// Puts the chunk at an offset, which is [`Place::Plain`], on a huge page.
     fn collapse(&self, offset: usize) -> Result<(), Error> {
-        // Said first: the engine may share the chunk as soon as its mapping is a huge one.
+        // Set first, for the engine may share the chunk as soon as its mapping is huge.
         if !self.change_place(offset, Place::Plain, Place::Huge) {
             return Ok(());
         }

@@ -1,8 +1,8 @@
 //! Memory made ready at the start (`memfd,prealloc`): all pages of the file are there, chunks on huge pages.
 //!
-//! A page that the file does not have yet costs a fault and its zeros when it comes, and on a virtual machine
-//! whose free memory went back to its own host far more than that (decision 15). A slice that is given
-//! its memory in advance only copies. It takes memory for all of the VM on every slice that asks for it.
+//! A page that the file does not have yet costs a fault and its zeros when it comes. On a virtual machine whose free
+//! memory went back to its own host it costs far more (decision 15). A slice that is given its memory in advance only
+//! copies. The price is memory for the whole VM on every slice that asks for it.
 
 use super::chunk::ChunkId;
 use super::places::Place;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use wire::{Gfn, PAGE_SIZE};
 
 impl GuestRam {
-    /// Fills the file, and puts what is this slice's own (`own`, frames) in place in the guest mapping.
+    /// Fills the file, and maps the frames of this slice's home (`own`) in the guest mapping.
     ///
     /// # Errors
     /// There is not so much memory.

@@ -136,7 +136,8 @@ impl GuestRam {
         self.guest.userfaultfd()
     }
 
-    /// Whoever waits for a page, or comes to touch one that is not here, waits for as long as this memory is mapped.
+    /// The engine has ended. Threads that wait for a page, or touch one that is not here, wait for as long as this memory
+    /// is mapped.
     pub(crate) fn stay_watched(&self, uffd: Uffd) {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner).push(uffd);
     }
@@ -151,7 +152,7 @@ impl GuestRam {
         whole_chunks(frames).into_iter().map(offsets).collect()
     }
 
-    /// Where a chunk is that has memory as a whole.
+    /// Where a chunk is. All its frames have memory.
     pub(crate) fn place(&self, chunk: ChunkId) -> Place {
         self.offset(chunk.first()).map_or(Place::Outside, |offset| self.place_at(offset))
     }
@@ -203,10 +204,10 @@ impl GuestRam {
         let Some(offset) = self.offset(gfn) else { return };
         match self.device_uses.moved(offset / PAGE_SIZE) {
             Some(DeviceUse::Data) => {
-                debug!(gfn = gfn.0, "a page that devices use for data travels")
+                debug!(gfn = gfn.0, "a page that devices use for data travels");
             }
             Some(DeviceUse::Frame) => {
-                debug!(gfn = gfn.0, "a page that devices use for frames travels")
+                debug!(gfn = gfn.0, "a page that devices use for frames travels");
             }
             None => {}
         }
@@ -283,8 +284,8 @@ impl GuestRam {
         self.pinned.load(Ordering::Acquire)
     }
 
-    /// True when nobody has stored to the page on this slice, as far as can be told: pinning touches
-    /// all pages.
+    /// True when nobody has stored to the page on this slice, as far as is known. Pinning touches all pages, so then the
+    /// contents decide.
     pub(crate) fn is_untouched(&self, gfn: Gfn) -> bool {
         if self.is_pinned() { self.is_zero(gfn) } else { self.is_hole(gfn) }
     }
@@ -328,8 +329,8 @@ impl GuestRam {
         }
     }
 
-    /// True when the contents of a page of another home came here before. Asks no kernel: it is asked for every
-    /// fault.
+    /// True when the contents of a page of another home came here before. It is called for every fault, so it makes no
+    /// system call.
     pub(crate) fn had_come(&self, gfn: Gfn) -> bool {
         self.offset(gfn).is_some_and(|at| self.backed.contains(at))
     }
@@ -346,7 +347,7 @@ impl GuestRam {
     /// Removes the guest's mapping of pages; the data stays in the file.
     pub(crate) fn zap(&self, gfn: Gfn, pages: u64) -> Result<(), Error> {
         let offset = self.offset(gfn).expect("a checked frame");
-        let bytes = usize::try_from(pages).map_or(self.bytes(), |pages| pages * PAGE_SIZE);
+        let bytes = usize::try_from(pages).map_or_else(|_| self.bytes(), |pages| pages * PAGE_SIZE);
         self.guest.advise(offset, bytes.min(self.bytes() - offset), libc::MADV_DONTNEED)
     }
 
@@ -356,7 +357,7 @@ impl GuestRam {
         self.guest.set_writable(offset, PAGE_SIZE, on)
     }
 
-    /// Maps backed pages of the guest mapping ahead of the guest's touch.
+    /// Maps backed pages of the guest mapping before the guest touches them.
     ///
     /// # Errors
     /// The kernel's refusal.

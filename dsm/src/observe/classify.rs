@@ -1,8 +1,11 @@
 //! What kind of page faulted: kernel page table, user page table or anything else.
 //!
 //! Replicated tables are known to the protocol. For the rest this walks the tables below the
-//! vCPUs' current roots, as far as this slice holds them, at most twice a second: the classes are
-//! statistics and never decide anything.
+//! vCPUs' current roots, as far as this slice holds them, at most twice a second.
+//!
+//! The classes are statistics, with two exceptions. A worker's fault on a table is taken for a page walk, which
+//! needs write access, so the page is not probed. A table that is missed again and again makes the engine ask for the
+//! roots. A wrong class costs a transfer, never coherence.
 
 use crate::memory::GuestRam;
 use dsm_protocol::{Access, Gfn, Half, Level, Node, entry};

@@ -5,8 +5,9 @@
 //!   messages ---------------------------------^
 //! ```
 //!
-//! This room never decides about coherence. Two things are decided by what it counts: when the VMM looks at the roots
-//! of vCPUs, and from which fault on a page takes part in correlation prefetch.
+//! This room never decides about coherence. The engine decides three things by what it finds here: when the VMM looks
+//! at the roots of vCPUs, from which fault on a page takes part in correlation prefetch, and whether a worker's fault
+//! is a page walk.
 
 mod classify;
 mod report;

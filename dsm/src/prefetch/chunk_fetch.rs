@@ -72,7 +72,7 @@ struct Chunk {
     id: ChunkId,
     want: Access,
     /// Pages of it that were asked for, from its start.
-    asked: u64,
+    requested: u64,
     /// Of these, those that have not come.
     in_flight: Bits,
     /// Those that came for writing and are not mapped.
@@ -94,9 +94,9 @@ impl Chunk {
     }
 
     fn ask(&mut self, now_ns: u64) -> (Gfn, u16, Access) {
-        let first = Gfn(self.id.first().0 + self.asked);
-        let pages = u64::from(RUN_MAX).min(CHUNK_PAGES - self.asked);
-        self.asked += pages;
+        let first = Gfn(self.id.first().0 + self.requested);
+        let pages = u64::from(RUN_MAX).min(CHUNK_PAGES - self.requested);
+        self.requested += pages;
         self.since_ns = now_ns;
         (first, u16::try_from(pages).expect("a piece"), self.want)
     }
@@ -121,7 +121,7 @@ fn runs(id: ChunkId, pages: &Bits) -> Vec<PageRun> {
 /// What to do with a page that may be mapped now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is none of these chunks'.
+    /// It is in no chunk fetch.
     Stranger,
     /// It stays unmapped.
     Kept,
@@ -129,7 +129,7 @@ pub(crate) enum Fate {
     Later,
     /// Its chunk is full, and a vCPU waits for it.
     Full(ChunkId),
-    /// It is mapped with all of its chunk that have come.
+    /// It is mapped together with all pages of its chunk that have come.
     InPieces(ChunkId),
 }
 
@@ -166,8 +166,8 @@ impl ChunkFetches {
         self.chunks.iter().any(|chunk| chunk.id == id && chunk.here.contains(gfn))
     }
 
-    /// Begins with a chunk; `kept` says that it may become private. Returns pages to map, of a chunk that had
-    /// to make room for it.
+    /// Begins a chunk fetch. `kept`: the chunk may become private. Returns pages to map, of a chunk that had to make
+    /// room for it.
     pub(crate) fn begin(
         &mut self,
         id: ChunkId,
@@ -183,7 +183,7 @@ impl ChunkFetches {
         self.chunks.push_back(Chunk {
             id,
             want,
-            asked: 0,
+            requested: 0,
             in_flight: Bits::default(),
             here: Bits::default(),
             kept,
@@ -194,7 +194,7 @@ impl ChunkFetches {
         oldest.map_or_else(Vec::new, |chunk| runs(chunk.id, &chunk.here))
     }
 
-    /// The next pages to ask for, if there is room for them on the way. Tell [`Self::asked`].
+    /// The next pages to ask for, if there is room for them on the way. Tell [`Self::requested`].
     pub(crate) fn next_piece(&mut self, now_ns: u64) -> Option<(Gfn, u16, Access)> {
         for chunk in &mut self.chunks {
             if now_ns.saturating_sub(chunk.since_ns) > LOST_NS {
@@ -205,20 +205,22 @@ impl ChunkFetches {
         if in_flight + u32::from(RUN_MAX) > IN_FLIGHT_MAX {
             return None;
         }
-        let chunk = self.chunks.iter_mut().find(|chunk| chunk.asked < CHUNK_PAGES)?;
+        let chunk = self.chunks.iter_mut().find(|chunk| chunk.requested < CHUNK_PAGES)?;
         Some(chunk.ask(now_ns))
     }
 
-    /// The piece that a page is in which a vCPU touches, if it is the next of a chunk that is kept. It is asked
-    /// for at once then: asked for by itself, the page would come for reading only. Tell [`Self::asked`].
+    /// The next piece of a chunk that is kept, if a vCPU touches a page of that piece. It is asked for at once: the
+    /// page alone would come for reading only. Tell [`Self::requested`].
     pub(crate) fn piece_of(&mut self, gfn: Gfn, now_ns: u64) -> Option<(Gfn, u16, Access)> {
         let chunk = self.find(gfn).filter(|chunk| chunk.kept)?;
         let at = gfn.0 - chunk.id.first().0;
-        (chunk.asked..chunk.asked + u64::from(RUN_MAX)).contains(&at).then(|| chunk.ask(now_ns))
+        (chunk.requested..chunk.requested + u64::from(RUN_MAX))
+            .contains(&at)
+            .then(|| chunk.ask(now_ns))
     }
 
     /// Pages were asked for; `state` tells what became of each.
-    pub(crate) fn asked(&mut self, first: Gfn, pages: u16, state: impl Fn(Gfn) -> Requested) {
+    pub(crate) fn requested(&mut self, first: Gfn, pages: u16, state: impl Fn(Gfn) -> Requested) {
         let Some(chunk) = self.find(first) else { return };
         for gfn in (first.0..first.0 + u64::from(pages)).map(Gfn) {
             match state(gfn) {
@@ -258,15 +260,15 @@ impl ChunkFetches {
         }
     }
 
-    /// A vCPU touches a page. The first page of its chunk, if that was not touched before.
+    /// A vCPU touches a page. Returns the first page of its chunk, if the chunk was not touched before.
     pub(crate) fn touched(&mut self, gfn: Gfn, now_ns: u64) -> Option<Gfn> {
         let chunk = self.find(gfn)?;
         chunk.waited_ns.get_or_insert(now_ns);
         std::mem::take(&mut chunk.untouched).then(|| chunk.id.first())
     }
 
-    /// A page is taken away, or its write access: it will not be mapped from here. True if it was to be: a vCPU may
-    /// wait for it.
+    /// A page is taken away, or its write access, so it is not mapped from here any more. True if it was to be mapped: a
+    /// vCPU may wait for it.
     pub(crate) fn recalled(&mut self, gfn: Gfn) -> bool {
         self.find(gfn).is_some_and(|chunk| {
             chunk.kept = false;
@@ -287,7 +289,8 @@ impl ChunkFetches {
         if chunk.is_marker(id.first()) && here.remove(id.first()) {
             chunk.here.insert(id.first());
         }
-        if chunk.asked >= CHUNK_PAGES && chunk.in_flight == Bits::default() && !chunk.untouched {
+        if chunk.requested >= CHUNK_PAGES && chunk.in_flight == Bits::default() && !chunk.untouched
+        {
             self.forget(id);
         }
         runs(id, &here)
@@ -345,7 +348,7 @@ mod tests {
     fn ask_pieces(fetches: &mut ChunkFetches, now: u64, most: usize) -> u64 {
         let (mut pages, mut left) = (0, most);
         while let Some((first, count, _)) = (left > 0).then(|| fetches.next_piece(now)).flatten() {
-            fetches.asked(first, count, |_| Requested::InFlight);
+            fetches.requested(first, count, |_| Requested::InFlight);
             pages += u64::from(count);
             left -= 1;
         }
@@ -444,7 +447,7 @@ mod tests {
         assert_eq!(spans(&fetches.take(ID)), [(1, 9), (400, 1)]);
         let mut begun = begun(true);
         let (first, pages, _) = begun.next_piece(0).unwrap();
-        begun.asked(first, pages, |gfn| {
+        begun.requested(first, pages, |gfn| {
             if gfn.0 == FIRST + 7 { Requested::No } else { Requested::InFlight }
         });
         come(&mut begun, 0..7);

@@ -13,7 +13,7 @@
 use dsm_protocol::Gfn;
 use std::collections::BTreeSet;
 
-/// Pages remembered. Beyond that all are forgotten: they are as if they had been asked for.
+/// Pages remembered. Beyond that all are forgotten, and count as pages that somebody asked for.
 const PAGES_MAX: usize = 1 << 14;
 
 /// Pages that were prefetched and not touched since.
@@ -46,7 +46,7 @@ impl Prefetched {
         }
     }
 
-    /// True when no touch of the page was seen: a fault on it tells nothing of what came before.
+    /// True when no touch of the page was seen.
     pub(crate) fn is_untouched(&self, gfn: Gfn) -> bool {
         self.pages.contains(&gfn)
     }
@@ -57,7 +57,7 @@ impl Prefetched {
         self.markers.remove(&gfn)
     }
 
-    /// The page arrives: whether it is to be mapped at once. If not, it is pending or a marker.
+    /// The page arrives. Returns whether it is to be mapped at once. If not, it is pending or a marker.
     pub(crate) fn maps_now(&mut self, gfn: Gfn, writable: bool) -> bool {
         if !self.pages.contains(&gfn) {
             return true;

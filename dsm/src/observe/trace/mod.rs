@@ -6,10 +6,10 @@
 //!   message out > went: taken, shared, peers          Site <---Handle::sampled---------+
 //! ```
 //!
-//! What messages tell is only noted as they pass, and looked at while the engine waits anyway. Counting
-//! faults is never off: the engine decides by it when to look at the vCPUs' roots. Switched off
-//! is what looks at every message, and the samples. Nothing here decides about coherence, allocates on
-//! the way of a fault, or grows: see [`table`] and [`sampler`].
+//! What messages tell is only noted as they pass, and looked at while the engine waits anyway. Faults are always
+//! counted, because the engine decides by the counts when to look at the vCPUs' roots. What can be switched off is the
+//! look at every message, and the samples. Nothing here decides about coherence, allocates on the path of a fault, or
+//! grows: see [`table`] and [`sampler`].
 
 mod kinds;
 mod page;
