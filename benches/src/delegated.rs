@@ -94,7 +94,7 @@ impl End {
         let (handle, thread) = Engine::start(EngineConfig {
             bystanders: Vec::new(),
             wait_limit: Duration::from_secs(60),
-            fetch_ahead: false,
+            prefetch: false,
             node,
             ram,
             transport,

@@ -131,7 +131,7 @@ fn receive(transport: &mut dyn Transport, waiting: Waiting, frame: &mut Vec<u8>)
         }
         Event::Lost { cause, .. } => lost = Some(cause),
         // Memory is not lent here.
-        Event::Head { .. } | Event::Landed { .. } => {}
+        Event::Head { .. } | Event::DirectlyReceived { .. } => {}
     });
     // At the end the other side goes first.
     ensure!(came || lost.is_none(), "the other side is lost: {lost:?}");

@@ -206,7 +206,7 @@ fn pour(sender: &mut dyn Transport, pages: usize, source: Source) -> Result<()> 
 fn run_head(pages: u16) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD_BYTES);
     let (first, access, bodies) = (Gfn(1), Access::Write, u64::MAX >> (64 - pages));
-    Batch { epoch: Epoch(1), first, pages, access, held_us: 0, bodies, placed: false }
+    Batch { epoch: Epoch(1), first, pages, access, held_us: 0, bodies, remote_written: false }
         .encode(&mut head);
     head
 }

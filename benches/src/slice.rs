@@ -85,7 +85,7 @@ impl Slice {
         let (handle, thread) = Engine::start(EngineConfig {
             bystanders: Vec::new(),
             wait_limit: Duration::from_secs(60),
-            fetch_ahead: !plan.page_by_page.contains(&local),
+            prefetch: !plan.page_by_page.contains(&local),
             node,
             ram: Arc::clone(&ram),
             transport,

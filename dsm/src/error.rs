@@ -1,7 +1,7 @@
 //! Why the engine cannot start or go on.
 
-use crate::apart::ShareError;
-use crate::mapping::UffdError;
+use crate::kernel::UffdError;
+use crate::memory::ShareError;
 use dsm_protocol::{Gfn, ProtocolError};
 use std::io::Error;
 use std::time::Duration;
@@ -79,9 +79,9 @@ pub enum EngineError {
         /// Home and holder of the page.
         whereabouts: String,
     },
-    /// A peer says that it wrote a page into memory that it was not lent.
+    /// A peer says that it wrote a page into memory that was not exposed to it.
     #[error("{from} says that it wrote a page into this slice's memory, which it cannot reach")]
-    NotLent {
+    NotExposed {
         /// The peer.
         from: SliceId,
     },

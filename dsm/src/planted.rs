@@ -10,10 +10,10 @@ pub enum PlantedBug {
     TakenLate,
     /// Pages of a private chunk are given away, and userfaultfd does not watch the chunk.
     GivenUnwatched,
-    /// A page that came in a run and is not in the file yet is taken as if it was.
-    ArrivalsLost,
+    /// A page that came in a run and is staged is taken as if it were in the file.
+    StagedPagesLost,
     /// A page that has come and is taken before it is mapped wakes nobody, as it was before the simulator found it.
     WaiterForgotten,
-    /// A page that a vCPU was asked about stays read-only.
+    /// A probed page stays read-only.
     NeverAnswered,
 }

@@ -3,20 +3,15 @@
 //! Engine, store and chunks are those of a VM. Time, the transport and the kernel's side of the guest mapping are the
 //! simulator's.
 
-pub use crate::mapping::fake::{Between, FakeKernel, Touch};
+pub use crate::kernel::fake::{Between, FakeKernel, Touch};
 pub use crate::planted::PlantedBug;
 
-use crate::chunks::ChunkId;
-use crate::clock::Clock;
-use crate::engine::{Engine, EngineConfig, Ready, Uplink};
+use crate::engine::{Clock, Command, CopyError, Engine, EngineConfig, Handle, Ready, Uplink};
 use crate::error::EngineError;
-use crate::handle::{Command, CopyError, Handle};
-use crate::huge;
-use crate::mapping::PAGE;
-use crate::memory::Memory;
-use crate::ram::{GuestRam, RamError};
-use crate::report::Report;
-use crate::trace::Tracing;
+use crate::kernel::PAGE;
+use crate::memory::collapse_pass;
+use crate::memory::{ChunkId, GuestRam, Memory, RamError};
+use crate::observe::{Report, Tracing};
 use crossbeam_channel::{Receiver, bounded};
 use dsm_protocol::{Config, Gfn, HomeRange};
 use std::ops::Range;
@@ -101,7 +96,7 @@ impl SteppedSlice {
         let ram = Arc::new(ram);
         let engine = EngineConfig {
             core: None,
-            fetch_ahead: true,
+            prefetch: true,
             node,
             ram: Arc::clone(&ram),
             bystanders: Vec::new(),
@@ -134,7 +129,7 @@ impl SteppedSlice {
     /// True while frames wait for room.
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        !self.engine.backlog.is_empty()
+        !self.engine.outbound.backlog.is_empty()
     }
 
     /// The kernel below it.
@@ -153,7 +148,7 @@ impl SteppedSlice {
     pub fn collapser(&self) -> impl FnMut() + Send + use<> {
         let (ram, mut refusals) = (Arc::clone(&self.ram), 0);
         move || {
-            huge::pass(&ram, &mut |_| true, &mut refusals);
+            collapse_pass(&ram, &mut |_| true, &mut refusals);
         }
     }
 
@@ -186,16 +181,16 @@ impl SteppedSlice {
         let Engine { node, store, .. } = &self.engine;
         let mapped = self.page(gfn).map(|page| self.kernel.access(page));
         format!(
-            "access {:?}, waiting {}, (load, store) {mapped:?}, place {:?}, private {}, readable {}, asked {}, \
-             ahead {}, hidden {}",
+            "access {:?}, waiting {}, (load, store) {mapped:?}, place {:?}, private {}, readable {}, probed {}, \
+             prefetched {}, hidden {}",
             node.access(gfn),
             node.is_waiting(gfn),
             self.ram.place(ChunkId::of(gfn)),
             store.chunks.is_private(ChunkId::of(gfn)),
             store.readable.contains(gfn),
-            store.asked.contains(gfn),
-            store.ahead.is_untouched(gfn),
-            store.whole.hides(gfn),
+            store.probe_pages.contains(gfn),
+            store.prefetched.is_untouched(gfn),
+            store.chunk_fetches.hides(gfn),
         )
     }
 

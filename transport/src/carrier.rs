@@ -52,9 +52,9 @@ pub(crate) trait Carrier: Send {
     }
     /// Writes what fits: `WouldBlock` when nothing does.
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// The same. The last part stays as it is until the peer has it: where it lies in the memory that was lent, it need not be
+    /// The same. The last part is stable until the peer has it. Where it lies in the exposed memory, it need not be
     /// copied.
-    fn write_still(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write_stable(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.write(class, parts)
     }
     /// How large frames of a run of pages should be, in bytes: what does not fit at once is copied, and goes later.
@@ -70,16 +70,16 @@ pub(crate) trait Carrier: Send {
     fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()>;
     /// Offers memory to the peer to write pages into, and tells where pages are sent from that stay as they are. False where
     /// peers do not write into it.
-    fn lend(&mut self, _memory: &PageMemory) -> io::Result<bool> {
+    fn expose(&mut self, _memory: &PageMemory) -> io::Result<bool> {
         Ok(false)
     }
     /// Whether pages can be written into the peer's memory.
-    fn places(&self) -> bool {
+    fn has_remote_write(&self) -> bool {
         false
     }
     /// Writes the pages from an offset of our memory on to the same offset of the peer's, ahead of all that
     /// is written to the stream of `class` from now on. False when there is no room for them.
-    fn place_pages(&mut self, _class: usize, _offset: u64, _pages: u16) -> io::Result<bool> {
+    fn remote_write_pages(&mut self, _class: usize, _offset: u64, _pages: u16) -> io::Result<bool> {
         Ok(false)
     }
     /// Whether something came, known without a system call.

@@ -4,8 +4,8 @@
 //! authenticated by then; sizes are bounded all the same.
 
 use crate::config::{CarrierKind, Config};
+use crate::credential::Ticket;
 use crate::handshake::{Channel, read_all, write_all};
-use crate::key::Ticket;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;

@@ -14,12 +14,13 @@
 //! Silence is counted in observed timer ticks, not in time: when this process itself was stopped,
 //! its peers are not to blame.
 
-mod landing;
+mod direct_receive;
 mod peer;
+mod stream;
 
 use crate::carrier::{Carrier, TOKENS, watch};
 use crate::config::Config;
-use crate::frame::{HEAD_BYTES_U32, class_index};
+use crate::frame::class_index;
 use crate::memory::PageMemory;
 use crate::seam::{Class, Event, FRAME_BYTES_MAX, Payload, SendError, Transport};
 use crate::sys::borrow;
@@ -164,11 +165,11 @@ impl<C: Carrier> Engine<C> {
     }
 
     /// True when the memory was offered to all peers.
-    pub(crate) fn lend(&mut self, memory: &PageMemory) -> bool {
+    pub(crate) fn expose(&mut self, memory: &PageMemory) -> bool {
         self.memory = Some(memory.clone());
         let mut all = !self.peers.is_empty();
         for peer in &mut self.peers {
-            all &= peer.lend(memory);
+            all &= peer.expose(memory);
         }
         if self.peers.iter().any(Peer::has_unreported_loss) {
             self.wake();
@@ -176,11 +177,11 @@ impl<C: Carrier> Engine<C> {
         all
     }
 
-    pub(crate) fn places(&self, peer: SliceId) -> bool {
-        self.ids.binary_search(&peer).is_ok_and(|index| self.peers[index].places())
+    pub(crate) fn has_remote_write(&self, peer: SliceId) -> bool {
+        self.ids.binary_search(&peer).is_ok_and(|index| self.peers[index].has_remote_write())
     }
 
-    pub(crate) fn place(
+    pub(crate) fn remote_write(
         &mut self,
         to: SliceId,
         class: Class,
@@ -191,9 +192,9 @@ impl<C: Carrier> Engine<C> {
         let length = u32::try_from(head.len()).map_err(|_| SendError::TooLarge)?;
         let index = self.ids.binary_search(&to).map_err(|_| SendError::Gone)?;
         let result =
-            self.peers[index].place(usize::from(class_index(class)), length, offset, pages);
+            self.peers[index].remote_write(usize::from(class_index(class)), length, offset, pages);
         match result {
-            Ok(()) => self.send_to(index, class, length, head, Payload::Passing(&[])),
+            Ok(()) => self.send_to(index, class, length, head, Payload::Volatile(&[])),
             Err(error) => {
                 if self.peers[index].has_unreported_loss() {
                     self.wake();
@@ -212,7 +213,7 @@ impl<C: Carrier> Engine<C> {
         index.map_or(FRAME_BYTES_MAX, |index| self.peers[index].run_bytes())
     }
 
-    pub(crate) fn hush(&mut self, on: bool) {
+    pub(crate) fn set_wakeup_coalescing(&mut self, on: bool) {
         self.peers.iter_mut().for_each(|peer| peer.expect(on));
         if self.peers.iter().any(Peer::has_unreported_loss) {
             self.wake();
@@ -360,23 +361,23 @@ impl<T: OverEngine> Transport for T {
         self.engine().run_bytes(peer)
     }
 
-    fn hush(&mut self, on: bool) {
-        self.engine_mut().hush(on);
+    fn set_wakeup_coalescing(&mut self, on: bool) {
+        self.engine_mut().set_wakeup_coalescing(on);
     }
 
     fn limit_runs(&mut self, frames: usize) {
         self.engine_mut().limit_runs(frames);
     }
 
-    fn lend(&mut self, memory: &PageMemory) -> bool {
-        self.engine_mut().lend(memory)
+    fn expose(&mut self, memory: &PageMemory) -> bool {
+        self.engine_mut().expose(memory)
     }
 
-    fn places(&self, peer: SliceId) -> bool {
-        self.engine().places(peer)
+    fn has_remote_write(&self, peer: SliceId) -> bool {
+        self.engine().has_remote_write(peer)
     }
 
-    fn place(
+    fn remote_write(
         &mut self,
         to: SliceId,
         class: Class,
@@ -384,11 +385,6 @@ impl<T: OverEngine> Transport for T {
         offset: u64,
         pages: u16,
     ) -> Result<(), SendError> {
-        self.engine_mut().place(to, class, head, offset, pages)
+        self.engine_mut().remote_write(to, class, head, offset, pages)
     }
-}
-
-/// What a frame of `length` payload bytes costs of the window.
-fn cost(length: u32) -> u32 {
-    length + HEAD_BYTES_U32
 }

@@ -255,6 +255,11 @@ impl Decoder {
     }
 }
 
+/// What a frame of `length` payload bytes costs of the window.
+pub(crate) fn cost(length: u32) -> u32 {
+    length + HEAD_BYTES_U32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,20 +11,23 @@
 //!
 //! The engine is written once. A carrier ([`TcpTransport`], [`RdmaTransport`], [`ShmTransport`]) only moves
 //! bytes: an ordered byte stream for each class to each peer, so that a full stream of pages never delays an
-//! interrupt, nor pages that are fetched ahead one that is waited for.
+//! interrupt, and prefetched pages never delay one that is waited for.
 
 mod carrier;
 mod clock;
 mod config;
 pub mod control;
+mod credential;
 mod engine;
 pub mod frame;
 pub mod handshake;
 mod key;
 mod memory;
 mod mesh;
+mod one_line;
 mod outbox;
 mod pairs;
+mod party;
 pub mod rdma;
 mod ready;
 mod seam;
@@ -39,8 +42,9 @@ mod testing;
 pub use clock::ClockEstimate;
 pub use config::{CarrierKind, Config, ConfigError, RdmaMemory};
 pub use control::{BLOB_BYTES_MAX, ControlError, MEMBERS_MAX, Member};
+pub use credential::{Credential, Ticket};
 pub use handshake::{HandshakeError, VmId};
-pub use key::{Credential, Key, Keys, SliceKey, Ticket};
+pub use key::{Key, Keys, SliceKey};
 pub use memory::PageMemory;
 pub use mesh::{
     Answer, Assignment, BootstrapMesh, CompanionMesh, Listener, MeshError, MeshTransport, Plan,
@@ -48,8 +52,8 @@ pub use mesh::{
 };
 pub use rdma::{RdmaError, RdmaTransport};
 pub use seam::{
-    Class, Event, FRAME_BYTES_MAX, HUSHED_BYTES, LANDING_HEAD_MAX, Landing, Payload, RUN_BYTES_MAX,
-    SendError, Transport,
+    COALESCED_BYTES, Class, DIRECT_HEAD_MAX, DirectReceive, Event, FRAME_BYTES_MAX, Payload,
+    RUN_BYTES_MAX, SendError, Transport,
 };
 pub use secret::{Secret, SecretError};
 pub use shm::ShmTransport;

@@ -1,5 +1,5 @@
-//! Memory that a slice lends to its peers, for pages to be written from and into.
-#![expect(unsafe_code, reason = "whoever lends memory vouches for it")]
+//! Memory that a slice exposes to its peers, for remote writes from and into it.
+#![expect(unsafe_code, reason = "whoever exposes memory vouches for it")]
 // UNSAFETY: nothing here touches the memory; adapters do, once it is registered.
 
 use std::any::Any;

@@ -12,7 +12,7 @@ pub enum Class {
     Interrupt,
     /// Coherence requests, grants and pages.
     Coherence,
-    /// Runs of pages fetched ahead, and what asks for them: a page that a vCPU waits for passes them by.
+    /// Runs of prefetched pages, and their requests. A page that a vCPU waits for overtakes them.
     Run,
     /// Large transfers that nobody waits for.
     Bulk,
@@ -39,20 +39,20 @@ pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 
 /// The largest frame of runs: [`BATCH_MAX`] pages with its head. Each frame costs a call, a question where
 /// its body belongs, and wakes its receiver once.
-pub const RUN_BYTES_MAX: usize = BATCH_MAX as usize * PAGE_SIZE + LANDING_HEAD_MAX;
+pub const RUN_BYTES_MAX: usize = BATCH_MAX as usize * PAGE_SIZE + DIRECT_HEAD_MAX;
 
-/// So many bytes wake the owner of a hushed transport.
-pub const HUSHED_BYTES: usize = 1024 * 1024;
+/// So many bytes of runs wake the owner while wakeups are coalesced.
+pub const COALESCED_BYTES: usize = 1024 * 1024;
 
-/// The longest head of a frame whose body is received where it belongs, in bytes.
-pub const LANDING_HEAD_MAX: usize = 64;
+/// The longest head of a frame whose body is received directly into memory, in bytes.
+pub const DIRECT_HEAD_MAX: usize = 64;
 
-/// Where the body of a frame belongs.
+/// Where to receive the body of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Landing {
-    /// Bytes of the frame that are no body: at most [`LANDING_HEAD_MAX`].
+pub struct DirectReceive {
+    /// Bytes of the frame that are no body: at most [`DIRECT_HEAD_MAX`].
     pub head: usize,
-    /// Byte offset in the memory that was lent, of the body's first byte.
+    /// Byte offset of the body's first byte in the exposed memory.
     pub offset: u64,
 }
 
@@ -60,10 +60,10 @@ pub struct Landing {
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// Bytes that may change once they are sent.
-    Passing(&'a [u8]),
-    /// Bytes that nobody changes until the peer has answered that it has them. Where they lie in the memory that was lent
-    /// ([`Transport::lend`]), they may go to the peer by reference: it gets what is there when it reads them.
-    Still(&'a [u8]),
+    Volatile(&'a [u8]),
+    /// Bytes that nobody changes until the peer has answered that it has them. Where they lie in the exposed memory
+    /// ([`Transport::expose`]), they may go to the peer by reference: it gets what is there when it reads them.
+    Stable(&'a [u8]),
 }
 
 impl<'a> Payload<'a> {
@@ -71,7 +71,7 @@ impl<'a> Payload<'a> {
     #[must_use]
     pub fn bytes(self) -> &'a [u8] {
         match self {
-            Self::Passing(bytes) | Self::Still(bytes) => bytes,
+            Self::Volatile(bytes) | Self::Stable(bytes) => bytes,
         }
     }
 }
@@ -79,21 +79,21 @@ impl<'a> Payload<'a> {
 /// What `poll` reports.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A large frame of a run has begun: its body can be received into the memory that was lent
-    /// ([`Transport::lend`]) if it is said now where. Whoever says so expects it there and touches that
-    /// memory no more until `Landed`. Otherwise the frame comes as any other.
+    /// A large frame of a run has begun: its body can be received into the exposed memory
+    /// ([`Transport::expose`]) if it is said now where. Whoever says so expects it there and touches that
+    /// memory no more until `DirectlyReceived`. Otherwise the frame comes as any other.
     Head {
         /// The sender.
         from: SliceId,
-        /// The first [`LANDING_HEAD_MAX`] bytes.
+        /// The first [`DIRECT_HEAD_MAX`] bytes.
         bytes: &'a [u8],
         /// Bytes of the whole frame.
         length: usize,
         /// To be filled in.
-        landing: &'a mut Option<Landing>,
+        direct_receive: &'a mut Option<DirectReceive>,
     },
-    /// The body of such a frame is where it belongs; this comes in place of the frame.
-    Landed {
+    /// The body of such a frame was received directly into memory. This comes in place of the frame.
+    DirectlyReceived {
         /// The sender.
         from: SliceId,
         /// The head alone.
@@ -161,7 +161,7 @@ pub trait Transport: Send {
         head: &[u8],
         payload: &[u8],
     ) -> Result<(), SendError> {
-        self.send_payload(to, class, head, Payload::Passing(payload))
+        self.send_payload(to, class, head, Payload::Volatile(payload))
     }
     /// While corked, frames are only queued, but for interrupts, which go at once; uncorking writes them,
     /// many by one call. Not to be left corked: what waits is written by the next `poll`, but nobody is
@@ -182,22 +182,22 @@ pub trait Transport: Send {
     fn run_bytes(&self, _peer: SliceId) -> usize {
         FRAME_BYTES_MAX
     }
-    /// While hushed, frames of runs need not wake the owner before [`HUSHED_BYTES`] of them are there:
-    /// for who has better to do for a moment and asked for many pages. All others do as ever. Not to be
-    /// left so: whoever asks for a run waits.
-    fn hush(&mut self, _on: bool) {}
+    /// Wakeup coalescing. While it is on, frames of runs need not wake the owner before [`COALESCED_BYTES`] of them are
+    /// there. All other frames wake it as ever. It is for an owner that asked for many pages and has something better to
+    /// do for a moment. Do not leave it on: whoever asked for a run waits.
+    fn set_wakeup_coalescing(&mut self, _on: bool) {}
     /// From now on one `poll` hands over so many frames of runs at most, for each is work for many pages: what
     /// is more urgent is then looked for again. As many as the budget allows until this is called.
     fn limit_runs(&mut self, _frames: usize) {}
     /// Offers this slice's memory to its peers, for pages to be sent from and written into, where that takes no adapter's
     /// leave. True if they may do so from now on; others were given the memory when they were made, or
     /// cannot use it.
-    fn lend(&mut self, _memory: &PageMemory) -> bool {
+    fn expose(&mut self, _memory: &PageMemory) -> bool {
         false
     }
     /// Whether pages can be written from this slice's [`PageMemory`] into that of a peer. Once it is so, it
     /// stays so as long as the peer does.
-    fn places(&self, _peer: SliceId) -> bool {
+    fn has_remote_write(&self, _peer: SliceId) -> bool {
         false
     }
     /// Writes the pages from a byte offset of this slice's memory on to the same offset of the peer's, and
@@ -205,9 +205,9 @@ pub trait Transport: Send {
     /// here, and the peer must expect them there.
     ///
     /// # Errors
-    /// `Full` when there is no room for it now, and always where [`Self::places`] is false: send the pages
+    /// `Full` when there is no room for it now, and always where [`Self::has_remote_write`] is false: send the pages
     /// as bytes.
-    fn place(
+    fn remote_write(
         &mut self,
         _to: SliceId,
         _class: Class,

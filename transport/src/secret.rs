@@ -13,9 +13,6 @@ use wire::SliceId;
 pub(crate) const SECRET_BYTES_MIN: usize = 16;
 /// The longest secret file that is read, in bytes.
 const SECRET_BYTES_MAX: usize = 4096;
-/// Bytes of a proof.
-pub(crate) const MAC_BYTES: usize = 32;
-
 /// Why a secret is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
@@ -145,7 +142,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, SecretError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Credential;
+    use crate::credential::Credential;
     use std::fs;
 
     fn file(name: &str, bytes: &[u8], mode: u32) -> PathBuf {

@@ -1,7 +1,7 @@
 //! TCP: one connection per peer and class, so that a full stream of pages never delays an
 //! interrupt. `TCP_NODELAY` is on: a fault waits for every small frame.
 
-mod still;
+mod stable;
 
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
@@ -10,10 +10,10 @@ use crate::memory::PageMemory;
 use crate::pairs;
 use crate::seam::{Class, RUN_BYTES_MAX};
 use crate::sys::set_low_water;
+use stable::StablePages;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use still::Still;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
 
@@ -25,7 +25,7 @@ pub(crate) struct TcpCarrier {
     waits: [bool; Class::COUNT],
     /// Bytes that make each stream readable.
     low_water: [usize; Class::COUNT],
-    still: Still,
+    stable: StablePages,
 }
 
 impl TcpCarrier {
@@ -42,7 +42,7 @@ impl TcpCarrier {
             streams,
             waits: [false; Class::COUNT],
             low_water: [1; Class::COUNT],
-            still: Still::default(),
+            stable: StablePages::default(),
         })
     }
 }
@@ -90,13 +90,13 @@ impl Carrier for TcpCarrier {
         self.streams[class].write_vectored(parts)
     }
 
-    fn write_still(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        let by_reference = self.still.write(&self.streams[class], parts);
+    fn write_stable(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let by_reference = self.stable.write(&self.streams[class], parts);
         by_reference.unwrap_or_else(|| self.write(class, parts))
     }
 
-    fn lend(&mut self, memory: &PageMemory) -> io::Result<bool> {
-        self.still.lend(memory);
+    fn expose(&mut self, memory: &PageMemory) -> io::Result<bool> {
+        self.stable.expose(memory);
         Ok(false)
     }
 

@@ -1,5 +1,5 @@
-//! Memory to lend, for tests.
-#![expect(unsafe_code, reason = "memory to lend is reached by pointers")]
+//! Memory to expose, for tests.
+#![expect(unsafe_code, reason = "exposed memory is reached by pointers")]
 // UNSAFETY: mappings that live as long as the process, looked at when nobody writes to them.
 
 use crate::memory::PageMemory;

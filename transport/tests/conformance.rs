@@ -76,7 +76,7 @@ fn poll(transport: &mut dyn Transport, budget: usize) -> Vec<Seen> {
         seen.push(match event {
             Event::Frame { from, class, bytes } => Seen::Frame(from, class, bytes.to_vec()),
             Event::Lost { peer, cause } => Seen::Lost(peer, cause),
-            Event::Head { .. } | Event::Landed { .. } => panic!("no memory was lent"),
+            Event::Head { .. } | Event::DirectlyReceived { .. } => panic!("no memory was exposed"),
         });
     });
     assert_eq!(count, seen.len());
@@ -331,7 +331,7 @@ fn too_large_and_unknown_are_refused<T: Backend>() {
 
 fn hushed_transport_tells_of_runs_later<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&Config::default());
-    b.hush(true);
+    b.set_wakeup_coalescing(true);
     for class in [Class::Interrupt, Class::Coherence] {
         a.send(B, class, b"now", &[]).unwrap();
         let seen = gather_from(&mut a, &mut b, 1);
@@ -339,18 +339,18 @@ fn hushed_transport_tells_of_runs_later<T: Backend>() {
     }
 
     a.send(B, Class::Run, b"pages", &[]).unwrap();
-    b.hush(false);
+    b.set_wakeup_coalescing(false);
     let seen = gather_from(&mut a, &mut b, 1);
     assert_eq!(seen, vec![Seen::Frame(A, Class::Run, b"pages".to_vec())]);
 }
 
-fn nothing_is_placed_in_memory_that_is_not_lent<T: Backend>() {
+fn nothing_is_written_into_memory_that_is_not_exposed<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&Config::default());
 
     for peer in [A, B, SliceId(9)] {
-        assert!(!a.places(peer));
+        assert!(!a.has_remote_write(peer));
     }
-    assert_eq!(a.place(B, Class::Coherence, b"head", 0, 1), Err(SendError::Full));
+    assert_eq!(a.remote_write(B, Class::Coherence, b"head", 0, 1), Err(SendError::Full));
     // Nothing of it was sent, and the next frame is the first.
     a.send(B, Class::Coherence, b"after", &[]).unwrap();
     let seen = gather_from(&mut a, &mut b, 1);
@@ -527,7 +527,7 @@ conformance!(
     waiting_frames_are_bounded,
     too_large_and_unknown_are_refused,
     hushed_transport_tells_of_runs_later,
-    nothing_is_placed_in_memory_that_is_not_lent,
+    nothing_is_written_into_memory_that_is_not_exposed,
     frames_of_all_sizes_survive_partial_writes,
     loss_is_reported_once_after_what_was_sent,
     one_loss_leaves_the_others,

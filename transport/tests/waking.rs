@@ -71,23 +71,23 @@ fn part_of_a_large_frame_wakes_nobody() {
 fn hushed_transport_wakes_for_interrupts_only() {
     let (mut transport, mut peer, epoll) = watched(PATIENCE);
     assert_eq!(frames(&mut transport, &epoll), []);
-    transport.hush(true);
+    transport.set_wakeup_coalescing(true);
     peer[RUN].write_all(&frame(10)).unwrap();
     assert!(!is_woken(&epoll, A_WHILE));
 
     peer[0].write_all(&[1, 0, 0, 0, 0, 0, 0, 0, 9]).unwrap();
     assert!(is_woken(&epoll, PATIENCE));
 
-    transport.hush(false);
+    transport.set_wakeup_coalescing(false);
     let seen = frames(&mut transport, &epoll);
     assert_eq!(seen, [(Class::Interrupt, 1), (Class::Run, 10)]);
 }
 
 #[test]
-fn end_of_a_hushed_stream_wakes() {
+fn end_of_a_stream_wakes_while_wakeups_are_coalesced() {
     let (mut transport, [first, second, third, fourth], epoll) = watched(PATIENCE);
     assert_eq!(frames(&mut transport, &epoll), []);
-    transport.hush(true);
+    transport.set_wakeup_coalescing(true);
     drop(third);
     assert!(is_woken(&epoll, PATIENCE));
     drop((first, second, fourth));

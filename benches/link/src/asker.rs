@@ -38,7 +38,7 @@ pub(crate) struct Found {
 }
 
 pub(crate) fn measure(mut peer: Peer, memory: &Memory, how: How, carrier: String) -> Result<Found> {
-    let placed = peer.places();
+    let placed = peer.has_remote_write();
     Ok(Found {
         carrier,
         echo_64: echo(&mut peer, 64, how.count)?,

@@ -100,7 +100,7 @@ fn serve(listen: SocketAddr, waiting: Waiting) -> Result<()> {
     mesh.answer(Ok(&[]), deadline())?;
     mesh.verdict(&|| 0, deadline())?;
     let memory = Memory::new()?;
-    mesh.lend(memory.lent());
+    mesh.expose(memory.exposed());
     let joined = mesh.into_transport(deadline(), &mut |refused| eprintln!("{refused}"))?;
     server::serve(Peer::new(joined.transport, waiting)?, &memory)
 }
@@ -122,7 +122,7 @@ fn ask(to: SocketAddr, carriers: Vec<CarrierKind>, pins: RdmaMemory, how: How) -
     }
     mesh.commit(&[], deadline())?;
     let memory = Memory::new()?;
-    mesh.lend(memory.lent());
+    mesh.expose(memory.exposed());
     let joined = mesh.into_transport(deadline(), &mut |text| eprintln!("{text}"))?;
     println!("connected");
     let peer = Peer::new(joined.transport, how.waiting)?;

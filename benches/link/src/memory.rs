@@ -37,7 +37,7 @@ impl Memory {
         Ok(Self(Arc::new(Mapping(start.expose_provenance()))))
     }
 
-    pub(crate) fn lent(&self) -> PageMemory {
+    pub(crate) fn exposed(&self) -> PageMemory {
         let Mapping(start) = *self.0;
         // SAFETY: `Mapping` keeps it mapped, and nothing of it is ever given back.
         unsafe { PageMemory::new(start, BYTES, Arc::clone(&self.0) as _) }

@@ -58,17 +58,17 @@ impl Peer {
         Ok(Self { transport, to, waiting, mean, cores, came, spare, lost: None })
     }
 
-    /// Whether pages are placed.
-    pub(crate) fn places(&self) -> bool {
-        self.transport.places(self.to)
+    /// Whether pages are written remotely.
+    pub(crate) fn has_remote_write(&self) -> bool {
+        self.transport.has_remote_write(self.to)
     }
 
     pub(crate) fn send(&mut self, class: Class, head: &[u8], body: &[u8]) -> Result<()> {
         self.insist(|transport, to| transport.send(to, class, head, body))
     }
 
-    pub(crate) fn place(&mut self, head: &[u8], offset: u64) -> Result<()> {
-        self.insist(|transport, to| transport.place(to, Class::Coherence, head, offset, 1))
+    pub(crate) fn remote_write(&mut self, head: &[u8], offset: u64) -> Result<()> {
+        self.insist(|transport, to| transport.remote_write(to, Class::Coherence, head, offset, 1))
     }
 
     fn insist(
@@ -134,8 +134,8 @@ impl Peer {
                 came.push_back(frame);
             }
             Event::Lost { cause, .. } => *lost = Some(cause),
-            // Memory is not lent here.
-            Event::Head { .. } | Event::Landed { .. } => {}
+            // Memory is not exposed here.
+            Event::Head { .. } | Event::DirectlyReceived { .. } => {}
         });
         Ok(())
     }

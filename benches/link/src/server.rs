@@ -11,7 +11,7 @@ pub(crate) fn serve(mut peer: Peer, memory: &Memory) -> Result<()> {
     for page in 0..PAGES {
         memory.mark(page, mark(page));
     }
-    let places = peer.places();
+    let remote = peer.has_remote_write();
     let mut streamed = 0u64;
     let mut page = [0; PAGE_SIZE];
     while let Some(frame) = peer.receive()? {
@@ -21,8 +21,8 @@ pub(crate) fn serve(mut peer: Peer, memory: &Memory) -> Result<()> {
             kind::ECHO => peer.send(Class::Coherence, head, body)?,
             kind::PAGE => {
                 let number = number(head)?;
-                if places {
-                    peer.place(head, offset(number))?;
+                if remote {
+                    peer.remote_write(head, offset(number))?;
                 } else {
                     memory.read(number, &mut page);
                     peer.send(Class::Coherence, head, &page)?;

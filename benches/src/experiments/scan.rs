@@ -212,7 +212,8 @@ fn both(turn: u64) -> [bool; 2] {
 }
 
 /// Has slice 1 write pages, and slice 0 read them, or those that a stride of that many words leads to; the
-/// bandwidth is that of the pages that are read. A slice learns its habits: each reading has slices of its own.
+/// bandwidth is that of the pages that are read. Write prediction learns from each reading, so
+/// each has slices of its own.
 fn read(plan: &Plan<'_>, pages: u64, stride: u64) -> Result<f64> {
     let homes = [OWN, pages];
     let mut cluster = Cluster::new(&Plan { homes: &homes, ..plan.clone() })?;

@@ -12,35 +12,20 @@
 //! up later as well. A receiver never blocks: recalls of a page wait in `deferred`, in the home's
 //! order, and other messages go on.
 //!
-//! Which recalls are early? Nothing is here and something is on its way: this one is for that. A copy
-//! to read is here and leave to write it is on its way: only a recall that takes this slice for the
-//! owner is for that, and all behind it. Any other recall is for the copy that is here, and what is on
-//! its way comes from a slice that waits for this one.
+//! A recall is early if this slice has no copy but has a request outstanding. If this slice has a copy to read and has
+//! asked to write, a recall is early only if it takes this slice for the owner, and so are all behind it. Any other
+//! recall is for the copy that is here. What is on its way then comes from a slice that waits for this one.
 
-use crate::node::{Effect, Node, Pins, ProtocolError};
-use crate::pages::Copy;
-use crate::release::Outgoing;
+use crate::effect::Effect;
+use crate::error::ProtocolError;
+use crate::node::Node;
+use crate::pages::PageCopy;
+use crate::pins::Pins;
+use crate::recalls::{Deferred, Recall};
+use crate::releases::Outgoing;
 use crate::store::PageStore;
 use std::collections::VecDeque;
-use wire::{Access, Gfn, Message, SliceId, Table};
-
-/// A recall that a holder has not carried out yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Deferred {
-    gfn: Gfn,
-    recall: Recall,
-    /// When it came, if it had to wait.
-    since: Option<u64>,
-    /// When to carry it out; `None` waits for an event instead of time.
-    pub(crate) due: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Recall {
-    Fetch { requester: SliceId, keep: Access, acks: u16, owner: bool, table: Option<Table> },
-    Invalidate { requester: SliceId, upgrade: u16 },
-    Leave { heir: SliceId, dropped: bool },
-}
+use wire::{Access, Gfn, Message, SliceId};
 
 /// What keeps a recall from being carried out.
 enum Obstacle {
@@ -57,42 +42,6 @@ impl Obstacle {
     }
 }
 
-impl Deferred {
-    fn new(gfn: Gfn, recall: Recall) -> Self {
-        Self { gfn, recall, since: None, due: None }
-    }
-    pub(crate) fn fetch(
-        gfn: Gfn,
-        requester: SliceId,
-        keep: Access,
-        acks: u16,
-        owner: bool,
-        table: Option<Table>,
-    ) -> Self {
-        Self::new(gfn, Recall::Fetch { requester, keep, acks, owner, table })
-    }
-    pub(crate) fn invalidate(gfn: Gfn, requester: SliceId, upgrade: u16) -> Self {
-        Self::new(gfn, Recall::Invalidate { requester, upgrade })
-    }
-    pub(crate) fn leave(gfn: Gfn, heir: SliceId, dropped: bool) -> Self {
-        Self::new(gfn, Recall::Leave { heir, dropped })
-    }
-    fn what(&self) -> &'static str {
-        match self.recall {
-            Recall::Fetch { .. } => "Fetch",
-            Recall::Invalidate { .. } => "Invalidate",
-            Recall::Leave { .. } => "Leave",
-        }
-    }
-    fn is_for_owner(&self) -> bool {
-        matches!(self.recall, Recall::Fetch { owner: true, .. })
-    }
-    /// Nothing is taken away from a holder that may only read.
-    fn takes_nothing(&self) -> bool {
-        matches!(self.recall, Recall::Fetch { keep: Access::Read, .. })
-    }
-}
-
 impl Node {
     pub(crate) fn recalled(
         &mut self,
@@ -103,7 +52,7 @@ impl Node {
         let gfn = recall.gfn;
         let by_converter =
             matches!(recall.recall, Recall::Invalidate { requester, .. } if requester == from);
-        if by_converter && self.pages.copy(gfn) == Copy::Forming {
+        if by_converter && self.pages.copy(gfn) == PageCopy::Forming {
             self.offer_ended(from, gfn, store);
             return Ok(());
         }
@@ -136,16 +85,16 @@ impl Node {
         let gfn = recall.gfn;
         let copy = self.pages.copy(gfn);
         let early = match copy {
-            Copy::Invalid => true,
-            Copy::Shared => recall.is_for_owner() && !self.early_recall_taken(),
+            PageCopy::Invalid => true,
+            PageCopy::Shared => recall.is_for_owner() && !self.early_recall_taken(),
             // The converter's Go is on its way: the home cannot ask before it was sent.
-            Copy::Forming => return Some(Obstacle::Event),
-            _ => false,
+            PageCopy::Forming => return Some(Obstacle::Event),
+            PageCopy::Exclusive | PageCopy::Replica => false,
         };
-        if early && self.waits.contains(gfn) {
+        if early && self.outstanding.contains(gfn) {
             return Some(Obstacle::Event);
         }
-        if copy == Copy::Shared && recall.takes_nothing() {
+        if copy == PageCopy::Shared && recall.takes_nothing() {
             return None;
         }
         if self.pins.get(&gfn).is_some_and(|pins| pins.held > 0) {
@@ -163,16 +112,27 @@ impl Node {
     ) -> Result<(), ProtocolError> {
         let gfn = recall.gfn;
         let fits = match (recall.recall, self.pages.copy(gfn)) {
+            // Nobody asks a holder to keep write access.
             (Recall::Fetch { keep: Access::Write, .. }, _) => false,
-            (Recall::Fetch { .. } | Recall::Invalidate { .. }, Copy::Shared | Copy::Exclusive)
-            | (Recall::Leave { .. }, Copy::Replica) => true,
-            _ => false,
+            (
+                Recall::Fetch { keep: Access::None | Access::Read, .. } | Recall::Invalidate { .. },
+                PageCopy::Shared | PageCopy::Exclusive,
+            )
+            | (Recall::Leave { .. }, PageCopy::Replica) => true,
+            (
+                Recall::Fetch { keep: Access::None | Access::Read, .. } | Recall::Invalidate { .. },
+                PageCopy::Invalid | PageCopy::Forming | PageCopy::Replica,
+            )
+            | (
+                Recall::Leave { .. },
+                PageCopy::Invalid | PageCopy::Shared | PageCopy::Exclusive | PageCopy::Forming,
+            ) => false,
         };
         if !fits {
             let home = self.home_of(gfn);
             return Err(self.error(home, recall.what(), gfn, "the page is not held like that"));
         }
-        if self.pages.copy(gfn) == Copy::Exclusive || !recall.takes_nothing() {
+        if self.pages.copy(gfn) == PageCopy::Exclusive || !recall.takes_nothing() {
             self.held.remove(gfn);
         }
         let held_ns = recall.since.map_or(0, |since| self.now.saturating_sub(since));
@@ -185,7 +145,7 @@ impl Node {
             }
             Recall::Invalidate { requester, upgrade } => {
                 store.unmap(gfn);
-                self.pages.set_copy(gfn, Copy::Invalid);
+                self.pages.set_copy(gfn, PageCopy::Invalid);
                 self.stats.invalidations += 1;
                 let acked = Message::Acked { gfn, upgrade, held_us };
                 self.release(Outgoing::Message(requester, acked));
@@ -198,14 +158,14 @@ impl Node {
     /// Keeps what may be kept and tells what the requester gets.
     fn give(&mut self, gfn: Gfn, keep: Access, store: &mut impl PageStore) -> Access {
         if keep == Access::Read {
-            if self.pages.copy(gfn) == Copy::Exclusive {
+            if self.pages.copy(gfn) == PageCopy::Exclusive {
                 store.protect(gfn);
             }
-            self.pages.set_copy(gfn, Copy::Shared);
+            self.pages.set_copy(gfn, PageCopy::Shared);
             Access::Read
         } else {
             store.unmap(gfn);
-            self.pages.set_copy(gfn, Copy::Invalid);
+            self.pages.set_copy(gfn, PageCopy::Invalid);
             Access::Write
         }
     }

@@ -12,28 +12,13 @@
 //! Replicas concern everyone: while a page becomes one, or ends as one, the home is busy and requests
 //! wait in a queue.
 
-use crate::node::{Node, ProtocolError};
-use crate::pages::{Copy, Holders};
+use crate::error::ProtocolError;
+use crate::node::Node;
+use crate::pages::{Holders, PageCopy};
+use crate::serving::{Request, Serving};
 use crate::store::PageStore;
 use std::collections::VecDeque;
 use wire::{Access, Gfn, Held, Message, SliceId, Table};
-
-/// A request at its home.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Request {
-    Get { from: SliceId, want: Access, table: Option<Table> },
-    Demote { from: SliceId },
-}
-
-/// A page whose home is busy: it becomes a replica, or ends as one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Serving {
-    /// Who must confirm.
-    requester: SliceId,
-    /// True while replicas are given up.
-    demoting: bool,
-    queue: VecDeque<Request>,
-}
 
 impl Node {
     pub(crate) fn home_get(
@@ -51,7 +36,7 @@ impl Node {
             return Err(self.error(from, "Get", gfn, "it asks for no access"));
         }
         let table = table.filter(|_| !self.banned.contains(&gfn));
-        let untouched = self.pages.copy(gfn) == Copy::Exclusive && store.is_untouched(gfn);
+        let untouched = self.pages.copy(gfn) == PageCopy::Exclusive && store.is_untouched(gfn);
         let want = if untouched { Access::Write } else { want };
         let request = Request::Get { from, want, table };
         if let Some(serving) = self.serving.get_mut(&gfn) {
@@ -72,7 +57,7 @@ impl Node {
         Ok(())
     }
 
-    /// As a `Get` for each page of a run; pages to read are lent where that does no harm, and those that the
+    /// As a `Get` for each page of a run. Pages to read are granted exclusively where that does no harm. Pages that the
     /// sender has got as the heir of a table meanwhile are passed over.
     pub(crate) fn home_get_run(
         &mut self,
@@ -88,27 +73,27 @@ impl Node {
             if self.late_runs.remove(&(from, gfn)) {
                 continue;
             }
-            match self.lendable(gfn, from).filter(|_| want == Access::Read) {
-                Some(holders) => self.lend(gfn, holders, from),
+            match self.exclusive_grant_holders(gfn, from).filter(|_| want == Access::Read) {
+                Some(holders) => self.exclusive_grant(gfn, holders, from),
                 None => self.home_get(from, gfn, want, None, store)?,
             }
         }
         Ok(())
     }
 
-    /// The holders of a page that has been one slice's to write ever since it was shared last. A table is
-    /// left where it is walked.
-    fn lendable(&self, gfn: Gfn, to: SliceId) -> Option<Holders> {
+    /// The holders of a page that may be granted exclusively: one slice has had it for writing ever since it was shared
+    /// last. A table is left where it is walked.
+    fn exclusive_grant_holders(&self, gfn: Gfn, to: SliceId) -> Option<Holders> {
         let holders = self.pages.holders(gfn)?;
         let busy = self.serving.contains_key(&gfn) || self.tables.table(gfn).is_some();
         (holders.is_written() && !holders.contains(to) && !busy).then_some(holders)
     }
 
-    /// Gives a page to a slice that reads a run of pages, as if it wanted to write: pages that may be
-    /// written are far cheaper to map. If another slice reads the page next, both share it.
-    fn lend(&mut self, gfn: Gfn, holders: Holders, to: SliceId) {
+    /// Exclusive-on-read grant: a slice that reads a run of pages gets them as if it wanted to write, for pages that may
+    /// be written are far cheaper to map. If another slice reads the page next, both share it.
+    fn exclusive_grant(&mut self, gfn: Gfn, holders: Holders, to: SliceId) {
         self.hand_over(gfn, holders, to, None);
-        self.pages.set_holders(gfn, holders.with_borrower(to));
+        self.pages.set_holders(gfn, holders.with_exclusive_grant(to));
     }
 
     /// Serves an ordinary request; nothing is left to be waited for.
@@ -124,8 +109,8 @@ impl Node {
         }
     }
 
-    /// Has everyone give the page up in favour of one slice. Acknowledgements of an ordinary upgrade stand
-    /// for the grant; a table's cannot, for the grant says what to do with it.
+    /// Has everyone give the page up in favour of one slice. For an ordinary page, acknowledgements of an upgrade stand
+    /// for the grant. For a table they cannot, because the grant says what to do with it.
     fn hand_over(&mut self, gfn: Gfn, holders: Holders, to: SliceId, table: Option<Table>) {
         if holders.contains(to) {
             let acks = self.invalidate_others(gfn, holders, to, None, table.is_none());
@@ -139,11 +124,11 @@ impl Node {
         }
     }
 
-    /// Has this home read a page that many read, before one of them does.
+    /// Has this home read a widely shared page before another reader gets it.
     fn with_home_copy(&mut self, gfn: Gfn, holders: Holders, reader: SliceId) -> Holders {
         let local = self.config.local;
-        let absent = self.pages.copy(gfn) == Copy::Invalid && !self.waits.contains(gfn);
-        if !holders.is_wide() || holders.contains(local) || reader == local || !absent {
+        let absent = self.pages.copy(gfn) == PageCopy::Invalid && !self.outstanding.contains(gfn);
+        if !holders.is_widely_shared() || holders.contains(local) || reader == local || !absent {
             return holders;
         }
         self.stats.prefetches += 1;

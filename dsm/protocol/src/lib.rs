@@ -19,34 +19,60 @@
 //! everywhere (class R): everyone may write it, changes travel entry by entry before anything else
 //! that its writer sends. `tables` and `release` hold that part.
 //!
+//! The state of each role lies apart from what the node does in that role:
+//!
+//! | role | state | what the node does |
+//! |---|---|---|
+//! | home | `pages` (directory), `serving` | `home` |
+//! | holder | `pages` (copies), `recalls`, `hold_windows`, `pins` | `holder`, `holding` |
+//! | requester | `outstanding_requests` | `requester` |
+//! | replicas | `tables`, `releases` | `release`, `roots`, `requester` |
+//!
+//! `node` joins them, and `dispatch` gives each message to its role.
+//!
 //! `docs/protocol/coherence.md` is the specification with the message sequences.
 
 #![forbid(unsafe_code)]
 
+mod config;
+mod dispatch;
+mod effect;
 pub mod entry;
-pub mod foresight;
+mod error;
 mod hold;
+mod hold_windows;
 mod holder;
+mod holding;
 mod home;
 mod homes;
+mod input;
 mod no_pages;
 mod node;
+mod outstanding_requests;
 mod page_set;
 mod pages;
+mod pins;
 #[cfg(feature = "planted-bugs")]
 mod planted;
+pub mod prediction;
+mod recalls;
 mod release;
+mod releases;
 mod requester;
+mod roots;
+mod serving;
 mod stats;
 mod store;
 mod tables;
-mod waits;
-mod windows;
 
+pub use config::Config;
+pub use effect::Effect;
+pub use error::ProtocolError;
 pub use hold::HoldPolicy;
 pub use homes::{HomeError, HomeRange, HomeTable};
+pub use input::Input;
 pub use no_pages::NoPages;
-pub use node::{Config, Effect, Input, Node, ProtocolError};
+pub use node::Node;
 pub use page_set::PageSet;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

@@ -1,165 +1,22 @@
-//! One slice's share of the protocol: state, inputs, effects and dispatch.
+//! One slice's share of the protocol: its state, and the step.
 
-use crate::hold::{Habit, Hold, HoldPolicy};
-use crate::holder::Deferred;
-use crate::home::Serving;
-use crate::homes::HomeTable;
-use crate::pages::{Copy, Pages, SLICES_MAX};
-use crate::release::Releases;
-use crate::requester::Wait;
+use crate::config::Config;
+use crate::effect::Effect;
+use crate::error::ProtocolError;
+use crate::hold::{Hold, HoldPolicy};
+use crate::hold_windows::{HoldHistory, HoldWindows};
+use crate::input::Input;
+use crate::outstanding_requests::{OutstandingRequest, OutstandingRequests};
+use crate::pages::{PageCopy, Pages, SLICES_MAX};
+use crate::pins::Pins;
+use crate::recalls::Recalls;
+use crate::releases::{Outgoing, Releases};
+use crate::serving::Serving;
 use crate::stats::Stats;
 use crate::store::PageStore;
-use crate::tables::{Replicate, Tables};
-use crate::waits::Waits;
-use crate::windows::{Recalls, Windows};
+use crate::tables::Tables;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use thiserror::Error;
-use wire::{Access, Entry, Epoch, Gfn, Message, SliceId, Table, VcpuId};
-
-/// Default number of vCPUs.
-const VCPUS: u32 = 256;
-
-/// What a node is told when it is made.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
-    /// This slice.
-    pub local: SliceId,
-    /// All slices, this one too, ascending. At most 64.
-    pub slices: Vec<SliceId>,
-    /// Who is home of what.
-    pub homes: HomeTable,
-    /// The epoch. Messages of another are refused.
-    pub epoch: Epoch,
-    /// The hold window.
-    pub hold: HoldPolicy,
-    /// Which page-table pages become replicas.
-    pub replicate: Replicate,
-    /// vCPUs of the VM; a peer that names another breaks the protocol.
-    pub vcpus: u32,
-    /// A bug to plant.
-    #[cfg(feature = "planted-bugs")]
-    pub planted: Option<crate::PlantedBug>,
-}
-
-impl Config {
-    /// A configuration of `epoch` without hold window and without replicated tables.
-    #[must_use]
-    pub fn new(local: SliceId, slices: Vec<SliceId>, homes: HomeTable, epoch: Epoch) -> Self {
-        Self {
-            local,
-            slices,
-            homes,
-            epoch,
-            hold: HoldPolicy::NONE,
-            replicate: Replicate::Nothing,
-            vcpus: VCPUS,
-            #[cfg(feature = "planted-bugs")]
-            planted: None,
-        }
-    }
-}
-
-/// Something that happened to this slice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Input {
-    /// A vCPU, or a guard of the VMM, touched a page without the access it needs.
-    Fault {
-        /// The page.
-        gfn: Gfn,
-        /// The access it needs: `Read` or `Write`.
-        want: Access,
-    },
-    /// Pages are likely to be touched soon: ask for those that can be had without harm.
-    Prefetch {
-        /// The first page.
-        gfn: Gfn,
-        /// How many.
-        pages: u16,
-        /// The access it will need.
-        want: Access,
-    },
-    /// A message came.
-    Message {
-        /// The sender.
-        from: SliceId,
-        /// Its epoch.
-        epoch: Epoch,
-        /// The message. Its body, if any, is in the store's hands.
-        message: Message,
-    },
-    /// The shell wants to send something through which another slice could learn of this slice's
-    /// writes: an interrupt, a device call. Answered by [`Effect::Released`].
-    Release {
-        /// The shell's number for it.
-        token: u64,
-    },
-    /// Keep the page while the VMM uses it. Answered by [`Effect::Pinned`].
-    Pin {
-        /// The page.
-        gfn: Gfn,
-        /// The access needed.
-        want: Access,
-        /// The shell's number for it.
-        token: u64,
-    },
-    /// The VMM is done with a pinned page.
-    Unpin {
-        /// The page.
-        gfn: Gfn,
-    },
-    /// A local vCPU was seen with this page-table root.
-    Root {
-        /// The vCPU.
-        vcpu: VcpuId,
-        /// Frame of CR3.
-        gfn: Gfn,
-    },
-    /// Time passed: carry out what was deferred.
-    Tick,
-}
-
-/// Something that the shell must do, in order.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Effect {
-    /// Send the message; if it has a body, the body is the page as it is now.
-    Send {
-        /// The receiver, never this slice.
-        to: SliceId,
-        /// The message.
-        message: Message,
-    },
-    /// The release may go.
-    Released {
-        /// The shell's number.
-        token: u64,
-    },
-    /// The page is here and stays until it is unpinned.
-    Pinned {
-        /// The shell's number.
-        token: u64,
-    },
-}
-
-/// A peer broke the protocol, or this slice did. The VM must stop: going on could corrupt it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
-#[error("{from} sent {what} for {gfn}, which does not fit the state here: {state}")]
-pub struct ProtocolError {
-    /// Who.
-    pub from: SliceId,
-    /// The kind of message.
-    pub what: &'static str,
-    /// The page.
-    pub gfn: Gfn,
-    /// What was found.
-    pub state: &'static str,
-}
-
-/// A page pinned by the VMM.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Pins {
-    pub(crate) held: u32,
-    pub(crate) waiting: Vec<(Access, u64)>,
-}
+use wire::{Access, Epoch, Gfn, Message, SliceId, Table};
 
 /// One slice's share of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -168,10 +25,10 @@ pub struct Node {
     pub(crate) now: u64,
     pub(crate) pages: Pages,
     /// Requests of this slice on their way.
-    pub(crate) waits: Waits,
+    pub(crate) outstanding: OutstandingRequests,
     /// Requests that a replica answered before the home did. When the replica goes, the home says
     /// whether it dropped the request; if not, the request counts again.
-    pub(crate) overtaken: BTreeMap<Gfn, Wait>,
+    pub(crate) overtaken: BTreeMap<Gfn, OutstandingRequest>,
     /// Accesses that wait for an offered replica.
     pub(crate) forming: BTreeMap<Gfn, Access>,
     /// Requests that this home serves.
@@ -179,9 +36,9 @@ pub struct Node {
     /// Recalls that wait for a page to come, or for the end of a hold window or pin, in order.
     pub(crate) deferred: Recalls,
     /// The hold windows of pages that came lately.
-    pub(crate) held: Windows,
+    pub(crate) held: HoldWindows,
     /// What this slice did with pages when they were here last.
-    pub(crate) habits: BTreeMap<Gfn, Habit>,
+    pub(crate) hold_history: BTreeMap<Gfn, HoldHistory>,
     /// Pages that other slices kept for long after they were asked: how long the last holder did, and how
     /// long this slice waited.
     pub(crate) long_held: BTreeMap<Gfn, (u64, u64)>,
@@ -214,13 +71,13 @@ impl Node {
         Self {
             now: 0,
             pages: Pages::new(config.local, &config.homes),
-            waits: Waits::new(config.homes.end()),
+            outstanding: OutstandingRequests::new(config.homes.end()),
             overtaken: BTreeMap::new(),
             forming: BTreeMap::new(),
             serving: BTreeMap::new(),
             deferred: Recalls::default(),
-            held: Windows::default(),
-            habits: BTreeMap::new(),
+            held: HoldWindows::default(),
+            hold_history: BTreeMap::new(),
             long_held: BTreeMap::new(),
             hold: Hold::new(config.hold),
             pins: BTreeMap::new(),
@@ -259,7 +116,7 @@ impl Node {
                 }
             }
             Input::Release { token } => {
-                self.release(crate::release::Outgoing::External(token));
+                self.release(Outgoing::External(token));
             }
             Input::Pin { gfn, want, token } => self.pin(gfn, want, token, store),
             Input::Unpin { gfn } => self.unpin(gfn, store),
@@ -300,7 +157,7 @@ impl Node {
     /// True when the page is a replica in use here.
     #[must_use]
     pub fn is_replica(&self, gfn: Gfn) -> bool {
-        self.pages.copy(gfn) == Copy::Replica
+        self.pages.copy(gfn) == PageCopy::Replica
     }
 
     /// What kind of page table the page is, if replicated tables or a vCPU's root say that it is one.
@@ -312,13 +169,13 @@ impl Node {
     /// True while a request of this slice for the page is on its way.
     #[must_use]
     pub fn is_waiting(&self, gfn: Gfn) -> bool {
-        self.waits.contains(gfn)
+        self.outstanding.contains(gfn)
     }
 
     /// True when nothing is on its way, served, deferred or held back here.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.waits.is_empty()
+        self.outstanding.is_empty()
             && self.serving.is_empty()
             && self.deferred.is_empty()
             && self.releases.is_empty()
@@ -327,9 +184,9 @@ impl Node {
     /// What is on its way, served, deferred or held back here. For the report of a run that hangs.
     #[must_use]
     pub fn unrest(&self) -> String {
-        let Self { config, waits, serving, deferred, releases, pins, .. } = self;
+        let Self { config, outstanding, serving, deferred, releases, pins, .. } = self;
         format!(
-            "{}: waits {waits:?}, serving {serving:?}, deferred {deferred:?}, {releases:?}, {pins:?}",
+            "{}: outstanding {outstanding:?}, serving {serving:?}, deferred {deferred:?}, {releases:?}, {pins:?}",
             config.local
         )
     }
@@ -337,7 +194,7 @@ impl Node {
     /// The page that this slice has waited for the longest, and since when, in the clock of the steps.
     #[must_use]
     pub fn oldest_wait(&self) -> Option<(Gfn, u64)> {
-        self.waits.oldest()
+        self.outstanding.oldest()
     }
 
     /// Where a page is, as far as this slice knows: its home, and its holders if that is this slice.
@@ -393,85 +250,6 @@ impl Node {
     #[must_use]
     pub fn hold_window_ns(&self) -> u64 {
         self.hold.window_ns()
-    }
-
-    fn receive(
-        &mut self,
-        from: SliceId,
-        message: Message,
-        store: &mut impl PageStore,
-    ) -> Result<(), ProtocolError> {
-        self.check(from, &message)?;
-        match message {
-            Message::Get { gfn, want, table } => self.home_get(from, gfn, want, table, store),
-            Message::GetRun { gfn, pages, want } => {
-                self.home_get_run(from, gfn, pages, want, store)
-            }
-            Message::Confirm { gfn, held, asked } => self.home_confirm(from, gfn, held, asked),
-            Message::Fetch { gfn, requester, keep, acks, owner, table } => self.recalled(
-                from,
-                Deferred::fetch(gfn, requester, keep, acks, owner, table),
-                store,
-            ),
-            Message::Invalidate { gfn, requester, upgrade } => {
-                self.recalled(from, Deferred::invalidate(gfn, requester, upgrade), store)
-            }
-            Message::Grant { gfn, acks, table } => self.granted(from, gfn, acks, table, store),
-            Message::Data { gfn, access, acks, held_us, table } => {
-                self.note_held(gfn, held_us);
-                self.data(from, gfn, access, acks, table, store)
-            }
-            Message::Acked { gfn, upgrade, held_us } => {
-                self.note_held(gfn, held_us);
-                self.acked(from, gfn, upgrade, store)
-            }
-            Message::Offer { gfn, table } => self.offered(from, gfn, table, store),
-            Message::Ready { gfn } => self.ready(from, gfn, store),
-            Message::Go { gfn } => self.go(from, gfn, store),
-            Message::Diff { flush, entries } => {
-                self.diff(from, flush, &entries, store);
-                Ok(())
-            }
-            Message::DiffDone { flush } => self.diff_done(from, flush),
-            Message::Demote { gfn, conflict } => self.home_demote(from, gfn, conflict),
-            Message::Leave { gfn, heir, dropped } => {
-                self.recalled(from, Deferred::leave(gfn, heir, dropped), store)
-            }
-            Message::Left { gfn, entries } => self.left(from, gfn, &entries, store),
-            Message::Demoted { gfn } => self.demoted(from, gfn),
-            Message::Root { vcpu, gfn } => {
-                self.tables.set_root(vcpu, gfn);
-                Ok(())
-            }
-        }
-    }
-
-    /// Frames, slices and vCPUs that a peer may name at all. Everything behind this relies on it.
-    fn check(&self, from: SliceId, message: &Message) -> Result<(), ProtocolError> {
-        let gfn = message.gfn().unwrap_or_default();
-        let no = |state| Err(self.error(from, "a message", gfn, state));
-        let is_member = |slice: &SliceId| self.config.slices.binary_search(slice).is_ok();
-        if message.gfn().is_some() && self.home(gfn).is_none() {
-            return no("no memory there");
-        }
-        let (named, entries): (_, &[Entry]) = match message {
-            Message::Fetch { requester, .. } | Message::Invalidate { requester, .. } => {
-                (*requester, &[])
-            }
-            Message::Leave { heir, .. } => (*heir, &[]),
-            Message::Diff { entries, .. } | Message::Left { entries, .. } => (from, entries),
-            Message::Root { vcpu, .. } if vcpu.0 >= self.config.vcpus => {
-                return no("the VM has no such vCPU");
-            }
-            _ => (from, &[]),
-        };
-        if !is_member(&from) || !is_member(&named) {
-            return no("a slice that has no share in memory");
-        }
-        if entries.iter().any(|entry| self.home(entry.gfn).is_none()) {
-            return no("an entry of a page without memory");
-        }
-        Ok(())
     }
 
     /// Sends a message, to this slice too.

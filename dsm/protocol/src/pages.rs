@@ -5,7 +5,7 @@ use wire::{Access, Gfn, SliceId};
 
 /// This slice's copy of a page. One byte per page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Copy {
+pub(crate) enum PageCopy {
     /// None.
     Invalid,
     /// May be read.
@@ -18,7 +18,7 @@ pub(crate) enum Copy {
     Replica,
 }
 
-impl Copy {
+impl PageCopy {
     pub(crate) fn access(self) -> Access {
         match self {
             Self::Invalid | Self::Forming => Access::None,
@@ -35,8 +35,8 @@ enum Kind {
     Shared,
     /// One of them, to write.
     Exclusive,
-    /// The same, but all that it asked for was to read.
-    Lent,
+    /// One of them, to write, although it asked to read (exclusive-on-read grant).
+    ExclusiveGrant,
     /// Everyone has a replica.
     Replicated,
 }
@@ -47,23 +47,23 @@ enum Kind {
 pub(crate) struct Holders {
     slices: u64,
     kind: Kind,
-    /// Many read the page between two writes. Such a page's home keeps a copy: it saves every reader
-    /// but the first a message.
-    wide: bool,
+    /// Many slices read the page between two writes. The home of such a page keeps a copy, which saves every reader but
+    /// the first a message.
+    widely_shared: bool,
 }
 
-/// So many readers make a page wide.
-const WIDE: u32 = 3;
+/// So many readers make a page widely shared.
+const WIDELY_SHARED: u32 = 3;
 
 /// The most slices of one VM: a bit each.
 pub(crate) const SLICES_MAX: u16 = 64;
 
 impl Holders {
     pub(crate) fn exclusive(slice: SliceId) -> Self {
-        Self { slices: 1 << slice.0, kind: Kind::Exclusive, wide: false }
+        Self { slices: 1 << slice.0, kind: Kind::Exclusive, widely_shared: false }
     }
     pub(crate) fn replicated() -> Self {
-        Self { slices: 0, kind: Kind::Replicated, wide: false }
+        Self { slices: 0, kind: Kind::Replicated, widely_shared: false }
     }
     /// Notes that a request of this slice was dropped because the page is replicated.
     pub(crate) fn with_dropped(self, slice: SliceId) -> Self {
@@ -78,27 +78,27 @@ impl Holders {
     /// Adds a reader; the page is shared afterwards.
     pub(crate) fn with_reader(self, slice: SliceId) -> Self {
         let slices = self.slices | 1 << slice.0;
-        let wide = self.wide || slices.count_ones() >= WIDE;
-        Self { slices, kind: Kind::Shared, wide }
+        let widely_shared = self.widely_shared || slices.count_ones() >= WIDELY_SHARED;
+        Self { slices, kind: Kind::Shared, widely_shared }
     }
-    /// Gives the page to one slice. Readers of the time before tell whether it stays wide.
+    /// Gives the page to one slice. Readers of the time before tell whether it stays widely shared.
     pub(crate) fn with_owner(self, slice: SliceId) -> Self {
-        let wide = self.wide && self.slices.count_ones() >= WIDE;
-        Self { wide, ..Self::exclusive(slice) }
+        let widely_shared = self.widely_shared && self.slices.count_ones() >= WIDELY_SHARED;
+        Self { widely_shared, ..Self::exclusive(slice) }
     }
-    /// Gives the page to a slice that only wants to read it.
-    pub(crate) fn with_borrower(self, slice: SliceId) -> Self {
-        Self { kind: Kind::Lent, ..self.with_owner(slice) }
+    /// Gives the page for writing to a slice that asked to read it.
+    pub(crate) fn with_exclusive_grant(self, slice: SliceId) -> Self {
+        Self { kind: Kind::ExclusiveGrant, ..self.with_owner(slice) }
     }
     pub(crate) fn is_exclusive(self) -> bool {
-        matches!(self.kind, Kind::Exclusive | Kind::Lent)
+        matches!(self.kind, Kind::Exclusive | Kind::ExclusiveGrant)
     }
-    /// True while one slice has the page that asked for it to write, or had it from the start.
+    /// True while one slice has the page for writing and asked to write it, or has had it from the start.
     pub(crate) fn is_written(self) -> bool {
         self.kind == Kind::Exclusive
     }
-    pub(crate) fn is_wide(self) -> bool {
-        self.wide
+    pub(crate) fn is_widely_shared(self) -> bool {
+        self.widely_shared
     }
     /// The slices, ascending.
     pub(crate) fn iter(self) -> impl Iterator<Item = SliceId> {
@@ -116,30 +116,34 @@ impl Holders {
 struct Directory {
     slices: Vec<u64>,
     kinds: Vec<Kind>,
-    wide: Vec<bool>,
+    widely_shared: Vec<bool>,
 }
 
 impl Directory {
     fn new(pages: usize, holders: Holders) -> Self {
-        let Holders { slices, kind, wide } = holders;
-        Self { slices: vec![slices; pages], kinds: vec![kind; pages], wide: vec![wide; pages] }
+        let Holders { slices, kind, widely_shared } = holders;
+        Self {
+            slices: vec![slices; pages],
+            kinds: vec![kind; pages],
+            widely_shared: vec![widely_shared; pages],
+        }
     }
 
     fn get(&self, at: usize) -> Option<Holders> {
-        let wide = *self.wide.get(at)?;
-        Some(Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)?, wide })
+        let widely_shared = *self.widely_shared.get(at)?;
+        Some(Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)?, widely_shared })
     }
 
     fn set(&mut self, at: usize, holders: Holders) {
         (self.slices[at], self.kinds[at]) = (holders.slices, holders.kind);
-        self.wide[at] = holders.wide;
+        self.widely_shared[at] = holders.widely_shared;
     }
 }
 
 /// The copies and the directory of one slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pages {
-    copies: Vec<Copy>,
+    copies: Vec<PageCopy>,
     /// With the first frame of each home range, ascending.
     directory: Vec<(u64, Directory)>,
 }
@@ -148,23 +152,23 @@ impl Pages {
     /// Every page starts exclusive at its home.
     pub(crate) fn new(local: SliceId, homes: &HomeTable) -> Self {
         let frames = usize::try_from(homes.end()).expect("guest memory fits the address space");
-        let mut copies = vec![Copy::Invalid; frames];
+        let mut copies = vec![PageCopy::Invalid; frames];
         let mut directory = Vec::new();
         for range in homes.ranges().iter().filter(|range| range.home == local) {
             let count = range.frames.end - range.frames.start;
             let count = usize::try_from(count).expect("a range fits the address space");
             let start = usize::try_from(range.frames.start).expect("a range fits");
-            copies[start..start + count].fill(Copy::Exclusive);
+            copies[start..start + count].fill(PageCopy::Exclusive);
             directory.push((range.frames.start, Directory::new(count, Holders::exclusive(local))));
         }
         Self { copies, directory }
     }
 
-    pub(crate) fn copy(&self, gfn: Gfn) -> Copy {
-        index(gfn).and_then(|at| self.copies.get(at)).copied().unwrap_or(Copy::Invalid)
+    pub(crate) fn copy(&self, gfn: Gfn) -> PageCopy {
+        index(gfn).and_then(|at| self.copies.get(at)).copied().unwrap_or(PageCopy::Invalid)
     }
 
-    pub(crate) fn set_copy(&mut self, gfn: Gfn, copy: Copy) {
+    pub(crate) fn set_copy(&mut self, gfn: Gfn, copy: PageCopy) {
         let at = index(gfn).expect("a checked frame");
         self.copies[at] = copy;
     }
@@ -196,7 +200,7 @@ fn index(gfn: Gfn) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::homes::HomeRange;
-    use crate::waits::Waits;
+    use crate::outstanding_requests::OutstandingRequests;
 
     /// A VM of 1 TiB on 16 slices costs each of them 4 bytes at most for every page, and 16 at most for
     /// every page that it is home of. (The rest of a node grows with what is on its way, not with memory.)
@@ -212,13 +216,13 @@ mod tests {
 
         let pages = Pages::new(SliceId(3), &homes);
 
-        let waits = Waits::new(homes.end()).bytes();
-        let copies = pages.copies.capacity() * size_of::<Copy>() + waits;
+        let waits = OutstandingRequests::new(homes.end()).bytes();
+        let copies = pages.copies.capacity() * size_of::<PageCopy>() + waits;
         let directory: usize = pages
             .directory
             .iter()
             .map(|(_, part)| {
-                part.slices.capacity() * 8 + part.kinds.capacity() + part.wide.capacity()
+                part.slices.capacity() * 8 + part.kinds.capacity() + part.widely_shared.capacity()
             })
             .sum();
         assert!(copies <= 4 * usize::try_from(PAGES).unwrap(), "{copies} bytes of states");

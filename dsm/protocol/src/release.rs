@@ -14,75 +14,15 @@
 //! Leaving the class is part of the flush: a page whose last parent entry went away is demoted, and
 //! the release waits until every slice has dropped it, for it may be data from now on.
 
-use crate::node::{Effect, Node, ProtocolError};
-use crate::pages::Copy;
+use crate::effect::Effect;
+use crate::error::ProtocolError;
+use crate::node::Node;
+use crate::pages::PageCopy;
+use crate::releases::{Outgoing, Outstanding, Releases};
 use crate::store::{Merge, PageStore};
 use crate::tables::fits_root;
-use std::collections::{BTreeMap, VecDeque};
 use wire::coherence::ENTRIES_MAX;
 use wire::{Access, Entry, Gfn, Held, Level, Message, SliceId};
-
-/// Something that must not overtake this slice's table writes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Outgoing {
-    Message(SliceId, Message),
-    External(u64),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Outstanding {
-    /// Acknowledgements of a diff to come.
-    Diff(u16),
-    /// A demotion to end.
-    Demotion,
-}
-
-/// Releases held back and what they wait for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Releases {
-    /// Number of the newest diff or demotion.
-    newest: u64,
-    outstanding: BTreeMap<u64, Outstanding>,
-    queue: VecDeque<(u64, Outgoing)>,
-    /// Those of the step that goes on.
-    new: Vec<Outgoing>,
-    /// Demotions that this slice asked for since the page joined the class, by number.
-    demotions: BTreeMap<Gfn, u64>,
-    /// Pages that this slice has left, and the number that its releases wait for. The home says
-    /// when all have left.
-    leaving: BTreeMap<Gfn, u64>,
-    /// How many members have left a page of which this slice is the heir.
-    left: BTreeMap<Gfn, u16>,
-    /// Changes of pages that turned out to be no tables. They go to the heir alone.
-    unsent: BTreeMap<Gfn, Vec<Entry>>,
-    /// Last words of replicas, held back until this slice's diffs are acknowledged: otherwise a
-    /// diff could arrive after the page became a replica once more.
-    lefts: Vec<(SliceId, Message)>,
-}
-
-impl Releases {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.outstanding.is_empty() && self.queue.is_empty() && self.lefts.is_empty()
-    }
-
-    fn begin(&mut self, item: Outstanding) -> u64 {
-        // At a million a second they last for half a million years.
-        self.newest += 1;
-        self.outstanding.insert(self.newest, item);
-        self.newest
-    }
-
-    /// The page is nobody's replica any more.
-    fn demotion_over(&mut self, gfn: Gfn) {
-        if let Some(number) = self.demotions.remove(&gfn) {
-            self.outstanding.remove(&number);
-        }
-    }
-
-    fn diffs_outstanding(&self) -> bool {
-        self.outstanding.values().any(|item| matches!(item, Outstanding::Diff(_)))
-    }
-}
 
 impl Node {
     /// Takes a release. It goes at the end of the step at the earliest.
@@ -190,7 +130,7 @@ impl Node {
     /// So the page is protected first. Kernels take a page out of its parent before they free it, so
     /// if a parent still points to it now, nobody stores data there before it is mapped again.
     fn make_dirty(&mut self, gfn: Gfn, level: Level, store: &mut impl PageStore) -> bool {
-        if self.pages.copy(gfn) != Copy::Replica {
+        if self.pages.copy(gfn) != PageCopy::Replica {
             // Not mapped: no processor walks through it here. What is sent gets its bits anyway.
             return true;
         }
@@ -231,7 +171,7 @@ impl Node {
     ) {
         for entry in entries {
             let gfn = entry.gfn;
-            if !matches!(self.pages.copy(gfn), Copy::Replica | Copy::Forming) {
+            if !matches!(self.pages.copy(gfn), PageCopy::Replica | PageCopy::Forming) {
                 // Dropped here since; the heir has the entry.
                 continue;
             }
@@ -273,7 +213,7 @@ impl Node {
     ) {
         store.unmap(gfn);
         store.settle();
-        self.pages.set_copy(gfn, Copy::Invalid);
+        self.pages.set_copy(gfn, PageCopy::Invalid);
         if self.tables.is_replica(gfn) {
             self.flush(store);
         }
@@ -300,7 +240,7 @@ impl Node {
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, "Left", gfn, "this slice is not the heir");
         // The heir may not have seen the converter's Go when a faster slice has left already.
-        if !matches!(self.pages.copy(gfn), Copy::Replica | Copy::Forming)
+        if !matches!(self.pages.copy(gfn), PageCopy::Replica | PageCopy::Forming)
             || entries.iter().any(|e| e.gfn != gfn)
         {
             return Err(error);
@@ -325,7 +265,7 @@ impl Node {
             self.releases.unsent.remove(&gfn);
             self.releases.demotion_over(gfn);
             store.forget(gfn);
-            self.pages.set_copy(gfn, Copy::Exclusive);
+            self.pages.set_copy(gfn, PageCopy::Exclusive);
             let asked = self.drop_overtaken(gfn);
             self.stats.replicas.demotions += 1;
             self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive, asked });
@@ -380,15 +320,4 @@ impl Node {
     }
     #[cfg(not(feature = "planted-bugs"))]
     fn lose_unflushed(&self, _: Gfn, _: &mut impl PageStore) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flushes_are_more_than_32_bits_can_count() {
-        let mut releases = Releases { newest: u64::from(u32::MAX), ..Releases::default() };
-        assert_eq!(releases.begin(Outstanding::Demotion), 1 << 32);
-    }
 }

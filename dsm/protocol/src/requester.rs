@@ -10,32 +10,13 @@
 //! will be, and stand for the grant. Only tables are confirmed: an ordinary page counts as this slice's
 //! from the moment its home has served the request.
 
-use crate::node::{Node, ProtocolError};
-use crate::pages::Copy;
+use crate::error::ProtocolError;
+use crate::node::Node;
+use crate::outstanding_requests::OutstandingRequest;
+use crate::pages::PageCopy;
 use crate::store::PageStore;
 use crate::tables::Replicate;
 use wire::{Access, Gfn, Held, Message, RUN_MAX, SliceId, Table};
-
-/// A request of this slice.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Wait {
-    want: Access,
-    /// It was asked for before anybody touched it.
-    ahead: bool,
-    /// It may have been asked for in a run, whose stream later messages can overtake.
-    in_run: bool,
-    pub(crate) since: u64,
-    /// For how long a holder kept the page after it had been asked, at most.
-    held_us: u32,
-    /// What was granted, and how many acknowledgements belong to it.
-    granted: Option<(Access, u16)>,
-    acks: u16,
-    table: Option<Table>,
-    /// The home is busy with the page until it hears how this ends.
-    confirms: bool,
-    /// Replicas offered, answers still to come.
-    offers: Option<u16>,
-}
 
 impl Node {
     pub(crate) fn fault(&mut self, gfn: Gfn, want: Access, store: &mut impl PageStore) {
@@ -45,18 +26,18 @@ impl Node {
             store.map(gfn, copy.access());
             return;
         }
-        if let Some(wait) = self.waits.get_mut(gfn) {
+        if let Some(wait) = self.outstanding.get_mut(gfn) {
             // A writer that waits for a read maps it read-only and faults again.
-            wait.ahead = false;
+            wait.prefetched = false;
             return;
         }
-        if copy == Copy::Forming {
+        if copy == PageCopy::Forming {
             let waiting = self.forming.entry(gfn).or_insert(want);
             *waiting = want.max(*waiting);
             return;
         }
         match (want, copy) {
-            (Access::Write, Copy::Shared) => self.stats.faults_upgrade += 1,
+            (Access::Write, PageCopy::Shared) => self.stats.faults_upgrade += 1,
             (Access::Write, _) => self.stats.faults_write += 1,
             _ => self.stats.faults_read += 1,
         }
@@ -82,7 +63,7 @@ impl Node {
             if home.is_some() {
                 self.stats.prefetches += 1;
                 self.await_page(gfn, want, true);
-                if let Some(wait) = self.waits.get_mut(gfn) {
+                if let Some(wait) = self.outstanding.get_mut(gfn) {
                     wait.in_run = true;
                 }
             }
@@ -91,8 +72,8 @@ impl Node {
     }
 
     fn may_prefetch(&self, gfn: Gfn) -> bool {
-        self.pages.copy(gfn) == Copy::Invalid
-            && !self.waits.contains(gfn)
+        self.pages.copy(gfn) == PageCopy::Invalid
+            && !self.outstanding.contains(gfn)
             && self.tables.table(gfn).is_none()
     }
 
@@ -110,10 +91,10 @@ impl Node {
         self.post(self.home_of(gfn), Message::Get { gfn, want, table });
     }
 
-    pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access, ahead: bool) {
-        let wait = Wait {
+    pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access, prefetched: bool) {
+        let wait = OutstandingRequest {
             want,
-            ahead,
+            prefetched,
             in_run: false,
             since: self.now,
             held_us: 0,
@@ -123,7 +104,7 @@ impl Node {
             confirms: false,
             offers: None,
         };
-        self.waits.insert(gfn, wait);
+        self.outstanding.insert(gfn, wait);
     }
 
     fn may_replicate(&self) -> bool {
@@ -161,7 +142,7 @@ impl Node {
         if table.is_some() && access != Access::Write {
             return Err(self.error(from, "Data", gfn, "a table comes for writing"));
         }
-        if self.pages.copy(gfn) != Copy::Invalid {
+        if self.pages.copy(gfn) != PageCopy::Invalid {
             return Err(self.error(from, "Data", gfn, "there is a copy already"));
         }
         self.arrived(from, "Data", gfn, access, acks, table)?;
@@ -181,7 +162,8 @@ impl Node {
         table: Option<Table>,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, what, gfn, "it was not asked for");
-        let wait = self.waits.get_mut(gfn).filter(|wait| wait.granted.is_none()).ok_or(error)?;
+        let wait =
+            self.outstanding.get_mut(gfn).filter(|wait| wait.granted.is_none()).ok_or(error)?;
         wait.granted = Some((access, acks));
         (wait.table, wait.confirms) = (table, table.is_some());
         Ok(())
@@ -195,8 +177,8 @@ impl Node {
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, "Acked", gfn, "nothing was invalidated for this slice");
-        let upgrades = upgrade == 0 || self.pages.copy(gfn) == Copy::Shared;
-        let wait = self.waits.get_mut(gfn).filter(|_| upgrades).ok_or(error)?;
+        let upgrades = upgrade == 0 || self.pages.copy(gfn) == PageCopy::Shared;
+        let wait = self.outstanding.get_mut(gfn).filter(|_| upgrades).ok_or(error)?;
         wait.acks = wait.acks.saturating_add(1);
         if upgrade > 0 {
             wait.granted = Some((Access::Write, upgrade));
@@ -206,7 +188,7 @@ impl Node {
     }
 
     fn try_complete(&mut self, gfn: Gfn, store: &mut impl PageStore) {
-        let Some(wait) = self.waits.get(gfn) else { return };
+        let Some(wait) = self.outstanding.get(gfn) else { return };
         let Some((access, acks)) = wait.granted else { return };
         if wait.acks < acks && !self.grant_early() {
             return;
@@ -223,7 +205,7 @@ impl Node {
     }
 
     fn complete(&mut self, gfn: Gfn, access: Access, store: &mut impl PageStore) {
-        let copy = if access == Access::Write { Copy::Exclusive } else { Copy::Shared };
+        let copy = if access == Access::Write { PageCopy::Exclusive } else { PageCopy::Shared };
         self.pages.set_copy(gfn, copy);
         store.map(gfn, access);
         if self.finish_wait(gfn) {
@@ -240,8 +222,8 @@ impl Node {
     /// Ends a wait: measures it and opens the hold window, if anybody waits for the page. Tells whether the
     /// home wants to know.
     fn finish_wait(&mut self, gfn: Gfn) -> bool {
-        let Some(wait) = self.waits.remove(gfn) else { return false };
-        if wait.ahead {
+        let Some(wait) = self.outstanding.remove(gfn) else { return false };
+        if wait.prefetched {
             return wait.confirms;
         }
         let held = u64::from(wait.held_us).saturating_mul(1000);
@@ -249,13 +231,13 @@ impl Node {
         self.stats.waited_ns += waited;
         self.stats.held_ns += held.min(waited);
         self.hold.measured(waited.saturating_sub(held));
-        self.note_habit(gfn, waited, held);
+        self.note_hold_time(gfn, waited, held);
         self.hold_page(gfn, waited, held);
         wait.confirms
     }
 
     pub(crate) fn note_held(&mut self, gfn: Gfn, held_us: u32) {
-        if let Some(wait) = self.waits.get_mut(gfn) {
+        if let Some(wait) = self.outstanding.get_mut(gfn) {
             wait.held_us = wait.held_us.max(held_us);
         }
     }
@@ -266,7 +248,7 @@ impl Node {
         store.snapshot(gfn, table);
         self.tables.insert(gfn, table, store);
         let others = self.others_count();
-        self.waits.get_mut(gfn).expect("completed by the caller").offers = Some(others);
+        self.outstanding.get_mut(gfn).expect("completed by the caller").offers = Some(others);
         self.stats.replicas.conversions += 1;
         self.post_to_others(&Message::Offer { gfn, table });
     }
@@ -278,14 +260,14 @@ impl Node {
         table: Table,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
-        if self.pages.copy(gfn) != Copy::Invalid {
+        if self.pages.copy(gfn) != PageCopy::Invalid {
             return Err(self.error(from, "Offer", gfn, "there is a copy already"));
         }
         store.fill(gfn);
         self.stats.pages_in += 1;
         store.snapshot(gfn, table);
         self.tables.insert(gfn, table, store);
-        self.pages.set_copy(gfn, Copy::Forming);
+        self.pages.set_copy(gfn, PageCopy::Forming);
         self.post(from, Message::Ready { gfn });
         Ok(())
     }
@@ -297,7 +279,7 @@ impl Node {
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
         let error = self.error(from, "Ready", gfn, "no replica was offered");
-        let wait = self.waits.get_mut(gfn).ok_or_else(|| error.clone())?;
+        let wait = self.outstanding.get_mut(gfn).ok_or_else(|| error.clone())?;
         let left = wait.offers.as_mut().filter(|left| **left > 0).ok_or(error)?;
         *left -= 1;
         if *left > 0 {
@@ -323,7 +305,7 @@ impl Node {
         self.tables.remove(gfn, store);
         store.forget(gfn);
         let others = self.others_count();
-        let wait = self.waits.get_mut(gfn).expect("the caller has it");
+        let wait = self.outstanding.get_mut(gfn).expect("the caller has it");
         (wait.table, wait.offers, wait.acks) = (None, None, 0);
         wait.granted = Some((Access::Write, others));
         self.offer_over(gfn);
@@ -336,7 +318,7 @@ impl Node {
         store.unmap(gfn);
         self.tables.remove(gfn, store);
         store.forget(gfn);
-        self.pages.set_copy(gfn, Copy::Invalid);
+        self.pages.set_copy(gfn, PageCopy::Invalid);
         self.post(from, Message::Acked { gfn, upgrade: 0, held_us: 0 });
         self.offer_over(gfn);
         if let Some(want) = self.forming.remove(&gfn) {
@@ -350,7 +332,7 @@ impl Node {
         gfn: Gfn,
         store: &mut impl PageStore,
     ) -> Result<(), ProtocolError> {
-        if self.pages.copy(gfn) != Copy::Forming {
+        if self.pages.copy(gfn) != PageCopy::Forming {
             return Err(self.error(from, "Go", gfn, "no replica was offered"));
         }
         self.use_replica(gfn, store);
@@ -359,10 +341,10 @@ impl Node {
     }
 
     fn use_replica(&mut self, gfn: Gfn, store: &mut impl PageStore) {
-        self.pages.set_copy(gfn, Copy::Replica);
+        self.pages.set_copy(gfn, PageCopy::Replica);
         store.map(gfn, Access::Write);
         self.forming.remove(&gfn);
-        if let Some(wait) = self.waits.remove(gfn).filter(|wait| wait.offers.is_none()) {
+        if let Some(wait) = self.outstanding.remove(gfn).filter(|wait| wait.offers.is_none()) {
             self.overtaken.insert(gfn, wait);
         }
         self.held.remove(gfn);
@@ -373,7 +355,7 @@ impl Node {
     pub(crate) fn resume_overtaken(&mut self, gfn: Gfn, dropped: bool) {
         if let Some(mut wait) = self.overtaken.remove(&gfn).filter(|_| !dropped) {
             wait.since = self.now;
-            self.waits.insert(gfn, wait);
+            self.outstanding.insert(gfn, wait);
         }
     }
 

@@ -6,10 +6,9 @@
 //! Formats: AMD APM vol. 2, 5.3 (long-mode page translation).
 
 use crate::entry::{self, DIRTY, is_linux_table, permits_clean_write};
-use crate::node::Node;
 use crate::store::PageStore;
 use std::collections::{BTreeMap, BTreeSet};
-use wire::{Entry, Gfn, Half, Level, Message, SliceId, Table, VcpuId};
+use wire::{Entry, Gfn, Half, Level, Table, VcpuId};
 
 /// First entry of the kernel's half of a root.
 const KERNEL_HALF: u16 = 256;
@@ -151,6 +150,30 @@ impl Tables {
         self.roots.insert(vcpu, gfn) != Some(gfn)
     }
 
+    /// Roots of processes that no vCPU has used for a while and that may leave the class.
+    ///
+    /// The kernel's own root stays: it has never had a user's entry and is never freed. A root that
+    /// alone points to some table stays too. Without a root the tables below it would leave the
+    /// class and could not be recognised again.
+    pub(crate) fn stale_roots(&mut self, now: u64, store: &impl PageStore) -> Vec<Gfn> {
+        for gfn in self.at_level(Level::ROOT) {
+            if self.is_root(gfn) {
+                self.idle_roots.remove(&gfn);
+            } else {
+                self.idle_roots.entry(gfn).or_insert(now);
+            }
+        }
+        let stale = |since: &u64| now.saturating_sub(*since) > ROOT_IDLE_NS;
+        let idle = &self.idle_roots;
+        let mut over: Vec<Gfn> =
+            idle.iter().filter(|(_, since)| stale(since)).map(|(gfn, _)| *gfn).collect();
+        over.retain(|gfn| {
+            self.idle_roots.remove(gfn);
+            self.process_roots.contains(gfn) && !self.is_only_parent(*gfn, store)
+        });
+        over
+    }
+
     fn is_root(&self, gfn: Gfn) -> bool {
         self.roots.values().any(|root| *root == gfn)
     }
@@ -192,45 +215,6 @@ pub(crate) fn fits_root(entry: &Entry, frames_end: u64) -> bool {
     }
     let inside = entry::target(new).is_some_and(|table| table.0 < frames_end);
     new == 0 || (is_linux_table(new) && inside)
-}
-
-impl Node {
-    pub(crate) fn local_root(&mut self, vcpu: VcpuId, gfn: Gfn) {
-        if self.home(gfn).is_some() && self.tables.set_root(vcpu, gfn) {
-            self.post_to_others(&Message::Root { vcpu, gfn });
-        }
-    }
-
-    /// Lets go of roots that no vCPU has used for a while. One slice decides, so that they do not
-    /// all ask.
-    ///
-    /// The kernel's own root stays: it has never had a user's entry and is never freed. A root that
-    /// alone points to some table stays too. Without a root the tables below it would leave the
-    /// class and could not be recognised again.
-    pub(crate) fn drop_stale_roots(&mut self, store: &impl PageStore) {
-        if self.config.local != SliceId(0) {
-            return;
-        }
-        let now = self.now;
-        for gfn in self.tables.at_level(Level::ROOT) {
-            if self.tables.is_root(gfn) {
-                self.tables.idle_roots.remove(&gfn);
-            } else {
-                self.tables.idle_roots.entry(gfn).or_insert(now);
-            }
-        }
-        let stale = |since: &u64| now.saturating_sub(*since) > ROOT_IDLE_NS;
-        let idle = &self.tables.idle_roots;
-        let over: Vec<Gfn> =
-            idle.iter().filter(|(_, since)| stale(since)).map(|(gfn, _)| *gfn).collect();
-        for gfn in over {
-            self.tables.idle_roots.remove(&gfn);
-            let process = self.tables.process_roots.contains(&gfn);
-            if process && !self.tables.is_only_parent(gfn, store) {
-                self.ask_demotion(gfn, false);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -30,15 +30,15 @@ fn run_is_a_function_of_its_seed() {
 
 /// The seeds are enough to make chunks do all that they can.
 #[test]
-fn chunks_become_shared_private_again_borrowed_and_huge() {
+fn chunks_become_shared_private_again_granted_and_huge() {
     let mut seen = [false; 4];
     let found = (1..SEEDS).find(|seed| {
         let report = run(Setup::of(*seed)).unwrap();
-        let now = [report.shared, report.private_again, report.borrowed, report.collapsed];
+        let now = [report.shared, report.private_again, report.exclusive_grants, report.collapsed];
         seen.iter_mut().zip(now).for_each(|(seen, now)| *seen |= now > 0);
         seen == [true; 4]
     });
-    assert!(found.is_some(), "shared, private again, borrowed, huge: {seen:?}");
+    assert!(found.is_some(), "shared, private again, granted, huge: {seen:?}");
 }
 
 fn is_found(bug: PlantedBug) {
@@ -67,7 +67,7 @@ fn chunk_that_is_given_unwatched_is_found() {
 
 #[test]
 fn arrivals_that_are_lost_are_found() {
-    is_found(PlantedBug::ArrivalsLost);
+    is_found(PlantedBug::StagedPagesLost);
 }
 
 #[test]

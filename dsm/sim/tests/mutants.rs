@@ -91,7 +91,7 @@ fn planted_flush_not_acknowledged_is_caught() {
 #[test]
 fn planted_late_run_served_is_caught() {
     let bug = PlantedBug::LateRunServed;
-    assert_caught(replicas::reuse_by_who_asked_ahead(true, false), bug, names::FITS);
+    assert_caught(replicas::reuse_by_who_prefetched(true, false), bug, names::FITS);
 }
 
 #[test]

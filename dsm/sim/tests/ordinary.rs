@@ -65,7 +65,7 @@ fn hold_window_defers_and_ends() {
 }
 
 #[test]
-fn pages_asked_for_ahead_stay_coherent() {
+fn prefetched_pages_stay_coherent() {
     prove("2 slices and a home, 1 fault", ordinary::run_ahead(false, 1));
     prove("2 slices and a home, 1 fault, for writing", ordinary::run_ahead(true, 1));
     if full() {

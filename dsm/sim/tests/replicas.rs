@@ -25,19 +25,22 @@ fn change_published_by_interrupt_is_seen() {
 }
 
 #[test]
-fn table_asked_for_ahead_is_given_up_like_any_other() {
+fn prefetched_table_is_given_up_like_any_other() {
     for (kind, write) in [("for reading", false), ("for writing", true)] {
-        prove(&format!("3 slices, {kind}"), replicas::reuse_asked_ahead(write, true));
-        prove(&format!("3 slices, {kind}, converting"), replicas::reuse_asked_ahead(write, false));
+        prove(&format!("3 slices, {kind}"), replicas::reuse_of_prefetched(write, true));
+        prove(
+            &format!("3 slices, {kind}, converting"),
+            replicas::reuse_of_prefetched(write, false),
+        );
     }
 }
 
 #[test]
-fn table_asked_for_ahead_is_ended_by_who_asked() {
+fn prefetched_table_is_ended_by_who_asked() {
     for (kind, write) in [("for reading", false), ("for writing", true)] {
-        prove(&format!("3 slices, {kind}"), replicas::reuse_by_who_asked_ahead(write, false));
+        prove(&format!("3 slices, {kind}"), replicas::reuse_by_who_prefetched(write, false));
         let label = format!("3 slices, {kind}, and again");
-        prove(&label, replicas::reuse_by_who_asked_ahead(write, true));
+        prove(&label, replicas::reuse_by_who_prefetched(write, true));
     }
 }
 

@@ -4,12 +4,12 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 // UNSAFETY: guest memory is reached by address, as KVM reaches it.
 
-mod borrowed;
 mod chunks;
+mod exclusive_grants;
 mod flood;
 mod losses;
 mod lost;
-mod placing;
+mod remote_write;
 mod support;
 mod two_slices;
 mod urgent;

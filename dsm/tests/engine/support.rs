@@ -210,7 +210,7 @@ fn start_configured(
             bystanders: Vec::new(),
             core: None,
             wait_limit: LIMIT,
-            fetch_ahead: true,
+            prefetch: true,
             node,
             ram: Arc::clone(&ram),
             transport,

@@ -97,11 +97,11 @@ fn uffd_copies_of_the_vmm_are_coherent() {
 }
 
 #[test]
-fn uffd_pages_that_are_lacked_together_come_together() {
+fn uffd_correlated_pages_come_together() {
     let Some(slices) = start_measuring(FRAMES) else { return };
     let (writer, reader) = (&slices[0], &slices[1]);
     const ROUNDS: u64 = 400;
-    // Far from one another: no run that is fetched ahead.
+    // Far from one another: no run that is prefetched.
     let clock = [20, 70, 45, 90, 160];
     let tick = |round| {
         for page in clock {
@@ -114,19 +114,19 @@ fn uffd_pages_that_are_lacked_together_come_together() {
     (1..=ROUNDS).for_each(tick);
 
     let [wrote, read] = [writer, reader].map(report_of);
-    let lacked = ROUNDS * clock.len() as u64;
-    assert!(read.companions_asked > lacked / 4 && read.faults.read < lacked * 3 / 4, "{read:?}");
+    let missed = ROUNDS * clock.len() as u64;
+    assert!(read.correlated_requests > missed / 4 && read.faults.read < missed * 3 / 4, "{read:?}");
     // The writer's upgrades as well; what is asked for with others is no fault.
-    assert!(wrote.companions_asked > lacked / 4, "{wrote:?}");
+    assert!(wrote.correlated_requests > missed / 4, "{wrote:?}");
 
     for slice in [writer, reader] {
-        slice.handle.tune(Tuning { companions: Some(false), ..Tuning::default() });
+        slice.handle.tune(Tuning { correlation_prefetch: Some(false), ..Tuning::default() });
     }
     let before = [writer, reader].map(report_of);
     (ROUNDS + 1..=ROUNDS + 20).for_each(tick);
     let after = [writer, reader].map(report_of);
     for (before, after) in before.iter().zip(&after) {
-        assert_eq!(after.companions_asked, before.companions_asked);
+        assert_eq!(after.correlated_requests, before.correlated_requests);
         assert!(after.waited_us > before.waited_us && after.held_us <= after.waited_us);
     }
     // Each by itself now.
@@ -174,7 +174,7 @@ fn uffd_fault_of_a_worker_becomes_what_the_vcpu_wants() {
     assert!(!wrote, "the worker was let through");
     assert_eq!(other.word(20, 0).load(Ordering::SeqCst), 5);
     let report = other.handle.report(LIMIT).unwrap();
-    assert_eq!((report.worker_faults_asked, report.worker_faults_guessed), (1, 0));
+    assert_eq!((report.worker_faults_probed, report.worker_faults_guessed), (1, 0));
     assert_eq!((report.faults.read, report.faults.write, report.faults.upgrade), (1, 0, 0));
     assert_eq!(home.handle.report(LIMIT).unwrap().invalidations, 0);
 
@@ -191,7 +191,7 @@ fn uffd_fault_of_a_worker_becomes_what_the_vcpu_wants() {
     let report = other.handle.report(LIMIT).unwrap();
     assert_eq!((report.faults.read, report.faults.write, report.faults.upgrade), (2, 0, 2));
 
-    // It is known to write there: the next worker is not asked about.
+    // It is known to write there: the page is not probed for the next worker.
     home.word(21, 0).store(9, Ordering::SeqCst);
     assert!(store_from_outside(other.guest + 21 * 4096));
     assert_eq!(home.word(21, 0).load(Ordering::SeqCst), 99);
@@ -230,7 +230,7 @@ fn uffd_table_below_two_roots_becomes_a_replica() {
 }
 
 #[test]
-fn uffd_run_is_fetched_ahead_of_its_reader() {
+fn uffd_run_is_prefetched_for_its_reader() {
     let Some(slices) = two_slices() else { return };
     const PAGES: u64 = 400;
     for frame in 0..PAGES {
@@ -249,7 +249,7 @@ fn uffd_run_is_fetched_ahead_of_its_reader() {
     // Three faults prove the run; then a window is on its way whenever one is read.
     assert!(fetched + asked >= PAGES, "{report:?}");
     assert!(asked < PAGES / 4, "{asked} of {PAGES} pages were waited for from their request on");
-    // Pages fetched ahead are recalled as all others.
+    // Prefetched pages are recalled as all others.
     for frame in 0..PAGES {
         slices[0].word(frame, 3).store(frame + 7, Ordering::SeqCst);
     }
@@ -277,18 +277,18 @@ fn read_in_order(order: &[u64]) {
     assert!(asked < pages / 8, "{asked} of {pages} pages were waited for from their request on");
     assert_eq!(report.prefetches + asked, pages, "{report:?}");
     assert_eq!(report.pages_in, pages, "none came that was not read");
-    // Pages fetched ahead are recalled as all others.
+    // Prefetched pages are recalled as all others.
     write_and_read(7);
     stop(slices);
 }
 
 #[test]
-fn uffd_every_fourth_page_is_fetched_ahead_of_its_reader() {
+fn uffd_every_fourth_page_is_prefetched_for_its_reader() {
     read_in_order(&(0..FRAMES / 2).step_by(4).collect::<Vec<_>>());
 }
 
 #[test]
-fn uffd_run_downwards_is_fetched_ahead_of_its_reader() {
+fn uffd_run_downwards_is_prefetched_for_its_reader() {
     read_in_order(&(0..FRAMES / 2).rev().collect::<Vec<_>>());
 }
 

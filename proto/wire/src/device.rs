@@ -213,7 +213,7 @@ const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
 
 /// Kinds on the wire. Their numbers never change meaning.
 mod kind {
-    pub(super) const DISK_REQUEST: u8 = super::KIND_MIN;
+    pub(super) const DISK_REQUEST: u8 = crate::device::KIND_MIN;
     pub(super) const DISK_REPLY: u8 = 65;
     pub(super) const PACKETS_OUT: u8 = 66;
     pub(super) const PACKETS_DONE: u8 = 67;

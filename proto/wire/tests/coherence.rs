@@ -114,7 +114,7 @@ proptest! {
         bits in any::<u64>(),
         held_us in any::<u32>(),
         write in any::<bool>(),
-        placed in any::<bool>(),
+        remote_written in any::<bool>(),
         fill in any::<u8>(),
     ) {
         let batch = Batch {
@@ -124,11 +124,11 @@ proptest! {
             access: if write { Access::Write } else { Access::Read },
             held_us,
             bodies: bits & (u64::MAX >> (64 - pages)),
-            placed,
+            remote_written,
         };
         let mut bytes = Vec::new();
         batch.encode(&mut bytes);
-        let carried = if placed { 0 } else { batch.bodies.count_ones() };
+        let carried = if remote_written { 0 } else { batch.bodies.count_ones() };
         let count = usize::try_from(carried).unwrap();
         prop_assert_eq!(
             Batch::decode_head(&bytes, bytes.len() + count * PAGE_SIZE),
@@ -144,7 +144,7 @@ proptest! {
         for ((at, gfn), (message, body)) in (0..).zip(first..).zip(seen) {
             prop_assert_eq!(message.gfn(), Some(Gfn(gfn)));
             let there = batch.bodies & 1 << at != 0;
-            let full = if placed { PageBody::Placed } else { PageBody::Bytes(&whole) };
+            let full = if remote_written { PageBody::RemoteWritten } else { PageBody::Bytes(&whole) };
             prop_assert_eq!(body, if there { full } else { PageBody::Zero });
         }
 
@@ -198,11 +198,11 @@ proptest! {
         bytes[3] |= 16;
         if matches!(message, Message::Data { .. }) {
             let mut said = Vec::new();
-            message.encode_placed(epoch, &mut said);
+            message.encode_remote_written(epoch, &mut said);
             prop_assert_eq!(&said, &bytes);
-            prop_assert_eq!(Message::decode(&said), Ok((epoch, message, Some(PageBody::Placed))));
+            prop_assert_eq!(Message::decode(&said), Ok((epoch, message, Some(PageBody::RemoteWritten))));
         } else {
-            let refused = matches!(Message::decode(&bytes), Err(DecodeError::Field { field: "placed", .. }));
+            let refused = matches!(Message::decode(&bytes), Err(DecodeError::Field { field: "remote_written", .. }));
             prop_assert!(refused);
         }
     }
@@ -226,9 +226,9 @@ proptest! {
                 _ => None,
             };
             let mut again = encode(&message, epoch, page);
-            if body == Some(PageBody::Placed) {
+            if body == Some(PageBody::RemoteWritten) {
                 again.clear();
-                message.encode_placed(epoch, &mut again);
+                message.encode_remote_written(epoch, &mut again);
             }
             prop_assert_eq!(Message::decode(&again), Ok((epoch, message, body)));
         }

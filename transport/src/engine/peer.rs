@@ -1,13 +1,13 @@
 //! One peer: its streams, what it may send, what it may be sent, and how it ends.
 
-use super::cost;
-use super::landing::{Arriving, LOOK, MISSING_MAX, MISSING_MIN, is_worth_it};
+use super::direct_receive::{Arriving, LOOK, MISSING_MAX, MISSING_MIN};
+use super::stream::Stream;
 use crate::carrier::{Carrier, is_later};
 use crate::config::Config;
-use crate::frame::{Decoder, HEAD_BYTES, Received, class_index, credit, data_head, heartbeat};
+use crate::frame::{Decoder, HEAD_BYTES, class_index, cost, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::seam::{Class, Event, HUSHED_BYTES, LANDING_HEAD_MAX, Payload, SendError};
+use crate::seam::{COALESCED_BYTES, Class, Event, Payload, SendError};
 use std::fmt;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -16,33 +16,6 @@ use wire::SliceId;
 
 /// Reads of one stream in one poll: a peer that never stops sending must not hold the owner.
 const READS_MAX: u32 = 4;
-
-/// One class of one peer.
-#[derive(Debug)]
-struct Stream {
-    class: Class,
-    decoder: Decoder,
-    /// A body on its way to where it belongs; what comes after it is in the decoder.
-    arriving: Option<Arriving>,
-    /// The owner did not say where the body of the frame belongs that is half here.
-    declined: bool,
-    /// The carrier was told to wait for the rest of a frame.
-    expects: bool,
-    outbox: Outbox,
-    /// Bytes may be there to read.
-    readable: bool,
-    /// Room may be there to write.
-    writable: bool,
-    /// Its end was read.
-    ended: bool,
-    window: u32,
-    /// Bytes we may still send.
-    may_send: u32,
-    /// Bytes the peer may still send.
-    may_receive: u32,
-    /// Bytes the owner took that the peer was not told of.
-    owed: u32,
-}
 
 /// How a peer stands.
 #[derive(Debug)]
@@ -81,21 +54,7 @@ impl<C: Carrier> fmt::Debug for Peer<C> {
 impl<C: Carrier> Peer<C> {
     pub(super) fn new(slice: SliceId, carrier: C, base: u64, config: &Config) -> Self {
         let streams = Class::ALL.map(|class| (usize::from(class_index(class)), class));
-        let streams = streams.map(|(at, class)| Stream {
-            class,
-            decoder: Decoder::new(class),
-            arriving: None,
-            declined: false,
-            expects: false,
-            outbox: Outbox::default(),
-            readable: true,
-            writable: true,
-            ended: false,
-            window: config.window[at],
-            may_send: config.window[at],
-            may_receive: config.window[at],
-            owed: 0,
-        });
+        let streams = streams.map(|(at, class)| Stream::new(class, config.window[at]));
         Self {
             slice,
             carrier,
@@ -171,8 +130,8 @@ impl<C: Carrier> Peer<C> {
         if stream.outbox.is_empty() {
             let slices = parts.map(IoSlice::new);
             let written = match payload {
-                Payload::Passing(_) => self.carrier.write(at, &slices),
-                Payload::Still(_) => self.carrier.write_still(at, &slices),
+                Payload::Volatile(_) => self.carrier.write(at, &slices),
+                Payload::Stable(_) => self.carrier.write_stable(at, &slices),
             };
             match written {
                 Ok(count) => done = count,
@@ -195,12 +154,12 @@ impl<C: Carrier> Peer<C> {
     }
 
     /// Offers memory to the peer; false where it cannot be used.
-    pub(super) fn lend(&mut self, memory: &PageMemory) -> bool {
+    pub(super) fn expose(&mut self, memory: &PageMemory) -> bool {
         if !self.is_alive() {
             return false;
         }
-        self.carrier.lend(memory).unwrap_or_else(|error| {
-            self.die(&format!("cannot be lent memory: {error}"));
+        self.carrier.expose(memory).unwrap_or_else(|error| {
+            self.die(&format!("cannot be given memory: {error}"));
             false
         })
     }
@@ -209,12 +168,12 @@ impl<C: Carrier> Peer<C> {
         self.carrier.run_bytes()
     }
 
-    pub(super) fn places(&self) -> bool {
-        self.carrier.places()
+    pub(super) fn has_remote_write(&self) -> bool {
+        self.carrier.has_remote_write()
     }
 
     /// Writes pages, if their frame of `length` bytes can be sent after them.
-    pub(super) fn place(
+    pub(super) fn remote_write(
         &mut self,
         at: usize,
         length: u32,
@@ -224,10 +183,10 @@ impl<C: Carrier> Peer<C> {
         if !self.is_alive() {
             return Err(SendError::Gone);
         }
-        if !self.streams[at].admits(length, self.queue_frames) || !self.carrier.places() {
+        if !self.streams[at].admits(length, self.queue_frames) || !self.carrier.has_remote_write() {
             return Err(SendError::Full);
         }
-        match self.carrier.place_pages(at, offset, pages) {
+        match self.carrier.remote_write_pages(at, offset, pages) {
             Ok(true) => Ok(()),
             Ok(false) => Err(SendError::Full),
             Err(error) => {
@@ -351,7 +310,7 @@ impl<C: Carrier> Peer<C> {
             let stream = &self.streams[at];
             let most = match memory {
                 None => usize::MAX,
-                // What comes behind it may land.
+                // What comes behind it may be received directly.
                 Some(_) if stream.declined => stream.missing() + LOOK,
                 Some(_) => LOOK,
             };
@@ -481,9 +440,9 @@ impl<C: Carrier> Peer<C> {
         }
     }
 
-    /// Tells the carrier what the rest of frames is that are half here: their beginnings are of no use.
-    /// Hushed, it tells it to let more than that come together.
-    pub(super) fn expect(&mut self, hushed: bool) {
+    /// Tells the carrier how many bytes are missing of partial frames: a partial frame is of no use. With wakeup
+    /// coalescing it asks the carrier to let more than that come together.
+    pub(super) fn expect(&mut self, coalesced: bool) {
         if !self.is_alive() {
             return;
         }
@@ -491,7 +450,7 @@ impl<C: Carrier> Peer<C> {
             let stream = &mut self.streams[at];
             let missing = match stream.readable {
                 true => 0,
-                false if hushed && stream.class == Class::Run => HUSHED_BYTES,
+                false if coalesced && stream.class == Class::Run => COALESCED_BYTES,
                 false => stream.missing().min(MISSING_MAX),
             };
             let expects = missing >= MISSING_MIN;
@@ -503,158 +462,5 @@ impl<C: Carrier> Peer<C> {
                 self.die(&format!("cannot be waited for: {error}"));
             }
         }
-    }
-}
-
-impl Stream {
-    /// Bytes that are missing of the frame that is half here.
-    fn missing(&self) -> usize {
-        match &self.arriving {
-            Some(arriving) => arriving.left(),
-            None => self.decoder.half_frame().map_or(0, |(length, here)| length - here.len()),
-        }
-    }
-
-    /// Whether there are credits and room for a frame of so many bytes.
-    fn admits(&self, length: u32, queue_frames: usize) -> bool {
-        self.may_send >= cost(length) && self.outbox.frames() < queue_frames
-    }
-
-    /// Hands whole frames over and takes control frames in.
-    fn deliver(
-        &mut self,
-        from: SliceId,
-        budget: usize,
-        sink: &mut dyn FnMut(Event<'_>),
-    ) -> Result<usize, String> {
-        let mut handed = self.land(from, budget, sink)?;
-        if self.arriving.is_some() {
-            return Ok(handed);
-        }
-        while handed < budget {
-            match self.decoder.next_frame().map_err(|error| format!("broke the format: {error}"))? {
-                None => break,
-                Some(Received::Heartbeat) => {}
-                Some(Received::Credit(bytes)) => {
-                    let sum = self.may_send.checked_add(bytes).filter(|sum| *sum <= self.window);
-                    self.may_send = sum.ok_or_else(|| {
-                        format!("broke the credit rule: it gave back {bytes} bytes it never got")
-                    })?;
-                }
-                Some(Received::Data(bytes)) => {
-                    let length = u32::try_from(bytes.len()).expect("the decoder bounds it");
-                    take_credit(&mut self.may_receive, &mut self.owed, length)?;
-                    self.declined = false;
-                    handed += 1;
-                    sink(Event::Frame { from, class: self.class, bytes });
-                }
-            }
-        }
-        Ok(handed)
-    }
-
-    /// Tells of a body that is where it belongs.
-    fn land(
-        &mut self,
-        from: SliceId,
-        budget: usize,
-        sink: &mut dyn FnMut(Event<'_>),
-    ) -> Result<usize, String> {
-        let complete = self.arriving.take_if(|arriving| budget > 0 && arriving.is_complete());
-        let Some(arriving) = complete else { return Ok(0) };
-        take_credit(&mut self.may_receive, &mut self.owed, arriving.length)?;
-        let length = usize::try_from(arriving.length).unwrap_or(usize::MAX);
-        sink(Event::Landed { from, bytes: arriving.head(), length });
-        Ok(1)
-    }
-
-    /// Asks where the body of the frame belongs that is half here.
-    fn offer(&mut self, from: SliceId, memory: &PageMemory, sink: &mut dyn FnMut(Event<'_>)) {
-        if self.arriving.is_some() || self.declined {
-            return;
-        }
-        let Some((length, here)) = self.decoder.half_frame() else { return };
-        let has_credit = u32::try_from(length).is_ok_and(|length| cost(length) <= self.may_receive);
-        if !has_credit || !is_worth_it(length, here) {
-            return;
-        }
-        let mut landing = None;
-        let bytes = &here[..LANDING_HEAD_MAX];
-        sink(Event::Head { from, bytes, length, landing: &mut landing });
-        self.arriving = landing.and_then(|at| Arriving::begin(memory, at, length, here));
-        if self.arriving.is_some() {
-            self.decoder.drop_half();
-        } else {
-            self.declined = true;
-        }
-    }
-
-    /// Whether `deliver` has something to say.
-    fn has_frame(&self) -> bool {
-        match &self.arriving {
-            Some(arriving) => arriving.is_complete(),
-            None => self.decoder.has_frame(),
-        }
-    }
-}
-
-/// A frame has come: its credit is used up, and owed back.
-fn take_credit(may_receive: &mut u32, owed: &mut u32, length: u32) -> Result<(), String> {
-    let cost = cost(length);
-    *may_receive = may_receive
-        .checked_sub(cost)
-        .ok_or_else(|| format!("broke the credit rule: a frame of {length} bytes has no credit"))?;
-    *owed += cost;
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn stream(may_receive: u32, frames: usize) -> Stream {
-        let mut decoder = Decoder::new(Class::Bulk);
-        let mut bytes = data_head(4, Class::Bulk).to_vec();
-        bytes.extend(b"data");
-        let bytes = bytes.repeat(frames);
-        decoder.room()[..bytes.len()].copy_from_slice(&bytes);
-        decoder.filled(bytes.len());
-        Stream {
-            class: Class::Bulk,
-            decoder,
-            arriving: None,
-            declined: false,
-            expects: false,
-            outbox: Outbox::default(),
-            readable: false,
-            writable: true,
-            ended: false,
-            window: 1000,
-            may_send: 1000,
-            may_receive,
-            owed: 0,
-        }
-    }
-
-    #[test]
-    fn frame_without_credit_is_refused() {
-        let cost = u32::try_from(HEAD_BYTES + 4).unwrap();
-        let mut stream = stream(2 * cost, 3);
-        let mut seen = 0;
-
-        let result = stream.deliver(SliceId(1), 10, &mut |_| seen += 1);
-
-        assert_eq!(seen, 2);
-        assert_eq!(stream.owed, 2 * cost);
-        assert!(result.unwrap_err().contains("has no credit"));
-    }
-
-    #[test]
-    fn budget_ends_the_delivery() {
-        let mut stream = stream(1000, 3);
-
-        assert_eq!(stream.deliver(SliceId(1), 2, &mut |_| {}), Ok(2));
-        assert!(stream.decoder.has_frame());
-        assert_eq!(stream.deliver(SliceId(1), 2, &mut |_| {}), Ok(1));
     }
 }

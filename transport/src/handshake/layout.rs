@@ -1,9 +1,7 @@
 //! The fixed layouts of the handshake, little-endian.
 
-use super::HandshakeError;
-use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::io::{self, Read};
+use super::error::HandshakeError;
+use crate::party::{Party, Role, VmId};
 use wire::{Epoch, SliceId};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -16,54 +14,6 @@ pub const HELLO_BYTES: usize = 64;
 /// Bytes of a reply.
 pub const REPLY_BYTES: usize = 40;
 const CLASS_CONTROL: u8 = 0xff;
-
-/// Names one VM. Random, made by the bootstrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct VmId(pub [u8; 16]);
-
-impl VmId {
-    /// A new one.
-    ///
-    /// # Errors
-    /// The system's source of randomness cannot be read.
-    pub fn random() -> io::Result<Self> {
-        let mut bytes = [0; 16];
-        std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        Ok(Self(bytes))
-    }
-}
-
-impl fmt::Display for VmId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-/// What a connection is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The bootstrap takes a companion into a VM.
-    Control,
-    /// Frames of the class at this place (0 interrupt, 1 coherence, 2 run, 3 bulk), over TCP.
-    Frames(u8),
-    /// The descriptors of shared memory, over a UNIX socket.
-    SharedMemory,
-}
-
-/// Who calls whom, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Party {
-    /// What for.
-    pub role: Role,
-    /// The VM.
-    pub vm: VmId,
-    /// The epoch of the membership.
-    pub epoch: Epoch,
-    /// The caller.
-    pub from: SliceId,
-    /// The listener.
-    pub to: SliceId,
-}
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

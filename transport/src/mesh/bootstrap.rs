@@ -1,14 +1,17 @@
 //! The side that calls.
 
-use super::{Circle, Connected, Links, MeshError, MeshTransport, one_line};
+use super::circle::{Circle, Connected, Links};
+use super::error::MeshError;
+use super::transport::MeshTransport;
 use crate::clock::{ClockEstimate, ClockProbe};
 use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
+use crate::credential::{Keyring, Ticket};
 use crate::handshake::{Party, Role, VmId};
-use crate::key::{Keyring, Ticket};
 use crate::memory::PageMemory;
-use crate::secret::Secret;
+use crate::one_line::one_line;
 use crate::ready::next_ready;
+use crate::secret::Secret;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -186,7 +189,7 @@ impl BootstrapMesh {
     }
 
     /// Lends this slice's memory, should [`Config::rdma_memory`] ask for it. Before `into_transport`.
-    pub fn lend(&mut self, memory: PageMemory) {
+    pub fn expose(&mut self, memory: PageMemory) {
         self.circle.memory = Some(memory);
     }
 

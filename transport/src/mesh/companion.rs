@@ -1,27 +1,23 @@
 //! The side that listens.
 
+use super::circle::{Circle, Connected, Links, PATIENCE, PATIENCE_PROVEN};
+use super::error::MeshError;
+use super::listener::Listener;
 use super::reception::{Caller, Next, Reception, Refused};
-use super::{Circle, Connected, Links, MeshError, MeshTransport, PATIENCE, PATIENCE_PROVEN, one_line};
+use super::transport::MeshTransport;
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
+use crate::credential::Keyring;
 use crate::handshake::{HandshakeError, Party, Role, VmId, part};
-use crate::key::{Credential, Keyring};
 use crate::memory::PageMemory;
+use crate::one_line::one_line;
 use crate::seam::Class;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use wire::{Epoch, SliceId};
 
 /// A wait without a deadline is cut into pieces of this length.
 const FOREVER: Duration = Duration::from_secs(86_400);
-
-/// Waits for a bootstrap, and later for the other slices.
-#[derive(Debug)]
-pub struct Listener {
-    socket: TcpListener,
-    address: SocketAddr,
-    credential: Credential,
-}
 
 /// What the bootstrap wants this slice to be.
 #[derive(Clone, Debug)]
@@ -41,32 +37,6 @@ pub struct Assignment {
 }
 
 impl Listener {
-    /// Listens on `address`; port 0 takes a free one. With the key of one slice it becomes that slice only.
-    ///
-    /// # Errors
-    /// The address cannot be listened on.
-    pub fn bind(address: SocketAddr, credential: impl Into<Credential>) -> Result<Self, MeshError> {
-        let listen = |source| MeshError::Listen { address, source };
-        let socket = TcpListener::bind(address).map_err(listen)?;
-        socket.set_nonblocking(true).map_err(listen)?;
-        let address = socket.local_addr().map_err(listen)?;
-        Ok(Self { socket, address, credential: credential.into() })
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    pub(super) fn socket(&self) -> &TcpListener {
-        &self.socket
-    }
-
-    pub(super) fn credential(&self) -> &Credential {
-        &self.credential
-    }
-
     /// Waits for a bootstrap that proves itself and takes its assignment. Everybody else is turned
     /// away, told to `refused` (at a bounded rate), and the wait goes on. Up to 32 callers
     /// prove themselves at a time; one more takes the place of the oldest.
@@ -243,7 +213,7 @@ impl CompanionMesh {
     }
 
     /// Lends this slice's memory, should [`Config::rdma_memory`] ask for it. Before `into_transport`.
-    pub fn lend(&mut self, memory: PageMemory) {
+    pub fn expose(&mut self, memory: PageMemory) {
         self.circle.memory = Some(memory);
     }
 

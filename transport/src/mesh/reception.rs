@@ -6,9 +6,11 @@
 //!
 //! Refusals are told at a bounded rate, each with the number that went untold before it.
 
-use super::companion::Listener;
-use super::{MeshError, PATIENCE, one_line};
+use super::circle::PATIENCE;
+use super::error::MeshError;
+use super::listener::Listener;
 use crate::handshake::{self, HandshakeError, Proven};
+use crate::one_line::one_line;
 use crate::ready::next_ready;
 use std::collections::VecDeque;
 use std::fmt;

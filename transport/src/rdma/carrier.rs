@@ -15,11 +15,13 @@
 //! A socket to the same process tells of its end at once; a cut cable shows as retries that were used
 //! up, or as the lease, whichever is first.
 
+use super::completion::Done;
 use super::device::Port;
 use super::lane::Lane;
 use super::nudges::Nudges;
-use super::placing::{self, Placing};
-use super::verbs::{Done, Link, SLOTS};
+use super::pool::SLOTS;
+use super::remote_write::{self, RemoteWrites};
+use super::verbs::Link;
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::seam::Class;
 use std::array;
@@ -46,8 +48,8 @@ pub(crate) struct RdmaCarrier {
     place: String,
     link: Link,
     lanes: [Lane; Class::COUNT],
-    /// By class, where pages are placed.
-    placing: [Placing; Class::COUNT],
+    /// Remote writes of each class.
+    remote_writes: [RemoteWrites; Class::COUNT],
     life: TcpStream,
     /// Rung by ourselves: room was found while nobody polled.
     bell: EventFd,
@@ -76,8 +78,8 @@ impl RdmaCarrier {
         let bell = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Self {
             place,
-            placing: placing::CLASSES
-                .map(|places| Placing::new(if places { link.placeable() } else { 0 })),
+            remote_writes: remote_write::CLASSES
+                .map(|on| RemoteWrites::new(if on { link.remote_write_bytes() } else { 0 })),
             link,
             lanes,
             life,
@@ -122,9 +124,9 @@ impl RdmaCarrier {
             Done::Sent { class, slot } => {
                 self.nudges.acknowledged(class);
                 self.lanes[class].sent(slot);
-                self.placing[class].sent(slot);
+                self.remote_writes[class].sent(slot);
             }
-            Done::Placed => {}
+            Done::Written => {}
             Done::Nudged { class } => self.nudges.arrived(class),
             Done::NoteSent { class } => {
                 self.nudges.acknowledged(class);
@@ -321,7 +323,7 @@ impl Carrier for RdmaCarrier {
             let Some(slot) = slot else { break };
             let count = self.link.fill(class, slot, parts, written);
             let credits = self.lanes[class].take_owed();
-            let pages = self.placing[class].take(slot);
+            let pages = self.remote_writes[class].take(slot);
             if let Err(error) = self.link.post_send(class, slot, count, credits, pages) {
                 self.fail(&format!("cannot be sent to: {error}"));
                 self.check()?;
@@ -335,16 +337,16 @@ impl Carrier for RdmaCarrier {
         Ok(written)
     }
 
-    fn places(&self) -> bool {
-        self.placing.iter().any(Placing::is_on)
+    fn has_remote_write(&self) -> bool {
+        self.remote_writes.iter().any(RemoteWrites::is_on)
     }
 
-    fn place_pages(&mut self, class: usize, offset: u64, pages: u16) -> io::Result<bool> {
-        if !self.placing[class].has_room(pages) {
+    fn remote_write_pages(&mut self, class: usize, offset: u64, pages: u16) -> io::Result<bool> {
+        if !self.remote_writes[class].has_room(pages) {
             self.drain();
         }
         self.check()?;
-        Ok(self.placing[class].push(offset, pages))
+        Ok(self.remote_writes[class].push(offset, pages))
     }
 
     fn look(&mut self) -> bool {

@@ -4,7 +4,7 @@
 //! talks to the peer from: then the route is known to work and the user need not name a device. An
 //! InfiniBand port has no such address; there the first active one is taken.
 
-use super::RdmaError;
+use super::error::RdmaError;
 use sideway::ibverbs::address::{Gid, GidType};
 use sideway::ibverbs::device::{Device, DeviceInfo, DeviceList};
 use sideway::ibverbs::device_context::{DeviceContext, LinkLayer, Mtu, PortState};

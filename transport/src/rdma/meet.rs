@@ -9,8 +9,9 @@
 //! A slice that fails still takes every step (`steps`).
 
 use super::device::Wanted;
+use super::error::RdmaError;
 use super::offer::Offer;
-use super::{Endpoint, RdmaError};
+use super::setup::Endpoint;
 use crate::memory::PageMemory;
 use crate::seam::Class;
 use crate::steps::{Step, exchange};
@@ -22,7 +23,7 @@ use wire::SliceId;
 /// How long the first messages may take.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// Connects queue pairs to all peers, one endpoint each in the order of the streams, and lends them memory; or says
+/// Connects queue pairs to all peers, one endpoint each in the order of the streams, and exposes memory to them; or says
 /// why RDMA cannot be used.
 ///
 /// # Errors
@@ -66,7 +67,7 @@ pub(crate) fn meet(
 }
 
 fn text(error: &RdmaError) -> String {
-    crate::mesh::one_line(error)
+    crate::one_line::one_line(error)
 }
 
 /// Takes the next step with an endpoint, if both sides got this far.

@@ -1,6 +1,6 @@
 //! What two slices must know of each other before their queue pairs can talk.
 
-use super::lending::Lent;
+use super::exposed::RemoteMemory;
 use crate::seam::Class;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub(crate) struct Offer {
     /// Bytes of a slot, per class.
     pub(super) slot_bytes: [u32; Class::COUNT],
     /// Memory that pages may be written into.
-    pub(super) memory: Option<Lent>,
+    pub(super) memory: Option<RemoteMemory>,
 }
 
 impl Offer {
@@ -52,10 +52,10 @@ impl Offer {
         if let (Some(theirs), Some(own)) = (self.memory, own.memory)
             && theirs.bytes != own.bytes
         {
-            return Err(format!("it lends {} bytes and not {}", theirs.bytes, own.bytes));
+            return Err(format!("it exposes {} bytes and not {}", theirs.bytes, own.bytes));
         }
-        if self.memory.is_some_and(|lent| lent.address.checked_add(lent.bytes).is_none()) {
-            return Err(String::from("the memory that it lends has no end"));
+        if self.memory.is_some_and(|exposed| exposed.address.checked_add(exposed.bytes).is_none()) {
+            return Err(String::from("the memory that it exposes has no end"));
         }
         if self.pairs.iter().any(|pair| pair.number >= BITS_24 || pair.sequence >= BITS_24) {
             return Err(String::from("a queue pair number has more than 24 bits"));
@@ -79,7 +79,7 @@ mod tests {
             pairs: [Pair { number: 17, sequence: 0xff_ffff }; Class::COUNT],
             slots: [64, 128, 128, 32],
             slot_bytes: [1024, 8192, 8192, 16384],
-            memory: Some(Lent { address: 0x7f00_0000_0000, key: 9, bytes: 1 << 29 }),
+            memory: Some(RemoteMemory { address: 0x7f00_0000_0000, key: 9, bytes: 1 << 29 }),
         }
     }
 
@@ -91,7 +91,7 @@ mod tests {
             (|offer| offer.slots[1] = 1, "slots"),
             (|offer| offer.ethernet = false, "Ethernet"),
             (|offer| offer.mtu = 6, "code 6"),
-            (|offer| offer.memory.as_mut().unwrap().bytes += 4096, "lends"),
+            (|offer| offer.memory.as_mut().unwrap().bytes += 4096, "exposes"),
             (|offer| offer.memory.as_mut().unwrap().address = u64::MAX, "no end"),
             (|offer| offer.pairs[2].number = 1 << 24, "24 bits"),
         ];

@@ -8,12 +8,14 @@
 //! manager (rdma_cm): its private data, the only place for a proof, is not reachable through
 //! `sideway`, and without one anybody on the fabric could take a peer's place (decision 13).
 
-use super::RdmaError;
 use super::carrier::{RdmaCarrier, lanes};
+use super::completion::Done;
 use super::device::{Port, Wanted, causes, find};
+use super::error::RdmaError;
 use super::lane::Lane;
 use super::offer::{Offer, Pair};
-use super::verbs::{Done, Link, SLOT_BYTES, SLOTS, completions, received};
+use super::pool::{SLOT_BYTES, SLOTS, received};
+use super::verbs::{Link, completions};
 use crate::memory::PageMemory;
 use crate::seam::Class;
 use sideway::ibverbs::AccessFlags;
@@ -48,7 +50,7 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Opens a port, makes the queue pairs and posts all slots.
-    /// Memory that is lent is pinned, and the peer may write pages into it.
+    /// Memory that is exposed is pinned, and the peer may write pages into it.
     pub(crate) fn open(wanted: &Wanted, memory: Option<&PageMemory>) -> Result<Self, RdmaError> {
         Self::open_with(wanted, completions(), memory)
     }
@@ -69,7 +71,7 @@ impl Endpoint {
                 .setup_pkey_index(0)
                 .setup_port(endpoint.link.port.number)
                 // For nudges, which write nothing, and for pages; what a key is needed for, there is no
-                // key for unless memory is lent. No reads and no atomics.
+                // key for unless memory is exposed. No reads and no atomics.
                 .setup_access_flags(AccessFlags::RemoteWrite);
             endpoint.modify(class, &to_init, "initialise a queue pair")?;
             for slot in 0..received(class) {
@@ -113,7 +115,7 @@ impl Endpoint {
             }),
             slots: SLOTS,
             slot_bytes: SLOT_BYTES.map(|bytes| u32::try_from(bytes).expect("a slot is small")),
-            memory: self.link.lent(),
+            memory: self.link.exposed(),
         }
     }
 
@@ -123,8 +125,8 @@ impl Endpoint {
         checked.map_err(|what| RdmaError::BadOffer { place: self.place(), what })?;
         let gid = Gid { raw: theirs.gid };
         self.peer = Some(gid);
-        if let Some(lent) = theirs.memory {
-            self.link.aim(lent);
+        if let Some(exposed) = theirs.memory {
+            self.link.aim(exposed);
         }
         for class in 0..SLOTS.len() {
             let Port { number, gid_index, mtu, .. } = self.link.port;
@@ -200,7 +202,7 @@ impl Endpoint {
                         }
                     }
                     Done::Failed { cause, .. } => return Err(self.unreachable(&cause)),
-                    Done::Sent { .. } | Done::Placed | Done::Nudged { .. } => {}
+                    Done::Sent { .. } | Done::Written | Done::Nudged { .. } => {}
                 }
             }
         }

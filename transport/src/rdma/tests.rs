@@ -1,9 +1,10 @@
 //! How queue pairs end. These need an RDMA port; without one they say so and do nothing, unless
 //! `TESSERA_REQUIRE` names rdma.
 
+use super::completion::Done;
 use super::device::Wanted;
 use super::setup::Endpoint;
-use super::verbs::{Done, completions};
+use super::verbs::completions;
 use super::{RdmaError, RdmaTransport, available, loopback, pair};
 use crate::config::Config;
 use crate::memory::PageMemory;
@@ -133,12 +134,12 @@ fn pages_are_there_before_their_frames() {
 }
 
 fn places_before_frames(class: Class) {
-    let lent = [memory(), memory()];
-    let mut mesh = super::mesh_lending(2, &Config::default(), &lent).unwrap();
+    let exposed = [memory(), memory()];
+    let mut mesh = super::mesh_exposing(2, &Config::default(), &exposed).unwrap();
     let (mut b, mut a) = (mesh.pop().unwrap(), mesh.pop().unwrap());
-    assert!(a.places(B) && b.places(A) && !a.places(A));
+    assert!(a.has_remote_write(B) && b.has_remote_write(A) && !a.has_remote_write(A));
     for page in 0..PAGES {
-        fill_page(&lent[0], page, u8::try_from(page % 251 + 1).unwrap());
+        fill_page(&exposed[0], page, u8::try_from(page % 251 + 1).unwrap());
     }
     let (mut sent, mut seen, end) = (0, 0, Instant::now() + PATIENCE);
     // More than may be under way, some alone and some many by one call.
@@ -148,7 +149,7 @@ fn places_before_frames(class: Class) {
         while sent < PAGES {
             let offset = u64::try_from(sent * PAGE).unwrap();
             let head = u64::try_from(sent).unwrap().to_le_bytes();
-            match a.place(B, class, &head, offset, 1) {
+            match a.remote_write(B, class, &head, offset, 1) {
                 Ok(()) => sent += 1,
                 Err(error) => {
                     assert_eq!(error, SendError::Full);
@@ -162,7 +163,7 @@ fn places_before_frames(class: Class) {
             Event::Frame { bytes, .. } => {
                 let page = usize::try_from(u64::from_le_bytes(bytes.try_into().unwrap())).unwrap();
                 assert_eq!(page, seen);
-                assert_eq!(usize::from(page_of(&lent[1], page)), page % 251 + 1);
+                assert_eq!(usize::from(page_of(&exposed[1], page)), page % 251 + 1);
                 seen += 1;
             }
             other => panic!("{other:?}"),
@@ -170,30 +171,34 @@ fn places_before_frames(class: Class) {
     }
     let beyond = u64::try_from(PAGES * PAGE).unwrap();
     for offset in [beyond, beyond - 1, 5, u64::MAX] {
-        assert_eq!(a.place(B, class, &[1], offset, 1), Err(SendError::Full));
+        assert_eq!(a.remote_write(B, class, &[1], offset, 1), Err(SendError::Full));
     }
-    assert_eq!(a.place(B, Class::Bulk, &[1], 0, 1), Err(SendError::Full));
+    assert_eq!(a.remote_write(B, Class::Bulk, &[1], 0, 1), Err(SendError::Full));
 }
 
 #[test]
-fn pages_are_not_placed_where_one_end_lends_nothing() {
+fn pages_are_not_written_where_one_end_exposes_nothing() {
     if !has_rdma() {
         return;
     }
-    let mut mesh = super::mesh_lending(2, &Config::default(), &[memory()]).unwrap();
+    let mut mesh = super::mesh_exposing(2, &Config::default(), &[memory()]).unwrap();
 
     for (transport, peer) in mesh.iter_mut().zip([B, A]) {
-        assert!(!transport.places(peer));
-        assert_eq!(transport.place(peer, Class::Coherence, &[1], 0, 1), Err(SendError::Full));
+        assert!(!transport.has_remote_write(peer));
+        assert_eq!(
+            transport.remote_write(peer, Class::Coherence, &[1], 0, 1),
+            Err(SendError::Full)
+        );
     }
 }
 
-/// Ends of queue pairs that lend each other memory, and the memory.
-fn lending() -> (Endpoint, Endpoint, [PageMemory; 2]) {
-    let lent = [memory(), memory()];
+/// Ends of queue pairs that expose memory to each other, and the memory.
+fn exposing() -> (Endpoint, Endpoint, [PageMemory; 2]) {
+    let exposed = [memory(), memory()];
     let (first, second) =
-        super::pair_lending(Duration::from_secs(3), [Some(&lent[0]), Some(&lent[1])]).unwrap();
-    (first, second, lent)
+        super::pair_exposing(Duration::from_secs(3), [Some(&exposed[0]), Some(&exposed[1])])
+            .unwrap();
+    (first, second, exposed)
 }
 
 /// Whether a write of 64 bytes to the peer's memory was carried out.
@@ -214,25 +219,25 @@ fn writes(end: &mut Endpoint, class: usize, address: u64, key: u32) -> bool {
     }
 }
 
-/// What a key of lent memory is worth: all of the memory, and nothing else.
+/// What a key of exposed memory is worth: all of the memory, and nothing else.
 #[test]
-fn key_of_lent_memory_reaches_that_memory_alone() {
+fn key_of_exposed_memory_reaches_that_memory_alone() {
     if !has_rdma() {
         return;
     }
     let bytes = u64::try_from(PAGES * PAGE).unwrap();
-    let (mut first, second, lent) = lending();
-    let there = second.link.lent().unwrap();
+    let (mut first, second, exposed) = exposing();
+    let there = second.link.exposed().unwrap();
     assert!(writes(&mut first, 1, there.address + bytes - 64, there.key));
-    assert_eq!(bytes_of(&lent[1], PAGES * PAGE - 1, 1), [0xee]);
+    assert_eq!(bytes_of(&exposed[1], PAGES * PAGE - 1, 1), [0xee]);
     // A refused write ends the queue pair, so each is tried by a new one.
     assert!(!writes(&mut first, 1, there.address + bytes - 32, there.key), "beyond the end");
-    let (mut first, second, _lent) = lending();
-    let there = second.link.lent().unwrap();
+    let (mut first, second, _lent) = exposing();
+    let there = second.link.exposed().unwrap();
     let (address, key) = second.link.whereabouts();
     assert!(!writes(&mut first, 1, address, key), "into the pool");
-    let (mut stranger, other, _lent) = lending();
-    let here = other.link.lent().unwrap();
+    let (mut stranger, other, _lent) = exposing();
+    let here = other.link.exposed().unwrap();
     assert_ne!((here.address, here.key), (there.address, there.key));
     assert!(!writes(&mut stranger, 1, there.address, there.key), "with another peer's key");
     drop(second);

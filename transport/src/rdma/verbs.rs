@@ -1,4 +1,4 @@
-//! The pool and the calls that move messages. Everything `unsafe` of RDMA is here.
+//! The queue pairs to a peer, and the calls that move messages.
 //!
 //! Devices, queue pairs and keys are made by `sideway`. It neither asks for completion events nor
 //! posts without allocating, so those calls are made on its objects through the bare verbs.
@@ -10,11 +10,14 @@
 // queue pairs and the completion queue; a slot is only copied from or to while it is not posted,
 // which `carrier` keeps track of by `lane`.
 
-use super::RdmaError;
+use super::completion::{Done, NOTE, NUDGE, PLACE, RECEIVE, identifier, meaning};
 use super::device::{Port, causes};
+use super::error::{RdmaError, not_pinned};
+use super::exposed::{ExposedMemory, RemoteMemory};
 use super::lane::SPARE;
-use super::lending::{Lending, Lent};
-use super::placing;
+use super::pool::{Pool, SLOT_BYTES, SLOTS, received};
+use super::remote_write;
+use super::requests::{Requests, request};
 use crate::memory::PageMemory;
 use crate::seam::Class;
 use rdma_mummy_sys as sys;
@@ -22,53 +25,24 @@ use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::completion::{
     BasicCompletionQueue, CompletionChannel, CompletionQueue, GenericCompletionQueue,
 };
-use sideway::ibverbs::memory_region::{MemoryRegion, RegisterMemoryRegionErrorKind};
+use sideway::ibverbs::memory_region::MemoryRegion;
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 use sideway::ibverbs::queue_pair::{BasicQueuePair, QueuePair};
-use std::ffi::CStr;
-use std::fmt;
-use std::fs;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, IoSlice};
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// Slots of each class, and so messages under way.
-pub(super) const SLOTS: [u16; Class::COUNT] = [64, 128, 128, 32];
-/// Bytes of a slot of each class. A page with its head fits one of the second and third.
-pub(super) const SLOT_BYTES: [usize; Class::COUNT] = [1024, 8192, 8192, 16384];
 /// Messages up to this size are copied into the request itself.
 const INLINE_BYTES: u32 = 128;
 /// Completions taken by one call.
 const BATCH: usize = 32;
 /// Bytes of a page.
 const PAGE_BYTES: u32 = 4096;
-/// An identifier of a work request: what it is, its class and its slot.
-const RECEIVE: u64 = 1 << 32;
-const NOTE: u64 = 1 << 33;
-const PLACE: u64 = 1 << 34;
-const NUDGE: u64 = 1 << 35;
-
-/// Where the slots of a class start in the pool: those to receive into, then those to send from.
-fn place(class: usize) -> usize {
-    let before = (0..class).map(|class| slots(class) * SLOT_BYTES[class]);
-    before.sum()
-}
-
-/// Slots of both directions.
-fn slots(class: usize) -> usize {
-    usize::from(received(class)) + usize::from(SLOTS[class])
-}
-
-/// Slots to receive into.
-pub(super) fn received(class: usize) -> u16 {
-    SLOTS[class] + SPARE
-}
-
 /// Requests to send that can be outstanding.
 fn requests(class: usize) -> u32 {
-    let pages = if placing::CLASSES[class] { placing::PAGES_MAX } else { 0 };
+    let pages = if remote_write::CLASSES[class] { remote_write::PAGES_MAX } else { 0 };
     // And one nudge.
     u32::from(SLOTS[class] + SPARE + pages + 1)
 }
@@ -79,101 +53,6 @@ pub(super) fn completions() -> u32 {
     (0..SLOTS.len()).map(|class| u32::from(received(class)) + requests(class)).sum()
 }
 
-/// What became of a posted message.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Done {
-    /// Ours was received.
-    Sent { class: usize, slot: u16 },
-    /// A note of ours was received.
-    NoteSent { class: usize },
-    /// A nudge of ours arrived.
-    Nudged { class: usize },
-    /// One came.
-    Received { class: usize, slot: u16, length: usize, credits: u32 },
-    /// A page of ours was written; only failures are asked for.
-    Placed,
-    /// The queue pair of this class failed.
-    Failed { class: usize, cause: String },
-}
-
-/// Pinned memory of one peer.
-#[derive(Debug)]
-struct Pool {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-impl Pool {
-    fn map() -> io::Result<Self> {
-        let bytes = place(SLOTS.len());
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // A child process would otherwise turn pages that the adapter writes into copies of them.
-        // SAFETY: the range is the mapping just made; the advice changes only what `fork` does.
-        unsafe { libc::madvise(start, bytes, libc::MADV_DONTFORK) };
-        let start = NonNull::new(start.cast()).ok_or(ErrorKind::OutOfMemory)?;
-        Ok(Self { start, bytes })
-    }
-
-    /// A byte of a slot, with `count` bytes of the slot behind it; slots to send from follow those to
-    /// receive into.
-    fn at(&self, class: usize, slot: usize, byte: usize, count: usize) -> NonNull<u8> {
-        assert!(slot < slots(class), "slot {slot} of class {class}");
-        assert!(byte + count <= SLOT_BYTES[class], "{count} bytes at {byte} of a slot");
-        let offset = place(class) + slot * SLOT_BYTES[class] + byte;
-        // SAFETY: the assertions keep the offset inside the mapping.
-        unsafe { self.start.add(offset) }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // SAFETY: `start` is what `mmap` gave for exactly this length, and nothing borrows from it.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
-    }
-}
-
-/// Requests that are posted together, each with the part of memory it is about. The room is used again.
-#[derive(Default)]
-struct Requests {
-    list: Vec<sys::ibv_send_wr>,
-    parts: Vec<sys::ibv_sge>,
-}
-
-impl fmt::Debug for Requests {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Requests").field("count", &self.list.len()).finish_non_exhaustive()
-    }
-}
-
-impl Requests {
-    fn push(&mut self, request: sys::ibv_send_wr, part: sys::ibv_sge) {
-        self.list.push(request);
-        self.parts.push(part);
-    }
-
-    /// Makes a list of the requests; its head.
-    fn link(&mut self) -> *mut sys::ibv_send_wr {
-        let mut next = ptr::null_mut();
-        for (request, part) in self.list.iter_mut().zip(&mut self.parts).rev() {
-            request.sg_list = ptr::from_mut(part);
-            request.next = next;
-            next = ptr::from_mut(request);
-        }
-        next
-    }
-
-    fn clear(&mut self) {
-        self.list.clear();
-        self.parts.clear();
-    }
-}
-
 /// The queue pairs to one peer and everything they need. Fields are dropped in this order: the
 /// adapter must be done before the memory goes.
 #[derive(Debug)]
@@ -181,9 +60,9 @@ pub(super) struct Link {
     pub(super) pairs: [BasicQueuePair; Class::COUNT],
     region: Arc<MemoryRegion>,
     pool: Pool,
-    lending: Option<Lending>,
+    exposed: Option<ExposedMemory>,
     /// Where the peer wants our pages.
-    target: Option<Lent>,
+    target: Option<RemoteMemory>,
     requests: Requests,
     cq: Arc<BasicCompletionQueue>,
     channel: Arc<CompletionChannel>,
@@ -211,8 +90,8 @@ impl Link {
         let domain = port.context.alloc_pd().map_err(|e| step("make a protection domain", &e))?;
         let pool = Pool::map().map_err(|e| step("map memory", &e))?;
         let region = register(&domain, &pool, &place)?;
-        let lending =
-            memory.map(|memory| Lending::register(&domain, memory, &place)).transpose()?;
+        let exposed =
+            memory.map(|memory| ExposedMemory::register(&domain, memory, &place)).transpose()?;
         let channel = CompletionChannel::new(&port.context)
             .map_err(|e| step("make a completion channel", &e))?;
         channel.set_nonblocking(true).map_err(|e| step("prepare a completion channel", &e))?;
@@ -240,22 +119,22 @@ impl Link {
         let pairs = [queue_pair(0)?, queue_pair(1)?, queue_pair(2)?, queue_pair(3)?];
         set_nonblocking(async_fd(&port)).map_err(|e| step("watch the device", &e))?;
         let (target, requests) = (None, Requests::default());
-        Ok(Self { pairs, region, pool, lending, target, requests, cq, channel, port })
+        Ok(Self { pairs, region, pool, exposed, target, requests, cq, channel, port })
     }
 
     /// What the peer needs to write pages into our memory, if it may.
-    pub(super) fn lent(&self) -> Option<Lent> {
-        self.lending.as_ref().map(Lending::lent)
+    pub(super) fn exposed(&self) -> Option<RemoteMemory> {
+        self.exposed.as_ref().map(ExposedMemory::exposed)
     }
 
-    /// From now on pages may be placed there.
-    pub(super) fn aim(&mut self, target: Lent) {
+    /// From now on pages may be written there.
+    pub(super) fn aim(&mut self, target: RemoteMemory) {
         self.target = Some(target);
     }
 
-    /// Bytes of memory from and to which pages can be placed; zero if one end lends none.
-    pub(super) fn placeable(&self) -> u64 {
-        match (self.lent(), self.target) {
+    /// Bytes of memory from and into which pages can be written; zero if one end exposes none.
+    pub(super) fn remote_write_bytes(&self) -> u64 {
+        match (self.exposed(), self.target) {
             (Some(own), Some(theirs)) => own.bytes.min(theirs.bytes),
             _ => 0,
         }
@@ -347,13 +226,13 @@ impl Link {
 
     /// Adds the write of a page to the requests that the next message takes along.
     fn add_page(&mut self, class: usize, offset: u64) -> io::Result<()> {
-        let (Some(own), Some(theirs)) = (&self.lending, self.target) else {
-            return Err(io::Error::other("a page without memory to place it in"));
+        let (Some(own), Some(theirs)) = (&self.exposed, self.target) else {
+            return Err(io::Error::other("a page without memory to write it into"));
         };
-        let Lent { address, bytes, .. } = own.lent();
+        let RemoteMemory { address, bytes, .. } = own.exposed();
         let length = u64::from(PAGE_BYTES);
         if offset.checked_add(length).is_none_or(|end| end > bytes.min(theirs.bytes)) {
-            return Err(io::Error::other("a page outside the memory that is lent"));
+            return Err(io::Error::other("a page outside the memory that is exposed"));
         }
         let lkey = own.local_key();
         let part = sys::ibv_sge { addr: address + offset, length: PAGE_BYTES, lkey };
@@ -528,37 +407,6 @@ fn register(
     region.map_err(|error| not_pinned(error.0, pool.bytes, place))
 }
 
-pub(super) fn not_pinned(
-    error: RegisterMemoryRegionErrorKind,
-    bytes: usize,
-    place: &str,
-) -> RdmaError {
-    let cause = match error {
-        RegisterMemoryRegionErrorKind::Ibverbs(cause) => cause,
-        other => io::Error::other(other.to_string()),
-    };
-    RdmaError::Pinning { bytes, place: place.to_owned(), cause, limit: limit() }
-}
-
-/// A request that asks for nothing yet.
-fn request(wr_id: u64) -> sys::ibv_send_wr {
-    // SAFETY: a request is a plain C structure for which all bytes zero is a value.
-    let mut request: sys::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
-    request.wr_id = wr_id;
-    request
-}
-
-/// How much this process may lock, as text.
-fn limit() -> String {
-    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
-    let soft = line.and_then(|line| line.split_whitespace().next());
-    match soft {
-        Some("unlimited") | None => String::from("without a limit"),
-        Some(bytes) => format!("{bytes} bytes"),
-    }
-}
-
 fn async_fd(port: &Port) -> RawFd {
     // SAFETY: `port` keeps the context alive.
     let context = unsafe { port.context.context() };
@@ -579,51 +427,9 @@ fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     }
 }
 
-fn identifier(class: usize, slot: u16) -> u64 {
-    u64::try_from(class).expect("a class is below 3") << 16 | u64::from(slot)
-}
-
 fn posted(result: i32) -> io::Result<()> {
     match result {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }
-}
-
-fn meaning(one: &sys::ibv_wc) -> Done {
-    let class = usize::try_from(one.wr_id >> 16 & 3).expect("two bits");
-    let slot = u16::try_from(one.wr_id & 0xffff).expect("sixteen bits");
-    if one.status != sys::ibv_wc_status::IBV_WC_SUCCESS {
-        return Done::Failed { class, cause: status(one.status) };
-    }
-    if one.wr_id & NOTE != 0 {
-        return Done::NoteSent { class };
-    }
-    if one.wr_id & NUDGE != 0 {
-        return Done::Nudged { class };
-    }
-    if one.wr_id & PLACE != 0 {
-        return Done::Placed;
-    }
-    if one.wr_id & RECEIVE == 0 {
-        return Done::Sent { class, slot };
-    }
-    // Without immediate data it was not sent by this protocol; it brings no credit then.
-    let with = one.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-    // SAFETY: both fields of the union are 32-bit numbers.
-    let credits = unsafe { one.imm_data_invalidated_rkey_union.imm_data };
-    let credits = if with { u32::from_be(credits) } else { 0 };
-    let length = usize::try_from(one.byte_len).unwrap_or(usize::MAX).min(SLOT_BYTES[class]);
-    Done::Received { class, slot, length, credits }
-}
-
-/// The library's words for a status.
-fn status(status: sys::ibv_wc_status::Type) -> String {
-    // SAFETY: the call only looks the number up; any number has a text.
-    let text = unsafe { sys::ibv_wc_status_str(status) };
-    if text.is_null() {
-        return format!("status {status}");
-    }
-    // SAFETY: the library returns constant C strings.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -11,10 +11,11 @@
 
 use super::setup::{Pair, accept, connect};
 use crate::handshake::{HandshakeError, Party, Role, VmId};
-use crate::key::Keyring;
+use crate::credential::Keyring;
+use crate::one_line::one_line;
+use crate::ready::next_ready;
 use crate::seam::Class;
 use crate::steps::{Step, exchange};
-use crate::ready::next_ready;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -150,13 +151,12 @@ fn join(
     theirs: &[Offer],
     deadline: Instant,
 ) -> Step<Vec<Pair>> {
-    let text = |error: &dyn std::error::Error| crate::mesh::one_line(error);
     let mut pairs: Vec<Pair> = Vec::with_capacity(peers.len());
     for (peer, offer) in peers.iter().zip(theirs).filter(|(peer, _)| identity.calls(**peer)) {
         let stream = address(&offer.name).and_then(|at| UnixStream::connect_addr(&at));
         let stream = stream.map_err(|error| format!("cannot reach {peer}: {error}"))?;
         let party = Party { to: *peer, ..identity.party };
-        let pair = connect(stream, identity.keys, &party, deadline).map_err(|error| text(&error))?;
+        let pair = connect(stream, identity.keys, &party, deadline).map_err(|error| one_line(&error))?;
         pairs.push(pair);
     }
     let called = peers.iter().copied().filter(|peer| !identity.calls(*peer)).collect();
@@ -191,7 +191,7 @@ fn await_callers(
                 pairs.push(pair);
             }
             Err(error) => {
-                refused = format!("; the last caller was refused: {}", crate::mesh::one_line(&error));
+                refused = format!("; the last caller was refused: {}", one_line(&error));
             }
         }
     }

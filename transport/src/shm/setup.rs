@@ -3,9 +3,10 @@
 //! Over a socket the caller makes the memory and both doorbells and passes the three descriptors,
 //! one byte each, after the handshake. The socket stays open as the sign of life.
 
-use super::placing::Loans;
+use super::carrier::ShmCarrier;
+use super::error::ShmError;
+use super::remote_write::SharedFiles;
 use super::ring::{Region, Side, create, doorbell, is_sealed, set_nonblocking};
-use super::{ShmCarrier, ShmError};
 use crate::handshake::{self, Channel, HandshakeError, Party, Role};
 use crate::key::Keys;
 use std::fs::File;
@@ -47,8 +48,8 @@ impl Pair {
         let own_bell = own.try_clone()?;
         let peer_bell = other.try_clone()?;
         let place = String::from("shared memory");
-        let loans = Loans::default();
-        let carrier = ShmCarrier { place, region, side, own_bell, peer_bell, life, loans };
+        let files = SharedFiles::default();
+        let carrier = ShmCarrier { place, region, side, own_bell, peer_bell, life, files };
         Ok(Self { peer, carrier })
     }
 

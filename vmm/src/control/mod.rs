@@ -227,7 +227,7 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
 
 fn tuning(request: &TuneRequest) -> Result<Tuning, SpecError> {
     let hold = request.hold_us.map(hold_policy).transpose()?;
-    Ok(Tuning { hold, companions: request.companions })
+    Ok(Tuning { hold, correlation_prefetch: request.companions })
 }
 
 fn report(slice: SliceId, memory: &Handle, delegated: &Delegated) -> Answer {

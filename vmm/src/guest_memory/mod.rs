@@ -3,7 +3,7 @@
 //! A thread that touches a page which is elsewhere waits for it, like a vCPU: userfaultfd stops the
 //! thread, the engine fetches the page. So every load and store is coherent, and needs no lock on the
 //! page. There is one difference. While the engine asks a vCPU what it wants with a page
-//! (`dsm/src/workers.rs`), the page's mapping is read-only, and a chunk that moves into the memory file is
+//! (`dsm/src/async_faults/workers.rs`), the page's mapping is read-only, and a chunk that moves into the memory file is
 //! not mapped for a moment. KVM tells a vCPU so by an error; a thread of this process gets `SIGSEGV`:
 //!
 //! ```text

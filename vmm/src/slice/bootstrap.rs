@@ -210,7 +210,7 @@ impl Vm {
                 launch.clocks.push(clock);
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
-            let transport = commit(mesh, &blob, parts.lendable()).map_err(lost)?;
+            let transport = commit(mesh, &blob, parts.remote_writable()).map_err(lost)?;
             parts.take_lease(back_ends.fence(), options.lease);
             parts.connect(&shape, transport, page_tables, &options.local, control)?;
         }
@@ -536,7 +536,7 @@ fn commit(
     let deadline = Instant::now() + START_LIMIT;
     mesh.commit(blob, deadline)?;
     if let Some(memory) = memory {
-        mesh.lend(memory);
+        mesh.expose(memory);
     }
     let joined = mesh.into_transport(deadline, &mut |text| tracing::warn!("{text}"))?;
     tracing::info!("frames between slices go over {}", joined.kind);

@@ -146,8 +146,8 @@ fn run(
         Parts::new((&shape, placement), slot, &launch.cpuid, back_end, (jobs, applied))?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
-    if let Some(memory) = parts.lendable() {
-        mesh.lend(memory);
+    if let Some(memory) = parts.remote_writable() {
+        mesh.expose(memory);
     }
     let joined = mesh.into_transport(deadline, &mut warn_refused)?;
     tracing::info!("frames between slices go over {}", joined.kind);

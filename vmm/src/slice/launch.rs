@@ -178,8 +178,8 @@ impl Parts {
     }
 
     /// Guest memory as peers may be lent it.
-    pub(crate) fn lendable(&self) -> Option<PageMemory> {
-        self.ram.lendable()
+    pub(crate) fn remote_writable(&self) -> Option<PageMemory> {
+        self.ram.remote_writable()
     }
 
     /// From now on there are peers, which give this slice up after so long a silence.
@@ -199,7 +199,7 @@ impl Parts {
     ) -> Result<(), SliceError> {
         let (handle, engine) = Engine::start(EngineConfig {
             core: options.engine_core,
-            fetch_ahead: true,
+            prefetch: true,
             wait_limit: self.lease * LEASES_MAX,
             node: shape
                 .node(self.local, self.fabric.epoch, page_tables.scope())

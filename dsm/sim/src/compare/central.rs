@@ -1,7 +1,7 @@
 //! One home for all pages, as FragVisor has it (Popcorn's page server): whatever another slice has goes
 //! through the origin.
 
-use super::{Algorithm, Cost, Touch};
+use super::algorithm::{Algorithm, Cost, Touch};
 
 const ORIGIN: u16 = 0;
 

@@ -1,7 +1,7 @@
 //! Probable owners, as GiantVM has them (Li and Hudak's dynamic distributed manager): a request walks
 //! from owner to former owner, the page comes back the same way, and reading moves the ownership too.
 
-use super::{Algorithm, Cost, Touch};
+use super::algorithm::{Algorithm, Cost, Touch};
 
 #[derive(Clone, Copy, Debug)]
 struct Page {

@@ -1,9 +1,9 @@
-//! This protocol: the nodes of the engine with its foresight, each message delivered at once.
+//! This protocol: the nodes of the engine with its predictors, each message delivered at once.
 //!
 //! A page without contents cannot tell by its hash whether it was written; here the access itself tells.
 
-use super::{Algorithm, Cost, Touch};
-use dsm_protocol::foresight::{Habits, Runs};
+use super::algorithm::{Algorithm, Cost, Touch};
+use dsm_protocol::prediction::{Runs, WritePrediction};
 use dsm_protocol::{
     Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Message, NoPages, Node,
     SliceId,
@@ -13,14 +13,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// What a slice remembers beside its node, as the engine does.
 #[derive(Debug, Default)]
 struct Memory {
-    habits: Habits,
+    write_prediction: WritePrediction,
     runs: Runs,
     /// First pages of windows on their way; their first touch asks for the next window.
     markers: BTreeSet<Gfn>,
-    /// Pages that it has had: what it misses again proves no stride, see `Engine::fetch_ahead`.
+    /// Pages that it has had: what it misses again proves no stride, see `Engine::prefetch`.
     had: BTreeSet<Gfn>,
     /// Pages that came for writing on a read, and whether they were written since.
-    foreseen: BTreeMap<Gfn, bool>,
+    predicted: BTreeMap<Gfn, bool>,
 }
 
 /// A node for each slice, homes in equal parts.
@@ -84,16 +84,16 @@ impl Ours {
         }
     }
 
-    /// The access to ask for: see `Engine::foreseen`.
-    fn foreseen(memory: &mut Memory, gfn: Gfn, want: Access, held: Access) -> Access {
-        if let Some(written) = memory.foreseen.remove(&gfn) {
+    /// The access to ask for: see `Engine::predicted`.
+    fn predicted(memory: &mut Memory, gfn: Gfn, want: Access, held: Access) -> Access {
+        if let Some(written) = memory.predicted.remove(&gfn) {
             // It went since.
-            memory.habits.goes(gfn, || u64::from(written));
+            memory.write_prediction.goes(gfn, || u64::from(written));
         }
-        let ask = memory.habits.fault(gfn, held, want);
+        let ask = memory.write_prediction.fault(gfn, held, want);
         if ask > want {
-            memory.habits.came(gfn, || 0);
-            memory.foreseen.insert(gfn, false);
+            memory.write_prediction.came(gfn, || 0);
+            memory.predicted.insert(gfn, false);
         }
         ask
     }
@@ -109,12 +109,12 @@ impl Algorithm for Ours {
         let (missed, marker) = (held < want, memory.markers.remove(&gfn));
         let again = missed && !memory.had.insert(gfn);
         if missed {
-            let ask = Self::foreseen(memory, gfn, want, held);
+            let ask = Self::predicted(memory, gfn, want, held);
             self.cost.faults += 1;
             self.settle(slice, Input::Fault { gfn, want: ask });
         }
         let memory = &mut self.memories[at];
-        if let Some(written) = memory.foreseen.get_mut(&gfn) {
+        if let Some(written) = memory.predicted.get_mut(&gfn) {
             *written |= touch.write;
         }
         if !missed && !marker {

@@ -1,6 +1,6 @@
 //! How vCPUs share memory.
 
-use super::Touch;
+use super::algorithm::Touch;
 use crate::simulator::random::Random;
 
 /// A pattern of sharing.

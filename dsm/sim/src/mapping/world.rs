@@ -1,9 +1,9 @@
 //! The cluster: engines, their frames on the way, and the clock.
 
-use super::Setup;
 use super::carrier::{Carrier, Frame, Mailbox};
 use super::guests::{Guests, Host, State, Wish};
 use super::programs::{DEVICE_WORD, Layout};
+use super::setup::Setup;
 use crate::simulator::random::Random;
 use crossbeam_channel::Receiver;
 use dsm::Memory;
@@ -39,13 +39,13 @@ pub struct Report {
     /// Chunks that became shared.
     pub shared: u64,
     /// Chunks of other homes that became private.
-    pub borrowed: u64,
+    pub exclusive_grants: u64,
     /// Chunks that became private again.
     pub private_again: u64,
     /// Chunks put on huge pages.
     pub collapsed: u64,
-    /// Faults of workers that were asked about.
-    pub asked: u64,
+    /// Faults of workers whose page was probed.
+    pub probed: u64,
     /// The longest step, virtual nanoseconds.
     pub longest_ns: u64,
 }
@@ -54,18 +54,18 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "slices={} {:?} touches={} faults={} pages={} shared={} borrowed={} private-again={} \
-             huge={} asked={} longest={}us",
+            "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
+             huge={} probed={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
             self.faults,
             self.pages_in,
             self.shared,
-            self.borrowed,
+            self.exclusive_grants,
             self.private_again,
             self.collapsed,
-            self.asked,
+            self.probed,
             self.longest_ns / 1000
         )
     }
@@ -453,10 +453,10 @@ impl World {
             report.faults += of.faults.read + of.faults.write + of.faults.upgrade;
             report.pages_in += of.pages_in;
             report.shared += of.chunks.shared;
-            report.borrowed += of.chunks.borrowed;
+            report.exclusive_grants += of.chunks.exclusive_grants;
             report.private_again += of.chunks.private_again;
             report.collapsed += of.chunks.collapsed;
-            report.asked += of.worker_faults_asked;
+            report.probed += of.worker_faults_probed;
         }
         report
     }

@@ -171,7 +171,7 @@ pub fn reuse(slices: u16, converted: bool) -> Scenario {
 
 /// The same, and a third slice asks for both tables ahead of any walk: it does not know them as such yet.
 #[must_use]
-pub fn reuse_asked_ahead(write: bool, converted: bool) -> Scenario {
+pub fn reuse_of_prefetched(write: bool, converted: bool) -> Scenario {
     let scenario = base("a table asked for ahead", 3, vec![0, 0, 0])
         .vcpu(0, [Op::Store(MIDDLE, SLOT, 0), Op::Store(DATA, 1, 1)])
         .vcpu(1, [Op::Await(DATA, 1, 1), Op::Reuse(TABLE, 7, 70)])
@@ -183,7 +183,7 @@ pub fn reuse_asked_ahead(write: bool, converted: bool) -> Scenario {
 /// replicas; then the first takes one out of the other, and uses it as data. What it asked for may still be on its
 /// way; with `again` it loses the page and asks for it once more.
 #[must_use]
-pub fn reuse_by_who_asked_ahead(write: bool, again: bool) -> Scenario {
+pub fn reuse_by_who_prefetched(write: bool, again: bool) -> Scenario {
     let mut walker = vec![Op::Descend(ROOT, KERNEL), Op::Descend(MIDDLE, SLOT)];
     let mut asker = vec![
         Op::Prefetch(TABLE, 2, write),

@@ -1,126 +1,61 @@
 //! The simulated cluster: nodes, network, vCPUs and the clock.
 
-use super::Setup;
 use super::random::Random;
-use super::workload::{self, DATA, HALVES, Kernel, LEAVES, LOCK, MIDDLE, ROOT, Step, Workload};
+use super::report::{Failure, Report};
+use super::setup::Setup;
+use super::workload::{self, DATA, HALVES, Kernel, MIDDLE, ROOT, Step, Workload};
 use crate::store::{ArrayStore, Page};
-use dsm_protocol::entry::DIRTY;
 use dsm_protocol::{
-    Access, Config, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message, Node,
-    Replicate, SliceId, VcpuId,
+    Config, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message, Node, Replicate,
+    SliceId, VcpuId,
 };
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 
-/// True when a load gave the last store. Dirty bits of leaves may be set for the kernel.
-fn agree(frame: u64, index: u16, load: u64, last: u64) -> bool {
-    let leaf = (MIDDLE + 1..DATA).contains(&frame) && LEAVES.contains(&index);
-    load == last || (leaf && load == last | DIRTY)
-}
-
-/// An operation that takes longer counts as stuck. Virtual time.
-const STUCK_NS: u64 = 5_000_000_000;
 /// Steps of the clock after which a run counts as livelocked.
 const EVENTS_MAX: u64 = 50_000_000;
 const EPOCH: Epoch = Epoch(1);
 
-/// What a run found.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// The workload.
-    pub workload: Workload,
-    /// Pages of the cluster.
-    pub frames: u64,
-    /// Faults that asked for a page.
-    pub faults: u64,
-    /// Messages sent.
-    pub messages: u64,
-    /// Pages turned into replicas.
-    pub conversions: u64,
-    /// Replicas ended.
-    pub demotions: u64,
-    /// Entries changed by two slices at once.
-    pub conflicts: u64,
-    /// Recalls that waited.
-    pub deferrals: u64,
-    /// The longest operation, virtual nanoseconds.
-    pub longest_ns: u64,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tenths = self.messages * 10 / self.faults.max(1);
-        write!(
-            f,
-            "{} pages={} faults={} messages/fault={}.{} conversions={} demotions={} conflicts={} \
-             deferrals={} longest={}us",
-            self.workload,
-            self.frames,
-            self.faults,
-            tenths / 10,
-            tenths % 10,
-            self.conversions,
-            self.demotions,
-            self.conflicts,
-            self.deferrals,
-            self.longest_ns / 1000
-        )
-    }
-}
-
-/// Why a run failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure(pub String);
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Failure {}
-
 #[derive(Debug)]
-enum Event {
+pub(super) enum Event {
     Deliver { from: u16, to: u16, message: Message, body: Option<Page> },
     Run(usize),
     Tick(u16),
 }
 
 #[derive(Debug)]
-struct Slice {
-    node: Node,
-    store: ArrayStore,
+pub(super) struct Slice {
+    pub(super) node: Node,
+    pub(super) store: ArrayStore,
     /// The tick that is already in the calendar.
-    tick: Option<u64>,
+    pub(super) tick: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Vcpu {
-    slice: u16,
-    plan: VecDeque<Step>,
-    steps_left: u32,
-    waits_for: Option<Gfn>,
-    since: u64,
-    busy: bool,
+pub(super) struct Vcpu {
+    pub(super) slice: u16,
+    pub(super) plan: VecDeque<Step>,
+    pub(super) steps_left: u32,
+    pub(super) waits_for: Option<Gfn>,
+    pub(super) since: u64,
+    pub(super) busy: bool,
 }
 
-struct World {
-    setup: Setup,
-    workload: Workload,
-    random: Random,
-    now: u64,
-    number: u64,
-    calendar: BTreeMap<(u64, u64), Event>,
+pub(super) struct World {
+    pub(super) setup: Setup,
+    pub(super) workload: Workload,
+    pub(super) random: Random,
+    pub(super) now: u64,
+    pub(super) number: u64,
+    pub(super) calendar: BTreeMap<(u64, u64), Event>,
     /// When the last message of a pair arrives, of those that arrive in order.
-    arrival: BTreeMap<(u16, u16), u64>,
-    slices: Vec<Slice>,
-    vcpus: Vec<Vcpu>,
-    kernel: Kernel,
-    flat: BTreeMap<(u64, u16), u64>,
-    frames: u64,
-    slow: u64,
-    report: Report,
+    pub(super) arrival: BTreeMap<(u16, u16), u64>,
+    pub(super) slices: Vec<Slice>,
+    pub(super) vcpus: Vec<Vcpu>,
+    pub(super) kernel: Kernel,
+    pub(super) flat: BTreeMap<(u64, u16), u64>,
+    pub(super) frames: u64,
+    pub(super) slow: u64,
+    pub(super) report: Report,
 }
 
 /// Runs one cluster to its end.
@@ -138,7 +73,7 @@ pub fn run(setup: Setup) -> Result<Report, Failure> {
         }
         match event {
             Event::Deliver { from, to, message, body } => {
-                world.check_still(from, &message, body.as_ref())?;
+                world.check_stable(from, &message, body.as_ref())?;
                 let input = Input::Message { from: SliceId(from), epoch: EPOCH, message };
                 world.step(to, input, body)?;
             }
@@ -262,17 +197,22 @@ impl World {
         }
     }
 
-    fn at(&mut self, time: u64, event: Event) {
+    pub(super) fn at(&mut self, time: u64, event: Event) {
         self.number += 1;
         self.calendar.insert((time, self.number), event);
     }
 
-    fn fail<T>(&self, what: &str) -> Result<T, Failure> {
+    pub(super) fn fail<T>(&self, what: &str) -> Result<T, Failure> {
         Err(Failure(format!("{what} at {} ns; replay: {}", self.now, self.setup.replay())))
     }
 
     /// Gives one input to a node and carries out its effects.
-    fn step(&mut self, slice: u16, input: Input, body: Option<Page>) -> Result<(), Failure> {
+    pub(super) fn step(
+        &mut self,
+        slice: u16,
+        input: Input,
+        body: Option<Page>,
+    ) -> Result<(), Failure> {
         let now = self.now;
         let at = &mut self.slices[usize::from(slice)];
         at.store.take_in_hand(body);
@@ -306,21 +246,6 @@ impl World {
         Ok(())
     }
 
-    /// A page of data may be sent by reference, by an adapter or out of a memory file: what its sender has
-    /// is what arrives, so that must be what was sent.
-    fn check_still(
-        &self,
-        from: u16,
-        message: &Message,
-        body: Option<&Page>,
-    ) -> Result<(), Failure> {
-        let (Message::Data { gfn, .. }, Some(body)) = (message, body) else { return Ok(()) };
-        if self.slices[usize::from(from)].store.holds(*gfn, body) {
-            return Ok(());
-        }
-        self.fail(&format!("{gfn} of slice{from} changed on its way"))
-    }
-
     fn carry_out(&mut self, slice: u16, effect: Effect) {
         match effect {
             Effect::Send { to, message } => {
@@ -344,181 +269,12 @@ impl World {
     }
 
     /// The first step of the plan is over.
-    fn done(&mut self, vcpu: usize) {
+    pub(super) fn done(&mut self, vcpu: usize) {
         let (now, pause) = (self.now, self.random.below(3_000));
         let at = &mut self.vcpus[vcpu];
         at.plan.pop_front();
         at.busy = false;
         self.report.longest_ns = self.report.longest_ns.max(now - at.since);
         self.at(now + pause, Event::Run(vcpu));
-    }
-
-    fn run(&mut self, vcpu: usize) -> Result<(), Failure> {
-        if self.vcpus[vcpu].plan.is_empty() && !self.replan(vcpu) {
-            return Ok(());
-        }
-        let at = &mut self.vcpus[vcpu];
-        if !std::mem::replace(&mut at.busy, true) {
-            at.since = self.now;
-        } else if self.now - at.since > STUCK_NS {
-            let what = format!("stuck: {}", self.waiting());
-            return self.fail(&what);
-        }
-        let slice = at.slice;
-        let step = *at.plan.front().expect("just planned");
-        let token = u64::try_from(vcpu).expect("few vCPUs");
-        match step {
-            Step::Release => self.step(slice, Input::Release { token }, None),
-            Step::Pin(frame, write) => {
-                let want = if write { Access::Write } else { Access::Read };
-                self.step(slice, Input::Pin { gfn: Gfn(frame), want, token }, None)
-            }
-            Step::Prefetch(frame, pages, write) => {
-                let want = if write { Access::Write } else { Access::Read };
-                self.done(vcpu);
-                self.step(slice, Input::Prefetch { gfn: Gfn(frame), pages, want }, None)
-            }
-            Step::Unpin(frame) => {
-                self.done(vcpu);
-                self.step(slice, Input::Unpin { gfn: Gfn(frame) }, None)
-            }
-            Step::Section => {
-                let mut section = VecDeque::new();
-                self.kernel.section(slice, &mut self.random, &mut section);
-                for step in section.into_iter().rev() {
-                    self.vcpus[vcpu].plan.insert(1, step);
-                }
-                self.done(vcpu);
-                Ok(())
-            }
-            Step::Free(frame) => {
-                if self.slices.iter().any(|slice| slice.node.is_replica(Gfn(frame))) {
-                    return self.fail("a free page is a replica");
-                }
-                self.done(vcpu);
-                Ok(())
-            }
-            _ => self.touch(vcpu, slice, step),
-        }
-    }
-
-    /// Plans the next operation; the last one is a release. False at the end of the program.
-    fn replan(&mut self, vcpu: usize) -> bool {
-        let at = &mut self.vcpus[vcpu];
-        while at.plan.is_empty() && at.steps_left > 0 {
-            at.steps_left -= 1;
-            if at.steps_left == 0 {
-                at.plan.push_back(Step::Release);
-            } else {
-                let (random, plan) = (&mut self.random, &mut at.plan);
-                workload::plan(self.workload, at.slice, self.frames, &self.kernel, random, plan);
-            }
-        }
-        !at.plan.is_empty()
-    }
-
-    /// A step that loads or stores.
-    fn touch(&mut self, vcpu: usize, slice: u16, step: Step) -> Result<(), Failure> {
-        let (gfn, want) = match step {
-            Step::Read(frame, _) => (frame, Access::Read),
-            Step::Write(frame, ..) | Step::Race(frame, ..) => (frame, Access::Write),
-            Step::Walk(index) => (self.walk(slice, index), Access::Write),
-            _ => (LOCK, Access::Write),
-        };
-        let store = &mut self.slices[usize::from(slice)].store;
-        if store.access(Gfn(gfn)) < want {
-            self.vcpus[vcpu].waits_for = Some(Gfn(gfn));
-            return self.step(slice, Input::Fault { gfn: Gfn(gfn), want }, None);
-        }
-        let flat = &self.flat;
-        let last_store = |index| flat.get(&(gfn, index)).copied().unwrap_or(0);
-        match step {
-            Step::Read(_, index)
-                if !agree(gfn, index, store.load(Gfn(gfn), index), last_store(index)) =>
-            {
-                return self.fail("a load does not give the last store");
-            }
-            Step::Write(_, index, value) => self.put(slice, gfn, index, value),
-            Step::Race(_, index, value) => store.store(Gfn(gfn), index, value),
-            Step::Lock if store.load(Gfn(LOCK), 0) != 0 => {
-                let later = self.now + 5_000 + self.random.below(20_000);
-                self.at(later, Event::Run(vcpu));
-                return Ok(());
-            }
-            Step::Lock => self.put(slice, LOCK, 0, 1),
-            Step::Unlock => self.put(slice, LOCK, 0, 0),
-            _ => {}
-        }
-        self.check_alone(gfn, want)?;
-        self.done(vcpu);
-        Ok(())
-    }
-
-    /// Where a hardware walk faults, or the last table that it comes to.
-    fn walk(&self, slice: u16, index: u16) -> u64 {
-        let store = &self.slices[usize::from(slice)].store;
-        let missing = |table: &u64| store.access(Gfn(*table)) < Access::Write;
-        let last = store.load(Gfn(MIDDLE), index) >> 12;
-        let mut path = [ROOT, MIDDLE, last].into_iter().filter(|table| *table != 0);
-        path.find(missing).unwrap_or(ROOT)
-    }
-
-    fn put(&mut self, slice: u16, gfn: u64, index: u16, value: u64) {
-        self.slices[usize::from(slice)].store.store(Gfn(gfn), index, value);
-        self.flat.insert((gfn, index), value);
-    }
-
-    /// A page that is written is nobody else's, unless it is a replica.
-    fn check_alone(&self, gfn: u64, want: Access) -> Result<(), Failure> {
-        let gfn = Gfn(gfn);
-        let mut holders = 0;
-        for slice in &self.slices {
-            if slice.node.is_replica(gfn) {
-                return Ok(());
-            }
-            holders += u32::from(slice.store.access(gfn) != Access::None);
-        }
-        if want == Access::Write && holders != 1 {
-            return self.fail("a writer is not alone");
-        }
-        Ok(())
-    }
-
-    /// The vCPUs that are not done, and the nodes that are not quiet.
-    fn waiting(&self) -> String {
-        let vcpus = self.vcpus.iter().filter(|vcpu| !vcpu.plan.is_empty());
-        let vcpus = vcpus.map(|vcpu| {
-            format!("vCPU of slice {} at {:?}, page {:?}", vcpu.slice, vcpu.plan[0], vcpu.waits_for)
-        });
-        let nodes = self.slices.iter().filter(|slice| !slice.node.is_quiet());
-        let nodes = nodes.map(|slice| slice.node.unrest());
-        vcpus.chain(nodes).collect::<Vec<_>>().join("; ")
-    }
-
-    /// Nothing happens any more: everyone must be done, and all copies the same.
-    fn finish(mut self) -> Result<Report, Failure> {
-        if self.vcpus.iter().any(|vcpu| vcpu.steps_left > 0 || !vcpu.plan.is_empty()) {
-            return self.fail(&format!("somebody waits for ever: {}", self.waiting()));
-        }
-        if self.slices.iter().any(|slice| !slice.node.is_quiet()) {
-            return self.fail("a node is not quiet in the end");
-        }
-        for gfn in (0..self.frames).map(Gfn) {
-            let mut copies = self.slices.iter().filter(|s| s.node.access(gfn) != Access::None);
-            let first = copies.next().map(|slice| slice.store.page(gfn));
-            if !first.is_none_or(|page| copies.all(|slice| slice.store.holds(gfn, &page))) {
-                return self.fail("copies differ in the end");
-            }
-        }
-        for slice in &self.slices {
-            let stats = slice.node.stats();
-            self.report.faults += stats.faults_read + stats.faults_write + stats.faults_upgrade;
-            self.report.messages += stats.messages_out;
-            self.report.conversions += stats.replicas.conversions;
-            self.report.demotions += stats.replicas.demotions;
-            self.report.conflicts += stats.replicas.conflicts;
-            self.report.deferrals += stats.deferrals;
-        }
-        Ok(self.report)
     }
 }

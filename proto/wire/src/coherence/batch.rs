@@ -6,10 +6,11 @@
 //!
 //! To the protocol a batch is its messages, one after another. So it is no [`Message`].
 
-use super::{
-    Access, DecodeError, FLAG_BODY, FLAG_PLACED, HEAD_BYTES, Head, Message, PAGE_SIZE, PageBody,
-    access_code, decode_access, kind,
-};
+use super::codec::{FLAG_BODY, FLAG_REMOTE_WRITTEN, Head, access_code, decode_access, kind};
+use super::error::DecodeError;
+use super::message::{Message, PageBody};
+use super::sizes::{HEAD_BYTES, PAGE_SIZE};
+use super::types::Access;
 use crate::{Epoch, Gfn};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -32,7 +33,7 @@ pub struct Batch {
     /// A bit for each page, the lowest for the first: whether its bytes follow. Others are all zeros.
     pub bodies: u64,
     /// The bytes do not follow: they are in the receiver's memory already.
-    pub placed: bool,
+    pub remote_written: bool,
 }
 
 impl Batch {
@@ -48,7 +49,7 @@ impl Batch {
         let head = Head {
             kind: kind::DATA_BATCH,
             access: access_code(self.access),
-            flags: if self.placed { FLAG_PLACED } else { FLAG_BODY },
+            flags: if self.remote_written { FLAG_REMOTE_WRITTEN } else { FLAG_BODY },
             epoch: self.epoch.0.into(),
             gfn: self.first.0.into(),
             count: self.pages.into(),
@@ -81,7 +82,7 @@ impl Batch {
             .map_err(|_| DecodeError::Length { have: bytes.len(), need: HEAD_BYTES })?;
         let field = |field| DecodeError::Field { kind: kind::DATA_BATCH, field };
         let (first, pages) = (Gfn(head.gfn.get()), head.count.get());
-        let placed = head.flags & FLAG_PLACED != 0;
+        let remote_written = head.flags & FLAG_REMOTE_WRITTEN != 0;
         if !(1..=BATCH_MAX).contains(&pages) || first.0.checked_add(u64::from(pages)).is_none() {
             return Err(field("pages"));
         }
@@ -93,12 +94,12 @@ impl Batch {
             access: access.ok_or_else(|| field("access"))?,
             held_us: head.tag.get(),
             bodies: head.wide.get(),
-            placed,
+            remote_written,
         };
         if batch.bodies.checked_shr(u32::from(pages)).unwrap_or(0) != 0 {
             return Err(field("bodies"));
         }
-        let carried = if placed { 0 } else { batch.bodies.count_ones() };
+        let carried = if remote_written { 0 } else { batch.bodies.count_ones() };
         let need = PAGE_SIZE * usize::try_from(carried).expect("64 at most");
         if length != HEAD_BYTES + need {
             return Err(DecodeError::Length { have: length, need: HEAD_BYTES + need });
@@ -111,12 +112,12 @@ impl Batch {
         &self,
         bodies: &'a [u8],
     ) -> impl Iterator<Item = (Message, PageBody<'a>)> + use<'a> {
-        let Self { first, pages, access, held_us, bodies: bits, placed, .. } = *self;
+        let Self { first, pages, access, held_us, bodies: bits, remote_written, .. } = *self;
         let mut bodies = bodies.chunks_exact(PAGE_SIZE);
         (0..u64::from(pages)).map(move |at| {
             let gfn = Gfn(first.0 + at);
             let body = match bits & 1 << at != 0 {
-                true if placed => Some(PageBody::Placed),
+                true if remote_written => Some(PageBody::RemoteWritten),
                 true => bodies.next().map(PageBody::Bytes),
                 false => None,
             };
@@ -145,7 +146,7 @@ mod tests {
             access: Access::Write,
             held_us: 9,
             bodies: 0b101,
-            placed: false,
+            remote_written: false,
         };
         let mut frame = Vec::new();
         batch.encode(&mut frame);
@@ -176,14 +177,14 @@ mod tests {
             access: Access::Read,
             held_us: 9,
             bodies: u64::MAX - 2,
-            placed: true,
+            remote_written: true,
         };
         let mut frame = Vec::new();
         whole.encode(&mut frame);
         let (found, bodies) = Batch::decode(&frame).unwrap().unwrap();
         assert_eq!(found, whole);
         let seen: Vec<_> = found.messages(bodies).map(|(_, body)| body).collect();
-        assert_eq!(seen[..3], [PageBody::Placed, PageBody::Zero, PageBody::Placed]);
+        assert_eq!(seen[..3], [PageBody::RemoteWritten, PageBody::Zero, PageBody::RemoteWritten]);
         assert_eq!(seen.len(), 64);
 
         for (pages, bodies) in [(65, 1), (0, 0), (3, 0b1000)] {

@@ -1,0 +1,244 @@
+//! Correlated pages: a slice misses them together again and again.
+//!
+//! A timer's tick writes the pages of the clock, each after the last, and whoever reads the time on another
+//! slice misses all of these then. Each is a fault and a round trip, one after the other. So it is remembered which
+//! pages were missed soon after a page, and they are asked for with that page (*correlation prefetch*):
+//!
+//! ```text
+//!                     missed soon after (score +1, at most 4)
+//!   score 0..2 --------------------------------------------------> score 3..4: asked for together
+//!      ^                                                              |
+//!      +---- each eighth time nothing is asked for, and was not ------+
+//!            missed then either (score -2)
+//! ```
+//!
+//! A page that was asked for is not missed, which tells nothing. Therefore nothing is asked for now and then. Pages
+//! that were here, or on their way, tell nothing either.
+
+use std::collections::{BTreeMap, VecDeque};
+use wire::{Access, Gfn};
+
+/// From this score on a page is asked for.
+const ASKS: u8 = 3;
+const SCORE_MAX: u8 = 4;
+/// Points for nothing.
+const VAIN: u8 = 2;
+/// Correlated pages of one page.
+const CORRELATED_MAX: usize = 8;
+/// Of so many times once nothing is asked for.
+const PROBE: u32 = 8;
+/// Pages whose correlated pages are known. Beyond that all are forgotten and learnt again.
+const PAGES_MAX: usize = 1 << 12;
+/// The last misses, which gain correlated pages.
+const RECENT: usize = 8;
+
+/// A page, and what is wanted of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Miss {
+    /// The page.
+    pub gfn: Gfn,
+    /// The access that the slice has not.
+    pub want: Access,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Correlated {
+    miss: Miss,
+    score: u8,
+    /// It was absent when its page was missed, and not asked for: soon it shows whether it is correlated.
+    open: bool,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    times: u32,
+    correlated: Vec<Correlated>,
+}
+
+impl Known {
+    /// A page was missed soon after this one.
+    fn followed(&mut self, miss: Miss) {
+        if let Some(other) = self.correlated.iter_mut().find(|known| known.miss == miss) {
+            if std::mem::take(&mut other.open) {
+                other.score = SCORE_MAX.min(other.score + 1);
+            }
+            return;
+        }
+        let new = Correlated { miss, score: 1, open: false };
+        if self.correlated.len() < CORRELATED_MAX {
+            return self.correlated.push(new);
+        }
+        // One that comes now and then does not push out those that always come.
+        let Some(least) = self.correlated.iter_mut().min_by_key(|known| known.score) else {
+            return;
+        };
+        match least.score {
+            0 => *least = new,
+            _ => least.score -= 1,
+        }
+    }
+
+    /// This page is missed: what to ask for with it. With `only_look` nothing is asked for, to see what comes.
+    fn missed(&mut self, only_look: bool, misses: impl Fn(Miss) -> bool) -> Vec<Miss> {
+        let mut asked = Vec::new();
+        for other in &mut self.correlated {
+            if other.open {
+                other.score = other.score.saturating_sub(VAIN);
+            }
+            other.open = misses(other.miss);
+            if other.open && other.score >= ASKS && !only_look {
+                other.open = false;
+                asked.push(other.miss);
+            }
+        }
+        asked
+    }
+}
+
+/// What is known of correlated pages.
+#[derive(Debug, Default)]
+pub struct Correlations {
+    pages: BTreeMap<Miss, Known>,
+    /// The last first, with their times.
+    recent: VecDeque<(Miss, u64)>,
+    /// Until then nothing is asked for. Otherwise the correlated pages of one page would hide those of another.
+    look_until_ns: u64,
+}
+
+impl Correlations {
+    /// A page is missed, and somebody waits for it: what to ask for with it, of all pages that `misses` says are
+    /// missing too. Misses within `window_ns` belong together.
+    pub fn missed(
+        &mut self,
+        miss: Miss,
+        now_ns: u64,
+        window_ns: u64,
+        misses: impl Fn(Miss) -> bool,
+    ) -> Vec<Miss> {
+        self.recent.retain(|(_, since)| now_ns.saturating_sub(*since) < window_ns);
+        for (leader, _) in self.recent.iter().filter(|(leader, _)| leader.gfn != miss.gfn) {
+            if let Some(known) = self.pages.get_mut(leader) {
+                known.followed(miss);
+            }
+        }
+        self.recent.retain(|(leader, _)| *leader != miss);
+        self.recent.push_front((miss, now_ns));
+        self.recent.truncate(RECENT);
+        if self.pages.len() >= PAGES_MAX && !self.pages.contains_key(&miss) {
+            self.pages.clear();
+        }
+        let known = self.pages.entry(miss).or_default();
+        known.times = known.times.wrapping_add(1);
+        if known.times.is_multiple_of(PROBE) {
+            self.look_until_ns = now_ns.saturating_add(window_ns);
+        }
+        known.missed(now_ns < self.look_until_ns, misses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WINDOW: u64 = 100;
+
+    fn read(gfn: u64) -> Miss {
+        Miss { gfn: Gfn(gfn), want: Access::Read }
+    }
+
+    /// A slice that misses pages in this order, each unless it was asked for before; returns the faults that
+    /// it had.
+    fn tick(correlated: &mut Correlations, at: u64, order: &[u64]) -> usize {
+        let mut here: Vec<Miss> = Vec::new();
+        let mut faults = 0;
+        for (step, gfn) in (0..).zip(order) {
+            if here.contains(&read(*gfn)) {
+                continue;
+            }
+            faults += 1;
+            here.push(read(*gfn));
+            let own = here.clone();
+            let asked =
+                correlated.missed(read(*gfn), at + step, WINDOW, |miss| !own.contains(&miss));
+            here.extend(asked);
+        }
+        faults
+    }
+
+    #[test]
+    fn pages_missed_together_are_asked_for_together() {
+        let mut correlated = Correlations::default();
+        let faults: Vec<_> =
+            (1..=12).map(|n| tick(&mut correlated, n * 1000, &[7, 30, 9, 12])).collect();
+        // Learnt from the fourth time on; the eighth shows that all are still correlated.
+        assert_eq!(faults, [4, 4, 4, 1, 1, 1, 1, 4, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn page_that_stays_away_is_asked_for_no_more() {
+        let mut correlated = Correlations::default();
+        for n in 1..=7 {
+            tick(&mut correlated, n * 1000, &[7, 30]);
+        }
+        let mut asked = 0;
+        for n in 8..=100 {
+            asked += correlated.missed(read(7), n * 1000, WINDOW, |_| true).len();
+        }
+        // The first of these is a look, and the one after it finds that nothing came.
+        assert_eq!(asked, 0);
+    }
+
+    #[test]
+    fn pages_far_apart_in_time_are_no_companions() {
+        let mut correlated = Correlations::default();
+        for n in 0..100 {
+            let gfn = if n % 2 == 0 { 7 } else { 30 };
+            assert!(correlated.missed(read(gfn), n * WINDOW, WINDOW, |_| true).is_empty());
+        }
+    }
+
+    #[test]
+    fn page_that_is_here_is_not_asked_for_and_stays_a_companion() {
+        let mut correlated = Correlations::default();
+        for n in 1..=3 {
+            tick(&mut correlated, n * 1000, &[7, 30]);
+        }
+        for n in 4..=20 {
+            assert!(correlated.missed(read(7), n * 1000, WINDOW, |_| false).is_empty());
+        }
+        assert_eq!(correlated.missed(read(7), 30_000, WINDOW, |_| true), [read(30)]);
+    }
+
+    #[test]
+    fn writes_and_reads_of_a_page_have_companions_of_their_own() {
+        let write = |gfn| Miss { gfn: Gfn(gfn), want: Access::Write };
+        let mut correlated = Correlations::default();
+        for n in 1..=4 {
+            correlated.missed(write(7), n * 1000, WINDOW, |_| true);
+            correlated.missed(write(30), n * 1000 + 1, WINDOW, |_| true);
+        }
+        assert!(correlated.missed(read(7), 9000, WINDOW, |_| true).is_empty());
+        assert_eq!(correlated.missed(write(7), 9500, WINDOW, |_| true), [write(30)]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_known_is_bounded_and_only_missing_pages_are_asked_for(
+            faults in prop::collection::vec((0u64..40, any::<bool>(), 0u64..60), 0..400),
+        ) {
+            let mut correlated = Correlations::default();
+            let mut now = 0;
+            for (gfn, write, gap) in faults {
+                now += gap;
+                let want = if write { Access::Write } else { Access::Read };
+                let miss = Miss { gfn: Gfn(gfn), want };
+                let asked = correlated.missed(miss, now, WINDOW, |miss| miss.gfn.0 % 3 > 0);
+                prop_assert!(asked.len() <= CORRELATED_MAX);
+                prop_assert!(asked.iter().all(|asked| asked.gfn.0 % 3 > 0 && asked.gfn != miss.gfn));
+                prop_assert!(correlated.recent.len() <= RECENT);
+                prop_assert!(correlated.pages.values().all(|known| known.correlated.len() <= CORRELATED_MAX));
+            }
+        }
+    }
+}

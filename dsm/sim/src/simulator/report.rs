@@ -1,0 +1,60 @@
+//! What a run found, or why it failed.
+
+use super::workload::Workload;
+use std::fmt;
+
+/// What a run found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The workload.
+    pub workload: Workload,
+    /// Pages of the cluster.
+    pub frames: u64,
+    /// Faults that asked for a page.
+    pub faults: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Pages turned into replicas.
+    pub conversions: u64,
+    /// Replicas ended.
+    pub demotions: u64,
+    /// Entries changed by two slices at once.
+    pub conflicts: u64,
+    /// Recalls that waited.
+    pub deferrals: u64,
+    /// The longest operation, virtual nanoseconds.
+    pub longest_ns: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = self.messages * 10 / self.faults.max(1);
+        write!(
+            f,
+            "{} pages={} faults={} messages/fault={}.{} conversions={} demotions={} conflicts={} \
+             deferrals={} longest={}us",
+            self.workload,
+            self.frames,
+            self.faults,
+            tenths / 10,
+            tenths % 10,
+            self.conversions,
+            self.demotions,
+            self.conflicts,
+            self.deferrals,
+            self.longest_ns / 1000
+        )
+    }
+}
+
+/// Why a run failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure(pub String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}

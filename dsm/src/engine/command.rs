@@ -1,0 +1,120 @@
+//! Commands of the VMM to the engine, and the queues that they wait in.
+
+use super::bell::Bell;
+use crate::observe::{Report, Site, TraceReport, Tracing};
+use crossbeam_channel::{Receiver, Sender};
+use dsm_protocol::HoldPolicy;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
+use thiserror::Error;
+use transport::Class;
+use wire::{Gfn, SliceId, VcpuId};
+
+/// What the VMM wants of the engine.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Send a frame once every table write of this slice is visible everywhere.
+    Send { to: SliceId, class: Class, frame: Vec<u8> },
+    /// Copy between guest memory and a buffer, page by page, through the protocol.
+    Copy { address: u64, bytes: Vec<u8>, write: bool, reply: Sender<Result<Vec<u8>, CopyError>> },
+    /// A local vCPU was seen with this root.
+    Root { vcpu: VcpuId, gfn: Gfn },
+    /// KVM refused a vCPU a store.
+    Refused { reply: Sender<()> },
+    /// A thread of the VMM was refused a store to this page.
+    Wanted { gfn: Gfn, reply: Sender<()> },
+    /// Tell the counters.
+    Report { reply: Sender<Report> },
+    /// Forget which pages devices used.
+    ForgetDevicePages { only: Option<u16> },
+    /// Change what may be changed while the engine runs.
+    Tune { tuning: Tuning },
+    /// Tell the trace.
+    Trace { reply: Sender<TraceReport> },
+    /// Switch the trace.
+    SetTrace { tracing: Tracing },
+    /// A vCPU was seen waiting for a page.
+    Sampled { gfn: Gfn, site: Site },
+    /// Log what is waited for.
+    LogState,
+    /// End.
+    Stop,
+}
+
+/// What may be changed while an engine runs; what is not given stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// Parameters of the hold window.
+    pub hold: Option<HoldPolicy>,
+    /// Whether correlated pages are asked for together.
+    pub correlation_prefetch: Option<bool>,
+}
+
+/// Why a copy to or from guest memory failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CopyError {
+    /// Part of the range has no memory.
+    #[error("guest memory has no page at {0:#x}")]
+    NoMemory(u64),
+    /// The engine has stopped, or did not answer in time.
+    #[error("the memory engine does not answer")]
+    NoAnswer,
+}
+
+/// The engine's end of the channel. A channel keeps queued commands, and their reply channels, while any sender
+/// lives, so callers would wait until their own limit. The engine drops queued commands when it ends. Later ones are
+/// dropped by their sender ([`Handle::post`](super::handle::Handle::post)).
+#[derive(Debug)]
+pub(crate) struct Commands {
+    pub(super) receiver: Receiver<Command>,
+    pub(super) bell: Arc<Bell>,
+}
+
+impl Commands {
+    /// The oldest.
+    pub(crate) fn pop(&self) -> Option<Command> {
+        self.receiver.try_recv().ok()
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.receiver.len()
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        self.bell.end();
+        self.receiver.try_iter().for_each(drop);
+    }
+}
+
+/// Commands of the engine's own thread, which calls the VMM and may be called back: it would wait for itself
+/// if it waited for room among the others. It looks here each time around, so that only as many wait as the
+/// frames of one look cause.
+#[derive(Debug, Default)]
+pub(crate) struct OwnCommands {
+    thread: OnceLock<ThreadId>,
+    waiting: Mutex<VecDeque<Command>>,
+}
+
+impl OwnCommands {
+    /// This thread is the engine's.
+    pub(crate) fn claim(&self) {
+        let _ = self.thread.set(thread::current().id());
+    }
+
+    pub(super) fn is_here(&self) -> bool {
+        self.thread.get().is_some_and(|engine| *engine == thread::current().id())
+    }
+
+    pub(super) fn push(&self, command: Command) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+    }
+
+    /// The oldest.
+    pub(crate) fn pop(&self) -> Option<Command> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+}

@@ -1,0 +1,51 @@
+//! The engine of one slice: one thread that owns the protocol, the store and the transport.
+//!
+//! ```text
+//!   faults ---(faults)---\                           /--(store)--> guest mapping
+//!   frames ---(frames,    >--> step --> effects -----<
+//!              inbox)    /              (effects)     \--(outbound)--> page batches, remote writes,
+//!   commands -(execute)-/                                             backlog --> transport
+//!
+//!   each turn: faults, commands, frames, a tick; then what is overdue, expired probes, pieces to map
+//! ```
+//!
+//! * `event_loop` owns the state and goes round. `wait_policy` and `schedule` say how it waits.
+//! * `handle`, `command`, `bell`: how other threads reach it.
+//! * `prefetching` steps the protocol with what [`crate::prefetch`] proposes.
+//! * `overdue` ends the VM when a step of the protocol is lost.
+
+mod backlog;
+mod bell;
+mod clock;
+mod command;
+mod config;
+mod copying;
+mod effects;
+mod event_loop;
+mod execute;
+mod faults;
+mod frames;
+mod handle;
+mod inbox;
+mod outbound;
+mod overdue;
+mod page_batch;
+mod poll;
+mod prefetching;
+mod remote_write;
+mod reporting;
+pub mod schedule;
+mod uplink;
+mod wait_policy;
+
+#[cfg(feature = "simulate")]
+pub(crate) use clock::Clock;
+#[cfg(feature = "simulate")]
+pub(crate) use command::Command;
+pub use command::{CopyError, Tuning};
+pub use config::EngineConfig;
+pub use event_loop::Engine;
+pub use handle::Handle;
+#[cfg(feature = "simulate")]
+pub(crate) use poll::Ready;
+pub use uplink::Uplink;

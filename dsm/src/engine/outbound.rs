@@ -1,0 +1,240 @@
+//! Frames to other slices: the transport, and all that waits for it.
+//!
+//! ```text
+//!   message --page of data, a neighbour, given alike--> batch --full, or something else--> one frame
+//!      |                                                  \--peer exposes its memory--> remote write, then one
+//!      |                                                                                 frame (`remote_write`)
+//!      \------anything else-----------------------------------------------------------> one frame
+//! ```
+//!
+//! Frames of one class to one slice leave in the order of the messages. A frame that finds no room waits
+//! ([`super::backlog`]).
+
+use super::backlog::Backlog;
+use super::page_batch::PageBatch;
+use crate::error::EngineError;
+use crate::memory::GuestRam;
+use crate::observe::{Company, PageMoves, Trace};
+use dsm_protocol::{Effect, Gfn, Message};
+use transport::{Class, Payload, SendError, Transport};
+use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
+
+/// So many pages are a run: their frames are large, and writing each at once costs one copy less
+/// than writing them together.
+const MANY: usize = 16;
+
+/// Appends the bytes of a page. Appends nothing, and says false, if they are all zeros.
+fn append_page(ram: &GuestRam, gfn: Gfn, bytes: &mut Vec<u8>) -> bool {
+    let start = bytes.len();
+    ram.append_to(gfn, bytes);
+    let zero = bytes[start..] == [0u8; PAGE_SIZE];
+    if zero {
+        bytes.truncate(start);
+    }
+    !zero
+}
+
+/// A run is asked for behind pages that are waited for. All other messages of a pair keep their order.
+fn class_of(message: &Message) -> Class {
+    if matches!(message, Message::GetRun { .. }) { Class::Run } else { Class::Coherence }
+}
+
+/// What a message is sent with.
+#[derive(Debug)]
+pub(super) struct Sending<'a> {
+    pub(super) ram: &'a GuestRam,
+    pub(super) trace: &'a mut Trace,
+    /// The epoch of every message of this slice.
+    pub(super) epoch: Epoch,
+}
+
+/// The transport, and frames that are being put together or wait for room.
+pub(crate) struct Outbound {
+    pub(crate) transport: Box<dyn Transport>,
+    pub(crate) backlog: Backlog,
+    /// Slices that may write pages into our memory.
+    pub(super) remote_writers: Vec<SliceId>,
+    /// How contents of pages went.
+    pub(super) moved: PageMoves,
+    /// Pages that go out together.
+    batch: PageBatch,
+    /// How the pages travel that are being sent.
+    company: Company,
+    /// Room that is used again, of a frame's head and of its body.
+    pub(super) head: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl Outbound {
+    pub(super) fn new(transport: Box<dyn Transport>) -> Self {
+        Self {
+            transport,
+            backlog: Backlog::default(),
+            remote_writers: Vec::new(),
+            moved: PageMoves::default(),
+            batch: PageBatch::default(),
+            company: Company::Alone,
+            head: Vec::new(),
+            body: Vec::new(),
+        }
+    }
+
+    /// Begins to carry effects out; small frames go out together. Give the answer to [`Self::end`].
+    pub(super) fn begin(&mut self, effects: &[Effect]) -> bool {
+        let is_page =
+            |effect: &&Effect| matches!(effect, Effect::Send { message: Message::Data { .. }, .. });
+        let pages = effects.iter().filter(is_page).count();
+        let corked = effects.len() > 1 && pages < MANY;
+        self.company = if pages < MANY { Company::Alone } else { Company::InRun };
+        if corked {
+            self.transport.cork(true);
+        }
+        corked
+    }
+
+    /// All effects are carried out.
+    pub(super) fn end(&mut self, corked: bool) {
+        if corked {
+            self.transport.cork(false);
+        }
+    }
+
+    /// Sends a message of the protocol, with its page if it has one.
+    pub(super) fn send_message(
+        &mut self,
+        to: SliceId,
+        message: &Message,
+        sending: &mut Sending<'_>,
+    ) -> Result<(), EngineError> {
+        let (ram, epoch) = (sending.ram, sending.epoch);
+        sending.trace.sent(to, message, self.company);
+        let page = message.gfn().filter(|_| message.has_body());
+        if let Some(gfn) = page {
+            ram.moved(gfn);
+        }
+        let most = self.run_pages(to);
+        if self.batch.take(to, message, ram, most) {
+            return Ok(());
+        }
+        self.send_batch(ram, epoch)?;
+        if self.batch.take(to, message, ram, most) {
+            return Ok(());
+        }
+        if page.is_some_and(|gfn| {
+            self.may_remote_write(to, message, gfn, ram)
+                && self.remote_write(to, message, gfn, sending)
+        }) {
+            return Ok(());
+        }
+        let mut body = std::mem::take(&mut self.body);
+        body.clear();
+        let full = page.is_some_and(|gfn| append_page(ram, gfn, &mut body));
+        self.moved.copies += u64::from(full);
+        let class = class_of(message);
+        let result = self.send_with_head(to, class, Payload::Volatile(&body), |head| {
+            message.encode(epoch, full, head);
+        });
+        self.body = body;
+        result
+    }
+
+    /// How many pages go out together at most.
+    fn run_pages(&self, to: SliceId) -> u16 {
+        if self.transport.has_remote_write(to) {
+            return BATCH_MAX;
+        }
+        Batch::pages_in(self.transport.run_bytes(to))
+    }
+
+    /// Sends the pages that wait for neighbours.
+    pub(super) fn send_batch(&mut self, ram: &GuestRam, epoch: Epoch) -> Result<(), EngineError> {
+        let batch = std::mem::take(&mut self.batch);
+        if batch.pages == 0 || self.remote_write_batch(&batch, ram, epoch) {
+            return Ok(());
+        }
+        let mut spare = std::mem::take(&mut self.body);
+        let (body, copied) = batch.body(ram, &mut spare);
+        self.moved.copies += u64::from(copied);
+        let result = self.send_with_head(batch.to, batch.class(), body, |head| {
+            batch.head(epoch, false, head);
+        });
+        self.body = spare;
+        result
+    }
+
+    fn send_with_head(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        body: Payload<'_>,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), EngineError> {
+        let mut head = std::mem::take(&mut self.head);
+        head.clear();
+        encode(&mut head);
+        let result = self.send_frame(to, class, &head, body);
+        self.head = head;
+        result
+    }
+
+    fn send_frame(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        body: Payload<'_>,
+    ) -> Result<(), EngineError> {
+        if self.try_send(to, class, head, body)? {
+            return Ok(());
+        }
+        self.put_off(to, class, [head, body.bytes()].concat())
+    }
+
+    /// Sends a frame that is in one piece.
+    pub(super) fn send_joined(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        frame: Vec<u8>,
+    ) -> Result<(), EngineError> {
+        if self.try_send(to, class, &frame, Payload::Volatile(&[]))? {
+            Ok(())
+        } else {
+            self.put_off(to, class, frame)
+        }
+    }
+
+    /// False when there is no room, or others wait for it.
+    fn try_send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        body: Payload<'_>,
+    ) -> Result<bool, EngineError> {
+        if self.backlog.holds(to, class) {
+            return Ok(false);
+        }
+        match self.transport.send_payload(to, class, head, body) {
+            // A lost peer is reported by the next poll.
+            Ok(()) | Err(SendError::Gone) => Ok(true),
+            Err(SendError::Full) => Ok(false),
+            Err(reason) => Err(EngineError::Stuck { to, reason }),
+        }
+    }
+
+    fn put_off(&mut self, to: SliceId, class: Class, frame: Vec<u8>) -> Result<(), EngineError> {
+        let taken = self.backlog.push(to, class, frame);
+        if taken { Ok(()) } else { Err(EngineError::Stuck { to, reason: SendError::Full }) }
+    }
+
+    /// Sends what waits and finds room now.
+    pub(super) fn drain_backlog(&mut self) -> Result<(), EngineError> {
+        if self.backlog.is_empty() {
+            return Ok(());
+        }
+        let Self { backlog, transport, .. } = self;
+        let drained = backlog.drain(|to, class, frame| transport.send(to, class, frame, &[]));
+        drained.map_err(|(to, reason)| EngineError::Stuck { to, reason })
+    }
+}

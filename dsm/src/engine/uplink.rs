@@ -1,0 +1,28 @@
+//! The VMM, from the engine's point of view.
+
+use crate::error::EngineError;
+use dsm_protocol::Gfn;
+use transport::Class;
+use wire::SliceId;
+
+/// What the engine tells the VMM. Called on the engine's thread: return at once.
+pub trait Uplink: Send {
+    /// A frame that is not about coherence came.
+    fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]);
+    /// The engine begins to look at what its peers sent, and to speak to those that have not heard from it.
+    fn looks(&mut self) {}
+    /// The engine has just looked at what its peers sent, spoken to those that had not heard from it, and goes round
+    /// again. None is lost that it has not told of. False: it is to stop.
+    fn looked(&mut self) -> bool {
+        true
+    }
+    /// A slice is lost: the VM must stop, unless it was a bystander.
+    fn lost(&mut self, peer: SliceId, cause: String);
+    /// The engine cannot go on: the VM must stop.
+    fn fatal(&mut self, error: EngineError);
+    /// Some page is hot and unknown: look at the roots of the local vCPUs.
+    fn sample_roots(&mut self);
+    /// A vCPU waits for this page: let it say where it is, by [`Handle::sampled`]. `thread` is its
+    /// thread, or one of the kernel's that waits in its name. A VMM that cannot ask does nothing.
+    fn sample_fault(&mut self, _gfn: Gfn, _thread: u32) {}
+}

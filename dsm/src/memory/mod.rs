@@ -1,0 +1,43 @@
+//! Guest memory of one slice: what it is made of, where each chunk of it lies, and its contents.
+//!
+//! This room owns the memory file, its two mappings, and the memory of private chunks that lies elsewhere. It does
+//! not know who holds a page: [`crate::mapping`] does.
+//!
+//! ```text
+//!             guest mapping (watched)   alias (never watched)
+//!                        \                 /
+//!   frame --layout--> offset in the memory file <--into_file-- off file (anonymous, hugetlbfs)
+//!                            |
+//!                            +-- places: where each chunk is    backed: which pages the file has
+//!                            +-- huge, prepare: chunks on huge pages, later or from the start
+//! ```
+
+mod backed;
+mod chunk;
+mod contents;
+mod device_pages;
+mod error;
+mod file;
+mod huge;
+mod into_file;
+mod kind;
+mod layout;
+mod off_file;
+mod places;
+mod prepare;
+mod prepared;
+mod ram;
+mod smaps;
+
+pub(crate) use chunk::{CHUNK_PAGES, ChunkId, whole_chunks};
+pub use device_pages::DeviceUse;
+pub use error::RamError;
+#[cfg(test)]
+pub(crate) use file::memory_file;
+pub use huge::HugePages;
+#[cfg(feature = "simulate")]
+pub(crate) use huge::pass as collapse_pass;
+pub use into_file::ShareError;
+pub use kind::{Memory, UnknownMemory};
+pub(crate) use places::Place;
+pub use ram::GuestRam;

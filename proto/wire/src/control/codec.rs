@@ -1,0 +1,354 @@
+//! Control frames as bytes.
+
+use super::frames::{Control, DeviceCall, DeviceChange, EndCause, InterruptEvent, Space};
+use crate::{Epoch, VcpuId};
+use thiserror::Error;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The most bytes of a report.
+pub const REPORT_BYTES_MAX: usize = 60 * 1024;
+const HEAD_BYTES: usize = 32;
+
+/// Why bytes are not a control frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ControlError {
+    /// Too short, or longer than the kind allows.
+    #[error("decode a control frame: {0} bytes do not fit its kind")]
+    Length(usize),
+    /// A kind that this version does not know.
+    #[error("decode a control frame: unknown kind {0}")]
+    Kind(u8),
+    /// A field outside its range.
+    #[error("decode a control frame of kind {kind}: field {field} is out of range")]
+    Field {
+        /// The kind.
+        kind: u8,
+        /// The field.
+        field: &'static str,
+    },
+    /// From another epoch.
+    #[error("decode a control frame: it is of {0}")]
+    Epoch(Epoch),
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    kind: u8,
+    event: u8,
+    vector: u8,
+    length: u8,
+    epoch: U32,
+    id: U64,
+    address: U64,
+    data: U64,
+}
+
+const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
+
+/// Kinds on the wire. Their numbers never change meaning.
+mod kind {
+    pub(super) const INTERRUPT: u8 = 1;
+    pub(super) const CALL: u8 = 2;
+    pub(super) const ANSWER: u8 = 3;
+    pub(super) const END_OF_INTERRUPT: u8 = 4;
+    pub(super) const WANT_END: u8 = 5;
+    pub(super) const ASK_REPORT: u8 = 6;
+    pub(super) const REPORT: u8 = 7;
+    pub(super) const END: u8 = 8;
+    pub(super) const APPLY: u8 = 9;
+    pub(super) const APPLIED: u8 = 10;
+    pub(super) const BROKEN: u8 = 11;
+    pub(super) const DOORBELL: u8 = 12;
+    pub(super) const WANT_STOP: u8 = 13;
+    pub(super) const CLOCK_PING: u8 = 14;
+    pub(super) const CLOCK_PONG: u8 = 15;
+    pub(super) const CLOCK_STEP: u8 = 16;
+}
+
+impl Control {
+    /// Number of this kind.
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Interrupt { .. } => kind::INTERRUPT,
+            Self::Call(_) => kind::CALL,
+            Self::Answer { .. } => kind::ANSWER,
+            Self::EndOfInterrupt { .. } => kind::END_OF_INTERRUPT,
+            Self::WantEnd(_) => kind::WANT_END,
+            Self::WantStop => kind::WANT_STOP,
+            Self::ClockPing { .. } => kind::CLOCK_PING,
+            Self::ClockPong { .. } => kind::CLOCK_PONG,
+            Self::ClockStep { .. } => kind::CLOCK_STEP,
+            Self::AskReport => kind::ASK_REPORT,
+            Self::Report(_) => kind::REPORT,
+            Self::End(_) => kind::END,
+            Self::Apply { .. } => kind::APPLY,
+            Self::Applied { .. } => kind::APPLIED,
+            Self::Broken { .. } => kind::BROKEN,
+            Self::Doorbell { .. } => kind::DOORBELL,
+        }
+    }
+
+    /// The frame's bytes.
+    #[must_use]
+    pub fn encode(&self, epoch: Epoch) -> Vec<u8> {
+        let mut head = Head { epoch: epoch.0.into(), ..Head::default() };
+        let mut tail: &[u8] = &[];
+        head.kind = self.kind();
+        match self {
+            Self::Interrupt { vcpu, event } => {
+                head.id = u64::from(vcpu.0).into();
+                (head.event, head.vector) = event_code(*event);
+            }
+            Self::Call(call) => {
+                head.id = call.id.into();
+                head.event = u8::from(call.write) | u8::from(call.space == Space::Memory) << 1;
+                head.length = call.length;
+                head.address = call.address.into();
+                head.data = call.data.into();
+            }
+            Self::Answer { id, data } => {
+                head.id = (*id).into();
+                head.data = (*data).into();
+            }
+            Self::EndOfInterrupt { vector } => {
+                head.vector = *vector;
+            }
+            Self::WantEnd(cause) => {
+                head.event = cause_code(*cause);
+            }
+            Self::ClockPing { id } => {
+                head.id = (*id).into();
+            }
+            Self::ClockPong { id, ticks, stepped } => {
+                head.id = (*id).into();
+                head.data = (*ticks).into();
+                head.address = (*stepped).into();
+            }
+            Self::ClockStep { sum } => {
+                head.data = (*sum).into();
+            }
+            Self::Report(bytes) => {
+                tail = bytes;
+            }
+            Self::End(cause) => {
+                head.event = cause_code(*cause);
+            }
+            Self::Apply { sequence, change } => {
+                head.id = (*sequence).into();
+                encode_change(*change, &mut head);
+            }
+            Self::Applied { sequence } => {
+                head.id = (*sequence).into();
+            }
+            Self::Broken { device } => {
+                head.address = u64::from(*device).into();
+            }
+            Self::Doorbell { device, queue } => {
+                head.address = u64::from(*device).into();
+                head.data = u64::from(*queue).into();
+            }
+            Self::WantStop | Self::AskReport => {}
+        }
+        [head.as_bytes(), tail].concat()
+    }
+
+    /// Reads a frame of this epoch.
+    ///
+    /// # Errors
+    /// Any byte string that is not exactly one frame of this version and epoch.
+    pub fn decode(epoch: Epoch, bytes: &[u8]) -> Result<Self, ControlError> {
+        let (head, tail) =
+            Head::read_from_prefix(bytes).map_err(|_| ControlError::Length(bytes.len()))?;
+        let limit = if head.kind == kind::REPORT { REPORT_BYTES_MAX } else { 0 };
+        if tail.len() > limit {
+            return Err(ControlError::Length(bytes.len()));
+        }
+        if head.epoch.get() != epoch.0 {
+            return Err(ControlError::Epoch(Epoch(head.epoch.get())));
+        }
+        let field = |field| ControlError::Field { kind: head.kind, field };
+        let cause = || decode_cause(head.event).ok_or_else(|| field("cause"));
+        Ok(match head.kind {
+            kind::INTERRUPT => Self::Interrupt {
+                vcpu: VcpuId(u32::try_from(head.id.get()).map_err(|_| field("vcpu"))?),
+                event: decode_event(head.event, head.vector).ok_or_else(|| field("event"))?,
+            },
+            kind::CALL => Self::Call(decode_call(&head).ok_or_else(|| field("call"))?),
+            kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
+            kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
+            kind::WANT_END => Self::WantEnd(cause()?),
+            kind::CLOCK_PING => Self::ClockPing { id: head.id.get() },
+            kind::CLOCK_PONG => Self::ClockPong {
+                id: head.id.get(),
+                ticks: head.data.get(),
+                stepped: head.address.get(),
+            },
+            kind::CLOCK_STEP => Self::ClockStep { sum: head.data.get() },
+            kind::WANT_STOP => Self::WantStop,
+            kind::ASK_REPORT => Self::AskReport,
+            kind::REPORT => Self::Report(tail.to_vec()),
+            kind::END => Self::End(cause()?),
+            kind::APPLY => Self::Apply {
+                sequence: head.id.get(),
+                change: decode_change(&head).ok_or_else(|| field("change"))?,
+            },
+            kind::APPLIED => Self::Applied { sequence: head.id.get() },
+            kind::BROKEN => {
+                Self::Broken { device: small(head.address).ok_or_else(|| field("device"))? }
+            }
+            kind::DOORBELL => Self::Doorbell {
+                device: small(head.address).ok_or_else(|| field("device"))?,
+                queue: small(head.data).ok_or_else(|| field("queue"))?,
+            },
+            other => return Err(ControlError::Kind(other)),
+        })
+    }
+}
+
+fn decode_call(head: &Head) -> Option<DeviceCall> {
+    let valid = matches!(head.length, 1 | 2 | 4 | 8) && head.event < 4;
+    let space = if head.event & 2 == 0 { Space::Port } else { Space::Memory };
+    let port = space == Space::Memory || head.address.get() <= u64::from(u16::MAX);
+    (valid && port).then_some(DeviceCall {
+        id: head.id.get(),
+        space,
+        write: head.event & 1 != 0,
+        address: head.address.get(),
+        length: head.length,
+        data: head.data.get(),
+    })
+}
+
+/// A number of 16 bits.
+fn small(value: U64) -> Option<u16> {
+    u16::try_from(value.get()).ok()
+}
+
+fn encode_change(change: DeviceChange, head: &mut Head) {
+    match change {
+        DeviceChange::Write { address, length, data } => {
+            head.length = length;
+            head.address = address.into();
+            head.data = data.into();
+        }
+        DeviceChange::Broken { device } => {
+            head.event = 1;
+            head.address = u64::from(device).into();
+        }
+    }
+}
+
+fn decode_change(head: &Head) -> Option<DeviceChange> {
+    match (head.event, head.length) {
+        (0, length @ (1 | 2 | 4 | 8)) => {
+            Some(DeviceChange::Write { address: head.address.get(), length, data: head.data.get() })
+        }
+        (1, 0) => Some(DeviceChange::Broken { device: small(head.address)? }),
+        _ => None,
+    }
+}
+
+fn event_code(event: InterruptEvent) -> (u8, u8) {
+    match event {
+        InterruptEvent::Fixed(vector) => (0, vector),
+        InterruptEvent::Nmi => (4, 0),
+        InterruptEvent::Init => (5, 0),
+        InterruptEvent::Startup(page) => (6, page),
+    }
+}
+
+fn decode_event(code: u8, vector: u8) -> Option<InterruptEvent> {
+    match code {
+        0 => Some(InterruptEvent::Fixed(vector)),
+        4 => Some(InterruptEvent::Nmi),
+        5 => Some(InterruptEvent::Init),
+        6 => Some(InterruptEvent::Startup(vector)),
+        _ => None,
+    }
+}
+
+fn cause_code(cause: EndCause) -> u8 {
+    match cause {
+        EndCause::PowerOff => 0,
+        EndCause::Reset => 1,
+        EndCause::GuestPanic => 2,
+        EndCause::Failure => 3,
+        EndCause::TimeLimit => 4,
+        EndCause::Stopped => 5,
+    }
+}
+
+fn decode_cause(code: u8) -> Option<EndCause> {
+    match code {
+        0 => Some(EndCause::PowerOff),
+        1 => Some(EndCause::Reset),
+        2 => Some(EndCause::GuestPanic),
+        3 => Some(EndCause::Failure),
+        4 => Some(EndCause::TimeLimit),
+        5 => Some(EndCause::Stopped),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPOCH: Epoch = Epoch(7);
+
+    #[test]
+    fn decode_of_encode_gives_the_frame() {
+        let call = DeviceCall {
+            id: 9,
+            space: Space::Memory,
+            write: true,
+            address: 0xfec0_0010,
+            length: 4,
+            data: 0x1_0000,
+        };
+        let frames = [
+            Control::Interrupt { vcpu: VcpuId(3), event: InterruptEvent::Startup(0x9a) },
+            Control::Call(call),
+            Control::Answer { id: 9, data: u64::MAX },
+            Control::EndOfInterrupt { vector: 0x31 },
+            Control::WantEnd(EndCause::GuestPanic),
+            Control::WantStop,
+            Control::ClockPing { id: 3 },
+            Control::ClockPong { id: 3, ticks: u64::MAX, stepped: 7 },
+            Control::ClockStep { sum: 1 << 40 },
+            Control::End(EndCause::Stopped),
+            Control::AskReport,
+            Control::Report(b"{}".to_vec()),
+            Control::End(EndCause::PowerOff),
+            Control::Apply {
+                sequence: 7,
+                change: DeviceChange::Write { address: 0xe000_0004, length: 2, data: 6 },
+            },
+            Control::Apply { sequence: 8, change: DeviceChange::Broken { device: 3 } },
+            Control::Applied { sequence: 8 },
+            Control::Broken { device: 3 },
+            Control::Doorbell { device: 1, queue: 2 },
+        ];
+
+        for frame in frames {
+            assert_eq!(Control::decode(EPOCH, &frame.encode(EPOCH)), Ok(frame));
+        }
+    }
+
+    #[test]
+    fn decode_of_another_epoch_is_refused() {
+        let bytes = Control::AskReport.encode(Epoch(6));
+
+        assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Epoch(Epoch(6))));
+    }
+
+    #[test]
+    fn decode_with_bytes_behind_the_head_is_refused() {
+        let mut bytes = Control::AskReport.encode(EPOCH);
+        bytes.push(0);
+
+        assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Length(33)));
+    }
+}

@@ -1,0 +1,207 @@
+//! What control frames say, and between whom they may go.
+
+use crate::{SliceId, VcpuId};
+
+/// What arrives at a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InterruptEvent {
+    /// A vector.
+    Fixed(u8),
+    /// A non-maskable interrupt.
+    Nmi,
+    /// INIT.
+    Init,
+    /// Start-up, with the page of the entry point.
+    Startup(u8),
+}
+
+/// An access to a device that lives on another slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceCall {
+    /// Chosen by the caller; the answer repeats it.
+    pub id: u64,
+    /// Ports or memory-mapped registers.
+    pub space: Space,
+    /// Read, or write of `data`.
+    pub write: bool,
+    /// Port or guest-physical address.
+    pub address: u64,
+    /// Bytes: 1, 2, 4 or 8.
+    pub length: u8,
+    /// What is written, little endian.
+    pub data: u64,
+}
+
+/// Where a device register lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// I/O ports.
+    Port,
+    /// Guest-physical addresses.
+    Memory,
+}
+
+/// Why a VM ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EndCause {
+    /// The guest powered off.
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest's kernel panicked.
+    GuestPanic,
+    /// A slice cannot go on, or is lost.
+    Failure,
+    /// The user's time limit was reached.
+    TimeLimit,
+    /// It was asked to stop, and the guest was not waited for any more.
+    Stopped,
+}
+
+/// A frame that is not about coherence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// To the slice where the vCPU runs.
+    Interrupt {
+        /// The vCPU.
+        vcpu: VcpuId,
+        /// What arrives.
+        event: InterruptEvent,
+    },
+    /// To the slice with the devices.
+    Call(DeviceCall),
+    /// The answer to a call.
+    Answer {
+        /// The call's number.
+        id: u64,
+        /// What was read.
+        data: u64,
+    },
+    /// To the slice with the IOAPIC: a level-triggered vector was handled.
+    EndOfInterrupt {
+        /// The vector.
+        vector: u8,
+    },
+    /// To the bootstrap slice: the guest, or a failure here, wants the VM to end.
+    WantEnd(EndCause),
+    /// To the bootstrap slice: the sender was asked to stop; the guest is to shut down.
+    WantStop,
+    /// To a companion: what does your guest clock show?
+    ClockPing {
+        /// The answer repeats it.
+        id: u64,
+    },
+    /// The answer.
+    ClockPong {
+        /// The question's number.
+        id: u64,
+        /// The guest's time stamp counter.
+        ticks: u64,
+        /// Ticks that the sender stepped forward in all, as it was told.
+        stepped: u64,
+    },
+    /// To a companion: step forward until that is so many ticks in all.
+    ClockStep {
+        /// Since the start.
+        sum: u64,
+    },
+    /// To a companion: send your report.
+    AskReport,
+    /// The answer: a serialised report.
+    Report(Vec<u8>),
+    /// To a companion: the VM is over.
+    End(EndCause),
+    /// To a companion: change the devices' shared state, after all changes with a lower number.
+    Apply {
+        /// Counts up from 1, without gaps.
+        sequence: u64,
+        /// What changes.
+        change: DeviceChange,
+    },
+    /// The answer: the change is in effect on the sender.
+    Applied {
+        /// Its number.
+        sequence: u64,
+    },
+    /// To the bootstrap slice: the guest's driver has broken a device.
+    Broken {
+        /// The device.
+        device: u16,
+    },
+    /// To the slice of a queue: there is something in it.
+    Doorbell {
+        /// The device.
+        device: u16,
+        /// Its queue.
+        queue: u16,
+    },
+}
+
+/// Between whom a control frame may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the bootstrap slice to a companion.
+    FromBootstrap,
+    /// From a companion to the bootstrap slice.
+    ToBootstrap,
+    /// From any slice to any other.
+    Any,
+}
+
+impl Way {
+    /// Whether a frame that goes this way may come from `from` at `local`. The bootstrap is slice 0.
+    #[must_use]
+    pub fn permits(self, from: SliceId, local: SliceId) -> bool {
+        const BOOTSTRAP: SliceId = SliceId(0);
+        match self {
+            Self::FromBootstrap => from == BOOTSTRAP && local != BOOTSTRAP,
+            Self::ToBootstrap => from != BOOTSTRAP && local == BOOTSTRAP,
+            Self::Any => from != local,
+        }
+    }
+}
+
+impl Control {
+    /// Between whom this frame may go, and its name for people. The receiver checks it: who may say
+    /// that a VM is over, or what a device answered, is decided here and nowhere else.
+    #[must_use]
+    pub fn way(&self) -> (Way, &'static str) {
+        match self {
+            Self::Interrupt { .. } => (Way::Any, "an interrupt"),
+            Self::Doorbell { .. } => (Way::Any, "a doorbell"),
+            Self::Answer { .. } => (Way::FromBootstrap, "the answer of a device"),
+            Self::AskReport => (Way::FromBootstrap, "a request for the report"),
+            Self::End(_) => (Way::FromBootstrap, "the end of the VM"),
+            Self::Apply { .. } => (Way::FromBootstrap, "a change of the devices"),
+            Self::Call(_) => (Way::ToBootstrap, "a device call"),
+            Self::EndOfInterrupt { .. } => (Way::ToBootstrap, "an end of interrupt"),
+            Self::WantEnd(_) => (Way::ToBootstrap, "a wish for the end of the VM"),
+            Self::ClockPing { .. } => (Way::FromBootstrap, "a question about the clock"),
+            Self::ClockStep { .. } => (Way::FromBootstrap, "a step of the clock"),
+            Self::ClockPong { .. } => (Way::ToBootstrap, "an answer about the clock"),
+            Self::WantStop => (Way::ToBootstrap, "a wish for an orderly end"),
+            Self::Report(_) => (Way::ToBootstrap, "a report"),
+            Self::Applied { .. } => (Way::ToBootstrap, "an applied change of the devices"),
+            Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),
+        }
+    }
+}
+
+/// A change of the devices' state that all slices share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceChange {
+    /// The guest writes a register.
+    Write {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes: 1, 2, 4 or 8.
+        length: u8,
+        /// Little endian.
+        data: u64,
+    },
+    /// A device needs a reset.
+    Broken {
+        /// The device.
+        device: u16,
+    },
+}
