@@ -13,13 +13,13 @@ use clap::Args;
 use lab::{Lab, daemon};
 use serde_json::Value;
 
-use crate::{distro_demo, distro_options};
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::Progress;
 use crate::scenario::{self, Prepared, Scenario};
 use crate::summary;
 use crate::vm_options::{Interrupts, VmOptions};
+use crate::{distro_demo, distro_options};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DemoOptions {
