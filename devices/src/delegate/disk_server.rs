@@ -2,6 +2,7 @@
 
 use super::counters::add;
 use super::outbound::{Load, Outbound, message_bytes};
+use super::role::{Origin, Role};
 use super::{ExchangeError, Limits, ServeError};
 use crate::back_end::{Disk, DiskReply, DiskRequest, DiskShape};
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -49,7 +50,7 @@ impl DiskServer {
     }
 
     /// A request whose bytes have all come.
-    pub(super) fn request(
+    fn request(
         &self,
         from: SliceId,
         part: Part,
@@ -72,6 +73,20 @@ impl DiskServer {
         let job = Job { from, tag: part.tag, request, load: Arc::clone(load) };
         let jobs = self.jobs.as_ref().ok_or(overrun)?;
         jobs.send(job).map_err(|_| overrun)
+    }
+}
+
+impl Role for DiskServer {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        let DeviceFrame::DiskRequest { part, ask, bytes } = frame else {
+            return Err(peer.stray(&frame));
+        };
+        let head = |part| DeviceFrame::DiskRequest { part, ask, bytes: &[] };
+        let data = match bytes {
+            [] => Some(Vec::new()),
+            bytes => peer.message(head, part, bytes)?,
+        };
+        data.map_or(Ok(()), |data| self.request(peer.slice, part, ask, data))
     }
 }
 

@@ -4,6 +4,7 @@ use super::counters::add;
 use super::nic_hub::NicHub;
 use super::notices::Notices;
 use super::outbound::{Load, Outbound};
+use super::role::{Origin, Role};
 use super::{ExchangeError, Limits, ServeError};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -12,7 +13,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use wire::device::{Agreed, Part, count_packets, split_packets};
+use wire::device::{Agreed, DeviceFrame, Part, count_packets, split_packets};
 use wire::{DeviceId, SliceId};
 
 enum Job {
@@ -107,12 +108,7 @@ impl NicServer {
     }
 
     /// A list of packets whose bytes have all come.
-    pub(super) fn packets(
-        &self,
-        from: SliceId,
-        part: Part,
-        list: Vec<u8>,
-    ) -> Result<(), ExchangeError> {
+    fn packets(&self, from: SliceId, part: Part, list: Vec<u8>) -> Result<(), ExchangeError> {
         self.check_queue(from, part.queue)?;
         count_packets(&list, PACKET_BYTES_MAX)?;
         let overrun = ExchangeError::Overrun { device: self.device, from };
@@ -121,7 +117,7 @@ impl NicServer {
     }
 
     /// A slice's front ends connect, or leave.
-    pub(super) fn want_connect(
+    fn want_connect(
         &self,
         from: SliceId,
         connection: u32,
@@ -138,7 +134,7 @@ impl NicServer {
     }
 
     /// A slice's front end has room for packets of a pair.
-    pub(super) fn want_packets(
+    fn want_packets(
         &self,
         from: SliceId,
         connection: u32,
@@ -154,6 +150,25 @@ impl NicServer {
         let told = std::mem::replace(&mut wants.told, true);
         drop(wants);
         if told { Ok(()) } else { self.push(from, Job::Wants(from)) }
+    }
+}
+
+impl Role for NicServer {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        match frame {
+            DeviceFrame::PacketsOut { part, bytes } => {
+                let head = |part| DeviceFrame::PacketsOut { part, bytes: &[] };
+                let list = peer.message(head, part, bytes)?;
+                list.map_or(Ok(()), |list| self.packets(peer.slice, part, list))
+            }
+            DeviceFrame::Allow { queue, connection, packets, .. } => {
+                self.want_packets(peer.slice, connection, queue, packets)
+            }
+            DeviceFrame::Connect { connection, agreed, .. } => {
+                self.want_connect(peer.slice, connection, agreed)
+            }
+            _ => Err(peer.stray(&frame)),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::counters::add;
 use super::outbound::{Letters, Outbound, message_bytes};
+use super::role::{Origin, Role};
 use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
@@ -36,10 +37,6 @@ impl RemoteDisk {
         outbound: Arc<Outbound>,
     ) -> Self {
         Self { device, owner, shape, outbound, under_way: Mutex::new(UnderWay::new(limits)) }
-    }
-
-    pub(super) fn owner(&self) -> SliceId {
-        self.owner
     }
 
     fn under_way(&self) -> MutexGuard<'_, UnderWay<Waiting>> {
@@ -106,12 +103,7 @@ impl RemoteDisk {
     }
 
     /// Takes the answer to a request.
-    pub(super) fn reply(
-        &self,
-        tag: u64,
-        status: DiskStatus,
-        data: Vec<u8>,
-    ) -> Result<(), ExchangeError> {
+    fn reply(&self, tag: u64, status: DiskStatus, data: Vec<u8>) -> Result<(), ExchangeError> {
         let wrong = ExchangeError::Answer { device: self.device, from: self.owner };
         let waiting = self.leave(tag).ok_or(wrong)?;
         let (reply, result) = match status {
@@ -125,11 +117,34 @@ impl RemoteDisk {
     }
 
     /// The slice with the disk is gone: all that waits fails, and all that comes.
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         // What is done then runs without the lock.
         let waiting = self.under_way().lose();
         for waiting in waiting {
             (waiting.done)(DiskReply::Failed);
+        }
+    }
+}
+
+impl Role for RemoteDisk {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        let DeviceFrame::DiskReply { part, status, bytes } = frame else {
+            return Err(peer.stray(&frame));
+        };
+        if peer.slice != self.owner {
+            return Err(peer.stray(&frame));
+        }
+        let head = |part| DeviceFrame::DiskReply { part, status, bytes: &[] };
+        let data = match bytes {
+            [] => Some(Vec::new()),
+            bytes => peer.message(head, part, bytes)?,
+        };
+        data.map_or(Ok(()), |data| self.reply(part.tag, status, data))
+    }
+
+    fn lost(&self, slice: SliceId) {
+        if slice == self.owner {
+            self.lose();
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::counters::add;
 use super::outbound::{Outbound, fitting, message_bytes};
+use super::role::{Origin, Role};
 use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
@@ -54,10 +55,6 @@ impl RemoteNic {
         Self { device, owner, shape, outbound, state, sink: RwLock::default() }
     }
 
-    pub(super) fn owner(&self) -> SliceId {
-        self.owner
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,18 +88,13 @@ impl RemoteNic {
     }
 
     /// Packets have left.
-    pub(super) fn done(&self, tag: u64) -> Result<(), ExchangeError> {
+    fn done(&self, tag: u64) -> Result<(), ExchangeError> {
         let wrong = ExchangeError::Answer { device: self.device, from: self.owner };
         self.leave(tag).map(drop).ok_or(wrong)
     }
 
     /// Packets for the guest, in order. Those of an older connection are dropped.
-    pub(super) fn packets(
-        &self,
-        queue: u16,
-        connection: u32,
-        list: &[u8],
-    ) -> Result<(), ExchangeError> {
+    fn packets(&self, queue: u16, connection: u32, list: &[u8]) -> Result<(), ExchangeError> {
         let (device, from) = (self.device, self.owner);
         let packets = split_packets(list, PACKET_BYTES_MAX)?;
         let count = packets.len() as u64;
@@ -127,9 +119,29 @@ impl RemoteNic {
     }
 
     /// The slice with the network is gone: what is under way is dropped, as is all that comes.
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         let waiting = self.state().under_way.lose();
         drop(waiting);
+    }
+}
+
+impl Role for RemoteNic {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        match frame {
+            DeviceFrame::PacketsIn { part, connection, bytes } if peer.slice == self.owner => {
+                let head = |part| DeviceFrame::PacketsIn { part, connection, bytes: &[] };
+                let list = peer.message(head, part, bytes)?;
+                list.map_or(Ok(()), |list| self.packets(part.queue, connection, &list))
+            }
+            DeviceFrame::PacketsDone { tag, .. } if peer.slice == self.owner => self.done(tag),
+            _ => Err(peer.stray(&frame)),
+        }
+    }
+
+    fn lost(&self, slice: SliceId) {
+        if slice == self.owner {
+            self.lose();
+        }
     }
 }
 
