@@ -12,12 +12,12 @@ use devices::back_end::{
     PacketsDone, REQUEST_BYTES_MAX, SECTOR_BYTES,
 };
 use devices::pci::{Activation, DeviceId, MsixView, PciEffect, PciRoot, QueueSetup};
-use devices::virtio::blk::DiskQueue;
-use devices::virtio::console::{ConsoleInput, ConsoleOutput, ConsoleReceive, ConsoleTransmit};
-use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
-use devices::virtio::rng::RngQueue;
+use devices::virtio::blk::{self, DiskQueue};
+use devices::virtio::console::{self, ConsoleInput, ConsoleOutput, ConsoleReceive, ConsoleTransmit};
+use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
+use devices::virtio::rng::{self, RngQueue};
 use devices::virtio::{
-    DeviceFaults, DeviceShape, Doorbell, QueueContext, QueueWorker, RingError, Used, UsedMemory,
+    DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, Used, UsedMemory,
 };
 use devices::{InterruptMessage, InterruptSink, layout};
 use libfuzzer_sys::fuzz_target;
@@ -151,13 +151,13 @@ struct Slice {
 
 impl Slice {
     fn new() -> Self {
-        let disk = |read_only| DeviceShape::Disk { disk: disk_shape(read_only), queues: 2 };
+        let disk = |read_only| blk::shape(&disk_shape(read_only), 2);
         let shapes = vec![
             disk(false),
             disk(true),
-            DeviceShape::Nic(nic_shape()),
-            DeviceShape::Rng,
-            DeviceShape::Console,
+            net::shape(&nic_shape()),
+            rng::shape(),
+            console::shape(),
         ];
         let root = PciRoot::new(shapes).unwrap();
         let regions = [(GuestAddress(0), REGION_BYTES), (GuestAddress(HIGH), REGION_BYTES)];

@@ -1,115 +1,73 @@
-//! What a device is to its driver: type, features, queues and configuration.
+//! What a device is to its driver: type, features, queues and configuration. Each front end makes its own
+//! ([`blk::shape`](super::blk::shape) and the like); nothing here knows them.
 
-use super::{F_EVENT_IDX, F_INDIRECT, F_VERSION_1, QUEUE_SIZE_MAX, blk, net};
-use crate::back_end::{DiskShape, NicShape};
-use virtio_bindings::virtio_ids::{
-    VIRTIO_ID_BLOCK, VIRTIO_ID_CONSOLE, VIRTIO_ID_NET, VIRTIO_ID_RNG,
-};
-
-/// Bytes of a console's configuration; nothing in it is offered (5.3.4).
-const CONSOLE_CONFIG_BYTES: usize = 12;
+use super::{F_EVENT_IDX, F_INDIRECT, F_VERSION_1};
 
 /// A device to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceShape {
-    /// A disk (5.2).
-    Disk {
-        /// What it is.
-        disk: DiskShape,
-        /// Request queues.
-        queues: u16,
-    },
-    /// A network device (5.1): receive and transmit queue of pair 0, of pair 1, ..., then the control
-    /// queue.
-    Nic(NicShape),
-    /// A source of randomness (5.4).
-    Rng,
-    /// A console with one port (5.3): receive and transmit queue.
-    Console,
+pub struct DeviceShape {
+    /// Device type (5).
+    pub(super) type_id: u32,
+    /// Class, subclass and interface on PCI.
+    pub(super) class: u32,
+    /// Feature bits of this type of device.
+    pub(super) features: u64,
+    pub(super) queues: usize,
+    /// The device's own configuration at the start.
+    pub(super) config: Vec<u8>,
 }
 
 /// What may happen to a device on the host's side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceChange {
     /// It cannot go on until it is reset (2.1.2).
     NeedsReset,
-    /// A network's link is up or down (5.1.4).
-    Link {
-        /// Up.
-        up: bool,
+    /// Its configuration changes. The front end of this type of device makes these.
+    Config {
+        /// Type of the device (5). Devices of other types ignore it.
+        type_id: u32,
+        /// Where.
+        at: usize,
+        /// What is there now.
+        bytes: Vec<u8>,
     },
-    /// A disk has another size (5.2.4).
-    Sectors(u64),
 }
 
 impl DeviceShape {
     /// Number of queues.
     #[must_use]
     pub fn queues(&self) -> usize {
-        match self {
-            Self::Disk { queues, .. } => usize::from(*queues),
-            Self::Nic(nic) => net::queues(nic.pairs),
-            Self::Rng => 1,
-            Self::Console => 2,
-        }
+        self.queues
     }
 
     /// Feature bits offered.
     #[must_use]
     pub fn features(&self) -> u64 {
-        let own = match self {
-            Self::Disk { disk, queues } => blk::features(disk, *queues),
-            Self::Nic(nic) => net::features(nic),
-            Self::Rng | Self::Console => 0,
-        };
-        own | F_VERSION_1 | F_INDIRECT | F_EVENT_IDX
+        self.features | F_VERSION_1 | F_INDIRECT | F_EVENT_IDX
     }
 
     /// Device type (5).
     pub(crate) fn type_id(&self) -> u16 {
-        let id = match self {
-            Self::Disk { .. } => VIRTIO_ID_BLOCK,
-            Self::Nic(_) => VIRTIO_ID_NET,
-            Self::Rng => VIRTIO_ID_RNG,
-            Self::Console => VIRTIO_ID_CONSOLE,
-        };
-        u16::try_from(id).unwrap_or(0)
+        u16::try_from(self.type_id).unwrap_or(0)
     }
 
-    /// PCI class: storage, network, none of the others, communication.
+    /// Class on PCI.
     pub(crate) fn class(&self) -> u32 {
-        match self {
-            Self::Disk { .. } => 0x01_8000,
-            Self::Nic(_) => 0x02_0000,
-            Self::Rng => 0xff_0000,
-            Self::Console => 0x07_8000,
-        }
+        self.class
     }
 
     /// The device's own configuration; the driver writes none of it.
     pub(crate) fn config(&self) -> Vec<u8> {
-        match self {
-            Self::Disk { disk, queues } => blk::config(disk, *queues, QUEUE_SIZE_MAX),
-            Self::Nic(nic) => net::config(nic),
-            Self::Rng => Vec::new(),
-            Self::Console => vec![0; CONSOLE_CONFIG_BYTES],
-        }
+        self.config.clone()
     }
 
     /// Puts a change into the configuration. True when that is news.
     pub(crate) fn change(&self, change: &DeviceChange, config: &mut [u8]) -> bool {
-        let (at, bytes) = match (self, change) {
-            (Self::Disk { .. }, DeviceChange::Sectors(sectors)) => {
-                (blk::CONFIG_CAPACITY, sectors.to_le_bytes().to_vec())
-            }
-            (Self::Nic(_), DeviceChange::Link { up }) => {
-                (net::CONFIG_STATUS, u16::from(*up).to_le_bytes().to_vec())
-            }
-            _ => return false,
-        };
-        let place = &mut config[at..at + bytes.len()];
+        let DeviceChange::Config { type_id, at, bytes } = change else { return false };
+        let place = config.get_mut(*at..).and_then(|rest| rest.get_mut(..bytes.len()));
+        let Some(place) = place.filter(|_| *type_id == self.type_id) else { return false };
         let news = place != bytes;
-        place.copy_from_slice(&bytes);
+        place.copy_from_slice(bytes);
         news
     }
 }
