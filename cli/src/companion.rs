@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
     /// What a VM may be given of this host: `disk:ro:PATH` or `disk:rw:PATH` (an image file or block device),
-    /// `tap:NAME`, `console:stdio`, `console:file=PATH`, or `console:socket=PATH`; may be repeated. It is
+    /// `tap:NAME`, `console:stdio`, `console:file=PATH`, `console:socket=PATH` or `vsock:PATH`; may be repeated. It is
     /// opened at the start, so that the name means the same later
     #[arg(long, value_name = "KIND:NAME")]
     lend: Vec<Lend>,

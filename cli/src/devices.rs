@@ -21,6 +21,10 @@ pub(crate) struct Devices {
     /// `socket=PATH` (one client at a time), each with `[,slice=K]`, on the host of slice K
     #[arg(long = "console", value_name = "CONSOLE", value_parser = |text: &str| parse("console", text))]
     consoles: Vec<DeviceSpec>,
+    /// Sockets between guest and host (vsock): `cid=N,socket=PATH[,slice=K]`. Clients on the host of slice K connect
+    /// to PATH and say `CONNECT PORT`; the guest, whose address is N, reaches at port P whoever listens at PATH_P
+    #[arg(long, value_name = "VSOCK", value_parser = |text: &str| parse("vsock", text))]
+    vsock: Option<DeviceSpec>,
 }
 
 fn parse(option: &str, text: &str) -> Result<DeviceSpec, String> {
@@ -34,6 +38,6 @@ impl Devices {
         let rng = DeviceSpec { slice: 0, rings: Rings::Bypass, kind: RngSpec {}.into() };
         let rng = self.rng.then_some(rng);
         let consoles = self.consoles.iter().cloned();
-        disks.chain(nics).chain(rng).chain(consoles).collect()
+        disks.chain(nics).chain(rng).chain(consoles).chain(self.vsock.clone()).collect()
     }
 }

@@ -27,6 +27,7 @@ mod shape;
 #[cfg(test)]
 mod testing;
 mod transport;
+pub mod vsock;
 mod worker;
 
 pub use ring::RingError;

@@ -28,7 +28,7 @@ pub use dsm::Memory;
 
 pub use peripherals::{
     BackEndShape, ConsoleEnd, ConsoleSpec, DeviceKind, DeviceSpec, DiskFormat, DiskSpec, Lend,
-    NicSpec, OpenError, Rings, RngSpec,
+    NicSpec, OpenError, Rings, RngSpec, VsockShape, VsockSpec,
 };
 
 pub use bootstrap::{BootstrapOptions, bootstrap};

@@ -394,6 +394,7 @@ mod tests {
         assert!(with(&[("disk", "/d,slice=1")]));
         assert!(!with(&[("disk", "/d,slice=1,rings=coherent")]));
         assert!(!with(&[("console", "stdio,slice=1")]));
+        assert!(!with(&[("vsock", "cid=3,socket=/s,slice=1")]));
     }
 
     #[test]

@@ -124,6 +124,7 @@ mod tests {
             "console:stdio",
             "console:file=/a:b c",
             "console:socket=/a:b c",
+            "vsock:/a:b c",
         ] {
             assert_eq!(text.parse::<Lend>().unwrap().to_string(), text);
         }
@@ -143,6 +144,7 @@ mod tests {
             "tap:",
             "console:",
             "console:/a",
+            "vsock:",
         ] {
             assert!(text.parse::<Lend>().is_err(), "{text}");
         }
@@ -168,6 +170,7 @@ mod tests {
             ("console", format!("file={rw}"), format!("console:file={rw}")),
             ("console", format!("socket={log}"), format!("console:socket={log}")),
             ("net", "rw".into(), "tap:rw".into()),
+            ("vsock", format!("cid=3,socket={log}"), format!("vsock:{log}")),
         ] {
             let says =
                 format!("{what} is not lent to VMs here; start the companion with --lend {what}");

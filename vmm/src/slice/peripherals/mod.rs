@@ -23,6 +23,7 @@ mod queues;
 mod registry;
 mod rng;
 mod serve;
+mod vsock;
 
 pub(crate) use back_ends::BackEnds;
 pub(crate) use bus::PciBus;
@@ -37,6 +38,7 @@ pub(crate) use order::{GONE, Sequencer};
 pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings};
 pub use rng::RngSpec;
 pub(crate) use serve::{Owner, follow};
+pub use vsock::{VsockShape, VsockSpec};
 
 use super::fabric::{BOOTSTRAP, Fabric};
 use super::{SliceError, one_line};

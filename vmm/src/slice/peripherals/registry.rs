@@ -6,6 +6,7 @@ use super::disk::DiskSpec;
 use super::model::{BackEnd, FrontEnd, Lending, Model, OpenError, Opening, Places, Remote};
 use super::nic::NicSpec;
 use super::rng::RngSpec;
+use super::vsock::{VsockShape, VsockSpec};
 use devices::back_end::{DiskShape, NicShape};
 use devices::virtio::DeviceShape;
 use serde::{Deserialize, Serialize};
@@ -177,6 +178,8 @@ kinds! {
     Rng: RngSpec => (),
     /// A console beside the serial line.
     Console: ConsoleSpec => (),
+    /// Sockets between guest and host.
+    Vsock: VsockSpec => VsockShape,
 }
 
 #[cfg(test)]
@@ -194,6 +197,7 @@ mod tests {
             ("disk", "/d,slice=70000"),
             ("net", "t,rings=x"),
             ("console", "stdio,rings=bypass"),
+            ("vsock", "cid=3,socket=/s,rings=coherent"),
             ("floppy", "/d"),
         ] {
             assert!(DeviceSpec::parse(option, text).is_err(), "--{option} {text}");
@@ -217,6 +221,8 @@ mod tests {
         assert_eq!(homes(&BackEndShape::Rng(()), "rng", ""), [SliceId(0)]);
         let console = BackEndShape::Console(());
         assert_eq!(homes(&console, "console", "stdio,slice=2"), [SliceId(2); 2]);
+        let vsock = BackEndShape::Vsock(VsockShape { cid: 3 });
+        assert_eq!(homes(&vsock, "vsock", "cid=3,socket=/s,slice=1"), [SliceId(1); 3]);
     }
 
     #[test]
@@ -234,6 +240,7 @@ mod tests {
             ("net", "t"),
             ("rng", ""),
             ("console", "file=/f"),
+            ("vsock", "cid=3,socket=/s"),
         ] {
             let spec = DeviceSpec::parse(option, text).unwrap();
             let bytes = serde_json::to_vec(&spec).unwrap();
