@@ -3,11 +3,11 @@
 //! an address space, and with it the cost of taking pages away.
 
 use crate::carrier::Carrier;
-use crate::plan::Plan;
 use crate::crew::{Crew, Done};
 use crate::native::Native;
 use crate::paging::GuestPages;
 use crate::placement::Place;
+use crate::plan::Plan;
 use crate::slice::Slice;
 use anyhow::{Context, Result, ensure};
 use dsm::{HoldPolicy, Memory};

@@ -1,8 +1,8 @@
 //! One slice of a benchmark: an engine, and a microguest on it.
 
-use crate::plan::Plan;
 use crate::crew::Done;
 use crate::microvm::MicroVm;
+use crate::plan::Plan;
 use crate::seats::Seats;
 use anyhow::{Context, Result};
 use dsm::{

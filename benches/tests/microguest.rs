@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tessera_benches::carrier::Carrier;
 use tessera_benches::cluster::Cluster;
-use tessera_benches::plan::Plan;
 use tessera_benches::local::Local;
 use tessera_benches::microvm::{Alone, MicroVm};
 use tessera_benches::paging::GuestPages;
 use tessera_benches::placement::Place;
+use tessera_benches::plan::Plan;
 use tessera_benches::pool::Pool;
 
 const ANYWHERE: &[Place] = &[Place::Anywhere];

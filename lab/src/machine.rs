@@ -15,9 +15,9 @@ use crossbeam_channel::{Sender, bounded};
 
 use crate::agent::PORT_NAME;
 use crate::disk::{self, Disk};
+use crate::hosts::PROGRAM;
 use crate::initrd;
 use crate::kernel::KernelFiles;
-use crate::hosts::PROGRAM;
 use crate::packages::{self, Packages};
 use crate::remote::Channel;
 use crate::switch;

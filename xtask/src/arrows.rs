@@ -86,7 +86,8 @@ pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
 pub(crate) fn sources(root: &Path) -> Result<Vec<PathBuf>> {
     let packages = metadata(root)?.packages;
     let targets = packages.iter().flat_map(|package| &package.targets);
-    let shipped = targets.filter(|target| target.kind.iter().any(|kind| kind == "lib" || kind == "bin"));
+    let shipped =
+        targets.filter(|target| target.kind.iter().any(|kind| kind == "lib" || kind == "bin"));
     let folders = shipped.filter_map(|target| Some(target.src_path.parent()?.to_path_buf()));
     let folders: BTreeSet<PathBuf> = folders.filter(|folder| folder.ends_with("src")).collect();
     Ok(folders.into_iter().collect())

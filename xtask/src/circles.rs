@@ -28,7 +28,11 @@ pub(crate) fn findings(root: &Path, sources: &[PathBuf]) -> Result<Vec<String>> 
         let shown = source.strip_prefix(root).unwrap_or(source).display().to_string();
         let uses = uses(&read(source)?);
         for (folder, parts) in circles(&uses) {
-            let place = if folder.is_empty() { shown.clone() } else { format!("{shown}/{}", folder.join("/")) };
+            let place = if folder.is_empty() {
+                shown.clone()
+            } else {
+                format!("{shown}/{}", folder.join("/"))
+            };
             findings.push(format!("{place}: these modules need each other: {}", parts.join(", ")));
         }
     }
@@ -57,8 +61,12 @@ fn read(source: &Path) -> Result<BTreeMap<Module, Text>> {
                 if module.iter().any(|part| part == "tests" || part == "bin") {
                     continue;
                 }
-                let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-                modules.insert(module, parse(&text).with_context(|| format!("parse {}", path.display()))?);
+                let text = fs::read_to_string(&path)
+                    .with_context(|| format!("read {}", path.display()))?;
+                modules.insert(
+                    module,
+                    parse(&text).with_context(|| format!("parse {}", path.display()))?,
+                );
             }
         }
     }
@@ -68,7 +76,9 @@ fn read(source: &Path) -> Result<BTreeMap<Module, Text>> {
 fn module_of(source: &Path, path: &Path) -> Module {
     let inside = path.strip_prefix(source).unwrap_or(path).with_extension("");
     let mut parts: Module = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-    if parts.last().is_some_and(|last| last == "mod" || (parts.len() == 1 && (last == "lib" || last == "main"))) {
+    if parts.last().is_some_and(|last| {
+        last == "mod" || (parts.len() == 1 && (last == "lib" || last == "main"))
+    }) {
         parts.pop();
     }
     parts
@@ -220,10 +230,12 @@ fn in_folder(uses: &Uses, folder: &Module) -> Vec<(Module, Vec<String>)> {
         let entry = arrows.entry(from.clone()).or_default();
         entry.extend(targets.iter().filter_map(part).filter(|to| *to != from));
     }
-    let reach: BTreeMap<_, _> = arrows.keys().map(|from| (from, reachable(&arrows, from))).collect();
+    let reach: BTreeMap<_, _> =
+        arrows.keys().map(|from| (from, reachable(&arrows, from))).collect();
     let mut circles: BTreeSet<Vec<String>> = BTreeSet::new();
     for (from, there) in reach.iter().filter(|(from, there)| there.contains(from.as_str())) {
-        let back = |to: &&String| reach.get(*to).is_some_and(|from_there| from_there.contains(*from));
+        let back =
+            |to: &&String| reach.get(*to).is_some_and(|from_there| from_there.contains(*from));
         circles.insert(there.iter().filter(back).cloned().collect());
     }
     circles.into_iter().map(|parts| (folder.clone(), parts)).collect()

@@ -19,8 +19,8 @@ mod disk_modes;
 mod disk_rig;
 mod distro_console;
 mod distro_demo;
-mod distro_options;
 mod distro_guest;
+mod distro_options;
 mod distro_verbs;
 mod distro_vm;
 mod echo_verb;
@@ -52,6 +52,7 @@ mod test_run;
 mod tidy;
 mod transport_bench;
 mod vm_options;
+mod vsock_echo;
 mod workspace;
 
 use std::process::ExitCode;

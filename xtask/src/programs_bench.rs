@@ -19,13 +19,13 @@ use outcome::{Bar, Conditions, Outcome, Row};
 
 use crate::bench_options::BenchOptions;
 use crate::demo;
+use crate::fault_classes::Classes;
 use crate::guest_console::{GuestReport, Verdict};
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
 use crate::progress::Progress;
 use crate::rounds::Rounds;
 use crate::scenario::{self, Prepared, Scenario};
-use crate::fault_classes::Classes;
 use crate::vm_options::VmOptions;
 use crate::workspace;
 

@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use lab::Lab;
 use serde_json::{Value, json};
 
+use crate::fault_classes::Classes;
 use crate::guest_console::Verdict;
 use crate::interrupt::Interrupted;
 use crate::layout::Layout;
@@ -20,7 +21,6 @@ use crate::soak_chaos::{self, ChaosOptions};
 use crate::soak_device::{self, DeviceOptions};
 use crate::soak_guest::{self, GuestOptions};
 use crate::soak_kill::{self, KillOptions};
-use crate::fault_classes::Classes;
 use crate::summary;
 use crate::vm_options::{Interrupts, VmOptions};
 

@@ -9,10 +9,10 @@ pub mod solo;
 pub mod writes;
 
 use crate::carrier::Carrier;
-use crate::plan::Plan;
 use crate::crew::Crew;
 use crate::paging::GuestPages;
 use crate::placement::Place;
+use crate::plan::Plan;
 use anyhow::{Result, bail};
 use dsm::{HoldPolicy, Memory};
 use microguest::Job;

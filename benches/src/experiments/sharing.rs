@@ -7,9 +7,9 @@
 use super::{CORES, Setting, alone};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
-use crate::plan::Plan;
 use crate::crew::Crew;
 use crate::native::Native;
+use crate::plan::Plan;
 use crate::samples::{Samples, median};
 use anyhow::{Context, Result, ensure};
 use dsm::HoldPolicy;

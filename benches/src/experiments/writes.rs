@@ -7,10 +7,10 @@
 use super::{CORES, Setting, alone, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
-use crate::plan::Plan;
 use crate::crew::Crew;
 use crate::native::Native;
 use crate::placement::Place;
+use crate::plan::Plan;
 use crate::samples::median;
 use anyhow::Result;
 use microguest::layout::SHARED;

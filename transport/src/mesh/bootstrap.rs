@@ -298,9 +298,11 @@ impl BootstrapMesh {
             troubles.extend(trouble.map(|text| (slice, text)));
         }
         let local = self.circle.local;
-        Ok(meeting.map_err(|text| (local, text)).and_then(|links| match troubles.into_iter().next() {
-            Some(trouble) => Err(trouble),
-            None => Ok(links),
+        Ok(meeting.map_err(|text| (local, text)).and_then(|links| {
+            match troubles.into_iter().next() {
+                Some(trouble) => Err(trouble),
+                None => Ok(links),
+            }
         }))
     }
 

@@ -10,8 +10,8 @@
 //! expected slice is turned away, and can at most keep the slices on their next carrier.
 
 use super::setup::{Pair, accept, connect};
-use crate::handshake::{HandshakeError, Party, Role, VmId};
 use crate::credential::Keyring;
+use crate::handshake::{HandshakeError, Party, Role, VmId};
 use crate::one_line::one_line;
 use crate::ready::next_ready;
 use crate::seam::Class;
@@ -156,7 +156,8 @@ fn join(
         let stream = address(&offer.name).and_then(|at| UnixStream::connect_addr(&at));
         let stream = stream.map_err(|error| format!("cannot reach {peer}: {error}"))?;
         let party = Party { to: *peer, ..identity.party };
-        let pair = connect(stream, identity.keys, &party, deadline).map_err(|error| one_line(&error))?;
+        let pair =
+            connect(stream, identity.keys, &party, deadline).map_err(|error| one_line(&error))?;
         pairs.push(pair);
     }
     let called = peers.iter().copied().filter(|peer| !identity.calls(*peer)).collect();
@@ -230,7 +231,10 @@ mod tests {
         assert_eq!(with(Ok(offer())), Ok(vec![offer(), offer()]));
         let cases = [
             (Ok(Offer { boot: 8, ..offer() }), "slice2 is on another host"),
-            (Ok(Offer { network: 1, ..offer() }), "slice2 is in another network namespace of this host"),
+            (
+                Ok(Offer { network: 1, ..offer() }),
+                "slice2 is in another network namespace of this host",
+            ),
             (Err(String::from("slice2 says: no socket")), "slice2 says: no socket"),
         ];
         for (second, text) in cases {

@@ -85,7 +85,8 @@ impl Device {
         let mut hold = self.held.lock().expect("as above");
         hold.is_held = true;
         let nobody = |hold: &mut Hold| hold.waiting == 0;
-        let (_hold, waited) = self.released.wait_timeout_while(hold, LIMIT, nobody).expect("as above");
+        let (_hold, waited) =
+            self.released.wait_timeout_while(hold, LIMIT, nobody).expect("as above");
         assert!(!waited.timed_out(), "nobody comes");
     }
 
