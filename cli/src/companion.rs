@@ -1,6 +1,5 @@
 //! The companion role.
 
-use crate::lend::LendArgument;
 use crate::local::Local;
 use crate::signals;
 use anyhow::{Context, Result};
@@ -8,7 +7,7 @@ use clap::Args;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use transport::Credential;
-use vmm::slice::{CompanionOptions, Ending, companion};
+use vmm::slice::{CompanionOptions, Ending, Lend, companion};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -20,10 +19,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
     /// What a VM may be given of this host: `disk:ro:PATH` or `disk:rw:PATH` (an image file or block device),
-    /// `tap:NAME`, `console:stdio`, `console:file=PATH` or `console:socket=PATH`; may be repeated. It is opened
-    /// at the start, so that the name means the same later
+    /// `tap:NAME`, `console:stdio`, `console:file=PATH`, `console:socket=PATH` or `vsock:PATH`; may be repeated. It is
+    /// opened at the start, so that the name means the same later
     #[arg(long, value_name = "KIND:NAME")]
-    lend: Vec<LendArgument>,
+    lend: Vec<Lend>,
     #[command(flatten)]
     local: Local,
 }
@@ -32,6 +31,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     let stop = signals::listen()?;
     let credential = Credential::load(&arguments.secret_file).context("load the VM's secret")?;
     let (listen, local) = (arguments.listen, arguments.local.clone().into());
-    let lend = arguments.lend.iter().map(|lend| lend.0.clone()).collect();
+    let lend = arguments.lend.clone();
     companion(&CompanionOptions { listen, credential, local, lend, stop }).context("be a companion")
 }

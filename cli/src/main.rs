@@ -11,7 +11,6 @@ mod bootstrap;
 mod companion;
 mod counters;
 mod devices;
-mod lend;
 mod local;
 mod log;
 mod signals;

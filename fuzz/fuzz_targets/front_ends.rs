@@ -3,7 +3,7 @@
 //! at any time.
 //!
 //! Never a panic; two replicas of the PCI root stay equal; a disk is asked only for what it has, and a
-//! read-only one never to change; packets have a header and a bounded length.
+//! read-only one never to change; packets have a header and a bounded length; sockets keep to their bounds.
 
 #![no_main]
 
@@ -12,12 +12,15 @@ use devices::back_end::{
     PacketsDone, REQUEST_BYTES_MAX, SECTOR_BYTES,
 };
 use devices::pci::{Activation, DeviceId, MsixView, PciEffect, PciRoot, QueueSetup};
-use devices::virtio::blk::DiskQueue;
-use devices::virtio::console::{ConsoleInput, ConsoleOutput, ConsoleReceive, ConsoleTransmit};
-use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
-use devices::virtio::rng::RngQueue;
+use devices::virtio::blk::{self, DiskQueue};
+use devices::virtio::console::{self, ConsoleInput, ConsoleOutput, ConsoleReceive, ConsoleTransmit};
+use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
+use devices::virtio::rng::{self, RngQueue};
+use devices::virtio::vsock::{
+    self, CONNECTIONS_MAX, End, Receive, Transmit, View, Vsock, VsockReceive, VsockTransmit,
+};
 use devices::virtio::{
-    DeviceFaults, DeviceShape, Doorbell, QueueContext, QueueWorker, RingError, Used, UsedMemory,
+    DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, Used, UsedMemory,
 };
 use devices::{InterruptMessage, InterruptSink, layout};
 use libfuzzer_sys::fuzz_target;
@@ -32,7 +35,11 @@ const HIGH: u64 = 0x1_0000;
 const SECTORS: u64 = 16;
 const OPERATIONS_MAX: usize = 200;
 /// Slots of the devices.
-const DEVICES: u64 = 5;
+const DEVICES: u64 = 6;
+/// Address of the guest.
+const CID: u32 = 3;
+/// Bytes of a connection that wait in one direction.
+const SOCKET_BYTES: usize = 64 << 10;
 
 struct Outside;
 
@@ -147,17 +154,19 @@ struct Slice {
     nic: Arc<FuzzNic>,
     net: Arc<NetDevice>,
     input: ConsoleInput,
+    vsock: Vsock,
 }
 
 impl Slice {
     fn new() -> Self {
-        let disk = |read_only| DeviceShape::Disk { disk: disk_shape(read_only), queues: 2 };
+        let disk = |read_only| blk::shape(&disk_shape(read_only), 2);
         let shapes = vec![
             disk(false),
             disk(true),
-            DeviceShape::Nic(nic_shape()),
-            DeviceShape::Rng,
-            DeviceShape::Console,
+            net::shape(&nic_shape()),
+            rng::shape(),
+            console::shape(),
+            vsock::shape(CID),
         ];
         let root = PciRoot::new(shapes).unwrap();
         let regions = [(GuestAddress(0), REGION_BYTES), (GuestAddress(HIGH), REGION_BYTES)];
@@ -179,6 +188,7 @@ impl Slice {
             net: NetDevice::new(nic.clone()),
             nic,
             input: ConsoleInput::new(Doorbell::new().unwrap()),
+            vsock: Vsock::new(CID).unwrap(),
         }
     }
 
@@ -198,8 +208,10 @@ impl Slice {
         match effect {
             PciEffect::Activated { device, activation } => self.start(device, &activation),
             PciEffect::Reset { device } => {
-                if device.0 == 2 {
-                    self.net.disconnect();
+                match device.0 {
+                    2 => self.net.disconnect(),
+                    5 => self.vsock.set_active(false),
+                    _ => {}
                 }
                 let mut workers = self.workers.remove(&device).unwrap_or_default();
                 for worker in &mut workers {
@@ -255,6 +267,16 @@ impl Slice {
                     let source = Arc::new(|data: &mut [u8]| data.fill(0x5a));
                     RngQueue::new(&context, features, setup, source).map(|w| Box::new(w) as _)
                 }
+                (5, 0) => {
+                    let receive = Receive::new(&self.vsock);
+                    VsockReceive::new(&context, features, setup, receive).map(|w| Box::new(w) as _)
+                }
+                (5, 1) => {
+                    let transmit = Transmit::new(&self.vsock);
+                    VsockTransmit::new(&context, features, setup, transmit)
+                        .map(|w| Box::new(w) as _)
+                }
+                (5, _) => continue,
                 (_, 0) => {
                     let input = self.input.clone();
                     ConsoleReceive::new(&context, features, setup, input).map(|w| Box::new(w) as _)
@@ -275,8 +297,10 @@ impl Slice {
                 workers.extend(made.map(|w| Box::new(w) as _));
             }
         }
-        if device.0 == 2 {
-            self.net.connect(features);
+        match device.0 {
+            2 => self.net.connect(features),
+            5 => self.vsock.set_active(true),
+            _ => {}
         }
         self.workers.insert(device, workers);
     }
@@ -336,8 +360,40 @@ impl Slice {
                 _ => done(DiskReply::Done(vec![7; bytes])),
             }
         }
+        self.attend(manner);
         let kept: Vec<_> = self.nic.kept.lock().unwrap().drain(..).collect();
         kept.into_iter().for_each(|done| done());
+    }
+}
+
+impl Slice {
+    /// What the host's side of sockets may do, in one manner or another.
+    fn attend(&self, manner: u8) {
+        if manner & 64 != 0 {
+            let _ = self.vsock.connect(u32::from(manner & 3));
+        }
+        let news = self.vsock.news();
+        assert!(news.len() <= 8 * CONNECTIONS_MAX);
+        for id in news {
+            let Some(view) = self.vsock.view(id) else { continue };
+            if let View::Open { waiting, room, .. } = view {
+                assert!(waiting <= SOCKET_BYTES && room <= SOCKET_BYTES);
+            }
+            match (view, manner % 16) {
+                (View::Dialing(_), 0) | (_, 1) => self.vsock.reset(id),
+                (View::Dialing(_), _) => self.vsock.accept(id),
+                (_, 2) => self.vsock.end(id, End::Sending),
+                (_, 3) => self.vsock.end(id, End::Taking),
+                (_, 4) => self.vsock.end(id, End::Both),
+                (_, 5..9) => {
+                    self.vsock.push(id, &[7; 3000]);
+                }
+                _ => {
+                    let count = self.vsock.peek(id, &mut [0; 1000]);
+                    self.vsock.forward(id, count);
+                }
+            }
+        }
     }
 }
 
@@ -399,6 +455,19 @@ fuzz_target!(|input: &[u8]| {
             5 => {
                 let manner = script.byte();
                 slice.reply(manner);
+                if manner & 128 != 0 {
+                    // A header of a packet for sockets, where some descriptor may point.
+                    let mut data = [u64::from(CID).to_le_bytes(), 2_u64.to_le_bytes()].concat();
+                    for _ in 0..2 {
+                        data.extend(u32::from(script.byte() % 4).to_le_bytes());
+                    }
+                    data.extend(u32::from(script.byte()).to_le_bytes());
+                    data.extend([1, 0, script.byte() % 9, 0]);
+                    data.extend(u32::from(script.byte() % 4).to_le_bytes());
+                    data.extend(u32::from(script.word()).to_le_bytes());
+                    data.extend(u32::from(script.byte()).to_le_bytes());
+                    let _ = slice.memory.write_slice(&data, GuestAddress(script.address()));
+                }
             }
             6 => {
                 let (pair, bytes) = (u16::from(script.byte() % 3), usize::from(script.word()));

@@ -17,10 +17,19 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Small modules without dependencies and without hardware.
 const MODULES: [&str; 6] = ["cordic", "crc-itu-t", "crc7", "reed_solomon", "lru_cache", "dummy"];
 
-/// Drivers of virtio disks and of the power button, what shows its events to programs, and the driver of virtio
-/// networks; each behind those that it needs.
-const DRIVERS: [&str; 6] =
-    ["virtio_blk", "button", "evdev", "failover", "net_failover", "virtio_net"];
+/// Drivers of virtio disks and of the power button, what shows its events to programs, and the drivers of virtio
+/// networks and sockets; each behind those that it needs.
+const DRIVERS: [&str; 9] = [
+    "virtio_blk",
+    "button",
+    "evdev",
+    "failover",
+    "net_failover",
+    "virtio_net",
+    "vsock",
+    "vmw_vsock_virtio_transport_common",
+    "vmw_vsock_virtio_transport",
+];
 
 /// An initramfs for a guest.
 #[derive(Clone, Debug)]

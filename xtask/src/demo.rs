@@ -19,6 +19,7 @@ use crate::progress::Progress;
 use crate::scenario::{self, Prepared, Scenario};
 use crate::summary;
 use crate::vm_options::{Interrupts, VmOptions};
+use crate::vsock_echo;
 use crate::{distro_demo, distro_options};
 
 #[derive(Args, Clone, Debug)]
@@ -103,8 +104,12 @@ fn show(
     progress: &Arc<Progress>,
     interrupted: &Interrupted,
 ) -> Result<bool> {
+    let mut vm = options.vm.clone();
+    if prepared.distro.is_none() && !vm.bootstrap.iter().any(|word| word.starts_with("--vsock")) {
+        vm.bootstrap.extend(vsock_echo::start(lab)?);
+    }
     let scenario = Scenario {
-        options: &options.vm,
+        options: &vm,
         layout,
         prepared,
         lab,

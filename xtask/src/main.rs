@@ -52,6 +52,7 @@ mod test_run;
 mod tidy;
 mod transport_bench;
 mod vm_options;
+mod vsock_echo;
 mod workspace;
 
 use std::process::ExitCode;

@@ -115,6 +115,27 @@ fn numbers_out_of_range_are_refused() {
 }
 
 #[test]
+fn socket_devices_that_are_none_are_refused() {
+    let cid = "the address of a guest is 3 to 4294967294";
+    options_are_refused(&[
+        (&["--vsock", "cid=3"], "the socket is missing: socket=PATH"),
+        (&["--vsock", "cid=3,socket="], "the path is missing"),
+        (&["--vsock", "socket=s"], "the guest's address is missing: cid=N"),
+        (&["--vsock", "cid=x,socket=s"], "cid=\"x\" is no number"),
+        (&["--vsock", "cid=2,socket=s"], cid),
+        (&["--vsock", "cid=4294967295,socket=s"], cid),
+        (&["--vsock", "cid=3,socket=s,port=5"], "\"port=5\" is none of cid=, socket=, slice="),
+        (&["--vsock", "cid=3,socket=s,rings=coherent"], "they are always where this device is"),
+        (&["--vsock", "cid=3,socket=s,slice=x"], "slice=\"x\" is no number of a slice"),
+        (&["--vsock", "cid=3,socket=s,slice=1"], "device 0 is to be on slice 1"),
+        (
+            &["--vsock", "cid=3,socket=s", "--vsock", "cid=4,socket=t"],
+            "cannot be used multiple times",
+        ),
+    ]);
+}
+
+#[test]
 fn unknown_role_is_refused() {
     let folder = Folder::new();
     let line = folder.must_refuse(&mut folder.tessera(&["overlord"]));

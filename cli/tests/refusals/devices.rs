@@ -196,6 +196,7 @@ fn lending_without_a_kind_is_refused_with_the_forms() {
     folder.file("disk.img", &[0; 4096]);
     for (lend, says) in [
         ("disk.img", "say what it is and how it may be used: disk:ro:PATH, disk:rw:PATH, tap:NAME"),
+        ("vsock:", "the name is missing"),
         ("disk:disk.img", "a disk is lent as disk:ro:PATH or disk:rw:PATH"),
         ("disk:ro:none.img", "lend disk:ro:none.img: No such file or directory"),
         ("tap:lo", "lend tap:lo: it is no tap interface"),
@@ -223,6 +224,7 @@ fn kvm_what_is_lent_otherwise_than_asked_for_is_refused() {
         ("--disk", "disk.img,slice=1", "disk:rw:disk.img"),
         ("--console", "file=disk.img,slice=1", "console:file=disk.img"),
         ("--net", "disk.img,slice=1", "tap:disk.img"),
+        ("--vsock", "cid=3,socket=disk.img,slice=1", "vsock:disk.img"),
         ("--disk", "./disk.img,readonly,slice=1", "disk:ro:./disk.img"),
     ] {
         let line = folder.refuse(&[LOCAL, &slice], &[device, name]);

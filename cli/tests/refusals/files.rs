@@ -94,6 +94,22 @@ fn console_that_cannot_be_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+fn socket_that_cannot_be_is_refused_and_leaves_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("taken", b"");
+    let open = "start the VM: open the devices of this host: open a socket device: ";
+    for (path, cause) in
+        [("taken", "taken is there and is no socket"), ("none/s", "listen at none/s")]
+    {
+        let line = folder.refuse(&[LOCAL], &["--vsock", &format!("cid=3,socket={path}")]);
+        assert!(line.starts_with(&format!("{open}{cause}")), "{path}: {line}");
+    }
+}
+
+#[test]
 fn report_that_cannot_be_written_is_refused_before_the_run() {
     let folder = Folder::new();
     for (report, cause) in [("none/run.json", "its folder does not exist"), (".", "is a folder")] {

@@ -2,6 +2,7 @@
 
 use super::counters::add;
 use super::outbound::{Load, Outbound, message_bytes};
+use super::role::{Origin, Role};
 use super::{ExchangeError, Limits, ServeError};
 use crate::back_end::{Disk, DiskReply, DiskRequest, DiskShape};
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -50,7 +51,7 @@ impl DiskServer {
     }
 
     /// A request whose bytes have all come.
-    pub(super) fn request(
+    fn request(
         &self,
         from: SliceId,
         part: Part,
@@ -76,9 +77,21 @@ impl DiskServer {
     }
 }
 
-impl DiskServer {
-    /// Waits until the disk has answered all requests of others, or the deadline. Gives the number that it has not.
-    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
+impl Role for DiskServer {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        let DeviceFrame::DiskRequest { part, ask, bytes } = frame else {
+            return Err(peer.stray(&frame));
+        };
+        let head = |part| DeviceFrame::DiskRequest { part, ask, bytes: &[] };
+        let data = match bytes {
+            [] => Some(Vec::new()),
+            bytes => peer.message(head, part, bytes)?,
+        };
+        data.map_or(Ok(()), |data| self.request(peer.slice, part, ask, data))
+    }
+
+    /// Waits until the disk has answered all requests of others.
+    fn wait_until_idle(&self, deadline: Instant) -> usize {
         self.loads.values().map(|load| load.wait_for_none(deadline)).sum()
     }
 }

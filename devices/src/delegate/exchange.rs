@@ -1,8 +1,9 @@
 //! One per slice: knows the devices here and elsewhere, and routes what arrives.
 
 use super::counters::{Counters, add};
-use super::inbound::{Inbound, Kind};
+use super::inbound::Inbound;
 use super::outbound::Outbound;
+use super::role::{Origin, Role};
 use super::{
     Courier, DiskServer, ExchangeError, Limits, NicServer, RemoteDisk, RemoteNic, ServeError,
     StillUnderWay,
@@ -11,29 +12,8 @@ use crate::back_end::{Disk, DiskShape, Nic, NicShape};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use wire::device::{DeviceFrame, Part};
+use wire::device::DeviceFrame;
 use wire::{DeviceId, Epoch, SliceId};
-
-/// What a device is on this slice.
-#[derive(Clone, Debug)]
-enum Role {
-    DiskServer(Arc<DiskServer>),
-    NicServer(Arc<NicServer>),
-    RemoteDisk(Arc<RemoteDisk>),
-    RemoteNic(Arc<RemoteNic>),
-}
-
-impl Role {
-    /// Waits until nothing is under way, or the deadline. Gives the number of requests that are.
-    fn wait_until_idle(&self, deadline: Instant) -> usize {
-        match self {
-            Self::DiskServer(server) => server.wait_until_idle(deadline),
-            Self::NicServer(server) => server.wait_until_idle(deadline),
-            Self::RemoteDisk(disk) => disk.wait_until_idle(deadline),
-            Self::RemoteNic(nic) => nic.wait_until_idle(deadline),
-        }
-    }
-}
 
 /// The delegated devices of one slice.
 #[derive(Debug)]
@@ -42,7 +22,7 @@ pub struct Exchange {
     members: Vec<SliceId>,
     outbound: Arc<Outbound>,
     /// Written while the slice is set up.
-    roles: RwLock<BTreeMap<DeviceId, Role>>,
+    roles: RwLock<BTreeMap<DeviceId, Arc<dyn Role>>>,
     /// Only `frame` and `lost` take these.
     peers: BTreeMap<SliceId, Mutex<Inbound>>,
 }
@@ -75,7 +55,7 @@ impl Exchange {
         let outbound = Arc::clone(&self.outbound);
         let limits = Limits::of_queues(queues);
         let server = DiskServer::new(device, disk, limits, &self.members, outbound)?;
-        self.enter(device, Role::DiskServer(Arc::new(server)));
+        self.enter(device, Arc::new(server));
         Ok(())
     }
 
@@ -92,7 +72,7 @@ impl Exchange {
         let outbound = Arc::clone(&self.outbound);
         let server = NicServer::new(device, self.local, nic, &self.members, outbound)?;
         let server = Arc::new(server);
-        self.enter(device, Role::NicServer(Arc::clone(&server)));
+        self.enter(device, Arc::<NicServer>::clone(&server));
         Ok(server)
     }
 
@@ -106,7 +86,7 @@ impl Exchange {
     ) -> Arc<dyn Disk> {
         let (limits, outbound) = (Limits::of_queues(queues), Arc::clone(&self.outbound));
         let disk = Arc::new(RemoteDisk::new(device, owner, shape, limits, outbound));
-        self.enter(device, Role::RemoteDisk(Arc::clone(&disk)));
+        self.enter(device, Arc::<RemoteDisk>::clone(&disk));
         disk
     }
 
@@ -114,11 +94,11 @@ impl Exchange {
     pub fn remote_nic(&self, device: DeviceId, owner: SliceId, shape: NicShape) -> Arc<dyn Nic> {
         let nic = RemoteNic::new(device, owner, shape, Arc::clone(&self.outbound));
         let nic = Arc::new(nic);
-        self.enter(device, Role::RemoteNic(Arc::clone(&nic)));
+        self.enter(device, Arc::<RemoteNic>::clone(&nic));
         nic
     }
 
-    fn enter(&self, device: DeviceId, role: Role) {
+    fn enter(&self, device: DeviceId, role: Arc<dyn Role>) {
         self.roles.write().unwrap_or_else(PoisonError::into_inner).insert(device, role);
     }
 
@@ -134,18 +114,16 @@ impl Exchange {
     /// What the peer must not say, or more than it may say. The VM cannot go on.
     pub fn frame(&self, from: SliceId, bytes: &[u8]) -> Result<(), ExchangeError> {
         let frame = DeviceFrame::decode(self.outbound.epoch(), bytes)?;
-        if !self.peers.contains_key(&from) {
-            return Err(ExchangeError::Stranger(from));
-        }
+        let inbound = self.peers.get(&from).ok_or(ExchangeError::Stranger(from))?;
         if self.outbound.is_lost(from) {
             return Ok(());
         }
         add(&self.outbound.counters.frames_received, 1);
         add(&self.outbound.counters.bytes_received, bytes.len() as u64);
-        let device = device_of(&frame);
+        let device = frame.device();
         let role = self.roles.read().unwrap_or_else(PoisonError::into_inner).get(&device).cloned();
         let role = role.ok_or(ExchangeError::Device { device, from })?;
-        self.route(from, frame, &role)
+        role.take(frame, &Origin { slice: from, inbound })
     }
 
     /// Waits until what front ends here have asked of other slices is answered and they know it, and what other slices
@@ -165,68 +143,9 @@ impl Exchange {
         Ok(())
     }
 
-    fn all_roles(&self) -> Vec<(DeviceId, Role)> {
+    fn all_roles(&self) -> Vec<(DeviceId, Arc<dyn Role>)> {
         let roles = self.roles.read().unwrap_or_else(PoisonError::into_inner);
-        roles.iter().map(|(device, role)| (*device, role.clone())).collect()
-    }
-
-    fn route(
-        &self,
-        from: SliceId,
-        frame: DeviceFrame<'_>,
-        role: &Role,
-    ) -> Result<(), ExchangeError> {
-        match (frame, role) {
-            (DeviceFrame::DiskRequest { part, ask, bytes }, Role::DiskServer(server)) => {
-                let data = match bytes {
-                    [] => Some(Vec::new()),
-                    bytes => self.take(from, Kind::Request(ask), part, bytes)?,
-                };
-                data.map_or(Ok(()), |data| server.request(from, part, ask, data))
-            }
-            (DeviceFrame::DiskReply { part, status, bytes }, Role::RemoteDisk(disk))
-                if disk.owner() == from =>
-            {
-                let data = match bytes {
-                    [] => Some(Vec::new()),
-                    bytes => self.take(from, Kind::Reply(status), part, bytes)?,
-                };
-                data.map_or(Ok(()), |data| disk.reply(part.tag, status, data))
-            }
-            (DeviceFrame::PacketsOut { part, bytes }, Role::NicServer(server)) => {
-                let list = self.take(from, Kind::Out, part, bytes)?;
-                list.map_or(Ok(()), |list| server.packets(from, part, list))
-            }
-            (DeviceFrame::Allow { queue, connection, packets, .. }, Role::NicServer(server)) => {
-                server.want_packets(from, connection, queue, packets)
-            }
-            (DeviceFrame::Connect { connection, agreed, .. }, Role::NicServer(server)) => {
-                server.want_connect(from, connection, agreed)
-            }
-            (DeviceFrame::PacketsIn { part, connection, bytes }, Role::RemoteNic(nic))
-                if nic.owner() == from =>
-            {
-                let list = self.take(from, Kind::In(connection), part, bytes)?;
-                list.map_or(Ok(()), |list| nic.packets(part.queue, connection, &list))
-            }
-            (DeviceFrame::PacketsDone { tag, .. }, Role::RemoteNic(nic)) if nic.owner() == from => {
-                nic.done(tag)
-            }
-            (frame, _) => Err(ExchangeError::Device { device: device_of(&frame), from }),
-        }
-    }
-
-    /// Adds a part to what this peer has begun.
-    fn take(
-        &self,
-        from: SliceId,
-        kind: Kind,
-        part: Part,
-        bytes: &[u8],
-    ) -> Result<Option<Vec<u8>>, ExchangeError> {
-        let inbound = self.peers.get(&from).ok_or(ExchangeError::Stranger(from))?;
-        let mut inbound = inbound.lock().unwrap_or_else(PoisonError::into_inner);
-        inbound.take(from, kind, part, bytes)
+        roles.iter().map(|(device, role)| (*device, Arc::clone(role))).collect()
     }
 
     /// A slice is gone: requests to its disks fail, now and later, and packets to its networks are
@@ -236,24 +155,6 @@ impl Exchange {
         if let Some(inbound) = self.peers.get(&slice) {
             inbound.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
-        for (_, role) in self.all_roles() {
-            match role {
-                Role::RemoteDisk(disk) if disk.owner() == slice => disk.lose(),
-                Role::RemoteNic(nic) if nic.owner() == slice => nic.lose(),
-                _ => {}
-            }
-        }
-    }
-}
-
-fn device_of(frame: &DeviceFrame<'_>) -> DeviceId {
-    match *frame {
-        DeviceFrame::DiskRequest { part, .. }
-        | DeviceFrame::DiskReply { part, .. }
-        | DeviceFrame::PacketsOut { part, .. }
-        | DeviceFrame::PacketsIn { part, .. } => part.device,
-        DeviceFrame::PacketsDone { device, .. }
-        | DeviceFrame::Allow { device, .. }
-        | DeviceFrame::Connect { device, .. } => device,
+        self.all_roles().iter().for_each(|(_, role)| role.lost(slice));
     }
 }

@@ -3,22 +3,12 @@
 
 use super::ExchangeError;
 use wire::SliceId;
-use wire::device::{DiskAsk, DiskStatus, Part};
-
-/// Which message a part belongs to, next to its device, queue and tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Request(DiskAsk),
-    Reply(DiskStatus),
-    Out,
-    In(u32),
-}
+use wire::device::{DeviceFrame, Part};
 
 #[derive(Debug)]
 struct Unfinished {
-    kind: Kind,
-    /// With an offset of 0.
-    part: Part,
+    /// The first frame but for its bytes: all parts have the same, at offset 0.
+    head: DeviceFrame<'static>,
     bytes: Vec<u8>,
 }
 
@@ -35,7 +25,7 @@ impl Inbound {
     pub(super) fn take(
         &mut self,
         from: SliceId,
-        kind: Kind,
+        head: DeviceFrame<'static>,
         part: Part,
         bytes: &[u8],
     ) -> Result<Option<Vec<u8>>, ExchangeError> {
@@ -45,13 +35,11 @@ impl Inbound {
                 return Ok(Some(bytes.to_vec()));
             }
             let bytes = with_room(bytes, total);
-            self.unfinished = Some(Unfinished { kind, part, bytes });
+            self.unfinished = Some(Unfinished { head, bytes });
             return Ok(None);
         }
         let expected = self.unfinished.as_mut().filter(|unfinished| {
-            unfinished.kind == kind
-                && unfinished.part == (Part { offset: 0, ..part })
-                && unfinished.bytes.len() == part.offset as usize
+            unfinished.head == head && unfinished.bytes.len() == part.offset as usize
         });
         let unfinished = expected.ok_or(ExchangeError::Part(from))?;
         unfinished.bytes.extend_from_slice(bytes);
@@ -84,45 +72,53 @@ mod tests {
         Part { tag, offset, total: 6, ..Part::default() }
     }
 
+    /// Takes a part of packets on their way out.
+    fn take(
+        inbound: &mut Inbound,
+        part: Part,
+        bytes: &[u8],
+    ) -> Result<Option<Vec<u8>>, ExchangeError> {
+        let part_of = Part { offset: 0, ..part };
+        inbound.take(FROM, DeviceFrame::PacketsOut { part: part_of, bytes: &[] }, part, bytes)
+    }
+
     #[test]
     fn parts_in_order_give_the_message_once() {
         let mut inbound = Inbound::default();
 
-        assert_eq!(inbound.take(FROM, Kind::Out, part(1, 0), b"ab"), Ok(None));
-        assert_eq!(inbound.take(FROM, Kind::Out, part(1, 2), b"cd"), Ok(None));
-        let whole = inbound.take(FROM, Kind::Out, part(1, 4), b"ef");
+        assert_eq!(take(&mut inbound, part(1, 0), b"ab"), Ok(None));
+        assert_eq!(take(&mut inbound, part(1, 2), b"cd"), Ok(None));
+        let whole = take(&mut inbound, part(1, 4), b"ef");
 
         assert_eq!(whole, Ok(Some(b"abcdef".to_vec())));
-        let again = inbound.take(FROM, Kind::Out, part(1, 4), b"ef");
+        let again = take(&mut inbound, part(1, 4), b"ef");
         assert_eq!(again, Err(ExchangeError::Part(FROM)));
     }
 
     #[test]
     fn part_that_does_not_continue_is_refused() {
         let mut inbound = Inbound::default();
-        inbound.take(FROM, Kind::Out, part(1, 0), b"ab").expect("a first part");
+        take(&mut inbound, part(1, 0), b"ab").expect("a first part");
 
-        for (kind, part) in [
-            (Kind::Out, part(1, 3)),
-            (Kind::Out, part(2, 2)),
-            (Kind::In(0), part(1, 2)),
-            (Kind::Out, Part { total: 7, ..part(1, 2) }),
-        ] {
-            let refused = inbound.take(FROM, kind, part, b"c");
-            assert_eq!(refused, Err(ExchangeError::Part(FROM)), "{kind:?} {part:?}");
+        for part in [part(1, 3), part(2, 2), Part { total: 7, ..part(1, 2) }] {
+            let refused = take(&mut inbound, part, b"c");
+            assert_eq!(refused, Err(ExchangeError::Part(FROM)), "{part:?}");
         }
+        let other = DeviceFrame::PacketsIn { part: part(1, 0), connection: 0, bytes: &[] };
+        let refused = inbound.take(FROM, other, part(1, 2), b"c");
+        assert_eq!(refused, Err(ExchangeError::Part(FROM)));
     }
 
     #[test]
     fn whole_message_leaves_the_unfinished_one_alone_and_a_first_part_replaces_it() {
         let mut inbound = Inbound::default();
-        inbound.take(FROM, Kind::Out, part(1, 0), b"ab").expect("a first part");
+        take(&mut inbound, part(1, 0), b"ab").expect("a first part");
 
         let whole = Part { total: 1, ..part(2, 0) };
-        assert_eq!(inbound.take(FROM, Kind::Out, whole, b"x"), Ok(Some(b"x".to_vec())));
-        assert_eq!(inbound.take(FROM, Kind::Out, part(1, 2), b"cd"), Ok(None));
-        assert_eq!(inbound.take(FROM, Kind::Out, part(3, 0), b"ab"), Ok(None));
-        let refused = inbound.take(FROM, Kind::Out, part(1, 4), b"ef");
+        assert_eq!(take(&mut inbound, whole, b"x"), Ok(Some(b"x".to_vec())));
+        assert_eq!(take(&mut inbound, part(1, 2), b"cd"), Ok(None));
+        assert_eq!(take(&mut inbound, part(3, 0), b"ab"), Ok(None));
+        let refused = take(&mut inbound, part(1, 4), b"ef");
 
         assert_eq!(refused, Err(ExchangeError::Part(FROM)));
     }

@@ -32,6 +32,7 @@ mod notices;
 mod outbound;
 mod remote_disk;
 mod remote_nic;
+mod role;
 mod under_way;
 
 #[cfg(test)]

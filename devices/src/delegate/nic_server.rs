@@ -4,6 +4,7 @@ use super::counters::add;
 use super::nic_hub::NicHub;
 use super::notices::Notices;
 use super::outbound::{Load, Outbound};
+use super::role::{Origin, Role};
 use super::{ExchangeError, Limits, ServeError};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
-use wire::device::{Agreed, Part, count_packets, split_packets};
+use wire::device::{Agreed, DeviceFrame, Part, count_packets, split_packets};
 use wire::{DeviceId, SliceId};
 
 enum Job {
@@ -92,12 +93,6 @@ impl NicServer {
         Ok(Self { device, local, shape, limits, hub, connection, peers, jobs, thread })
     }
 
-    /// Waits until the network has taken all packets of others, or the deadline. Gives the number of messages of which
-    /// it has not.
-    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
-        self.peers.values().map(|peer| peer.load.wait_for_none(deadline)).sum()
-    }
-
     fn peer(&self, from: SliceId) -> Result<&Peer, ExchangeError> {
         self.peers.get(&from).ok_or(ExchangeError::Stranger(from))
     }
@@ -114,12 +109,7 @@ impl NicServer {
     }
 
     /// A list of packets whose bytes have all come.
-    pub(super) fn packets(
-        &self,
-        from: SliceId,
-        part: Part,
-        list: Vec<u8>,
-    ) -> Result<(), ExchangeError> {
+    fn packets(&self, from: SliceId, part: Part, list: Vec<u8>) -> Result<(), ExchangeError> {
         self.check_queue(from, part.queue)?;
         count_packets(&list, PACKET_BYTES_MAX)?;
         let overrun = ExchangeError::Overrun { device: self.device, from };
@@ -128,7 +118,7 @@ impl NicServer {
     }
 
     /// A slice's front ends connect, or leave.
-    pub(super) fn want_connect(
+    fn want_connect(
         &self,
         from: SliceId,
         connection: u32,
@@ -145,7 +135,7 @@ impl NicServer {
     }
 
     /// A slice's front end has room for packets of a pair.
-    pub(super) fn want_packets(
+    fn want_packets(
         &self,
         from: SliceId,
         connection: u32,
@@ -161,6 +151,30 @@ impl NicServer {
         let told = std::mem::replace(&mut wants.told, true);
         drop(wants);
         if told { Ok(()) } else { self.push(from, Job::Wants(from)) }
+    }
+}
+
+impl Role for NicServer {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        match frame {
+            DeviceFrame::PacketsOut { part, bytes } => {
+                let head = |part| DeviceFrame::PacketsOut { part, bytes: &[] };
+                let list = peer.message(head, part, bytes)?;
+                list.map_or(Ok(()), |list| self.packets(peer.slice, part, list))
+            }
+            DeviceFrame::Allow { queue, connection, packets, .. } => {
+                self.want_packets(peer.slice, connection, queue, packets)
+            }
+            DeviceFrame::Connect { connection, agreed, .. } => {
+                self.want_connect(peer.slice, connection, agreed)
+            }
+            _ => Err(peer.stray(&frame)),
+        }
+    }
+
+    /// Waits until the network has taken all packets of others; counts messages.
+    fn wait_until_idle(&self, deadline: Instant) -> usize {
+        self.peers.values().map(|peer| peer.load.wait_for_none(deadline)).sum()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::counters::add;
 use super::outbound::{Letters, Outbound, message_bytes};
+use super::role::{Origin, Role};
 use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
@@ -41,10 +42,6 @@ impl RemoteDisk {
         Self { device, owner, shape, outbound, under_way, idle: Condvar::new() }
     }
 
-    pub(super) fn owner(&self) -> SliceId {
-        self.owner
-    }
-
     fn under_way(&self) -> MutexGuard<'_, UnderWay<Waiting>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,14 +63,6 @@ impl RemoteDisk {
         if self.under_way().told(count) {
             self.idle.notify_all();
         }
-    }
-
-    /// Waits until everything is answered, or the deadline. Gives the number of requests that are not.
-    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let busy = |under_way: &mut UnderWay<Waiting>| under_way.count() > 0;
-        let waited = self.idle.wait_timeout_while(self.under_way(), left, busy);
-        waited.unwrap_or_else(PoisonError::into_inner).0.count()
     }
 
     /// Puts the frames of a request behind others.
@@ -124,12 +113,7 @@ impl RemoteDisk {
     }
 
     /// Takes the answer to a request.
-    pub(super) fn reply(
-        &self,
-        tag: u64,
-        status: DiskStatus,
-        data: Vec<u8>,
-    ) -> Result<(), ExchangeError> {
+    fn reply(&self, tag: u64, status: DiskStatus, data: Vec<u8>) -> Result<(), ExchangeError> {
         let wrong = ExchangeError::Answer { device: self.device, from: self.owner };
         let waiting = self.leave(tag).ok_or(wrong)?;
         let (reply, result) = match status {
@@ -153,10 +137,41 @@ impl RemoteDisk {
     }
 
     /// The slice with the disk is gone: all that waits fails, and all that comes.
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         // What is done then runs without the lock.
         let waiting = self.under_way().lose();
         self.fail(waiting);
+    }
+}
+
+impl Role for RemoteDisk {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        let DeviceFrame::DiskReply { part, status, bytes } = frame else {
+            return Err(peer.stray(&frame));
+        };
+        if peer.slice != self.owner {
+            return Err(peer.stray(&frame));
+        }
+        let head = |part| DeviceFrame::DiskReply { part, status, bytes: &[] };
+        let data = match bytes {
+            [] => Some(Vec::new()),
+            bytes => peer.message(head, part, bytes)?,
+        };
+        data.map_or(Ok(()), |data| self.reply(part.tag, status, data))
+    }
+
+    /// Waits until everything is answered.
+    fn wait_until_idle(&self, deadline: Instant) -> usize {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let busy = |under_way: &mut UnderWay<Waiting>| under_way.count() > 0;
+        let waited = self.idle.wait_timeout_while(self.under_way(), left, busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0.count()
+    }
+
+    fn lost(&self, slice: SliceId) {
+        if slice == self.owner {
+            self.lose();
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::counters::add;
 use super::outbound::{Outbound, fitting, message_bytes};
+use super::role::{Origin, Role};
 use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
@@ -57,10 +58,6 @@ impl RemoteNic {
         Self { device, owner, shape, outbound, state, idle, sink }
     }
 
-    pub(super) fn owner(&self) -> SliceId {
-        self.owner
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -105,27 +102,14 @@ impl RemoteNic {
         }
     }
 
-    /// Waits until all packets have left, or the deadline. Gives the number of messages that have not.
-    pub(super) fn wait_until_idle(&self, deadline: Instant) -> usize {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let busy = |state: &mut State| state.under_way.count() > 0;
-        let waited = self.idle.wait_timeout_while(self.state(), left, busy);
-        waited.unwrap_or_else(PoisonError::into_inner).0.under_way.count()
-    }
-
     /// Packets have left.
-    pub(super) fn done(&self, tag: u64) -> Result<(), ExchangeError> {
+    fn done(&self, tag: u64) -> Result<(), ExchangeError> {
         let wrong = ExchangeError::Answer { device: self.device, from: self.owner };
         if self.leave(tag) { Ok(()) } else { Err(wrong) }
     }
 
     /// Packets for the guest, in order. Those of an older connection are dropped.
-    pub(super) fn packets(
-        &self,
-        queue: u16,
-        connection: u32,
-        list: &[u8],
-    ) -> Result<(), ExchangeError> {
+    fn packets(&self, queue: u16, connection: u32, list: &[u8]) -> Result<(), ExchangeError> {
         let (device, from) = (self.device, self.owner);
         let packets = split_packets(list, PACKET_BYTES_MAX)?;
         let count = packets.len() as u64;
@@ -150,11 +134,39 @@ impl RemoteNic {
     }
 
     /// The slice with the network is gone: what is under way is dropped, as is all that comes.
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         let waiting: Vec<_> = self.state().under_way.lose().collect();
         let count = waiting.len();
         drop(waiting);
         self.told(count);
+    }
+}
+
+impl Role for RemoteNic {
+    fn take(&self, frame: DeviceFrame<'_>, peer: &Origin<'_>) -> Result<(), ExchangeError> {
+        match frame {
+            DeviceFrame::PacketsIn { part, connection, bytes } if peer.slice == self.owner => {
+                let head = |part| DeviceFrame::PacketsIn { part, connection, bytes: &[] };
+                let list = peer.message(head, part, bytes)?;
+                list.map_or(Ok(()), |list| self.packets(part.queue, connection, &list))
+            }
+            DeviceFrame::PacketsDone { tag, .. } if peer.slice == self.owner => self.done(tag),
+            _ => Err(peer.stray(&frame)),
+        }
+    }
+
+    /// Waits until all packets have left; counts messages.
+    fn wait_until_idle(&self, deadline: Instant) -> usize {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let busy = |state: &mut State| state.under_way.count() > 0;
+        let waited = self.idle.wait_timeout_while(self.state(), left, busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0.under_way.count()
+    }
+
+    fn lost(&self, slice: SliceId) {
+        if slice == self.owner {
+            self.lose();
+        }
     }
 }
 

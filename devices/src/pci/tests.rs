@@ -4,7 +4,7 @@ use super::*;
 use crate::back_end::{DiskShape, NicShape};
 use crate::layout::{ECAM_START, PCI_WINDOW_END, PCI_WINDOW_START};
 use crate::seams::DeliveryMode;
-use crate::virtio::{DeviceChange, DeviceShape, F_VERSION_1};
+use crate::virtio::{DeviceChange, DeviceShape, F_VERSION_1, blk, console, net, rng};
 use proptest::prelude::*;
 
 const BAR_BYTES: u64 = 0x1_0000;
@@ -12,18 +12,20 @@ const BAR_BYTES: u64 = 0x1_0000;
 const NOTIFY: u64 = 0x3000;
 const TABLE: u64 = 0x4000;
 
-fn disk() -> DeviceShape {
-    let disk =
-        DiskShape { sectors: 2048, block_bytes: 512, read_only: false, discard: true, id: [7; 20] };
-    DeviceShape::Disk { disk, queues: 4 }
+fn disk_shape() -> DiskShape {
+    DiskShape { sectors: 2048, block_bytes: 512, read_only: false, discard: true, id: [7; 20] }
+}
+
+fn disk(queues: u16) -> DeviceShape {
+    blk::shape(&disk_shape(), queues)
 }
 
 fn nic() -> DeviceShape {
-    DeviceShape::Nic(NicShape { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, pairs: 2, offloads: 1 })
+    net::shape(&NicShape { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, pairs: 2, offloads: 1 })
 }
 
 fn root() -> PciRoot {
-    PciRoot::new(vec![disk(), nic(), DeviceShape::Rng, DeviceShape::Console]).unwrap()
+    PciRoot::new(vec![disk(4), nic(), rng::shape(), console::shape()]).unwrap()
 }
 
 /// A replica with its effects, and what a driver does with it.
@@ -328,35 +330,33 @@ fn changes_of_the_host_reach_a_driver_that_listens() {
         machine.root.change(DeviceId(device), &change, &mut machine.effects);
         machine.effects.clone()
     };
-    assert!(change(&mut machine, 0, DeviceChange::Sectors(4096)).is_empty(), "nobody listens");
+    assert!(change(&mut machine, 0, blk::resized(4096)).is_empty(), "nobody listens");
     machine.activate(1);
     let base = machine.bar(1);
     assert_eq!(machine.read::<8>(base + 0x2000), 4096_u64.to_le_bytes());
     let told = [PciEffect::ConfigChanged { device: DeviceId(0), vector: MsixVector(0) }];
-    assert_eq!(change(&mut machine, 0, DeviceChange::Sectors(8192)), told);
-    assert!(change(&mut machine, 0, DeviceChange::Sectors(8192)).is_empty(), "no news");
-    assert!(change(&mut machine, 0, DeviceChange::Link { up: false }).is_empty(), "a disk");
+    assert_eq!(change(&mut machine, 0, blk::resized(8192)), told);
+    assert!(change(&mut machine, 0, blk::resized(8192)).is_empty(), "no news");
+    assert!(change(&mut machine, 0, net::link(false)).is_empty(), "a disk");
     assert_eq!(machine.read::<1>(base + 21), [2], "generation");
     assert_eq!(change(&mut machine, 0, DeviceChange::NeedsReset), told);
     assert_eq!(machine.read::<1>(base + 20), [15 | 64]);
     machine.switch_on(2);
-    change(&mut machine, 1, DeviceChange::Link { up: false });
+    change(&mut machine, 1, net::link(false));
     assert_eq!(machine.read::<2>(machine.bar(2) + 0x2006), [0, 0]);
     assert!(change(&mut machine, 9, DeviceChange::NeedsReset).is_empty(), "no such device");
 }
 
 #[test]
 fn machines_that_cannot_be_are_refused() {
-    let many = vec![DeviceShape::Rng; 32];
+    let many = vec![rng::shape(); 32];
     assert_eq!(PciRoot::new(many), Err(PciError::TooManyDevices { devices: 32 }));
-    assert!(PciRoot::new(vec![DeviceShape::Rng; 31]).is_ok());
-    let DeviceShape::Disk { disk, .. } = disk() else { panic!() };
+    assert!(PciRoot::new(vec![rng::shape(); 31]).is_ok());
     for queues in [0, 256] {
         let error = PciError::Queues { device: DeviceId(0), queues: usize::from(queues) };
-        let shape = DeviceShape::Disk { disk: disk.clone(), queues };
-        assert_eq!(PciRoot::new(vec![shape]), Err(error));
+        assert_eq!(PciRoot::new(vec![disk(queues)]), Err(error));
     }
-    let most = PciRoot::new(vec![DeviceShape::Disk { disk, queues: 255 }]).unwrap();
+    let most = PciRoot::new(vec![disk(255)]).unwrap();
     assert_eq!(most.vectors(DeviceId(0)), 256);
 }
 

@@ -9,7 +9,8 @@
 use super::ring::{Buffers, Chain, Frame};
 use super::worker::Seat;
 use super::{
-    Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker, RingError, UNDER_WAY_BYTES, WorkerState,
+    ConfigChanges, DeviceChange, DeviceShape, Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker,
+    RingError, UNDER_WAY_BYTES, WorkerState,
 };
 use crate::back_end::{
     DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX,
@@ -28,9 +29,10 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
     VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 /// Offset of the capacity in the configuration.
-pub(crate) const CONFIG_CAPACITY: usize = 0;
+const CONFIG_CAPACITY: usize = 0;
 /// Bytes of `struct virtio_blk_config` up to what zoned disks have (5.2.4).
 const CONFIG_BYTES: usize = 60;
 /// Bytes of a request's header (5.2.6).
@@ -50,8 +52,28 @@ const SEGMENTS_MAX: u16 = QUEUE_SIZE_MAX - 2;
 const SEGMENT_BYTES_MAX: u32 = 16 << 10;
 const _: () = assert!(SEGMENTS_MAX as usize * SEGMENT_BYTES_MAX as usize <= REQUEST_BYTES_MAX);
 
+/// Such a disk with so many request queues, as drivers see it (5.2). Its class is storage.
+#[must_use]
+pub fn shape(disk: &DiskShape, queues: u16) -> DeviceShape {
+    DeviceShape {
+        type_id: VIRTIO_ID_BLOCK,
+        class: 0x01_8000,
+        features: features(disk, queues),
+        queues: queues.into(),
+        config: config(disk, queues, QUEUE_SIZE_MAX),
+        changes: ConfigChanges { at: CONFIG_CAPACITY, bits: &[0xff; 8] },
+    }
+}
+
+/// A disk has so many sectors now (5.2.4).
+#[must_use]
+pub fn resized(sectors: u64) -> DeviceChange {
+    let bytes = sectors.to_le_bytes().to_vec();
+    DeviceChange::Config { type_id: VIRTIO_ID_BLOCK, at: CONFIG_CAPACITY, bytes }
+}
+
 /// Features of such a disk.
-pub(crate) fn features(disk: &DiskShape, queues: u16) -> u64 {
+fn features(disk: &DiskShape, queues: u16) -> u64 {
     let writable = !disk.read_only;
     let offered = [
         (VIRTIO_BLK_F_SIZE_MAX, true),
@@ -67,7 +89,7 @@ pub(crate) fn features(disk: &DiskShape, queues: u16) -> u64 {
 }
 
 /// Configuration of such a disk (5.2.4). No topology: block size is all that back ends know.
-pub(crate) fn config(disk: &DiskShape, queues: u16, queue_size: u16) -> Vec<u8> {
+fn config(disk: &DiskShape, queues: u16, queue_size: u16) -> Vec<u8> {
     let mut config = vec![0; CONFIG_BYTES];
     let mut put = |at: usize, value: &[u8]| config[at..at + value.len()].copy_from_slice(value);
     put(CONFIG_CAPACITY, &disk.sectors.to_le_bytes());

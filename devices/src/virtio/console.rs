@@ -3,14 +3,17 @@
 
 use super::ring::{Chain, Ring};
 use super::worker::{Requests, RingWorker};
-use super::{Doorbell, RingError};
+use super::{ConfigChanges, DeviceShape, Doorbell, RingError};
 use crate::saved::bytes;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
+/// Bytes of a console's configuration; nothing in it is offered (5.3.4).
+const CONFIG_BYTES: usize = 12;
 /// Bytes of input that wait for the driver.
 const INPUT_BYTES_MAX: usize = 4096;
 /// Bytes of output that are written at once.
@@ -19,6 +22,14 @@ const OUTPUT_BYTES: usize = 4096;
 const CHAIN_BYTES_MAX: u64 = 1 << 20;
 /// Buffers served before the thread looks whether it must stop.
 const ROUND: usize = 64;
+
+/// A console with one port, as drivers see it: receive and transmit queue. Its class is communication.
+#[must_use]
+pub fn shape() -> DeviceShape {
+    let (type_id, class) = (VIRTIO_ID_CONSOLE, 0x07_8000);
+    let (config, changes) = (vec![0; CONFIG_BYTES], ConfigChanges::NONE);
+    DeviceShape { type_id, class, features: 0, queues: 2, config, changes }
+}
 
 /// Input on its way to the driver; it outlives resets of the device. Clones are the same.
 #[derive(Clone, Debug)]

@@ -27,9 +27,11 @@ mod shape;
 #[cfg(test)]
 mod testing;
 mod transport;
+pub mod vsock;
 mod worker;
 
 pub use ring::RingError;
+use shape::ConfigChanges;
 pub use shape::{DeviceChange, DeviceConfigState, DeviceShape};
 pub(crate) use transport::{COMMON_BYTES, Event as TransportEvent, Transport};
 pub use transport::{QueueRegistersState, TransportState};

@@ -16,11 +16,12 @@ pub use control::NetControl;
 pub use pair::NetPair;
 pub use saved::{NetDeviceState, NetPairState, PacketState};
 
-use super::Doorbell;
+use super::{ConfigChanges, DeviceChange, DeviceShape, Doorbell};
 use crate::back_end::{Nic, NicShape, PacketSink};
 use crate::pci::QueueIndex;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
     VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO,
@@ -31,7 +32,9 @@ use virtio_bindings::virtio_net::{
 };
 
 /// Offset of the link's status in the configuration (5.1.4).
-pub(crate) const CONFIG_STATUS: usize = 6;
+const CONFIG_STATUS: usize = 6;
+/// The link is up: a bit of its low byte.
+const LINK_UP: u8 = VIRTIO_NET_S_LINK_UP.to_le_bytes()[0];
 /// Bytes of the header, and where it says how many buffers a packet has (5.1.6).
 const HEADER_BYTES: usize = 12;
 const HEADER_BUFFERS: usize = 10;
@@ -54,13 +57,34 @@ const OFFLOADS: [u32; 13] = [
     VIRTIO_NET_F_HOST_USO,
 ];
 
+/// Such a network device, as drivers see it (5.1): receive and transmit queue of pair 0, of pair 1, ..., then
+/// the control queue. Its class is network.
+#[must_use]
+pub fn shape(nic: &NicShape) -> DeviceShape {
+    DeviceShape {
+        type_id: VIRTIO_ID_NET,
+        class: 0x02_0000,
+        features: features(nic),
+        queues: queues(nic.pairs),
+        config: config(nic),
+        changes: ConfigChanges { at: CONFIG_STATUS, bits: &[LINK_UP, 0] },
+    }
+}
+
+/// A network's link is up or down (5.1.4).
+#[must_use]
+pub fn link(up: bool) -> DeviceChange {
+    let bytes = u16::from(up).to_le_bytes().to_vec();
+    DeviceChange::Config { type_id: VIRTIO_ID_NET, at: CONFIG_STATUS, bytes }
+}
+
 /// Number of queues of so many pairs, with the control queue.
-pub(crate) fn queues(pairs: u16) -> usize {
+fn queues(pairs: u16) -> usize {
     if pairs == 0 { 0 } else { 2 * usize::from(pairs) + 1 }
 }
 
 /// Features of such a device.
-pub(crate) fn features(nic: &NicShape) -> u64 {
+fn features(nic: &NicShape) -> u64 {
     let possible = OFFLOADS.iter().fold(0, |all, bit| all | 1_u64 << bit);
     let own = [
         VIRTIO_NET_F_MAC,
@@ -75,9 +99,9 @@ pub(crate) fn features(nic: &NicShape) -> u64 {
 }
 
 /// Configuration of such a device, its link up (5.1.4).
-pub(crate) fn config(nic: &NicShape) -> Vec<u8> {
+fn config(nic: &NicShape) -> Vec<u8> {
     let mut config = nic.mac.to_vec();
-    config.extend([VIRTIO_NET_S_LINK_UP.to_le_bytes()[0], 0]);
+    config.extend([LINK_UP, 0]);
     config.extend(nic.pairs.to_le_bytes());
     config.extend(nic.mtu.to_le_bytes());
     config

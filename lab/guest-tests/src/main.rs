@@ -45,6 +45,7 @@ mod selfcheck;
 mod stress;
 mod sys;
 mod tlb;
+mod vsock;
 
 use std::env;
 use std::process::ExitCode;

@@ -8,6 +8,7 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::mem;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
@@ -61,6 +62,24 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     // SAFETY: the set outlives the call and the size is its own.
     let rc = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
     check(i64::from(rc)).map(drop)
+}
+
+/// Connects to a port of a machine by a socket of the family vsock.
+pub(crate) fn connect_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: socket has no memory arguments.
+    let fd = unsafe { libc::socket(libc::AF_VSOCK, kind, 0) };
+    check(i64::from(fd))?;
+    // SAFETY: the descriptor is new, checked above, and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: an all-zero address is one.
+    let mut to: libc::sockaddr_vm = unsafe { mem::zeroed() };
+    to.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
+    (to.svm_cid, to.svm_port) = (cid, port);
+    let length = libc::socklen_t::try_from(size_of_val(&to)).unwrap_or_default();
+    // SAFETY: the address outlives the call and the length is its own.
+    let rc = unsafe { libc::connect(fd, (&raw const to).cast(), length) };
+    check(i64::from(rc)).map(|_| socket)
 }
 
 /// CPUs the calling thread may run on, ascending.

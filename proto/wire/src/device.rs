@@ -229,6 +229,20 @@ pub fn is_device_frame(bytes: &[u8]) -> bool {
 }
 
 impl<'a> DeviceFrame<'a> {
+    /// The device that it is about.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        match *self {
+            Self::DiskRequest { part, .. }
+            | Self::DiskReply { part, .. }
+            | Self::PacketsOut { part, .. }
+            | Self::PacketsIn { part, .. } => part.device,
+            Self::PacketsDone { device, .. }
+            | Self::Allow { device, .. }
+            | Self::Connect { device, .. } => device,
+        }
+    }
+
     /// The frame's bytes. The caller keeps part and bytes within their bounds.
     #[must_use]
     pub fn encode(&self, epoch: Epoch) -> Vec<u8> {

@@ -6,9 +6,9 @@ use super::events::SliceEvent;
 use super::fabric::{BOOTSTRAP, DeviceJob, Fabric};
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
-use super::peripherals::{BackEndShape, BackEnds, Owner, Relay, Sequencer};
+use super::peripherals::{BackEndShape, BackEnds, DeviceSpec, Owner, Relay, Sequencer};
 use super::report::{LostSlice, RunReport, SliceReport};
-use super::spec::{DeviceSpec, Interrupts, Shape, SpecError, VmSpec};
+use super::spec::{Interrupts, Shape, SpecError, VmSpec};
 use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
 use super::{Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
@@ -92,7 +92,8 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let control = options.local.control()?;
     host::check(&shape, BOOTSTRAP, options.local.memory, options.rdma_memory)?;
     let mut facts = HostFacts::gather(options.spec.interrupts)?;
-    let back_ends = BackEnds::open(&shape, BOOTSTRAP, None, options.local.on_full)?;
+    let for_whom = (BOOTSTRAP, shape.vcpus());
+    let back_ends = BackEnds::open(&shape.devices, for_whom, None, options.local.on_full)?;
     facts.devices = back_ends.shapes();
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables =

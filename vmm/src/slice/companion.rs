@@ -118,7 +118,8 @@ fn consider(
     let pinned = assignment.config.rdma_memory;
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(spec.interrupts)?;
-    let back_ends = BackEnds::open(&shape, assignment.local, Some(lent), options.local.on_full)?;
+    let (for_whom, on_full) = ((assignment.local, shape.vcpus()), options.local.on_full);
+    let back_ends = BackEnds::open(&shape.devices, for_whom, Some(lent), on_full)?;
     facts.devices = back_ends.shapes();
     Ok((spec, facts, back_ends))
 }

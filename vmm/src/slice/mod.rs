@@ -26,7 +26,10 @@ mod stop;
 pub use devices::back_end::image::OnFull;
 pub use dsm::Memory;
 
-pub use peripherals::{BackEndShape, Lend, OpenError, TerminalError};
+pub use peripherals::{
+    BackEndShape, ConsoleEnd, ConsoleSpec, DeviceKind, DeviceSpec, DiskFormat, DiskSpec, Lend,
+    NicSpec, OpenError, Rings, RngSpec, VsockShape, VsockSpec,
+};
 
 pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use clockwork::ClockTest;
@@ -35,10 +38,7 @@ pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
 pub(crate) use spec::hold_policy;
-pub use spec::{
-    ConsoleEnd, DeviceKind, DeviceSpec, DiskFormat, Interrupts, PageTables, Rings, SliceSpec,
-    SpecError, VmSpec,
-};
+pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
 pub use stop::StopHandle;
 
 use crate::boot::BootError;

@@ -1,7 +1,7 @@
 //! The shape of a VM: slices, vCPUs, memory, and the choices that all slices must share.
 
 use super::fabric::BOOTSTRAP;
-use super::peripherals::BackEndShape;
+use super::peripherals::{BackEndShape, DeviceSpec};
 use crate::interrupts::InterruptBackEnd;
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
@@ -10,7 +10,6 @@ use devices::layout::{LayoutError, MemoryLayout};
 use dsm::{HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig, Replicate};
 use migrate::{DevicePlace, MemoryPlace, Placement, PlacementError};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
@@ -118,110 +117,6 @@ impl FromStr for PageTables {
             "coherent" => Ok(Self::Coherent),
             _ => Err(SpecError::Choice { what: "page tables", text: text.into() }),
         }
-    }
-}
-
-/// Where the rings of a device are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Rings {
-    /// On the slice of the queue's vCPU: requests and payload travel in messages.
-    #[default]
-    Bypass,
-    /// On the slice with the real device: rings and payload travel as pages of the distributed memory. For
-    /// comparison.
-    Coherent,
-}
-
-impl FromStr for Rings {
-    type Err = SpecError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "bypass" => Ok(Self::Bypass),
-            "coherent" => Ok(Self::Coherent),
-            _ => Err(SpecError::Choice { what: "rings", text: text.into() }),
-        }
-    }
-}
-
-/// How the bytes of an image are laid out. Always said, never guessed: a guest could write what makes its
-/// raw disk look like another format.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DiskFormat {
-    /// The file is the disk.
-    #[default]
-    Raw,
-    /// QEMU's copy-on-write format.
-    Qcow2,
-}
-
-/// What a device is made of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum DeviceKind {
-    /// An image file or block device.
-    Disk {
-        /// On the host of its slice.
-        path: PathBuf,
-        /// How its bytes are laid out.
-        #[serde(default)]
-        format: DiskFormat,
-        /// Writes are refused.
-        read_only: bool,
-    },
-    /// A tap interface.
-    Nic {
-        /// Its name on the host of its slice.
-        tap: String,
-        /// Hardware address; made from the device's number if none.
-        mac: Option<[u8; 6]>,
-    },
-    /// A source of randomness.
-    Rng,
-    /// A console beside the serial line.
-    Console {
-        /// What is at its other end, on the host of its slice.
-        end: ConsoleEnd,
-    },
-}
-
-/// Where the output of a console goes, and its input comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum ConsoleEnd {
-    /// Standard input and output of the slice's process.
-    Stdio,
-    /// A file that output is added to; there is no input.
-    File {
-        /// The file; it is made if it is not there.
-        path: PathBuf,
-    },
-    /// A UNIX socket, for one client at a time.
-    Socket {
-        /// Its name.
-        path: PathBuf,
-    },
-}
-
-/// A device of the VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DeviceSpec {
-    /// The slice with the real device.
-    pub slice: u16,
-    /// Where its rings are read.
-    #[serde(default)]
-    pub rings: Rings,
-    /// What it is.
-    pub kind: DeviceKind,
-}
-
-impl DeviceSpec {
-    /// True when its rings are read on its own slice, wherever vCPUs are.
-    pub(crate) fn has_rings_at_home(&self) -> bool {
-        self.rings == Rings::Coherent || matches!(self.kind, DeviceKind::Console { .. })
     }
 }
 
@@ -489,16 +384,17 @@ mod tests {
 
     #[test]
     fn slice_that_reads_rings_is_no_bystander() {
-        let device = |kind, rings| DeviceSpec { slice: 1, rings, kind };
-        let console = || DeviceKind::Console { end: ConsoleEnd::Stdio };
-        let with = |devices| {
+        let with = |devices: &[(&str, &str)]| {
+            let device = |(option, text): &(&str, &str)| DeviceSpec::parse(option, text).unwrap();
+            let devices = devices.iter().map(device).collect();
             let shape = VmSpec { devices, ..spec(&[(1, 64), (0, 0)]) }.shape().unwrap();
             shape.bystanders == [SliceId(1)]
         };
-        assert!(with(Vec::new()));
-        assert!(with(vec![device(DeviceKind::Rng, Rings::Bypass)]));
-        assert!(!with(vec![device(DeviceKind::Rng, Rings::Coherent)]));
-        assert!(!with(vec![device(console(), Rings::Bypass)]));
+        assert!(with(&[]));
+        assert!(with(&[("disk", "/d,slice=1")]));
+        assert!(!with(&[("disk", "/d,slice=1,rings=coherent")]));
+        assert!(!with(&[("console", "stdio,slice=1")]));
+        assert!(!with(&[("vsock", "cid=3,socket=/s,slice=1")]));
     }
 
     #[test]

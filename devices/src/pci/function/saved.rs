@@ -41,13 +41,15 @@ pub struct WindowState {
 impl SavedState for FunctionState {
     const NAME: &'static str = "pci function";
     const VERSION: u16 = 1;
-    const MAX_BYTES: usize = MsixTableState::MAX_BYTES + TransportState::MAX_BYTES + 192;
+    const MAX_BYTES: usize =
+        MsixTableState::MAX_BYTES + TransportState::MAX_BYTES + DeviceConfigState::MAX_BYTES + 160;
 
     fn check(&self) -> Result<(), Invalid> {
         let command = self.command & !COMMAND_WRITABLE == 0;
         Invalid::unless(command, "command", "bits that cannot be written")?;
         Invalid::unless(self.bar.is_multiple_of(BAR_BYTES), "bar", "not on a boundary")?;
         self.msix.check()?;
+        self.config.check()?;
         self.transport.check()
     }
 }
@@ -77,7 +79,7 @@ impl Saved for Function {
         state.check()?;
         let mut msix: MsixTable = self.msix.clone();
         let mut transport: Transport = self.transport.clone();
-        let device_config = self.shape.config_of(&state.config)?;
+        let device_config = self.shape.config_of(state.config)?;
         let control = state.msix.control();
         msix.restore(state.msix)?;
         transport.restore(state.transport)?;

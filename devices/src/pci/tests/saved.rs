@@ -3,7 +3,7 @@
 use super::*;
 use crate::pci::MsixTableState;
 use crate::saved::testing::{bring_over, damage};
-use crate::saved::{DeviceConfigState, FunctionState, PciRootState, TransportState};
+use crate::saved::{FunctionState, PciRootState, TransportState};
 use migrate::{Saved, SavedState};
 
 fn apply(machine: &mut Machine, (address, value, width): (u64, [u8; 8], usize)) {
@@ -11,11 +11,11 @@ fn apply(machine: &mut Machine, (address, value, width): (u64, [u8; 8], usize)) 
     let device = DeviceId(u16::from(value[7] % 5));
     match value[6] {
         0xa0..0xb0 => {
-            let change = DeviceChange::Link { up: value[0] & 1 != 0 };
+            let change = net::link(value[0] & 1 != 0);
             machine.root.change(device, &change, &mut machine.effects);
         }
         0xb0..0xc0 => {
-            let change = DeviceChange::Sectors(u64::from(value[0]));
+            let change = blk::resized(u64::from(value[0]));
             machine.root.change(device, &change, &mut machine.effects);
         }
         0xc0..0xc8 => {
@@ -92,19 +92,13 @@ proptest! {
 
 /// A machine with one device less, more queues, another kind, other features.
 fn others() -> Vec<PciRoot> {
-    let more = |queues| {
-        let DeviceShape::Disk { disk, .. } = disk() else { panic!() };
-        DeviceShape::Disk { disk, queues }
-    };
-    let DeviceShape::Disk { disk: whole, queues } = disk() else { panic!() };
-    let read_only = DiskShape { read_only: true, ..whole };
-    let read_only = DeviceShape::Disk { disk: read_only, queues };
-    let (rng, console) = (DeviceShape::Rng, DeviceShape::Console);
+    let read_only = blk::shape(&DiskShape { read_only: true, ..disk_shape() }, 4);
+    let (disk, rng, console) = (|| disk(4), rng::shape(), console::shape());
     [
         vec![disk(), nic(), rng.clone()],
         vec![disk(), nic(), rng.clone(), console.clone(), console.clone()],
-        vec![more(5), nic(), rng.clone(), console.clone()],
-        vec![more(3), nic(), rng.clone(), console.clone()],
+        vec![blk::shape(&disk_shape(), 5), nic(), rng.clone(), console.clone()],
+        vec![blk::shape(&disk_shape(), 3), nic(), rng.clone(), console.clone()],
         vec![disk(), nic(), console.clone(), rng.clone()],
         vec![read_only, nic(), rng, console],
     ]
@@ -144,7 +138,9 @@ fn states_that_cannot_be_are_refused() {
         PciRootState { functions: vec![good.functions[0].clone(); 32], ..good.clone() },
         with(&|it| it.command |= 1),
         with(&|it| it.bar |= 0x100),
-        with(&|it| it.config = DeviceConfigState::Rng),
+        with(&|it| it.config.type_id += 1),
+        with(&|it| it.config.bytes.truncate(7)),
+        with(&|it| it.config.bytes.push(0)),
         msix(&|it| it.entries.truncate(4)),
         msix(&|it| it.entries.clear()),
         msix(&|it| it.entries[0].address = 1),
@@ -172,7 +168,7 @@ fn states_that_cannot_be_are_refused() {
 
 #[test]
 fn damaged_bytes_do_no_harm() {
-    let shapes = || PciRoot::new(vec![DeviceShape::Console]).unwrap();
+    let shapes = || PciRoot::new(vec![console::shape()]).unwrap();
     let mut root = shapes();
     let mut effects = Vec::new();
     root.write(Machine::ecam(1, 4), &[6, 0], &mut effects);
@@ -192,9 +188,7 @@ fn damaged_bytes_do_no_harm() {
 
 #[test]
 fn largest_bus_fits_its_bound() {
-    let DeviceShape::Disk { disk, .. } = disk() else { panic!() };
-    let shape = DeviceShape::Disk { disk, queues: 255 };
-    let mut state = PciRoot::new(vec![shape; 31]).unwrap().save();
+    let mut state = PciRoot::new(vec![disk(255); 31]).unwrap().save();
     for function in &mut state.functions {
         for queue in &mut function.transport.queues {
             queue.vector = Some(255);

@@ -1,106 +1,51 @@
 //! The real devices of this host: opened before the VM exists, so that what cannot be had is refused while
 //! nothing has been promised.
 
-use super::BackEndShape;
 use super::lend::Lent;
-use super::queues::Way;
-use super::terminal::{Terminal, TerminalError};
-use crate::slice::spec::{DeviceKind, DiskFormat, Shape};
+use super::model::{BackEnd, FrontEnd, OpenError, Opening, Remote};
+use super::registry::{BackEndShape, DeviceSpec};
 use devices::Fence;
-use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions, OnFull};
-use devices::back_end::tap::{TapError, TapNic, TapOptions};
-use devices::back_end::{Disk, Nic};
-use devices::delegate::{Exchange, ServeError};
-use devices::virtio::net::NetDevice;
+use devices::back_end::image::OnFull;
+use devices::delegate::ServeError;
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use thiserror::Error;
-use wire::{DeviceId, SliceId};
-
-/// Why a device of this host cannot be used.
-#[derive(Debug, Error)]
-pub enum OpenError {
-    /// A disk.
-    #[error("open a disk")]
-    Disk(#[from] ImageError),
-    /// A network interface.
-    #[error("open a network interface")]
-    Tap(#[from] TapError),
-    /// The other end of a console.
-    #[error("open a console")]
-    Console(#[from] TerminalError),
-    /// No thread for a console.
-    #[error("start the thread of a console")]
-    Start(#[source] io::Error),
-    /// The operator of this host has not lent it, or not so.
-    #[error("{what} is not lent to VMs here; start the companion with --lend {what}")]
-    NotLent {
-        /// Kind, mode and name.
-        what: String,
-    },
-    /// It cannot be lent.
-    #[error("lend {what}")]
-    Lend {
-        /// Kind, mode and name.
-        what: String,
-        /// What the operating system said.
-        #[source]
-        source: io::Error,
-    },
-}
-
-/// What is open.
-#[derive(Clone, Debug)]
-enum Open {
-    Disk(Arc<dyn Disk>),
-    Nic(Arc<dyn Nic>),
-    Rng,
-    Console(Arc<Terminal>),
-}
+use wire::SliceId;
 
 /// The devices of this host that the VM uses, by their numbers. Dropping it closes them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackEnds {
-    open: BTreeMap<u16, Open>,
+    open: BTreeMap<u16, (BackEndShape, Arc<dyn BackEnd>)>,
     /// Set when the guest's panic went by on a console of this host.
     panicked: Arc<AtomicBool>,
     fence: Arc<Fence>,
 }
 
 impl BackEnds {
-    /// Opens what the VM's description places on this slice. With `lend`, only what is in there.
+    /// Opens what the description of a VM with so many vCPUs places on this slice. With `lend`, only what is in there.
     pub(crate) fn open(
-        shape: &Shape,
-        local: SliceId,
+        devices: &[DeviceSpec],
+        (local, vcpus): (SliceId, u32),
         lend: Option<&Lent>,
         on_full: OnFull,
     ) -> Result<Self, OpenError> {
-        let here = (0u16..).zip(&shape.devices).filter(|(_, device)| device.slice == local.0);
-        let (mut open, panicked) = (BTreeMap::new(), Arc::new(AtomicBool::new(false)));
-        let fence = Arc::<Fence>::default();
+        let mut all = Self::default();
+        let here = (0u16..).zip(devices).filter(|(_, device)| device.slice == local.0);
         for (number, device) in here {
-            let back_end = match &device.kind {
-                DeviceKind::Disk { path, format, read_only } => {
-                    let at = lend.map(|lent| lent.disk(path, *read_only)).transpose()?;
-                    Open::Disk(disk(path, at, (*format, *read_only), (&fence, on_full))?)
-                }
-                DeviceKind::Nic { tap, mac } => {
-                    lend.map_or(Ok(()), |lent| lent.tap(tap))?;
-                    let mac = mac.unwrap_or_else(|| own_address(number));
-                    Open::Nic(nic(tap, mac, shape.vcpus(), &fence)?)
-                }
-                DeviceKind::Rng => Open::Rng,
-                DeviceKind::Console { end } => {
-                    let file = lend.map(|lent| lent.console(end)).transpose()?.flatten();
-                    Open::Console(Arc::new(Terminal::open(end, file, Arc::clone(&panicked))?))
-                }
+            let names = device.kind.names();
+            let lend = lend.filter(|_| !names.is_empty());
+            let opening = Opening {
+                number,
+                vcpus,
+                fence: &all.fence,
+                on_full,
+                panicked: &all.panicked,
+                lent: lend.map(|lent| lent.find(&names)).transpose()?,
             };
-            open.insert(number, back_end);
+            let open = device.kind.open(&opening)?;
+            all.open.insert(number, open);
         }
-        Ok(Self { open, panicked, fence })
+        Ok(all)
     }
 
     /// What keeps them from changing anything outside once the VM is over for this slice.
@@ -115,92 +60,29 @@ impl BackEnds {
 
     /// The VM begins.
     pub(crate) fn start(&self) -> Result<(), OpenError> {
-        self.terminals().try_for_each(Terminal::start).map_err(OpenError::Start)
+        self.open.values().try_for_each(|(_, back_end)| back_end.start())
     }
 
     /// The VM is over: what is under way to people and programs gets there.
     pub(crate) fn finish(&self) {
-        self.terminals().for_each(Terminal::finish);
-    }
-
-    fn terminals(&self) -> impl Iterator<Item = &Terminal> {
-        self.open.values().filter_map(|open| match open {
-            Open::Console(terminal) => Some(&**terminal),
-            Open::Disk(_) | Open::Nic(_) | Open::Rng => None,
-        })
+        self.open.values().for_each(|(_, back_end)| back_end.finish());
     }
 
     /// What they are.
     pub(crate) fn shapes(&self) -> Vec<(u16, BackEndShape)> {
-        let shape = |open: &Open| match open {
-            Open::Disk(disk) => BackEndShape::Disk(disk.shape()),
-            Open::Nic(nic) => BackEndShape::Nic(nic.shape()),
-            Open::Rng => BackEndShape::Rng,
-            Open::Console(_) => BackEndShape::Console,
-        };
-        self.open.iter().map(|(number, open)| (*number, shape(open))).collect()
+        self.open.iter().map(|(number, (shape, _))| (*number, shape.clone())).collect()
     }
 
-    /// The way from front ends of this slice to a device: to the one that is open here, which is
-    /// served to the other slices as well, or to that of another slice.
-    pub(super) fn way(
+    /// The front end of a device on this slice: of the one that is open here, which is served to the other slices as
+    /// well, or of that of another slice.
+    pub(super) fn front_end(
         &self,
-        exchange: &Exchange,
-        device: DeviceId,
-        owner: SliceId,
         shape: &BackEndShape,
-        queues: usize,
-    ) -> Result<Way, ServeError> {
-        let queues = u16::try_from(queues).unwrap_or(u16::MAX);
-        Ok(match (self.open.get(&device.0), shape) {
-            (Some(Open::Disk(disk)), _) => {
-                exchange.serve_disk(device, Arc::clone(disk), queues)?;
-                Way::Disk(Arc::clone(disk))
-            }
-            (Some(Open::Nic(nic)), _) => {
-                let nic = exchange.serve_nic(device, Arc::clone(nic))?;
-                Way::Nic { device: NetDevice::new(nic), pairs: queues / 2 }
-            }
-            (None, BackEndShape::Disk(shape)) => {
-                Way::Disk(exchange.remote_disk(device, owner, shape.clone(), queues))
-            }
-            (None, BackEndShape::Nic(shape)) => {
-                let nic = exchange.remote_nic(device, owner, shape.clone());
-                Way::Nic { device: NetDevice::new(nic), pairs: queues / 2 }
-            }
-            (Some(Open::Rng), _) | (None, BackEndShape::Rng) => Way::Rng,
-            (Some(Open::Console(terminal)), _) => Way::Console(Some(Arc::clone(terminal))),
-            (None, BackEndShape::Console) => Way::Console(None),
-        })
+        at: &Remote<'_>,
+    ) -> Result<Arc<dyn FrontEnd>, ServeError> {
+        match self.open.get(&at.device.0) {
+            Some((_, back_end)) => back_end.front_end(at.exchange, at.device, at.queues),
+            None => Ok(shape.remote(at)),
+        }
     }
-}
-
-/// `at`: where to open it, if not by its name.
-fn disk(
-    path: &Path,
-    at: Option<PathBuf>,
-    (format, read_only): (DiskFormat, bool),
-    (fence, on_full): (&Arc<Fence>, OnFull),
-) -> Result<Arc<dyn Disk>, OpenError> {
-    let format = match format {
-        DiskFormat::Raw => ImageFormat::Raw,
-        DiskFormat::Qcow2 => ImageFormat::Qcow2,
-    };
-    let mut options = ImageOptions { read_only, at, ..ImageOptions::new(path, format) };
-    (options.fence, options.on_full) = (Arc::clone(fence), on_full);
-    let image = ImageDisk::open(&options)?;
-    Ok(Arc::new(image))
-}
-
-fn nic(tap: &str, mac: [u8; 6], vcpus: u32, fence: &Arc<Fence>) -> Result<Arc<dyn Nic>, OpenError> {
-    let pairs = u16::try_from(vcpus).unwrap_or(u16::MAX);
-    let (name, fence) = (tap.to_owned(), Arc::clone(fence));
-    let tap = TapNic::open(&TapOptions { name, mac, pairs, fence })?;
-    Ok(Arc::new(tap))
-}
-
-/// A hardware address for a device without one: of one device, administered locally.
-fn own_address(number: u16) -> [u8; 6] {
-    let [high, low] = number.to_be_bytes();
-    [0x52, 0x54, 0x00, 0x7e, high, low]
 }

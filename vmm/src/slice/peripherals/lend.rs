@@ -3,66 +3,49 @@
 //! The bootstrap names what it wants; the name only chooses among what is open. Who may change folders or
 //! links of this host later changes nothing, and a disk is never taken for the file of a console.
 
-use super::back_ends::OpenError;
-use super::terminal::append_to;
-use crate::slice::spec::ConsoleEnd;
+use super::model::{Lending, LentThing, OpenError};
+use super::registry::lendings;
 use std::fmt;
-use std::fs::{self, File};
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-/// One thing that is lent.
+/// One thing that is lent, as `KIND:NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lend {
-    /// An image file or block device.
-    Disk {
-        /// Where it is.
-        path: PathBuf,
-        /// Whether VMs may write to it.
-        writable: bool,
-    },
-    /// A tap interface.
-    Tap {
-        /// Its name.
-        name: String,
-    },
-    /// The other end of a console.
-    Console(ConsoleEnd),
+pub struct Lend {
+    kind: &'static str,
+    name: String,
 }
 
 impl fmt::Display for Lend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Disk { path, writable: true } => write!(f, "disk:rw:{}", path.display()),
-            Self::Disk { path, writable: false } => write!(f, "disk:ro:{}", path.display()),
-            Self::Tap { name } => write!(f, "tap:{name}"),
-            Self::Console(ConsoleEnd::Stdio) => f.write_str("console:stdio"),
-            Self::Console(ConsoleEnd::File { path }) => {
-                write!(f, "console:file={}", path.display())
-            }
-            Self::Console(ConsoleEnd::Socket { path }) => {
-                write!(f, "console:socket={}", path.display())
-            }
-        }
+        write!(f, "{}:{}", self.kind, self.name)
     }
 }
 
-/// What stands behind it.
-#[derive(Debug)]
-enum Behind {
-    /// An image, or the file of a console.
-    File(File),
-    /// Number of an interface: another one of the same name has another.
-    Interface(u32),
-    /// Made when a VM uses it: standard input and output, a socket.
-    Later,
+fn lending(kind: &str) -> Option<Lending> {
+    lendings().find(|lending| lending.kind == kind)
+}
+
+impl FromStr for Lend {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = text.split_once(':').and_then(|(kind, name)| Some((lending(kind)?, name)));
+        let Some((lending, name)) = known else {
+            let forms: Vec<&str> = lendings().flat_map(|lending| lending.forms).copied().collect();
+            let forms = forms.join(", ");
+            return Err(format!("say what it is and how it may be used: {forms}"));
+        };
+        if name.is_empty() {
+            return Err("the name is missing".into());
+        }
+        (lending.check)(name)?;
+        Ok(Self { kind: lending.kind, name: name.to_owned() })
+    }
 }
 
 /// All that is lent, open.
 #[derive(Debug, Default)]
-pub(crate) struct Lent(Vec<(Lend, Behind)>);
+pub(crate) struct Lent(Vec<(String, LentThing)>);
 
 impl Lent {
     /// Opens all of it.
@@ -71,95 +54,33 @@ impl Lent {
     /// Something is not there, is of another kind, or may not be opened so.
     pub(crate) fn open(lends: &[Lend]) -> Result<Self, OpenError> {
         let open = |lend: &Lend| {
-            let behind = match lend {
-                Lend::Disk { path, writable } => disk(path, *writable).map(Behind::File),
-                Lend::Tap { name } => interface(name).map(Behind::Interface),
-                Lend::Console(ConsoleEnd::File { path }) => {
-                    return Ok((lend.clone(), Behind::File(append_to(path)?)));
-                }
-                Lend::Console(ConsoleEnd::Stdio | ConsoleEnd::Socket { .. }) => Ok(Behind::Later),
-            };
-            let failed = |source| OpenError::Lend { what: lend.to_string(), source };
-            Ok((lend.clone(), behind.map_err(failed)?))
+            let what = lend.to_string();
+            let lending = lending(lend.kind).ok_or_else(|| "there is no such kind".into());
+            match lending.and_then(|lending| (lending.open)(&lend.name)) {
+                Ok(thing) => Ok((what, thing)),
+                Err(source) => Err(OpenError::Lend { what, source }),
+            }
         };
         lends.iter().map(open).collect::<Result<_, _>>().map(Self)
     }
 
-    fn find(&self, wanted: &Lend) -> Result<&Behind, OpenError> {
-        let fits = |lend: &Lend| match (lend, wanted) {
-            // Who may write may read.
-            (Lend::Disk { path, writable: true }, Lend::Disk { path: wanted, .. }) => {
-                path == wanted
-            }
-            (lend, wanted) => lend == wanted,
-        };
-        let found = self.0.iter().find(|(lend, _)| fits(lend));
-        let refusal = || OpenError::NotLent { what: wanted.to_string() };
-        found.map(|(_, behind)| behind).ok_or_else(refusal)
+    /// What is lent under one of these names.
+    pub(super) fn find(&self, names: &[String]) -> Result<&LentThing, OpenError> {
+        let found = self.0.iter().find(|(name, _)| names.contains(name));
+        let what = || names.first().cloned().unwrap_or_default();
+        found.map(|(_, thing)| thing).ok_or_else(|| OpenError::NotLent { what: what() })
     }
-
-    /// The path at which the very file that is open can be opened once more, as the VM needs it.
-    pub(super) fn disk(&self, path: &Path, read_only: bool) -> Result<PathBuf, OpenError> {
-        let wanted = Lend::Disk { path: path.to_owned(), writable: !read_only };
-        Ok(match self.find(&wanted)? {
-            Behind::File(file) => format!("/proc/self/fd/{}", file.as_raw_fd()).into(),
-            Behind::Interface(_) | Behind::Later => path.to_owned(),
-        })
-    }
-
-    /// Fine if the interface is lent and still the same.
-    pub(super) fn tap(&self, name: &str) -> Result<(), OpenError> {
-        let wanted = Lend::Tap { name: name.to_owned() };
-        let failed = |source| OpenError::Lend { what: wanted.to_string(), source };
-        match self.find(&wanted)? {
-            Behind::Interface(number) if interface(name).map_err(failed)? != *number => {
-                Err(failed(io::Error::other("it is another interface than at the start")))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The file of a console, if it goes to one.
-    pub(super) fn console(&self, end: &ConsoleEnd) -> Result<Option<File>, OpenError> {
-        let wanted = Lend::Console(end.clone());
-        let failed = |source| OpenError::Lend { what: wanted.to_string(), source };
-        match self.find(&wanted)? {
-            Behind::File(file) => file.try_clone().map(Some).map_err(failed),
-            Behind::Interface(_) | Behind::Later => Ok(None),
-        }
-    }
-}
-
-/// Opens an image. A FIFO or a device of another kind must not block or start anything.
-fn disk(path: &Path, writable: bool) -> io::Result<File> {
-    let mut options = File::options();
-    let file = options.read(true).write(writable).custom_flags(libc::O_NONBLOCK).open(path)?;
-    let kind = file.metadata()?.file_type();
-    if kind.is_file() || kind.is_block_device() {
-        Ok(file)
-    } else {
-        Err(io::Error::other("it is neither a file nor a block device"))
-    }
-}
-
-/// The number of an interface that is a tap.
-fn interface(name: &str) -> io::Result<u32> {
-    if name.is_empty() || name.contains('/') || name.starts_with('.') {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let folder = Path::new("/sys/class/net").join(name);
-    let number = fs::read_to_string(folder.join("ifindex"))?;
-    if !folder.join("tun_flags").exists() {
-        return Err(io::Error::other("it is no tap interface"));
-    }
-    number.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
+    use crate::slice::peripherals::registry::DeviceSpec;
+    use std::fs;
+    use std::io::{Read, Seek, Write};
     use std::os::unix::fs::symlink;
+    use std::path::{Path, PathBuf};
+    use std::slice::from_ref;
 
     struct Folder(PathBuf);
 
@@ -171,10 +92,10 @@ mod tests {
             Self(path)
         }
 
-        fn file(&self, name: &str, text: &str) -> PathBuf {
+        fn file(&self, name: &str, text: &str) -> String {
             let path = self.0.join(name);
             fs::write(&path, text).unwrap();
-            path
+            path.to_str().unwrap().to_owned()
         }
     }
 
@@ -184,51 +105,92 @@ mod tests {
         }
     }
 
-    fn refused(result: Result<impl fmt::Debug, OpenError>) -> String {
-        result.unwrap_err().to_string()
+    fn open(lends: &[String]) -> Result<Lent, OpenError> {
+        let lends: Vec<Lend> = lends.iter().map(|lend| lend.parse().unwrap()).collect();
+        Lent::open(&lends)
+    }
+
+    /// What a device finds of what is lent.
+    fn found<'a>(lent: &'a Lent, option: &str, text: &str) -> Result<&'a LentThing, OpenError> {
+        lent.find(&DeviceSpec::parse(option, text).unwrap().kind.names())
+    }
+
+    #[test]
+    fn each_kind_is_read_and_shown() {
+        for text in [
+            "disk:ro:/a:b c",
+            "disk:rw:/a:b c",
+            "tap:tap0",
+            "console:stdio",
+            "console:file=/a:b c",
+            "console:socket=/a:b c",
+            "vsock:/a:b c",
+        ] {
+            assert_eq!(text.parse::<Lend>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_has_no_kind_or_mode_is_refused() {
+        for text in ["/a/disk.img", "tap0", "stdio", "nic:tap0", ""] {
+            let error = text.parse::<Lend>().unwrap_err();
+            assert!(error.contains("disk:ro:PATH, disk:rw:PATH, tap:NAME"), "{text}: {error}");
+        }
+        for text in [
+            "disk:/a",
+            "disk:",
+            "disk:ro:",
+            "disk:wo:/a",
+            "tap:",
+            "console:",
+            "console:/a",
+            "vsock:",
+        ] {
+            assert!(text.parse::<Lend>().is_err(), "{text}");
+        }
     }
 
     #[test]
     fn kind_and_mode_must_fit() {
         let folder = Folder::new("kinds");
         let [ro, rw, log] = ["ro", "rw", "log"].map(|name| folder.file(name, name));
-        let lends = [
-            Lend::Disk { path: ro.clone(), writable: false },
-            Lend::Disk { path: rw.clone(), writable: true },
-            Lend::Console(ConsoleEnd::File { path: log.clone() }),
-        ];
-        let lent = Lent::open(&lends).unwrap();
-        let console = |path: &PathBuf| lent.console(&ConsoleEnd::File { path: path.clone() });
+        let lends =
+            [format!("disk:ro:{ro}"), format!("disk:rw:{rw}"), format!("console:file={log}")];
+        let lent = open(&lends).unwrap();
 
-        assert!(lent.disk(&ro, true).is_ok() && lent.disk(&rw, true).is_ok());
-        assert!(lent.disk(&rw, false).is_ok() && console(&log).unwrap().is_some());
-        let not = |how: &str, path: &Path| {
-            let path = path.display();
-            format!(
-                "{how}{path} is not lent to VMs here; start the companion with --lend {how}{path}"
-            )
-        };
-        assert_eq!(refused(lent.disk(&ro, false)), not("disk:rw:", &ro));
-        assert_eq!(refused(lent.disk(&log, true)), not("disk:ro:", &log));
-        // The disk would be added to.
-        assert_eq!(refused(console(&rw)), not("console:file=", &rw));
-        assert_eq!(refused(lent.tap("rw")), not("tap:", Path::new("rw")));
-        assert!(lent.console(&ConsoleEnd::Stdio).is_err());
-        assert!(lent.console(&ConsoleEnd::Socket { path: log }).is_err());
+        assert!(found(&lent, "disk", &format!("{ro},readonly")).is_ok());
+        assert!(found(&lent, "disk", &format!("{rw},readonly")).is_ok());
+        assert!(found(&lent, "disk", &rw).is_ok());
+        let file = found(&lent, "console", &format!("file={log}"));
+        assert!(matches!(file, Ok(LentThing::File(_))));
+        // A disk taken for a console's file would be added to.
+        for (option, text, what) in [
+            ("disk", ro.clone(), format!("disk:rw:{ro}")),
+            ("disk", format!("{log},readonly"), format!("disk:ro:{log}")),
+            ("console", format!("file={rw}"), format!("console:file={rw}")),
+            ("console", format!("socket={log}"), format!("console:socket={log}")),
+            ("net", "rw".into(), "tap:rw".into()),
+            ("vsock", format!("cid=3,socket={log}"), format!("vsock:{log}")),
+        ] {
+            let says =
+                format!("{what} is not lent to VMs here; start the companion with --lend {what}");
+            assert_eq!(found(&lent, option, &text).unwrap_err().to_string(), says);
+        }
     }
 
     #[test]
     fn what_is_lent_is_what_was_there_at_the_start() {
         let folder = Folder::new("names");
         let (path, other) = (folder.file("disk", "lent"), folder.file("other", "not lent"));
-        let lent = Lent::open(&[Lend::Disk { path: path.clone(), writable: true }]).unwrap();
+        let lent = open(&[format!("disk:rw:{path}")]).unwrap();
 
         fs::remove_file(&path).unwrap();
         symlink(&other, &path).unwrap();
-        let again = lent.disk(&path, false).unwrap();
 
-        let mut file = File::options().read(true).write(true).open(again).unwrap();
+        let Ok(LentThing::File(file)) = found(&lent, "disk", &path) else { panic!() };
+        let mut file = file;
         let mut text = String::new();
+        file.rewind().unwrap();
         file.read_to_string(&mut text).unwrap();
         file.write_all(b"!").unwrap();
         assert_eq!(
@@ -240,15 +202,17 @@ mod tests {
     #[test]
     fn what_cannot_be_lent_is_refused_at_the_start() {
         let folder = Folder::new("refused");
-        let disk =
-            |path: &Path| Lent::open(&[Lend::Disk { path: path.to_owned(), writable: false }]);
-        let tap = |name: &str| Lent::open(&[Lend::Tap { name: name.to_owned() }]);
-        let file =
-            |path: &Path| Lent::open(&[Lend::Console(ConsoleEnd::File { path: path.to_owned() })]);
-
-        assert!(disk(&folder.0.join("none")).is_err());
-        assert!(disk(&folder.0).is_err() && disk(Path::new("/dev/null")).is_err());
-        assert!(file(Path::new("/dev/null")).is_err() && file(&folder.0).is_err());
-        assert!(tap("lo").is_err() && tap("../lo").is_err() && tap("").is_err());
+        let place = |path: &Path| path.display().to_string();
+        for lend in [
+            format!("disk:ro:{}", place(&folder.0.join("none"))),
+            format!("disk:ro:{}", place(&folder.0)),
+            "disk:ro:/dev/null".into(),
+            "console:file=/dev/null".into(),
+            format!("console:file={}", place(&folder.0)),
+            "tap:lo".into(),
+            "tap:../lo".into(),
+        ] {
+            assert!(open(from_ref(&lend)).is_err(), "{lend}");
+        }
     }
 }

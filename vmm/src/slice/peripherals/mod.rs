@@ -13,24 +13,32 @@
 
 mod back_ends;
 mod bus;
+mod console;
+mod disk;
 mod lend;
+mod model;
+mod nic;
 mod order;
-mod paper;
 mod queues;
+mod registry;
+mod rng;
 mod serve;
-mod shape;
-mod terminal;
+mod vsock;
 
 pub(crate) use back_ends::BackEnds;
-pub use back_ends::OpenError;
 pub(crate) use bus::PciBus;
+pub(crate) use console::Relay;
+pub use console::{ConsoleEnd, ConsoleSpec};
+pub use disk::{DiskFormat, DiskSpec};
 pub use lend::Lend;
 pub(crate) use lend::Lent;
+pub use model::OpenError;
+pub use nic::NicSpec;
 pub(crate) use order::{GONE, Sequencer};
+pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings};
+pub use rng::RngSpec;
 pub(crate) use serve::{Owner, follow};
-pub use shape::BackEndShape;
-pub(crate) use terminal::Relay;
-pub use terminal::TerminalError;
+pub use vsock::{VsockShape, VsockSpec};
 
 use super::fabric::{BOOTSTRAP, Fabric};
 use super::{SliceError, one_line};
@@ -38,7 +46,9 @@ use crate::guest_memory::{Guard, GuestMemory};
 use crate::machine::Machine;
 use devices::delegate::{Counts, Courier, Exchange};
 use devices::pci::{DeviceId, MsixView, PciEffect, PciRoot, QueueIndex};
-use devices::virtio::{self, DeviceChange, DeviceFaults, Doorbell, RingError, StopTimeout};
+use devices::virtio::{DeviceChange, DeviceFaults, Doorbell, RingError, StopTimeout};
+use migrate::DevicePlace;
+use model::Remote;
 use queues::{Queues, Slot};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -93,17 +103,18 @@ impl SliceDevices {
         let courier = Arc::new(Carried(Arc::downgrade(fabric)));
         let exchange = Exchange::new(local, &others, fabric.epoch, courier);
         let places = placement.devices();
-        let seen = shapes.iter().zip(places).map(|(shape, place)| shape.seen(place.queues.len()));
+        let count = |place: &DevicePlace| u16::try_from(place.queues.len()).unwrap_or(u16::MAX);
+        let seen = shapes.iter().zip(places).map(|(shape, place)| shape.seen(count(place)));
         let pci = PciRoot::new(seen.collect()).map_err(|error| broken(&error))?;
         let mut slots = Vec::new();
         for (id, place) in (0u16..).map(DeviceId).zip(places) {
             let msix = Arc::new(MsixView::new(pci.vectors(id), Arc::new(machine.clone())));
-            let shape_of = &shapes[usize::from(id.0)];
-            let way = back_ends.way(&exchange, id, place.owner, shape_of, place.queues.len());
-            let way = way.map_err(|error| broken(&error))?;
-            let slot =
-                Slot::new(local, &place.queues, way, msix).map_err(|error| broken(&error))?;
-            slots.push(slot);
+            let (owner, queues) = (place.owner, count(place));
+            let at = Remote { exchange: &exchange, device: id, owner, queues };
+            let front_end = back_ends.front_end(&shapes[usize::from(id.0)], &at);
+            let front_end = front_end.map_err(|error| broken(&error))?;
+            let slot = Slot::new(local, &place.queues, front_end, msix);
+            slots.push(slot.map_err(|error| broken(&error))?);
         }
         let memory = GuestMemory::new(&fabric.ram).map_err(|error| broken(&error))?;
         let faults: Arc<dyn DeviceFaults> = Arc::new(Told(Arc::downgrade(fabric)));
@@ -265,25 +276,6 @@ impl DeviceFaults for Told {
         tracing::warn!(device = device.0, "the guest's driver has broken a device: {cause}");
         if let Some(fabric) = self.0.upgrade() {
             fabric.device_broken(device.0);
-        }
-    }
-}
-
-impl BackEndShape {
-    /// The device as drivers see it.
-    fn seen(&self, queues: usize) -> virtio::DeviceShape {
-        match self {
-            Self::Disk(disk) => {
-                let queues = u16::try_from(queues).unwrap_or(1);
-                virtio::DeviceShape::Disk { disk: disk.clone(), queues }
-            }
-            Self::Nic(nic) => {
-                // Without the control queue two for each pair.
-                let pairs = u16::try_from(queues / 2).unwrap_or(1);
-                virtio::DeviceShape::Nic(devices::back_end::NicShape { pairs, ..nic.clone() })
-            }
-            Self::Rng => virtio::DeviceShape::Rng,
-            Self::Console => virtio::DeviceShape::Console,
         }
     }
 }

@@ -1,22 +1,15 @@
 //! The queues that are at home on this slice, and the threads that serve them.
 //!
 //! ```text
-//!   idle --Activated--> workers run --Reset--> network disconnected, workers stopped --> idle
-//!                                              disk must not wait
+//!   idle --Activated--> front end started, workers run --Reset--> front end stopped, workers stopped --> idle
 //! ```
-//! Every slice does this for every device. So the slice with the real disk has requests that wait for room fail, also those of
-//! queues on other slices, which wait for their answers meanwhile.
+//! Every slice does this for every device, also where none of its queues are: a back end may have to hear of it.
 
-use super::terminal::Terminal;
+use super::model::{FrontEnd, Starting};
 use crate::guest_memory::GuestMemory;
-use devices::back_end::Disk;
-use devices::pci::{Activation, DeviceId, MsixView, QueueIndex, QueueSetup};
-use devices::virtio::blk::DiskQueue;
-use devices::virtio::console::{ConsoleReceive, ConsoleTransmit};
-use devices::virtio::net::{NetControl, NetDevice, NetPair, NetQueue};
-use devices::virtio::rng::RngQueue;
+use devices::pci::{Activation, DeviceId, MsixView, QueueIndex};
 use devices::virtio::{
-    DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, StopTimeout, WorkerThread,
+    DeviceFaults, Doorbell, QueueContext, QueueWorker, StopTimeout, WorkerThread,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -27,25 +20,12 @@ use wire::SliceId;
 /// A worker that has not stopped by then waits for a page of a slice that hangs, or for a disk that does.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
-/// The way from a front end to what does the work.
-#[derive(Clone, Debug)]
-pub(super) enum Way {
-    Disk(Arc<dyn Disk>),
-    Nic {
-        device: Arc<NetDevice>,
-        pairs: u16,
-    },
-    Rng,
-    /// None where its queues are not.
-    Console(Option<Arc<Terminal>>),
-}
-
 /// A device on this slice.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// The doorbell of each queue that is here. Those of a network pair are one.
+    /// The doorbell of each queue that is here.
     bells: Vec<Option<Doorbell>>,
-    way: Way,
+    front_end: Arc<dyn FrontEnd>,
     pub(super) msix: Arc<MsixView>,
 }
 
@@ -53,20 +33,18 @@ impl Slot {
     pub(super) fn new(
         local: SliceId,
         homes: &[SliceId],
-        way: Way,
+        front_end: Arc<dyn FrontEnd>,
         msix: Arc<MsixView>,
     ) -> io::Result<Self> {
         let mut bells: Vec<Option<Doorbell>> = Vec::new();
         for (queue, home) in homes.iter().enumerate() {
-            bells.push(match (*home == local, &way, queue) {
-                (false, ..) => None,
-                (true, Way::Nic { .. }, queue) if queue % 2 == 1 => bells[queue - 1].clone(),
-                // Rung by the driver and by input alike.
-                (true, Way::Console(Some(terminal)), 0) => Some(terminal.doorbell.clone()),
-                (true, ..) => Some(Doorbell::new()?),
+            bells.push(match (*home == local, front_end.bell(queue, &bells)) {
+                (false, _) => None,
+                (true, Some(bell)) => Some(bell),
+                (true, None) => Some(Doorbell::new()?),
             });
         }
-        Ok(Self { bells, way, msix })
+        Ok(Self { bells, front_end, msix })
     }
 
     /// The doorbell of a queue, if it is here.
@@ -97,15 +75,11 @@ impl Queues {
             faults: Arc::clone(&self.faults),
         };
         let mut workers = Vec::new();
-        match &slot.way {
-            Way::Nic { device, .. } => device.connect(activation.features),
-            // Everywhere the reset before this is in effect: nothing from before it waits any more.
-            Way::Disk(disk) => disk.may_wait(true),
-            Way::Rng | Way::Console(_) => {}
-        }
+        slot.front_end.start(activation.features);
         for (queue, setup) in &activation.queues {
             let Some(bell) = slot.bell(*queue) else { continue };
-            match worker(&context, slot, activation, (*queue, setup), bell) {
+            let starting = Starting { context: &context, queue: *queue, setup, bell, activation };
+            match slot.front_end.worker(&starting) {
                 Ok(Some(worker)) => workers.extend(spawn(device, *queue, worker, bell)),
                 Ok(None) => {}
                 Err(cause) => context.faults.broken(device, cause),
@@ -119,11 +93,7 @@ impl Queues {
     /// # Errors
     /// That is not so: what wanted them stopped must not be acknowledged.
     pub(super) fn stop(&mut self, device: DeviceId, slot: &Slot) -> Result<(), StopTimeout> {
-        match &slot.way {
-            Way::Nic { device, .. } => device.disconnect(),
-            Way::Disk(disk) => disk.may_wait(false),
-            Way::Rng | Way::Console(_) => {}
-        }
+        slot.front_end.stop();
         WorkerThread::stop_all(self.running.remove(&device).unwrap_or_default())
     }
 }
@@ -142,74 +112,16 @@ fn spawn(
     thread.inspect_err(failed).ok()
 }
 
-/// The worker of a queue; none for a queue that another's worker serves too, or nobody needs.
-fn worker(
-    context: &QueueContext,
-    slot: &Slot,
-    activation: &Activation,
-    (queue, setup): (QueueIndex, &QueueSetup),
-    bell: &Doorbell,
-) -> Result<Option<Box<dyn QueueWorker>>, RingError> {
-    let features = activation.features;
-    Ok(match &slot.way {
-        Way::Disk(disk) => {
-            let disk = Arc::clone(disk);
-            Some(Box::new(DiskQueue::new(context, features, setup, disk, bell.clone())?))
-        }
-        Way::Nic { device, pairs } => match NetQueue::of(queue, *pairs, features) {
-            Some(NetQueue::Receive(pair)) => {
-                let transmit = QueueIndex(queue.0 + 1);
-                let transmit = activation.queues.iter().find(|(queue, _)| *queue == transmit);
-                let (_, transmit) = transmit.ok_or(RingError::Setup)?;
-                let device = (Arc::clone(device), pair);
-                let rings = (setup, transmit);
-                Some(Box::new(NetPair::new(context, features, rings, device, bell.clone())?))
-            }
-            Some(NetQueue::Control) => {
-                Some(Box::new(NetControl::new(context, features, setup, Arc::clone(device))?))
-            }
-            Some(NetQueue::Transmit(_)) | None => None,
-        },
-        Way::Rng => {
-            let source = Arc::new(|bytes: &mut [u8]| fill_random(bytes));
-            Some(Box::new(RngQueue::new(context, features, setup, source)?))
-        }
-        Way::Console(None) => None,
-        Way::Console(Some(terminal)) if queue == QueueIndex(0) => {
-            let input = terminal.input.clone();
-            Some(Box::new(ConsoleReceive::new(context, features, setup, input)?))
-        }
-        Way::Console(Some(terminal)) => {
-            let output = terminal.output();
-            Some(Box::new(ConsoleTransmit::new(context, features, setup, output)?))
-        }
-    })
-}
-
-/// The host's randomness.
-fn fill_random(mut bytes: &mut [u8]) {
-    while !bytes.is_empty() {
-        match rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => bytes = &mut bytes[count..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => {
-                tracing::error!("the host gives no randomness: {error}");
-                return;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::disk::DiskFront;
+    use super::super::rng::Rng;
     use super::*;
-    use crate::slice::spec::ConsoleEnd;
-    use devices::back_end::{DiskDone, DiskRequest, DiskShape, NullDisk};
-    use devices::virtio::{QueueState, WorkerState};
+    use devices::back_end::{Disk, DiskDone, DiskRequest, DiskShape, NullDisk};
+    use devices::virtio::{QueueState, RingError, WorkerState};
     use devices::{InterruptMessage, InterruptSink};
     use dsm::GuestRam;
     use migrate::Invalid;
-    use std::os::fd::AsRawFd;
     use std::slice::from_ref;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -261,7 +173,7 @@ mod tests {
         let memory = GuestMemory::new(&ram).unwrap();
         let mut queues = Queues::new(memory, Arc::new(Unheard));
         let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
-        let slot = Slot::new(SliceId(0), &[SliceId(0)], Way::Rng, msix).unwrap();
+        let slot = Slot::new(SliceId(0), &[SliceId(0)], Arc::new(Rng), msix).unwrap();
         let worker = |within| {
             let ((go, held), (busy, is_busy)) = (channel(), channel());
             let bell = Doorbell::new().unwrap();
@@ -311,8 +223,8 @@ mod tests {
         let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
         let ((go, held), (busy, is_busy)) = (channel(), channel());
         let disk = Arc::new(Full(Mutex::new(vec![go]), AtomicBool::new(true)));
-        let way = Way::Disk(disk.clone());
-        let slot = Slot::new(SliceId(0), &[SliceId(0)], way, msix).unwrap();
+        let front = Arc::new(DiskFront(disk.clone()));
+        let slot = Slot::new(SliceId(0), &[SliceId(0)], front, msix).unwrap();
         let bell = Doorbell::new().unwrap();
         let stuck = Box::new(Stuck(busy, held));
         let worker = WorkerThread::spawn("waits", stuck, bell, STOP_WITHIN).unwrap();
@@ -326,17 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn input_of_a_console_and_its_driver_ring_the_same_bell() {
-        let terminal = Arc::new(Terminal::open(&ConsoleEnd::Stdio, None, Arc::default()).unwrap());
-        let slot = |home| {
-            let way = Way::Console(Some(Arc::clone(&terminal)));
-            let msix = Arc::new(MsixView::new(3, Arc::new(Nowhere)));
-            Slot::new(SliceId(1), &[home; 2], way, msix).unwrap()
-        };
-        let here = slot(SliceId(1));
-        let bell = |queue| here.bell(QueueIndex(queue)).map(AsRawFd::as_raw_fd);
-        assert_eq!(bell(0), Some(terminal.doorbell.as_raw_fd()));
-        assert!(bell(1).is_some() && bell(1) != bell(0) && bell(2).is_none());
-        assert!(slot(SliceId(0)).bell(QueueIndex(0)).is_none());
+    fn only_queues_that_are_here_have_a_bell() {
+        let msix = Arc::new(MsixView::new(3, Arc::new(Nowhere)));
+        let homes = [SliceId(1), SliceId(0)];
+        let slot = Slot::new(SliceId(1), &homes, Arc::new(Rng), msix).unwrap();
+        assert!(slot.bell(QueueIndex(0)).is_some() && slot.bell(QueueIndex(1)).is_none());
+        assert!(slot.bell(QueueIndex(2)).is_none());
     }
 }

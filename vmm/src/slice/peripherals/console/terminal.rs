@@ -7,11 +7,10 @@
 //! A driver waits for its output to be taken, so nothing here may stop it for long: who reads too slowly
 //! makes it wait once, and then loses the oldest output.
 
+use super::ConsoleEnd;
 use super::paper::Paper;
-use crate::control::SocketError;
-use crate::local_socket::LocalSocket;
+use crate::local_socket::{LocalSocket, SocketError};
 use crate::slice::console::PanicWatch;
-use crate::slice::spec::ConsoleEnd;
 use devices::virtio::Doorbell;
 use devices::virtio::console::{ConsoleInput, ConsoleOutput};
 use rustix::fs::{Mode, OFlags};
@@ -35,7 +34,7 @@ const FINISH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why a console has no far end.
 #[derive(Debug, Error)]
-pub enum TerminalError {
+pub(crate) enum TerminalError {
     /// The file cannot be written.
     #[error("write console output to {}", .path.display())]
     File {

@@ -1,0 +1,243 @@
+//! What every kind of device says of itself. A kind is a module below [`super`] with one type that implements [`Model`];
+//! the table in [`super::registry`] has a line for it.
+//!
+//! ```text
+//!   option --parse--> Model (in the VM's description) --open, on its slice--> BackEnd --shape--> every slice
+//!                                                                               |
+//!                 FrontEnd, on every slice <--front_end: here-------------------+
+//!                 (workers of the queues    <--remote: elsewhere----- Exchange
+//!                  that are at home there)
+//! ```
+
+use devices::Fence;
+use devices::back_end::image::OnFull;
+use devices::delegate::{Exchange, ServeError};
+use devices::pci::{Activation, QueueIndex, QueueSetup};
+use devices::virtio::{DeviceShape, Doorbell, QueueContext, QueueWorker, RingError};
+use std::error::Error;
+use std::fmt::Debug;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use thiserror::Error;
+use wire::{DeviceId, SliceId};
+
+/// Why a device of this host cannot be used.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// It is not there, or not as it must be.
+    #[error("open {what}")]
+    Open {
+        /// What kind of device.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// No thread for it.
+    #[error("start the thread of {what}")]
+    Start {
+        /// What kind of device.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The operator of this host has not lent it, or not so.
+    #[error("{what} is not lent to VMs here; start the companion with --lend {what}")]
+    NotLent {
+        /// Kind, mode and name.
+        what: String,
+    },
+    /// It cannot be lent.
+    #[error("lend {what}")]
+    Lend {
+        /// Kind, mode and name.
+        what: String,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+impl OpenError {
+    /// For `map_err`.
+    pub(super) fn of<E: Into<Box<dyn Error + Send + Sync>>>(
+        what: &'static str,
+    ) -> impl Fn(E) -> Self {
+        move |error| Self::Open { what, source: error.into() }
+    }
+}
+
+/// Most queues, or pairs, of a device. A vCPU beyond that shares the queue of another.
+pub(super) const QUEUES_MAX: usize = 64;
+
+/// How a companion's operator lends things of one kind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lending {
+    /// What comes before the colon.
+    pub(super) kind: &'static str,
+    /// Everything that can be said.
+    pub(super) forms: &'static [&'static str],
+    /// What is wrong with what comes behind, if anything.
+    pub(super) check: fn(&str) -> Result<(), String>,
+    /// Opens it.
+    pub(super) open: fn(&str) -> Result<LentThing, Box<dyn Error + Send + Sync>>,
+}
+
+/// What stands behind a name that is lent.
+#[derive(Debug)]
+pub(super) enum LentThing {
+    /// An image, or the file of a console.
+    File(File),
+    /// Number of an interface: another one of the same name has another.
+    Interface(u32),
+    /// Made when a VM uses it: standard input and output, a socket.
+    Later,
+}
+
+/// What to say of a part of an option that is none of these words.
+pub(super) fn unknown(part: &str, words: &str) -> String {
+    format!("{part:?} is none of {words}")
+}
+
+/// Where a device is opened, and for whom.
+#[derive(Debug)]
+pub(super) struct Opening<'a> {
+    /// Its number.
+    pub(super) number: u16,
+    /// vCPUs of the VM.
+    pub(super) vcpus: u32,
+    /// To be looked at before anything outside is changed.
+    pub(super) fence: &'a Arc<Fence>,
+    /// What becomes of writes that find no room.
+    pub(super) on_full: OnFull,
+    /// Set when the guest's panic goes by.
+    pub(super) panicked: &'a Arc<AtomicBool>,
+    /// What the operator has lent for it; none on the bootstrap slice, where the operator asks for it himself.
+    pub(super) lent: Option<&'a LentThing>,
+}
+
+/// Slices that a device's queues can be at home on.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// The slice with the real device.
+    pub(super) owner: SliceId,
+    /// For a queue of each vCPU.
+    pub(super) vcpus: Vec<SliceId>,
+}
+
+impl Places {
+    /// For a queue that belongs to no vCPU.
+    pub(super) fn boot(&self) -> SliceId {
+        self.vcpus.first().copied().unwrap_or(self.owner)
+    }
+}
+
+/// A device of another slice.
+#[derive(Debug)]
+pub(super) struct Remote<'a> {
+    pub(super) exchange: &'a Exchange,
+    pub(super) device: DeviceId,
+    pub(super) owner: SliceId,
+    /// Number of queues.
+    pub(super) queues: u16,
+}
+
+/// A kind of device: what a VM's description says of one.
+pub(super) trait Model: Sized {
+    /// What the slice with the real device tells the others. Without back ends elsewhere there may be nothing.
+    type Shape;
+
+    /// Its rings are always read on the slice with the real device, as its bytes come from a process there.
+    const AT_OWNER: bool = false;
+
+    /// The option that asks for one, without dashes.
+    const OPTION: &'static str;
+
+    /// How a companion's operator lends what it needs, if anything.
+    const LENDING: Option<Lending> = None;
+
+    /// Reads the parts of its option that are not for every device; there is one at least, perhaps empty.
+    ///
+    /// # Errors
+    /// What is wrong, for who has typed it.
+    fn parse(parts: &[&str]) -> Result<Self, String>;
+
+    /// Names under which it may be lent, the one to ask for first.
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Opens the real device, and says what the other slices are told.
+    fn open(&self, opening: &Opening<'_>) -> Result<(Self::Shape, Arc<dyn BackEnd>), OpenError>;
+
+    /// Whether it is what was asked for. A companion's word is checked before it is shown to the guest.
+    fn fits(&self, shape: &Self::Shape) -> bool;
+
+    /// The home of each queue, by number.
+    fn homes(shape: &Self::Shape, places: &Places) -> Vec<SliceId>;
+
+    /// The device with so many queues, as drivers see it.
+    fn seen(shape: &Self::Shape, queues: u16) -> DeviceShape;
+
+    /// The front end of a device of another slice.
+    fn remote(shape: &Self::Shape, at: &Remote<'_>) -> Arc<dyn FrontEnd>;
+}
+
+/// A real device of this host, open. Dropping it closes it.
+pub(super) trait BackEnd: Debug + Send + Sync {
+    /// The front end on this slice. From now on the device serves front ends of other slices as well.
+    fn front_end(
+        &self,
+        exchange: &Exchange,
+        device: DeviceId,
+        queues: u16,
+    ) -> Result<Arc<dyn FrontEnd>, ServeError>;
+
+    /// The VM begins.
+    fn start(&self) -> Result<(), OpenError> {
+        Ok(())
+    }
+
+    /// The VM is over: what is under way to people and programs gets there.
+    fn finish(&self) {}
+}
+
+/// A queue that its driver has set up, and that is at home here.
+#[derive(Debug)]
+pub(super) struct Starting<'a> {
+    pub(super) context: &'a QueueContext,
+    pub(super) queue: QueueIndex,
+    pub(super) setup: &'a QueueSetup,
+    pub(super) bell: &'a Doorbell,
+    /// Features and all queues of its device.
+    pub(super) activation: &'a Activation,
+}
+
+/// What a front end makes of a queue.
+pub(super) type Worker = Result<Option<Box<dyn QueueWorker>>, RingError>;
+
+/// A device on one slice, wherever the real one is.
+pub(super) trait FrontEnd: Debug + Send + Sync {
+    /// The doorbell of a queue that is here, if it is not one of its own. `before` has those of the queues before.
+    fn bell(&self, queue: usize, before: &[Option<Doorbell>]) -> Option<Doorbell> {
+        let _ = (queue, before);
+        None
+    }
+
+    /// A driver has brought the device up. Everywhere the reset before this is in effect.
+    fn start(&self, features: u64) {
+        let _ = features;
+    }
+
+    /// The worker of a queue; none for a queue that another's worker serves too, or nobody needs.
+    ///
+    /// # Errors
+    /// The queue cannot be: the driver has broken the device.
+    fn worker(&self, queue: &Starting<'_>) -> Worker;
+
+    /// The device is to be reset: nothing keeps its workers from stopping.
+    fn stop(&self) {}
+}

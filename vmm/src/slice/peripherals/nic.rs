@@ -1,0 +1,202 @@
+//! Network devices: a tap interface of one host, seen by front ends on all slices.
+
+use super::model::{
+    BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, QUEUES_MAX, Remote,
+    Starting, Worker, unknown,
+};
+use devices::back_end::tap::{TapNic, TapOptions};
+use devices::back_end::{Nic, NicShape};
+use devices::delegate::{Exchange, ServeError};
+use devices::pci::QueueIndex;
+use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
+use devices::virtio::{DeviceShape, Doorbell, RingError};
+use serde::{Deserialize, Serialize};
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use wire::{DeviceId, SliceId};
+
+const WHAT: &str = "a network interface";
+
+/// A tap interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NicSpec {
+    /// Its name on the host of its slice.
+    pub tap: String,
+    /// Hardware address; made from the device's number if none.
+    pub mac: Option<[u8; 6]>,
+}
+
+impl Model for NicSpec {
+    type Shape = NicShape;
+
+    const OPTION: &'static str = "net";
+    const LENDING: Option<Lending> =
+        Some(Lending { kind: "tap", forms: &["tap:NAME"], check: |_| Ok(()), open: lend });
+
+    /// `TAP[,mac=MAC]`
+    fn parse(parts: &[&str]) -> Result<Self, String> {
+        let tap = parts.first().filter(|tap| !tap.is_empty()).ok_or("the tap is missing")?;
+        let mut nic = Self { tap: (*tap).to_owned(), mac: None };
+        for part in &parts[1..] {
+            match part.split_once('=') {
+                Some(("mac", value)) => nic.mac = Some(address(value)?),
+                _ => return Err(unknown(part, "mac=, rings=, slice=")),
+            }
+        }
+        Ok(nic)
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![format!("tap:{}", self.tap)]
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<(NicShape, Arc<dyn BackEnd>), OpenError> {
+        if let Some(LentThing::Interface(number)) = opening.lent {
+            let failed = |source| OpenError::Lend { what: format!("tap:{}", self.tap), source };
+            let now = interface(&self.tap).map_err(|error| failed(error.into()))?;
+            if now != *number {
+                return Err(failed("it is another interface than at the start".into()));
+            }
+        }
+        let mac = self.mac.unwrap_or_else(|| own_address(opening.number));
+        let pairs = u16::try_from(opening.vcpus).unwrap_or(u16::MAX);
+        let (name, fence) = (self.tap.clone(), Arc::clone(opening.fence));
+        let tap = TapNic::open(&TapOptions { name, mac, pairs, fence });
+        let tap = tap.map_err(OpenError::of(WHAT))?;
+        Ok((tap.shape(), Arc::new(OpenNic(Arc::new(tap)))))
+    }
+
+    fn fits(&self, shape: &NicShape) -> bool {
+        shape.pairs > 0 && shape.mac[0] & 1 == 0 && self.mac.is_none_or(|mac| mac == shape.mac)
+    }
+
+    /// A receive and a transmit queue for each vCPU, and the control queue behind.
+    fn homes(shape: &NicShape, places: &Places) -> Vec<SliceId> {
+        let pairs = usize::from(shape.pairs).min(QUEUES_MAX);
+        let homes = places.vcpus.iter().take(pairs);
+        homes.flat_map(|home| [*home, *home]).chain([places.boot()]).collect()
+    }
+
+    fn seen(shape: &NicShape, queues: u16) -> DeviceShape {
+        net::shape(&NicShape { pairs: queues / 2, ..shape.clone() })
+    }
+
+    fn remote(shape: &NicShape, at: &Remote<'_>) -> Arc<dyn FrontEnd> {
+        let nic = at.exchange.remote_nic(at.device, at.owner, shape.clone());
+        Arc::new(NicFront { device: NetDevice::new(nic), pairs: at.queues / 2 })
+    }
+}
+
+/// A hardware address of one device: six bytes in hexadecimal.
+fn address(text: &str) -> Result<[u8; 6], String> {
+    let error = || format!("mac={text:?} is no address of one device, such as 52:54:00:12:34:56");
+    let byte = |part: &str| match part.len() {
+        2 => u8::from_str_radix(part, 16).map_err(|_| error()),
+        _ => Err(error()),
+    };
+    let bytes = text.split(':').map(byte).collect::<Result<Vec<_>, _>>()?;
+    let mac: [u8; 6] = bytes.try_into().map_err(|_| error())?;
+    // The lowest bit of the first byte marks a group.
+    if mac[0] & 1 != 0 || mac == [0; 6] { Err(error()) } else { Ok(mac) }
+}
+
+/// A hardware address for a device without one: of one device, administered locally.
+fn own_address(number: u16) -> [u8; 6] {
+    let [high, low] = number.to_be_bytes();
+    [0x52, 0x54, 0x00, 0x7e, high, low]
+}
+
+/// An interface of the same name that is made later has another number.
+fn lend(name: &str) -> Result<LentThing, Box<dyn Error + Send + Sync>> {
+    Ok(LentThing::Interface(interface(name)?))
+}
+
+/// The number of an interface that is a tap.
+fn interface(name: &str) -> io::Result<u32> {
+    if name.is_empty() || name.contains('/') || name.starts_with('.') {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let folder = Path::new("/sys/class/net").join(name);
+    let number = fs::read_to_string(folder.join("ifindex"))?;
+    if !folder.join("tun_flags").exists() {
+        return Err(io::Error::other("it is no tap interface"));
+    }
+    number.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+#[derive(Debug)]
+struct OpenNic(Arc<dyn Nic>);
+
+impl BackEnd for OpenNic {
+    fn front_end(
+        &self,
+        exchange: &Exchange,
+        device: DeviceId,
+        queues: u16,
+    ) -> Result<Arc<dyn FrontEnd>, ServeError> {
+        let nic = exchange.serve_nic(device, Arc::clone(&self.0))?;
+        Ok(Arc::new(NicFront { device: NetDevice::new(nic), pairs: queues / 2 }))
+    }
+}
+
+/// A network device here or elsewhere.
+#[derive(Debug)]
+struct NicFront {
+    device: Arc<NetDevice>,
+    pairs: u16,
+}
+
+impl FrontEnd for NicFront {
+    /// The queues of a pair are one worker's.
+    fn bell(&self, queue: usize, before: &[Option<Doorbell>]) -> Option<Doorbell> {
+        if queue % 2 == 1 { before.last().cloned().flatten() } else { None }
+    }
+
+    fn start(&self, features: u64) {
+        self.device.connect(features);
+    }
+
+    fn worker(&self, at: &Starting<'_>) -> Worker {
+        let features = at.activation.features;
+        Ok(match NetQueue::of(at.queue, self.pairs, features) {
+            Some(NetQueue::Receive(pair)) => {
+                let transmit = QueueIndex(at.queue.0 + 1);
+                let mut queues = at.activation.queues.iter();
+                let transmit = queues.find(|(queue, _)| *queue == transmit);
+                let (_, transmit) = transmit.ok_or(RingError::Setup)?;
+                let (device, rings) = ((Arc::clone(&self.device), pair), (at.setup, transmit));
+                let bell = at.bell.clone();
+                Some(Box::new(NetPair::new(at.context, features, rings, device, bell)?))
+            }
+            Some(NetQueue::Control) => {
+                let device = Arc::clone(&self.device);
+                Some(Box::new(NetControl::new(at.context, features, at.setup, device)?))
+            }
+            Some(NetQueue::Transmit(_)) | None => None,
+        })
+    }
+
+    fn stop(&self) {
+        self.device.disconnect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_gives_tap_and_address() {
+        let nic = NicSpec::parse(&["tap0", "mac=52:54:00:12:34:56"]).unwrap();
+        let mac = Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+        assert_eq!(nic, NicSpec { tap: "tap0".into(), mac });
+        for part in ["mac=1", "mac=01:00:00:00:00:00", "mac=0+:0:0:0:0:0", "ro"] {
+            assert!(NicSpec::parse(&["t", part]).is_err(), "{part}");
+        }
+        assert!(NicSpec::parse(&[""]).is_err());
+    }
+}

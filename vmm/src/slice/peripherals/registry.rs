@@ -1,0 +1,250 @@
+//! The table of all kinds of devices, at the end of this file. **A new kind is a module in this folder and a line in the
+//! table**; its front end is a module of `devices::virtio`, its option a field in `cli/src/devices.rs`.
+
+use super::console::ConsoleSpec;
+use super::disk::DiskSpec;
+use super::model::{BackEnd, FrontEnd, Lending, Model, OpenError, Opening, Places, Remote};
+use super::nic::NicSpec;
+use super::rng::RngSpec;
+use super::vsock::{VsockShape, VsockSpec};
+use devices::back_end::{DiskShape, NicShape};
+use devices::virtio::DeviceShape;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use wire::SliceId;
+
+/// Where the rings of a device are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rings {
+    /// On the slice of the queue's vCPU: requests and payload travel in messages.
+    #[default]
+    Bypass,
+    /// On the slice with the real device: rings and payload travel as pages of the distributed memory. For
+    /// comparison.
+    Coherent,
+}
+
+/// A device of the VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSpec {
+    /// The slice with the real device.
+    pub slice: u16,
+    /// Where its rings are read.
+    #[serde(default)]
+    pub rings: Rings,
+    /// What it is.
+    pub kind: DeviceKind,
+}
+
+impl DeviceSpec {
+    /// Reads what is said behind `--option`: the device's own words, with `slice=K` and, where vCPUs' slices may
+    /// read its rings, `rings=WHERE` among them. The first word is always the device's own.
+    ///
+    /// # Errors
+    /// What is wrong, for who has typed it.
+    pub fn parse(option: &str, text: &str) -> Result<Self, String> {
+        let mut own = Vec::new();
+        let (mut slice, mut rings) = (0, None);
+        for part in text.split(',') {
+            match part.split_once('=') {
+                Some(("slice", value)) if !own.is_empty() => {
+                    let error = |_| format!("slice={value:?} is no number of a slice");
+                    slice = value.parse().map_err(error)?;
+                }
+                Some(("rings", value)) if !own.is_empty() => rings = Some(value),
+                _ => own.push(part),
+            }
+        }
+        let kind = DeviceKind::parse(option, &own)?;
+        let rings = match rings {
+            None => Rings::Bypass,
+            Some(_) if kind.is_at_owner() => {
+                return Err("rings= makes no sense: they are always where this device is".into());
+            }
+            Some("bypass") => Rings::Bypass,
+            Some("coherent") => Rings::Coherent,
+            Some(value) => {
+                return Err(format!("rings={value:?} is neither bypass nor coherent"));
+            }
+        };
+        Ok(Self { slice, rings, kind })
+    }
+
+    /// True when its rings are read on its own slice, wherever vCPUs are.
+    pub(crate) fn has_rings_at_home(&self) -> bool {
+        self.rings == Rings::Coherent || self.kind.is_at_owner()
+    }
+}
+
+impl BackEndShape {
+    /// The home of each queue, by number. `vcpus` has the slice of each vCPU.
+    pub(crate) fn homes(&self, device: &DeviceSpec, vcpus: &[SliceId]) -> Vec<SliceId> {
+        let owner = SliceId(device.slice);
+        let at = |vcpu: &SliceId| if device.has_rings_at_home() { owner } else { *vcpu };
+        self.homes_at(&Places { owner, vcpus: vcpus.iter().map(at).collect() })
+    }
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident: $spec:ty => $shape:ty,)*) => {
+        /// What a device is made of, as the VM's description says it.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum DeviceKind { $($(#[$doc])* $kind($spec),)* }
+
+        /// What the slice with a device tells the others of it.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum BackEndShape { $($(#[$doc])* $kind($shape),)* }
+
+        $(impl From<$spec> for DeviceKind {
+            fn from(spec: $spec) -> Self {
+                Self::$kind(spec)
+            }
+        })*
+
+        impl DeviceKind {
+            fn parse(option: &str, parts: &[&str]) -> Result<Self, String> {
+                $(if option == <$spec as Model>::OPTION {
+                    return <$spec as Model>::parse(parts).map(Self::$kind);
+                })*
+                Err(format!("no device has the option --{option}"))
+            }
+
+            /// Its rings are read on the slice with the real device, wherever vCPUs are.
+            fn is_at_owner(&self) -> bool {
+                match self { $(Self::$kind(_) => <$spec as Model>::AT_OWNER,)* }
+            }
+
+            /// Names under which it may be lent.
+            pub(super) fn names(&self) -> Vec<String> {
+                match self { $(Self::$kind(spec) => spec.names(),)* }
+            }
+
+            /// Opens the real device.
+            pub(super) fn open(
+                &self,
+                opening: &Opening<'_>,
+            ) -> Result<(BackEndShape, Arc<dyn BackEnd>), OpenError> {
+                match self {
+                    $(Self::$kind(spec) => {
+                        let (shape, back_end) = spec.open(opening)?;
+                        Ok((BackEndShape::$kind(shape), back_end))
+                    })*
+                }
+            }
+        }
+
+        impl BackEndShape {
+            /// Whether it is what was asked for.
+            pub(crate) fn fits(&self, kind: &DeviceKind) -> bool {
+                match (self, kind) {
+                    $((Self::$kind(shape), DeviceKind::$kind(spec)) => spec.fits(shape),)*
+                    _ => false,
+                }
+            }
+
+            fn homes_at(&self, places: &Places) -> Vec<SliceId> {
+                match self { $(Self::$kind(shape) => <$spec as Model>::homes(shape, places),)* }
+            }
+
+            /// The device with so many queues, as drivers see it.
+            pub(super) fn seen(&self, queues: u16) -> DeviceShape {
+                match self { $(Self::$kind(shape) => <$spec as Model>::seen(shape, queues),)* }
+            }
+
+            /// The front end of a device of another slice.
+            pub(super) fn remote(&self, at: &Remote<'_>) -> Arc<dyn FrontEnd> {
+                match self { $(Self::$kind(shape) => <$spec as Model>::remote(shape, at),)* }
+            }
+        }
+
+        /// How things are lent to each kind.
+        pub(super) fn lendings() -> impl Iterator<Item = Lending> {
+            [$(<$spec as Model>::LENDING,)*].into_iter().flatten()
+        }
+    };
+}
+
+// The table: what a VM's description says of a device, and what the slice that has it tells the others.
+kinds! {
+    /// An image file or block device.
+    Disk: DiskSpec => DiskShape,
+    /// A tap interface.
+    Nic: NicSpec => NicShape,
+    /// A source of randomness.
+    Rng: RngSpec => (),
+    /// A console beside the serial line.
+    Console: ConsoleSpec => (),
+    /// Sockets between guest and host.
+    Vsock: VsockSpec => VsockShape,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_a_device_are_read_whatever_it_is() {
+        let disk = DeviceSpec::parse("disk", "/d,slice=2,rings=coherent").unwrap();
+        assert_eq!((disk.slice, disk.rings), (2, Rings::Coherent));
+        let console = DeviceSpec::parse("console", "stdio,slice=1").unwrap();
+        assert_eq!((console.slice, console.rings), (1, Rings::Bypass));
+        for (option, text) in [
+            ("disk", "/d,slice=x"),
+            ("disk", "/d,slice=70000"),
+            ("net", "t,rings=x"),
+            ("console", "stdio,rings=bypass"),
+            ("vsock", "cid=3,socket=/s,rings=coherent"),
+            ("floppy", "/d"),
+        ] {
+            assert!(DeviceSpec::parse(option, text).is_err(), "--{option} {text}");
+        }
+    }
+
+    #[test]
+    fn queues_are_at_home_with_their_vcpus_or_with_the_device() {
+        let vcpus = [SliceId(0), SliceId(0), SliceId(1)];
+        let homes = |shape: &BackEndShape, option, text| {
+            shape.homes(&DeviceSpec::parse(option, text).unwrap(), &vcpus)
+        };
+        let (sectors, block_bytes, id) = (8, 512, [0; 20]);
+        let disk = DiskShape { sectors, block_bytes, read_only: false, discard: true, id };
+        let disk = BackEndShape::Disk(disk);
+        assert_eq!(homes(&disk, "disk", "/d,slice=2"), vcpus);
+        assert_eq!(homes(&disk, "disk", "/d,slice=2,rings=coherent"), [SliceId(2); 3]);
+        let nic = NicShape { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, pairs: 3, offloads: 0 };
+        let nic = BackEndShape::Nic(nic);
+        assert_eq!(homes(&nic, "net", "t,slice=1"), [0, 0, 0, 0, 1, 1, 0].map(SliceId));
+        assert_eq!(homes(&BackEndShape::Rng(()), "rng", ""), [SliceId(0)]);
+        let console = BackEndShape::Console(());
+        assert_eq!(homes(&console, "console", "stdio,slice=2"), [SliceId(2); 2]);
+        let vsock = BackEndShape::Vsock(VsockShape { cid: 3 });
+        assert_eq!(homes(&vsock, "vsock", "cid=3,socket=/s,slice=1"), [SliceId(1); 3]);
+    }
+
+    #[test]
+    fn shape_of_another_kind_fits_nothing() {
+        let rng = DeviceKind::Rng(RngSpec {});
+        let console = DeviceSpec::parse("console", "stdio").unwrap().kind;
+        assert!(BackEndShape::Rng(()).fits(&rng) && BackEndShape::Console(()).fits(&console));
+        assert!(!BackEndShape::Rng(()).fits(&console) && !BackEndShape::Console(()).fits(&rng));
+    }
+
+    #[test]
+    fn description_survives_the_way_to_another_slice() {
+        for (option, text) in [
+            ("disk", "/d,readonly"),
+            ("net", "t"),
+            ("rng", ""),
+            ("console", "file=/f"),
+            ("vsock", "cid=3,socket=/s"),
+        ] {
+            let spec = DeviceSpec::parse(option, text).unwrap();
+            let bytes = serde_json::to_vec(&spec).unwrap();
+            assert_eq!(serde_json::from_slice::<DeviceSpec>(&bytes).unwrap(), spec);
+        }
+    }
+}
