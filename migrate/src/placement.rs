@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(placement.vcpus_on(SliceId(0)), [VcpuId(0)]);
         let homes = [3, 4, 8, 16].map(|gfn| placement.home_of(Gfn(gfn)));
         assert_eq!(homes, [Some(SliceId(0)), None, Some(SliceId(1)), None]);
-        assert_eq!(placement.frames_of(SliceId(1)), [8..16]);
+        assert_eq!(placement.frames_of(SliceId(1)), vec![Range { start: 8, end: 16 }]);
         assert_eq!(placement.queue_at(0, 0), Some(SliceId(0)));
         assert_eq!((placement.queue_at(0, 2), placement.queue_at(1, 0)), (None, None));
         assert_eq!(placement.members(), [SliceId(0), SliceId(1)]);
@@ -448,7 +448,7 @@ mod tests {
             Change::Device { device: 1, to },
             Change::Leave(SliceId(2)),
         ] {
-            let refused = two().next(&[change.clone()]);
+            let refused = two().next(std::slice::from_ref(&change));
             assert!(matches!(refused, Err(PlacementError::Unknown(_))), "{change:?}: {refused:?}");
         }
         let stranger = two().next(&[Change::Vcpu { vcpu: VcpuId(1), to: SliceId(7) }]);

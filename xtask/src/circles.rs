@@ -16,6 +16,19 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, Item, Token, UseTree};
 
+/// Circles that are still there. One that is not in the list fails the check, and so does an entry that is gone.
+const LEFT: [&str; 9] = [
+    "devices/src: acpi, chipset, cmos, pci, saved, serial, virtio",
+    "devices/src/virtio: net, worker",
+    "dsm/src: kernel, memory",
+    "lab/guest-tests/src: bench, pool, process",
+    "vmm/src: control, slice",
+    "vmm/src: interrupts, machine",
+    "vmm/src/machine: config, create, error, sample, saved, vcpu",
+    "vmm/src/slice: bus, clockwork, fabric, peripherals, report, spec",
+    "vmm/src/slice/peripherals: back_ends, lend",
+];
+
 /// A module by its path inside its crate; the crate's root is empty.
 type Module = Vec<String>;
 /// Arrows from a module to those that it uses.
@@ -23,7 +36,7 @@ type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
 /// Every circle in the crates below these folders of sources.
 pub(crate) fn findings(root: &Path, sources: &[PathBuf]) -> Result<Vec<String>> {
-    let mut findings = Vec::new();
+    let mut found = Vec::new();
     for source in sources {
         let shown = source.strip_prefix(root).unwrap_or(source).display().to_string();
         let uses = uses(&read(source)?);
@@ -33,10 +46,14 @@ pub(crate) fn findings(root: &Path, sources: &[PathBuf]) -> Result<Vec<String>> 
             } else {
                 format!("{shown}/{}", folder.join("/"))
             };
-            findings.push(format!("{place}: these modules need each other: {}", parts.join(", ")));
+            found.push(format!("{place}: {}", parts.join(", ")));
         }
     }
-    Ok(findings)
+    let new = found.iter().filter(|circle| !LEFT.contains(&circle.as_str()));
+    let new = new.map(|circle| format!("{circle}: these modules need each other"));
+    let gone = LEFT.iter().filter(|left| !found.iter().any(|circle| circle == *left));
+    let gone = gone.map(|left| format!("{left}: no circle any more; take it from the list"));
+    Ok(new.chain(gone).collect())
 }
 
 /// What a module's text says.

@@ -38,9 +38,8 @@ fn check(root: &Path, from: &Path, link: &str) -> Result<(), &'static str> {
         link.split_once('#').map_or((link, None), |(path, part)| (path, Some(part)));
     let target = match path {
         "" => from.to_path_buf(),
-        path => {
-            inside(&from.parent().unwrap_or(Path::new("")).join(path)).ok_or("leaves the tree")?
-        }
+        path => inside(&from.parent().unwrap_or_else(|| Path::new("")).join(path))
+            .ok_or("leaves the tree")?,
     };
     if !root.join(&target).exists() {
         return Err("leads to nothing");

@@ -107,7 +107,7 @@ fn moves_line(report: &Value) -> Option<String> {
         let of = |slice: &Value| slice.pointer("/page_moves")?.get(name)?.as_u64();
         slices.iter().map(of).sum::<Option<u64>>()
     };
-    let (copies, placed) = (sum("copies")?, sum("placed_out")?);
+    let (copies, placed) = (sum("copies")?, sum("remote_writes_out")?);
     Some(format!(
         "page contents: {copies} copies by processors, {placed} pages placed by adapters\n"
     ))
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn copies_and_placed_pages_of_all_slices_are_added() {
-        let moves = |copies: u64, out: u64| serde_json::json!({"page_moves": {"copies": copies, "placed_out": out, "placed_in": 1}});
+        let moves = |copies: u64, out: u64| serde_json::json!({"page_moves": {"copies": copies, "remote_writes_out": out, "remote_writes_in": 1}});
         let report = serde_json::json!({"slices": [moves(2, 30), moves(3, 40)]});
 
         let line = moves_line(&report).unwrap();

@@ -207,10 +207,13 @@ mod tests {
             prop_assert!(before + pending.len() <= raised);
             prop_assert!(second.0.lock().unwrap().is_empty(), "nothing has a route yet");
             for vector in (0..6).map(MsixVector) {
-                two.route(vector, to(u8::try_from(vector.0).unwrap()));
+                let route = to(u8::try_from(vector.0).unwrap());
+                one.route(vector, route);
+                two.route(vector, route);
             }
-            let sent: Vec<u16> = second.0.lock().unwrap().iter().copied().map(u16::from).collect();
-            prop_assert_eq!(sent, pending);
+            let sent = second.0.lock().unwrap().clone();
+            prop_assert_eq!(&first.0.lock().unwrap()[before..], &sent[..], "as the saved one sends");
+            prop_assert_eq!(sent.into_iter().map(u16::from).collect::<Vec<_>>(), pending);
             prop_assert!(two.save().pending.is_empty());
         }
     }
@@ -232,7 +235,7 @@ mod tests {
         assert_eq!(view.save(), MsixViewState { vectors: 3, pending: vec![] });
         view.raise(Some(MsixVector(2)));
         damage(&view.save(), 0x01, |state| {
-            drop(MsixView::new(3, Arc::new(Sent::default())).restore(state))
+            drop(MsixView::new(3, Arc::new(Sent::default())).restore(state));
         });
     }
 }

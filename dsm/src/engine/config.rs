@@ -28,7 +28,7 @@ pub struct EngineConfig {
     pub uplink: Box<dyn Uplink>,
     /// Whoever waits for longer than this waits in vain: several leases.
     pub wait_limit: Duration,
-    /// Which pages are traced from the start; see [`Handle::set_trace`].
+    /// Which pages are traced from the start; see [`Handle::set_trace`](crate::Handle::set_trace).
     pub trace: Tracing,
 }
 

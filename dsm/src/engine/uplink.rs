@@ -22,7 +22,7 @@ pub trait Uplink: Send {
     fn fatal(&mut self, error: EngineError);
     /// Some page is hot and unknown: look at the roots of the local vCPUs.
     fn sample_roots(&mut self);
-    /// A vCPU waits for this page: let it say where it is, by [`Handle::sampled`]. `thread` is its
+    /// A vCPU waits for this page: let it say where it is, by [`Handle::sampled`](crate::Handle::sampled). `thread` is its
     /// thread, or one of the kernel's that waits in its name. A VMM that cannot ask does nothing.
     fn sample_fault(&mut self, _gfn: Gfn, _thread: u32) {}
 }

@@ -78,6 +78,10 @@ impl PageStore for StepStore<'_> {
     }
 
     fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) -> bool {
+        let twin = self.store.twins.page(gfn);
+        if twin.is_some_and(|twin| self.store.ram.holds(gfn, twin)) {
+            return false;
+        }
         let page = self.store.ram.entries(gfn);
         self.store.twins.changes(gfn, page, out)
     }

@@ -51,6 +51,11 @@ impl Twins {
         }
     }
 
+    /// The entries as they were when they were last compared.
+    pub(crate) fn page(&self, gfn: Gfn) -> Option<&[u64; 512]> {
+        Some(&self.0.get(&gfn)?.entries)
+    }
+
     /// Appends the entries in which a page differs from its twin, and brings the twin up to date. True when an entry
     /// permits a clean write.
     pub(crate) fn changes(&mut self, gfn: Gfn, page: &Page, out: &mut Vec<Entry>) -> bool {

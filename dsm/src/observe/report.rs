@@ -46,13 +46,11 @@ pub struct PageMoves {
     /// copies such a frame once more. A page that is written remotely is never in a frame.
     pub copies: u64,
     /// Pages that went into another slice's memory, by an adapter or into its memory file.
-    #[serde(rename = "placed_out")]
     pub remote_writes_out: u64,
     /// Pages that another slice wrote into ours in that way.
-    #[serde(rename = "placed_in")]
     pub remote_writes_in: u64,
     /// Pages that the transport received into guest memory.
-    #[serde(default, rename = "landed")]
+    #[serde(default)]
     pub direct_received: u64,
 }
 
@@ -75,7 +73,7 @@ pub struct Report {
     #[serde(default)]
     pub prefetches: u64,
     /// Correlated pages asked for: this slice misses them at the same times as others.
-    #[serde(default, rename = "companions_asked")]
+    #[serde(default)]
     pub correlated_requests: u64,
     /// Faults of the kernel's workers whose page was probed: only the vCPU could tell what it wanted.
     #[serde(default)]

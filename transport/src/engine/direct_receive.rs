@@ -135,8 +135,7 @@ mod tests {
             *seen = found + 1;
             found
         };
-        let total = sizes.len();
-        let mut came = 0;
+        let (total, mut came) = (sizes.len(), 0);
         while came < total {
             assert!(Instant::now() < end, "{came} of {sent} frames came");
             while sent < total {

@@ -87,7 +87,7 @@ mod tests {
     use super::super::ENTRY_BYTES;
     use super::*;
     use crate::pci::MsixVector;
-    use crate::saved::testing::{bring_over, damage};
+    use crate::saved::testing::{bring_over, damage, through_bytes};
     use proptest::prelude::*;
 
     const VECTORS: u16 = 3;
@@ -145,7 +145,7 @@ mod tests {
         let mut most = MsixTable::new(256).save();
         let entry = MsixEntryState { address: !3, data: u32::MAX, masked: false };
         most.entries.fill(entry);
-        crate::saved::testing::through_bytes(&most);
+        through_bytes(&most);
         damage(&MsixTable::new(2).save(), 0x02, |state| {
             drop(MsixTable::new(2).restore(state));
         });

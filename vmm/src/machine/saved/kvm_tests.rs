@@ -6,7 +6,7 @@ use crate::machine::{Machine, MachineConfig, MachineHooks, create};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::{ShutdownCause, ShutdownSink};
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_fpu, kvm_msr_entry, kvm_segment, kvm_sregs};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_segment, kvm_sregs};
 use kvm_ioctls::{Kvm, VcpuFd};
 use migrate::PlacementView;
 use migrate::saved::{decode, encode};
@@ -85,9 +85,6 @@ fn live(machine: &Machine) {
         fd.set_sregs(&sregs).unwrap();
         let general = General { rax: 1, rbx: 2, rip: 0x4000, rflags: 0x202, ..General::default() };
         fd.set_regs(&General { r15: u64::MAX, ..general }.into()).unwrap();
-        let mut fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
-        fpu.xmm[7] = [0x5a; 16];
-        fd.set_fpu(&fpu).unwrap();
         let debug = Debug { addresses: [0x1000, 2, 3, 4], dr6: 0xffff_0ff0, dr7: 0x401 };
         fd.set_debug_regs(&debug.into()).unwrap();
         let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
@@ -100,6 +97,15 @@ fn live(machine: &Machine) {
     });
 }
 
+/// An area with the FPU as after reset, and something in XMM7 (SDM vol. 1, tables 13-1 and 10-2).
+fn vectors() -> XsaveArea {
+    let mut words = [0; 1024];
+    (words[0], words[6]) = (0x37f, 0x1f80);
+    words[(160 + 7 * 16) / 4..][..4].fill(0x5a5a_5a5a);
+    words[512 / 4] = 3; // XSTATE_BV: FPU and SSE
+    XsaveArea::from_words(words)
+}
+
 fn both() -> [InterruptBackEnd; 2] {
     [InterruptBackEnd::Userspace, InterruptBackEnd::Ghost]
 }
@@ -109,6 +115,8 @@ fn kvm_vcpu_gives_back_the_state_that_it_was_given() {
     for back_end in both() {
         let Some(old) = machine(back_end) else { return };
         live(&old);
+        let vectors = VcpuState { xsave: vectors(), ..state_of(&old) };
+        old.restore_vcpu(&vectors).unwrap();
         let state = state_of(&old);
         println!("{back_end}: {} MSRs, {} refused", state.msrs.values.len(), state.msrs.refused);
         let bytes = encode(&state).unwrap();
@@ -125,9 +133,8 @@ fn kvm_vcpu_gives_back_the_state_that_it_was_given() {
         assert_eq!(state.debug.addresses, [0x1000, 2, 3, 4]);
         assert_eq!(state.events.nmi_pending, 1);
         assert_eq!(state.events.exception.map(|exception| exception.error_code), Some(Some(6)));
-        // XMM7 (SDM vol. 1, table 13-1).
         let words = state.xsave.to_words(XSAVE_BYTES_MAX).unwrap();
-        assert_eq!(words[(160 + 7 * 16) / 4..][..4], [0x5a5a_5a5a; 4]);
+        assert_eq!(words[(160 + 7 * 16) / 4..][..4], [0x5a5a_5a5a; 4], "XMM7");
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::{Counting, LONG, STATE};
 use crate::back_end::{DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
-use crate::saved::testing::through_bytes;
+use crate::saved::testing::{damage, through_bytes};
 use crate::virtio::blk::DiskQueue;
+use crate::virtio::net::NetPairState;
 use crate::virtio::testing::{Driver, Guest};
 use crate::virtio::{
     Doorbell, QUEUE_SIZE_MAX, QueueState, QueueWorker, RestError, WorkerState, WorkerThread,
@@ -325,10 +326,9 @@ fn states_of_other_queues_are_refused() {
         migrate::Saved::restore(&mut worker, WorkerState::Queue(bad)).unwrap_err();
         assert_eq!(worker.save(), fresh, "nothing has changed");
     }
-    let pair =
-        crate::virtio::net::NetPairState { receive: state, transmit: state, packets: vec![] };
+    let pair = NetPairState { receive: state, transmit: state, packets: vec![] };
     migrate::Saved::restore(&mut worker, WorkerState::Pair(pair)).unwrap_err();
-    crate::saved::testing::damage(&fresh, 0x01, |state| drop(worker.restore(state)));
+    damage(&fresh, 0x01, |state| drop(worker.restore(state)));
     let broken = QueueState { next_used: 6, broken: true, ..state };
     migrate::Saved::restore(&mut worker, WorkerState::Queue(broken)).unwrap();
     assert!(!worker.service(), "a broken queue is not served");
