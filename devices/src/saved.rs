@@ -3,7 +3,7 @@
 //! ```text
 //!   Chipset --save--> ChipsetState: serial line, timer, CMOS, PM1, IOAPIC
 //!   PciRoot --save--> PciRootState: for each function its registers, MSI-X table and virtio transport
-//!   MsixView, ConsoleInput, NetDevice --save--> what one slice keeps of a device
+//!   MsixView, ConsoleInput, NetDevice, Vsock --save--> what one slice keeps of a device
 //!   WorkerThread --rest--> WorkerState: how far each ring has been served
 //! ```
 //! A state is saved while its part is at rest. What follows from the machine's configuration, from guest memory or from
@@ -24,6 +24,7 @@ pub use crate::pm::Pm1State;
 pub use crate::serial::SerialLineState;
 pub use crate::virtio::console::ConsoleInputState;
 pub use crate::virtio::net::{NetDeviceState, NetPairState, PacketState};
+pub use crate::virtio::vsock::VsockState;
 pub use crate::virtio::{
     DeviceConfigState, QueueRegistersState, QueueState, TransportState, WorkerState,
 };

@@ -17,7 +17,8 @@ use devices::virtio::console::{self, ConsoleInput, ConsoleOutput, ConsoleReceive
 use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::rng::{self, RngQueue};
 use devices::virtio::vsock::{
-    self, CONNECTIONS_MAX, End, Receive, Transmit, View, Vsock, VsockReceive, VsockTransmit,
+    self, CONNECTIONS_MAX, End, Events, Receive, Transmit, View, Vsock, VsockEvents, VsockReceive,
+    VsockTransmit,
 };
 use devices::virtio::{
     DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, Used, UsedMemory,
@@ -276,7 +277,10 @@ impl Slice {
                     VsockTransmit::new(&context, features, setup, transmit)
                         .map(|w| Box::new(w) as _)
                 }
-                (5, _) => continue,
+                (5, 2) => {
+                    let events = Events::new(&self.vsock);
+                    VsockEvents::new(&context, features, setup, events).map(|w| Box::new(w) as _)
+                }
                 (_, 0) => {
                     let input = self.input.clone();
                     ConsoleReceive::new(&context, features, setup, input).map(|w| Box::new(w) as _)

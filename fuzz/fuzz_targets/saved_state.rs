@@ -10,14 +10,15 @@ use devices::pci::{DeviceId, MsixVector, MsixView, PciRoot, QueueSetup};
 use devices::saved::{
     ChipsetState, CmosState, ConsoleInputState, FunctionState, IoApicState, MsixTableState,
     MsixViewState, NetDeviceState, NetPairState, PciRootState, PitState, Pm1State, QueueState,
-    SerialLineState, TransportState, WorkerState,
+    SerialLineState, TransportState, VsockState, WorkerState,
 };
 use devices::virtio::blk::DiskQueue;
-use devices::virtio::console::ConsoleInput;
+use devices::virtio::console::{self, ConsoleInput};
 use devices::virtio::net::{NetDevice, NetPair};
+use devices::virtio::rng;
+use devices::virtio::vsock::{View, Vsock};
 use devices::virtio::{
-    DeviceFaults, DeviceShape, Doorbell, F_VERSION_1, QueueContext, QueueWorker, RingError, Used,
-    UsedMemory,
+    DeviceFaults, Doorbell, F_VERSION_1, QueueContext, QueueWorker, RingError, Used, UsedMemory,
 };
 use devices::{
     Bus, Chipset, ChipsetConfig, GuestClock, IOAPIC_BASE, InterruptMessage, InterruptSink,
@@ -127,7 +128,7 @@ fn chipset(bytes: &[u8], script: &[u8]) {
 }
 
 fn pci(bytes: &[u8], script: &[u8]) {
-    let root = || PciRoot::new(vec![DeviceShape::Console, DeviceShape::Rng]).unwrap();
+    let root = || PciRoot::new(vec![console::shape(), rng::shape()]).unwrap();
     let (Some(state), mut one) = (read::<PciRootState>(bytes), root()) else { return };
     if !give(&mut one, state) {
         assert!(one == root());
@@ -238,6 +239,23 @@ fn network(bytes: &[u8]) {
     net.disconnect();
 }
 
+fn sockets(bytes: &[u8], script: &[u8]) {
+    let mut vsock = Vsock::new(3).unwrap();
+    let Some(state) = read::<VsockState>(bytes) else { return };
+    assert!(give(&mut vsock, state));
+    for byte in script.iter().take(ACCESSES_MAX) {
+        match byte & 3 {
+            0 => vsock.set_active(byte & 4 != 0),
+            1 => vsock.news().into_iter().for_each(|id| vsock.reset(id)),
+            _ => {
+                let asked = vsock.connect(u32::from(*byte));
+                assert!(asked.is_none_or(|(id, _)| vsock.view(id) == Some(View::Asked)));
+            }
+        }
+    }
+    sound(&vsock);
+}
+
 /// States of parts that are inside others.
 fn inner(bytes: &[u8]) {
     read::<SerialLineState>(bytes);
@@ -257,13 +275,14 @@ fuzz_target!(|input_bytes: &[u8]| {
     let [kind, low, high, rest @ ..] = input_bytes else { return };
     let length = usize::from(u16::from_le_bytes([*low, *high])).min(rest.len());
     let (bytes, script) = rest.split_at(length);
-    match kind % 7 {
+    match kind % 8 {
         0 => chipset(bytes, script),
         1 => pci(bytes, script),
         2 => view(bytes, script),
         3 => input(bytes, script),
         4 => workers(bytes, script),
         5 => network(bytes),
-        _ => inner(bytes),
+        6 => inner(bytes),
+        _ => sockets(bytes, script),
     }
 });

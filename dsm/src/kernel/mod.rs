@@ -36,7 +36,9 @@ mod userfaultfd;
 pub use error::UffdError;
 pub(crate) use guest_mapping::GuestMapping;
 pub use linux::check_host;
-pub(crate) use sizes::{HUGE, PAGE};
+pub(crate) use sizes::HUGE;
+#[cfg(any(test, feature = "simulate"))]
+pub(crate) use sizes::PAGE;
 pub(crate) use span::Span;
 pub(crate) use uffd::{Installed, Uffd};
 pub(crate) use userfaultfd::{Fault, FaultWatch};

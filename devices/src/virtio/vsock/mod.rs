@@ -1,5 +1,5 @@
 //! The front end of a socket device (virtio 1.2, 5.10): queue 0 brings packets to the driver, queue 1 takes its packets,
-//! queue 2 is for events, of which there are none.
+//! queue 2 brings events.
 //!
 //! ```text
 //!   worker of queue 1 --packets--> [switch] --news--> host side: whoever has the other ends
@@ -7,13 +7,18 @@
 //! ```
 //! The switch is a pure machine behind one lock that is held for a moment only; nothing waits in it for guest memory or
 //! for the host. What a guest may have it keep is bounded: 1024 connections, 64 KiB for each in both directions.
+//! A restored device has no connection, and says so by an event.
 //! Streams only; a driver that breaks a rule of a connection gets it reset, and its other connections go on.
 
 mod connection;
+mod events;
 mod header;
+mod saved;
 mod switch;
 
+pub use events::{Events, VsockEvents};
 pub use header::HOST_CID;
+pub use saved::VsockState;
 pub use switch::{CONNECTIONS_MAX, ConnectionId, End, View};
 
 use super::ring::{Chain, Ring};
@@ -86,6 +91,7 @@ pub struct Vsock {
     switch: Arc<Mutex<Switch>>,
     receive: Doorbell,
     transmit: Doorbell,
+    events: Doorbell,
     host: HostBell,
 }
 
@@ -97,8 +103,8 @@ impl Vsock {
     /// No file descriptors left.
     pub fn new(cid: u32) -> io::Result<Self> {
         let switch = Arc::new(Mutex::new(Switch::new(cid.into())));
-        let (receive, transmit, host) = (Doorbell::new()?, Doorbell::new()?, HostBell::new()?);
-        Ok(Self { switch, receive, transmit, host })
+        let (receive, transmit, events) = (Doorbell::new()?, Doorbell::new()?, Doorbell::new()?);
+        Ok(Self { switch, receive, transmit, events, host: HostBell::new()? })
     }
 
     /// Does something under the lock, and then wakes whom it concerns.
@@ -114,16 +120,19 @@ impl Vsock {
         if rings.transmit {
             self.transmit.ring();
         }
+        if rings.events {
+            self.events.ring();
+        }
         if rings.host {
             self.host.ring();
         }
         result
     }
 
-    /// What wakes the worker of a queue, where it is more than the driver.
+    /// What wakes the worker of a queue.
     #[must_use]
     pub fn bell(&self, queue: usize) -> Option<&Doorbell> {
-        [&self.receive, &self.transmit].get(queue).copied()
+        [&self.receive, &self.transmit, &self.events].get(queue).copied()
     }
 
     /// What wakes the host's side: [`Self::news`] has something.

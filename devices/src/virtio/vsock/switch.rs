@@ -18,7 +18,7 @@ const RESETS_MAX: usize = 1024;
 /// The same for connections that the host has to look at.
 const NEWS_MAX: usize = 2 * CONNECTIONS_MAX;
 /// Ports of the host for connections that it asks for begin here; below are those that guests know.
-const FIRST_PORT: u32 = 1 << 30;
+pub(super) const FIRST_PORT: u32 = 1 << 30;
 
 /// A connection, for as long as the device is there: none has the number of an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +62,8 @@ pub(super) struct Rings {
     pub(super) receive: bool,
     /// The worker that takes packets of the guest.
     pub(super) transmit: bool,
+    /// The worker that brings events to the guest.
+    pub(super) events: bool,
     pub(super) host: bool,
 }
 
@@ -80,6 +82,8 @@ pub(super) struct Switch {
     held: bool,
     next_id: u64,
     next_port: u32,
+    /// The driver is to hear that connections of before a restore are reset.
+    owes_reset: bool,
     rings: Rings,
 }
 
@@ -96,6 +100,7 @@ impl Switch {
             held: false,
             next_id: 0,
             next_port: FIRST_PORT,
+            owes_reset: false,
             rings: Rings::default(),
         }
     }
@@ -107,11 +112,34 @@ impl Switch {
     /// A driver takes the device, or lets it go: no connection outlives that.
     pub(super) fn set_active(&mut self, active: bool) {
         self.active = active;
+        // A driver that resets the device has no connection any more.
+        self.owes_reset &= active;
         self.news.extend(std::mem::take(&mut self.connections).into_keys());
         self.ids.clear();
         self.resets.clear();
         self.ready.clear();
         self.rings.host = true;
+    }
+
+    /// Whether the driver is to hear that its connections are reset.
+    pub(super) fn owes_reset(&self) -> bool {
+        self.owes_reset
+    }
+
+    /// The driver has heard it.
+    pub(super) fn reset_told(&mut self) {
+        self.owes_reset = false;
+    }
+
+    /// What a saved state has: whether a driver runs the device, and the host's next port.
+    pub(super) fn lasting(&self) -> (bool, u32) {
+        (self.active || self.owes_reset, self.next_port)
+    }
+
+    /// Goes on from there.
+    pub(super) fn go_on(&mut self, active: bool, next_port: u32) {
+        (self.owes_reset, self.next_port) = (active, next_port);
+        self.rings.events = true;
     }
 
     /// Whether a packet of the guest can be taken. If not, its worker is woken when one can.

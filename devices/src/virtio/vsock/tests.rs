@@ -1,3 +1,5 @@
+mod saved;
+
 use super::super::QueueWorker;
 use super::super::testing::{Driver, Guest};
 use super::connection::Key;

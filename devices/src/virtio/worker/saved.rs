@@ -25,7 +25,7 @@ pub struct QueueState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum WorkerState {
-    /// One queue: of a disk, a source of randomness, a console, or the control queue of a network.
+    /// One queue: of a disk, a source of randomness, a console, a socket device, or the control queue of a network.
     Queue(QueueState),
     /// Both queues of a pair of a network.
     Pair(NetPairState),

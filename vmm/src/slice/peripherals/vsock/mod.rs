@@ -18,8 +18,8 @@ use crate::local_socket::LocalSocket;
 use devices::Fence;
 use devices::delegate::{Exchange, ServeError};
 use devices::pci::QueueIndex;
-use devices::virtio::vsock::{self, HOST_CID, Receive, Transmit, Vsock};
-use devices::virtio::vsock::{VsockReceive, VsockTransmit};
+use devices::virtio::vsock::{self, Events, HOST_CID, Receive, Transmit, Vsock};
+use devices::virtio::vsock::{VsockEvents, VsockReceive, VsockTransmit};
 use devices::virtio::{DeviceShape, Doorbell};
 use host::Host;
 use serde::{Deserialize, Serialize};
@@ -187,7 +187,7 @@ impl Drop for OpenVsock {
 struct VsockFront(Option<Vsock>);
 
 impl FrontEnd for VsockFront {
-    /// Those of packets are rung by the driver and by the device alike.
+    /// They are rung by the driver and by the device alike.
     fn bell(&self, queue: usize, _: &[Option<Doorbell>]) -> Option<Doorbell> {
         self.0.as_ref()?.bell(queue).cloned()
     }
@@ -209,7 +209,10 @@ impl FrontEnd for VsockFront {
                 let transmit = Transmit::new(vsock);
                 Some(Box::new(VsockTransmit::new(at.context, features, at.setup, transmit)?))
             }
-            // There are no events.
+            QueueIndex(2) => {
+                let events = Events::new(vsock);
+                Some(Box::new(VsockEvents::new(at.context, features, at.setup, events)?))
+            }
             _ => None,
         })
     }
