@@ -2,7 +2,7 @@
 //!
 //! | rule | where |
 //! |---|---|
-//! | at most 800 lines, without a test module at the end | `*.rs` |
+//! | at most 500 lines, without a test module at the end; files of tests may have more | `*.rs` |
 //! | no marks of unfinished work | `*.rs`, `*.sh`, `x` |
 //! | a file that opens `unsafe_code` says why in an `UNSAFETY:` line | `*.rs` |
 //! | no host name of a package mirror | all text but `Cargo.lock` |
@@ -15,7 +15,7 @@ use std::process::{Command as Process, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-const MOST_LINES: usize = 800;
+const MOST_LINES: usize = 500;
 /// Written in two parts, so that this file does not break its own rules.
 const UNFINISHED: [&str; 4] = [
     concat!("FIX", "ME"),
@@ -82,7 +82,7 @@ fn check_file(path: &str, text: &str, mirrors: &[String]) -> Vec<String> {
     let mut find = |line: usize, what: String| findings.push(format!("{path}:{line}: {what}"));
     if extension == "rs" {
         let own = lines_without_tests(text);
-        if own > MOST_LINES {
+        if own > MOST_LINES && !is_test_file(path) {
             find(own, format!("{own} lines without tests, {MOST_LINES} are allowed"));
         }
         if text.contains("expect(unsafe_code") && !text.contains("// UNSAFETY:") {
@@ -108,6 +108,11 @@ fn check_file(path: &str, text: &str, mirrors: &[String]) -> Vec<String> {
         }
     }
     findings
+}
+
+/// Whether everything in the file is tests.
+fn is_test_file(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.split('/').any(|folder| folder == "tests")
 }
 
 /// Lines up to a test module that closes the file.

@@ -16,6 +16,7 @@ mod companion;
 mod console;
 mod events;
 mod fabric;
+mod gathering;
 mod host;
 mod launch;
 mod peripherals;

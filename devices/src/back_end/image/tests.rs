@@ -285,7 +285,7 @@ fn read_only_image_refuses_every_change() {
     fs::set_permissions(&path, Permissions::from_mode(0o444)).expect("an own file");
 
     for options in [options, asked] {
-        let disk = ImageDisk::open(&options).expect("an image to read");
+        let disk = open_again(&options);
         assert!(disk.shape().read_only);
         let write = DiskRequest::Write { sector: 0, data: vec![1; 512] };
         let zero = DiskRequest::WriteZeroes { sector: 0, sectors: 1, unmap: false };
@@ -374,7 +374,7 @@ fn backing_image_is_opened_only_when_permitted() {
         assert!(matches!(refused, Err(ImageError::Format { .. })), "{refused:?}");
 
         let permitted = ImageOptions { other_files: true, ..denied };
-        let disk = ImageDisk::open(&permitted).expect("an image over another");
+        let disk = open_again(&permitted);
         let read = ask(&disk, DiskRequest::Read { sector: 9, bytes: 1024 });
         assert_eq!(read, DiskReply::Done(vec![5; 1024]));
         let write = DiskRequest::Write { sector: 9, data: vec![6; 512] };

@@ -1,0 +1,143 @@
+//! What the fabric does with frames of its peers.
+
+use super::*;
+use crate::slice::events::{self, Events};
+use crossbeam_channel::bounded;
+use devices::Standing;
+use migrate::{Placement, PlacementOwner};
+use std::slice::from_ref;
+use wire::control::Space;
+
+const EPOCH: Epoch = Epoch(1);
+
+pub(in crate::slice) fn fabric(local: SliceId) -> (Link, Events) {
+    let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
+    let members = (0..3).map(SliceId).collect();
+    let placement =
+        Placement::new(EPOCH, members, vec![BOOTSTRAP], Vec::new(), Vec::new()).unwrap();
+    let fabric = Fabric {
+        epoch: EPOCH,
+        ram: Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap()),
+        placement: PlacementOwner::new(local, placement).view(),
+        events,
+        bystanders: Vec::new(),
+        jobs,
+        applied,
+        devices: OnceLock::new(),
+        handle: OnceLock::new(),
+        machine: OnceLock::new(),
+        fence: OnceLock::new(),
+        clockwork: OnceLock::new(),
+        calls: PendingCalls::default(),
+        traffic: Traffic::default(),
+    };
+    (Link::new(Arc::new(fabric)), told)
+}
+
+/// Between its look at the peers and now this process may have stood still.
+#[test]
+fn fence_is_renewed_from_when_the_engine_began_to_look() {
+    let (mut link, _told) = fabric(BOOTSTRAP);
+    let second = 1_000_000_000;
+    let (now, fence) = (Fence::now(), Arc::new(Fence::default()));
+    fence.take_lease(now - 4 * second, Duration::from_secs(1000));
+    link.fabric.fence.set(Arc::clone(&fence)).unwrap();
+    let is_late = |at: u64| fence.look(at) == Standing::Late;
+
+    assert!(link.looked(), "nothing was looked at");
+    assert!(is_late(now + 497 * second));
+    link.began = Some(now - 2 * second);
+    assert!(link.looked());
+    assert!(!is_late(now + 497 * second) && is_late(now + 499 * second));
+    link.looks();
+    assert!(link.looked());
+    assert!(!is_late(now + 499 * second));
+}
+
+#[test]
+fn loss_of_a_slice_is_heard_behind_what_a_bad_peer_sends() {
+    let (mut link, told) = fabric(BOOTSTRAP);
+    let report = Control::Report(b"{}".to_vec()).encode(EPOCH);
+    (0..20_000).for_each(|_| link.frame(SliceId(2), Class::Interrupt, &report));
+    link.lost(SliceId(1), "silent".into());
+
+    assert!(matches!(told.recv(None), Ok(SliceEvent::Lost(SliceId(1), _))));
+}
+
+/// What the main thread hears of a frame.
+fn told(local: u16, from: u16, frame: &Control) -> Vec<SliceEvent> {
+    let (mut link, told) = fabric(SliceId(local));
+    link.frame(SliceId(from), Class::Interrupt, &frame.encode(EPOCH));
+    told.try_iter().collect()
+}
+
+#[test]
+fn access_that_kvm_takes_for_a_devices_is_done_in_memory() {
+    let (link, _told) = fabric(BOOTSTRAP);
+    let fabric = &link.fabric;
+    let mut read = [0; 4];
+    assert_eq!(
+        fabric.access_memory(3 * PAGE + 8, MemoryAccess::Write(&[1, 2, 3, 4])),
+        InMemory::Done
+    );
+    assert_eq!(fabric.access_memory(3 * PAGE + 8, MemoryAccess::Read(&mut read)), InMemory::Done);
+    assert_eq!(read, [1, 2, 3, 4]);
+    for address in [16 * PAGE, 0xfec0_0000, u64::MAX] {
+        let found = fabric.access_memory(address, MemoryAccess::Read(&mut read));
+        assert_eq!((found, read), (InMemory::No, [1, 2, 3, 4]));
+    }
+}
+
+fn foreign(events: &[SliceEvent]) -> bool {
+    matches!(events, [SliceEvent::Fatal(text)] if text.contains("which it must not"))
+}
+
+#[test]
+fn frames_count_from_those_who_may_send_them_only() {
+    let call =
+        DeviceCall { id: 1, space: Space::Port, write: false, address: 0x3f8, length: 1, data: 0 };
+    let change = DeviceChange::Broken { device: 1 };
+    let from_bootstrap = [
+        Control::End(EndCause::PowerOff),
+        Control::Answer { id: 1, data: 7 },
+        Control::AskReport,
+        Control::Apply { sequence: 1, change },
+        Control::ClockPing { id: 1 },
+        Control::ClockStep { sum: 1 },
+    ];
+    let to_bootstrap = [
+        Control::Report(b"{}".to_vec()),
+        Control::WantEnd(EndCause::Reset),
+        Control::Call(call),
+        Control::EndOfInterrupt { vector: 3 },
+        Control::Applied { sequence: 1 },
+        Control::Broken { device: 1 },
+        Control::ClockPong { id: 1, ticks: 1, stepped: 1 },
+        Control::WantStop,
+    ];
+    for frame in &from_bootstrap {
+        assert!(foreign(&told(1, 2, frame)), "a companion sends {frame:?}");
+        assert!(foreign(&told(0, 2, frame)), "to the bootstrap: {frame:?}");
+        assert!(!foreign(&told(2, 0, frame)), "{frame:?}");
+    }
+    for frame in &to_bootstrap {
+        assert!(foreign(&told(1, 2, frame)), "to a companion: {frame:?}");
+        assert!(foreign(&told(1, 0, frame)), "the bootstrap sends {frame:?}");
+        assert!(!foreign(&told(0, 2, frame)), "{frame:?}");
+    }
+}
+
+#[test]
+fn answer_of_another_companion_reaches_no_vcpu() {
+    let (mut link, told) = fabric(SliceId(1));
+    let fabric = Arc::clone(&link.fabric);
+    let (id, answer) = fabric.calls.begin();
+    let frame = |data| Control::Answer { id, data }.encode(EPOCH);
+
+    link.frame(SliceId(2), Class::Interrupt, &frame(0xbad));
+    assert!(answer.try_recv().is_err());
+    assert!(foreign(&told.try_iter().collect::<Vec<_>>()));
+    link.frame(SliceId(0), Class::Interrupt, &frame(7));
+
+    assert_eq!(answer.try_recv(), Ok(7));
+}

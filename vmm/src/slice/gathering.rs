@@ -1,0 +1,100 @@
+//! What the bootstrap learns from the hosts before there is a VM, and what it concludes from that.
+//!
+//! ```text
+//!   facts of each host --> interrupt back end, shapes of devices, are counters equally fast? --> offset of each clock
+//! ```
+
+use super::SliceError;
+use super::host::HostFacts;
+use super::peripherals::{BackEndShape, DeviceSpec};
+use super::spec::{Interrupts, Shape};
+use crate::clock::DRIFT_PPM;
+use crate::tsc::host_ticks;
+use std::time::{Duration, Instant};
+use transport::BootstrapMesh;
+use wire::SliceId;
+
+/// How long a host may take to answer.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+/// How long a step of the start may take.
+pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
+/// Round trips of a clock measurement; the fastest counts.
+const CLOCK_ROUNDS: u32 = 200;
+
+/// The interrupt back end that was asked for, or the best that every host has.
+pub(super) fn choose_interrupts(
+    asked: Interrupts,
+    hosts: &[HostFacts],
+) -> Result<Interrupts, SliceError> {
+    let failed = (0u16..).zip(hosts).find(|(_, host)| !host.ghosts.is_empty());
+    match (asked, failed) {
+        (Interrupts::Ghost, Some((id, host))) => {
+            Err(SliceError::Ghosts { slice: SliceId(id), cause: host.ghosts.clone() })
+        }
+        (Interrupts::Auto, Some((id, host))) => {
+            let slice = SliceId(id);
+            tracing::warn!("interrupts in user space: {slice} has no ghosts: {}", host.ghosts);
+            Ok(Interrupts::Userspace)
+        }
+        (Interrupts::Userspace, _) => Ok(Interrupts::Userspace),
+        (Interrupts::Auto | Interrupts::Ghost, None) => Ok(Interrupts::Ghost),
+    }
+}
+
+/// The companions' facts, or the first refusal.
+pub(super) fn gather(mesh: &mut BootstrapMesh) -> Result<Vec<HostFacts>, SliceError> {
+    let answers = mesh.gather(Instant::now() + ANSWER_LIMIT)?;
+    let read = |(slice, answer): (SliceId, Result<Vec<u8>, String>)| {
+        let blob = answer.map_err(|cause| SliceError::Refused { slice, cause })?;
+        serde_json::from_slice(&blob).map_err(|error| SliceError::Blob(slice, error))
+    };
+    answers.into_iter().map(read).collect()
+}
+
+/// What the hosts of the devices say that these are, in the order of the VM's description.
+pub(super) fn gather_shapes(
+    shape: &Shape,
+    hosts: &[HostFacts],
+) -> Result<Vec<BackEndShape>, SliceError> {
+    let found = |(number, device): (u16, &DeviceSpec)| {
+        let shapes = hosts.get(usize::from(device.slice)).map(|host| host.devices.iter());
+        let mut shapes = shapes.into_iter().flatten();
+        let shape = shapes.find(|(of, shape)| *of == number && shape.fits(&device.kind));
+        shape.map(|(_, shape)| shape.clone()).ok_or_else(|| SliceError::Refused {
+            slice: SliceId(device.slice),
+            cause: format!("it has no device that fits {:?}", device.kind),
+        })
+    };
+    (0u16..).zip(&shape.devices).map(found).collect()
+}
+
+pub(super) fn compare_clocks(hosts: &[HostFacts]) -> Result<(), SliceError> {
+    let ours = hosts[0].tsc_khz;
+    for (id, host) in (0u16..).zip(hosts) {
+        let difference = u64::from(ours.abs_diff(host.tsc_khz));
+        if difference * 1_000_000 > u64::from(ours) * DRIFT_PPM {
+            return Err(SliceError::ClockSpeed { slice: SliceId(id), theirs: host.tsc_khz, ours });
+        }
+    }
+    Ok(())
+}
+
+/// Measures a companion's counter twice. Returns the TSC offset that makes its guest clock equal to
+/// ours, and the difference of the measurements with its bound, in nanoseconds.
+pub(super) fn align_clock(
+    mesh: &mut BootstrapMesh,
+    slice: SliceId,
+    offset: u64,
+    khz: u32,
+) -> Result<(u64, (i64, u64)), SliceError> {
+    let mut measure =
+        || mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, Instant::now() + START_LIMIT);
+    let first = measure()?;
+    let again = measure()?;
+    let best = if again.rtt_min < first.rtt_min { again } else { first };
+    let nanoseconds = |ticks: i128| ticks * 1_000_000 / i128::from(khz.max(1));
+    let skew = nanoseconds(i128::from(again.offset) - i128::from(first.offset));
+    let bound = nanoseconds(i128::from(best.rtt_min) / 2);
+    let theirs = offset.wrapping_sub(best.offset.cast_unsigned());
+    Ok((theirs, (i64::try_from(skew).unwrap_or(i64::MAX), u64::try_from(bound).unwrap_or(0))))
+}
