@@ -167,6 +167,29 @@ fn states_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn configuration_changes_only_where_the_host_may_change_it() {
+    let machine = Machine::new();
+    let with = |device: usize, bytes: &[u8]| {
+        let mut state = machine.root.save();
+        state.functions[device].config.bytes = bytes.to_vec();
+        Machine::new().root.restore(state)
+    };
+    with(0, &[9; 8]).unwrap();
+    with(1, &[0, 0]).unwrap();
+    for bytes in [&[2, 0][..], &[1, 1], &[1], &[1, 0, 0], &[0; 9]] {
+        with(1, bytes).unwrap_err();
+    }
+    with(2, &[0]).unwrap_err();
+    let DeviceChange::Config { type_id, at, bytes } = net::link(false) else { panic!() };
+    for (at, bytes) in [(at + 2, bytes.clone()), (at, vec![2, 0]), (at, vec![0; 9]), (0, bytes)] {
+        let mut other = Machine::new();
+        let change = DeviceChange::Config { type_id, at, bytes };
+        other.root.change(DeviceId(1), &change, &mut other.effects);
+        assert!(other.root == machine.root && other.effects.is_empty(), "{change:?}");
+    }
+}
+
+#[test]
 fn damaged_bytes_do_no_harm() {
     let shapes = || PciRoot::new(vec![console::shape()]).unwrap();
     let mut root = shapes();
