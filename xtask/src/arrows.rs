@@ -10,11 +10,8 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 9] = [
-    (
-        "tessera",
-        &["tessera-vmm", "tessera-dsm", "tessera-transport", "tessera-wire", "tessera-cluster"],
-    ),
+const ALLOWED: [(&str, &[&str]); 8] = [
+    ("tessera", &["tessera-vmm", "tessera-dsm", "tessera-transport", "tessera-wire"]),
     (
         "tessera-vmm",
         &[
@@ -31,7 +28,6 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("tessera-dsm-protocol", &["tessera-wire"]),
     ("tessera-transport", &["tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
-    ("tessera-cluster", &["tessera-control"]),
     ("tessera-wire", &[]),
 ];
 

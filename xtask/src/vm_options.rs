@@ -61,7 +61,7 @@ pub(crate) struct VmOptions {
     /// How hosts are made
     #[arg(long, value_enum, default_value_t = LabMode::Auto)]
     pub(crate) mode: LabMode,
-    /// Passed on to tessera: what carries frames between slices (tcp, rdma, or rdma,tcp); with rdma
+    /// Passed on to tessera: what carries frames between slices (tcp, rdma, shm, or several with commas); with rdma
     /// the hosts get soft-RoCE
     #[arg(long)]
     pub(crate) transport: Option<String>,

@@ -16,6 +16,7 @@ use crate::one_line::one_line;
 use crate::ready::next_ready;
 use crate::seam::Class;
 use crate::steps::{Step, exchange};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -24,6 +25,7 @@ use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread;
 use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
@@ -32,6 +34,8 @@ use wire::SliceId;
 const CONNECTING: Duration = Duration::from_secs(10);
 /// How long one caller may take to prove itself.
 const PROVING: Duration = Duration::from_secs(2);
+/// Between two calls of a socket whose queue is full.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Where a slice runs, and where it listens there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,29 +62,56 @@ impl Socket {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let network = fs::metadata("/proc/self/ns/net")?.ino();
         let name = VmId::random()?.0;
-        let listener = UnixListener::bind_addr(&address(&name)?)?;
+        let address = SocketAddr::from_abstract_name(socket_name(&name))?;
+        let listener = UnixListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, offer: Offer { boot, network, name } })
     }
 
     /// The next caller, or `None` at the deadline.
     fn next(&self, epoll: &Epoll, deadline: Instant) -> io::Result<Option<UnixStream>> {
-        loop {
+        // Strangers may call without end.
+        while Instant::now() < deadline {
             match self.listener.accept() {
                 Ok((stream, _)) => return Ok(Some(stream)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            if next_ready(epoll, deadline)?.is_none() {
-                return Ok(None);
+            next_ready(epoll, deadline)?;
+        }
+        Ok(None)
+    }
+}
+
+/// Calls a socket. Its queue may be full of strangers: a call that waits for room would have no end.
+fn call(name: &[u8; 16], deadline: Instant) -> io::Result<UnixStream> {
+    loop {
+        match try_call(name) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if Instant::now() >= deadline {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                thread::sleep(RETRY);
             }
+            called => return called,
         }
     }
 }
 
-fn address(name: &[u8; 16]) -> io::Result<SocketAddr> {
+/// Connects at once or not at all.
+fn try_call(name: &[u8; 16]) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new_abstract_name(socket_name(name).as_bytes())?;
+    rustix::net::connect(&socket, &address)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+fn socket_name(name: &[u8; 16]) -> String {
     let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    SocketAddr::from_abstract_name(format!("tessera-{digits}"))
+    format!("tessera-{digits}")
 }
 
 /// What a slice proves itself with, and as what: the party of a call from here, but for its other end.
@@ -153,7 +184,7 @@ fn join(
 ) -> Step<Vec<Pair>> {
     let mut pairs: Vec<Pair> = Vec::with_capacity(peers.len());
     for (peer, offer) in peers.iter().zip(theirs).filter(|(peer, _)| identity.calls(**peer)) {
-        let stream = address(&offer.name).and_then(|at| UnixStream::connect_addr(&at));
+        let stream = call(&offer.name, deadline);
         let stream = stream.map_err(|error| format!("cannot reach {peer}: {error}"))?;
         let party = Party { to: *peer, ..identity.party };
         let pair =
@@ -260,5 +291,34 @@ mod tests {
         ] {
             assert!(judge(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn strangers_that_call_without_end_do_not_outlast_the_deadline() {
+        let own = Socket::open().unwrap();
+        let epoll = Epoll::new().unwrap();
+        let event = EpollEvent::new(EventSet::IN, 0);
+        epoll.ctl(ControlOperation::Add, own.listener.as_raw_fd(), event).unwrap();
+        // More than are taken below: the queue is never empty.
+        let strangers: Vec<_> = (0..16).map(|_| try_call(&own.offer.name).unwrap()).collect();
+        let soon = Instant::now() + Duration::from_secs(60);
+        assert!(own.next(&epoll, soon).unwrap().is_some());
+        assert!(own.next(&epoll, Instant::now()).unwrap().is_none());
+        drop(strangers);
+    }
+
+    #[test]
+    fn call_of_a_full_queue_ends() {
+        let own = Socket::open().unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match try_call(&own.offer.name) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let late = call(&own.offer.name, Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -197,11 +197,14 @@ fn serve(worker: &mut dyn QueueWorker, orders: &Receiver<Order>, bell: &Doorbell
                     return;
                 }
             }
-            Ok(Order::Resume) | Err(TryRecvError::Empty) => {}
+            Ok(Order::Resume) => {}
             Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return,
-        }
-        if !worker.service() {
-            bell.wait();
+            // One wait takes the rings of any number of orders: none may be left before it.
+            Err(TryRecvError::Empty) => {
+                if !worker.service() {
+                    bell.wait();
+                }
+            }
         }
     }
 }

@@ -268,6 +268,29 @@ fn worker_that_does_not_come_back_from_serving_is_busy_and_never_rests_later() {
     wait_until(|| stopped.load(Ordering::SeqCst) == 1);
 }
 
+/// One wait of the bell takes the rings of all of them.
+#[test]
+fn orders_that_came_while_a_worker_was_busy_are_all_taken() {
+    let (served, calls) = channel();
+    let (open, gate) = sync_channel(0);
+    let stopped = Arc::new(AtomicUsize::new(0));
+    let worker =
+        Counting { served, count: 0, again: 0, stopped: Arc::clone(&stopped), gate: Some(gate) };
+    let bell = Doorbell::new().unwrap();
+    let thread = WorkerThread::spawn("busy", Box::new(worker), bell, LONG).unwrap();
+    assert_eq!(calls.recv_timeout(LONG), Ok(1));
+    for _ in 0..3 {
+        assert!(WorkerThread::rest_all(from_ref(&thread), SHORT).is_err());
+    }
+    drop(open);
+    assert_eq!(
+        WorkerThread::rest_all(from_ref(&thread), LONG),
+        Ok(vec![WorkerState::Queue(STATE)])
+    );
+    assert_eq!(WorkerThread::stop_all(vec![thread]), Ok(()));
+    assert_eq!(stopped.load(Ordering::SeqCst), 1);
+}
+
 /// Dies at its first service; what it holds is dropped then.
 struct Dying {
     _alive: Sender<()>,

@@ -113,8 +113,7 @@ impl Host {
 
     /// Accepts clients while there is room for more.
     fn listen(&mut self) {
-        let room = self.clients.len() < CLIENTS_MAX
-            && self.clients.len() + self.streams.len() < CONNECTIONS_MAX;
+        let room = self.clients.len() + self.streams.len() < CONNECTIONS_MAX;
         if room == self.listens {
             return;
         }
@@ -137,6 +136,10 @@ impl Host {
         match accepted {
             Ok((number, client)) => {
                 self.next_client += 1;
+                if self.clients.len() >= CLIENTS_MAX {
+                    // The oldest that has not said what it wants gives way.
+                    self.clients.pop_first();
+                }
                 self.clients.insert(number, client);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -97,7 +97,7 @@ impl Stream {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                Err(error) if is_gone(&error) => {
                     // It may have sent something before.
                     vsock.end(id, End::Taking);
                     return Ok(0);
@@ -112,7 +112,12 @@ impl Stream {
     pub(super) fn read(&mut self, vsock: &Vsock, id: ConnectionId, room: usize) -> io::Result<()> {
         let (mut piece, mut left) = ([0; PIECE_BYTES], room);
         while left > 0 && !self.ended {
-            match self.stream.read(&mut piece[..left.min(PIECE_BYTES)]) {
+            let got = match self.stream.read(&mut piece[..left.min(PIECE_BYTES)]) {
+                // The host has closed with bytes of the guest unread. What it sent came before (unix(7)).
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(0),
+                got => got,
+            };
+            match got {
                 Ok(0) => {
                     self.ended = true;
                     vsock.end(id, End::Sending);
@@ -140,6 +145,11 @@ impl Stream {
         }
         Ok(())
     }
+}
+
+/// Whether the host takes no more.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 /// Connects at once or not at all.

@@ -360,6 +360,18 @@ fn guest_reaches_who_listens_and_each_side_may_end_first() {
     assert_eq!((end.op, end.flags), (SHUTDOWN, 3), "now it is gone");
 }
 
+/// Linux tells its peer of a reset then, behind what it has sent.
+#[test]
+fn answer_of_a_host_that_leaves_with_bytes_unread_arrives() {
+    let mut rig = Rig::new();
+    let mut stream = rig.dialed(52);
+    rig.send(DATA, (52, 99), 0, b"question");
+    assert_eq!(read(&mut stream, 1), b"q");
+    stream.write_all(b"answer").unwrap();
+    drop(stream);
+    assert_eq!(rig.receive((52, 99), 6), b"answer");
+}
+
 #[test]
 fn who_is_not_there_or_talks_nonsense_is_let_go() {
     let mut rig = Rig::new();
