@@ -305,8 +305,7 @@ impl Switch {
 
     /// The host asks for a connection to a port of the guest; gives its own port as well.
     pub(super) fn connect(&mut self, guest: u32) -> Option<(ConnectionId, u32)> {
-        // A connection from before the guest hears of the restore would be ended there without a word.
-        if !self.active || self.owes_reset || !self.has_place() {
+        if !self.active || !self.has_place() {
             return None;
         }
         // There are more ports than connections.
