@@ -57,6 +57,21 @@ fn willing(listener: Listener) -> JoinHandle<Result<MeshTransport, MeshError>> {
     })
 }
 
+/// The bootstrap of a VM that all companions have agreed to.
+fn committed(plan: Plan) -> BootstrapMesh {
+    let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"final", soon()).unwrap();
+    mesh
+}
+
+/// Its transport, and the warnings on the way to it.
+fn joined(mesh: BootstrapMesh) -> (MeshTransport, Vec<String>) {
+    let mut warnings = Vec::new();
+    let transport = mesh.into_transport(soon(), &mut |text| warnings.push(text.to_owned()));
+    (transport.unwrap(), warnings)
+}
+
 /// Sends one frame from every slice to every other one and checks that each came.
 fn everybody_talks(transports: &mut [&mut dyn Transport]) {
     for from in transports.iter_mut() {
@@ -120,9 +135,7 @@ fn companions_with_only_their_own_keys_join() {
     let listeners = [keyed(1), keyed(2), keyed(3)];
     let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
     let companions = listeners.map(willing);
-    let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
-    mesh.gather(soon()).unwrap();
-    mesh.commit(b"final", soon()).unwrap();
+    let mesh = committed(plan(&addresses));
 
     let mut bootstrap = mesh.into_transport(soon(), &mut |_| {}).unwrap();
 
@@ -190,9 +203,7 @@ fn companion_cannot_claim_the_id_of_another_while_the_mesh_forms() {
         from: SliceId(from),
         to: SliceId(to),
     };
-    let mut mesh = BootstrapMesh::connect(secret(1), plan.clone(), soon()).unwrap();
-    mesh.gather(soon()).unwrap();
-    mesh.commit(b"final", soon()).unwrap();
+    let mesh = committed(plan.clone());
 
     // Slice 3 is expected too. It has the key of its connection to slice 1, and that of its own calls.
     for key in [party(3, 1), party(2, 3), party(0, 3)].map(|own| secret(1).key(&own).unwrap()) {
@@ -217,13 +228,9 @@ fn slices_fall_back_to_tcp_together_where_the_list_allows_it() {
     let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
     let companions = listeners.map(willing);
     let plan = plan_over(&addresses, &[CarrierKind::Rdma, CarrierKind::Tcp]);
-    let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
-    mesh.gather(soon()).unwrap();
-    mesh.commit(b"final", soon()).unwrap();
+    let mesh = committed(plan);
 
-    let mut warnings = Vec::new();
-    let mut bootstrap =
-        mesh.into_transport(soon(), &mut |text| warnings.push(text.to_owned())).unwrap();
+    let (mut bootstrap, warnings) = joined(mesh);
 
     let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
     assert_eq!(warnings.len(), 1, "{warnings:?}");
@@ -242,13 +249,9 @@ fn slices_of_one_host_share_memory_where_the_list_asks_for_it() {
         let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
         let companions = listeners.map(willing);
         let plan = plan_over(&addresses, carriers);
-        let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
-        mesh.gather(soon()).unwrap();
-        mesh.commit(b"final", soon()).unwrap();
+        let mesh = committed(plan);
 
-        let mut warnings = Vec::new();
-        let mut bootstrap =
-            mesh.into_transport(soon(), &mut |text| warnings.push(text.to_owned())).unwrap();
+        let (mut bootstrap, warnings) = joined(mesh);
 
         let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
         assert_eq!(warnings.len(), carriers.len() - 1, "{warnings:?}");
@@ -286,13 +289,9 @@ fn slices_join_over_tcp_where_libibverbs_cannot_be_loaded() {
     let listener = listener();
     let plan = plan_over(&[listener.address()], &[CarrierKind::Rdma, CarrierKind::Tcp]);
     let companion = willing(listener);
-    let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
-    mesh.gather(soon()).unwrap();
-    mesh.commit(b"final", soon()).unwrap();
+    let mesh = committed(plan);
 
-    let mut warnings = Vec::new();
-    let mut bootstrap =
-        mesh.into_transport(soon(), &mut |text| warnings.push(text.to_owned())).unwrap();
+    let (mut bootstrap, warnings) = joined(mesh);
 
     let mut other = companion.join().unwrap().unwrap();
     assert!(warnings[0].contains("no RDMA devices can be listed"), "{warnings:?}");
@@ -305,9 +304,7 @@ fn rdma_alone_is_refused_with_the_reason_where_it_cannot_be() {
     let listener = listener();
     let plan = plan_over(&[listener.address()], &[CarrierKind::Rdma]);
     let companion = willing(listener);
-    let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
-    mesh.gather(soon()).unwrap();
-    mesh.commit(b"final", soon()).unwrap();
+    let mesh = committed(plan);
 
     let error = mesh.into_transport(soon(), &mut |_| {}).unwrap_err();
 
@@ -399,9 +396,7 @@ fn slice_that_cannot_reach_another_stops_all() {
         mesh.verdict(&|| 0, soon()).unwrap();
     });
     let other = willing(two);
-    let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
-    mesh.gather(soon()).unwrap();
-    mesh.commit(b"final", soon()).unwrap();
+    let mesh = committed(plan(&addresses));
     deserter.join().unwrap();
 
     let error = mesh.into_transport(soon(), &mut |_| {}).unwrap_err();

@@ -4,6 +4,9 @@
 //! that emulates kernel-mode code. It has three vCPUs: 0 and 1 run here, 2 runs "elsewhere", where
 //! a recorder stands for the other slice. Handlers tell what happened by port writes.
 
+mod assembler;
+
+use assembler::{Code, EOI, ICR, LVT_TIMER};
 use devices::{
     Bus, DeliveryMode, InterruptMessage, InterruptSink, SharedBus, ShutdownCause, ShutdownSink,
 };
@@ -46,10 +49,6 @@ const PROTECTION: u8 = 13;
 /// Where a guest with KVM's clock says where it wants it (MSR_KVM_SYSTEM_TIME_NEW); CPUID hides it.
 const KVM_CLOCK: u32 = 0x4b56_4d01;
 
-const ICR: u32 = 0x830;
-const SVR: u32 = 0x80f;
-const EOI: u32 = 0x80b;
-const LVT_TIMER: u32 = 0x832;
 const INIT: u32 = 0x4500;
 const STARTUP: u32 = 0x4600;
 /// Page of the other vCPUs' entry.
@@ -102,29 +101,9 @@ impl ShutdownSink for Recorder {
     }
 }
 
-/// Real-mode code.
-#[derive(Default)]
-struct Code(Vec<u8>);
-
 impl Code {
-    fn bytes(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-    fn wrmsr(self, index: u32, low: u32, high: u32) -> Self {
-        self.bytes(&[0x66, 0xb9]) // mov ecx, index
-            .bytes(&index.to_le_bytes())
-            .bytes(&[0x66, 0xb8]) // mov eax, low
-            .bytes(&low.to_le_bytes())
-            .bytes(&[0x66, 0xba]) // mov edx, high
-            .bytes(&high.to_le_bytes())
-            .bytes(&[0x0f, 0x30])
-    }
     fn tell(self, port: u8, value: u8) -> Self {
         self.bytes(&[0xb0, value, 0xe6, port]) // mov al, value ; out port, al
-    }
-    fn idle(self) -> Self {
-        self.bytes(&[0xfb, 0xf4, 0xeb, 0xfc]) // sti ; hlt ; jmp back
     }
     fn end(self) -> Self {
         self.wrmsr(EOI, 0, 0).bytes(&[0xcf]) // iret
@@ -148,9 +127,9 @@ fn put_code(memory: &GuestMemoryMmap) {
         put(u64::from(address), code);
     };
     let code = Code::default;
-    put(0x8000, code().wrmsr(SVR, 0x1ff, 0).tell(PORT_UP, 0).idle());
+    put(0x8000, code().enable_apic().tell(PORT_UP, 0).sleep());
     let entry = u64::from(ENTRY_PAGE) << 12;
-    put(entry, code().wrmsr(SVR, 0x1ff, 0).tell(PORT_UP, 1).idle());
+    put(entry, code().enable_apic().tell(PORT_UP, 1).sleep());
     for vector in [TELL, TIMER] {
         handler(vector, code().tell(PORT_VECTOR, vector).end());
     }

@@ -45,7 +45,7 @@ struct Offer {
     /// Inode of the network namespace: abstract names are known in one of them.
     network: u64,
     /// Name of the socket.
-    name: [u8; 16],
+    name: u128,
 }
 
 /// The socket that peers of this slice call.
@@ -61,8 +61,8 @@ impl Socket {
         let boot = u128::from_str_radix(&text.trim().replace('-', ""), 16)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let network = fs::metadata("/proc/self/ns/net")?.ino();
-        let name = VmId::random()?.0;
-        let address = SocketAddr::from_abstract_name(socket_name(&name))?;
+        let name = u128::from_ne_bytes(VmId::random()?.0);
+        let address = SocketAddr::from_abstract_name(socket_name(name))?;
         let listener = UnixListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, offer: Offer { boot, network, name } })
@@ -84,7 +84,7 @@ impl Socket {
 }
 
 /// Calls a socket. Its queue may be full of strangers: a call that waits for room would have no end.
-fn call(name: &[u8; 16], deadline: Instant) -> io::Result<UnixStream> {
+fn call(name: u128, deadline: Instant) -> io::Result<UnixStream> {
     loop {
         match try_call(name) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -99,7 +99,7 @@ fn call(name: &[u8; 16], deadline: Instant) -> io::Result<UnixStream> {
 }
 
 /// Connects at once or not at all.
-fn try_call(name: &[u8; 16]) -> io::Result<UnixStream> {
+fn try_call(name: u128) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let address = SocketAddrUnix::new_abstract_name(socket_name(name).as_bytes())?;
@@ -109,9 +109,8 @@ fn try_call(name: &[u8; 16]) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-fn socket_name(name: &[u8; 16]) -> String {
-    let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("tessera-{digits}")
+fn socket_name(name: u128) -> String {
+    format!("tessera-{name:032x}")
 }
 
 /// What a slice proves itself with, and as what: the party of a call from here, but for its other end.
@@ -184,7 +183,7 @@ fn join(
 ) -> Step<Vec<Pair>> {
     let mut pairs: Vec<Pair> = Vec::with_capacity(peers.len());
     for (peer, offer) in peers.iter().zip(theirs).filter(|(peer, _)| identity.calls(**peer)) {
-        let stream = call(&offer.name, deadline);
+        let stream = call(offer.name, deadline);
         let stream = stream.map_err(|error| format!("cannot reach {peer}: {error}"))?;
         let party = Party { to: *peer, ..identity.party };
         let pair =
@@ -251,7 +250,7 @@ mod tests {
     use super::*;
 
     fn offer() -> Offer {
-        Offer { boot: 7, network: 4_026_531_840, name: [1; 16] }
+        Offer { boot: 7, network: 4_026_531_840, name: 1 }
     }
 
     #[test]
@@ -300,7 +299,7 @@ mod tests {
         let event = EpollEvent::new(EventSet::IN, 0);
         epoll.ctl(ControlOperation::Add, own.listener.as_raw_fd(), event).unwrap();
         // More than are taken below: the queue is never empty.
-        let strangers: Vec<_> = (0..16).map(|_| try_call(&own.offer.name).unwrap()).collect();
+        let strangers: Vec<_> = (0..16).map(|_| try_call(own.offer.name).unwrap()).collect();
         let soon = Instant::now() + Duration::from_secs(60);
         assert!(own.next(&epoll, soon).unwrap().is_some());
         assert!(own.next(&epoll, Instant::now()).unwrap().is_none());
@@ -312,13 +311,13 @@ mod tests {
         let own = Socket::open().unwrap();
         let mut waiting = Vec::new();
         let full = loop {
-            match try_call(&own.offer.name) {
+            match try_call(own.offer.name) {
                 Ok(stream) => waiting.push(stream),
                 Err(error) => break error,
             }
         };
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
-        let late = call(&own.offer.name, Instant::now()).unwrap_err();
+        let late = call(own.offer.name, Instant::now()).unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -1,9 +1,10 @@
-//! The guest: real-mode code of two vCPUs. Real mode runs on every KVM, also on one that emulates kernel-mode code.
+//! The guest: real-mode code of two vCPUs.
 //!
 //! vCPU 0 works through rounds. In each it writes and reads a port, reads and writes a register in memory, writes a
 //! string to a port, mixes all that into one number, and sends an interrupt to vCPU 1, for which it waits until that has
 //! counted it. vCPU 1 sleeps until it is interrupted.
 
+use crate::assembler::{Code, EOI, ICR, LVT_TIMER};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// Guest memory; above it is the device's register, in reach of real mode.
@@ -39,31 +40,9 @@ pub(crate) const VECTORS: u64 = 0x6100;
 pub(crate) const VECTORS_AFTER: u64 = 0x6200;
 const STRING: u16 = 0x6300;
 
-const ICR: u32 = 0x830;
-const SVR: u32 = 0x80f;
-const EOI: u32 = 0x80b;
-const LVT_TIMER: u32 = 0x832;
 const DEADLINE: u32 = 0x6e0;
 
-#[derive(Default)]
-struct Code(Vec<u8>);
-
 impl Code {
-    fn bytes(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    fn wrmsr(self, index: u32, low: u32, high: u32) -> Self {
-        self.bytes(&[0x66, 0xb9]) // mov ecx, index
-            .bytes(&index.to_le_bytes())
-            .bytes(&[0x66, 0xb8]) // mov eax, low
-            .bytes(&low.to_le_bytes())
-            .bytes(&[0x66, 0xba]) // mov edx, high
-            .bytes(&high.to_le_bytes())
-            .bytes(&[0x0f, 0x30])
-    }
-
     fn tell(self, event: u8) -> Self {
         self.bytes(&[0xb0, event, 0xe6, PORT_EVENT.to_le_bytes()[0]]) // mov al, event ; out
     }
@@ -78,14 +57,6 @@ impl Code {
     fn count(self, at: u64) -> Self {
         let [low, high, ..] = at.to_le_bytes();
         self.bytes(&[0xff, 0x06, low, high])
-    }
-
-    fn enable_apic(self) -> Self {
-        self.wrmsr(SVR, 0x1ff, 0)
-    }
-
-    fn sleep(self) -> Self {
-        self.bytes(&[0xfb, 0xf4, 0xeb, 0xfc]) // sti ; hlt ; jmp back
     }
 
     /// A handler keeps the registers that it uses.

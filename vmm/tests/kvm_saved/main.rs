@@ -1,5 +1,7 @@
 //! vCPUs that are brought to rest, saved and restored in another machine, on this machine's KVM.
 
+#[path = "../assembler/mod.rs"]
+mod assembler;
 mod code;
 mod rig;
 
