@@ -11,7 +11,7 @@
 use super::events::SliceEvent;
 use super::fabric::Fabric;
 use super::report::SliceReport;
-use crate::clock::{Discipline, Exchange, Interval, Pace, RATE_PPM, RunAway, Why};
+use crate::clock::{Discipline, Exchange, History, Interval, Pace, RATE_PPM, RunAway, Why};
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
@@ -31,7 +31,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(100);
 /// that one does not come in time it is doubled, up to this often.
 const GATE_LIMIT: Duration = Duration::from_millis(20);
 const DOUBLINGS_MAX: u32 = 5;
-/// Guest clocks that are further apart for certain end the VM: no crystal is that wrong within a round.
+/// Guest clocks that have certainly moved apart by more since the round before end the VM: no crystal is that wrong.
 const SKEW_LIMIT: Duration = Duration::from_millis(1);
 /// Answers that may wait.
 const PONGS_MAX: usize = 64;
@@ -147,6 +147,12 @@ impl Clockwork {
         i64::try_from(i128::from(ticks) * 1_000_000 / khz).unwrap_or(i64::MAX)
     }
 
+    /// So long a time in ticks.
+    fn ticks(&self, time: Duration) -> i64 {
+        let ticks = time.as_nanos() * u128::from(self.machine.true_tsc_khz()) / 1_000_000;
+        i64::try_from(ticks).unwrap_or(i64::MAX)
+    }
+
     /// Ends the threads.
     pub(crate) fn stop(&self) {
         self.over.store(true, SeqCst);
@@ -168,6 +174,8 @@ pub(crate) fn start(
         clockwork,
         discipline,
         paces: vec![Pace::default(); companions.len()],
+        histories: vec![History::default(); companions.len()],
+        began: Instant::now(),
         told: vec![0; companions.len()],
         companions,
         test,
@@ -184,6 +192,10 @@ struct Keeper {
     discipline: Discipline,
     /// How much is asked of each companion.
     paces: Vec<Pace>,
+    /// What earlier rounds prove of each companion.
+    histories: Vec<History>,
+    /// Since when their times are counted.
+    began: Instant,
     /// Ticks that each companion was told to step in all.
     told: Vec<u64>,
     test: ClockTest,
@@ -254,7 +266,7 @@ impl Keeper {
         self.note(&found);
         self.decided += passed;
         if self.test.uncorrected {
-            return self.discipline.check(&found);
+            return self.discipline.check(&found, passed);
         }
         let (own, steps) = self.discipline.steps(&found, passed)?;
         self.clockwork.told.fetch_add(own, SeqCst);
@@ -294,9 +306,11 @@ impl Keeper {
             }
         }
         // Neither clock may be stepped during a round.
-        let found = Interval::narrow(exchanges);
-        found.into_iter().for_each(|interval| pace.learn(interval));
-        found
+        let found = Interval::narrow(exchanges)?;
+        pace.learn(found);
+        let stepped = self.told[at].wrapping_sub(self.clockwork.stepped()).cast_signed();
+        let at_ticks = self.clockwork.ticks(self.began.elapsed());
+        Some(self.histories[at].narrow(at_ticks, found, stepped))
     }
 
     fn note(&self, found: &[Option<Interval>]) {
@@ -389,6 +403,8 @@ mod tests {
             companions: vec![SliceId(1)],
             discipline: Discipline::new(SKEW_LIMIT, machine.true_tsc_khz()),
             paces: vec![Pace::default()],
+            histories: vec![History::default()],
+            began: Instant::now(),
             told: vec![0],
             test: ClockTest::default(),
             decided: Instant::now(),
