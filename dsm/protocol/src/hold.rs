@@ -34,6 +34,21 @@
 //! round of however many takes less than thrice that, unless it takes longer without growth. A holder that
 //! goes idle gives the page up after a look, and as `held` is short then, the next window is short too.
 
+use thiserror::Error;
+
+/// The longest window that can be asked for, in microseconds.
+const WINDOW_MAX_US: u64 = 1_000_000;
+
+/// The bounds of a hold window are the wrong way round, or absurd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("a hold window of {min_us} to {max_us} microseconds is impossible")]
+pub struct HoldError {
+    /// The least, in microseconds.
+    pub min_us: u64,
+    /// The most.
+    pub max_us: u64,
+}
+
 /// Parameters of the hold window. Times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HoldPolicy {
@@ -69,6 +84,23 @@ impl HoldPolicy {
             busy_percent: 0,
             contended_max_ns: 0,
         }
+    }
+
+    /// The policy with this least and most window, in microseconds. The windows of busy pages grow with the most.
+    ///
+    /// # Errors
+    /// The least is more than the most, or that is more than a second.
+    pub fn between((min_us, max_us): (u64, u64)) -> Result<Self, HoldError> {
+        if min_us > max_us || max_us > WINDOW_MAX_US {
+            return Err(HoldError { min_us, max_us });
+        }
+        Ok(Self {
+            min_ns: min_us * 1000,
+            max_ns: max_us * 1000,
+            busy_max_ns: max_us * 10_000,
+            contended_max_ns: max_us * 25_000,
+            ..Self::default()
+        })
     }
 }
 
@@ -151,6 +183,15 @@ impl Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bounds_are_checked_and_those_of_the_default_give_it() {
+        assert_eq!(HoldPolicy::between((20, 2000)), Ok(HoldPolicy::default()));
+        assert!(HoldPolicy::between((0, 1_000_000)).is_ok());
+        for (min_us, max_us) in [(20, 10), (0, 1_000_001), (u64::MAX, u64::MAX)] {
+            assert_eq!(HoldPolicy::between((min_us, max_us)), Err(HoldError { min_us, max_us }));
+        }
+    }
 
     #[test]
     fn window_follows_the_mean_within_its_bounds() {

@@ -68,7 +68,7 @@ mod tables;
 pub use config::Config;
 pub use effect::Effect;
 pub use error::ProtocolError;
-pub use hold::HoldPolicy;
+pub use hold::{HoldError, HoldPolicy};
 pub use homes::{HomeError, HomeRange, HomeTable};
 pub use input::Input;
 pub use no_pages::NoPages;

@@ -24,9 +24,8 @@ pub use view::TOP_MAX;
 pub use crate::local_socket::SocketError;
 
 use crate::local_socket::LocalSocket;
-use crate::slice::{SpecError, hold_policy};
 use devices::delegate::Counts;
-use dsm::{Handle, Tuning};
+use dsm::{Handle, HoldError, HoldPolicy, Tuning};
 use message::read_line;
 use rustix::net::Shutdown as Ends;
 use std::collections::BTreeMap;
@@ -225,8 +224,8 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
     }
 }
 
-fn tuning(request: &TuneRequest) -> Result<Tuning, SpecError> {
-    let hold = request.hold_us.map(hold_policy).transpose()?;
+fn tuning(request: &TuneRequest) -> Result<Tuning, HoldError> {
+    let hold = request.hold_us.map(HoldPolicy::between).transpose()?;
     Ok(Tuning { hold, correlation_prefetch: request.companions })
 }
 

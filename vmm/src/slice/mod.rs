@@ -38,7 +38,6 @@ pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
-pub(crate) use spec::hold_policy;
 pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
 pub use stop::StopHandle;
 

@@ -7,7 +7,7 @@ use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::acpi::{AcpiConfig, VcpuPlace};
 use devices::layout::{LayoutError, MemoryLayout};
-use dsm::{HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig, Replicate};
+use dsm::{HoldError, HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig, Replicate};
 use migrate::{DevicePlace, MemoryPlace, Placement, PlacementError};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -184,9 +184,9 @@ pub enum SpecError {
         /// The slice.
         slice: u16,
     },
-    /// The hold window's bounds are the wrong way round, or absurd.
-    #[error("a hold window of {0} to {1} microseconds is impossible")]
-    Hold(u64, u64),
+    /// The hold window's bounds are impossible.
+    #[error(transparent)]
+    Hold(#[from] HoldError),
 }
 
 /// A checked shape.
@@ -234,7 +234,7 @@ impl VmSpec {
             .collect();
         let placement =
             Placement::new(FIRST_EPOCH, slices.clone(), vcpus, memory.collect(), Vec::new())?;
-        let hold = hold_policy(self.hold_us)?;
+        let hold = HoldPolicy::between(self.hold_us)?;
         if self.devices.len() > DEVICES_MAX {
             return Err(SpecError::Devices(self.devices.len()));
         }
@@ -267,20 +267,6 @@ impl VmSpec {
             hold,
         })
     }
-}
-
-/// The policy with this least and most window, in microseconds.
-pub(crate) fn hold_policy((min, max): (u64, u64)) -> Result<HoldPolicy, SpecError> {
-    if min > max || max > 1_000_000 {
-        return Err(SpecError::Hold(min, max));
-    }
-    Ok(HoldPolicy {
-        min_ns: min * 1000,
-        max_ns: max * 1000,
-        busy_max_ns: max * 10_000,
-        contended_max_ns: max * 25_000,
-        ..HoldPolicy::default()
-    })
 }
 
 impl Shape {
