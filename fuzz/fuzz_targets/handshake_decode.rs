@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
-use transport::handshake::{Channel, Hello, Party, Reply, Role, answer, call};
+use transport::handshake::{Channel, ConnectionId, Hello, Reply, Role, answer, call};
 use transport::{Secret, VmId};
 use wire::{Epoch, SliceId};
 
@@ -44,7 +44,7 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(&reply.encode()[..], input);
     }
     let secret = Secret::from_bytes(&[1; 16]).expect("16 bytes are enough");
-    let party = Party {
+    let connection = ConnectionId {
         role: Role::Control,
         vm: VmId([2; 16]),
         epoch: Epoch(1),
@@ -52,6 +52,6 @@ fuzz_target!(|input: &[u8]| {
         to: SliceId(1),
     };
     let deadline = Instant::now() + Duration::from_secs(10);
-    assert!(call(&mut Script(input), &secret, &party, deadline).is_err());
+    assert!(call(&mut Script(input), &secret, &connection, deadline).is_err());
     assert!(answer(&mut Script(input), &secret, |_| Ok(()), deadline).is_err());
 });

@@ -1,7 +1,7 @@
 //! What a slice has of the keys of its VM: all of them, by the secret, or its own and what it was given.
 
+use crate::connection_id::{ConnectionId, VmId};
 use crate::key::{Key, Keys, MAC_BYTES, SliceKey, is_slice_key};
-use crate::party::{Party, VmId};
 use crate::secret::{Secret, SecretError, read};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,8 +9,8 @@ use std::path::Path;
 use wire::{Epoch, SliceId};
 
 impl Keys for Secret {
-    fn key(&self, party: &Party) -> Option<Key> {
-        Some(self.slice_key(party.to).connection(party))
+    fn key(&self, connection: &ConnectionId) -> Option<Key> {
+        Some(self.slice_key(connection.to).connection_key(connection))
     }
 }
 
@@ -43,23 +43,24 @@ impl Keyring {
         Self::Own { own, tickets }
     }
 
-    /// For the caller of `party`, which is no control connection. The bootstrap's to give.
-    pub(crate) fn ticket(&self, party: &Party) -> Option<Ticket> {
+    /// For the caller of `connection`, which is no control connection. The bootstrap's to give.
+    pub(crate) fn ticket(&self, connection: &ConnectionId) -> Option<Ticket> {
         let Self::All(secret) = self else { return None };
-        let mask = secret.slice_key(party.from).mask(party.vm, party.epoch, party.to);
-        let key = secret.slice_key(party.to).connection(party);
-        Some(Ticket { to: party.to, sealed: key.masked(&mask) })
+        let mask =
+            secret.slice_key(connection.from).mask(connection.vm, connection.epoch, connection.to);
+        let key = secret.slice_key(connection.to).connection_key(connection);
+        Some(Ticket { to: connection.to, sealed: key.masked(&mask) })
     }
 }
 
 impl Keys for Keyring {
-    fn key(&self, party: &Party) -> Option<Key> {
+    fn key(&self, connection: &ConnectionId) -> Option<Key> {
         match self {
-            Self::All(secret) => secret.key(party),
-            Self::Own { own, tickets } if party.from == own.slice => {
-                tickets.get(&party.to).cloned()
+            Self::All(secret) => secret.key(connection),
+            Self::Own { own, tickets } if connection.from == own.slice => {
+                tickets.get(&connection.to).cloned()
             }
-            Self::Own { own, .. } => own.key(party),
+            Self::Own { own, .. } => own.key(connection),
         }
     }
 }
@@ -109,8 +110,8 @@ impl From<SliceKey> for Credential {
 }
 
 impl Keys for Credential {
-    fn key(&self, party: &Party) -> Option<Key> {
-        self.slice_key(party.to).map(|own| own.connection(party))
+    fn key(&self, connection: &ConnectionId) -> Option<Key> {
+        self.slice_key(connection.to).map(|own| own.connection_key(connection))
     }
 }
 
@@ -127,42 +128,42 @@ mod tests {
         Secret::from_bytes(&[5; 20]).unwrap()
     }
 
-    fn party(from: u16, to: u16) -> Party {
+    fn connection(from: u16, to: u16) -> ConnectionId {
         let (from, to) = (SliceId(from), SliceId(to));
-        Party { role: Role::Frames(0), vm: VM, epoch: Epoch(1), from, to }
+        ConnectionId { role: Role::Frames(0), vm: VM, epoch: Epoch(1), from, to }
     }
 
-    fn same(one: Option<Key>, other: &Secret, party: &Party) -> bool {
-        one.is_some_and(|one| one.0 == other.key(party).unwrap().0)
+    fn same(one: Option<Key>, other: &Secret, connection: &ConnectionId) -> bool {
+        one.is_some_and(|one| one.0 == other.key(connection).unwrap().0)
     }
 
     #[test]
     fn ticket_opens_for_its_caller_only() {
-        let ticket = Keyring::All(secret()).ticket(&party(2, 1)).unwrap();
+        let ticket = Keyring::All(secret()).ticket(&connection(2, 1)).unwrap();
         let ring = |slice: u16| {
             let own = secret().slice_key(SliceId(slice));
             Keyring::open(own, VM, Epoch(1), std::slice::from_ref(&ticket))
         };
 
-        assert!(same(ring(2).key(&party(2, 1)), &secret(), &party(2, 1)));
+        assert!(same(ring(2).key(&connection(2, 1)), &secret(), &connection(2, 1)));
         // Neither what slice 3 opens nor what slice 2 has fits a connection of another caller.
-        assert!(!same(ring(3).key(&party(3, 1)), &secret(), &party(3, 1)));
-        assert!(!same(ring(3).key(&party(3, 1)), &secret(), &party(2, 1)));
-        assert!(ring(2).key(&party(3, 1)).is_none());
+        assert!(!same(ring(3).key(&connection(3, 1)), &secret(), &connection(3, 1)));
+        assert!(!same(ring(3).key(&connection(3, 1)), &secret(), &connection(2, 1)));
+        assert!(ring(2).key(&connection(3, 1)).is_none());
         // Everybody can check its own callers.
-        assert!(same(ring(2).key(&party(3, 2)), &secret(), &party(3, 2)));
+        assert!(same(ring(2).key(&connection(3, 2)), &secret(), &connection(3, 2)));
     }
 
     #[test]
     fn keys_depend_on_secret_slices_vm_and_epoch() {
-        let of = |party: &Party| secret().key(party).unwrap().0;
-        let base = of(&party(2, 1));
+        let of = |connection: &ConnectionId| secret().key(connection).unwrap().0;
+        let base = of(&connection(2, 1));
         let others = [
-            of(&party(3, 1)),
-            of(&party(2, 3)),
-            of(&Party { vm: VmId([8; 16]), ..party(2, 1) }),
-            of(&Party { epoch: Epoch(2), ..party(2, 1) }),
-            Secret::from_bytes(&[6; 20]).unwrap().key(&party(2, 1)).unwrap().0,
+            of(&connection(3, 1)),
+            of(&connection(2, 3)),
+            of(&ConnectionId { vm: VmId([8; 16]), ..connection(2, 1) }),
+            of(&ConnectionId { epoch: Epoch(2), ..connection(2, 1) }),
+            Secret::from_bytes(&[6; 20]).unwrap().key(&connection(2, 1)).unwrap().0,
         ];
         assert!(others.iter().all(|other| *other != base));
     }

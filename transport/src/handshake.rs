@@ -20,7 +20,7 @@
 mod error;
 mod layout;
 
-pub use crate::party::{Party, Role, VmId};
+pub use crate::connection_id::{ConnectionId, Role, VmId};
 pub use error::HandshakeError;
 pub use layout::{HELLO_BYTES, Hello, REPLY_BYTES, Reply, Status};
 
@@ -147,18 +147,18 @@ fn nonce() -> io::Result<[u8; 32]> {
     Ok(nonce)
 }
 
-/// Proves `party` to the listener at the other end and has it prove itself.
+/// Proves `connection` to the listener at the other end and has it prove itself.
 ///
 /// # Errors
 /// See [`HandshakeError`].
 pub fn call(
     channel: &mut impl Channel,
     keys: &impl Keys,
-    party: &Party,
+    connection: &ConnectionId,
     deadline: Instant,
 ) -> Result<(), HandshakeError> {
-    let key = keys.key(party).ok_or(HandshakeError::NoKey { to: party.to })?;
-    let hello = Hello { party: *party, nonce: nonce()? }.encode();
+    let key = keys.key(connection).ok_or(HandshakeError::NoKey { to: connection.to })?;
+    let hello = Hello { connection: *connection, nonce: nonce()? }.encode();
     write_all(channel, &hello, deadline)?;
     let mut challenge = [0; REPLY_BYTES];
     let reply = read_reply(channel, &mut challenge, deadline)?;
@@ -177,7 +177,7 @@ pub fn call(
     if !key.verify(LABEL_LISTENER, &[&hello, &challenge, &proof, &status], &reply.body) {
         return Err(HandshakeError::Unproven);
     }
-    match reply.refusal(party) {
+    match reply.refusal(connection) {
         Some(refusal) => Err(refusal),
         None if reply.status == Status::Accept => Ok(()),
         None => {
@@ -205,11 +205,11 @@ fn read_reply(
 pub fn answer(
     channel: &mut impl Channel,
     keys: &impl Keys,
-    expect: impl FnOnce(&Party) -> Result<(), HandshakeError>,
+    expect: impl FnOnce(&ConnectionId) -> Result<(), HandshakeError>,
     deadline: Instant,
-) -> Result<Party, HandshakeError> {
+) -> Result<ConnectionId, HandshakeError> {
     let proven = hear(channel, keys, deadline)?;
-    let expected = expect(&proven.party);
+    let expected = expect(&proven.connection);
     proven.tell(channel, expected, deadline)
 }
 
@@ -217,7 +217,7 @@ pub fn answer(
 #[derive(Debug)]
 pub(crate) struct Proven {
     /// Who it is.
-    pub(crate) party: Party,
+    pub(crate) connection: ConnectionId,
     key: Key,
     hello: [u8; HELLO_BYTES],
     challenge: [u8; REPLY_BYTES],
@@ -240,21 +240,21 @@ pub(crate) fn hear(
         return Err(error);
     }
     read_all(channel, &mut hello[8..], deadline)?;
-    let party = Hello::decode(&hello)?.party;
+    let connection = Hello::decode(&hello)?.connection;
     let challenge = Reply { status: Status::Challenge, body: nonce()? }.encode();
     write_all(channel, &challenge, deadline)?;
     let mut proof = [0; MAC_BYTES];
     read_all(channel, &mut proof, deadline)?;
     // Who has no key for this caller hears it to the end all the same: which slice this is, is told to
     // nobody who proved nothing.
-    let key = keys.key(&party);
+    let key = keys.key(&connection);
     let Some(key) = key.filter(|key| key.verify(LABEL_CALLER, &[&hello, &challenge], &proof))
     else {
         let reply = Reply { status: Status::ProofRefused, body: [0; MAC_BYTES] }.encode();
         tell(channel, &reply, deadline);
         return Err(HandshakeError::Unproven);
     };
-    Ok(Proven { party, key, hello, challenge, proof })
+    Ok(Proven { connection, key, hello, challenge, proof })
 }
 
 impl Proven {
@@ -264,7 +264,7 @@ impl Proven {
         channel: &mut impl Channel,
         expected: Result<(), HandshakeError>,
         deadline: Instant,
-    ) -> Result<Party, HandshakeError> {
+    ) -> Result<ConnectionId, HandshakeError> {
         let status = expected.as_ref().map_or_else(Status::of, |()| Status::Accept);
         let code = [status.code()];
         let transcript: [&[u8]; 4] = [&self.hello, &self.challenge, &self.proof, &code];
@@ -275,7 +275,7 @@ impl Proven {
             return Err(error);
         }
         write_all(channel, &verdict, deadline)?;
-        Ok(self.party)
+        Ok(self.connection)
     }
 }
 

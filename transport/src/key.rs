@@ -12,7 +12,7 @@
 //! connection, sealed for this companion. So a companion that was given only its own slice key can
 //! neither call as another slice nor listen as one.
 
-use crate::party::{Party, VmId};
+use crate::connection_id::{ConnectionId, VmId};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fmt;
@@ -70,7 +70,7 @@ impl Key {
 /// Whoever can take part in handshakes.
 pub trait Keys {
     /// The key of a connection; none where this side has none, and cannot prove or check anything.
-    fn key(&self, party: &Party) -> Option<Key>;
+    fn key(&self, connection: &ConnectionId) -> Option<Key>;
 }
 
 /// The key of a slice: with it a companion proves that it is that slice, and no other.
@@ -115,9 +115,9 @@ impl SliceKey {
     }
 
     /// Key of a connection to this slice.
-    pub(crate) fn connection(&self, party: &Party) -> Key {
-        let (epoch, from) = (party.epoch.0.to_le_bytes(), party.from.0.to_le_bytes());
-        Key::derive(&self.key.0, LABEL_CONNECTION, &[&party.vm.0, &epoch, &from])
+    pub(crate) fn connection_key(&self, connection: &ConnectionId) -> Key {
+        let (epoch, from) = (connection.epoch.0.to_le_bytes(), connection.from.0.to_le_bytes());
+        Key::derive(&self.key.0, LABEL_CONNECTION, &[&connection.vm.0, &epoch, &from])
     }
 
     pub(crate) fn mask(&self, vm: VmId, epoch: Epoch, to: SliceId) -> Key {
@@ -127,8 +127,8 @@ impl SliceKey {
 }
 
 impl Keys for SliceKey {
-    fn key(&self, party: &Party) -> Option<Key> {
-        (party.to == self.slice).then(|| self.connection(party))
+    fn key(&self, connection: &ConnectionId) -> Option<Key> {
+        (connection.to == self.slice).then(|| self.connection_key(connection))
     }
 }
 

@@ -16,6 +16,7 @@
 mod carrier;
 mod clock;
 mod config;
+mod connection_id;
 pub mod control;
 mod credential;
 mod engine;
@@ -27,7 +28,6 @@ mod mesh;
 mod one_line;
 mod outbox;
 mod pairs;
-mod party;
 pub mod rdma;
 mod ready;
 mod seam;

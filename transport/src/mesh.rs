@@ -16,19 +16,19 @@
 //!
 //! The bootstrap calls every companion, because it need not listen. Everything here blocks, each
 //! step until the caller's deadline. A refused stranger never ends a companion's wait, and an idle one does not
-//! delay others (`reception`).
+//! delay others (`acceptor`).
 
+mod acceptor;
 mod bootstrap;
-mod circle;
 mod companion;
+mod context;
 mod error;
 mod listener;
-mod reception;
 mod transport;
 
+pub use acceptor::Refused;
 pub use bootstrap::{Answer, BootstrapMesh, Plan};
 pub use companion::{Assignment, CompanionMesh};
 pub use error::MeshError;
 pub use listener::Listener;
-pub use reception::Refused;
 pub use transport::MeshTransport;

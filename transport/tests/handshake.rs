@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
-use tessera_transport::handshake::{Hello, Party, Role, answer, call, version};
+use tessera_transport::handshake::{ConnectionId, Hello, Role, answer, call, version};
 use tessera_transport::{HandshakeError, Secret, VmId};
 use wire::{Epoch, SliceId};
 
@@ -18,8 +18,8 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
-fn party() -> Party {
-    Party {
+fn connection() -> ConnectionId {
+    ConnectionId {
         role: Role::Frames(1),
         vm: VmId([7; 16]),
         epoch: Epoch(3),
@@ -28,9 +28,9 @@ fn party() -> Party {
     }
 }
 
-/// What the listener wants: exactly [`party`].
-fn expect(got: &Party) -> Result<(), HandshakeError> {
-    let want = party();
+/// What the listener wants: exactly [`connection`].
+fn expect(got: &ConnectionId) -> Result<(), HandshakeError> {
+    let want = connection();
     if got.vm != want.vm {
         return Err(HandshakeError::WrongVm { theirs: Some(got.vm) });
     }
@@ -49,8 +49,8 @@ fn expect(got: &Party) -> Result<(), HandshakeError> {
 /// Runs both ends; returns what the caller and what the listener saw.
 fn meet(
     caller_secret: Secret,
-    caller: Party,
-) -> (Result<(), HandshakeError>, Result<Party, HandshakeError>) {
+    caller: ConnectionId,
+) -> (Result<(), HandshakeError>, Result<ConnectionId, HandshakeError>) {
     let (mut one, mut two) = UnixStream::pair().unwrap();
     let thread = thread::spawn(move || call(&mut one, &caller_secret, &caller, soon()));
     let listener = answer(&mut two, &secret(1), expect, soon());
@@ -70,15 +70,15 @@ fn listen_to(act: impl FnOnce(&mut UnixStream) + Send + 'static) -> HandshakeErr
 
 #[test]
 fn equal_secrets_meet() {
-    let (caller, listener) = meet(secret(1), party());
+    let (caller, listener) = meet(secret(1), connection());
 
     caller.unwrap();
-    assert_eq!(listener.unwrap(), party());
+    assert_eq!(listener.unwrap(), connection());
 }
 
 #[test]
 fn wrong_secret_is_refused_on_both_sides() {
-    let (caller, listener) = meet(secret(2), party());
+    let (caller, listener) = meet(secret(2), connection());
 
     assert!(matches!(caller, Err(HandshakeError::ProofRefused)), "{caller:?}");
     assert!(matches!(listener, Err(HandshakeError::Unproven)), "{listener:?}");
@@ -88,10 +88,10 @@ fn wrong_secret_is_refused_on_both_sides() {
 
 #[test]
 fn another_vm_epoch_slice_or_class_is_refused_on_both_sides() {
-    let vm = Party { vm: VmId([8; 16]), ..party() };
-    let epoch = Party { epoch: Epoch(4), ..party() };
-    let slice = Party { from: SliceId(9), ..party() };
-    let class = Party { role: Role::Frames(2), ..party() };
+    let vm = ConnectionId { vm: VmId([8; 16]), ..connection() };
+    let epoch = ConnectionId { epoch: Epoch(4), ..connection() };
+    let slice = ConnectionId { from: SliceId(9), ..connection() };
+    let class = ConnectionId { role: Role::Frames(2), ..connection() };
 
     let vm = meet(secret(1), vm);
     let epoch = meet(secret(1), epoch);
@@ -125,7 +125,7 @@ fn another_vm_epoch_slice_or_class_is_refused_on_both_sides() {
 #[test]
 fn another_version_is_named_by_both_sides() {
     let (mut one, mut two) = UnixStream::pair().unwrap();
-    let mut hello = Hello { party: party(), nonce: [5; 32] }.encode();
+    let mut hello = Hello { connection: connection(), nonce: [5; 32] }.encode();
     hello[4..6].copy_from_slice(&99u16.to_le_bytes());
     one.write_all(&hello).unwrap();
 
@@ -149,7 +149,7 @@ fn caller_names_the_version_of_the_listener() {
     reply[4] = 42;
     two.write_all(&reply).unwrap();
 
-    let error = call(&mut one, &secret(1), &party(), soon()).unwrap_err();
+    let error = call(&mut one, &secret(1), &connection(), soon()).unwrap_err();
 
     assert!(matches!(error, HandshakeError::Version { theirs: 42, .. }), "{error}");
     assert_eq!(version(), 7);
@@ -160,7 +160,7 @@ fn garbage_is_called_garbage_by_either_side() {
     let listener = listen_to(|peer| peer.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap());
     let (mut one, mut two) = UnixStream::pair().unwrap();
     two.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
-    let caller = call(&mut one, &secret(1), &party(), soon()).unwrap_err();
+    let caller = call(&mut one, &secret(1), &connection(), soon()).unwrap_err();
 
     assert!(matches!(listener, HandshakeError::Garbage { first } if &first == b"GET "));
     assert!(matches!(caller, HandshakeError::Garbage { first } if &first == b"SSH-"));
@@ -169,7 +169,7 @@ fn garbage_is_called_garbage_by_either_side() {
 #[test]
 fn malformed_role_is_refused() {
     let error = listen_to(|peer| {
-        let mut hello = Hello { party: party(), nonce: [5; 32] }.encode();
+        let mut hello = Hello { connection: connection(), nonce: [5; 32] }.encode();
         hello[6] = 77;
         peer.write_all(&hello).unwrap();
     });
@@ -180,7 +180,7 @@ fn malformed_role_is_refused() {
 #[test]
 fn cut_hello_is_called_closed() {
     let error = listen_to(|peer| {
-        let hello = Hello { party: party(), nonce: [5; 32] }.encode();
+        let hello = Hello { connection: connection(), nonce: [5; 32] }.encode();
         peer.write_all(&hello[..40]).unwrap();
     });
 
@@ -193,7 +193,7 @@ fn silence_is_called_silence_by_either_side() {
     let near = || Instant::now() + Duration::from_millis(20);
 
     let listener = answer(&mut two, &secret(1), expect, near()).unwrap_err();
-    let caller = call(&mut one, &secret(1), &party(), near()).unwrap_err();
+    let caller = call(&mut one, &secret(1), &connection(), near()).unwrap_err();
 
     assert!(matches!(listener, HandshakeError::Timeout), "{listener}");
     assert!(matches!(caller, HandshakeError::Timeout), "{caller}");
@@ -204,7 +204,7 @@ fn replayed_proof_is_refused() {
     // A good meeting through a tap that keeps what the caller said.
     let (mut one, mut tap_near) = UnixStream::pair().unwrap();
     let (mut tap_far, mut two) = UnixStream::pair().unwrap();
-    let caller = thread::spawn(move || call(&mut one, &secret(1), &party(), soon()));
+    let caller = thread::spawn(move || call(&mut one, &secret(1), &connection(), soon()));
     let listener = thread::spawn(move || answer(&mut two, &secret(1), expect, soon()));
     let mut said = [0; 64 + 32];
     let mut reply = [0; 40];

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use tessera_transport::handshake::{Party, Role, call};
+use tessera_transport::handshake::{ConnectionId, Role, call};
 use tessera_transport::{
     BootstrapMesh, CarrierKind, Class, Config, Event, HandshakeError, Key, Keys, Listener, Member,
     MeshError, MeshTransport, Plan, Secret, ShmTransport, Transport, VmId, shm,
@@ -176,7 +176,7 @@ fn companion_is_no_other_slice_than_that_of_its_key() {
 struct Hostile(Key);
 
 impl Keys for Hostile {
-    fn key(&self, _: &Party) -> Option<Key> {
+    fn key(&self, _: &ConnectionId) -> Option<Key> {
         Some(self.0.clone())
     }
 }
@@ -196,7 +196,7 @@ fn companion_cannot_claim_the_id_of_another_while_the_mesh_forms() {
         mesh.into_transport(soon(), &mut |_| {})
     });
     let plan = plan(&addresses);
-    let party = |from, to| Party {
+    let connection = |from, to| ConnectionId {
         role: Role::Frames(0),
         vm: plan.vm,
         epoch: plan.epoch,
@@ -206,10 +206,12 @@ fn companion_cannot_claim_the_id_of_another_while_the_mesh_forms() {
     let mesh = committed(plan.clone());
 
     // Slice 3 is expected too. It has the key of its connection to slice 1, and that of its own calls.
-    for key in [party(3, 1), party(2, 3), party(0, 3)].map(|own| secret(1).key(&own).unwrap()) {
+    for key in [connection(3, 1), connection(2, 3), connection(0, 3)]
+        .map(|own| secret(1).key(&own).unwrap())
+    {
         for claimed in [2, 0] {
             let mut stream = TcpStream::connect(addresses[0]).unwrap();
-            let error = call(&mut stream, &Hostile(key.clone()), &party(claimed, 1), soon());
+            let error = call(&mut stream, &Hostile(key.clone()), &connection(claimed, 1), soon());
             assert!(matches!(error, Err(HandshakeError::ProofRefused)), "{error:?}");
         }
     }
@@ -454,7 +456,7 @@ fn wait_for_a_bootstrap_ends_at_its_deadline() {
 
 #[test]
 fn shared_memory_is_passed_over_an_authenticated_socket() {
-    let party = Party {
+    let connection = ConnectionId {
         role: Role::SharedMemory,
         vm: VmId([3; 16]),
         epoch: Epoch(1),
@@ -463,7 +465,7 @@ fn shared_memory_is_passed_over_an_authenticated_socket() {
     };
     let (near, far) = UnixStream::pair().unwrap();
     let caller = thread::spawn(move || {
-        let pair = shm::connect(far, &secret(1), &party, soon()).unwrap();
+        let pair = shm::connect(far, &secret(1), &connection, soon()).unwrap();
         ShmTransport::new(SliceId(1), vec![pair], Config::default()).unwrap()
     });
     let pair = shm::accept(near, &secret(1), |_| Ok(()), soon()).unwrap();
@@ -475,7 +477,7 @@ fn shared_memory_is_passed_over_an_authenticated_socket() {
 
 #[test]
 fn shared_memory_with_a_wrong_secret_is_refused() {
-    let party = Party {
+    let connection = ConnectionId {
         role: Role::SharedMemory,
         vm: VmId([3; 16]),
         epoch: Epoch(1),
@@ -483,7 +485,7 @@ fn shared_memory_with_a_wrong_secret_is_refused() {
         to: SliceId(0),
     };
     let (near, far) = UnixStream::pair().unwrap();
-    let caller = thread::spawn(move || shm::connect(far, &secret(2), &party, soon()));
+    let caller = thread::spawn(move || shm::connect(far, &secret(2), &connection, soon()));
 
     let error = shm::accept(near, &secret(1), |_| Ok(()), soon()).unwrap_err();
 

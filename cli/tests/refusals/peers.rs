@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Instant;
-use transport::handshake::{HELLO_BYTES, Hello, Party, Role, version};
+use transport::handshake::{ConnectionId, HELLO_BYTES, Hello, Role, version};
 use transport::{BootstrapMesh, Config, Member, MeshError, Plan, Secret, VmId};
 use wire::{Epoch, SliceId};
 
@@ -41,9 +41,14 @@ fn still_serves(companion: &Companion) {
 
 /// A greeting as a bootstrap sends it.
 fn hello() -> [u8; HELLO_BYTES] {
-    let party =
-        Party { role: Role::Control, vm: VM, epoch: Epoch(1), from: SliceId(0), to: SliceId(1) };
-    Hello { party, nonce: [9; 32] }.encode()
+    let connection = ConnectionId {
+        role: Role::Control,
+        vm: VM,
+        epoch: Epoch(1),
+        from: SliceId(0),
+        to: SliceId(1),
+    };
+    Hello { connection, nonce: [9; 32] }.encode()
 }
 
 /// A greeting of the next version of the protocol: magic and version come first in all of them.

@@ -1,6 +1,6 @@
 //! Why a handshake failed.
 
-use crate::party::VmId;
+use crate::connection_id::VmId;
 use std::io::{self, ErrorKind};
 use wire::{Epoch, SliceId};
 

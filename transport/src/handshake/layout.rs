@@ -1,7 +1,7 @@
 //! The fixed layouts of the handshake, little-endian.
 
 use super::error::HandshakeError;
-use crate::party::{Party, Role, VmId};
+use crate::connection_id::{ConnectionId, Role, VmId};
 use wire::{Epoch, SliceId};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -63,7 +63,7 @@ pub(super) fn check_version(head: &[u8]) -> Result<(), HandshakeError> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Who and what for.
-    pub party: Party,
+    pub connection: ConnectionId,
     /// Fresh randomness of the caller.
     pub nonce: [u8; 32],
 }
@@ -72,7 +72,7 @@ impl Hello {
     /// The bytes on the wire.
     #[must_use]
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
-        let (role, class) = match self.party.role {
+        let (role, class) = match self.connection.role {
             Role::Control => (0, CLASS_CONTROL),
             Role::Frames(class) => (1, class),
             Role::SharedMemory => (2, CLASS_CONTROL),
@@ -82,10 +82,10 @@ impl Hello {
             version: U16::new(VERSION),
             role,
             class,
-            vm: self.party.vm.0,
-            epoch: U32::new(self.party.epoch.0),
-            from: U16::new(self.party.from.0),
-            to: U16::new(self.party.to.0),
+            vm: self.connection.vm.0,
+            epoch: U32::new(self.connection.epoch.0),
+            from: U16::new(self.connection.from.0),
+            to: U16::new(self.connection.to.0),
             nonce: self.nonce,
         })
     }
@@ -114,14 +114,14 @@ impl Hello {
                 return Err(HandshakeError::Malformed { field: "the role", value });
             }
         };
-        let party = Party {
+        let connection = ConnectionId {
             role,
             vm: VmId(layout.vm),
             epoch: Epoch(layout.epoch.get()),
             from: SliceId(layout.from.get()),
             to: SliceId(layout.to.get()),
         };
-        Ok(Self { party, nonce: layout.nonce })
+        Ok(Self { connection, nonce: layout.nonce })
     }
 }
 
@@ -219,7 +219,7 @@ impl Reply {
     }
 
     /// The refusal in it, from the side of the caller.
-    pub(super) fn refusal(&self, party: &Party) -> Option<HandshakeError> {
+    pub(super) fn refusal(&self, connection: &ConnectionId) -> Option<HandshakeError> {
         match self.status {
             Status::Challenge | Status::Accept => None,
             // A reply of another version is caught by its head; this one contradicts itself.
@@ -228,7 +228,7 @@ impl Reply {
             Status::WrongVm => Some(HandshakeError::WrongVm { theirs: None }),
             Status::WrongEpoch => Some(HandshakeError::WrongEpoch { theirs: None }),
             Status::UnexpectedSlice => {
-                Some(HandshakeError::UnexpectedSlice { from: party.from, to: party.to })
+                Some(HandshakeError::UnexpectedSlice { from: connection.from, to: connection.to })
             }
             Status::UnexpectedPurpose => Some(HandshakeError::UnexpectedPurpose),
         }
@@ -249,10 +249,10 @@ mod tests {
         fn hello_round_trips(
             role in role(), vm: [u8; 16], epoch: u32, from: u16, to: u16, nonce: [u8; 32],
         ) {
-            let party = Party {
+            let connection = ConnectionId {
                 role, vm: VmId(vm), epoch: Epoch(epoch), from: SliceId(from), to: SliceId(to),
             };
-            let hello = Hello { party, nonce };
+            let hello = Hello { connection, nonce };
 
             prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
         }

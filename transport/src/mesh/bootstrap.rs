@@ -1,13 +1,13 @@
 //! The side that calls.
 
-use super::circle::{Circle, Connected, Links};
+use super::context::{Connected, Links, MeshContext};
 use super::error::MeshError;
 use super::transport::MeshTransport;
 use crate::clock::{ClockEstimate, ClockProbe};
 use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
 use crate::credential::{Keyring, Ticket};
-use crate::handshake::{Party, Role, VmId};
+use crate::handshake::{ConnectionId, Role, VmId};
 use crate::memory::PageMemory;
 use crate::one_line::one_line;
 use crate::ready::next_ready;
@@ -61,7 +61,7 @@ impl Companion {
 /// A VM in the making, seen from the bootstrap. Dropping it ends the companions' wait.
 #[derive(Debug)]
 pub struct BootstrapMesh {
-    circle: Circle,
+    context: MeshContext,
     companions: Vec<Companion>,
     committed: bool,
 }
@@ -78,11 +78,11 @@ impl BootstrapMesh {
         check_blob(&plan.blob)?;
         let Plan { vm, epoch, members, config, blob } = plan;
         let keys = Keyring::All(secret);
-        let circle = Circle { keys, vm, epoch, local: SliceId(0), config, memory: None };
-        let mut mesh = Self { circle, companions: Vec::new(), committed: false };
+        let context = MeshContext { keys, vm, epoch, local: SliceId(0), config, memory: None };
+        let mut mesh = Self { context, companions: Vec::new(), committed: false };
         for member in &members {
             if let (Some(address), false) = (member.address, member.slice == SliceId(0)) {
-                let control = mesh.circle.call(Role::Control, member.slice, address, deadline)?;
+                let control = mesh.context.call(Role::Control, member.slice, address, deadline)?;
                 mesh.companions.push(Companion { slice: member.slice, address, control });
             }
         }
@@ -91,9 +91,9 @@ impl BootstrapMesh {
             let assign = Control::Assign(Assign {
                 local: companion.slice,
                 members: members.clone(),
-                config: mesh.circle.config.clone(),
+                config: mesh.context.config.clone(),
                 blob: blob.clone(),
-                tickets: tickets(&mesh.circle, &members, companion.slice),
+                tickets: tickets(&mesh.context, &members, companion.slice),
             });
             companion.send(&assign, deadline)?;
         }
@@ -190,7 +190,7 @@ impl BootstrapMesh {
 
     /// Lends this slice's memory, should [`Config::rdma_memory`] ask for it. Before `into_transport`.
     pub fn expose(&mut self, memory: PageMemory) {
-        self.circle.memory = Some(memory);
+        self.context.memory = Some(memory);
     }
 
     /// Tells every companion that it will not be, and why.
@@ -233,7 +233,7 @@ impl BootstrapMesh {
             return Err(MeshError::OutOfOrder { step: "into_transport before commit" });
         }
         match self.join(deadline, warn) {
-            Ok((streams, links)) => self.circle.transport(streams, links),
+            Ok((streams, links)) => self.context.transport(streams, links),
             Err(error) => {
                 self.tell_abort(&one_line(&error));
                 Err(error)
@@ -250,13 +250,13 @@ impl BootstrapMesh {
         let mut streams = Vec::with_capacity(self.companions.len());
         for place in 0..self.companions.len() {
             let (slice, address) = (self.companions[place].slice, self.companions[place].address);
-            match self.circle.call_classes(slice, address, deadline) {
+            match self.context.call_classes(slice, address, deadline) {
                 Ok(classes) => streams.push((slice, classes)),
                 // The companion may have said why it gave up; that is the better reason.
                 Err(error) => return Err(self.told_reason().unwrap_or(error)),
             }
         }
-        let carriers = self.circle.config.carriers.clone();
+        let carriers = self.context.config.carriers.clone();
         for (place, kind) in carriers.iter().enumerate() {
             let (slice, cause) = match self.agree(*kind, &mut streams, deadline)? {
                 Ok(links) => {
@@ -283,7 +283,7 @@ impl BootstrapMesh {
         streams: &mut [Connected],
         deadline: Instant,
     ) -> Result<Result<Links, (SliceId, String)>, MeshError> {
-        let meeting = match self.circle.meet(kind, streams, deadline) {
+        let meeting = match self.context.meet(kind, streams, deadline) {
             Ok(meeting) => meeting,
             Err(error) => return Err(self.told_reason().unwrap_or(error)),
         };
@@ -297,7 +297,7 @@ impl BootstrapMesh {
             let trouble = answer.map_err(|text| MeshError::Refused { slice, text })?;
             troubles.extend(trouble.map(|text| (slice, text)));
         }
-        let local = self.circle.local;
+        let local = self.context.local;
         Ok(meeting.map_err(|text| (local, text)).and_then(|links| {
             match troubles.into_iter().next() {
                 Some(trouble) => Err(trouble),
@@ -321,10 +321,10 @@ impl BootstrapMesh {
 }
 
 /// For the companions that a companion calls: those with lower numbers.
-fn tickets(circle: &Circle, members: &[Member], from: SliceId) -> Vec<Ticket> {
+fn tickets(context: &MeshContext, members: &[Member], from: SliceId) -> Vec<Ticket> {
     let called = members.iter().filter(|member| (SliceId(1)..from).contains(&member.slice));
-    let party = |to| Party { from, ..circle.party(Role::Frames(0), to) };
-    called.filter_map(|member| circle.keys.ticket(&party(member.slice))).collect()
+    let connection = |to| ConnectionId { from, ..context.connection(Role::Frames(0), to) };
+    called.filter_map(|member| context.keys.ticket(&connection(member.slice))).collect()
 }
 
 fn check_blob(blob: &[u8]) -> Result<(), MeshError> {

@@ -1,14 +1,14 @@
 //! The side that listens.
 
-use super::circle::{Circle, Connected, Links, PATIENCE, PATIENCE_PROVEN};
+use super::acceptor::{Acceptor, Caller, Next, Refused};
+use super::context::{Connected, Links, MeshContext, PATIENCE, PATIENCE_PROVEN};
 use super::error::MeshError;
 use super::listener::Listener;
-use super::reception::{Caller, Next, Reception, Refused};
 use super::transport::MeshTransport;
 use crate::config::Config;
 use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::credential::Keyring;
-use crate::handshake::{HandshakeError, Party, Role, VmId, part};
+use crate::handshake::{ConnectionId, HandshakeError, Role, VmId, part};
 use crate::memory::PageMemory;
 use crate::one_line::one_line;
 use crate::seam::Class;
@@ -48,22 +48,22 @@ impl Listener {
         deadline: Option<Instant>,
         refused: &mut dyn FnMut(&Refused),
     ) -> Result<(Assignment, CompanionMesh), MeshError> {
-        let mut reception = Reception::new(self, None)?;
+        let mut acceptor = Acceptor::new(self, None)?;
         loop {
             let until = deadline.unwrap_or_else(|| Instant::now() + FOREVER);
-            match reception.next(until, refused)? {
+            match acceptor.next(until, refused)? {
                 Next::Caller(caller) => {
                     let from = caller.from;
                     match self.enroll(*caller, until) {
                         Ok(taken) => {
-                            reception.close(refused);
+                            acceptor.close(refused);
                             return Ok(taken);
                         }
-                        Err(error) => reception.refuse(Some(from), error, refused),
+                        Err(error) => acceptor.refuse(Some(from), error, refused),
                     }
                 }
                 Next::Deadline if deadline.is_some() => {
-                    reception.close(refused);
+                    acceptor.close(refused);
                     return Err(MeshError::NoBootstrap);
                 }
                 Next::Deadline | Next::Other => {}
@@ -79,14 +79,14 @@ impl Listener {
         deadline: Instant,
     ) -> Result<(Assignment, CompanionMesh), MeshError> {
         let Caller { mut stream, from, proven } = caller;
-        let party = &proven.party;
-        let expected = match (party.role, party.from, party.to) {
+        let connection = &proven.connection;
+        let expected = match (connection.role, connection.from, connection.to) {
             (Role::Control, SliceId(0), SliceId(1..)) => Ok(()),
             (Role::Control, from, to) => Err(HandshakeError::UnexpectedSlice { from, to }),
             _ => Err(HandshakeError::UnexpectedPurpose),
         };
         let until = deadline.min(Instant::now() + PATIENCE);
-        let party = proven
+        let connection = proven
             .tell(&mut stream, expected, until)
             .map_err(|source| MeshError::Handshake { with: from.to_string(), source })?;
         let deadline = deadline.min(Instant::now() + PATIENCE_PROVEN);
@@ -101,7 +101,7 @@ impl Listener {
             }
         };
         let is_member = assign.members.iter().any(|member| member.slice == assign.local);
-        if assign.local != party.to || !is_member {
+        if assign.local != connection.to || !is_member {
             return Err(control(ControlError::OutOfBounds { what: "the slice of this companion" }));
         }
         let socket = self.socket.try_clone().map_err(MeshError::Wait)?;
@@ -109,16 +109,16 @@ impl Listener {
         let own = own.ok_or_else(|| control(ControlError::OutOfBounds { what: "the slice" }))?;
         // From here on it is this slice: it needs no more than the key of that.
         let listener = Self { socket, address: self.address, credential: own.clone().into() };
-        let circle = Circle {
-            keys: Keyring::open(own, party.vm, party.epoch, &assign.tickets),
-            vm: party.vm,
-            epoch: party.epoch,
+        let context = MeshContext {
+            keys: Keyring::open(own, connection.vm, connection.epoch, &assign.tickets),
+            vm: connection.vm,
+            epoch: connection.epoch,
             local: assign.local,
             config: assign.config.clone(),
             memory: None,
         };
         let mesh = CompanionMesh {
-            circle,
+            context,
             members: assign.members.clone(),
             listener,
             control: stream,
@@ -127,8 +127,8 @@ impl Listener {
         };
         let assignment = Assignment {
             local: assign.local,
-            vm: party.vm,
-            epoch: party.epoch,
+            vm: connection.vm,
+            epoch: connection.epoch,
             members: assign.members,
             config: assign.config,
             blob: assign.blob,
@@ -140,7 +140,7 @@ impl Listener {
 /// A VM in the making, seen from a companion. Dropping it tells the bootstrap that it is off.
 #[derive(Debug)]
 pub struct CompanionMesh {
-    circle: Circle,
+    context: MeshContext,
     members: Vec<Member>,
     listener: Listener,
     control: TcpStream,
@@ -214,7 +214,7 @@ impl CompanionMesh {
 
     /// Lends this slice's memory, should [`Config::rdma_memory`] ask for it. Before `into_transport`.
     pub fn expose(&mut self, memory: PageMemory) {
-        self.circle.memory = Some(memory);
+        self.context.memory = Some(memory);
     }
 
     /// Connects to the other slices and starts the transport once all are connected. After
@@ -231,7 +231,7 @@ impl CompanionMesh {
             return Err(MeshError::OutOfOrder { step: "into_transport before verdict" });
         }
         match self.join(deadline, refused) {
-            Ok((streams, links)) => self.circle.transport(streams, links),
+            Ok((streams, links)) => self.context.transport(streams, links),
             // The bootstrap knows.
             Err(error @ MeshError::Aborted { .. }) => Err(error),
             Err(error) => {
@@ -250,8 +250,8 @@ impl CompanionMesh {
         refused: &mut dyn FnMut(&Refused),
     ) -> Result<(Vec<Connected>, Links), MeshError> {
         let mut streams = self.connect(deadline, refused)?;
-        for kind in self.circle.config.carriers.clone() {
-            let meeting = self.circle.meet(kind, &mut streams, deadline)?;
+        for kind in self.context.config.carriers.clone() {
+            let meeting = self.context.meet(kind, &mut streams, deadline)?;
             let trouble = meeting.as_ref().err().map(|text| cut(text));
             self.send(&Control::Ready(trouble), deadline)?;
             match (self.receive(deadline)?, meeting) {
@@ -278,9 +278,9 @@ impl CompanionMesh {
         let mut awaited: Vec<Partial> = Vec::new();
         for member in &self.members {
             match member.address {
-                _ if member.slice == self.circle.local => {}
-                Some(address) if (SliceId(1)..self.circle.local).contains(&member.slice) => {
-                    let classes = self.circle.call_classes(member.slice, address, deadline)?;
+                _ if member.slice == self.context.local => {}
+                Some(address) if (SliceId(1)..self.context.local).contains(&member.slice) => {
+                    let classes = self.context.call_classes(member.slice, address, deadline)?;
                     streams.push((member.slice, classes));
                 }
                 _ => awaited.push((member.slice, [const { None }; Class::COUNT])),
@@ -310,15 +310,15 @@ impl CompanionMesh {
             let missing = awaited.iter().find(|(_, classes)| classes.iter().any(Option::is_none));
             missing.map(|(slice, _)| *slice)
         };
-        let mut reception = Reception::new(&self.listener, Some(&self.control))?;
+        let mut acceptor = Acceptor::new(&self.listener, Some(&self.control))?;
         while let Some(slice) = missing(awaited) {
-            match reception.next(deadline, refused)? {
+            match acceptor.next(deadline, refused)? {
                 Next::Deadline => return Err(MeshError::Missing { slice }),
                 Next::Caller(caller) => {
                     let from = caller.from;
                     let until = deadline.min(Instant::now() + PATIENCE);
-                    if let Err(source) = admit(&self.circle, *caller, awaited, until) {
-                        reception.refuse_handshake(from, source, refused);
+                    if let Err(source) = admit(&self.context, *caller, awaited, until) {
+                        acceptor.refuse_handshake(from, source, refused);
                     }
                 }
                 Next::Other => {
@@ -333,35 +333,37 @@ impl CompanionMesh {
                 }
             }
         }
-        reception.close(refused);
+        acceptor.close(refused);
         Ok(())
     }
 }
 
 /// Tells a proven caller whether it is awaited; it takes its place among the awaited ones.
 fn admit(
-    circle: &Circle,
+    context: &MeshContext,
     caller: Caller,
     awaited: &mut [Partial],
     deadline: Instant,
 ) -> Result<(), HandshakeError> {
     let Caller { mut stream, proven, .. } = caller;
-    let slot = |party: &Party| {
-        let Role::Frames(class) = party.role else { return None };
-        let at = awaited.iter().position(|(slice, _)| *slice == party.from)?;
+    let slot = |connection: &ConnectionId| {
+        let Role::Frames(class) = connection.role else { return None };
+        let at = awaited.iter().position(|(slice, _)| *slice == connection.from)?;
         Some((at, usize::from(class)))
     };
-    let party = &proven.party;
-    let place = slot(party);
-    let expected = if party.vm != circle.vm {
-        Err(HandshakeError::WrongVm { theirs: Some(party.vm) })
-    } else if !matches!(party.role, Role::Frames(_)) {
+    let connection = &proven.connection;
+    let place = slot(connection);
+    let expected = if connection.vm != context.vm {
+        Err(HandshakeError::WrongVm { theirs: Some(connection.vm) })
+    } else if !matches!(connection.role, Role::Frames(_)) {
         Err(HandshakeError::UnexpectedPurpose)
-    } else if party.epoch != circle.epoch {
-        Err(HandshakeError::WrongEpoch { theirs: Some(party.epoch) })
+    } else if connection.epoch != context.epoch {
+        Err(HandshakeError::WrongEpoch { theirs: Some(connection.epoch) })
     } else {
-        match place.filter(|_| party.to == circle.local) {
-            None => Err(HandshakeError::UnexpectedSlice { from: party.from, to: party.to }),
+        match place.filter(|_| connection.to == context.local) {
+            None => {
+                Err(HandshakeError::UnexpectedSlice { from: connection.from, to: connection.to })
+            }
             Some((at, class)) if awaited[at].1[class].is_some() => {
                 Err(HandshakeError::UnexpectedPurpose)
             }

@@ -11,7 +11,7 @@
 
 use super::setup::{Pair, accept, connect};
 use crate::credential::Keyring;
-use crate::handshake::{HandshakeError, Party, Role, VmId};
+use crate::handshake::{ConnectionId, HandshakeError, Role, VmId};
 use crate::one_line::one_line;
 use crate::ready::next_ready;
 use crate::seam::Class;
@@ -113,16 +113,16 @@ fn socket_name(name: u128) -> String {
     format!("tessera-{name:032x}")
 }
 
-/// What a slice proves itself with, and as what: the party of a call from here, but for its other end.
+/// What a slice proves itself with, and as what: the identity of a call from here, but for its other end.
 #[derive(Debug)]
 pub(crate) struct Identity<'a> {
     pub(crate) keys: &'a Keyring,
-    pub(crate) party: Party,
+    pub(crate) connection: ConnectionId,
 }
 
 impl Identity<'_> {
     fn local(&self) -> SliceId {
-        self.party.from
+        self.connection.from
     }
 
     /// As in the mesh: the bootstrap calls all, and a companion those below it. The lowest companion calls nobody,
@@ -185,9 +185,9 @@ fn join(
     for (peer, offer) in peers.iter().zip(theirs).filter(|(peer, _)| identity.calls(**peer)) {
         let stream = call(offer.name, deadline);
         let stream = stream.map_err(|error| format!("cannot reach {peer}: {error}"))?;
-        let party = Party { to: *peer, ..identity.party };
-        let pair =
-            connect(stream, identity.keys, &party, deadline).map_err(|error| one_line(&error))?;
+        let connection = ConnectionId { to: *peer, ..identity.connection };
+        let pair = connect(stream, identity.keys, &connection, deadline)
+            .map_err(|error| one_line(&error))?;
         pairs.push(pair);
     }
     let called = peers.iter().copied().filter(|peer| !identity.calls(*peer)).collect();
@@ -214,7 +214,8 @@ fn await_callers(
         let Some(stream) = own.next(&epoll, deadline).map_err(waiting)? else {
             return Err(format!("{missing} did not call on this host in time{refused}"));
         };
-        let expect = |party: &Party| expected(&identity.party, party, &awaited);
+        let expect =
+            |connection: &ConnectionId| expected(&identity.connection, connection, &awaited);
         let until = deadline.min(Instant::now() + PROVING);
         match accept(stream, identity.keys, expect, until) {
             Ok(pair) => {
@@ -229,7 +230,11 @@ fn await_callers(
     Ok(pairs)
 }
 
-fn expected(own: &Party, caller: &Party, awaited: &[SliceId]) -> Result<(), HandshakeError> {
+fn expected(
+    own: &ConnectionId,
+    caller: &ConnectionId,
+    awaited: &[SliceId],
+) -> Result<(), HandshakeError> {
     if caller.vm != own.vm {
         return Err(HandshakeError::WrongVm { theirs: Some(caller.vm) });
     }
@@ -275,18 +280,21 @@ mod tests {
     #[test]
     fn only_awaited_slices_of_this_vm_and_epoch_are_expected() {
         use wire::Epoch;
-        let own = |from, to, role| Party { role, vm: VmId([3; 16]), epoch: Epoch(1), from, to };
+        let own =
+            |from, to, role| ConnectionId { role, vm: VmId([3; 16]), epoch: Epoch(1), from, to };
         let (here, peer) = (SliceId(2), SliceId(3));
         let good = own(peer, here, Role::SharedMemory);
-        let judge = |party: Party| expected(&own(here, here, Role::SharedMemory), &party, &[peer]);
+        let judge = |connection: ConnectionId| {
+            expected(&own(here, here, Role::SharedMemory), &connection, &[peer])
+        };
 
         assert!(judge(good).is_ok());
         for bad in [
-            Party { vm: VmId([4; 16]), ..good },
-            Party { epoch: Epoch(2), ..good },
-            Party { role: Role::Frames(0), ..good },
-            Party { from: SliceId(1), ..good },
-            Party { to: SliceId(1), ..good },
+            ConnectionId { vm: VmId([4; 16]), ..good },
+            ConnectionId { epoch: Epoch(2), ..good },
+            ConnectionId { role: Role::Frames(0), ..good },
+            ConnectionId { from: SliceId(1), ..good },
+            ConnectionId { to: SliceId(1), ..good },
         ] {
             assert!(judge(bad).is_err(), "{bad:?}");
         }

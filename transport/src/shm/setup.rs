@@ -7,7 +7,7 @@ use super::carrier::ShmCarrier;
 use super::error::ShmError;
 use super::remote_write::SharedFiles;
 use super::ring::{Region, Side, create, doorbell, is_sealed, set_nonblocking};
-use crate::handshake::{self, Channel, HandshakeError, Party, Role};
+use crate::handshake::{self, Channel, ConnectionId, HandshakeError, Role};
 use crate::key::Keys;
 use std::fs::File;
 use std::io;
@@ -80,19 +80,19 @@ impl Files {
     }
 }
 
-/// The caller: proves itself as `party` (role [`Role::SharedMemory`]) and offers the memory.
+/// The caller: proves itself as `connection` (role [`Role::SharedMemory`]) and offers the memory.
 ///
 /// # Errors
 /// The handshake fails, or memory or descriptors are used up.
 pub fn connect(
     mut stream: UnixStream,
     keys: &impl Keys,
-    party: &Party,
+    connection: &ConnectionId,
     deadline: Instant,
 ) -> Result<Pair, ShmError> {
-    let slice = party.to;
-    let party = Party { role: Role::SharedMemory, ..*party };
-    handshake::call(&mut stream, keys, &party, deadline)
+    let slice = connection.to;
+    let connection = ConnectionId { role: Role::SharedMemory, ..*connection };
+    handshake::call(&mut stream, keys, &connection, deadline)
         .map_err(|source| ShmError::Handshake { slice, source })?;
     let offer = || {
         let files = Files::create()?;
@@ -113,14 +113,14 @@ pub fn connect(
 pub fn accept(
     mut stream: UnixStream,
     keys: &impl Keys,
-    expect: impl FnOnce(&Party) -> Result<(), HandshakeError>,
+    expect: impl FnOnce(&ConnectionId) -> Result<(), HandshakeError>,
     deadline: Instant,
 ) -> Result<Pair, ShmError> {
     let mut slice = SliceId(0);
-    let checked = |party: &Party| {
-        slice = party.from;
-        match party.role {
-            Role::SharedMemory => expect(party),
+    let checked = |connection: &ConnectionId| {
+        slice = connection.from;
+        match connection.role {
+            Role::SharedMemory => expect(connection),
             _ => Err(HandshakeError::UnexpectedPurpose),
         }
     };

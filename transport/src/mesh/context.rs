@@ -4,7 +4,7 @@ use super::error::MeshError;
 use super::transport::MeshTransport;
 use crate::config::{CarrierKind, Config, RdmaMemory};
 use crate::credential::Keyring;
-use crate::handshake::{Party, Role, VmId, call};
+use crate::handshake::{ConnectionId, Role, VmId, call};
 use crate::memory::PageMemory;
 use crate::rdma::{self, Endpoint, RdmaTransport};
 use crate::seam::Class;
@@ -25,7 +25,7 @@ pub(super) type Connected = (SliceId, [TcpStream; Class::COUNT]);
 
 /// What every connection of one VM has in common.
 #[derive(Clone, Debug)]
-pub(super) struct Circle {
+pub(super) struct MeshContext {
     pub(super) keys: Keyring,
     pub(super) vm: VmId,
     pub(super) epoch: Epoch,
@@ -35,9 +35,9 @@ pub(super) struct Circle {
     pub(super) memory: Option<PageMemory>,
 }
 
-impl Circle {
-    pub(super) fn party(&self, role: Role, to: SliceId) -> Party {
-        Party { role, vm: self.vm, epoch: self.epoch, from: self.local, to }
+impl MeshContext {
+    pub(super) fn connection(&self, role: Role, to: SliceId) -> ConnectionId {
+        ConnectionId { role, vm: self.vm, epoch: self.epoch, from: self.local, to }
     }
 
     /// Calls `to` and passes the handshake.
@@ -55,7 +55,7 @@ impl Circle {
         }
         let mut stream = TcpStream::connect_timeout(&address, left).map_err(connect)?;
         stream.set_nodelay(true).map_err(connect)?;
-        call(&mut stream, &self.keys, &self.party(role, to), deadline).map_err(|source| {
+        call(&mut stream, &self.keys, &self.connection(role, to), deadline).map_err(|source| {
             MeshError::Handshake { with: format!("{to} at {address}"), source }
         })?;
         Ok(stream)
@@ -91,8 +91,8 @@ impl Circle {
             CarrierKind::Tcp => Ok(Ok(Links::Tcp)),
             CarrierKind::Shm => {
                 // The key of a connection does not depend on its role.
-                let party = self.party(Role::SharedMemory, self.local);
-                let identity = Identity { keys: &self.keys, party };
+                let connection = self.connection(Role::SharedMemory, self.local);
+                let identity = Identity { keys: &self.keys, connection };
                 let pairs = shm::meet(&identity, streams, deadline).map_err(failed)?;
                 Ok(pairs.map(Links::Shm))
             }

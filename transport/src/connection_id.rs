@@ -38,9 +38,9 @@ pub enum Role {
     SharedMemory,
 }
 
-/// Who calls whom, and why.
+/// The identity of a connection: who calls whom, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Party {
+pub struct ConnectionId {
     /// What for.
     pub role: Role,
     /// The VM.

@@ -6,7 +6,7 @@
 //!
 //! Refusals are told at a bounded rate, each with the number that went untold before it.
 
-use super::circle::PATIENCE;
+use super::context::PATIENCE;
 use super::error::MeshError;
 use super::listener::Listener;
 use crate::handshake::{self, HandshakeError, Proven};
@@ -103,7 +103,7 @@ struct Heard {
 
 /// Takes connections of a listener.
 #[derive(Debug)]
-pub(super) struct Reception<'a> {
+pub(super) struct Acceptor<'a> {
     listener: &'a Listener,
     epoll: Epoll,
     bell: Arc<EventFd>,
@@ -116,7 +116,7 @@ pub(super) struct Reception<'a> {
     untold: Option<Refused>,
 }
 
-impl<'a> Reception<'a> {
+impl<'a> Acceptor<'a> {
     /// Watches `other` too, if there is one.
     pub(super) fn new(
         listener: &'a Listener,
@@ -281,7 +281,7 @@ impl<'a> Reception<'a> {
     }
 }
 
-impl Drop for Reception<'_> {
+impl Drop for Acceptor<'_> {
     fn drop(&mut self) {
         self.pending.drain(..).for_each(Pending::drop_now);
     }
