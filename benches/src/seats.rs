@@ -5,8 +5,8 @@ use dsm::{GuestRam, Handle};
 use kvm_ioctls::VcpuFd;
 use std::sync::{Arc, OnceLock};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm::machine::{Awaited, Doorbell, drain, prepare_thread};
 use vmm::trace::{Memory, site};
+use vmm::vcpu::{Awaited, Doorbell, drain, prepare_thread};
 use wire::{Gfn, VcpuId};
 
 #[derive(Debug, Default)]

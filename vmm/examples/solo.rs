@@ -22,12 +22,11 @@ use std::time::Duration;
 use tessera_vmm::boot::{self, BootConfig};
 use tessera_vmm::cmdline::{GuestCmdline, recommended_cmdline};
 use tessera_vmm::cpuid::{Cpuid, Topology, for_vcpu};
-use tessera_vmm::interrupts::{InterruptBackEnd, NoRemote};
-use tessera_vmm::machine::{
-    Machine, MachineConfig, MachineHooks, MemorySlot, VcpuError, host_tsc_khz,
-};
+use tessera_vmm::interrupts::{InterruptBackEnd, NoRemote, RemoteInterrupts, VcpuEvent};
+use tessera_vmm::machine::{Machine, MachineConfig, MachineHooks, MemorySlot, host_tsc_khz};
 use tessera_vmm::timer_spacing::TimerSpacing;
 use tessera_vmm::tsc::ClockRate;
+use tessera_vmm::vcpu::VcpuError;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use wire::{SliceId, VcpuId};
 
@@ -93,6 +92,12 @@ impl MachineHooks for Events {
     fn fatal(&self, error: &VcpuError) {
         let _ = self.end.try_send(End::Fatal(format!("{:#}", anyhow!(error.to_string()))));
     }
+}
+
+impl RemoteInterrupts for Events {
+    fn forward(&self, target: VcpuId, event: VcpuEvent) {
+        NoRemote.forward(target, event);
+    }
 
     fn end_of_interrupt(&self, vector: u8) {
         if let Some(chipset) = self.chipset.get() {
@@ -140,7 +145,7 @@ fn run(options: &Options) -> Result<i32> {
         )?,
         memory: slots(&memory, &layout)?,
         cpuid: (0..options.vcpus).map(|id| for_vcpu(&base, id, &topology).to_kvm()).collect(),
-        remote: Arc::new(NoRemote),
+        remote: Arc::clone(&events) as Arc<dyn RemoteInterrupts>,
         shutdown: Arc::clone(&events) as Arc<dyn ShutdownSink>,
         hooks: Arc::clone(&events) as Arc<dyn MachineHooks>,
         back_end: options.interrupts,

@@ -14,4 +14,5 @@ pub mod slice;
 pub mod timer_spacing;
 pub mod trace;
 pub mod tsc;
+pub mod vcpu;
 pub mod walk_probe;

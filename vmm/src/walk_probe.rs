@@ -18,11 +18,11 @@
 
 use crate::interrupts::{InterruptBackEnd, RemoteInterrupts, VcpuEvent};
 use crate::machine::{
-    Machine, MachineConfig, MachineError, MachineHooks, MemorySlot, StopError, VcpuError, open_kvm,
-    vm_step,
+    Machine, MachineConfig, MachineError, MachineHooks, MemorySlot, StopError, open_kvm, vm_step,
 };
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
+use crate::vcpu::VcpuError;
 use devices::{Bus, ShutdownCause, ShutdownSink};
 use dsm::{GuestRam, RamError, WriteWatch, WriteWatchError};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_sregs};

@@ -20,9 +20,10 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 use tessera_vmm::cpuid::{Cpuid, Topology, for_vcpu};
 use tessera_vmm::interrupts::{InterruptBackEnd, RemoteInterrupts, VcpuEvent};
-use tessera_vmm::machine::{Machine, MachineConfig, MachineHooks, MemorySlot, VcpuError};
+use tessera_vmm::machine::{Machine, MachineConfig, MachineHooks, MemorySlot};
 use tessera_vmm::timer_spacing::TimerSpacing;
 use tessera_vmm::tsc::ClockRate;
+use tessera_vmm::vcpu::VcpuError;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use wire::{SliceId, VcpuId};
 

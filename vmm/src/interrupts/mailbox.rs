@@ -8,7 +8,7 @@
 //! bits. So a burst costs one signal.
 
 use super::VcpuEvent;
-use crate::machine::signal::Doorbell;
+use crate::vcpu::Doorbell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 

@@ -7,12 +7,12 @@
 //! second.
 //!
 //! ```text
-//!   device -> Machine::deliver --+-- local vCPU:  Interrupts::deliver_local -> its Seat
+//!   device -> Machine::deliver --+-- local vCPU:  Interrupts::deliver_local -> its VcpuApic
 //!   other slice -> deliver_local-+
 //!   guest ICR write -> back end -+-- elsewhere:   RemoteInterrupts::forward
 //! ```
 
-pub mod ghost;
+pub(crate) mod ghost;
 pub mod lapic;
 mod mailbox;
 pub mod routing;
@@ -23,8 +23,7 @@ pub mod vectors;
 
 pub use routing::VcpuEvent;
 
-use crate::machine::VcpuError;
-use crate::machine::saved::StateError;
+use crate::vcpu::{StateError, VcpuError};
 use kvm_ioctls::VcpuFd;
 use saved::ApicState;
 use std::fmt;
@@ -32,11 +31,16 @@ use std::str::FromStr;
 use std::time::Duration;
 use wire::VcpuId;
 
-/// Takes interrupts for vCPUs that run on other slices.
+/// What of a machine's interrupts may concern other slices.
 pub trait RemoteInterrupts: Send + Sync {
     /// Sends the event to the slice of `target`. Called on vCPU threads, so it must be cheap and
     /// must not block on the peer.
     fn forward(&self, target: VcpuId, event: VcpuEvent);
+
+    /// A level-triggered interrupt was ended: the IOAPIC must hear of it, wherever it is. Called on vCPU threads.
+    fn end_of_interrupt(&self, vector: u8) {
+        let _ = vector;
+    }
 }
 
 /// For a machine with all of its vCPUs here.
@@ -92,11 +96,12 @@ pub(crate) trait Interrupts: Send + Sync {
     fn deliver_local(&self, target: VcpuId, event: VcpuEvent);
     /// From now on the EOI of `vector` is told to the IOAPIC, or no longer.
     fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), std::io::Error>;
-    /// The side of a local vCPU's own thread. Called on that thread.
-    fn seat(&self, id: VcpuId) -> Result<Box<dyn Seat>, std::io::Error>;
+    /// The APIC of a vCPU that runs here. Called on the vCPU's own thread.
+    fn vcpu_apic(&self, id: VcpuId) -> Result<Box<dyn VcpuApic>, std::io::Error>;
     /// Before a new vCPU is given saved registers: keeps those that INIT brings back.
     fn keep_reset_state(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<(), StateError>;
-    /// Gives a new vCPU, whose APIC base is set, the APIC that [`Seat::save`] has saved. Its seat is made afterwards.
+    /// Gives a new vCPU, whose APIC base is set, the state that [`VcpuApic::save`] has saved. Its [`VcpuApic`] is made
+    /// afterwards.
     fn restore(&self, id: VcpuId, vcpu: &mut VcpuFd, state: &ApicState) -> Result<(), StateError>;
 }
 
@@ -120,8 +125,8 @@ pub(crate) enum MsrAnswer {
     NotMine,
 }
 
-/// The interrupts of one vCPU, owned by its thread.
-pub(crate) trait Seat {
+/// The APIC of one vCPU, owned by the vCPU's thread.
+pub(crate) trait VcpuApic {
     /// Before each entry: takes in what has arrived and injects what can be.
     fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError>;
     /// After each exit.

@@ -15,14 +15,13 @@ use super::lapic::{Command, Effect, Lapic, TSC_DEADLINE, X2APIC_FIRST, X2APIC_LA
 use super::mailbox::{Mail, Mailbox};
 use super::routing::resolve_from;
 use super::saved::{Activity, ApicState, UserspaceApic};
-use super::{Interrupts, MsrAnswer, Next, RemoteInterrupts, Seat, VcpuEvent};
-use crate::machine::saved::StateError;
-use crate::machine::signal::KickTimer;
-use crate::machine::stats::Counters;
-use crate::machine::vcpu::complete_exit;
-use crate::machine::{MachineHooks, VcpuCore, VcpuError};
+use super::{Interrupts, MsrAnswer, Next, RemoteInterrupts, VcpuApic, VcpuEvent};
 use crate::timer_spacing::{SpacingState, TimerSpacing};
 use crate::tsc::GuestTsc;
+use crate::vcpu::kvm::complete_exit;
+use crate::vcpu::signal::KickTimer;
+use crate::vcpu::stats::Counters;
+use crate::vcpu::{StateError, VcpuCore, VcpuError};
 use kvm_bindings::{kvm_debugregs, kvm_interrupt, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 use migrate::{Invalid, PlacementView, Route};
@@ -55,7 +54,6 @@ struct Router {
     /// What those begin with that were restored, until their threads take it.
     beginnings: Vec<Mutex<Beginning>>,
     remote: Arc<dyn RemoteInterrupts>,
-    hooks: Arc<dyn MachineHooks>,
     /// By vector: level-triggered.
     level: Vec<AtomicBool>,
     clock: Arc<GuestTsc>,
@@ -95,7 +93,6 @@ impl Userspace {
         cores: &[Arc<VcpuCore>],
         placement: PlacementView,
         remote: Arc<dyn RemoteInterrupts>,
-        hooks: Arc<dyn MachineHooks>,
         clock: Arc<GuestTsc>,
         spacing: TimerSpacing,
     ) -> Self {
@@ -103,17 +100,8 @@ impl Userspace {
         let level = (0..256).map(|_| AtomicBool::new(false)).collect();
         let beginnings = cores.iter().map(|_| Mutex::default()).collect();
         let cores = cores.to_vec();
-        let router = Router {
-            mailboxes,
-            placement,
-            cores,
-            beginnings,
-            remote,
-            hooks,
-            level,
-            clock,
-            spacing,
-        };
+        let router =
+            Router { mailboxes, placement, cores, beginnings, remote, level, clock, spacing };
         Self { router: Arc::new(router) }
     }
 }
@@ -128,8 +116,8 @@ impl Interrupts for Userspace {
         Ok(())
     }
 
-    fn seat(&self, id: VcpuId) -> Result<Box<dyn Seat>, io::Error> {
-        Ok(Box::new(UserspaceSeat::new(id, Arc::clone(&self.router))?))
+    fn vcpu_apic(&self, id: VcpuId) -> Result<Box<dyn VcpuApic>, io::Error> {
+        Ok(Box::new(UserspaceVcpuApic::new(id, Arc::clone(&self.router))?))
     }
 
     fn keep_reset_state(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<(), StateError> {
@@ -181,7 +169,7 @@ impl ResetState {
     }
 }
 
-struct UserspaceSeat {
+struct UserspaceVcpuApic {
     id: VcpuId,
     core: Arc<VcpuCore>,
     router: Arc<Router>,
@@ -196,7 +184,7 @@ struct UserspaceSeat {
     reset: Option<ResetState>,
 }
 
-impl UserspaceSeat {
+impl UserspaceVcpuApic {
     fn new(id: VcpuId, router: Arc<Router>) -> Result<Self, io::Error> {
         let place = usize::try_from(id.0).expect("a vCPU id fits usize");
         let core = Arc::clone(&router.cores[place]);
@@ -332,7 +320,7 @@ impl UserspaceSeat {
                     self.arm_timer();
                 }
                 if level {
-                    self.router.hooks.end_of_interrupt(vector);
+                    self.router.remote.end_of_interrupt(vector);
                 }
             }
         }
@@ -381,7 +369,7 @@ impl UserspaceSeat {
     }
 }
 
-impl Seat for UserspaceSeat {
+impl VcpuApic for UserspaceVcpuApic {
     fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
         self.take_in(vcpu)?;
         self.check_timer();

@@ -1,9 +1,9 @@
 //! What a machine is made of.
 
-use super::VcpuError;
 use crate::interrupts::{InterruptBackEnd, RemoteInterrupts};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
+use crate::vcpu::VcpuError;
 use devices::ShutdownSink;
 use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 use migrate::PlacementView;
@@ -27,11 +27,6 @@ pub trait MachineHooks: Send + Sync {
     /// The vCPU exited with another CR3 than before. `cr3` is masked to its frame.
     fn cr3_changed(&self, vcpu: VcpuId, cr3: u64) {
         let _ = (vcpu, cr3);
-    }
-
-    /// A level-triggered interrupt was ended: the IOAPIC must hear of it, wherever it is.
-    fn end_of_interrupt(&self, vector: u8) {
-        let _ = vector;
     }
 
     /// KVM refused the vCPU access to guest memory. True when it may try again.
@@ -92,7 +87,7 @@ pub struct MachineConfig {
     pub memory: Vec<MemorySlot>,
     /// CPUID of each vCPU of the VM, by id.
     pub cpuid: Vec<Vec<kvm_cpuid_entry2>>,
-    /// Takes interrupts for vCPUs elsewhere.
+    /// Told of interrupts that concern other slices.
     pub remote: Arc<dyn RemoteInterrupts>,
     /// Told when the guest resets itself by a triple fault.
     pub shutdown: Arc<dyn ShutdownSink>,

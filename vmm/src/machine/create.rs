@@ -1,20 +1,22 @@
 //! Making the KVM objects of a machine.
 
-#![expect(unsafe_code, reason = "memory slots and one ioctl that kvm-ioctls lacks")]
+#![expect(unsafe_code, reason = "memory slots")]
 // UNSAFETY: a memory slot hands process memory to the guest by address.
 
 use super::saved::HostKvm;
-use super::{Machine, MachineConfig, MachineError, MemorySlot, Running, Shared, VcpuCore};
-use crate::interrupts::ghost::{GhostInterrupts, stub};
+use super::{Machine, MachineConfig, MachineError, MemorySlot, Running, Shared};
+use crate::interrupts::ghost::{self, Ghost, GhostInterrupts, StubRegion};
 use crate::interrupts::lapic::TSC_DEADLINE;
 use crate::interrupts::userspace::Userspace;
 use crate::interrupts::{InterruptBackEnd, Interrupts};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::GuestTsc;
+use crate::vcpu::VcpuCore;
 use kvm_bindings::{
-    CpuId, KVM_CAP_ENFORCE_PV_FEATURE_CPUID, KVM_CAP_EXCEPTION_PAYLOAD,
-    KVM_CAP_X86_TRIPLE_FAULT_EVENT, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER,
-    KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, kvm_cpuid_entry2, kvm_device_attr,
+    CpuId, KVM_CAP_ENFORCE_PV_FEATURE_CPUID, KVM_CAP_EXCEPTION_PAYLOAD, KVM_CAP_SPLIT_IRQCHIP,
+    KVM_CAP_X2APIC_API, KVM_CAP_X86_TRIPLE_FAULT_EVENT, KVM_CAP_X86_USER_SPACE_MSR,
+    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN,
+    KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK, KVM_X2APIC_API_USE_32BIT_IDS, kvm_cpuid_entry2,
     kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{
@@ -22,13 +24,7 @@ use kvm_ioctls::{
 };
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
-use vmm_sys_util::ioctl::ioctl_with_ref;
-use vmm_sys_util::ioctl_iow_nr;
 use wire::VcpuId;
-
-const KVMIO: u32 = 0xAE;
-ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
-ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 
 /// Three pages that Intel's KVM needs below 4 GiB for real mode, out of the way of everything.
 const TSS_ADDRESS: usize = 0xfffb_d000;
@@ -36,6 +32,9 @@ const TSS_ADDRESS: usize = 0xfffb_d000;
 const APIC_BASE_X2APIC: u64 = 0xfee0_0c00;
 /// The same register's flag of the boot vCPU.
 const APIC_BASE_BOOT: u64 = 1 << 8;
+
+/// Interrupt pins that are routed in user space, for an interrupt controller that is there too.
+const PINS: u64 = 24;
 
 /// Capabilities that both back ends use.
 const NEEDED: [(Cap, &str); 5] = [
@@ -69,7 +68,7 @@ fn check(config: &MachineConfig) -> Result<(), MachineError> {
 }
 
 /// Hands `slot` to the guest.
-pub(crate) fn add_slot(vm: &VmFd, number: u32, slot: &MemorySlot) -> Result<(), Error> {
+fn add_slot(vm: &VmFd, number: u32, slot: &MemorySlot) -> Result<(), Error> {
     let region = kvm_userspace_memory_region {
         slot: number,
         flags: 0,
@@ -81,33 +80,18 @@ pub(crate) fn add_slot(vm: &VmFd, number: u32, slot: &MemorySlot) -> Result<(), 
     unsafe { vm.set_user_memory_region(region) }
 }
 
-/// The attribute `KVM_VCPU_TSC_OFFSET`, with its value at `value`.
-fn tsc_offset_at(value: *mut u64) -> kvm_device_attr {
-    let addr = u64::try_from(value.expose_provenance()).expect("an address fits u64");
-    kvm_device_attr { addr, ..Default::default() }
-}
-
-/// What KVM adds to the host's counter for this vCPU.
-pub(super) fn tsc_offset(fd: &VcpuFd) -> Result<u64, Error> {
-    let mut offset = 0;
-    let attribute = tsc_offset_at(&raw mut offset);
-    // SAFETY: the kernel writes eight bytes to `offset`, which outlives the call.
-    if unsafe { ioctl_with_ref(fd, KVM_GET_DEVICE_ATTR(), &attribute) } == 0 {
-        Ok(offset)
-    } else {
-        Err(Error::last())
+/// Turns on local APICs in the kernel with 32-bit ids, before any vCPU exists.
+fn enable_split_irqchip(vm: &VmFd) -> Result<(), MachineError> {
+    let flags = KVM_X2APIC_API_USE_32BIT_IDS | KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK;
+    for (cap, value, action) in [
+        (KVM_CAP_SPLIT_IRQCHIP, PINS, "put the local APICs in the kernel"),
+        (KVM_CAP_X2APIC_API, u64::from(flags), "use 32-bit APIC ids"),
+    ] {
+        let mut request = kvm_enable_cap { cap, ..Default::default() };
+        request.args[0] = value;
+        vm_step(action, vm.enable_cap(&request))?;
     }
-}
-
-/// Sets what KVM adds to the host's counter for this vCPU.
-pub(super) fn set_tsc_offset(fd: &VcpuFd, mut offset: u64) -> Result<(), Error> {
-    let attribute = tsc_offset_at(&raw mut offset);
-    // SAFETY: the kernel reads eight bytes of `offset`, which outlives the call.
-    if unsafe { ioctl_with_ref(fd, KVM_SET_DEVICE_ATTR(), &attribute) } == 0 {
-        Ok(())
-    } else {
-        Err(Error::last())
-    }
+    Ok(())
 }
 
 /// Lets user space answer the registers that KVM does not know, and `deadline` too if asked.
@@ -191,7 +175,7 @@ pub(super) fn create(config: MachineConfig) -> Result<Machine, MachineError> {
     vm_step("place the real-mode TSS", vm.set_tss_address(TSS_ADDRESS))?;
     let ghosts = config.back_end == InterruptBackEnd::Ghost;
     if ghosts {
-        stub::enable_split_irqchip(&vm)?;
+        enable_split_irqchip(&vm)?;
     }
     let deadline = match (ghosts, config.timer_spacing) {
         (false, _) => Some(MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE),
@@ -230,28 +214,20 @@ fn finish(
     let clock = Arc::new(GuestTsc::new(khz, config.clock_rate));
     let (interrupts, ghosts): (Arc<dyn Interrupts>, _) = match config.back_end {
         InterruptBackEnd::Userspace => {
-            let (remote, hooks) = (Arc::clone(&config.remote), Arc::clone(&config.hooks));
-            let spacing = config.timer_spacing;
+            let (remote, spacing) = (Arc::clone(&config.remote), config.timer_spacing);
             let placement = config.placement.clone();
             let clock = Arc::clone(&clock);
-            let userspace = Userspace::new(&cores, placement, remote, hooks, clock, spacing);
+            let userspace = Userspace::new(&cores, placement, remote, clock, spacing);
             (Arc::new(userspace), Vec::new())
         }
         InterruptBackEnd::Ghost => {
-            let (spacing, memory) = (config.timer_spacing, &config.memory);
-            let (back_end, ghosts) = GhostInterrupts::create(
-                &vm,
-                (&cores, &config.placement),
-                &clock,
-                spacing,
-                memory,
-                &config.cpuid,
-            )?;
+            let (back_end, ghosts) = with_ghosts(&config, &vm, &cores, &clock)?;
             (Arc::new(back_end), ghosts)
         }
     };
     let MachineConfig { placement, remote, hooks, shutdown, .. } = config;
     let shared = Arc::new(Shared {
+        saved: cores.iter().map(|_| Mutex::default()).collect(),
         cores,
         placement,
         interrupts,
@@ -270,4 +246,34 @@ fn finish(
     let offset = machine.tsc_offset()?;
     machine.shared.clock.set_offset(offset);
     Ok(machine)
+}
+
+/// The back end with ghosts for the vCPUs elsewhere. Their memory is one more slot beside the guest's.
+fn with_ghosts(
+    config: &MachineConfig,
+    vm: &Arc<VmFd>,
+    cores: &[Arc<VcpuCore>],
+    clock: &Arc<GuestTsc>,
+) -> Result<(GhostInterrupts, Vec<Ghost>), MachineError> {
+    let elsewhere = cores.iter().filter(|core| !config.placement.is_here(core.id));
+    let count = u32::try_from(elsewhere.count()).unwrap_or(u32::MAX);
+    let region = StubRegion::new(count, ghost::address_bits(&config.cpuid))
+        .map_err(|source| MachineError::Vm { action: "map the ghosts' memory", source })?;
+    let (guest_address, host_address, bytes) = region.slot();
+    let end = guest_address + bytes;
+    if config
+        .memory
+        .iter()
+        .any(|other| other.guest_address < end && guest_address < other.guest_address + other.bytes)
+    {
+        let reason = format!("guest memory covers {guest_address:#x}, where ghosts live");
+        return Err(MachineError::Config { reason });
+    }
+    if count > 0 {
+        let number = u32::try_from(config.memory.len()).unwrap_or(u32::MAX);
+        let slot = MemorySlot { guest_address, host_address, bytes };
+        vm_step("give the ghosts their memory", add_slot(vm, number, &slot))?;
+    }
+    let placement = &config.placement;
+    Ok(GhostInterrupts::create(vm, (cores, placement), clock, config.timer_spacing, region))
 }

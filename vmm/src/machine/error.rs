@@ -1,6 +1,6 @@
-//! What can go wrong with a machine and with its vCPUs.
+//! What can go wrong with a machine.
 
-use super::saved::StateError;
+use crate::vcpu::StateError;
 use migrate::PlacementError;
 use std::io;
 use std::time::Duration;
@@ -90,55 +90,6 @@ pub enum MachineError {
         /// Why.
         #[source]
         source: io::Error,
-    },
-}
-
-/// A vCPU cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub enum VcpuError {
-    /// `KVM_RUN` failed.
-    #[error("{vcpu}: KVM_RUN failed at rip {rip:#x} (exit reason {exit_reason})")]
-    Run {
-        /// Which.
-        vcpu: VcpuId,
-        /// Its instruction pointer.
-        rip: u64,
-        /// The exit reason that KVM left behind; stale for most errors.
-        exit_reason: u32,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// An exit that nothing handles.
-    #[error("{vcpu}: unexpected exit {exit} at rip {rip:#x}")]
-    Exit {
-        /// Which.
-        vcpu: VcpuId,
-        /// The exit in words.
-        exit: String,
-        /// Its instruction pointer.
-        rip: u64,
-    },
-    /// A KVM call for the vCPU failed.
-    #[error("{vcpu}: cannot {action}")]
-    Ioctl {
-        /// Which.
-        vcpu: VcpuId,
-        /// What was attempted.
-        action: &'static str,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A ghost did what a ghost never does.
-    #[error("ghost of {vcpu}: {what} at rip {rip:#x}")]
-    Ghost {
-        /// The vCPU it stands for.
-        vcpu: VcpuId,
-        /// What happened.
-        what: String,
-        /// Its instruction pointer.
-        rip: u64,
     },
 }
 

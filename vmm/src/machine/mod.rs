@@ -13,81 +13,41 @@ mod config;
 mod create;
 mod error;
 pub(crate) mod gate;
-pub(crate) mod port;
+mod ghost_test;
 mod rest;
-pub(crate) mod sample;
+mod sample;
 pub mod saved;
-pub(crate) mod signal;
-pub mod stats;
-pub(crate) mod vcpu;
+mod vcpu_loop;
 
 pub use create::host_tsc_khz;
-pub(crate) use create::{add_slot, open_kvm, vm_step};
+pub(crate) use create::{open_kvm, vm_step};
 
 pub use config::{InMemory, MachineConfig, MachineHooks, MemoryAccess, MemorySlot};
-pub use error::{MachineError, StopError, VcpuError};
+pub use error::{MachineError, StopError};
+pub use ghost_test::{GhostTestError, ghost_self_test};
 pub use rest::{Rest, RestError};
-pub use sample::Awaited;
-pub use signal::{Doorbell, drain, prepare_thread};
-pub use stats::VcpuStats;
 
 use crate::interrupts::ghost::Ghost;
 use crate::interrupts::routing::resolve;
 use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
 use crate::tsc::GuestTsc;
+use crate::vcpu::kvm::{set_tsc_offset, tsc_offset};
+use crate::vcpu::stats::Counters;
+use crate::vcpu::{StateError, VcpuCore, VcpuError, VcpuStats};
 use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
 use gate::Gate;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VcpuFd, VmFd};
 use migrate::PlacementView;
-use saved::{HostKvm, StateError, VcpuState};
-use stats::Counters;
+use saved::{HostKvm, VcpuState};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 use wire::VcpuId;
-
-/// No CR3 was seen yet. A real one has its low bits masked.
-const NO_CR3: u64 = 1;
-
-/// A vCPU of the machine, as all threads see it.
-#[derive(Debug)]
-pub(crate) struct VcpuCore {
-    pub(crate) id: VcpuId,
-    /// Index of the vCPU in the tables of the machine: its id.
-    pub(crate) place: usize,
-    pub(crate) doorbell: Arc<Doorbell>,
-    pub(crate) counters: Counters,
-    pub(crate) cr3: AtomicU64,
-    /// Somebody wants to know where it is.
-    pub(crate) sampled: AtomicBool,
-    /// The page that it is said to wait for, while somebody wants to know where.
-    pub(crate) awaited: Awaited,
-    /// What the last save found, until it is collected.
-    pub(crate) saved: Mutex<Option<Result<VcpuState, StateError>>>,
-    /// The KVM object, while no thread has it.
-    pub(crate) fd: Mutex<Option<VcpuFd>>,
-}
-
-impl VcpuCore {
-    pub(crate) fn new(id: VcpuId) -> Self {
-        Self {
-            id,
-            place: usize::try_from(id.0).expect("a vCPU id fits usize"),
-            doorbell: Arc::new(Doorbell::default()),
-            counters: Counters::default(),
-            cr3: AtomicU64::new(NO_CR3),
-            sampled: AtomicBool::new(false),
-            awaited: Awaited::default(),
-            saved: Mutex::new(None),
-            fd: Mutex::new(None),
-        }
-    }
-}
 
 /// Counts the threads that still run.
 #[derive(Debug, Default)]
@@ -120,6 +80,8 @@ impl Running {
 /// What the handle and the threads share.
 pub(crate) struct Shared {
     pub(crate) cores: Vec<Arc<VcpuCore>>,
+    /// What the last save found of each vCPU, until it is collected.
+    pub(crate) saved: Vec<Mutex<Option<Result<VcpuState, StateError>>>>,
     pub(crate) placement: PlacementView,
     pub(crate) interrupts: Arc<dyn Interrupts>,
     pub(crate) remote: Arc<dyn RemoteInterrupts>,
@@ -206,7 +168,7 @@ impl Machine {
     pub fn tsc_offset(&self) -> Result<u64, MachineError> {
         let first = self.shared.here().next();
         let Some(first) = first else { return Ok(self.shared.clock.offset()) };
-        self.with_vcpu(first.id, "read the TSC offset", create::tsc_offset)
+        self.with_vcpu(first.id, "read the TSC offset", tsc_offset)
     }
 
     /// Gives all vCPUs and the clock the same offset. Ghosts come first: the master clock of KVM
@@ -220,9 +182,7 @@ impl Machine {
                 if !local && core.fd.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
                     continue; // no ghosts in this back end
                 }
-                self.with_vcpu(core.id, "set the TSC offset", |fd| {
-                    create::set_tsc_offset(fd, offset)
-                })?;
+                self.with_vcpu(core.id, "set the TSC offset", |fd| set_tsc_offset(fd, offset))?;
             }
         }
         self.shared.clock.set_offset(offset);
@@ -285,7 +245,7 @@ impl Machine {
         for ghost in ghosts {
             let core = Arc::clone(ghost.core());
             self.spawn(format!("ghost{}", core.id.0), core, move |shared, fd| {
-                ghost.run(shared, fd)
+                ghost.run(shared.remote.as_ref(), &shared.stop, fd)
             })?;
         }
         for core in self.shared.here() {
@@ -294,9 +254,11 @@ impl Machine {
             let own = Arc::clone(&core);
             if let Some(offset) = self.shared.gate.join(core.id) {
                 let action = "set the TSC offset";
-                self.with_vcpu(core.id, action, |fd| create::set_tsc_offset(fd, offset))?;
+                self.with_vcpu(core.id, action, |fd| set_tsc_offset(fd, offset))?;
             }
-            self.spawn(name, core, move |shared, fd| vcpu::run(shared, &own, bus.as_ref(), fd))?;
+            self.spawn(name, core, move |shared, fd| {
+                vcpu_loop::run(shared, &own, bus.as_ref(), fd)
+            })?;
         }
         Ok(())
     }
@@ -316,7 +278,7 @@ impl Machine {
         let running = Arc::clone(&shared.running);
         let (ready, attached) = sync_channel::<()>(1);
         let thread = thread::Builder::new().name(name).spawn(move || {
-            let result = vcpu::attached(&shared, &core, &mut fd, || drop(ready), body);
+            let result = vcpu_loop::attached(&shared, &core, &mut fd, || drop(ready), body);
             if let Err(error) = result {
                 tracing::error!(%error, "vCPU thread ends");
                 shared.hooks.fatal(&error);
@@ -363,8 +325,7 @@ impl Machine {
     /// The frame of the CR3 that a local vCPU had at its last exit.
     #[must_use]
     pub fn cr3(&self, id: VcpuId) -> Option<u64> {
-        let cr3 = self.core(id).ok()?.cr3.load(SeqCst);
-        (cr3 != NO_CR3).then_some(cr3)
+        self.core(id).ok()?.last_cr3()
     }
 
     /// Makes a local vCPU exit soon, so that its CR3 is looked at. Does not wait.

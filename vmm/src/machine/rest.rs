@@ -5,9 +5,10 @@
 //! those that came before. Ghosts go on meanwhile and forward what was sent before the rest.
 
 use super::gate::Refused;
-use super::saved::{self, StateError, VcpuState};
-use super::{Machine, MachineError, Shared, VcpuCore};
+use super::saved::{self, VcpuState};
+use super::{Machine, MachineError, Shared};
 use crate::tsc::host_ticks;
+use crate::vcpu::{StateError, VcpuCore};
 use kvm_ioctls::VcpuFd;
 use migrate::SavedState;
 use std::sync::{Arc, PoisonError};
@@ -57,8 +58,9 @@ impl Rest {
     /// The first vCPU whose state cannot be taken, or which has ended or was not started.
     pub fn save(&self) -> Result<Vec<VcpuState>, MachineError> {
         let shared = &self.machine.shared;
-        let take =
-            |core: &VcpuCore| core.saved.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let take = |core: &VcpuCore| {
+            shared.saved[core.place].lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
         shared.here().for_each(|core| drop(take(core)));
         shared.gate.save();
         let each = |core: &Arc<VcpuCore>| {

@@ -1,20 +1,20 @@
 //! The bootstrap role: plan the VM, bring the companions together, start the guest, and end it.
 
+use super::channels::{Channels, DeviceJob};
 use super::clockwork::ClockTest;
 use super::console::PanicWatch;
 use super::events::SliceEvent;
-use super::fabric::{BOOTSTRAP, DeviceJob, Fabric};
-use super::gathering::{
+use super::host::{self, HostFacts};
+use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
+use super::negotiation::{
     ANSWER_LIMIT, START_LIMIT, align_clock, choose_interrupts, compare_clocks, gather,
     gather_shapes,
 };
-use super::host::{self, HostFacts};
-use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEnds, Owner, Relay, Sequencer};
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{Shape, SpecError, VmSpec};
 use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
-use super::{Ending, SliceError};
+use super::{BOOTSTRAP, Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::control::ControlSocket;
@@ -203,7 +203,7 @@ impl Vm {
     /// Writes the payload into guest memory and sets the boot vCPU's registers.
     fn load(&mut self, plan: &BootPlan) -> Result<(), SliceError> {
         for piece in &plan.payload {
-            match self.parts.fabric.handle.get() {
+            match self.parts.channels.handle.get() {
                 Some(handle) => handle
                     .write(piece.gpa, piece.bytes.clone(), LOAD_LIMIT)
                     .map_err(|error| self.not_loaded(error))?,
@@ -252,12 +252,12 @@ impl Vm {
         let failed =
             |source| SliceError::Io { what: "start the thread of the serial port", source };
         let serial = Relay::start(console).map_err(failed)?;
-        let fabric = Arc::clone(&self.parts.fabric);
+        let channels = Arc::clone(&self.parts.channels);
         let chipset = Arc::new(Chipset::new(ChipsetConfig {
             vcpus: self.shape.vcpus(),
             console: Box::new(PanicWatch::new(serial.output(), Arc::clone(&panicked))),
             interrupts: Arc::new(self.parts.machine.clone()),
-            shutdown: Arc::clone(&fabric) as _,
+            shutdown: Arc::clone(&self.parts.dispatcher) as _,
             clock: self.parts.machine.clock(),
         }));
         let bus = self.parts.attach_devices(
@@ -269,11 +269,12 @@ impl Vm {
         let companions = self.shape.companions().collect();
         let sequencer = Sequencer::new(companions, self.applied.clone());
         let button = Arc::clone(&chipset);
-        let owner = Owner { chipset, fabric: Arc::clone(&fabric), sequencer };
+        let devices = self.parts.dispatcher.devices.get().cloned();
+        let owner = Owner { chipset, channels: Arc::clone(&channels), devices, sequencer };
         let jobs = self.jobs.clone();
         spawn_devices(move || owner.serve(&jobs))?;
         let started = Instant::now();
-        ends.stop.attach(&fabric.events);
+        ends.stop.attach(&channels.events);
         self.parts.machine.start(bus)?;
         self.parts.keep_clocks(&self.shape, ends.clock_test)?;
         self.parts.sample(&self.shape)?;
@@ -289,7 +290,7 @@ impl Vm {
             Ending::Told(cause) => cause,
             Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
         };
-        tell_companions(&fabric, &self.shape, &Control::End(cause));
+        tell_companions(&channels, &self.shape, &Control::End(cause));
         let report = RunReport {
             ending: ending.describe(),
             status: ending.status(),
@@ -360,7 +361,7 @@ impl Vm {
         if matches!(ending, Ending::LostSlice { .. }) || self.shape.placement.members().len() == 1 {
             return reports;
         }
-        tell_companions(&self.parts.fabric, &self.shape, &Control::AskReport);
+        tell_companions(&self.parts.channels, &self.shape, &Control::AskReport);
         let deadline = Instant::now() + REPORT_LIMIT;
         while reports.len() + self.lost.len() < self.shape.placement.members().len()
             && Instant::now() < deadline
@@ -374,8 +375,12 @@ impl Vm {
                 Err(_) => break,
             }
         }
-        if let Some(clockwork) = self.parts.fabric.clockwork.get() {
-            reports.iter_mut().for_each(|report| clockwork.complete(report));
+        if let Some(clockwork) = self.parts.dispatcher.clockwork.get() {
+            for report in &mut reports {
+                if let Some(clock) = clockwork.measured(SliceId(report.slice)) {
+                    (report.clock_skew_ns, report.clock_bound_ns) = clock;
+                }
+            }
         }
         reports.sort_by_key(|report| report.slice);
         reports
@@ -411,9 +416,9 @@ fn lost(error: SliceError) -> SliceError {
     }
 }
 
-fn tell_companions(fabric: &Fabric, shape: &Shape, frame: &Control) {
+fn tell_companions(channels: &Channels, shape: &Shape, frame: &Control) {
     for slice in shape.companions() {
-        fabric.send(slice, frame);
+        channels.send(slice, frame);
     }
 }
 

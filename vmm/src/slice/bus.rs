@@ -1,45 +1,18 @@
 //! Devices that live on the bootstrap slice, as vCPUs elsewhere reach them.
 
+use super::channels::Channels;
 use super::events::SliceEvent;
-use super::fabric::Fabric;
-use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::Bus;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use wire::control::{DeviceCall, Space};
 
 /// A device call that has no answer by then means that the bootstrap slice hangs.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Calls that wait for their answer. At most one per vCPU.
-#[derive(Debug, Default)]
-pub(crate) struct PendingCalls {
-    next: AtomicU64,
-    waiting: Mutex<BTreeMap<u64, Sender<u64>>>,
-}
-
-impl PendingCalls {
-    pub(super) fn begin(&self) -> (u64, Receiver<u64>) {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (answer, receiver) = bounded(1);
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, answer);
-        (id, receiver)
-    }
-
-    /// Hands the answer to the vCPU that waits. An answer nobody waits for is dropped.
-    pub(crate) fn answer(&self, id: u64, data: u64) {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        if let Some(waiting) = waiting {
-            let _ = waiting.try_send(data);
-        }
-    }
-}
-
 /// Calls to the device thread of the bootstrap slice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceCalls<'a>(pub(crate) &'a Fabric);
+pub(crate) struct DeviceCalls<'a>(pub(crate) &'a Channels);
 
 impl DeviceCalls<'_> {
     /// Waits for the answer.
@@ -65,7 +38,7 @@ impl DeviceCalls<'_> {
 
 /// The devices of the bootstrap slice, from elsewhere.
 #[derive(Debug)]
-pub(crate) struct RemoteBus(pub(crate) Arc<Fabric>);
+pub(crate) struct RemoteBus(pub(crate) Arc<Channels>);
 
 impl RemoteBus {
     fn read(&self, space: Space, address: u64, data: &mut [u8]) {

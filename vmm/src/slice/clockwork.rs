@@ -8,9 +8,8 @@
 //! A step may fail because a vCPU waits for a page. It is tried again soon; until then nothing
 //! new is decided about that slice, whose answers tell how far it got.
 
+use super::channels::Channels;
 use super::events::SliceEvent;
-use super::fabric::Fabric;
-use super::report::SliceReport;
 use crate::clock::{Discipline, Exchange, History, Interval, Pace, RATE_PPM, RunAway, Why};
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -127,14 +126,11 @@ impl Clockwork {
         self.told.load(SeqCst) == self.stepped.load(SeqCst)
     }
 
-    /// What was measured of each companion goes into its report.
-    pub(crate) fn complete(&self, report: &mut SliceReport) {
+    /// What was measured last of a companion's clock against the bootstrap's: skew and bound, in nanoseconds.
+    pub(crate) fn measured(&self, slice: SliceId) -> Option<(i64, u64)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let companion = usize::from(report.slice).checked_sub(1);
-        if let Some(known) = companion.and_then(|at| known.get(at)).filter(|known| known.rounds > 0)
-        {
-            (report.clock_skew_ns, report.clock_bound_ns) = (known.skew_ns, known.bound_ns);
-        }
+        let known = known.get(usize::from(slice.0).checked_sub(1)?)?;
+        (known.rounds > 0).then_some((known.skew_ns, known.bound_ns))
     }
 
     /// Ticks that this slice stepped forward.
@@ -162,15 +158,15 @@ impl Clockwork {
 /// Starts the thread of a slice: on the bootstrap, with its companions, it measures and decides; everywhere it
 /// has this slice step.
 pub(crate) fn start(
-    fabric: &Arc<Fabric>,
+    channels: &Arc<Channels>,
     clockwork: &Arc<Clockwork>,
     companions: Vec<SliceId>,
     test: ClockTest,
 ) -> io::Result<()> {
-    let (fabric, clockwork) = (Arc::downgrade(fabric), Arc::clone(clockwork));
+    let (channels, clockwork) = (Arc::downgrade(channels), Arc::clone(clockwork));
     let discipline = Discipline::new(SKEW_LIMIT, clockwork.machine.true_tsc_khz());
     let mut keeper = Keeper {
-        fabric,
+        channels,
         clockwork,
         discipline,
         paces: vec![Pace::default(); companions.len()],
@@ -186,7 +182,7 @@ pub(crate) fn start(
 }
 
 struct Keeper {
-    fabric: Weak<Fabric>,
+    channels: Weak<Channels>,
     clockwork: Arc<Clockwork>,
     companions: Vec<SliceId>,
     discipline: Discipline,
@@ -219,14 +215,14 @@ impl Keeper {
         let mut due = Instant::now();
         while !self.clockwork.over.load(SeqCst) {
             std::thread::sleep(LOOK);
-            let Some(fabric) = self.fabric.upgrade() else { return };
+            let Some(channels) = self.channels.upgrade() else { return };
             self.drift(&mut drifted);
             self.clockwork.carry_out();
             if Instant::now() < due {
                 continue;
             }
-            if let Err(away) = self.round(&fabric) {
-                fabric.event(SliceEvent::Fatal(self.describe(away)));
+            if let Err(away) = self.round(&channels) {
+                channels.event(SliceEvent::Fatal(self.describe(away)));
                 return;
             }
             due = Instant::now() + self.period();
@@ -256,13 +252,14 @@ impl Keeper {
     }
 
     /// One round: measure all, decide, tell.
-    fn round(&mut self, fabric: &Fabric) -> Result<(), RunAway> {
+    fn round(&mut self, channels: &Channels) -> Result<(), RunAway> {
         // Own steps that are still to be done would be decided about once more.
         if self.companions.is_empty() || !self.clockwork.is_through() {
             return Ok(());
         }
         let passed = self.decided.elapsed();
-        let found: Vec<_> = (0..self.companions.len()).map(|at| self.measure(fabric, at)).collect();
+        let found: Vec<_> =
+            (0..self.companions.len()).map(|at| self.measure(channels, at)).collect();
         self.note(&found);
         self.decided += passed;
         if self.test.uncorrected {
@@ -274,21 +271,21 @@ impl Keeper {
         for ((told, step), slice) in self.told.iter_mut().zip(steps).zip(&self.companions) {
             if step > 0 {
                 *told += step;
-                fabric.send(*slice, &Control::ClockStep { sum: *told });
+                channels.send(*slice, &Control::ClockStep { sum: *told });
             }
         }
         Ok(())
     }
 
     /// Exchanges with one companion; nothing if it has not yet done what it was told.
-    fn measure(&mut self, fabric: &Fabric, at: usize) -> Option<Interval> {
+    fn measure(&mut self, channels: &Channels, at: usize) -> Option<Interval> {
         let (_, pongs) = &self.clockwork.pongs;
         let (slice, pace) = (self.companions[at], &mut self.paces[at]);
         let mut exchanges: Vec<Exchange> = Vec::new();
         for _ in 0..EXCHANGES {
             self.next += 1;
             let sent = self.clockwork.machine.clock().now();
-            fabric.send(slice, &Control::ClockPing { id: self.next });
+            channels.send(slice, &Control::ClockPing { id: self.next });
             let end = Instant::now() + ANSWER_LIMIT;
             while let Ok(pong) = pongs.recv_deadline(end) {
                 let Pong { from, id, answered, stepped, received } = pong;
@@ -349,10 +346,11 @@ impl Keeper {
 mod tests {
     use super::*;
     use crate::interrupts::{InterruptBackEnd, NoRemote};
-    use crate::machine::{MachineConfig, MachineHooks, VcpuError, open_kvm};
-    use crate::slice::fabric::tests::fabric;
+    use crate::machine::{MachineConfig, MachineHooks, open_kvm};
+    use crate::slice::channels::tests::channels;
     use crate::timer_spacing::TimerSpacing;
     use crate::tsc::ClockRate;
+    use crate::vcpu::VcpuError;
     use devices::{ShutdownCause, ShutdownSink};
     use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
     use migrate::PlacementView;
@@ -392,13 +390,13 @@ mod tests {
             return;
         }
         let machine = machine();
-        let (link, _told) = fabric(SliceId(0));
+        let (channels, _told) = channels(SliceId(0));
         let start = machine.clock().offset();
         let us = |count: u64| count * u64::from(machine.true_tsc_khz()) / 1000;
         assert_eq!(machine.shared.gate.join(VcpuId(0)), None);
         let clockwork = Arc::new(Clockwork::new(machine.clone()));
         let mut keeper = Keeper {
-            fabric: Weak::new(),
+            channels: Weak::new(),
             clockwork: Arc::clone(&clockwork),
             companions: vec![SliceId(1)],
             discipline: Discipline::new(SKEW_LIMIT, machine.true_tsc_khz()),
@@ -420,7 +418,7 @@ mod tests {
                 let pong = Pong { from: SliceId(1), id, answered, stepped: 0, received };
                 clockwork.pongs.0.try_send(pong).unwrap();
             }
-            keeper.round(&link.fabric)
+            keeper.round(&channels)
         };
         (0..6).for_each(|_| round().unwrap());
         // It comes back from the device.

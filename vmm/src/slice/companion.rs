@@ -2,13 +2,12 @@
 
 use super::bus::RemoteBus;
 use super::events::SliceEvent;
-use super::fabric::BOOTSTRAP;
 use super::host::{self, HostFacts};
 use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
 use super::peripherals::{BackEnds, Lend, Lent, follow};
 use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
-use super::{Ending, SliceError, one_line};
+use super::{BOOTSTRAP, Ending, SliceError, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
 use crossbeam_channel::bounded;
@@ -154,11 +153,12 @@ fn run(
     tracing::info!("frames between slices go over {}", joined.kind);
     parts.take_lease(back_ends.fence(), assignment.config.lease);
     parts.connect(&shape, joined.transport, launch.page_tables, options, control)?;
-    let bus: SharedBus = Arc::new(RemoteBus(Arc::clone(&parts.fabric)));
+    let bus: SharedBus = Arc::new(RemoteBus(Arc::clone(&parts.channels)));
     let bus = parts.attach_devices(&shape, &launch.devices, &back_ends, bus)?;
-    let fabric = Arc::clone(&parts.fabric);
-    spawn_devices(move || follow(&fabric, &work))?;
-    stop.attach(&parts.fabric.events);
+    let (channels, devices) =
+        (Arc::clone(&parts.channels), parts.dispatcher.devices.get().cloned());
+    spawn_devices(move || follow(&channels, devices.as_deref(), &work))?;
+    stop.attach(&parts.channels.events);
     parts.machine.start(bus)?;
     parts.keep_clocks(&shape, options.clock_test)?;
     parts.sample(&shape)?;
@@ -172,7 +172,7 @@ fn run(
         if matches!(event, SliceEvent::AskReport) {
             let report = parts.report(&host, clock);
             let bytes = serde_json::to_vec(&report).unwrap_or_default();
-            parts.fabric.send(BOOTSTRAP, &Control::Report(bytes));
+            parts.channels.send(BOOTSTRAP, &Control::Report(bytes));
         }
         if matches!(event, SliceEvent::Stop) {
             if asked {
@@ -182,11 +182,11 @@ fn run(
             tracing::info!(
                 "asked to stop: the guest is to shut down; asked again, this slice ends at once"
             );
-            parts.fabric.send(BOOTSTRAP, &Control::WantStop);
+            parts.channels.send(BOOTSTRAP, &Control::WantStop);
         }
         if let SliceEvent::Fatal(cause) = &event {
             tracing::error!("{cause}");
-            parts.fabric.send(BOOTSTRAP, &Control::WantEnd(EndCause::Failure));
+            parts.channels.send(BOOTSTRAP, &Control::WantEnd(EndCause::Failure));
             // The bootstrap ends the VM; give the frame time to leave.
             std::thread::sleep(Duration::from_millis(200));
         }

@@ -4,8 +4,7 @@ use super::one_line;
 use super::peripherals::BackEndShape;
 use super::spec::{Interrupts, Shape};
 use crate::cpuid::Cpuid;
-use crate::interrupts::ghost;
-use crate::machine::{MachineError, host_tsc_khz};
+use crate::machine::{MachineError, ghost_self_test, host_tsc_khz};
 use crate::walk_probe::walks_need_write;
 use dsm::{Memory, RamError, UffdError};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
@@ -92,7 +91,7 @@ impl HostFacts {
             walks_write: walks_write(),
             ghosts: match interrupts {
                 Interrupts::Userspace => String::new(),
-                _ => ghost::self_test().err().map(|e| one_line(&e)).unwrap_or_default(),
+                _ => ghost_self_test().err().map(|e| one_line(&e)).unwrap_or_default(),
             },
             devices: Vec::new(),
         })

@@ -1,13 +1,13 @@
 //! The parts of a slice, put together the same way in both roles.
 
-use super::bus::PendingCalls;
+use super::channels::{Channels, DeviceJob};
 use super::clockwork::{self, ClockTest, Clockwork};
+use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
-use super::fabric::{BOOTSTRAP, DeviceJob, Fabric, Link, Traffic};
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape, SpecError};
-use super::{Ending, SliceError};
+use super::{BOOTSTRAP, Ending, SliceError};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::crash;
@@ -18,11 +18,11 @@ use crossbeam_channel::Sender;
 use devices::back_end::image::OnFull;
 use devices::{Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
-use migrate::{Placement, PlacementOwner};
+use migrate::{Placement, PlacementOwner, PlacementView};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use transport::{PageMemory, Transport};
@@ -98,7 +98,8 @@ pub(crate) struct Parts {
     pub(crate) local: SliceId,
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) machine: Machine,
-    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) channels: Arc<Channels>,
+    pub(crate) dispatcher: Arc<Dispatcher>,
     /// Nothing moves yet, so nobody replaces it.
     _placement: PlacementOwner,
     pub(crate) events: Events,
@@ -115,7 +116,7 @@ impl Parts {
         slot: Slot,
         cpuid: &Cpuid,
         back_end: InterruptBackEnd,
-        (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
+        to_devices: (Sender<DeviceJob>, Sender<(SliceId, u64)>),
     ) -> Result<Self, SliceError> {
         let Slot { local, epoch, memory, lease } = slot;
         crash::name_slice(local);
@@ -125,29 +126,19 @@ impl Parts {
         let huge_pages = HugePages::start(Arc::clone(&ram))
             .map_err(|source| SliceError::Io { what: "start the thread for huge pages", source })?;
         let (sender, events) = events::channel();
-        let fabric = Arc::new(Fabric {
-            epoch,
-            ram: Arc::clone(&ram),
-            placement: placement.view(),
-            events: sender,
-            bystanders: shape.bystanders.clone(),
-            jobs,
-            applied,
-            devices: OnceLock::new(),
-            handle: OnceLock::new(),
-            machine: OnceLock::new(),
-            fence: OnceLock::new(),
-            clockwork: OnceLock::new(),
-            calls: PendingCalls::default(),
-            traffic: Traffic::default(),
-        });
-        let machine = Machine::new(machine_config(shape, cpuid, back_end, &ram, &fabric)?)?;
-        fabric.machine.set(machine.clone()).expect("set once, here");
+        let bystanders = shape.bystanders.clone();
+        let channels = Channels::new(epoch, placement.view(), bystanders, sender, to_devices);
+        let channels = Arc::new(channels);
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&channels), Arc::clone(&ram)));
+        let config = machine_config(shape, cpuid, back_end, &ram, placement.view(), &dispatcher)?;
+        let machine = Machine::new(config)?;
+        dispatcher.machine.set(machine.clone()).expect("set once, here");
         Ok(Self {
             local,
             ram,
             machine,
-            fabric,
+            channels,
+            dispatcher,
             _placement: placement,
             events,
             engine: None,
@@ -159,16 +150,16 @@ impl Parts {
 
     /// Keeps the guest clocks of all slices together from now on, if there are several.
     pub(crate) fn keep_clocks(&self, shape: &Shape, test: ClockTest) -> Result<(), SliceError> {
-        let Some(clockwork) = self.fabric.clockwork.get() else { return Ok(()) };
+        let Some(clockwork) = self.dispatcher.clockwork.get() else { return Ok(()) };
         let companions = shape.companions().filter(|_| self.local == BOOTSTRAP).collect();
-        let started = clockwork::start(&self.fabric, clockwork, companions, test);
+        let started = clockwork::start(&self.channels, clockwork, companions, test);
         started.map_err(|source| SliceError::Io { what: "start the clock's thread", source })
     }
 
     /// Starts the log lines about the vCPUs, if they are wanted.
     pub(crate) fn sample(&self, shape: &Shape) -> Result<(), SliceError> {
         let Some(interval) = shape.sample else { return Ok(()) };
-        let memory = self.fabric.handle.get().cloned();
+        let memory = self.channels.handle.get().cloned();
         let started = self.machine.sample_every(interval, move || {
             if let Some(memory) = &memory {
                 memory.log_state();
@@ -185,7 +176,7 @@ impl Parts {
     /// From now on there are peers, which give this slice up after so long a silence.
     pub(crate) fn take_lease(&self, fence: &Arc<Fence>, lease: Duration) {
         fence.take_lease(Fence::now(), lease);
-        self.fabric.fence.set(Arc::clone(fence)).expect("one mesh for each slice");
+        self.channels.fence.set(Arc::clone(fence)).expect("one mesh for each slice");
     }
 
     /// Starts the memory engine on an open transport.
@@ -202,22 +193,22 @@ impl Parts {
             prefetch: true,
             wait_limit: self.lease * LEASES_MAX,
             node: shape
-                .node(self.local, self.fabric.epoch, page_tables.scope())
+                .node(self.local, self.channels.epoch, page_tables.scope())
                 .map_err(SpecError::from)?,
             ram: Arc::clone(&self.ram),
             bystanders: shape.bystanders.clone(),
             transport,
-            uplink: Box::new(Link::new(Arc::clone(&self.fabric))),
+            uplink: Box::new(Link::new(Arc::clone(&self.dispatcher))),
             trace: if options.trace { Tracing::On } else { Tracing::Off },
         })?;
         if let Some(control) = control {
-            let fabric = Arc::downgrade(&self.fabric);
-            let delegated = move || fabric.upgrade()?.devices.get().map(|all| all.delegated());
+            let dispatcher = Arc::downgrade(&self.dispatcher);
+            let delegated = move || dispatcher.upgrade()?.devices.get().map(|all| all.delegated());
             control.attach(self.local, handle.clone(), delegated);
         }
-        self.fabric.handle.set(handle).expect("connected once");
+        self.channels.handle.set(handle).expect("connected once");
         let clockwork = Arc::new(Clockwork::new(self.machine.clone()));
-        self.fabric.clockwork.set(clockwork).expect("connected once");
+        self.dispatcher.clockwork.set(clockwork).expect("connected once");
         self.engine = Some(engine);
         Ok(())
     }
@@ -234,18 +225,19 @@ impl Parts {
             return Ok(rest);
         }
         back_ends.start()?;
-        let devices = SliceDevices::new(shapes, back_ends, &self.fabric, &self.machine)?;
+        let (channels, ram) = (&self.channels, &self.ram);
+        let devices = SliceDevices::new(shapes, back_ends, channels, ram, &self.machine)?;
         let devices = Arc::new(devices);
-        self.fabric.devices.set(Arc::clone(&devices)).expect("attached once");
-        Ok(Arc::new(PciBus { devices, fabric: Arc::clone(&self.fabric), rest }))
+        self.dispatcher.devices.set(Arc::clone(&devices)).expect("attached once");
+        Ok(Arc::new(PciBus { devices, channels: Arc::clone(channels), rest }))
     }
 
     /// What this slice did until now.
     pub(crate) fn report(&self, host: &str, clock: (i64, u64)) -> SliceReport {
-        let handle = self.fabric.handle.get();
+        let handle = self.channels.handle.get();
         let memory = handle.and_then(|handle| handle.report(REPORT_LIMIT)).unwrap_or_default();
-        let traffic = &self.fabric.traffic;
-        let placement = self.fabric.placement.load();
+        let traffic = &self.channels.traffic;
+        let placement = self.channels.placement.load();
         let frames: u64 =
             placement.frames_of(self.local).iter().map(|frames| frames.end - frames.start).sum();
         let mut report = SliceReport {
@@ -261,12 +253,12 @@ impl Parts {
             device_calls: traffic.device_calls.load(Ordering::Relaxed),
             clock_skew_ns: clock.0,
             clock_bound_ns: clock.1,
-            clock_stepped_ns: self.fabric.clockwork.get().map_or(0, |clock| {
+            clock_stepped_ns: self.dispatcher.clockwork.get().map_or(0, |clock| {
                 let khz = self.machine.true_tsc_khz();
                 let stepped = ticks_to_duration(clock.stepped(), khz).as_nanos();
                 u64::try_from(stepped).unwrap_or(u64::MAX)
             }),
-            delegated: self.fabric.devices.get().map(|all| all.delegated()),
+            delegated: self.dispatcher.devices.get().map(|all| all.delegated()),
             ..SliceReport::default()
         };
         report.set_vcpu_stats(&self.machine.stats());
@@ -275,13 +267,13 @@ impl Parts {
 
     /// Stops vCPUs and engine, waiting a bounded time for each.
     pub(crate) fn stop(self) {
-        if let Some(clockwork) = self.fabric.clockwork.get() {
+        if let Some(clockwork) = self.dispatcher.clockwork.get() {
             clockwork.stop();
         }
         if let Err(error) = self.machine.stop(STOP_LIMIT) {
             tracing::warn!("{error}");
         }
-        if let Some(handle) = self.fabric.handle.get() {
+        if let Some(handle) = self.channels.handle.get() {
             handle.stop();
         }
         if let Some(engine) = self.engine
@@ -297,7 +289,8 @@ fn machine_config(
     cpuid: &Cpuid,
     back_end: InterruptBackEnd,
     ram: &GuestRam,
-    fabric: &Arc<Fabric>,
+    placement: PlacementView,
+    dispatcher: &Arc<Dispatcher>,
 ) -> Result<MachineConfig, SliceError> {
     let khz = crate::machine::host_tsc_khz()?;
     let topology = Topology {
@@ -308,12 +301,12 @@ fn machine_config(
     let slot =
         |(guest_address, host_address, bytes)| MemorySlot { guest_address, host_address, bytes };
     Ok(MachineConfig {
-        placement: fabric.placement.clone(),
+        placement,
         memory: ram.slots().into_iter().map(slot).collect(),
         cpuid: (0..shape.vcpus()).map(|id| for_vcpu(cpuid, id, &topology).to_kvm()).collect(),
-        remote: Arc::clone(fabric) as _,
-        shutdown: Arc::clone(fabric) as _,
-        hooks: Arc::clone(fabric) as _,
+        remote: Arc::clone(dispatcher) as _,
+        shutdown: Arc::clone(dispatcher) as _,
+        hooks: Arc::clone(dispatcher) as _,
         back_end,
         timer_spacing: shape.timer_spacing,
         clock_rate: shape.clock_rate,

@@ -11,14 +11,16 @@
 
 mod bootstrap;
 mod bus;
+mod calls;
+mod channels;
 mod clockwork;
 mod companion;
 mod console;
+mod dispatch;
 mod events;
-mod fabric;
-mod gathering;
 mod host;
 mod launch;
+mod negotiation;
 mod peripherals;
 mod report;
 mod spec;
@@ -51,6 +53,9 @@ use thiserror::Error;
 use transport::MeshError;
 use wire::SliceId;
 use wire::control::EndCause;
+
+/// The first slice: it has the serial line, the chipset and the order of devices, and starts and ends the VM.
+pub(crate) const BOOTSTRAP: SliceId = SliceId(0);
 
 /// How a VM ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

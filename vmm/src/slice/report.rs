@@ -1,7 +1,7 @@
 //! What a run tells afterwards: one report per slice, and the whole.
 
 use super::spec::PageTables;
-use crate::machine::VcpuStats;
+use crate::vcpu::VcpuStats;
 use devices::delegate::Counts;
 use dsm::Report;
 use serde::{Deserialize, Serialize};

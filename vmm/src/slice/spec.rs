@@ -1,6 +1,6 @@
 //! The shape of a VM: slices, vCPUs, memory, and the choices that all slices must share.
 
-use super::fabric::BOOTSTRAP;
+use super::BOOTSTRAP;
 use super::peripherals::{BackEndShape, DeviceSpec};
 use crate::interrupts::InterruptBackEnd;
 use crate::timer_spacing::TimerSpacing;

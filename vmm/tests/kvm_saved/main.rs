@@ -14,8 +14,8 @@ use rig::{LIMIT, Seen, Trail, World, interrupt, on_both};
 use std::thread::yield_now;
 use std::time::Duration;
 use tessera_vmm::interrupts::InterruptBackEnd;
-use tessera_vmm::machine::saved::StateError;
 use tessera_vmm::machine::{MachineError, RestError};
+use tessera_vmm::vcpu::StateError;
 use wire::VcpuId;
 
 const ROUNDS: u16 = 120;

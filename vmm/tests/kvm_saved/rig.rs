@@ -15,9 +15,10 @@ use std::time::Duration;
 use tessera_vmm::cpuid::{Cpuid, Topology, for_vcpu};
 use tessera_vmm::interrupts::{InterruptBackEnd, NoRemote, VcpuEvent};
 use tessera_vmm::machine::saved::VcpuState;
-use tessera_vmm::machine::{Machine, MachineConfig, MachineHooks, MemorySlot, Rest, VcpuError};
+use tessera_vmm::machine::{Machine, MachineConfig, MachineHooks, MemorySlot, Rest};
 use tessera_vmm::timer_spacing::TimerSpacing;
 use tessera_vmm::tsc::ClockRate;
+use tessera_vmm::vcpu::VcpuError;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use wire::{SliceId, VcpuId};
 

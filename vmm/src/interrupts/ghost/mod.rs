@@ -11,33 +11,30 @@
 //! guest's boot trampoline on the wrong host (see `run` for the states of a ghost).
 //!
 //! That a deliverable interrupt ends `KVM_RUN` of a parked vCPU is observed behaviour of Linux
-//! 5.x to 7.x, not documented, so [`self_test`] tries it before a machine relies on it.
+//! 5.x to 7.x, not documented, so `machine::ghost_self_test` tries it before a machine relies on it.
 
 mod run;
-mod seat;
-mod self_test;
-pub(crate) mod stub;
+mod stub;
+mod vcpu_apic;
 
 pub(crate) use run::Ghost;
-pub use self_test::{GhostTestError, self_test};
+pub(crate) use stub::StubRegion;
 
 use super::saved::ApicState;
-use super::{Interrupts, Seat, VcpuEvent};
-use crate::machine::saved::StateError;
-use crate::machine::{MachineError, MemorySlot, VcpuCore, add_slot, vm_step};
+use super::{Interrupts, VcpuApic, VcpuEvent};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::GuestTsc;
+use crate::vcpu::{StateError, VcpuCore};
 use kvm_bindings::{
     KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_cpuid_entry2, kvm_irq_routing_entry,
     kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_msi,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
 use migrate::{Invalid, PlacementView};
-use seat::KernelSeat;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use stub::StubRegion;
+use vcpu_apic::KernelVcpuApic;
 use wire::VcpuId;
 
 /// The APICs' window in the address of an interrupt message.
@@ -61,33 +58,17 @@ pub(crate) struct GhostInterrupts {
 }
 
 impl GhostInterrupts {
-    /// The back end of a machine whose vCPUs exist, and its ghosts. `memory` are the slots in use.
+    /// The back end of a machine whose vCPUs exist, and its ghosts, which run in `region`.
     pub(crate) fn create(
         vm: &Arc<VmFd>,
         (cores, placement): (&[Arc<VcpuCore>], &PlacementView),
         clock: &Arc<GuestTsc>,
         spacing: TimerSpacing,
-        memory: &[MemorySlot],
-        cpuid: &[Vec<kvm_cpuid_entry2>],
-    ) -> Result<(Self, Vec<Ghost>), MachineError> {
-        let elsewhere = || cores.iter().filter(|core| !placement.is_here(core.id));
-        let count = u32::try_from(elsewhere().count()).unwrap_or(u32::MAX);
-        let region = Arc::new(StubRegion::new(count, address_bits(cpuid))?);
-        let slot = region.slot();
-        let end = slot.guest_address + slot.bytes;
-        if memory.iter().any(|other| {
-            other.guest_address < end && slot.guest_address < other.guest_address + other.bytes
-        }) {
-            let reason =
-                format!("guest memory covers {:#x}, where ghosts live", slot.guest_address);
-            return Err(MachineError::Config { reason });
-        }
-        if count > 0 {
-            let number = u32::try_from(memory.len()).unwrap_or(u32::MAX);
-            vm_step("give the ghosts their memory", add_slot(vm, number, &slot))?;
-        }
+        region: StubRegion,
+    ) -> (Self, Vec<Ghost>) {
+        let region = Arc::new(region);
         let ghosts = (0..)
-            .zip(elsewhere())
+            .zip(cores.iter().filter(|core| !placement.is_here(core.id)))
             .map(|(n, core)| Ghost::new(Arc::clone(core), Arc::clone(&region), n))
             .collect();
         let back_end = Self {
@@ -98,12 +79,12 @@ impl GhostInterrupts {
             level: Mutex::new(BTreeSet::new()),
             _region: region,
         };
-        Ok((back_end, ghosts))
+        (back_end, ghosts)
     }
 }
 
 /// Fewest guest-physical address bits of any vCPU (CPUID leaf 8000_0008h).
-fn address_bits(cpuid: &[Vec<kvm_cpuid_entry2>]) -> u32 {
+pub(crate) fn address_bits(cpuid: &[Vec<kvm_cpuid_entry2>]) -> u32 {
     let leaves = cpuid.iter().flatten().filter(|leaf| leaf.function == 0x8000_0008);
     leaves.map(|leaf| leaf.eax & 0xff).min().unwrap_or(DEFAULT_ADDRESS_BITS)
 }
@@ -165,10 +146,10 @@ impl Interrupts for GhostInterrupts {
         self.vm.set_gsi_routing(&routes).map_err(io::Error::from)
     }
 
-    fn seat(&self, id: VcpuId) -> Result<Box<dyn Seat>, io::Error> {
+    fn vcpu_apic(&self, id: VcpuId) -> Result<Box<dyn VcpuApic>, io::Error> {
         let place = usize::try_from(id.0).expect("a vCPU id fits usize");
         let core = Arc::clone(&self.cores[place]);
-        Ok(Box::new(KernelSeat::new(core, Arc::clone(&self.clock), self.spacing)))
+        Ok(Box::new(KernelVcpuApic::new(core, Arc::clone(&self.clock), self.spacing)))
     }
 
     /// KVM itself resets a vCPU.

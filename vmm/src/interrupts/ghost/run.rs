@@ -25,14 +25,12 @@
 //! Linux sends INIT only to CPUs that it has taken off line, long after their last interrupt. If it
 //! happens, the ghost fails with an error that says so.
 
-use super::seat::set_msr;
 use super::stub::{CODE_SELECTOR, PORT_DRAINED, PORT_NMI, PORT_VECTOR, StubRegion};
-use crate::interrupts::VcpuEvent;
-use crate::machine::sample;
-use crate::machine::signal::{self, KickTimer};
-use crate::machine::stats::Counters;
-use crate::machine::vcpu::{complete_exit, rip, run_error};
-use crate::machine::{Shared, VcpuCore, VcpuError, port};
+use crate::interrupts::{RemoteInterrupts, VcpuEvent};
+use crate::vcpu::kvm::{complete_exit, rip, run_error, set_msr};
+use crate::vcpu::signal::{self, KickTimer};
+use crate::vcpu::stats::Counters;
+use crate::vcpu::{VcpuCore, VcpuError, port, sample};
 use kvm_bindings::{
     KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_SIPI_RECEIVED,
     KVM_MP_STATE_UNINITIALIZED, KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_mp_state,
@@ -40,7 +38,7 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Spurious-vector register, and the value that enables the APIC.
@@ -81,13 +79,19 @@ impl Ghost {
         &self.core
     }
 
-    /// Forwards interrupts until the machine stops.
-    pub(crate) fn run(self, shared: &Shared, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+    /// Forwards interrupts to `remote` until `stop` is set and the thread is kicked.
+    pub(crate) fn run(
+        self,
+        remote: &dyn RemoteInterrupts,
+        stop: &AtomicBool,
+        fd: &mut VcpuFd,
+    ) -> Result<(), VcpuError> {
         let action = "make the timer of its ghost";
         let vcpu = self.core.id;
         let timer = KickTimer::new().map_err(|source| VcpuError::Ioctl { vcpu, action, source })?;
         timer.arm(IDLE_KICK, IDLE_KICK);
-        let mut ghost = GhostLoop { ghost: self, shared, timer, mode: Mode::Parked, riddles: 0 };
+        let mut ghost =
+            GhostLoop { ghost: self, remote, stop, timer, mode: Mode::Parked, riddles: 0 };
         ghost.go_online(fd)?;
         ghost.run(fd)
     }
@@ -95,7 +99,8 @@ impl Ghost {
 
 struct GhostLoop<'a> {
     ghost: Ghost,
-    shared: &'a Shared,
+    remote: &'a dyn RemoteInterrupts,
+    stop: &'a AtomicBool,
     timer: KickTimer,
     mode: Mode,
     riddles: u32,
@@ -104,7 +109,7 @@ struct GhostLoop<'a> {
 impl GhostLoop<'_> {
     fn run(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         let core = Arc::clone(&self.ghost.core);
-        while !self.shared.stop.load(SeqCst) {
+        while !self.stop.load(SeqCst) {
             Counters::add(&core.counters.runs);
             match fd.run() {
                 Ok(VcpuExit::IoOut(..)) => {
@@ -142,7 +147,7 @@ impl GhostLoop<'_> {
 
     fn forward(&self, event: VcpuEvent) {
         Counters::add(&self.ghost.core.counters.interrupts_out);
-        self.shared.remote.forward(self.ghost.core.id, event);
+        self.remote.forward(self.ghost.core.id, event);
     }
 
     fn state(&self, fd: &VcpuFd) -> Result<u32, VcpuError> {

@@ -16,12 +16,7 @@
 #![expect(unsafe_code, reason = "the stub's memory is mapped for the guest")]
 // UNSAFETY: an anonymous mapping is written once, before any vCPU can see it.
 
-use crate::machine::{MachineError, MemorySlot, vm_step};
-use kvm_bindings::{
-    KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
-    KVM_X2APIC_API_USE_32BIT_IDS, kvm_enable_cap, kvm_regs, kvm_segment, kvm_sregs,
-};
-use kvm_ioctls::VmFd;
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use std::io;
 use std::ptr::{null_mut, slice_from_raw_parts_mut};
 
@@ -51,23 +46,8 @@ const LARGEST: u64 = 2 << 20;
 /// Selectors of the stub's code and data segments.
 pub(crate) const CODE_SELECTOR: u16 = 8;
 const DATA_SELECTOR: u16 = 16;
-const PINS: u64 = 24;
 /// The NMI's vector.
 const NMI: u64 = 2;
-
-/// Turns on local APICs in the kernel with 32-bit ids, before any vCPU exists.
-pub(crate) fn enable_split_irqchip(vm: &VmFd) -> Result<(), MachineError> {
-    let flags = KVM_X2APIC_API_USE_32BIT_IDS | KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK;
-    for (cap, value, action) in [
-        (KVM_CAP_SPLIT_IRQCHIP, PINS, "put the local APICs in the kernel"),
-        (KVM_CAP_X2APIC_API, u64::from(flags), "use 32-bit APIC ids"),
-    ] {
-        let mut request = kvm_enable_cap { cap, ..Default::default() };
-        request.args[0] = value;
-        vm_step(action, vm.enable_cap(&request))?;
-    }
-    Ok(())
-}
 
 /// The stub's region, mapped in this process.
 #[derive(Debug)]
@@ -80,12 +60,14 @@ pub(crate) struct StubRegion {
 impl StubRegion {
     /// Maps and fills a region for `ghosts` ghosts on a CPU with `address_bits` of guest-physical
     /// address.
-    pub(crate) fn new(ghosts: u32, address_bits: u32) -> Result<Self, MachineError> {
+    ///
+    /// # Errors
+    /// They are too many, or the host has no memory.
+    pub(crate) fn new(ghosts: u32, address_bits: u32) -> Result<Self, io::Error> {
         let bytes = STACKS + u64::from(ghosts) * STACK;
         let bytes = bytes.next_multiple_of(0x1_0000);
         if bytes > LARGEST {
-            let reason = format!("{ghosts} ghosts are too many");
-            return Err(MachineError::Config { reason });
+            return Err(io::Error::other(format!("{ghosts} ghosts are too many")));
         }
         // One GiB below the end of what every CPU of the VM can address.
         let gpa = (1_u64 << address_bits.clamp(33, 40)) - (4 << 30);
@@ -95,8 +77,7 @@ impl StubRegion {
         // SAFETY: a new anonymous mapping at an address of the kernel's choice.
         let address = unsafe { libc::mmap(null_mut(), length, access, flags, -1, 0) };
         if address == libc::MAP_FAILED {
-            let source = io::Error::last_os_error();
-            return Err(MachineError::Vm { action: "map the ghosts' memory", source });
+            return Err(io::Error::last_os_error());
         }
         // SAFETY: the mapping is `length` bytes, zeroed, and nobody else knows of it yet.
         let memory = unsafe { &mut *slice_from_raw_parts_mut(address.cast::<u8>(), length) };
@@ -104,9 +85,9 @@ impl StubRegion {
         Ok(Self { gpa, host: address.expose_provenance(), bytes })
     }
 
-    /// The region as a memory slot.
-    pub(crate) fn slot(&self) -> MemorySlot {
-        MemorySlot { guest_address: self.gpa, host_address: self.host, bytes: self.bytes }
+    /// Where the guest is to have it, where it is in this process, and its bytes.
+    pub(crate) fn slot(&self) -> (u64, usize, u64) {
+        (self.gpa, self.host, self.bytes)
     }
 
     /// Registers that start the stub of ghost number `n`.

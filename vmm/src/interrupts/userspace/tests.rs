@@ -1,7 +1,6 @@
 //! Interrupts while their targets move.
 
 use super::*;
-use crate::machine::VcpuError;
 use crate::tsc::ClockRate;
 use migrate::{Change, Placement, PlacementOwner};
 use proptest::prelude::*;
@@ -11,12 +10,6 @@ use wire::{Epoch, SliceId};
 
 const SLICES: u16 = 3;
 const VCPUS: u32 = 4;
-
-struct Nobody;
-
-impl MachineHooks for Nobody {
-    fn fatal(&self, _: &VcpuError) {}
-}
 
 /// Frames that this slice has sent and nobody has taken. Where they go is looked up when they leave.
 #[derive(Default)]
@@ -44,14 +37,7 @@ impl Slice {
         let outbox = Arc::new(Outbox::default());
         let clock = Arc::new(GuestTsc::new(1_000_000, ClockRate::REAL));
         let remote = Arc::clone(&outbox) as _;
-        let userspace = Userspace::new(
-            &cores,
-            owner.view(),
-            remote,
-            Arc::new(Nobody),
-            clock,
-            TimerSpacing::Off,
-        );
+        let userspace = Userspace::new(&cores, owner.view(), remote, clock, TimerSpacing::Off);
         let router = Arc::into_inner(userspace.router).expect("nobody else has it");
         Self { owner, router, outbox, unheard: VecDeque::new() }
     }

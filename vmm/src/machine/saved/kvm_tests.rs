@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::interrupts::{InterruptBackEnd, NoRemote};
-use crate::machine::{Machine, MachineConfig, MachineHooks, create};
+use crate::machine::{Machine, MachineConfig, MachineHooks};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
+use crate::vcpu::VcpuError;
+use crate::vcpu::kvm::set_tsc_offset;
 use devices::{ShutdownCause, ShutdownSink};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_segment, kvm_sregs};
 use kvm_ioctls::{Kvm, VcpuFd};
@@ -58,12 +60,12 @@ fn with_fd<T>(machine: &Machine, work: impl FnOnce(&mut VcpuFd) -> T) -> T {
     work(machine.shared.cores[0].fd.lock().unwrap().as_mut().unwrap())
 }
 
-/// The state of a vCPU that does not run, by a seat of its own.
+/// The state of a vCPU that does not run, by an APIC of its own.
 fn state_of(machine: &Machine) -> VcpuState {
     let shared = &machine.shared;
-    let mut seat = shared.interrupts.seat(ID).unwrap();
+    let mut vcpu_apic = shared.interrupts.vcpu_apic(ID).unwrap();
     let clock = shared.clock.offset();
-    with_fd(machine, |fd| get(ID, fd, seat.as_mut(), &shared.host, clock).unwrap())
+    with_fd(machine, |fd| get(ID, fd, vcpu_apic.as_mut(), &shared.host, clock).unwrap())
 }
 
 fn long_mode(sregs: &mut kvm_sregs) {
@@ -157,7 +159,7 @@ fn kvm_counter_that_the_guest_moved_stays_as_far_from_the_clock() {
         let Some(old) = machine(back_end) else { return };
         let offset = old.clock().offset();
         let moved = offset.wrapping_sub(1_000_000);
-        with_fd(&old, |fd| create::set_tsc_offset(fd, moved).unwrap());
+        with_fd(&old, |fd| set_tsc_offset(fd, moved).unwrap());
         if old.tsc_offset().unwrap() != moved {
             needs::skip("this KVM does not move the counters of guests");
             return;

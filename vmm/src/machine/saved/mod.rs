@@ -38,11 +38,9 @@ pub use msrs::{Msr, MsrSet};
 pub use registers::{General, Segment, System, Table};
 pub(crate) use transfer::{HostKvm, get, put};
 
-use super::VcpuError;
 use crate::interrupts::saved::ApicState;
 use migrate::{Invalid, SavedState};
 use serde::{Deserialize, Serialize};
-use std::io;
 
 /// The state of one vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,51 +88,6 @@ impl SavedState for VcpuState {
         let fits = !in_user_space || self.running == Running::Runnable;
         Invalid::unless(fits, "running", "KVM lets a vCPU without an APIC wait for nothing")
     }
-}
-
-/// The state of a vCPU cannot be taken from KVM, or given to it.
-#[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// KVM refused a step.
-    #[error("cannot {step}")]
-    Kvm {
-        /// What was attempted.
-        step: &'static str,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// KVM refused a model-specific register, and has another value in it.
-    #[error("cannot set model-specific register {index:#x} to {value:#x}")]
-    Msr {
-        /// Its number.
-        index: u32,
-        /// The value that it should have.
-        value: u64,
-    },
-    /// KVM does not move the counter of the vCPU.
-    #[error("cannot move the time stamp counter by {offset} ticks: this KVM moves it by {taken}")]
-    Counter {
-        /// What is to be added to the host's counter.
-        offset: u64,
-        /// What KVM adds.
-        taken: u64,
-    },
-    /// The state does not fit this host, or is of another machine.
-    #[error("the state does not fit")]
-    Invalid(#[from] Invalid),
-    /// KVM says something that no vCPU of ours can be in.
-    #[error("its MP state is {state}, which has no saved form")]
-    UnknownRunning {
-        /// KVM's number.
-        state: u32,
-    },
-    /// The vCPU has shut down. Nothing is left to be saved.
-    #[error("it has shut down after a triple fault")]
-    ShutDown,
-    /// Interrupts that had arrived could not be taken in, or the rest of an exit could not be finished.
-    #[error(transparent)]
-    Vcpu(#[from] VcpuError),
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@
 // UNSAFETY: KVM reads and writes as many bytes of an XSAVE area as it says by KVM_CAP_XSAVE2.
 
 use super::msrs::{APIC_BASE, TSC};
-use super::{Debug, Events, Msr, MsrSet, Running, StateError, System, VcpuState, XsaveArea};
-use crate::interrupts::Seat;
+use super::{Debug, Events, Msr, MsrSet, Running, System, VcpuState, XsaveArea};
+use crate::interrupts::VcpuApic;
 use crate::interrupts::lapic::TSC_DEADLINE;
 use crate::interrupts::saved::ApicState;
-use crate::machine::create;
-use crate::machine::vcpu::complete_exit;
+use crate::vcpu::StateError;
+use crate::vcpu::kvm::{complete_exit, set_tsc_offset, tsc_offset};
 use kvm_bindings::{
     KVM_CAP_SREGS2, KVM_CAP_XSAVE2, KVM_MAX_MSR_ENTRIES, Msrs, Xsave, kvm_mp_state, kvm_msr_entry,
     kvm_sregs2, kvm_xsave,
@@ -72,11 +72,11 @@ fn kvm(step: &'static str) -> impl FnOnce(Error) -> StateError {
 pub(crate) fn get(
     id: VcpuId,
     fd: &mut VcpuFd,
-    seat: &mut dyn Seat,
+    vcpu_apic: &mut dyn VcpuApic,
     host: &HostKvm,
     clock: u64,
 ) -> Result<VcpuState, StateError> {
-    seat.take_in(fd)?;
+    vcpu_apic.take_in(fd)?;
     let mp_state = fd.get_mp_state().map_err(kvm("read the MP state"))?.mp_state;
     let running =
         Running::from_kvm(mp_state).ok_or(StateError::UnknownRunning { state: mp_state })?;
@@ -85,8 +85,8 @@ pub(crate) fn get(
     let xsave = get_xsave(fd, host)?;
     let xcrs = fd.get_xcrs().map_err(kvm("read extended control registers"))?.into();
     let debug = Debug::from(fd.get_debug_regs().map_err(kvm("read debug registers"))?);
-    let offset = create::tsc_offset(fd).map_err(kvm("read the TSC offset"))?;
-    let (msrs, apic) = get_timer(fd, seat, get_msrs(fd, &host.msrs)?)?;
+    let offset = tsc_offset(fd).map_err(kvm("read the TSC offset"))?;
+    let (msrs, apic) = get_timer(fd, vcpu_apic, get_msrs(fd, &host.msrs)?)?;
     let events = Events::from(fd.get_vcpu_events().map_err(kvm("read pending events"))?);
     let tsc_ahead = offset.wrapping_sub(clock).cast_signed();
     let vcpu = id.0;
@@ -110,16 +110,16 @@ pub(crate) fn get(
 /// The APIC, and the deadline of its timer as it was when the APIC was read. A deadline passes once: KVM clears it.
 fn get_timer(
     fd: &mut VcpuFd,
-    seat: &mut dyn Seat,
+    vcpu_apic: &mut dyn VcpuApic,
     mut msrs: MsrSet,
 ) -> Result<(MsrSet, ApicState), StateError> {
-    let mut apic = seat.save(fd)?;
+    let mut apic = vcpu_apic.save(fd)?;
     let deadline = msrs.values.iter_mut().find(|msr| msr.index == TSC_DEADLINE);
     if let (Some(deadline), ApicState::Kernel(_)) = (deadline, &apic) {
         let now = get_msrs(fd, &[TSC_DEADLINE])?.get(TSC_DEADLINE).unwrap_or(0);
         if now != deadline.value {
             deadline.value = now;
-            apic = seat.save(fd)?;
+            apic = vcpu_apic.save(fd)?;
         }
     }
     Ok((msrs, apic))
@@ -201,8 +201,8 @@ pub(crate) fn put(
 
 /// Some KVM takes an offset without a word and does nothing with it.
 fn put_offset(fd: &VcpuFd, offset: u64) -> Result<(), StateError> {
-    create::set_tsc_offset(fd, offset).map_err(kvm("set the TSC offset"))?;
-    let taken = create::tsc_offset(fd).map_err(kvm("read the TSC offset"))?;
+    set_tsc_offset(fd, offset).map_err(kvm("set the TSC offset"))?;
+    let taken = tsc_offset(fd).map_err(kvm("read the TSC offset"))?;
     if taken == offset { Ok(()) } else { Err(StateError::Counter { offset, taken }) }
 }
 

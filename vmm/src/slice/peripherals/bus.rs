@@ -3,7 +3,7 @@
 
 use super::SliceDevices;
 use crate::slice::bus::{DeviceCalls, little_endian};
-use crate::slice::fabric::Fabric;
+use crate::slice::channels::Channels;
 use devices::{Bus, SharedBus};
 use std::sync::Arc;
 use wire::Control;
@@ -12,7 +12,7 @@ use wire::control::Space;
 /// The bus of a slice of a VM with PCI.
 pub(crate) struct PciBus {
     pub(crate) devices: Arc<SliceDevices>,
-    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) channels: Arc<Channels>,
     /// Everything else.
     pub(crate) rest: SharedBus,
 }
@@ -22,8 +22,8 @@ impl PciBus {
         if self.devices.ring(device, queue) {
             return;
         }
-        if let Some(home) = self.fabric.placement.load().queue_at(device, queue) {
-            self.fabric.send(home, &Control::Doorbell { device, queue });
+        if let Some(home) = self.channels.placement.load().queue_at(device, queue) {
+            self.channels.send(home, &Control::Doorbell { device, queue });
         }
     }
 }
@@ -50,7 +50,7 @@ impl Bus for PciBus {
             self.ring(device, queue);
         } else {
             let value = little_endian(data);
-            DeviceCalls(&self.fabric).call(Space::Memory, true, address, data.len(), value);
+            DeviceCalls(&self.channels).call(Space::Memory, true, address, data.len(), value);
         }
     }
 }

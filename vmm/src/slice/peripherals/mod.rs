@@ -34,24 +34,25 @@ pub use lend::Lend;
 pub(crate) use lend::Lent;
 pub use model::OpenError;
 pub use nic::NicSpec;
-pub(crate) use order::{GONE, Sequencer};
+pub(crate) use order::Sequencer;
 pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings};
 pub use rng::RngSpec;
 pub(crate) use serve::{Owner, follow};
 pub use vsock::{VsockShape, VsockSpec};
 
-use super::fabric::{BOOTSTRAP, Fabric};
-use super::{SliceError, one_line};
+use super::channels::Channels;
+use super::{BOOTSTRAP, SliceError, one_line};
 use crate::guest_memory::{Guard, GuestMemory};
 use crate::machine::Machine;
 use devices::delegate::{Counts, Courier, Exchange};
 use devices::pci::{DeviceId, MsixView, PciEffect, PciRoot, QueueIndex};
 use devices::virtio::{DeviceChange, DeviceFaults, Doorbell, RingError, StopTimeout};
+use dsm::GuestRam;
 use migrate::DevicePlace;
 use model::Remote;
 use queues::{Queues, Slot};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use transport::Class;
 use wire::SliceId;
 
@@ -92,16 +93,17 @@ impl SliceDevices {
     pub(crate) fn new(
         shapes: &[BackEndShape],
         back_ends: &BackEnds,
-        fabric: &Arc<Fabric>,
+        channels: &Arc<Channels>,
+        ram: &Arc<GuestRam>,
         machine: &Machine,
     ) -> Result<Self, SliceError> {
-        let local = fabric.local();
-        let placement = fabric.placement.load();
+        let local = channels.local();
+        let placement = channels.placement.load();
         let broken = |error: &dyn std::error::Error| SliceError::Devices(one_line(error));
         let others = placement.members().iter().copied().filter(|slice| *slice != local);
         let others: Vec<SliceId> = others.collect();
-        let courier = Arc::new(Carried(Arc::downgrade(fabric)));
-        let exchange = Exchange::new(local, &others, fabric.epoch, courier);
+        let courier = Arc::new(Bulk(Arc::clone(channels)));
+        let exchange = Exchange::new(local, &others, channels.epoch, courier);
         let places = placement.devices();
         let count = |place: &DevicePlace| u16::try_from(place.queues.len()).unwrap_or(u16::MAX);
         let seen = shapes.iter().zip(places).map(|(shape, place)| shape.seen(count(place)));
@@ -116,9 +118,9 @@ impl SliceDevices {
             let slot = Slot::new(local, &place.queues, front_end, msix);
             slots.push(slot.map_err(|error| broken(&error))?);
         }
-        let memory = GuestMemory::new(&fabric.ram).map_err(|error| broken(&error))?;
-        let faults: Arc<dyn DeviceFaults> = Arc::new(Told(Arc::downgrade(fabric)));
-        let guard = fabric.handle.get().map(|handle| Guard::new(&fabric.ram, handle));
+        let memory = GuestMemory::new(ram).map_err(|error| broken(&error))?;
+        let faults: Arc<dyn DeviceFaults> = Arc::new(Faults(Arc::clone(channels)));
+        let guard = channels.handle.get().map(|handle| Guard::new(ram, handle));
         let (queues, machine) = (Mutex::new(Queues::new(memory, faults)), machine.clone());
         let (pci, wired) = (RwLock::new(pci), Mutex::default());
         Ok(Self { local, pci, slots, exchange, machine, queues, wired, _guard: guard })
@@ -254,28 +256,24 @@ impl SliceDevices {
 
 /// Takes frames of delegated devices to other slices.
 #[derive(Debug)]
-struct Carried(Weak<Fabric>);
+struct Bulk(Arc<Channels>);
 
-impl Courier for Carried {
+impl Courier for Bulk {
     fn send(&self, to: SliceId, frame: Vec<u8>) -> bool {
-        let Some(fabric) = self.0.upgrade() else { return false };
-        fabric.handle.get().is_some_and(|handle| handle.send(to, Class::Bulk, frame))
+        self.0.handle.get().is_some_and(|handle| handle.send(to, Class::Bulk, frame))
     }
 
     fn send_all(&self, to: SliceId, frames: Vec<Vec<u8>>) -> bool {
-        let Some(fabric) = self.0.upgrade() else { return false };
-        fabric.handle.get().is_some_and(|handle| handle.send_all(to, Class::Bulk, frames))
+        self.0.handle.get().is_some_and(|handle| handle.send_all(to, Class::Bulk, frames))
     }
 }
 
 /// Tells the bootstrap slice of broken rings.
-struct Told(Weak<Fabric>);
+struct Faults(Arc<Channels>);
 
-impl DeviceFaults for Told {
+impl DeviceFaults for Faults {
     fn broken(&self, device: DeviceId, cause: RingError) {
         tracing::warn!(device = device.0, "the guest's driver has broken a device: {cause}");
-        if let Some(fabric) = self.0.upgrade() {
-            fabric.device_broken(device.0);
-        }
+        self.0.device_broken(device.0);
     }
 }

@@ -12,8 +12,8 @@
 //! that it has reset touches guest memory no more, wherever its queues were. The bootstrap
 //! does one change at a time.
 
+use crate::slice::channels::{Channels, GONE};
 use crate::slice::events::SliceEvent;
-use crate::slice::fabric::Fabric;
 use crate::slice::one_line;
 use crossbeam_channel::Receiver;
 use devices::virtio::StopTimeout;
@@ -25,9 +25,6 @@ use wire::{Control, SliceId};
 
 /// A slice that has not applied a change by then hangs.
 const APPLY_LIMIT: Duration = Duration::from_secs(30);
-
-/// Stands for the number of a change: the slice is gone, and the VM goes on without it.
-pub(crate) const GONE: u64 = u64::MAX;
 
 /// Why the order broke.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -138,8 +135,8 @@ impl Turn {
 }
 
 /// Ends the VM: the slices' devices are no longer the same.
-pub(crate) fn broken(fabric: &Fabric, error: &OrderError) {
-    fabric.event(SliceEvent::Fatal(one_line(error)));
+pub(crate) fn broken(channels: &Channels, error: &OrderError) {
+    channels.event(SliceEvent::Fatal(one_line(error)));
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 
 use super::SliceDevices;
 use super::order::{self, OrderError, Sequencer, Turn};
+use crate::slice::BOOTSTRAP;
 use crate::slice::bus::{access, written};
-use crate::slice::fabric::{BOOTSTRAP, DeviceJob, Fabric};
+use crate::slice::channels::{Channels, DeviceJob};
 use crossbeam_channel::Receiver;
 use devices::Chipset;
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use wire::{Control, SliceId};
 /// The device thread of the bootstrap slice.
 pub(crate) struct Owner {
     pub(crate) chipset: Arc<Chipset>,
-    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) channels: Arc<Channels>,
+    /// Those on PCI, if the VM has any.
+    pub(crate) devices: Option<Arc<SliceDevices>>,
     pub(crate) sequencer: Sequencer,
 }
 
@@ -23,7 +26,7 @@ impl Owner {
     pub(crate) fn serve(mut self, jobs: &Receiver<DeviceJob>) {
         for job in jobs {
             if let Err(error) = self.take(job) {
-                order::broken(&self.fabric, &error);
+                order::broken(&self.channels, &error);
                 return;
             }
         }
@@ -34,17 +37,17 @@ impl Owner {
             DeviceJob::EndOfInterrupt(vector) => self.chipset.end_of_interrupt(vector),
             DeviceJob::Call(from, call) => {
                 let data = self.call(&call)?;
-                self.fabric.answer(from, call.id, data);
+                self.channels.answer(from, call.id, data);
             }
             DeviceJob::Broken(device) => self.change(DeviceChange::Broken { device })?,
-            // The fabric lets none through on this slice.
+            // The channel lets none through on this slice.
             DeviceJob::Apply(..) => {}
         }
         Ok(())
     }
 
     fn call(&mut self, call: &DeviceCall) -> Result<u64, OrderError> {
-        let devices = self.fabric.devices.get();
+        let devices = self.devices.as_ref();
         let shared = call.space == Space::Memory
             && call.write
             && devices.is_some_and(|devices| devices.claims(call.address));
@@ -57,28 +60,32 @@ impl Owner {
     }
 
     fn change(&mut self, change: DeviceChange) -> Result<(), OrderError> {
-        let Some(devices) = self.fabric.devices.get() else { return Ok(()) };
-        let send = |to: SliceId, frame: &Control| self.fabric.send(to, frame);
+        let Some(devices) = &self.devices else { return Ok(()) };
+        let send = |to: SliceId, frame: &Control| self.channels.send(to, frame);
         self.sequencer.order(change, send, || apply(devices, change))
     }
 }
 
 /// The device thread of a companion.
-pub(crate) fn follow(fabric: &Fabric, jobs: &Receiver<DeviceJob>) {
+pub(crate) fn follow(
+    channels: &Channels,
+    devices: Option<&SliceDevices>,
+    jobs: &Receiver<DeviceJob>,
+) {
     let mut turn = Turn::default();
     for job in jobs {
-        // The fabric lets nothing else through on a companion.
+        // The channel lets nothing else through on a companion.
         let DeviceJob::Apply(sequence, change) = job else { continue };
         if let Err(error) = turn.check(sequence) {
-            order::broken(fabric, &error);
+            order::broken(channels, &error);
             return;
         }
-        let applied = fabric.devices.get().map_or(Ok(()), |devices| apply(devices, change));
+        let applied = devices.map_or(Ok(()), |devices| apply(devices, change));
         if let Err(error) = applied {
-            order::broken(fabric, &error);
+            order::broken(channels, &error);
             return;
         }
-        fabric.send(BOOTSTRAP, &Control::Applied { sequence });
+        channels.send(BOOTSTRAP, &Control::Applied { sequence });
     }
 }
 

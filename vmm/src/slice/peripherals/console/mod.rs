@@ -1,6 +1,6 @@
 //! Consoles: their bytes come from, and go to, the process with the far end, so their queues are at home there.
 
-mod paper;
+mod buffer;
 mod terminal;
 
 pub(crate) use terminal::Relay;

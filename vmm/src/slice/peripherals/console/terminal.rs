@@ -1,14 +1,14 @@
 //! The far end of a console: where its output goes and its input comes from.
 //!
 //! ```text
-//!   worker of queue 1 --write--> [Paper: the last 256 KiB] --"hvc-out"--> file, standard output, client
+//!   worker of queue 1 --write--> [ConsoleBuffer: the last 256 KiB] --"hvc-out"--> file, standard output, client
 //!   worker of queue 0 <--bell--- [ConsoleInput: 4 KiB]     <--"hvc-in"--- standard input, client
 //! ```
 //! A driver waits for its output to be taken, so nothing here may stop it for long: who reads too slowly
 //! makes it wait once, and then loses the oldest output.
 
 use super::ConsoleEnd;
-use super::paper::Paper;
+use super::buffer::ConsoleBuffer;
 use crate::local_socket::{LocalSocket, SocketError};
 use crate::slice::console::PanicWatch;
 use devices::virtio::Doorbell;
@@ -71,7 +71,7 @@ pub(super) struct Terminal {
     socket: Option<Arc<LocalSocket>>,
     /// A file that was not there before.
     made: Option<PathBuf>,
-    paper: Paper,
+    buffer: ConsoleBuffer,
     panicked: Arc<AtomicBool>,
     pub(super) input: ConsoleInput,
     pub(super) doorbell: Doorbell,
@@ -101,35 +101,35 @@ impl Terminal {
             End::Socket(socket) => Some(Arc::clone(socket)),
             End::Stdio | End::File(_) => None,
         };
-        let (end, paper) = (Mutex::new(Some(end)), Paper::default());
-        Ok(Self { end, socket, made, paper, panicked, input, doorbell })
+        let (end, buffer) = (Mutex::new(Some(end)), ConsoleBuffer::default());
+        Ok(Self { end, socket, made, buffer, panicked, input, doorbell })
     }
 
     /// What the worker of the output queue writes to.
     pub(super) fn output(&self) -> ConsoleOutput {
-        let paper = self.paper.clone();
-        Arc::new(Mutex::new(PanicWatch::new(paper, Arc::clone(&self.panicked))))
+        let buffer = self.buffer.clone();
+        Arc::new(Mutex::new(PanicWatch::new(buffer, Arc::clone(&self.panicked))))
     }
 
     /// Starts to carry bytes. Only the first call does anything.
     pub(super) fn start(&self) -> io::Result<()> {
         let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (paper, input) = (self.paper.clone(), self.input.clone());
+        let (buffer, input) = (self.buffer.clone(), self.input.clone());
         match end {
             None => return Ok(()),
-            Some(End::File(file)) => spawn("hvc-out", move || write(&paper, file))?,
+            Some(End::File(file)) => spawn("hvc-out", move || write(&buffer, file))?,
             Some(End::Stdio) => {
-                spawn("hvc-out", move || write(&paper, io::stdout()))?;
+                spawn("hvc-out", move || write(&buffer, io::stdout()))?;
                 spawn("hvc-in", move || feed(io::stdin(), &input))?;
             }
-            Some(End::Socket(socket)) => spawn("hvc-out", move || serve(&socket, &paper, &input))?,
+            Some(End::Socket(socket)) => spawn("hvc-out", move || serve(&socket, &buffer, &input))?,
         }
         Ok(())
     }
 
     /// The VM is over: lets output that somebody takes get there.
     pub(super) fn finish(&self) {
-        self.paper.finish(FINISH_LIMIT);
+        self.buffer.finish(FINISH_LIMIT);
         if let Some(socket) = &self.socket {
             socket.remove();
         }
@@ -149,15 +149,15 @@ impl Drop for Terminal {
 /// Buffers output of the first serial port in a thread of its own, so that a reader that stops never blocks the
 /// devices.
 #[derive(Debug)]
-pub(crate) struct Relay(Paper);
+pub(crate) struct Relay(ConsoleBuffer);
 
 impl Relay {
     /// Carries to `to`, on a thread of its own.
     pub(crate) fn start(to: Box<dyn Write + Send>) -> io::Result<Self> {
-        let paper = Paper::default();
-        let own = paper.clone();
+        let buffer = ConsoleBuffer::default();
+        let own = buffer.clone();
         spawn("serial-out", move || write(&own, to))?;
-        Ok(Self(paper))
+        Ok(Self(buffer))
     }
 
     /// What the port writes to.
@@ -189,9 +189,9 @@ pub(super) fn append_to(path: &Path) -> Result<File, TerminalError> {
 }
 
 /// Writes until the end. What cannot be written is lost, as with a cable that is not plugged in.
-fn write(paper: &Paper, mut to: impl Write) {
+fn write(buffer: &ConsoleBuffer, mut to: impl Write) {
     let mut told = false;
-    while let Some(bytes) = paper.take(&AtomicBool::new(false)) {
+    while let Some(bytes) = buffer.take(&AtomicBool::new(false)) {
         if let Err(error) = to.write_all(&bytes).and_then(|()| to.flush())
             && !told
         {
@@ -221,10 +221,10 @@ fn feed(mut from: impl Read, input: &ConsoleInput) {
 }
 
 /// Serves one client after the other; who comes second waits until the first is gone.
-fn serve(socket: &LocalSocket, paper: &Paper, input: &ConsoleInput) {
+fn serve(socket: &LocalSocket, buffer: &ConsoleBuffer, input: &ConsoleInput) {
     loop {
         let client = socket.listener().accept().map(|(client, _)| client);
-        if let Err(error) = client.and_then(|client| talk(&client, paper, input)) {
+        if let Err(error) = client.and_then(|client| talk(&client, buffer, input)) {
             tracing::debug!("a client of a console: {error}");
             // No descriptors, perhaps.
             thread::sleep(INPUT_RETRY);
@@ -233,17 +233,17 @@ fn serve(socket: &LocalSocket, paper: &Paper, input: &ConsoleInput) {
 }
 
 /// Carries bytes both ways until the client goes.
-fn talk(client: &UnixStream, paper: &Paper, input: &ConsoleInput) -> io::Result<()> {
+fn talk(client: &UnixStream, buffer: &ConsoleBuffer, input: &ConsoleInput) -> io::Result<()> {
     let gone = Arc::new(AtomicBool::new(false));
     let (from, own, told, input) =
-        (client.try_clone()?, paper.clone(), Arc::clone(&gone), input.clone());
+        (client.try_clone()?, buffer.clone(), Arc::clone(&gone), input.clone());
     spawn("hvc-in", move || {
         feed(from, &input);
         own.interrupt(&told);
     })?;
     let mut to = client;
     let result = loop {
-        let Some(bytes) = paper.take(&gone) else { break Ok(()) };
+        let Some(bytes) = buffer.take(&gone) else { break Ok(()) };
         let mut rest = &bytes[..];
         let written = loop {
             match to.write(rest) {
@@ -258,7 +258,7 @@ fn talk(client: &UnixStream, paper: &Paper, input: &ConsoleInput) -> io::Result<
         };
         if written.is_err() {
             // The next client gets it.
-            paper.give_back(rest);
+            buffer.give_back(rest);
             break written;
         }
     };

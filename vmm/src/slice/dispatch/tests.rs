@@ -1,47 +1,29 @@
-//! What the fabric does with frames of its peers.
+//! What a slice does with frames of its peers.
 
 use super::*;
-use crate::slice::events::{self, Events};
-use crossbeam_channel::bounded;
+use crate::slice::channels::tests::channels;
+use crate::slice::events::Events;
 use devices::Standing;
-use migrate::{Placement, PlacementOwner};
 use std::slice::from_ref;
-use wire::control::Space;
+use wire::Epoch;
+use wire::control::{DeviceCall, DeviceChange, Space};
 
 const EPOCH: Epoch = Epoch(1);
 
-pub(in crate::slice) fn fabric(local: SliceId) -> (Link, Events) {
-    let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
-    let members = (0..3).map(SliceId).collect();
-    let placement =
-        Placement::new(EPOCH, members, vec![BOOTSTRAP], Vec::new(), Vec::new()).unwrap();
-    let fabric = Fabric {
-        epoch: EPOCH,
-        ram: Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap()),
-        placement: PlacementOwner::new(local, placement).view(),
-        events,
-        bystanders: Vec::new(),
-        jobs,
-        applied,
-        devices: OnceLock::new(),
-        handle: OnceLock::new(),
-        machine: OnceLock::new(),
-        fence: OnceLock::new(),
-        clockwork: OnceLock::new(),
-        calls: PendingCalls::default(),
-        traffic: Traffic::default(),
-    };
-    (Link::new(Arc::new(fabric)), told)
+fn link(local: SliceId) -> (Link, Events) {
+    let (channels, told) = channels(local);
+    let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
+    (Link::new(Arc::new(Dispatcher::new(channels, ram))), told)
 }
 
 /// Between its look at the peers and now this process may have stood still.
 #[test]
 fn fence_is_renewed_from_when_the_engine_began_to_look() {
-    let (mut link, _told) = fabric(BOOTSTRAP);
+    let (mut link, _told) = link(BOOTSTRAP);
     let second = 1_000_000_000;
     let (now, fence) = (Fence::now(), Arc::new(Fence::default()));
     fence.take_lease(now - 4 * second, Duration::from_secs(1000));
-    link.fabric.fence.set(Arc::clone(&fence)).unwrap();
+    link.dispatcher.channels.fence.set(Arc::clone(&fence)).unwrap();
     let is_late = |at: u64| fence.look(at) == Standing::Late;
 
     assert!(link.looked(), "nothing was looked at");
@@ -56,7 +38,7 @@ fn fence_is_renewed_from_when_the_engine_began_to_look() {
 
 #[test]
 fn loss_of_a_slice_is_heard_behind_what_a_bad_peer_sends() {
-    let (mut link, told) = fabric(BOOTSTRAP);
+    let (mut link, told) = link(BOOTSTRAP);
     let report = Control::Report(b"{}".to_vec()).encode(EPOCH);
     (0..20_000).for_each(|_| link.frame(SliceId(2), Class::Interrupt, &report));
     link.lost(SliceId(1), "silent".into());
@@ -66,24 +48,27 @@ fn loss_of_a_slice_is_heard_behind_what_a_bad_peer_sends() {
 
 /// What the main thread hears of a frame.
 fn told(local: u16, from: u16, frame: &Control) -> Vec<SliceEvent> {
-    let (mut link, told) = fabric(SliceId(local));
+    let (mut link, told) = link(SliceId(local));
     link.frame(SliceId(from), Class::Interrupt, &frame.encode(EPOCH));
     told.try_iter().collect()
 }
 
 #[test]
 fn access_that_kvm_takes_for_a_devices_is_done_in_memory() {
-    let (link, _told) = fabric(BOOTSTRAP);
-    let fabric = &link.fabric;
+    let (link, _told) = link(BOOTSTRAP);
+    let dispatcher = &link.dispatcher;
     let mut read = [0; 4];
     assert_eq!(
-        fabric.access_memory(3 * PAGE + 8, MemoryAccess::Write(&[1, 2, 3, 4])),
+        dispatcher.access_memory(3 * PAGE + 8, MemoryAccess::Write(&[1, 2, 3, 4])),
         InMemory::Done
     );
-    assert_eq!(fabric.access_memory(3 * PAGE + 8, MemoryAccess::Read(&mut read)), InMemory::Done);
+    assert_eq!(
+        dispatcher.access_memory(3 * PAGE + 8, MemoryAccess::Read(&mut read)),
+        InMemory::Done
+    );
     assert_eq!(read, [1, 2, 3, 4]);
     for address in [16 * PAGE, 0xfec0_0000, u64::MAX] {
-        let found = fabric.access_memory(address, MemoryAccess::Read(&mut read));
+        let found = dispatcher.access_memory(address, MemoryAccess::Read(&mut read));
         assert_eq!((found, read), (InMemory::No, [1, 2, 3, 4]));
     }
 }
@@ -129,9 +114,8 @@ fn frames_count_from_those_who_may_send_them_only() {
 
 #[test]
 fn answer_of_another_companion_reaches_no_vcpu() {
-    let (mut link, told) = fabric(SliceId(1));
-    let fabric = Arc::clone(&link.fabric);
-    let (id, answer) = fabric.calls.begin();
+    let (mut link, told) = link(SliceId(1));
+    let (id, answer) = link.dispatcher.channels.calls.begin();
     let frame = |data| Control::Answer { id, data }.encode(EPOCH);
 
     link.frame(SliceId(2), Class::Interrupt, &frame(0xbad));

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Most bytes that wait.
-pub(super) const PAPER_BYTES: usize = 256 << 10;
+pub(super) const BUFFER_BYTES: usize = 256 << 10;
 /// How long a writer waits for room before somebody is taken for gone. The guest's kernel spins meanwhile.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -36,18 +36,18 @@ struct Shared {
 
 /// What was written and not yet taken. Clones are the same.
 #[derive(Clone, Debug)]
-pub(super) struct Paper {
+pub(super) struct ConsoleBuffer {
     shared: Arc<Shared>,
     patience: Duration,
 }
 
-impl Default for Paper {
+impl Default for ConsoleBuffer {
     fn default() -> Self {
         Self { shared: Arc::default(), patience: PATIENCE }
     }
 }
 
-impl Paper {
+impl ConsoleBuffer {
     /// A panic of another thread leaves bytes in order.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -56,7 +56,7 @@ impl Paper {
     /// Writes all of it. Waits a little for room, and not at all once that was in vain.
     fn push(&self, bytes: &[u8]) {
         let full =
-            |state: &mut State| !state.stalled && state.waiting.len() + bytes.len() > PAPER_BYTES;
+            |state: &mut State| !state.stalled && state.waiting.len() + bytes.len() > BUFFER_BYTES;
         let waited = self.shared.changed.wait_timeout_while(self.lock(), self.patience, full);
         let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
@@ -64,7 +64,7 @@ impl Paper {
             tracing::warn!("nobody takes the output of a console: the oldest is lost");
         }
         state.waiting.extend(bytes);
-        let over = state.waiting.len().saturating_sub(PAPER_BYTES);
+        let over = state.waiting.len().saturating_sub(BUFFER_BYTES);
         state.waiting.drain(..over);
         state.lost += over as u64;
         drop(state);
@@ -97,7 +97,7 @@ impl Paper {
     /// Takes back what could not be passed on, as far as there is room.
     pub(super) fn give_back(&self, bytes: &[u8]) {
         let mut state = self.lock();
-        let kept = bytes.len().min(PAPER_BYTES - state.waiting.len());
+        let kept = bytes.len().min(BUFFER_BYTES - state.waiting.len());
         let lost = bytes.len() - kept;
         state.lost += lost as u64;
         for byte in bytes[lost..].iter().rev() {
@@ -121,7 +121,7 @@ impl Paper {
     }
 }
 
-impl io::Write for Paper {
+impl io::Write for ConsoleBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push(bytes);
         Ok(bytes.len())
@@ -145,67 +145,67 @@ mod tests {
 
     #[test]
     fn output_that_nobody_takes_loses_its_oldest_and_stops_no_writer() {
-        let mut paper = Paper::default();
-        paper.write_all(&vec![1; PAPER_BYTES]).unwrap();
+        let mut buffer = ConsoleBuffer::default();
+        buffer.write_all(&vec![1; BUFFER_BYTES]).unwrap();
         for byte in 2..=200 {
-            paper.write_all(&[byte]).unwrap();
+            buffer.write_all(&[byte]).unwrap();
         }
 
-        let left = paper.take(&never()).unwrap();
+        let left = buffer.take(&never()).unwrap();
 
-        assert_eq!(left.len(), PAPER_BYTES);
-        assert_eq!(left[PAPER_BYTES - 199..], (2..=200).collect::<Vec<u8>>());
+        assert_eq!(left.len(), BUFFER_BYTES);
+        assert_eq!(left[BUFFER_BYTES - 199..], (2..=200).collect::<Vec<u8>>());
     }
 
     #[test]
     fn writer_waits_for_who_takes() {
         let patience = Duration::from_secs(60);
-        let mut paper = Paper { patience, ..Paper::default() };
-        let taker = paper.clone();
+        let mut buffer = ConsoleBuffer { patience, ..ConsoleBuffer::default() };
+        let taker = buffer.clone();
         let thread = thread::spawn(move || {
             let mut all = Vec::new();
-            while all.len() < 4 * PAPER_BYTES {
+            while all.len() < 4 * BUFFER_BYTES {
                 all.extend(taker.take(&never()).unwrap());
             }
             all
         });
-        let sent: Vec<u8> = (0..4 * PAPER_BYTES).map(|at| at.to_le_bytes()[at % 2]).collect();
-        sent.chunks(4096).for_each(|piece| paper.write_all(piece).unwrap());
+        let sent: Vec<u8> = (0..4 * BUFFER_BYTES).map(|at| at.to_le_bytes()[at % 2]).collect();
+        sent.chunks(4096).for_each(|piece| buffer.write_all(piece).unwrap());
 
         assert!(thread.join().unwrap() == sent);
     }
 
     #[test]
     fn finish_returns_when_all_has_arrived_or_nobody_takes() {
-        let mut paper = Paper::default();
-        paper.finish(Duration::from_secs(60));
-        paper.write_all(b"late").unwrap();
-        paper.finish(Duration::from_millis(1));
-        let taker = paper.clone();
+        let mut buffer = ConsoleBuffer::default();
+        buffer.finish(Duration::from_secs(60));
+        buffer.write_all(b"late").unwrap();
+        buffer.finish(Duration::from_millis(1));
+        let taker = buffer.clone();
         let over = Arc::new(never());
         let seen = Arc::clone(&over);
         let thread = thread::spawn(move || {
             let bytes = taker.take(&seen);
             (bytes, taker.take(&seen))
         });
-        paper.finish(Duration::from_secs(60));
-        paper.interrupt(&over);
+        buffer.finish(Duration::from_secs(60));
+        buffer.interrupt(&over);
 
         assert_eq!(thread.join().unwrap(), (Some(b"late".to_vec()), None));
     }
 
     #[test]
     fn output_that_is_given_back_comes_first_again() {
-        let mut paper = Paper::default();
-        paper.write_all(b"abc").unwrap();
-        let taken = paper.take(&never()).unwrap();
-        paper.write_all(b"de").unwrap();
-        paper.give_back(&taken[1..]);
-        assert_eq!(paper.take(&never()).unwrap(), b"bcde");
-        paper.write_all(&vec![1; PAPER_BYTES - 1]).unwrap();
-        paper.give_back(b"xy");
-        let left = paper.take(&never()).unwrap();
-        assert_eq!((left.len(), left[0], left[1]), (PAPER_BYTES, b'y', 1));
+        let mut buffer = ConsoleBuffer::default();
+        buffer.write_all(b"abc").unwrap();
+        let taken = buffer.take(&never()).unwrap();
+        buffer.write_all(b"de").unwrap();
+        buffer.give_back(&taken[1..]);
+        assert_eq!(buffer.take(&never()).unwrap(), b"bcde");
+        buffer.write_all(&vec![1; BUFFER_BYTES - 1]).unwrap();
+        buffer.give_back(b"xy");
+        let left = buffer.take(&never()).unwrap();
+        assert_eq!((left.len(), left[0], left[1]), (BUFFER_BYTES, b'y', 1));
     }
 
     proptest! {
@@ -213,17 +213,17 @@ mod tests {
         fn any_writes_leave_the_end_of_all_that_was_written(
             sizes in prop::collection::vec(0_usize..100_000, 0..6)
         ) {
-            let mut paper = Paper::default();
-            paper.lock().stalled = true;
+            let mut buffer = ConsoleBuffer::default();
+            buffer.lock().stalled = true;
             let mut all: Vec<u8> = vec![0xff];
-            paper.write_all(&[0xff]).unwrap();
+            buffer.write_all(&[0xff]).unwrap();
             for size in sizes {
                 let bytes: Vec<u8> = (0..size).map(|at| at.to_le_bytes()[0]).collect();
-                paper.write_all(&bytes).unwrap();
+                buffer.write_all(&bytes).unwrap();
                 all.extend(bytes);
             }
-            let left = paper.take(&never()).unwrap();
-            prop_assert_eq!(left.len(), all.len().min(PAPER_BYTES));
+            let left = buffer.take(&never()).unwrap();
+            prop_assert_eq!(left.len(), all.len().min(BUFFER_BYTES));
             prop_assert!(all.ends_with(&left));
         }
     }

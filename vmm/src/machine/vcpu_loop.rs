@@ -1,21 +1,19 @@
 //! The loop of one vCPU: prepare, enter the guest, answer the exit.
 
+use super::Shared;
 use super::config::{InMemory, MemoryAccess};
-use super::create;
 use super::gate::{Errand, Visitor};
-use super::sample;
-use super::saved::{self, StateError};
-use super::signal;
-use super::stats::Counters;
-use super::{Shared, VcpuCore, VcpuError, port};
-use crate::interrupts::{MsrAnswer, Next, Seat};
+use super::sample::tell_fault;
+use super::saved;
+use crate::interrupts::{MsrAnswer, Next, VcpuApic};
+use crate::vcpu::kvm::{rip, run_error, set_tsc_offset};
+use crate::vcpu::stats::Counters;
+use crate::vcpu::{StateError, VcpuCore, VcpuError, port, sample, signal};
 use devices::{Bus, ShutdownCause};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
-use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use wire::VcpuId;
 
 /// The frame in CR3: below the bits that LAM and PCID use above and below it.
 const CR3_FRAME: u64 = 0x000f_ffff_ffff_f000;
@@ -70,20 +68,20 @@ pub(super) fn run(
     fd: &mut VcpuFd,
 ) -> Result<(), VcpuError> {
     let vcpu = core.id;
-    let seat = shared.interrupts.seat(vcpu).map_err(|source| VcpuError::Ioctl {
+    let apic = shared.interrupts.vcpu_apic(vcpu).map_err(|source| VcpuError::Ioctl {
         vcpu,
         action: "make its interrupt state",
         source,
     })?;
     fd.set_sync_valid_reg(SyncReg::SystemRegister);
-    Loop { shared, core, bus, seat, refusals: 0, is_shut_down: false }.run(fd)
+    Loop { shared, core, bus, apic, refusals: 0, is_shut_down: false }.run(fd)
 }
 
 struct Loop<'a> {
     shared: &'a Shared,
     core: &'a VcpuCore,
     bus: &'a dyn Bus,
-    seat: Box<dyn Seat>,
+    apic: Box<dyn VcpuApic>,
     /// Refused accesses to guest memory, one after the other.
     refusals: u32,
     /// A triple fault ended it.
@@ -108,8 +106,9 @@ impl Visitor for AtGate<'_, '_> {
             Errand::SetOffset(offset) => self.vcpu_loop.set_offset(self.fd, offset),
             Errand::Save => {
                 let state = self.vcpu_loop.save(self.fd);
-                let core = self.vcpu_loop.core;
-                *core.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+                let Loop { shared, core, .. } = self.vcpu_loop;
+                *shared.saved[core.place].lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(state);
                 Ok(())
             }
         }
@@ -124,7 +123,7 @@ impl Loop<'_> {
             if self.shared.stop.load(SeqCst) {
                 return Ok(());
             }
-            match self.seat.prepare(fd)? {
+            match self.apic.prepare(fd)? {
                 Next::Wait(limit) => {
                     signal::wait(limit);
                     continue;
@@ -132,7 +131,7 @@ impl Loop<'_> {
                 Next::Run => {}
             }
             let after = self.enter(fd)?;
-            self.seat.after_run(fd);
+            self.apic.after_run(fd);
             self.note_cr3(fd);
             self.finish(fd, after)?;
         }
@@ -149,7 +148,7 @@ impl Loop<'_> {
         let (vcpu, action) = (self.core.id, "set the TSC offset");
         let error =
             |source: kvm_ioctls::Error| VcpuError::Ioctl { vcpu, action, source: source.into() };
-        create::set_tsc_offset(fd, offset).map_err(error)
+        set_tsc_offset(fd, offset).map_err(error)
     }
 
     /// Has KVM finish the last exit, and answers the exits that this leads to (the rest of an access, or of a string
@@ -158,14 +157,14 @@ impl Loop<'_> {
         if self.is_shut_down {
             return Ok(());
         }
-        self.seat.settle(fd);
+        self.apic.settle(fd);
         loop {
             fd.set_kvm_immediate_exit(1);
             let entered = self.enter(fd);
             fd.set_kvm_immediate_exit(0);
             let after = entered?;
             let is_over = matches!(after, After::Kicked);
-            self.seat.after_run(fd);
+            self.apic.after_run(fd);
             self.finish(fd, after)?;
             if is_over || self.is_shut_down {
                 return Ok(());
@@ -179,7 +178,7 @@ impl Loop<'_> {
             return Err(StateError::ShutDown);
         }
         let Shared { host, clock, .. } = self.shared;
-        saved::get(self.core.id, fd, self.seat.as_mut(), host, clock.offset())
+        saved::get(self.core.id, fd, self.apic.as_mut(), host, clock.offset())
     }
 
     /// Whether the vCPU may try an access again that KVM refused.
@@ -205,7 +204,7 @@ impl Loop<'_> {
                         Counters::add(&counters.exits_kicked);
                         signal::drain();
                         sample::tell(self.core, fd, false);
-                        sample::tell_fault(self.core, fd, self.shared.hooks.as_ref());
+                        tell_fault(self.core, fd, self.shared.hooks.as_ref());
                     }
                     libc::EAGAIN => Counters::add(&counters.exits_again),
                     _ => return Err(run_error(self.core.id, fd, error.into())),
@@ -254,15 +253,15 @@ impl Loop<'_> {
             After::Nothing | After::Kicked => {}
             After::Port => port::access(fd, self.bus),
             After::ReadMsr(index) => {
-                let answer = self.seat.read_msr(index);
+                let answer = self.apic.read_msr(index);
                 self.answer_msr(fd, index, answer, "read");
             }
             After::WriteMsr(index, value) => {
-                let answer = self.seat.write_msr(index, value);
+                let answer = self.apic.write_msr(index, value);
                 self.answer_msr(fd, index, answer, "write");
             }
-            After::Halted => self.seat.halted(),
-            After::EndOfInterrupt(vector) => self.shared.hooks.end_of_interrupt(vector),
+            After::Halted => self.apic.halted(),
+            After::EndOfInterrupt(vector) => self.shared.remote.end_of_interrupt(vector),
             After::Shutdown => self.triple_fault(fd)?,
             After::Strange(exit) => {
                 let rip = rip(fd);
@@ -331,30 +330,6 @@ fn after_memory(found: InMemory, address: u64) -> After {
             After::Strange(format!("access to guest memory at {address:#x}: {what}"))
         }
     }
-}
-
-/// Lets KVM finish the instruction of the last exit without running any other. Needed before the
-/// registers are replaced: the rest of the old instruction would change the new registers.
-pub(crate) fn complete_exit(vcpu: VcpuId, fd: &mut VcpuFd) -> Result<(), VcpuError> {
-    fd.set_kvm_immediate_exit(1);
-    let result = fd.run().map(drop);
-    fd.set_kvm_immediate_exit(0);
-    match result {
-        Err(error) if !matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-            Err(run_error(vcpu, fd, error.into()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The instruction pointer, or all ones when it cannot be read.
-pub(crate) fn rip(fd: &VcpuFd) -> u64 {
-    fd.get_regs().map_or(u64::MAX, |regs| regs.rip)
-}
-
-pub(crate) fn run_error(vcpu: VcpuId, fd: &mut VcpuFd, source: io::Error) -> VcpuError {
-    let exit_reason = fd.get_kvm_run().exit_reason;
-    VcpuError::Run { vcpu, rip: rip(fd), exit_reason, source }
 }
 
 fn internal_error(fd: &mut VcpuFd) -> String {

@@ -1,11 +1,10 @@
 //! Does this host's KVM treat parked vCPUs as ghosts need it? Asked with a small VM of two ghosts.
 
-use super::super::{InterruptBackEnd, RemoteInterrupts, VcpuEvent};
-use crate::machine::{
-    Machine, MachineConfig, MachineError, MachineHooks, StopError, VcpuError, open_kvm, vm_step,
-};
+use super::{Machine, MachineConfig, MachineError, MachineHooks, StopError, open_kvm, vm_step};
+use crate::interrupts::{InterruptBackEnd, RemoteInterrupts, VcpuEvent};
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
+use crate::vcpu::VcpuError;
 use devices::{Bus, ShutdownCause, ShutdownSink};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use migrate::PlacementView;
@@ -103,7 +102,7 @@ fn test_cpuid(vcpus: u32) -> Result<Vec<Vec<kvm_cpuid_entry2>>, MachineError> {
 ///
 /// # Errors
 /// When one is not, within seconds: the machine must use the user-space back end on this host.
-pub fn self_test() -> Result<(), GhostTestError> {
+pub fn ghost_self_test() -> Result<(), GhostTestError> {
     let (sender, told) = sync_channel(QUEUE);
     let recorder = Arc::new(Recorder { events: sender, fatal: Mutex::new(None) });
     let machine = Machine::new(MachineConfig {
@@ -175,6 +174,6 @@ mod tests {
         if !needs::has(Need::Kvm, open_kvm()) {
             return;
         }
-        self_test().unwrap();
+        ghost_self_test().unwrap();
     }
 }

@@ -6,17 +6,16 @@
 
 use crate::interrupts::lapic::{TSC_DEADLINE, X2APIC_FIRST, X2APIC_LAST};
 use crate::interrupts::saved::{ApicState, KernelApic};
-use crate::interrupts::{MsrAnswer, Next, Seat};
-use crate::machine::stats::Counters;
-use crate::machine::{VcpuCore, VcpuError};
+use crate::interrupts::{MsrAnswer, Next, VcpuApic};
 use crate::timer_spacing::{SpacingState, TimerSpacing};
 use crate::tsc::GuestTsc;
-use kvm_bindings::{Msrs, kvm_msr_entry};
+use crate::vcpu::kvm::set_msr;
+use crate::vcpu::stats::Counters;
+use crate::vcpu::{VcpuCore, VcpuError};
 use kvm_ioctls::VcpuFd;
-use std::io;
 use std::sync::Arc;
 
-pub(super) struct KernelSeat {
+pub(super) struct KernelVcpuApic {
     core: Arc<VcpuCore>,
     clock: Arc<GuestTsc>,
     spacing: SpacingState,
@@ -26,7 +25,7 @@ pub(super) struct KernelSeat {
     wanted: Option<u64>,
 }
 
-impl KernelSeat {
+impl KernelVcpuApic {
     pub(super) fn new(core: Arc<VcpuCore>, clock: Arc<GuestTsc>, policy: TimerSpacing) -> Self {
         let spacing = SpacingState::new(policy, clock.true_khz());
         Self { core, clock, spacing, armed: 0, wanted: None }
@@ -48,19 +47,7 @@ impl KernelSeat {
         }
         deadline.max(earliest)
     }
-}
 
-/// Sets one model-specific register.
-pub(super) fn set_msr(vcpu: &VcpuFd, index: u32, data: u64) -> Result<(), io::Error> {
-    let entry = kvm_msr_entry { index, data, ..Default::default() };
-    let msrs = Msrs::from_entries(&[entry]).expect("one register fits");
-    match vcpu.set_msrs(&msrs)? {
-        1 => Ok(()),
-        _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-    }
-}
-
-impl KernelSeat {
     /// Gives KVM the deadline that it does not have yet.
     fn arm(&mut self, vcpu: &VcpuFd) -> Result<(), VcpuError> {
         if let Some(deadline) = self.wanted.take() {
@@ -76,7 +63,7 @@ impl KernelSeat {
     }
 }
 
-impl Seat for KernelSeat {
+impl VcpuApic for KernelVcpuApic {
     fn prepare(&mut self, vcpu: &mut VcpuFd) -> Result<Next, VcpuError> {
         self.arm(vcpu)?;
         Ok(Next::Run)
@@ -134,28 +121,28 @@ mod tests {
     use std::time::Duration;
     use wire::VcpuId;
 
-    fn seat(policy: TimerSpacing) -> KernelSeat {
+    fn vcpu_apic(policy: TimerSpacing) -> KernelVcpuApic {
         let clock = Arc::new(GuestTsc::new(1_000_000, ClockRate::REAL));
-        KernelSeat::new(Arc::new(VcpuCore::new(VcpuId(0))), clock, policy)
+        KernelVcpuApic::new(Arc::new(VcpuCore::new(VcpuId(0))), clock, policy)
     }
 
     #[test]
     fn deadline_is_moved_behind_the_spacing() {
-        let mut seat = seat(TimerSpacing::Fixed(Duration::from_millis(50)));
-        assert_eq!(seat.space(1000, 10), 1000);
-        seat.armed = 1000;
+        let mut apic = vcpu_apic(TimerSpacing::Fixed(Duration::from_millis(50)));
+        assert_eq!(apic.space(1000, 10), 1000);
+        apic.armed = 1000;
         // The tick of 1000 is over at 2000; the next comes 50 ms after that.
-        assert_eq!(seat.space(4_000_000, 2000), 50_002_000);
-        assert_eq!(seat.core.counters.timer_deferrals.load(Relaxed), 1);
-        seat.armed = 50_002_000;
-        assert_eq!(seat.space(90_000_000, 3000), 90_000_000);
-        assert_eq!(seat.space(0, 3000), 0);
+        assert_eq!(apic.space(4_000_000, 2000), 50_002_000);
+        assert_eq!(apic.core.counters.timer_deferrals.load(Relaxed), 1);
+        apic.armed = 50_002_000;
+        assert_eq!(apic.space(90_000_000, 3000), 90_000_000);
+        assert_eq!(apic.space(0, 3000), 0);
     }
 
     #[test]
     fn other_registers_are_not_taken() {
-        let mut seat = seat(TimerSpacing::Off);
-        assert_eq!(seat.write_msr(0x1234, 0), MsrAnswer::NotMine);
-        assert_eq!(seat.read_msr(0x831), MsrAnswer::Fault);
+        let mut apic = vcpu_apic(TimerSpacing::Off);
+        assert_eq!(apic.write_msr(0x1234, 0), MsrAnswer::NotMine);
+        assert_eq!(apic.read_msr(0x831), MsrAnswer::Fault);
     }
 }

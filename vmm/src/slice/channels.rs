@@ -1,0 +1,181 @@
+//! Where the threads of a slice send things: frames to other slices, jobs to the device thread, events to the main
+//! thread, answers to vCPUs that wait for them.
+//!
+//! Nothing here blocks. What arrives by frames is taken to its place by `dispatch`.
+
+use super::BOOTSTRAP;
+use super::calls::PendingCalls;
+use super::events::{EventSender, SliceEvent};
+use crossbeam_channel::Sender;
+use devices::Fence;
+use dsm::Handle;
+use migrate::PlacementView;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use transport::Class;
+use wire::control::{DeviceCall, DeviceChange};
+use wire::{Control, Epoch, SliceId};
+
+/// Stands for the number of a change that was applied: the slice is gone, and the VM goes on without it.
+pub(crate) const GONE: u64 = u64::MAX;
+
+/// Work for the device thread of a slice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DeviceJob {
+    /// For the bootstrap slice.
+    Call(SliceId, DeviceCall),
+    /// For the bootstrap slice.
+    EndOfInterrupt(u8),
+    /// For the bootstrap slice: this device's driver has broken a ring.
+    Broken(u16),
+    /// For a companion.
+    Apply(u64, DeviceChange),
+}
+
+/// Interrupts and calls that crossed slices.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) interrupts_in: AtomicU64,
+    pub(crate) interrupts_out: AtomicU64,
+    pub(crate) device_calls: AtomicU64,
+}
+
+/// The channels of one slice.
+#[derive(Debug)]
+pub(crate) struct Channels {
+    pub(crate) epoch: Epoch,
+    /// Where everything of the VM is.
+    pub(crate) placement: PlacementView,
+    pub(crate) events: EventSender,
+    /// Slices without which the VM goes on.
+    pub(crate) bystanders: Vec<SliceId>,
+    /// To the device thread.
+    jobs: Sender<DeviceJob>,
+    /// To the device thread of the bootstrap slice, while it waits for companions.
+    pub(super) applied: Sender<(SliceId, u64)>,
+    /// Set once the memory engine runs, which sends the frames; never in a VM of one slice.
+    pub(crate) handle: OnceLock<Handle>,
+    /// Set before the memory engine starts.
+    pub(crate) fence: OnceLock<Arc<Fence>>,
+    pub(crate) calls: PendingCalls,
+    pub(crate) traffic: Traffic,
+}
+
+impl Channels {
+    pub(crate) fn new(
+        epoch: Epoch,
+        placement: PlacementView,
+        bystanders: Vec<SliceId>,
+        events: EventSender,
+        (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
+    ) -> Self {
+        Self {
+            epoch,
+            placement,
+            events,
+            bystanders,
+            jobs,
+            applied,
+            handle: OnceLock::new(),
+            fence: OnceLock::new(),
+            calls: PendingCalls::default(),
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// This slice.
+    pub(crate) fn local(&self) -> SliceId {
+        self.placement.local()
+    }
+
+    /// Sends a control frame after this slice's page-table writes are visible at its receiver.
+    pub(crate) fn send(&self, to: SliceId, frame: &Control) {
+        let sent = self
+            .handle
+            .get()
+            .is_some_and(|handle| handle.send(to, Class::Interrupt, frame.encode(self.epoch)));
+        if !sent {
+            tracing::debug!(%to, ?frame, "frame dropped: the memory engine has stopped");
+        }
+    }
+
+    /// Tells the main thread.
+    pub(crate) fn event(&self, event: SliceEvent) {
+        if let (SliceEvent::Lost(..) | SliceEvent::Fatal(_), Some(fence)) =
+            (&event, self.fence.get())
+        {
+            fence.shut();
+        }
+        self.events.send(event);
+    }
+
+    /// Gives the device thread work that `from` asks for.
+    pub(super) fn job(&self, from: SliceId, job: DeviceJob) {
+        // Only the bootstrap asks companions for anything, and only it is asked by them.
+        let here = match job {
+            DeviceJob::Apply(..) => self.local() != BOOTSTRAP && from == BOOTSTRAP,
+            _ => self.local() == BOOTSTRAP,
+        };
+        if !here {
+            self.event(SliceEvent::Fatal(format!("{from} calls devices that are not here")));
+        } else if self.jobs.try_send(job).is_err() {
+            self.event(SliceEvent::Fatal(format!("{from} floods the devices")));
+        }
+    }
+
+    /// Asks the bootstrap slice's device thread; the answer comes to `calls`.
+    pub(crate) fn call_devices(&self, call: DeviceCall) {
+        if self.local() == BOOTSTRAP {
+            self.job(BOOTSTRAP, DeviceJob::Call(BOOTSTRAP, call));
+        } else {
+            self.traffic.device_calls.fetch_add(1, Ordering::Relaxed);
+            self.send(BOOTSTRAP, &Control::Call(call));
+        }
+    }
+
+    /// Answers a device call, wherever it came from.
+    pub(crate) fn answer(&self, to: SliceId, id: u64, data: u64) {
+        if to == self.local() {
+            self.calls.answer(id, data);
+        } else {
+            self.send(to, &Control::Answer { id, data });
+        }
+    }
+
+    /// Tells the bootstrap's IOAPIC that a level-triggered interrupt was ended here.
+    pub(super) fn end_of_interrupt(&self, vector: u8) {
+        if self.local() == BOOTSTRAP {
+            self.job(BOOTSTRAP, DeviceJob::EndOfInterrupt(vector));
+        } else {
+            self.send(BOOTSTRAP, &Control::EndOfInterrupt { vector });
+        }
+    }
+
+    /// A driver has broken a device's ring.
+    pub(crate) fn device_broken(&self, device: u16) {
+        if self.local() == BOOTSTRAP {
+            self.job(BOOTSTRAP, DeviceJob::Broken(device));
+        } else {
+            self.send(BOOTSTRAP, &Control::Broken { device });
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::slice::events::{self, Events};
+    use crossbeam_channel::bounded;
+    use migrate::{Placement, PlacementOwner};
+
+    /// Channels of a slice of three without an engine, and what its main thread hears.
+    pub(in crate::slice) fn channels(local: SliceId) -> (Arc<Channels>, Events) {
+        let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
+        let members = (0..3).map(SliceId).collect();
+        let placement =
+            Placement::new(Epoch(1), members, vec![BOOTSTRAP], Vec::new(), Vec::new()).unwrap();
+        let placement = PlacementOwner::new(local, placement).view();
+        let channels = Channels::new(Epoch(1), placement, Vec::new(), events, (jobs, applied));
+        (Arc::new(channels), told)
+    }
+}

@@ -1,0 +1,354 @@
+//! Takes what comes to a slice to its place: frames of other slices, which the memory engine's thread brings, and what
+//! happens on vCPU threads.
+//!
+//! ```text
+//!   engine --Uplink--> [Dispatcher] --> machine, devices, clock, device thread, main thread
+//!   vCPUs --MachineHooks, RemoteInterrupts--> [Dispatcher] --> engine, or a frame (`channels`)
+//! ```
+//! Nothing here blocks except an access of a vCPU that KVM refused, which waits for the memory engine.
+
+use super::channels::{Channels, DeviceJob, GONE};
+use super::clockwork::Clockwork;
+use super::events::SliceEvent;
+use super::peripherals::SliceDevices;
+use super::{BOOTSTRAP, one_line};
+use crate::crash;
+use crate::interrupts::{RemoteInterrupts, VcpuEvent};
+use crate::machine::{InMemory, Machine, MachineHooks, MemoryAccess};
+use crate::trace;
+use crate::vcpu::VcpuError;
+use devices::{Fence, ShutdownCause, ShutdownSink};
+use dsm::{EngineError, GuestRam, Touch, Uplink};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use migrate::Route;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use transport::Class;
+use wire::control::{EndCause, InterruptEvent};
+use wire::{Control, Gfn, SliceId, VcpuId};
+
+/// How long a vCPU that was refused memory waits for the memory engine; one that is busy takes
+/// milliseconds.
+const REFUSED_LIMIT: Duration = Duration::from_secs(10);
+
+const PAGE: u64 = 4096;
+
+/// Knows the parts of a slice that things are taken to.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    channels: Arc<Channels>,
+    ram: Arc<GuestRam>,
+    pub(crate) machine: OnceLock<Machine>,
+    /// Set before the guest starts, if it has PCI.
+    pub(crate) devices: OnceLock<Arc<SliceDevices>>,
+    /// Set once the engine runs; never in a VM of one slice.
+    pub(crate) clockwork: OnceLock<Arc<Clockwork>>,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(channels: Arc<Channels>, ram: Arc<GuestRam>) -> Self {
+        Self {
+            channels,
+            ram,
+            machine: OnceLock::new(),
+            devices: OnceLock::new(),
+            clockwork: OnceLock::new(),
+        }
+    }
+
+    fn applied(&self, from: SliceId, sequence: u64) {
+        let possible = self.channels.local() == BOOTSTRAP && sequence != GONE;
+        if !possible || self.channels.applied.try_send((from, sequence)).is_err() {
+            let text = format!("{from} acknowledges what it was not asked");
+            self.channels.event(SliceEvent::Fatal(text));
+        }
+    }
+
+    fn doorbell(&self, from: SliceId, device: u16, queue: u16) {
+        let rung = self.devices.get().is_some_and(|devices| devices.ring(device, queue));
+        if !rung {
+            let text = format!("{from} rings queue {queue} of device {device}, which is not here");
+            self.channels.event(SliceEvent::Fatal(text));
+        }
+    }
+
+    /// A frame of a delegated device.
+    fn delegated(&self, from: SliceId, bytes: &[u8]) {
+        let result = match self.devices.get() {
+            Some(devices) => devices.frame(from, bytes),
+            None => Err("there are no devices".into()),
+        };
+        if let Err(cause) = result {
+            self.channels.event(SliceEvent::Fatal(format!(
+                "{from} breaks the protocol of devices: {cause}"
+            )));
+        }
+    }
+
+    fn interrupt(&self, vcpu: VcpuId, event: InterruptEvent) {
+        match (self.channels.placement.route(vcpu), self.machine.get()) {
+            (Route::Here, Some(machine)) => {
+                self.channels.traffic.interrupts_in.fetch_add(1, Ordering::Relaxed);
+                machine.deliver_local(vcpu, from_wire(event));
+            }
+            // Sent before the sender knew of a move: bring it on.
+            (Route::There(slice), _) => {
+                self.channels.send(slice, &Control::Interrupt { vcpu, event });
+            }
+            (Route::Here, None) | (Route::Nowhere, _) => {
+                tracing::warn!(%vcpu, "interrupt for an unknown vCPU, or before the start");
+            }
+        }
+    }
+
+    fn control(&self, from: SliceId, frame: Control) {
+        let (way, name) = frame.way();
+        if !way.permits(from, self.channels.local()) {
+            let text =
+                format!("{from} sends {name} to {}, which it must not", self.channels.local());
+            return self.channels.event(SliceEvent::Fatal(text));
+        }
+        match frame {
+            Control::Interrupt { vcpu, event } => self.interrupt(vcpu, event),
+            Control::Call(call) => self.channels.job(from, DeviceJob::Call(from, call)),
+            Control::Answer { id, data } => self.channels.calls.answer(id, data),
+            Control::EndOfInterrupt { vector } => {
+                self.channels.job(from, DeviceJob::EndOfInterrupt(vector));
+            }
+            Control::WantEnd(cause) => self.channels.event(SliceEvent::WantEnd(from, cause)),
+            Control::ClockPing { id } => {
+                if let Some(clock) = self.clockwork.get() {
+                    self.channels.send(from, &clock.answer(id));
+                }
+            }
+            Control::ClockPong { id, ticks, stepped } => {
+                if let Some(clock) = self.clockwork.get() {
+                    clock.answered(from, id, ticks, stepped);
+                }
+            }
+            Control::ClockStep { sum } => {
+                if let Some(clock) = self.clockwork.get() {
+                    clock.tell(sum);
+                }
+            }
+            Control::WantStop => self.channels.event(SliceEvent::WantStop(from)),
+            Control::AskReport => self.channels.event(SliceEvent::AskReport),
+            Control::Report(bytes) => self.channels.event(SliceEvent::Report(from, bytes)),
+            Control::End(cause) => self.channels.event(SliceEvent::End(cause)),
+            Control::Apply { sequence, change } => {
+                self.channels.job(from, DeviceJob::Apply(sequence, change));
+            }
+            Control::Applied { sequence } => self.applied(from, sequence),
+            Control::Broken { device } => self.channels.job(from, DeviceJob::Broken(device)),
+            Control::Doorbell { device, queue } => self.doorbell(from, device, queue),
+        }
+    }
+}
+
+impl RemoteInterrupts for Dispatcher {
+    fn forward(&self, target: VcpuId, event: VcpuEvent) {
+        match (self.channels.placement.route(target), self.machine.get()) {
+            (Route::There(slice), _) => {
+                self.channels.traffic.interrupts_out.fetch_add(1, Ordering::Relaxed);
+                self.channels
+                    .send(slice, &Control::Interrupt { vcpu: target, event: to_wire(event) });
+            }
+            // It has come here since the sender looked.
+            (Route::Here, Some(machine)) => machine.deliver_local(target, event),
+            (Route::Here, None) | (Route::Nowhere, _) => {
+                tracing::warn!(%target, "interrupt for an unknown vCPU, or before the start");
+            }
+        }
+    }
+
+    fn end_of_interrupt(&self, vector: u8) {
+        self.channels.end_of_interrupt(vector);
+    }
+}
+
+impl MachineHooks for Dispatcher {
+    fn cr3_changed(&self, vcpu: VcpuId, cr3: u64) {
+        crash::point();
+        if let Some(handle) = self.channels.handle.get() {
+            handle.set_root(vcpu, Gfn(cr3 >> 12));
+        }
+    }
+
+    fn fault_seen(
+        &self,
+        vcpu: VcpuId,
+        gfn: Gfn,
+        certain: bool,
+        regs: &kvm_regs,
+        sregs: &kvm_sregs,
+    ) {
+        let Some(handle) = self.channels.handle.get() else { return };
+        let site = trace::site(self.ram.as_ref(), vcpu, gfn, regs, sregs);
+        if certain || site.touch != Touch::Unknown {
+            handle.sampled(gfn, site);
+        }
+    }
+
+    fn access_memory(&self, address: u64, data: MemoryAccess<'_>) -> InMemory {
+        let gfn = Gfn(address / PAGE);
+        if !self.ram.has(gfn) {
+            return InMemory::No;
+        }
+        let Some(handle) = self.channels.handle.get() else {
+            let at = usize::try_from(address % PAGE).unwrap_or(0);
+            match data {
+                MemoryAccess::Read(data) => self.ram.read(gfn, at, data),
+                MemoryAccess::Write(data) => self.ram.write(gfn, at, data),
+            }
+            return InMemory::Done;
+        };
+        let done = match data {
+            MemoryAccess::Write(data) => {
+                handle.write(address, data.to_vec(), REFUSED_LIMIT).is_ok()
+            }
+            MemoryAccess::Read(data) => {
+                handle.read(address, data.len(), REFUSED_LIMIT).is_ok_and(|bytes| {
+                    data.copy_from_slice(&bytes);
+                    true
+                })
+            }
+        };
+        if done { InMemory::Done } else { InMemory::Failed }
+    }
+
+    fn access_refused(&self, _: VcpuId) -> bool {
+        self.channels.handle.get().is_some_and(|handle| handle.refused(REFUSED_LIMIT))
+    }
+
+    fn fatal(&self, error: &VcpuError) {
+        self.channels.event(SliceEvent::Fatal(one_line(error)));
+    }
+}
+
+impl ShutdownSink for Dispatcher {
+    fn shutdown(&self, cause: ShutdownCause) {
+        let cause = match cause {
+            ShutdownCause::PowerOff => EndCause::PowerOff,
+            ShutdownCause::Reset => EndCause::Reset,
+            ShutdownCause::GuestPanic => EndCause::GuestPanic,
+        };
+        if self.channels.local() == BOOTSTRAP {
+            self.channels.event(SliceEvent::WantEnd(BOOTSTRAP, cause));
+        } else {
+            self.channels.send(BOOTSTRAP, &Control::WantEnd(cause));
+        }
+    }
+}
+
+/// The engine's way up.
+#[derive(Debug)]
+pub(crate) struct Link {
+    dispatcher: Arc<Dispatcher>,
+    /// When the engine began to look at its peers, if it has not said yet that it is through.
+    began: Option<u64>,
+}
+
+impl Link {
+    pub(crate) fn new(dispatcher: Arc<Dispatcher>) -> Self {
+        Self { dispatcher, began: None }
+    }
+}
+
+impl Uplink for Link {
+    fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]) {
+        if class == Class::Bulk {
+            self.dispatcher.delegated(from, bytes);
+            return;
+        }
+        let channels = &self.dispatcher.channels;
+        match Control::decode(channels.epoch, bytes) {
+            Ok(frame) => self.dispatcher.control(from, frame),
+            Err(error) => {
+                channels.event(SliceEvent::Fatal(format!("{from} sent garbage: {error}")));
+            }
+        }
+    }
+
+    fn looks(&mut self) {
+        self.began = Some(Fence::now());
+    }
+
+    fn looked(&mut self) -> bool {
+        crash::point();
+        let began = self.began.take();
+        // A slice that cannot go on has shut its fence, and still has to tell its peers.
+        let stands = self.dispatcher.channels.fence.get().is_none_or(|fence| {
+            // Peers have heard of this slice as it was then: it may have stood still since.
+            began.into_iter().for_each(|began| {
+                fence.renew(began);
+            });
+            fence.look(Fence::now());
+            !fence.has_expired()
+        });
+        if !stands {
+            let text = "it stood still for its lease: the others have given it up".into();
+            self.dispatcher.channels.event(SliceEvent::Fatal(text));
+        }
+        stands
+    }
+
+    fn lost(&mut self, peer: SliceId, cause: String) {
+        let Dispatcher { channels, devices, .. } = &*self.dispatcher;
+        let is_bystander = channels.bystanders.contains(&peer);
+        if !is_bystander && let Some(fence) = channels.fence.get() {
+            // Before all else: others find their requests failed.
+            fence.shut();
+        }
+        if let Some(devices) = devices.get() {
+            devices.lost(peer);
+        }
+        if is_bystander {
+            tracing::error!("{peer} is lost, and its devices with it: {cause}");
+            // A full channel means that the device thread hangs, which it tells by itself.
+            let _ = channels.applied.try_send((peer, GONE));
+            channels.event(SliceEvent::LostDevices(peer, cause));
+            return;
+        }
+        channels.event(SliceEvent::Lost(peer, cause));
+    }
+
+    fn fatal(&mut self, error: EngineError) {
+        self.dispatcher.channels.event(SliceEvent::Fatal(one_line(&error)));
+    }
+
+    fn sample_roots(&mut self) {
+        let Dispatcher { channels, machine, .. } = &*self.dispatcher;
+        let Some(machine) = machine.get() else { return };
+        for vcpu in channels.placement.load().vcpus_on(channels.local()) {
+            machine.sample_cr3(vcpu);
+        }
+    }
+
+    fn sample_fault(&mut self, gfn: Gfn, thread: u32) {
+        if let Some(machine) = self.dispatcher.machine.get() {
+            machine.sample_fault(gfn, thread);
+        }
+    }
+}
+
+fn to_wire(event: VcpuEvent) -> InterruptEvent {
+    match event {
+        VcpuEvent::Fixed(vector) => InterruptEvent::Fixed(vector),
+        VcpuEvent::Nmi => InterruptEvent::Nmi,
+        VcpuEvent::Init => InterruptEvent::Init,
+        VcpuEvent::Startup(page) => InterruptEvent::Startup(page),
+    }
+}
+
+fn from_wire(event: InterruptEvent) -> VcpuEvent {
+    match event {
+        InterruptEvent::Fixed(vector) => VcpuEvent::Fixed(vector),
+        InterruptEvent::Nmi => VcpuEvent::Nmi,
+        InterruptEvent::Init => VcpuEvent::Init,
+        InterruptEvent::Startup(page) => VcpuEvent::Startup(page),
+    }
+}
+
+#[cfg(test)]
+mod tests;
