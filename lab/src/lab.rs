@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::cache;
-use crate::command::{Command, ExitStatus};
+use crate::command::{Command, ExitStatus, Stream};
 use crate::host_number::{HostNumber, MAX_HOSTS};
 use crate::hosts::{Config, HostState, Hosts, MAX_DISKS, Mode, PROGRAM};
 use crate::machine::remove_sockets;
@@ -210,6 +210,21 @@ impl Host<'_> {
     pub fn run(&self, command: &Command, limit: Duration) -> Result<(ExitStatus, Vec<Line>)> {
         let mut process = self.spawn(command)?;
         process.collect(limit).with_context(|| format!("run `{command}` on host {}", self.number))
+    }
+
+    /// The same for a command that must succeed: what it wrote to its standard output.
+    ///
+    /// # Errors
+    /// As [`Self::run`], or when it ends badly; the message has what it wrote to its standard error.
+    pub fn output(&self, command: &Command, limit: Duration) -> Result<String> {
+        let (status, lines) = self.run(command, limit)?;
+        let of = |stream| {
+            let lines = lines.iter().filter(|line| line.stream == stream);
+            lines.map(|line| format!("{}\n", line.text)).collect::<String>()
+        };
+        let error = of(Stream::Error);
+        ensure!(status.success(), "`{command}` ended with {status}: {}", error.trim());
+        Ok(of(Stream::Out))
     }
 
     /// Makes a tap device for a VM of this host, with an address (and the length of its prefix) that the

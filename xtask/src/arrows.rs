@@ -32,10 +32,11 @@ const ALLOWED: [(&str, &[&str]); 8] = [
 ];
 
 /// Crates for development: they may use anything, and nothing that ships uses them.
-const TOOLS: [&str; 10] = [
+const TOOLS: [&str; 11] = [
     "tessera-microguest",
     "tessera-dsm-sim",
     "tessera-lab",
+    "tessera-scenarios",
     "tessera-guest-tests",
     "tessera-needs",
     "tessera-benches",

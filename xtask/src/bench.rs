@@ -8,9 +8,9 @@ use std::path::Path;
 use std::process::{Command as Process, ExitCode};
 
 use anyhow::{Context, Result, bail};
+use scenarios::bench::{BenchOptions, disk, net, programs, transport};
 
-use crate::bench_options::BenchOptions;
-use crate::{arrows, check, disk_bench, net_bench, programs_bench, transport_bench, workspace};
+use crate::{arrows, workspace};
 
 /// The experiments, and what each compares.
 const EXPERIMENTS: [(&str, &str); 6] = [
@@ -26,23 +26,15 @@ const IN_A_LAB: [(&str, &str, InLab); 4] = [
     (
         "net",
         "a web server on a remote vCPU, rings delegated or coherent, with one on the local vCPU",
-        net_bench::run,
+        net::run,
     ),
-    (
-        "disk",
-        "fio on a remote vCPU, rings delegated or coherent, with the local vCPU",
-        disk_bench::run,
-    ),
+    ("disk", "fio on a remote vCPU, rings delegated or coherent, with the local vCPU", disk::run),
     (
         "programs",
         "programs that nobody has bound to a vCPU, over two hosts, with one vCPU on one host",
-        programs_bench::run,
+        programs::run,
     ),
-    (
-        "transport",
-        "frames and pages over shm, tcp and rdma with perftest (no VM)",
-        transport_bench::run,
-    ),
+    ("transport", "frames and pages over shm, tcp and rdma with perftest (no VM)", transport::run),
 ];
 type InLab = fn(&BenchOptions) -> Result<ExitCode>;
 /// The name that stands for the benchmarks of cargo.
@@ -95,9 +87,9 @@ fn benchmarks(root: &Path, options: &BenchOptions) -> Result<ExitCode> {
 fn experiment(root: &Path, name: &str, quick: bool) -> Result<ExitCode> {
     eprintln!("building the microguest and the experiments");
     let guest = ["-p", "tessera-microguest", "--features", "guest", "--profile", "guest"];
-    check::cargo(root, &[&["build", "-q", "--locked"], &guest[..]].concat())
+    workspace::run_cargo(root, &[&["build", "-q", "--locked"], &guest[..]].concat())
         .context("build the microguest")?;
-    check::cargo(root, &["build", "-q", "--locked", "--release", "-p", PACKAGE])
+    workspace::run_cargo(root, &["build", "-q", "--locked", "--release", "-p", PACKAGE])
         .context("build the experiments")?;
     let target = workspace::target(root);
     let mut program = Process::new(target.join("release/tessera-bench"));

@@ -5,6 +5,7 @@ use std::process::{Command as Process, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use scenarios::workspace::run_cargo as cargo;
 
 use crate::{arrows, circles, links, tidy, workspace};
 
@@ -92,15 +93,4 @@ fn models(root: &Path) -> Result<()> {
             "20000",
         ],
     )
-}
-
-/// Runs cargo in the tree with its output going where ours goes.
-pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Result<()> {
-    let status = Process::new(workspace::cargo())
-        .args(arguments)
-        .current_dir(root)
-        .stdin(Stdio::null())
-        .status()
-        .context("start cargo")?;
-    if status.success() { Ok(()) } else { bail!("cargo {} ended with {status}", arguments[0]) }
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use lab::{Command, Config, Disk, HostNumber, LabState, Mode, Stream, daemon};
+use scenarios::links::rdma::{self, RdmaOptions};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::{lab_rdma, workspace};
+use crate::workspace;
 
 #[derive(Subcommand)]
 pub(crate) enum LabVerb {
@@ -26,7 +27,7 @@ pub(crate) enum LabVerb {
     /// End a host as a power cut would
     Kill(HostOptions),
     /// Run the transport's conformance tests over RDMA (soft-RoCE) in a host of their own
-    Rdma(lab_rdma::RdmaOptions),
+    Rdma(RdmaOptions),
     /// Say which hosts there are
     Status(NameOptions),
     /// End the lab and everything in it
@@ -160,7 +161,7 @@ pub(crate) fn run(verb: LabVerb) -> Result<ExitCode> {
     match verb {
         LabVerb::Up(options) => up(&options)?,
         LabVerb::Exec(options) => return exec(options),
-        LabVerb::Rdma(options) => return lab_rdma::run(&options),
+        LabVerb::Rdma(options) => return rdma::run(&options),
         LabVerb::Cut(options) => daemon::cut(&options.name.name, options.host)?,
         LabVerb::Heal(options) => daemon::heal(&options.name.name, options.host)?,
         LabVerb::Kill(options) => daemon::kill(&options.name.name, options.host)?,

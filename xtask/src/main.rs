@@ -1,63 +1,29 @@
-//! The verbs of `./x`. Each verb is a module; this file only reads the command line.
+//! The verbs of `./x`. Each verb is a module that reads its part of the command line; what runs over the hosts of a lab is in
+//! the crate `scenarios`.
 #![forbid(unsafe_code)]
 
 mod arrows;
 mod bench;
-mod bench_options;
-mod chaos_net;
-mod chaos_plan;
-mod chaos_round;
 mod check;
 mod circles;
-mod client_link;
-mod companion;
 mod demo;
-mod device_bench;
-mod disk_bench;
-mod disk_judge;
-mod disk_modes;
-mod disk_rig;
-mod distro_console;
-mod distro_demo;
-mod distro_guest;
-mod distro_options;
 mod distro_verbs;
-mod distro_vm;
-mod echo_verb;
-mod fault_classes;
-mod fio;
-mod fio_verify;
 mod fuzz;
-mod guest_console;
 mod http_verbs;
-mod interrupt;
-mod lab_links;
-mod lab_rdma;
 mod lab_verbs;
-mod layout;
 mod links;
-mod net_bench;
-mod page_moves;
-mod programs_bench;
-mod progress;
-mod rounds;
-mod scenario;
 mod soak;
-mod soak_chaos;
-mod soak_device;
-mod soak_guest;
-mod soak_kill;
-mod summary;
 mod test_run;
 mod tidy;
-mod transport_bench;
-mod vm_options;
-mod vsock_echo;
-mod workspace;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use scenarios::bench::BenchOptions;
+use scenarios::chaos::echo::{self, EchoOptions};
+use scenarios::judge::disks::{self, JudgeOptions};
+// Modules of this crate know it as `crate::workspace`.
+use scenarios::workspace;
 
 #[derive(Parser)]
 #[command(name = "x", bin_name = "./x", about = "Build, check, test and try Tessera")]
@@ -81,7 +47,7 @@ enum Verb {
     /// Replay the inputs kept for the fuzz targets, and look for more
     Fuzz(fuzz::FuzzOptions),
     /// An experiment by name, or the benchmarks of cargo; without a name, what there is
-    Bench(bench_options::BenchOptions),
+    Bench(BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
     Demo(demo::DemoOptions),
     /// A test of a VM in the lab, again and again
@@ -102,10 +68,10 @@ enum Verb {
     },
     /// Send datagrams to a guest that echoes them, and judge them; run by `soak chaos` inside a lab's host
     #[command(hide = true)]
-    Echo(echo_verb::EchoOptions),
+    Echo(EchoOptions),
     /// Judge the disks of a killed guest; run by `soak guest-kill` inside a lab's host
     #[command(hide = true)]
-    JudgeDisks(disk_judge::JudgeOptions),
+    JudgeDisks(JudgeOptions),
     /// Run by the lab inside its hosts
     #[command(hide = true)]
     LabAgent,
@@ -131,8 +97,8 @@ fn main() -> ExitCode {
         Verb::Soak { verb } => soak::run(&verb),
         Verb::Distro { verb } => distro_verbs::run(&verb),
         Verb::Http { verb } => http_verbs::run(verb),
-        Verb::Echo(options) => echo_verb::run(&options),
-        Verb::JudgeDisks(options) => disk_judge::run(&options),
+        Verb::Echo(options) => echo::run(&options),
+        Verb::JudgeDisks(options) => disks::run(&options),
         Verb::LabAgent => lab::agent::serve_port().map(|()| ExitCode::SUCCESS),
         Verb::LabDaemon(options) => Ok(lab_verbs::daemon(&options)),
     };

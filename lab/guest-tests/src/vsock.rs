@@ -1,4 +1,4 @@
-//! Sockets between guest and host: an echo on the host (`xtask/src/vsock_echo.rs`) sends back what it gets, in order and
+//! Sockets between guest and host: an echo on the host (`lab/scenarios/src/demo/vsock_echo.rs`) sends back what it gets, in order and
 //! to the end.
 
 use std::fs::{self, File};

@@ -1,0 +1,34 @@
+//! What `./x bench` takes.
+
+use clap::Args;
+
+/// Options of all experiments; each says in its own what it heeds.
+#[derive(Args, Clone, Debug)]
+pub struct BenchOptions {
+    /// An experiment, or `cargo` for the benchmarks of cargo; lists them if not given
+    pub name: Option<String>,
+    /// Fewer rounds: for a look, not for a claim
+    #[arg(long)]
+    pub quick: bool,
+    /// For `net`, `disk` and `programs`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
+    /// `disk` only looks whether pages of the rings travel
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
+    pub rounds: Option<u16>,
+    /// For `disk` on emulated hosts: most MB/s of the guest's disks; 0 for no limit
+    #[arg(long, default_value_t = 4, value_name = "MB/s")]
+    pub disk_speed: u32,
+    /// For `net` on emulated hosts: most MB/s of the client's line; 0 for no line
+    #[arg(long, default_value_t = 1, value_name = "MB/s")]
+    pub client_speed: u32,
+    /// For `programs`: one more guest to compare, with these words on its kernel's command line and no preset; words that
+    /// begin with -- go to tessera. May be repeated
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    pub also: Vec<String>,
+    /// For `programs`: only the guests of `--also` and one vCPU, no preset
+    #[arg(long, requires = "also")]
+    pub no_presets: bool,
+    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net, disk and
+    /// programs options of the VM, as `./x demo` has them
+    #[arg(last = true)]
+    pub rest: Vec<String>,
+}

@@ -1,0 +1,9 @@
+//! Bad things drawn from a seed, at random moments of a VM whose guest writes to disks and echoes datagrams.
+
+pub mod echo;
+mod net;
+mod plan;
+mod round;
+mod run;
+
+pub use run::{ChaosOptions, run};

@@ -1,0 +1,377 @@
+//! One round of `soak chaos`: the VM, the harm, and what comes of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::{Command, ExitStatus, Host, HostNumber};
+
+use crate::chaos::net::{self, NetLoad};
+use crate::chaos::plan::{END_LIMIT, Ended, Harm, Round, judge_end, judge_woken};
+use crate::soak::disks::{Disks, Told, WRITERS, Writing};
+use crate::soak::guest::judge;
+use crate::soak::kill::left_processes;
+use crate::vm::VmOptions;
+use crate::vm::companion::Companion;
+use crate::vm::scenario::Scenario;
+
+/// The lease of the VM, which is tessera's default.
+const LEASE: Duration = Duration::from_secs(3);
+/// A pause that a lease of three seconds survives.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Of delayed frames, a full disk, and a console that nobody reads.
+const WHILE: Duration = Duration::from_secs(20);
+/// Long enough to tell slow from stuck, also on emulated hosts.
+const PATIENCE: Duration = Duration::from_secs(120);
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+/// Lateness of frames.
+const DELAY: &str = "40ms";
+/// Bytes that a writer prints with each batch to fill a console.
+const TALK: usize = 2000;
+/// Where a disk lies that gets full: a file system of 2.2 MiB for an image of 2 MiB.
+const SMALL: &str = "/run/tessera-chaos";
+
+/// A round that is about to be run.
+pub(crate) struct Chaos<'a> {
+    pub(crate) scenario: &'a Scenario<'a>,
+    pub(crate) round: Round,
+    /// Number of the guest's life, for its records.
+    pub(crate) run: u32,
+    pub(crate) disks: Disks,
+    pub(crate) owner: HostNumber,
+}
+
+impl Chaos<'_> {
+    /// Runs it; what was seen, or what is wrong.
+    pub(crate) fn run(mut self) -> Result<String> {
+        self.make_disks()?;
+        let mut options = VmOptions::clone(self.scenario.options);
+        let net = net::cmdline();
+        options.cmdline = format!("tessera.disks={} {net} {}", self.run, options.cmdline);
+        let mut prefix = Vec::new();
+        if self.round.harm == Harm::StalledConsole {
+            options.cmdline.push_str(&format!(" tessera.talk={TALK}"));
+            // What reads the console can be stopped; the shell becomes tessera.
+            let words = ["bash", "-c", "exec \"$@\" > >(exec cat)", "bash"];
+            prefix = words.map(str::to_owned).to_vec();
+        }
+        if let Some(ppm) = self.round.harm.ppm() {
+            let words = ["--test-tsc-ppm".to_owned(), ppm.to_string()];
+            let of = match self.round.victim {
+                0 => &mut options.bootstrap,
+                _ => &mut options.companion,
+            };
+            of.extend(words);
+        }
+        let owner = self.round.owner;
+        let devices = [self.disks.devices(self.scenario.lab, owner)?, net::device(owner)];
+        options.bootstrap = [devices.concat(), options.bootstrap].concat();
+        if owner != 0 {
+            let lent = self.disks.lent().into_iter().chain([net::lent()]);
+            options.companion.extend(lent.flat_map(|what| ["--lend".to_owned(), what]));
+        }
+        let scenario = Scenario { options: &options, ..*self.scenario };
+        let host = self.scenario.lab.host(self.owner)?;
+        let mut net = NetLoad::start(self.scenario.lab, &host, self.run)?;
+        let result = self.live(&scenario, &prefix, &mut net);
+        let undone = self.undo();
+        let returned = net.finish();
+        let told = result?;
+        undone?;
+        let returned = returned?;
+        let quiet = self.round.harm != Harm::ClockRunAway && returned.contains(&0);
+        ensure!(!quiet, "no datagram came back from a vCPU: {returned:?}");
+        let left = left_processes(&scenario)?;
+        ensure!(left.is_empty(), "{}", left.join("; "));
+        let said = judge(&scenario, u64::from(self.run), (self.owner, &self.disks), &told.0, true)?;
+        if self.round.harm == Harm::FullDisk {
+            self.shell(self.owner, &format!("umount {SMALL}"))?;
+        }
+        Ok(format!("{}; told: {}; echoed: {returned:?}; {said}", told.1, told.0))
+    }
+
+    /// The VM from its start to its end. Gives what the writers told.
+    fn live(
+        &self,
+        scenario: &Scenario<'_>,
+        prefix: &[String],
+        net: &mut NetLoad,
+    ) -> Result<(Told, String)> {
+        let mut companions = scenario.start_companions()?;
+        let companion = companions.pop().context("there is one companion")?;
+        if self.round.harm == Harm::ClockRunAway {
+            return self.run_away(scenario, &companion);
+        }
+        let told = self.round.harm != Harm::FullDisk;
+        let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
+        ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
+        if self.round.harm.is_survived() {
+            self.survive(&mut vm, &companion, net)
+        } else {
+            self.perish(&mut vm, &companion)
+        }
+    }
+
+    fn survive(
+        &self,
+        vm: &mut Writing<'_>,
+        companion: &Companion,
+        net: &mut NetLoad,
+    ) -> Result<(Told, String)> {
+        let before = vm.told()?;
+        self.harm(vm, companion)?;
+        if self.round.harm == Harm::StalledConsole {
+            // Before anybody reads on: the guest must not have waited for that.
+            self.get_on(vm, &vm.told()?, net).context("while nobody reads the console")?;
+        }
+        self.undo()?;
+        let said = if self.round.harm == Harm::FullDisk {
+            self.hear_of_full_disk(vm)?
+        } else {
+            self.get_on(vm, &before, net)?;
+            "writers and network got on".to_owned()
+        };
+        vm.bootstrap.terminate()?;
+        let asked = Instant::now();
+        ensure!(vm.wait_over(PATIENCE)?, "SIGTERM does not end it: {}", vm.words.join("; "));
+        let exit = vm.bootstrap.wait(Duration::ZERO)?;
+        ensure!(exit.success(), "stopped, it ended with {exit}: {}", vm.words.join("; "));
+        let ended = self.companion_end(companion, asked)?;
+        ensure!(ended.exit.success(), "the companion ended with {}: {}", ended.exit, ended.said);
+        let mut problems = Vec::new();
+        vm.scenario.read_report(&mut problems)?;
+        ensure!(problems.is_empty(), "{}", problems.join("; "));
+        Ok((
+            vm.told()?,
+            format!("{said}, off {:.1} s after SIGTERM", asked.elapsed().as_secs_f64()),
+        ))
+    }
+
+    fn perish(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<(Told, String)> {
+        let struck = Instant::now();
+        self.harm(vm, companion)?;
+        let (victim, survivor) = (self.round.victim, 1 - self.round.victim);
+        let both = matches!(self.round.harm, Harm::Cut | Harm::Mute);
+        let mut said = Vec::new();
+        let mut tell = |slice: usize, ended: &Ended| {
+            said.push(format!("slice {slice} ended after {:.1?}: {}", ended.after, ended.said));
+        };
+        let ended = self.end_of(survivor, vm, companion, struck)?;
+        judge_end(&ended, victim, LEASE + END_LIMIT)
+            .with_context(|| format!("slice {survivor}"))?;
+        tell(survivor, &ended);
+        if both {
+            // Who is mute hears its peer until that has ended, and then nothing for a lease.
+            let lease = if self.round.harm == Harm::Mute { 2 * LEASE } else { LEASE };
+            let ended = self.end_of(victim, vm, companion, struck)?;
+            judge_end(&ended, survivor, lease + END_LIMIT)
+                .with_context(|| format!("slice {victim}"))?;
+            tell(victim, &ended);
+        }
+        if self.round.harm == Harm::Freeze {
+            let ended = self.wake(vm, companion)?;
+            tell(victim, &ended);
+        }
+        if survivor == 0 {
+            let mut problems = Vec::new();
+            self.scenario.read_report(&mut problems)?;
+            ensure!(problems.is_empty(), "{}", problems.join("; "));
+        }
+        Ok((vm.told()?, said.join("; ")))
+    }
+
+    /// The clock of slice 1 against the bootstrap's cannot be kept: the VM must say so and end, from the start on.
+    fn run_away(&self, scenario: &Scenario<'_>, companion: &Companion) -> Result<(Told, String)> {
+        let began = Instant::now();
+        let mut vm = Writing::begin(scenario, &[])?;
+        ensure!(vm.wait_over(PATIENCE)?, "it goes on: {}", vm.words.join("; "));
+        let exit = vm.bootstrap.wait(Duration::ZERO)?;
+        let said = vm.words.last().cloned().unwrap_or_default();
+        ensure!(exit == ExitStatus::Code(6), "it ended with {exit}: {said}");
+        ensure!(said.contains("the guest clock of slice1"), "it does not say why: {said}");
+        let ended = self.companion_end(companion, began)?;
+        ensure!(ended.exit.success(), "the companion ended with {}: {}", ended.exit, ended.said);
+        let mut problems = Vec::new();
+        scenario.read_report(&mut problems)?;
+        ensure!(problems.is_empty(), "{}", problems.join("; "));
+        Ok((vm.told()?, said))
+    }
+
+    /// A slice that was frozen until all leases were over goes on: it must end, and no disk may change.
+    fn wake(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<Ended> {
+        let before = self.digest()?;
+        let woken = Instant::now();
+        self.signal(vm, companion, "CONT")?;
+        let ended = self.end_of(self.round.victim, vm, companion, woken)?;
+        judge_woken(&ended, 1 - self.round.victim, END_LIMIT)
+            .context("the slice that was woken")?;
+        ensure!(self.digest()? == before, "the slice that was woken has written to a disk");
+        Ok(ended)
+    }
+
+    fn harm(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<()> {
+        let victim = self.host(self.round.victim)?;
+        match self.round.harm {
+            Harm::Kill => self.signal(vm, companion, "KILL"),
+            Harm::Freeze => self.signal(vm, companion, "STOP"),
+            Harm::Pause => {
+                self.signal(vm, companion, "STOP")?;
+                listen_for(vm, PAUSE)?;
+                self.signal(vm, companion, "CONT")
+            }
+            Harm::Cut => victim.cut(),
+            Harm::Blink => {
+                victim.cut()?;
+                listen_for(vm, PAUSE)?;
+                victim.heal()
+            }
+            Harm::Mute => self.line(&victim, "loss 100%"),
+            Harm::Delay => {
+                self.line(&victim, &format!("delay {DELAY}"))?;
+                listen_for(vm, WHILE)
+            }
+            // It is so from the start.
+            Harm::ClockDrift | Harm::ClockRunAway => Ok(()),
+            Harm::FullDisk => {
+                let fill = format!("dd if=/dev/zero of={SMALL}/filler bs=64k 2>/dev/null; true");
+                self.shell(self.owner, &fill)
+            }
+            Harm::StalledConsole => {
+                self.shell(self.host(0)?.number(), "pkill -STOP -x cat")?;
+                listen_for(vm, WHILE)
+            }
+        }
+    }
+
+    /// Takes back what lasts; what was not done may be taken back as well.
+    fn undo(&self) -> Result<()> {
+        match self.round.harm {
+            Harm::Cut => self.host(self.round.victim)?.heal(),
+            Harm::Mute | Harm::Delay => {
+                let host = self.host(self.round.victim)?;
+                self.shell(host.number(), "tc qdisc del dev eth0 root 2>/dev/null; true")
+            }
+            Harm::StalledConsole => self.shell(self.host(0)?.number(), "pkill -CONT -x cat; true"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Something that happens to every frame that a host sends.
+    fn line(&self, host: &Host<'_>, what: &str) -> Result<()> {
+        self.shell(host.number(), &format!("tc qdisc replace dev eth0 root netem {what}"))
+    }
+
+    fn signal(&self, vm: &Writing<'_>, companion: &Companion, name: &str) -> Result<()> {
+        let number = match name {
+            "KILL" => signal_hook::consts::SIGKILL,
+            "STOP" => signal_hook::consts::SIGSTOP,
+            "CONT" => signal_hook::consts::SIGCONT,
+            _ => bail!("no signal {name}"),
+        };
+        match self.round.victim {
+            0 => vm.bootstrap.handle().signal(number),
+            _ => companion.signal(number),
+        }
+    }
+
+    /// Waits for the end of a slice.
+    fn end_of(
+        &self,
+        slice: usize,
+        vm: &mut Writing<'_>,
+        companion: &Companion,
+        since: Instant,
+    ) -> Result<Ended> {
+        if slice != 0 {
+            return self.companion_end(companion, since);
+        }
+        let over = vm.wait_over(PATIENCE)?;
+        let after = since.elapsed();
+        ensure!(over, "slice 0 does not end: {}", vm.words.join("; "));
+        let exit = vm.bootstrap.wait(Duration::ZERO)?;
+        Ok(Ended { after, exit, said: vm.words.last().cloned().unwrap_or_default() })
+    }
+
+    fn companion_end(&self, companion: &Companion, since: Instant) -> Result<Ended> {
+        let exit = companion.wait(PATIENCE);
+        let (after, said) = (since.elapsed(), companion.last_words());
+        Ok(Ended { after, exit: exit.context(said.clone())?, said })
+    }
+
+    /// Waits until both writers have told of more than before, and both vCPUs have echoed more than now.
+    fn get_on(&self, vm: &mut Writing<'_>, before: &Told, net: &mut NetLoad) -> Result<()> {
+        let (until, echoed) = (Instant::now() + PATIENCE, net.returned()?);
+        loop {
+            let now = vm.told()?;
+            let more = |(now, before)| now > before;
+            let returned = net.returned()?;
+            let written = now.records.iter().zip(&before.records).all(more);
+            if written && returned.iter().zip(&echoed).all(|(now, before)| now > before) {
+                return Ok(());
+            }
+            ensure!(!vm.bootstrap.is_over(), "the VM ended: {}", vm.words.join("; "));
+            ensure!(vm.errors.is_empty(), "{}", vm.errors.join("; "));
+            ensure!(
+                Instant::now() < until,
+                "no more is written, or echoed: {before}, now {now}; {echoed:?}, now {returned:?}"
+            );
+            vm.listen()?;
+        }
+    }
+
+    /// Each writer to a full disk is told, and so is the operator.
+    fn hear_of_full_disk(&self, vm: &mut Writing<'_>) -> Result<String> {
+        let until = Instant::now() + PATIENCE;
+        while vm.errors.len() < WRITERS {
+            ensure!(!vm.bootstrap.is_over(), "the VM ended: {}", vm.words.join("; "));
+            ensure!(Instant::now() < until, "the writers see no error: {:?}", vm.errors);
+            vm.listen()?;
+        }
+        let wrong = vm.errors.iter().find(|line| !line.contains("(os error 5)"));
+        ensure!(wrong.is_none(), "not an I/O error: {wrong:?}");
+        let logged = vm.words.iter().any(|line| line.contains("os error 28"));
+        ensure!(logged, "the log does not say that the disk is full: {}", vm.words.join("; "));
+        Ok("both writers had an I/O error, and the log says why".to_owned())
+    }
+
+    /// All zeros at the start of each life; on a file system that can be filled if it is about that.
+    fn make_disks(&mut self) -> Result<()> {
+        if self.round.harm == Harm::FullDisk {
+            self.shell(
+                self.owner,
+                &format!(
+                    "set -e; mkdir -p {SMALL}; umount {SMALL} 2>/dev/null || true; \
+                     mount -t tmpfs -o size=2200k tmpfs {SMALL}; truncate -s 2M {SMALL}/raw"
+                ),
+            )?;
+            self.disks.raw = format!("{SMALL}/raw");
+            return Ok(());
+        }
+        let raw = &self.disks.raw;
+        self.shell(
+            self.owner,
+            &format!("dd if=/dev/zero of={raw} bs=1M count=2 conv=fsync,notrunc"),
+        )
+    }
+
+    /// Of both disks, as their host sees them.
+    fn digest(&self) -> Result<String> {
+        let words = ["sha256sum", &self.disks.raw, &self.disks.files];
+        self.scenario.lab.host(self.owner)?.output(&Command::new(words), COMMAND_LIMIT)
+    }
+
+    fn shell(&self, host: HostNumber, line: &str) -> Result<()> {
+        self.scenario.lab.host(host)?.output(&Command::shell(line), COMMAND_LIMIT).map(drop)
+    }
+
+    fn host(&self, slice: usize) -> Result<Host<'_>> {
+        self.scenario.lab.host(HostNumber::new(slice + 1)?)
+    }
+}
+
+fn listen_for(vm: &mut Writing<'_>, time: Duration) -> Result<()> {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        vm.listen()?;
+    }
+    Ok(())
+}

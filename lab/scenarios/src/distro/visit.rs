@@ -1,0 +1,187 @@
+//! `./x demo --distro`: a whole Debian system as one VM over several hosts, with a disk and a network.
+//!
+//! ```text
+//!   hosts up ─> tap on host 1 ─> companions, bootstrap ─> login prompt ─> nginx answers
+//!     ─> objects compared, servers of every CPU ─> ssh, a program on every CPU ─> power off ─> Shown
+//! ```
+//! Everything is asked from host 1, outside the VM, at the other end of the tap.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail, ensure};
+use lab::distro::{self, CPU_PORT, Distro, HTTP_PORT};
+use lab::{HostNumber, Lab};
+use serde_json::{Value, json};
+
+use crate::distro::guest::{Guest, Place};
+use crate::distro::vm::Vm;
+use crate::interrupt::Interrupted;
+use crate::progress::Progress;
+use crate::vm::distro::TAP;
+use crate::vm::scenario::Scenario;
+use crate::vm::summary;
+
+const POLL: Duration = Duration::from_millis(200);
+const QUIET: Duration = Duration::from_secs(30);
+/// From the request to power off to the end of the VM.
+const END_LIMIT: Duration = Duration::from_secs(900);
+/// Seconds of the load at the end.
+const LOAD_SECONDS: u32 = 10;
+
+/// How the run went.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) prompt_seconds: Option<f64>,
+    pub(crate) answer_seconds: Option<f64>,
+    pub(crate) seconds: f64,
+    pub(crate) report: Option<Value>,
+    pub(crate) problems: Vec<String>,
+}
+
+impl Shown {
+    pub(crate) fn json(&self, scenario: &Scenario<'_>) -> Value {
+        json!({
+            "substrate": scenario.lab.substrate().to_string(),
+            "mode": scenario.lab.mode(),
+            "layout": scenario.layout.to_string(),
+            "passed": self.problems.is_empty(),
+            "problems": self.problems,
+            "prompt_seconds": self.prompt_seconds,
+            "answer_seconds": self.answer_seconds,
+            "seconds": self.seconds,
+            "tessera": self.report,
+        })
+    }
+
+    pub(crate) fn table(&self, scenario: &Scenario<'_>) -> String {
+        let time = |seconds: Option<f64>| {
+            seconds.map_or_else(|| "never".to_owned(), |s| format!("{s:.1} s"))
+        };
+        let mut text = summary::slices_table(scenario, self.report.as_ref());
+        text.push_str(&format!(
+            "login prompt: {}, first answer of nginx: {}, whole run: {:.1} s\n",
+            time(self.prompt_seconds),
+            time(self.answer_seconds),
+            self.seconds
+        ));
+        for problem in &self.problems {
+            text.push_str(&format!("problem: {problem}\n"));
+        }
+        text
+    }
+}
+
+/// Boots the system, looks at it from outside, and powers it off.
+pub(crate) fn run(scenario: &Scenario<'_>, distro: &Distro, keep: bool) -> Result<Shown> {
+    visit(scenario, distro, &mut |guest, vm| {
+        guest.check_objects()?;
+        guest.check_cpus()?;
+        guest.check_system()?;
+        for cpu in 0..guest.cpus {
+            guest.load(CPU_PORT + cpu, 2, LOAD_SECONDS)?;
+        }
+        if keep { stay(scenario, distro, vm) } else { Ok(()) }
+    })
+}
+
+/// What is done with a guest whose web server answers. An error ends the VM and is a problem of the run.
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&Guest<'_>, &Vm) -> Result<()>;
+
+/// Boots the system, hands it over once it answers, and powers it off.
+pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> Result<Shown> {
+    let first = scenario.lab.host(HostNumber::new(1)?)?;
+    first.tap(TAP, distro::HOST_ADDRESS)?;
+    let companions = scenario.start_companions()?;
+    let start = Instant::now();
+    let mut vm = Vm::watch(scenario.start_bootstrap()?, scenario.progress);
+    let mut shown = Shown::default();
+    if let Err(error) = look(scenario, distro, &vm, start, see, &mut shown) {
+        if scenario.interrupted.is_set() {
+            bail!("interrupted");
+        }
+        shown.problems.push(format!("{error:#}"));
+        shown.problems.extend(vm.tail());
+        vm.stop();
+    }
+    match vm.end(END_LIMIT) {
+        Ok(status) if status.success() => {}
+        Ok(status) => shown.problems.push(format!("tessera bootstrap ended with {status}")),
+        Err(error) => shown.problems.push(format!("tessera bootstrap: {error:#}")),
+    }
+    if let Some(line) = vm.trouble() {
+        shown.problems.push(format!("the guest's kernel says: {line}"));
+    }
+    drop(vm);
+    for companion in companions {
+        companion.finish(&mut shown.problems);
+    }
+    shown.seconds = start.elapsed().as_secs_f64();
+    shown.report = scenario.read_report(&mut shown.problems)?;
+    Ok(shown)
+}
+
+fn look(
+    scenario: &Scenario<'_>,
+    distro: &Distro,
+    vm: &Vm,
+    start: Instant,
+    see: Look<'_>,
+    shown: &mut Shown,
+) -> Result<()> {
+    let (progress, interrupted) = (scenario.progress, scenario.interrupted);
+    let until = start + Duration::from_secs(scenario.options.timeout());
+    while !vm.prompted() {
+        vm.alive()?;
+        ensure!(!interrupted.is_set(), "interrupted");
+        ensure!(Instant::now() < until, "no login prompt in time");
+        progress.say_if_quiet(QUIET, || "the guest is starting".to_owned());
+        thread::sleep(POLL);
+    }
+    let prompt = start.elapsed().as_secs_f64();
+    shown.prompt_seconds = Some(prompt);
+    progress.say(&format!("login prompt after {prompt:.1} s"));
+    let guest = guest(scenario.lab, distro, scenario.layout.all(), progress, interrupted)?;
+    guest.wait_for(HTTP_PORT, until, &mut || vm.alive())?;
+    let answer = start.elapsed().as_secs_f64();
+    shown.answer_seconds = Some(answer);
+    progress.say(&format!("first answer of nginx after {answer:.1} s"));
+    see(&guest, vm)?;
+    guest.power_off()
+}
+
+/// The guest as its first host reaches it.
+pub(crate) fn guest<'a>(
+    lab: &'a Lab,
+    distro: &'a Distro,
+    cpus: u32,
+    progress: &'a Progress,
+    interrupted: &'a Interrupted,
+) -> Result<Guest<'a>> {
+    let first = lab.host(HostNumber::new(1)?)?;
+    let program = lab.own_program()?;
+    let program = program.to_str().ok_or_else(|| anyhow!("{} is not UTF-8", program.display()))?;
+    Ok(Guest {
+        place: Place::Host(first, distro::GUEST_ADDRESS.to_owned()),
+        distro,
+        program: program.to_owned(),
+        cpus: u16::try_from(cpus)?,
+        progress,
+        interrupted,
+    })
+}
+
+/// Leaves the VM to the person until ctrl-c, a `lab down` from elsewhere, or its own end.
+fn stay(scenario: &Scenario<'_>, distro: &Distro, vm: &Vm) -> Result<()> {
+    let ssh = distro.ssh(distro::GUEST_ADDRESS, 22, "COMMAND");
+    let name = &scenario.options.name;
+    scenario.progress.say(&format!(
+        "the VM stays up until ctrl-c; try: ./x lab exec --name {name} 1 -- {}",
+        ssh.join(" ")
+    ));
+    while !scenario.interrupted.is_set() {
+        vm.alive()?;
+        thread::sleep(POLL);
+    }
+    bail!("interrupted")
+}

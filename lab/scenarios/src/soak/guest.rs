@@ -1,0 +1,171 @@
+//! `./x soak guest-kill`: a power cut for the guest at a random moment, again and again.
+//!
+//! ```text
+//!   VM up, a writer on each vCPU ─> all slices killed at once ─> disks judged on their host ─> the next life
+//!          ^                                                          goes on with the same disks │
+//!          +──────────────────────────────────────────────────────────────────────────────────────+
+//! ```
+//! With `--layout 2+0` the disks are at a slice of their own: both writers' requests travel, and the guest boots
+//! as fast as on one host. Beside the writers fio overwrites a disk of its own; it comes from a system's disk.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use lab::{Command, HostNumber, Lab};
+
+use crate::interrupt::Interrupted;
+use crate::judge::disks::{FIO, Last};
+use crate::progress::Progress;
+use crate::soak::disks::{Disks, Images, Told, WRITERS, Writing};
+use crate::soak::kill::{left_processes, random};
+use crate::vm::scenario::{self, Scenario};
+use crate::vm::{Interrupts, VmOptions};
+
+/// For killed processes to be gone.
+const GONE_LIMIT: Duration = Duration::from_secs(30);
+const JUDGE_LIMIT: Duration = Duration::from_secs(600);
+
+/// What `./x soak guest-kill` takes.
+#[derive(Args, Debug)]
+pub struct GuestOptions {
+    #[command(flatten)]
+    vm: VmOptions,
+    /// How often to kill
+    #[arg(long, default_value_t = 20)]
+    tries: u32,
+    /// Latest moment of a kill, in seconds after the writers start
+    #[arg(long, default_value_t = 20)]
+    within: u64,
+    /// Where interrupts are handled; tessera's own choice unless given
+    #[arg(long, value_enum)]
+    interrupts: Option<Interrupts>,
+    /// Print what the hosts print
+    #[arg(long)]
+    loud: bool,
+}
+
+/// Kills as often as wanted, and has the disks judged.
+///
+/// # Errors
+/// Something that is needed is missing, or somebody interrupts; a bad end is no error.
+pub fn run(options: &GuestOptions) -> Result<ExitCode> {
+    let progress = Arc::new(Progress::new());
+    let interrupted = Interrupted::listen()?;
+    let layout = options.vm.layout()?;
+    let wanted = u32::try_from(WRITERS)?;
+    ensure!(layout.all() == wanted, "--layout {layout}: the guest has a writer on each of 2 vCPUs");
+    let prepared = scenario::prepare(&options.vm, &progress)?;
+    let distro = lab::distro::distro(&|line| progress.say(line))?;
+    let images = Images::make(&options.vm.name, Some(&distro.image))?;
+    // A last slice without vCPUs has the disks, and nothing else.
+    let apart = layout.slices() > 1 && layout.vcpus().last() == Some(0);
+    let slice = if apart { layout.slices() - 1 } else { 0 };
+    let owner = HostNumber::new(slice + 1)?;
+    let hosts = || scenario::hosts_with_disks(&options.vm, &layout, images.disks(owner), &progress);
+    let mut kept: Option<Lab> = None;
+    let (mut good, mut checked, mut rewritten, mut before) = (0, 0, 0, String::new());
+    for number in 1..=options.tries {
+        let lab = kept.take().map_or_else(hosts, Ok)?;
+        let disks = Disks::of(&lab.host(owner)?)?;
+        let mut vm = options.vm.clone();
+        if apart {
+            (vm.device_slices, vm.lend) = (1, disks.lent());
+        }
+        vm.cmdline = format!("tessera.disks={number} {}", vm.cmdline);
+        vm.bootstrap = [disks.devices(&lab, slice)?, vm.bootstrap].concat();
+        let scenario = Scenario {
+            options: &vm,
+            layout: &layout,
+            prepared: &prepared,
+            lab: &lab,
+            interrupts: options.interrupts,
+            progress: &progress,
+            interrupted: &interrupted,
+            loud: options.loud,
+        };
+        let moment = Duration::from_millis(random(options.within * 1000));
+        let result = one(&scenario, moment, number, (owner, &disks));
+        ensure!(!interrupted.is_set(), "interrupted");
+        let verdict = match &result {
+            Ok((told, said)) => {
+                good += 1;
+                checked += u32::from(told.all());
+                let digest = said.rsplit_once(FIO).context("nobody has judged fio's disk")?.1;
+                rewritten += u32::from(!before.is_empty() && before != digest);
+                digest.clone_into(&mut before);
+                format!("good (told: {told}; {said})")
+            }
+            Err(error) => format!("BAD: {error:#}"),
+        };
+        progress.say(&format!(
+            "try {number} of {}: killed {:.1} s after the writers started: {verdict}",
+            options.tries,
+            moment.as_secs_f64()
+        ));
+        if result.is_ok() {
+            kept = Some(lab);
+        }
+    }
+    drop(kept);
+    println!(
+        "{good} of {} kills lost nothing that was flushed, file system and fio's sectors whole; in {checked} every \
+         writer had told of something, in {rewritten} fio had changed its disk",
+        options.tries
+    );
+    // The first life has no digest to compare with.
+    let all = good == options.tries && checked > 0 && (rewritten > 0 || options.tries == 1);
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// One life. Gives what the writers told, and what the judge says.
+fn one(
+    scenario: &Scenario<'_>,
+    moment: Duration,
+    run: u32,
+    disks: (HostNumber, &Disks),
+) -> Result<(Told, String)> {
+    let companions = scenario.start_companions()?;
+    let mut vm = Writing::start(scenario, false, moment)?;
+    ensure!(vm.errors.is_empty(), "{}", vm.errors.join("; "));
+    ensure!(!vm.bootstrap.is_over(), "the VM was over before the kill: {}", vm.words.join("; "));
+    // Either side may be the first to go.
+    if random(2) == 0 {
+        vm.bootstrap.kill()?;
+    }
+    companions.iter().try_for_each(|companion| companion.kill())?;
+    vm.bootstrap.kill()?;
+    ensure!(vm.wait_over(GONE_LIMIT)?, "the killed VM does not end");
+    let mut left = Vec::new();
+    companions.into_iter().for_each(|companion| companion.finish(&mut left));
+    left.extend(left_processes(scenario)?);
+    ensure!(left.is_empty(), "{}", left.join("; "));
+    let told = vm.told()?;
+    let said = judge(scenario, u64::from(run), disks, &told, false)?;
+    Ok((told, said))
+}
+
+/// Has the disks judged on the host that has them; each sector of the raw one if it was `zeroed` before.
+pub(crate) fn judge(
+    scenario: &Scenario<'_>,
+    run: u64,
+    (owner, disks): (HostNumber, &Disks),
+    told: &Told,
+    zeroed: bool,
+) -> Result<String> {
+    let list = |lasts: &[Last]| lasts.iter().map(Last::to_string).collect::<Vec<_>>().join(",");
+    let program = scenario.lab.own_program()?;
+    let program = program.to_str().context("the path of this program is not UTF-8")?;
+    let Disks { raw, files, fio } = disks;
+    let words = [program, "judge-disks", "--run", &run.to_string(), "--raw", raw, "--files", files]
+        .map(str::to_owned);
+    let fio = fio.iter().flat_map(|[_, disk]| ["--fio".to_owned(), disk.clone()]);
+    let lasts = [("--records", &told.records), ("--in-files", &told.files)];
+    let lasts = lasts.into_iter().flat_map(|(name, of)| [name.to_owned(), list(of)]);
+    let zeroed = zeroed.then(|| "--from-zeros".to_owned());
+    let command = Command::new(words.into_iter().chain(zeroed).chain(fio).chain(lasts));
+    let said = scenario.lab.host(owner)?.output(&command, JUDGE_LIMIT)?;
+    Ok(said.trim().to_owned())
+}

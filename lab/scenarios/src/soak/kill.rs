@@ -1,0 +1,231 @@
+//! `./x soak kill`: a companion dies, or its host is cut off the network, at a random moment of the VM's
+//! life.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use lab::{Command, ExitStatus, HostNumber, Lab, RemoteProcess};
+
+use crate::interrupt::Interrupted;
+use crate::progress::{Progress, printable};
+use crate::vm::scenario::{self, Scenario};
+use crate::vm::{Interrupts, VmOptions};
+
+/// How soon the bootstrap slice must end.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// The same once only silence tells of the loss: the lease, and the time to count it.
+const SILENCE_LIMIT: Duration = Duration::from_secs(12);
+/// A cable out for so long is no loss.
+const BLINK: Duration = Duration::from_secs(1);
+/// For so long the VM must go on after that.
+const SURVIVED: Duration = Duration::from_secs(15);
+
+/// What happens to a companion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Harm {
+    /// It is killed.
+    Kill,
+    /// Its host is cut off the network for good.
+    Cut,
+    /// Its host is cut off for one second, which the VM must survive.
+    Blink,
+}
+/// How long it is waited for, to tell late from never.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+
+/// What `./x soak kill` takes.
+#[derive(Args, Debug)]
+pub struct KillOptions {
+    #[command(flatten)]
+    vm: VmOptions,
+    /// How many companions to kill
+    #[arg(long, default_value_t = 20)]
+    tries: u32,
+    /// What happens to a companion
+    #[arg(long, value_enum, default_value_t = Harm::Kill)]
+    how: Harm,
+    /// Latest moment of a kill, in seconds after the start
+    #[arg(long, default_value_t = 90)]
+    within: u64,
+    /// Where interrupts are handled; tessera's own choice unless given
+    #[arg(long, value_enum)]
+    interrupts: Option<Interrupts>,
+    /// Exit status of tessera that means a lost slice
+    #[arg(long, default_value_t = 5)]
+    exit_code: i32,
+}
+
+/// How one try went.
+struct Try {
+    killed_after: Duration,
+    ended_after: Option<Duration>,
+    exit: Option<ExitStatus>,
+    last_words: String,
+    left_over: String,
+}
+
+/// Kills as often as wanted.
+///
+/// # Errors
+/// Something that is needed is missing, or somebody interrupts; a bad end is no error.
+pub fn run(options: &KillOptions) -> Result<ExitCode> {
+    let progress = Arc::new(Progress::new());
+    let interrupted = Interrupted::listen()?;
+    let layout = options.vm.layout()?;
+    if layout.slices() < 2 {
+        bail!("one slice has no companion to kill");
+    }
+    let prepared = scenario::prepare(&options.vm, &progress)?;
+    let mut hosts: Option<Lab> = None;
+    let mut good = 0;
+    for number in 1..=options.tries {
+        let lab = match hosts.take() {
+            Some(lab) => lab,
+            None => scenario::hosts(&options.vm, &layout, &progress)?,
+        };
+        let scenario = Scenario {
+            options: &options.vm,
+            layout: &layout,
+            prepared: &prepared,
+            lab: &lab,
+            interrupts: options.interrupts,
+            progress: &progress,
+            interrupted: &interrupted,
+            loud: false,
+        };
+        let moment = random(options.within * 1000);
+        let result = one(&scenario, options.how, moment, layout.slices())?;
+        let problem = result.problem(options);
+        progress.say(&format!("try {number} of {}: {}", options.tries, result.tell(&problem)));
+        if problem.is_none() {
+            good += 1;
+            hosts = Some(lab);
+        }
+    }
+    drop(hosts);
+    println!("{good} of {} kills ended the VM as they should", options.tries);
+    Ok(if good == options.tries { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A number below a bound, different each time. The standard library seeds its hashers at random.
+pub(crate) fn random(bound: u64) -> u64 {
+    RandomState::new().hash_one(0) % bound.max(1)
+}
+
+fn one(scenario: &Scenario<'_>, how: Harm, moment_ms: u64, slices: usize) -> Result<Try> {
+    let companions = scenario.start_companions()?;
+    let victim = usize::try_from(random(u64::try_from(slices - 1)?))?;
+    let moment = Instant::now() + Duration::from_millis(moment_ms);
+    let mut bootstrap = scenario.start_bootstrap()?;
+    let mut last_words = String::new();
+    while Instant::now() < moment && !bootstrap.is_over() {
+        if scenario.interrupted.is_set() {
+            bail!("interrupted");
+        }
+        listen(&mut bootstrap, &mut last_words);
+    }
+    let over = bootstrap.is_over();
+    // Slice n runs on host n + 1; the companions are slices 1 and up.
+    let host = scenario.lab.host(HostNumber::new(victim + 2)?)?;
+    match how {
+        Harm::Kill => companions.get(victim).context("the victim exists")?.kill()?,
+        Harm::Cut => host.cut()?,
+        Harm::Blink => {
+            host.cut()?;
+            thread::sleep(BLINK);
+            host.heal()?;
+        }
+    }
+    let killed = Instant::now();
+    let patience = if how == Harm::Blink { SURVIVED } else { PATIENCE };
+    while !bootstrap.is_over() && killed.elapsed() < patience {
+        listen(&mut bootstrap, &mut last_words);
+    }
+    let ended_after = (bootstrap.is_over() && !over).then(|| killed.elapsed());
+    let exit = bootstrap.wait(Duration::ZERO).ok();
+    drop(bootstrap);
+    let mut left = Vec::new();
+    if how == Harm::Cut {
+        // The companion's own lease ends it.
+        thread::sleep(SILENCE_LIMIT);
+        host.heal()?;
+    }
+    for companion in companions {
+        companion.finish(&mut left);
+    }
+    left.extend(left_processes(scenario)?);
+    Ok(Try {
+        killed_after: Duration::from_millis(moment_ms),
+        ended_after,
+        exit,
+        last_words,
+        left_over: left.join("; "),
+    })
+}
+
+/// Takes what the bootstrap slice says, keeping the last line that is not the guest's.
+fn listen(bootstrap: &mut RemoteProcess, last_words: &mut String) {
+    if let Some(line) = bootstrap.next_line(POLL)
+        && line.stream == lab::Stream::Error
+        && !line.text.trim().is_empty()
+    {
+        *last_words = printable(&line.text);
+    }
+}
+
+/// Processes of the program that are still in a host.
+pub(crate) fn left_processes(scenario: &Scenario<'_>) -> Result<Vec<String>> {
+    // Processes that were just killed may take a moment to go.
+    thread::sleep(Duration::from_millis(500));
+    let mut left = Vec::new();
+    for host in scenario.lab.hosts() {
+        let look = Command::new(["pgrep", "-x", "tessera"]);
+        let (status, lines) = host.run(&look, Duration::from_secs(60))?;
+        if status.success() {
+            left.push(format!("{} processes left on host {}", lines.len(), host.number()));
+        }
+    }
+    Ok(left)
+}
+
+impl Try {
+    fn problem(&self, options: &KillOptions) -> Option<String> {
+        if options.how == Harm::Blink {
+            return self.exit.map(|exit| format!("the VM did not survive it: {exit}"));
+        }
+        let Some(after) = self.ended_after else {
+            return Some(match self.exit {
+                Some(exit) => format!("the VM was over before the kill, with {exit}"),
+                None => format!("the bootstrap slice did not end within {PATIENCE:?}"),
+            });
+        };
+        let lost = Some(ExitStatus::Code(options.exit_code));
+        let limit = if options.how == Harm::Cut { SILENCE_LIMIT } else { END_LIMIT };
+        if after > limit {
+            Some(format!("it took {after:.1?}, not {limit:?}"))
+        } else if self.exit != lost {
+            Some(format!("its exit status is not {}", options.exit_code))
+        } else if !self.left_over.is_empty() {
+            Some(self.left_over.clone())
+        } else {
+            None
+        }
+    }
+
+    fn tell(&self, problem: &Option<String>) -> String {
+        let verdict = problem.as_ref().map_or_else(|| "good".to_owned(), |p| format!("BAD: {p}"));
+        let ended = self.ended_after.map_or_else(|| "-".to_owned(), |d| format!("{d:.1?}"));
+        let exit = self.exit.map_or_else(|| "none".to_owned(), |exit| exit.to_string());
+        format!(
+            "{verdict} (killed after {:.1?}, ended {ended} later with {exit}: {})",
+            self.killed_after, self.last_words
+        )
+    }
+}

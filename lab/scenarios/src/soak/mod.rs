@@ -1,0 +1,7 @@
+//! A test of a VM again and again: boots, and deaths of slices, hosts and guests at random moments.
+
+pub mod boot;
+pub mod device;
+pub(crate) mod disks;
+pub mod guest;
+pub mod kill;

@@ -1,0 +1,175 @@
+//! What `demo` and `soak` can be told about the VM and its hosts.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use lab::{Config, Mode};
+
+use crate::vm::layout::Layout;
+
+/// Default memory of a VM.
+const MEMORY_MIB: u32 = 512;
+
+/// Default time limit of a VM, in seconds.
+const TIMEOUT: u64 = 1500;
+
+/// Where interrupts are handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "what is said of a variant becomes help text")]
+pub enum Interrupts {
+    Ghost,
+    Userspace,
+}
+
+impl Interrupts {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ghost => "ghost",
+            Self::Userspace => "userspace",
+        }
+    }
+}
+
+/// How the hosts of the scenario are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LabMode {
+    /// Namespaces where the processor has VMX or SVM, QEMU machines elsewhere
+    Auto,
+    /// A QEMU machine for each host
+    Machines,
+    /// Namespaces in one QEMU machine under -icount
+    Replay,
+    /// Namespaces of this machine
+    Namespaces,
+}
+
+/// What `demo` and `soak` can be told about the VM.
+#[derive(Args, Clone, Debug)]
+pub struct VmOptions {
+    /// Number of hosts; 2 unless --layout says otherwise
+    #[arg(long)]
+    pub(crate) hosts: Option<usize>,
+    /// vCPUs of each slice, as 2+1+0; one on each host unless given
+    #[arg(long)]
+    pub(crate) layout: Option<Layout>,
+    /// Memory of the VM in MiB, shared out evenly; 512, or a little more, unless given
+    #[arg(long)]
+    memory: Option<u32>,
+    /// Memory of each host in MiB (where hosts are machines)
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) host_memory: u32,
+    /// How hosts are made
+    #[arg(long, value_enum, default_value_t = LabMode::Auto)]
+    pub(crate) mode: LabMode,
+    /// Passed on to tessera: what carries frames between slices (tcp, rdma, shm, or several with commas); with rdma
+    /// the hosts get soft-RoCE
+    #[arg(long)]
+    pub(crate) transport: Option<String>,
+    /// Passed on to tessera: how kernel page-table pages are kept (auto, replicate, kernel, coherent)
+    #[arg(long)]
+    pub(crate) page_tables: Option<String>,
+    /// Passed on to tessera: what the guest's kernel is told about vCPUs of other hosts (spread, isolate, none)
+    #[arg(long)]
+    pub(crate) guest_preset: Option<String>,
+    /// Boot the packed kernel image and let it unpack itself, which takes long on emulated machines;
+    /// otherwise the ELF image inside it
+    #[arg(long)]
+    pub(crate) bzimage: bool,
+    /// Passed on to tessera: rate of the guest's clock; 0.1 on lab machines, none elsewhere
+    #[arg(long)]
+    pub(crate) guest_clock_rate: Option<String>,
+    /// Tests the guest runs: all, none, or names and name prefixes; all unless given (soak boot: some
+    /// that look for lost or reordered writes and for time going back)
+    #[arg(long)]
+    pub(crate) tests: Option<String>,
+    /// Scale of the iterations of the guest's tests
+    #[arg(long, default_value_t = 1)]
+    pub(crate) rounds: u32,
+    /// Stress runs after the tests, as forks:60,modules:60
+    #[arg(long)]
+    pub(crate) stress: Option<String>,
+    /// Most seconds the VM may run; 1500 unless given (with --distro 7200)
+    #[arg(long)]
+    pub(crate) timeout: Option<u64>,
+    /// Words added to the guest's command line
+    #[arg(long, default_value = "")]
+    pub(crate) cmdline: String,
+    /// Name of the lab
+    #[arg(long, default_value = "demo")]
+    pub(crate) name: String,
+    /// Use this tessera instead of building it
+    #[arg(long)]
+    pub(crate) program: Option<PathBuf>,
+    /// So many slices, the last of the layout, have devices and nothing else
+    #[arg(skip)]
+    pub(crate) device_slices: usize,
+    /// What companions lend
+    #[arg(skip)]
+    pub(crate) lend: Vec<String>,
+    /// More arguments for `tessera companion`
+    #[arg(skip)]
+    pub(crate) companion: Vec<String>,
+    /// More arguments for `tessera bootstrap`
+    #[arg(last = true)]
+    pub(crate) bootstrap: Vec<String>,
+}
+
+impl VmOptions {
+    /// The layout, with hosts and vCPUs agreed on.
+    pub(crate) fn layout(&self) -> Result<Layout> {
+        let layout = match (&self.layout, self.hosts) {
+            (Some(layout), Some(hosts)) => {
+                ensure!(
+                    layout.slices() == hosts,
+                    "--layout {layout} has {} slices, --hosts says {hosts}",
+                    layout.slices()
+                );
+                layout.clone()
+            }
+            (Some(layout), None) => layout.clone(),
+            (None, hosts) => Layout::even(hosts.unwrap_or(2))?,
+        };
+        let slices = u32::try_from(layout.slices())?;
+        if let Some(memory) = self.memory {
+            ensure!(
+                memory.is_multiple_of(2 * slices) && memory / slices >= 64,
+                "--memory {memory}: it must share out evenly over {slices} slices, an even number \
+                 of MiB, 64 or more, each"
+            );
+        }
+        Ok(layout)
+    }
+
+    /// Memory of each of so many slices, in MiB.
+    pub(crate) fn share(&self, slices: usize) -> u32 {
+        let slices = u32::try_from(slices).unwrap_or(u32::MAX).max(1);
+        self.memory.map_or_else(|| MEMORY_MIB.div_ceil(2 * slices) * 2, |memory| memory / slices)
+    }
+
+    /// Most seconds the VM may run.
+    pub(crate) fn timeout(&self) -> u64 {
+        self.timeout.unwrap_or(TIMEOUT)
+    }
+
+    /// True when the kernel's complaints decide too.
+    pub(crate) fn strict(&self) -> bool {
+        self.stress.is_some()
+    }
+
+    pub(crate) fn lab(&self, hosts: usize) -> Config {
+        Config {
+            name: self.name.clone(),
+            hosts,
+            memory_mib: self.host_memory,
+            rdma: self.transport.as_ref().is_some_and(|list| list.contains("rdma")),
+            mode: match self.mode {
+                LabMode::Auto => Mode::Auto,
+                LabMode::Machines => Mode::Machines,
+                LabMode::Replay => Mode::Replay,
+                LabMode::Namespaces => Mode::Namespaces,
+            },
+            ..Config::default()
+        }
+    }
+}
