@@ -89,6 +89,18 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Nothing found yet, on this machine, now.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            conditions: Conditions::now(),
+            rows: Vec::new(),
+            bars: Vec::new(),
+            shown: String::new(),
+        }
+    }
+
     /// The table as text.
     #[must_use]
     pub fn table(&self) -> String {

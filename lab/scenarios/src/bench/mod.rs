@@ -1,15 +1,20 @@
-//! Experiments over the hosts of a lab, most with a VM: every mode has its turn in each of several rounds.
+//! Experiments over the hosts of a lab, most with a VM. Each is a room with the same files:
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | what is compared and why; `run` |
+//! | `plan.rs` | the modes, and how much of each is measured |
+//! | `measure.rs` | one turn of a mode |
+//! | `tell.rs` | rows, ratios and bars out of all rounds |
+//!
+//! What they share is in `rig` (turns, medians, the end of a bench) and, for those with devices, in `devices`.
 
-mod client_link;
-mod device;
+mod devices;
 pub mod disk;
-mod disk_modes;
-mod fio;
 pub mod net;
 mod options;
-mod page_moves;
 pub mod programs;
-mod rounds;
+mod rig;
 pub mod transport;
 
 pub use options::BenchOptions;

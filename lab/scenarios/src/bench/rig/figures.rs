@@ -7,11 +7,11 @@ use outcome::Row;
 /// What was measured: of each case (an object, a job of fio) and mode a figure for each round, by column.
 /// A round without a figure has none in any column.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rounds<C: Ord, M: Ord> {
+pub(crate) struct Figures<C: Ord, M: Ord> {
     figures: BTreeMap<(C, M), BTreeMap<usize, Vec<f64>>>,
 }
 
-impl<C: Ord + Copy, M: Ord + Copy> Rounds<C, M> {
+impl<C: Ord + Copy, M: Ord + Copy> Figures<C, M> {
     pub(crate) fn new() -> Self {
         Self { figures: BTreeMap::new() }
     }
@@ -43,6 +43,21 @@ impl<C: Ord + Copy, M: Ord + Copy> Rounds<C, M> {
         median(ratios.collect())
     }
 
+    /// A row with the ratios of pairs of modes, each with its name, if there is one.
+    pub(crate) fn ratios(
+        &self,
+        name: String,
+        case: C,
+        pairs: &[(&str, M, M)],
+        column: usize,
+    ) -> Option<Row> {
+        let ratio = |(name, over, under): &(&str, M, M)| {
+            Some(((*name).to_owned(), self.ratio(case, *over, *under, column)?))
+        };
+        let figures: Vec<_> = pairs.iter().filter_map(ratio).collect();
+        (!figures.is_empty()).then_some(Row { name, figures })
+    }
+
     /// A row with the medians of a case and mode, if there is one.
     pub(crate) fn row(&self, name: String, case: C, mode: M, columns: &[&str]) -> Option<Row> {
         let figure = |(at, column): (usize, &&str)| {
@@ -51,6 +66,11 @@ impl<C: Ord + Copy, M: Ord + Copy> Rounds<C, M> {
         let figures: Vec<_> = columns.iter().enumerate().filter_map(figure).collect();
         (!figures.is_empty()).then_some(Row { name, figures })
     }
+}
+
+/// A count as a figure.
+pub(crate) fn count(number: u64) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
 /// The median; the mean of the middle two of an even number; none of nothing.
@@ -74,7 +94,7 @@ mod tests {
 
     #[test]
     fn ratio_is_of_figures_of_the_same_round() {
-        let mut rounds = Rounds::new();
+        let mut rounds = Figures::new();
         // The machine is ten times slower in the second round; the third has no figure of one mode.
         for (round, local, bypass) in [(0, 100.0, 50.0), (1, 10.0, 5.0), (3, 8.0, 0.0)] {
             rounds.add("1k", 'l', round, vec![local]);
@@ -86,5 +106,9 @@ mod tests {
         assert_eq!(rounds.ratio("1k", 'l', 'c', 0), None);
         assert_eq!(rounds.median("1k", 'l', 0), Some(55.0));
         assert!(rounds.row("x".into(), "1k", 'c', &["a"]).is_none());
+        let pairs = [("a", 'l', 'c'), ("b", 'l', 'b')];
+        let row = rounds.ratios("x".into(), "1k", &pairs, 0).unwrap();
+        assert_eq!(row.figures, [("b".to_owned(), 2.0)]);
+        assert!(rounds.ratios("x".into(), "1k", &pairs[..1], 0).is_none());
     }
 }

@@ -20,9 +20,10 @@ use anyhow::{Context, Result, bail, ensure};
 use lab::Command;
 use outcome::{Bar, Outcome, Row};
 
-use crate::bench::device::{Bed, Counters};
-use crate::bench::disk_modes::{Disks, Mode};
-use crate::bench::fio::{Measured, long_line};
+use super::fio::{Measured, long_line};
+use super::plan::{Disks, Mode};
+use crate::bench::devices::{Bed, Counters};
+use crate::bench::rig::count;
 
 /// What a long load does, in MiB.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +93,6 @@ impl Change {
 
     /// A row for each slice.
     fn rows(&self, name: &str, mib: f64) -> Vec<Row> {
-        let count = |count: u64| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
         (0..self.moves.len())
             .map(|slice| Row {
                 name: format!("{name}, slice {slice}"),
@@ -107,33 +107,37 @@ impl Change {
             })
             .collect()
     }
+
+    /// With delegated rings no page with rings or payload may move, at any slice.
+    fn bars(&self, mib: f64) -> Vec<Bar> {
+        let bar = |(slice, moves): (usize, &u64)| Bar {
+            what: format!(
+                "slice {slice}: moves of pages with rings or payload, in {mib:.0} MiB of bypassed traffic"
+            ),
+            found: count(*moves),
+            bound: 0.0,
+            at_most: true,
+        };
+        self.moves.iter().enumerate().map(bar).collect()
+    }
 }
 
 /// Looks at the idle VM, then at bypassed traffic of so many MiB, then at a little with coherent rings.
 pub(crate) fn measure(bed: &Bed<'_>, disks: &Disks, mib: u64, outcome: &mut Outcome) -> Result<()> {
     bed.guest.ssh(NO_PROBES).context("have udev leave the disks alone")?;
-    bed.progress.say("looking at an idle VM");
-    let (before, start) = (bed.counters()?, Instant::now());
+    bed.rig.say("looking at an idle VM");
+    let (before, start) = (Counters::of(bed)?, Instant::now());
     thread::sleep(IDLE);
-    let after = bed.counters()?;
+    let after = Counters::of(bed)?;
     outcome.rows.extend(Change::between(&before, &after, start.elapsed()).rows("idle", 0.0));
 
     let (change, passed) = traffic(bed, disks, Mode::Bypass, Amount::bypassed(mib))?;
     outcome.rows.extend(change.rows("bypassed traffic", passed));
-    for (slice, moves) in change.moves.iter().enumerate() {
-        outcome.bars.push(Bar {
-            what: format!(
-                "slice {slice}: moves of pages with rings or payload, in {passed:.0} MiB of bypassed traffic"
-            ),
-            found: f64::from(u32::try_from(*moves).unwrap_or(u32::MAX)),
-            bound: 0.0,
-            at_most: true,
-        });
-    }
+    outcome.bars.extend(change.bars(passed));
     match traffic(bed, disks, Mode::Coherent, Amount::COHERENT) {
         Ok((change, passed)) => outcome.rows.extend(change.rows("coherent traffic", passed)),
         Err(error) => {
-            bed.check()?;
+            bed.rig.check()?;
             outcome.conditions.notes.push(format!("coherent traffic: {error:#}"));
         }
     }
@@ -143,21 +147,21 @@ pub(crate) fn measure(bed: &Bed<'_>, disks: &Disks, mib: u64, outcome: &mut Outc
 /// What changed in the middle of a long load from the remote vCPU, and how many MiB that was.
 fn traffic(bed: &Bed<'_>, disks: &Disks, mode: Mode, amount: Amount) -> Result<(Change, f64)> {
     let mib = amount.all();
-    let process = bed.counters()?.first().context("no slice has counters")?.process;
+    let process = Counters::of(bed)?.first().context("no slice has counters")?.process;
     let from = passed(bed, process)?;
     let line = long_line(disks.of(mode), mode.cpu(), mib, REPORT);
     bed.guest.ssh(&line).with_context(|| format!("start a long load with {mode} rings"))?;
     reach(bed, process, from, amount.warm_up, mode)?;
-    bed.forget_device_pages(disks.device(mode)).context("set the marks of device pages anew")?;
+    Counters::forgetting(bed, disks.device(mode)).context("set the marks of device pages anew")?;
     let anew = passed(bed, process)?;
     reach(bed, process, anew, amount.warm_up, mode)?;
     let start = Instant::now();
     // The counters span the traffic that is counted, and a little more on either side.
-    let before = bed.counters()?;
+    let before = Counters::of(bed)?;
     let counted = passed(bed, process)?;
     reach(bed, process, counted, amount.counted, mode)?;
     let last = passed(bed, process)?;
-    let after = bed.counters()?;
+    let after = Counters::of(bed)?;
     let change = Change::between(&before, &after, start.elapsed());
     let all = passed(bed, process)? - from;
     ensure!(
@@ -193,8 +197,8 @@ fn reach(bed: &Bed<'_>, process: u32, from: u64, mib: u64, mode: Mode) -> Result
         if now >= mib {
             return Ok(());
         }
-        bed.check()?;
-        bed.progress.say_if_quiet(QUIET, || format!("{mode} traffic: {now} of {mib} MiB"));
+        bed.rig.check()?;
+        bed.rig.progress.say_if_quiet(QUIET, || format!("{mode} traffic: {now} of {mib} MiB"));
         if Instant::now() > until {
             bail!(
                 "{now} of {mib} MiB within {most:?}; a host's file system that is not asked directly \
@@ -212,7 +216,7 @@ fn end(bed: &Bed<'_>, mode: Mode) -> Result<()> {
     );
     let said = bed.guest.ssh_within(&line, Duration::from_secs(END_LIMIT + 300))?;
     let found = Measured::read(&said)?;
-    bed.progress.say(&format!(
+    bed.rig.say(&format!(
         "{mode} traffic: {} MiB in all, {:.2} MB/s by the guest's clock",
         found.bytes >> 20,
         found.bandwidth / 1e6
@@ -242,6 +246,40 @@ mod tests {
         assert_eq!((&change.moves[..], &change.all[..]), (&[0, 2][..], &[2, 0][..]));
         let rows = change.rows("x", 1.0);
         assert_eq!(rows[1].figures[2], ("moves of device pages".to_owned(), 2.0));
+    }
+
+    #[test]
+    fn one_move_of_a_page_with_rings_or_payload_misses_the_bar_of_its_slice() {
+        let frames = |moves| {
+            let mut slice = counters(moves, 10);
+            slice.memory.device_frame_page_moves = 100;
+            slice
+        };
+        let before = [counters(5, 10), counters(7, 10)];
+        // Headers and status may travel, and so may all other pages.
+        let after = [frames(5), frames(8)];
+        let bars = Change::between(&before, &after, Duration::from_secs(1)).bars(64.0);
+
+        assert_eq!(bars.iter().map(Bar::holds).collect::<Vec<_>>(), [true, false]);
+        assert!(bars[1].what.starts_with("slice 1: ") && bars[1].found == 1.0);
+        let many = Change::between(&[counters(0, 0)], &[counters(u64::MAX, 0)], Duration::ZERO);
+        assert!(!many.bars(1.0)[0].holds());
+    }
+
+    #[test]
+    fn counters_that_went_back_are_no_moves() {
+        let change = Change::between(&[counters(5, 9)], &[counters(3, 2)], Duration::ZERO);
+
+        assert_eq!((change.moves, change.all), (vec![0], vec![0]));
+    }
+
+    #[test]
+    fn long_load_goes_on_after_what_is_counted() {
+        for mib in [1, 64, 1024] {
+            let amount = Amount::bypassed(mib);
+            assert!(amount.all() >= 2 * amount.warm_up + mib + 16);
+            assert!(amount.rest * 8 >= mib);
+        }
     }
 
     #[test]

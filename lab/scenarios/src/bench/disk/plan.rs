@@ -1,10 +1,11 @@
-//! The disks of `./x bench disk`, and the vCPU that each mode uses them from.
+//! The disks of `./x bench disk`, the vCPU that each mode uses them from, and how much is measured.
 
 use std::fmt;
 
 use anyhow::{Context, Result};
 
-use crate::bench::device::{Bed, LOCAL_CPU, REMOTE_CPU};
+use super::fio::{Block, Job, Pattern};
+use crate::bench::devices::{Bed, LOCAL_CPU, REMOTE_CPU};
 
 /// Bytes of the scratch disks; the guest tells them apart by that.
 pub(crate) const DISKS: [u64; 2] = [256 << 20, 257 << 20];
@@ -60,5 +61,54 @@ impl Disks {
             disk.map(str::to_owned).with_context(|| format!("no disk of {bytes} bytes: {said}"))
         };
         Ok(Self([name(DISKS[0])?, name(DISKS[1])?]))
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) loads: &'static [(Block, Pattern)],
+    pub(crate) jobs: &'static [u16],
+    pub(crate) rounds: usize,
+    /// Of one load.
+    pub(crate) seconds: u32,
+    /// MiB of the look at pages that travel.
+    pub(crate) traffic: u64,
+}
+
+pub(crate) const QUICK: Plan = Plan {
+    loads: &[
+        (Block::Small, Pattern::RandRead),
+        (Block::Small, Pattern::RandWrite),
+        (Block::Large, Pattern::Read),
+        (Block::Large, Pattern::Write),
+    ],
+    jobs: &[1],
+    rounds: 1,
+    seconds: 6,
+    traffic: 64,
+};
+pub(crate) const FULL: Plan = Plan {
+    loads: &[
+        (Block::Small, Pattern::RandRead),
+        (Block::Small, Pattern::RandWrite),
+        (Block::Large, Pattern::Read),
+        (Block::Large, Pattern::Write),
+    ],
+    jobs: &[1, 2, 4, 8],
+    rounds: 3,
+    // Eight jobs of large requests have some seconds of them on their way.
+    seconds: 8,
+    traffic: 1024,
+};
+
+impl Plan {
+    /// Every load with every number of jobs.
+    pub(crate) fn loads(&self) -> impl Iterator<Item = Job> {
+        let jobs = self.jobs;
+        let each = move |(block, pattern): (Block, Pattern)| {
+            jobs.iter().map(move |&jobs| Job { block, pattern, jobs })
+        };
+        self.loads.iter().copied().flat_map(each)
     }
 }

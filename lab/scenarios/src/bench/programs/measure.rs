@@ -1,0 +1,125 @@
+//! One turn of a guest: a boot, and what it says of its loads.
+
+use anyhow::{Context, Result, ensure};
+use lab::Lab;
+
+use super::plan::{Guest, LOADS, Plan};
+use crate::bench::rig::{Figures, Rig, count};
+use crate::vm::VmOptions;
+use crate::vm::fault_classes::Classes;
+use crate::vm::guest_console::{GuestReport, Verdict};
+use crate::vm::layout::Layout;
+use crate::vm::scenario::{Prepared, Scenario};
+
+/// All guests in turns on the same hosts.
+#[derive(Debug)]
+pub(crate) struct Bench<'a> {
+    pub(crate) rig: &'a Rig,
+    pub(crate) options: &'a VmOptions,
+    pub(crate) layout: &'a Layout,
+    pub(crate) plan: Plan,
+    pub(crate) guests: Vec<Guest>,
+    pub(crate) prepared: &'a Prepared,
+    pub(crate) lab: &'a Lab,
+    /// Seconds by load and guest.
+    pub(crate) seconds: Figures<usize, usize>,
+    /// Faults of a whole run, by guest.
+    pub(crate) faults: Figures<(), usize>,
+    /// Seconds of the guests' clock for each second.
+    pub(crate) clock: f64,
+}
+
+impl Bench<'_> {
+    /// All rounds, until one fails.
+    pub(crate) fn measure(&mut self) -> Result<()> {
+        let all: Vec<_> = (0..self.guests.len()).collect();
+        let rig = self.rig;
+        rig.turns(self.plan.boots, &all, &mut |round, at| {
+            let name = self.guests[at].name.clone();
+            self.one(at, round).with_context(|| format!("{name}, round {}", round + 1))
+        })
+    }
+
+    /// Boots a guest and takes in what it says.
+    fn one(&mut self, at: usize, round: usize) -> Result<()> {
+        let guest = &self.guests[at];
+        let mut options = self.options.clone();
+        options.guest_preset.clone_from(&guest.preset);
+        options.bootstrap.extend(guest.bootstrap.iter().cloned());
+        options.cmdline = format!("{} {}", options.cmdline, guest.cmdline).trim_end().to_owned();
+        let alone = Layout::even(1)?;
+        let scenario = Scenario {
+            options: &options,
+            layout: if guest.borrows { self.layout } else { &alone },
+            prepared: self.prepared,
+            lab: self.lab,
+            interrupts: None,
+            progress: &self.rig.progress,
+            interrupted: &self.rig.interrupted,
+            loud: false,
+        };
+        self.clock = scenario.guest_clock()?;
+        let outcome = scenario.run()?;
+        ensure!(
+            outcome.problems.is_empty(),
+            "{}\n{}",
+            outcome.problems.join("; "),
+            outcome.tail.join("\n")
+        );
+        let faults = outcome.report.as_ref().and_then(Classes::of).map_or(0, Classes::all);
+        self.faults.add((), at, round, vec![count(faults)]);
+        let mut said = Vec::new();
+        for (load, (name, shown, _)) in LOADS.iter().enumerate() {
+            let found = seconds(&outcome.guest, name)?;
+            for (time, in_boot) in found.iter().zip(0..) {
+                self.seconds.add(load, at, round * self.plan.loads + in_boot, vec![*time]);
+            }
+            let found: Vec<_> = found.iter().map(|time| format!("{time:.3}")).collect();
+            said.push(format!("{shown} {}", found.join(" ")));
+        }
+        self.rig.say(&format!(
+            "round {} of {}, {}: {} guest seconds; {faults} faults",
+            round + 1,
+            self.plan.boots,
+            guest.name,
+            said.join(", ")
+        ));
+        Ok(())
+    }
+}
+
+/// Seconds of a load by the guest's clock, one for each round.
+fn seconds(guest: &GuestReport, load: &str) -> Result<Vec<f64>> {
+    let (verdict, detail) = guest
+        .tests
+        .get(&format!("programs-{load}"))
+        .with_context(|| format!("no time of {load}"))?;
+    ensure!(*verdict == Verdict::Pass, "{load}: {detail}");
+    let list =
+        detail.strip_prefix("ns=").with_context(|| format!("no time of {load}: {detail}"))?;
+    list.split(',')
+        .map(|word| {
+            let nanoseconds: f64 = word.parse().with_context(|| format!("{load}: {detail}"))?;
+            ensure!(nanoseconds > 0.0, "{load} took no time: {detail}");
+            Ok(nanoseconds / 1e9)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_the_guest_are_read_and_others_refused() {
+        let mut guest = GuestReport::default();
+        guest.take("TEST programs-task pass ns=400000000,500000000");
+        guest.take("TEST programs-boot fail no clock");
+        guest.take("TEST programs-jobs-1 pass ns=0");
+
+        assert_eq!(seconds(&guest, "task").unwrap(), [0.4, 0.5]);
+        assert!(seconds(&guest, "boot").unwrap_err().to_string().contains("no clock"));
+        assert!(seconds(&guest, "jobs-1").is_err());
+        assert!(seconds(&guest, "threads-2").is_err());
+    }
+}
