@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command as Process, ExitCode};
 
 use anyhow::{Context, Result, bail};
+use outcome::table;
 use scenarios::bench::{BenchOptions, disk, net, programs, transport};
 
 use crate::{arrows, workspace};
@@ -62,16 +63,17 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
 
 fn list(root: &Path) -> Result<ExitCode> {
     println!("experiments (./x bench NAME [--quick]); each compares");
-    for (name, what) in EXPERIMENTS {
-        println!("  {name:<9}{what}");
-    }
+    print!("{}", named(&EXPERIMENTS));
     println!("over two hosts of a lab (./x bench NAME [--quick] [-- OPTIONS OF THE VM]):");
-    for (name, what, _) in IN_A_LAB {
-        println!("  {name:<10}{what}");
-    }
+    print!("{}", named(&IN_A_LAB.map(|(name, what, _)| (name, what))));
     let names = arrows::benchmarks(root)?.join(", ");
     println!("benchmarks of cargo (./x bench {CARGO} [--quick] [-- ARGUMENTS]):\n  {names}");
     Ok(ExitCode::SUCCESS)
+}
+
+fn named(experiments: &[(&str, &str)]) -> String {
+    let row = |(name, what): &(&str, &str)| vec![format!("  {name}"), (*what).to_owned()];
+    table::text(&[], &experiments.iter().map(row).collect::<Vec<_>>(), 2)
 }
 
 fn benchmarks(root: &Path, options: &BenchOptions) -> Result<ExitCode> {

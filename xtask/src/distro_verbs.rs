@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Subcommand;
 use lab::distro;
+use outcome::table;
 use scenarios::Progress;
 use scenarios::distro::check::{self, CheckOptions};
 
@@ -23,16 +24,15 @@ pub(crate) fn run(verb: &DistroVerb) -> Result<ExitCode> {
     match verb {
         DistroVerb::Build => {
             let files = distro::distro(&|line| progress.say(line))?;
-            for (name, path) in [
-                ("disk", &files.image),
-                ("vmlinuz", &files.vmlinuz),
-                ("vmlinux", &files.vmlinux),
-                ("initrd", &files.initrd),
-                ("ssh key", &files.key),
-            ] {
-                println!("{name:<8} {}", path.display());
-            }
-            println!("cmdline  {}", distro::COMMAND_LINE);
+            let rows = [
+                ("disk", files.image.display().to_string()),
+                ("vmlinuz", files.vmlinuz.display().to_string()),
+                ("vmlinux", files.vmlinux.display().to_string()),
+                ("initrd", files.initrd.display().to_string()),
+                ("ssh key", files.key.display().to_string()),
+                ("cmdline", distro::COMMAND_LINE.to_owned()),
+            ];
+            print!("{}", table::text(&[], &rows.map(|(name, is)| vec![name.to_owned(), is]), 2));
         }
         DistroVerb::Check(options) => {
             let files = distro::distro(&|line| progress.say(line))?;

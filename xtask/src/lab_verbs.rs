@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use lab::{Command, Config, Disk, HostNumber, LabState, Mode, Stream, daemon};
+use outcome::table;
 use scenarios::links::rdma::{self, RdmaOptions};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -184,12 +185,16 @@ pub(crate) fn run(verb: LabVerb) -> Result<ExitCode> {
         }
         LabVerb::Kernel => {
             let kernel = lab::guest_kernel(&|line| eprintln!("lab: {line}"))?;
-            println!("version    {}", kernel.version);
-            println!("vmlinuz    {}", kernel.vmlinuz.display());
-            println!("vmlinux    {}", kernel.vmlinux.display());
-            println!("config     {}", kernel.config.display());
-            println!("System.map {}", kernel.system_map.display());
-            println!("modules    {}/lib/modules/{}", kernel.root.display(), kernel.version);
+            let modules = format!("{}/lib/modules/{}", kernel.root.display(), kernel.version);
+            let rows = [
+                ("version", kernel.version),
+                ("vmlinuz", kernel.vmlinuz.display().to_string()),
+                ("vmlinux", kernel.vmlinux.display().to_string()),
+                ("config", kernel.config.display().to_string()),
+                ("System.map", kernel.system_map.display().to_string()),
+                ("modules", modules),
+            ];
+            print!("{}", table::text(&[], &rows.map(|(name, is)| vec![name.to_owned(), is]), 2));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,8 @@
 //! What an experiment found: a table for people, JSON for programs, a picture.
 #![forbid(unsafe_code)]
 
+pub mod table;
+
 use anyhow::{Context, Result};
 use plotters::prelude::*;
 use serde::Serialize;
@@ -112,12 +114,8 @@ impl Outcome {
         for note in &conditions.notes {
             text.push_str(&format!("  {note}\n"));
         }
-        let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
-        for row in &self.rows {
-            text.push_str(&format!("  {:<width$}", row.name));
-            for (column, value) in &row.figures {
-                text.push_str(&format!("  {column} {value:>10.2}"));
-            }
+        for line in tables(&self.rows).lines() {
+            text.push_str(format!("  {line}").trim_end());
             text.push('\n');
         }
         for bar in &self.bars {
@@ -188,6 +186,39 @@ impl Outcome {
     }
 }
 
+/// A table for all rows that have columns in common, in the order in which they come.
+fn tables(rows: &[Row]) -> String {
+    let mut groups: Vec<(Vec<&str>, Vec<&Row>)> = Vec::new();
+    for row in rows {
+        let columns = row.figures.iter().map(|(column, _)| column.as_str());
+        let common = |(known, _): &&mut (Vec<&str>, Vec<&Row>)| {
+            columns.clone().any(|column| known.contains(&column))
+        };
+        match groups.iter_mut().find(common) {
+            Some((known, members)) => {
+                let new: Vec<_> = columns.filter(|column| !known.contains(column)).collect();
+                known.extend(new);
+                members.push(row);
+            }
+            None => groups.push((columns.collect(), vec![row])),
+        }
+    }
+    groups.iter().map(|(columns, rows)| one(columns, rows)).collect::<Vec<_>>().join("\n")
+}
+
+fn one(columns: &[&str], rows: &[&Row]) -> String {
+    let header = [&[""][..], columns].concat();
+    let figure = |row: &Row, column: &str| {
+        let found = row.figures.iter().find(|(name, _)| name == column);
+        found.map_or_else(String::new, |(_, value)| format!("{value:.2}"))
+    };
+    let line = |row: &&Row| {
+        let figures = columns.iter().map(|column| figure(row, column));
+        [row.name.clone()].into_iter().chain(figures).collect()
+    };
+    table::text(&header, &rows.iter().map(line).collect::<Vec<_>>(), 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,6 +238,25 @@ mod tests {
         assert!(outcome(1.2).table().contains("met: ratio: 1.200 <= 1.250"));
         assert!(outcome(1.3).table().contains("MISSED: ratio: 1.300 <= 1.250"));
         assert!(outcome(1.2).holds() && !outcome(1.3).holds());
+    }
+
+    #[test]
+    fn rows_with_columns_in_common_share_a_table() {
+        let row = |name: &str, figures: &[(&str, f64)]| Row {
+            name: name.into(),
+            figures: figures.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+        };
+        let rows = [
+            row("local", &[("MB/s", 100.0), ("p50", 1.5)]),
+            row("share", &[("ratio", 0.5)]),
+            row("bypass", &[("MB/s", 50.0), ("p99", 9.0)]),
+        ];
+
+        assert_eq!(
+            tables(&rows),
+            "          MB/s   p50   p99\nlocal   100.00  1.50\nbypass   50.00        9.00\n\n       \
+             ratio\nshare   0.50\n"
+        );
     }
 
     #[test]

@@ -1,14 +1,6 @@
-//! What happens in each round of `soak chaos`, drawn from a seed, and what is a good end of it.
+//! What happens in each round of `soak chaos`, drawn from a seed.
 
 use std::time::Duration;
-
-use anyhow::{Result, ensure};
-use lab::ExitStatus;
-
-/// After the lease, a slice has so long to end.
-pub(crate) const END_LIMIT: Duration = Duration::from_secs(5);
-/// What `tessera` exits with when a slice is lost.
-const LOST: ExitStatus = ExitStatus::Code(5);
 
 /// What happens to a VM of two slices. The victim is a slice, its host, or its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,41 +109,6 @@ fn mix(seed: u64, cycle: u64, place: u64) -> u64 {
     base ^ cycle.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place.wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// How a slice ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
-    /// Since the harm; for a victim that was frozen, since it was woken.
-    pub(crate) after: Duration,
-    pub(crate) exit: ExitStatus,
-    /// The last line of its standard error.
-    pub(crate) said: String,
-}
-
-/// Judges the end of a slice that was not killed. The other slice, `lost`, is the cause.
-///
-/// # Errors
-/// A wrong status, a wrong cause, or an end that came late.
-pub(crate) fn judge_end(ended: &Ended, lost: usize, limit: Duration) -> Result<()> {
-    let Ended { after, exit, said } = ended;
-    ensure!(*exit == LOST, "it ended with {exit}: {said}");
-    let cause = format!("slice{lost} is lost");
-    ensure!(said.contains(&cause), "it does not say that {cause}: {said}");
-    ensure!(*after <= limit, "it took {after:.1?}, not {limit:.1?}");
-    Ok(())
-}
-
-/// Judges the end of a slice that was frozen for longer than its lease, and woken.
-///
-/// # Errors
-/// As [`judge_end`]; but it may also find its own lease over before it looks at the other slice.
-pub(crate) fn judge_woken(ended: &Ended, lost: usize, limit: Duration) -> Result<()> {
-    let stood_still = ended.said.contains("it stood still for its lease");
-    if stood_still && ended.exit == ExitStatus::Code(6) && ended.after <= limit {
-        return Ok(());
-    }
-    judge_end(ended, lost, limit)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,25 +135,5 @@ mod tests {
         let rounds = |seed| (0..20).map(|number| Round::draw(seed, number)).collect::<Vec<_>>();
         assert_eq!(rounds(7), rounds(7));
         assert_ne!(rounds(7), rounds(8));
-    }
-
-    #[test]
-    fn end_is_good_with_the_right_status_cause_and_time_only() {
-        let limit = Duration::from_secs(8);
-        let good = Ended {
-            after: Duration::from_secs(7),
-            exit: LOST,
-            said: "tessera: slice1 is lost: silent for 3.0 s".into(),
-        };
-        assert!(judge_end(&good, 1, limit).is_ok());
-        assert!(judge_end(&good, 0, limit).is_err());
-        assert!(judge_end(&Ended { after: limit * 2, ..good.clone() }, 1, limit).is_err());
-        assert!(judge_woken(&good, 1, limit).is_ok());
-        let still =
-            "slice0 cannot go on: it stood still for its lease: the others have given it up";
-        let still = Ended { exit: ExitStatus::Code(6), said: still.into(), ..good.clone() };
-        assert!(judge_woken(&still, 1, limit).is_ok() && judge_end(&still, 1, limit).is_err());
-        assert!(judge_woken(&Ended { exit: LOST, ..still }, 1, limit).is_err());
-        assert!(judge_end(&Ended { exit: ExitStatus::Code(6), ..good }, 1, limit).is_err());
     }
 }

@@ -2,33 +2,28 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use lab::{Command, ExitStatus, Host, HostNumber};
+use anyhow::{Context, Result, ensure};
+use lab::HostNumber;
 
+use crate::chaos::judge::{
+    END_LIMIT, Ended, judge_end, judge_full_disk, judge_returned, judge_run_away, judge_stopped,
+    judge_woken,
+};
 use crate::chaos::net::{self, NetLoad};
-use crate::chaos::plan::{END_LIMIT, Ended, Harm, Round, judge_end, judge_woken};
+use crate::chaos::plan::{Harm, Round};
 use crate::soak::disks::{Disks, Told, WRITERS, Writing};
-use crate::soak::guest::judge;
-use crate::soak::kill::left_processes;
+use crate::soak::judge::judge_disks;
+use crate::soak::leftovers::left_processes;
 use crate::vm::VmOptions;
 use crate::vm::companion::Companion;
 use crate::vm::scenario::Scenario;
 
 /// The lease of the VM, which is tessera's default.
 const LEASE: Duration = Duration::from_secs(3);
-/// A pause that a lease of three seconds survives.
-const PAUSE: Duration = Duration::from_secs(1);
-/// Of delayed frames, a full disk, and a console that nobody reads.
-const WHILE: Duration = Duration::from_secs(20);
 /// Long enough to tell slow from stuck, also on emulated hosts.
 const PATIENCE: Duration = Duration::from_secs(120);
-const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// Lateness of frames.
-const DELAY: &str = "40ms";
 /// Bytes that a writer prints with each batch to fill a console.
 const TALK: usize = 2000;
-/// Where a disk lies that gets full: a file system of 2.2 MiB for an image of 2 MiB.
-const SMALL: &str = "/run/tessera-chaos";
 
 /// A round that is about to be run.
 pub(crate) struct Chaos<'a> {
@@ -78,14 +73,12 @@ impl Chaos<'_> {
         let told = result?;
         undone?;
         let returned = returned?;
-        let quiet = self.round.harm != Harm::ClockRunAway && returned.contains(&0);
-        ensure!(!quiet, "no datagram came back from a vCPU: {returned:?}");
+        judge_returned(self.round.harm, returned)?;
         let left = left_processes(&scenario)?;
         ensure!(left.is_empty(), "{}", left.join("; "));
-        let said = judge(&scenario, u64::from(self.run), (self.owner, &self.disks), &told.0, true)?;
-        if self.round.harm == Harm::FullDisk {
-            self.shell(self.owner, &format!("umount {SMALL}"))?;
-        }
+        let said =
+            judge_disks(&scenario, u64::from(self.run), (self.owner, &self.disks), &told.0, true)?;
+        self.unmake_disks()?;
         Ok(format!("{}; told: {}; echoed: {returned:?}; {said}", told.1, told.0))
     }
 
@@ -134,9 +127,9 @@ impl Chaos<'_> {
         let asked = Instant::now();
         ensure!(vm.wait_over(PATIENCE)?, "SIGTERM does not end it: {}", vm.words.join("; "));
         let exit = vm.bootstrap.wait(Duration::ZERO)?;
-        ensure!(exit.success(), "stopped, it ended with {exit}: {}", vm.words.join("; "));
+        judge_stopped("the slice that was asked", exit, &vm.words.join("; "))?;
         let ended = self.companion_end(companion, asked)?;
-        ensure!(ended.exit.success(), "the companion ended with {}: {}", ended.exit, ended.said);
+        judge_stopped("the companion", ended.exit, &ended.said)?;
         let mut problems = Vec::new();
         vm.scenario.read_report(&mut problems)?;
         ensure!(problems.is_empty(), "{}", problems.join("; "));
@@ -186,10 +179,9 @@ impl Chaos<'_> {
         ensure!(vm.wait_over(PATIENCE)?, "it goes on: {}", vm.words.join("; "));
         let exit = vm.bootstrap.wait(Duration::ZERO)?;
         let said = vm.words.last().cloned().unwrap_or_default();
-        ensure!(exit == ExitStatus::Code(6), "it ended with {exit}: {said}");
-        ensure!(said.contains("the guest clock of slice1"), "it does not say why: {said}");
+        judge_run_away(exit, &said)?;
         let ended = self.companion_end(companion, began)?;
-        ensure!(ended.exit.success(), "the companion ended with {}: {}", ended.exit, ended.said);
+        judge_stopped("the companion", ended.exit, &ended.said)?;
         let mut problems = Vec::new();
         scenario.read_report(&mut problems)?;
         ensure!(problems.is_empty(), "{}", problems.join("; "));
@@ -206,71 +198,6 @@ impl Chaos<'_> {
             .context("the slice that was woken")?;
         ensure!(self.digest()? == before, "the slice that was woken has written to a disk");
         Ok(ended)
-    }
-
-    fn harm(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<()> {
-        let victim = self.host(self.round.victim)?;
-        match self.round.harm {
-            Harm::Kill => self.signal(vm, companion, "KILL"),
-            Harm::Freeze => self.signal(vm, companion, "STOP"),
-            Harm::Pause => {
-                self.signal(vm, companion, "STOP")?;
-                listen_for(vm, PAUSE)?;
-                self.signal(vm, companion, "CONT")
-            }
-            Harm::Cut => victim.cut(),
-            Harm::Blink => {
-                victim.cut()?;
-                listen_for(vm, PAUSE)?;
-                victim.heal()
-            }
-            Harm::Mute => self.line(&victim, "loss 100%"),
-            Harm::Delay => {
-                self.line(&victim, &format!("delay {DELAY}"))?;
-                listen_for(vm, WHILE)
-            }
-            // It is so from the start.
-            Harm::ClockDrift | Harm::ClockRunAway => Ok(()),
-            Harm::FullDisk => {
-                let fill = format!("dd if=/dev/zero of={SMALL}/filler bs=64k 2>/dev/null; true");
-                self.shell(self.owner, &fill)
-            }
-            Harm::StalledConsole => {
-                self.shell(self.host(0)?.number(), "pkill -STOP -x cat")?;
-                listen_for(vm, WHILE)
-            }
-        }
-    }
-
-    /// Takes back what lasts; what was not done may be taken back as well.
-    fn undo(&self) -> Result<()> {
-        match self.round.harm {
-            Harm::Cut => self.host(self.round.victim)?.heal(),
-            Harm::Mute | Harm::Delay => {
-                let host = self.host(self.round.victim)?;
-                self.shell(host.number(), "tc qdisc del dev eth0 root 2>/dev/null; true")
-            }
-            Harm::StalledConsole => self.shell(self.host(0)?.number(), "pkill -CONT -x cat; true"),
-            _ => Ok(()),
-        }
-    }
-
-    /// Something that happens to every frame that a host sends.
-    fn line(&self, host: &Host<'_>, what: &str) -> Result<()> {
-        self.shell(host.number(), &format!("tc qdisc replace dev eth0 root netem {what}"))
-    }
-
-    fn signal(&self, vm: &Writing<'_>, companion: &Companion, name: &str) -> Result<()> {
-        let number = match name {
-            "KILL" => signal_hook::consts::SIGKILL,
-            "STOP" => signal_hook::consts::SIGSTOP,
-            "CONT" => signal_hook::consts::SIGCONT,
-            _ => bail!("no signal {name}"),
-        };
-        match self.round.victim {
-            0 => vm.bootstrap.handle().signal(number),
-            _ => companion.signal(number),
-        }
     }
 
     /// Waits for the end of a slice.
@@ -326,52 +253,7 @@ impl Chaos<'_> {
             ensure!(Instant::now() < until, "the writers see no error: {:?}", vm.errors);
             vm.listen()?;
         }
-        let wrong = vm.errors.iter().find(|line| !line.contains("(os error 5)"));
-        ensure!(wrong.is_none(), "not an I/O error: {wrong:?}");
-        let logged = vm.words.iter().any(|line| line.contains("os error 28"));
-        ensure!(logged, "the log does not say that the disk is full: {}", vm.words.join("; "));
+        judge_full_disk(&vm.errors, &vm.words)?;
         Ok("both writers had an I/O error, and the log says why".to_owned())
     }
-
-    /// All zeros at the start of each life; on a file system that can be filled if it is about that.
-    fn make_disks(&mut self) -> Result<()> {
-        if self.round.harm == Harm::FullDisk {
-            self.shell(
-                self.owner,
-                &format!(
-                    "set -e; mkdir -p {SMALL}; umount {SMALL} 2>/dev/null || true; \
-                     mount -t tmpfs -o size=2200k tmpfs {SMALL}; truncate -s 2M {SMALL}/raw"
-                ),
-            )?;
-            self.disks.raw = format!("{SMALL}/raw");
-            return Ok(());
-        }
-        let raw = &self.disks.raw;
-        self.shell(
-            self.owner,
-            &format!("dd if=/dev/zero of={raw} bs=1M count=2 conv=fsync,notrunc"),
-        )
-    }
-
-    /// Of both disks, as their host sees them.
-    fn digest(&self) -> Result<String> {
-        let words = ["sha256sum", &self.disks.raw, &self.disks.files];
-        self.scenario.lab.host(self.owner)?.output(&Command::new(words), COMMAND_LIMIT)
-    }
-
-    fn shell(&self, host: HostNumber, line: &str) -> Result<()> {
-        self.scenario.lab.host(host)?.output(&Command::shell(line), COMMAND_LIMIT).map(drop)
-    }
-
-    fn host(&self, slice: usize) -> Result<Host<'_>> {
-        self.scenario.lab.host(HostNumber::new(slice + 1)?)
-    }
-}
-
-fn listen_for(vm: &mut Writing<'_>, time: Duration) -> Result<()> {
-    let until = Instant::now() + time;
-    while Instant::now() < until {
-        vm.listen()?;
-    }
-    Ok(())
 }

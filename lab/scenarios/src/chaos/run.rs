@@ -21,8 +21,9 @@ use crate::chaos::round::Chaos;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::soak::disks::{Disks, Images, WRITERS};
-use crate::soak::kill::random;
-use crate::vm::scenario::{self, Scenario};
+use crate::soak::moments::random;
+use crate::vm::prepare;
+use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
 
 /// What `./x soak chaos` takes.
@@ -59,12 +60,12 @@ pub fn run(options: &ChaosOptions) -> Result<ExitCode> {
         layout.slices() == 2 && layout.all() == u32::try_from(WRITERS)?,
         "--layout {layout}: chaos is about two slices with a vCPU each"
     );
-    let prepared = scenario::prepare(&options.vm, &progress)?;
+    let prepared = prepare::prepare(&options.vm, &progress)?;
     let images = Images::make(&options.vm.name, None)?;
     let owners = [HostNumber::new(1)?, HostNumber::new(2)?];
     let hosts = || {
         let disks = owners.iter().flat_map(|owner| images.disks(*owner)).collect();
-        scenario::hosts_with_disks(&options.vm, &layout, disks, &progress)
+        prepare::hosts_with_disks(&options.vm, &layout, disks, &progress)
     };
     let seed = options.seed.unwrap_or_else(|| random(u64::MAX));
     progress.say(&format!("seed {seed}"));

@@ -17,7 +17,8 @@ use crate::distro::visit;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::vm::attend::Attendant;
-use crate::vm::scenario::{self, Prepared, Scenario};
+use crate::vm::prepare::{self, Prepared};
+use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions, distro, summary};
 
 /// What is shown, and how.
@@ -50,14 +51,14 @@ impl Demo {
         let layout = self.vm.layout()?;
         progress.say(&format!("substrate: {}; layout {layout}", lab::substrate()));
         let (prepared, lab) = if self.distro {
-            let prepared = scenario::prepare_distro(&self.vm, progress)?;
+            let prepared = prepare::prepare_distro(&self.vm, progress)?;
             let distro = prepared.distro.as_ref().context("the system that was just built")?;
             let disks = distro::disks(distro, self.keep_disk)?;
-            let lab = scenario::hosts_with_disks(&self.vm, &layout, disks, progress)?;
+            let lab = prepare::hosts_with_disks(&self.vm, &layout, disks, progress)?;
             (prepared, Arc::new(lab))
         } else {
-            let prepared = scenario::prepare(&self.vm, progress)?;
-            (prepared, Arc::new(scenario::hosts(&self.vm, &layout, progress)?))
+            let prepared = prepare::prepare(&self.vm, progress)?;
+            (prepared, Arc::new(prepare::hosts(&self.vm, &layout, progress)?))
         };
         let attendant = Attendant::of(&lab, &interrupted);
         let name = &self.vm.name;

@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use guest_tests::records::{RECORD_BYTES, REGION_BYTES, Writer};
 
-use crate::judge::fio_verify;
+use super::fio_verify;
+use super::last::Last;
 
 /// Blocks changed by the journal's replay, and nothing else (e2fsck(8), exit code).
 const REPLAYED: i32 = 1;
@@ -50,32 +51,23 @@ pub struct JudgeOptions {
     in_files: Vec<Last>,
 }
 
-/// The last that was acknowledged, if any was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Last(pub(crate) Option<u64>);
-
-impl std::str::FromStr for Last {
-    type Err = std::num::ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "-" { Ok(Self(None)) } else { text.parse().map(Some).map(Self) }
-    }
-}
-
-impl std::fmt::Display for Last {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(number) => number.fmt(f),
-            None => f.write_str("-"),
-        }
-    }
-}
-
 /// Judges the disks and prints what was found.
 ///
 /// # Errors
 /// What was flushed is not there, or a disk cannot be read.
 pub fn run(options: &JudgeOptions) -> Result<ExitCode> {
+    let mut said = judge_raw(options)?;
+    check_file_system(&options.files)?;
+    said.extend(judge_all_files(options)?);
+    if let Some(disk) = &options.fio {
+        said.push(format!("{FIO}{}", fio_verify::check(disk)?));
+    }
+    println!("{}", said.join("; "));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Judges the region of each writer on the raw disk.
+fn judge_raw(options: &JudgeOptions) -> Result<Vec<String>> {
     let mut said = Vec::new();
     for (number, last) in (0..).zip(&options.records) {
         let writer = Writer { run: options.run, number };
@@ -91,26 +83,34 @@ pub fn run(options: &JudgeOptions) -> Result<ExitCode> {
             said.push(format!("{sectors} sectors of records, all old or new"));
         }
     }
-    let disk = &options.files;
+    Ok(said)
+}
+
+/// Replays the journal; after that nothing may be wrong any more.
+fn check_file_system(disk: &Path) -> Result<()> {
     match program("e2fsck", &["-y", "-E", "journal_only"], disk)? {
-        (Some(0 | REPLAYED), _) => {}
+        // Of a journal that is broken e2fsck asks first, and then mends everything else too.
+        (Some(0 | REPLAYED), text) if !text.contains("? yes") => {}
         (code, text) => bail!("the journal is not replayed ({code:?}): {text}"),
     }
     let (code, text) = program("e2fsck", &["-f", "-n"], disk)?;
     ensure!(code == Some(0), "the file system is broken ({code:?}): {text}");
+    Ok(())
+}
+
+/// Judges the files of each writer in the file system.
+fn judge_all_files(options: &JudgeOptions) -> Result<Vec<String>> {
+    let mut said = Vec::new();
     for (number, last) in (0..).zip(&options.in_files) {
         let writer = Writer { run: options.run, number };
         let folder = format!("/run-{}-{number}", options.run);
-        let (log, current) = (take(disk, &folder, "log")?, take(disk, &folder, "current")?);
+        let (log, current) =
+            (take(&options.files, &folder, "log")?, take(&options.files, &folder, "current")?);
         let kept = judge_files(writer, &log, &current, last.0)
             .with_context(|| format!("files of writer {number}"))?;
         said.push(format!("files of writer {number}: acknowledged {last}, {kept} in the log"));
     }
-    if let Some(disk) = &options.fio {
-        said.push(format!("{FIO}{}", fio_verify::check(disk)?));
-    }
-    println!("{}", said.join("; "));
-    Ok(ExitCode::SUCCESS)
+    Ok(said)
 }
 
 /// Judges a log, to which a record was added and then synced, and a file that was replaced by a synced one.
@@ -161,6 +161,8 @@ fn take(disk: &Path, folder: &str, name: &str) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use guest_tests::records::slot;
+
     use super::*;
 
     const WRITER: Writer = Writer { run: 1, number: 0 };
@@ -182,11 +184,108 @@ mod tests {
         assert!(judge(&[], &[0; RECORD_BYTES], None).is_err());
     }
 
-    #[test]
-    fn last_is_read_and_written_alike() {
-        for text in ["-", "0", "17"] {
-            assert_eq!(text.parse::<Last>().unwrap().to_string(), text);
+    /// Disks of a life in which writer 0 was told of record 15, on the raw disk and in files.
+    struct Life {
+        folder: PathBuf,
+        options: JudgeOptions,
+    }
+
+    impl Life {
+        fn new(name: &str) -> Self {
+            let folder =
+                std::env::temp_dir().join(format!("tessera-judge-{name}-{}", std::process::id()));
+            let files = folder.join("tree/run-1-0");
+            fs::create_dir_all(&files).unwrap();
+            fs::write(folder.join("raw"), vec![0; REGION_BYTES]).unwrap();
+            fs::write(files.join("log"), log(16)).unwrap();
+            fs::write(files.join("current"), WRITER.record(15)).unwrap();
+            let made = Process::new("mke2fs")
+                .args(["-q", "-t", "ext4", "-d"])
+                .arg(folder.join("tree"))
+                .arg(folder.join("ext4"))
+                .arg("4M")
+                .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+                .status()
+                .unwrap();
+            assert!(made.success());
+            let options = JudgeOptions {
+                run: WRITER.run,
+                raw: folder.join("raw"),
+                files: folder.join("ext4"),
+                from_zeros: true,
+                fio: None,
+                records: vec![Last(Some(15))],
+                in_files: vec![Last(Some(15))],
+            };
+            let life = Self { folder, options };
+            (0..16).for_each(|number| life.write(&WRITER.record(number), number));
+            life
         }
-        assert!("x".parse::<Last>().is_err());
+
+        /// Writes to the place of a record on the raw disk.
+        fn write(&self, bytes: &[u8], number: u64) {
+            let disk = File::options().write(true).open(&self.options.raw).unwrap();
+            disk.write_all_at(bytes, (slot(number) * RECORD_BYTES) as u64).unwrap();
+        }
+
+        fn error(&self) -> String {
+            format!("{:#}", run(&self.options).unwrap_err())
+        }
+    }
+
+    impl Drop for Life {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.folder).unwrap();
+        }
+    }
+
+    #[test]
+    fn disks_with_all_that_was_told_are_good() {
+        let life = Life::new("good");
+
+        assert_eq!(run(&life.options).unwrap(), ExitCode::SUCCESS);
+        let said = [judge_raw(&life.options).unwrap(), judge_all_files(&life.options).unwrap()];
+        assert_eq!(
+            said.concat(),
+            [
+                "writer 0: acknowledged 15, 16 checked",
+                "128 sectors of records, all old or new",
+                "files of writer 0: acknowledged 15, 16 in the log"
+            ]
+        );
+    }
+
+    #[test]
+    fn record_that_is_lost_or_torn_on_the_raw_disk_is_found() {
+        let mut life = Life::new("raw");
+        life.options.records = vec![Last(Some(16))];
+        assert!(life.error().contains("writer 0"));
+        life.options.records = vec![Last(Some(15))];
+        // Half of a record that was flushed is from before.
+        life.write(&[0; RECORD_BYTES / 2], 3);
+        assert!(life.error().contains("writer 0"));
+        // A sector of one that was not flushed is neither old nor new.
+        life.write(&WRITER.record(3), 3);
+        life.write(&[7; 512], 100);
+        assert!(life.error().contains("neither old nor new"));
+        life.options.from_zeros = false;
+        assert_eq!(run(&life.options).unwrap(), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn lost_files_and_a_broken_file_system_are_found() {
+        let mut life = Life::new("files");
+        life.options.in_files = vec![Last(Some(16))];
+        assert!(life.error().contains("files of writer 0"));
+        life.options.in_files = vec![Last(Some(15)), Last(Some(0))];
+        assert!(life.error().contains("files of writer 1"));
+        life.options.in_files.clear();
+        assert_eq!(run(&life.options).unwrap(), ExitCode::SUCCESS);
+        let debugfs = |request| program("debugfs", &["-w", "-R", request], &life.options.files);
+        assert_eq!(debugfs("clri /run-1-0/log").unwrap().0, Some(0));
+        assert!(life.error().contains("the file system is broken"));
+        // Inode 8 is the journal.
+        assert_eq!(debugfs("clri <8>").unwrap().0, Some(0));
+        assert!(life.error().contains("the journal is not replayed"));
     }
 }

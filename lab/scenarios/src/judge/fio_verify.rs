@@ -78,4 +78,17 @@ mod tests {
         assert_eq!(check(&path).unwrap(), whole);
         std::fs::remove_file(&path).unwrap();
     }
+
+    #[test]
+    fn block_that_fio_writes_anew_changes_the_digest_and_a_shorter_disk_is_refused() {
+        let path = std::env::temp_dir().join(format!("tessera-anew-{}", std::process::id()));
+        fill(&path).unwrap();
+        let before = check(&path).unwrap();
+        fio(&path, &["--rw=write", "--do_verify=0", "--randseed=7", "--io_size=64k"]).unwrap();
+        assert_ne!(check(&path).unwrap(), before);
+        File::options().write(true).open(&path).unwrap().set_len(BYTES / 2).unwrap();
+        assert!(check(&path).is_err());
+        // fio may have removed what is too short for it.
+        drop(std::fs::remove_file(&path));
+    }
 }

@@ -2,3 +2,4 @@
 
 pub mod disks;
 pub(crate) mod fio_verify;
+pub(crate) mod last;

@@ -154,4 +154,15 @@ mod tests {
         assert_eq!(trips_in(said, Duration::from_secs(2)), Some(2000));
         assert_eq!(trips_in("connected | ", Duration::from_secs(2)), None);
     }
+
+    #[test]
+    fn loss_must_be_named_and_in_time() {
+        let end = |good, said: &str, after| lost(&End { good, said: said.to_owned(), after });
+        let said = "connected | the server has gone: slice1 is silent | ";
+
+        assert!(end(false, said, LOSS / 2));
+        assert!(!end(true, said, LOSS / 2));
+        assert!(!end(false, said, LOSS));
+        assert!(!end(false, "the server has gone: slice0", LOSS / 2));
+    }
 }

@@ -15,8 +15,10 @@ use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::vm::fault_classes::Classes;
 use crate::vm::guest_console::Verdict;
+use crate::vm::judge::Outcome;
 use crate::vm::layout::Layout;
-use crate::vm::scenario::{self, Outcome, Prepared, Scenario};
+use crate::vm::prepare::{self, Prepared};
+use crate::vm::scenario::Scenario;
 use crate::vm::summary;
 use crate::vm::{Interrupts, VmOptions};
 
@@ -77,7 +79,7 @@ impl Soak {
         let layout = options.vm.layout()?;
         progress.say(&format!("substrate: {}; layout {layout}", lab::substrate()));
         Ok(Self {
-            prepared: scenario::prepare(&options.vm, &progress)?,
+            prepared: prepare::prepare(&options.vm, &progress)?,
             options,
             interrupted: Interrupted::listen()?,
             layout,
@@ -121,7 +123,7 @@ impl Soak {
     fn one(&mut self, back_end: Interrupts, number: u32) -> Result<bool> {
         let lab = match self.lab.take() {
             Some(lab) => lab,
-            None => scenario::hosts(&self.options.vm, &self.layout, &self.progress)?,
+            None => prepare::hosts(&self.options.vm, &self.layout, &self.progress)?,
         };
         let scenario = Scenario {
             options: &self.options.vm,

@@ -17,8 +17,9 @@ use serde_json::Value;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::soak::disks::{Disks, Images, WRITERS, Writing};
-use crate::soak::kill::random;
-use crate::vm::scenario::{self, Scenario};
+use crate::soak::moments::random;
+use crate::vm::prepare;
+use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
 
 const LAYOUT: &str = "1+1+0";
@@ -58,10 +59,10 @@ pub fn run(options: &DeviceOptions) -> Result<ExitCode> {
     vm.device_slices = 1;
     let layout = vm.layout()?;
     ensure!(layout.to_string() == LAYOUT, "--layout {layout}: this is about {LAYOUT}");
-    let prepared = scenario::prepare(&vm, &progress)?;
+    let prepared = prepare::prepare(&vm, &progress)?;
     let images = Images::make(&vm.name, None)?;
     let host = HostNumber::new(VICTIM + 1)?;
-    let lab = scenario::hosts_with_disks(&vm, &layout, images.disks(host), &progress)?;
+    let lab = prepare::hosts_with_disks(&vm, &layout, images.disks(host), &progress)?;
     let disks = Disks::of(&lab.host(host)?)?;
     vm.lend = disks.lent();
     vm.bootstrap = [disks.devices(&lab, VICTIM)?, vm.bootstrap].concat();

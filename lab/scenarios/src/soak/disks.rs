@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use guest_tests::records::REGION_BYTES;
 use lab::{Disk, Host, HostNumber, Lab, RemoteProcess, Stream};
 
-use crate::judge::disks::Last;
 use crate::judge::fio_verify;
+use crate::judge::last::Last;
 use crate::progress::printable;
 use crate::vm::scenario::{Scenario, inside};
 use crate::workspace;

@@ -12,21 +12,22 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
-use lab::{Command, HostNumber, Lab};
+use lab::{HostNumber, Lab};
 
 use crate::interrupt::Interrupted;
-use crate::judge::disks::{FIO, Last};
 use crate::progress::Progress;
 use crate::soak::disks::{Disks, Images, Told, WRITERS, Writing};
-use crate::soak::kill::{left_processes, random};
-use crate::vm::scenario::{self, Scenario};
+use crate::soak::judge::{fio_digest, judge_disks};
+use crate::soak::leftovers::left_processes;
+use crate::soak::moments::random;
+use crate::vm::prepare;
+use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
 
 /// For killed processes to be gone.
 const GONE_LIMIT: Duration = Duration::from_secs(30);
-const JUDGE_LIMIT: Duration = Duration::from_secs(600);
 
 /// What `./x soak guest-kill` takes.
 #[derive(Args, Debug)]
@@ -57,14 +58,14 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     let layout = options.vm.layout()?;
     let wanted = u32::try_from(WRITERS)?;
     ensure!(layout.all() == wanted, "--layout {layout}: the guest has a writer on each of 2 vCPUs");
-    let prepared = scenario::prepare(&options.vm, &progress)?;
+    let prepared = prepare::prepare(&options.vm, &progress)?;
     let distro = lab::distro::distro(&|line| progress.say(line))?;
     let images = Images::make(&options.vm.name, Some(&distro.image))?;
     // A last slice without vCPUs has the disks, and nothing else.
     let apart = layout.slices() > 1 && layout.vcpus().last() == Some(0);
     let slice = if apart { layout.slices() - 1 } else { 0 };
     let owner = HostNumber::new(slice + 1)?;
-    let hosts = || scenario::hosts_with_disks(&options.vm, &layout, images.disks(owner), &progress);
+    let hosts = || prepare::hosts_with_disks(&options.vm, &layout, images.disks(owner), &progress);
     let mut kept: Option<Lab> = None;
     let (mut good, mut checked, mut rewritten, mut before) = (0, 0, 0, String::new());
     for number in 1..=options.tries {
@@ -93,7 +94,7 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
             Ok((told, said)) => {
                 good += 1;
                 checked += u32::from(told.all());
-                let digest = said.rsplit_once(FIO).context("nobody has judged fio's disk")?.1;
+                let digest = fio_digest(said)?;
                 rewritten += u32::from(!before.is_empty() && before != digest);
                 digest.clone_into(&mut before);
                 format!("good (told: {told}; {said})")
@@ -143,29 +144,6 @@ fn one(
     left.extend(left_processes(scenario)?);
     ensure!(left.is_empty(), "{}", left.join("; "));
     let told = vm.told()?;
-    let said = judge(scenario, u64::from(run), disks, &told, false)?;
+    let said = judge_disks(scenario, u64::from(run), disks, &told, false)?;
     Ok((told, said))
-}
-
-/// Has the disks judged on the host that has them; each sector of the raw one if it was `zeroed` before.
-pub(crate) fn judge(
-    scenario: &Scenario<'_>,
-    run: u64,
-    (owner, disks): (HostNumber, &Disks),
-    told: &Told,
-    zeroed: bool,
-) -> Result<String> {
-    let list = |lasts: &[Last]| lasts.iter().map(Last::to_string).collect::<Vec<_>>().join(",");
-    let program = scenario.lab.own_program()?;
-    let program = program.to_str().context("the path of this program is not UTF-8")?;
-    let Disks { raw, files, fio } = disks;
-    let words = [program, "judge-disks", "--run", &run.to_string(), "--raw", raw, "--files", files]
-        .map(str::to_owned);
-    let fio = fio.iter().flat_map(|[_, disk]| ["--fio".to_owned(), disk.clone()]);
-    let lasts = [("--records", &told.records), ("--in-files", &told.files)];
-    let lasts = lasts.into_iter().flat_map(|(name, of)| [name.to_owned(), list(of)]);
-    let zeroed = zeroed.then(|| "--from-zeros".to_owned());
-    let command = Command::new(words.into_iter().chain(zeroed).chain(fio).chain(lasts));
-    let said = scenario.lab.host(owner)?.output(&command, JUDGE_LIMIT)?;
-    Ok(said.trim().to_owned())
 }

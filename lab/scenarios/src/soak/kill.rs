@@ -1,8 +1,6 @@
 //! `./x soak kill`: a companion dies, or its host is cut off the network, at a random moment of the VM's
 //! life.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -10,11 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use lab::{Command, ExitStatus, HostNumber, Lab, RemoteProcess};
+use lab::{ExitStatus, HostNumber, Lab, RemoteProcess};
 
 use crate::interrupt::Interrupted;
 use crate::progress::{Progress, printable};
-use crate::vm::scenario::{self, Scenario};
+use crate::soak::leftovers::left_processes;
+use crate::soak::moments::random;
+use crate::vm::prepare;
+use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
 
 /// How soon the bootstrap slice must end.
@@ -63,6 +64,7 @@ pub struct KillOptions {
 }
 
 /// How one try went.
+#[derive(Clone, Debug)]
 struct Try {
     killed_after: Duration,
     ended_after: Option<Duration>,
@@ -82,13 +84,13 @@ pub fn run(options: &KillOptions) -> Result<ExitCode> {
     if layout.slices() < 2 {
         bail!("one slice has no companion to kill");
     }
-    let prepared = scenario::prepare(&options.vm, &progress)?;
+    let prepared = prepare::prepare(&options.vm, &progress)?;
     let mut hosts: Option<Lab> = None;
     let mut good = 0;
     for number in 1..=options.tries {
         let lab = match hosts.take() {
             Some(lab) => lab,
-            None => scenario::hosts(&options.vm, &layout, &progress)?,
+            None => prepare::hosts(&options.vm, &layout, &progress)?,
         };
         let scenario = Scenario {
             options: &options.vm,
@@ -102,7 +104,7 @@ pub fn run(options: &KillOptions) -> Result<ExitCode> {
         };
         let moment = random(options.within * 1000);
         let result = one(&scenario, options.how, moment, layout.slices())?;
-        let problem = result.problem(options);
+        let problem = result.problem(options.how, options.exit_code);
         progress.say(&format!("try {number} of {}: {}", options.tries, result.tell(&problem)));
         if problem.is_none() {
             good += 1;
@@ -112,11 +114,6 @@ pub fn run(options: &KillOptions) -> Result<ExitCode> {
     drop(hosts);
     println!("{good} of {} kills ended the VM as they should", options.tries);
     Ok(if good == options.tries { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// A number below a bound, different each time. The standard library seeds its hashers at random.
-pub(crate) fn random(bound: u64) -> u64 {
-    RandomState::new().hash_one(0) % bound.max(1)
 }
 
 fn one(scenario: &Scenario<'_>, how: Harm, moment_ms: u64, slices: usize) -> Result<Try> {
@@ -180,24 +177,10 @@ fn listen(bootstrap: &mut RemoteProcess, last_words: &mut String) {
     }
 }
 
-/// Processes of the program that are still in a host.
-pub(crate) fn left_processes(scenario: &Scenario<'_>) -> Result<Vec<String>> {
-    // Processes that were just killed may take a moment to go.
-    thread::sleep(Duration::from_millis(500));
-    let mut left = Vec::new();
-    for host in scenario.lab.hosts() {
-        let look = Command::new(["pgrep", "-x", "tessera"]);
-        let (status, lines) = host.run(&look, Duration::from_secs(60))?;
-        if status.success() {
-            left.push(format!("{} processes left on host {}", lines.len(), host.number()));
-        }
-    }
-    Ok(left)
-}
-
 impl Try {
-    fn problem(&self, options: &KillOptions) -> Option<String> {
-        if options.how == Harm::Blink {
+    /// What is wrong with it, if anything is.
+    fn problem(&self, how: Harm, exit_code: i32) -> Option<String> {
+        if how == Harm::Blink {
             return self.exit.map(|exit| format!("the VM did not survive it: {exit}"));
         }
         let Some(after) = self.ended_after else {
@@ -206,12 +189,12 @@ impl Try {
                 None => format!("the bootstrap slice did not end within {PATIENCE:?}"),
             });
         };
-        let lost = Some(ExitStatus::Code(options.exit_code));
-        let limit = if options.how == Harm::Cut { SILENCE_LIMIT } else { END_LIMIT };
+        let lost = Some(ExitStatus::Code(exit_code));
+        let limit = if how == Harm::Cut { SILENCE_LIMIT } else { END_LIMIT };
         if after > limit {
             Some(format!("it took {after:.1?}, not {limit:?}"))
         } else if self.exit != lost {
-            Some(format!("its exit status is not {}", options.exit_code))
+            Some(format!("its exit status is not {exit_code}"))
         } else if !self.left_over.is_empty() {
             Some(self.left_over.clone())
         } else {
@@ -227,5 +210,51 @@ impl Try {
             "{verdict} (killed after {:.1?}, ended {ended} later with {exit}: {})",
             self.killed_after, self.last_words
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(after: Duration, exit: i32) -> Try {
+        Try {
+            killed_after: Duration::from_secs(30),
+            ended_after: Some(after),
+            exit: Some(ExitStatus::Code(exit)),
+            last_words: "tessera: slice1 is lost".to_owned(),
+            left_over: String::new(),
+        }
+    }
+
+    #[test]
+    fn end_must_come_soon_with_the_right_status_and_leave_nothing() {
+        let problem = |end: &Try, how| end.problem(how, 5);
+        let good = ended(END_LIMIT, 5);
+
+        assert_eq!(problem(&good, Harm::Kill), None);
+        assert!(problem(&ended(END_LIMIT * 2, 5), Harm::Kill).unwrap().contains("it took"));
+        // Only silence tells of a cut.
+        assert_eq!(problem(&ended(END_LIMIT * 2, 5), Harm::Cut), None);
+        assert!(problem(&ended(SILENCE_LIMIT * 2, 5), Harm::Cut).is_some());
+        assert!(problem(&ended(END_LIMIT, 1), Harm::Kill).unwrap().contains("not 5"));
+        let left = Try { left_over: "1 processes left".to_owned(), ..good };
+        assert_eq!(problem(&left, Harm::Kill).as_deref(), Some("1 processes left"));
+    }
+
+    #[test]
+    fn end_before_the_kill_and_none_at_all_are_told_apart() {
+        let early = Try { ended_after: None, ..ended(END_LIMIT, 5) };
+        assert!(early.problem(Harm::Kill, 5).unwrap().contains("before the kill"));
+        let never = Try { exit: None, ..early };
+        assert!(never.problem(Harm::Kill, 5).unwrap().contains("did not end"));
+    }
+
+    #[test]
+    fn short_cut_must_be_survived() {
+        let dead = ended(END_LIMIT, 5);
+        assert!(dead.problem(Harm::Blink, 5).unwrap().contains("did not survive"));
+        let alive = Try { ended_after: None, exit: None, ..dead };
+        assert_eq!(alive.problem(Harm::Blink, 5), None);
     }
 }

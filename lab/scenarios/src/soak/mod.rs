@@ -4,4 +4,7 @@ pub mod boot;
 pub mod device;
 pub(crate) mod disks;
 pub mod guest;
+pub(crate) mod judge;
 pub mod kill;
+pub(crate) mod leftovers;
+pub(crate) mod moments;

@@ -1,10 +1,25 @@
 //! What a run amounts to: a table for people, JSON for programs.
 
+use outcome::table;
 use serde_json::{Map, Value, json};
 
 use crate::vm::fault_classes::Classes;
 use crate::vm::guest_console::{GuestReport, Verdict};
-use crate::vm::scenario::{Outcome, Scenario};
+use crate::vm::judge::Outcome;
+use crate::vm::scenario::Scenario;
+
+/// Of the table of slices.
+const COLUMNS: [&str; 9] = [
+    "slice",
+    "host",
+    "vCPUs",
+    "MiB",
+    "faults r/w/u",
+    "page tables",
+    "pages in/out",
+    "interrupts in/out",
+    "skew ns",
+];
 
 /// The report of one run as JSON.
 pub(crate) fn json(scenario: &Scenario<'_>, outcome: &Outcome) -> Value {
@@ -72,15 +87,9 @@ fn slices(scenario: &Scenario<'_>, report: Option<&Value>) -> Vec<Value> {
 
 /// A row for each slice.
 pub(crate) fn slices_table(scenario: &Scenario<'_>, report: Option<&Value>) -> String {
-    let mut rows = vec![
-        ["slice", "host", "vCPUs", "MiB", "faults r/w/u", "page tables", "pages in/out"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    rows[0].extend(["interrupts in/out", "skew ns"].map(str::to_owned));
-    for (number, slice) in slices(scenario, report).iter().enumerate() {
+    let row = |(number, slice): (usize, &Value)| {
         let at = |path: &str| show(slice.pointer(path));
-        rows.push(vec![
+        vec![
             number.to_string(),
             format!("{} ({})", at("/host"), at("/address")),
             at("/vcpus"),
@@ -90,9 +99,10 @@ pub(crate) fn slices_table(scenario: &Scenario<'_>, report: Option<&Value>) -> S
             format!("{}/{}", at("/pages_in"), at("/pages_out")),
             format!("{}/{}", at("/interrupts_in"), at("/interrupts_out")),
             at("/clock_skew_ns"),
-        ]);
-    }
-    let mut text = columns(&rows);
+        ]
+    };
+    let rows: Vec<_> = slices(scenario, report).iter().enumerate().map(row).collect();
+    let mut text = table::text(&COLUMNS, &rows, COLUMNS.len());
     if let Some(classes) = report.and_then(Classes::of) {
         text.push_str(&classes.line());
     }
@@ -155,27 +165,9 @@ fn show(value: Option<&Value>) -> String {
     }
 }
 
-fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths: Vec<_> = (0..count).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_are_aligned() {
-        let rows = [["a", "bb"], ["ccc", "d"]].map(|row| row.map(str::to_owned).to_vec());
-
-        assert_eq!(columns(&rows), "a    bb\nccc  d\n");
-    }
 
     #[test]
     fn copies_and_placed_pages_of_all_slices_are_added() {

@@ -18,7 +18,8 @@ use outcome::Outcome;
 
 use crate::bench::rig::{self, LAYOUT, Rig};
 use crate::distro::visit;
-use crate::vm::scenario::{self, Prepared, Scenario};
+use crate::vm::prepare::{self, Prepared};
+use crate::vm::scenario::Scenario;
 use crate::vm::{VmOptions, distro};
 use crate::workspace;
 
@@ -88,13 +89,13 @@ pub(crate) fn run(
 ) -> Result<ExitCode> {
     let rig = Rig::new()?;
     let mut options = options(experiment.name, words)?;
-    let prepared = scenario::prepare_distro(&options, &rig.progress)?;
+    let prepared = prepare::prepare_distro(&options, &rig.progress)?;
     let distro = prepared.distro.as_ref().context("the system that was just built")?;
     let folder = workspace::target(&workspace::root()?).join("bench");
     let scratch = Scratch::make(experiment.name, experiment.disks, &folder)?;
     let mut disks = distro::disks(distro, false)?;
     disks.extend(scratch.disks(HostNumber::new(1)?, experiment.disk_speed));
-    let lab = scenario::hosts_with_disks(&options, &options.layout()?, disks, &rig.progress)?;
+    let lab = prepare::hosts_with_disks(&options, &options.layout()?, disks, &rig.progress)?;
     let mut devices = devices(&scratch_disks(&lab, experiment.disks.len())?);
     if lab.mode() == Mode::Machines {
         for [name, value] in [TIMER_SPACING, HOLD] {

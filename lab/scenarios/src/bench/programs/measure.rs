@@ -9,7 +9,8 @@ use crate::vm::VmOptions;
 use crate::vm::fault_classes::Classes;
 use crate::vm::guest_console::{GuestReport, Verdict};
 use crate::vm::layout::Layout;
-use crate::vm::scenario::{Prepared, Scenario};
+use crate::vm::prepare::Prepared;
+use crate::vm::scenario::Scenario;
 
 /// All guests in turns on the same hosts.
 #[derive(Debug)]

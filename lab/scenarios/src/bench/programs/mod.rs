@@ -19,7 +19,7 @@ use outcome::Outcome;
 
 use crate::bench::BenchOptions;
 use crate::bench::rig::{self, Figures, Rig};
-use crate::vm::{VmOptions, scenario};
+use crate::vm::{VmOptions, prepare};
 use measure::Bench;
 use plan::{FULL, Plan, QUICK, guests};
 
@@ -38,8 +38,8 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let layout = vm.layout()?;
     ensure!(layout.slices() > 1, "--layout {layout}: a guest that borrows has two slices or more");
     let rig = Rig::new()?;
-    let prepared = scenario::prepare(&vm, &rig.progress)?;
-    let lab = scenario::hosts(&vm, &layout, &rig.progress)?;
+    let prepared = prepare::prepare(&vm, &rig.progress)?;
+    let lab = prepare::hosts(&vm, &layout, &rig.progress)?;
     let (outcome, end) = rig.on(lab, |lab| {
         let mut bench = Bench {
             rig: &rig,

@@ -1,0 +1,123 @@
+//! The command line of the slice that starts the guest.
+
+use anyhow::{Context, Result};
+use lab::{Host, Mode};
+
+use super::companion::PORT;
+use super::distro;
+use super::options::VmOptions;
+use super::prepare::Prepared;
+use super::scenario::{Scenario, inside, text};
+
+/// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
+/// guest's time than on real ones.
+const EMULATED_CLOCK_RATE: &str = "0.1";
+/// Bounds of the hold window on emulated machines, in microseconds. A fault takes milliseconds there,
+/// and a page that goes again before the vCPU that waited for it has run was fetched in vain.
+const EMULATED_HOLD: &str = "20:10000";
+/// Base of the guest's command line; tessera adds what its machine needs.
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=t nokaslr mitigations=off \
+                            cryptomgr.notests 8250.nr_uarts=1";
+
+impl Scenario<'_> {
+    /// Words of `tessera bootstrap`, as the first host sees what they name.
+    pub(super) fn arguments(&self, first: &Host<'_>) -> Result<Vec<String>> {
+        let share = self.share();
+        let mut words = vec![self.program()?, "bootstrap".to_owned()];
+        let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+        option("--secret-file", inside(first, "vm.key")?);
+        let Prepared { vmlinuz, vmlinux, .. } = self.prepared;
+        option("--kernel", text(if self.options.bzimage { vmlinuz } else { vmlinux })?);
+        option("--initrd", text(&self.prepared.initrd)?);
+        option("--cmdline", self.command_line());
+        let with_memory = self.layout.slices() - self.options.device_slices;
+        for (host, vcpus) in self.lab.hosts().zip(self.layout.vcpus()) {
+            let share = if host.number().get() > with_memory { 0 } else { share };
+            let place = match host.number().get() {
+                1 => "local".to_owned(),
+                _ => format!("{}:{PORT}", host.address()),
+            };
+            option("--slice", format!("{place},cpus={vcpus},memory={share}M"));
+        }
+        option("--limit", self.options.timeout().to_string());
+        option("--report", inside(first, "run.json")?);
+        if !self.options.bootstrap.iter().any(|word| word.starts_with("--control")) {
+            option("--control", self.control(first.number()));
+        }
+        if let Some(interrupts) = self.interrupts {
+            option("--interrupts", interrupts.name().to_owned());
+        }
+        if let Some(kind) = &self.options.page_tables {
+            option("--page-tables", kind.clone());
+        }
+        if let Some(preset) = &self.options.guest_preset {
+            option("--guest-preset", preset.clone());
+        }
+        if let Some(list) = &self.options.transport {
+            option("--transport", list.clone());
+        }
+        if let Some(rate) = self.clock_rate() {
+            option("--guest-clock-rate", rate);
+        }
+        if self.lab.mode() == Mode::Machines {
+            let given = |name| self.options.bootstrap.iter().any(|word| word.starts_with(name));
+            if !given("--timer-spacing") {
+                option("--timer-spacing", timer_spacing(self.layout.all()).to_owned());
+            }
+            if !given("--hold") {
+                option("--hold", EMULATED_HOLD.to_owned());
+            }
+        }
+        if self.prepared.distro.is_some() {
+            words.extend(distro::devices(first)?);
+        }
+        words.extend(self.options.bootstrap.iter().cloned());
+        Ok(words)
+    }
+
+    fn clock_rate(&self) -> Option<String> {
+        let emulated = self.lab.mode() == Mode::Machines;
+        let default = emulated.then(|| EMULATED_CLOCK_RATE.to_owned());
+        self.options.guest_clock_rate.clone().or(default)
+    }
+
+    /// Seconds of the guest's clock for each second.
+    pub(crate) fn guest_clock(&self) -> Result<f64> {
+        let Some(rate) = self.clock_rate() else { return Ok(1.0) };
+        let clock = rate.parse().ok().filter(|clock| (0.001..=1000.0).contains(clock));
+        clock.with_context(|| format!("--guest-clock-rate {rate} is no rate"))
+    }
+
+    fn command_line(&self) -> String {
+        let VmOptions { tests, rounds, stress, cmdline, .. } = self.options;
+        if self.prepared.distro.is_some() {
+            let line = format!("{COMMAND_LINE} {} {cmdline}", distro::command_line());
+            return line.trim_end().to_owned();
+        }
+        let tests = tests.as_deref().unwrap_or("all");
+        let mut line = format!("{COMMAND_LINE} tessera.tests={tests} tessera.rounds={rounds}");
+        if let Some(stress) = stress {
+            line.push_str(&format!(" tessera.stress={stress}"));
+        }
+        format!("{line} {cmdline}").trim_end().to_owned()
+    }
+}
+
+/// Timer interrupts of a vCPU come no closer than this on emulated machines. A tick touches pages
+/// that every vCPU touches; the spacing grows while ticks cost more than a quarter of it. With at most 60 ms a
+/// guest that isolates none of its two vCPUs needed three times as long to start (docs/guest-parameters.md),
+/// with four it did little else.
+fn timer_spacing(vcpus: u32) -> &'static str {
+    if vcpus < 4 { "adaptive:20-400" } else { "adaptive:50-1000" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_vcpus_have_rarer_ticks() {
+        assert_eq!([2, 3].map(timer_spacing), ["adaptive:20-400"; 2]);
+        assert_eq!(timer_spacing(4), "adaptive:50-1000");
+    }
+}
