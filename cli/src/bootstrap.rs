@@ -14,12 +14,29 @@ use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
 
+/// Ends the help.
+pub(crate) const EXAMPLE: &str = "\
+Example: a guest with one vCPU and 512 MiB here, and one vCPU and 512 MiB of 10.9.0.2, where a companion listens:
+  tessera bootstrap --secret-file vm.key --kernel vmlinuz --initrd initrd.img \\
+      --cmdline 'root=/dev/vda rw console=ttyS0 panic=-1 reboot=t' --disk guest.raw \\
+      --slice local,cpus=1,memory=512M --slice 10.9.0.2:7100,cpus=1,memory=512M";
+
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// A slice, the local one first: `local,cpus=1,memory=256M` or `10.9.0.2:7100,cpus=1,memory=256M`
-    #[arg(long = "slice", value_name = "SLICE", required = true)]
+    /// A slice, the local one first: `local,cpus=N,memory=SIZE` or `ADDRESS:PORT,cpus=N,memory=SIZE`
+    ///
+    /// - ADDRESS is numeric. It is where that slice's companion listens.
+    /// - SIZE is a number of bytes or ends with M or G. It is a multiple of 2 MiB and may be 0.
+    /// - N may be 0, but not for the first slice.
+    /// - Slices may be unequal. A slice may have memory and no vCPU, or devices and nothing else
+    ///   (`cpus=0,memory=0`).
+    /// - A VM has at most 32 slices, 256 vCPUs and 31 devices, and at least 32 MiB of memory.
+    #[arg(long = "slice", value_name = "SLICE", required = true, verbatim_doc_comment)]
     slices: Vec<SliceArgument>,
     /// File with the VM's secret; needed with companions
+    ///
+    /// It has 16 to 4096 bytes, is the same on all hosts, and only its owner may read it.
+    /// One newline at its end does not count.
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// Kernel of the guest: bzImage or ELF
@@ -28,54 +45,102 @@ pub(crate) struct Arguments {
     /// Initial RAM disk of the guest
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// Command line of the guest's kernel
+    /// Command line of the guest's kernel; it follows the words of the preset
     #[arg(long, default_value = "console=ttyS0")]
     cmdline: String,
     /// Write a report of the run as JSON
+    ///
+    /// docs/operations.md lists its fields.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// How interrupts reach vCPUs: ghost (kernel APIC), userspace, or auto (ghost where it works)
-    #[arg(long, default_value = "auto")]
+    /// How interrupts reach vCPUs
+    ///
+    /// - `ghost`: by the kernel's APIC. vCPUs of other slices are parked ghosts, which collect interrupts for
+    ///   them.
+    /// - `userspace`: by Tessera's own APIC, in user space.
+    /// - `auto`: ghosts where every host passes the self-test, else user space.
+    #[arg(long, default_value = "auto", value_name = "auto|ghost|userspace", verbatim_doc_comment)]
     interrupts: Interrupts,
-    /// Page tables: replicate, kernel (replicate those of the kernel), coherent, or auto (by what the
-    /// hosts' page walks need)
-    #[arg(long, default_value = "auto")]
+    /// How page tables are shared
+    ///
+    /// - `replicate`: tables of the kernel and of processes are replicas, one on each slice.
+    /// - `kernel`: only tables of the kernel are replicas.
+    /// - `coherent`: tables are ordinary pages. This does not boot on hosts whose page walks need write access
+    ///   to tables.
+    /// - `auto`: `replicate` if the page walks of some host need write access, else `coherent`.
+    #[arg(
+        long,
+        default_value = "auto",
+        value_name = "auto|replicate|kernel|coherent",
+        verbatim_doc_comment
+    )]
     page_tables: PageTables,
     /// What is added to the guest's command line when it has vCPUs of other hosts
+    ///
+    /// docs/guest-parameters.md lists the words and what each brings.
     #[arg(long, value_enum, default_value_t = Preset::Spread)]
     guest_preset: Preset,
-    /// How far the guest takes the memory of another slice to be (ACPI SLIT; its own is 10)
+    /// Distance between the memory of two slices for the guest, 11 to 254 (ACPI SLIT; a slice's own memory is 10)
+    ///
+    /// Above 32, Linux starts and wakes programs on the slice where they were. Only its load balancer moves them
+    /// then.
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u8).range(11..=254))]
     node_distance: u8,
-    /// Guest seconds per real second, e.g. 0.1; for emulated hosts
-    #[arg(long, default_value_t = 1.0)]
+    /// Guest seconds per real second, 0.001 to 1; for emulated hosts
+    #[arg(long, default_value_t = 1.0, value_name = "RATE")]
     guest_clock_rate: f64,
     /// Least time between timer interrupts of a vCPU: off, MILLISECONDS or adaptive[:MIN-MAX]
-    #[arg(long, default_value = "adaptive")]
+    ///
+    /// Times are in milliseconds, at most 10,000. `adaptive` alone means 2 to 200. It grows the spacing while
+    /// handling a tick costs more than a quarter of it.
+    #[arg(long, default_value = "adaptive", value_name = "SPACING")]
     timer_spacing: String,
-    /// Least and most microseconds that a page stays where it just came
+    /// Bounds of the hold window: least and most microseconds that a page stays where it just came
     #[arg(long, default_value = "20:2000", value_name = "MIN:MAX", value_parser = window)]
     hold: (u64, u64),
     /// End the VM after so many seconds
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
-    /// The guest's time to shut down after the first SIGTERM or SIGINT, which presses its power button; a second
-    /// one, or the end of this time, ends the VM without it
+    /// The guest's time to shut down after the first SIGTERM or SIGINT, which presses its power button
+    ///
+    /// A second signal, or the end of this time, ends the VM without the guest.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     stop_limit: u64,
     /// Every so many seconds all slices log where their vCPUs are
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     sample: Option<u32>,
-    /// A slice that is silent for so many milliseconds is lost
+    /// A slice that is silent for so many milliseconds is lost; 20 to 3,600,000
     #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
     lease: u64,
-    /// What carries frames between slices, best first: tcp, rdma, shm (shared memory, where all slices are on one
-    /// host), or several with commas; a later one is taken where some slice cannot use those before
-    #[arg(long, default_value = "tcp", value_name = "LIST", value_delimiter = ',')]
+    /// What carries frames between all slices, best first: tcp, rdma, shm, or several with commas
+    ///
+    /// - `tcp`: TCP connections.
+    /// - `rdma`: reliable queue pairs of InfiniBand or RoCE.
+    /// - `shm`: shared memory. All slices must be on one host and in one network namespace; they find that out
+    ///   themselves.
+    ///
+    /// All slices try a list such as `shm,rdma,tcp` together in this order. If one slice cannot use a carrier, a
+    /// warning says which slice and why, and the next carrier is tried. The VM does not start after the last one.
+    #[arg(
+        long,
+        default_value = "tcp",
+        value_name = "LIST",
+        value_delimiter = ',',
+        verbatim_doc_comment
+    )]
     transport: Vec<CarrierKind>,
-    /// What RDMA pins on every host: pool (a few MiB; pages are copied) or registered (all memory of the
-    /// VM; pages are written from host to host without a copy)
-    #[arg(long, default_value_t = RdmaMemory::default(), value_name = "CHOICE")]
+    /// What RDMA pins on every host
+    ///
+    /// - `pool`: about 3.4 MiB for each peer. Pages are copied. Guest memory stays reclaimable.
+    /// - `registered`: all memory of the VM. Pages are written from host to host without a copy. A faulty host
+    ///   of the VM could write pages that it was not asked for. It needs RDMA in --transport, and
+    ///   `--memory memfd` (the default) on the slices.
+    #[arg(
+        long,
+        default_value_t = RdmaMemory::default(),
+        value_name = "pool|registered",
+        verbatim_doc_comment
+    )]
     rdma_memory: RdmaMemory,
     #[command(flatten)]
     devices: Devices,
@@ -86,9 +151,10 @@ pub(crate) struct Arguments {
 /// What the guest's kernel is told about vCPUs of other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Preset {
-    /// Programs run on every vCPU; less housekeeping
+    /// Programs run on every vCPU without being bound; housekeeping that only moves pages is off
     Spread,
-    /// Only programs that are bound to them run on vCPUs of other hosts; no housekeeping there
+    /// Programs run on vCPUs of other hosts only if they are bound to them; load balancing, ticks and housekeeping
+    /// stay away from these vCPUs, and Linux refuses to take them off line
     Isolate,
     /// Nothing
     None,

@@ -9,19 +9,32 @@ use std::path::PathBuf;
 use transport::Credential;
 use vmm::slice::{CompanionOptions, Ending, Lend, companion};
 
+/// Ends the help.
+pub(crate) const EXAMPLE: &str = "\
+Example: a VM may use this host's vCPUs and memory, one disk and one network:
+  tessera companion --listen 10.9.0.2:7100 --secret-file vm.key --lend disk:rw:/srv/guest.raw --lend tap:tap0
+
+It serves one VM. Its exit status is 0 once the bootstrap has said that the VM is over.";
+
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Address and port to wait for a bootstrap at, e.g. 10.9.0.2:7100
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// File with the VM's secret (at least 16 bytes), or with the key of one slice (tessera slice-key);
-    /// readable by its owner only
+    /// File with the VM's secret, or with the key of one slice (tessera slice-key); readable by its owner only
+    ///
+    /// A secret has 16 to 4096 bytes. One newline at its end does not count.
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
-    /// What a VM may be given of this host: `disk:ro:PATH` or `disk:rw:PATH` (an image file or block device),
-    /// `tap:NAME`, `console:stdio`, `console:file=PATH`, `console:socket=PATH` or `vsock:PATH`; may be repeated. It is
-    /// opened at the start, so that the name means the same later
-    #[arg(long, value_name = "KIND:NAME")]
+    /// What a VM may be given of this host; opened at the start, so that the name means the same later
+    ///
+    /// - `disk:ro:PATH`, `disk:rw:PATH`: an image file or block device, for reading only or for writing too.
+    /// - `tap:NAME`: a tap interface.
+    /// - `console:stdio`, `console:file=PATH`, `console:socket=PATH`: an end for a console.
+    /// - `vsock:PATH`: a UNIX socket for the guest's sockets.
+    ///
+    /// PATH must be spelled as in the bootstrap's option, such as `--disk PATH,slice=K`. See docs/operations.md.
+    #[arg(long, value_name = "KIND:NAME", verbatim_doc_comment)]
     lend: Vec<Lend>,
     #[command(flatten)]
     local: Local,

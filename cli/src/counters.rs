@@ -10,11 +10,15 @@ pub(crate) struct Arguments {
     /// Control socket of a slice; may be given for several slices on this host
     #[arg(long, value_name = "PATH", required = true)]
     control: Vec<PathBuf>,
-    /// Forget which pages devices used until now: `device_page_moves` goes on from where it is, but only with
-    /// pages that devices use again
+    /// Forget which pages devices used until now
+    ///
+    /// `device_page_moves` goes on from where it is, but only with pages that devices use again.
     #[arg(long)]
     forget_device_pages: bool,
-    /// Then only this device's pages count: disks in the order of the command line come first, from 0 on
+    /// With --forget-device-pages: only this device's pages count
+    ///
+    /// Disks come first, from 0 on in the order of the command line, then networks, the source of randomness, consoles,
+    /// and the socket device.
     #[arg(long, value_name = "NUMBER", requires = "forget_device_pages")]
     of_device: Option<u16>,
 }

@@ -12,18 +12,32 @@ pub(crate) struct Local {
     /// not given
     #[arg(long, value_name = "CORE")]
     engine_core: Option<usize>,
-    /// What memory of this slice is made of until another slice uses it: memfd, memfd,prealloc (memory for
-    /// the whole VM from the start), hugetlbfs or anonymous
-    #[arg(long, default_value_t = Memory::default(), value_name = "KIND")]
+    /// What memory of this slice is made of until another slice uses it
+    ///
+    /// - `memfd`: the memory file. A chunk of 2 MiB is put on a huge page once it is full.
+    /// - `memfd,prealloc`: the same, with memory for the whole VM from the start. For slices that go through much
+    ///   memory of others.
+    /// - `hugetlbfs`: huge pages of 2 MiB that the administrator set aside (`sysctl vm.nr_hugepages=N`).
+    /// - `anonymous`: private memory with transparent huge pages.
+    ///
+    /// Each slice chooses for itself. `hugetlbfs` and `anonymous` are copied into the memory file, 2 MiB at a time,
+    /// when another slice first asks.
+    #[arg(
+        long,
+        default_value_t = Memory::default(),
+        value_name = "memfd|memfd,prealloc|hugetlbfs|anonymous",
+        verbatim_doc_comment
+    )]
     memory: Memory,
     /// Trace pages that travel, and sample the vCPUs that wait for them
+    ///
+    /// docs/tracing.md says what this shows.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     trace: Switch,
-    /// Offer a control socket there, for `tessera trace`
+    /// Create the control socket of this slice there, for tessera trace, counters and tune
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// What follows when an image's file system here is full: report (an I/O error in the guest) or pause (requests
-    /// wait until there is room). Both are logged
+    /// What follows when the file system of an image on this host is full; both are logged
     #[arg(long, value_enum, default_value_t = WhenFull::Report)]
     on_full: WhenFull,
     /// Have the thread of this name panic, to see what follows
@@ -40,7 +54,9 @@ pub(crate) struct Local {
 /// What a full disk leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum WhenFull {
+    /// An I/O error in the guest
     Report,
+    /// Requests wait until there is room
     Pause,
 }
 

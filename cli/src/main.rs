@@ -1,9 +1,6 @@
 //! `tessera`: starts slices of a distributed virtual machine, and looks into them.
 //!
-//! Exit status: 0 the guest powered off, 2 refused before anything started, 3 the guest asked for
-//! a reset, 4 the guest's kernel panicked, 5 a slice is lost, 6 a slice cannot go on, 7 time limit,
-//! 8 stopped by a signal without the guest. A companion's is 0 once the bootstrap says that the VM is over.
-//! The environment variable `TESSERA_LOG` sets the log level (error, warn, info, debug, trace).
+//! The end of its help ([`STATUS`]) lists exit statuses and the environment.
 
 #![forbid(unsafe_code)]
 
@@ -13,23 +10,42 @@ mod counters;
 mod devices;
 mod local;
 mod log;
+mod reference;
 mod signals;
 mod slice_key;
 mod slices;
 mod trace;
 mod tune;
 
+use anyhow::{Context, Result};
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
-use std::io::{IsTerminal, Write, stderr};
+use clap::{CommandFactory, Parser, Subcommand};
+use std::io::{IsTerminal, Write, stderr, stdout};
 use std::process::ExitCode;
 use tracing::Level;
 use vmm::crash::end_on_panic;
 use vmm::slice::{Ending, STATUS_REFUSED, SliceError};
 
+/// Ends the help.
+const STATUS: &str = "\
+Exit status:
+  0    the guest powered off; of a companion: the bootstrap said that the VM is over;
+       of other subcommands: done
+  2    refused before anything started
+  3    the guest asked for a reset
+  4    the guest's kernel panicked
+  5    a slice is lost
+  6    a slice cannot go on
+  7    the time limit was reached
+  8    stopped before the guest had shut down
+
+Environment:
+  TESSERA_LOG  level of the log on standard error: error, warn, info, debug or trace;
+               any other word means info";
+
 /// One virtual machine out of fragments of several hosts.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version, after_help = STATUS)]
 struct Arguments {
     #[command(subcommand)]
     role: Role,
@@ -38,18 +54,23 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 #[expect(clippy::large_enum_variant, reason = "there is one, for as long as the process lives")]
 enum Role {
-    /// Start a VM: plan it, bring its companions together, boot the guest.
+    /// Start a VM: plan it, connect its companions, boot the guest.
+    #[command(after_long_help = bootstrap::EXAMPLE)]
     Bootstrap(bootstrap::Arguments),
-    /// Give vCPUs and memory of this host to a VM that another host starts.
+    /// Give vCPUs, memory and devices of this host to a VM that another host starts.
+    #[command(after_long_help = companion::EXAMPLE)]
     Companion(companion::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
     Trace(trace::Arguments),
-    /// Print what a running slice's memory engine has counted, as JSON.
+    /// Print what running slices' memory engines have counted, as JSON, a line for each slice.
     Counters(counters::Arguments),
-    /// Change settings of running slices
+    /// Change settings of running slices, and print the counters of each.
     Tune(tune::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),
+    /// Print docs/options.md.
+    #[command(hide = true)]
+    MarkdownHelp,
 }
 
 fn main() -> ExitCode {
@@ -85,6 +106,7 @@ fn run() -> ExitCode {
         Role::Counters(arguments) => counters::run(&arguments).map(|()| None),
         Role::Tune(arguments) => tune::run(&arguments).map(|()| None),
         Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| None),
+        Role::MarkdownHelp => print_reference().map(|()| None),
     };
     match result {
         Ok(Some(ending)) => finish(&ending),
@@ -96,6 +118,11 @@ fn run() -> ExitCode {
             ExitCode::from(status.unwrap_or(STATUS_REFUSED))
         }
     }
+}
+
+fn print_reference() -> Result<()> {
+    let page = reference::markdown(&Arguments::command());
+    stdout().write_all(page.as_bytes()).context("print the options")
 }
 
 /// Help as it is; a wrong argument on one line, as every refusal.
@@ -121,4 +148,23 @@ fn joined(text: &str) -> String {
 fn finish(ending: &Ending) -> ExitCode {
     log::say(&joined(&ending.describe()));
     ExitCode::from(ending.status())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page is in git, so that it can be read without building anything.
+    #[test]
+    fn page_of_options_is_what_the_options_say() {
+        let page = include_str!("../../docs/options.md");
+        let said = reference::markdown(&Arguments::command());
+
+        let mut lines = page.lines().zip(said.lines()).zip(1..);
+        let differs = lines.find(|((page, said), _)| page != said);
+        assert!(
+            page == said,
+            "docs/options.md is not what the options say (first difference: {differs:?}): run ./x docs"
+        );
+    }
 }

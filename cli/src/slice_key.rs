@@ -15,10 +15,12 @@ pub(crate) struct Arguments {
     /// File with the VM's secret
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
-    /// Number of the slice, as in the bootstrap's list of slices (0 is the bootstrap itself)
+    /// Number of the slice in the bootstrap's list, from 1 on; 0 is the bootstrap, which needs the secret
     #[arg(long, value_name = "NUMBER")]
     slice: u16,
-    /// File to write the key to, which must not exist; its companion is given it as --secret-file
+    /// File to write the key to, which must not exist; the companion is given it as --secret-file
+    ///
+    /// Only its owner may read it.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }

@@ -13,10 +13,10 @@ pub(crate) struct Arguments {
     /// Control socket of a slice; may be given for several slices on this host
     #[arg(long, value_name = "PATH", required = true)]
     control: Vec<PathBuf>,
-    /// Least and most microseconds that a page stays where it just came, from now on
+    /// Bounds of the hold window from now on: least and most microseconds that a page stays where it just came
     #[arg(long, value_name = "MIN:MAX", value_parser = window)]
     hold: Option<(u64, u64)>,
-    /// Whether pages that a slice lacks together are asked for together
+    /// Correlation prefetch: whether pages that were missed together are asked for together
     #[arg(long, value_name = "true|false", action = ArgAction::Set)]
     companions: Option<bool>,
 }

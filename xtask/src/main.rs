@@ -8,6 +8,7 @@ mod check;
 mod circles;
 mod demo;
 mod distro_verbs;
+mod docs;
 mod fuzz;
 mod http_verbs;
 mod lab_verbs;
@@ -41,6 +42,8 @@ enum Verb {
     },
     /// Format, clippy, dependency arrows and tidy rules
     Check(check::CheckOptions),
+    /// Write the documents that are made from the code: docs/options.md
+    Docs,
     /// Run all tests and list those skipped; arguments go to `cargo test`, `TESSERA_REQUIRE=kvm,uffd,rdma` fails what
     /// would be skipped
     Test(Rest),
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Lab { verb } => lab_verbs::run(verb),
         Verb::Check(options) => check::run(&options),
+        Verb::Docs => docs::run(),
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Test(rest) => test_run::run(&rest.arguments),
         Verb::Bench(options) => bench::run(&options),

@@ -30,13 +30,13 @@ pub(crate) struct Arguments {
     /// Control socket of a slice; may be given for several slices on this host
     #[arg(long, value_name = "PATH", required = true)]
     control: Vec<PathBuf>,
-    /// Pages of each slice
-    #[arg(long, default_value_t = 20, value_parser = top)]
+    /// Pages shown of each slice, 1 to 4096
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = top)]
     top: usize,
     /// Ask again every so many seconds, and show what is new
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     interval: Option<u64>,
-    /// Ask so often; without end if only an interval is given
+    /// How many times to ask: once, or without end with --interval, if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Names of the guest's kernel: System.map, /proc/kallsyms or vmlinux; the guest must run without KASLR
