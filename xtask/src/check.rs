@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use scenarios::workspace::run_cargo as cargo;
 
-use crate::{arrows, circles, links, tidy, workspace};
+use crate::{arrows, book, circles, links, named_files, tidy, workspace};
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
@@ -26,6 +26,8 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let arrows = || report(&arrows::findings(&root)?);
     let circles = || report(&circles::findings(&root, &arrows::sources(&root)?)?);
     let links = || report(&links::findings(&root, &tidy::files(&root)?)?);
+    let book = || report(&book::findings(&root, &tidy::files(&root)?)?);
+    let named_files = || report(&named_files::findings(&root, &tidy::files(&root)?)?);
     let clippy = || cargo(&root, &clippy);
     let models = || models(&root);
     let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
@@ -34,6 +36,8 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
         ("dependency arrows", &arrows),
         ("no circle of modules", &circles),
         ("links of documents", &links),
+        ("contents of the book", &book),
+        ("files that documents name", &named_files),
         ("clippy, warnings denied", &clippy),
     ];
     if options.full {

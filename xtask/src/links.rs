@@ -22,25 +22,28 @@ pub(crate) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-fn links(text: &str) -> Vec<String> {
+/// Targets of the relative links and pictures of a page, also of those written as HTML.
+pub(crate) fn links(text: &str) -> Vec<String> {
     let events = Parser::new_ext(text, Options::ENABLE_TABLES);
-    let targets = events.filter_map(|event| match event {
+    let targets = events.flat_map(|event| match event {
         Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-            Some(dest_url.into_string())
+            vec![dest_url.into_string()]
         }
-        _ => None,
+        Event::Html(tags) | Event::InlineHtml(tags) => html_targets(&tags),
+        _ => Vec::new(),
     });
     targets.filter(|target| !target.contains("://") && !target.starts_with("mailto:")).collect()
+}
+
+fn html_targets(tags: &str) -> Vec<String> {
+    let values = |name| tags.split(name).skip(1).filter_map(|rest| rest.split('"').next());
+    values(" src=\"").chain(values(" href=\"")).map(str::to_owned).collect()
 }
 
 fn check(root: &Path, from: &Path, link: &str) -> Result<(), &'static str> {
     let (path, heading) =
         link.split_once('#').map_or((link, None), |(path, part)| (path, Some(part)));
-    let target = match path {
-        "" => from.to_path_buf(),
-        path => inside(&from.parent().unwrap_or_else(|| Path::new("")).join(path))
-            .ok_or("leaves the tree")?,
-    };
+    let target = target(from, path).ok_or("leaves the tree")?;
     if !root.join(&target).exists() {
         return Err("leads to nothing");
     }
@@ -49,6 +52,14 @@ fn check(root: &Path, from: &Path, link: &str) -> Result<(), &'static str> {
     };
     let text = fs::read_to_string(root.join(&target)).unwrap_or_default();
     if headings(&text).contains(heading) { Ok(()) } else { Err("names no heading there") }
+}
+
+/// Where a link without its heading leads from this page; `None` if out of the tree.
+pub(crate) fn target(from: &Path, path: &str) -> Option<PathBuf> {
+    match path {
+        "" => Some(from.to_path_buf()),
+        path => inside(&from.parent().unwrap_or_else(|| Path::new("")).join(path)),
+    }
 }
 
 /// The path without `.` and `..`; `None` if it leads out.
@@ -65,13 +76,17 @@ fn inside(path: &Path) -> Option<PathBuf> {
     Some(parts)
 }
 
-/// Anchors of the headings: small letters and digits, `-` for spaces, other signs left out.
+/// Anchors of the headings: small letters and digits, `-` for spaces, other signs left out. The second of two equal
+/// ones ends with `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let (mut found, mut open) = (BTreeSet::new(), None);
     for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
         match event {
             Event::Start(Tag::Heading { .. }) => open = Some(String::new()),
-            Event::End(TagEnd::Heading(_)) => found.extend(open.take()),
+            Event::End(TagEnd::Heading(_)) => {
+                let new = open.take().map(|anchor| distinct(&found, anchor));
+                found.extend(new);
+            }
             Event::Text(words) | Event::Code(words) => {
                 if let Some(heading) = &mut open {
                     heading.extend(words.chars().filter_map(anchor));
@@ -81,6 +96,13 @@ fn headings(text: &str) -> BTreeSet<String> {
         }
     }
     found
+}
+
+fn distinct(found: &BTreeSet<String>, anchor: String) -> String {
+    let with_number = |number| format!("{anchor}-{number}");
+    let taken = found.contains(&anchor);
+    let free = (1..).map(with_number).find(|anchor| !found.contains(anchor));
+    free.filter(|_| taken).unwrap_or(anchor)
 }
 
 fn anchor(letter: char) -> Option<char> {
@@ -97,14 +119,16 @@ mod tests {
 
     #[test]
     fn only_relative_links_are_looked_at() {
-        let text = "[a](b.md#c) <https://x.y> [z](https://x.y/z)\n\n| t |\n|---|\n| [d](e) |\n\n`[no](link)`";
-        assert_eq!(links(text), ["b.md#c", "e"]);
+        let text = "[a](b.md#c) <https://x.y> [z](https://x.y/z)\n\n| t |\n|---|\n| [d](e) |\n\n`[no](link)`\n\n\
+                    <img alt=\"x\" src=\"f.svg\"> <a href=\"g.md\">g</a>";
+        assert_eq!(links(text), ["b.md#c", "e", "f.svg", "g.md"]);
     }
 
     #[test]
     fn headings_become_anchors() {
-        let found = headings("# How `x` works, or not\n\ntext\n\n## The 2nd\n");
-        assert_eq!(found, ["how-x-works-or-not", "the-2nd"].map(str::to_owned).into());
+        let found = headings("# How `x` works, or not\n\ntext\n\n## The 2nd\n\n# The 2nd\n");
+        let expected = ["how-x-works-or-not", "the-2nd", "the-2nd-1"];
+        assert_eq!(found, expected.map(str::to_owned).into());
     }
 
     #[test]

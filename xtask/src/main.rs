@@ -4,6 +4,7 @@
 
 mod arrows;
 mod bench;
+mod book;
 mod check;
 mod circles;
 mod demo;
@@ -13,6 +14,7 @@ mod fuzz;
 mod http_verbs;
 mod lab_verbs;
 mod links;
+mod named_files;
 mod soak;
 mod test_run;
 mod tidy;
@@ -40,7 +42,7 @@ enum Verb {
         #[command(subcommand)]
         verb: lab_verbs::LabVerb,
     },
-    /// Format, clippy, dependency arrows and tidy rules
+    /// Format, clippy, dependency arrows, documents and tidy rules
     Check(check::CheckOptions),
     /// Write the documents that are made from the code: docs/options.md
     Docs,
