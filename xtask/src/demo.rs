@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::Args;
 use scenarios::Progress;
-use scenarios::demo::Demo;
+use scenarios::demo::{Demo, record};
 use scenarios::vm::{Interrupts, VmOptions};
 
 #[derive(Args, Clone, Debug)]
@@ -29,9 +29,15 @@ pub(crate) struct DemoOptions {
     /// With --distro: keep what the guest writes in a qcow2 file in the lab's folder
     #[arg(long, requires = "distro")]
     keep_disk: bool,
+    /// Write what the demo says as an animated picture (SVG) of less than a minute into this file, if it passes
+    #[arg(long, value_name = "FILE", conflicts_with = "keep")]
+    record: Option<PathBuf>,
 }
 
 pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
-    let DemoOptions { vm, interrupts, report, keep, distro, keep_disk } = options.clone();
+    if let Some(file) = &options.record {
+        return record::run(file);
+    }
+    let DemoOptions { vm, interrupts, report, keep, distro, keep_disk, .. } = options.clone();
     Demo { vm, interrupts, report, keep, distro, keep_disk }.run(&Arc::new(Progress::new()))
 }

@@ -1,5 +1,7 @@
 //! An unmodified Debian kernel as one VM over several hosts, shown to a person.
 
+pub mod record;
+mod svg;
 mod vsock_echo;
 
 use std::fs;
