@@ -37,7 +37,7 @@ struct Page {
 
 impl Page {
     fn section(&mut self, command: &Command, path: &str) {
-        let about = command.get_long_about().or(command.get_about());
+        let about = command.get_long_about().or_else(|| command.get_about());
         let about = about.map(ToString::to_string).unwrap_or_default();
         self.text += &format!("\n## {path}\n\n{}\n", sentence(&marked(&about)));
         let options: Vec<_> = command.get_arguments().filter(|one| !one.is_hide_set()).collect();
@@ -58,7 +58,7 @@ impl Page {
                 });
             self.text += &row(option, &name, link.as_deref());
         }
-        if let Some(end) = command.get_after_long_help().or(command.get_after_help()) {
+        if let Some(end) = command.get_after_long_help().or_else(|| command.get_after_help()) {
             self.text += &format!("\n```text\n{end}\n```\n");
         }
         for (name, text) in new {
