@@ -331,6 +331,26 @@ impl Ring {
         self.queue.enable_notification(&*self.memory).map_err(|_| RingError::Memory)
     }
 
+    /// Index of the next entry that the driver will make available.
+    pub(crate) fn offered(&self) -> Result<u16, RingError> {
+        let index = self.queue.avail_idx(&*self.memory, Ordering::Acquire);
+        index.map(|index| index.0).map_err(|_| RingError::Memory)
+    }
+
+    /// The driver is to ring once it has made the entry with this index available. True if it has.
+    pub(crate) fn listen_beyond(&mut self, index: u16) -> Result<bool, RingError> {
+        self.listen()?;
+        if self.queue.event_idx_enabled() {
+            let event = 4 + 8 * u64::from(self.queue.size());
+            let at = GuestAddress(self.queue.used_ring() + event);
+            let stored = self.memory.store(index.to_le(), at, Ordering::Relaxed);
+            stored.map_err(|_| RingError::Memory)?;
+        }
+        // The wish must be seen before the index is looked at.
+        fence(Ordering::SeqCst);
+        Ok(self.offered()? != index)
+    }
+
     /// Gives several requests back so that the driver sees all of them or none, as the buffers of one
     /// packet must be (5.1.6.4). The crate publishes each by itself, so all but the last are written
     /// here, and the last brings the index of all.

@@ -180,6 +180,15 @@ pub trait Requests: Send {
 
     /// A round is over, and the driver is about to be told.
     fn settle(&mut self) {}
+
+    /// Nothing is ready, and the driver was told of all: asks it to ring where its next buffer alone says something.
+    ///
+    /// # Errors
+    ///
+    /// The ring is broken.
+    fn wait(&mut self, _ring: &mut Ring) -> Result<(), RingError> {
+        Ok(())
+    }
 }
 
 /// The worker of a queue whose requests are served on the spot.
@@ -214,6 +223,7 @@ impl<R: Requests> RingWorker<R> {
         for _ in 0..R::ROUND {
             if !self.requests.ready() {
                 self.tell()?;
+                self.requests.wait(&mut self.seat.ring)?;
                 return Ok(false);
             }
             let Some(chain) = self.seat.ring.pop()? else {

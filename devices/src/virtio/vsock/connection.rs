@@ -4,7 +4,10 @@
 //!   guest asks:  dialing --host accepts--> open             \
 //!   host asks:   asked --guest responds--> open              > reset by either side, or nonsense: gone
 //!   open --one side is gone, the other was told--> closing  /
+//!   open --the guest sends no more, then resets--> left --the host has taken all--> gone
 //! ```
+//! A reset behind an orderly end (5.10.6.5) loses nothing: Linux sends one when a host that is slow has not answered its
+//! shutdown within eight seconds, and what the guest had sent before is still on its way to the host.
 
 use super::header::{HOST_CID, Header, NO_MORE, NO_RECEIVE, NO_SEND, Op, STREAM};
 use std::collections::VecDeque;
@@ -30,6 +33,8 @@ pub(super) enum State {
     /// The host asks, the guest has not answered.
     Asked,
     Open,
+    /// The guest has none any more; the host still takes what it had sent before.
+    Left,
 }
 
 /// What becomes of a connection.
@@ -38,6 +43,8 @@ pub(super) enum Verdict {
     GoesOn,
     /// The guest has reset it.
     Over,
+    /// The guest has reset it, and had ended its direction before: the host gets what is still there.
+    Left,
     /// The guest does not keep to the protocol: it is reset.
     Broken,
 }
@@ -112,6 +119,10 @@ impl Connection {
     /// Takes a packet; without data where there is more than can be right.
     pub(super) fn take(&mut self, op: Op, flags: u32, data: Option<&[u8]>) -> Verdict {
         match (op, self.state) {
+            (Op::Reset, State::Open) if self.has_last_words() => {
+                self.leave();
+                return Verdict::Left;
+            }
             (Op::Reset, _) => return Verdict::Over,
             (Op::Response, State::Asked) if !self.due.request => self.state = State::Open,
             (Op::Data, State::Open) => return self.take_data(data),
@@ -134,6 +145,16 @@ impl Connection {
             self.forward(data.len());
         }
         Verdict::GoesOn
+    }
+
+    /// The guest has said that what waits here for the host is the last.
+    fn has_last_words(&self) -> bool {
+        self.guest_shut & NO_SEND != 0 && !self.to_host.is_empty()
+    }
+
+    fn leave(&mut self) {
+        (self.state, self.guest_shut, self.due) = (State::Left, NO_MORE, Due::default());
+        self.to_guest.clear();
     }
 
     fn shut(&mut self, flags: u32) {
@@ -179,7 +200,7 @@ impl Connection {
 
     /// The guest knows of it.
     pub(super) fn is_known(&self) -> bool {
-        !self.due.request
+        !self.due.request && self.state != State::Left
     }
 
     /// The host is gone, and the guest was told so.
@@ -189,7 +210,8 @@ impl Connection {
 
     /// Something is to go to the guest, and may.
     pub(super) fn has_more(&self) -> bool {
-        self.due != Due::default() || self.has_data() || self.has_shutdown()
+        let due = self.due != Due::default() || self.has_data() || self.has_shutdown();
+        due && self.state != State::Left
     }
 
     fn has_data(&self) -> bool {

@@ -7,7 +7,7 @@
 //! ```
 //! The switch is a pure machine behind one lock that is held for a moment only; nothing waits in it for guest memory or
 //! for the host. What a guest may have it keep is bounded: 1024 connections, 64 KiB for each in both directions.
-//! A restored device has no connection, and says so by an event.
+//! A restored device has no connection, and says so by an event. None begins before the driver has heard it.
 //! Streams only; a driver that breaks a rule of a connection gets it reset, and its other connections go on.
 
 mod connection;
@@ -162,6 +162,12 @@ impl Vsock {
     #[must_use]
     pub fn connect(&self, port: u32) -> Option<(ConnectionId, u32)> {
         self.with(|switch| switch.connect(port))
+    }
+
+    /// Whether there is a place for a connection. While there is none, news say when to ask again.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        self.with(|switch| switch.has_place())
     }
 
     /// The guest has its connection.

@@ -4,6 +4,8 @@
 //!   guest --packet--> take() --> connection --news--> host side looks at it again
 //!   host  --calls---> connect, accept, push, ... ----> next() --packet--> guest
 //! ```
+//! After a restore nothing passes in either direction before the driver has heard that its connections are reset: Linux
+//! ends all that it has when it hears it, those that are new as well, and tells nobody.
 //! Everything is bounded. While more resets wait for the guest, or more news for the host, than a bound, no packet of
 //! the guest is taken (5.10.6.1).
 
@@ -55,6 +57,17 @@ pub enum End {
     Both,
 }
 
+/// Whether the driver knows that connections of before a restore are reset (5.10.6.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Restored {
+    /// It does, or there was none.
+    Known,
+    /// It is to be told.
+    Owed,
+    /// It was told, and may not have heard it yet.
+    Told,
+}
+
 /// Who is to be woken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rings {
@@ -82,8 +95,7 @@ pub(super) struct Switch {
     held: bool,
     next_id: u64,
     next_port: u32,
-    /// The driver is to hear that connections of before a restore are reset.
-    owes_reset: bool,
+    restored: Restored,
     rings: Rings,
 }
 
@@ -100,7 +112,7 @@ impl Switch {
             held: false,
             next_id: 0,
             next_port: FIRST_PORT,
-            owes_reset: false,
+            restored: Restored::Known,
             rings: Rings::default(),
         }
     }
@@ -113,7 +125,9 @@ impl Switch {
     pub(super) fn set_active(&mut self, active: bool) {
         self.active = active;
         // A driver that resets the device has no connection any more.
-        self.owes_reset &= active;
+        if !active {
+            self.restored = Restored::Known;
+        }
         self.news.extend(std::mem::take(&mut self.connections).into_keys());
         self.ids.clear();
         self.resets.clear();
@@ -121,30 +135,39 @@ impl Switch {
         self.rings.host = true;
     }
 
-    /// Whether the driver is to hear that its connections are reset.
+    /// Whether the driver is to be told that its connections are reset.
     pub(super) fn owes_reset(&self) -> bool {
-        self.owes_reset
+        self.restored == Restored::Owed
     }
 
-    /// The driver has heard it.
+    /// The driver is being told.
     pub(super) fn reset_told(&mut self) {
-        self.owes_reset = false;
+        self.restored = Restored::Told;
+    }
+
+    /// The driver has heard it: from now on its connections are those that it has here.
+    pub(super) fn reset_heard(&mut self) {
+        self.restored = Restored::Known;
+        self.rings.receive = true;
+        self.release();
     }
 
     /// What a saved state has: whether a driver runs the device, and the host's next port.
     pub(super) fn lasting(&self) -> (bool, u32) {
-        (self.active || self.owes_reset, self.next_port)
+        (self.active || self.restored != Restored::Known, self.next_port)
     }
 
     /// Goes on from there.
     pub(super) fn go_on(&mut self, active: bool, next_port: u32) {
-        (self.owes_reset, self.next_port) = (active, next_port);
+        let restored = if active { Restored::Owed } else { Restored::Known };
+        (self.restored, self.next_port) = (restored, next_port);
         self.rings.events = true;
     }
 
     /// Whether a packet of the guest can be taken. If not, its worker is woken when one can.
     pub(super) fn takes(&mut self) -> bool {
-        self.held = self.resets.len() >= RESETS_MAX || self.news.len() >= NEWS_MAX;
+        let full = self.resets.len() >= RESETS_MAX || self.news.len() >= NEWS_MAX;
+        self.held = full || self.restored != Restored::Known;
         !self.held
     }
 
@@ -185,6 +208,7 @@ impl Switch {
                 }
             }
             Verdict::Over => drop(self.remove(id)),
+            Verdict::Left => self.detach(id),
             Verdict::Broken => {
                 self.remove(id);
                 self.refuse(header);
@@ -194,7 +218,7 @@ impl Switch {
 
     /// The guest asks for a connection.
     fn ask_host(&mut self, key: Key, header: &Header) {
-        if !self.has_place() {
+        if !self.take_place() {
             self.refuse(header);
             return;
         }
@@ -218,25 +242,42 @@ impl Switch {
         id
     }
 
-    /// True if there is a place, at the cost of a connection that only waits for the guest to let go.
-    fn has_place(&mut self) -> bool {
+    /// Whether there is a place for a connection.
+    pub(super) fn has_place(&self) -> bool {
+        self.connections.len() < CONNECTIONS_MAX || self.closing().is_some()
+    }
+
+    /// One that only waits for the guest to let go.
+    fn closing(&self) -> Option<ConnectionId> {
+        let mut all = self.connections.iter();
+        all.find(|(_, connection)| connection.is_closing()).map(|(id, _)| *id)
+    }
+
+    /// True if there is a place, at the cost of a connection that is closing.
+    fn take_place(&mut self) -> bool {
         if self.connections.len() < CONNECTIONS_MAX {
             return true;
         }
-        let closing = self.connections.iter().find(|(_, connection)| connection.is_closing());
-        let Some(id) = closing.map(|(id, _)| *id) else { return false };
+        let Some(id) = self.closing() else { return false };
         self.reset(id);
         true
     }
 
     fn remove(&mut self, id: ConnectionId) -> Option<Connection> {
-        let connection = self.connections.remove(&id)?;
-        self.ids.remove(&connection.key);
-        if connection.queued {
+        self.detach(id);
+        self.connections.remove(&id)
+    }
+
+    /// The guest has no such connection any more, and may use its ports for another.
+    fn detach(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if self.ids.get(&connection.key) == Some(&id) {
+            self.ids.remove(&connection.key);
+        }
+        if std::mem::take(&mut connection.queued) {
             self.ready.retain(|other| *other != id);
         }
         self.tell_host(id);
-        Some(connection)
     }
 
     fn tell_host(&mut self, id: ConnectionId) {
@@ -256,6 +297,9 @@ impl Switch {
 
     /// The next packet for the guest, with at most so many bytes of data. Connections take turns.
     pub(super) fn next(&mut self, limit: usize) -> Option<(Header, Vec<u8>)> {
+        if self.restored != Restored::Known {
+            return None;
+        }
         if let Some(header) = self.resets.pop_front() {
             self.release();
             return Some((header, Vec::new()));
@@ -266,10 +310,12 @@ impl Switch {
             let packet = connection.next(self.cid, limit);
             let room = connection.host_waits && connection.room() > 0;
             connection.host_waits &= !room;
+            let closing = connection.is_closing();
             self.enqueue(id);
             // Who asks comes again.
             self.rings.receive = false;
-            if room {
+            // One that is closing has a place for another.
+            if room || closing {
                 self.tell_host(id);
             }
             if packet.is_some() {
@@ -290,7 +336,7 @@ impl Switch {
         Some(match connection.state {
             State::Dialing => View::Dialing(connection.key.host),
             State::Asked => View::Asked,
-            State::Open => {
+            State::Open | State::Left => {
                 let room = connection.room();
                 connection.host_waits = room == 0;
                 View::Open {
@@ -305,7 +351,7 @@ impl Switch {
 
     /// The host asks for a connection to a port of the guest; gives its own port as well.
     pub(super) fn connect(&mut self, guest: u32) -> Option<(ConnectionId, u32)> {
-        if !self.active || !self.has_place() {
+        if !self.active || !self.take_place() {
             return None;
         }
         // There are more ports than connections.
@@ -386,7 +432,8 @@ impl Switch {
     #[cfg(test)]
     pub(super) fn check(&self) {
         assert!(self.connections.len() <= CONNECTIONS_MAX);
-        assert_eq!(self.connections.len(), self.ids.len());
+        let left = self.connections.values().filter(|connection| connection.state == State::Left);
+        assert_eq!(self.connections.len(), self.ids.len() + left.count());
         assert!(self.resets.len() <= RESETS_MAX + CONNECTIONS_MAX);
         assert!(self.news.len() <= NEWS_MAX + 2 * CONNECTIONS_MAX);
         let queued = self.connections.values().filter(|connection| connection.queued).count();

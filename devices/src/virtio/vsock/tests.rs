@@ -271,6 +271,35 @@ fn reset_of_the_guest_ends_a_connection_and_its_ports_can_be_used_again() {
     assert!(again > id, "nobody takes it for the earlier one");
 }
 
+/// Linux resets what it has shut down and has had no answer for within eight seconds.
+#[test]
+fn reset_behind_an_end_leaves_the_host_what_the_guest_has_sent() {
+    let mut rig = Rig::new();
+    let id = rig.open(1 << 20);
+    rig.vsock.push(id, b"dropped");
+    rig.send(Op::Data, |_| {}, b"last");
+    rig.send(Op::Shutdown, |header| header.flags = NO_MORE.into(), &[]);
+    rig.send(Op::Reset, |_| {}, &[]);
+    assert_eq!(rig.view(id), (4, 0, false, false));
+    assert!(rig.vsock.news().contains(&id));
+    // The guest knows nothing of it any more, and has its ports for another.
+    let again = rig.open(1 << 20);
+    let mut bytes = [0; 8];
+    assert_eq!((rig.vsock.peek(id, &mut bytes), &bytes[..4]), (4, &b"last"[..]));
+    rig.vsock.forward(id, 4);
+    rig.vsock.end(id, End::Both);
+    rig.vsock.reset(id);
+    assert_eq!((rig.vsock.view(id), rig.ops()), (None, vec![]));
+    rig.send(Op::Data, |_| {}, b"new");
+    assert_eq!(rig.view(again).0, 3);
+    rig.vsock.with(|switch| switch.check());
+
+    // One that comes before the end ends all at once.
+    rig.send(Op::Shutdown, |header| header.flags = NO_RECEIVE.into(), &[]);
+    rig.send(Op::Reset, |_| {}, &[]);
+    assert_eq!(rig.vsock.view(again), None);
+}
+
 #[test]
 fn what_belongs_to_nothing_is_reset_or_dropped() {
     let mut rig = Rig::new();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::saved::testing::{bring_over, damage, through_bytes};
-use crate::virtio::WorkerState;
+use crate::virtio::{F_EVENT_IDX, WorkerState};
 use migrate::Saved;
 use std::time::Instant;
 
@@ -41,9 +41,13 @@ impl Rig {
 
 /// A driver of queue 2 with its worker.
 fn events(guest: &Guest, vsock: &Vsock) -> (Driver, VsockEvents) {
+    events_with(guest, vsock, Driver::FEATURES)
+}
+
+fn events_with(guest: &Guest, vsock: &Vsock, features: u64) -> (Driver, VsockEvents) {
     let driver = Driver::new(guest, EVENTS, 8);
     let (setup, events) = (driver.setup(), Events::new(vsock));
-    let worker = VsockEvents::new(&guest.context, Driver::FEATURES, &setup, events).unwrap();
+    let worker = VsockEvents::new(&guest.context, features, &setup, events).unwrap();
     (driver, worker)
 }
 
@@ -70,7 +74,8 @@ fn guest_goes_on_with_new_connections_after_a_move() {
     rig.move_over();
     assert_eq!(rig.vsock.view(id), None);
     assert!(rig.ops().is_empty(), "nothing of before");
-    // A guest that has not heard of it yet.
+    rig.vsock.with(Switch::reset_heard);
+    // A program of the guest that has not heard of it yet.
     rig.send(Op::Data, |_| {}, b"too late");
     assert_eq!(rig.ops(), [Op::Reset]);
     let (_, after) = rig.vsock.connect(7).unwrap();
@@ -98,6 +103,47 @@ fn driver_hears_once_that_its_connections_are_reset() {
     assert_eq!(rig.guest.get(EVENT, 6), [0, 0, 0, 0, 0xff, 0xff]);
     assert_eq!(rig.guest.interrupts(), 1);
     rig.vsock = vsock;
+}
+
+/// Linux ends all its connections when it hears of the reset, and tells nobody.
+#[test]
+fn nothing_begins_between_a_restore_and_the_moment_when_the_driver_has_heard() {
+    for features in [Driver::FEATURES, Driver::FEATURES | F_EVENT_IDX] {
+        let mut rig = Rig::new();
+        rig.move_over();
+        let vsock = rig.vsock.clone();
+        let (mut driver, mut worker) = events_with(&rig.guest, &vsock, features);
+        let (asked, port) = vsock.connect(7).unwrap();
+        rig.send(Op::Request, |_| {}, &[]);
+        let silent = |rig: &mut Rig| {
+            rig.post(1);
+            while rig.taking.service() {}
+            rig.got().is_empty() && vsock.news().is_empty()
+        };
+        worker.service();
+        assert!(silent(&mut rig), "it is not told");
+        driver.request(&[(EVENT, 4, true)]);
+        driver.request(&[(EVENT + 16, 4, true)]);
+        worker.service();
+        assert_eq!(driver.used(), [(0, 4)]);
+        worker.service();
+        assert!(silent(&mut rig), "it is told, and has not heard");
+        if features != Driver::FEATURES {
+            assert_eq!(driver.told_at(), 2, "it rings for the buffer of the event");
+        }
+        driver.request(&[(EVENT, 4, true)]);
+        worker.service();
+        while rig.taking.service() {}
+        let [(request, _)] = &rig.all()[..] else { panic!() };
+        assert_eq!((request.op.get(), request.src_port.get()), (Op::Request.code(), port));
+        assert_eq!(vsock.view(asked), Some(View::Asked));
+        let news = vsock.news();
+        let dialing = news.iter().filter(|id| vsock.view(**id) == Some(View::Dialing(PORTS.host)));
+        assert_eq!(dialing.count(), 1);
+        worker.service();
+        assert!(driver.used().is_empty(), "it is told once");
+        assert_eq!(rig.guest.fault(), None);
+    }
 }
 
 #[test]

@@ -5,6 +5,9 @@
 //!   guest asks --PATH_n connected--> stream                                / forgets it: closed
 //!   stream: bytes both ways --one side has no more--> one way --both--> closed
 //! ```
+//! An orderly end of either side arrives as one, behind all that the side has sent, also when its program has closed at
+//! once. A reset of the guest is an end without warning: a UNIX socket has no better word for it.
+//! While the process has no descriptor left, clients wait in the listener's queue, and the guest is refused.
 //! Who is too slow stops only its own stream: bytes of the host stay in its socket, and the guest has no more credit.
 //! Before anything reaches the host the fence is looked at.
 
@@ -13,8 +16,10 @@ use crate::local_socket::LocalSocket;
 use devices::Fence;
 use devices::virtio::vsock::{CONNECTIONS_MAX, ConnectionId, End, View, Vsock};
 use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::Shutdown;
@@ -22,13 +27,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Clients that have not said yet what they want.
 const CLIENTS_MAX: usize = 64;
-/// After an error when a client comes: no descriptors, perhaps.
-const ACCEPT_RETRY: Duration = Duration::from_millis(20);
+/// How long clients wait after one could not be accepted: there are no descriptors, perhaps.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// Events taken at once.
 const EVENTS: usize = 64;
 
@@ -56,6 +60,8 @@ pub(super) struct Host {
     epoll: OwnedFd,
     /// Clients are being accepted.
     listens: bool,
+    /// One could not be, and others wait until then.
+    rests_until: Option<Instant>,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
     streams: BTreeMap<ConnectionId, Stream>,
@@ -67,6 +73,7 @@ impl Host {
         (socket, fence, over): (Arc<LocalSocket>, Arc<Fence>, Arc<AtomicBool>),
         path: &Path,
     ) -> io::Result<Self> {
+        want_descriptors();
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         socket.listener().set_nonblocking(true)?;
         epoll::add(&epoll, vsock.host_bell(), EventData::new_u64(BELL), EventFlags::IN)?;
@@ -79,6 +86,7 @@ impl Host {
             path: path.to_owned(),
             epoll,
             listens: true,
+            rests_until: None,
             clients: BTreeMap::new(),
             next_client: CLIENTS,
             streams: BTreeMap::new(),
@@ -89,31 +97,41 @@ impl Host {
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         while !self.over.load(Ordering::Acquire) {
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!("wait for sockets of the guest: {error}");
-                    return;
-                }
+            if let Err(error) = self.turn(&mut events) {
+                tracing::error!("wait for sockets of the guest: {error}");
+                return;
             }
-            for event in events.drain(..) {
-                match event.data.u64() {
-                    LISTENER => self.welcome(),
-                    BELL => self.vsock.host_bell().hear(),
-                    client if client >= CLIENTS => self.hear(client),
-                    id => self.attend(ConnectionId(id), event.flags),
-                }
-            }
-            for id in self.vsock.news() {
-                self.look(id);
-            }
-            self.listen();
         }
     }
 
-    /// Accepts clients while there is room for more.
+    /// Waits for events, and does what they ask for.
+    fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Errno> {
+        let left = self.rests_until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.map(|left| Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() });
+        match epoll::wait(&self.epoll, spare_capacity(events), left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        for event in events.drain(..) {
+            match event.data.u64() {
+                LISTENER => self.welcome(),
+                BELL => self.vsock.host_bell().hear(),
+                client if client >= CLIENTS => self.hear(client),
+                id => self.attend(ConnectionId(id), event.flags),
+            }
+        }
+        for id in self.vsock.news() {
+            self.look(id);
+        }
+        self.listen();
+        Ok(())
+    }
+
+    /// Accepts clients while there is room for more, and no lack of descriptors.
     fn listen(&mut self) {
+        self.rests_until = self.rests_until.filter(|until| *until > Instant::now());
         let room = self.clients.len() + self.streams.len() < CONNECTIONS_MAX;
+        let room = room && self.rests_until.is_none() && self.vsock.has_place();
         if room == self.listens {
             return;
         }
@@ -145,7 +163,8 @@ impl Host {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 tracing::debug!("a client of a socket device: {error}");
-                thread::sleep(ACCEPT_RETRY);
+                // It stays in the listener's queue, and would be there at once again.
+                self.rests_until = Some(Instant::now() + ACCEPT_RETRY);
             }
         }
     }
@@ -188,6 +207,8 @@ impl Host {
 
     fn enter(&mut self, id: ConnectionId, stream: Stream) {
         self.streams.insert(id, stream);
+        // Until there is more to do, for its end.
+        self.wait_for(id, Some(EventFlags::empty()));
         self.look(id);
     }
 
@@ -196,6 +217,8 @@ impl Host {
         let Some(stream) = self.streams.get(&id) else { return };
         let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         match self.vsock.view(id) {
+            // What it has sent before it closed is for the guest, if the guest wants it.
+            Some(View::Asked) if gone && stream.has_bytes() => self.wait_for(id, None),
             // Whoever had no answer yet, or whom nobody reads any more, has let go.
             Some(View::Asked | View::Open { receives: false, .. }) if gone => self.reset(id),
             Some(_) if gone && stream.ended => {
@@ -212,7 +235,7 @@ impl Host {
             None => drop(self.streams.remove(&id)),
             Some(View::Dialing(port)) if self.fence.pass() => self.dial(id, port),
             Some(View::Dialing(_)) => self.over.store(true, Ordering::Release),
-            Some(View::Asked) => self.wait_for(id, Some(EventFlags::empty())),
+            Some(View::Asked) => {}
             Some(View::Open { .. }) => match self.carry(id) {
                 Ok(Fate::Lives) => self.wait_on(id),
                 Ok(Fate::Dies) => self.reset(id),
@@ -249,6 +272,9 @@ impl Host {
         }
         stream.tell(0, !sends && left == 0, Shutdown::Write)?;
         stream.tell(1, !receives, Shutdown::Read)?;
+        if !receives {
+            stream.discard();
+        }
         // Both sides have said all: the guest waits for its reset (5.10.6.5).
         let done = !sends && !receives && left == 0;
         Ok(if done { Fate::Dies } else { Fate::Lives })
@@ -287,3 +313,18 @@ impl Host {
         }
     }
 }
+
+/// Lets this process have as many descriptors more as there may be streams. Most systems give a program 1024 until it asks
+/// for more, and all other parts of the VM need some.
+fn want_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let Some(now) = current else { return };
+    let wanted = now.saturating_add(CONNECTIONS_MAX as u64);
+    let limit = maximum.map_or(wanted, |maximum| wanted.min(maximum));
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }) {
+        tracing::warn!("descriptors for sockets of the guest: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use devices::virtio::vsock::{ConnectionId, End, Vsock};
 use rustix::event::epoll::EventFlags;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -74,7 +74,24 @@ impl Stream {
     pub(super) fn greet(&mut self) -> io::Result<()> {
         let Some(port) = self.greeting.take() else { return Ok(()) };
         // The first bytes of a socket always have room.
-        self.stream.write_all(format!("OK {port}\n").as_bytes())
+        match self.stream.write_all(format!("OK {port}\n").as_bytes()) {
+            // It may have sent something before.
+            Err(error) if is_gone(&error) => Ok(()),
+            told => told,
+        }
+    }
+
+    /// The host has sent something that was not read yet.
+    pub(super) fn has_bytes(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        rustix::net::recv(&self.stream, &mut [0_u8; 1], flags).is_ok_and(|(bytes, _)| bytes > 0)
+    }
+
+    /// Drops what the host has sent and the guest does not take. A socket that is closed with bytes unread tells its peer
+    /// of a reset, but the guest's end was orderly. No more comes: the socket is shut for reading.
+    pub(super) fn discard(&mut self) {
+        let mut piece = [0; PIECE_BYTES];
+        while matches!(self.stream.read(&mut piece), Ok(1..)) {}
     }
 
     /// Passes on so many bytes of the guest, as far as there is room, and gives the number that is left.

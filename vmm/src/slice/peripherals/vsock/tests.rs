@@ -2,11 +2,14 @@
 
 use super::*;
 use devices::pci::{MsixView, QueueSetup};
+use devices::virtio::vsock::CONNECTIONS_MAX;
 use devices::virtio::{
     DeviceFaults, F_VERSION_1, QueueContext, QueueWorker, RingError, Used, UsedMemory,
 };
 use devices::{InterruptMessage, InterruptSink};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -370,6 +373,147 @@ fn answer_of_a_host_that_leaves_with_bytes_unread_arrives() {
     stream.write_all(b"answer").unwrap();
     drop(stream);
     assert_eq!(rig.receive((52, 99), 6), b"answer");
+}
+
+#[test]
+fn bytes_of_a_client_that_has_closed_before_the_answer_arrive() {
+    let mut rig = Rig::new();
+    drop(rig.client("CONNECT 1024\nbytes"));
+    let asked = rig.next();
+    assert_eq!(asked.op, REQUEST);
+    rig.send(RESPONSE, asked.ports, 0, &[]);
+    assert_eq!(rig.receive(asked.ports, 5), b"bytes");
+    assert_eq!(rig.next().op, SHUTDOWN);
+}
+
+/// A guest that closes does so in both directions.
+#[test]
+fn end_of_a_guest_that_has_not_read_all_is_an_end() {
+    let mut rig = Rig::new();
+    let (mut client, ports) = rig.answered();
+    // More than the guest and the device have room for.
+    client.write_all(&pattern(150_000)).unwrap();
+    rig.send(DATA, ports, 0, b"last");
+    rig.send(SHUTDOWN, ports, 3, &[]);
+    let mut heard = Vec::new();
+    client.read_to_end(&mut heard).unwrap();
+    assert_eq!(heard, b"last");
+    while rig.next().op != RESET {}
+}
+
+/// Linux resets what it has shut down and has had no answer for.
+#[test]
+fn bytes_before_the_end_of_a_guest_reach_a_host_that_is_slow() {
+    let mut rig = Rig::new();
+    let mut stream = rig.dialed(52);
+    let (piece, mut sent, mut forwarded, mut idle) = (pattern(8000), vec![0_u8; 0], 0, 0);
+    // Until nothing fits anywhere.
+    while idle < 100 {
+        rig.pump();
+        forwarded = rig.got.drain(..).next_back().map_or(forwarded, |packet| packet.forwarded);
+        if sent.len() + piece.len() - forwarded as usize <= 64 << 10 {
+            rig.send(DATA, (52, 99), 0, &piece);
+            sent.extend(&piece);
+            idle = 0;
+        } else {
+            idle += 1;
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(rig.open.vsock.waiting() > 0);
+    rig.send(SHUTDOWN, (52, 99), 3, &[]);
+    rig.send(RESET, (52, 99), 0, &[]);
+    let mut heard = Vec::new();
+    stream.read_to_end(&mut heard).unwrap();
+    assert!(heard == sent, "{} of {} bytes", heard.len(), sent.len());
+    // Its ports can be used again meanwhile, and nothing is told of the earlier connection.
+    rig.dialed(52);
+}
+
+/// True in a process where this test is alone; otherwise it has run there.
+pub(super) fn alone(name: &str) -> bool {
+    const ALONE: &str = "TESSERA_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let name = format!("slice::peripherals::vsock::{name}");
+    let again = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &name, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&again.stdout);
+    assert!(again.status.success() && said.contains("1 passed"), "{said}");
+    false
+}
+
+/// All descriptors that a process may have.
+pub(super) fn take_descriptors() -> Vec<File> {
+    let open = u64::try_from(std::fs::read_dir("/proc/self/fd").unwrap().count()).unwrap();
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(open + 20), maximum }).unwrap();
+    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
+}
+
+#[test]
+fn without_descriptors_streams_go_on_and_new_clients_wait() {
+    if !alone("tests::without_descriptors_streams_go_on_and_new_clients_wait") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (mut client, ports) = rig.answered();
+    let (_listener, path) = rig.listener(52);
+    let mut taken = take_descriptors();
+    drop(taken.pop());
+    let mut waiting = rig.client("CONNECT 7\n");
+    rig.send(REQUEST, (52, 99), 0, &[]);
+    let answer = rig.next();
+    assert_eq!((answer.op, answer.ports), (RESET, (52, 99)), "the guest is refused");
+    for _ in 0..20 {
+        rig.send(DATA, ports, 0, b"question");
+        assert_eq!(read(&mut client, 8), b"question");
+        client.write_all(b"answer").unwrap();
+        assert_eq!(rig.receive(ports, 6), b"answer");
+    }
+    drop(taken);
+    let asked = rig.next();
+    assert_eq!((asked.op, asked.ports.1), (REQUEST, 7));
+    rig.send(RESPONSE, asked.ports, 0, &[]);
+    assert_eq!(read(&mut waiting, 3), b"OK ");
+    rig.send(REQUEST, (52, 100), 0, &[]);
+    assert_eq!(rig.next().op, RESPONSE);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn streams_are_as_many_as_the_device_says_and_more_clients_wait() {
+    let mut rig = Rig::new();
+    // Both ends are here.
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let current = current.map(|now| maximum.unwrap_or(u64::MAX).min(now.max(8192)));
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    let streams: Vec<_> = (0..CONNECTIONS_MAX).map(|_| rig.answered()).collect();
+    let mut more = rig.client("CONNECT 1024\n");
+    rig.send(REQUEST, (52, 5000), 0, &[]);
+    assert_eq!(rig.next().op, RESET, "there is no place");
+    let (mut last, ports) = streams.into_iter().next_back().unwrap();
+    // The others are gone, and the guest answers their end.
+    rig.send(DATA, ports, 0, b"still here");
+    assert_eq!(read(&mut last, 10), b"still here");
+    loop {
+        let packet = rig.next();
+        match packet.op {
+            SHUTDOWN if packet.flags == 3 => rig.send(RESET, packet.ports, 0, &[]),
+            // One that is closing gives way.
+            SHUTDOWN | RESET => assert_ne!(packet.ports, ports),
+            op => {
+                assert_eq!(op, REQUEST);
+                rig.send(RESPONSE, packet.ports, 0, &[]);
+                break;
+            }
+        }
+    }
+    assert_eq!(read(&mut more, 3), b"OK ");
 }
 
 #[test]
