@@ -3,7 +3,7 @@
 //! It is never in the middle of an update, so a guest that waits for the end of one does not
 //! wait. It cannot be set and raises no interrupts; the other bytes are plain memory.
 
-use crate::saved::bytes;
+use crate::byte_string;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -109,7 +109,7 @@ pub struct CmosState {
     /// Index register, 0 to 127.
     pub index: u8,
     /// What was written behind each index, 128 bytes.
-    #[serde(with = "bytes")]
+    #[serde(with = "byte_string")]
     pub memory: Vec<u8>,
 }
 

@@ -8,12 +8,14 @@
 
 pub mod acpi;
 pub mod back_end;
+mod byte_string;
 mod chipset;
 mod cmos;
 pub mod delegate;
 mod fence;
 mod ioapic;
 pub mod layout;
+pub mod msix;
 pub mod pci;
 mod pit;
 mod pm;

@@ -9,22 +9,21 @@
 //! A state is saved while its part is at rest. What follows from the machine's configuration, from guest memory or from
 //! another state is not in it.
 
-pub(crate) mod bytes;
 #[cfg(test)]
 pub(crate) mod testing;
 
 pub use crate::chipset::ChipsetState;
 pub use crate::cmos::CmosState;
 pub use crate::ioapic::{IoApicPinState, IoApicState};
-pub use crate::pci::{
-    FunctionState, MsixEntryState, MsixTableState, MsixViewState, PciRootState, WindowState,
-};
+pub use crate::msix::MsixViewState;
+pub use crate::pci::{FunctionState, MsixEntryState, MsixTableState, PciRootState, WindowState};
 pub use crate::pit::PitState;
 pub use crate::pm::Pm1State;
 pub use crate::serial::SerialLineState;
 pub use crate::virtio::console::ConsoleInputState;
-pub use crate::virtio::net::{NetDeviceState, NetPairState, PacketState};
+pub use crate::virtio::net::NetDeviceState;
 pub use crate::virtio::vsock::VsockState;
 pub use crate::virtio::{
-    DeviceConfigState, QueueRegistersState, QueueState, TransportState, WorkerState,
+    DeviceConfigState, NetPairState, PacketState, QueueRegistersState, QueueState, TransportState,
+    WorkerState,
 };

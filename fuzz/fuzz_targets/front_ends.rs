@@ -11,7 +11,8 @@ use devices::back_end::{
     Disk, DiskDone, DiskReply, DiskRequest, DiskShape, Nic, NicShape, PACKET_BYTES_MAX, PacketSink,
     PacketsDone, REQUEST_BYTES_MAX, SECTOR_BYTES,
 };
-use devices::pci::{Activation, DeviceId, MsixView, PciEffect, PciRoot, QueueSetup};
+use devices::msix::MsixView;
+use devices::pci::{DeviceId, PciEffect, PciRoot};
 use devices::virtio::blk::{self, DiskQueue};
 use devices::virtio::console::{self, ConsoleInput, ConsoleOutput, ConsoleReceive, ConsoleTransmit};
 use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
@@ -21,7 +22,8 @@ use devices::virtio::vsock::{
     VsockTransmit,
 };
 use devices::virtio::{
-    DeviceFaults, Doorbell, QueueContext, QueueWorker, RingError, Used, UsedMemory,
+    Activation, DeviceFaults, Doorbell, QueueContext, QueueSetup, QueueWorker, RingError, Used,
+    UsedMemory,
 };
 use devices::{InterruptMessage, InterruptSink, layout};
 use libfuzzer_sys::fuzz_target;

@@ -6,7 +6,8 @@
 #![no_main]
 
 use devices::back_end::{NicShape, NullDisk, cable};
-use devices::pci::{DeviceId, MsixVector, MsixView, PciRoot, QueueSetup};
+use devices::msix::{MsixVector, MsixView};
+use devices::pci::{DeviceId, PciRoot};
 use devices::saved::{
     ChipsetState, CmosState, ConsoleInputState, FunctionState, IoApicState, MsixTableState,
     MsixViewState, NetDeviceState, NetPairState, PciRootState, PitState, Pm1State, QueueState,
@@ -18,7 +19,8 @@ use devices::virtio::net::{NetDevice, NetPair};
 use devices::virtio::rng;
 use devices::virtio::vsock::{View, Vsock};
 use devices::virtio::{
-    DeviceFaults, Doorbell, F_VERSION_1, QueueContext, QueueWorker, RingError, Used, UsedMemory,
+    DeviceFaults, Doorbell, F_VERSION_1, QueueContext, QueueSetup, QueueWorker, RingError, Used,
+    UsedMemory,
 };
 use devices::{
     Bus, Chipset, ChipsetConfig, GuestClock, IOAPIC_BASE, InterruptMessage, InterruptSink,

@@ -15,11 +15,13 @@ pub use saved::{FunctionState, WindowState};
 
 use super::config_space::{ConfigSpace, Identity};
 use super::msix::{ENTRY_BYTES, MsixTable};
-use super::{Activation, DeviceId, MsixVector, PciEffect, QUEUES_MAX, QueueIndex};
+use super::{DeviceId, PciEffect};
 use crate::layout::{PCI_WINDOW_END, PCI_WINDOW_START};
+use crate::msix::MsixVector;
 use crate::seams::InterruptMessage;
 use crate::virtio::{
-    COMMON_BYTES, DeviceChange, DeviceShape, QUEUE_SIZE_MAX, Transport, TransportEvent,
+    Activation, COMMON_BYTES, DeviceChange, DeviceShape, QUEUE_SIZE_MAX, QUEUES_MAX, QueueIndex,
+    Transport, TransportEvent,
 };
 
 /// Bytes of a function's BAR.

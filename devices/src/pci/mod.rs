@@ -22,53 +22,18 @@
 mod config_space;
 mod function;
 mod msix;
-mod msix_view;
 mod root;
 
 pub use function::{FunctionState, WindowState};
 pub use msix::{MsixEntryState, MsixTableState};
-pub use msix_view::{MsixView, MsixViewState};
 pub use root::{PciRoot, PciRootState};
 
 pub use wire::DeviceId;
 
+use crate::msix::MsixVector;
 use crate::seams::InterruptMessage;
+use crate::virtio::{Activation, QUEUES_MAX, QueueIndex};
 use thiserror::Error;
-
-/// A virtqueue of a device (virtio 1.3, 2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct QueueIndex(pub u16);
-
-/// An entry of a device's MSI-X table (PCI 6.8.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MsixVector(pub u16);
-
-/// What the driver said of a queue before it enabled it (virtio 1.3, 4.1.4.3). The size is a power
-/// of two within the device's limit and the addresses are aligned; whether they lie in guest memory is
-/// not known here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueSetup {
-    /// Entries.
-    pub size: u16,
-    /// Guest-physical address of the descriptor table.
-    pub descriptors: u64,
-    /// Guest-physical address of the driver area, the available ring.
-    pub driver_area: u64,
-    /// Guest-physical address of the device area, the used ring.
-    pub device_area: u64,
-    /// What to raise when buffers were used; `None` when the driver polls.
-    pub vector: Option<MsixVector>,
-}
-
-/// A device that its driver has brought to life: features are agreed and `DRIVER_OK` is set
-/// (virtio 1.3, 3.1.1).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Activation {
-    /// Agreed feature bits.
-    pub features: u64,
-    /// Enabled queues in ascending order. Nothing of them changes, and none is added, until reset.
-    pub queues: Vec<(QueueIndex, QueueSetup)>,
-}
 
 /// What follows from a write. Every replica computes the same; each slice acts on what it is home to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,12 +46,12 @@ pub enum PciEffect {
         activation: Activation,
     },
     /// All workers of an activated device stop; the write is acknowledged after they have. Pending
-    /// interrupts of the device are forgotten ([`MsixView::forget`]).
+    /// interrupts of the device are forgotten ([`MsixView::forget`](crate::msix::MsixView::forget)).
     Reset {
         /// The device.
         device: DeviceId,
     },
-    /// An entry of the MSI-X table, or what masks it, has changed: [`MsixView::route`] on every
+    /// An entry of the MSI-X table, or what masks it, has changed: [`MsixView::route`](crate::msix::MsixView::route) on every
     /// slice with workers of the device.
     MsixChanged {
         /// The device.
@@ -152,8 +117,5 @@ pub enum PciError {
 
 /// Most devices: all slots of the bus but that of the host bridge.
 pub const DEVICES_MAX: usize = 31;
-/// Most queues of a device: each has an entry in the MSI-X table of 256, one is for configuration.
-pub const QUEUES_MAX: usize = 255;
-
 #[cfg(test)]
 mod tests;

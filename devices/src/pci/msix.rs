@@ -5,14 +5,14 @@
 //! otherwise                                        --> no route: a raised vector is pending
 //! ```
 //! Pending bits are not here: a vector is raised by a worker of one slice, and only that slice knows
-//! ([`MsixView`](super::MsixView)). The pending bit array therefore reads 0 everywhere. Drivers look at
+//! ([`MsixView`](crate::msix::MsixView)). The pending bit array therefore reads 0 everywhere. Drivers look at
 //! it, if ever, to wait for a masked interrupt; Linux does not look.
 
 mod saved;
 
 pub use saved::{MsixEntryState, MsixTableState};
 
-use super::MsixVector;
+use crate::msix::MsixVector;
 use crate::seams::{DeliveryMode, InterruptMessage};
 
 /// Bytes of an entry.

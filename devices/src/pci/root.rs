@@ -6,9 +6,9 @@ pub use saved::PciRootState;
 
 use super::config_space::{ConfigSpace, ECAM_FUNCTION_BYTES, Identity};
 use super::function::{BAR_BYTES, Function};
-use super::{DEVICES_MAX, DeviceId, DoorbellAddress, PciEffect, PciError, QUEUES_MAX, QueueIndex};
+use super::{DEVICES_MAX, DeviceId, DoorbellAddress, PciEffect, PciError};
 use crate::layout::{ECAM_END, ECAM_START, PCI_WINDOW_END, PCI_WINDOW_START};
-use crate::virtio::{DeviceChange, DeviceShape};
+use crate::virtio::{DeviceChange, DeviceShape, QUEUES_MAX, QueueIndex};
 
 /// Functions of a slot; only the first is there.
 const FUNCTIONS_PER_SLOT: u64 = 8;

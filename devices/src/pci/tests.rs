@@ -4,7 +4,7 @@ use super::*;
 use crate::back_end::{DiskShape, NicShape};
 use crate::layout::{ECAM_START, PCI_WINDOW_END, PCI_WINDOW_START};
 use crate::seams::DeliveryMode;
-use crate::virtio::{DeviceChange, DeviceShape, F_VERSION_1, blk, console, net, rng};
+use crate::virtio::{DeviceChange, DeviceShape, F_VERSION_1, QueueSetup, blk, console, net, rng};
 use proptest::prelude::*;
 
 const BAR_BYTES: u64 = 0x1_0000;

@@ -1,7 +1,7 @@
 //! The saved form of the serial line.
 
 use super::{INPUT_LIMIT, SerialLine};
-use crate::saved::bytes;
+use crate::byte_string;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -33,10 +33,10 @@ pub struct SerialLineState {
     /// Scratch register.
     pub scratch: u8,
     /// Bytes in the receiver, oldest first; at most 64.
-    #[serde(with = "bytes")]
+    #[serde(with = "byte_string")]
     pub received: Vec<u8>,
     /// Bytes that wait for room in the receiver, oldest first; at most 4096.
-    #[serde(with = "bytes")]
+    #[serde(with = "byte_string")]
     pub waiting: Vec<u8>,
 }
 

@@ -9,14 +9,13 @@
 use super::ring::{Buffers, Chain, Frame};
 use super::worker::Seat;
 use super::{
-    ConfigChanges, DeviceChange, DeviceShape, Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueWorker,
-    RingError, UNDER_WAY_BYTES, WorkerState,
+    ConfigChanges, DeviceChange, DeviceShape, Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueSetup,
+    QueueWorker, RingError, UNDER_WAY_BYTES, WorkerState,
 };
 use crate::back_end::{
     DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX,
     SECTOR_BYTES,
 };
-use crate::pci::QueueSetup;
 use migrate::{Invalid, Saved};
 use std::fmt;
 use std::sync::Arc;

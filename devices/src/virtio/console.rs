@@ -4,7 +4,7 @@
 use super::ring::{Chain, Ring};
 use super::worker::{Requests, RingWorker};
 use super::{ConfigChanges, DeviceShape, Doorbell, RingError};
-use crate::saved::bytes;
+use crate::byte_string;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -68,7 +68,7 @@ impl ConsoleInput {
 #[serde(deny_unknown_fields)]
 pub struct ConsoleInputState {
     /// The bytes, oldest first; at most 4096.
-    #[serde(with = "bytes")]
+    #[serde(with = "byte_string")]
     pub waiting: Vec<u8>,
 }
 

@@ -21,6 +21,7 @@
 pub mod blk;
 pub mod console;
 pub mod net;
+mod queue;
 mod ring;
 pub mod rng;
 mod shape;
@@ -30,17 +31,18 @@ mod transport;
 pub mod vsock;
 mod worker;
 
+pub use queue::{Activation, QUEUES_MAX, QueueIndex, QueueSetup};
 pub use ring::RingError;
 use shape::ConfigChanges;
 pub use shape::{DeviceChange, DeviceConfigState, DeviceShape};
 pub(crate) use transport::{COMMON_BYTES, Event as TransportEvent, Transport};
 pub use transport::{QueueRegistersState, TransportState};
 pub use worker::{
-    Doorbell, QueueContext, QueueState, QueueWorker, RestError, RingWorker, StopTimeout,
-    WorkerState, WorkerThread,
+    Doorbell, NetPairState, PacketState, QueueContext, QueueState, QueueWorker, RestError,
+    RingWorker, StopTimeout, WorkerState, WorkerThread,
 };
 
-use crate::pci::DeviceId;
+use wire::DeviceId;
 
 /// The device is no legacy one (6, `VIRTIO_F_VERSION_1`).
 pub const F_VERSION_1: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;

@@ -14,11 +14,10 @@ mod under_way;
 
 pub use control::NetControl;
 pub use pair::NetPair;
-pub use saved::{NetDeviceState, NetPairState, PacketState};
+pub use saved::NetDeviceState;
 
-use super::{ConfigChanges, DeviceChange, DeviceShape, Doorbell};
+use super::{ConfigChanges, DeviceChange, DeviceShape, Doorbell, QueueIndex};
 use crate::back_end::{Nic, NicShape, PacketSink};
-use crate::pci::QueueIndex;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;

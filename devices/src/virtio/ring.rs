@@ -4,8 +4,7 @@
 //! chain and keeps the copy. What can never be right makes the ring broken: an index torn or too far
 //! ahead, a chain that loops, ends nowhere or mixes its order, an area outside guest memory.
 
-use super::{F_EVENT_IDX, QUEUE_SIZE_MAX, Used, UsedMemory};
-use crate::pci::QueueSetup;
+use super::{F_EVENT_IDX, QUEUE_SIZE_MAX, QueueSetup, Used, UsedMemory};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;

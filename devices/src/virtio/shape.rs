@@ -2,7 +2,7 @@
 //! ([`blk::shape`](super::blk::shape) and the like); nothing here knows them.
 
 use super::{F_EVENT_IDX, F_INDIRECT, F_VERSION_1};
-use crate::saved::bytes;
+use crate::byte_string;
 use migrate::{Invalid, SavedState};
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,7 @@ pub struct DeviceConfigState {
     /// Type of the device (virtio 1.3, 5).
     pub type_id: u32,
     /// The bytes that may change: of a disk its capacity (5.2.4), of a network its status (5.1.4), of others none.
-    #[serde(with = "bytes")]
+    #[serde(with = "byte_string")]
     pub bytes: Vec<u8>,
 }
 

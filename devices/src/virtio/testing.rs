@@ -1,10 +1,11 @@
 //! A driver and its surroundings, for tests of workers.
 
-use super::{DeviceFaults, F_VERSION_1, QueueContext, RingError, Used, UsedMemory};
-use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
+use super::{DeviceFaults, F_VERSION_1, QueueContext, QueueSetup, RingError, Used, UsedMemory};
+use crate::msix::{MsixVector, MsixView};
 use crate::seams::{DeliveryMode, InterruptMessage, InterruptSink};
 use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use wire::DeviceId;
 
 /// Guest memory of tests, in bytes; in two regions that touch in the middle.
 pub(crate) const MEMORY_BYTES: u64 = 16 << 20;

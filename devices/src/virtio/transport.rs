@@ -14,8 +14,8 @@ mod saved;
 
 pub use saved::{QueueRegistersState, TransportState};
 
-use super::F_VERSION_1;
-use crate::pci::{Activation, MsixVector, QueueIndex, QueueSetup};
+use super::{Activation, F_VERSION_1, QueueIndex, QueueSetup};
+use crate::msix::MsixVector;
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
     VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,

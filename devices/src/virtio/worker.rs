@@ -13,12 +13,13 @@
 mod saved;
 mod thread;
 
-pub use saved::{QueueState, WorkerState};
+pub(super) use saved::PACKETS_MAX;
+pub use saved::{NetPairState, PacketState, QueueState, WorkerState};
 pub use thread::{RestError, StopTimeout, WorkerThread};
 
 use super::ring::{Chain, Frame, Ring};
-use super::{DeviceFaults, RingError, UsedMemory};
-use crate::pci::{DeviceId, MsixVector, MsixView, QueueSetup};
+use super::{DeviceFaults, QueueSetup, RingError, UsedMemory};
+use crate::msix::{MsixVector, MsixView};
 use migrate::{Invalid, Saved};
 use std::fmt;
 use std::io;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
+use wire::DeviceId;
 
 /// Wakes a worker: rung by the driver through an ioeventfd, by a slice that heard the driver's
 /// notification, and by back ends. Clones are the same bell.

@@ -5,8 +5,7 @@
 use super::fake::{FakeKernel, Touch};
 use super::linux::LinuxUserfaultfd;
 use super::userfaultfd::Userfaultfd;
-use super::{Fault, FaultWatch, GuestMapping, HUGE, PAGE, Span, check_host};
-use crate::memory::memory_file;
+use super::{Fault, FaultWatch, GuestMapping, HUGE, PAGE, Span, check_host, memory_file};
 use needs::Need;
 use proptest::collection::vec;
 use proptest::prelude::*;

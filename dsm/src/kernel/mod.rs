@@ -15,7 +15,7 @@
 //! [`GuestMapping`] and [`Userfaultfd`](userfaultfd::Userfaultfd) are all that is asked of the kernel for it. In a VM
 //! Linux stands behind them (`host_mapping`, `linux`). In the simulator it is a kernel of state machines (`fake`)
 //! that refuses what Linux refuses. `conformance` runs the same calls against both. `uffd` says what is done about a
-//! refusal.
+//! refusal. `memory_file` makes the file behind a mapping.
 //!
 //! This room owns no state of pages: [`crate::mapping`] does. It is a room of its own because guest memory
 //! ([`crate::memory`]) is made of these mappings, and the state of pages is kept on top of guest memory.
@@ -28,6 +28,7 @@ pub(crate) mod fake;
 mod guest_mapping;
 mod host_mapping;
 mod linux;
+mod memory_file;
 mod sizes;
 mod span;
 mod uffd;
@@ -36,6 +37,7 @@ mod userfaultfd;
 pub use error::UffdError;
 pub(crate) use guest_mapping::GuestMapping;
 pub use linux::check_host;
+pub(crate) use memory_file::{fix_size, memory_file};
 pub(crate) use sizes::HUGE;
 #[cfg(any(test, feature = "simulate"))]
 pub(crate) use sizes::PAGE;

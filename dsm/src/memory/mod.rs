@@ -17,7 +17,6 @@ mod chunk;
 mod contents;
 mod device_pages;
 mod error;
-mod file;
 mod huge;
 mod into_file;
 mod kind;
@@ -32,8 +31,6 @@ mod smaps;
 pub(crate) use chunk::{CHUNK_PAGES, ChunkId, whole_chunks};
 pub use device_pages::DeviceUse;
 pub use error::RamError;
-#[cfg(test)]
-pub(crate) use file::memory_file;
 pub use huge::HugePages;
 #[cfg(feature = "simulate")]
 pub(crate) use huge::pass as collapse_pass;

@@ -1,9 +1,8 @@
 //! Memory of private chunks that do not lie in the memory file. [`super::into_file`] brings a chunk of it into the
 //! file.
 
-use super::file::memory_file;
 use super::kind::Memory;
-use crate::kernel::{GuestMapping, Span};
+use crate::kernel::{GuestMapping, Span, memory_file};
 use std::fs::File;
 use std::io::Error;
 use std::ops::Range;

@@ -37,6 +37,7 @@ mod list;
 mod litmus;
 mod memory;
 mod network;
+mod pipes;
 mod pool;
 mod process;
 mod programs;

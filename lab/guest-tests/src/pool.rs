@@ -23,7 +23,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::affinity::{Cpu, MOST_CPUS};
 use crate::arena::{Arena, PAGE};
-use crate::process::Pipes;
+use crate::pipes::Pipes;
 use crate::sys::{self, Ended, Forked, Pid, Sharing};
 
 /// Numbers that go with a job.

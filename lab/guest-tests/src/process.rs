@@ -3,9 +3,6 @@
 //! The counts must come out exact: a lost wake-up or a lost signal shows as a time-out, a doubled
 //! one as a wrong count.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -16,58 +13,6 @@ use crate::arena::spin_until;
 use crate::bench::Bench;
 use crate::pool::Env;
 use crate::sys::{self, Ended, Forked};
-
-/// Two pipes, one for each direction, inherited by every worker.
-pub(crate) struct Pipes {
-    there: Pipe,
-    back: Pipe,
-}
-
-struct Pipe {
-    reader: File,
-    writer: File,
-}
-
-impl Pipe {
-    fn new() -> io::Result<Self> {
-        let (reader, writer) = io::pipe()?;
-        let (reader, writer) = (OwnedFd::from(reader), OwnedFd::from(writer));
-        Ok(Self { reader: reader.into(), writer: writer.into() })
-    }
-
-    fn send(&self, value: u64) -> Result<()> {
-        (&self.writer).write_all(&value.to_le_bytes()).context("cannot write to the pipe")
-    }
-
-    fn receive(&self) -> Result<u64> {
-        let mut bytes = [0; 8];
-        (&self.reader).read_exact(&mut bytes).context("cannot read from the pipe")?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    /// Bytes of an aborted test must not reach the next one.
-    fn drain(&self) {
-        while sys::readable(self.reader.as_raw_fd()) {
-            let mut bytes = [0; 512];
-            if !matches!((&self.reader).read(&mut bytes), Ok(1..)) {
-                return;
-            }
-        }
-    }
-}
-
-impl Pipes {
-    /// Makes both.
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { there: Pipe::new()?, back: Pipe::new()? })
-    }
-
-    /// Empties both.
-    pub(crate) fn drain(&self) {
-        self.there.drain();
-        self.back.drain();
-    }
-}
 
 /// Futex ping-pong over each pair.
 pub(crate) fn futex(bench: &mut Bench) -> Result<String> {

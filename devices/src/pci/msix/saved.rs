@@ -1,7 +1,7 @@
 //! The saved form of an MSI-X table.
 
 use super::{CONTROL_ENABLE, CONTROL_FUNCTION_MASK, ENTRY_MASKED, Entry, MsixTable};
-use crate::pci::QUEUES_MAX;
+use crate::msix::VECTORS_MAX;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 
@@ -32,10 +32,10 @@ pub struct MsixEntryState {
 impl SavedState for MsixTableState {
     const NAME: &'static str = "msix table";
     const VERSION: u16 = 1;
-    const MAX_BYTES: usize = 38 * (QUEUES_MAX + 1) + 64;
+    const MAX_BYTES: usize = 38 * VECTORS_MAX + 64;
 
     fn check(&self) -> Result<(), Invalid> {
-        let count = (1..=QUEUES_MAX + 1).contains(&self.entries.len());
+        let count = (1..=VECTORS_MAX).contains(&self.entries.len());
         Invalid::unless(count, "entries", "none, or more than a table has")?;
         let aligned = self.entries.iter().all(|entry| entry.address.is_multiple_of(4));
         Invalid::unless(aligned, "entries", "an address that is no multiple of 4")
@@ -86,7 +86,7 @@ fn entry(saved: &MsixEntryState) -> Entry {
 mod tests {
     use super::super::ENTRY_BYTES;
     use super::*;
-    use crate::pci::MsixVector;
+    use crate::msix::MsixVector;
     use crate::saved::testing::{bring_over, damage, through_bytes};
     use proptest::prelude::*;
 

@@ -1,8 +1,9 @@
 //! The saved form of the PCI root, and how a slice takes up a restored one.
 
 use super::PciRoot;
+use crate::msix::MsixVector;
 use crate::pci::config_space::{COMMAND, COMMAND_WRITABLE};
-use crate::pci::{DEVICES_MAX, DeviceId, FunctionState, MsixVector, PciEffect};
+use crate::pci::{DEVICES_MAX, DeviceId, FunctionState, PciEffect};
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 

@@ -1,12 +1,11 @@
 //! A queue pair of a network device (5.1.6).
 
 use super::super::ring::{Chain, Frame};
-use super::super::worker::Seat;
-use super::super::{Doorbell, QueueContext, QueueWorker, RingError, WorkerState};
+use super::super::worker::{PACKETS_MAX, Seat};
+use super::super::{Doorbell, QueueContext, QueueSetup, QueueWorker, RingError, WorkerState};
 use super::under_way::UnderWay;
 use super::{F_MRG_RXBUF, HEADER_BUFFERS, HEADER_BYTES, Inlet, NetDevice};
 use crate::back_end::PACKET_BYTES_MAX;
-use crate::pci::QueueSetup;
 use migrate::{Invalid, Saved};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +13,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
 /// Packets that the back end may send ahead of the driver's buffers.
-pub(super) const RECEIVE_WINDOW: u32 = 128;
+const RECEIVE_WINDOW: u32 = 128;
+// A saved pair has room for all of them.
+const _: () = assert!(RECEIVE_WINDOW as usize <= PACKETS_MAX);
 /// Packets brought before the back end is told that it may send so many more: a message for each would
 /// be as many again on the way back.
 const ALLOWANCE: u32 = RECEIVE_WINDOW / 4;

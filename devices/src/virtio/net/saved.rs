@@ -1,16 +1,12 @@
 //! The saved forms of a network device.
 
-use super::pair::{NetPair, RECEIVE_WINDOW};
+use super::pair::NetPair;
 use super::{NetDevice, lock};
-use crate::back_end::PACKET_BYTES_MAX;
-use crate::saved::bytes;
-use crate::virtio::QueueState;
+use crate::virtio::{NetPairState, PacketState};
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Most packets that wait at a pair.
-const PACKETS_MAX: usize = RECEIVE_WINDOW as usize;
 /// Most queue pairs of a device (virtio 1.3, 5.1.4.2).
 const PAIRS_MAX: u16 = 0x8000;
 
@@ -23,22 +19,6 @@ pub struct NetDeviceState {
     pub pairs_in_use: u16,
 }
 
-/// A pair of queues at rest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NetPairState {
-    /// The queue that brings packets to the driver.
-    pub receive: QueueState,
-    /// The queue that takes them.
-    pub transmit: QueueState,
-    /// Packets that have come and wait for buffers of the driver, in order; at most 128.
-    pub packets: Vec<PacketState>,
-}
-
-/// A packet with its header (virtio 1.3, 5.1.6), at most 65562 bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PacketState(#[serde(with = "bytes")] pub Vec<u8>);
-
 impl SavedState for NetDeviceState {
     const NAME: &'static str = "virtio network";
     const VERSION: u16 = 1;
@@ -46,20 +26,6 @@ impl SavedState for NetDeviceState {
 
     fn check(&self) -> Result<(), Invalid> {
         Invalid::unless(self.pairs_in_use <= PAIRS_MAX, "pairs_in_use", "more than a device has")
-    }
-}
-
-impl SavedState for NetPairState {
-    const NAME: &'static str = "virtio network pair";
-    const VERSION: u16 = 1;
-    const MAX_BYTES: usize = PACKETS_MAX * (PACKET_BYTES_MAX + 5) + 2 * QueueState::MAX_BYTES + 48;
-
-    fn check(&self) -> Result<(), Invalid> {
-        self.receive.check()?;
-        self.transmit.check()?;
-        Invalid::unless(self.packets.len() <= PACKETS_MAX, "packets", "more than may wait")?;
-        let long = self.packets.iter().any(|packet| packet.0.len() > PACKET_BYTES_MAX);
-        Invalid::unless(!long, "packets", "one that is longer than any")
     }
 }
 

@@ -4,7 +4,7 @@ use super::super::testing::{Driver, Guest};
 use super::super::{F_EVENT_IDX, QueueWorker};
 use super::*;
 use crate::back_end::{PACKET_BYTES_MAX, PacketsDone};
-use crate::pci::QueueSetup;
+use crate::virtio::QueueSetup;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 

@@ -3,8 +3,8 @@
 use super::{
     DRIVER_OK, FEATURES_OK, NEEDS_RESET, NO_VECTOR, Queue, SETTABLE, Transport, agreed, some_vector,
 };
-use crate::pci::QUEUES_MAX;
 use crate::virtio::QUEUE_SIZE_MAX;
+use crate::virtio::QUEUES_MAX;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 

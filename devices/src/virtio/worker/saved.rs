@@ -1,10 +1,14 @@
 //! The saved form of workers.
 
 use super::{QueueWorker, Seat};
+use crate::back_end::PACKET_BYTES_MAX;
+use crate::byte_string;
 use crate::virtio::QUEUE_SIZE_MAX;
-use crate::virtio::net::NetPairState;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
+
+/// Most packets that wait at a pair.
+pub(crate) const PACKETS_MAX: usize = 128;
 
 /// How far a queue has been served (virtio 1.3, 2.7). At rest everything taken from the available ring has been given
 /// back. Where the rings are, and which features hold, is in the state of the device's transport.
@@ -20,6 +24,22 @@ pub struct QueueState {
     /// The driver has broken the queue: it is not served before a reset.
     pub broken: bool,
 }
+
+/// A pair of queues at rest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetPairState {
+    /// The queue that brings packets to the driver.
+    pub receive: QueueState,
+    /// The queue that takes them.
+    pub transmit: QueueState,
+    /// Packets that have come and wait for buffers of the driver, in order; at most 128.
+    pub packets: Vec<PacketState>,
+}
+
+/// A packet with its header (virtio 1.3, 5.1.6), at most 65562 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketState(#[serde(with = "byte_string")] pub Vec<u8>);
 
 /// How far a worker has come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +61,20 @@ impl SavedState for QueueState {
         Invalid::unless(size, "size", "no power of two up to the largest queue")?;
         let same = self.broken || self.next_avail == self.next_used;
         Invalid::unless(same, "next_used", "requests have been taken and not given back")
+    }
+}
+
+impl SavedState for NetPairState {
+    const NAME: &'static str = "virtio network pair";
+    const VERSION: u16 = 1;
+    const MAX_BYTES: usize = PACKETS_MAX * (PACKET_BYTES_MAX + 5) + 2 * QueueState::MAX_BYTES + 48;
+
+    fn check(&self) -> Result<(), Invalid> {
+        self.receive.check()?;
+        self.transmit.check()?;
+        Invalid::unless(self.packets.len() <= PACKETS_MAX, "packets", "more than may wait")?;
+        let long = self.packets.iter().any(|packet| packet.0.len() > PACKET_BYTES_MAX);
+        Invalid::unless(!long, "packets", "one that is longer than any")
     }
 }
 

@@ -12,8 +12,9 @@
 use devices::Fence;
 use devices::back_end::image::OnFull;
 use devices::delegate::{Exchange, ServeError};
-use devices::pci::{Activation, QueueIndex, QueueSetup};
-use devices::virtio::{DeviceShape, Doorbell, QueueContext, QueueWorker, RingError};
+use devices::virtio::{
+    Activation, DeviceShape, Doorbell, QueueContext, QueueIndex, QueueSetup, QueueWorker, RingError,
+};
 use std::error::Error;
 use std::fmt::Debug;
 use std::fs::File;

@@ -7,9 +7,8 @@ use super::model::{
 use devices::back_end::tap::{TapNic, TapOptions};
 use devices::back_end::{Nic, NicShape};
 use devices::delegate::{Exchange, ServeError};
-use devices::pci::QueueIndex;
 use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
-use devices::virtio::{DeviceShape, Doorbell, RingError};
+use devices::virtio::{DeviceShape, Doorbell, QueueIndex, RingError};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs;

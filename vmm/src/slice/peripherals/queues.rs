@@ -7,9 +7,11 @@
 
 use super::model::{FrontEnd, Starting};
 use crate::guest_memory::GuestMemory;
-use devices::pci::{Activation, DeviceId, MsixView, QueueIndex};
+use devices::msix::MsixView;
+use devices::pci::DeviceId;
 use devices::virtio::{
-    DeviceFaults, Doorbell, QueueContext, QueueWorker, StopTimeout, WorkerThread,
+    Activation, DeviceFaults, Doorbell, QueueContext, QueueIndex, QueueWorker, StopTimeout,
+    WorkerThread,
 };
 use std::collections::BTreeMap;
 use std::io;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::saved::testing::{damage, through_bytes};
-use crate::virtio::{QueueState, WorkerState};
+use crate::virtio::{NetPairState, PacketState, QueueState, WorkerState};
 use migrate::{Saved, SavedState};
 use std::thread;
 use std::time::{Duration, Instant};

@@ -4,10 +4,10 @@ use super::{Counting, LONG, STATE};
 use crate::back_end::{DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
 use crate::saved::testing::{damage, through_bytes};
 use crate::virtio::blk::DiskQueue;
-use crate::virtio::net::NetPairState;
 use crate::virtio::testing::{Driver, Guest};
 use crate::virtio::{
-    Doorbell, QUEUE_SIZE_MAX, QueueState, QueueWorker, RestError, WorkerState, WorkerThread,
+    Doorbell, NetPairState, QUEUE_SIZE_MAX, QueueState, QueueWorker, RestError, WorkerState,
+    WorkerThread,
 };
 use migrate::Invalid;
 use proptest::prelude::*;

@@ -10,9 +10,8 @@ use super::model::{
     Worker, unknown,
 };
 use devices::delegate::{Exchange, ServeError};
-use devices::pci::QueueIndex;
 use devices::virtio::console::{self, ConsoleReceive, ConsoleTransmit};
-use devices::virtio::{DeviceShape, Doorbell};
+use devices::virtio::{DeviceShape, Doorbell, QueueIndex};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::path::PathBuf;

@@ -17,10 +17,9 @@ use super::model::{
 use crate::local_socket::LocalSocket;
 use devices::Fence;
 use devices::delegate::{Exchange, ServeError};
-use devices::pci::QueueIndex;
 use devices::virtio::vsock::{self, Events, HOST_CID, Receive, Transmit, Vsock};
 use devices::virtio::vsock::{VsockEvents, VsockReceive, VsockTransmit};
-use devices::virtio::{DeviceShape, Doorbell};
+use devices::virtio::{DeviceShape, Doorbell, QueueIndex};
 use host::Host;
 use serde::{Deserialize, Serialize};
 use std::io;

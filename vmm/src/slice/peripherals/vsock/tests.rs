@@ -1,10 +1,11 @@
 //! The host's side with real sockets, and a guest that is nothing but two rings.
 
 use super::*;
-use devices::pci::{MsixView, QueueSetup};
+use devices::msix::MsixView;
 use devices::virtio::vsock::CONNECTIONS_MAX;
 use devices::virtio::{
-    DeviceFaults, F_VERSION_1, QueueContext, QueueWorker, RingError, Used, UsedMemory,
+    Activation, DeviceFaults, F_VERSION_1, QueueContext, QueueSetup, QueueWorker, RingError, Used,
+    UsedMemory,
 };
 use devices::{InterruptMessage, InterruptSink};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -272,7 +273,7 @@ fn workers(
         msix: Arc::new(MsixView::new(4, Arc::new(Outside))),
         faults: Arc::new(Outside),
     };
-    let activation = devices::pci::Activation { features: F_VERSION_1, queues: Vec::new() };
+    let activation = Activation { features: F_VERSION_1, queues: Vec::new() };
     front.start(F_VERSION_1);
     [0, 1].map(|queue| {
         let bell = front.bell(usize::from(queue), &[]).unwrap();

@@ -19,7 +19,7 @@ pub(crate) fn memory_file(name: &CStr, flags: libc::c_uint) -> Result<File, Erro
 }
 
 /// Seals the size of a memory file. A peer that it is exposed to relies on that.
-pub(super) fn fix_size(file: &File) -> Result<(), Error> {
+pub(crate) fn fix_size(file: &File) -> Result<(), Error> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // SAFETY: the call takes no pointer.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };

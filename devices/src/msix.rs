@@ -7,12 +7,18 @@
 //! Pending bits are kept where the vector was raised: a slice that raised nothing sends nothing when
 //! the guest unmasks.
 
-use super::{MsixVector, QUEUES_MAX};
 use crate::seams::{InterruptMessage, InterruptSink};
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An entry of a device's MSI-X table (PCI 6.8.2.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MsixVector(pub u16);
+
+/// Most entries of a table here.
+pub const VECTORS_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
@@ -33,7 +39,7 @@ impl fmt::Debug for MsixView {
 }
 
 impl MsixView {
-    /// A table of so many entries ([`PciRoot::vectors`](super::PciRoot::vectors)), all masked.
+    /// A table of so many entries ([`PciRoot::vectors`](crate::pci::PciRoot::vectors)), all masked.
     #[must_use]
     pub fn new(vectors: u16, sink: Arc<dyn InterruptSink>) -> Self {
         Self { entries: (0..vectors).map(|_| Mutex::default()).collect(), sink }
@@ -48,7 +54,7 @@ impl MsixView {
         }
     }
 
-    /// The entry sends this from now on ([`PciEffect::MsixChanged`](super::PciEffect)).
+    /// The entry sends this from now on ([`PciEffect::MsixChanged`](crate::pci::PciEffect)).
     ///
     /// Nothing is sent by its old route after the return: a guest that moves an interrupt takes the
     /// old vector away then.
@@ -92,10 +98,10 @@ pub struct MsixViewState {
 impl SavedState for MsixViewState {
     const NAME: &'static str = "msix view";
     const VERSION: u16 = 1;
-    const MAX_BYTES: usize = 3 * (QUEUES_MAX + 1) + 32;
+    const MAX_BYTES: usize = 3 * VECTORS_MAX + 32;
 
     fn check(&self) -> Result<(), Invalid> {
-        let count = (1..=QUEUES_MAX + 1).contains(&usize::from(self.vectors));
+        let count = (1..=VECTORS_MAX).contains(&usize::from(self.vectors));
         Invalid::unless(count, "vectors", "not 1 to 256")?;
         let ascending = self.pending.is_sorted_by(|one, next| one < next);
         Invalid::unless(ascending, "pending", "not in ascending order")?;
@@ -116,7 +122,7 @@ impl Saved for MsixView {
         }
     }
 
-    /// What is pending is sent when its entry is routed ([`PciRoot::in_force`](super::PciRoot::in_force)).
+    /// What is pending is sent when its entry is routed ([`PciRoot::in_force`](crate::pci::PciRoot::in_force)).
     fn restore(&mut self, state: MsixViewState) -> Result<(), Invalid> {
         state.check()?;
         let same = usize::from(state.vectors) == self.entries.len();
