@@ -16,7 +16,6 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, Item, Token, UseTree};
 
-
 /// A module by its path inside its crate; the crate's root is empty.
 type Module = Vec<String>;
 /// Arrows from a module to those that it uses.

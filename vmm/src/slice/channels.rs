@@ -6,6 +6,7 @@
 use super::BOOTSTRAP;
 use super::calls::PendingCalls;
 use super::events::{EventSender, SliceEvent};
+use super::pause::Pause;
 use crossbeam_channel::Sender;
 use devices::Fence;
 use dsm::Handle;
@@ -20,7 +21,7 @@ use wire::{Control, Epoch, SliceId};
 pub(crate) const GONE: u64 = u64::MAX;
 
 /// Work for the device thread of a slice.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum DeviceJob {
     /// For the bootstrap slice.
     Call(SliceId, DeviceCall),
@@ -30,6 +31,8 @@ pub(crate) enum DeviceJob {
     Broken(u16),
     /// For a companion.
     Apply(u64, DeviceChange),
+    /// Of this slice itself: no change until it is to go on.
+    Rest(Pause),
 }
 
 /// Interrupts and calls that crossed slices.

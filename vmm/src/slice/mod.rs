@@ -21,6 +21,7 @@ mod events;
 mod host;
 mod launch;
 mod negotiation;
+mod pause;
 mod peripherals;
 mod report;
 mod spec;

@@ -21,6 +21,7 @@ mod nic;
 mod order;
 mod queues;
 mod registry;
+mod rest;
 mod rng;
 mod serve;
 mod vsock;

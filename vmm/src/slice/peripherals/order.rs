@@ -12,6 +12,10 @@
 //! that it has reset touches guest memory no more, wherever its queues were. The bootstrap
 //! does one change at a time.
 
+mod saved;
+
+pub(crate) use saved::OrderState;
+
 use crate::slice::channels::{Channels, GONE};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;

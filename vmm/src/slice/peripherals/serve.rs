@@ -8,6 +8,7 @@ use crate::slice::bus::{access, written};
 use crate::slice::channels::{Channels, DeviceJob};
 use crossbeam_channel::Receiver;
 use devices::Chipset;
+use migrate::Saved;
 use std::sync::Arc;
 use wire::control::{DeviceCall, DeviceChange, Space};
 use wire::{Control, SliceId};
@@ -40,7 +41,8 @@ impl Owner {
                 self.channels.answer(from, call.id, data);
             }
             DeviceJob::Broken(device) => self.change(DeviceChange::Broken { device })?,
-            // The channel lets none through on this slice.
+            DeviceJob::Rest(pause) => pause.hold(self.sequencer.save().last),
+            // The dispatch lets none through on this slice.
             DeviceJob::Apply(..) => {}
         }
         Ok(())
@@ -74,8 +76,15 @@ pub(crate) fn follow(
 ) {
     let mut turn = Turn::default();
     for job in jobs {
-        // The channel lets nothing else through on a companion.
-        let DeviceJob::Apply(sequence, change) = job else { continue };
+        let (sequence, change) = match job {
+            DeviceJob::Apply(sequence, change) => (sequence, change),
+            DeviceJob::Rest(pause) => {
+                pause.hold(turn.save().last);
+                continue;
+            }
+            // The dispatch lets nothing else through on a companion.
+            _ => continue,
+        };
         if let Err(error) = turn.check(sequence) {
             order::broken(channels, &error);
             return;
