@@ -237,3 +237,27 @@ fn companion_that_nobody_reads_ends_at_the_first_signal() {
     assert_eq!((end.status, end.signal), (None, Some(15)), "{end:?}");
     drop(reader);
 }
+
+/// It goes on once the other companion has heard of the end, and would see that one close first.
+#[test]
+fn kvm_companion_that_is_slow_to_hear_of_the_end_loses_nobody() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    let (quick, slow) = (Companion::start(&folder), Companion::start(&folder));
+    let slices = ["local,cpus=1,memory=64M", &quick.slice(1, "64M"), &slow.slice(1, "64M")];
+    let vm = start(&folder, &deaf(), &slices, &["--lease", "30000"]);
+    slow.process.line_with("running as ");
+    slow.process.signal(Signal::STOP);
+    vm.signal(Signal::TERM);
+    vm.line_with("does not listen to its power button");
+    vm.signal(Signal::TERM);
+    quick.process.line_with("the VM is over");
+    slow.process.signal(Signal::CONT);
+    judge(&folder, &vm.end(), 8, "stopped: asked twice, the guest was not waited for");
+    for companion in [quick, slow] {
+        let end = companion.process.end();
+        assert_eq!(end.status, Some(0), "{end:?}");
+    }
+}

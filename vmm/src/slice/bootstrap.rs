@@ -14,7 +14,7 @@ use super::peripherals::{BackEnds, Owner, Relay, Sequencer};
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{Shape, SpecError, VmSpec};
 use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
-use super::{BOOTSTRAP, Ending, SliceError};
+use super::{BOOTSTRAP, Ending, SliceError, end};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::control::ControlSocket;
@@ -291,6 +291,12 @@ impl Vm {
             Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
         };
         tell_companions(&channels, &self.shape, &Control::End(cause));
+        if !matches!(ending, Ending::LostSlice { .. }) {
+            self.parts.stop_vcpus();
+            let lost = |slice: &SliceId| self.lost.iter().any(|lost| lost.slice == slice.0);
+            let told = self.shape.companions().filter(|slice| !lost(slice));
+            end::wait_until_all_know(told.collect(), &self.parts.events);
+        }
         let report = RunReport {
             ending: ending.describe(),
             status: ending.status(),

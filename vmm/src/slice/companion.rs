@@ -7,7 +7,7 @@ use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spaw
 use super::peripherals::{BackEnds, Lend, Lent, follow};
 use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
-use super::{BOOTSTRAP, Ending, SliceError, one_line};
+use super::{BOOTSTRAP, Ending, SliceError, end, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
 use crossbeam_channel::bounded;
@@ -194,6 +194,12 @@ fn run(
             break ending;
         }
     };
+    if matches!(ending, Ending::Told(_)) {
+        tracing::info!("the VM is over; the bootstrap tells the other slices");
+        parts.channels.send(BOOTSTRAP, &Control::EndSeen);
+        parts.stop_vcpus();
+        end::stay_until_all_know(&parts.events);
+    }
     parts.stop();
     back_ends.finish();
     Ok(ending)

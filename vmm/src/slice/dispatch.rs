@@ -133,6 +133,7 @@ impl Dispatcher {
                 }
             }
             Control::WantStop => self.channels.event(SliceEvent::WantStop(from)),
+            Control::EndSeen => self.channels.event(SliceEvent::EndSeen(from)),
             Control::AskReport => self.channels.event(SliceEvent::AskReport),
             Control::Report(bytes) => self.channels.event(SliceEvent::Report(from, bytes)),
             Control::End(cause) => self.channels.event(SliceEvent::End(cause)),

@@ -25,6 +25,8 @@ pub(crate) enum SliceEvent {
     WantEnd(SliceId, EndCause),
     /// The bootstrap says that the VM is over.
     End(EndCause),
+    /// A companion has heard that the VM is over.
+    EndSeen(SliceId),
     /// A slice is gone.
     Lost(SliceId, String),
     /// A slice is gone without which the VM goes on: its devices fail.
@@ -50,7 +52,7 @@ impl SliceEvent {
             | Self::LostDevices(..)
             | Self::Fatal(_)
             | Self::Stop => true,
-            Self::WantStop(_) | Self::AskReport | Self::Report(..) => false,
+            Self::EndSeen(_) | Self::WantStop(_) | Self::AskReport | Self::Report(..) => false,
         }
     }
 }

@@ -266,13 +266,18 @@ impl Parts {
     }
 
     /// Stops vCPUs and engine, waiting a bounded time for each.
-    pub(crate) fn stop(self) {
+    /// The guest stops; the memory engine goes on.
+    pub(crate) fn stop_vcpus(&self) {
         if let Some(clockwork) = self.dispatcher.clockwork.get() {
             clockwork.stop();
         }
         if let Err(error) = self.machine.stop(STOP_LIMIT) {
             tracing::warn!("{error}");
         }
+    }
+
+    pub(crate) fn stop(self) {
+        self.stop_vcpus();
         if let Some(handle) = self.channels.handle.get() {
             handle.stop();
         }
@@ -334,6 +339,7 @@ pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> O
         }
         SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
         SliceEvent::Stop
+        | SliceEvent::EndSeen(_)
         | SliceEvent::WantStop(_)
         | SliceEvent::AskReport
         | SliceEvent::Report(..)

@@ -17,6 +17,7 @@ mod clockwork;
 mod companion;
 mod console;
 mod dispatch;
+mod end;
 mod events;
 mod host;
 mod launch;

@@ -65,6 +65,7 @@ mod kind {
     pub(super) const CLOCK_PING: u8 = 14;
     pub(super) const CLOCK_PONG: u8 = 15;
     pub(super) const CLOCK_STEP: u8 = 16;
+    pub(super) const END_SEEN: u8 = 17;
 }
 
 impl Control {
@@ -77,6 +78,7 @@ impl Control {
             Self::EndOfInterrupt { .. } => kind::END_OF_INTERRUPT,
             Self::WantEnd(_) => kind::WANT_END,
             Self::WantStop => kind::WANT_STOP,
+            Self::EndSeen => kind::END_SEEN,
             Self::ClockPing { .. } => kind::CLOCK_PING,
             Self::ClockPong { .. } => kind::CLOCK_PONG,
             Self::ClockStep { .. } => kind::CLOCK_STEP,
@@ -149,7 +151,7 @@ impl Control {
                 head.address = u64::from(*device).into();
                 head.data = u64::from(*queue).into();
             }
-            Self::WantStop | Self::AskReport => {}
+            Self::WantStop | Self::EndSeen | Self::AskReport => {}
         }
         [head.as_bytes(), tail].concat()
     }
@@ -187,6 +189,7 @@ impl Control {
             },
             kind::CLOCK_STEP => Self::ClockStep { sum: head.data.get() },
             kind::WANT_STOP => Self::WantStop,
+            kind::END_SEEN => Self::EndSeen,
             kind::ASK_REPORT => Self::AskReport,
             kind::REPORT => Self::Report(tail.to_vec()),
             kind::END => Self::End(cause()?),
@@ -315,6 +318,7 @@ mod tests {
             Control::EndOfInterrupt { vector: 0x31 },
             Control::WantEnd(EndCause::GuestPanic),
             Control::WantStop,
+            Control::EndSeen,
             Control::ClockPing { id: 3 },
             Control::ClockPong { id: 3, ticks: u64::MAX, stepped: 7 },
             Control::ClockStep { sum: 1 << 40 },

@@ -86,6 +86,8 @@ pub enum Control {
     WantEnd(EndCause),
     /// To the bootstrap slice: the sender was asked to stop; the guest is to shut down.
     WantStop,
+    /// To the bootstrap slice: the sender has heard that the VM is over.
+    EndSeen,
     /// To a companion: what does your guest clock show?
     ClockPing {
         /// The answer repeats it.
@@ -180,6 +182,7 @@ impl Control {
             Self::ClockStep { .. } => (Way::FromBootstrap, "a step of the clock"),
             Self::ClockPong { .. } => (Way::ToBootstrap, "an answer about the clock"),
             Self::WantStop => (Way::ToBootstrap, "a wish for an orderly end"),
+            Self::EndSeen => (Way::ToBootstrap, "that it has heard of the end"),
             Self::Report(_) => (Way::ToBootstrap, "a report"),
             Self::Applied { .. } => (Way::ToBootstrap, "an applied change of the devices"),
             Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),

@@ -99,6 +99,7 @@ fn frames_count_from_those_who_may_send_them_only() {
         Control::Broken { device: 1 },
         Control::ClockPong { id: 1, ticks: 1, stepped: 1 },
         Control::WantStop,
+        Control::EndSeen,
     ];
     for frame in &from_bootstrap {
         assert!(foreign(&told(1, 2, frame)), "a companion sends {frame:?}");
