@@ -1,5 +1,6 @@
 //! What a step of the protocol is given.
 
+use std::ops::Range;
 use wire::{Access, Epoch, Gfn, Message, SliceId, VcpuId};
 
 /// Something that happened to this slice.
@@ -30,11 +31,12 @@ pub enum Input {
         /// The message. Its body, if any, is in the store's hands.
         message: Message,
     },
-    /// The shell wants to send something through which another slice could learn of this slice's
-    /// writes: an interrupt, a device call. Answered by [`Effect::Released`](crate::Effect::Released).
+    /// The shell wants to send things through which another slice could learn of this slice's
+    /// writes: interrupts, device calls. Each is answered by [`Effect::Released`](crate::Effect::Released),
+    /// in order, after one flush for all.
     Release {
-        /// The shell's number for it.
-        token: u64,
+        /// The shell's numbers for them.
+        tokens: Range<u64>,
     },
     /// Keep the page while the VMM uses it. Answered by [`Effect::Pinned`](crate::Effect::Pinned).
     Pin {

@@ -115,8 +115,8 @@ impl Node {
                     self.receive(from, message, store)?;
                 }
             }
-            Input::Release { token } => {
-                self.release(Outgoing::External(token));
+            Input::Release { tokens } => {
+                tokens.for_each(|token| self.release(Outgoing::External(token)));
             }
             Input::Pin { gfn, want, token } => self.pin(gfn, want, token, store),
             Input::Unpin { gfn } => self.unpin(gfn, store),

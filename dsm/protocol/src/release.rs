@@ -321,3 +321,28 @@ impl Node {
     #[cfg(not(feature = "planted-bugs"))]
     fn lose_unflushed(&self, _: Gfn, _: &mut impl PageStore) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::homes::{HomeRange, HomeTable};
+    use crate::{Input, NoPages};
+    use wire::{Epoch, Table};
+
+    #[test]
+    fn releases_of_one_step_leave_in_order_after_one_flush() {
+        let homes = HomeTable::new(vec![HomeRange { frames: 0..4, home: SliceId(0) }]).unwrap();
+        let slices = vec![SliceId(0), SliceId(1)];
+        let mut node = Node::new(Config::new(SliceId(0), slices, homes, Epoch(1)));
+        node.tables.insert(Gfn(0), Table::ROOT, &NoPages);
+        let mut effects = Vec::new();
+        node.step(0, Input::Release { tokens: 7..10 }, &mut NoPages, &mut effects).unwrap();
+        let tokens = effects.iter().map(|effect| match effect {
+            Effect::Released { token } => Some(*token),
+            _ => None,
+        });
+        assert!(tokens.eq([7, 8, 9].map(Some)), "{effects:?}");
+        assert_eq!(node.stats().replicas.flushes, 1);
+    }
+}

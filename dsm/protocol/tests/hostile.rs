@@ -135,7 +135,8 @@ fn input() -> impl Strategy<Value = Input> {
             pages,
             want: if write { Access::Write } else { Access::Read },
         }),
-        1 => any::<u64>().prop_map(|token| Input::Release { token }),
+        1 => (0..u64::MAX - 3, 0..4_u64)
+            .prop_map(|(first, count)| Input::Release { tokens: first..first + count }),
         1 => (0..VCPUS, gfn()).prop_map(|(vcpu, gfn)| Input::Root { vcpu: VcpuId(vcpu), gfn }),
         1 => Just(Input::Tick),
     ]

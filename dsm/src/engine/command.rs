@@ -11,6 +11,9 @@ use thiserror::Error;
 use transport::Class;
 use wire::{Gfn, SliceId, VcpuId};
 
+/// A frame that leaves once every table write of this slice is visible everywhere.
+pub(super) type Released = (SliceId, Class, Vec<u8>);
+
 /// What the VMM wants of the engine.
 #[derive(Debug)]
 pub(crate) enum Command {

@@ -11,7 +11,7 @@
 
 use super::bell::Bell;
 use super::clock::Clock;
-use super::command::{Commands, OwnCommands};
+use super::command::{Commands, OwnCommands, Released};
 use super::config::EngineConfig;
 use super::copying::Copying;
 use super::handle::Handle;
@@ -33,7 +33,6 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use transport::Class;
 use wire::SliceId;
 
 /// The longest sleep: stale roots are looked for that often.
@@ -54,7 +53,7 @@ pub struct Engine {
     pub(super) spare: Vec<Effect>,
     pub(super) next_token: u64,
     /// Frames that wait until changes of tables are visible everywhere, by token.
-    pub(super) releases: BTreeMap<u64, (SliceId, Class, Vec<u8>)>,
+    pub(super) releases: BTreeMap<u64, Released>,
     /// Copies that wait for a page, by token.
     pub(super) copies: BTreeMap<u64, Copying>,
     pub(super) classifier: Classifier,

@@ -1,10 +1,13 @@
 //! Commands of the VMM, executed.
 
-use super::command::{Command, CopyError, Tuning};
+use super::command::{Command, CopyError, Released, Tuning};
 use super::copying::Copying;
 use super::event_loop::Engine;
 use crate::error::EngineError;
 use dsm_protocol::{Access, Input};
+
+/// Frames that one flush is for, at most. The rest waits for the next: senders could go on for ever.
+const RELEASES_MAX: usize = 64;
 
 impl Engine {
     /// Executes what the VMM asked for.
@@ -23,20 +26,41 @@ impl Engine {
     }
 
     fn take_commands_corked(&mut self) -> Result<(), EngineError> {
-        while let Some(command) = self.own_commands.pop().or_else(|| self.commands.pop()) {
-            self.execute(command)?;
+        let mut next = self.pop_command();
+        while let Some(command) = next {
+            let after = self.execute(command)?;
             self.carry_out()?;
+            next = after.or_else(|| self.pop_command());
         }
         Ok(())
     }
 
-    fn execute(&mut self, command: Command) -> Result<(), EngineError> {
-        match command {
-            Command::Send { to, class, frame } => {
-                let token = self.token();
-                self.releases.insert(token, (to, class, frame));
-                self.step(Input::Release { token })?;
+    fn pop_command(&self) -> Option<Command> {
+        self.own_commands.pop().or_else(|| self.commands.pop())
+    }
+
+    /// Releases a frame and those that wait right behind it, in one step: all need the same flush. Gives back the
+    /// command that comes after them.
+    fn release(&mut self, first: Released) -> Result<Option<Command>, EngineError> {
+        let start = self.next_token + 1;
+        let (mut frame, mut next) = (Some(first), None);
+        for _ in 0..RELEASES_MAX {
+            let Some(release) = frame.take() else { break };
+            let token = self.token();
+            self.releases.insert(token, release);
+            match self.pop_command() {
+                Some(Command::Send { to, class, frame: bytes }) => frame = Some((to, class, bytes)),
+                command => next = command,
             }
+        }
+        self.step(Input::Release { tokens: start..self.next_token + 1 })?;
+        Ok(frame.map(|(to, class, frame)| Command::Send { to, class, frame }).or(next))
+    }
+
+    /// Gives back a command that was taken out of the queue and is still to be executed.
+    fn execute(&mut self, command: Command) -> Result<Option<Command>, EngineError> {
+        match command {
+            Command::Send { to, class, frame } => return self.release((to, class, frame)),
             Command::Copy { address, bytes, write, reply } => {
                 let copying = Copying { address, done: 0, bytes, write, reply };
                 self.next_piece(copying)?;
@@ -74,7 +98,7 @@ impl Engine {
             }
             Command::Stop => self.stopping = true,
         }
-        Ok(())
+        Ok(None)
     }
 
     fn token(&mut self) -> u64 {

@@ -164,13 +164,27 @@ fn run(
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.placement.vcpus_on(local));
     let clock = launch.clocks.get(index).copied().unwrap_or_default();
+    let ending = wait_for_end(&parts, &host, clock);
+    if matches!(ending, Ending::Told(_)) {
+        tracing::info!("the VM is over; the bootstrap tells the other slices");
+        parts.channels.send(BOOTSTRAP, &Control::EndSeen);
+        parts.stop_vcpus();
+        end::stay_until_all_know(&parts.events);
+    }
+    parts.stop();
+    back_ends.finish();
+    Ok(ending)
+}
+
+/// Answers the bootstrap until the VM is over, for this slice at least.
+fn wait_for_end(parts: &Parts, host: &str, clock: (i64, u64)) -> Ending {
     let mut asked = false;
-    let ending = loop {
+    loop {
         let Ok(event) = parts.events.recv(None) else {
-            break Ending::Failed { slice: local, cause: "its threads are gone".into() };
+            break Ending::Failed { slice: parts.local, cause: "its threads are gone".into() };
         };
         if matches!(event, SliceEvent::AskReport) {
-            let report = parts.report(&host, clock);
+            let report = parts.report(host, clock);
             let bytes = serde_json::to_vec(&report).unwrap_or_default();
             parts.channels.send(BOOTSTRAP, &Control::Report(bytes));
         }
@@ -190,17 +204,8 @@ fn run(
             // The bootstrap ends the VM; give the frame time to leave.
             std::thread::sleep(Duration::from_millis(200));
         }
-        if let Some(ending) = ending_of(&event, local, false) {
+        if let Some(ending) = ending_of(&event, parts.local, false) {
             break ending;
         }
-    };
-    if matches!(ending, Ending::Told(_)) {
-        tracing::info!("the VM is over; the bootstrap tells the other slices");
-        parts.channels.send(BOOTSTRAP, &Control::EndSeen);
-        parts.stop_vcpus();
-        end::stay_until_all_know(&parts.events);
     }
-    parts.stop();
-    back_ends.finish();
-    Ok(ending)
 }

@@ -288,7 +288,7 @@ impl Cluster {
         }
         let token = u64::try_from(vcpu).expect("few vCPUs");
         let input = match op {
-            Op::Interrupt(_) => Input::Release { token },
+            Op::Interrupt(_) => Input::Release { tokens: token..token + 1 },
             Op::Pin(gfn, write) => Input::Pin { gfn: Gfn(gfn), want: pin_access(write), token },
             Op::Unpin(gfn, write) => {
                 if self

@@ -32,7 +32,7 @@ impl World {
         let step = *at.plan.front().expect("just planned");
         let token = u64::try_from(vcpu).expect("few vCPUs");
         match step {
-            Step::Release => self.step(slice, Input::Release { token }, None),
+            Step::Release => self.step(slice, Input::Release { tokens: token..token + 1 }, None),
             Step::Pin(frame, write) => {
                 let want = if write { Access::Write } else { Access::Read };
                 self.step(slice, Input::Pin { gfn: Gfn(frame), want, token }, None)
