@@ -1,6 +1,7 @@
 //! Which slice steps by how much, and which clock cannot be kept with the others.
 
 use super::interval::Interval;
+use super::{RATE_PPM, ticks};
 use std::time::Duration;
 
 /// Why a clock cannot be kept with the others.
@@ -21,10 +22,10 @@ pub(crate) struct RunAway {
     pub(crate) why: Why,
 }
 
-/// Steps of more than this, in parts per million of the time that passes, are not for crystals: the guest's time would
-/// be driven by a counter that is broken, or by a slice that lies. Ten times of what the worst crystals need, so that
-/// noise never gets there.
-pub(crate) const RATE_PPM: u64 = 1000;
+/// As many times the limit may be stepped at first.
+const FREE: u64 = 4;
+/// For so long a time steps may be made up for at once: a companion may not have answered, or slowly.
+const CREDIT: Duration = Duration::from_secs(60);
 
 /// Decides about steps.
 #[derive(Clone, Debug)]
@@ -33,7 +34,7 @@ pub(crate) struct Discipline {
     pub(super) limit: u64,
     /// Ticks of a millisecond.
     khz: u32,
-    /// Ticks that may be stepped now: [`RATE_PPM`] of the time that has passed, [`Self::credit_max`] at most.
+    /// Ticks that may be stepped now: [`RATE_PPM`] of the time that has passed, of [`CREDIT`] at most.
     credit: u64,
     /// How far each companion's clock can be away without having jumped: what the last round left possible, and what
     /// it may have drifted since.
@@ -44,7 +45,7 @@ impl Discipline {
     /// For counters of `khz`.
     pub(crate) fn new(limit: Duration, khz: u32) -> Self {
         let limit = ticks(limit, khz);
-        Self { limit, khz, credit: credit_max(limit), doubts: Vec::new() }
+        Self { limit, khz, credit: limit.saturating_mul(FREE), doubts: Vec::new() }
     }
 
     /// Whether all clocks are within bounds, given the time since the round before. A slow network hides a drift for
@@ -96,7 +97,7 @@ impl Discipline {
         let behind = |interval: Interval| interval.since(own).skew().min(0).unsigned_abs();
         let steps: Vec<u64> = found.iter().map(|found| found.map_or(0, behind)).collect();
         let own = own.unsigned_abs();
-        self.credit = self.credit.saturating_add(self.earned(passed)).min(credit_max(self.limit));
+        self.credit = self.credit.saturating_add(self.earned(passed)).min(self.earned(CREDIT));
         // Steps that follow the bootstrap's are not counted again.
         let most = skews().max_by_key(|(skew, ..)| skew.unsigned_abs());
         if let Some((skew, companion, interval)) = most {
@@ -105,14 +106,4 @@ impl Discipline {
         }
         Ok((own, steps))
     }
-}
-
-/// Most ticks that may be stepped at once: a slow network hides what drifts in some seconds.
-fn credit_max(limit: u64) -> u64 {
-    limit.saturating_mul(4)
-}
-
-/// So long a time in ticks of a counter of `khz`.
-fn ticks(time: Duration, khz: u32) -> u64 {
-    u64::try_from(time.as_nanos() * u128::from(khz) / 1_000_000).unwrap_or(u64::MAX)
 }

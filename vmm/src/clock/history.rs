@@ -15,10 +15,13 @@
 //! Slow answers make a round wide; the drift is known all the same.
 
 use super::interval::Interval;
+use super::ticks;
 use std::collections::VecDeque;
+use std::time::Duration;
 
-/// Rounds that are remembered: a minute at the slowest pace.
+/// Rounds that are remembered, each for [`AGE`] at most.
 const ROUNDS_MAX: usize = 64;
+const AGE: Duration = Duration::from_secs(60);
 /// The rate of two crystals changes by no more than this within that time, in parts per million. Measured crystals
 /// change by 0.1 ppm within minutes (Veitch et al., "Robust synchronization of absolute and difference clocks over
 /// networks", 2009); a host whose temperature jumps gets some ppm.
@@ -32,24 +35,33 @@ struct Round {
 }
 
 /// What rounds have found about one companion.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct History {
     rounds: VecDeque<Round>,
+    /// [`AGE`] in ticks.
+    age: i64,
 }
 
 impl History {
+    /// For counters of `khz`.
+    pub(crate) fn new(khz: u32) -> Self {
+        let age = i64::try_from(ticks(AGE, khz)).unwrap_or(i64::MAX);
+        Self { rounds: VecDeque::new(), age }
+    }
+
     /// Narrows what a round has found at a time, in ticks since any beginning, by what earlier rounds prove, and
     /// remembers it. `stepped` is by how many ticks the companion has stepped more than the bootstrap until then.
     ///
     /// Earlier rounds that contradict this one are forgotten, the oldest first: the rate has changed.
     pub(crate) fn narrow(&mut self, at: i64, found: Interval, stepped: i64) -> Interval {
         let ahead = found.since(stepped);
+        self.rounds.retain(|round| at - round.at <= self.age);
         let narrowed = loop {
             match self.bounds(at).and_then(|bounds| ahead.and(bounds)) {
                 Some(narrowed) => break narrowed,
-                // A single round bounds nothing.
-                None if self.rounds.len() < 2 => break ahead,
-                None => drop(self.rounds.drain(..self.rounds.len().div_ceil(2))),
+                // A single round bounds nothing now, and would together with this one: by a line through a jump.
+                None if self.rounds.len() <= 3 => self.rounds.clear(),
+                None => drop(self.rounds.drain(..self.rounds.len() / 2)),
             }
         };
         self.rounds.push_back(Round { at, ahead });

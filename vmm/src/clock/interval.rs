@@ -1,5 +1,7 @@
 //! What exchanges of messages prove about a clock.
 
+use super::RATE_PPM;
+
 /// Times of one exchange, in ticks of the guest's counter: the first and last are the bootstrap's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exchange {
@@ -24,16 +26,28 @@ impl Interval {
         (low <= high).then_some(Self { low, high })
     }
 
-    /// What all exchanges of a round prove together. If a clock ran away meanwhile they contradict each other:
+    /// What all exchanges of a round prove together when the last of them has ended. Clocks drift meanwhile: what an
+    /// earlier one proves is wider by [`RATE_PPM`] of the time since. If a clock ran away they contradict each other:
     /// then the narrowest counts.
-    pub(crate) fn narrow(exchanges: impl IntoIterator<Item = Exchange>) -> Option<Self> {
-        let all: Vec<Self> = exchanges.into_iter().filter_map(Self::of).collect();
+    pub(crate) fn narrow(exchanges: impl IntoIterator<Item = Exchange> + Clone) -> Option<Self> {
+        let end = exchanges.clone().into_iter().map(|one| one.received).max()?;
+        let aged = |one: Exchange| {
+            let since = end - one.received;
+            Self::of(one).map(|found| found.widened(since / (1_000_000 / RATE_PPM)))
+        };
+        let all: Vec<Self> = exchanges.into_iter().filter_map(aged).collect();
         let low = all.iter().map(|one| one.low).max()?;
         let high = all.iter().map(|one| one.high).min()?;
         if low <= high {
             return Some(Self { low, high });
         }
         all.into_iter().min_by_key(|one| one.high - one.low)
+    }
+
+    /// The same, give or take some ticks more.
+    fn widened(self, by: u64) -> Self {
+        let by = i64::try_from(by).unwrap_or(i64::MAX);
+        Self { low: self.low.saturating_sub(by), high: self.high.saturating_add(by) }
     }
 
     /// The best guess.

@@ -29,6 +29,8 @@
 //! proven, and noise would drive all of them forward, because a step of one slice is followed by the others. Once it
 //! does not, the slice that is behind steps to one eighth of the interval's width past the near edge.
 
+use std::time::Duration;
+
 mod discipline;
 mod history;
 mod interval;
@@ -36,7 +38,17 @@ mod pace;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use discipline::{Discipline, RATE_PPM, RunAway, Why};
+/// Steps of more than this, in parts per million of the time that passes, are not for crystals: the guest's time would
+/// be driven by a counter that is broken, or by a slice that lies. Ten times of what the worst crystals need, so that
+/// noise never gets there.
+pub(crate) const RATE_PPM: u64 = 1000;
+
+pub(crate) use discipline::{Discipline, RunAway, Why};
 pub(crate) use history::History;
 pub(crate) use interval::{Exchange, Interval};
 pub(crate) use pace::{DRIFT_PPM, Pace};
+
+/// So long a time in ticks of a counter of `khz`.
+pub(crate) fn ticks(time: Duration, khz: u32) -> u64 {
+    u64::try_from(time.as_nanos() * u128::from(khz) / 1_000_000).unwrap_or(u64::MAX)
+}

@@ -1,7 +1,6 @@
 use super::pace::{LONGEST, SHORTEST};
 use super::*;
 use proptest::prelude::*;
-use std::time::Duration;
 
 const KHZ: u32 = 1_000_000;
 const ROUND: Duration = Duration::from_millis(200);
@@ -25,10 +24,10 @@ fn exchange_proves_an_interval_and_several_narrow_it() {
         Exchange { sent: 2000, answered: 2460, received: 2200 },
     ];
     assert_eq!(Interval::of(exchanges[0]), interval(400, 500));
-    assert_eq!(Interval::narrow(exchanges), interval(400, 460));
+    assert_eq!(Interval::narrow(exchanges), interval(399, 460), "a thousandth of the time since");
     let contradicting = Exchange { sent: 3000, answered: 4000, received: 3010 };
     assert_eq!(Interval::narrow([exchanges[0], contradicting]), interval(990, 1000));
-    assert_eq!(Interval::narrow([]), None);
+    assert_eq!(Interval::narrow(Vec::new()), None);
     assert_eq!(Interval::of(Exchange { sent: 9, answered: 0, received: 5 }), None);
     let wraps = Exchange { sent: u64::MAX, answered: 3, received: 9 };
     assert_eq!(Interval::of(wraps), interval(-6, 4));
@@ -83,7 +82,7 @@ fn drift_that_slow_answers_hid_is_not_taken_for_a_jump() {
 #[test]
 fn earlier_rounds_bound_what_a_slow_one_finds() {
     let of = |low, high| Interval { low, high };
-    let mut history = History::default();
+    let mut history = History::new(KHZ);
     // 100 ppm, known to 10 us at two times a second apart.
     assert_eq!(history.narrow(0, of(-5_000, 5_000), 0), of(-5_000, 5_000));
     let second = 1_000_000_000;
@@ -130,6 +129,37 @@ fn rounds_are_as_rare_as_messages_are_slow() {
     assert_eq!(period(200_000), Duration::from_millis(500));
     assert_eq!(period(20_000_000), LONGEST);
     assert_eq!(Pace { fastest: Some(u64::MAX) }.period(0), LONGEST);
+}
+
+#[test]
+fn what_the_first_answer_of_a_long_round_proved_is_no_longer_exact_at_its_end() {
+    let mut world = World { ahead: vec![0, 0], ppm: vec![0, 300], now: 1 << 40 };
+    let fast = world.exchange(1, 10_000, 10_000);
+    world.pass(700_000_000);
+    let slow = world.exchange(1, 3_000_000, 3_000_000);
+    let found = Interval::narrow([fast, slow]).unwrap();
+    let truth = world.ahead[1] - world.ahead[0];
+    assert!((found.low..=found.high).contains(&truth), "{truth} is not in {found:?}");
+    assert!(found.bound() < 1_000_000, "the fast one counts: {found:?}");
+}
+
+#[test]
+fn jump_is_not_taken_for_a_drift() {
+    let mut history = History::new(KHZ);
+    let mut at = 0;
+    let mut round = |ahead: i64, bound: i64| {
+        at += 200_000_000;
+        history.narrow(at, Interval { low: ahead - bound, high: ahead + bound }, 0)
+    };
+    for _ in 0..3 {
+        round(0, 5_000);
+    }
+    let jumped = 900_000;
+    round(jumped, 5_000);
+    for _ in 0..50 {
+        let found = round(jumped, 3_000_000);
+        assert!((found.low..=found.high).contains(&jumped), "{found:?}");
+    }
 }
 
 /// Clocks of slices as numbers of ticks that they are ahead of true time; each has a rate.
@@ -196,7 +226,7 @@ proptest! {
         let mut world = World { ahead: vec![0, 0, 0], ppm: ppm.to_vec(), now: 1 << 40 };
         let mut delays = delays.into_iter();
         let (mut paces, mut discipline) = ([Pace::default(); 2], discipline());
-        let (mut histories, mut stepped) = ([History::default(), History::default()], [0i64; 3]);
+        let (mut histories, mut stepped) = ([History::new(KHZ), History::new(KHZ)], [0i64; 3]);
         let mut passed = ROUND;
         for _ in 0..100 {
             let mut found = Vec::new();
@@ -243,7 +273,7 @@ proptest! {
 fn worst_while_answers_are_slow(slow: u64, remembers: bool) -> u64 {
     let mut world = World { ahead: vec![0, 0], ppm: vec![0, 300], now: 1 << 40 };
     let (mut discipline, mut history, mut stepped, mut worst) =
-        (discipline(), History::default(), 0, 0);
+        (discipline(), History::new(KHZ), 0, 0);
     for round in 0..600u64 {
         let back = if round % 10 < 10 - slow { 100_000 } else { 3_000_000 };
         let at = i64::try_from(world.now).unwrap();

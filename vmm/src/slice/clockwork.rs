@@ -10,7 +10,7 @@
 
 use super::channels::Channels;
 use super::events::SliceEvent;
-use crate::clock::{Discipline, Exchange, History, Interval, Pace, RATE_PPM, RunAway, Why};
+use crate::clock::{Discipline, Exchange, History, Interval, Pace, RATE_PPM, RunAway, Why, ticks};
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
@@ -145,8 +145,7 @@ impl Clockwork {
 
     /// So long a time in ticks.
     fn ticks(&self, time: Duration) -> i64 {
-        let ticks = time.as_nanos() * u128::from(self.machine.true_tsc_khz()) / 1_000_000;
-        i64::try_from(ticks).unwrap_or(i64::MAX)
+        i64::try_from(ticks(time, self.machine.true_tsc_khz())).unwrap_or(i64::MAX)
     }
 
     /// Ends the threads.
@@ -164,13 +163,14 @@ pub(crate) fn start(
     test: ClockTest,
 ) -> io::Result<()> {
     let (channels, clockwork) = (Arc::downgrade(channels), Arc::clone(clockwork));
-    let discipline = Discipline::new(SKEW_LIMIT, clockwork.machine.true_tsc_khz());
+    let khz = clockwork.machine.true_tsc_khz();
+    let discipline = Discipline::new(SKEW_LIMIT, khz);
     let mut keeper = Keeper {
         channels,
         clockwork,
         discipline,
         paces: vec![Pace::default(); companions.len()],
-        histories: vec![History::default(); companions.len()],
+        histories: vec![History::new(khz); companions.len()],
         began: Instant::now(),
         told: vec![0; companions.len()],
         companions,
@@ -287,7 +287,8 @@ impl Keeper {
             let sent = self.clockwork.machine.clock().now();
             channels.send(slice, &Control::ClockPing { id: self.next });
             let end = Instant::now() + ANSWER_LIMIT;
-            while let Ok(pong) = pongs.recv_deadline(end) {
+            // Those of nobody do not count, however many there are.
+            while let Some(pong) = before(end, pongs) {
                 let Pong { from, id, answered, stepped, received } = pong;
                 if from == slice && id == self.next {
                     if stepped != self.told[at] {
@@ -340,6 +341,11 @@ impl Keeper {
              {SKEW_LIMIT:?}: one of their time stamp counters jumps or runs at another rate"
         )
     }
+}
+
+/// The next answer before the limit, also while one comes after the other.
+fn before(limit: Instant, pongs: &Receiver<Pong>) -> Option<Pong> {
+    if Instant::now() < limit { pongs.recv_deadline(limit).ok() } else { None }
 }
 
 #[cfg(test)]
@@ -401,7 +407,7 @@ mod tests {
             companions: vec![SliceId(1)],
             discipline: Discipline::new(SKEW_LIMIT, machine.true_tsc_khz()),
             paces: vec![Pace::default()],
-            histories: vec![History::default()],
+            histories: vec![History::new(machine.true_tsc_khz())],
             began: Instant::now(),
             told: vec![0],
             test: ClockTest::default(),
