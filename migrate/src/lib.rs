@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod handover;
 mod owner;
 mod placement;
 pub mod saved;

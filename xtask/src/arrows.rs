@@ -35,6 +35,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
 const TOOLS: [&str; 11] = [
     "tessera-microguest",
     "tessera-dsm-sim",
+    "tessera-migrate-sim",
     "tessera-lab",
     "tessera-scenarios",
     "tessera-guest-tests",

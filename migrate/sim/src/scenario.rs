@@ -1,0 +1,75 @@
+//! What happens in a model, and how it is explored.
+
+use migrate::handover::PlantedBug;
+use stateright::{Checker, Expectation, Model};
+
+/// How far a mutant is explored.
+const MUTANT_STATES: usize = 2_000_000;
+
+/// What the coordinator is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Move the vCPU there, as soon as no other move goes on.
+    Move(u16),
+    /// Give up, at any time.
+    GiveUp,
+}
+
+/// A small cluster: slice 0 coordinates, each slice sends.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Where the vCPU is first.
+    pub start: u16,
+    /// What the coordinator is asked for, in order.
+    pub steps: Vec<Step>,
+    /// Events that each slice sends.
+    pub events: [u8; 3],
+    /// Things that may fail.
+    pub failures: u8,
+    /// A bug to be found.
+    pub planted: Option<PlantedBug>,
+}
+
+impl Scenario {
+    /// These steps with a vCPU that starts on slice `start`, and an event of each slice.
+    #[must_use]
+    pub fn new(start: u16, steps: &[Step]) -> Self {
+        Self { start, steps: steps.to_vec(), events: [1; 3], failures: 0, planted: None }
+    }
+}
+
+/// True when the larger sizes are wanted too: `TESSERA_MODELS=full`.
+#[must_use]
+pub fn full() -> bool {
+    std::env::var_os("TESSERA_MODELS").is_some_and(|value| value == "full")
+}
+
+/// Tries every interleaving and prints how many states there are.
+///
+/// # Panics
+/// When a property does not hold, with the shortest way there.
+pub fn prove(label: &str, scenario: Scenario) {
+    let checker = scenario.checker().threads(2).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    println!("model: hand-over, {label}: {states} states, depth {}", checker.max_depth());
+    checker.assert_properties();
+}
+
+/// Looks for a counterexample and returns the properties that it breaks.
+#[must_use]
+pub fn refute(scenario: Scenario) -> Vec<&'static str> {
+    let label = format!("{:?}", scenario.planted);
+    let checker =
+        scenario.checker().threads(2).target_state_count(MUTANT_STATES).spawn_bfs().join();
+    let always: Vec<&'static str> = (checker.model().properties().iter())
+        .filter(|property| matches!(property.expectation, Expectation::Always))
+        .map(|property| property.name)
+        .collect();
+    let found = checker.discoveries();
+    let broken: Vec<_> = always.into_iter().filter(|name| found.contains_key(name)).collect();
+    for property in &broken {
+        let steps = found[property].clone().into_actions().len();
+        println!("mutant: hand-over, {label}: \"{property}\" broken after {steps} steps");
+    }
+    broken
+}
