@@ -14,7 +14,9 @@ use devices::back_end::{
 use devices::msix::MsixView;
 use devices::pci::{DeviceId, PciEffect, PciRoot};
 use devices::virtio::blk::{self, DiskQueue};
-use devices::virtio::console::{self, ConsoleInput, ConsoleOutput, ConsoleReceive, ConsoleTransmit};
+use devices::virtio::console::{
+    self, ConsoleInput, ConsoleOutput, ConsoleReceive, ConsoleTransmit,
+};
 use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::rng::{self, RngQueue};
 use devices::virtio::vsock::{
@@ -185,9 +187,8 @@ impl Slice {
             changes: Arc::default(),
             views,
             workers: BTreeMap::new(),
-            disks: [false, true].map(|read_only| {
-                Arc::new(FuzzDisk { read_only, ..FuzzDisk::default() })
-            }),
+            disks: [false, true]
+                .map(|read_only| Arc::new(FuzzDisk { read_only, ..FuzzDisk::default() })),
             net: NetDevice::new(nic.clone()),
             nic,
             input: ConsoleInput::new(Doorbell::new().unwrap()),
@@ -249,7 +250,8 @@ impl Slice {
             let made: Result<Box<dyn QueueWorker>, RingError> = match (device.0, queue.0) {
                 (0 | 1, _) => {
                     let disk = self.disks[usize::from(device.0)].clone();
-                    DiskQueue::new(&context, features, setup, disk, bell()).map(|w| Box::new(w) as _)
+                    DiskQueue::new(&context, features, setup, disk, bell())
+                        .map(|w| Box::new(w) as _)
                 }
                 (2, _) => match NetQueue::of(*queue, 2, features) {
                     Some(NetQueue::Receive(pair)) => {
@@ -298,8 +300,7 @@ impl Slice {
         for (pair, setups) in pairs {
             if let [Some(receive), Some(transmit)] = setups {
                 let to = (Arc::clone(&self.net), pair);
-                let made =
-                    NetPair::new(&context, features, (&receive, &transmit), to, bell());
+                let made = NetPair::new(&context, features, (&receive, &transmit), to, bell());
                 workers.extend(made.map(|w| Box::new(w) as _));
             }
         }
@@ -483,10 +484,9 @@ fuzz_target!(|input: &[u8]| {
             _ => {
                 let device = u64::from(script.byte()) % (DEVICES + 1);
                 let offset = u64::from(script.word());
-                let address = if script.byte() & 1 == 0 {
-                    layout::PCI_WINDOW_START + (device << 16) + offset
-                } else {
-                    layout::ECAM_START + (device << 15) + (offset & 0xff)
+                let address = match script.byte() & 1 {
+                    0 => layout::PCI_WINDOW_START + (device << 16) + offset,
+                    _ => layout::ECAM_START + (device << 15) + (offset & 0xff),
                 };
                 let data = script.bytes(9);
                 if !data.is_empty() {
@@ -497,6 +497,5 @@ fuzz_target!(|input: &[u8]| {
         }
     }
     slice.serve();
-    let [one, two] = &slice.roots;
-    assert!(one == two);
+    assert!(slice.roots[0] == slice.roots[1]);
 });
