@@ -483,11 +483,10 @@ fuzz_target!(|input: &[u8]| {
             }
             _ => {
                 let device = u64::from(script.byte()) % (DEVICES + 1);
-                let offset = u64::from(script.word());
-                let address = match script.byte() & 1 {
-                    0 => layout::PCI_WINDOW_START + (device << 16) + offset,
-                    _ => layout::ECAM_START + (device << 15) + (offset & 0xff),
-                };
+                let (offset, kind) = (u64::from(script.word()), script.byte() & 1);
+                let pci = layout::PCI_WINDOW_START + (device << 16) + offset;
+                let ecam = layout::ECAM_START + (device << 15) + (offset & 0xff);
+                let address = if kind == 0 { pci } else { ecam };
                 let data = script.bytes(9);
                 if !data.is_empty() {
                     slice.write(address, &data);
