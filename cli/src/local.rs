@@ -8,11 +8,10 @@ use vmm::slice::{ClockTest, LocalOptions, OnFull};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Local {
-    /// Core for the memory engine of this slice, best that of its only vCPU; the scheduler's choice if
-    /// not given
+    /// Bind the engine's thread of this slice to this core; with one vCPU, best to the core of that vCPU
     #[arg(long, value_name = "CORE")]
     engine_core: Option<usize>,
-    /// What memory of this slice is made of until another slice uses it
+    /// Backing of this slice's memory while it is private to the slice
     ///
     /// - `memfd`: the memory file. A chunk of 2 MiB is put on a huge page once it is full.
     /// - `memfd,prealloc`: the same, with memory for the whole VM from the start. For slices that go through much

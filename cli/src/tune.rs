@@ -18,12 +18,12 @@ pub(crate) struct Arguments {
     hold: Option<(u64, u64)>,
     /// Correlation prefetch: whether pages that were missed together are asked for together
     #[arg(long, value_name = "true|false", action = ArgAction::Set)]
-    companions: Option<bool>,
+    correlation: Option<bool>,
 }
 
 /// Changes what is given, and prints the counters of each slice as JSON, a line each.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let request =
-        Request::Tune(TuneRequest { hold_us: arguments.hold, companions: arguments.companions });
+        Request::Tune(TuneRequest { hold_us: arguments.hold, correlation: arguments.correlation });
     tell(&arguments.control, &request)
 }

@@ -14,6 +14,11 @@
 //!   a chunk:  private --share--> watched, page by page --all pages here for a while, or granted--> private
 //! ```
 //!
+//! A page is *hidden* when it is here and not mapped: its first touch tells that the prefetch was right
+//! (`prefetch/prefetched.rs`, `hides` in `prefetch/chunk_fetch.rs`). It is *probed* when a vCPU's worker asked for more
+//! than the vCPU may want (`async_faults/probe_pages.rs`). A *replica* has a twin and stays writable (`twins`). All pages
+//! of a chunk can be unmapped together (`chunks`).
+//!
 //! * `store`: what a step of the protocol does to pages. `step_store` is its face towards the protocol.
 //! * `chunks` decides which chunks are private, and `share` carries that out.
 //! * `staged_pages`: pages that came and are not in the memory file yet.

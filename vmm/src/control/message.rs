@@ -41,7 +41,7 @@ pub struct TuneRequest {
     pub hold_us: Option<(u64, u64)>,
     /// Whether pages that are lacked together are asked for together.
     #[serde(default)]
-    pub companions: Option<bool>,
+    pub correlation: Option<bool>,
 }
 
 /// All counters: there is nothing to choose.
@@ -174,7 +174,7 @@ mod tests {
         let forget = |only| Request::ForgetDevicePages(ForgetRequest { only });
         assert_eq!(parse(r#"{"forget_device_pages":{}}"#).unwrap(), forget(None));
         assert_eq!(parse(r#"{"forget_device_pages":{"only":3}}"#).unwrap(), forget(Some(3)));
-        let tune = TuneRequest { hold_us: Some((20, 500)), companions: None };
+        let tune = TuneRequest { hold_us: Some((20, 500)), correlation: None };
         assert_eq!(parse(r#"{"tune":{"hold_us":[20,500]}}"#).unwrap(), Request::Tune(tune));
         assert!(parse(r#"{"tune":{"hold_us":[20]}}"#).is_err());
         assert!(parse(r#"{"report":{"top":1}}"#).is_err());

@@ -226,7 +226,7 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
 
 fn tuning(request: &TuneRequest) -> Result<Tuning, HoldError> {
     let hold = request.hold_us.map(HoldPolicy::between).transpose()?;
-    Ok(Tuning { hold, correlation_prefetch: request.companions })
+    Ok(Tuning { hold, correlation_prefetch: request.correlation })
 }
 
 fn report(slice: SliceId, memory: &Handle, delegated: &Delegated) -> Answer {
