@@ -88,13 +88,13 @@ impl End {
         };
         let all = [SliceId(0), SliceId(1)];
         let homes = HomeTable::new(all.map(range).to_vec())?;
-        let node = NodeConfig::new(local, all.to_vec(), homes, Epoch(1));
+        let mut node = NodeConfig::new(local, all.to_vec(), homes, Epoch(1));
+        node.mechanisms = node.mechanisms.page_by_page();
         let ram = Arc::new(GuestRam::new(std::slice::from_ref(&(0..2 * PAGES)))?);
         let mail = Mail::default();
         let (handle, thread) = Engine::start(EngineConfig {
             bystanders: Vec::new(),
             wait_limit: Duration::from_secs(60),
-            prefetch: false,
             node,
             ram,
             transport,

@@ -10,7 +10,7 @@ use crate::placement::Place;
 use crate::plan::Plan;
 use crate::slice::Slice;
 use anyhow::{Context, Result, ensure};
-use dsm::{HoldPolicy, Memory};
+use dsm::{HoldPolicy, Mechanisms, Memory};
 use microguest::Job;
 use std::path::Path;
 use transport::Transport;
@@ -36,6 +36,7 @@ impl Engines {
             places: &[&[], &[]],
             engines: places,
             hold: HoldPolicy::fixed(1),
+            mechanisms: Mechanisms::ALL,
             page_by_page: &[0, 1],
             memory: Memory::default(),
             guest_pages: GuestPages::Small,

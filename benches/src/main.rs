@@ -3,14 +3,16 @@
 
 use anyhow::Result;
 use clap::Parser;
+use dsm::Mechanism;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tessera_benches::experiments::ablation::{self, Choice};
 use tessera_benches::experiments::{self, Setting};
 
 #[derive(Debug, Parser)]
 #[command(about = "Runs an experiment on this machine's KVM")]
 struct Arguments {
-    /// The experiment: faults, sharing, writes, scan, solo or npb
+    /// The experiment: faults, sharing, writes, scan, solo, npb or ablation
     name: String,
     /// Fewer rounds
     #[arg(long)]
@@ -21,12 +23,29 @@ struct Arguments {
     /// Folder for the table, JSON and picture
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
+    /// For ablation: pairs of each mechanism and row
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    pairs: u16,
+    /// For ablation: only this mechanism; may be repeated
+    #[arg(long, value_name = "NAME")]
+    mechanism: Vec<Mechanism>,
+    /// For ablation: the rows whose names begin so, whatever the mechanism; may be repeated
+    #[arg(long, value_name = "PREFIX")]
+    row: Vec<String>,
 }
+
+/// The experiment that is no fixed one.
+const ABLATION: &str = "ablation";
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let setting = Setting { image: &arguments.image, quick: arguments.quick };
-    let outcome = experiments::run(&arguments.name, setting)?;
+    let outcome = if arguments.name == ABLATION {
+        let (mechanisms, rows) = (arguments.mechanism, arguments.row);
+        ablation::run(setting, &Choice { pairs: arguments.pairs, mechanisms, rows })?
+    } else {
+        experiments::run(&arguments.name, setting)?
+    };
     let path = outcome.write(&arguments.out)?;
     print!("{}", outcome.table());
     println!("written: {} and beside it", path.display());

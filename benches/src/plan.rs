@@ -3,7 +3,7 @@
 use crate::carrier::Carrier;
 use crate::paging::GuestPages;
 use crate::placement::Place;
-use dsm::{HoldPolicy, Memory};
+use dsm::{HoldPolicy, Mechanisms, Memory};
 use std::path::Path;
 
 /// What to build.
@@ -21,6 +21,8 @@ pub struct Plan<'a> {
     pub engines: &'a [Place],
     /// The hold window.
     pub hold: HoldPolicy,
+    /// The optional mechanisms of all slices.
+    pub mechanisms: Mechanisms,
     /// Slices that fetch page by page. All others fetch runs ahead.
     pub page_by_page: &'a [u16],
     /// What private memory is made of.

@@ -78,6 +78,10 @@ impl Slice {
         let all = (0..count).map(SliceId).collect();
         let mut node = NodeConfig::new(SliceId(local), all, HomeTable::new(ranges)?, Epoch(1));
         node.hold = plan.hold;
+        node.mechanisms = plan.mechanisms;
+        if plan.page_by_page.contains(&local) {
+            node.mechanisms = node.mechanisms.page_by_page();
+        }
         let at = usize::from(local);
         let places = plan.places.get(at).copied().unwrap_or(&[]);
         let seats = Arc::new(Seats::new(places.len(), Some(Arc::clone(&ram))));
@@ -85,7 +89,6 @@ impl Slice {
         let (handle, thread) = Engine::start(EngineConfig {
             bystanders: Vec::new(),
             wait_limit: Duration::from_secs(60),
-            prefetch: !plan.page_by_page.contains(&local),
             node,
             ram: Arc::clone(&ram),
             transport,

@@ -4,7 +4,7 @@
 //! Skipped as a whole where /dev/kvm or userfaultfd cannot be used.
 #![expect(clippy::unwrap_used, reason = "a test fails like a test")]
 
-use dsm::{HoldPolicy, Memory, Touch};
+use dsm::{HoldPolicy, Mechanisms, Memory, Touch};
 use microguest::layout::{IMAGE, SHARED, stack_end};
 use microguest::{Job, Kind};
 use needs::Need;
@@ -74,6 +74,7 @@ fn plan(image: &Path, carrier: Carrier) -> Plan<'_> {
         places: &[ANYWHERE, ANYWHERE],
         engines: &[],
         hold: HoldPolicy::default(),
+        mechanisms: Mechanisms::ALL,
         page_by_page: &[],
         memory: Memory::default(),
         guest_pages: GuestPages::Small,

@@ -1,7 +1,7 @@
 //! What both roles are told about their own process.
 
 use clap::{Args, ValueEnum};
-use dsm::Memory;
+use dsm::{Mechanism, Mechanisms, Memory};
 use std::path::PathBuf;
 use vmm::crash::plan_panic;
 use vmm::slice::{ClockTest, LocalOptions, OnFull};
@@ -39,6 +39,9 @@ pub(crate) struct Local {
     /// What follows when the file system of an image on this host is full; both are logged
     #[arg(long, value_enum, default_value_t = WhenFull::Report)]
     on_full: WhenFull,
+    /// Leave an optional mechanism of the memory engine out, to measure what it is worth; may be repeated
+    #[arg(long, hide = true, value_name = "NAME")]
+    without: Vec<Mechanism>,
     /// Have the thread of this name panic, to see what follows
     #[arg(long, hide = true, value_name = "THREAD")]
     test_panic: Option<String>,
@@ -80,6 +83,14 @@ impl From<Local> for LocalOptions {
         if let Some(thread) = test_panic {
             plan_panic(thread);
         }
-        Self { engine_core, memory, trace: trace == Switch::On, control, clock_test, on_full }
+        Self {
+            engine_core,
+            memory,
+            trace: trace == Switch::On,
+            mechanisms: arguments.without.into_iter().fold(Mechanisms::ALL, Mechanisms::without),
+            control,
+            clock_test,
+            on_full,
+        }
     }
 }

@@ -46,5 +46,6 @@ pub use observe::{
 pub use probe::{LocalPager, LocalPagerError, WriteWatch, WriteWatchError};
 
 pub use dsm_protocol::{
-    Config as NodeConfig, HoldError, HoldPolicy, HomeError, HomeRange, HomeTable, Replicate,
+    Config as NodeConfig, HoldError, HoldPolicy, HomeError, HomeRange, HomeTable, Mechanism,
+    Mechanisms, Replicate, UnknownMechanism,
 };

@@ -96,7 +96,6 @@ impl SteppedSlice {
         let ram = Arc::new(ram);
         let engine = EngineConfig {
             core: None,
-            prefetch: true,
             node,
             ram: Arc::clone(&ram),
             bystanders: Vec::new(),

@@ -170,7 +170,6 @@ fn engines() -> Vec<(Handle, JoinHandle<()>, Arc<GuestRam>)> {
         let config = EngineConfig {
             bystanders: Vec::new(),
             wait_limit: Duration::from_secs(60),
-            prefetch: true,
             core: None,
             node,
             ram: Arc::clone(&ram),

@@ -9,18 +9,22 @@ use std::process::{Command as Process, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use outcome::table;
-use scenarios::bench::{BenchOptions, disk, net, programs, transport};
+use scenarios::bench::{BenchOptions, ablation, disk, net, programs, transport};
 
 use crate::{arrows, workspace};
 
 /// The experiments, and what each compares.
-const EXPERIMENTS: [(&str, &str); 6] = [
+const EXPERIMENTS: [(&str, &str); 7] = [
     ("faults", "a remote fault with its floor"),
     ("sharing", "no, false and true sharing with one writer alone; ping-pong"),
     ("writes", "four vCPUs that write to four, two or one page with one vCPU alone"),
     ("scan", "reading remote memory with a raw stream"),
     ("solo", "a VM on one slice with no memory engine"),
     ("npb", "NAS kernels over two slices with two vCPUs on one core"),
+    (
+        ABLATION,
+        "each optional mechanism of the memory engine with the engine without it (also --lab)",
+    ),
 ];
 /// Experiments with a VM over the hosts of a lab: NAME [--quick] [-- OPTIONS OF THE VM].
 const IN_A_LAB: [(&str, &str, InLab); 4] = [
@@ -38,6 +42,8 @@ const IN_A_LAB: [(&str, &str, InLab); 4] = [
     ("transport", "frames and pages over shm, tcp and rdma with perftest (no VM)", transport::run),
 ];
 type InLab = fn(&BenchOptions) -> Result<ExitCode>;
+/// The experiment that is made here and, with `--lab`, over hosts.
+const ABLATION: &str = "ablation";
 /// The name that stands for the benchmarks of cargo.
 const CARGO: &str = "cargo";
 const PACKAGE: &str = "tessera-benches";
@@ -47,8 +53,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     match options.name.as_deref() {
         None => list(&root),
         Some(CARGO) => benchmarks(&root, options),
+        Some(ABLATION) if options.lab => ablation::run(options),
         Some(name) if EXPERIMENTS.iter().any(|(known, _)| *known == name) => {
-            experiment(&root, name, options.quick)
+            experiment(&root, name, options)
         }
         Some(name) => match IN_A_LAB.iter().find(|(known, ..)| *known == name) {
             Some((.., run)) => run(options),
@@ -86,7 +93,7 @@ fn benchmarks(root: &Path, options: &BenchOptions) -> Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn experiment(root: &Path, name: &str, quick: bool) -> Result<ExitCode> {
+fn experiment(root: &Path, name: &str, options: &BenchOptions) -> Result<ExitCode> {
     eprintln!("building the microguest and the experiments");
     let guest = ["-p", "tessera-microguest", "--features", "guest", "--profile", "guest"];
     workspace::run_cargo(root, &[&["build", "-q", "--locked"], &guest[..]].concat())
@@ -97,8 +104,14 @@ fn experiment(root: &Path, name: &str, quick: bool) -> Result<ExitCode> {
     let mut program = Process::new(target.join("release/tessera-bench"));
     program.arg(name).arg("--image").arg(target.join("guest/microguest"));
     program.arg("--out").arg(target.join("bench"));
-    if quick {
+    if options.quick {
         program.arg("--quick");
+    }
+    if name == ABLATION {
+        let pairs = options.rounds.map(|rounds| ["--pairs".to_owned(), rounds.to_string()]);
+        program.args(pairs.into_iter().flatten());
+        program.args(options.only.iter().flat_map(|name| ["--mechanism", name]));
+        program.args(&options.rest);
     }
     let status = program.status().context("start the experiment")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -1,5 +1,6 @@
 //! The experiments of `./x bench`.
 
+pub mod ablation;
 pub mod chains;
 pub mod faults;
 pub mod npb;
@@ -14,7 +15,7 @@ use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::plan::Plan;
 use anyhow::{Result, bail};
-use dsm::{HoldPolicy, Memory};
+use dsm::{HoldPolicy, Mechanisms, Memory};
 use microguest::Job;
 use outcome::Outcome;
 use std::path::Path;
@@ -69,6 +70,7 @@ impl<'a> Setting<'a> {
             places: &[&[CORES[0]], &[CORES[1]]],
             engines: &CORES,
             hold: HoldPolicy::default(),
+            mechanisms: Mechanisms::ALL,
             page_by_page: &[],
             memory: Memory::default(),
             guest_pages: GuestPages::Small,

@@ -1,7 +1,7 @@
 //! Reading memory that is homed on another slice: in order against a raw stream over the same
 //! transport, scattered, and every fourth page. Beside it stand the parts of the reader's floor.
 
-mod beside;
+pub(super) mod beside;
 mod floor;
 mod scattered;
 
@@ -29,13 +29,13 @@ const RANDOM_BOUND: f64 = 0.97;
 const PAGE: f64 = 4096.0;
 
 /// Pages of which every fourth is read.
-const STRIDED: u64 = 4096;
-const EVERY: u64 = 4;
+pub(super) const STRIDED: u64 = 4096;
+pub(super) const EVERY: u64 = 4;
 /// Readings in order of each round, each beside a raw stream.
 const TURNS: u64 = 5;
-const PAGE_WORDS: u64 = 512;
+pub(super) const PAGE_WORDS: u64 = 512;
 /// Pages of the home of a slice that reads: one chunk.
-const OWN: u64 = 512;
+pub(super) const OWN: u64 = 512;
 
 /// Runs the experiment.
 ///
@@ -206,7 +206,7 @@ fn measure(setting: Setting<'_>, carrier: Carrier, sizes: Sizes) -> Result<Found
 }
 
 /// Both of two ways. Whoever comes first has it better or worse: they take turns in that.
-fn both(turn: u64) -> [bool; 2] {
+pub(super) fn both(turn: u64) -> [bool; 2] {
     let first = turn.is_multiple_of(2);
     [first, !first]
 }
@@ -214,7 +214,7 @@ fn both(turn: u64) -> [bool; 2] {
 /// Has slice 1 write pages, and slice 0 read them, or those that a stride of that many words leads to; the
 /// bandwidth is that of the pages that are read. Write prediction learns from each reading, so
 /// each has slices of its own.
-fn read(plan: &Plan<'_>, pages: u64, stride: u64) -> Result<f64> {
+pub(super) fn read(plan: &Plan<'_>, pages: u64, stride: u64) -> Result<f64> {
     let homes = [OWN, pages];
     let mut cluster = Cluster::new(&Plan { homes: &homes, ..plan.clone() })?;
     let memory = SHARED + OWN * 4096;

@@ -29,7 +29,7 @@ const NO_WINDOW: HoldPolicy = HoldPolicy::fixed(10_000);
 
 /// How the slices' writers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sharing {
+pub(super) enum Sharing {
     None,
     False,
     True,
@@ -122,9 +122,9 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
 
 /// What was found, by round.
 #[derive(Default)]
-struct Found {
+pub(super) struct Found {
     /// Progress of both against that of one.
-    ratios: Vec<f64>,
+    pub(super) ratios: Vec<f64>,
     /// Share of the time without the page.
     losses: Vec<f64>,
     /// Pages moved a second, where slices move them.
@@ -134,7 +134,7 @@ struct Found {
 impl Found {
     /// One worker alone, both, the other alone: what this machine's other guests take of a core for a
     /// while, or of one core more than of the other, goes into both figures of a round.
-    fn add(&mut self, crew: &mut dyn Crew, sharing: Sharing, cycles: u64) -> Result<()> {
+    pub(super) fn add(&mut self, crew: &mut dyn Crew, sharing: Sharing, cycles: u64) -> Result<()> {
         let first = alone(crew, 0, sharing.job(0, cycles))?;
         let done = crew.together(&[0, 1].map(|own| sharing.job(own, cycles)))?;
         let second = alone(crew, 1, sharing.job(1, cycles))?;
@@ -168,7 +168,7 @@ impl Found {
 }
 
 /// Two workers take turns in raising a word; the time from one own turn to the next.
-fn ping_pong(crew: &mut dyn Crew, name: String) -> Result<Row> {
+pub(super) fn ping_pong(crew: &mut dyn Crew, name: String) -> Result<Row> {
     let job = |own| Job {
         kind: Kind::PingPong as u64,
         memory: SHARED,

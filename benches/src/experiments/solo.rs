@@ -16,7 +16,7 @@ use crate::plan::Plan;
 use crate::pool::Pool;
 use crate::samples::median;
 use anyhow::{Context, Result};
-use dsm::{HoldPolicy, Memory};
+use dsm::{HoldPolicy, Mechanisms, Memory};
 use microguest::Job;
 use outcome::{Bar, Conditions, Outcome, Row};
 use std::thread::sleep;
@@ -103,6 +103,7 @@ impl Pair {
             places: &[&CORES[..1], &CORES[1..]],
             engines: &CORES,
             hold: HoldPolicy::default(),
+            mechanisms: Mechanisms::ALL,
             page_by_page: &[],
             memory,
             guest_pages: GuestPages::Large,

@@ -19,9 +19,9 @@ use outcome::{Bar, Conditions, Outcome, Row};
 
 /// Share of the serial limit that must be reached.
 const BOUND: f64 = 0.95;
-const PAIRS: [[Place; 2]; 2] = [[CORES[0]; 2], [CORES[1]; 2]];
+pub(super) const PAIRS: [[Place; 2]; 2] = [[CORES[0]; 2], [CORES[1]; 2]];
 /// Pages of the four vCPUs: two of slice 0, two of slice 1.
-const PATTERNS: [(&str, [u64; 4]); 4] = [
+pub(super) const PATTERNS: [(&str, [u64; 4]); 4] = [
     ("no sharing", [0, 1, 512, 513]),
     ("low sharing", [0, 1, 0, 1]),
     ("moderate sharing", [0, 0, 0, 512]),
@@ -77,14 +77,14 @@ fn job(page: u64, word: u64, cycles: u64) -> Job {
 
 /// What was found of one pattern, by round.
 #[derive(Default)]
-struct Found {
-    ratios: Vec<f64>,
+pub(super) struct Found {
+    pub(super) ratios: Vec<f64>,
     /// Million writes a second.
     speeds: Vec<f64>,
 }
 
 impl Found {
-    fn add(&mut self, crew: &mut dyn Crew, pages: [u64; 4], cycles: u64) -> Result<()> {
+    pub(super) fn add(&mut self, crew: &mut dyn Crew, pages: [u64; 4], cycles: u64) -> Result<()> {
         // One of each slice, before and after, as in `sharing`.
         let words = [0, 1, 2, 3];
         let jobs = words.map(|word| job(pages[word], word as u64, cycles));

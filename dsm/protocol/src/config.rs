@@ -2,6 +2,7 @@
 
 use crate::hold::HoldPolicy;
 use crate::homes::HomeTable;
+use crate::mechanisms::Mechanisms;
 use crate::tables::Replicate;
 use wire::{Epoch, SliceId};
 
@@ -21,13 +22,15 @@ pub struct Config {
     pub epoch: Epoch,
     /// The hold window.
     pub hold: HoldPolicy,
+    /// Which optional mechanisms this slice uses.
+    pub mechanisms: Mechanisms,
     /// Which page-table pages become replicas.
     pub replicate: Replicate,
     /// vCPUs of the VM; a peer that names another breaks the protocol.
     pub vcpus: u32,
     /// A bug to plant.
     #[cfg(feature = "planted-bugs")]
-    pub planted: Option<crate::PlantedBug>,
+    pub planted: Option<crate::planted::PlantedBug>,
 }
 
 impl Config {
@@ -40,6 +43,7 @@ impl Config {
             homes,
             epoch,
             hold: HoldPolicy::NONE,
+            mechanisms: Mechanisms::ALL,
             replicate: Replicate::Nothing,
             vcpus: VCPUS,
             #[cfg(feature = "planted-bugs")]

@@ -34,6 +34,7 @@
 //! round of however many takes less than thrice that, unless it takes longer without growth. A holder that
 //! goes idle gives the page up after a look, and as `held` is short then, the next window is short too.
 
+use crate::mechanisms::Mechanisms;
 use thiserror::Error;
 
 /// The longest window that can be asked for, in microseconds.
@@ -101,6 +102,16 @@ impl HoldPolicy {
             contended_max_ns: max_us * 25_000,
             ..Self::default()
         })
+    }
+
+    /// With only those windows that these mechanisms have.
+    pub(crate) fn limited_to(self, mechanisms: Mechanisms) -> Self {
+        let busy = if mechanisms.busy_windows {
+            self
+        } else {
+            Self { busy_min_ns: 0, busy_max_ns: 0, contended_max_ns: 0, ..self }
+        };
+        if mechanisms.contended_windows { busy } else { Self { contended_max_ns: 0, ..busy } }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::error::ProtocolError;
 use crate::node::Node;
 use crate::pages::PageCopy;
 use crate::pins::Pins;
+use crate::planted::PlantedBug;
 use crate::recalls::{Deferred, Recall};
 use crate::releases::Outgoing;
 use crate::store::PageStore;
@@ -86,7 +87,9 @@ impl Node {
         let copy = self.pages.copy(gfn);
         let early = match copy {
             PageCopy::Invalid => true,
-            PageCopy::Shared => recall.is_for_owner() && !self.early_recall_taken(),
+            PageCopy::Shared => {
+                recall.is_for_owner() && !self.planted(PlantedBug::EarlyRecallTaken)
+            }
             // The converter's Go is on its way: the home cannot ask before it was sent.
             PageCopy::Forming => return Some(Obstacle::Event),
             PageCopy::Exclusive | PageCopy::Replica => false,
@@ -196,13 +199,6 @@ impl Node {
             }
         }
         self.held.expire(self.now);
-    }
-
-    fn early_recall_taken(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        return self.planted(crate::PlantedBug::EarlyRecallTaken);
-        #[cfg(not(feature = "planted-bugs"))]
-        return false;
     }
 
     pub(crate) fn pin(&mut self, gfn: Gfn, want: Access, token: u64, store: &mut impl PageStore) {

@@ -25,6 +25,9 @@ impl Node {
     /// the latest. A shell that knows can be awake by then.
     #[must_use]
     pub fn expected_ns(&self, gfn: Gfn) -> Option<RangeInclusive<u64>> {
+        if !self.config.mechanisms.expected_wake {
+            return None;
+        }
         let since = self.outstanding.get(gfn)?.since;
         let (held_ns, waited_ns) = self.long_held.get(&gfn)?;
         Some(since + held_ns..=since + waited_ns)
@@ -80,11 +83,8 @@ impl Node {
         let (now, end) = (self.now, held.since + held.busy);
         if held.contents.replace(contents) == Some(contents) {
             // Where nothing was written, the vCPU may not even have had the time to run.
-            remember(
-                &mut self.hold_history,
-                gfn,
-                (held.changes == 1).then_some(HoldHistory::Brief),
-            );
+            let is_brief = held.changes == 1 && self.config.mechanisms.brief_windows;
+            remember(&mut self.hold_history, gfn, is_brief.then_some(HoldHistory::Brief));
             return None;
         }
         held.changes += 1;

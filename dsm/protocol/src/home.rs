@@ -15,6 +15,7 @@
 use crate::error::ProtocolError;
 use crate::node::Node;
 use crate::pages::{Holders, PageCopy};
+use crate::planted::PlantedBug;
 use crate::serving::{Request, Serving};
 use crate::store::PageStore;
 use std::collections::VecDeque;
@@ -69,11 +70,12 @@ impl Node {
     ) -> Result<(), ProtocolError> {
         let end = first.0.checked_add(u64::from(pages));
         let end = end.ok_or_else(|| self.error(from, "GetRun", first, "no memory there"))?;
+        let may_grant = want == Access::Read && self.config.mechanisms.exclusive_grants;
         for gfn in (first.0..end).map(Gfn) {
             if self.late_runs.remove(&(from, gfn)) {
                 continue;
             }
-            match self.exclusive_grant_holders(gfn, from).filter(|_| want == Access::Read) {
+            match self.exclusive_grant_holders(gfn, from).filter(|_| may_grant) {
                 Some(holders) => self.exclusive_grant(gfn, holders, from),
                 None => self.home_get(from, gfn, want, None, store)?,
             }
@@ -128,13 +130,14 @@ impl Node {
     fn with_home_copy(&mut self, gfn: Gfn, holders: Holders, reader: SliceId) -> Holders {
         let local = self.config.local;
         let absent = self.pages.copy(gfn) == PageCopy::Invalid && !self.outstanding.contains(gfn);
-        if !holders.is_widely_shared() || holders.contains(local) || reader == local || !absent {
+        let is_wanted = self.config.mechanisms.home_copies && holders.is_widely_shared();
+        if !is_wanted || holders.contains(local) || reader == local || !absent {
             return holders;
         }
         self.stats.prefetches += 1;
         self.await_page(gfn, Access::Read, true);
         self.fetch(gfn, self.source(holders), local, Access::Read, 0, None);
-        if self.home_copy_forgotten() {
+        if self.planted(PlantedBug::HomeCopyForgotten) {
             return holders;
         }
         let holders = holders.with_reader(local);
@@ -153,8 +156,12 @@ impl Node {
         let holders = self.pages.holders(gfn).expect("this slice is home");
         self.serving.insert(gfn, Serving { requester: from, demoting: false, queue });
         self.hand_over(gfn, holders, from, Some(table));
-        #[cfg(feature = "planted-bugs")]
-        self.skip_confirm(gfn);
+        if self.planted(PlantedBug::SkipConfirm)
+            && let Some(serving) = self.serving.remove(&gfn)
+        {
+            self.pages.set_holders(gfn, Holders::exclusive(serving.requester));
+            self.serve_next(gfn, serving.queue);
+        }
     }
 
     fn fetch(
@@ -190,7 +197,8 @@ impl Node {
         upgrade: bool,
     ) -> u16 {
         let targets = holders.iter().filter(|slice| *slice != requester && Some(*slice) != source);
-        let targets: Vec<SliceId> = targets.skip(self.invalidations_lost()).collect();
+        let lost = usize::from(self.planted(PlantedBug::DropInvalidation));
+        let targets: Vec<SliceId> = targets.skip(lost).collect();
         let acks = u16::try_from(targets.len()).expect("at most 64 slices");
         let upgrade = if upgrade { acks } else { 0 };
         for target in targets {
@@ -245,7 +253,8 @@ impl Node {
             let waiting = queue.len();
             queue
                 .retain(|request| !matches!(request, Request::Get { from: by, .. } if *by == from));
-            if asked && !was_dropped && queue.len() == waiting && !self.late_run_forgotten() {
+            let is_late = asked && !was_dropped && queue.len() == waiting;
+            if is_late && !self.planted(PlantedBug::LateRunServed) {
                 self.late_runs.insert((from, gfn));
             }
         }
@@ -322,39 +331,6 @@ impl Node {
                 let dropped = holders.contains(slice);
                 self.post(slice, Message::Leave { gfn, heir, dropped });
             }
-        }
-    }
-
-    fn home_copy_forgotten(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        return self.planted(crate::PlantedBug::HomeCopyForgotten);
-        #[cfg(not(feature = "planted-bugs"))]
-        return false;
-    }
-
-    fn late_run_forgotten(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        return self.planted(crate::PlantedBug::LateRunServed);
-        #[cfg(not(feature = "planted-bugs"))]
-        return false;
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    fn invalidations_lost(&self) -> usize {
-        usize::from(self.planted(crate::PlantedBug::DropInvalidation))
-    }
-    #[cfg(not(feature = "planted-bugs"))]
-    fn invalidations_lost(&self) -> usize {
-        0
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    fn skip_confirm(&mut self, gfn: Gfn) {
-        if self.planted(crate::PlantedBug::SkipConfirm)
-            && let Some(serving) = self.serving.remove(&gfn)
-        {
-            self.pages.set_holders(gfn, Holders::exclusive(serving.requester));
-            self.serve_next(gfn, serving.queue);
         }
     }
 }

@@ -46,13 +46,13 @@ mod holding;
 mod home;
 mod homes;
 mod input;
+mod mechanisms;
 mod no_pages;
 mod node;
 mod outstanding_requests;
 mod page_set;
 mod pages;
 mod pins;
-#[cfg(feature = "planted-bugs")]
 mod planted;
 pub mod prediction;
 mod recalls;
@@ -71,10 +71,10 @@ pub use error::ProtocolError;
 pub use hold::{HoldError, HoldPolicy};
 pub use homes::{HomeError, HomeRange, HomeTable};
 pub use input::Input;
+pub use mechanisms::{Mechanism, Mechanisms, UnknownMechanism};
 pub use no_pages::NoPages;
 pub use node::Node;
 pub use page_set::PageSet;
-#[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 pub use stats::{ReplicaStats, Stats};
 pub use store::{Merge, PageStore};

@@ -6,9 +6,11 @@ use crate::error::ProtocolError;
 use crate::hold::{Hold, HoldPolicy};
 use crate::hold_windows::{HoldHistory, HoldWindows};
 use crate::input::Input;
+use crate::mechanisms::Mechanisms;
 use crate::outstanding_requests::{OutstandingRequest, OutstandingRequests};
 use crate::pages::{PageCopy, Pages, SLICES_MAX};
 use crate::pins::Pins;
+use crate::planted::PlantedBug;
 use crate::recalls::Recalls;
 use crate::releases::{Outgoing, Releases};
 use crate::serving::Serving;
@@ -79,7 +81,7 @@ impl Node {
             held: HoldWindows::default(),
             hold_history: BTreeMap::new(),
             long_held: BTreeMap::new(),
-            hold: Hold::new(config.hold),
+            hold: Hold::new(config.hold.limited_to(config.mechanisms)),
             pins: BTreeMap::new(),
             tables: Tables::new(config.replicate),
             releases: Releases::default(),
@@ -109,7 +111,7 @@ impl Node {
             Input::Fault { gfn, want } => self.fault(gfn, want, store),
             Input::Prefetch { gfn, pages, want } => self.prefetch(gfn, pages, want),
             Input::Message { from, epoch, message } => {
-                if epoch != self.config.epoch && !self.epoch_check_lost() {
+                if epoch != self.config.epoch && !self.planted(PlantedBug::LoseEpochCheck) {
                     self.stats.epoch_refused += 1;
                 } else {
                     self.receive(from, message, store)?;
@@ -226,6 +228,12 @@ impl Node {
         self.config.epoch
     }
 
+    /// The optional mechanisms that this slice uses.
+    #[must_use]
+    pub fn mechanisms(&self) -> Mechanisms {
+        self.config.mechanisms
+    }
+
     /// What this node counted.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -243,7 +251,7 @@ impl Node {
 
     /// Other parameters of the hold window, for pages that come from now on.
     pub fn set_hold(&mut self, policy: HoldPolicy) {
-        self.hold.set(policy);
+        self.hold.set(policy.limited_to(self.config.mechanisms));
     }
 
     /// The hold window now, in nanoseconds.
@@ -298,15 +306,15 @@ impl Node {
         ProtocolError { from, what, gfn, state }
     }
 
+    /// Whether a test has planted a bug.
     #[cfg(feature = "planted-bugs")]
-    pub(crate) fn planted(&self, bug: crate::PlantedBug) -> bool {
+    pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
         self.config.planted == Some(bug)
     }
 
-    fn epoch_check_lost(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        return self.planted(crate::PlantedBug::LoseEpochCheck);
-        #[cfg(not(feature = "planted-bugs"))]
-        return false;
+    #[cfg(not(feature = "planted-bugs"))]
+    #[expect(clippy::unused_self, reason = "tests look")]
+    pub(crate) const fn planted(&self, _: PlantedBug) -> bool {
+        false
     }
 }

@@ -18,6 +18,7 @@ use crate::effect::Effect;
 use crate::error::ProtocolError;
 use crate::node::Node;
 use crate::pages::PageCopy;
+use crate::planted::PlantedBug;
 use crate::releases::{Outgoing, Outstanding, Releases};
 use crate::store::{Merge, PageStore};
 use crate::tables::fits_root;
@@ -36,7 +37,7 @@ impl Node {
         if self.releases.new.is_empty() {
             return false;
         }
-        if !self.tables.is_empty() && !self.flush_forgotten() {
+        if !self.tables.is_empty() && !self.planted(PlantedBug::ReleaseWithoutFlush) {
             self.flush(store);
         }
         let barrier = self.releases.newest;
@@ -55,7 +56,8 @@ impl Node {
         }
         let oldest = self.releases.outstanding.keys().next().copied();
         while let Some((barrier, _)) = self.releases.queue.front() {
-            if oldest.is_some_and(|oldest| oldest <= *barrier) && !self.flush_unacknowledged() {
+            let waits = oldest.is_some_and(|oldest| oldest <= *barrier);
+            if waits && !self.planted(PlantedBug::FlushNotAcknowledged) {
                 return;
             }
             match self.releases.queue.pop_front() {
@@ -74,7 +76,8 @@ impl Node {
         let mut level = Some(Level::ROOT);
         while let Some(at) = level {
             for gfn in self.tables.at_level(at) {
-                if !self.tables.is_referenced(gfn, at) && !self.stale_member_kept() {
+                let is_stale = !self.tables.is_referenced(gfn, at);
+                if is_stale && !self.planted(PlantedBug::StaleMemberKept) {
                     self.tables.remove(gfn, store);
                     leaving.push(gfn);
                 } else if !self.compare(gfn, at, &mut entries, store) {
@@ -176,7 +179,9 @@ impl Node {
                 continue;
             }
             self.stats.replicas.entries_in += 1;
-            self.lose_unflushed(gfn, store);
+            if self.planted(PlantedBug::MergeLosesEntry) {
+                store.changes(gfn, &mut Vec::new());
+            }
             let old = store.twin_entry(gfn, entry.index);
             let merged = store.merge(entry);
             self.tables.changed(entry, old);
@@ -287,39 +292,6 @@ impl Node {
         }
         Ok(())
     }
-
-    #[cfg(feature = "planted-bugs")]
-    fn flush_forgotten(&self) -> bool {
-        self.planted(crate::PlantedBug::ReleaseWithoutFlush)
-    }
-    #[cfg(feature = "planted-bugs")]
-    fn flush_unacknowledged(&self) -> bool {
-        self.planted(crate::PlantedBug::FlushNotAcknowledged)
-    }
-    #[cfg(feature = "planted-bugs")]
-    fn stale_member_kept(&self) -> bool {
-        self.planted(crate::PlantedBug::StaleMemberKept)
-    }
-    #[cfg(feature = "planted-bugs")]
-    fn lose_unflushed(&self, gfn: Gfn, store: &mut impl PageStore) {
-        if self.planted(crate::PlantedBug::MergeLosesEntry) {
-            store.changes(gfn, &mut Vec::new());
-        }
-    }
-    #[cfg(not(feature = "planted-bugs"))]
-    fn flush_forgotten(&self) -> bool {
-        false
-    }
-    #[cfg(not(feature = "planted-bugs"))]
-    fn flush_unacknowledged(&self) -> bool {
-        false
-    }
-    #[cfg(not(feature = "planted-bugs"))]
-    fn stale_member_kept(&self) -> bool {
-        false
-    }
-    #[cfg(not(feature = "planted-bugs"))]
-    fn lose_unflushed(&self, _: Gfn, _: &mut impl PageStore) {}
 }
 
 #[cfg(test)]

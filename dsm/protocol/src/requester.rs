@@ -14,6 +14,7 @@ use crate::error::ProtocolError;
 use crate::node::Node;
 use crate::outstanding_requests::OutstandingRequest;
 use crate::pages::PageCopy;
+use crate::planted::PlantedBug;
 use crate::store::PageStore;
 use crate::tables::Replicate;
 use wire::{Access, Gfn, Held, Message, RUN_MAX, SliceId, Table};
@@ -190,7 +191,7 @@ impl Node {
     fn try_complete(&mut self, gfn: Gfn, store: &mut impl PageStore) {
         let Some(wait) = self.outstanding.get(gfn) else { return };
         let Some((access, acks)) = wait.granted else { return };
-        if wait.acks < acks && !self.grant_early() {
+        if wait.acks < acks && !self.planted(PlantedBug::GrantEarly) {
             return;
         }
         match wait.table {
@@ -363,12 +364,5 @@ impl Node {
     /// its way.
     pub(crate) fn drop_overtaken(&mut self, gfn: Gfn) -> bool {
         self.overtaken.remove(&gfn).is_some_and(|wait| wait.in_run)
-    }
-
-    fn grant_early(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        return self.planted(crate::PlantedBug::GrantEarly);
-        #[cfg(not(feature = "planted-bugs"))]
-        return false;
     }
 }

@@ -41,41 +41,22 @@ fn chunks_become_shared_private_again_granted_and_huge() {
     assert!(found.is_some(), "shared, private again, granted, huge: {seen:?}");
 }
 
-fn is_found(bug: PlantedBug) {
-    let caught = (1..=SEEDS).find_map(|seed| {
-        let setup = Setup { planted: Some(bug), ..Setup::of(seed) };
-        run(setup).err().map(|failure| (seed, failure))
-    });
-    let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not found"));
-    println!("{bug:?}: seed {seed}: {:.160}", failure.to_string());
-}
-
+/// What each bug breaks is said beside it.
 #[test]
-fn run_over_parts_of_the_address_space_that_is_given_up_is_found() {
-    is_found(PlantedBug::RunOverParts);
-}
-
-#[test]
-fn page_that_is_taken_late_is_found() {
-    is_found(PlantedBug::TakenLate);
-}
-
-#[test]
-fn chunk_that_is_given_unwatched_is_found() {
-    is_found(PlantedBug::GivenUnwatched);
-}
-
-#[test]
-fn arrivals_that_are_lost_are_found() {
-    is_found(PlantedBug::StagedPagesLost);
-}
-
-#[test]
-fn waiter_that_is_forgotten_is_found() {
-    is_found(PlantedBug::WaiterForgotten);
-}
-
-#[test]
-fn page_that_stays_read_only_is_found() {
-    is_found(PlantedBug::NeverAnswered);
+fn each_planted_bug_is_found() {
+    for bug in [
+        PlantedBug::RunOverParts,
+        PlantedBug::TakenLate,
+        PlantedBug::GivenUnwatched,
+        PlantedBug::StagedPagesLost,
+        PlantedBug::WaiterForgotten,
+        PlantedBug::NeverAnswered,
+    ] {
+        let caught = (1..=SEEDS).find_map(|seed| {
+            let setup = Setup { planted: Some(bug), ..Setup::of(seed) };
+            run(setup).err().map(|failure| (seed, failure))
+        });
+        let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not found"));
+        println!("{bug:?}: seed {seed}: {:.160}", failure.to_string());
+    }
 }

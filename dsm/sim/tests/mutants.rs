@@ -3,15 +3,46 @@
 use dsm_protocol::{Access, Gfn, Message, PlantedBug};
 use tessera_dsm_sim::models::{Scenario, epochs, names, ordinary, refute, replicas};
 
-fn assert_caught(scenario: Scenario, bug: PlantedBug, property: &str) {
-    let broken = refute(&format!("{bug:?}"), scenario.plant(bug));
-    assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
-}
-
 #[test]
-fn planted_drop_invalidation_is_caught() {
-    let bug = PlantedBug::DropInvalidation;
-    assert_caught(ordinary::one_page(3, 1), bug, names::WRITER_ALONE);
+fn each_planted_bug_is_caught() {
+    let stale =
+        Message::Data { gfn: Gfn(0), access: Access::Write, acks: 0, held_us: 0, table: None };
+    let caught: [(PlantedBug, &str, Vec<Scenario>); 12] = [
+        (PlantedBug::DropInvalidation, names::WRITER_ALONE, vec![ordinary::one_page(3, 1)]),
+        (PlantedBug::SkipConfirm, names::FITS, vec![replicas::publish(3, false)]),
+        (PlantedBug::EarlyRecallTaken, names::FITS, vec![ordinary::one_page(3, 2)]),
+        (PlantedBug::HomeCopyForgotten, names::WRITER_ALONE, vec![ordinary::many_readers(2, 2)]),
+        (PlantedBug::GrantEarly, names::WRITER_ALONE, vec![ordinary::one_page(3, 1)]),
+        (PlantedBug::LoseEpochCheck, names::WRITER_ALONE, vec![epochs::stale_message(stale)]),
+        (
+            PlantedBug::ReleaseWithoutFlush,
+            names::LOADS,
+            vec![replicas::publish(2, true), replicas::publish_by_interrupt(2, true)],
+        ),
+        (
+            PlantedBug::FlushNotAcknowledged,
+            names::LOADS,
+            vec![replicas::publish(3, true), replicas::publish_by_interrupt(2, true)],
+        ),
+        (
+            PlantedBug::LateRunServed,
+            names::FITS,
+            vec![replicas::reuse_by_who_prefetched(true, false)],
+        ),
+        (PlantedBug::StaleMemberKept, names::FREE, vec![replicas::reuse(2, true)]),
+        (
+            PlantedBug::CleanEntryShared,
+            names::DIRTY,
+            vec![replicas::dirty(2, false, true), replicas::dirty(2, true, true)],
+        ),
+        (PlantedBug::MergeLosesEntry, names::LOADS, vec![replicas::own_entries(2)]),
+    ];
+    for (bug, property, scenarios) in caught {
+        for scenario in scenarios {
+            let broken = refute(&format!("{bug:?}"), scenario.plant(bug));
+            assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
+        }
+    }
 }
 
 /// Messages that must keep their order: models see it when they do not.
@@ -40,75 +71,4 @@ fn ends_of_conversions_out_of_order_are_caught() {
     };
     let broken = refute("conversions out of order", replicas::twice(3, false).stray(of));
     assert!(!broken.is_empty());
-}
-
-#[test]
-fn planted_skip_confirm_is_caught() {
-    let bug = PlantedBug::SkipConfirm;
-    assert_caught(replicas::publish(3, false), bug, names::FITS);
-}
-
-#[test]
-fn planted_early_recall_taken_is_caught() {
-    let bug = PlantedBug::EarlyRecallTaken;
-    assert_caught(ordinary::one_page(3, 2), bug, names::FITS);
-}
-
-#[test]
-fn planted_home_copy_forgotten_is_caught() {
-    let bug = PlantedBug::HomeCopyForgotten;
-    assert_caught(ordinary::many_readers(2, 2), bug, names::WRITER_ALONE);
-}
-
-#[test]
-fn planted_grant_early_is_caught() {
-    let bug = PlantedBug::GrantEarly;
-    assert_caught(ordinary::one_page(3, 1), bug, names::WRITER_ALONE);
-}
-
-#[test]
-fn planted_lose_epoch_check_is_caught() {
-    let bug = PlantedBug::LoseEpochCheck;
-    let stale =
-        Message::Data { gfn: Gfn(0), access: Access::Write, acks: 0, held_us: 0, table: None };
-    assert_caught(epochs::stale_message(stale), bug, names::WRITER_ALONE);
-}
-
-#[test]
-fn planted_release_without_flush_is_caught() {
-    let bug = PlantedBug::ReleaseWithoutFlush;
-    assert_caught(replicas::publish(2, true), bug, names::LOADS);
-    assert_caught(replicas::publish_by_interrupt(2, true), bug, names::LOADS);
-}
-
-#[test]
-fn planted_flush_not_acknowledged_is_caught() {
-    let bug = PlantedBug::FlushNotAcknowledged;
-    assert_caught(replicas::publish(3, true), bug, names::LOADS);
-    assert_caught(replicas::publish_by_interrupt(2, true), bug, names::LOADS);
-}
-
-#[test]
-fn planted_late_run_served_is_caught() {
-    let bug = PlantedBug::LateRunServed;
-    assert_caught(replicas::reuse_by_who_prefetched(true, false), bug, names::FITS);
-}
-
-#[test]
-fn planted_stale_member_kept_is_caught() {
-    let bug = PlantedBug::StaleMemberKept;
-    assert_caught(replicas::reuse(2, true), bug, names::FREE);
-}
-
-#[test]
-fn planted_clean_entry_shared_is_caught() {
-    let bug = PlantedBug::CleanEntryShared;
-    assert_caught(replicas::dirty(2, false, true), bug, names::DIRTY);
-    assert_caught(replicas::dirty(2, true, true), bug, names::DIRTY);
-}
-
-#[test]
-fn planted_merge_loses_entry_is_caught() {
-    let bug = PlantedBug::MergeLosesEntry;
-    assert_caught(replicas::own_entries(2), bug, names::LOADS);
 }

@@ -1,13 +1,32 @@
 //! Every interleaving of small clusters that replicate kernel page tables.
 
-use tessera_dsm_sim::models::{full, prove, replicas};
+use tessera_dsm_sim::models::{Scenario, full, prove, replicas};
+
+/// With the table a replica already, and with the first walk to it still to come.
+fn prove_both(label: &str, scenario: impl Fn(bool) -> Scenario) {
+    prove(label, scenario(true));
+    prove(&format!("{label}, converting"), scenario(false));
+}
+
+/// For so many slices.
+fn prove_all(slices: &[u16], scenario: impl Fn(u16, bool) -> Scenario) {
+    for slices in slices {
+        prove_both(&format!("{slices} slices"), |converted| scenario(*slices, converted));
+    }
+}
+
+/// For two slices, and for three if there is time.
+fn prove_two(scenario: impl Fn(u16, bool) -> Scenario) {
+    prove_all(&[2], &scenario);
+    prove("3 slices", scenario(3, true));
+    if full() {
+        prove("3 slices, converting", scenario(3, false));
+    }
+}
 
 #[test]
 fn change_published_by_flag_is_seen() {
-    for slices in [2, 3] {
-        prove(&format!("{slices} slices"), replicas::publish(slices, true));
-        prove(&format!("{slices} slices, converting"), replicas::publish(slices, false));
-    }
+    prove_all(&[2, 3], replicas::publish);
     if full() {
         prove("4 slices, converting", replicas::publish(4, false));
     }
@@ -15,23 +34,15 @@ fn change_published_by_flag_is_seen() {
 
 #[test]
 fn change_published_by_interrupt_is_seen() {
-    for slices in [2, 3] {
-        prove(&format!("{slices} slices"), replicas::publish_by_interrupt(slices, true));
-        prove(
-            &format!("{slices} slices, converting"),
-            replicas::publish_by_interrupt(slices, false),
-        );
-    }
+    prove_all(&[2, 3], replicas::publish_by_interrupt);
 }
 
 #[test]
 fn prefetched_table_is_given_up_like_any_other() {
     for (kind, write) in [("for reading", false), ("for writing", true)] {
-        prove(&format!("3 slices, {kind}"), replicas::reuse_of_prefetched(write, true));
-        prove(
-            &format!("3 slices, {kind}, converting"),
-            replicas::reuse_of_prefetched(write, false),
-        );
+        prove_both(&format!("3 slices, {kind}"), |converted| {
+            replicas::reuse_of_prefetched(write, converted)
+        });
     }
 }
 
@@ -51,12 +62,7 @@ fn change_published_through_a_third_slice_is_seen() {
 
 #[test]
 fn tables_under_a_lock_are_one_memory() {
-    prove("2 slices", replicas::under_lock(2, true));
-    prove("2 slices, converting", replicas::under_lock(2, false));
-    prove("3 slices", replicas::under_lock(3, true));
-    if full() {
-        prove("3 slices, converting", replicas::under_lock(3, false));
-    }
+    prove_two(replicas::under_lock);
 }
 
 #[test]
@@ -67,10 +73,7 @@ fn entries_of_different_slices_merge() {
 
 #[test]
 fn table_page_reused_as_data_is_coherent() {
-    for slices in [2, 3] {
-        prove(&format!("{slices} slices"), replicas::reuse(slices, true));
-        prove(&format!("{slices} slices, converting"), replicas::reuse(slices, false));
-    }
+    prove_all(&[2, 3], replicas::reuse);
 }
 
 #[test]
@@ -84,12 +87,7 @@ fn table_in_conflict_reused_as_data_is_coherent() {
 
 #[test]
 fn conflict_ends_the_replica_and_all_agree() {
-    prove("2 slices", replicas::conflict(2, true));
-    prove("2 slices, converting", replicas::conflict(2, false));
-    prove("3 slices", replicas::conflict(3, true));
-    if full() {
-        prove("3 slices, converting", replicas::conflict(3, false));
-    }
+    prove_two(replicas::conflict);
 }
 
 #[test]
@@ -104,21 +102,16 @@ fn change_that_meets_the_end_of_its_table_is_seen() {
 
 #[test]
 fn table_that_leaves_and_comes_back_is_current() {
-    prove("2 slices", replicas::twice(2, true));
-    prove("2 slices, converting", replicas::twice(2, false));
-    prove("3 slices", replicas::twice(3, true));
-    if full() {
-        prove("3 slices, converting", replicas::twice(3, false));
-    }
+    prove_two(replicas::twice);
 }
 
 #[test]
 fn page_written_through_a_replica_is_dirty() {
     for (before, start) in [(false, "new"), (true, "made clean")] {
         for slices in [2, 3] {
-            let name = |then| format!("{slices} slices, {start}{then}");
-            prove(&name(""), replicas::dirty(slices, before, true));
-            prove(&name(", converting"), replicas::dirty(slices, before, false));
+            prove_both(&format!("{slices} slices, {start}"), |converted| {
+                replicas::dirty(slices, before, converted)
+            });
         }
     }
 }

@@ -47,10 +47,10 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Judges a fault on a page to which the protocol gives this slice `held`.
-    pub(crate) fn judge(&mut self, fault: &Fault, held: Access) -> Verdict {
+    /// Judges a fault on a page to which the protocol gives this slice `held`. Without `probes` workers are believed.
+    pub(crate) fn judge(&mut self, fault: &Fault, held: Access, probes: bool) -> Verdict {
         let want = if fault.write { Access::Write } else { Access::Read };
-        if self.is_own(fault.thread) {
+        if !probes || self.is_own(fault.thread) {
             Verdict::Wants(want)
         } else if held >= Access::Read {
             Verdict::Wants(Access::Write)
@@ -87,33 +87,21 @@ mod tests {
 
     const WORKER: u32 = 0; // no thread has this id
 
-    fn fault(thread: u32, write: bool) -> Fault {
-        Fault { address: 0, write, thread }
-    }
-
-    fn own_thread() -> u32 {
+    #[test]
+    fn only_a_worker_on_an_absent_page_is_doubted() {
         // SAFETY: the call takes nothing.
-        u32::try_from(unsafe { libc::gettid() }).unwrap()
-    }
-
-    #[test]
-    fn own_thread_is_believed() {
-        let mut workers = Workers::default();
-        for (write, want) in [(false, Access::Read), (true, Access::Write)] {
-            let verdict = workers.judge(&fault(own_thread(), write), Access::None);
-            assert_eq!(verdict, Verdict::Wants(want));
+        let own = u32::try_from(unsafe { libc::gettid() }).unwrap();
+        let (read, write) = (Verdict::Wants(Access::Read), Verdict::Wants(Access::Write));
+        for (thread, writes, held, probes, verdict) in [
+            (own, false, Access::None, true, read),
+            (own, true, Access::None, true, write),
+            (WORKER, true, Access::None, true, Verdict::Probe),
+            (WORKER, true, Access::None, false, write),
+            (WORKER, true, Access::Read, true, write),
+        ] {
+            let fault = Fault { address: 0, write: writes, thread };
+            let found = Workers::default().judge(&fault, held, probes);
+            assert_eq!(found, verdict, "{fault:?}, {held:?}");
         }
-    }
-
-    #[test]
-    fn page_of_a_worker_that_is_absent_is_probed() {
-        let verdict = Workers::default().judge(&fault(WORKER, true), Access::None);
-        assert_eq!(verdict, Verdict::Probe);
-    }
-
-    #[test]
-    fn worker_on_a_readable_page_writes() {
-        let verdict = Workers::default().judge(&fault(WORKER, true), Access::Read);
-        assert_eq!(verdict, Verdict::Wants(Access::Write));
     }
 }

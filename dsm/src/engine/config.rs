@@ -14,9 +14,7 @@ pub struct EngineConfig {
     /// The core that the engine's thread runs on, if it is not to be left to the scheduler. On the core
     /// of its vCPU, a fault wakes it without an interrupt to another core.
     pub core: Option<usize>,
-    /// Whether pages behind a run of faults are fetched before they are touched.
-    pub prefetch: bool,
-    /// The protocol's configuration.
+    /// The protocol's configuration, with the optional mechanisms of the whole engine.
     pub node: Config,
     /// Guest memory, already laid out.
     pub ram: Arc<GuestRam>,

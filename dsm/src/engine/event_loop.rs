@@ -108,11 +108,12 @@ impl Engine {
         let frames = |ranges: Vec<&dsm_protocol::HomeRange>| -> Vec<_> {
             ranges.into_iter().map(|range| range.frames.clone()).collect()
         };
-        let store = Store::new(uffd, config.ram, &frames(own), &frames(others))?;
+        let mechanisms = config.node.mechanisms;
+        let store = Store::new(uffd, config.ram, &frames(own), &frames(others), mechanisms)?;
         let mut engine = Self {
             node: Node::new(config.node),
             store,
-            outbound: Outbound::new(config.transport),
+            outbound: Outbound::new(config.transport, mechanisms),
             uplink: config.uplink,
             commands,
             own_commands: Arc::clone(&handle.own),
@@ -126,11 +127,11 @@ impl Engine {
             classifier: Classifier::default(),
             trace: Trace::new(config.trace),
             faults: Vec::new(),
-            prefetcher: Prefetcher::new(config.prefetch),
+            prefetcher: Prefetcher::new(mechanisms),
             workers: Workers::default(),
             overdue: Overdue::new(config.wait_limit),
             bystanders: config.bystanders,
-            wait_policy: WaitPolicy::new(),
+            wait_policy: WaitPolicy::new(mechanisms),
             stopping: false,
         };
         engine.outbound.find_remote_writers(&engine.store.ram);

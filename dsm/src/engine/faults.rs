@@ -61,15 +61,15 @@ impl Engine {
             self.prefetch_correlated(Miss { gfn, want: ask })?;
         }
         match chunk {
-            Some(first) => self.prefetch(first, want, false),
-            None if missed || marker => self.prefetch(gfn, want, missed),
+            Some(first) => self.prefetch(Miss { gfn: first, want }, false),
+            None if missed || marker => self.prefetch(Miss { gfn, want }, missed),
             None => Ok(()),
         }
     }
 
     /// The access to ask for. It is more than a read needs if this slice is predicted to write.
     fn predicted(&mut self, gfn: Gfn, want: Access, held: Access) -> Access {
-        if self.node.table(gfn).is_some() {
+        if self.node.table(gfn).is_some() || !self.node.mechanisms().write_prediction {
             return want;
         }
         self.store.write_prediction.fault(gfn, held, want)
@@ -78,7 +78,9 @@ impl Engine {
     /// What the vCPU behind a fault wants. If only the vCPU can tell, the page is probed and fetched for reading
     /// meanwhile, which the vCPU needs in any case.
     fn wanted(&mut self, gfn: Gfn, fault: Fault) -> Result<Access, EngineError> {
-        if let Verdict::Wants(want) = self.workers.judge(&fault, self.held(gfn)) {
+        let held = self.held(gfn);
+        let probes = self.node.mechanisms().worker_probes;
+        if let Verdict::Wants(want) = self.workers.judge(&fault, held, probes) {
             self.store.end_probe(gfn)?;
             return Ok(want);
         }

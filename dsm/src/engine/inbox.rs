@@ -65,6 +65,9 @@ impl Inbox<'_> {
     /// Where to receive the bytes of a run whose head has come. Nowhere if one of its pages is not missing here, or is
     /// new to the memory file: that takes a new page better from a buffer.
     pub(crate) fn direct_receive(&self, head: &[u8], length: usize) -> Option<DirectReceive> {
+        if !self.node.mechanisms().direct_receive {
+            return None;
+        }
         // Errors are found when the whole frame is there.
         let batch = Batch::decode_head(head, length).ok().flatten()?;
         if batch.remote_written || batch.epoch != self.node.epoch() {

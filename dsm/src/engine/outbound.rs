@@ -1,9 +1,8 @@
 //! Frames to other slices: the transport, and all that waits for it.
 //!
 //! ```text
-//!   message --page of data, a neighbour, given alike--> batch --full, or something else--> one frame
-//!      |                                                  \--peer exposes its memory--> remote write, then one
-//!      |                                                                                 frame (`remote_write`)
+//!   message --page of data--> batch --no neighbour, or full--> one frame
+//!      |                        \--peer exposes its memory--> remote write, then one frame (`remote_write`)
 //!      \------anything else-----------------------------------------------------------> one frame
 //! ```
 //!
@@ -15,8 +14,8 @@ use super::page_batch::PageBatch;
 use crate::error::EngineError;
 use crate::memory::GuestRam;
 use crate::observe::{Company, PageMoves, Trace};
-use dsm_protocol::{Effect, Gfn, Message};
-use transport::{Class, Payload, SendError, Transport};
+use dsm_protocol::{Effect, Gfn, Mechanisms, Message};
+use transport::{Class, FRAME_BYTES_MAX, Payload, SendError, Transport};
 use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
 
 /// So many pages are a run: their frames are large, and writing each at once costs one copy less
@@ -50,6 +49,7 @@ pub(super) struct Sending<'a> {
 
 /// The transport, and frames that are being put together or wait for room.
 pub(crate) struct Outbound {
+    pub(super) mechanisms: Mechanisms,
     pub(crate) transport: Box<dyn Transport>,
     pub(crate) backlog: Backlog,
     /// Slices that may write pages into our memory.
@@ -66,8 +66,9 @@ pub(crate) struct Outbound {
 }
 
 impl Outbound {
-    pub(super) fn new(transport: Box<dyn Transport>) -> Self {
+    pub(super) fn new(transport: Box<dyn Transport>, mechanisms: Mechanisms) -> Self {
         Self {
+            mechanisms,
             transport,
             backlog: Backlog::default(),
             remote_writers: Vec::new(),
@@ -120,12 +121,7 @@ impl Outbound {
         if self.batch.take(to, message, ram, most) {
             return Ok(());
         }
-        if page.is_some_and(|gfn| {
-            self.may_remote_write(to, message, gfn, ram)
-                && self.remote_write(to, message, gfn, sending)
-        }) {
-            return Ok(());
-        }
+        // A page here is offered as a replica. Several slices get it, and processors may set accessed bits in it meanwhile.
         let mut body = std::mem::take(&mut self.body);
         body.clear();
         let full = page.is_some_and(|gfn| append_page(ram, gfn, &mut body));
@@ -140,20 +136,23 @@ impl Outbound {
 
     /// How many pages go out together at most.
     fn run_pages(&self, to: SliceId) -> u16 {
-        if self.transport.has_remote_write(to) {
+        if self.has_remote_write(to) {
             return BATCH_MAX;
         }
-        Batch::pages_in(self.transport.run_bytes(to))
+        let large = self.mechanisms.large_frames;
+        Batch::pages_in(if large { self.transport.run_bytes(to) } else { FRAME_BYTES_MAX })
     }
 
     /// Sends the pages that wait for neighbours.
     pub(super) fn send_batch(&mut self, ram: &GuestRam, epoch: Epoch) -> Result<(), EngineError> {
         let batch = std::mem::take(&mut self.batch);
-        if batch.pages == 0 || self.remote_write_batch(&batch, ram, epoch) {
+        if batch.pages == 0 || self.remote_write(&batch, ram, epoch) {
             return Ok(());
         }
         let mut spare = std::mem::take(&mut self.body);
         let (body, copied) = batch.body(ram, &mut spare);
+        let by_reference = self.mechanisms.by_reference;
+        let body = if by_reference { body } else { Payload::Volatile(body.bytes()) };
         self.moved.copies += u64::from(copied);
         let result = self.send_with_head(batch.to, batch.class(), body, |head| {
             batch.head(epoch, false, head);

@@ -1,4 +1,4 @@
-//! Neighbouring pages that go out in one frame, from where they lie.
+//! Pages of data that go out in one frame, from where they lie: neighbours together, and each other page alone.
 //!
 //! A page that is sent stays as it is until the receiver has it
 //! ([`Outbound::remote_write`](super::outbound::Outbound::remote_write) says why). So it goes from guest memory into the
@@ -8,7 +8,7 @@
 // UNSAFETY: the transport takes bytes by reference; the protocol keeps these as they are meanwhile.
 
 use crate::memory::GuestRam;
-use dsm_protocol::{Access, Gfn, Message};
+use dsm_protocol::{Access, Gfn, Message, Table};
 use transport::{Class, Payload};
 use wire::{BATCH_MAX, Batch, Epoch, SliceId};
 
@@ -27,13 +27,16 @@ pub(crate) struct PageBatch {
     pub(crate) pages: u16,
     access: Access,
     held_us: u32,
+    /// Acknowledgements that belong to the page, and what table it is. Such a page goes alone.
+    acks: u16,
+    table: Option<Table>,
     /// A bit for each page that is not all zeros.
     bodies: u64,
 }
 
 impl PageBatch {
-    /// Takes the page of a message in; false if it does not belong to those that are here, or would be
-    /// more than so many.
+    /// Takes the page of a message in; false if the message is no data, does not belong to the pages that are here, or
+    /// would be more than so many.
     pub(crate) fn take(
         &mut self,
         to: SliceId,
@@ -41,14 +44,17 @@ impl PageBatch {
         ram: &GuestRam,
         most: u16,
     ) -> bool {
-        let Message::Data { gfn, access, acks: 0, held_us, table: None } = *message else {
+        let Message::Data { gfn, access, acks, held_us, table } = *message else {
             return false;
         };
         if self.pages == 0 {
-            *self = Self { to, first: gfn, pages: 0, access, held_us, bodies: 0 };
+            *self = Self { to, first: gfn, pages: 0, access, held_us, acks, table, bodies: 0 };
+        } else if acks > 0 || table.is_some() {
+            return false;
         }
         let next = Gfn(self.first.0 + u64::from(self.pages));
-        let alike = (self.to, self.access, self.held_us) == (to, access, held_us);
+        let alike = (self.to, self.access, self.held_us, self.acks, self.table)
+            == (to, access, held_us, acks, table);
         if !alike || next != gfn || self.pages >= most.min(BATCH_MAX) {
             return false;
         }
@@ -101,12 +107,12 @@ impl PageBatch {
 
     /// Appends the head of the frame: one page travels as the message that it came in.
     pub(crate) fn head(&self, epoch: Epoch, remote_written: bool, head: &mut Vec<u8>) {
-        let Self { first, pages, access, held_us, bodies, .. } = *self;
+        let Self { first, pages, access, held_us, acks, table, bodies, .. } = *self;
         if pages > 1 {
             return Batch { epoch, first, pages, access, held_us, bodies, remote_written }
                 .encode(head);
         }
-        let message = Message::Data { gfn: first, access, acks: 0, held_us, table: None };
+        let message = Message::Data { gfn: first, access, acks, held_us, table };
         if remote_written {
             message.encode_remote_written(epoch, head);
         } else {
@@ -183,6 +189,26 @@ mod tests {
         let (batch, _) = Batch::decode(&frame).unwrap().unwrap();
         assert_eq!((batch.pages, batch.bodies.count_ones()), (64, page_batch.full()));
         assert!(frame.len() <= RUN_BYTES_MAX);
+    }
+
+    #[test]
+    fn page_with_acknowledgements_goes_alone() {
+        let ram = GuestRam::new(from_ref(&(0..64))).unwrap();
+        let alone = |gfn, acks| match data(gfn) {
+            Message::Data { gfn, access, held_us, table, .. } => {
+                Message::Data { gfn, access, acks, held_us, table }
+            }
+            other => other,
+        };
+        for (first, second) in [(0, 2), (2, 0), (2, 2)] {
+            let mut batch = PageBatch::default();
+            assert!(batch.take(SliceId(1), &alone(3, first), &ram, 64));
+            assert!(!batch.take(SliceId(1), &alone(4, second), &ram, 64));
+            let mut head = Vec::new();
+            batch.head(Epoch(1), false, &mut head);
+            let (_, message, _) = Message::decode(&head).unwrap();
+            assert_eq!(message, alone(3, first));
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::event_loop::Engine;
 use crate::error::EngineError;
 use crate::memory::{CHUNK_PAGES, ChunkId};
 use crate::prefetch::Requested;
-use dsm_protocol::prediction::{Miss, Window};
+use dsm_protocol::prediction::{Miss, Touch, Window};
 use dsm_protocol::{Access, Gfn, Input};
 
 /// Misses within so many transfer times are correlated: each miss takes one.
@@ -24,47 +24,42 @@ impl Engine {
 
     /// Asks for the pages that will be touched next. Their requests go out with this one's. `missed`: the page was
     /// neither here nor on its way.
-    pub(crate) fn prefetch(
-        &mut self,
-        gfn: Gfn,
-        want: Access,
-        missed: bool,
-    ) -> Result<(), EngineError> {
-        let is_own = self.node.home(gfn) == Some(self.outbound.transport.local());
-        let ram = &self.store.ram;
-        let had = || if is_own { !ram.is_hole(gfn) } else { ram.had_come(gfn) };
-        let Some(windows) = self.prefetcher.windows(gfn, want, missed, had) else {
-            return self.fetch_on();
-        };
-        for window in windows {
-            if window.is_chunk() {
-                self.begin_chunk(ChunkId::of(window.first), window.want)?;
-            } else {
-                self.fetch_window(window)?;
-            }
-        }
+    pub(crate) fn prefetch(&mut self, miss: Miss, missed: bool) -> Result<(), EngineError> {
+        let touch = self.touch(miss, missed);
+        let windows = self.prefetcher.windows(touch);
+        self.ask_for(windows)?;
         self.fetch_on()
     }
 
     /// Asks for the correlated pages of a miss. Their requests go out with this one's.
     pub(crate) fn prefetch_correlated(&mut self, miss: Miss) -> Result<(), EngineError> {
-        let now = self.now();
+        let touch = self.touch(miss, true);
         let Self { prefetcher, node, .. } = self;
-        let window = TOGETHER * node.mean_transfer_ns();
-        let asked = prefetcher.correlated(miss, now, window, |Miss { gfn, want }| {
+        let windows = prefetcher.correlated(touch, &|Miss { gfn, want }| {
             node.access(gfn) < want && !node.is_waiting(gfn) && node.table(gfn).is_none()
         });
-        for Miss { gfn, want } in asked {
-            self.prefetcher.correlated_requests += 1;
-            if self.node.access(gfn) != Access::None {
+        self.ask_for(windows)
+    }
+
+    /// What predictors are told.
+    fn touch(&self, miss: Miss, missed: bool) -> Touch {
+        let (gfn, ram) = (miss.gfn, &self.store.ram);
+        let is_own = self.node.home(gfn) == Some(self.outbound.transport.local());
+        let had = missed && if is_own { !ram.is_hole(gfn) } else { ram.had_come(gfn) };
+        let together_ns = TOGETHER * self.node.mean_transfer_ns();
+        Touch { miss, missed, had, now_ns: self.now(), together_ns }
+    }
+
+    fn ask_for(&mut self, windows: Vec<Window>) -> Result<(), EngineError> {
+        for window in windows {
+            if window.is_chunk() {
+                self.begin_chunk(ChunkId::of(window.first), window.want)?;
+            } else if window.alone && self.node.access(window.first) != Access::None {
                 // To the protocol this is an upgrade that somebody waits for. Nobody does.
                 self.prefetcher.upgrades += 1;
-                self.step(Input::Fault { gfn, want })?;
-                continue;
-            }
-            self.step(Input::Prefetch { gfn, pages: 1, want })?;
-            if self.node.is_waiting(gfn) {
-                self.store.prefetched.expect(gfn, false);
+                self.step(Input::Fault { gfn: window.first, want: window.want })?;
+            } else {
+                self.fetch_window(window)?;
             }
         }
         Ok(())
@@ -93,7 +88,7 @@ impl Engine {
         if node.home(chunk.first()).is_none() || node.home(last).is_none() {
             // The end of memory.
             let pages = u16::try_from(CHUNK_PAGES).expect("a small constant");
-            return self.fetch_window(Window::neighbours(chunk.first(), pages, want));
+            return self.fetch_window(Window::of_run(chunk.first(), 1, pages, want));
         }
         let now = self.now();
         self.store.begin_chunk_fetch(chunk, want, kept, now)

@@ -1,10 +1,9 @@
 //! Pages written straight into the memory of the slice that asked for them: by an adapter
 //! (`--rdma-memory registered`), or into the memory file of a slice on the same machine.
 
-use super::outbound::{Outbound, Sending};
+use super::outbound::Outbound;
 use super::page_batch::PageBatch;
 use crate::memory::GuestRam;
-use dsm_protocol::{Gfn, Message};
 use std::sync::Arc;
 use transport::{Class, SendError};
 use wire::{Epoch, SliceId};
@@ -24,52 +23,21 @@ impl Outbound {
         }
     }
 
-    /// True for a page of data, not all zeros, for a peer that exposes its memory.
-    pub(super) fn may_remote_write(
-        &self,
-        to: SliceId,
-        message: &Message,
-        gfn: Gfn,
-        ram: &GuestRam,
-    ) -> bool {
-        let is_data = matches!(message, Message::Data { .. });
-        is_data && self.transport.has_remote_write(to) && !ram.is_zero(gfn)
+    /// Whether pages may be written into the memory of a peer.
+    pub(super) fn has_remote_write(&self, to: SliceId) -> bool {
+        self.mechanisms.remote_write && self.transport.has_remote_write(to)
     }
 
-    /// Writes a page of data into the requester's memory and tells it so. False where that is not possible, or not
-    /// now.
+    /// Writes pages of data into the requester's memory and tells it so. False where that is not possible, or not
+    /// now, and for pages that are all zeros.
     ///
-    /// The page stays as it is until the requester has it, for nobody can change it before. It was taken from the
-    /// guest here, or may only be read. Leave to write it here again, and new contents from elsewhere, come after the
-    /// requester's answer. Offers go as bytes: several slices get one, and processors may set accessed bits in the
-    /// page meanwhile.
-    pub(super) fn remote_write(
-        &mut self,
-        to: SliceId,
-        message: &Message,
-        gfn: Gfn,
-        sending: &Sending<'_>,
-    ) -> bool {
-        let offset = sending.ram.offset(gfn).and_then(|offset| u64::try_from(offset).ok());
-        let Some(offset) = offset else { return false };
-        let written = self.remote_write_at(to, Class::Coherence, (offset, 1), |head| {
-            message.encode_remote_written(sending.epoch, head);
-        });
-        self.moved.remote_writes_out += u64::from(written);
-        written
-    }
-
-    /// The same for neighbouring pages.
-    pub(super) fn remote_write_batch(
-        &mut self,
-        batch: &PageBatch,
-        ram: &GuestRam,
-        epoch: Epoch,
-    ) -> bool {
-        if !self.transport.has_remote_write(batch.to) {
+    /// The pages stay as they are until the requester has them, for nobody can change them before. They were taken from
+    /// the guest here, or may only be read. Leave to write them here again, and new contents from elsewhere, come after
+    /// the requester's answer.
+    pub(super) fn remote_write(&mut self, batch: &PageBatch, ram: &GuestRam, epoch: Epoch) -> bool {
+        let Some(piece) = batch.piece(ram).filter(|_| self.has_remote_write(batch.to)) else {
             return false;
-        }
-        let Some(piece) = batch.piece(ram) else { return false };
+        };
         let written = self.remote_write_at(batch.to, batch.class(), piece, |head| {
             batch.head(epoch, true, head);
         });

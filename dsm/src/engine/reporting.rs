@@ -11,6 +11,7 @@ impl Engine {
         let (device_pages, device_page_moves) = of_devices(DeviceUse::Data);
         let (device_frame_pages, device_frame_page_moves) = of_devices(DeviceUse::Frame);
         Report {
+            without: self.node.mechanisms().left_out().map(str::to_owned).collect(),
             device_pages,
             device_page_moves,
             device_frame_pages,

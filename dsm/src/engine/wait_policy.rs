@@ -7,7 +7,7 @@
 //! ```
 
 use super::schedule::{self, Look};
-use dsm_protocol::{Gfn, Node};
+use dsm_protocol::{Gfn, Mechanisms, Node};
 use std::time::Duration;
 
 /// For so long after a message that somebody waits for, frames of runs are handled one at a time: each is work for
@@ -20,6 +20,7 @@ const REST_NS: u64 = 250_000;
 /// What is known of those who wait.
 #[derive(Debug)]
 pub(super) struct WaitPolicy {
+    mechanisms: Mechanisms,
     /// Cores that this process may use.
     cores: usize,
     /// Pages that a vCPU waits for.
@@ -31,9 +32,9 @@ pub(super) struct WaitPolicy {
 }
 
 impl WaitPolicy {
-    pub(super) fn new() -> Self {
-        let demanded = Vec::new();
-        Self { cores: schedule::cores(), demanded, rest_until_ns: 0, urgent_until_ns: 0 }
+    pub(super) fn new(mechanisms: Mechanisms) -> Self {
+        let (cores, demanded) = (schedule::cores(), Vec::new());
+        Self { mechanisms, cores, demanded, rest_until_ns: 0, urgent_until_ns: 0 }
     }
 
     /// A vCPU waits for a page.
@@ -50,7 +51,7 @@ impl WaitPolicy {
 
     /// Whether frames of runs are handled one at a time.
     pub(super) fn is_urgent(&self, now: u64) -> bool {
-        now < self.urgent_until_ns
+        self.mechanisms.urgent_first && now < self.urgent_until_ns
     }
 
     /// A vCPU was just given a chunk that it waited for, and more is on its way.
@@ -62,12 +63,16 @@ impl WaitPolicy {
     pub(super) fn rest(&self, now: u64, chunk_awaited: bool) -> Option<Duration> {
         let is_awaited = !self.demanded.is_empty() || chunk_awaited;
         let left = self.rest_until_ns.saturating_sub(now);
-        (left > 0 && !is_awaited).then(|| Duration::from_nanos(left))
+        let may_rest = self.mechanisms.wakeup_coalescing && !is_awaited;
+        (left > 0 && may_rest).then(|| Duration::from_nanos(left))
     }
 
     /// How long to look for answers before sleeping, and when to be awake for one.
     pub(super) fn look(&mut self, now: u64, node: &Node, chunk_awaited: bool) -> Look {
         self.demanded.retain(|gfn| node.is_waiting(*gfn));
+        if !self.mechanisms.polling {
+            return Look::default();
+        }
         let limit = schedule::spin_limit(Duration::from_nanos(node.mean_transfer_ns()), self.cores);
         let chunk = chunk_awaited.then(|| Look::new(limit, now, None));
         let looks = self.demanded.iter().map(|gfn| Look::new(limit, now, node.expected_ns(*gfn)));

@@ -23,6 +23,7 @@
 //! This module decides, and `share` carries it out.
 
 use crate::memory::{ChunkId, whole_chunks};
+use crate::prefetch::PageRun;
 use dsm_protocol::Gfn;
 use dsm_protocol::PageSet;
 use serde::{Deserialize, Serialize};
@@ -266,23 +267,16 @@ impl Chunks {
         }
     }
 
-    /// Runs of pages that the guest may write but that are not mapped, if there are: first page and
-    /// count. They are mapped after this.
-    pub(crate) fn take_unmapped(&mut self, id: ChunkId) -> Vec<(Gfn, u64)> {
+    /// Runs of pages that the guest may write but that are not mapped, if there are. They are mapped after this.
+    pub(crate) fn take_unmapped(&mut self, id: ChunkId) -> Vec<PageRun> {
         match self.known.get_mut(&id) {
             Some(chunk) if chunk.unmapped && chunk.state == State::Shared => {
                 chunk.unmapped = false;
             }
             _ => return Vec::new(),
         }
-        let mut runs: Vec<(Gfn, u64)> = Vec::new();
-        for gfn in id.frames().map(Gfn).filter(|gfn| !self.away.contains(*gfn)) {
-            match runs.last_mut() {
-                Some((first, pages)) if first.0 + *pages == gfn.0 => *pages += 1,
-                _ => runs.push((gfn, 1)),
-            }
-        }
-        runs
+        let here = id.frames().map(Gfn).filter(|gfn| !self.away.contains(*gfn));
+        PageRun::gather(here.map(|gfn| (gfn, true)))
     }
 
     /// Takes note of the time. Returns chunks that have been quiet for long enough, a few at a time.

@@ -53,8 +53,8 @@ impl Store {
 
     /// Maps the pages of a chunk that lost their mapping together with another page.
     pub(crate) fn map_rest(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
-        for (first, pages) in self.chunks.take_unmapped(chunk) {
-            self.uffd.install_missing(self.address(first), pages * PAGE)?;
+        for run in self.chunks.take_unmapped(chunk) {
+            self.uffd.install_missing(self.address(run.first), run.pages * PAGE)?;
         }
         Ok(())
     }
@@ -122,7 +122,11 @@ impl Store {
 
     /// Makes chunks private whose pages have all been here for a while.
     pub(crate) fn tend(&mut self, now_ns: u64) -> Result<(), EngineError> {
-        for chunk in self.chunks.quiet(now_ns) {
+        let quiet = self.chunks.quiet(now_ns);
+        if !self.mechanisms.private_again {
+            return Ok(());
+        }
+        for chunk in quiet {
             let frames = chunk.frames();
             let first = Gfn(frames.start);
             let has_twin = self.twins.any_in(&frames);

@@ -16,7 +16,7 @@ use crate::planted::PlantedBug;
 use crate::prefetch::{ChunkFetches, PageRun, Prefetched};
 use dsm_protocol::PageSet;
 use dsm_protocol::prediction::WritePrediction;
-use dsm_protocol::{Access, Gfn};
+use dsm_protocol::{Access, Gfn, Mechanisms};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ const PAGE: u64 = 4096;
 /// Guest memory as the protocol sees it.
 #[derive(Debug)]
 pub(crate) struct Store {
+    pub(super) mechanisms: Mechanisms,
     pub(crate) uffd: Uffd,
     pub(crate) ram: Arc<GuestRam>,
     /// Chunks of this slice's home.
@@ -66,10 +67,12 @@ impl Store {
         ram: Arc<GuestRam>,
         own: &[Range<u64>],
         others: &[Range<u64>],
+        mechanisms: Mechanisms,
     ) -> Result<Self, EngineError> {
         let chunks = watch_at_start(&uffd, &ram, own, others)?;
         let end = end_of(&ram);
         Ok(Self {
+            mechanisms,
             uffd,
             ram,
             chunks,
@@ -160,7 +163,7 @@ impl Store {
         match body {
             // It is there.
             Some(PageBody::RemoteWritten) => {}
-            Some(body) if self.is_prefetched(gfn) && self.ram.is_new(gfn) => {
+            Some(body) if self.is_staged(gfn) => {
                 let page: &[u8] = match &body {
                     PageBody::Bytes(bytes) => bytes,
                     PageBody::Zero | PageBody::RemoteWritten => &[0; PAGE_SIZE],
@@ -176,9 +179,10 @@ impl Store {
         Ok(())
     }
 
-    /// True for a page that was asked for before anybody touched it.
-    fn is_prefetched(&self, gfn: Gfn) -> bool {
-        self.prefetched.is_untouched(gfn) || self.chunk_fetches.contains(gfn)
+    /// True for a page that was asked for before anybody touched it, and is not in the file.
+    fn is_staged(&self, gfn: Gfn) -> bool {
+        let is_prefetched = self.prefetched.is_untouched(gfn) || self.chunk_fetches.contains(gfn);
+        self.mechanisms.staged_pages && is_prefetched && self.ram.is_new(gfn)
     }
 
     /// The page is about to be taken away, or its write access.

@@ -57,6 +57,9 @@ pub struct PageMoves {
 /// Counters of one engine since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
+    /// Optional mechanisms that were left out to measure what they are worth.
+    #[serde(default)]
+    pub without: Vec<String>,
     /// Faults that needed another slice.
     pub faults: FaultCounts,
     /// The same faults by class.

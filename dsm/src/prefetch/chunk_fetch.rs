@@ -108,14 +108,7 @@ impl Chunk {
 
 /// The pages of a chunk, as runs of neighbours.
 fn runs(id: ChunkId, pages: &Bits) -> Vec<PageRun> {
-    let mut runs: Vec<PageRun> = Vec::new();
-    for gfn in id.frames().map(Gfn).filter(|gfn| pages.contains(*gfn)) {
-        match runs.last_mut() {
-            Some(run) if run.first.0 + run.pages == gfn.0 => run.pages += 1,
-            _ => runs.push(PageRun { first: gfn, pages: 1, writable: true }),
-        }
-    }
-    runs
+    PageRun::gather(id.frames().map(Gfn).filter(|gfn| pages.contains(*gfn)).map(|gfn| (gfn, true)))
 }
 
 /// What to do with a page that may be mapped now.

@@ -33,6 +33,22 @@ pub(crate) struct PageRun {
     pub(crate) writable: bool,
 }
 
+impl PageRun {
+    /// Pages, and whether each is mapped for writing, as runs of neighbours that are alike.
+    pub(crate) fn gather(pages: impl Iterator<Item = (Gfn, bool)>) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        for (gfn, writable) in pages {
+            match runs.last_mut() {
+                Some(run) if run.first.0 + run.pages == gfn.0 && run.writable == writable => {
+                    run.pages += 1;
+                }
+                _ => runs.push(Self { first: gfn, pages: 1, writable }),
+            }
+        }
+        runs
+    }
+}
+
 impl Prefetched {
     /// The page was asked for before anybody touched it.
     pub(crate) fn expect(&mut self, gfn: Gfn, marker: bool) {
@@ -81,16 +97,7 @@ impl Prefetched {
 
     /// Takes what is pending, as runs of neighbours.
     pub(crate) fn take(&mut self) -> Vec<PageRun> {
-        let mut runs: Vec<PageRun> = Vec::new();
-        for (gfn, writable) in self.pending.drain(..) {
-            match runs.last_mut() {
-                Some(run) if run.first.0 + run.pages == gfn.0 && run.writable == writable => {
-                    run.pages += 1;
-                }
-                _ => runs.push(PageRun { first: gfn, pages: 1, writable }),
-            }
-        }
-        runs
+        PageRun::gather(self.pending.drain(..))
     }
 }
 

@@ -1,13 +1,12 @@
-//! What to ask for before anybody touches it: neighbours and strides ([`Runs`]), and pages that are missed together
-//! again and again ([`Correlations`]).
+//! What to ask for before anybody touches it: runs of pages ([`Runs`]), and pages that are missed together again and
+//! again ([`Correlations`]).
 
-use dsm_protocol::prediction::{Correlations, Miss, Runs, Window};
-use dsm_protocol::{Access, Gfn};
+use dsm_protocol::Mechanisms;
+use dsm_protocol::prediction::{Correlations, Miss, Predictor, Runs, Touch, Window};
 
 /// The predictors of one slice, and what came of them.
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
-    /// None when runs are not prefetched.
     runs: Option<Runs>,
     correlations: Option<Correlations>,
     /// Correlated pages asked for.
@@ -17,9 +16,9 @@ pub(crate) struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// With all predictors, or with none.
-    pub(crate) fn new(on: bool) -> Self {
-        let (runs, correlations) = (on.then(Runs::default), on.then(Correlations::default));
+    pub(crate) fn new(mechanisms: Mechanisms) -> Self {
+        let runs = mechanisms.runs.then(|| Runs::new(mechanisms));
+        let correlations = mechanisms.correlation.then(Correlations::default);
         Self { runs, correlations, correlated_requests: 0, upgrades: 0 }
     }
 
@@ -28,32 +27,16 @@ impl Prefetcher {
         self.correlations = on.then(|| self.correlations.take().unwrap_or_default());
     }
 
-    /// The windows to fetch after a touch of a page. `missed`: it was neither here nor on its way; `had`: it was here
-    /// before. None when runs are not prefetched.
-    pub(crate) fn windows(
-        &mut self,
-        gfn: Gfn,
-        want: Access,
-        missed: bool,
-        had: impl FnOnce() -> bool,
-    ) -> Option<Vec<Window>> {
-        let runs = self.runs.as_mut()?;
-        Some(if missed && had() {
-            runs.fault_again(gfn, want)
-        } else {
-            runs.fault(gfn, want, missed)
-        })
+    /// The windows to fetch after a touch of a page.
+    pub(crate) fn windows(&mut self, touch: Touch) -> Vec<Window> {
+        self.runs.as_mut().map_or_else(Vec::new, |runs| runs.touched(touch, &|_| true))
     }
 
-    /// The correlated pages to ask for with a miss, of those that `misses` says this slice misses.
-    pub(crate) fn correlated(
-        &mut self,
-        miss: Miss,
-        now_ns: u64,
-        window_ns: u64,
-        misses: impl Fn(Miss) -> bool,
-    ) -> Vec<Miss> {
+    /// The correlated pages to ask for with a miss, of those that this slice `lacks`.
+    pub(crate) fn correlated(&mut self, touch: Touch, lacks: &dyn Fn(Miss) -> bool) -> Vec<Window> {
         let Some(correlations) = &mut self.correlations else { return Vec::new() };
-        correlations.missed(miss, now_ns, window_ns, misses)
+        let found = correlations.touched(touch, lacks);
+        self.correlated_requests += u64::try_from(found.len()).unwrap_or(u64::MAX);
+        found
     }
 }

@@ -50,7 +50,6 @@ fn uffd_engine_that_brings_frames_on_never_waits_for_itself() {
         bystanders: Vec::new(),
         core: None,
         wait_limit: LIMIT,
-        prefetch: true,
         node: NodeConfig::new(
             SliceId(0),
             (0..3).map(SliceId).collect(),

@@ -93,7 +93,6 @@ fn setup_with(
         bystanders: bystanders.to_vec(),
         core: None,
         wait_limit,
-        prefetch: true,
         node: NodeConfig::new(SliceId(0), members, homes, Epoch(1)),
         ram: Arc::new(GuestRam::new(from_ref(&(0..FRAMES))).unwrap()),
         transport: Box::new(transport),

@@ -1,18 +1,20 @@
 //! Pages that go from memory to memory without a copy: over a stand-in that writes them as an adapter
 //! would, and over RDMA where there is a port (`./x lab rdma` insists on one).
 
-use crate::support::{LIMIT, Silent, Slice, Telling, forward_to, start_over, stop};
+use crate::support::{
+    LIMIT, Mesh, Silent, Slice, Telling, add_words, boxed, forward_to, over_shm, over_tcp,
+    report_of, start_configured, start_over, stop,
+};
 use needs::Need;
 use std::os::fd::BorrowedFd;
 use std::ptr::{copy_nonoverlapping, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::thread::scope;
 use std::time::Duration;
-use tessera_dsm::{GuestRam, Memory, Replicate, Uplink};
+use tessera_dsm::{GuestRam, Mechanism, Mechanisms, Memory, Replicate, Uplink};
 use transport::{
-    Class, Config, Event, PageMemory, Payload, SendError, ShmTransport, Transport, rdma, shm, tcp,
+    Class, Config, Event, PageMemory, Payload, SendError, ShmTransport, Transport, rdma, shm,
 };
 use wire::{Epoch, SliceId};
 
@@ -68,43 +70,22 @@ impl Transport for Adapter {
     }
 }
 
-fn adapters(rams: &[Arc<GuestRam>], refuses: Option<u64>) -> Vec<Box<dyn Transport>> {
+fn adapters(rams: &[Arc<GuestRam>], refuses: Option<u64>) -> Mesh {
     let exposed: Vec<_> = rams.iter().map(|ram| ram.remote_writable().unwrap()).collect();
     let mesh = shm::mesh(2, &Config::default()).unwrap();
     let adapter = |(id, frames): (usize, ShmTransport)| {
         let (from, to) = (exposed[id].start(), exposed[1 - id].start());
-        Box::new(Adapter { frames, from, to, refuses, asked: 0, _keep: exposed[1 - id].clone() })
-            as Box<dyn Transport>
+        Adapter { frames, from, to, refuses, asked: 0, _keep: exposed[1 - id].clone() }
     };
-    mesh.into_iter().enumerate().map(adapter).collect()
+    boxed(mesh.into_iter().enumerate().map(adapter))
 }
 
-/// Each slice adds to words of pages of both homes, and in the end both see all sums; then slice 1 reads a
-/// run of pages of slice 0.
+/// Each slice adds to words of pages of both homes; then slice 1 reads a run of pages of slice 0.
 fn add_and_read(slices: &[Slice; 2]) {
-    const ROUNDS: u64 = 100;
-    let frames = [3, FRAMES / 2 + 3, 4, FRAMES - 1];
     for frame in 100..400 {
         slices[0].word(frame, 5).store(frame, Ordering::Relaxed);
     }
-    scope(|threads| {
-        for slice in slices {
-            threads.spawn(move || {
-                for round in 0..ROUNDS {
-                    for frame in frames {
-                        slice.word(frame, 7).fetch_add(round, Ordering::SeqCst);
-                    }
-                }
-            });
-        }
-    });
-    for slice in slices {
-        for frame in frames {
-            let bytes = slice.handle.read(frame * 4096 + 56, 8, LIMIT).unwrap();
-            let total = u64::from_le_bytes(bytes.try_into().unwrap());
-            assert_eq!(total, ROUNDS * (ROUNDS - 1), "frame {frame}");
-        }
-    }
+    add_words(slices, [3, FRAMES / 2 + 3, 4, FRAMES - 1]);
     for frame in 100..400 {
         assert_eq!(slices[1].word(frame, 5).load(Ordering::Relaxed), frame);
         assert_eq!(slices[1].word(frame, 6).load(Ordering::Relaxed), 0);
@@ -115,9 +96,7 @@ fn add_and_read(slices: &[Slice; 2]) {
 }
 
 /// Runs it; the pages copied, written remotely and received directly by slice 0 and by slice 1.
-fn counted(
-    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
-) -> Option<[[u64; 4]; 2]> {
+fn counted(mesh: impl FnOnce(&[Arc<GuestRam>]) -> Mesh) -> Option<[[u64; 4]; 2]> {
     let memory = Memory::default();
     let slices = start_over(FRAMES, memory, Replicate::Nothing, |_| Box::new(Silent), mesh)?;
     add_and_read(&slices);
@@ -149,11 +128,7 @@ fn uffd_pages_without_room_at_the_adapter_are_copied() {
 
 #[test]
 fn uffd_slices_on_one_machine_write_pages_into_each_others_memory_files() {
-    let moves = counted(|_| {
-        let mesh = shm::mesh(2, &Config::default()).unwrap();
-        mesh.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
-    });
-    let Some([first, second]) = moves else { return };
+    let Some([first, second]) = counted(over_shm) else { return };
 
     // The first pages may go before the memory files have come.
     assert!(first[1] >= 200 && second[1] > 0, "{first:?} {second:?}");
@@ -163,16 +138,8 @@ fn uffd_slices_on_one_machine_write_pages_into_each_others_memory_files() {
 #[test]
 fn uffd_pages_of_a_run_are_received_directly_into_guest_memory() {
     let memory = Memory::default();
-    let slices = start_over(
-        FRAMES,
-        memory,
-        Replicate::Nothing,
-        |_| Box::new(Silent),
-        |_| {
-            let mesh = tcp::mesh(2, &Config::default()).unwrap();
-            mesh.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
-        },
-    );
+    let silent = |_| -> Box<dyn Uplink> { Box::new(Silent) };
+    let slices = start_over(FRAMES, memory, Replicate::Nothing, silent, over_tcp);
     let Some(slices) = slices else { return };
     // The first time the pages are new to slice 1's memory file, and go through a buffer.
     for round in 1..=3 {
@@ -194,14 +161,33 @@ fn uffd_pages_of_a_run_are_received_directly_into_guest_memory() {
 }
 
 #[test]
+fn uffd_slices_share_memory_without_any_optional_mechanism() {
+    let none = Mechanism::ALL.iter().copied().fold(Mechanisms::ALL, Mechanisms::without);
+    for mesh in [over_shm, over_tcp] {
+        let silent = |_| -> Box<dyn Uplink> { Box::new(Silent) };
+        let memory = Memory::default();
+        let configure = |node: &mut tessera_dsm::NodeConfig| node.mechanisms = none;
+        let slices = start_configured(FRAMES, memory, configure, silent, mesh);
+        let Some(slices) = slices else { return };
+        add_and_read(&slices);
+        for report in slices.each_ref().map(report_of) {
+            let moves = report.page_moves;
+            assert_eq!(report.without.len(), Mechanism::ALL.len());
+            assert_eq!((report.prefetches, report.writes_predicted), (0, 0));
+            assert_eq!((moves.remote_writes_out, moves.direct_received), (0, 0));
+        }
+        stop(slices);
+    }
+}
+
+#[test]
 fn uffd_rdma_pages_are_right_and_no_processor_copies_them() {
     if !needs::has(Need::Rdma, rdma::available()) {
         return;
     }
     let moves = counted(|rams| {
         let exposed: Vec<_> = rams.iter().map(|ram| ram.remote_writable().unwrap()).collect();
-        let mesh = rdma::mesh_exposing(2, &Config::default(), &exposed).unwrap();
-        mesh.into_iter().map(|transport| Box::new(transport) as Box<dyn Transport>).collect()
+        boxed(rdma::mesh_exposing(2, &Config::default(), &exposed).unwrap())
     });
     let Some([first, second]) = moves else { return };
 
@@ -242,7 +228,7 @@ fn uffd_page_said_to_be_written_into_memory_that_was_not_exposed_is_refused() {
     let memory = Memory::default();
     let slices = start_over(FRAMES, memory, Replicate::Nothing, uplink, |_| {
         let mesh = shm::mesh(2, &Config::default()).unwrap();
-        mesh.into_iter().map(|inner| Box::new(Liar(inner)) as Box<dyn Transport>).collect()
+        boxed(mesh.into_iter().map(Liar))
     });
     let Some(slices) = slices else { return };
     // The reader waits for the page until the engine has ended, as a vCPU would.

@@ -14,7 +14,7 @@ use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HoldPolicy, HomeRange, HomeTable, Memory,
     NodeConfig, RamError, Replicate, Report, Tracing, Uplink, check_host,
 };
-use transport::{Class, Config, Transport, shm};
+use transport::{Class, Config, Transport, shm, tcp};
 use wire::{Epoch, SliceId};
 
 /// No engine takes longer to answer.
@@ -155,9 +155,42 @@ pub(crate) fn start(
     start_over(frames, memory, replicate, uplink, over_shm)
 }
 
-fn over_shm(_: &[Arc<GuestRam>]) -> Vec<Box<dyn Transport>> {
-    let mesh = shm::mesh(2, &Config::default()).unwrap();
-    mesh.into_iter().map(|transport| Box::new(transport) as Box<dyn Transport>).collect()
+pub(crate) fn boxed(mesh: impl IntoIterator<Item = impl Transport + 'static>) -> Mesh {
+    mesh.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
+}
+
+/// The ends of the slices.
+pub(crate) type Mesh = Vec<Box<dyn Transport>>;
+
+pub(crate) fn over_shm(_: &[Arc<GuestRam>]) -> Mesh {
+    boxed(shm::mesh(2, &Config::default()).unwrap())
+}
+
+pub(crate) fn over_tcp(_: &[Arc<GuestRam>]) -> Mesh {
+    boxed(tcp::mesh(2, &Config::default()).unwrap())
+}
+
+/// Both slices add to words of these pages, and in the end both see all sums.
+pub(crate) fn add_words(slices: &[Slice; 2], frames: [u64; 4]) {
+    const ROUNDS: u64 = 200;
+    scope(|threads| {
+        for slice in slices {
+            threads.spawn(move || {
+                for round in 0..ROUNDS {
+                    for frame in frames {
+                        slice.word(frame, 7).fetch_add(round, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    for slice in slices {
+        for frame in frames {
+            let bytes = slice.handle.read(frame * 4096 + 56, 8, LIMIT).unwrap();
+            let total = u64::from_le_bytes(bytes.try_into().unwrap());
+            assert_eq!(total, ROUNDS * (ROUNDS - 1), "frame {frame}");
+        }
+    }
 }
 
 /// The same with engines that measure how long a page is on its way, for windows that are over at once.
@@ -172,17 +205,18 @@ pub(crate) fn start_over(
     memory: Memory,
     replicate: Replicate,
     uplink: impl Fn(u16) -> Box<dyn Uplink>,
-    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
+    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Mesh,
 ) -> Option<[Slice; 2]> {
     start_configured(frames, memory, |node| node.replicate = replicate, uplink, mesh)
 }
 
-fn start_configured(
+/// The same with nodes configured by the caller.
+pub(crate) fn start_configured(
     frames: u64,
     memory: Memory,
     configure: impl Fn(&mut NodeConfig),
     uplink: impl Fn(u16) -> Box<dyn Uplink>,
-    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Vec<Box<dyn Transport>>,
+    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Mesh,
 ) -> Option<[Slice; 2]> {
     if !needs::has(Need::Uffd, check_host()) {
         return None;
@@ -210,7 +244,6 @@ fn start_configured(
             bystanders: Vec::new(),
             core: None,
             wait_limit: LIMIT,
-            prefetch: true,
             node,
             ram: Arc::clone(&ram),
             transport,

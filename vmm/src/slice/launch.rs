@@ -17,7 +17,7 @@ use crate::tsc::ticks_to_duration;
 use crossbeam_channel::Sender;
 use devices::back_end::image::OnFull;
 use devices::{Fence, SharedBus};
-use dsm::{Engine, EngineConfig, GuestRam, HugePages, Memory, Tracing};
+use dsm::{Engine, EngineConfig, GuestRam, HugePages, Mechanisms, Memory, NodeConfig, Tracing};
 use migrate::{Placement, PlacementOwner, PlacementView};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -76,6 +76,8 @@ pub struct LocalOptions {
     pub memory: Memory,
     /// Whether pages are traced and vCPUs that wait for them sampled.
     pub trace: bool,
+    /// The optional mechanisms that the memory engine uses.
+    pub mechanisms: Mechanisms,
     /// Where the control socket is, if there is to be one.
     pub control: Option<PathBuf>,
     /// What follows when the file system of an image here is full.
@@ -188,13 +190,12 @@ impl Parts {
         options: &LocalOptions,
         control: Option<&ControlSocket>,
     ) -> Result<(), SliceError> {
+        let node = shape.node(self.local, self.channels.epoch, page_tables.scope());
+        let node = node.map_err(SpecError::from)?;
         let (handle, engine) = Engine::start(EngineConfig {
             core: options.engine_core,
-            prefetch: true,
             wait_limit: self.lease * LEASES_MAX,
-            node: shape
-                .node(self.local, self.channels.epoch, page_tables.scope())
-                .map_err(SpecError::from)?,
+            node: NodeConfig { mechanisms: options.mechanisms, ..node },
             ram: Arc::clone(&self.ram),
             bystanders: shape.bystanders.clone(),
             transport,

@@ -25,11 +25,11 @@ const ALONE: u64 = 400;
 
 /// What was found, over all runs.
 #[derive(Default)]
-pub(super) struct Beside {
+pub(crate) struct Beside {
     /// Nanoseconds of each miss without a stream.
     pub(super) alone: Samples,
     /// The same while another vCPU reads in order.
-    pub(super) beside: Samples,
+    pub(crate) beside: Samples,
     /// Megabytes a second of that one, a run each.
     pub(super) stream: Vec<f64>,
 }
@@ -45,10 +45,19 @@ impl Beside {
         carrier: Carrier,
         stream: u64,
     ) -> Result<()> {
-        let (alone, _) = misses(setting, carrier, 0)?;
-        let (single, streamed) = misses(setting, carrier, stream)?;
-        let within = within(&single, streamed.span);
+        let plan = setting.two_slices(carrier, &[OWN, OWN]);
+        let (alone, _) = misses(&plan, 0)?;
         self.alone.extend(&Samples::from_cycles(&alone.samples, cycles_per_ns()));
+        self.measure_beside(&plan, stream)
+    }
+
+    /// A run with a stream of so many pages.
+    ///
+    /// # Errors
+    /// A slice failed.
+    pub(crate) fn measure_beside(&mut self, plan: &Plan<'_>, stream: u64) -> Result<()> {
+        let (single, streamed) = misses(plan, stream)?;
+        let within = within(&single, streamed.span);
         self.beside.extend(&Samples::from_cycles(&within, cycles_per_ns()));
         self.stream.push(bandwidth(stream, &streamed));
         Ok(())
@@ -71,13 +80,14 @@ impl Beside {
 }
 
 /// Misses pages one by one, with a stream beside it unless that has no pages. What the misses left, and the stream.
-fn misses(setting: Setting<'_>, carrier: Carrier, stream: u64) -> Result<(Done, Done)> {
+fn misses(plan: &Plan<'_>, stream: u64) -> Result<(Done, Done)> {
     let homes = [OWN, stream + SINGLE];
     let plan = Plan {
         memory: Memory::MemfdPrealloc,
         guest_pages: GuestPages::Large,
         places: &[&CORES, &[CORES[1]]],
-        ..setting.two_slices(carrier, &homes)
+        homes: &homes,
+        ..plan.clone()
     };
     let mut cluster = Cluster::new(&plan)?;
     let memory = SHARED + OWN * 4096;

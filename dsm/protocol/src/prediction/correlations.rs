@@ -15,8 +15,9 @@
 //! A page that was asked for is not missed, which tells nothing. Therefore nothing is asked for now and then. Pages
 //! that were here, or on their way, tell nothing either.
 
+use super::predictor::{Miss, Predictor, Touch};
+use super::window::Window;
 use std::collections::{BTreeMap, VecDeque};
-use wire::{Access, Gfn};
 
 /// From this score on a page is asked for.
 const ASKS: u8 = 3;
@@ -31,15 +32,6 @@ const PROBE: u32 = 8;
 const PAGES_MAX: usize = 1 << 12;
 /// The last misses, which gain correlated pages.
 const RECENT: usize = 8;
-
-/// A page, and what is wanted of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Miss {
-    /// The page.
-    pub gfn: Gfn,
-    /// The access that the slice has not.
-    pub want: Access,
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Correlated {
@@ -105,10 +97,17 @@ pub struct Correlations {
     look_until_ns: u64,
 }
 
+impl Predictor for Correlations {
+    fn touched(&mut self, touch: Touch, lacks: &dyn Fn(Miss) -> bool) -> Vec<Window> {
+        let Touch { miss, now_ns, together_ns, .. } = touch;
+        self.missed(miss, now_ns, together_ns, lacks).into_iter().map(Window::alone).collect()
+    }
+}
+
 impl Correlations {
     /// A page is missed, and somebody waits for it: what to ask for with it, of all pages that `misses` says are
     /// missing too. Misses within `window_ns` belong together.
-    pub fn missed(
+    fn missed(
         &mut self,
         miss: Miss,
         now_ns: u64,
@@ -140,6 +139,7 @@ impl Correlations {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use wire::{Access, Gfn};
 
     const WINDOW: u64 = 100;
 

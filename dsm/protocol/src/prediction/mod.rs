@@ -2,17 +2,21 @@
 //!
 //! They decide only what a slice asks for, and when. To the protocol a predicted write is a write, and a
 //! window of pages is an [`Input::Prefetch`](crate::Input::Prefetch), or one for each page.
+//!
+//! | | says |
+//! |---|---|
+//! | [`Runs`], a [`Predictor`] | the pages behind a run, of whatever stride |
+//! | [`Correlations`], a [`Predictor`] | pages that were missed together with this one before |
+//! | [`WritePrediction`] | whether a page that is read will be written |
 
 pub mod correlations;
+pub mod predictor;
 pub mod runs;
-pub mod streams;
-pub mod strides;
 pub mod window;
 pub mod write_prediction;
 
-pub use correlations::{Correlations, Miss};
+pub use correlations::Correlations;
+pub use predictor::{Miss, Predictor, Touch};
 pub use runs::Runs;
-pub use streams::Streams;
-pub use strides::Strides;
 pub use window::Window;
 pub use write_prediction::WritePrediction;

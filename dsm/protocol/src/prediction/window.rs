@@ -1,5 +1,6 @@
 //! Pages that are asked for together, ahead of their touch.
 
+use super::predictor::Miss;
 use wire::{Access, Gfn};
 
 /// Pages of a chunk.
@@ -16,13 +17,26 @@ pub struct Window {
     pub pages: u16,
     /// The access that the run needs.
     pub want: Access,
+    /// It is one page and no run: its touch asks for no more, and if it can only be read here it is upgraded.
+    pub alone: bool,
 }
 
 impl Window {
-    /// Neighbours, upwards.
+    /// Pages of a run.
     #[must_use]
-    pub fn neighbours(first: Gfn, pages: u16, want: Access) -> Self {
-        Self { first, stride: 1, pages, want }
+    pub fn of_run(first: Gfn, stride: i64, pages: u16, want: Access) -> Self {
+        Self { first, stride, pages, want, alone: false }
+    }
+
+    /// One page.
+    #[must_use]
+    pub fn alone(Miss { gfn, want }: Miss) -> Self {
+        Self { first: gfn, stride: 1, pages: 1, want, alone: true }
+    }
+
+    /// Those of its pages that there can be.
+    pub(super) fn up_to_the_ends(self) -> Self {
+        Self { pages: u16::try_from(self.frames().count()).expect("a window"), ..self }
     }
 
     /// True for a whole chunk.
@@ -31,10 +45,10 @@ impl Window {
         self.stride == 1 && self.pages == CHUNK
     }
 
-    /// The page whose touch asks for more: the first.
+    /// The page whose touch asks for more: the first of a run.
     #[must_use]
     pub fn is_marker(&self, gfn: Gfn) -> bool {
-        gfn == self.first
+        !self.alone && gfn == self.first
     }
 
     /// The pages in the order in which they will be touched.
@@ -65,7 +79,7 @@ mod tests {
     use super::*;
 
     fn window(first: u64, stride: i64, pages: u16) -> Window {
-        Window { first: Gfn(first), stride, pages, want: Access::Read }
+        Window::of_run(Gfn(first), stride, pages, Access::Read)
     }
 
     #[test]
@@ -89,5 +103,7 @@ mod tests {
         assert!(window(512, 1, CHUNK).is_chunk());
         assert!(!window(512, 2, CHUNK).is_chunk() && !window(512, 1, 64).is_chunk());
         assert!(window(9, -3, 4).is_marker(Gfn(9)) && !window(9, -3, 4).is_marker(Gfn(6)));
+        let miss = Miss { gfn: Gfn(9), want: Access::Read };
+        assert!(!Window::alone(miss).is_marker(Gfn(9)));
     }
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use clap::Parser;
+use dsm_protocol::{Mechanism, Mechanisms};
 use tessera_dsm_sim::compare::{Algorithm, Central, Chains, Ours, Pattern};
 
 /// Compares this protocol with those of FragVisor and GiantVM.
@@ -19,10 +20,14 @@ struct Args {
     /// Seed of the random patterns.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Leave an optional mechanism of this protocol out; may be repeated
+    #[arg(long, value_name = "NAME")]
+    without: Vec<Mechanism>,
 }
 
 fn main() -> Result<()> {
-    let Args { slices, pages, accesses, seed } = Args::parse();
+    let Args { slices, pages, accesses, seed, without } = Args::parse();
+    let mechanisms = without.into_iter().fold(Mechanisms::ALL, Mechanisms::without);
     ensure!(pages >= u64::from(slices), "at least one page for each slice");
     println!("{slices} slices, {pages} pages, {accesses} accesses a pattern");
     println!("faults; messages / page copies per fault of the one central home\n");
@@ -32,7 +37,7 @@ fn main() -> Result<()> {
             pattern.touches(seed, slices, pages, accesses).for_each(|t| algorithm.touch(t));
             algorithm.cost()
         };
-        let ours = run(Box::new(Ours::new(slices, pages)));
+        let ours = run(Box::new(Ours::new(slices, pages, mechanisms)));
         let central = run(Box::new(Central::new(pages)));
         let chains = run(Box::new(Chains::new(slices, pages)));
         let [ours, central, chains] = [ours, central, chains].map(|cost| cost.row(central.faults));

@@ -19,13 +19,14 @@ pub use pattern::Pattern;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dsm_protocol::Mechanisms;
 
     const SLICES: u16 = 4;
     const PAGES: u64 = 64;
 
     fn all() -> [Box<dyn Algorithm>; 3] {
         [
-            Box::new(Ours::new(SLICES, PAGES)),
+            Box::new(Ours::new(SLICES, PAGES, Mechanisms::ALL)),
             Box::new(Central::new(PAGES)),
             Box::new(Chains::new(SLICES, PAGES)),
         ]
@@ -90,7 +91,7 @@ mod tests {
                 pattern.touches(7, SLICES, PAGES, TOUCHES).for_each(|touch| algorithm.touch(touch));
                 algorithm.cost()
             };
-            let ours = run(Box::new(Ours::new(SLICES, PAGES)));
+            let ours = run(Box::new(Ours::new(SLICES, PAGES, Mechanisms::ALL)));
             let others =
                 [run(Box::new(Central::new(PAGES))), run(Box::new(Chains::new(SLICES, PAGES)))];
             for other in others {

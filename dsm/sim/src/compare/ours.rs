@@ -3,15 +3,15 @@
 //! A page without contents cannot tell by its hash whether it was written; here the access itself tells.
 
 use super::algorithm::{Algorithm, Cost, Touch};
-use dsm_protocol::prediction::{Runs, WritePrediction};
+use dsm_protocol::prediction::{Miss, Predictor, Runs, Touch as PageTouch, WritePrediction};
 use dsm_protocol::{
-    Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Message, NoPages, Node,
-    SliceId,
+    Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Mechanisms, Message, NoPages,
+    Node, SliceId,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What a slice remembers beside its node, as the engine does.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Memory {
     write_prediction: WritePrediction,
     runs: Runs,
@@ -21,6 +21,13 @@ struct Memory {
     had: BTreeSet<Gfn>,
     /// Pages that came for writing on a read, and whether they were written since.
     predicted: BTreeMap<Gfn, bool>,
+}
+
+impl Memory {
+    fn new(mechanisms: Mechanisms) -> Self {
+        let (write_prediction, markers, had, predicted) = Default::default();
+        Self { write_prediction, runs: Runs::new(mechanisms), markers, had, predicted }
+    }
 }
 
 /// A node for each slice, homes in equal parts.
@@ -37,7 +44,7 @@ impl Ours {
     /// # Panics
     /// No slice, or fewer pages than slices.
     #[must_use]
-    pub fn new(slices: u16, pages: u64) -> Self {
+    pub fn new(slices: u16, pages: u64, mechanisms: Mechanisms) -> Self {
         let share = pages / u64::from(slices);
         let ranges = (0..slices).map(|slice| {
             let start = u64::from(slice) * share;
@@ -46,10 +53,13 @@ impl Ours {
         });
         let homes = HomeTable::new(ranges.collect()).expect("ranges follow one another");
         let all: Vec<SliceId> = (0..slices).map(SliceId).collect();
-        let node = |slice| Node::new(Config::new(slice, all.clone(), homes.clone(), Epoch(1)));
+        let node = |slice| {
+            let config = Config::new(slice, all.clone(), homes.clone(), Epoch(1));
+            Node::new(Config { mechanisms, ..config })
+        };
         Self {
             nodes: all.iter().map(|slice| node(*slice)).collect(),
-            memories: all.iter().map(|_| Memory::default()).collect(),
+            memories: all.iter().map(|_| Memory::new(mechanisms)).collect(),
             cost: Cost::default(),
         }
     }
@@ -108,8 +118,12 @@ impl Algorithm for Ours {
         let memory = &mut self.memories[at];
         let (missed, marker) = (held < want, memory.markers.remove(&gfn));
         let again = missed && !memory.had.insert(gfn);
+        let mechanisms = self.nodes[at].mechanisms();
         if missed {
-            let ask = Self::predicted(memory, gfn, want, held);
+            let ask = match mechanisms.write_prediction {
+                true => Self::predicted(memory, gfn, want, held),
+                false => want,
+            };
             self.cost.faults += 1;
             self.settle(slice, Input::Fault { gfn, want: ask });
         }
@@ -117,14 +131,12 @@ impl Algorithm for Ours {
         if let Some(written) = memory.predicted.get_mut(&gfn) {
             *written |= touch.write;
         }
-        if !missed && !marker {
+        if (!missed && !marker) || !mechanisms.runs {
             return;
         }
-        let windows = match again {
-            true => memory.runs.fault_again(gfn, want),
-            false => memory.runs.fault(gfn, want, missed),
-        };
-        for window in windows {
+        let miss = Miss { gfn, want };
+        let touch = PageTouch { miss, missed, had: again, now_ns: 0, together_ns: 0 };
+        for window in memory.runs.touched(touch, &|_| true) {
             for (gfn, pages) in window.requests() {
                 self.settle(slice, Input::Prefetch { gfn, pages, want: window.want });
             }

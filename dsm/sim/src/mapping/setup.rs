@@ -2,6 +2,7 @@
 
 use crate::simulator::random::Random;
 use dsm::simulate::PlantedBug;
+use dsm_protocol::{Mechanism, Mechanisms};
 
 /// What a run is made from.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,16 @@ impl Setup {
     pub fn replay(&self) -> String {
         let Self { seed, steps, .. } = self;
         format!("cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}")
+    }
+
+    /// The optional mechanisms of a slice. With every third seed each slice leaves some out.
+    pub(super) fn mechanisms(&self, slice: u16) -> Mechanisms {
+        if !self.seed.is_multiple_of(3) {
+            return Mechanisms::ALL;
+        }
+        let mut random = Random::new(self.seed ^ u64::from(slice) << 32);
+        let left_out = Mechanism::ALL.iter().filter(|_| random.one_in(3));
+        left_out.copied().fold(Mechanisms::ALL, Mechanisms::without)
     }
 
     pub(super) fn random(&self) -> Random {

@@ -205,7 +205,8 @@ impl World {
         }
         let all = (0..slices).map(SliceId).collect();
         let node = Config::new(SliceId(local), all, layout.homes.clone(), Epoch(1));
-        let node = Config { hold, replicate: Replicate::Nothing, ..node };
+        let mechanisms = self.setup.mechanisms(local);
+        let node = Config { hold, mechanisms, replicate: Replicate::Nothing, ..node };
         let stepped = SteppedSlice::new(SliceConfig {
             node,
             frames: layout.blocks.clone(),

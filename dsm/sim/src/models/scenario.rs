@@ -2,8 +2,8 @@
 
 use crate::store::Page;
 use dsm_protocol::{
-    Access, Config, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Message, Node, PlantedBug,
-    Replicate, SliceId,
+    Access, Config, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Mechanisms, Message, Node,
+    PlantedBug, Replicate, SliceId,
 };
 
 /// The epoch of every model.
@@ -176,6 +176,7 @@ impl Scenario {
             homes: HomeTable::new(ranges.collect()).expect("ranges of one frame each"),
             epoch: EPOCH,
             hold,
+            mechanisms: Mechanisms::ALL,
             vcpus: 64,
             replicate: if self.replicate { Replicate::AllTables } else { Replicate::Nothing },
             planted: self.planted,

@@ -6,8 +6,8 @@ use super::setup::Setup;
 use super::workload::{self, DATA, HALVES, Kernel, MIDDLE, ROOT, Step, Workload};
 use crate::store::{ArrayStore, Page};
 use dsm_protocol::{
-    Config, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Message, Node, Replicate,
-    SliceId, VcpuId,
+    Config, Effect, Epoch, Gfn, HoldPolicy, HomeRange, HomeTable, Input, Mechanisms, Message, Node,
+    Replicate, SliceId, VcpuId,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -163,6 +163,7 @@ impl World {
             homes: homes.clone(),
             epoch: EPOCH,
             hold,
+            mechanisms: Mechanisms::ALL,
             replicate: if self.workload.has_tables() {
                 Replicate::AllTables
             } else {

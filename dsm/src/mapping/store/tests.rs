@@ -15,9 +15,8 @@ fn store(frames: u64, own: Range<u64>, others: Range<u64>) -> Option<Store> {
         return None;
     }
     let ram = GuestRam::new(from_ref(&(0..frames))).unwrap();
-    let store =
-        Store::new(ram.userfaultfd().unwrap(), Arc::new(ram), from_ref(&own), from_ref(&others));
-    Some(store.unwrap())
+    let (uffd, ram) = (ram.userfaultfd().unwrap(), Arc::new(ram));
+    Some(Store::new(uffd, ram, from_ref(&own), from_ref(&others), Mechanisms::ALL).unwrap())
 }
 
 /// The file has these pages.

@@ -9,6 +9,7 @@
 //!
 //! What they share is in `rig` (turns, medians, the end of a bench) and, for those with devices, in `devices`.
 
+pub mod ablation;
 mod devices;
 pub mod disk;
 pub mod net;

@@ -10,7 +10,7 @@ pub struct BenchOptions {
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
     pub quick: bool,
-    /// For `net`, `disk` and `programs`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
+    /// For `net`, `disk`, `programs` and `ablation`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
     /// `disk` only looks whether pages of the rings travel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
     pub rounds: Option<u16>,
@@ -27,6 +27,12 @@ pub struct BenchOptions {
     /// For `programs`: only the guests of `--also` and one vCPU, no preset
     #[arg(long, requires = "also")]
     pub no_presets: bool,
+    /// For `ablation`: boots of Debian over two hosts of a lab, not the microguest
+    #[arg(long)]
+    pub lab: bool,
+    /// For `ablation`: only this mechanism. May be repeated
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
     /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net, disk and
     /// programs options of the VM, as `./x demo` has them
     #[arg(last = true)]
