@@ -24,8 +24,11 @@ const ALLOWED: [(&str, &[&str]); 8] = [
         ],
     ),
     ("tessera-devices", &["tessera-migrate", "tessera-wire"]),
-    ("tessera-dsm", &["tessera-dsm-protocol", "tessera-transport", "tessera-wire"]),
-    ("tessera-dsm-protocol", &["tessera-wire"]),
+    (
+        "tessera-dsm",
+        &["tessera-dsm-protocol", "tessera-migrate", "tessera-transport", "tessera-wire"],
+    ),
+    ("tessera-dsm-protocol", &["tessera-migrate", "tessera-wire"]),
     ("tessera-transport", &["tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
     ("tessera-wire", &[]),

@@ -28,12 +28,15 @@
 //! | requester | `outstanding_requests` | `requester` |
 //! | replicas | `tables`, `releases` | `release`, `roots`, `requester` |
 //!
+//! `saved` writes all of it down, and makes a node of what was written.
+//!
 //! `node` joins them, and `dispatch` gives each message to its role.
 //!
 //! `docs/protocol/coherence.md` is the specification with the message sequences.
 
 #![forbid(unsafe_code)]
 
+mod channels;
 mod config;
 mod dispatch;
 mod effect;
@@ -60,6 +63,7 @@ mod release;
 mod releases;
 mod requester;
 mod roots;
+pub mod saved;
 mod serving;
 mod stats;
 mod store;

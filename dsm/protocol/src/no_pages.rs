@@ -27,6 +27,9 @@ impl PageStore for NoPages {
     fn changes(&mut self, _: Gfn, _: &mut Vec<Entry>) -> bool {
         false
     }
+    fn is_flushed(&self, _: Gfn) -> bool {
+        true
+    }
     fn merge(&mut self, _: &Entry) -> Merge {
         Merge::Applied
     }

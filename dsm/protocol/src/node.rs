@@ -1,5 +1,6 @@
 //! One slice's share of the protocol: its state, and the step.
 
+use crate::channels::Channels;
 use crate::config::Config;
 use crate::effect::Effect;
 use crate::error::ProtocolError;
@@ -53,8 +54,12 @@ pub struct Node {
     pub(crate) late_runs: BTreeSet<(SliceId, Gfn)>,
     /// Pages that must never be replicated again (home only).
     pub(crate) banned: BTreeSet<Gfn>,
+    /// Messages to and from each other slice.
+    pub(crate) channels: Channels,
+    /// Nothing is begun that no vCPU waits for.
+    pub(crate) resting: bool,
     /// Messages of this slice to itself.
-    loopback: VecDeque<Message>,
+    pub(crate) loopback: VecDeque<Message>,
     /// A recall that waited and then did not fit.
     pub(crate) broken: Option<ProtocolError>,
     out: Vec<Effect>,
@@ -87,6 +92,8 @@ impl Node {
             releases: Releases::default(),
             late_runs: BTreeSet::new(),
             banned: BTreeSet::new(),
+            channels: Channels::new(&config.slices),
+            resting: false,
             loopback: VecDeque::new(),
             broken: None,
             out: Vec::new(),
@@ -111,6 +118,7 @@ impl Node {
             Input::Fault { gfn, want } => self.fault(gfn, want, store),
             Input::Prefetch { gfn, pages, want } => self.prefetch(gfn, pages, want),
             Input::Message { from, epoch, message } => {
+                self.channels.received(from);
                 if epoch != self.config.epoch && !self.planted(PlantedBug::LoseEpochCheck) {
                     self.stats.epoch_refused += 1;
                 } else {
@@ -125,7 +133,9 @@ impl Node {
             Input::Root { vcpu, gfn } => self.local_root(vcpu, gfn),
             Input::Tick => {
                 self.carry_out_due(store);
-                self.drop_stale_roots(store);
+                if !self.resting {
+                    self.drop_stale_roots(store);
+                }
             }
         }
         self.end_step(store)?;
@@ -265,6 +275,7 @@ impl Node {
         if to == self.config.local {
             self.loopback.push_back(message);
         } else {
+            self.channels.sent(to);
             self.stats.messages_out += 1;
             if message.has_body() {
                 self.stats.pages_out += 1;

@@ -29,8 +29,8 @@ impl PageCopy {
 }
 
 /// How the holders hold a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Kind {
     /// To read, all of them.
     Shared,
     /// One of them, to write.
@@ -43,7 +43,7 @@ enum Kind {
 
 /// Who holds a page, as its home knows it: one bit per slice, and how. Of a replicated page everyone
 /// is a holder; a bit then says that a request was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Holders {
     slices: u64,
     kind: Kind,
@@ -64,6 +64,14 @@ impl Holders {
     }
     pub(crate) fn replicated() -> Self {
         Self { slices: 0, kind: Kind::Replicated, widely_shared: false }
+    }
+    /// Holders as they were written down.
+    pub(crate) fn of(kind: Kind, slices: &[SliceId], widely_shared: bool) -> Self {
+        let slices = slices.iter().fold(0, |all, slice| all | 1 << slice.0);
+        Self { slices, kind, widely_shared }
+    }
+    pub(crate) fn kind(self) -> Kind {
+        self.kind
     }
     /// Notes that a request of this slice was dropped because the page is replicated.
     pub(crate) fn with_dropped(self, slice: SliceId) -> Self {
@@ -171,6 +179,20 @@ impl Pages {
     pub(crate) fn set_copy(&mut self, gfn: Gfn, copy: PageCopy) {
         let at = index(gfn).expect("a checked frame");
         self.copies[at] = copy;
+    }
+
+    /// The pages of which this slice has a copy, ascending.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = (Gfn, PageCopy)> + '_ {
+        let all = (0..).map(Gfn).zip(self.copies.iter().copied());
+        all.filter(|(_, copy)| *copy != PageCopy::Invalid)
+    }
+
+    /// The directory of this home, ascending.
+    pub(crate) fn directory(&self) -> impl Iterator<Item = (Gfn, Holders)> + '_ {
+        self.directory.iter().flat_map(|(start, part)| {
+            let entries = (0..part.slices.len()).filter_map(|at| part.get(at));
+            (*start..).map(Gfn).zip(entries)
+        })
     }
 
     /// The directory entry, where this slice is home.

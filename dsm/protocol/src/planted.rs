@@ -28,4 +28,8 @@ pub enum PlantedBug {
     /// An entry that permits writes is shared without its dirty bit. The store has this bug, not
     /// the protocol.
     CleanEntryShared,
+    /// The saved form of a home leaves out one of the holders of each page that several may read.
+    SavedHolderForgotten,
+    /// A restored node makes no twins for its replicas.
+    RestoredTwinForgotten,
 }

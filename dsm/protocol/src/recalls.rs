@@ -74,6 +74,11 @@ pub(crate) struct Recalls {
 }
 
 impl Recalls {
+    /// The first page with a recall that waits.
+    pub(crate) fn first(&self) -> Option<Gfn> {
+        self.queues.keys().next().copied()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }

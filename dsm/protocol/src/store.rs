@@ -50,6 +50,8 @@ pub trait PageStore {
     /// Appends each entry in which the page differs from its twin, and brings the twin up to date.
     /// True when some entry [`permits_clean_write`](crate::entry::permits_clean_write).
     fn changes(&mut self, gfn: Gfn, out: &mut Vec<Entry>) -> bool;
+    /// True when page and twin differ in accessed and dirty bits at most. Neither changes.
+    fn is_flushed(&self, gfn: Gfn) -> bool;
     /// Takes one entry of another slice into page and twin. A conflict is reported when the page
     /// differed from the twin there in more than accessed and dirty bits (the local value stays),
     /// or when the twin was not what the sender started from (the sender's value is taken).

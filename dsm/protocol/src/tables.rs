@@ -76,6 +76,31 @@ impl Tables {
         self.replicas.is_empty()
     }
 
+    /// All replicas, ascending.
+    pub(crate) fn replicas(&self) -> impl Iterator<Item = (Gfn, Table)> + '_ {
+        self.replicas.iter().map(|(gfn, table)| (*gfn, *table))
+    }
+
+    /// What kind of table a replica is.
+    pub(crate) fn replica(&self, gfn: Gfn) -> Option<Table> {
+        self.replicas.get(&gfn).copied()
+    }
+
+    /// The roots that vCPUs were seen with, ascending by vCPU.
+    pub(crate) fn roots(&self) -> impl Iterator<Item = (VcpuId, Gfn)> + '_ {
+        self.roots.iter().map(|(vcpu, gfn)| (*vcpu, *gfn))
+    }
+
+    /// True for a replicated root that has had an entry of a process.
+    pub(crate) fn is_of_process(&self, gfn: Gfn) -> bool {
+        self.process_roots.contains(&gfn)
+    }
+
+    /// A replicated root has had an entry of a process.
+    pub(crate) fn set_of_process(&mut self, gfn: Gfn) {
+        self.process_roots.insert(gfn);
+    }
+
     /// Replicas of one level, ascending.
     pub(crate) fn at_level(&self, level: Level) -> Vec<Gfn> {
         let of_level = self.replicas.iter().filter(|(_, table)| table.level == level);

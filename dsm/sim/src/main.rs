@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use tessera_dsm_sim::mapping;
-use tessera_dsm_sim::simulator::{Setup, Workload, run};
+use tessera_dsm_sim::simulator::{Setup, Workload, run, run_saved};
 
 /// Simulates clusters of the coherence protocol.
 #[derive(Debug, Parser)]
@@ -26,6 +26,9 @@ struct Args {
     /// Whole engines over a fake kernel, rather than the protocol alone.
     #[arg(long, conflicts_with_all = ["slices", "workload"])]
     mapping: bool,
+    /// Bring all nodes to rest now and then, save them, and go on with new ones made from what was saved.
+    #[arg(long, conflicts_with = "mapping")]
+    save_restore: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
     workload: Option<Workload>,
@@ -44,6 +47,7 @@ impl Args {
         let slices = self.slices.unwrap_or_else(|| Setup::slices_of(seed));
         let (steps, workload) = (self.steps.unwrap_or(500), self.workload);
         let setup = Setup { seed, slices, steps, workload, planted: None };
+        let run = if self.save_restore { run_saved } else { run };
         let report = run(setup).with_context(failed)?;
         Ok(format!("seed={seed} slices={slices} steps={steps} {report}"))
     }

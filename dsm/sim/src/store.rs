@@ -261,6 +261,16 @@ impl PageStore for ArrayStore {
         clean
     }
 
+    fn is_flushed(&self, gfn: Gfn) -> bool {
+        let slot = self.slots.get(&gfn);
+        let Some((page, twin)) = slot.and_then(|slot| Some((&slot.page, slot.twin.as_ref()?)))
+        else {
+            return false;
+        };
+        let same = |index: &u16| (get(page, *index) ^ get(twin, *index)) & !ACCESSED_DIRTY == 0;
+        page.keys().chain(twin.keys()).all(same)
+    }
+
     fn merge(&mut self, entry: &Entry) -> Merge {
         let Entry { gfn, index, old, new } = *entry;
         let slot = self.slot(gfn);

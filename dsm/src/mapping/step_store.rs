@@ -86,6 +86,11 @@ impl PageStore for StepStore<'_> {
         self.store.twins.changes(gfn, page, out)
     }
 
+    fn is_flushed(&self, gfn: Gfn) -> bool {
+        let page = up_to_date(&self.store.ram, &self.store.staged).entries(gfn);
+        self.store.twins.is_flushed(gfn, page)
+    }
+
     fn merge(&mut self, entry: &Entry) -> Merge {
         let page = self.store.ram.entries(entry.gfn);
         self.store.twins.merge(entry, page)

@@ -81,6 +81,15 @@ impl Twins {
         clean
     }
 
+    /// True when a page and its twin differ in accessed and dirty bits at most; false without a twin.
+    pub(crate) fn is_flushed(&self, gfn: Gfn, page: &Page) -> bool {
+        let Some(Twin { entries, .. }) = self.0.get(&gfn) else { return false };
+        let same = |(entry, twin): (&AtomicU64, &u64)| {
+            (entry.load(Ordering::Acquire) ^ twin) & !ACCESSED_DIRTY == 0
+        };
+        page.iter().zip(entries.iter()).all(same)
+    }
+
     /// Takes one entry of another slice into page and twin, see [`PageStore::merge`](dsm_protocol::PageStore::merge).
     pub(crate) fn merge(&mut self, entry: &Entry, page: &Page) -> Merge {
         let at = usize::from(entry.index);

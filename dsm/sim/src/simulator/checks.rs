@@ -63,15 +63,21 @@ impl World {
                 return self.fail("copies differ in the end");
             }
         }
-        for slice in &self.slices {
-            let stats = slice.node.stats();
-            self.report.faults += stats.faults_read + stats.faults_write + stats.faults_upgrade;
-            self.report.messages += stats.messages_out;
-            self.report.conversions += stats.replicas.conversions;
-            self.report.demotions += stats.replicas.demotions;
-            self.report.conflicts += stats.replicas.conflicts;
-            self.report.deferrals += stats.deferrals;
-        }
+        self.count();
         Ok(self.report)
+    }
+
+    /// Adds what the nodes have counted. Once for each node.
+    pub(super) fn count(&mut self) {
+        let Self { slices, report, .. } = self;
+        for slice in slices {
+            let stats = slice.node.stats();
+            report.faults += stats.faults_read + stats.faults_write + stats.faults_upgrade;
+            report.messages += stats.messages_out;
+            report.conversions += stats.replicas.conversions;
+            report.demotions += stats.replicas.demotions;
+            report.conflicts += stats.replicas.conflicts;
+            report.deferrals += stats.deferrals;
+        }
     }
 }

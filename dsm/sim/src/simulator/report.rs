@@ -22,6 +22,10 @@ pub struct Report {
     pub conflicts: u64,
     /// Recalls that waited.
     pub deferrals: u64,
+    /// How often all nodes were saved and restored.
+    pub saves: u64,
+    /// Replicas in the saved forms of one slice, all of them together.
+    pub saved_replicas: u64,
     /// The longest operation, virtual nanoseconds.
     pub longest_ns: u64,
 }
@@ -32,7 +36,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} pages={} faults={} messages/fault={}.{} conversions={} demotions={} conflicts={} \
-             deferrals={} longest={}us",
+             deferrals={} saves={} saved_replicas={} longest={}us",
             self.workload,
             self.frames,
             self.faults,
@@ -42,6 +46,8 @@ impl fmt::Display for Report {
             self.demotions,
             self.conflicts,
             self.deferrals,
+            self.saves,
+            self.saved_replicas,
             self.longest_ns / 1000
         )
     }

@@ -2,6 +2,7 @@
 
 use super::random::Random;
 use super::report::{Failure, Report};
+use super::saves::{REST, Saves};
 use super::setup::Setup;
 use super::workload::{self, DATA, HALVES, Kernel, MIDDLE, ROOT, Step, Workload};
 use crate::store::{ArrayStore, Page};
@@ -25,6 +26,7 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Slice {
     pub(super) node: Node,
+    pub(super) config: Config,
     pub(super) store: ArrayStore,
     /// The tick that is already in the calendar.
     pub(super) tick: Option<u64>,
@@ -56,6 +58,8 @@ pub(super) struct World {
     pub(super) frames: u64,
     pub(super) slow: u64,
     pub(super) report: Report,
+    /// Where all is saved and restored now and then.
+    pub(super) saves: Option<Saves>,
 }
 
 /// Runs one cluster to its end.
@@ -63,31 +67,52 @@ pub(super) struct World {
 /// # Errors
 /// The first thing that must not happen.
 pub fn run(setup: Setup) -> Result<Report, Failure> {
+    World::new(setup).run_to_end()
+}
+
+/// Runs one cluster to its end. At random moments all vCPUs stop, all nodes come to rest and are saved, and new ones go
+/// on from what was saved.
+///
+/// # Errors
+/// The first thing that must not happen.
+pub fn run_saved(setup: Setup) -> Result<Report, Failure> {
     let mut world = World::new(setup);
-    let mut events = 0;
-    while let Some(((at, _), event)) = world.calendar.pop_first() {
-        world.now = at;
-        events += 1;
-        if events > EVENTS_MAX {
-            return Err(Failure("it does not end".to_owned()));
-        }
-        match event {
-            Event::Deliver { from, to, message, body } => {
-                world.check_stable(from, &message, body.as_ref())?;
-                let input = Input::Message { from: SliceId(from), epoch: EPOCH, message };
-                world.step(to, input, body)?;
-            }
-            Event::Run(vcpu) => world.run(vcpu)?,
-            Event::Tick(slice) => {
-                world.slices[usize::from(slice)].tick = None;
-                world.step(slice, Input::Tick, None)?;
-            }
-        }
-    }
-    world.finish()
+    world.saves = Some(Saves::new(setup.seed));
+    world.run_to_end()
 }
 
 impl World {
+    fn run_to_end(mut self) -> Result<Report, Failure> {
+        let mut events = 0;
+        while let Some(((at, _), event)) = self.calendar.pop_first() {
+            self.now = at;
+            events += 1;
+            if events > EVENTS_MAX {
+                return Err(Failure("it does not end".to_owned()));
+            }
+            self.happen(event)?;
+            if self.saves.as_mut().is_some_and(|saves| saves.is_time(events)) {
+                self.save_and_restore()?;
+            }
+        }
+        self.finish()
+    }
+
+    pub(super) fn happen(&mut self, event: Event) -> Result<(), Failure> {
+        match event {
+            Event::Deliver { from, to, message, body } => {
+                self.check_stable(from, &message, body.as_ref())?;
+                let input = Input::Message { from: SliceId(from), epoch: EPOCH, message };
+                self.step(to, input, body)
+            }
+            Event::Run(vcpu) => self.run(vcpu),
+            Event::Tick(slice) => {
+                self.slices[usize::from(slice)].tick = None;
+                self.step(slice, Input::Tick, None)
+            }
+        }
+    }
+
     fn new(setup: Setup) -> Self {
         let mut random = Random::new(setup.seed);
         let kind = Workload::ALL[usize::try_from(random.below(5)).expect("small")];
@@ -134,8 +159,11 @@ impl World {
                 demotions: 0,
                 conflicts: 0,
                 deferrals: 0,
+                saves: 0,
+                saved_replicas: 0,
                 longest_ns: 0,
             },
+            saves: None,
             random,
         };
         let half = HALVES[usize::try_from(setup.seed % 2).expect("small")];
@@ -157,7 +185,7 @@ impl World {
                 store.put_page(Gfn(frame), if frame == ROOT { root } else { Page::new() });
             }
         }
-        let node = Node::new(Config {
+        let config = Config {
             local: SliceId(local),
             slices: (0..self.setup.slices).map(SliceId).collect(),
             homes: homes.clone(),
@@ -171,8 +199,9 @@ impl World {
             },
             vcpus: 64,
             planted: self.setup.planted,
-        });
-        self.slices.push(Slice { node, store, tick: None });
+        };
+        let node = Node::new(config.clone());
+        self.slices.push(Slice { node, config, store, tick: None });
     }
 
     /// One or two vCPUs a slice; from three slices on, one slice may have memory only.
@@ -204,7 +233,9 @@ impl World {
     }
 
     pub(super) fn fail<T>(&self, what: &str) -> Result<T, Failure> {
-        Err(Failure(format!("{what} at {} ns; replay: {}", self.now, self.setup.replay())))
+        let saved = if self.saves.is_some() { " --save-restore" } else { "" };
+        let replay = self.setup.replay();
+        Err(Failure(format!("{what} at {} ns; replay: {replay}{saved}", self.now)))
     }
 
     /// Gives one input to a node and carries out its effects.
@@ -263,6 +294,7 @@ impl World {
                 }
                 self.at(time, Event::Deliver { from: slice, to: to.0, message, body });
             }
+            Effect::Released { token: REST } => {}
             Effect::Released { token } | Effect::Pinned { token } => {
                 self.done(usize::try_from(token).expect("a number of a vCPU"));
             }
