@@ -27,8 +27,10 @@ use crate::cmos::Cmos;
 use crate::ioapic::{IOAPIC_BASE, IoApic};
 use crate::pit::Pit;
 use crate::pm::{self, Pm1, Pm1Write};
-use crate::seams::{Bus, GuestClock, InterruptMessage, InterruptSink, ShutdownCause, ShutdownSink};
 use crate::serial::{Console, SERIAL_IRQ, SERIAL_PORT, SerialInterrupt, SerialLine};
+use crate::traits::{
+    Bus, GuestClock, InterruptMessage, InterruptSink, ShutdownCause, ShutdownSink,
+};
 use std::fmt;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -18,7 +18,7 @@ mod saved;
 
 pub use saved::{IoApicPinState, IoApicState};
 
-use crate::seams::{DeliveryMode, InterruptMessage};
+use crate::traits::{DeliveryMode, InterruptMessage};
 
 /// Guest-physical address of the registers.
 pub const IOAPIC_BASE: u32 = 0xfec0_0000;

@@ -20,14 +20,14 @@ pub mod pci;
 mod pit;
 mod pm;
 pub mod saved;
-mod seams;
 mod serial;
+mod traits;
 pub mod virtio;
 
 pub use chipset::{Chipset, ChipsetConfig};
 pub use fence::{Fence, Standing};
 pub use ioapic::{IOAPIC_BASE, IOAPIC_PINS};
-pub use seams::{
+pub use traits::{
     Bus, DeliveryMode, GuestClock, InterruptMessage, InterruptSink, SharedBus, ShutdownCause,
     ShutdownSink,
 };

@@ -7,7 +7,7 @@
 //! Pending bits are kept where the vector was raised: a slice that raised nothing sends nothing when
 //! the guest unmasks.
 
-use crate::seams::{InterruptMessage, InterruptSink};
+use crate::traits::{InterruptMessage, InterruptSink};
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -143,7 +143,7 @@ fn lock(entry: &Mutex<Entry>) -> MutexGuard<'_, Entry> {
 mod tests {
     use super::*;
     use crate::saved::testing::{bring_over, damage};
-    use crate::seams::DeliveryMode;
+    use crate::traits::DeliveryMode;
     use proptest::prelude::*;
 
     #[derive(Default)]

@@ -6,7 +6,7 @@
 //! clock. Counters themselves read zero, which ends Linux' quick calibration at once, and channel
 //! 0 never interrupts: with a TSC-deadline timer Linux does not use it.
 
-use crate::seams::GuestClock;
+use crate::traits::GuestClock;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 

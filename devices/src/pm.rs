@@ -10,7 +10,7 @@
 //!                       |  while PWRBTN_EN is set: one edge of the SCI at each press, or at the enabling
 //! ```
 
-use crate::seams::GuestClock;
+use crate::traits::GuestClock;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! What the engine asks of a carrier: a byte stream to one peer for each class, and a way to be woken.
 
 use crate::memory::PageMemory;
-use crate::seam::{Class, FRAME_BYTES_MAX};
+use crate::traits::{Class, FRAME_BYTES_MAX};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};

@@ -2,7 +2,7 @@
 //! stream must count the same credits.
 
 use crate::frame::{HEAD_BYTES_U32, payload_max};
-use crate::seam::Class;
+use crate::traits::Class;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

@@ -10,7 +10,7 @@
 //! A stream carries one class, yet the head repeats it: a peer that mixes streams up is caught at
 //! the first frame. The decoder owns one buffer of fixed size, so a length never allocates.
 
-use crate::seam::Class;
+use crate::traits::Class;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -30,7 +30,6 @@ mod outbox;
 mod pairs;
 pub mod rdma;
 mod ready;
-mod seam;
 mod secret;
 pub mod shm;
 mod steps;
@@ -38,6 +37,7 @@ mod sys;
 pub mod tcp;
 #[cfg(test)]
 mod testing;
+mod traits;
 
 pub use clock::ClockEstimate;
 pub use config::{CarrierKind, Config, ConfigError, RdmaMemory};
@@ -51,10 +51,10 @@ pub use mesh::{
     Refused,
 };
 pub use rdma::{RdmaError, RdmaTransport};
-pub use seam::{
-    COALESCED_BYTES, Class, DIRECT_HEAD_MAX, DirectReceive, Event, FRAME_BYTES_MAX, Payload,
-    RUN_BYTES_MAX, SendError, Transport,
-};
 pub use secret::{Secret, SecretError};
 pub use shm::ShmTransport;
 pub use tcp::TcpTransport;
+pub use traits::{
+    COALESCED_BYTES, Class, DIRECT_HEAD_MAX, DirectReceive, Event, FRAME_BYTES_MAX, Payload,
+    RUN_BYTES_MAX, SendError, Transport,
+};

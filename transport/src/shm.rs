@@ -8,13 +8,13 @@
 
 mod carrier;
 mod error;
-mod meet;
+mod negotiate;
 mod remote_write;
 mod ring;
 mod setup;
 
 pub use error::ShmError;
-pub(crate) use meet::{Identity, meet};
+pub(crate) use negotiate::{Identity, negotiate};
 pub use setup::{Pair, accept, connect};
 
 use crate::config::Config;

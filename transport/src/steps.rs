@@ -8,7 +8,7 @@
 //! still takes every step, so that the streams stay good for the next carrier.
 
 use crate::handshake::{Channel, read_all, write_all};
-use crate::seam::Class;
+use crate::traits::Class;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;

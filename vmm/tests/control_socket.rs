@@ -227,7 +227,7 @@ fn uffd_trace_of_a_slice_is_told_in_all_and_by_difference() {
         }
         answer => panic!("{answer:?}"),
     }
-    let tune = |hold_us| Request::Tune(TuneRequest { hold_us, companions: None });
+    let tune = |hold_us| Request::Tune(TuneRequest { hold_us, correlation: None });
     match client.ask(&tune(Some((700, 800)))).unwrap() {
         Answer::Report(report) => {
             assert!((700_000..=800_000).contains(&report.memory.hold_window_ns));

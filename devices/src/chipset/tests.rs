@@ -3,8 +3,8 @@
 mod saved;
 
 use super::*;
-use crate::seams::DeliveryMode;
 use crate::serial::INPUT_LIMIT;
+use crate::traits::DeliveryMode;
 use proptest::prelude::*;
 use std::io;
 

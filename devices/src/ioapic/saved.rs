@@ -75,7 +75,7 @@ mod tests {
     use super::super::{SELECT, WINDOW};
     use super::*;
     use crate::saved::testing::{bring_over, damage};
-    use crate::seams::InterruptMessage;
+    use crate::traits::InterruptMessage;
     use proptest::prelude::*;
 
     type Step = (u8, u8, u32);

@@ -18,7 +18,7 @@ use super::msix::{ENTRY_BYTES, MsixTable};
 use super::{DeviceId, PciEffect};
 use crate::layout::{PCI_WINDOW_END, PCI_WINDOW_START};
 use crate::msix::MsixVector;
-use crate::seams::InterruptMessage;
+use crate::traits::InterruptMessage;
 use crate::virtio::{
     Activation, COMMON_BYTES, DeviceChange, DeviceShape, QUEUE_SIZE_MAX, QUEUES_MAX, QueueIndex,
     Transport, TransportEvent,

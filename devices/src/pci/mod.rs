@@ -31,7 +31,7 @@ pub use root::{PciRoot, PciRootState};
 pub use wire::DeviceId;
 
 use crate::msix::MsixVector;
-use crate::seams::InterruptMessage;
+use crate::traits::InterruptMessage;
 use crate::virtio::{Activation, QUEUES_MAX, QueueIndex};
 use thiserror::Error;
 

@@ -13,7 +13,7 @@ mod saved;
 pub use saved::{MsixEntryState, MsixTableState};
 
 use crate::msix::MsixVector;
-use crate::seams::{DeliveryMode, InterruptMessage};
+use crate::traits::{DeliveryMode, InterruptMessage};
 
 /// Bytes of an entry.
 pub(super) const ENTRY_BYTES: usize = 16;

@@ -3,7 +3,7 @@ mod saved;
 use super::*;
 use crate::back_end::{DiskShape, NicShape};
 use crate::layout::{ECAM_START, PCI_WINDOW_END, PCI_WINDOW_START};
-use crate::seams::DeliveryMode;
+use crate::traits::DeliveryMode;
 use crate::virtio::{DeviceChange, DeviceShape, F_VERSION_1, QueueSetup, blk, console, net, rng};
 use proptest::prelude::*;
 

@@ -2,7 +2,7 @@
 
 use super::{DeviceFaults, F_VERSION_1, QueueContext, QueueSetup, RingError, Used, UsedMemory};
 use crate::msix::{MsixVector, MsixView};
-use crate::seams::{DeliveryMode, InterruptMessage, InterruptSink};
+use crate::traits::{DeliveryMode, InterruptMessage, InterruptSink};
 use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use wire::DeviceId;

@@ -10,7 +10,7 @@
 // UNSAFETY: a slice over exposed memory is made for the time of one read.
 
 use crate::memory::PageMemory;
-use crate::seam::{DIRECT_HEAD_MAX, DirectReceive};
+use crate::traits::{DIRECT_HEAD_MAX, DirectReceive};
 use std::ptr::with_exposed_provenance_mut;
 
 /// Bytes read into the decoder's buffer at a time: a page with its heads and some small frames fit.
@@ -100,8 +100,8 @@ impl Arriving {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::seam::{Class, Event, FRAME_BYTES_MAX, Payload, RUN_BYTES_MAX, Transport};
     use crate::testing::{PAGE, PAGES, bytes_of, fill_page, memory};
+    use crate::traits::{Class, Event, FRAME_BYTES_MAX, Payload, RUN_BYTES_MAX, Transport};
     use crate::{shm, tcp};
     use proptest::prelude::*;
     use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::frame::{Decoder, HEAD_BYTES, class_index, cost, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::seam::{COALESCED_BYTES, Class, Event, Payload, SendError};
+use crate::traits::{COALESCED_BYTES, Class, Event, Payload, SendError};
 use std::fmt;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;

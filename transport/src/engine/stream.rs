@@ -4,7 +4,7 @@ use super::direct_receive::{Arriving, is_worth_it};
 use crate::frame::{Decoder, Received, cost};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::seam::{Class, DIRECT_HEAD_MAX, Event};
+use crate::traits::{Class, DIRECT_HEAD_MAX, Event};
 use wire::SliceId;
 
 /// One class of one peer.

@@ -283,7 +283,7 @@ impl BootstrapMesh {
         streams: &mut [Connected],
         deadline: Instant,
     ) -> Result<Result<Links, (SliceId, String)>, MeshError> {
-        let meeting = match self.context.meet(kind, streams, deadline) {
+        let meeting = match self.context.negotiate(kind, streams, deadline) {
             Ok(meeting) => meeting,
             Err(error) => return Err(self.told_reason().unwrap_or(error)),
         };

@@ -11,7 +11,7 @@ use crate::credential::Keyring;
 use crate::handshake::{ConnectionId, HandshakeError, Role, VmId, part};
 use crate::memory::PageMemory;
 use crate::one_line::one_line;
-use crate::seam::Class;
+use crate::traits::Class;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use wire::{Epoch, SliceId};
@@ -251,7 +251,7 @@ impl CompanionMesh {
     ) -> Result<(Vec<Connected>, Links), MeshError> {
         let mut streams = self.connect(deadline, refused)?;
         for kind in self.context.config.carriers.clone() {
-            let meeting = self.context.meet(kind, &mut streams, deadline)?;
+            let meeting = self.context.negotiate(kind, &mut streams, deadline)?;
             let trouble = meeting.as_ref().err().map(|text| cut(text));
             self.send(&Control::Ready(trouble), deadline)?;
             match (self.receive(deadline)?, meeting) {

@@ -7,9 +7,9 @@ use crate::credential::Keyring;
 use crate::handshake::{ConnectionId, Role, VmId, call};
 use crate::memory::PageMemory;
 use crate::rdma::{self, Endpoint, RdmaTransport};
-use crate::seam::Class;
 use crate::shm::{self, Identity, Pair, ShmTransport};
 use crate::tcp::TcpTransport;
+use crate::traits::Class;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ impl MeshContext {
     }
 
     /// Sets up a carrier over streams that are all there. TCP has nothing left to do.
-    pub(super) fn meet(
+    pub(super) fn negotiate(
         &self,
         kind: CarrierKind,
         streams: &mut [Connected],
@@ -93,14 +93,15 @@ impl MeshContext {
                 // The key of a connection does not depend on its role.
                 let connection = self.connection(Role::SharedMemory, self.local);
                 let identity = Identity { keys: &self.keys, connection };
-                let pairs = shm::meet(&identity, streams, deadline).map_err(failed)?;
+                let pairs = shm::negotiate(&identity, streams, deadline).map_err(failed)?;
                 Ok(pairs.map(Links::Shm))
             }
             CarrierKind::Rdma => {
                 let exposes = self.config.rdma_memory == RdmaMemory::Registered;
                 let memory = self.memory.as_ref().filter(|_| exposes);
                 let lease = self.config.lease;
-                let endpoints = rdma::meet(streams, memory, lease, deadline).map_err(failed)?;
+                let endpoints =
+                    rdma::negotiate(streams, memory, lease, deadline).map_err(failed)?;
                 Ok(endpoints.map(Links::Rdma))
             }
         }

@@ -1,7 +1,7 @@
 //! What a mesh ends in: a transport on the carrier that its slices agreed on.
 
 use crate::config::CarrierKind;
-use crate::seam::Transport;
+use crate::traits::Transport;
 use std::fmt;
 
 /// A transport between hosts, and what carries it.

@@ -23,7 +23,7 @@ use super::pool::SLOTS;
 use super::remote_write::{self, RemoteWrites};
 use super::verbs::Link;
 use crate::carrier::{Carrier, Wakeup, watch};
-use crate::seam::Class;
+use crate::traits::Class;
 use std::array;
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::net::{Shutdown, TcpStream};

@@ -1,7 +1,7 @@
 //! RDMA: reliable queue pairs between hosts with InfiniBand or RoCE, by libibverbs.
 //!
 //! ```text
-//!  mesh (TCP, secret proved) ── meet: offers, states, probes ──> Endpoint ──> RdmaCarrier ── engine
+//!  mesh (TCP, secret proved) ── negotiate: offers, states, probes ──> Endpoint ──> RdmaCarrier ── engine
 //!                                                                    │
 //!        one queue pair per class ─ one completion queue per peer ─ one channel (wakes the owner)
 //! ```
@@ -30,7 +30,7 @@ mod device;
 mod error;
 mod exposed;
 mod lane;
-mod meet;
+mod negotiate;
 mod nudges;
 mod offer;
 mod pool;
@@ -44,7 +44,7 @@ mod verbs;
 pub(crate) use carrier::RdmaCarrier;
 pub use device::available;
 pub use error::RdmaError;
-pub(crate) use meet::meet;
+pub(crate) use negotiate::negotiate;
 pub(crate) use setup::Endpoint;
 
 use crate::config::Config;

@@ -9,7 +9,7 @@
 //!
 //! A class has one nudge under way at a time.
 
-use crate::seam::Class;
+use crate::traits::Class;
 use std::array;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! What two slices must know of each other before their queue pairs can talk.
 
 use super::exposed::RemoteMemory;
-use crate::seam::Class;
+use crate::traits::Class;
 use serde::{Deserialize, Serialize};
 
 /// Packet sequence numbers and queue pair numbers have 24 bits (InfiniBand specification, 9.2).

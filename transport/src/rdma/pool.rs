@@ -3,7 +3,7 @@
 // UNSAFETY: the mapping is reached by pointers; `verbs` says who touches which slot when.
 
 use super::lane::SPARE;
-use crate::seam::Class;
+use crate::traits::Class;
 use std::io::{self, ErrorKind};
 use std::ptr::{self, NonNull};
 

@@ -12,7 +12,7 @@
 //! page needs more than 32 bits.
 
 use super::pool::SLOTS;
-use crate::seam::Class;
+use crate::traits::Class;
 
 /// Whether pages of each class are written remotely.
 pub(super) const CLASSES: [bool; Class::COUNT] = [false, true, true, false];

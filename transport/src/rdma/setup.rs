@@ -17,7 +17,7 @@ use super::offer::{Offer, Pair};
 use super::pool::{SLOT_BYTES, SLOTS, received};
 use super::verbs::{Link, completions};
 use crate::memory::PageMemory;
-use crate::seam::Class;
+use crate::traits::Class;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
 use sideway::ibverbs::device_context::Mtu;

@@ -19,7 +19,7 @@ use super::pool::{Pool, SLOT_BYTES, SLOTS, received};
 use super::remote_write;
 use super::requests::{Requests, request};
 use crate::memory::PageMemory;
-use crate::seam::Class;
+use crate::traits::Class;
 use rdma_mummy_sys as sys;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::completion::{

@@ -4,7 +4,7 @@ use super::remote_write::SharedFiles;
 use super::ring::{Region, Side};
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::memory::PageMemory;
-use crate::seam::Class;
+use crate::traits::Class;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::Shutdown;

@@ -98,8 +98,8 @@ fn write_all(file: &File, start: usize, bytes: usize, offset: u64) -> bool {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::seam::{Class, Event, SendError, Transport};
     use crate::testing::{PAGE, PAGES, file, fill_page, memory, memory_in, page_of};
+    use crate::traits::{Class, Event, SendError, Transport};
     use std::time::{Duration, Instant};
     use wire::SliceId;
 

@@ -17,7 +17,7 @@
 // UNSAFETY: mapping a memfd and touching memory that another process writes cannot be expressed by
 // references to plain bytes; all of it is in this module, behind bounds-checked functions.
 
-use crate::seam::Class;
+use crate::traits::Class;
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsRawFd, FromRawFd};

@@ -1,7 +1,7 @@
 //! The bootstrap role: plan the VM, bring the companions together, start the guest, and end it.
 
 use super::channels::{Channels, DeviceJob};
-use super::clockwork::ClockTest;
+use super::clock_sync::ClockTest;
 use super::console::PanicWatch;
 use super::events::SliceEvent;
 use super::host::{self, HostFacts};
@@ -381,9 +381,9 @@ impl Vm {
                 Err(_) => break,
             }
         }
-        if let Some(clockwork) = self.parts.dispatcher.clockwork.get() {
+        if let Some(clock_sync) = self.parts.dispatcher.clock_sync.get() {
             for report in &mut reports {
-                if let Some(clock) = clockwork.measured(SliceId(report.slice)) {
+                if let Some(clock) = clock_sync.measured(SliceId(report.slice)) {
                     (report.clock_skew_ns, report.clock_bound_ns) = clock;
                 }
             }

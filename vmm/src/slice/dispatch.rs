@@ -8,7 +8,7 @@
 //! Nothing here blocks except an access of a vCPU that KVM refused, which waits for the memory engine.
 
 use super::channels::{Channels, DeviceJob, GONE};
-use super::clockwork::Clockwork;
+use super::clock_sync::ClockSync;
 use super::events::SliceEvent;
 use super::peripherals::SliceDevices;
 use super::{BOOTSTRAP, one_line};
@@ -43,7 +43,7 @@ pub(crate) struct Dispatcher {
     /// Set before the guest starts, if it has PCI.
     pub(crate) devices: OnceLock<Arc<SliceDevices>>,
     /// Set once the engine runs; never in a VM of one slice.
-    pub(crate) clockwork: OnceLock<Arc<Clockwork>>,
+    pub(crate) clock_sync: OnceLock<Arc<ClockSync>>,
 }
 
 impl Dispatcher {
@@ -53,7 +53,7 @@ impl Dispatcher {
             ram,
             machine: OnceLock::new(),
             devices: OnceLock::new(),
-            clockwork: OnceLock::new(),
+            clock_sync: OnceLock::new(),
         }
     }
 
@@ -118,17 +118,17 @@ impl Dispatcher {
             }
             Control::WantEnd(cause) => self.channels.event(SliceEvent::WantEnd(from, cause)),
             Control::ClockPing { id } => {
-                if let Some(clock) = self.clockwork.get() {
+                if let Some(clock) = self.clock_sync.get() {
                     self.channels.send(from, &clock.answer(id));
                 }
             }
             Control::ClockPong { id, ticks, stepped } => {
-                if let Some(clock) = self.clockwork.get() {
+                if let Some(clock) = self.clock_sync.get() {
                     clock.answered(from, id, ticks, stepped);
                 }
             }
             Control::ClockStep { sum } => {
-                if let Some(clock) = self.clockwork.get() {
+                if let Some(clock) = self.clock_sync.get() {
                     clock.tell(sum);
                 }
             }

@@ -1,7 +1,7 @@
 //! The parts of a slice, put together the same way in both roles.
 
 use super::channels::{Channels, DeviceJob};
-use super::clockwork::{self, ClockTest, Clockwork};
+use super::clock_sync::{self, ClockSync, ClockTest};
 use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
@@ -152,9 +152,9 @@ impl Parts {
 
     /// Keeps the guest clocks of all slices together from now on, if there are several.
     pub(crate) fn keep_clocks(&self, shape: &Shape, test: ClockTest) -> Result<(), SliceError> {
-        let Some(clockwork) = self.dispatcher.clockwork.get() else { return Ok(()) };
+        let Some(clock_sync) = self.dispatcher.clock_sync.get() else { return Ok(()) };
         let companions = shape.companions().filter(|_| self.local == BOOTSTRAP).collect();
-        let started = clockwork::start(&self.channels, clockwork, companions, test);
+        let started = clock_sync::start(&self.channels, clock_sync, companions, test);
         started.map_err(|source| SliceError::Io { what: "start the clock's thread", source })
     }
 
@@ -208,8 +208,8 @@ impl Parts {
             control.attach(self.local, handle.clone(), delegated);
         }
         self.channels.handle.set(handle).expect("connected once");
-        let clockwork = Arc::new(Clockwork::new(self.machine.clone()));
-        self.dispatcher.clockwork.set(clockwork).expect("connected once");
+        let clock_sync = Arc::new(ClockSync::new(self.machine.clone()));
+        self.dispatcher.clock_sync.set(clock_sync).expect("connected once");
         self.engine = Some(engine);
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Parts {
             device_calls: traffic.device_calls.load(Ordering::Relaxed),
             clock_skew_ns: clock.0,
             clock_bound_ns: clock.1,
-            clock_stepped_ns: self.dispatcher.clockwork.get().map_or(0, |clock| {
+            clock_stepped_ns: self.dispatcher.clock_sync.get().map_or(0, |clock| {
                 let khz = self.machine.true_tsc_khz();
                 let stepped = ticks_to_duration(clock.stepped(), khz).as_nanos();
                 u64::try_from(stepped).unwrap_or(u64::MAX)
@@ -269,8 +269,8 @@ impl Parts {
     /// Stops vCPUs and engine, waiting a bounded time for each.
     /// The guest stops; the memory engine goes on.
     pub(crate) fn stop_vcpus(&self) {
-        if let Some(clockwork) = self.dispatcher.clockwork.get() {
-            clockwork.stop();
+        if let Some(clock_sync) = self.dispatcher.clock_sync.get() {
+            clock_sync.stop();
         }
         if let Err(error) = self.machine.stop(STOP_LIMIT) {
             tracing::warn!("{error}");

@@ -13,7 +13,7 @@ mod bootstrap;
 mod bus;
 mod calls;
 mod channels;
-mod clockwork;
+mod clock_sync;
 mod companion;
 mod console;
 mod dispatch;
@@ -37,7 +37,7 @@ pub use peripherals::{
 };
 
 pub use bootstrap::{BootstrapOptions, bootstrap};
-pub use clockwork::ClockTest;
+pub use clock_sync::ClockTest;
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;

@@ -27,16 +27,16 @@
 //! | events, then MP state | |
 
 mod events;
-mod floating;
 mod msrs;
 mod registers;
 mod transfer;
+mod xsave;
 
 pub use events::{Debug, Events, Exception, Interrupt, Running, Stage};
-pub use floating::{XSAVE_BYTES_MAX, XSAVE_BYTES_MIN, Xcr, Xcrs, XsaveArea};
 pub use msrs::{Msr, MsrSet};
 pub use registers::{General, Segment, System, Table};
 pub(crate) use transfer::{HostKvm, get, put};
+pub use xsave::{XSAVE_BYTES_MAX, XSAVE_BYTES_MIN, Xcr, Xcrs, XsaveArea};
 
 use crate::interrupts::saved::ApicState;
 use migrate::{Invalid, SavedState};

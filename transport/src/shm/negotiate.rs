@@ -14,8 +14,8 @@ use crate::credential::Keyring;
 use crate::handshake::{ConnectionId, HandshakeError, Role, VmId};
 use crate::one_line::one_line;
 use crate::ready::next_ready;
-use crate::seam::Class;
 use crate::steps::{Step, exchange};
+use crate::traits::Class;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -136,7 +136,7 @@ impl Identity<'_> {
 ///
 /// # Errors
 /// A stream failed (with the slice at its other end). That slices share no host is no error.
-pub(crate) fn meet(
+pub(crate) fn negotiate(
     identity: &Identity<'_>,
     streams: &mut [(SliceId, [TcpStream; Class::COUNT])],
     deadline: Instant,

@@ -64,7 +64,7 @@ struct Known {
 
 /// The clock of this slice as others reach it.
 #[derive(Debug)]
-pub(crate) struct Clockwork {
+pub(crate) struct ClockSync {
     machine: Machine,
     /// Ticks that this slice was told to step in all, and those that it did.
     told: AtomicU64,
@@ -76,7 +76,7 @@ pub(crate) struct Clockwork {
     over: AtomicBool,
 }
 
-impl Clockwork {
+impl ClockSync {
     pub(crate) fn new(machine: Machine) -> Self {
         Self {
             machine,
@@ -158,16 +158,16 @@ impl Clockwork {
 /// has this slice step.
 pub(crate) fn start(
     channels: &Arc<Channels>,
-    clockwork: &Arc<Clockwork>,
+    clock_sync: &Arc<ClockSync>,
     companions: Vec<SliceId>,
     test: ClockTest,
 ) -> io::Result<()> {
-    let (channels, clockwork) = (Arc::downgrade(channels), Arc::clone(clockwork));
-    let khz = clockwork.machine.true_tsc_khz();
+    let (channels, clock_sync) = (Arc::downgrade(channels), Arc::clone(clock_sync));
+    let khz = clock_sync.machine.true_tsc_khz();
     let discipline = Discipline::new(SKEW_LIMIT, khz);
     let mut keeper = Keeper {
         channels,
-        clockwork,
+        clock_sync,
         discipline,
         paces: vec![Pace::default(); companions.len()],
         histories: vec![History::new(khz); companions.len()],
@@ -183,7 +183,7 @@ pub(crate) fn start(
 
 struct Keeper {
     channels: Weak<Channels>,
-    clockwork: Arc<Clockwork>,
+    clock_sync: Arc<ClockSync>,
     companions: Vec<SliceId>,
     discipline: Discipline,
     /// How much is asked of each companion.
@@ -213,11 +213,11 @@ impl Keeper {
     fn run(&mut self) {
         let mut drifted = Drifted { until: Instant::now(), looked: Instant::now() };
         let mut due = Instant::now();
-        while !self.clockwork.over.load(SeqCst) {
+        while !self.clock_sync.over.load(SeqCst) {
             std::thread::sleep(LOOK);
             let Some(channels) = self.channels.upgrade() else { return };
             self.drift(&mut drifted);
-            self.clockwork.carry_out();
+            self.clock_sync.carry_out();
             if Instant::now() < due {
                 continue;
             }
@@ -231,7 +231,7 @@ impl Keeper {
 
     /// Time to the next round.
     fn period(&self) -> Duration {
-        let khz = self.clockwork.machine.true_tsc_khz();
+        let khz = self.clock_sync.machine.true_tsc_khz();
         self.paces.iter().map(|pace| pace.period(khz)).min().unwrap_or(LOOK)
     }
 
@@ -244,9 +244,9 @@ impl Keeper {
             return;
         }
         let span = now.duration_since(drifted.until).min(since * 2);
-        let khz = u128::from(self.clockwork.machine.true_tsc_khz());
+        let khz = u128::from(self.clock_sync.machine.true_tsc_khz());
         let ticks = span.as_nanos() * khz * u128::from(self.test.ppm) / 1_000_000_000_000;
-        if self.clockwork.machine.step_clock(u64::try_from(ticks).unwrap_or(0), GATE_LIMIT) {
+        if self.clock_sync.machine.step_clock(u64::try_from(ticks).unwrap_or(0), GATE_LIMIT) {
             drifted.until += span;
         }
     }
@@ -254,7 +254,7 @@ impl Keeper {
     /// One round: measure all, decide, tell.
     fn round(&mut self, channels: &Channels) -> Result<(), RunAway> {
         // Own steps that are still to be done would be decided about once more.
-        if self.companions.is_empty() || !self.clockwork.is_through() {
+        if self.companions.is_empty() || !self.clock_sync.is_through() {
             return Ok(());
         }
         let passed = self.decided.elapsed();
@@ -266,8 +266,8 @@ impl Keeper {
             return self.discipline.check(&found, passed);
         }
         let (own, steps) = self.discipline.steps(&found, passed)?;
-        self.clockwork.told.fetch_add(own, SeqCst);
-        self.clockwork.carry_out();
+        self.clock_sync.told.fetch_add(own, SeqCst);
+        self.clock_sync.carry_out();
         for ((told, step), slice) in self.told.iter_mut().zip(steps).zip(&self.companions) {
             if step > 0 {
                 *told += step;
@@ -279,12 +279,12 @@ impl Keeper {
 
     /// Exchanges with one companion; nothing if it has not yet done what it was told.
     fn measure(&mut self, channels: &Channels, at: usize) -> Option<Interval> {
-        let (_, pongs) = &self.clockwork.pongs;
+        let (_, pongs) = &self.clock_sync.pongs;
         let (slice, pace) = (self.companions[at], &mut self.paces[at]);
         let mut exchanges: Vec<Exchange> = Vec::new();
         for _ in 0..EXCHANGES {
             self.next += 1;
-            let sent = self.clockwork.machine.clock().now();
+            let sent = self.clock_sync.machine.clock().now();
             channels.send(slice, &Control::ClockPing { id: self.next });
             let end = Instant::now() + ANSWER_LIMIT;
             // Those of nobody do not count, however many there are.
@@ -306,20 +306,20 @@ impl Keeper {
         // Neither clock may be stepped during a round.
         let found = Interval::narrow(exchanges)?;
         pace.learn(found);
-        let stepped = self.told[at].wrapping_sub(self.clockwork.stepped()).cast_signed();
-        let at_ticks = self.clockwork.ticks(self.began.elapsed());
+        let stepped = self.told[at].wrapping_sub(self.clock_sync.stepped()).cast_signed();
+        let at_ticks = self.clock_sync.ticks(self.began.elapsed());
         Some(self.histories[at].narrow(at_ticks, found, stepped))
     }
 
     fn note(&self, found: &[Option<Interval>]) {
-        let mut known = self.clockwork.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.clock_sync.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.resize(found.len(), Known::default());
         for (known, found) in known.iter_mut().zip(found) {
             let Some(found) = found else { continue };
             let bound = i64::try_from(found.bound()).unwrap_or(i64::MAX);
             *known = Known {
-                skew_ns: self.clockwork.nanoseconds(found.middle()),
-                bound_ns: self.clockwork.nanoseconds(bound).unsigned_abs(),
+                skew_ns: self.clock_sync.nanoseconds(found.middle()),
+                bound_ns: self.clock_sync.nanoseconds(bound).unsigned_abs(),
                 rounds: known.rounds + 1,
             };
         }
@@ -334,8 +334,9 @@ impl Keeper {
                  time stamp counters runs at another rate than at the start"
             );
         }
-        let skew = self.clockwork.nanoseconds(interval.middle());
-        let bound = self.clockwork.nanoseconds(i64::try_from(interval.bound()).unwrap_or(i64::MAX));
+        let skew = self.clock_sync.nanoseconds(interval.middle());
+        let bound =
+            self.clock_sync.nanoseconds(i64::try_from(interval.bound()).unwrap_or(i64::MAX));
         format!(
             "the guest clock of {slice} is {skew} ns from the bootstrap's (give or take {bound} ns), more than \
              {SKEW_LIMIT:?}: one of their time stamp counters jumps or runs at another rate"
@@ -400,10 +401,10 @@ mod tests {
         let start = machine.clock().offset();
         let us = |count: u64| count * u64::from(machine.true_tsc_khz()) / 1000;
         assert_eq!(machine.shared.gate.join(VcpuId(0)), None);
-        let clockwork = Arc::new(Clockwork::new(machine.clone()));
+        let clock_sync = Arc::new(ClockSync::new(machine.clone()));
         let mut keeper = Keeper {
             channels: Weak::new(),
-            clockwork: Arc::clone(&clockwork),
+            clock_sync: Arc::clone(&clock_sync),
             companions: vec![SliceId(1)],
             discipline: Discipline::new(SKEW_LIMIT, machine.true_tsc_khz()),
             paces: vec![Pace::default()],
@@ -419,18 +420,18 @@ mod tests {
             // By the bootstrap's clock without its steps: the companion takes none.
             let received = machine.clock().now() + us(400);
             let answered = received - stepped + us(100);
-            while clockwork.pongs.1.try_recv().is_ok() {}
+            while clock_sync.pongs.1.try_recv().is_ok() {}
             for id in keeper.next + 1..=keeper.next + EXCHANGES {
                 let pong = Pong { from: SliceId(1), id, answered, stepped: 0, received };
-                clockwork.pongs.0.try_send(pong).unwrap();
+                clock_sync.pongs.0.try_send(pong).unwrap();
             }
             keeper.round(&channels)
         };
         (0..6).for_each(|_| round().unwrap());
         // It comes back from the device.
         machine.shared.gate.leave(VcpuId(0));
-        assert!(clockwork.carry_out());
-        assert!(clockwork.stepped() <= us(400), "more than the exchanges permit");
+        assert!(clock_sync.carry_out());
+        assert!(clock_sync.stepped() <= us(400), "more than the exchanges permit");
         round().unwrap();
     }
 }

@@ -13,8 +13,8 @@ use super::error::RdmaError;
 use super::offer::Offer;
 use super::setup::Endpoint;
 use crate::memory::PageMemory;
-use crate::seam::Class;
 use crate::steps::{Step, exchange};
+use crate::traits::Class;
 use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ const GREETING: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// A stream failed (with the slice at its other end). That RDMA is not possible is no error.
-pub(crate) fn meet(
+pub(crate) fn negotiate(
     streams: &mut [(SliceId, [TcpStream; Class::COUNT])],
     memory: Option<&PageMemory>,
     lease: Duration,

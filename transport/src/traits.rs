@@ -1,4 +1,4 @@
-//! The seam: what the rest of a slice knows of its transport, whatever carries the bytes.
+//! The traits of transports: what the rest of a slice knows of its transport, whatever carries the bytes.
 
 use crate::memory::PageMemory;
 use std::os::fd::BorrowedFd;
