@@ -5,6 +5,7 @@ use migrate::{Invalid, SavedState};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::VecDeque;
+use std::ops::Range;
 use tessera_dsm_protocol::saved::{
     Disagreement, FrameRuns, HolderKind, NodeState, NotAtRest, RootState, TableScope, check_all,
 };
@@ -22,7 +23,7 @@ fn config(local: u16) -> Config {
     let range = |frames, home| HomeRange { frames, home: SliceId(home) };
     // One home has two ranges, one has a hole behind it.
     let ranges = vec![range(0..8, 0), range(8..12, 1), range(12..14, 0), range(16..FRAMES, 2)];
-    let homes = HomeTable::new(ranges).unwrap();
+    let homes = HomeTable::new(ranges).expect("ranges that fit");
     let slices = (0..SLICES).map(SliceId).collect();
     let config = Config::new(SliceId(local), slices, homes, Epoch(3));
     Config { replicate: Replicate::AllTables, vcpus: 4, ..config }
@@ -42,7 +43,7 @@ impl Cluster {
     fn give(&mut self, slice: u16, input: Input) {
         let mut effects = Vec::new();
         let node = &mut self.nodes[usize::from(slice)];
-        node.step(1_000, input, &mut NoPages, &mut effects).unwrap();
+        node.step(1_000, input, &mut NoPages, &mut effects).expect("a step that is possible");
         for effect in effects {
             if let Effect::Send { to, message } = effect {
                 self.messages.push_back((slice, to, message));
@@ -62,7 +63,7 @@ impl Cluster {
     }
 
     fn save(&self) -> Vec<NodeState> {
-        self.nodes.iter().map(|node| node.save(&NoPages).unwrap()).collect()
+        self.nodes.iter().map(|node| node.save(&NoPages).expect("a node at rest")).collect()
     }
 }
 
@@ -167,7 +168,7 @@ const CONTRADICTIONS: [Change; 22] = [
     ("directory", |state| {
         let exclusive =
             state.directory.iter_mut().find(|group| group.kind == HolderKind::Exclusive);
-        exclusive.unwrap().slices = vec![SliceId(0), SliceId(1)];
+        exclusive.expect("a page with one holder").slices = vec![SliceId(0), SliceId(1)];
     }),
     ("slice", |state| state.slice = SliceId(9)),
     ("slices", |state| state.slices.swap(0, 1)),
@@ -176,7 +177,9 @@ const CONTRADICTIONS: [Change; 22] = [
     ("homes", |state| state.homes[0].pages = 0),
     ("channels", |state| state.channels.truncate(1)),
     ("roots", |state| state.roots.push(RootState { vcpu: VcpuId(4), page: ROOT })),
-    ("never_replicas", |state| state.never_replicas = FrameRuns::of(vec![ROOT.0..ROOT.0 + 1])),
+    ("never_replicas", |state| {
+        state.never_replicas = FrameRuns::of(vec![Range { start: ROOT.0, end: ROOT.0 + 1 }])
+    }),
 ];
 
 #[test]

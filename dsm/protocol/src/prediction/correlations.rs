@@ -15,8 +15,8 @@
 //! A page that was asked for is not missed, which tells nothing. Therefore nothing is asked for now and then. Pages
 //! that were here, or on their way, tell nothing either.
 
-use super::predictor::{Miss, Predictor, Touch};
-use super::window::Window;
+use super::predictor::{Predictor, Touch};
+use super::window::{Miss, Window};
 use std::collections::{BTreeMap, VecDeque};
 
 /// From this score on a page is asked for.

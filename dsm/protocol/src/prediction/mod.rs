@@ -16,7 +16,7 @@ pub mod window;
 pub mod write_prediction;
 
 pub use correlations::Correlations;
-pub use predictor::{Miss, Predictor, Touch};
+pub use predictor::{Predictor, Touch};
 pub use runs::Runs;
-pub use window::Window;
+pub use window::{Miss, Window};
 pub use write_prediction::WritePrediction;

@@ -1,16 +1,6 @@
 //! What all predictors of pages are asked.
 
-use super::window::Window;
-use wire::{Access, Gfn};
-
-/// A page, and what is wanted of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Miss {
-    /// The page.
-    pub gfn: Gfn,
-    /// The access that the slice has not.
-    pub want: Access,
-}
+use super::window::{Miss, Window};
 
 /// A vCPU touches a page.
 #[derive(Clone, Copy, Debug)]

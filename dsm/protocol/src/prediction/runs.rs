@@ -32,8 +32,8 @@
 //! in the same order ever and again: a window whose marker was never touched is not asked for a second time. And
 //! who reads what another slice is about to write gets it too early: such runs rest, and try again now and then.
 
-use super::predictor::{Miss, Predictor, Touch};
-use super::window::{CHUNK, Window, away};
+use super::predictor::{Predictor, Touch};
+use super::window::{CHUNK, Miss, Window, away};
 use crate::mechanisms::Mechanisms;
 use std::collections::VecDeque;
 use wire::{Access, Gfn, RUN_MAX};

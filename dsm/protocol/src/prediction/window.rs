@@ -1,7 +1,15 @@
 //! Pages that are asked for together, ahead of their touch.
 
-use super::predictor::Miss;
 use wire::{Access, Gfn};
+
+/// A page, and what is wanted of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Miss {
+    /// The page.
+    pub gfn: Gfn,
+    /// The access that the slice has not.
+    pub want: Access,
+}
 
 /// Pages of a chunk.
 pub const CHUNK: u16 = 512;

@@ -29,7 +29,7 @@ impl World {
         self.slices.iter_mut().for_each(|slice| slice.node.set_resting(true));
         self.come_to_rest(&mut stopped)?;
         for slice in 0..self.setup.slices {
-            self.step(slice, Input::Release { token: REST }, None)?;
+            self.step(slice, Input::Release { tokens: REST..REST + 1 }, None)?;
         }
         self.come_to_rest(&mut stopped)?;
         let states = self.save()?;
