@@ -34,7 +34,7 @@ mod probe;
 pub mod simulate;
 
 pub use engine::schedule;
-pub use engine::{CopyError, Engine, EngineConfig, Handle, Tuning, Uplink};
+pub use engine::{CopyError, Engine, EngineConfig, Handle, RestError, Tuning, Unrest, Uplink};
 pub use error::EngineError;
 pub use kernel::{UffdError, check_host};
 pub use mapping::ChunkCounts;

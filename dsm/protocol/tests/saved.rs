@@ -1,4 +1,5 @@
 //! Saved forms of nodes: what is at rest is read back and goes on; what contradicts itself or another form is refused.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 use migrate::saved::{SavedError, decode, encode};
 use migrate::{Invalid, SavedState};

@@ -1,12 +1,15 @@
 //! Commands of the VMM to the engine, and the queues that they wait in.
 
 use super::bell::Bell;
+use super::rest::RestError;
 use crate::observe::{Report, Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::HoldPolicy;
+use dsm_protocol::saved::NodeState;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 use thiserror::Error;
 use transport::Class;
 use wire::{Gfn, SliceId, VcpuId};
@@ -39,6 +42,12 @@ pub(crate) enum Command {
     SetTrace { tracing: Tracing },
     /// A vCPU was seen waiting for a page.
     Sampled { gfn: Gfn, site: Site },
+    /// Come to rest.
+    Rest { limit: Duration, reply: Sender<Result<(), RestError>> },
+    /// Save the node.
+    Save { reply: Sender<Result<NodeState, RestError>> },
+    /// Rest no longer.
+    GoOn,
     /// Log what is waited for.
     LogState,
     /// End.

@@ -23,6 +23,7 @@ impl Engine {
                 match effect {
                     Effect::Send { to, message } => self.send_message(to, &message)?,
                     Effect::Released { token } => {
+                        self.note_flushed(token);
                         if let Some((to, class, frame)) = self.releases.remove(&token) {
                             self.send_batch()?;
                             self.outbound.send_joined(to, class, frame)?;

@@ -18,6 +18,7 @@ use super::handle::Handle;
 use super::outbound::Outbound;
 use super::overdue::{Late, Overdue};
 use super::poll::{Ready, poll};
+use super::rest::Rest;
 use super::schedule;
 use super::uplink::Uplink;
 use super::wait_policy::WaitPolicy;
@@ -64,6 +65,8 @@ pub struct Engine {
     overdue: Overdue,
     pub(super) bystanders: Vec<SliceId>,
     pub(super) wait_policy: WaitPolicy,
+    /// A rest that was asked for and has not come.
+    pub(super) rest: Option<Rest>,
     pub(super) stopping: bool,
 }
 
@@ -132,6 +135,7 @@ impl Engine {
             overdue: Overdue::new(config.wait_limit),
             bystanders: config.bystanders,
             wait_policy: WaitPolicy::new(mechanisms),
+            rest: None,
             stopping: false,
         };
         engine.outbound.find_remote_writers(&engine.store.ram);
@@ -164,7 +168,11 @@ impl Engine {
         self.look_for_overdue(now)?;
         self.store.end_expired_probes(now)?;
         self.store.map_pieces(now)?;
-        self.store.tend(now)
+        self.store.tend(now)?;
+        if self.rest.is_some() {
+            self.look_at_rest();
+        }
+        Ok(())
     }
 
     pub(crate) fn now(&self) -> u64 {
@@ -174,7 +182,8 @@ impl Engine {
     /// When there is something to do at the latest, even if nothing comes.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let store = &self.store;
-        [self.node.next_tick_ns(), store.probe_pages.due_ns(), store.chunk_fetches.due_ns()]
+        let rest = self.rest.as_ref().map(|rest| rest.until_ns);
+        [rest, self.node.next_tick_ns(), store.probe_pages.due_ns(), store.chunk_fetches.due_ns()]
             .into_iter()
             .flatten()
             .min()

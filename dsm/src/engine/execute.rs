@@ -91,6 +91,11 @@ impl Engine {
             }
             Command::SetTrace { tracing } => self.trace.set(tracing),
             Command::Sampled { gfn, site } => self.trace.sampled(gfn, site),
+            Command::Rest { limit, reply } => self.begin_rest(limit, reply)?,
+            Command::Save { reply } => {
+                let _ = reply.send(self.save());
+            }
+            Command::GoOn => self.end_rest(),
             Command::LogState => {
                 let (backlog, releases) = (self.outbound.backlog.len(), self.releases.len());
                 let unrest = self.node.unrest();
@@ -101,7 +106,7 @@ impl Engine {
         Ok(None)
     }
 
-    fn token(&mut self) -> u64 {
+    pub(super) fn token(&mut self) -> u64 {
         self.next_token += 1;
         self.next_token
     }

@@ -12,6 +12,7 @@
 //! * `event_loop` owns the state and goes round. `wait_policy` and `schedule` say how it waits.
 //! * `handle`, `command`, `bell`: how other threads reach it.
 //! * `prefetching` steps the protocol with what [`crate::prefetch`] proposes.
+//! * `saved` brings the engine to `rest` and saves its node.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
 mod backlog;
@@ -34,6 +35,8 @@ mod poll;
 mod prefetching;
 mod remote_write;
 mod reporting;
+mod rest;
+mod saved;
 pub mod schedule;
 mod uplink;
 mod wait_policy;
@@ -48,4 +51,5 @@ pub use event_loop::Engine;
 pub use handle::Handle;
 #[cfg(feature = "simulate")]
 pub(crate) use poll::Ready;
+pub use rest::{RestError, Unrest};
 pub use uplink::Uplink;

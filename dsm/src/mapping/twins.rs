@@ -132,3 +132,23 @@ impl Twins {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_is_flushed_while_it_differs_in_accessed_and_dirty_bits_alone() {
+        let (gfn, mut twins) = (Gfn(4), Twins::default());
+        let page: Page = std::array::from_fn(|at| AtomicU64::new(at as u64));
+        assert!(!twins.is_flushed(gfn, &page), "there is no twin");
+        twins.snapshot(gfn, Table::ROOT, &page);
+        page[511].fetch_xor(ACCESSED_DIRTY, Ordering::Relaxed);
+        assert!(twins.is_flushed(gfn, &page));
+        page[511].fetch_xor(1 << 12, Ordering::Relaxed);
+        assert!(!twins.is_flushed(gfn, &page));
+        let mut changes = Vec::new();
+        twins.changes(gfn, &page, &mut changes);
+        assert!(twins.is_flushed(gfn, &page) && changes.len() == 1);
+    }
+}

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use tessera_dsm::{
-    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Tracing,
-    Uplink, check_host,
+    Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig,
+    RestError, Tracing, Unrest, Uplink, check_host,
 };
 use transport::{Class, Config, Event, Payload, SendError, ShmTransport, Transport, shm};
 use wire::{Epoch, Gfn, Message, SliceId, VcpuId};
@@ -168,4 +168,18 @@ fn uffd_wait_for_a_page_whose_request_got_lost_ends_and_is_told() {
     let said = setup.said.recv_timeout(LIMIT).unwrap();
     let parts = ["gfn7 has been waited for", "its home is slice1"];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+}
+
+/// The home of a page lives and does not answer: the time for a rest ends, and what is under way is told.
+#[test]
+fn uffd_rest_is_bounded_and_names_what_is_under_way() {
+    let Some(setup) = setup_with(&[], SliceId(1), false, LIMIT) else { return };
+    let limit = Duration::from_millis(50);
+    setup.handle.read(0, 8, limit).unwrap_err();
+    let unrest = Unrest::Copies(1);
+    for _ in 0..2 {
+        assert_eq!(setup.handle.rest(limit), Err(RestError::Late { limit, unrest }));
+        assert_eq!(setup.handle.save(LIMIT), Err(RestError::NotAtRest(unrest)));
+    }
+    setup.handle.stop();
 }

@@ -10,6 +10,7 @@ mod flood;
 mod losses;
 mod lost;
 mod remote_write;
+mod saved;
 mod support;
 mod two_slices;
 mod urgent;
