@@ -63,7 +63,7 @@ impl Engine {
         let (token, until_ns) = (self.token(), self.now().saturating_add(limit_ns));
         self.rest = Some(Rest { token, flushed: false, limit, until_ns, reply });
         self.node.set_resting(true);
-        self.step(Input::Release { token })
+        self.step(Input::Release { tokens: token..token + 1 })
     }
 
     /// A release may go: perhaps it is the flush of a rest.
