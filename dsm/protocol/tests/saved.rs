@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::ops::Range;
 use tessera_dsm_protocol::saved::{
-    Disagreement, FrameRuns, HolderKind, NodeState, NotAtRest, RootState, TableScope, check_all,
+    Disagreement, FrameRuns, HolderKind, HoldersState, NodeState, NotAtRest, RootState, TableScope,
+    check_all,
 };
 use tessera_dsm_protocol::{
     Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Message, NoPages, Node,
@@ -152,7 +153,13 @@ fn message_on_its_way_is_found_by_all_together() {
 type Change = (&'static str, fn(&mut NodeState));
 
 /// What one node's form can be asked. The form is that of slice 0, which is home of frames 0 to 8 and 12 to 14.
-const CONTRADICTIONS: [Change; 22] = [
+const CONTRADICTIONS: [Change; 24] = [
+    ("directory", |state| state.directory.reverse()),
+    ("directory", |state| {
+        let empty = FrameRuns::default();
+        let first = state.directory[0].clone();
+        state.directory.insert(0, HoldersState { slices: vec![], frames: empty, ..first });
+    }),
     ("exclusive", |state| state.exclusive = state.shared.clone()),
     ("exclusive", |state| state.exclusive = FrameRuns::of(vec![0..2, 14..15])),
     ("shared", |state| state.shared = FrameRuns::default()),

@@ -96,6 +96,7 @@ fn directory(state: &NodeState, own: &FrameRuns) -> Result<(), Invalid> {
     for holders in &state.directory {
         let HoldersState { kind, slices, widely_shared, frames } = holders;
         frames.check("directory", own)?;
+        unless(!frames.is_empty(), "holders of no page")?;
         unless(slices.is_sorted_by(|a, b| a < b), "holders do not ascend")?;
         unless(slices.iter().all(|slice| state.slices.contains(slice)), "a holder is no member")?;
         let fits = match kind {
@@ -105,6 +106,13 @@ fn directory(state: &NodeState, own: &FrameRuns) -> Result<(), Invalid> {
         };
         unless(fits, "holders that do not fit how they hold it")?;
     }
+    // Each directory has one form, and each way to hold a page is in it once.
+    let key = |holders: &HoldersState| {
+        let slices = holders.slices.iter().fold(0_u64, |all, slice| all | 1 << slice.0);
+        (slices, holders.kind, holders.widely_shared)
+    };
+    let ascend = state.directory.is_sorted_by(|a, b| key(a) < key(b));
+    unless(ascend, "holders do not ascend from group to group")?;
     let ranges = || state.directory.iter().flat_map(|holders| holders.frames.ranges());
     apart("directory", ranges().collect())?;
     let pages: u64 = state.directory.iter().map(|holders| holders.frames.pages()).sum();

@@ -100,11 +100,12 @@ impl Node {
             // Notes of dropped requests end here: no message about them is on its way.
             let replicated = holders.is_replicated();
             let holders = if replicated { Holders::replicated() } else { holders };
+            let holders = self.without_forgotten(holders);
             groups.entry(holders).or_default().push(gfn);
         }
         let group = |(holders, frames): (Holders, FrameRuns)| {
             let kind = holders.kind().into();
-            let slices = holders.iter().skip(self.holders_forgotten(holders)).collect();
+            let slices = holders.iter().collect();
             HoldersState { kind, slices, widely_shared: holders.is_widely_shared(), frames }
         };
         groups.into_iter().map(group).collect()
@@ -173,17 +174,21 @@ impl Node {
     }
 
     #[cfg(feature = "planted-bugs")]
-    fn holders_forgotten(&self, holders: Holders) -> usize {
+    fn without_forgotten(&self, holders: Holders) -> Holders {
         let several = holders.kind() == Kind::Shared && holders.iter().count() > 1;
-        usize::from(several && self.planted(crate::PlantedBug::SavedHolderForgotten))
+        if !several || !self.planted(crate::PlantedBug::SavedHolderForgotten) {
+            return holders;
+        }
+        let left: Vec<_> = holders.iter().skip(1).collect();
+        Holders::of(holders.kind(), &left, holders.is_widely_shared())
     }
     #[cfg(feature = "planted-bugs")]
     fn twins_forgotten(&self) -> bool {
         self.planted(crate::PlantedBug::RestoredTwinForgotten)
     }
     #[cfg(not(feature = "planted-bugs"))]
-    fn holders_forgotten(&self, _: Holders) -> usize {
-        0
+    fn without_forgotten(&self, holders: Holders) -> Holders {
+        holders
     }
     #[cfg(not(feature = "planted-bugs"))]
     fn twins_forgotten(&self) -> bool {
