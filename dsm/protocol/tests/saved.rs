@@ -1,5 +1,4 @@
 //! Saved forms of nodes: what is at rest is read back and goes on; what contradicts itself or another form is refused.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 use migrate::saved::{SavedError, decode, encode};
 use migrate::{Invalid, SavedState};
@@ -186,7 +185,7 @@ const CONTRADICTIONS: [Change; 24] = [
     ("channels", |state| state.channels.truncate(1)),
     ("roots", |state| state.roots.push(RootState { vcpu: VcpuId(4), page: ROOT })),
     ("never_replicas", |state| {
-        state.never_replicas = FrameRuns::of(vec![Range { start: ROOT.0, end: ROOT.0 + 1 }])
+        state.never_replicas = FrameRuns::of(vec![Range { start: ROOT.0, end: ROOT.0 + 1 }]);
     }),
 ];
 
