@@ -3,7 +3,7 @@
 use super::random::Random;
 
 /// The release that flushes a node which comes to rest.
-pub(super) const REST: u64 = u64::MAX;
+pub(super) const REST: u64 = u64::MAX - 1;
 /// The most events between two saves.
 const EVENTS_BETWEEN: u64 = 1_000;
 
