@@ -12,65 +12,12 @@
 //!     +---- Resume ----+-------------------+
 //! ```
 
+use super::effects::{Effect, Input};
 use super::planted::{Planted, PlantedBug};
 use super::waiting::{Queue, Waiting};
 use super::{HandoverError, Message, Move, VcpuEvent};
 use std::collections::BTreeSet;
 use wire::{Epoch, SliceId, VcpuId};
-
-/// Something that happened to this slice.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Input<E, S> {
-    /// A sender of this slice has something for the vCPU.
-    Local(E),
-    /// A message came. Messages of a slice to itself come this way, too.
-    Message {
-        /// The sender.
-        from: SliceId,
-        /// What it says.
-        message: Message<E, S>,
-    },
-    /// [`Effect::Prepare`] is done, or cannot be done.
-    Prepared(u64, Result<(), String>),
-    /// [`Effect::Stop`] is done: the state; or the vCPU did not come out of the guest.
-    Saved(u64, Result<S, String>),
-    /// [`Effect::Install`] is done, or cannot be done.
-    Restored(u64, Result<(), String>),
-    /// A slice is lost, and the VM goes on without it.
-    Lost(SliceId),
-    /// A slice has become a member, while no move goes on.
-    Joined(SliceId),
-}
-
-/// What the slice must do. Messages leave at once, in their order; all else is done one after the other.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Effect<E, S> {
-    /// Send a message, also to this slice itself. Messages between two slices keep their order.
-    Send {
-        /// The receiver.
-        to: SliceId,
-        /// The message.
-        message: Message<E, S>,
-    },
-    /// See whether the vCPU could run here. Answered by [`Input::Prepared`].
-    Prepare(Move),
-    /// Bring the vCPU out of the guest, disarm its timers and save its state. Answered by [`Input::Saved`].
-    Stop(u64),
-    /// Let the vCPU go on that [`Effect::Stop`] has stopped, or was to stop.
-    Resume,
-    /// Restore the vCPU from this state, without running it. Answered by [`Input::Restored`].
-    Install(u64, S),
-    /// Undo [`Effect::Install`], as far as it was done.
-    Discard,
-    /// The placement of this move is in force.
-    Place(Move, Epoch),
-    /// Run the vCPU that was restored.
-    Run,
-    /// The vCPU that was stopped runs elsewhere: its state is of no use any more.
-    Forget,
-    /// Bring this to the vCPU, which is here.
-    Deliver(E),
-}
 
 /// What goes on at this slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,7 +102,10 @@ impl<E: VcpuEvent, S> Member<E, S> {
     /// Whether no move of the vCPU goes on here.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.is_free() && self.kept.is_empty() && self.held.is_empty()
+        self.role == Role::None
+            && self.left.is_none()
+            && self.kept.is_empty()
+            && self.held.is_empty()
     }
 
     /// Takes one input and says what to do.
@@ -182,14 +132,14 @@ impl<E: VcpuEvent, S> Member<E, S> {
         match message {
             Message::Prepare(one) => {
                 self.check(one, from, name)?;
-                let fits = one.to == self.local && self.place == one.from && self.is_free();
+                let fits = self.is_free() && one.to == self.local && self.place == one.from;
                 self.require(fits, from, name)?;
                 self.role = Role::Incoming(one);
                 self.out.push(Effect::Prepare(one));
             }
             Message::Stop(one) => {
                 self.check(one, from, name)?;
-                let fits = one.from == self.local && self.place == one.from && self.is_free();
+                let fits = self.is_free() && one.from == self.local && self.place == one.from;
                 self.require(fits, from, name)?;
                 self.role = Role::Stopping(one);
                 self.out.push(Effect::Stop(one.number));
@@ -216,10 +166,12 @@ impl<E: VcpuEvent, S> Member<E, S> {
             Message::MarkerOf(number, slice) => self.marker_of(from, number, slice)?,
             Message::Event(event) => self.event(from, event)?,
             Message::Straggler(sender, event) => {
-                let (Role::Installed(one) | Role::Settling(one)) = self.role else {
-                    return self.require(false, from, name);
+                let expected = match self.role {
+                    Role::Installed(one) | Role::Settling(one) => {
+                        one.from == from && (self.awaited.contains(&sender) || self.is_lost(sender))
+                    }
+                    _ => self.place == self.local && self.is_lost(sender),
                 };
-                let expected = one.from == from && self.awaited.contains(&sender);
                 self.require(expected, from, name)?;
                 self.out.push(Effect::Deliver(event));
             }
@@ -238,8 +190,15 @@ impl<E: VcpuEvent, S> Member<E, S> {
         self.require(from == self.coordinator && valid, from, message)
     }
 
-    fn is_free(&self) -> bool {
-        self.role == Role::None && self.left.is_none()
+    /// What a lost slice sent before may still come by the source, which may not have heard of the loss.
+    fn is_lost(&self, slice: SliceId) -> bool {
+        !self.members.contains(&slice)
+    }
+
+    /// The coordinator begins a move when the one before is settled: then only a lost slice's marker can be missing.
+    fn is_free(&mut self) -> bool {
+        self.left = None;
+        self.role == Role::None
     }
 
     /// Something for the vCPU, by a sender that takes this slice for its place, or that is on this slice.
@@ -432,9 +391,10 @@ impl<E: VcpuEvent, S> Member<E, S> {
         slice: SliceId,
     ) -> Result<(), HandoverError> {
         let (Role::Installed(one) | Role::Settling(one)) = self.role else {
-            return self.require(false, from, "MarkerOf");
+            return self.require(self.is_lost(slice), from, "MarkerOf");
         };
-        let expected = one.from == from && one.number == number && self.awaited.contains(&slice);
+        let missing = self.awaited.contains(&slice) || self.is_lost(slice);
+        let expected = one.from == from && one.number == number && missing;
         self.require(expected, from, "MarkerOf")?;
         self.no_longer_awaited(slice);
         Ok(())

@@ -37,6 +37,7 @@
 //! The number of a move tells it from an earlier one that was given up, whose frames may still be on their way.
 
 mod coordinator;
+mod effects;
 mod member;
 mod planted;
 #[cfg(test)]
@@ -44,7 +45,8 @@ mod tests;
 mod waiting;
 
 pub use coordinator::{Coordinator, Outcome, Refusal, Verdict};
-pub use member::{Effect, Input, Member};
+pub use effects::{Effect, Input};
+pub use member::Member;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 

@@ -77,6 +77,50 @@ fn nobody_waits_for_the_marker_of_a_lost_slice() {
     assert!(target.is_settled());
 }
 
+/// The source has kept what a slice sent before it was lost; the target has heard of the loss first.
+#[test]
+fn what_a_lost_slice_sent_before_still_arrives() {
+    let (event, lost) = (InterruptEvent::Fixed(0x41), SliceId(0));
+    let by = |coordinator: u16| {
+        let members = || [0, 1, 2].map(SliceId).into();
+        let part = |local| {
+            let at = (SliceId(1), Epoch(1));
+            Member::<InterruptEvent, u8>::new(
+                SliceId(local),
+                VCPU,
+                (SliceId(coordinator), members()),
+                at,
+            )
+        };
+        (part(1), part(2))
+    };
+    let (mut source, mut target) = by(2);
+    told(&mut source, 2, Message::Stop(THERE));
+    source.step(Input::Saved(1, Ok(7))).unwrap();
+    told(&mut source, 0, Message::Event(event));
+    told(&mut target, 2, Message::Prepare(THERE));
+    told(&mut target, 1, Message::State(1, 7));
+    target.step(Input::Restored(1, Ok(()))).unwrap();
+    target.step(Input::Lost(lost)).unwrap();
+    told(&mut target, 2, Message::Flip(THERE, Epoch(2)));
+    told(&mut target, 1, Message::MarkerOf(1, SliceId(2)));
+    told(&mut source, 0, Message::Marker(1));
+    for effect in told(&mut source, 2, Message::Flip(THERE, Epoch(2))) {
+        if let Effect::Send { to: SliceId(2), message } = effect {
+            let delivered = told(&mut target, 1, message.clone());
+            let straggler = matches!(message, Message::Straggler(..));
+            assert_eq!(delivered.contains(&Effect::Deliver(event)), straggler, "{message:?}");
+        }
+    }
+    assert!(target.is_settled());
+    // The source has not heard of the loss when the vCPU comes back.
+    told(
+        &mut source,
+        2,
+        Message::Prepare(Move { number: 2, from: SliceId(2), to: SliceId(1), ..THERE }),
+    );
+}
+
 #[test]
 fn only_the_coordinator_decides() {
     let orders: [Frame; 5] = [
