@@ -69,7 +69,7 @@ fn goes_on(state: &NodeState, script: &[u8]) {
             4 => message(Message::Data { gfn, access: want, acks: 0, held_us: 0, table: None }),
             5 => message(Message::Demote { gfn, conflict: want == Access::Write }),
             6 => message(Message::GetRun { gfn, pages: 3, want }),
-            _ => Input::Release { token: 1 },
+            _ => Input::Release { tokens: 1..2 },
         };
         let now = u64::try_from(now).expect("few inputs");
         if node.step(now, next, &mut NoPages, &mut effects).is_err() {
