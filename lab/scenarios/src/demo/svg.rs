@@ -149,7 +149,7 @@ fn draw(title: &str, rows: &[String], steps: &[Step], seconds: f64) -> String {
         r##"<svg xmlns="http://www.w3.org/2000/svg" xml:space="preserve" role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
 <title>{title}</title>
 <style>
-text {{ font: {FONT}px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #c9d1d9; }}
+text {{ font: {FONT}px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #c9d1d9; white-space: pre; }}
 .title {{ fill: #8b949e; }}
 .strip {{ transform: translateY(-{}px); animation: strip {seconds:.2}s step-end infinite; }}
 .cover {{ transform: translateY({}px); animation: cover {seconds:.2}s step-end infinite; }}
