@@ -238,7 +238,7 @@ fn companion_that_nobody_reads_ends_at_the_first_signal() {
     drop(reader);
 }
 
-/// It goes on once the other companion has heard of the end, and would see that one close first.
+/// It is stopped when the other companion hears of the end, which must not close before it knows.
 #[test]
 fn kvm_companion_that_is_slow_to_hear_of_the_end_loses_nobody() {
     if !can_share() {
@@ -254,6 +254,8 @@ fn kvm_companion_that_is_slow_to_hear_of_the_end_loses_nobody() {
     vm.line_with("does not listen to its power button");
     vm.signal(Signal::TERM);
     quick.process.line_with("the VM is over");
+    // It would be lost to the other one.
+    assert!(quick.process.is_silent(Duration::from_millis(300)), "it closes at once");
     slow.process.signal(Signal::CONT);
     judge(&folder, &vm.end(), 8, "stopped: asked twice, the guest was not waited for");
     for companion in [quick, slow] {

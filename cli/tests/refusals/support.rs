@@ -237,6 +237,11 @@ impl Process {
             }
         }
     }
+
+    /// Whether it runs on and says nothing for so long.
+    pub(crate) fn is_silent(&self, time: Duration) -> bool {
+        self.lines.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
+    }
 }
 
 impl Drop for Process {
