@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use lab::HostNumber;
 
+use crate::chaos::evidence;
 use crate::chaos::judge::{
     END_LIMIT, Ended, judge_end, judge_full_disk, judge_returned, judge_run_away, judge_stopped,
     judge_woken,
@@ -67,7 +68,10 @@ impl Chaos<'_> {
         let scenario = Scenario { options: &options, ..*self.scenario };
         let host = self.scenario.lab.host(self.owner)?;
         let mut net = NetLoad::start(self.scenario.lab, &host, self.run)?;
-        let result = self.live(&scenario, &prefix, &mut net);
+        let mut result = self.live(&scenario, &prefix, &mut net);
+        if let Err(error) = result {
+            result = Err(self.with_evidence(&scenario, error));
+        }
         let undone = self.undo();
         let returned = net.finish();
         let told = result?;
@@ -80,6 +84,17 @@ impl Chaos<'_> {
             judge_disks(&scenario, u64::from(self.run), (self.owner, &self.disks), &told.0, true)?;
         self.unmake_disks()?;
         Ok(format!("{}; told: {}; echoed: {returned:?}; {said}", told.1, told.0))
+    }
+
+    /// An error, with where to read what the slices were doing: the VM may still be there.
+    fn with_evidence(&self, scenario: &Scenario<'_>, error: anyhow::Error) -> anyhow::Error {
+        match evidence::threads(scenario) {
+            Ok(files) => {
+                let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
+                error.context(format!("what each thread waits for is in {}", files.join(" and ")))
+            }
+            Err(other) => error.context(format!("nothing is known of the threads: {other:#}")),
+        }
     }
 
     /// The VM from its start to its end. Gives what the writers told.
@@ -239,7 +254,8 @@ impl Chaos<'_> {
             ensure!(vm.errors.is_empty(), "{}", vm.errors.join("; "));
             ensure!(
                 Instant::now() < until,
-                "no more is written, or echoed: {before}, now {now}; {echoed:?}, now {returned:?}"
+                "no more is written, or echoed: {before}, now {now}; {echoed:?}, now {returned:?}; {}",
+                vm.network.join("; ")
             );
             vm.listen()?;
         }

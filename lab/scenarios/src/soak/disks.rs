@@ -177,6 +177,8 @@ pub(crate) struct Writing<'a> {
     /// Failures that writers told of, and everything that tessera itself said.
     pub(crate) errors: Vec<String>,
     pub(crate) words: Vec<String>,
+    /// What the guest told of a network that stands still.
+    pub(crate) network: Vec<String>,
     started: bool,
 }
 
@@ -208,8 +210,8 @@ impl<'a> Writing<'a> {
     pub(crate) fn begin(scenario: &'a Scenario<'a>, prefix: &[String]) -> Result<Self> {
         drop(fs::remove_file(console(scenario)?));
         let bootstrap = scenario.start_bootstrap_through(prefix)?;
-        let (errors, words) = (Vec::new(), Vec::new());
-        Ok(Self { scenario, bootstrap, errors, words, started: false })
+        let (errors, words, network) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { scenario, bootstrap, errors, words, network, started: false })
     }
 
     /// Takes what it says, for a moment.
@@ -228,6 +230,8 @@ impl<'a> Writing<'a> {
             self.started = true;
         } else if text.starts_with("DISK error") {
             self.errors.push(text);
+        } else if text.starts_with("NET") {
+            self.network.push(text);
         }
         Ok(())
     }
