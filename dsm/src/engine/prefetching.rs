@@ -91,7 +91,8 @@ impl Engine {
             return self.fetch_window(Window::of_run(chunk.first(), 1, pages, want));
         }
         let now = self.now();
-        self.store.begin_chunk_fetch(chunk, want, kept, now)
+        let awaited = self.node.is_waiting(chunk.first());
+        self.store.begin_chunk_fetch(chunk, want, (kept, awaited), now)
     }
 
     /// Asks for more of the chunks that are on their way, as far as there is room.

@@ -59,15 +59,15 @@ impl Store {
         Ok(())
     }
 
-    /// Begins a chunk fetch. `kept`: the chunk may become private.
+    /// Begins a chunk fetch. `kept`: the chunk may become private. `awaited`: somebody waits for its first page.
     pub(crate) fn begin_chunk_fetch(
         &mut self,
         chunk: ChunkId,
         want: Access,
-        kept: bool,
+        (kept, awaited): (bool, bool),
         now_ns: u64,
     ) -> Result<(), EngineError> {
-        let runs = self.chunk_fetches.begin(chunk, want, kept, now_ns);
+        let runs = self.chunk_fetches.begin(chunk, want, (kept, awaited), now_ns);
         runs.into_iter().try_for_each(|run| self.map_run(run))
     }
 

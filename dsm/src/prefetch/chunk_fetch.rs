@@ -83,6 +83,8 @@ struct Chunk {
     waited_ns: Option<u64>,
     /// No touch was seen.
     untouched: bool,
+    /// Somebody waited for the first page before: it is mapped when it comes.
+    awaited: bool,
     /// When a page came last, or was asked for.
     since_ns: u64,
 }
@@ -90,7 +92,7 @@ struct Chunk {
 impl Chunk {
     /// True for the page that stays unmapped until it is touched.
     fn is_marker(&self, gfn: Gfn) -> bool {
-        self.untouched && gfn == self.id.first()
+        self.untouched && !self.awaited && gfn == self.id.first()
     }
 
     fn ask(&mut self, now_ns: u64) -> (Gfn, u16, Access) {
@@ -159,13 +161,14 @@ impl ChunkFetches {
         self.chunks.iter().any(|chunk| chunk.id == id && chunk.here.contains(gfn))
     }
 
-    /// Begins a chunk fetch. `kept`: the chunk may become private. Returns pages to map, of a chunk that had to make
+    /// Begins a chunk fetch. `kept`: the chunk may become private. `awaited`: somebody waits for its first page already,
+    /// so that page is no marker: nobody would touch it once more. Returns pages to map, of a chunk that had to make
     /// room for it.
     pub(crate) fn begin(
         &mut self,
         id: ChunkId,
         want: Access,
-        kept: bool,
+        (kept, awaited): (bool, bool),
         now_ns: u64,
     ) -> Vec<PageRun> {
         if self.chunks.iter().any(|chunk| chunk.id == id) {
@@ -182,6 +185,7 @@ impl ChunkFetches {
             kept,
             waited_ns: None,
             untouched: true,
+            awaited,
             since_ns: now_ns,
         });
         oldest.map_or_else(Vec::new, |chunk| runs(chunk.id, &chunk.here))
@@ -328,7 +332,7 @@ mod tests {
 
     fn begun(kept: bool) -> ChunkFetches {
         let mut fetches = ChunkFetches::default();
-        assert!(fetches.begin(ID, Access::Read, kept, 0).is_empty());
+        assert!(fetches.begin(ID, Access::Read, (kept, false), 0).is_empty());
         fetches
     }
 
@@ -385,6 +389,22 @@ mod tests {
         assert!(fetches.hides(Gfn(FIRST + 9)) && fetches.due(u64::MAX).is_empty());
         assert_eq!(fetches.touched(Gfn(FIRST + 9), 5), Some(Gfn(FIRST)));
         assert_eq!(fetches.mapped(Gfn(FIRST + 9), true, 5), Fate::Full(ID));
+    }
+
+    #[test]
+    fn first_page_that_somebody_waits_for_is_mapped_when_it_comes() {
+        for (awaited, fate) in [(false, Fate::Kept), (true, Fate::Later)] {
+            let mut fetches = ChunkFetches::default();
+            fetches.begin(ID, Access::Read, (false, awaited), 0);
+            ask(&mut fetches, 0);
+            assert_eq!(fetches.mapped(Gfn(FIRST), false, 1), fate);
+        }
+        let mut fetches = ChunkFetches::default();
+        fetches.begin(ID, Access::Write, (false, true), 0);
+        ask(&mut fetches, 0);
+        come(&mut fetches, 0..1);
+        assert_eq!(fetches.due(1), [ID]);
+        assert_eq!(spans(&fetches.take(ID)), [(0, 1)]);
     }
 
     #[test]
@@ -462,7 +482,7 @@ mod tests {
     #[test]
     fn pages_that_never_come_do_not_stop_the_run() {
         let mut fetches = begun(true);
-        assert!(fetches.begin(ChunkId(4), Access::Read, true, 0).is_empty());
+        assert!(fetches.begin(ChunkId(4), Access::Read, (true, false), 0).is_empty());
         let most = u64::from(IN_FLIGHT_MAX);
         assert!(most < 2 * CHUNK_PAGES && !fetches.is_in_flight());
         assert_eq!(ask(&mut fetches, 0), most);
@@ -477,10 +497,13 @@ mod tests {
         ask(&mut fetches, 0);
         come(&mut fetches, 0..2);
         for id in 10..10 + CHUNKS_MAX as u64 - 1 {
-            assert!(fetches.begin(ChunkId(id), Access::Read, true, 0).is_empty());
+            assert!(fetches.begin(ChunkId(id), Access::Read, (true, false), 0).is_empty());
         }
-        assert!(fetches.begin(ChunkId(10), Access::Read, true, 0).is_empty(), "it is there");
-        assert_eq!(spans(&fetches.begin(ChunkId(90), Access::Read, true, 0)), [(0, 2)]);
+        assert!(
+            fetches.begin(ChunkId(10), Access::Read, (true, false), 0).is_empty(),
+            "it is there"
+        );
+        assert_eq!(spans(&fetches.begin(ChunkId(90), Access::Read, (true, false), 0)), [(0, 2)]);
         assert_eq!(fetches.chunks.len(), CHUNKS_MAX);
     }
 }

@@ -122,14 +122,15 @@ impl State {
                 self.hand_over(packets);
             }
             if let Some(error) = end {
-                self.wait_for_packet(error == io::ErrorKind::WouldBlock);
+                // Another error was of one packet, which is lost.
+                self.wait_for_packet(error.raw_os_error() != Some(libc::EBADFD));
             }
         }
     }
 
     /// Reads what is there: a batch at most, and as many as are allowed. The error that ended it, if one
     /// did.
-    fn read(&self, buffer: &mut [u8], allowed: u64) -> (Vec<Vec<u8>>, Option<io::ErrorKind>) {
+    fn read(&self, buffer: &mut [u8], allowed: u64) -> (Vec<Vec<u8>>, Option<io::Error>) {
         let most = usize::try_from(allowed).unwrap_or(usize::MAX).min(BATCH_PACKETS);
         let (mut packets, mut sum) = (Vec::new(), 0);
         while packets.len() < most && sum < BATCH_BYTES {
@@ -145,7 +146,7 @@ impl State {
                 // Another look at the gate: this may go on for ever.
                 Ok(_) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => break,
-                Err(error) => return (packets, Some(error.kind())),
+                Err(error) => return (packets, Some(error)),
             }
         }
         (packets, None)

@@ -15,8 +15,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 use guest_tests::records::{ECHO_PORT, RECORD_BYTES, Writer};
 
-/// A datagram that has not come back after so long is lost.
-const LOST: Duration = Duration::from_millis(500);
+/// The next datagram is sent after so long at the latest. One that comes back later counts as late, not as lost: an
+/// emulated guest whose two vCPUs fight for a page may take seconds.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Between two lines about a port.
 const TELL: Duration = Duration::from_millis(500);
 
@@ -51,6 +52,15 @@ pub fn run(options: &EchoOptions) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
+/// What came back while one record was waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Came {
+    /// The record itself.
+    in_time: bool,
+    /// Earlier ones.
+    late: u64,
+}
+
 /// One port.
 struct Ask {
     socket: UdpSocket,
@@ -59,46 +69,54 @@ struct Ask {
 
 impl Ask {
     fn go_on(&self, wrong: &Sender<String>) {
-        let (mut returned, mut told) = (0_u64, Instant::now());
+        let (mut returned, mut late, mut told) = (0_u64, 0_u64, Instant::now());
+        let (mut last, mut longest) = (None::<Instant>, Duration::ZERO);
         for number in 0_u64.. {
-            match self.once(number) {
-                Ok(came) => returned += u64::from(came),
+            let came = match self.once(number) {
+                Ok(came) => came,
                 // Nobody listens for that any more when another port was wrong before.
                 Err(what) => return drop(wrong.send(what)),
+            };
+            longest = longest.max(last.map_or(Duration::ZERO, |last| last.elapsed()));
+            late += came.late;
+            returned += came.late + u64::from(came.in_time);
+            if came != Came::default() {
+                last = Some(Instant::now());
             }
             if told.elapsed() >= TELL {
-                println!("ECHO {} {returned}", self.writer.number);
+                let longest = longest.as_millis();
+                println!("ECHO {} {returned} {late} {longest}", self.writer.number);
                 told = Instant::now();
             }
         }
     }
 
-    /// Whether the record came back; `Err` says what came that was never sent.
-    fn once(&self, number: u64) -> Result<bool, String> {
+    /// What came back until the record did, or its time was over; `Err` says what came that was never sent.
+    fn once(&self, number: u64) -> Result<Came, String> {
+        let mut came = Came::default();
         // A guest that is not there, or no more, is no failure of the network.
         if self.socket.send(&self.writer.record(number)).is_err() {
-            thread::sleep(LOST);
-            return Ok(false);
+            thread::sleep(PATIENCE);
+            return Ok(came);
         }
-        let until = Instant::now() + LOST;
+        let until = Instant::now() + PATIENCE;
         let mut bytes = vec![0; 2 * RECORD_BYTES];
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.socket.set_read_timeout(Some(left)).is_err() {
-                return Ok(false);
+                return Ok(came);
             }
             match self.socket.recv(&mut bytes) {
                 Ok(length) => match self.writer.number_of(&bytes[..length]) {
-                    Some(came) if came == number => return Ok(true),
-                    // It was given up.
-                    Some(came) if came < number => {}
+                    Some(other) if other == number => return Ok(Came { in_time: true, ..came }),
+                    Some(other) if other < number => came.late += 1,
                     _ => return Err(self.wrong(number, &bytes[..length])),
                 },
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                    thread::sleep(LOST);
-                    return Ok(false);
+                    thread::sleep(PATIENCE);
+                    return Ok(came);
                 }
-                Err(_) => return Ok(false),
+                Err(_) => return Ok(came),
             }
         }
     }
@@ -119,7 +137,7 @@ mod tests {
     use super::*;
 
     /// An echo that changes what it is told to.
-    fn ask(change: impl Fn(&mut Vec<u8>) + Send + 'static) -> Result<bool, String> {
+    fn ask(change: impl Fn(&mut Vec<u8>) + Send + 'static) -> Result<Came, String> {
         let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(echo.local_addr().unwrap()).unwrap();
@@ -137,7 +155,7 @@ mod tests {
 
     #[test]
     fn only_what_was_sent_is_right() {
-        assert_eq!(ask(|_| {}), Ok(true));
+        assert_eq!(ask(|_| {}), Ok(Came { in_time: true, late: 0 }));
         let wrong = ask(|bytes| bytes[4095] ^= 1).unwrap_err();
         assert!(
             wrong.contains("record 7: 4096 bytes came, the first that differs is at Some(4095)")
@@ -145,6 +163,8 @@ mod tests {
         assert!(ask(|bytes| bytes.truncate(100)).is_err());
         let newer = |bytes: &mut Vec<u8>| *bytes = Writer { run: 3, number: 1 }.record(8);
         assert!(ask(newer).is_err());
+        let late = |bytes: &mut Vec<u8>| *bytes = Writer { run: 3, number: 1 }.record(6);
+        assert_eq!(ask(late), Ok(Came { in_time: false, late: 1 }));
         let older_life = |bytes: &mut Vec<u8>| *bytes = Writer { run: 2, number: 1 }.record(7);
         assert!(ask(older_life).is_err());
     }

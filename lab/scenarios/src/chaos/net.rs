@@ -28,11 +28,28 @@ pub(crate) fn cmdline() -> String {
 /// Datagrams that came back, by vCPU.
 pub(crate) type Returned = [u64; WRITERS];
 
+/// All that is told of the echoes, by vCPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Echoed {
+    pub(crate) returned: Returned,
+    /// Of these, those that came after their successor was sent.
+    pub(crate) late: [u64; WRITERS],
+    /// The longest time without one, after the first.
+    pub(crate) longest: [Duration; WRITERS],
+}
+
+impl std::fmt::Display for Echoed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { returned, late, longest } = self;
+        write!(f, "{returned:?}, of these late {late:?}, at longest none for {longest:.1?}")
+    }
+}
+
 /// What sends and judges them.
 #[derive(Debug)]
 pub(crate) struct NetLoad {
     process: RemoteProcess,
-    returned: Returned,
+    echoed: Echoed,
 }
 
 impl NetLoad {
@@ -43,7 +60,7 @@ impl NetLoad {
         let program = program.to_str().context("the path of this program is not UTF-8")?;
         let run = run.to_string();
         let process = host.spawn(&Command::new([program, "echo", GUEST, "--run", &run]))?;
-        Ok(Self { process, returned: Returned::default() })
+        Ok(Self { process, echoed: Echoed::default() })
     }
 
     /// Takes what there is to hear.
@@ -54,25 +71,32 @@ impl NetLoad {
         while let Some(line) = self.process.next_line(Duration::ZERO) {
             let words: Vec<_> = line.text.split_whitespace().collect();
             ensure!(words.first() == Some(&"ECHO"), "the sender of datagrams: {}", line.text);
-            let ["ECHO", port, count] = words[..] else {
+            let ["ECHO", port, ref counts @ ..] = words[..] else {
                 bail!("the guest's network is wrong: {}", line.text)
             };
             let port: usize = port.parse().context("a port's number")?;
-            let at = self.returned.get_mut(port).context("a port that nobody asked for")?;
-            *at = count.parse().context("a count of datagrams")?;
+            ensure!(port < WRITERS, "a port that nobody asked for: {}", line.text);
+            let counts: Result<Vec<u64>, _> = counts.iter().map(|count| count.parse()).collect();
+            let [returned, late, longest] = counts.context("a count of datagrams")?[..] else {
+                bail!("the sender of datagrams: {}", line.text)
+            };
+            self.echoed.returned[port] = returned;
+            self.echoed.late[port] = late;
+            self.echoed.longest[port] = Duration::from_millis(longest);
         }
         ensure!(!self.process.is_over(), "the sender of datagrams has ended");
-        Ok(self.returned)
+        Ok(self.echoed.returned)
     }
 
     /// Ends it.
     ///
     /// # Errors
     /// As for [`Self::returned`].
-    pub(crate) fn finish(mut self) -> Result<Returned> {
+    pub(crate) fn finish(mut self) -> Result<Echoed> {
         let returned = self.returned();
         self.process.kill()?;
         let _killed = self.process.wait(END_LIMIT)?;
-        returned
+        returned?;
+        Ok(self.echoed)
     }
 }

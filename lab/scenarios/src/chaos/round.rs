@@ -76,14 +76,14 @@ impl Chaos<'_> {
         let returned = net.finish();
         let told = result?;
         undone?;
-        let returned = returned?;
-        judge_returned(self.round.harm, returned)?;
+        let echoed = returned?;
+        judge_returned(self.round.harm, echoed.returned)?;
         let left = left_processes(&scenario)?;
         ensure!(left.is_empty(), "{}", left.join("; "));
         let said =
             judge_disks(&scenario, u64::from(self.run), (self.owner, &self.disks), &told.0, true)?;
         self.unmake_disks()?;
-        Ok(format!("{}; told: {}; echoed: {returned:?}; {said}", told.1, told.0))
+        Ok(format!("{}; told: {}; echoed: {echoed}; {said}", told.1, told.0))
     }
 
     /// An error, with where to read what the slices were doing: the VM may still be there.
@@ -254,7 +254,8 @@ impl Chaos<'_> {
             ensure!(vm.errors.is_empty(), "{}", vm.errors.join("; "));
             ensure!(
                 Instant::now() < until,
-                "no more is written, or echoed: {before}, now {now}; {echoed:?}, now {returned:?}; {}",
+                "no more is written, or echoed: {before}, now {now}; {echoed:?}, now {returned:?}; {}; {}",
+                vm.words.join("; "),
                 vm.network.join("; ")
             );
             vm.listen()?;
