@@ -272,6 +272,20 @@ fn lengths_that_lie_are_refused() {
     }
 }
 
+#[test]
+fn numbers_near_their_end_are_refused() {
+    let changes: [fn(&mut NodeState); 3] = [
+        |state| state.newest_flush = u64::MAX,
+        |state| state.channels[0].sent = u64::MAX,
+        |state| state.channels[1].received = u64::MAX,
+    ];
+    for change in changes {
+        let mut state = states().remove(0);
+        change(&mut state);
+        assert!(state.check().is_err());
+    }
+}
+
 proptest! {
     #[test]
     fn cluster_at_rest_is_saved_and_goes_on(

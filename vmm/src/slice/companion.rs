@@ -167,8 +167,10 @@ fn run(
     let ending = wait_for_end(&parts, &host, clock);
     if matches!(ending, Ending::Told(_)) {
         tracing::info!("the VM is over; the bootstrap tells the other slices");
-        parts.channels.send(BOOTSTRAP, &Control::EndSeen);
         parts.stop_vcpus();
+        // As long as the fence is open: who closes first is lost to the others, which shuts theirs.
+        back_ends.finish();
+        parts.channels.send(BOOTSTRAP, &Control::EndSeen);
         end::stay_until_all_know(&parts.events);
     }
     parts.stop();

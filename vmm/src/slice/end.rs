@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   bootstrap: End to all --> vCPUs stop --> EndSeen of all, or the limit ------> closes
-//!   companion: End --> EndSeen --> vCPUs stop --> the bootstrap is lost, or the limit --> closes
+//!   companion: End --> vCPUs stop --> back ends finish --> EndSeen --> the bootstrap is lost, or the limit --> closes
 //! ```
+//! A companion's back ends finish before it says so: the bootstrap that closes is lost to it, and its fence is shut then.
 //! The memory engine goes on meanwhile: vCPUs of others may wait for pages, and do not stop before they come.
 
 use super::events::{Events, SliceEvent};
@@ -11,8 +12,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use wire::SliceId;
 
-/// For all slices to hear that the VM is over.
-const LIMIT: Duration = Duration::from_secs(2);
+/// For all slices to hear that the VM is over, and for their back ends, which take a second each at most, to finish.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// The bootstrap has told these companions.
 pub(super) fn wait_until_all_know(mut told: BTreeSet<SliceId>, events: &Events) {

@@ -8,6 +8,9 @@ use migrate::{Invalid, SavedState};
 use std::ops::Range;
 use wire::{Level, SliceId};
 
+/// No slice sends so many messages, a million in a second, in a thousand years.
+const COUNT_MAX: u64 = 1 << 56;
+
 impl SavedState for NodeState {
     const NAME: &'static str = "memory-node";
     const VERSION: u16 = 1;
@@ -24,6 +27,7 @@ impl SavedState for NodeState {
 /// as this slice itself holds the pages.
 fn check(state: &NodeState) -> Result<(), Invalid> {
     members(state)?;
+    numbers(state)?;
     let homes = state.home_table()?;
     let memory = frames(&homes, |_| true);
     let own = frames(&homes, |home| home == state.slice);
@@ -38,6 +42,13 @@ fn check(state: &NodeState) -> Result<(), Invalid> {
     apart("never_replicas", state.never_replicas.ranges().chain(replicas.ranges()).collect())?;
     roots(state, &memory)?;
     own_copies(state, &own, &replicas)
+}
+
+/// What is counted on from here is far from its end.
+fn numbers(state: &NodeState) -> Result<(), Invalid> {
+    Invalid::unless(state.newest_flush <= COUNT_MAX, "newest_flush", "no node comes so far")?;
+    let counts = state.channels.iter().flat_map(|channel| [channel.sent, channel.received]);
+    Invalid::unless(counts.max() <= Some(COUNT_MAX), "channels", "no node comes so far")
 }
 
 /// Frames whose home is one of these, ascending.

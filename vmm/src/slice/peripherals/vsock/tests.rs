@@ -565,6 +565,34 @@ fn nothing_leaves_once_the_fence_is_over() {
     assert!(!rig.path.exists());
 }
 
+/// What a companion does at the end of a VM, before it says that it knows.
+#[test]
+fn bytes_of_the_guest_arrive_at_the_end_of_the_vm() {
+    let mut rig = Rig::new();
+    let mut client = rig.dialed(52);
+    // The host reads nothing yet: the socket fills, and then the device's buffer.
+    let (mut sent, mut stalled) = (0, Instant::now());
+    while stalled.elapsed() < Duration::from_millis(100) {
+        rig.got.clear();
+        if rig.open.vsock.waiting() + 8000 <= 64 << 10 {
+            rig.send(DATA, (52, 99), 0, &pattern(8000));
+            sent += 8000;
+            stalled = Instant::now();
+        }
+        rig.pump();
+    }
+    assert!(rig.open.vsock.waiting() > 0);
+    let reading = thread::spawn(move || {
+        let mut got = Vec::new();
+        let _ = client.read_to_end(&mut got);
+        got.len()
+    });
+    rig.open.finish();
+    rig.fence.shut();
+    drop(rig);
+    assert_eq!(reading.join().unwrap(), sent);
+}
+
 #[test]
 fn socket_is_its_owners_and_goes_with_the_vm() {
     let rig = Rig::new();
