@@ -3,6 +3,7 @@
 use crate::kernel::UffdError;
 use crate::memory::ShareError;
 use dsm_protocol::{Gfn, ProtocolError};
+use migrate::Invalid;
 use std::io::Error;
 use std::time::Duration;
 use thiserror::Error;
@@ -18,6 +19,9 @@ pub enum EngineError {
     /// The home table names frames without memory.
     #[error("the home table and guest memory do not fit each other")]
     Layout,
+    /// The saved node is not of this engine, contradicts itself, or memory is not what was saved.
+    #[error("go on from a saved node of the memory engine")]
+    Restore(#[from] Invalid),
     /// A chunk could not be shared.
     #[error("share a chunk of memory")]
     Share(#[from] ShareError),

@@ -16,4 +16,6 @@ pub enum PlantedBug {
     WaiterForgotten,
     /// A probed page stays read-only.
     NeverAnswered,
+    /// A page that another slice has stays present when this one goes on from a saved node.
+    RestoredPagesLeft,
 }

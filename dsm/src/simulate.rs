@@ -6,13 +6,16 @@
 pub use crate::kernel::fake::{Between, FakeKernel, Touch};
 pub use crate::planted::PlantedBug;
 
-use crate::engine::{Clock, Command, CopyError, Engine, EngineConfig, Handle, Ready, Uplink};
+use crate::engine::{
+    Clock, Command, CopyError, Engine, EngineConfig, Handle, Ready, RestError, Uplink,
+};
 use crate::error::EngineError;
 use crate::kernel::PAGE;
 use crate::memory::collapse_pass;
 use crate::memory::{ChunkId, GuestRam, Memory, RamError};
 use crate::observe::{Report, Tracing};
 use crossbeam_channel::{Receiver, bounded};
+use dsm_protocol::saved::NodeState;
 use dsm_protocol::{Config, Gfn, HomeRange};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -56,6 +59,9 @@ pub struct SliceConfig<T> {
     pub planted: Option<PlantedBug>,
 }
 
+/// A saved node, and what writes the contents of memory.
+type Saved<'a> = (&'a NodeState, &'a dyn Fn(&GuestRam));
+
 /// Frames for the VMM are of no interest here.
 struct Silent;
 
@@ -82,6 +88,25 @@ impl SteppedSlice {
     /// # Errors
     /// There is no memory, or it does not fit the home table.
     pub fn new<T: Transport + 'static>(config: SliceConfig<T>) -> Result<Self, SimulateError> {
+        Self::from(config, None)
+    }
+
+    /// The same, going on from a saved node, with memory that `fill` has written.
+    ///
+    /// # Errors
+    /// As for [`Self::new`] and [`Engine::restore`].
+    pub fn restored<T: Transport + 'static>(
+        config: SliceConfig<T>,
+        saved: &NodeState,
+        fill: &dyn Fn(&GuestRam),
+    ) -> Result<Self, SimulateError> {
+        Self::from(config, Some((saved, fill)))
+    }
+
+    fn from<T: Transport + 'static>(
+        config: SliceConfig<T>,
+        saved: Option<Saved<'_>>,
+    ) -> Result<Self, SimulateError> {
         let SliceConfig { node, frames, memory, transport, clock, .. } = config;
         let of_own = |range: &&HomeRange| range.home == node.local;
         let own: Vec<_> = node.homes.ranges().iter().filter(of_own).collect();
@@ -94,9 +119,12 @@ impl SteppedSlice {
         })?;
         let kernel = made.into_inner().expect("nobody panics here").expect("just made");
         let ram = Arc::new(ram);
+        if let Some((_, fill)) = saved {
+            fill(&ram);
+        }
         let engine = EngineConfig {
             core: None,
-            node,
+            node: node.clone(),
             ram: Arc::clone(&ram),
             bystanders: Vec::new(),
             transport: Box::new(transport),
@@ -106,6 +134,9 @@ impl SteppedSlice {
         };
         let (handle, mut engine) = Engine::assemble(engine, Clock::Simulated(clock))?;
         engine.store.planted = config.planted;
+        if let Some((saved, _)) = saved {
+            engine.take_up(node, saved)?;
+        }
         Ok(Self { engine, handle, ram, kernel, memory })
     }
 
@@ -141,6 +172,28 @@ impl SteppedSlice {
     #[must_use]
     pub fn page(&self, gfn: Gfn) -> Option<usize> {
         self.ram.offset(gfn).map(|offset| offset / PAGE_SIZE)
+    }
+
+    /// Asks the engine to come to rest.
+    #[must_use]
+    pub fn rest(&self, limit: Duration) -> Receiver<Result<(), RestError>> {
+        let (reply, answer) = bounded(1);
+        self.handle.post(Command::Rest { limit, reply });
+        answer
+    }
+
+    /// The form of the node, at rest.
+    ///
+    /// # Errors
+    /// Something is under way.
+    pub fn save(&mut self) -> Result<NodeState, RestError> {
+        self.engine.save()
+    }
+
+    /// Guest memory.
+    #[must_use]
+    pub fn ram(&self) -> &GuestRam {
+        &self.ram
     }
 
     /// What puts chunks on huge pages, for a thread of its own.

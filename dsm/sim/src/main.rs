@@ -26,8 +26,8 @@ struct Args {
     /// Whole engines over a fake kernel, rather than the protocol alone.
     #[arg(long, conflicts_with_all = ["slices", "workload"])]
     mapping: bool,
-    /// Bring all nodes to rest now and then, save them, and go on with new ones made from what was saved.
-    #[arg(long, conflicts_with = "mapping")]
+    /// Bring all nodes (or engines) to rest now and then, save them, and go on with new ones made from what was saved.
+    #[arg(long)]
     save_restore: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
@@ -40,7 +40,11 @@ impl Args {
         let failed = || format!("simulate seed {seed}");
         if self.mapping {
             let steps = self.steps.unwrap_or(mapping::Setup::STEPS);
-            let setup = mapping::Setup { steps, ..mapping::Setup::of(seed) };
+            let setup = mapping::Setup {
+                steps,
+                save_restore: self.save_restore,
+                ..mapping::Setup::of(seed)
+            };
             let report = mapping::run(setup).with_context(failed)?;
             return Ok(format!("seed={seed} steps={steps} {report}"));
         }

@@ -60,3 +60,29 @@ fn each_planted_bug_is_found() {
         println!("{bug:?}: seed {seed}: {:.160}", failure.to_string());
     }
 }
+
+#[test]
+fn engines_are_saved_and_go_on_as_new_ones() {
+    let reports = (1..16).map(|seed| {
+        let setup = Setup { save_restore: true, ..Setup::of(seed) };
+        run(setup).unwrap_or_else(|failure| panic!("{failure}"))
+    });
+    let saves: u64 = reports.map(|report| report.saves).sum();
+    println!("{saves} saves");
+    assert!(saves >= 40, "too little was saved: {saves}");
+}
+
+#[test]
+fn page_of_another_slice_that_is_left_after_a_restore_is_found() {
+    let caught = (1..100).find_map(|seed| {
+        let planted = Some(PlantedBug::RestoredPagesLeft);
+        run(Setup { save_restore: true, planted, ..Setup::of(seed) }).err()
+    });
+    println!("{:.160}", caught.expect("it is found").to_string());
+}
+
+#[test]
+fn run_that_is_saved_is_a_function_of_its_seed() {
+    let setup = Setup { save_restore: true, ..Setup::of(7) };
+    assert_eq!(run(setup).unwrap(), run(setup).unwrap());
+}

@@ -84,19 +84,24 @@ impl Engine {
     /// # Errors
     /// A kernel without the needed features, or memory that does not fit the home table.
     pub fn start(config: EngineConfig) -> Result<(Handle, JoinHandle<()>), EngineError> {
-        let (ram, core) = (Arc::clone(&config.ram), config.core);
-        let (handle, mut engine) = Self::assemble(config, Clock::Host(Instant::now()))?;
+        let core = config.core;
+        let (handle, engine) = Self::assemble(config, Clock::Host(Instant::now()))?;
+        Ok((handle, engine.spawn(core)?))
+    }
+
+    /// Starts the thread.
+    pub(super) fn spawn(mut self, core: Option<usize>) -> Result<JoinHandle<()>, EngineError> {
         let run = move || {
-            engine.own_commands.claim();
+            self.own_commands.claim();
             schedule::prefer_this_thread();
             schedule::settle(core);
-            if let Err(error) = engine.run() {
-                engine.uplink.fatal(error);
+            if let Err(error) = self.run() {
+                self.uplink.fatal(error);
             }
-            ram.stay_watched(engine.store.into_uffd());
+            let ram = Arc::clone(&self.store.ram);
+            ram.stay_watched(self.store.into_uffd());
         };
-        let thread = Builder::new().name("dsm".into()).spawn(run).map_err(EngineError::Start)?;
-        Ok((handle, thread))
+        Builder::new().name("dsm".into()).spawn(run).map_err(EngineError::Start)
     }
 
     /// An engine that has not begun. All that was watched is watched from now on.

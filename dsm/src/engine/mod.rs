@@ -12,7 +12,7 @@
 //! * `event_loop` owns the state and goes round. `wait_policy` and `schedule` say how it waits.
 //! * `handle`, `command`, `bell`: how other threads reach it.
 //! * `prefetching` steps the protocol with what [`crate::prefetch`] proposes.
-//! * `saved` brings the engine to `rest` and saves its node.
+//! * `saved` brings the engine to `rest` and saves its node; `restored` goes on from a saved one.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
 mod backlog;
@@ -36,6 +36,7 @@ mod prefetching;
 mod remote_write;
 mod reporting;
 mod rest;
+mod restored;
 mod saved;
 pub mod schedule;
 mod uplink;

@@ -112,7 +112,7 @@ impl Engine {
         waiting.or(chunks).or_else(protocol)
     }
 
-    pub(super) fn save(&mut self) -> Result<NodeState, RestError> {
+    pub(crate) fn save(&mut self) -> Result<NodeState, RestError> {
         if let Some(unrest) = self.unrest() {
             return Err(RestError::NotAtRest(unrest));
         }

@@ -34,6 +34,9 @@ pub(crate) fn watch_at_start(
         let start = ram.guest_address(Gfn(range.start)).ok_or(EngineError::Layout)?;
         Ok::<_, EngineError>(uffd.register(start, (range.end - range.start) * PAGE, how)?)
     };
+    if !own.iter().chain(others).all(|range| ram.has_all(range)) {
+        return Err(EngineError::Layout);
+    }
     for range in others {
         for chunk in (range.start / CHUNK_PAGES..range.end.div_ceil(CHUNK_PAGES)).map(ChunkId) {
             if ram.place(chunk) == Place::OffFile {

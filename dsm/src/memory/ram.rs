@@ -245,6 +245,12 @@ impl GuestRam {
         self.offset(gfn).is_some()
     }
 
+    /// Whether all frames of a range have memory, side by side.
+    pub(crate) fn has_all(&self, frames: &Range<u64>) -> bool {
+        let left = self.layout.frames_from(Gfn(frames.start));
+        left.is_some_and(|left| left >= frames.end.saturating_sub(frames.start))
+    }
+
     /// Address of a frame in the guest mapping.
     pub(crate) fn guest_address(&self, gfn: Gfn) -> Option<u64> {
         let address = self.guest.start() + self.offset(gfn)?;
@@ -319,6 +325,14 @@ impl GuestRam {
     /// The page at an offset is in the file.
     pub(crate) fn set_backed(&self, at: usize) {
         self.backed.insert(at);
+    }
+
+    /// Somebody may have written any page. In memory that was made ready at the start, a page that never came counts as
+    /// one of zeros; from now on each is looked at.
+    pub(crate) fn note_contents(&self) {
+        if self.prepared.is_some() {
+            self.backed.insert_all();
+        }
     }
 
     /// The page has contents, in the file.

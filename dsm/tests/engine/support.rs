@@ -1,6 +1,7 @@
 //! Two engines in one process, joined by shared memory, with real userfaultfd. Threads of the tests play
 //! the vCPUs.
 
+use dsm_protocol::saved::NodeState;
 use needs::Need;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance;
@@ -218,6 +219,21 @@ pub(crate) fn start_configured(
     uplink: impl Fn(u16) -> Box<dyn Uplink>,
     mesh: impl FnOnce(&[Arc<GuestRam>]) -> Mesh,
 ) -> Option<[Slice; 2]> {
+    start_from(frames, memory, configure, uplink, mesh, None)
+}
+
+/// Saved nodes, and what writes the contents of the pages that one has.
+pub(crate) type Saved<'a> = (&'a [NodeState], &'a dyn Fn(&GuestRam, &NodeState));
+
+/// The same from saved nodes, if they are given, with the contents of pages that each has.
+pub(crate) fn start_from(
+    frames: u64,
+    memory: Memory,
+    configure: impl Fn(&mut NodeConfig),
+    uplink: impl Fn(u16) -> Box<dyn Uplink>,
+    mesh: impl FnOnce(&[Arc<GuestRam>]) -> Mesh,
+    saved: Option<Saved<'_>>,
+) -> Option<[Slice; 2]> {
     if !needs::has(Need::Uffd, check_host()) {
         return None;
     }
@@ -250,7 +266,15 @@ pub(crate) fn start_configured(
             uplink: uplink(id),
             trace: Tracing::On,
         };
-        let (handle, thread) = Engine::start(config).unwrap();
+        let started_engine = match saved {
+            None => Engine::start(config),
+            Some((states, fill)) => {
+                let state = &states[usize::from(id)];
+                fill(&ram, state);
+                Engine::restore(config, state)
+            }
+        };
+        let (handle, thread) = started_engine.unwrap();
         started.push(Slice { guest: ram.slots()[0].1, ram, handle, thread });
     }
     started.try_into().ok()

@@ -76,6 +76,8 @@ pub(crate) struct Guests {
     pub(crate) failure: Option<String>,
     pub(crate) longest_ns: u64,
     pub(crate) touches: u64,
+    /// No vCPU runs.
+    pub(crate) stopped: bool,
 }
 
 impl Guests {
@@ -93,6 +95,7 @@ impl Guests {
             failure: None,
             longest_ns: 0,
             touches: 0,
+            stopped: false,
         }
     }
 
@@ -113,6 +116,9 @@ impl Guests {
 
     /// Somebody runs for a while, as threads do at any time.
     pub(crate) fn run_some(&mut self) {
+        if self.stopped {
+            return;
+        }
         for _ in 0..self.random.below(4) {
             let among = u64::try_from(self.vcpus.len()).expect("few");
             let vcpu = usize::try_from(self.random.below(among)).expect("few");
@@ -248,6 +254,17 @@ impl Guests {
             self.fail(format!("a device loads {load:#x} of {gfn}, stored last was {last:#x}"));
         }
         self.done(vcpu);
+    }
+
+    /// vCPUs may run again, on new kernels: whoever waited for a page touches it again.
+    pub(crate) fn start_again(&mut self) {
+        self.stopped = false;
+        for vcpu in &mut self.vcpus {
+            vcpu.has_worker = false;
+            if vcpu.state == State::Waits {
+                vcpu.state = State::Runs;
+            }
+        }
     }
 
     /// vCPUs of a slice are woken.

@@ -15,6 +15,7 @@
 mod carrier;
 mod guests;
 mod programs;
+mod rest;
 mod setup;
 mod world;
 

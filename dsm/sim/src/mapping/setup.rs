@@ -1,6 +1,7 @@
 //! What a run is made from.
 
 use crate::simulator::random::Random;
+use crate::simulator::saves::Saves;
 use dsm::simulate::PlantedBug;
 use dsm_protocol::{Mechanism, Mechanisms};
 
@@ -11,6 +12,8 @@ pub struct Setup {
     pub seed: u64,
     /// Operations per vCPU.
     pub steps: u32,
+    /// All is saved and restored now and then.
+    pub save_restore: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -22,14 +25,17 @@ impl Setup {
     /// A seed with as many operations as usual.
     #[must_use]
     pub fn of(seed: u64) -> Self {
-        Self { seed, steps: Self::STEPS, planted: None }
+        Self { seed, steps: Self::STEPS, save_restore: false, planted: None }
     }
 
     /// The command that repeats the run.
     #[must_use]
     pub fn replay(&self) -> String {
         let Self { seed, steps, .. } = self;
-        format!("cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}")
+        let more = if self.save_restore { " --save-restore" } else { "" };
+        format!(
+            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{more}"
+        )
     }
 
     /// The optional mechanisms of a slice. With every third seed each slice leaves some out.
@@ -40,6 +46,10 @@ impl Setup {
         let mut random = Random::new(self.seed ^ u64::from(slice) << 32);
         let left_out = Mechanism::ALL.iter().filter(|_| random.one_in(3));
         left_out.copied().fold(Mechanisms::ALL, Mechanisms::without)
+    }
+
+    pub(super) fn saves(&self) -> Option<Saves> {
+        self.save_restore.then(|| Saves::new(self.seed))
     }
 
     pub(super) fn random(&self) -> Random {

@@ -48,6 +48,8 @@ pub struct Report {
     pub probed: u64,
     /// The longest step, virtual nanoseconds.
     pub longest_ns: u64,
+    /// How often all was saved and restored.
+    pub saves: u64,
 }
 
 impl fmt::Display for Report {
@@ -55,7 +57,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
-             huge={} probed={} longest={}us",
+             huge={} probed={} saves={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
@@ -66,6 +68,7 @@ impl fmt::Display for Report {
             self.private_again,
             self.collapsed,
             self.probed,
+            self.saves,
             self.longest_ns / 1000
         )
     }
@@ -77,7 +80,7 @@ impl fmt::Display for Report {
 pub struct Failure(pub String);
 
 #[derive(Debug)]
-enum Event {
+pub(super) enum Event {
     Deliver(usize, Frame),
     Run(usize),
     Turn(usize),
@@ -90,33 +93,45 @@ enum Answer {
     Device(Gfn, Option<u64>, Receiver<Result<Vec<u8>, dsm::CopyError>>),
 }
 
-struct Slice {
-    stepped: SteppedSlice,
-    mailbox: Arc<Mutex<Mailbox>>,
+pub(super) struct Slice {
+    pub(super) stepped: SteppedSlice,
+    pub(super) mailbox: Arc<Mutex<Mailbox>>,
     /// The turn that is already in the calendar.
-    turn: Option<u64>,
+    pub(super) turn: Option<u64>,
     answers: Vec<(usize, Answer)>,
 }
 
 impl Slice {
-    fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
+    pub(super) fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct World {
-    setup: Setup,
+/// What all slices are made of.
+#[derive(Debug)]
+struct Shape {
+    layout: Layout,
+    slices: u16,
+    memory: Memory,
+    hold: HoldPolicy,
+    again: u64,
+}
+
+pub(super) struct World {
+    pub(super) setup: Setup,
     random: Random,
+    shape: Arc<Shape>,
     clock: Arc<AtomicU64>,
     number: u64,
-    calendar: BTreeMap<(u64, u64), Event>,
+    pub(super) calendar: BTreeMap<(u64, u64), Event>,
     /// When the last frame of a class from one slice to another arrives.
     arrival: BTreeMap<(usize, usize, Class), u64>,
-    slices: Vec<Slice>,
+    pub(super) slices: Vec<Slice>,
     guests: Arc<Mutex<Guests>>,
     /// vCPUs that the calendar has.
     planned: Vec<bool>,
     slow: u64,
+    saves: u64,
 }
 
 impl Drop for World {
@@ -132,21 +147,16 @@ impl Drop for World {
 /// The first thing that must not happen.
 pub fn run(setup: Setup) -> Result<Report, Failure> {
     let mut world = World::new(setup)?;
-    for _ in 0..EVENTS_MAX {
+    let mut saves = setup.saves();
+    for events in 0..EVENTS_MAX {
         let Some(((at, _), event)) = world.calendar.pop_first() else {
             return world.fail(&format!("nothing happens: {}", world.waiting()));
         };
-        world.clock.store(at, Ordering::Relaxed);
-        world.guests().now = at;
-        match event {
-            Event::Deliver(to, frame) => {
-                world.slices[to].mailbox().incoming.push_back(frame);
-                world.turn_soon(to);
-            }
-            Event::Run(vcpu) => world.run_vcpu(vcpu),
-            Event::Turn(slice) => world.turn(slice)?,
+        world.happen(at, event)?;
+        if saves.as_mut().is_some_and(|saves| saves.is_time(events)) {
+            world.save_and_restore()?;
+            world.saves += 1;
         }
-        world.look()?;
         if world.guests().vcpus.iter().all(|vcpu| vcpu.state == State::Ends) {
             return Ok(world.report());
         }
@@ -160,8 +170,17 @@ impl World {
         let slices = 2 + u16::try_from(random.below(3)).expect("small");
         let layout = Layout::new(slices, &mut random);
         let guests = Guests::new(layout.clone(), Random::new(random.next()));
+        let slow = 10_000 << random.below(6);
+        let memory = if random.one_in(3) { Memory::Anonymous } else { Memory::Memfd };
+        let hold = match random.below(3) {
+            0 => HoldPolicy::NONE,
+            1 => HoldPolicy::fixed(100_000),
+            _ => HoldPolicy::default(),
+        };
+        let again = if random.one_in(2) { 12 } else { 0 };
         let mut world = Self {
             setup,
+            shape: Arc::new(Shape { layout, slices, memory, hold, again }),
             clock: Arc::default(),
             number: 0,
             calendar: BTreeMap::new(),
@@ -169,18 +188,12 @@ impl World {
             slices: Vec::new(),
             guests: Arc::new(Mutex::new(guests)),
             planned: Vec::new(),
-            slow: 10_000 << random.below(6),
+            slow,
+            saves: 0,
             random,
         };
-        let memory = if world.random.one_in(3) { Memory::Anonymous } else { Memory::Memfd };
-        let hold = match world.random.below(3) {
-            0 => HoldPolicy::NONE,
-            1 => HoldPolicy::fixed(100_000),
-            _ => HoldPolicy::default(),
-        };
-        let again = if world.random.one_in(2) { 12 } else { 0 };
         for slice in 0..slices {
-            let made = world.add_slice(slice, slices, &layout, memory, hold, again);
+            let made = world.add_slice(slice);
             if let Err(error) = made {
                 return world.fail(&format!("a slice cannot be made: {error}"));
             }
@@ -189,41 +202,61 @@ impl World {
         Ok(world)
     }
 
-    fn add_slice(
-        &mut self,
-        local: u16,
-        slices: u16,
-        layout: &Layout,
-        memory: Memory,
-        hold: HoldPolicy,
-        again: u64,
-    ) -> Result<(), Box<dyn std::error::Error>> {
+    fn add_slice(&mut self, local: u16) -> Result<(), Box<dyn std::error::Error>> {
         let mailbox = Arc::new(Mutex::new(Mailbox::default()));
         if self.random.one_in(3) {
             let room = 1 + u32::try_from(self.random.below(20))?;
             mailbox.lock().unwrap_or_else(PoisonError::into_inner).narrow(room);
         }
-        let all = (0..slices).map(SliceId).collect();
-        let node = Config::new(SliceId(local), all, layout.homes.clone(), Epoch(1));
-        let mechanisms = self.setup.mechanisms(local);
-        let node = Config { hold, mechanisms, replicate: Replicate::Nothing, ..node };
-        let stepped = SteppedSlice::new(SliceConfig {
-            node,
-            frames: layout.blocks.clone(),
-            memory,
-            transport: Carrier::new(SliceId(local), slices, Arc::clone(&mailbox))?,
-            clock: Arc::clone(&self.clock),
-            seed: self.random.next(),
-            again,
-            wait_limit: Duration::from_nanos(STUCK_NS),
-            planted: self.setup.planted,
-        })?;
-        let frames = layout.blocks.iter().cloned().flatten();
-        let pages = frames.filter_map(|frame| Some((frame, stepped.page(Gfn(frame))?))).collect();
-        let kernel = stepped.kernel().clone();
-        self.guests().hosts.push(Host { kernel, pages });
+        let stepped = SteppedSlice::new(self.config(local, &mailbox)?)?;
+        let host = self.host(&stepped);
+        self.guests().hosts.push(host);
         self.slices.push(Slice { stepped, mailbox, turn: None, answers: Vec::new() });
         Ok(())
+    }
+
+    /// What a slice is made of.
+    pub(super) fn config(
+        &mut self,
+        local: u16,
+        mailbox: &Arc<Mutex<Mailbox>>,
+    ) -> Result<SliceConfig<Carrier>, std::io::Error> {
+        let shape = Arc::clone(&self.shape);
+        let all = (0..shape.slices).map(SliceId).collect();
+        let node = Config::new(SliceId(local), all, shape.layout.homes.clone(), Epoch(1));
+        let mechanisms = self.setup.mechanisms(local);
+        Ok(SliceConfig {
+            node: Config { hold: shape.hold, mechanisms, replicate: Replicate::Nothing, ..node },
+            frames: shape.layout.blocks.clone(),
+            memory: shape.memory,
+            transport: Carrier::new(SliceId(local), shape.slices, Arc::clone(mailbox))?,
+            clock: Arc::clone(&self.clock),
+            seed: self.random.next(),
+            again: shape.again,
+            wait_limit: Duration::from_nanos(STUCK_NS),
+            planted: self.setup.planted,
+        })
+    }
+
+    /// A slice's kernel, and where its frames are.
+    pub(super) fn host(&self, stepped: &SteppedSlice) -> Host {
+        let frames = self.shape.layout.blocks.iter().cloned().flatten();
+        let pages = frames.filter_map(|frame| Some((frame, stepped.page(Gfn(frame))?))).collect();
+        Host { kernel: stepped.kernel().clone(), pages }
+    }
+
+    pub(super) fn happen(&mut self, at: u64, event: Event) -> Result<(), Failure> {
+        self.clock.store(at, Ordering::Relaxed);
+        self.guests().now = at;
+        match event {
+            Event::Deliver(to, frame) => {
+                self.slices[to].mailbox().incoming.push_back(frame);
+                self.turn_soon(to);
+            }
+            Event::Run(vcpu) => self.run_vcpu(vcpu),
+            Event::Turn(slice) => self.turn(slice)?,
+        }
+        self.look()
     }
 
     /// Two vCPUs a slice. They, and the threads that make huge pages, run between the calls of all engines.
@@ -238,24 +271,29 @@ impl World {
         }
         let seldom = 2 + self.random.below(30);
         for at in 0..self.slices.len() {
-            let (guests, mut random) = (Arc::clone(&self.guests), Random::new(self.random.next()));
-            let mut collapse = self.slices[at].stepped.collapser();
-            let between = move || {
-                if random.one_in(100) {
-                    collapse();
-                }
-                // Whoever is in there runs already.
-                if random.one_in(seldom)
-                    && let Ok(mut guests) = guests.try_lock()
-                {
-                    guests.run_some();
-                }
-            };
-            self.slices[at].stepped.kernel().set_between(Some(Box::new(between)));
+            self.let_others_run(at, seldom);
         }
     }
 
-    fn guests(&self) -> MutexGuard<'_, Guests> {
+    /// vCPUs, and the thread that makes huge pages, run between the calls of an engine.
+    pub(super) fn let_others_run(&mut self, at: usize, seldom: u64) {
+        let (guests, mut random) = (Arc::clone(&self.guests), Random::new(self.random.next()));
+        let mut collapse = self.slices[at].stepped.collapser();
+        let between = move || {
+            if random.one_in(100) {
+                collapse();
+            }
+            // Whoever is in there runs already.
+            if random.one_in(seldom)
+                && let Ok(mut guests) = guests.try_lock()
+            {
+                guests.run_some();
+            }
+        };
+        self.slices[at].stepped.kernel().set_between(Some(Box::new(between)));
+    }
+
+    pub(super) fn guests(&self) -> MutexGuard<'_, Guests> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -268,7 +306,7 @@ impl World {
         self.calendar.insert((time, self.number), event);
     }
 
-    fn plan(&mut self, vcpu: usize, wait: u64) {
+    pub(super) fn plan(&mut self, vcpu: usize, wait: u64) {
         if !std::mem::replace(&mut self.planned[vcpu], true) {
             self.at(self.now() + wait, Event::Run(vcpu));
         }
@@ -282,18 +320,21 @@ impl World {
         }
     }
 
-    fn turn_soon(&mut self, slice: usize) {
+    pub(super) fn turn_soon(&mut self, slice: usize) {
         let time = self.now() + 500 + self.random.below(5_000);
         self.turn_at(slice, time);
     }
 
-    fn fail<T>(&self, what: &str) -> Result<T, Failure> {
+    pub(super) fn fail<T>(&self, what: &str) -> Result<T, Failure> {
         Err(Failure(format!("{what}, at {} ns; replay: {}", self.now(), self.setup.replay())))
     }
 
     fn run_vcpu(&mut self, vcpu: usize) {
         self.planned[vcpu] = false;
         let mut guests = self.guests();
+        if guests.stopped {
+            return;
+        }
         if guests.vcpus[vcpu].state == State::Rests {
             guests.done(vcpu);
         }
@@ -446,6 +487,7 @@ impl World {
             slices: u16::try_from(self.slices.len()).expect("few"),
             touches: guests.touches,
             longest_ns: guests.longest_ns,
+            saves: self.saves,
             ..Report::default()
         };
         for slice in &self.slices {

@@ -10,7 +10,7 @@ mod programs;
 pub(crate) mod random;
 mod report;
 mod rest;
-mod saves;
+pub(crate) mod saves;
 mod setup;
 mod workload;
 mod world;

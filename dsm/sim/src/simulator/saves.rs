@@ -9,20 +9,20 @@ const EVENTS_BETWEEN: u64 = 1_000;
 
 /// When to save next.
 #[derive(Debug)]
-pub(super) struct Saves {
+pub(crate) struct Saves {
     random: Random,
     next: u64,
 }
 
 impl Saves {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed.rotate_left(32));
         let next = random.below(EVENTS_BETWEEN);
         Self { random, next }
     }
 
     /// Whether it is time after so many events; the next time is another.
-    pub(super) fn is_time(&mut self, events: u64) -> bool {
+    pub(crate) fn is_time(&mut self, events: u64) -> bool {
         let is_time = events > self.next;
         if is_time {
             self.next = events + self.random.below(EVENTS_BETWEEN);
