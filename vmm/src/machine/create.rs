@@ -239,6 +239,7 @@ fn finish(
         running: Arc::new(Running::default()),
         gate: super::gate::Gate::default(),
         host,
+        ghost_calls: ghosts.iter().map(Ghost::call).collect(),
         ghosts: Mutex::new(ghosts),
         vm,
     });

@@ -42,6 +42,9 @@ pub enum GhostTestError {
     Stop(#[from] StopError),
 }
 
+/// What the ghosts tell.
+type Told = Receiver<(VcpuId, VcpuEvent)>;
+
 struct Recorder {
     events: SyncSender<(VcpuId, VcpuEvent)>,
     fatal: Mutex<Option<String>>,
@@ -103,6 +106,14 @@ fn test_cpuid(vcpus: u32) -> Result<Vec<Vec<kvm_cpuid_entry2>>, MachineError> {
 /// # Errors
 /// When one is not, within seconds: the machine must use the user-space back end on this host.
 pub fn ghost_self_test() -> Result<(), GhostTestError> {
+    let (machine, recorder, told) = start()?;
+    let result = exchange(&machine, &recorder, &told);
+    machine.stop(PATIENCE)?;
+    result
+}
+
+/// A machine of two ghosts, which are parked, and what they tell.
+fn start() -> Result<(Machine, Arc<Recorder>, Told), GhostTestError> {
     let (sender, told) = sync_channel(QUEUE);
     let recorder = Arc::new(Recorder { events: sender, fatal: Mutex::new(None) });
     let machine = Machine::new(MachineConfig {
@@ -119,9 +130,7 @@ pub fn ghost_self_test() -> Result<(), GhostTestError> {
     })?;
     machine.start(Arc::new(NoBus))?;
     wait_until_parked(&machine);
-    let result = exchange(&machine, &recorder, &told);
-    machine.stop(PATIENCE)?;
-    result
+    Ok((machine, recorder, told))
 }
 
 /// Waits until every ghost has entered KVM once. Before that its APIC is off and drops what is sent;
@@ -133,11 +142,7 @@ fn wait_until_parked(machine: &Machine) {
     }
 }
 
-fn exchange(
-    machine: &Machine,
-    recorder: &Recorder,
-    told: &Receiver<(VcpuId, VcpuEvent)>,
-) -> Result<(), GhostTestError> {
+fn exchange(machine: &Machine, recorder: &Recorder, told: &Told) -> Result<(), GhostTestError> {
     let (boot, other) = (VcpuId(0), VcpuId(1));
     let steps = [
         (boot, VcpuEvent::Fixed(0x55)),
@@ -166,8 +171,12 @@ fn exchange(
 
 #[cfg(test)]
 mod tests {
+    use super::super::RestError;
     use super::*;
     use needs::Need;
+
+    const SHORT: Duration = Duration::from_millis(100);
+    const ROUNDS: u8 = 50;
 
     #[test]
     fn kvm_ghosts_tell_every_kind_of_event() {
@@ -175,5 +184,53 @@ mod tests {
             return;
         }
         ghost_self_test().unwrap();
+    }
+    #[test]
+    fn kvm_rest_leaves_nothing_in_a_ghost_and_it_goes_on_afterwards() {
+        if !needs::has(Need::Kvm, open_kvm()) {
+            return;
+        }
+        let (machine, _recorder, told) = start().unwrap();
+        for round in 0..ROUNDS {
+            let sent: Vec<_> = [VcpuId(0), VcpuId(1)]
+                .into_iter()
+                .flat_map(|vcpu| {
+                    let vectors = (0..12).map(|n| VcpuEvent::Fixed(0x30 + n * 16 + round % 16));
+                    vectors.chain([VcpuEvent::Nmi]).map(move |event| (vcpu, event))
+                })
+                .collect();
+            sent.iter().for_each(|(vcpu, event)| {
+                machine.shared.interrupts.deliver_local(*vcpu, *event);
+            });
+            let rest = machine.rest(PATIENCE).unwrap();
+            let all: Vec<_> = told.try_iter().collect();
+            drop(rest);
+            assert_eq!(all.len(), sent.len(), "round {round}: {all:?}");
+            assert!(sent.iter().all(|event| all.contains(event)), "round {round}: {all:?}");
+        }
+        machine.stop(PATIENCE).unwrap();
+    }
+
+    #[test]
+    fn kvm_ghost_that_waits_for_its_start_up_is_named_and_does_not_lose_it() {
+        if !needs::has(Need::Kvm, open_kvm()) {
+            return;
+        }
+        let (machine, _recorder, told) = start().unwrap();
+        let vcpu = VcpuId(1);
+        for page in 1..ROUNDS {
+            machine.shared.interrupts.deliver_local(vcpu, VcpuEvent::Init);
+            assert_eq!(told.recv_timeout(PATIENCE), Ok((vcpu, VcpuEvent::Init)));
+            if page == 1 {
+                let error = machine.rest(SHORT).unwrap_err();
+                assert_eq!(error, RestError::Ghosts { ghosts: vec![vcpu], limit: SHORT });
+            }
+            let start = VcpuEvent::Startup(page);
+            machine.shared.interrupts.deliver_local(vcpu, start);
+            let rest = machine.rest(PATIENCE).unwrap();
+            assert_eq!(told.try_recv(), Ok((vcpu, start)));
+            drop(rest);
+        }
+        machine.stop(PATIENCE).unwrap();
     }
 }

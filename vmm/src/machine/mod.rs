@@ -27,7 +27,7 @@ pub use error::{MachineError, StopError};
 pub use ghost_test::{GhostTestError, ghost_self_test};
 pub use rest::{Rest, RestError};
 
-use crate::interrupts::ghost::Ghost;
+use crate::interrupts::ghost::{Ghost, GhostCall};
 use crate::interrupts::routing::resolve;
 use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
 use crate::tsc::GuestTsc;
@@ -94,6 +94,8 @@ pub(crate) struct Shared {
     pub(crate) running: Arc<Running>,
     /// The work of the threads that stand for vCPUs elsewhere, until `start` takes it.
     pub(crate) ghosts: Mutex<Vec<Ghost>>,
+    /// How each of them is asked whether anything waits in it.
+    pub(crate) ghost_calls: Vec<Arc<GhostCall>>,
     // Last, so that all vCPUs are gone before it.
     pub(crate) vm: Arc<VmFd>,
 }

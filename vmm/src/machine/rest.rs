@@ -2,7 +2,7 @@
 //! it goes on. Meanwhile they can be saved.
 //!
 //! Interrupts that arrive at rest wait: in the kernel's APIC, or in the mailbox of the vCPU. A state that is saved has
-//! those that came before. Ghosts go on meanwhile and forward what was sent before the rest.
+//! those that came before. Ghosts go on, but nothing is left in them: what was sent before the rest has been forwarded.
 
 use super::gate::Refused;
 use super::saved::{self, VcpuState};
@@ -11,8 +11,9 @@ use crate::tsc::host_ticks;
 use crate::vcpu::{StateError, VcpuCore};
 use kvm_ioctls::VcpuFd;
 use migrate::SavedState;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wire::VcpuId;
 
 /// A machine did not come to rest. It runs on.
@@ -29,6 +30,14 @@ pub enum RestError {
     /// It is at rest already, or its clock was stepped all the time.
     #[error("the machine is at rest already, and did not go on within {limit:?}")]
     Busy {
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// Something for these vCPUs of other slices has not been forwarded, or they wait for a start-up.
+    #[error("the ghosts of {ghosts:?} did not come to rest within {limit:?}")]
+    Ghosts {
+        /// Which.
+        ghosts: Vec<VcpuId>,
         /// How long was waited.
         limit: Duration,
     },
@@ -90,11 +99,14 @@ impl Shared {
 
 impl Machine {
     /// Brings all vCPUs here to rest: out of the guest, their last exits finished. They stay until the rest is dropped
-    /// or the machine stops.
+    /// or the machine stops. What they had sent to vCPUs of other slices has left this one.
+    ///
+    /// A ghost between INIT and start-up cannot tell whether the start-up has come, so there is no rest until it has.
     ///
     /// # Errors
     /// Names those that did not come within `limit`; all go on then.
     pub fn rest(&self, limit: Duration) -> Result<Rest, RestError> {
+        let end = Instant::now() + limit;
         let running = self.shared.here().filter(|core| core.doorbell.tid().is_some());
         let ring = || running.for_each(|core| core.doorbell.ring());
         self.shared.gate.rest(limit, ring).map_err(|refused| match refused {
@@ -102,7 +114,21 @@ impl Machine {
             Refused::Busy => RestError::Busy { limit },
             Refused::Over => RestError::Stopped,
         })?;
-        Ok(Rest { machine: self.clone(), ticks: self.shared.clock.now() })
+        let rest = Rest { machine: self.clone(), ticks: self.shared.clock.now() };
+        self.empty_ghosts(end, limit)?;
+        Ok(rest)
+    }
+
+    /// Waits until nothing is left in the ghosts. Nothing new comes, for the vCPUs here are at rest.
+    fn empty_ghosts(&self, end: Instant, limit: Duration) -> Result<(), RestError> {
+        let calls = || self.shared.ghost_calls.iter();
+        calls().for_each(|call| call.ask());
+        let ghosts: Vec<_> =
+            calls().filter(|call| !call.wait(end)).map(|call| call.vcpu()).collect();
+        if self.shared.stop.load(SeqCst) {
+            return Err(RestError::Stopped);
+        }
+        if ghosts.is_empty() { Ok(()) } else { Err(RestError::Ghosts { ghosts, limit }) }
     }
 
     /// Has the guest's counter show `ticks` now, on all vCPUs. Before they are restored, for their timers go by it.

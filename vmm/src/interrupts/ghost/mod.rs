@@ -13,10 +13,12 @@
 //! That a deliverable interrupt ends `KVM_RUN` of a parked vCPU is observed behaviour of Linux
 //! 5.x to 7.x, not documented, so `machine::ghost_self_test` tries it before a machine relies on it.
 
+mod call;
 mod run;
 mod stub;
 mod vcpu_apic;
 
+pub(crate) use call::GhostCall;
 pub(crate) use run::Ghost;
 pub(crate) use stub::StubRegion;
 

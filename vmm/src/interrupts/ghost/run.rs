@@ -25,6 +25,7 @@
 //! Linux sends INIT only to CPUs that it has taken off line, long after their last interrupt. If it
 //! happens, the ghost fails with an error that says so.
 
+use super::call::GhostCall;
 use super::stub::{CODE_SELECTOR, PORT_DRAINED, PORT_NMI, PORT_VECTOR, StubRegion};
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::vcpu::kvm::{complete_exit, rip, run_error, set_msr};
@@ -37,6 +38,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -52,6 +54,9 @@ const IDLE_KICK: Duration = Duration::from_millis(100);
 const FIRST_VECTOR: u8 = 16;
 /// `EAGAIN` in a row without any reason that is known.
 const MOST_RIDDLES: u32 = 1000;
+/// The interrupt-request registers in the page of an APIC: 32 bits in each 16 bytes.
+const IRR: Range<usize> = 0x200..0x280;
+const IRR_STRIDE: usize = 16;
 /// Code segment after a reset of the boot vCPU.
 const RESET_SELECTOR: u16 = 0xf000;
 
@@ -61,6 +66,7 @@ pub(crate) struct Ghost {
     core: Arc<VcpuCore>,
     region: Arc<StubRegion>,
     number: u32,
+    call: Arc<GhostCall>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,11 +78,17 @@ enum Mode {
 
 impl Ghost {
     pub(super) fn new(core: Arc<VcpuCore>, region: Arc<StubRegion>, number: u32) -> Self {
-        Self { core, region, number }
+        let call = Arc::new(GhostCall::new(Arc::clone(&core)));
+        Self { core, region, number, call }
     }
 
     pub(crate) fn core(&self) -> &Arc<VcpuCore> {
         &self.core
+    }
+
+    /// By which it is asked whether anything waits in it.
+    pub(crate) fn call(&self) -> Arc<GhostCall> {
+        Arc::clone(&self.call)
     }
 
     /// Forwards interrupts to `remote` until `stop` is set and the thread is kicked.
@@ -92,8 +104,9 @@ impl Ghost {
         timer.arm(IDLE_KICK, IDLE_KICK);
         let mut ghost =
             GhostLoop { ghost: self, remote, stop, timer, mode: Mode::Parked, riddles: 0 };
-        ghost.go_online(fd)?;
-        ghost.run(fd)
+        let result = ghost.go_online(fd).and_then(|()| ghost.run(fd));
+        ghost.ghost.call.end();
+        result
     }
 }
 
@@ -110,6 +123,9 @@ impl GhostLoop<'_> {
     fn run(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         let core = Arc::clone(&self.ghost.core);
         while !self.stop.load(SeqCst) {
+            if self.ghost.call.is_asked() {
+                self.answer(fd)?;
+            }
             Counters::add(&core.counters.runs);
             match fd.run() {
                 Ok(VcpuExit::IoOut(..)) => {
@@ -205,6 +221,29 @@ impl GhostLoop<'_> {
         }
     }
 
+    /// Somebody asks whether anything waits in the ghost. What does is told in the usual way, and then it is asked again.
+    fn answer(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
+        // In Starting, to look for the state would drop a start-up that waits.
+        if self.mode != Mode::Parked {
+            return Ok(());
+        }
+        if self.state(fd)? != KVM_MP_STATE_UNINITIALIZED {
+            return self.kicked(fd);
+        }
+        if !self.is_anything_pending(fd)? {
+            self.ghost.call.answer();
+        }
+        Ok(())
+    }
+
+    /// Whether the APIC holds a vector, or the vCPU an NMI.
+    fn is_anything_pending(&self, fd: &VcpuFd) -> Result<bool, VcpuError> {
+        let events = fd.get_vcpu_events().map_err(self.error("read events of its ghost"))?;
+        let apic = fd.get_lapic().map_err(self.error("read the local APIC of its ghost"))?;
+        let mut requests = apic.regs[IRR].chunks(IRR_STRIDE).flat_map(|word| &word[..4]);
+        Ok(events.nmi.pending != 0 || events.nmi.injected != 0 || requests.any(|byte| *byte != 0))
+    }
+
     /// Nothing that is known woke the ghost. It may happen, but not for ever.
     fn riddle(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
         self.riddles += 1;
@@ -267,6 +306,7 @@ impl GhostLoop<'_> {
         // it believes uninitialized, and EINTR would not tell. So no kick may be on its way, nor
         // pending, when KVM is entered next; a stop that is forgotten here shows in its flag.
         self.timer.arm(Duration::ZERO, Duration::ZERO);
+        self.ghost.call.set_shy(true);
         signal::drain();
         self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
         self.mode = Mode::Starting;
@@ -317,6 +357,7 @@ impl GhostLoop<'_> {
         set_msr(fd, SVR, SVR_ENABLED).map_err(enable)?;
         self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
         self.mode = Mode::Parked;
+        self.ghost.call.set_shy(false);
         self.timer.arm(IDLE_KICK, IDLE_KICK);
         Ok(())
     }
