@@ -35,13 +35,14 @@ const ALLOWED: [(&str, &[&str]); 8] = [
 ];
 
 /// Crates for development: they may use anything, and nothing that ships uses them.
-const TOOLS: [&str; 12] = [
+const TOOLS: [&str; 13] = [
     "tessera-microguest",
     "tessera-dsm-sim",
     "tessera-migrate-sim",
     "tessera-lab",
     "tessera-scenarios",
     "tessera-guest-tests",
+    "tessera-model-check",
     "tessera-needs",
     "tessera-benches",
     "tessera-link",

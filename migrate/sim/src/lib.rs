@@ -13,4 +13,5 @@ mod scenario;
 mod slice;
 
 pub use cluster::{Action, Cluster, Violation, names};
-pub use scenario::{Scenario, Step, full, prove, refute};
+pub use model_check::full;
+pub use scenario::{Scenario, Step, prove, refute};

@@ -15,6 +15,7 @@ mod scenario;
 
 pub use actions::Action;
 pub use cluster::{Cluster, Violation};
-pub use explore::{full, prove, refute};
+pub use explore::{prove, refute};
+pub use model_check::full;
 pub use properties::names;
 pub use scenario::{Op, Prologue, Scenario, Vcpu};
