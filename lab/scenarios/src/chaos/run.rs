@@ -9,22 +9,18 @@
 //! ```
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use lab::{HostNumber, Lab};
+use lab::HostNumber;
 
 use crate::chaos::plan::Round;
 use crate::chaos::round::Chaos;
-use crate::interrupt::Interrupted;
-use crate::progress::Progress;
 use crate::soak::disks::{Disks, Images, WRITERS};
 use crate::soak::moments::random;
-use crate::vm::prepare;
-use crate::vm::scenario::Scenario;
-use crate::vm::{Interrupts, VmOptions};
+use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
+use crate::vm::VmOptions;
 
 /// What `./x soak chaos` takes.
 #[derive(Args, Debug)]
@@ -40,12 +36,8 @@ pub struct ChaosOptions {
     /// Only this round of the seed
     #[arg(long, requires = "seed")]
     round: Option<u64>,
-    /// Where interrupts are handled; tessera's own choice unless given
-    #[arg(long, value_enum)]
-    interrupts: Option<Interrupts>,
-    /// Print what the hosts print
-    #[arg(long)]
-    loud: bool,
+    #[command(flatten)]
+    rig: RigOptions,
 }
 
 /// Rounds until the time is over.
@@ -53,67 +45,58 @@ pub struct ChaosOptions {
 /// # Errors
 /// Something that is needed is missing, or somebody interrupts; a bad round is no error.
 pub fn run(options: &ChaosOptions) -> Result<ExitCode> {
-    let progress = Arc::new(Progress::new());
-    let interrupted = Interrupted::listen()?;
-    let layout = options.vm.layout()?;
-    ensure!(
-        layout.slices() == 2 && layout.all() == u32::try_from(WRITERS)?,
-        "--layout {layout}: chaos is about two slices with a vCPU each"
-    );
-    let prepared = prepare::prepare(&options.vm, &progress)?;
+    let rig = Rig::new(&options.vm, options.rig, |layout| {
+        ensure!(
+            layout.slices() == 2 && layout.all() == u32::try_from(WRITERS)?,
+            "--layout {layout}: chaos is about two slices with a vCPU each"
+        );
+        Ok(())
+    })?;
     let images = Images::make(&options.vm.name, None)?;
     let owners = [HostNumber::new(1)?, HostNumber::new(2)?];
-    let hosts = || {
-        let disks = owners.iter().flat_map(|owner| images.disks(*owner)).collect();
-        prepare::hosts_with_disks(&options.vm, &layout, disks, &progress)
-    };
+    let mut hosts = Hosts::new(|| {
+        rig.hosts(&options.vm, owners.iter().flat_map(|owner| images.disks(*owner)).collect())
+    });
     let seed = options.seed.unwrap_or_else(|| random(u64::MAX));
-    progress.say(&format!("seed {seed}"));
+    rig.say(&format!("seed {seed}"));
     let until = Instant::now() + Duration::from_secs(60 * options.minutes);
-    let mut kept: Option<Lab> = None;
     let (mut good, mut bad) = (0, Vec::new());
     for number in options.round.unwrap_or(0).. {
         if Instant::now() >= until || options.round.is_some_and(|only| only != number) {
             break;
         }
         let round = Round::draw(seed, number);
-        let lab = kept.take().map_or_else(hosts, Ok)?;
-        let owner = owners[round.owner];
-        let disks = Disks::of(&lab.host(owner)?)?;
-        let run = u32::try_from(number + 1).context("too many rounds")?;
-        let scenario = Scenario {
-            options: &options.vm,
-            layout: &layout,
-            prepared: &prepared,
-            lab: &lab,
-            interrupts: options.interrupts,
-            progress: &progress,
-            interrupted: &interrupted,
-            loud: options.loud,
-        };
-        let began = Instant::now();
-        let result = Chaos { scenario: &scenario, round, run, disks, owner }.run();
-        ensure!(!interrupted.is_set(), "interrupted");
+        let mut took = Duration::ZERO;
+        let result = hosts.attempt(|lab| {
+            let owner = owners[round.owner];
+            let disks = Disks::of(&lab.host(owner)?)?;
+            let run = u32::try_from(number + 1).context("too many rounds")?;
+            let scenario = rig.scenario(&options.vm, lab);
+            let began = Instant::now();
+            let result = Chaos { scenario: &scenario, round, run, disks, owner }.run();
+            took = began.elapsed();
+            Ok(result)
+        })?;
+        rig.check()?;
         let verdict = match &result {
             Ok(said) => format!("good: {said}"),
             Err(error) => format!("BAD: {error:#}"),
         };
-        progress.say(&format!(
+        rig.say(&format!(
             "round {number} of seed {seed}: {:?} of slice {}, devices at {}, {:.1} s after the writers began, {:.0} s in all: {verdict}",
             round.harm,
             round.victim,
             round.owner,
             round.after.as_secs_f64(),
-            began.elapsed().as_secs_f64()
+            took.as_secs_f64()
         ));
         if result.is_ok() {
             good += 1;
-            kept = Some(lab);
         } else {
             bad.push(number);
         }
     }
-    drop(kept);
+    drop(hosts);
     println!("seed {seed}: {good} of {} rounds were good; bad: {bad:?}", good + bad.len());
-    Ok(if bad.is_empty() && good > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(exit(bad.is_empty() && good > 0))
 }

@@ -6,7 +6,6 @@
 //! ```
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -14,13 +13,11 @@ use clap::Args;
 use lab::HostNumber;
 use serde_json::Value;
 
-use crate::interrupt::Interrupted;
-use crate::progress::Progress;
 use crate::soak::disks::{Disks, Images, WRITERS, Writing};
 use crate::soak::moments::random;
-use crate::vm::prepare;
+use crate::soak::rig::{Rig, RigOptions, exit};
+use crate::vm::VmOptions;
 use crate::vm::scenario::Scenario;
-use crate::vm::{Interrupts, VmOptions};
 
 const LAYOUT: &str = "1+1+0";
 /// Number of the slice with the disks.
@@ -39,12 +36,8 @@ pub struct DeviceOptions {
     /// Latest moment of the kill, in seconds after every writer has flushed something
     #[arg(long, default_value_t = 10)]
     within: u64,
-    /// Where interrupts are handled; tessera's own choice unless given
-    #[arg(long, value_enum)]
-    interrupts: Option<Interrupts>,
-    /// Print what the hosts print
-    #[arg(long)]
-    loud: bool,
+    #[command(flatten)]
+    rig: RigOptions,
 }
 
 /// Kills the slice as often as wanted.
@@ -52,17 +45,16 @@ pub struct DeviceOptions {
 /// # Errors
 /// Something that is needed is missing, or somebody interrupts; a bad end is no error.
 pub fn run(options: &DeviceOptions) -> Result<ExitCode> {
-    let progress = Arc::new(Progress::new());
-    let interrupted = Interrupted::listen()?;
     let mut vm = options.vm.clone();
     vm.layout.get_or_insert(LAYOUT.parse()?);
     vm.device_slices = 1;
-    let layout = vm.layout()?;
-    ensure!(layout.to_string() == LAYOUT, "--layout {layout}: this is about {LAYOUT}");
-    let prepared = prepare::prepare(&vm, &progress)?;
+    let rig = Rig::new(&vm, options.rig, |layout| {
+        ensure!(layout.to_string() == LAYOUT, "--layout {layout}: this is about {LAYOUT}");
+        Ok(())
+    })?;
     let images = Images::make(&vm.name, None)?;
     let host = HostNumber::new(VICTIM + 1)?;
-    let lab = prepare::hosts_with_disks(&vm, &layout, images.disks(host), &progress)?;
+    let lab = rig.hosts(&vm, images.disks(host))?;
     let disks = Disks::of(&lab.host(host)?)?;
     vm.lend = disks.lent();
     vm.bootstrap = [disks.devices(&lab, VICTIM)?, vm.bootstrap].concat();
@@ -70,19 +62,9 @@ pub fn run(options: &DeviceOptions) -> Result<ExitCode> {
     let mut good = 0;
     for number in 1..=options.tries {
         vm.cmdline = format!("tessera.disks={number} {line}");
-        let scenario = Scenario {
-            options: &vm,
-            layout: &layout,
-            prepared: &prepared,
-            lab: &lab,
-            interrupts: options.interrupts,
-            progress: &progress,
-            interrupted: &interrupted,
-            loud: options.loud,
-        };
         let moment = Duration::from_millis(random(options.within * 1000));
-        let result = one(&scenario, moment);
-        ensure!(!interrupted.is_set(), "interrupted");
+        let result = one(&rig.scenario(&vm, &lab), moment);
+        rig.check()?;
         let verdict = match result {
             Ok(said) => {
                 good += 1;
@@ -90,11 +72,11 @@ pub fn run(options: &DeviceOptions) -> Result<ExitCode> {
             }
             Err(error) => format!("BAD: {error:#}"),
         };
-        progress.say(&format!("try {number} of {}: {verdict}", options.tries));
+        rig.say(&format!("try {number} of {}: {verdict}", options.tries));
     }
     drop(lab);
     println!("{good} of {} losses of the disks' slice were errors and nothing else", options.tries);
-    Ok(if good == options.tries { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(exit(good == options.tries))
 }
 
 fn one(scenario: &Scenario<'_>, moment: Duration) -> Result<String> {

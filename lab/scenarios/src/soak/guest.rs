@@ -9,22 +9,19 @@
 //! as fast as on one host. Beside the writers fio overwrites a disk of its own; it comes from a system's disk.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use lab::{HostNumber, Lab};
+use lab::HostNumber;
 
-use crate::interrupt::Interrupted;
-use crate::progress::Progress;
 use crate::soak::disks::{Disks, Images, Told, WRITERS, Writing};
 use crate::soak::judge::{fio_digest, judge_disks};
 use crate::soak::leftovers::left_processes;
 use crate::soak::moments::random;
-use crate::vm::prepare;
+use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
+use crate::vm::VmOptions;
 use crate::vm::scenario::Scenario;
-use crate::vm::{Interrupts, VmOptions};
 
 /// For killed processes to be gone.
 const GONE_LIMIT: Duration = Duration::from_secs(30);
@@ -40,12 +37,8 @@ pub struct GuestOptions {
     /// Latest moment of a kill, in seconds after the writers start
     #[arg(long, default_value_t = 20)]
     within: u64,
-    /// Where interrupts are handled; tessera's own choice unless given
-    #[arg(long, value_enum)]
-    interrupts: Option<Interrupts>,
-    /// Print what the hosts print
-    #[arg(long)]
-    loud: bool,
+    #[command(flatten)]
+    rig: RigOptions,
 }
 
 /// Kills as often as wanted, and has the disks judged.
@@ -53,43 +46,32 @@ pub struct GuestOptions {
 /// # Errors
 /// Something that is needed is missing, or somebody interrupts; a bad end is no error.
 pub fn run(options: &GuestOptions) -> Result<ExitCode> {
-    let progress = Arc::new(Progress::new());
-    let interrupted = Interrupted::listen()?;
-    let layout = options.vm.layout()?;
-    let wanted = u32::try_from(WRITERS)?;
-    ensure!(layout.all() == wanted, "--layout {layout}: the guest has a writer on each of 2 vCPUs");
-    let prepared = prepare::prepare(&options.vm, &progress)?;
-    let distro = lab::distro::distro(&|line| progress.say(line))?;
-    let images = Images::make(&options.vm.name, Some(&distro.image))?;
+    let rig = Rig::new(&options.vm, options.rig, |layout| {
+        let all = usize::try_from(layout.all())?;
+        ensure!(all == WRITERS, "--layout {layout}: the guest has a writer on each of 2 vCPUs");
+        Ok(())
+    })?;
+    let images = Images::make(&options.vm.name, Some(&rig.distro()?.image))?;
     // A last slice without vCPUs has the disks, and nothing else.
-    let apart = layout.slices() > 1 && layout.vcpus().last() == Some(0);
-    let slice = if apart { layout.slices() - 1 } else { 0 };
+    let slices = rig.layout.slices();
+    let apart = slices > 1 && rig.layout.vcpus().last() == Some(0);
+    let slice = if apart { slices - 1 } else { 0 };
     let owner = HostNumber::new(slice + 1)?;
-    let hosts = || prepare::hosts_with_disks(&options.vm, &layout, images.disks(owner), &progress);
-    let mut kept: Option<Lab> = None;
+    let mut hosts = Hosts::new(|| rig.hosts(&options.vm, images.disks(owner)));
     let (mut good, mut checked, mut rewritten, mut before) = (0, 0, 0, String::new());
     for number in 1..=options.tries {
-        let lab = kept.take().map_or_else(hosts, Ok)?;
-        let disks = Disks::of(&lab.host(owner)?)?;
-        let mut vm = options.vm.clone();
-        if apart {
-            (vm.device_slices, vm.lend) = (1, disks.lent());
-        }
-        vm.cmdline = format!("tessera.disks={number} {}", vm.cmdline);
-        vm.bootstrap = [disks.devices(&lab, slice)?, vm.bootstrap].concat();
-        let scenario = Scenario {
-            options: &vm,
-            layout: &layout,
-            prepared: &prepared,
-            lab: &lab,
-            interrupts: options.interrupts,
-            progress: &progress,
-            interrupted: &interrupted,
-            loud: options.loud,
-        };
         let moment = Duration::from_millis(random(options.within * 1000));
-        let result = one(&scenario, moment, number, (owner, &disks));
-        ensure!(!interrupted.is_set(), "interrupted");
+        let result = hosts.attempt(|lab| {
+            let disks = Disks::of(&lab.host(owner)?)?;
+            let mut vm = options.vm.clone();
+            if apart {
+                (vm.device_slices, vm.lend) = (1, disks.lent());
+            }
+            vm.cmdline = format!("tessera.disks={number} {}", vm.cmdline);
+            vm.bootstrap = [disks.devices(lab, slice)?, vm.bootstrap].concat();
+            Ok(one(&rig.scenario(&vm, lab), moment, number, (owner, &disks)))
+        })?;
+        rig.check()?;
         let verdict = match &result {
             Ok((told, said)) => {
                 good += 1;
@@ -101,16 +83,13 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
             }
             Err(error) => format!("BAD: {error:#}"),
         };
-        progress.say(&format!(
+        rig.say(&format!(
             "try {number} of {}: killed {:.1} s after the writers started: {verdict}",
             options.tries,
             moment.as_secs_f64()
         ));
-        if result.is_ok() {
-            kept = Some(lab);
-        }
     }
-    drop(kept);
+    drop(hosts);
     println!(
         "{good} of {} kills lost nothing that was flushed, file system and fio's sectors whole; in {checked} every \
          writer had told of something, in {rewritten} fio had changed its disk",
@@ -118,7 +97,7 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     );
     // The first life has no digest to compare with.
     let all = good == options.tries && checked > 0 && (rewritten > 0 || options.tries == 1);
-    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(exit(all))
 }
 
 /// One life. Gives what the writers told, and what the judge says.

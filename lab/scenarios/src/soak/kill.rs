@@ -2,19 +2,17 @@
 //! life.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
-use lab::{ExitStatus, HostNumber, Lab, RemoteProcess};
+use lab::{ExitStatus, HostNumber, RemoteProcess};
 
-use crate::interrupt::Interrupted;
-use crate::progress::{Progress, printable};
+use crate::progress::printable;
 use crate::soak::leftovers::left_processes;
 use crate::soak::moments::random;
-use crate::vm::prepare;
+use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
 
@@ -78,42 +76,27 @@ struct Try {
 /// # Errors
 /// Something that is needed is missing, or somebody interrupts; a bad end is no error.
 pub fn run(options: &KillOptions) -> Result<ExitCode> {
-    let progress = Arc::new(Progress::new());
-    let interrupted = Interrupted::listen()?;
-    let layout = options.vm.layout()?;
-    if layout.slices() < 2 {
-        bail!("one slice has no companion to kill");
-    }
-    let prepared = prepare::prepare(&options.vm, &progress)?;
-    let mut hosts: Option<Lab> = None;
+    let shown = RigOptions { interrupts: options.interrupts, loud: false };
+    let rig = Rig::new(&options.vm, shown, |layout| {
+        ensure!(layout.slices() >= 2, "one slice has no companion to kill");
+        Ok(())
+    })?;
+    let mut hosts = Hosts::new(|| rig.hosts(&options.vm, Vec::new()));
     let mut good = 0;
     for number in 1..=options.tries {
-        let lab = match hosts.take() {
-            Some(lab) => lab,
-            None => prepare::hosts(&options.vm, &layout, &progress)?,
-        };
-        let scenario = Scenario {
-            options: &options.vm,
-            layout: &layout,
-            prepared: &prepared,
-            lab: &lab,
-            interrupts: options.interrupts,
-            progress: &progress,
-            interrupted: &interrupted,
-            loud: false,
-        };
-        let moment = random(options.within * 1000);
-        let result = one(&scenario, options.how, moment, layout.slices())?;
-        let problem = result.problem(options.how, options.exit_code);
-        progress.say(&format!("try {number} of {}: {}", options.tries, result.tell(&problem)));
-        if problem.is_none() {
-            good += 1;
-            hosts = Some(lab);
-        }
+        let tried = hosts.attempt(|lab| {
+            let moment = random(options.within * 1000);
+            let scenario = rig.scenario(&options.vm, lab);
+            let result = one(&scenario, options.how, moment, rig.layout.slices())?;
+            let problem = result.problem(options.how, options.exit_code);
+            rig.say(&format!("try {number} of {}: {}", options.tries, result.tell(&problem)));
+            Ok(problem.map_or(Ok(()), |problem| Err(anyhow!(problem))))
+        })?;
+        good += u32::from(tried.is_ok());
     }
     drop(hosts);
     println!("{good} of {} kills ended the VM as they should", options.tries);
-    Ok(if good == options.tries { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(exit(good == options.tries))
 }
 
 fn one(scenario: &Scenario<'_>, how: Harm, moment_ms: u64, slices: usize) -> Result<Try> {

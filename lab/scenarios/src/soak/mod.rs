@@ -8,3 +8,4 @@ pub(crate) mod judge;
 pub mod kill;
 pub(crate) mod leftovers;
 pub(crate) mod moments;
+pub(crate) mod rig;
