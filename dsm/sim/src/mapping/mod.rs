@@ -15,10 +15,12 @@
 mod carrier;
 mod guests;
 mod programs;
+mod report;
 mod rest;
 mod setup;
 mod world;
 
 pub use dsm::simulate::PlantedBug;
+pub use report::Report;
 pub use setup::Setup;
-pub use world::{Failure, Report, run};
+pub use world::{Failure, run};

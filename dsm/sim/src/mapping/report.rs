@@ -1,0 +1,55 @@
+//! What a run of the simulator found.
+
+use dsm::Memory;
+use std::fmt;
+
+/// What a run found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Slices.
+    pub slices: u16,
+    /// Of what private chunks are made.
+    pub memory: Memory,
+    /// Touches of memory.
+    pub touches: u64,
+    /// Faults that asked for a page.
+    pub faults: u64,
+    /// Pages that came.
+    pub pages_in: u64,
+    /// Chunks that became shared.
+    pub shared: u64,
+    /// Chunks of other homes that became private.
+    pub exclusive_grants: u64,
+    /// Chunks that became private again.
+    pub private_again: u64,
+    /// Chunks put on huge pages.
+    pub collapsed: u64,
+    /// Faults of workers whose page was probed.
+    pub probed: u64,
+    /// The longest step, virtual nanoseconds.
+    pub longest_ns: u64,
+    /// How often all was saved and restored.
+    pub saves: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
+             huge={} probed={} saves={} longest={}us",
+            self.slices,
+            self.memory,
+            self.touches,
+            self.faults,
+            self.pages_in,
+            self.shared,
+            self.exclusive_grants,
+            self.private_again,
+            self.collapsed,
+            self.probed,
+            self.saves,
+            self.longest_ns / 1000
+        )
+    }
+}
