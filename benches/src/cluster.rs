@@ -12,9 +12,9 @@
 #![expect(unsafe_code, reason = "fork, and the end of a child with its parent")]
 // UNSAFETY: the process has one thread when it forks.
 
-use crate::crew::{Crew, Done, Span};
 use crate::plan::Plan;
 use crate::slice::Slice;
+use crate::worker_pool::{Done, Span, WorkerPool};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use dsm::{Report, TraceReport, Tracing};
 use microguest::Job;
@@ -207,7 +207,7 @@ impl Cluster {
 }
 
 /// All vCPUs, slice by slice.
-impl Crew for Cluster {
+impl WorkerPool for Cluster {
     fn start(&mut self, worker: usize, job: Job) -> Result<()> {
         let (slice, vcpu) = *self.vcpus.get(worker).context("no such vCPU")?;
         Self::start(self, slice, vcpu, job)

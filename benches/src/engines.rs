@@ -3,12 +3,12 @@
 //! an address space, and with it the cost of taking pages away.
 
 use crate::carrier::Carrier;
-use crate::crew::{Crew, Done};
 use crate::native::Native;
 use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::plan::Plan;
 use crate::slice::Slice;
+use crate::worker_pool::{Done, WorkerPool};
 use anyhow::{Context, Result, ensure};
 use dsm::{HoldPolicy, Mechanisms, Memory};
 use microguest::Job;

@@ -11,7 +11,6 @@
 
 pub mod carrier;
 pub mod cluster;
-pub mod crew;
 pub mod delegated;
 pub mod echo;
 pub mod engines;
@@ -26,6 +25,7 @@ pub mod placement;
 pub mod plan;
 pub mod pool;
 pub mod raw;
+pub mod sampled_vcpus;
 pub mod samples;
-pub mod seats;
 pub mod slice;
+pub mod worker_pool;

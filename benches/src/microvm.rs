@@ -10,11 +10,11 @@
 #![expect(unsafe_code, reason = "memory slots name host memory by address")]
 // UNSAFETY: the VM keeps everything alive that its slots point to.
 
-use crate::crew::{Answer, Crew, Done, Worker, spanned};
 use crate::image;
 use crate::paging::{self, GuestPages};
 use crate::placement::Place;
-use crate::seats::Seats;
+use crate::sampled_vcpus::SampledVcpus;
+use crate::worker_pool::{Answer, Done, Worker, WorkerPool, spanned};
 use anyhow::{Context, Result, bail};
 use dsm::{GuestRam, HugePages, Memory};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
@@ -65,7 +65,7 @@ pub struct Alone {
 #[derive(Clone)]
 struct Inside {
     memory: Arc<GuestMemoryMmap>,
-    seats: Arc<Seats>,
+    sampled_vcpus: Arc<SampledVcpus>,
     _keep: Arc<dyn Send + Sync>,
 }
 
@@ -81,21 +81,21 @@ impl MicroVm {
         places: &[Place],
         pages: GuestPages,
     ) -> Result<Self> {
-        let seats = Arc::new(Seats::new(places.len(), None));
-        Self::with_seats(image, shared, keep, places, pages, seats)
+        let sampled_vcpus = Arc::new(SampledVcpus::new(places.len(), None));
+        Self::with_sampled_vcpus(image, shared, keep, places, pages, sampled_vcpus)
     }
 
     /// The same, with vCPUs that can be asked where they wait for pages.
     ///
     /// # Errors
     /// As for [`Self::new`].
-    pub fn with_seats(
+    pub fn with_sampled_vcpus(
         image: &Path,
         shared: &[Slot],
         keep: Arc<dyn Send + Sync>,
         places: &[Place],
         pages: GuestPages,
-        seats: Arc<Seats>,
+        sampled_vcpus: Arc<SampledVcpus>,
     ) -> Result<Self> {
         let kvm = Kvm::new().context("open /dev/kvm")?;
         let vm = kvm.create_vm().context("create a VM")?;
@@ -117,7 +117,7 @@ impl MicroVm {
             // SAFETY: the vCPU threads hold both memories, and the VM is gone before them.
             unsafe { vm.set_user_memory_region(region) }.context("set a memory slot")?;
         }
-        let inside = Inside { memory: Arc::new(memory), seats, _keep: keep };
+        let inside = Inside { memory: Arc::new(memory), sampled_vcpus, _keep: keep };
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("read CPUID")?;
         let mut vcpus = Vec::new();
         for (number, place) in (0u64..).zip(places) {
@@ -200,7 +200,7 @@ impl MicroVm {
     }
 }
 
-impl Crew for MicroVm {
+impl WorkerPool for MicroVm {
     fn start(&mut self, worker: usize, job: Job) -> Result<()> {
         Self::start(self, worker, job)
     }
@@ -235,7 +235,7 @@ fn vcpu(mut fd: VcpuFd, number: u64, inside: Inside, place: Place) -> Result<Wor
     let mut entered = false;
     Worker::start(format!("micro-vcpu{number}"), place, move |job| {
         if !entered {
-            inside.seats.sit(number, &fd)?;
+            inside.sampled_vcpus.attach_thread(number, &fd)?;
             until_ready(&mut fd, number, &inside)?;
             entered = true;
         }
@@ -270,7 +270,7 @@ fn until_ready(fd: &mut VcpuFd, number: u64, inside: &Inside) -> Result<()> {
                 bail!("the microguest ended with {exit}: {:x?}", fd.get_regs());
             }
             Err(error) if error.errno() == libc::EINTR => {
-                inside.seats.tell(number, fd, &inside.memory);
+                inside.sampled_vcpus.tell(number, fd, &inside.memory);
             }
             Err(error) if error.errno() == libc::EAGAIN => {}
             Err(error) => return Err(error).context("run a vCPU"),

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "a job names its memory by address")]
 // UNSAFETY: a job is bounded by the memory before it runs, and the threads end before the memory does.
 
-use crate::crew::{Answer, Crew, Done, Worker, spanned};
 use crate::placement::Place;
+use crate::worker_pool::{Answer, Done, Worker, WorkerPool, spanned};
 use anyhow::{Context, Result, bail, ensure};
 use dsm::GuestRam;
 use microguest::layout::{SAMPLES, SHARED};
@@ -55,14 +55,14 @@ impl Native {
     /// Runs a job to its end.
     ///
     /// # Errors
-    /// As for [`Crew::start`] and [`Crew::wait`].
+    /// As for [`WorkerPool::start`] and [`WorkerPool::wait`].
     pub fn run(&mut self, thread: usize, job: Job) -> Result<Done> {
         self.start(thread, job)?;
         self.wait(thread)
     }
 }
 
-impl Crew for Native {
+impl WorkerPool for Native {
     fn start(&mut self, worker: usize, job: Job) -> Result<()> {
         self.threads.get(worker).context("no such thread")?.give(job)
     }

@@ -1,9 +1,9 @@
 //! One slice of a benchmark: an engine, and a microguest on it.
 
-use crate::crew::Done;
 use crate::microvm::MicroVm;
 use crate::plan::Plan;
-use crate::seats::Seats;
+use crate::sampled_vcpus::SampledVcpus;
+use crate::worker_pool::Done;
 use anyhow::{Context, Result};
 use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, HugePages,
@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 struct Loud {
     over: Arc<AtomicBool>,
-    seats: Arc<Seats>,
+    sampled_vcpus: Arc<SampledVcpus>,
 }
 
 impl Uplink for Loud {
@@ -40,7 +40,7 @@ impl Uplink for Loud {
     }
     fn sample_roots(&mut self) {}
     fn sample_fault(&mut self, gfn: Gfn, thread: u32) {
-        self.seats.ask(gfn, thread);
+        self.sampled_vcpus.ask(gfn, thread);
     }
 }
 
@@ -84,8 +84,8 @@ impl Slice {
         }
         let at = usize::from(local);
         let places = plan.places.get(at).copied().unwrap_or(&[]);
-        let seats = Arc::new(Seats::new(places.len(), Some(Arc::clone(&ram))));
-        let over = Loud { over: Arc::default(), seats: Arc::clone(&seats) };
+        let sampled_vcpus = Arc::new(SampledVcpus::new(places.len(), Some(Arc::clone(&ram))));
+        let over = Loud { over: Arc::default(), sampled_vcpus: Arc::clone(&sampled_vcpus) };
         let (handle, thread) = Engine::start(EngineConfig {
             bystanders: Vec::new(),
             wait_limit: Duration::from_secs(60),
@@ -97,7 +97,7 @@ impl Slice {
             core: plan.engines.get(at).and_then(|place| place.core()),
         })
         .context("start a memory engine")?;
-        seats.attach(handle.clone());
+        sampled_vcpus.attach(handle.clone());
         let mut slice = Self {
             vm: None,
             handle,
@@ -109,7 +109,8 @@ impl Slice {
         if !places.is_empty() {
             let slots = ram.slots();
             let pages = plan.guest_pages;
-            let vm = MicroVm::with_seats(plan.image, &slots, ram, places, pages, seats)?;
+            let vm =
+                MicroVm::with_sampled_vcpus(plan.image, &slots, ram, places, pages, sampled_vcpus)?;
             slice.vm = Some(vm);
         }
         Ok(slice)

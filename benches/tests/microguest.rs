@@ -37,7 +37,7 @@ fn main() {
         ("run_is_read_right", run_is_read_right),
         ("three_slices_read_parts_and_end", three_slices_read_parts_and_end),
         ("store_of_a_running_guest_is_never_lost", store_of_a_running_guest_is_never_lost),
-        ("store_to_a_borrowed_chunk_is_never_lost", store_to_a_borrowed_chunk_is_never_lost),
+        ("store_to_a_granted_chunk_is_never_lost", store_to_a_granted_chunk_is_never_lost),
         ("sample_names_code_and_address", sample_names_code_and_address),
     ];
     for (name, test) in tests {
@@ -208,7 +208,7 @@ fn three_slices_read_parts_and_end(image: &Path) {
 
 /// A guest reads memory of another slice in order and goes on to raise a word in the last chunk, which is
 /// its own by then; the home asks for the page in the midst of it.
-fn store_to_a_borrowed_chunk_is_never_lost(image: &Path) {
+fn store_to_a_granted_chunk_is_never_lost(image: &Path) {
     for memory in [Memory::Memfd, Memory::MemfdPrealloc] {
         let homes = [512, 2048];
         let plan = Plan {

@@ -33,19 +33,19 @@ pub(crate) struct Found {
     page: Times,
     /// MB (10^6 bytes) a second, one way.
     stream_mb_s: f64,
-    /// Whether pages were placed without a copy.
-    placed: bool,
+    /// Whether pages were written remotely, without a copy.
+    remote_write: bool,
 }
 
 pub(crate) fn measure(mut peer: Peer, memory: &Memory, how: How, carrier: String) -> Result<Found> {
-    let placed = peer.has_remote_write();
+    let remote_write = peer.has_remote_write();
     Ok(Found {
         carrier,
         echo_64: echo(&mut peer, 64, how.count)?,
         echo_4096: echo(&mut peer, 4096, how.count)?,
         page: pages(&mut peer, memory, how.count)?,
         stream_mb_s: stream(&mut peer, how.stream << 20)?,
-        placed,
+        remote_write,
     })
 }
 

@@ -2,9 +2,9 @@
 //! by their caches. Beside the figures of slices it says what the workload itself is.
 
 use super::{CORES, cycles_per_ns};
-use crate::crew::Crew;
 use crate::native::Native;
 use crate::samples::Samples;
+use crate::worker_pool::WorkerPool;
 use anyhow::{Result, ensure};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};

@@ -10,10 +10,10 @@ pub mod solo;
 pub mod writes;
 
 use crate::carrier::Carrier;
-use crate::crew::Crew;
 use crate::paging::GuestPages;
 use crate::placement::Place;
 use crate::plan::Plan;
+use crate::worker_pool::WorkerPool;
 use anyhow::{Result, bail};
 use dsm::{HoldPolicy, Mechanisms, Memory};
 use microguest::Job;
@@ -79,9 +79,9 @@ impl<'a> Setting<'a> {
 }
 
 /// What one worker counts while the others do nothing.
-fn alone(crew: &mut dyn Crew, worker: usize, job: Job) -> Result<u64> {
-    crew.start(worker, job)?;
-    Ok(crew.wait(worker)?.job.count)
+fn alone(pool: &mut dyn WorkerPool, worker: usize, job: Job) -> Result<u64> {
+    pool.start(worker, job)?;
+    Ok(pool.wait(worker)?.job.count)
 }
 
 /// Cycles of the time-stamp counter in a nanosecond. Measured once.

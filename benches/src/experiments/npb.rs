@@ -12,12 +12,12 @@
 use super::{CORES, Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
-use crate::crew::{Crew, cycles};
 use crate::microvm::{Alone, MicroVm};
 use crate::native::Native;
 use crate::noise;
 use crate::placement::{Place, go_before_workers};
 use crate::samples::{median, ratios};
+use crate::worker_pool::{WorkerPool, cycles};
 use anyhow::{Context, Result, ensure};
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
@@ -83,14 +83,14 @@ fn shared(job: Job) -> [Job; 2] {
     [0, 1].map(|own| Job { own, all: 2, memory, pages, cycles: PATIENCE, ..job })
 }
 
-/// The crews, as in [`PLACES`].
-struct Crews {
+/// The pools, as in [`PLACES`].
+struct WorkerPools {
     cluster: Cluster,
     one_core: MicroVm,
     natives: [Native; 2],
 }
 
-impl Crews {
+impl WorkerPools {
     fn new(setting: Setting<'_>) -> Result<Self> {
         // First: it wants to be alone.
         let cluster = Cluster::new(&setting.two_slices(Carrier::Shm, &[PAGES, PAGES]))?;
@@ -104,7 +104,7 @@ impl Crews {
         Ok(self.cluster.faults(0)? + self.cluster.faults(1)?)
     }
 
-    fn at(&mut self, place: usize) -> &mut dyn Crew {
+    fn at(&mut self, place: usize) -> &mut dyn WorkerPool {
         match place {
             0 => &mut self.one_core,
             SLICES => &mut self.cluster,
@@ -141,10 +141,10 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         rounds * MORE
     ));
     go_before_workers();
-    let mut crews = Crews::new(setting)?;
+    let mut pools = WorkerPools::new(setting)?;
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for program in programs(setting.quick) {
-        let found = measure(&mut crews, &program, rounds)?;
+        let found = measure(&mut pools, &program, rounds)?;
         let gain = ratios(&found[0].milliseconds, &found[1].milliseconds);
         let native = ratios(&found[2].milliseconds, &found[3].milliseconds);
         let (all, machine) = (median(gain.clone()), median(native.clone()));
@@ -202,16 +202,16 @@ fn row(program: &Program, place: &str, found: &Found, gain: Option<f64>) -> Opti
 }
 
 /// One program at all places in turns.
-fn measure(crews: &mut Crews, program: &Program, rounds: u32) -> Result<[Found; 6]> {
+fn measure(pools: &mut WorkerPools, program: &Program, rounds: u32) -> Result<[Found; 6]> {
     let mut found = <[Found; 6]>::default();
     let serial = program.jobs[0].all == 1;
-    let expected = expected(crews, program)?;
+    let expected = expected(pools, program)?;
     for place in 0..4 {
         if program.kind == Kind::Is {
-            crews.at(place).together(&program.jobs.map(|job| of_kind(job, Kind::IsKeys)))?;
+            pools.at(place).together(&program.jobs.map(|job| of_kind(job, Kind::IsKeys)))?;
         }
         // Backs the memory.
-        crews.at(place).together(&program.jobs)?;
+        pools.at(place).together(&program.jobs)?;
     }
     let enough = usize::try_from(rounds)?;
     for round in 0..rounds * MORE {
@@ -223,15 +223,15 @@ fn measure(crews: &mut Crews, program: &Program, rounds: u32) -> Result<[Found; 
         for place in ORDER.into_iter().filter(|place| serial || *place < 4) {
             let found = &mut found[place];
             let jobs = if place == 4 { &program.jobs[..1] } else { &program.jobs[..] };
-            let faults = if place == SLICES { crews.faults()? } else { 0 };
+            let faults = if place == SLICES { pools.faults()? } else { 0 };
             let before = noise::stolen();
-            let done = crews.at(place).together(jobs)?;
+            let done = pools.at(place).together(jobs)?;
             found.stolen += noise::stolen() - before;
             found.waited += done.iter().map(|done| done.span.waited).sum::<f64>();
             #[expect(clippy::cast_precision_loss, reason = "cycles of seconds")]
             found.milliseconds.push(cycles(&done) as f64 / cycles_per_ns() / 1e6);
             if place == SLICES {
-                found.faults += crews.faults()? - faults;
+                found.faults += pools.faults()? - faults;
             }
             for (done, expected) in done.iter().zip(&expected) {
                 let result = (done.job.count, done.job.sum);
@@ -245,7 +245,7 @@ fn measure(crews: &mut Crews, program: &Program, rounds: u32) -> Result<[Found; 
         }
     }
     if program.kind == Kind::Is {
-        (0..4).try_for_each(|place| verify(crews.at(place), program))?;
+        (0..4).try_for_each(|place| verify(pools.at(place), program))?;
     }
     Ok(found)
 }
@@ -255,11 +255,11 @@ fn of_kind(job: Job, kind: Kind) -> Job {
 }
 
 /// Results of EP as a serial run of an ordinary thread finds them, by job.
-fn expected(crews: &mut Crews, program: &Program) -> Result<Vec<(u64, u64)>> {
+fn expected(pools: &mut WorkerPools, program: &Program) -> Result<Vec<(u64, u64)>> {
     let mut expected = Vec::new();
     for job in program.jobs.iter().filter(|_| program.kind == Kind::Ep) {
         let serial = Job { own: 0, all: 1, ..*job };
-        let done = crews.natives[1].run(0, serial)?.job;
+        let done = pools.natives[1].run(0, serial)?.job;
         expected.push((done.count, done.sum));
     }
     expected.resize(2, (0, 0));
@@ -267,12 +267,12 @@ fn expected(crews: &mut Crews, program: &Program) -> Result<Vec<(u64, u64)>> {
 }
 
 /// The ranks that IS left are those of a sorted sequence of all keys.
-fn verify(crew: &mut dyn Crew, program: &Program) -> Result<()> {
+fn verify(pool: &mut dyn WorkerPool, program: &Program) -> Result<()> {
     let serial = program.jobs[0].all == 1;
     let jobs = if serial { &program.jobs[..] } else { &program.jobs[..1] };
     for (worker, job) in jobs.iter().enumerate() {
-        crew.start(worker, of_kind(Job { all: 1, ..*job }, Kind::IsCheck))?;
-        let done = crew.wait(worker).context("verify the ranks")?.job;
+        pool.start(worker, of_kind(Job { all: 1, ..*job }, Kind::IsCheck))?;
+        let done = pool.wait(worker).context("verify the ranks")?.job;
         ensure!(
             done.count > 0 && done.sum == 0,
             "{}: {} keys out of order",

@@ -7,10 +7,10 @@
 use super::{CORES, Setting, alone};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
-use crate::crew::Crew;
 use crate::native::Native;
 use crate::plan::Plan;
 use crate::samples::{Samples, median};
+use crate::worker_pool::WorkerPool;
 use anyhow::{Context, Result, ensure};
 use dsm::HoldPolicy;
 use microguest::layout::SHARED;
@@ -134,10 +134,15 @@ pub(super) struct Found {
 impl Found {
     /// One worker alone, both, the other alone: what this machine's other guests take of a core for a
     /// while, or of one core more than of the other, goes into both figures of a round.
-    pub(super) fn add(&mut self, crew: &mut dyn Crew, sharing: Sharing, cycles: u64) -> Result<()> {
-        let first = alone(crew, 0, sharing.job(0, cycles))?;
-        let done = crew.together(&[0, 1].map(|own| sharing.job(own, cycles)))?;
-        let second = alone(crew, 1, sharing.job(1, cycles))?;
+    pub(super) fn add(
+        &mut self,
+        pool: &mut dyn WorkerPool,
+        sharing: Sharing,
+        cycles: u64,
+    ) -> Result<()> {
+        let first = alone(pool, 0, sharing.job(0, cycles))?;
+        let done = pool.together(&[0, 1].map(|own| sharing.job(own, cycles)))?;
+        let second = alone(pool, 1, sharing.job(1, cycles))?;
         let count: u64 = done.iter().map(|done| done.job.count).sum();
         let idle: u64 = done.iter().map(|done| done.job.sum).sum();
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
@@ -168,7 +173,7 @@ impl Found {
 }
 
 /// Two workers take turns in raising a word; the time from one own turn to the next.
-pub(super) fn ping_pong(crew: &mut dyn Crew, name: String) -> Result<Row> {
+pub(super) fn ping_pong(pool: &mut dyn WorkerPool, name: String) -> Result<Row> {
     let job = |own| Job {
         kind: Kind::PingPong as u64,
         memory: SHARED,
@@ -179,7 +184,7 @@ pub(super) fn ping_pong(crew: &mut dyn Crew, name: String) -> Result<Row> {
         cycles: PATIENCE,
         ..Job::default()
     };
-    let done = crew.together(&[job(0), job(1)])?;
+    let done = pool.together(&[job(0), job(1)])?;
     ensure!(done.iter().all(|done| done.job.count == TURNS), "{name} gave up: {:?}", done[0].job);
     let summary = Samples::from_cycles(&done[0].samples, super::cycles_per_ns()).summary();
     let figures = vec![

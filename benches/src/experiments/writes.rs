@@ -7,11 +7,11 @@
 use super::{CORES, Setting, alone, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
-use crate::crew::Crew;
 use crate::native::Native;
 use crate::placement::Place;
 use crate::plan::Plan;
 use crate::samples::median;
+use crate::worker_pool::WorkerPool;
 use anyhow::Result;
 use microguest::layout::SHARED;
 use microguest::{Job, Kind};
@@ -84,13 +84,18 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) fn add(&mut self, crew: &mut dyn Crew, pages: [u64; 4], cycles: u64) -> Result<()> {
+    pub(super) fn add(
+        &mut self,
+        pool: &mut dyn WorkerPool,
+        pages: [u64; 4],
+        cycles: u64,
+    ) -> Result<()> {
         // One of each slice, before and after, as in `sharing`.
         let words = [0, 1, 2, 3];
         let jobs = words.map(|word| job(pages[word], word as u64, cycles));
-        let first = alone(crew, 0, jobs[0])?;
-        let done = crew.together(&jobs)?;
-        let second = alone(crew, 2, jobs[2])?;
+        let first = alone(pool, 0, jobs[0])?;
+        let done = pool.together(&jobs)?;
+        let second = alone(pool, 2, jobs[2])?;
         let count: u64 = done.iter().map(|done| done.job.count).sum();
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         let (count, limit, ns) =

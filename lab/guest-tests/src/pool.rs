@@ -1,13 +1,13 @@
 //! One worker process per CPU, forked once and given jobs through shared memory.
 //!
 //! A fork costs hundreds of page faults over a DSM, so the workers outlive the tests. The runner
-//! never takes part in a test: it posts a job to a crew of workers and sleeps until all replied,
+//! never takes part in a test: it posts a job to some of the workers and sleeps until all replied,
 //! one died, or the time limit passed. In the last two cases every worker is killed and the pool
 //! is built anew, so that a hang in one test is a failure of that test alone.
 //!
 //! ```text
 //! idle --post(seq+1, futex wake)--> running --reply(done = seq, futex wake of the board)--> idle
-//!   running --limit or death of any worker of the crew--> killed --start--> idle
+//!   running --limit or death of any of these workers--> killed --start--> idle
 //! ```
 #![expect(unsafe_code, reason = "shared slots and job pointers")]
 // UNSAFETY: views a mapping as slots, and carries function pointers through it.
@@ -49,7 +49,7 @@ struct Slot {
     failed: AtomicU32,
     text_len: AtomicUsize,
     text: [AtomicU32; MOST_TEXT / 4],
-    crew: [AtomicUsize; MOST_CPUS],
+    members: [AtomicUsize; MOST_CPUS],
     pids: [AtomicU32; MOST_CPUS],
 }
 
@@ -62,21 +62,21 @@ pub(crate) struct Env<'a> {
     pub(crate) arena: Arena,
     /// Pipes that all workers share.
     pub(crate) pipes: &'a Pipes,
-    /// Place of this worker in the crew, from 0.
+    /// Place of this worker among those of the job, from 0.
     pub(crate) rank: usize,
-    /// Size of the crew.
+    /// How many workers do the job.
     pub(crate) ranks: usize,
     /// Numbers from the runner.
     pub(crate) args: Args,
 }
 
 impl Env<'_> {
-    /// CPU of a member of the crew.
+    /// CPU of a worker of the job.
     pub(crate) fn cpu(&self, rank: usize) -> usize {
-        self.slot.crew[rank].load(Ordering::Relaxed)
+        self.slot.members[rank].load(Ordering::Relaxed)
     }
 
-    /// Process id of a member of the crew.
+    /// Process id of a worker of the job.
     pub(crate) fn pid(&self, rank: usize) -> Pid {
         Pid::try_from(self.slot.pids[rank].load(Ordering::Relaxed)).unwrap_or(0)
     }
@@ -162,42 +162,42 @@ impl Pool {
         }
     }
 
-    /// Runs a job on a crew (indexes of CPUs) and waits for all replies.
+    /// Runs a job on some workers (indexes of CPUs) and waits for all replies.
     ///
     /// # Errors
     /// The text of the first worker that failed, a worker that died, or the time limit.
-    pub(crate) fn run(&mut self, crew: &[usize], job: Job, args: Args) -> Result<Vec<Values>> {
-        for &index in crew {
+    pub(crate) fn run(&mut self, members: &[usize], job: Job, args: Args) -> Result<Vec<Values>> {
+        for &index in members {
             if self.workers[index].is_none() {
                 self.start(index)?;
             }
         }
         self.arena.clear_variables();
         let before = self.replies.load(Ordering::Acquire);
-        for (rank, &index) in crew.iter().enumerate() {
-            self.post(crew, rank, index, job, args);
+        for (rank, &index) in members.iter().enumerate() {
+            self.post(members, rank, index, job, args);
         }
-        let awaited = before.wrapping_add(u32::try_from(crew.len())?);
-        if let Err(error) = self.await_replies(crew, awaited) {
+        let awaited = before.wrapping_add(u32::try_from(members.len())?);
+        if let Err(error) = self.await_replies(members, awaited) {
             for index in 0..self.workers.len() {
                 self.retire(index);
             }
             self.pipes.drain();
             return Err(error);
         }
-        crew.iter().map(|&index| self.reply(index)).collect()
+        members.iter().map(|&index| self.reply(index)).collect()
     }
 
-    fn post(&self, crew: &[usize], rank: usize, index: usize, job: Job, args: Args) {
+    fn post(&self, members: &[usize], rank: usize, index: usize, job: Job, args: Args) {
         let slot = &self.slots[index];
         slot.job.store(job as *const () as usize, Ordering::Relaxed);
         slot.rank.store(rank, Ordering::Relaxed);
-        slot.ranks.store(crew.len(), Ordering::Relaxed);
+        slot.ranks.store(members.len(), Ordering::Relaxed);
         for (to, from) in slot.args.iter().zip(args) {
             to.store(from, Ordering::Relaxed);
         }
-        for (rank, &member) in crew.iter().enumerate() {
-            slot.crew[rank].store(self.cpus[member].id, Ordering::Relaxed);
+        for (rank, &member) in members.iter().enumerate() {
+            slot.members[rank].store(self.cpus[member].id, Ordering::Relaxed);
             let pid = self.workers[member].as_ref().map_or(0, |worker| worker.pid);
             slot.pids[rank].store(pid.unsigned_abs(), Ordering::Relaxed);
         }
@@ -205,13 +205,13 @@ impl Pool {
         sys::futex_wake(&slot.seq);
     }
 
-    fn await_replies(&self, crew: &[usize], awaited: u32) -> Result<()> {
+    fn await_replies(&self, members: &[usize], awaited: u32) -> Result<()> {
         loop {
             let now = self.replies.load(Ordering::Acquire);
             if now == awaited {
                 return Ok(());
             }
-            for &index in crew {
+            for &index in members {
                 let Some(worker) = &self.workers[index] else { continue };
                 if let Some(ended) = sys::wait_for(worker.pid, false).unwrap_or(None) {
                     bail!("worker of cpu {} died: {ended:?}", self.cpus[index].id);
@@ -224,7 +224,7 @@ impl Pool {
                     slot.done.load(Ordering::Relaxed) != slot.seq.load(Ordering::Relaxed)
                 };
                 let silent: Vec<_> =
-                    crew.iter().filter(silent).map(|&index| self.cpus[index].id).collect();
+                    members.iter().filter(silent).map(|&index| self.cpus[index].id).collect();
                 bail!("timeout after {} s, no reply from cpus {silent:?}", self.limit.as_secs());
             }
             sys::futex_wait(self.replies, now, left.min(Duration::from_secs(1)));

@@ -9,10 +9,10 @@
 use super::{CORES, OWN, Plan, bandwidth, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
-use crate::crew::{Done, Span};
 use crate::experiments::Setting;
 use crate::paging::GuestPages;
 use crate::samples::{Samples, median};
+use crate::worker_pool::{Done, Span};
 use anyhow::Result;
 use dsm::Memory;
 use microguest::layout::SHARED;

@@ -49,7 +49,7 @@ pub(crate) fn check(lab: &Lab) -> Result<bool> {
         good &= right;
     };
     let end = links.talk("rdma", 500, "", &|_, _| Ok(()))?;
-    tell("nothing happens", &end, end.good && end.said.contains("\"placed\":true"));
+    tell("nothing happens", &end, end.good && end.said.contains("\"remote_write\":true"));
 
     let blink = |links: &Links<'_>, _: &RemoteProcess| {
         links.host(2)?.cut()?;

@@ -117,9 +117,9 @@ fn moves_line(report: &Value) -> Option<String> {
         let of = |slice: &Value| slice.pointer("/page_moves")?.get(name)?.as_u64();
         slices.iter().map(of).sum::<Option<u64>>()
     };
-    let (copies, placed) = (sum("copies")?, sum("remote_writes_out")?);
+    let (copies, written) = (sum("copies")?, sum("remote_writes_out")?);
     Some(format!(
-        "page contents: {copies} copies by processors, {placed} pages placed by adapters\n"
+        "page contents: {copies} copies by processors, {written} pages written by adapters\n"
     ))
 }
 
@@ -170,13 +170,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_and_placed_pages_of_all_slices_are_added() {
+    fn copies_and_remote_writes_of_all_slices_are_added() {
         let moves = |copies: u64, out: u64| serde_json::json!({"page_moves": {"copies": copies, "remote_writes_out": out, "remote_writes_in": 1}});
         let report = serde_json::json!({"slices": [moves(2, 30), moves(3, 40)]});
 
         let line = moves_line(&report).unwrap();
 
-        assert_eq!(line, "page contents: 5 copies by processors, 70 pages placed by adapters\n");
+        assert_eq!(line, "page contents: 5 copies by processors, 70 pages written by adapters\n");
         assert_eq!(moves_line(&serde_json::json!({"slices": [{}]})), None);
     }
 

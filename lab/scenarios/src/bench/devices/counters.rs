@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use lab::{Command, Host};
 use serde::Deserialize;
 
-use super::bed::Bed;
+use super::setup::Setup;
 
 /// For one look at the counters of a slice.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -31,19 +31,19 @@ pub(crate) struct MemoryCounters {
 
 impl Counters {
     /// Of all slices, in order. The guest does not notice.
-    pub(crate) fn of(bed: &Bed<'_>) -> Result<Vec<Self>> {
-        Self::ask(bed, &[])
+    pub(crate) fn of(setup: &Setup<'_>) -> Result<Vec<Self>> {
+        Self::ask(setup, &[])
     }
 
     /// The same, after all slices have forgotten which pages a device used so far.
-    pub(crate) fn forgetting(bed: &Bed<'_>, device: u16) -> Result<Vec<Self>> {
-        Self::ask(bed, &["--forget-device-pages", "--of-device", &device.to_string()])
+    pub(crate) fn forgetting(setup: &Setup<'_>, device: u16) -> Result<Vec<Self>> {
+        Self::ask(setup, &["--forget-device-pages", "--of-device", &device.to_string()])
     }
 
-    fn ask(bed: &Bed<'_>, more: &[&str]) -> Result<Vec<Self>> {
+    fn ask(setup: &Setup<'_>, more: &[&str]) -> Result<Vec<Self>> {
         let ask = |host: Host<'_>| {
-            let program = bed.scenario.program()?;
-            let control = bed.scenario.control(host.number());
+            let program = setup.scenario.program()?;
+            let control = setup.scenario.control(host.number());
             let words = [&program, "counters", "--control", &control];
             let words = words.into_iter().chain(more.iter().copied());
             let said = host.output(&Command::new(words), LIMIT).with_context(|| {
@@ -51,6 +51,6 @@ impl Counters {
             })?;
             serde_json::from_str(&said).context("read the counters of a slice")
         };
-        bed.scenario.lab.hosts().map(ask).collect()
+        setup.scenario.lab.hosts().map(ask).collect()
     }
 }

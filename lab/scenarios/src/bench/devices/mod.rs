@@ -5,9 +5,9 @@
 //!   tessera, Debian ─> hosts, scratch disks ─> taps ─> VM up ─> measure ─> power off ─> Outcome written
 //! ```
 
-mod bed;
 mod counters;
 mod scratch;
+mod setup;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -23,9 +23,9 @@ use crate::vm::scenario::Scenario;
 use crate::vm::{VmOptions, distro};
 use crate::workspace;
 
-pub(crate) use bed::{Bed, LOCAL_CPU, REMOTE_CPU};
 pub(crate) use counters::Counters;
 use scratch::Scratch;
+pub(crate) use setup::{LOCAL_CPU, REMOTE_CPU, Setup};
 
 /// Most seconds of the VM, boot and all, unless the options say.
 const TIMEOUT: u64 = 14_400;
@@ -77,7 +77,7 @@ pub(crate) struct Experiment<'a> {
 }
 
 /// What is measured in a VM that is up: a first sketch of the outcome goes in, with its conditions.
-pub(crate) type Measure<'a> = &'a mut dyn FnMut(&Bed<'_>, &mut Outcome) -> Result<()>;
+pub(crate) type Measure<'a> = &'a mut dyn FnMut(&Setup<'_>, &mut Outcome) -> Result<()>;
 
 /// Brings the VM up, has it measured and writes what was found. `devices` gives the options of tessera
 /// for the experiment's devices, from the paths of its disks on the host.
@@ -156,7 +156,7 @@ fn measured(
     let shown = visit::visit(&scenario, distro, &mut |guest, _| {
         begun = true;
         guest.check_system()?;
-        measure(&Bed { guest, scenario: &scenario, rig }, &mut outcome)
+        measure(&Setup { guest, scenario: &scenario, rig }, &mut outcome)
     })?;
     if !begun || outcome.rows.is_empty() {
         bail!("nothing was measured: {}", shown.problems.join("\n"));

@@ -17,7 +17,7 @@ mod fio;
 mod measure;
 mod page_moves;
 mod plan;
-mod tell;
+mod report;
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ use lab::Mode as LabMode;
 use outcome::Outcome;
 
 use crate::bench::BenchOptions;
-use crate::bench::devices::{self, Bed, Experiment};
+use crate::bench::devices::{self, Experiment, Setup};
 use crate::bench::rig::Figures;
 use fio::Block;
 use plan::{DISKS, Disks, FULL, Plan, QUICK};
@@ -45,28 +45,28 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
         let disk = |(path, rings)| ["--disk".to_owned(), format!("{path},rings={rings}")];
         paths.iter().zip(rings).flat_map(disk).collect()
     };
-    devices::run(&experiment, &options.rest, &devices, &mut |bed, outcome| {
-        let disks = Disks::find(bed)?;
-        conditions(bed, plan, disk_speed, outcome)?;
+    devices::run(&experiment, &options.rest, &devices, &mut |setup, outcome| {
+        let disks = Disks::find(setup)?;
+        conditions(setup, plan, disk_speed, outcome)?;
         for block in [Block::Small, Block::Large] {
-            outcome.rows.push(measure::raw(bed, block, plan.seconds)?);
+            outcome.rows.push(measure::raw(setup, block, plan.seconds)?);
         }
         let mut figures = Figures::new();
-        let result = measure::loads(bed, &disks, plan, &mut figures);
+        let result = measure::loads(setup, &disks, plan, &mut figures);
         // What was measured before a failure is told too.
-        tell::rows_and_bars(&figures, plan, outcome);
+        report::rows_and_bars(&figures, plan, outcome);
         result?;
-        page_moves::measure(bed, &disks, plan.traffic, outcome)
+        page_moves::measure(setup, &disks, plan.traffic, outcome)
     })
 }
 
 fn conditions(
-    bed: &Bed<'_>,
+    setup: &Setup<'_>,
     plan: Plan,
     disk_speed: Option<u32>,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    if bed.scenario.lab.mode() == LabMode::Machines {
+    if setup.scenario.lab.mode() == LabMode::Machines {
         outcome.conditions.notes.push(disk_speed.map_or_else(
             || "disks without a limit: files in this machine's memory".to_owned(),
             |speed| format!("disks: {speed} MB/s at most (QEMU's throttling), see `raw network`"),
@@ -78,7 +78,7 @@ fn conditions(
          clock shows {}",
         plan.seconds,
         plan.rounds,
-        bed.scenario.guest_clock()?
+        setup.scenario.guest_clock()?
     ));
     Ok(())
 }

@@ -22,7 +22,7 @@ use outcome::{Bar, Outcome, Row};
 
 use super::fio::{Measured, long_line};
 use super::plan::{Disks, Mode};
-use crate::bench::devices::{Bed, Counters};
+use crate::bench::devices::{Counters, Setup};
 use crate::bench::rig::count;
 
 /// What a long load does, in MiB.
@@ -123,21 +123,26 @@ impl Change {
 }
 
 /// Looks at the idle VM, then at bypassed traffic of so many MiB, then at a little with coherent rings.
-pub(crate) fn measure(bed: &Bed<'_>, disks: &Disks, mib: u64, outcome: &mut Outcome) -> Result<()> {
-    bed.guest.ssh(NO_PROBES).context("have udev leave the disks alone")?;
-    bed.rig.say("looking at an idle VM");
-    let (before, start) = (Counters::of(bed)?, Instant::now());
+pub(crate) fn measure(
+    setup: &Setup<'_>,
+    disks: &Disks,
+    mib: u64,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    setup.guest.ssh(NO_PROBES).context("have udev leave the disks alone")?;
+    setup.rig.say("looking at an idle VM");
+    let (before, start) = (Counters::of(setup)?, Instant::now());
     thread::sleep(IDLE);
-    let after = Counters::of(bed)?;
+    let after = Counters::of(setup)?;
     outcome.rows.extend(Change::between(&before, &after, start.elapsed()).rows("idle", 0.0));
 
-    let (change, passed) = traffic(bed, disks, Mode::Bypass, Amount::bypassed(mib))?;
+    let (change, passed) = traffic(setup, disks, Mode::Bypass, Amount::bypassed(mib))?;
     outcome.rows.extend(change.rows("bypassed traffic", passed));
     outcome.bars.extend(change.bars(passed));
-    match traffic(bed, disks, Mode::Coherent, Amount::COHERENT) {
+    match traffic(setup, disks, Mode::Coherent, Amount::COHERENT) {
         Ok((change, passed)) => outcome.rows.extend(change.rows("coherent traffic", passed)),
         Err(error) => {
-            bed.rig.check()?;
+            setup.rig.check()?;
             outcome.conditions.notes.push(format!("coherent traffic: {error:#}"));
         }
     }
@@ -145,38 +150,39 @@ pub(crate) fn measure(bed: &Bed<'_>, disks: &Disks, mib: u64, outcome: &mut Outc
 }
 
 /// What changed in the middle of a long load from the remote vCPU, and how many MiB that was.
-fn traffic(bed: &Bed<'_>, disks: &Disks, mode: Mode, amount: Amount) -> Result<(Change, f64)> {
+fn traffic(setup: &Setup<'_>, disks: &Disks, mode: Mode, amount: Amount) -> Result<(Change, f64)> {
     let mib = amount.all();
-    let process = Counters::of(bed)?.first().context("no slice has counters")?.process;
-    let from = passed(bed, process)?;
+    let process = Counters::of(setup)?.first().context("no slice has counters")?.process;
+    let from = passed(setup, process)?;
     let line = long_line(disks.of(mode), mode.cpu(), mib, REPORT);
-    bed.guest.ssh(&line).with_context(|| format!("start a long load with {mode} rings"))?;
-    reach(bed, process, from, amount.warm_up, mode)?;
-    Counters::forgetting(bed, disks.device(mode)).context("set the marks of device pages anew")?;
-    let anew = passed(bed, process)?;
-    reach(bed, process, anew, amount.warm_up, mode)?;
+    setup.guest.ssh(&line).with_context(|| format!("start a long load with {mode} rings"))?;
+    reach(setup, process, from, amount.warm_up, mode)?;
+    Counters::forgetting(setup, disks.device(mode))
+        .context("set the marks of device pages anew")?;
+    let anew = passed(setup, process)?;
+    reach(setup, process, anew, amount.warm_up, mode)?;
     let start = Instant::now();
     // The counters span the traffic that is counted, and a little more on either side.
-    let before = Counters::of(bed)?;
-    let counted = passed(bed, process)?;
-    reach(bed, process, counted, amount.counted, mode)?;
-    let last = passed(bed, process)?;
-    let after = Counters::of(bed)?;
+    let before = Counters::of(setup)?;
+    let counted = passed(setup, process)?;
+    reach(setup, process, counted, amount.counted, mode)?;
+    let last = passed(setup, process)?;
+    let after = Counters::of(setup)?;
     let change = Change::between(&before, &after, start.elapsed());
-    let all = passed(bed, process)? - from;
+    let all = passed(setup, process)? - from;
     ensure!(
         all < mib << 20,
         "the load had ended ({all} bytes) before its end was looked at; a host is too slow for this"
     );
-    end(bed, mode)?;
+    end(setup, mode)?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
     Ok((change, (last - counted) as f64 / f64::from(1 << 20)))
 }
 
 /// Bytes that the process on the disk's host has read and written so far (proc_pid_io(5)).
-fn passed(bed: &Bed<'_>, process: u32) -> Result<u64> {
+fn passed(setup: &Setup<'_>, process: u32) -> Result<u64> {
     let words = ["cat".to_owned(), format!("/proc/{process}/io")];
-    let said = bed.host(1)?.output(&Command::new(words), LOOK_LIMIT)?;
+    let said = setup.host(1)?.output(&Command::new(words), LOOK_LIMIT)?;
     bytes(&said).with_context(|| format!("no counts of bytes: {said}"))
 }
 
@@ -189,16 +195,16 @@ fn bytes(said: &str) -> Option<u64> {
 }
 
 /// Waits until so many MiB have passed since `from`.
-fn reach(bed: &Bed<'_>, process: u32, from: u64, mib: u64, mode: Mode) -> Result<()> {
+fn reach(setup: &Setup<'_>, process: u32, from: u64, mib: u64, mode: Mode) -> Result<()> {
     let most = MIB_LIMIT * u32::try_from(mib)?;
     let until = Instant::now() + most;
     loop {
-        let now = passed(bed, process)?.saturating_sub(from) >> 20;
+        let now = passed(setup, process)?.saturating_sub(from) >> 20;
         if now >= mib {
             return Ok(());
         }
-        bed.rig.check()?;
-        bed.rig.progress.say_if_quiet(QUIET, || format!("{mode} traffic: {now} of {mib} MiB"));
+        setup.rig.check()?;
+        setup.rig.progress.say_if_quiet(QUIET, || format!("{mode} traffic: {now} of {mib} MiB"));
         if Instant::now() > until {
             bail!(
                 "{now} of {mib} MiB within {most:?}; a host's file system that is not asked directly \
@@ -210,13 +216,13 @@ fn reach(bed: &Bed<'_>, process: u32, from: u64, mib: u64, mode: Mode) -> Result
 }
 
 /// Waits for the end of the load and looks at its report.
-fn end(bed: &Bed<'_>, mode: Mode) -> Result<()> {
+fn end(setup: &Setup<'_>, mode: Mode) -> Result<()> {
     let line = format!(
         "for i in $(seq {END_LIMIT}); do pgrep -x fio >/dev/null || break; sleep 1; done; cat {REPORT}"
     );
-    let said = bed.guest.ssh_within(&line, Duration::from_secs(END_LIMIT + 300))?;
+    let said = setup.guest.ssh_within(&line, Duration::from_secs(END_LIMIT + 300))?;
     let found = Measured::read(&said)?;
-    bed.rig.say(&format!(
+    setup.rig.say(&format!(
         "{mode} traffic: {} MiB in all, {:.2} MB/s by the guest's clock",
         found.bytes >> 20,
         found.bandwidth / 1e6

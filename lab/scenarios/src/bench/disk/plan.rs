@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 
 use super::fio::{Block, Job, Pattern};
-use crate::bench::devices::{Bed, LOCAL_CPU, REMOTE_CPU};
+use crate::bench::devices::{LOCAL_CPU, REMOTE_CPU, Setup};
 
 /// Bytes of the scratch disks; the guest tells them apart by that.
 pub(crate) const DISKS: [u64; 2] = [256 << 20, 257 << 20];
@@ -50,10 +50,10 @@ impl Disks {
     }
 
     /// Finds them by their sizes.
-    pub(crate) fn find(bed: &Bed<'_>) -> Result<Self> {
+    pub(crate) fn find(setup: &Setup<'_>) -> Result<Self> {
         let line = "for path in /sys/block/vd*; do \
                     echo \"/dev/${path##*/} $(cat \"$path/size\")\"; done";
-        let said = bed.guest.ssh(line)?;
+        let said = setup.guest.ssh(line)?;
         let name = |bytes: u64| {
             // In sectors of 512 bytes (Documentation/ABI/stable/sysfs-block).
             let end = format!(" {}", bytes / 512);

@@ -10,16 +10,16 @@ use super::load::load;
 use super::plan::{MODES, Mode, Plan, objects};
 use super::raw::raw_url;
 use super::second::ADDRESS;
-use crate::bench::devices::{Bed, LOCAL_CPU, REMOTE_CPU};
+use crate::bench::devices::{LOCAL_CPU, REMOTE_CPU, Setup};
 use crate::bench::rig::{Figures, order};
 
 /// Requests on their way at a time.
 pub(crate) const CONNECTIONS: usize = 2;
 
 /// An object of the server of a mode.
-fn url(bed: &Bed<'_>, mode: Mode, object: &str) -> Result<String> {
+fn url(setup: &Setup<'_>, mode: Mode, object: &str) -> Result<String> {
     let (address, cpu) = match mode {
-        Mode::Raw => return raw_url(bed, object),
+        Mode::Raw => return raw_url(setup, object),
         Mode::Local => (GUEST_ADDRESS, LOCAL_CPU),
         Mode::Bypass => (GUEST_ADDRESS, REMOTE_CPU),
         Mode::Coherent => (ADDRESS, REMOTE_CPU),
@@ -30,7 +30,7 @@ fn url(bed: &Bed<'_>, mode: Mode, object: &str) -> Result<String> {
 /// Loads on the servers of a VM that is up.
 #[derive(Debug)]
 pub(crate) struct Loads<'a> {
-    pub(crate) bed: &'a Bed<'a>,
+    pub(crate) setup: &'a Setup<'a>,
     /// Of one load.
     pub(crate) seconds: u32,
     /// Whether the client has a line of its own.
@@ -41,8 +41,8 @@ pub(crate) struct Loads<'a> {
 
 impl Loads<'_> {
     fn load(&self, mode: Mode, object: Object) -> Result<LoadReport> {
-        let url = url(self.bed, mode, object.name)?;
-        load(self.bed, &url, (CONNECTIONS, self.seconds), self.line && mode != Mode::Raw)
+        let url = url(self.setup, mode, object.name)?;
+        load(self.setup, &url, (CONNECTIONS, self.seconds), self.line && mode != Mode::Raw)
     }
 
     /// Loads of which nothing is kept.
@@ -54,7 +54,7 @@ impl Loads<'_> {
                 // It is told if it fails again.
                 Err(error) => format!("{error:#}"),
             };
-            self.bed.rig.say(&format!("warm-up, {} {mode}: {how}", object.name));
+            self.setup.rig.say(&format!("warm-up, {} {mode}: {how}", object.name));
         }
     }
 
@@ -71,7 +71,7 @@ impl Loads<'_> {
             (0..times).flat_map(|round| objects.iter().map(move |object| (round, *object)))
         {
             for mode in order(modes, round) {
-                self.bed.rig.check()?;
+                self.setup.rig.check()?;
                 if out.contains(&(object.bytes, mode)) {
                     continue;
                 }
@@ -82,7 +82,7 @@ impl Loads<'_> {
                         let p50 = report.latency_us.p50 as f64 / 1e3;
                         let (rate, requests) = (report.requests_per_second, report.requests);
                         let free = if self.line { "" } else { ", no line" };
-                        self.bed.rig.say(&format!(
+                        self.setup.rig.say(&format!(
                             "round {} of {times}, {name}: {rate:.2} requests/s, p50 {p50:.1} ms, {requests} \
                              requests{free}",
                             round + 1,
@@ -91,7 +91,7 @@ impl Loads<'_> {
                     }
                     Err(error) if mode == Mode::Coherent => {
                         let why = format!("{name} was given up: {error:#}");
-                        self.bed.rig.say(&why);
+                        self.setup.rig.say(&why);
                         self.failed.insert(why);
                         out.insert((object.bytes, mode));
                     }

@@ -19,8 +19,8 @@ mod load;
 mod measure;
 mod plan;
 mod raw;
+mod report;
 mod second;
-mod tell;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ use anyhow::{Result, ensure};
 use lab::Mode as LabMode;
 
 use crate::bench::BenchOptions;
-use crate::bench::devices::{self, Bed, Experiment};
+use crate::bench::devices::{self, Experiment, Setup};
 use crate::bench::rig::Figures;
 use crate::vm::distro;
 use client_link::ClientLink;
@@ -50,16 +50,16 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     ensure!(options.rounds != Some(0), "--rounds 0 leaves nothing to do");
     let plan = Plan { rounds: options.rounds.map_or(plan.rounds, usize::from), ..plan };
     let experiment = Experiment { name: "net", disks: &[], disk_speed: None, taps: &[second::TAP] };
-    devices::run(&experiment, &options.rest, &|_| second::device(), &mut |bed, outcome| {
-        second::give_address(bed)?;
-        let _server = raw_server(bed)?;
-        let line = line(bed, options.client_speed)?;
+    devices::run(&experiment, &options.rest, &|_| second::device(), &mut |setup, outcome| {
+        second::give_address(setup)?;
+        let _server = raw_server(setup)?;
+        let line = line(setup, options.client_speed)?;
         outcome
             .conditions
             .notes
             .extend(conditions(plan, line.as_ref().map(|_| options.client_speed)));
         let mut loads =
-            Loads { bed, seconds: plan.seconds, line: line.is_some(), failed: BTreeSet::new() };
+            Loads { setup, seconds: plan.seconds, line: line.is_some(), failed: BTreeSet::new() };
         let (mut figures, mut free) = (Figures::new(), Figures::new());
         loads.warm_up(plan);
         let mut result = loads.measure(&objects(plan.objects), &MODES, plan.rounds, &mut figures);
@@ -68,19 +68,19 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
             result = loads.measure(&objects(&[FREE]), &MODES[..3], plan.free_rounds, &mut free);
         }
         // What was measured before a failure is told too.
-        tell::rows_and_bars(&figures, &free, plan, outcome);
+        report::rows_and_bars(&figures, &free, plan, outcome);
         outcome.conditions.notes.extend(loads.failed);
         result
     })
 }
 
 /// The client's line where the hosts' network is not a real one, unless its speed is 0.
-fn line<'a>(bed: &'a Bed<'_>, speed: u32) -> Result<Option<ClientLink<'a>>> {
-    if speed == 0 || bed.scenario.lab.mode() != LabMode::Machines {
+fn line<'a>(setup: &'a Setup<'_>, speed: u32) -> Result<Option<ClientLink<'a>>> {
+    if speed == 0 || setup.scenario.lab.mode() != LabMode::Machines {
         return Ok(None);
     }
     let taps = [(distro::TAP, NETWORKS[0]), (second::TAP.name, NETWORKS[1])];
-    ClientLink::make(bed.host(1)?, speed, &taps).map(Some)
+    ClientLink::make(setup.host(1)?, speed, &taps).map(Some)
 }
 
 fn conditions(plan: Plan, line: Option<u32>) -> Vec<String> {

@@ -7,17 +7,17 @@ use lab::http::LoadReport;
 use lab::{Command, RemoteProcess};
 
 use super::load::load;
-use crate::bench::devices::Bed;
+use crate::bench::devices::Setup;
 
 /// Port of the server.
 const PORT: u16 = 8800;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts the server on host 2 and waits until it listens.
-pub(crate) fn raw_server(bed: &Bed<'_>) -> Result<RemoteProcess> {
-    let host = bed.host(2)?;
+pub(crate) fn raw_server(setup: &Setup<'_>) -> Result<RemoteProcess> {
+    let host = setup.host(2)?;
     let address = format!("{}:{PORT}", host.address());
-    let words = [bed.guest.program.as_str(), "http", "serve", &address];
+    let words = [setup.guest.program.as_str(), "http", "serve", &address];
     let mut server = host.spawn(&Command::new(words))?;
     match server.next_line(LIMIT) {
         Some(line) if line.text == "listening" => Ok(server),
@@ -27,11 +27,11 @@ pub(crate) fn raw_server(bed: &Bed<'_>) -> Result<RemoteProcess> {
 }
 
 /// An object of that server.
-pub(crate) fn raw_url(bed: &Bed<'_>, object: &str) -> Result<String> {
-    Ok(format!("http://{}:{PORT}/{object}", bed.host(2)?.address()))
+pub(crate) fn raw_url(setup: &Setup<'_>, object: &str) -> Result<String> {
+    Ok(format!("http://{}:{PORT}/{object}", setup.host(2)?.address()))
 }
 
 /// A load on it, one request at a time.
-pub(crate) fn raw_load(bed: &Bed<'_>, object: &str, seconds: u32) -> Result<LoadReport> {
-    load(bed, &raw_url(bed, object)?, (1, seconds), false)
+pub(crate) fn raw_load(setup: &Setup<'_>, object: &str, seconds: u32) -> Result<LoadReport> {
+    load(setup, &raw_url(setup, object)?, (1, seconds), false)
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use lab::distro::GUEST_ADDRESS;
 
-use crate::bench::devices::{Bed, Tap};
+use crate::bench::devices::{Setup, Tap};
 
 /// Its tap.
 pub(crate) const TAP: Tap = Tap { name: "tap1", address: "192.168.78.1/24" };
@@ -18,7 +18,7 @@ pub(crate) fn device() -> Vec<String> {
 
 /// Gives the second device its own address; until now the guest took both for the first. There is no
 /// message bus in the guest by which networkd could be told.
-pub(crate) fn give_address(bed: &Bed<'_>) -> Result<()> {
+pub(crate) fn give_address(setup: &Setup<'_>) -> Result<()> {
     let line = format!(
         "set -e; nic=; for path in /sys/class/net/*; do \
          if [ \"$(cat \"$path/address\")\" = {MAC} ]; then nic=${{path##*/}}; fi; done; \
@@ -27,10 +27,10 @@ pub(crate) fn give_address(bed: &Bed<'_>) -> Result<()> {
          ip address delete {GUEST_ADDRESS}/24 dev $nic 2>/dev/null || true; ip link set $nic up; \
          ip -4 -o address show dev $nic"
     );
-    let said = bed.guest.ssh(&line).context("give the second network device its address")?;
+    let said = setup.guest.ssh(&line).context("give the second network device its address")?;
     let right = said.contains(ADDRESS) && !said.contains(&format!("{GUEST_ADDRESS}/"));
     ensure!(right, "the second network device has other addresses: {}", said.trim());
-    bed.rig.say(&format!("second network device of the guest: {}", said.trim()));
+    setup.rig.say(&format!("second network device of the guest: {}", said.trim()));
     Ok(())
 }
 

@@ -10,7 +10,7 @@
 
 mod measure;
 mod plan;
-mod tell;
+mod report;
 
 use std::process::ExitCode;
 
@@ -83,8 +83,8 @@ fn outcome(bench: &Bench<'_>) -> Outcome {
         bench.options.bootstrap.join(" "),
         bench.options.cmdline,
     ));
-    outcome.rows = tell::rows(&bench.seconds, &bench.faults, &bench.guests);
-    outcome.bars = tell::bars(&bench.seconds, &bench.guests);
+    outcome.rows = report::rows(&bench.seconds, &bench.faults, &bench.guests);
+    outcome.bars = report::bars(&bench.seconds, &bench.guests);
     "gain".clone_into(&mut outcome.shown);
     outcome
 }

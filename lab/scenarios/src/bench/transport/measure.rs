@@ -26,7 +26,7 @@ struct Found {
     echo_4096: Times,
     page: Times,
     stream_mb_s: f64,
-    placed: bool,
+    remote_write: bool,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -96,9 +96,9 @@ impl<'a> Bench<'a> {
                 Step::Link(mode, waiting) => {
                     let found = self.ask(mode, waiting)?;
                     ensure!(
-                        found.placed == (mode == Mode::Registered),
-                        "{mode}: pages were {}placed",
-                        if found.placed { "" } else { "not " }
+                        found.remote_write == (mode == Mode::Registered),
+                        "{mode}: pages were {}written remotely",
+                        if found.remote_write { "" } else { "not " }
                     );
                     let columns = found.columns();
                     let page = columns[PAGE];

@@ -16,7 +16,7 @@
 
 mod measure;
 mod plan;
-mod tell;
+mod report;
 
 use std::process::ExitCode;
 
@@ -49,7 +49,7 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let (outcome, end) = rig.on(lab, |lab| {
         let mut bench = Bench::new(&rig, lab, program::install(lab, &built)?, plan)?;
         let end = bench.measure();
-        Ok::<_, anyhow::Error>((tell::outcome(&bench), end))
+        Ok::<_, anyhow::Error>((report::outcome(&bench), end))
     })?;
     rig::tell(&outcome, &[], end)
 }

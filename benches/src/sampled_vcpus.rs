@@ -10,15 +10,15 @@ use vmm::vcpu::{Awaited, Doorbell, drain, prepare_thread};
 use wire::{Gfn, VcpuId};
 
 #[derive(Debug, Default)]
-struct Seat {
+struct SampledVcpu {
     doorbell: Doorbell,
     awaited: Awaited,
 }
 
 /// The vCPUs of one slice.
 #[derive(Debug)]
-pub struct Seats {
-    vcpus: Vec<Seat>,
+pub struct SampledVcpus {
+    vcpus: Vec<SampledVcpu>,
     ram: Option<Arc<GuestRam>>,
     engine: OnceLock<Handle>,
 }
@@ -36,11 +36,11 @@ impl Memory for View<'_> {
     }
 }
 
-impl Seats {
+impl SampledVcpus {
     /// For so many vCPUs, and the memory that they share.
     #[must_use]
     pub fn new(vcpus: usize, ram: Option<Arc<GuestRam>>) -> Self {
-        let vcpus = (0..vcpus).map(|_| Seat::default()).collect();
+        let vcpus = (0..vcpus).map(|_| SampledVcpu::default()).collect();
         Self { vcpus, ram, engine: OnceLock::new() }
     }
 
@@ -50,31 +50,32 @@ impl Seats {
         let _ = self.engine.set(engine);
     }
 
-    fn seat(&self, number: u64) -> Option<&Seat> {
+    fn vcpu(&self, number: u64) -> Option<&SampledVcpu> {
         usize::try_from(number).ok().and_then(|number| self.vcpus.get(number))
     }
 
     /// The calling thread is that of a vCPU from now on.
-    pub(crate) fn sit(&self, number: u64, fd: &VcpuFd) -> Result<()> {
+    pub(crate) fn attach_thread(&self, number: u64, fd: &VcpuFd) -> Result<()> {
         prepare_thread(fd).context("prepare the signals of a vCPU")?;
-        self.seat(number).context("no such vCPU")?.doorbell.attach();
+        self.vcpu(number).context("no such vCPU")?.doorbell.attach();
         Ok(())
     }
 
     /// Asks the vCPU with this thread where it waits for a page.
     pub(crate) fn ask(&self, gfn: Gfn, thread: u32) {
-        let is_thread =
-            |seat: &&Seat| seat.doorbell.tid().is_some_and(|tid| u32::try_from(tid) == Ok(thread));
-        if let Some(seat) = self.vcpus.iter().find(is_thread) {
-            seat.awaited.ask(gfn, true);
-            seat.doorbell.ring();
+        let is_thread = |vcpu: &&SampledVcpu| {
+            vcpu.doorbell.tid().is_some_and(|tid| u32::try_from(tid) == Ok(thread))
+        };
+        if let Some(vcpu) = self.vcpus.iter().find(is_thread) {
+            vcpu.awaited.ask(gfn, true);
+            vcpu.doorbell.ring();
         }
     }
 
     /// Answers for a vCPU that was kicked. Called on its thread.
     pub(crate) fn tell(&self, number: u64, fd: &VcpuFd, private: &GuestMemoryMmap) {
         drain();
-        let Some((gfn, _)) = self.seat(number).and_then(|seat| seat.awaited.take()) else { return };
+        let Some((gfn, _)) = self.vcpu(number).and_then(|vcpu| vcpu.awaited.take()) else { return };
         let (Ok(regs), Ok(sregs)) = (fd.get_regs(), fd.get_sregs()) else { return };
         let Some(engine) = self.engine.get() else { return };
         let vcpu = VcpuId(u32::try_from(number).unwrap_or(u32::MAX));

@@ -14,13 +14,13 @@ pub(crate) const REMOTE_CPU: u16 = 1;
 
 /// A VM that runs.
 #[derive(Debug)]
-pub(crate) struct Bed<'a> {
+pub(crate) struct Setup<'a> {
     pub(crate) guest: &'a Guest<'a>,
     pub(crate) scenario: &'a Scenario<'a>,
     pub(crate) rig: &'a Rig,
 }
 
-impl Bed<'_> {
+impl Setup<'_> {
     pub(crate) fn host(&self, number: usize) -> Result<Host<'_>> {
         self.scenario.lab.host(HostNumber::new(number)?)
     }

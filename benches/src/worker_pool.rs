@@ -1,7 +1,7 @@
 //! Workers that do jobs: vCPUs of one VM, vCPUs of several slices, or threads of this process.
 //!
 //! ```text
-//!   Crew::start --job--> worker's thread: does it, notes when it began and ended --Done--> Crew::wait
+//!   WorkerPool::start --job--> worker's thread: does it, notes when it began and ended --Done--> WorkerPool::wait
 //! ```
 
 use crate::noise;
@@ -40,7 +40,7 @@ pub struct Span {
 }
 
 /// Workers that do jobs, by number from 0.
-pub trait Crew {
+pub trait WorkerPool {
     /// Gives a worker a job without waiting for it.
     ///
     /// # Errors
