@@ -123,8 +123,8 @@ impl Lines {
 
     /// Waits until all lines are written or given up, at most so long.
     fn finish(&self, limit: Duration) {
-        let under_way = |state: &mut State| state.taken || !state.waiting.is_empty();
-        drop(self.changed.wait_timeout_while(self.lock(), limit, under_way));
+        let in_flight = |state: &mut State| state.taken || !state.waiting.is_empty();
+        drop(self.changed.wait_timeout_while(self.lock(), limit, in_flight));
     }
 }
 

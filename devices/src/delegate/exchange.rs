@@ -6,7 +6,7 @@ use super::outbound::Outbound;
 use super::role::{Origin, Role};
 use super::{
     Courier, DiskServer, ExchangeError, Limits, NicServer, RemoteDisk, RemoteNic, ServeError,
-    StillUnderWay,
+    StillInFlight,
 };
 use crate::back_end::{Disk, DiskShape, Nic, NicShape};
 use std::collections::BTreeMap;
@@ -132,12 +132,12 @@ impl Exchange {
     ///
     /// # Errors
     /// That is not so after this time. Nothing has changed.
-    pub fn wait_until_idle(&self, within: Duration) -> Result<(), StillUnderWay> {
+    pub fn wait_until_idle(&self, within: Duration) -> Result<(), StillInFlight> {
         let deadline = Instant::now() + within;
         for (device, role) in self.all_roles() {
             let requests = role.wait_until_idle(deadline);
             if requests > 0 {
-                return Err(StillUnderWay { device, requests, within });
+                return Err(StillInFlight { device, requests, within });
             }
         }
         Ok(())

@@ -25,6 +25,7 @@
 mod counters;
 mod disk_server;
 mod exchange;
+mod in_flight;
 mod inbound;
 mod nic_hub;
 mod nic_server;
@@ -33,7 +34,6 @@ mod outbound;
 mod remote_disk;
 mod remote_nic;
 mod role;
-mod under_way;
 
 #[cfg(test)]
 mod tests;
@@ -105,7 +105,7 @@ pub struct ServeError {
 #[error(
     "bring delegated devices to rest: {device} has {requests} requests under way after {within:?}"
 )]
-pub struct StillUnderWay {
+pub struct StillInFlight {
     /// The first such device.
     pub device: DeviceId,
     /// Requests, or messages with packets.

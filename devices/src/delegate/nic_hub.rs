@@ -120,8 +120,8 @@ impl NicHub {
     /// A client has room for so many more packets of a pair.
     pub(super) fn allow(&self, client: SliceId, connection: u32, index: u16, packets: u32) {
         let control = self.control.read().unwrap_or_else(PoisonError::into_inner);
-        let seat = control.clients.get(&client).filter(|seat| seat.0 == connection);
-        let (Some((_, sink, _)), Some(pair)) = (seat, self.pairs.get(usize::from(index))) else {
+        let known = control.clients.get(&client).filter(|known| known.0 == connection);
+        let (Some((_, sink, _)), Some(pair)) = (known, self.pairs.get(usize::from(index))) else {
             return;
         };
         let more = {

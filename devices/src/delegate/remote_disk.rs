@@ -1,9 +1,9 @@
 //! A disk that another slice has.
 
 use super::counters::add;
+use super::in_flight::InFlight;
 use super::outbound::{Letters, Outbound, message_bytes};
 use super::role::{Origin, Role};
-use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Disk, DiskDone, DiskReply, DiskRequest, DiskShape};
 use std::fmt;
@@ -26,7 +26,7 @@ pub struct RemoteDisk {
     shape: DiskShape,
     outbound: Arc<Outbound>,
     /// Held for moments only: the engine's thread takes it.
-    under_way: Mutex<UnderWay<Waiting>>,
+    in_flight: Mutex<InFlight<Waiting>>,
     idle: Condvar,
 }
 
@@ -38,29 +38,29 @@ impl RemoteDisk {
         limits: Limits,
         outbound: Arc<Outbound>,
     ) -> Self {
-        let under_way = Mutex::new(UnderWay::new(limits));
-        Self { device, owner, shape, outbound, under_way, idle: Condvar::new() }
+        let in_flight = Mutex::new(InFlight::new(limits));
+        Self { device, owner, shape, outbound, in_flight, idle: Condvar::new() }
     }
 
-    fn under_way(&self) -> MutexGuard<'_, UnderWay<Waiting>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_flight(&self) -> MutexGuard<'_, InFlight<Waiting>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a request in, unless it is too much or its disk is lost.
     fn enter(&self, bytes: u64, waiting: Waiting) -> Result<u64, DiskDone> {
-        self.under_way().enter(bytes, waiting).map_err(|refused| {
+        self.in_flight().enter(bytes, waiting).map_err(|refused| {
             add(&self.outbound.counters.refused, u64::from(refused.full));
             refused.what.done
         })
     }
 
     fn leave(&self, tag: u64) -> Option<Waiting> {
-        self.under_way().leave(tag)
+        self.in_flight().leave(tag)
     }
 
     /// So many who waited have been answered.
     fn told(&self, count: usize) {
-        if self.under_way().told(count) {
+        if self.in_flight().told(count) {
             self.idle.notify_all();
         }
     }
@@ -139,7 +139,7 @@ impl RemoteDisk {
     /// The slice with the disk is gone: all that waits fails, and all that comes.
     fn lose(&self) {
         // What is done then runs without the lock.
-        let waiting = self.under_way().lose();
+        let waiting = self.in_flight().lose();
         self.fail(waiting);
     }
 }
@@ -163,8 +163,8 @@ impl Role for RemoteDisk {
     /// Waits until everything is answered.
     fn wait_until_idle(&self, deadline: Instant) -> usize {
         let left = deadline.saturating_duration_since(Instant::now());
-        let busy = |under_way: &mut UnderWay<Waiting>| under_way.count() > 0;
-        let waited = self.idle.wait_timeout_while(self.under_way(), left, busy);
+        let busy = |in_flight: &mut InFlight<Waiting>| in_flight.count() > 0;
+        let waited = self.idle.wait_timeout_while(self.in_flight(), left, busy);
         waited.unwrap_or_else(PoisonError::into_inner).0.count()
     }
 

@@ -1,9 +1,9 @@
 //! A network that another slice has.
 
 use super::counters::add;
+use super::in_flight::InFlight;
 use super::outbound::{Outbound, fitting, message_bytes};
 use super::role::{Origin, Role};
-use super::under_way::UnderWay;
 use super::{ExchangeError, Limits};
 use crate::back_end::{Nic, NicShape, PACKET_BYTES_MAX, PacketSink, PacketsDone};
 use std::fmt;
@@ -27,7 +27,7 @@ impl Drop for Batch {
 struct State {
     connection: u32,
     /// The batch of each message under way.
-    under_way: UnderWay<Arc<Batch>>,
+    in_flight: InFlight<Arc<Batch>>,
     /// For each pair, packets that this connection still allows.
     allowed: Vec<u64>,
 }
@@ -52,8 +52,8 @@ impl RemoteNic {
         shape: NicShape,
         outbound: Arc<Outbound>,
     ) -> Self {
-        let under_way = UnderWay::new(Limits::of_queues(shape.pairs));
-        let state = Mutex::new(State { connection: 0, under_way, allowed: Vec::new() });
+        let in_flight = InFlight::new(Limits::of_queues(shape.pairs));
+        let state = Mutex::new(State { connection: 0, in_flight, allowed: Vec::new() });
         let (idle, sink) = (Condvar::new(), RwLock::default());
         Self { device, owner, shape, outbound, state, idle, sink }
     }
@@ -69,7 +69,7 @@ impl RemoteNic {
         }
         let list = join_packets(packets);
         let bytes = list.len() as u64;
-        let entered = self.state().under_way.enter(bytes, Arc::clone(batch));
+        let entered = self.state().in_flight.enter(bytes, Arc::clone(batch));
         let Ok(tag) = entered else {
             add(&self.outbound.counters.dropped, packets.len() as u64);
             return;
@@ -87,7 +87,7 @@ impl RemoteNic {
 
     /// Ends a message. False when there is none with this tag.
     fn leave(&self, tag: u64) -> bool {
-        let batch = self.state().under_way.leave(tag);
+        let batch = self.state().in_flight.leave(tag);
         let known = batch.is_some();
         // Without the lock, since that may run the end of the batch.
         drop(batch);
@@ -97,7 +97,7 @@ impl RemoteNic {
 
     /// So many messages have ended.
     fn told(&self, count: usize) {
-        if self.state().under_way.told(count) {
+        if self.state().in_flight.told(count) {
             self.idle.notify_all();
         }
     }
@@ -135,7 +135,7 @@ impl RemoteNic {
 
     /// The slice with the network is gone: what is under way is dropped, as is all that comes.
     fn lose(&self) {
-        let waiting: Vec<_> = self.state().under_way.lose().collect();
+        let waiting: Vec<_> = self.state().in_flight.lose().collect();
         let count = waiting.len();
         drop(waiting);
         self.told(count);
@@ -158,9 +158,9 @@ impl Role for RemoteNic {
     /// Waits until all packets have left; counts messages.
     fn wait_until_idle(&self, deadline: Instant) -> usize {
         let left = deadline.saturating_duration_since(Instant::now());
-        let busy = |state: &mut State| state.under_way.count() > 0;
+        let busy = |state: &mut State| state.in_flight.count() > 0;
         let waited = self.idle.wait_timeout_while(self.state(), left, busy);
-        waited.unwrap_or_else(PoisonError::into_inner).0.under_way.count()
+        waited.unwrap_or_else(PoisonError::into_inner).0.in_flight.count()
     }
 
     fn lost(&self, slice: SliceId) {

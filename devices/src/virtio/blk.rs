@@ -7,10 +7,10 @@
 //! A request's header and data are copied out of guest memory once; what is checked is the copy.
 
 use super::ring::{Buffers, Chain, Frame};
-use super::worker::Seat;
+use super::worker::ServedQueue;
 use super::{
-    ConfigChanges, DeviceChange, DeviceShape, Doorbell, QUEUE_SIZE_MAX, QueueContext, QueueSetup,
-    QueueWorker, RingError, UNDER_WAY_BYTES, WorkerState,
+    ConfigChanges, DeviceChange, DeviceShape, Doorbell, IN_FLIGHT_BYTES, QUEUE_SIZE_MAX,
+    QueueContext, QueueSetup, QueueWorker, RingError, WorkerState,
 };
 use crate::back_end::{
     DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX,
@@ -130,7 +130,7 @@ impl Status {
 
 /// A request that the back end has.
 #[derive(Debug)]
-struct UnderWay {
+struct InFlight {
     head: u16,
     writable: Buffers,
     /// Bytes that it may move.
@@ -168,13 +168,13 @@ impl Drop for Answering {
 /// The worker of a request queue.
 #[derive(Debug)]
 pub struct DiskQueue {
-    seat: Seat,
+    queue: ServedQueue,
     disk: Arc<dyn Disk>,
     shape: DiskShape,
     doorbell: Doorbell,
     answers: Receiver<Answer>,
     answering: SyncSender<Answer>,
-    under_way: Vec<Option<UnderWay>>,
+    in_flight: Vec<Option<InFlight>>,
     free: Vec<usize>,
     bytes: usize,
     /// Requests of this round, which are submitted together.
@@ -204,17 +204,17 @@ impl DiskQueue {
         disk: Arc<dyn Disk>,
         doorbell: Doorbell,
     ) -> Result<Self, RingError> {
-        let seat = Seat::new(context, features, setup, FRAME)?;
-        let size = usize::from(seat.ring.size());
+        let queue = ServedQueue::new(context, features, setup, FRAME)?;
+        let size = usize::from(queue.ring.size());
         let (answering, answers) = sync_channel(size);
         Ok(Self {
-            seat,
+            queue,
             shape: disk.shape(),
             disk,
             doorbell,
             answers,
             answering,
-            under_way: (0..size).map(|_| None).collect(),
+            in_flight: (0..size).map(|_| None).collect(),
             free: (0..size).rev().collect(),
             bytes: 0,
             begun: Begun::default(),
@@ -222,12 +222,12 @@ impl DiskQueue {
     }
 
     fn full(&self) -> bool {
-        self.free.is_empty() || self.bytes >= UNDER_WAY_BYTES
+        self.free.is_empty() || self.bytes >= IN_FLIGHT_BYTES
     }
 
     fn round(&mut self) -> Result<bool, RingError> {
         self.finish_answered()?;
-        self.seat.ring.quiet()?;
+        self.queue.ring.quiet()?;
         let begun = self.begin_all();
         // What was begun before a ring turned out broken is carried out too.
         let requests = std::mem::take(&mut self.begun.0);
@@ -236,19 +236,19 @@ impl DiskQueue {
         }
         let begun = begun?;
         self.finish_answered()?;
-        self.seat.tell()?;
+        self.queue.tell()?;
         if self.full() {
             // An answer rings.
             return Ok(false);
         }
-        Ok(begun == ROUND || self.seat.ring.listen()?)
+        Ok(begun == ROUND || self.queue.ring.listen()?)
     }
 
     /// Takes in what the driver asks for, and says how many requests that were.
     fn begin_all(&mut self) -> Result<usize, RingError> {
         let mut begun = 0;
         while begun < ROUND && !self.full() {
-            let Some(chain) = self.seat.ring.pop()? else { break };
+            let Some(chain) = self.queue.ring.pop()? else { break };
             self.begin(chain)?;
             begun += 1;
         }
@@ -258,7 +258,7 @@ impl DiskQueue {
     /// Reads a request and prepares it, or ends it here.
     fn begin(&mut self, chain: Chain) -> Result<(), RingError> {
         let mut header = [0; HEADER_BYTES];
-        self.seat.ring.read(&chain.readable, 0, &mut header)?;
+        self.queue.ring.read(&chain.readable, 0, &mut header)?;
         if chain.writable.len() == 0 {
             return Err(RingError::Request);
         }
@@ -290,7 +290,7 @@ impl DiskQueue {
             },
             VIRTIO_BLK_T_OUT => match self.bytes_within(sector, data_out) {
                 Some(bytes) if !self.shape.read_only => {
-                    let ring = &self.seat.ring;
+                    let ring = &self.queue.ring;
                     let data = ring.read_vec(&chain.readable, HEADER_BYTES as u64, bytes)?;
                     Ok(DiskRequest::Write { sector, data })
                 }
@@ -301,14 +301,14 @@ impl DiskQueue {
                 if data_in < DISK_ID_BYTES as u64 {
                     Err(Status::Failed)
                 } else {
-                    self.seat.ring.write(&chain.writable, 0, &self.shape.id)?;
+                    self.queue.ring.write(&chain.writable, 0, &self.shape.id)?;
                     Err(Status::Ok)
                 }
             }
             kind @ (VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES) => {
                 if data_out == RANGE_BYTES as u64 {
                     let mut range = [0; RANGE_BYTES];
-                    self.seat.ring.read(&chain.readable, HEADER_BYTES as u64, &mut range)?;
+                    self.queue.ring.read(&chain.readable, HEADER_BYTES as u64, &mut range)?;
                     self.range_request(kind, range)
                 } else {
                     Err(Status::Failed)
@@ -364,7 +364,7 @@ impl DiskQueue {
         };
         self.bytes += bytes;
         let Chain { head, writable, .. } = chain;
-        self.under_way[place] = Some(UnderWay { head, writable, bytes, read });
+        self.in_flight[place] = Some(InFlight { head, writable, bytes, read });
         let answering = Answering {
             place,
             answers: self.answering.clone(),
@@ -375,8 +375,8 @@ impl DiskQueue {
     }
 
     /// Takes the request of an answer off the list.
-    fn take(&mut self, place: usize) -> Option<UnderWay> {
-        let request = self.under_way.get_mut(place)?.take()?;
+    fn take(&mut self, place: usize) -> Option<InFlight> {
+        let request = self.in_flight.get_mut(place)?.take()?;
         self.bytes -= request.bytes;
         self.free.push(place);
         Some(request)
@@ -407,7 +407,7 @@ impl DiskQueue {
     }
 
     fn idle(&self) -> bool {
-        self.free.len() == self.under_way.len()
+        self.free.len() == self.in_flight.len()
     }
 
     /// Writes data and status and gives the request back.
@@ -418,47 +418,47 @@ impl DiskQueue {
         data: &[u8],
         status: Status,
     ) -> Result<(), RingError> {
-        self.seat.ring.write(writable, 0, data)?;
+        self.queue.ring.write(writable, 0, data)?;
         let last = writable.len() - 1;
-        self.seat.ring.write(writable, last, &[status.code()])?;
+        self.queue.ring.write(writable, last, &[status.code()])?;
         // The length counts from the first buffer (2.7.8.2): after a failure nothing before the
         // status was written.
         let whole = status == Status::Ok || last == 0;
-        self.seat.ring.push(head, if whole { last + 1 } else { 0 })
+        self.queue.ring.push(head, if whole { last + 1 } else { 0 })
     }
 }
 
 impl QueueWorker for DiskQueue {
     fn service(&mut self) -> bool {
-        if self.seat.broken() {
+        if self.queue.broken() {
             return false;
         }
         let round = self.round();
-        self.seat.settle(round)
+        self.queue.settle(round)
     }
 
     fn rest(&mut self, deadline: Instant) -> bool {
         while !self.idle() {
             let Some((place, reply)) = self.answer(deadline) else { return false };
-            if self.seat.broken() {
+            if self.queue.broken() {
                 drop(self.take(place));
             } else if let Err(cause) = self.finish(place, reply) {
-                self.seat.settle(Err(cause));
+                self.queue.settle(Err(cause));
             }
         }
-        if !self.seat.broken() {
-            let told = self.seat.tell();
-            self.seat.settle(told.map(|()| false));
+        if !self.queue.broken() {
+            let told = self.queue.tell();
+            self.queue.settle(told.map(|()| false));
         }
         true
     }
 
     fn save(&self) -> WorkerState {
-        WorkerState::Queue(self.seat.save())
+        WorkerState::Queue(self.queue.save())
     }
 
     fn restore(&mut self, state: WorkerState) -> Result<(), Invalid> {
-        self.seat.restore(state.queue()?)
+        self.queue.restore(state.queue()?)
     }
 
     fn stop(&mut self, deadline: Instant) -> bool {

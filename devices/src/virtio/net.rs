@@ -8,9 +8,9 @@
 //! the front end only fills in how many buffers a received packet has.
 
 mod control;
+mod in_flight;
 mod pair;
 mod saved;
-mod under_way;
 
 pub use control::NetControl;
 pub use pair::NetPair;

@@ -119,14 +119,14 @@ pub trait QueueWorker: Send {
 
 /// A ring with its way out.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ServedQueue {
     pub(crate) ring: Ring,
     context: QueueContext,
     vector: Option<MsixVector>,
     broken: bool,
 }
 
-impl Seat {
+impl ServedQueue {
     pub(crate) fn new(
         context: &QueueContext,
         features: u64,
@@ -195,13 +195,13 @@ pub trait Requests: Send {
 
 /// The worker of a queue whose requests are served on the spot.
 pub struct RingWorker<R> {
-    seat: Seat,
+    queue: ServedQueue,
     requests: R,
 }
 
 impl<R> fmt::Debug for RingWorker<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingWorker").field("seat", &self.seat).finish_non_exhaustive()
+        f.debug_struct("RingWorker").field("queue", &self.queue).finish_non_exhaustive()
     }
 }
 
@@ -217,23 +217,23 @@ impl<R: Requests> RingWorker<R> {
         setup: &QueueSetup,
         requests: R,
     ) -> Result<Self, RingError> {
-        Ok(Self { seat: Seat::new(context, features, setup, Frame::default())?, requests })
+        Ok(Self { queue: ServedQueue::new(context, features, setup, Frame::default())?, requests })
     }
 
     fn round(&mut self) -> Result<bool, RingError> {
-        self.seat.ring.quiet()?;
+        self.queue.ring.quiet()?;
         for _ in 0..R::ROUND {
             if !self.requests.ready() {
                 self.tell()?;
-                self.requests.wait(&mut self.seat.ring)?;
+                self.requests.wait(&mut self.queue.ring)?;
                 return Ok(false);
             }
-            let Some(chain) = self.seat.ring.pop()? else {
+            let Some(chain) = self.queue.ring.pop()? else {
                 self.tell()?;
-                return self.seat.ring.listen();
+                return self.queue.ring.listen();
             };
-            let written = self.requests.serve(&self.seat.ring, &chain)?;
-            self.seat.ring.push(chain.head, written)?;
+            let written = self.requests.serve(&self.queue.ring, &chain)?;
+            self.queue.ring.push(chain.head, written)?;
         }
         self.tell()?;
         Ok(true)
@@ -241,17 +241,17 @@ impl<R: Requests> RingWorker<R> {
 
     fn tell(&mut self) -> Result<(), RingError> {
         self.requests.settle();
-        self.seat.tell()
+        self.queue.tell()
     }
 }
 
 impl<R: Requests> QueueWorker for RingWorker<R> {
     fn service(&mut self) -> bool {
-        if self.seat.broken() {
+        if self.queue.broken() {
             return false;
         }
         let round = self.round();
-        self.seat.settle(round)
+        self.queue.settle(round)
     }
 
     /// Requests are served on the spot: between rounds nothing is under way.
@@ -260,11 +260,11 @@ impl<R: Requests> QueueWorker for RingWorker<R> {
     }
 
     fn save(&self) -> WorkerState {
-        WorkerState::Queue(self.seat.save())
+        WorkerState::Queue(self.queue.save())
     }
 
     fn restore(&mut self, state: WorkerState) -> Result<(), Invalid> {
-        self.seat.restore(state.queue()?)
+        self.queue.restore(state.queue()?)
     }
 
     fn stop(&mut self, _deadline: Instant) -> bool {

@@ -262,7 +262,7 @@ fn many_requests_at_a_time_are_all_answered() {
 }
 
 #[test]
-fn dropping_a_disk_answers_what_is_under_way() {
+fn dropping_a_disk_answers_what_is_in_flight() {
     let folder = Folder::new();
     let path = folder.image(ImageFormat::Qcow2, 8 << 20);
     let disk = ImageDisk::open(&ImageOptions::new(path, ImageFormat::Qcow2)).expect("an image");

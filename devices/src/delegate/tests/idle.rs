@@ -4,7 +4,7 @@ use super::{OWNER, PATIENCE, World};
 use crate::back_end::{
     Disk, DiskDone, DiskReply, DiskRequest, DiskShape, Nic, NicShape, PacketSink, PacketsDone,
 };
-use crate::delegate::StillUnderWay;
+use crate::delegate::StillInFlight;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -108,7 +108,7 @@ fn slices_are_idle_once_everything_asked_is_answered() {
         let mut world = World::new(7);
         let (device, answers) = ask(&world, kind);
         let still = |slice: SliceId, world: &World| world.slice(slice).wait_until_idle(SHORT);
-        let three = Err(StillUnderWay { device: DEVICE, requests: 3, within: SHORT });
+        let three = Err(StillInFlight { device: DEVICE, requests: 3, within: SHORT });
         assert_eq!(still(ASKER, &world), three);
         world.run_until(|| device.count() == 3);
         assert_eq!((still(OWNER, &world), still(ASKER, &world)), (three, three));
@@ -126,7 +126,7 @@ fn slices_are_idle_once_everything_asked_is_answered() {
 }
 
 #[test]
-fn requests_to_a_lost_slice_are_not_under_way_any_more() {
+fn requests_to_a_lost_slice_are_not_in_flight_any_more() {
     for kind in ["disk", "network"] {
         let mut world = World::new(3);
         let (device, answers) = ask(&world, kind);

@@ -260,10 +260,10 @@ fn answers_with_the_wrong_length_or_never_given_are_failures() {
 }
 
 #[test]
-fn requests_wait_while_too_many_bytes_are_under_way() {
+fn requests_wait_while_too_many_bytes_are_in_flight() {
     let mut bench = Bench::with(FakeDisk::of(Manner::Keep, false, 8192), 0);
     let bytes = 3 << 19;
-    assert!((2 * bytes..3 * bytes).contains(&(UNDER_WAY_BYTES as u64)));
+    assert!((2 * bytes..3 * bytes).contains(&(IN_FLIGHT_BYTES as u64)));
     for n in 0..4 {
         bench.ask(n, VIRTIO_BLK_T_IN, 0, &[(DATA, u32::try_from(bytes).unwrap(), true)]);
     }
@@ -275,7 +275,7 @@ fn requests_wait_while_too_many_bytes_are_under_way() {
 }
 
 #[test]
-fn requests_under_way_are_no_more_than_the_queue_has_entries() {
+fn requests_in_flight_are_no_more_than_the_queue_has_entries() {
     let mut bench = Bench::new(Manner::Keep, false, 0);
     for _ in 0..70 {
         // The driver uses descriptors again that are under way: that is its own affair.
@@ -438,7 +438,7 @@ proptest! {
 
 /// After a reset the driver may write the same sectors anew, and flush. What it asked for before must not come behind that.
 #[test]
-fn queue_with_a_write_under_way_has_not_stopped() {
+fn queue_with_a_write_in_flight_has_not_stopped() {
     for answered in [false, true] {
         let mut bench = Bench::new(Manner::Keep, false, 0);
         bench.ask(0, VIRTIO_BLK_T_OUT, 8, &[(DATA, 512, false)]);

@@ -33,9 +33,9 @@ fn input_waits_for_buffers_and_is_bounded() {
 
 /// Output that others can look at.
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Paper {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend(bytes);
         Ok(bytes.len())
@@ -50,17 +50,17 @@ impl Write for Paper {
 fn output_is_written_in_order_and_never_endless() {
     let guest = Guest::new();
     let mut driver = Driver::new(&guest, BASE, 8);
-    let paper = Paper::default();
-    let output: ConsoleOutput = Arc::new(Mutex::new(paper.clone()));
+    let printed = SharedBuffer::default();
+    let output: ConsoleOutput = Arc::new(Mutex::new(printed.clone()));
     let setup = driver.setup();
     let mut queue = ConsoleTransmit::new(&guest.context, Driver::FEATURES, &setup, output).unwrap();
     guest.put(DATA, b"login: ");
     driver.request(&[(DATA, 3, false), (DATA + 3, 4, false)]);
     assert!(!queue.service());
-    assert_eq!(*paper.0.lock().unwrap(), b"login: ");
+    assert_eq!(*printed.0.lock().unwrap(), b"login: ");
     driver.request(&[(DATA, 12 << 20, false)]);
     assert!(!queue.service());
-    assert_eq!(paper.0.lock().unwrap().len(), 7 + (1 << 20));
+    assert_eq!(printed.0.lock().unwrap().len(), 7 + (1 << 20));
     assert_eq!(driver.used(), [(0, 0), (2, 0)]);
 }
 

@@ -1,9 +1,9 @@
 //! A queue pair of a network device (5.1.6).
 
 use super::super::ring::{Chain, Frame};
-use super::super::worker::{PACKETS_MAX, Seat};
+use super::super::worker::{PACKETS_MAX, ServedQueue};
 use super::super::{Doorbell, QueueContext, QueueSetup, QueueWorker, RingError, WorkerState};
-use super::under_way::UnderWay;
+use super::in_flight::InFlight;
 use super::{F_MRG_RXBUF, HEADER_BUFFERS, HEADER_BYTES, Inlet, NetDevice};
 use crate::back_end::PACKET_BYTES_MAX;
 use migrate::{Invalid, Saved};
@@ -28,8 +28,8 @@ const BATCH: usize = 64;
 /// The worker of both queues of a pair.
 #[derive(Debug)]
 pub struct NetPair {
-    pub(super) receive: Seat,
-    pub(super) transmit: Seat,
+    pub(super) receive: ServedQueue,
+    pub(super) transmit: ServedQueue,
     device: Arc<NetDevice>,
     doorbell: Doorbell,
     pair: u16,
@@ -44,7 +44,7 @@ pub struct NetPair {
     brought: u32,
     /// The back end may send.
     open: bool,
-    under_way: Arc<UnderWay>,
+    in_flight: Arc<InFlight>,
 }
 
 impl NetPair {
@@ -61,8 +61,8 @@ impl NetPair {
         (device, pair): (Arc<NetDevice>, u16),
         doorbell: Doorbell,
     ) -> Result<Self, RingError> {
-        let receive = Seat::new(context, features, receive, Frame::default())?;
-        let transmit = Seat::new(context, features, transmit, Frame::default())?;
+        let receive = ServedQueue::new(context, features, receive, Frame::default())?;
+        let transmit = ServedQueue::new(context, features, transmit, Frame::default())?;
         let window = usize::try_from(RECEIVE_WINDOW).unwrap_or(0);
         let (inlet, packets) = sync_channel(window);
         device.open(pair, Inlet { packets: inlet, doorbell: doorbell.clone(), room: 0 });
@@ -79,7 +79,7 @@ impl NetPair {
             room: 0,
             brought: 0,
             open: false,
-            under_way: Arc::default(),
+            in_flight: Arc::default(),
         })
     }
 
@@ -191,14 +191,14 @@ impl NetPair {
     }
 
     fn full(&self, more: usize) -> bool {
-        self.under_way.bytes() + more >= TRANSMIT_BYTES
+        self.in_flight.bytes() + more >= TRANSMIT_BYTES
     }
 
     fn send(&self, batch: Vec<Vec<u8>>, bytes: usize) {
-        self.under_way.add(bytes);
-        let (under_way, doorbell) = (Arc::clone(&self.under_way), self.doorbell.clone());
+        self.in_flight.add(bytes);
+        let (in_flight, doorbell) = (Arc::clone(&self.in_flight), self.doorbell.clone());
         let done = move || {
-            if under_way.take(bytes) >= TRANSMIT_BYTES {
+            if in_flight.take(bytes) >= TRANSMIT_BYTES {
                 doorbell.ring();
             }
         };
@@ -223,7 +223,7 @@ impl QueueWorker for NetPair {
     /// Packets that have come wait in the worker, as far as they were allowed; buffers without a packet are the driver's
     /// again.
     fn rest(&mut self, deadline: Instant) -> bool {
-        let left = self.under_way.wait_for_none(deadline);
+        let left = self.in_flight.wait_for_none(deadline);
         let held = u16::try_from(self.held.len()).unwrap_or(0);
         if !self.receive.broken() {
             self.receive.ring.put_back(held);

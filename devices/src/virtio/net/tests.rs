@@ -130,7 +130,7 @@ fn packets_too_short_or_too_long_are_dropped() {
 }
 
 #[test]
-fn transmission_waits_while_too_much_is_under_way() {
+fn transmission_waits_while_too_much_is_in_flight() {
     let mut bench = Bench::new(PLAIN, true);
     for _ in 0..30 {
         bench.transmit.request(&[(DATA, 60_000, false)]);

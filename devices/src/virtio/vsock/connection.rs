@@ -106,8 +106,8 @@ impl Connection {
 
     /// Bytes that the guest has room for. A guest that claims to have taken what was never sent has none.
     fn credit(&self) -> usize {
-        let under_way = self.sent.wrapping_sub(self.peer_forwarded);
-        usize::try_from(self.peer_alloc.saturating_sub(under_way)).unwrap_or(0)
+        let in_flight = self.sent.wrapping_sub(self.peer_forwarded);
+        usize::try_from(self.peer_alloc.saturating_sub(in_flight)).unwrap_or(0)
     }
 
     /// Takes what every packet says of the guest's room.

@@ -1,6 +1,6 @@
 //! The saved form of workers.
 
-use super::{QueueWorker, Seat};
+use super::{QueueWorker, ServedQueue};
 use crate::back_end::PACKET_BYTES_MAX;
 use crate::byte_string;
 use crate::virtio::QUEUE_SIZE_MAX;
@@ -115,7 +115,7 @@ impl WorkerState {
     }
 }
 
-impl Saved for Seat {
+impl Saved for ServedQueue {
     type State = QueueState;
 
     fn save(&self) -> QueueState {

@@ -107,7 +107,7 @@ impl QueueWorker for Together {
 }
 
 #[test]
-fn workers_stop_side_by_side_and_requests_under_way_are_an_error() {
+fn workers_stop_side_by_side_and_requests_in_flight_are_an_error() {
     for answered in [[true, true], [true, false], [false, true]] {
         let barrier = Arc::new(Barrier::new(2));
         let spawn = |answered| {

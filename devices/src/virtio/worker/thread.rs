@@ -35,7 +35,7 @@ pub struct StopTimeout;
 pub enum RestError {
     /// The back end still has requests, perhaps because a disk waits for room.
     #[error("bring {worker} to rest: its back end has not answered all requests in {within:?}")]
-    UnderWay {
+    InFlight {
         /// Name of the worker.
         worker: String,
         /// Time that it had.
@@ -117,7 +117,7 @@ impl WorkerThread {
             let worker = worker.name.clone();
             match word.recv_timeout(left) {
                 Ok(Some(state)) => Ok(state),
-                Ok(None) => Err(RestError::UnderWay { worker, within }),
+                Ok(None) => Err(RestError::InFlight { worker, within }),
                 Err(RecvTimeoutError::Timeout) => Err(RestError::Busy { worker, within }),
                 Err(RecvTimeoutError::Disconnected) => Err(RestError::Ended { worker }),
             }

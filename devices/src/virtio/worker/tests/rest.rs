@@ -162,7 +162,7 @@ impl Rig {
 }
 
 #[test]
-fn requests_under_way_are_finished_before_a_worker_rests() {
+fn requests_in_flight_are_finished_before_a_worker_rests() {
     let mut rig = Rig::new();
     rig.ask(3);
     rig.bell.ring();
@@ -190,7 +190,7 @@ fn rest_that_takes_too_long_is_an_error_and_the_worker_goes_on() {
     rig.bell.ring();
     wait_until(|| rig.disk.asked() == 1);
     let error = rig.rest(SHORT).unwrap_err();
-    assert_eq!(error, RestError::UnderWay { worker: "disk".into(), within: SHORT });
+    assert_eq!(error, RestError::InFlight { worker: "disk".into(), within: SHORT });
     rig.ask(2);
     rig.bell.ring();
     wait_until(|| rig.disk.asked() == 3);
@@ -240,7 +240,7 @@ fn all_go_on_when_one_cannot_rest() {
         assert_eq!(WorkerThread::stop_all(workers.into()), Ok(()));
         error
     };
-    assert!(matches!(error, RestError::UnderWay { .. }), "{error}");
+    assert!(matches!(error, RestError::InFlight { .. }), "{error}");
 }
 
 #[test]

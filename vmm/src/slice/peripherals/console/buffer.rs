@@ -115,9 +115,9 @@ impl ConsoleBuffer {
 
     /// Waits until everything has arrived, at most so long.
     pub(super) fn finish(&self, limit: Duration) {
-        let under_way =
+        let in_flight =
             |state: &mut State| !state.stalled && (state.taken || !state.waiting.is_empty());
-        drop(self.shared.changed.wait_timeout_while(self.lock(), limit, under_way));
+        drop(self.shared.changed.wait_timeout_while(self.lock(), limit, in_flight));
     }
 }
 

@@ -314,15 +314,15 @@ fn client_of_the_host_reaches_the_guest_and_both_send_more_than_there_is_room_fo
 
     let mut reader = client.try_clone().unwrap();
     let reading = thread::spawn(move || read(&mut reader, 300_000));
-    let (mut under_way, mut forwarded) = (0_u32, 0_u32);
+    let (mut in_flight, mut forwarded) = (0_u32, 0_u32);
     for piece in sent.chunks(8000) {
         let bytes = u32::try_from(piece.len()).unwrap();
-        while under_way + bytes - forwarded > 64 << 10 {
+        while in_flight + bytes - forwarded > 64 << 10 {
             rig.pump();
             forwarded = rig.got.drain(..).next_back().map_or(forwarded, |packet| packet.forwarded);
         }
         rig.send(DATA, ports, 0, piece);
-        under_way += bytes;
+        in_flight += bytes;
     }
     let until = Instant::now() + PATIENCE;
     while !reading.is_finished() && Instant::now() < until {

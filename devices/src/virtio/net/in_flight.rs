@@ -5,12 +5,12 @@ use std::time::Instant;
 
 /// Bytes that the back end has not taken yet.
 #[derive(Debug, Default)]
-pub(super) struct UnderWay {
+pub(super) struct InFlight {
     bytes: Mutex<usize>,
     none: Condvar,
 }
 
-impl UnderWay {
+impl InFlight {
     /// So many now.
     pub(super) fn bytes(&self) -> usize {
         *self.lock()

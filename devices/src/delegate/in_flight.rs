@@ -12,7 +12,7 @@ pub(super) struct Refused<T> {
 }
 
 /// Requests or messages under way, within the limits.
-pub(super) struct UnderWay<T> {
+pub(super) struct InFlight<T> {
     limits: Limits,
     lost: bool,
     last_tag: u64,
@@ -23,7 +23,7 @@ pub(super) struct UnderWay<T> {
     waiting: HashMap<u64, (u64, T)>,
 }
 
-impl<T> UnderWay<T> {
+impl<T> InFlight<T> {
     pub(super) fn new(limits: Limits) -> Self {
         Self { limits, lost: false, last_tag: 0, bytes: 0, leaving: 0, waiting: HashMap::new() }
     }
