@@ -19,7 +19,7 @@ use wire::VcpuId;
 
 /// What each vCPU does at the gate, on its own thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Errand {
+pub(crate) enum Task {
     /// Takes this offset of its counter.
     SetOffset(u64),
     /// Saves its state.
@@ -27,7 +27,7 @@ pub(crate) enum Errand {
 }
 
 /// A vCPU at the gate.
-pub(crate) trait Visitor {
+pub(crate) trait Participant {
     /// Why it cannot go on.
     type Error;
 
@@ -37,11 +37,11 @@ pub(crate) trait Visitor {
     /// The vCPU must not enter the guest any more.
     fn settle(&mut self) -> Result<(), Self::Error>;
 
-    /// Does an errand.
+    /// Does a task.
     ///
     /// # Errors
     /// The vCPU must not enter the guest any more.
-    fn run(&mut self, errand: Errand) -> Result<(), Self::Error>;
+    fn run(&mut self, task: Task) -> Result<(), Self::Error>;
 }
 
 /// Why the gate was not shut. It is open again then.
@@ -61,7 +61,7 @@ enum Phase {
     Open,
     Arriving,
     Resting,
-    Doing(Errand),
+    Doing(Task),
 }
 
 #[derive(Debug, Default)]
@@ -69,15 +69,15 @@ struct State {
     phase: Phase,
     /// Those that arrive are to settle first.
     is_rest: bool,
-    /// Errands so far.
-    errands: u64,
+    /// Tasks so far.
+    tasks: u64,
     /// vCPUs that may be in the guest.
     members: BTreeSet<VcpuId>,
     /// What was set last, if anything was.
     offset: Option<u64>,
     /// vCPUs at the gate.
     arrived: BTreeSet<VcpuId>,
-    /// Of these, those that have done the errand.
+    /// Of these, those that have done the task.
     done: usize,
     /// The gate is not shut any more.
     is_over: bool,
@@ -136,11 +136,15 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// A vCPU that has joined is about to enter the guest: while the gate is shut it waits, and does its errands.
+    /// A vCPU that has joined is about to enter the guest: while the gate is shut it waits, and does its tasks.
     ///
     /// # Errors
-    /// Those of the visitor; it must not enter then.
-    pub(crate) fn pass<V: Visitor>(&self, id: VcpuId, visitor: &mut V) -> Result<(), V::Error> {
+    /// Those of the participant; it must not enter then.
+    pub(crate) fn pass<V: Participant>(
+        &self,
+        id: VcpuId,
+        participant: &mut V,
+    ) -> Result<(), V::Error> {
         if !self.is_shut.load(SeqCst) {
             return Ok(());
         }
@@ -154,18 +158,18 @@ impl Gate {
                 break state;
             }
             drop(state);
-            visitor.settle()?;
+            participant.settle()?;
             is_settled = true;
         };
         state.arrived.insert(id);
         self.changed.notify_all();
-        let (mut result, mut last) = (Ok(()), state.errands);
+        let (mut result, mut last) = (Ok(()), state.tasks);
         while state.phase != Phase::Open {
             match state.phase {
-                Phase::Doing(errand) if state.errands != last => {
-                    last = state.errands;
+                Phase::Doing(task) if state.tasks != last => {
+                    last = state.tasks;
                     drop(state);
-                    let outcome = visitor.run(errand);
+                    let outcome = participant.run(task);
                     result = result.and(outcome);
                     state = self.lock();
                     state.done += 1;
@@ -213,10 +217,10 @@ impl Gate {
         if state.is_over { Err(Refused::Over) } else { Ok(state) }
     }
 
-    /// Has all that are at the gate do an errand.
-    fn send<'a>(&self, mut state: MutexGuard<'a, State>, errand: Errand) -> MutexGuard<'a, State> {
-        (state.phase, state.done) = (Phase::Doing(errand), 0);
-        state.errands += 1;
+    /// Has all that are at the gate do a task.
+    fn send<'a>(&self, mut state: MutexGuard<'a, State>, task: Task) -> MutexGuard<'a, State> {
+        (state.phase, state.done) = (Phase::Doing(task), 0);
+        state.tasks += 1;
         // Whoever comes now has joined meanwhile, with the latest offset.
         let all = state.arrived.len();
         self.changed.notify_all();
@@ -245,7 +249,7 @@ impl Gate {
         let Ok(mut state) = self.shut(false, limit, ring) else { return false };
         publish();
         state.offset = Some(offset);
-        let mut state = self.send(state, Errand::SetOffset(offset));
+        let mut state = self.send(state, Task::SetOffset(offset));
         self.open(&mut state);
         true
     }
@@ -263,7 +267,7 @@ impl Gate {
     pub(crate) fn save(&self) {
         let state = self.lock();
         if state.phase == Phase::Resting {
-            let mut state = self.send(state, Errand::Save);
+            let mut state = self.send(state, Task::Save);
             if !state.is_over {
                 state.phase = Phase::Resting;
             }

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::config::{InMemory, MemoryAccess};
-use super::gate::{Errand, Visitor};
+use super::gate::{Participant, Task};
 use super::sample::tell_fault;
 use super::saved;
 use crate::interrupts::{MsrAnswer, Next, VcpuApic};
@@ -94,17 +94,17 @@ struct AtGate<'a, 'b> {
     fd: &'a mut VcpuFd,
 }
 
-impl Visitor for AtGate<'_, '_> {
+impl Participant for AtGate<'_, '_> {
     type Error = VcpuError;
 
     fn settle(&mut self) -> Result<(), VcpuError> {
         self.vcpu_loop.settle(self.fd)
     }
 
-    fn run(&mut self, errand: Errand) -> Result<(), VcpuError> {
-        match errand {
-            Errand::SetOffset(offset) => self.vcpu_loop.set_offset(self.fd, offset),
-            Errand::Save => {
+    fn run(&mut self, task: Task) -> Result<(), VcpuError> {
+        match task {
+            Task::SetOffset(offset) => self.vcpu_loop.set_offset(self.fd, offset),
+            Task::Save => {
                 let state = self.vcpu_loop.save(self.fd);
                 let Loop { shared, core, .. } = self.vcpu_loop;
                 *shared.saved[core.place].lock().unwrap_or_else(PoisonError::into_inner) =

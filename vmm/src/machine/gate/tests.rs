@@ -12,15 +12,15 @@ const TWO: VcpuId = VcpuId(2);
 /// A vCPU that does nothing but take offsets.
 struct Taker<F>(F);
 
-impl<F: FnMut(u64)> Visitor for Taker<F> {
+impl<F: FnMut(u64)> Participant for Taker<F> {
     type Error = ();
 
     fn settle(&mut self) -> Result<(), ()> {
         Ok(())
     }
 
-    fn run(&mut self, errand: Errand) -> Result<(), ()> {
-        let Errand::SetOffset(offset) = errand else { panic!("nobody asked for {errand:?}") };
+    fn run(&mut self, task: Task) -> Result<(), ()> {
+        let Task::SetOffset(offset) = task else { panic!("nobody asked for {task:?}") };
         (self.0)(offset);
         Ok(())
     }
@@ -132,7 +132,7 @@ struct Counting {
     entered: AtomicUsize,
 }
 
-impl Visitor for &Counting {
+impl Participant for &Counting {
     type Error = ();
 
     fn settle(&mut self) -> Result<(), ()> {
@@ -140,8 +140,8 @@ impl Visitor for &Counting {
         Ok(())
     }
 
-    fn run(&mut self, errand: Errand) -> Result<(), ()> {
-        assert_eq!(errand, Errand::Save);
+    fn run(&mut self, task: Task) -> Result<(), ()> {
+        assert_eq!(task, Task::Save);
         self.saved.fetch_add(1, SeqCst);
         Ok(())
     }
