@@ -122,7 +122,7 @@ fn keepers_have_every_page_of_a_home_once() {
 }
 
 #[test]
-fn node_with_something_under_way_is_not_saved() {
+fn node_with_something_in_flight_is_not_saved() {
     let mut cluster = Cluster::new();
     cluster.give(1, Input::Fault { gfn: Gfn(5), want: Access::Read });
     assert_eq!(cluster.nodes[1].save(&NoPages), Err(NotAtRest::Requested(Gfn(5))));

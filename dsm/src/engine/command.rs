@@ -1,7 +1,7 @@
 //! Commands of the VMM to the engine, and the queues that they wait in.
 
-use super::bell::Bell;
 use super::rest::RestError;
+use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::HoldPolicy;
@@ -80,7 +80,7 @@ pub enum CopyError {
 #[derive(Debug)]
 pub(crate) struct Commands {
     pub(super) receiver: Receiver<Command>,
-    pub(super) bell: Arc<Bell>,
+    pub(super) waker: Arc<Waker>,
 }
 
 impl Commands {
@@ -97,7 +97,7 @@ impl Commands {
 
 impl Drop for Commands {
     fn drop(&mut self) {
-        self.bell.end();
+        self.waker.end();
         self.receiver.try_iter().for_each(drop);
     }
 }

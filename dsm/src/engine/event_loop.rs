@@ -9,7 +9,6 @@
 //! memory. So guest memory stays watched when the engine has ended, for as long as it is mapped
 //! ([`GuestRam::stay_watched`](crate::GuestRam::stay_watched)).
 
-use super::bell::Bell;
 use super::clock::Clock;
 use super::command::{Commands, OwnCommands, Released};
 use super::config::EngineConfig;
@@ -22,6 +21,7 @@ use super::rest::Rest;
 use super::schedule;
 use super::uplink::Uplink;
 use super::wait_policy::WaitPolicy;
+use super::waker::Waker;
 use crate::async_faults::Workers;
 use crate::error::EngineError;
 use crate::kernel::Fault;
@@ -46,7 +46,7 @@ pub struct Engine {
     pub(super) uplink: Box<dyn Uplink>,
     pub(crate) commands: Commands,
     pub(super) own_commands: Arc<OwnCommands>,
-    pub(super) bell: Arc<Bell>,
+    pub(super) waker: Arc<Waker>,
     pub(super) clock: Clock,
     /// What steps have decided and is to be carried out.
     pub(super) effects: Vec<Effect>,
@@ -109,7 +109,7 @@ impl Engine {
         config: EngineConfig,
         clock: Clock,
     ) -> Result<(Handle, Self), EngineError> {
-        let (handle, commands, bell) = Handle::pair().map_err(EngineError::Start)?;
+        let (handle, commands, waker) = Handle::pair().map_err(EngineError::Start)?;
         let uffd = config.ram.userfaultfd()?;
         let (own, others): (Vec<_>, Vec<_>) =
             config.node.homes.ranges().iter().partition(|range| range.home == config.node.local);
@@ -125,7 +125,7 @@ impl Engine {
             uplink: config.uplink,
             commands,
             own_commands: Arc::clone(&handle.own),
-            bell,
+            waker,
             clock,
             effects: Vec::new(),
             spare: Vec::new(),
@@ -204,7 +204,7 @@ impl Engine {
         let fds = [
             self.store.uffd.as_raw_fd(),
             self.outbound.transport.readiness().as_raw_fd(),
-            self.bell.as_raw_fd(),
+            self.waker.as_raw_fd(),
         ];
         let limit = look.spin.min(due);
         let start = Instant::now();

@@ -12,8 +12,8 @@ const RELEASES_MAX: usize = 64;
 impl Engine {
     /// Executes what the VMM asked for.
     pub(super) fn take_commands(&mut self) -> Result<(), EngineError> {
-        // The bell only wakes; the channel holds the commands. What they send goes out together.
-        self.bell.silence();
+        // The waker only wakes; the channel holds the commands. What they send goes out together.
+        self.waker.clear();
         let corked = self.commands.len() > 1;
         if corked {
             self.outbound.transport.cork(true);

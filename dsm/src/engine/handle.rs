@@ -1,7 +1,7 @@
 //! How the rest of the VMM talks to the engine.
 
-use super::bell::Bell;
 use super::command::{Command, Commands, CopyError, OwnCommands, Tuning};
+use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use std::sync::Arc;
@@ -18,33 +18,33 @@ pub struct Handle {
     commands: Sender<Command>,
     /// What nobody takes any more.
     left: Receiver<Command>,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     pub(crate) own: Arc<OwnCommands>,
 }
 
 impl Handle {
-    pub(crate) fn pair() -> Result<(Self, Commands, Arc<Bell>), std::io::Error> {
-        let bell = Arc::new(Bell::new()?);
+    pub(crate) fn pair() -> Result<(Self, Commands, Arc<Waker>), std::io::Error> {
+        let waker = Arc::new(Waker::new()?);
         let (commands, receiver) = bounded(COMMANDS_MAX);
         let (left, own) = (receiver.clone(), Arc::default());
-        let taken = Commands { receiver, bell: Arc::clone(&bell) };
-        Ok((Self { commands, left, bell: Arc::clone(&bell), own }, taken, bell))
+        let taken = Commands { receiver, waker: Arc::clone(&waker) };
+        Ok((Self { commands, left, waker: Arc::clone(&waker), own }, taken, waker))
     }
 
     pub(crate) fn post(&self, command: Command) -> bool {
         if self.own.is_here() {
             self.own.push(command);
-            self.bell.ring();
+            self.waker.wake();
             return true;
         }
         let sent = self.commands.send(command).is_ok();
-        self.bell.ring();
+        self.waker.wake();
         sent && self.is_heard()
     }
 
     /// Whether there is an engine to take what was sent. If not it is dropped, and its reply with it.
     fn is_heard(&self) -> bool {
-        let over = self.bell.is_over();
+        let over = self.waker.is_over();
         if over {
             self.left.try_iter().for_each(drop);
         }
@@ -60,7 +60,7 @@ impl Handle {
             Ok(()) => self.is_heard(),
             Err(TrySendError::Full(command)) => {
                 // The engine must make room before this can go on.
-                self.bell.ring();
+                self.waker.wake();
                 self.post(command)
             }
             Err(TrySendError::Disconnected(_)) => false,
@@ -78,7 +78,7 @@ impl Handle {
     #[must_use]
     pub fn send_all(&self, to: SliceId, class: Class, frames: Vec<Vec<u8>>) -> bool {
         let sent = frames.into_iter().all(|frame| self.leave(Command::Send { to, class, frame }));
-        self.bell.ring();
+        self.waker.wake();
         sent
     }
 
@@ -171,7 +171,7 @@ impl Handle {
     /// for the engine; when that has too much to do the sample is dropped.
     pub fn sampled(&self, gfn: Gfn, site: Site) {
         if self.commands.try_send(Command::Sampled { gfn, site }).is_ok() && self.is_heard() {
-            self.bell.ring();
+            self.waker.wake();
         }
     }
 
@@ -201,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn bell_rings_once_until_the_engine_looks() {
-        let (handle, commands, bell) = Handle::pair().unwrap();
+    fn waker_wakes_once_until_the_engine_looks() {
+        let (handle, commands, waker) = Handle::pair().unwrap();
         for _ in 0..2 {
             assert!(handle.send_all(SliceId(1), Class::Bulk, frames(3)));
             assert!(handle.send(SliceId(1), Class::Bulk, 3_u64.to_le_bytes().to_vec()));
-            assert_eq!(bell.take_rings(), Some(1));
-            bell.silence();
+            assert_eq!(waker.take_wakes(), Some(1));
+            waker.clear();
             let came: Vec<_> = std::iter::from_fn(|| commands.pop()).map(frame).collect();
             assert_eq!(came, [0, 1, 2, 3]);
         }
@@ -215,17 +215,17 @@ mod tests {
 
     #[test]
     fn more_frames_than_there_is_room_for_arrive_in_order() {
-        let (handle, commands, bell) = Handle::pair().unwrap();
+        let (handle, commands, waker) = Handle::pair().unwrap();
         let count = 2 * u64::try_from(COMMANDS_MAX).unwrap() + 5;
         let sender = thread::spawn(move || handle.send_all(SliceId(1), Class::Bulk, frames(count)));
         let mut came = 0;
         while came < count {
-            // As the engine does: only a rung bell makes it look.
-            if !bell.is_rung() {
+            // As the engine does: it looks only once it was woken.
+            if !waker.is_pending() {
                 thread::yield_now();
                 continue;
             }
-            bell.silence();
+            waker.clear();
             for command in std::iter::from_fn(|| commands.pop()) {
                 assert_eq!(frame(command), came);
                 came += 1;
@@ -236,22 +236,22 @@ mod tests {
 
     #[test]
     fn engine_never_waits_for_itself() {
-        let (handle, commands, bell) = Handle::pair().unwrap();
+        let (handle, commands, waker) = Handle::pair().unwrap();
         for number in 0..u64::try_from(COMMANDS_MAX).unwrap() {
             assert!(handle.send(SliceId(1), Class::Interrupt, number.to_le_bytes().to_vec()));
         }
         assert_eq!(commands.len(), COMMANDS_MAX);
-        bell.silence();
+        waker.clear();
         handle.own.claim();
         assert!(handle.send_all(SliceId(1), Class::Interrupt, frames(2)));
-        assert_eq!(bell.take_rings(), Some(1));
+        assert_eq!(waker.take_wakes(), Some(1));
         let came: Vec<_> = std::iter::from_fn(|| handle.own.pop()).map(frame).collect();
         assert_eq!(came, [0, 1]);
     }
 
     #[test]
     fn thread_that_wants_a_page_tries_again_while_there_is_an_engine() {
-        let (handle, commands, _bell) = Handle::pair().unwrap();
+        let (handle, commands, _waker) = Handle::pair().unwrap();
         assert!(handle.wanted(Gfn(1), Duration::from_millis(1)), "the engine is slow");
         drop(commands);
         assert!(!handle.wanted(Gfn(1), Duration::from_secs(60)), "it has ended");
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn stopped_engine_takes_nothing() {
-        let (handle, commands, _bell) = Handle::pair().unwrap();
+        let (handle, commands, _waker) = Handle::pair().unwrap();
         drop(commands);
         assert!(!handle.send_all(SliceId(1), Class::Bulk, frames(2)));
     }
@@ -269,7 +269,7 @@ mod tests {
     fn nobody_waits_for_an_engine_that_has_ended() {
         const NEVER: Duration = Duration::from_secs(3600);
         for _ in 0..200 {
-            let (handle, commands, _bell) = Handle::pair().unwrap();
+            let (handle, commands, _waker) = Handle::pair().unwrap();
             let asking = [0, 4096].map(|address| {
                 let handle = handle.clone();
                 thread::spawn(move || handle.read(address, 8, NEVER))

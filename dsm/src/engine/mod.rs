@@ -10,13 +10,12 @@
 //! ```
 //!
 //! * `event_loop` owns the state and goes round. `wait_policy` and `schedule` say how it waits.
-//! * `handle`, `command`, `bell`: how other threads reach it.
+//! * `handle`, `command`, `waker`: how other threads reach it.
 //! * `prefetching` steps the protocol with what [`crate::prefetch`] proposes.
 //! * `saved` brings the engine to `rest` and saves its node; `restored` goes on from a saved one.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
 mod backlog;
-mod bell;
 mod clock;
 mod command;
 mod config;
@@ -41,6 +40,7 @@ mod saved;
 pub mod schedule;
 mod uplink;
 mod wait_policy;
+mod waker;
 
 #[cfg(feature = "simulate")]
 pub(crate) use clock::Clock;

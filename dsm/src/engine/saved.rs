@@ -108,7 +108,7 @@ impl Engine {
         let waiting = counts.into_iter().find(|(count, _)| *count > 0);
         let waiting = waiting.map(|(count, unrest)| unrest(count));
         let chunks = self.store.chunk_fetches.is_in_flight().then_some(Unrest::Chunks);
-        let protocol = || self.node.under_way().map(Unrest::Protocol);
+        let protocol = || self.node.in_flight().map(Unrest::Protocol);
         waiting.or(chunks).or_else(protocol)
     }
 

@@ -412,8 +412,8 @@ mod tests {
     fn page_of_pinned_memory_is_untouched_until_something_is_stored() {
         let ram = Arc::new(GuestRam::new(&[0..16, 600..601]).unwrap());
         assert!(ram.is_untouched(Gfn(600)));
-        let lent = ram.remote_writable().unwrap();
-        assert_eq!(lent.bytes(), ram.bytes());
+        let writable = ram.remote_writable().unwrap();
+        assert_eq!(writable.bytes(), ram.bytes());
 
         ram.set_pinned();
 

@@ -172,7 +172,7 @@ fn uffd_wait_for_a_page_whose_request_got_lost_ends_and_is_told() {
 
 /// The home of a page lives and does not answer: the time for a rest ends, and what is under way is told.
 #[test]
-fn uffd_rest_is_bounded_and_names_what_is_under_way() {
+fn uffd_rest_is_bounded_and_names_what_is_in_flight() {
     let Some(setup) = setup_with(&[], SliceId(1), false, LIMIT) else { return };
     let limit = Duration::from_millis(50);
     setup.handle.read(0, 8, limit).unwrap_err();

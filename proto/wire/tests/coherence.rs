@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn placed_page_is_said_by_data_alone(
+    fn remotely_written_page_is_said_by_data_alone(
         message in message(),
         epoch in any::<u32>().prop_map(Epoch),
     ) {

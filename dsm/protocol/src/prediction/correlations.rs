@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_far_apart_in_time_are_no_companions() {
+    fn pages_far_apart_in_time_are_not_correlated() {
         let mut correlated = Correlations::default();
         for n in 0..100 {
             let gfn = if n % 2 == 0 { 7 } else { 30 };
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn page_that_is_here_is_not_asked_for_and_stays_a_companion() {
+    fn page_that_is_here_is_not_asked_for_and_stays_correlated() {
         let mut correlated = Correlations::default();
         for n in 1..=3 {
             tick(&mut correlated, n * 1000, &[7, 30]);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_and_reads_of_a_page_have_companions_of_their_own() {
+    fn writes_and_reads_of_a_page_are_correlated_apart() {
         let write = |gfn| Miss { gfn: Gfn(gfn), want: Access::Write };
         let mut correlated = Correlations::default();
         for n in 1..=4 {

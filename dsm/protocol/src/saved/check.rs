@@ -36,10 +36,10 @@ fn check(state: &NodeState) -> Result<(), Invalid> {
     replicas(state, &memory)?;
     let replicas = of_replicas(state);
     let all = [&state.shared, &state.exclusive, &replicas];
-    apart("exclusive", all.into_iter().flat_map(FrameRuns::ranges).collect())?;
+    disjoint("exclusive", all.into_iter().flat_map(FrameRuns::ranges).collect())?;
     directory(state, &own)?;
     state.never_replicas.check("never_replicas", &own)?;
-    apart("never_replicas", state.never_replicas.ranges().chain(replicas.ranges()).collect())?;
+    disjoint("never_replicas", state.never_replicas.ranges().chain(replicas.ranges()).collect())?;
     roots(state, &memory)?;
     own_copies(state, &own, &replicas)
 }
@@ -93,7 +93,7 @@ fn replicas(state: &NodeState, memory: &FrameRuns) -> Result<(), Invalid> {
 }
 
 /// No frame is in two of these ranges.
-fn apart(field: &'static str, mut ranges: Vec<Range<u64>>) -> Result<(), Invalid> {
+fn disjoint(field: &'static str, mut ranges: Vec<Range<u64>>) -> Result<(), Invalid> {
     ranges.sort_unstable_by_key(|range| range.start);
     let overlap = ranges.windows(2).find(|pair| pair[0].end > pair[1].start);
     match overlap {
@@ -125,7 +125,7 @@ fn directory(state: &NodeState, own: &FrameRuns) -> Result<(), Invalid> {
     let ascend = state.directory.is_sorted_by(|a, b| key(a) < key(b));
     unless(ascend, "holders do not ascend from group to group")?;
     let ranges = || state.directory.iter().flat_map(|holders| holders.frames.ranges());
-    apart("directory", ranges().collect())?;
+    disjoint("directory", ranges().collect())?;
     let pages: u64 = state.directory.iter().map(|holders| holders.frames.pages()).sum();
     unless(pages == own.pages(), "not every page of this home has holders")
 }

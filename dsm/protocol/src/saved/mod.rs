@@ -4,7 +4,7 @@
 //!   all vCPUs stop --> set_resting, Input::Release on each node --> all released, nothing under way, every message has come
 //!        --Node::save--> NodeState of each slice --check_all--> written down ... read --check_all--> Node::restore
 //! ```
-//! A node alone can tell that nothing of its own is under way ([`Node::under_way`](crate::Node::under_way)). It cannot
+//! A node alone can tell that nothing of its own is under way ([`Node::in_flight`](crate::Node::in_flight)). It cannot
 //! tell whether a message to it is still on its way, for not every message is answered: a request that a replica has
 //! answered, a wish to end a replica that ended meanwhile, a root. So each form has the number of messages that
 //! went to each peer and came from it, and [`check_all`] compares them.

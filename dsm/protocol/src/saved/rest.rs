@@ -46,7 +46,7 @@ impl Node {
 
     /// What is under way here. None for a node at rest, unless a message to it is on its way.
     #[must_use]
-    pub fn under_way(&self) -> Option<NotAtRest> {
+    pub fn in_flight(&self) -> Option<NotAtRest> {
         if let Some((gfn, _)) = self.outstanding.oldest() {
             return Some(NotAtRest::Requested(gfn));
         }

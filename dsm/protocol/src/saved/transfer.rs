@@ -44,7 +44,7 @@ impl Node {
     /// # Errors
     /// Something is under way, or a replica has changes that were not flushed.
     pub fn save(&self, store: &impl PageStore) -> Result<NodeState, NotAtRest> {
-        if let Some(obstacle) = self.under_way() {
+        if let Some(obstacle) = self.in_flight() {
             return Err(obstacle);
         }
         let (mut shared, mut exclusive) = (FrameRuns::default(), FrameRuns::default());

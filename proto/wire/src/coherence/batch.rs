@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn placed_batch_has_no_bytes() {
+    fn remotely_written_batch_has_no_bytes() {
         let whole = Batch {
             epoch: Epoch(7),
             first: Gfn(40),

@@ -7,18 +7,18 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Wakes the engine for commands, by one system call however many come before it looks.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Waker {
     event: EventFd,
-    /// It was rung, and the engine has not looked since.
-    rung: AtomicBool,
+    /// It has woken the engine, which has not looked since.
+    pending: AtomicBool,
     /// The engine has ended.
     over: AtomicBool,
 }
 
-impl Bell {
+impl Waker {
     pub(super) fn new() -> Result<Self, Error> {
         let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        Ok(Self { event, rung: AtomicBool::new(false), over: AtomicBool::new(false) })
+        Ok(Self { event, pending: AtomicBool::new(false), over: AtomicBool::new(false) })
     }
 
     /// The engine has ended.
@@ -30,35 +30,35 @@ impl Bell {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// How often it was rung since this was asked last, if at all.
+    /// How often it woke the engine since the last call, if at all.
     #[cfg(test)]
-    pub(super) fn take_rings(&self) -> Option<u64> {
+    pub(super) fn take_wakes(&self) -> Option<u64> {
         self.event.read().ok()
     }
 
-    /// It was rung, and the engine has not looked since.
+    /// It has woken the engine, which has not looked since.
     #[cfg(test)]
-    pub(super) fn is_rung(&self) -> bool {
-        self.rung.load(Ordering::Acquire)
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
     }
 
     /// Called after a command was put into the channel.
-    pub(super) fn ring(&self) {
-        // Who finds it rung knows that the engine is still to look, and then sees the command.
-        if !self.rung.swap(true, Ordering::AcqRel) {
+    pub(super) fn wake(&self) {
+        // Who finds it pending knows that the engine is still to look, and then sees the command.
+        if !self.pending.swap(true, Ordering::AcqRel) {
             // A full counter already wakes the engine.
             let _ = self.event.write(1);
         }
     }
 
     /// The engine is about to empty the channel.
-    pub(crate) fn silence(&self) {
+    pub(crate) fn clear(&self) {
         let _ = self.event.read();
-        self.rung.swap(false, Ordering::AcqRel);
+        self.pending.swap(false, Ordering::AcqRel);
     }
 }
 
-impl AsRawFd for Bell {
+impl AsRawFd for Waker {
     fn as_raw_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
