@@ -23,7 +23,7 @@ pub(crate) struct Wakeup {
 /// The streams to and from one peer.
 pub(crate) trait Carrier: Send {
     /// Where the peer is, for messages.
-    fn place(&self) -> &str;
+    fn location(&self) -> &str;
     /// Puts the peer's descriptors into `epoll`, with tokens `base..base + TOKENS`.
     fn register(&self, epoll: &Epoll, base: u64) -> io::Result<()>;
     /// Takes them out again.

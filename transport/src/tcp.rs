@@ -48,7 +48,7 @@ impl TcpCarrier {
 }
 
 impl Carrier for TcpCarrier {
-    fn place(&self) -> &str {
+    fn location(&self) -> &str {
         &self.place
     }
 

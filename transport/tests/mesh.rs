@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
 use std::io::{Read, Write};
+use std::iter;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,6 +98,13 @@ fn everybody_talks(transports: &mut [&mut dyn Transport]) {
     }
 }
 
+/// The same of a bootstrap and its companions.
+fn mesh_talks(bootstrap: &mut MeshTransport, companions: &mut [MeshTransport]) {
+    let all = iter::once(bootstrap).chain(companions);
+    let mut all: Vec<_> = all.map(|slice| &mut *slice.transport as &mut dyn Transport).collect();
+    everybody_talks(&mut all);
+}
+
 #[test]
 fn four_slices_join_and_talk() {
     let listeners = [listener(), listener(), listener()];
@@ -116,13 +124,7 @@ fn four_slices_join_and_talk() {
         (1..4).map(|n| (SliceId(n), Ok(format!("slice{n}").into_bytes()))).collect();
     assert_eq!(answers, blobs);
     assert_eq!((estimate.rtt_min, estimate.offset), (10, 4_995));
-    let [one, two, three] = &mut others;
-    everybody_talks(&mut [
-        &mut *bootstrap.transport,
-        &mut *one.transport,
-        &mut *two.transport,
-        &mut *three.transport,
-    ]);
+    mesh_talks(&mut bootstrap, &mut others);
 }
 
 /// A companion on a host that has the key of one slice and not the secret.
@@ -140,13 +142,7 @@ fn companions_with_only_their_own_keys_join() {
     let mut bootstrap = mesh.into_transport(soon(), &mut |_| {}).unwrap();
 
     let mut others = companions.map(|companion| companion.join().unwrap().unwrap());
-    let [one, two, three] = &mut others;
-    everybody_talks(&mut [
-        &mut *bootstrap.transport,
-        &mut *one.transport,
-        &mut *two.transport,
-        &mut *three.transport,
-    ]);
+    mesh_talks(&mut bootstrap, &mut others);
 }
 
 #[test]
@@ -239,8 +235,7 @@ fn slices_fall_back_to_tcp_together_where_the_list_allows_it() {
     let start = "rdma cannot be used, so tcp is tried: slice0: no RDMA";
     assert!(warnings[0].starts_with(start), "{warnings:?}");
     assert!(others.iter().all(|other| other.kind == CarrierKind::Tcp));
-    let [one, two] = &mut others;
-    everybody_talks(&mut [&mut *bootstrap.transport, &mut *one.transport, &mut *two.transport]);
+    mesh_talks(&mut bootstrap, &mut others);
 }
 
 /// Each slice calls those that it calls over TCP, so the third is called by two and calls none.
@@ -259,13 +254,7 @@ fn slices_of_one_host_share_memory_where_the_list_asks_for_it() {
         assert_eq!(warnings.len(), carriers.len() - 1, "{warnings:?}");
         let kinds = others.iter().chain([&bootstrap]).map(|slice| slice.kind);
         assert!(kinds.into_iter().all(|kind| kind == CarrierKind::Shm));
-        let [one, two, three] = &mut others;
-        everybody_talks(&mut [
-            &mut *bootstrap.transport,
-            &mut *one.transport,
-            &mut *two.transport,
-            &mut *three.transport,
-        ]);
+        mesh_talks(&mut bootstrap, &mut others);
     }
 }
 

@@ -45,7 +45,7 @@ impl<C: Carrier> fmt::Debug for Peer<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peer")
             .field("slice", &self.slice)
-            .field("place", &self.carrier.place())
+            .field("location", &self.carrier.location())
             .field("life", &self.life)
             .finish_non_exhaustive()
     }
@@ -81,7 +81,7 @@ impl<C: Carrier> Peer<C> {
         if !self.is_alive() {
             return;
         }
-        self.life = Life::Dying(format!("{} at {} {what}", self.slice, self.carrier.place()));
+        self.life = Life::Dying(format!("{} at {} {what}", self.slice, self.carrier.location()));
         for stream in &mut self.streams {
             stream.readable = !stream.ended;
             stream.outbox = Outbox::default();

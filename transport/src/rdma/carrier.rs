@@ -246,7 +246,7 @@ impl RdmaCarrier {
 }
 
 impl Carrier for RdmaCarrier {
-    fn place(&self) -> &str {
+    fn location(&self) -> &str {
         &self.place
     }
 

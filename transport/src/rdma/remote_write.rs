@@ -97,22 +97,22 @@ mod tests {
         fn pages_go_once_and_in_order(steps in prop::collection::vec((0u8..4, 1u16..70), 0..2000)) {
             let mut remote_writes = RemoteWrites::new(u64::MAX);
             let (mut next, mut seen) = (0u64, Vec::new());
-            let mut under_way = std::collections::VecDeque::new();
+            let mut in_flight = std::collections::VecDeque::new();
             let mut slot = 0u16;
             for (step, pages) in steps {
                 match step {
                     0 | 1 => if remote_writes.push(next * PAGE, pages) { next += u64::from(pages) },
-                    2 if under_way.len() < usize::from(SLOTS[1]) => {
+                    2 if in_flight.len() < usize::from(SLOTS[1]) => {
                         seen.extend(remote_writes.take(slot));
-                        under_way.push_back(slot);
+                        in_flight.push_back(slot);
                         slot = (slot + 1) % SLOTS[1];
                     }
-                    _ => if let Some(slot) = under_way.pop_front() { remote_writes.sent(slot) },
+                    _ => if let Some(slot) = in_flight.pop_front() { remote_writes.sent(slot) },
                 }
                 prop_assert!(remote_writes.count <= PAGES_MAX);
             }
             prop_assert!(seen.iter().copied().eq((0..).map(|n| n * PAGE).take(seen.len())));
-            while let Some(slot) = under_way.pop_front() { remote_writes.sent(slot); }
+            while let Some(slot) = in_flight.pop_front() { remote_writes.sent(slot); }
             prop_assert_eq!(usize::from(remote_writes.count), remote_writes.waiting.len());
         }
     }

@@ -83,12 +83,12 @@ impl Endpoint {
     }
 
     /// Device, port and GID, for people.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn location(&self) -> String {
         self.link.port.to_string()
     }
 
     fn error(&self, step: &'static str, error: &dyn std::error::Error) -> RdmaError {
-        RdmaError::Step { step, place: self.place(), cause: causes(error) }
+        RdmaError::Step { step, place: self.location(), cause: causes(error) }
     }
 
     fn modify(
@@ -122,7 +122,7 @@ impl Endpoint {
     /// Connects the queue pairs to the peer's. `lease` bounds how long a lost packet is sent again.
     pub(crate) fn connect(&mut self, theirs: &Offer, lease: Duration) -> Result<(), RdmaError> {
         let checked = theirs.check(&self.offer());
-        checked.map_err(|what| RdmaError::BadOffer { place: self.place(), what })?;
+        checked.map_err(|what| RdmaError::BadOffer { place: self.location(), what })?;
         let gid = Gid { raw: theirs.gid };
         self.peer = Some(gid);
         if let Some(exposed) = theirs.memory {
@@ -211,7 +211,7 @@ impl Endpoint {
 
     fn unreachable(&self, cause: &str) -> RdmaError {
         let peer = self.peer.map_or_else(String::new, |gid| Ipv6Addr::from(gid.raw).to_string());
-        RdmaError::Unreachable { peer, place: self.place(), cause: cause.to_owned() }
+        RdmaError::Unreachable { peer, place: self.location(), cause: cause.to_owned() }
     }
 
     /// Makes it a carrier; `life` is a socket to the peer's process.

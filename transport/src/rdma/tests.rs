@@ -56,7 +56,7 @@ fn queue_pair_in_error_ends_the_peer_on_both_sides() {
         return;
     }
     let (mut first, second) = pair(Duration::from_secs(3)).unwrap();
-    let place = first.place();
+    let place = first.location();
     let mut broken = QueuePairAttribute::new();
     broken.setup_state(QueuePairState::Error);
     first.link.pairs[1].modify(&broken).unwrap();

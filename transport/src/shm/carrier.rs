@@ -53,7 +53,7 @@ impl ShmCarrier {
 }
 
 impl Carrier for ShmCarrier {
-    fn place(&self) -> &str {
+    fn location(&self) -> &str {
         &self.place
     }
 

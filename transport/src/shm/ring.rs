@@ -60,7 +60,7 @@ impl Side {
         }
     }
 
-    fn place(self) -> usize {
+    fn index(self) -> usize {
         match self {
             Self::First => 0,
             Self::Second => 1,
@@ -229,14 +229,14 @@ impl Region {
 
     /// Free bytes of a ring that we write.
     fn room(&self, direction: Side, class: usize) -> io::Result<usize> {
-        let tail = self.cursors[direction.place()][class];
+        let tail = self.cursors[direction.index()][class];
         let head = self.head(direction, class).load(Ordering::Acquire);
         Ok(RING_BYTES - Self::span(tail, head)?)
     }
 
     /// Bytes inside a ring that we read.
     fn held(&self, direction: Side, class: usize) -> io::Result<usize> {
-        let head = self.cursors[direction.place()][class];
+        let head = self.cursors[direction.index()][class];
         let tail = self.tail(direction, class).load(Ordering::Acquire);
         Self::span(tail, head)
     }
@@ -250,7 +250,7 @@ impl Region {
     ) -> io::Result<Moved> {
         let mut room = self.room(direction, class)?;
         let mut count = 0;
-        let mut position = self.cursors[direction.place()][class];
+        let mut position = self.cursors[direction.index()][class];
         for part in parts {
             let size = part.len().min(room);
             let mut done = 0;
@@ -269,7 +269,7 @@ impl Region {
         if count == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
-        self.cursors[direction.place()][class] = position;
+        self.cursors[direction.index()][class] = position;
         self.tail(direction, class).store(position, Ordering::Release);
         fence(Ordering::SeqCst);
         Ok(Moved { count, ring: take(self.armed(direction)) })
@@ -286,7 +286,7 @@ impl Region {
         if count == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
-        let position = self.cursors[direction.place()][class];
+        let position = self.cursors[direction.index()][class];
         let mut done = 0;
         for (offset, length) in Self::stretches(direction, class, position, count) {
             let from = if length == 0 { continue } else { self.at(offset) };
@@ -297,7 +297,7 @@ impl Region {
             done += length;
         }
         let position = position + u64::try_from(count).expect("a length fits u64");
-        self.cursors[direction.place()][class] = position;
+        self.cursors[direction.index()][class] = position;
         self.head(direction, class).store(position, Ordering::Release);
         fence(Ordering::SeqCst);
         Ok(Moved { count, ring: take(self.wants(direction, class)) })
