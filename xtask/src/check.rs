@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use scenarios::workspace::run_cargo as cargo;
 
-use crate::{arrows, book, circles, links, named_files, tidy, workspace};
+use crate::{arrows, book, circles, links, named_files, names, tidy, workspace};
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
@@ -28,6 +28,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let links = || report(&links::findings(&root, &tidy::files(&root)?)?);
     let book = || report(&book::findings(&root, &tidy::files(&root)?)?);
     let named_files = || report(&named_files::findings(&root, &tidy::files(&root)?)?);
+    let names = || report(&names::findings(&root, &tidy::files(&root)?)?);
     let clippy = || cargo(&root, &clippy);
     let models = || models(&root);
     let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
@@ -38,6 +39,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
         ("links of documents", &links),
         ("contents of the book", &book),
         ("files that documents name", &named_files),
+        ("words that are not used", &names),
         ("clippy, warnings denied", &clippy),
     ];
     if options.full {

@@ -15,6 +15,7 @@ mod http_verbs;
 mod lab_verbs;
 mod links;
 mod named_files;
+mod names;
 mod soak;
 mod test_run;
 mod tidy;
