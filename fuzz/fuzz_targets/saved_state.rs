@@ -1,4 +1,4 @@
-//! Saved states of devices that somebody else may have written.
+//! Saved states of devices, and of a placement, that somebody else may have written.
 //!
 //! Never a panic; a part takes a state as it is or not at all; whatever is done to a part after it took one, its own
 //! state can be saved and read again.
@@ -28,15 +28,17 @@ use devices::{
 };
 use libfuzzer_sys::fuzz_target;
 use migrate::saved::{decode, encode};
-use migrate::{Saved, SavedState};
+use migrate::{Change, Placement, PlacementState, Saved, SavedState};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use wire::{SliceId, VcpuId};
 
 const MEMORY_BYTES: usize = 0x8000;
 const QUEUE_SIZE: u16 = 16;
 const ACCESSES_MAX: usize = 100;
+const MEMBERS_MAX: usize = 64;
 const LONG: Duration = Duration::from_secs(5);
 
 struct Outside;
@@ -258,6 +260,29 @@ fn sockets(bytes: &[u8], script: &[u8]) {
     sound(&vsock);
 }
 
+/// Where things are: the same again from its own form, whatever moves.
+fn placement(bytes: &[u8], script: &[u8]) {
+    let Some(state) = read::<PlacementState>(bytes) else { return };
+    let mut placement = Placement::try_from(state).unwrap();
+    for (place, data, write) in accesses(script) {
+        let (to, vcpu) = (SliceId(u16::from(data[0])), VcpuId(u32::from(data[0])));
+        let change = match (place & 3, write) {
+            (0, true) if placement.members().len() < MEMBERS_MAX => Change::Join(to),
+            (0, _) => Change::Leave(to),
+            (1, true) => Change::Vcpu { vcpu, to: SliceId((place >> 2) as u16) },
+            (1, false) => Change::Device { device: (place >> 2) as u16, to },
+            (2, _) => {
+                Change::Queue { device: (place >> 2 & 1) as u16, queue: (place >> 3) as u16, to }
+            }
+            _ => Change::Memory { frames: place >> 2..(place >> 2) + data.len() as u64, to },
+        };
+        placement = placement.next(&[change]).unwrap_or(placement);
+    }
+    let state = PlacementState::from(&placement);
+    let state: PlacementState = read(&encode(&state).unwrap()).unwrap();
+    assert_eq!(Placement::try_from(state).unwrap(), placement);
+}
+
 /// States of parts that are inside others.
 fn inner(bytes: &[u8]) {
     read::<SerialLineState>(bytes);
@@ -277,7 +302,7 @@ fuzz_target!(|input_bytes: &[u8]| {
     let [kind, low, high, rest @ ..] = input_bytes else { return };
     let length = usize::from(u16::from_le_bytes([*low, *high])).min(rest.len());
     let (bytes, script) = rest.split_at(length);
-    match kind % 8 {
+    match kind % 9 {
         0 => chipset(bytes, script),
         1 => pci(bytes, script),
         2 => view(bytes, script),
@@ -285,6 +310,7 @@ fuzz_target!(|input_bytes: &[u8]| {
         4 => workers(bytes, script),
         5 => network(bytes),
         6 => inner(bytes),
-        _ => sockets(bytes, script),
+        7 => sockets(bytes, script),
+        _ => placement(bytes, script),
     }
 });

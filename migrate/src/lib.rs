@@ -15,5 +15,8 @@ mod placement;
 pub mod saved;
 
 pub use owner::{PlacementOwner, PlacementView, Route, WrongEpoch};
-pub use placement::{Change, DevicePlace, MemoryPlace, Placement, PlacementError};
+pub use placement::{
+    Change, DevicePlace, DeviceState, MemoryPlace, MemoryState, Placement, PlacementError,
+    PlacementState,
+};
 pub use saved::{Invalid, Saved, SavedError, SavedState};

@@ -6,6 +6,10 @@
 //! A placement is only ever made whole and checked: every part is on a member, and no frame has two homes. Tables that
 //! are read on hot paths (home table, mailboxes, ghosts) are derived from it and hold nothing of their own.
 
+mod saved;
+
+pub use saved::{DeviceState, MemoryState, PlacementState};
+
 use std::ops::Range;
 use thiserror::Error;
 use wire::{Epoch, Gfn, SliceId, VcpuId};

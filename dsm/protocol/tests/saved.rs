@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::ops::Range;
 use tessera_dsm_protocol::saved::{
-    Disagreement, FrameRuns, HolderKind, HoldersState, NodeState, NotAtRest, RootState, TableScope,
-    check_all,
+    Disagreement, FrameRuns, HolderKind, HoldersState, NodeState, NotAtRest, RootState, TableHalf,
+    TableScope, check_all,
 };
 use tessera_dsm_protocol::{
     Access, Config, Effect, Epoch, Gfn, HomeRange, HomeTable, Input, Message, NoPages, Node,
@@ -152,7 +152,7 @@ fn message_on_its_way_is_found_by_all_together() {
 type Change = (&'static str, fn(&mut NodeState));
 
 /// What one node's form can be asked. The form is that of slice 0, which is home of frames 0 to 8 and 12 to 14.
-const CONTRADICTIONS: [Change; 24] = [
+const CONTRADICTIONS: [Change; 26] = [
     ("directory", |state| state.directory.reverse()),
     ("directory", |state| {
         let empty = FrameRuns::default();
@@ -168,6 +168,11 @@ const CONTRADICTIONS: [Change; 24] = [
     ("replicas", |state| state.replicas.push(state.replicas[0].clone())),
     ("replicas", |state| state.replicas[0].page = Gfn(u64::MAX)),
     ("replicas", |state| state.tables = TableScope::Nothing),
+    ("replicas", |state| state.replicas[0].half = TableHalf::User),
+    ("replicas", |state| {
+        state.tables = TableScope::Kernel;
+        (state.replicas[0].level, state.replicas[0].half) = (3, TableHalf::User);
+    }),
     ("directory", |state| drop(state.directory.pop())),
     ("directory", |state| state.directory.push(state.directory[0].clone())),
     ("directory", |state| state.directory[0].slices = vec![SliceId(7)]),

@@ -58,3 +58,6 @@ impl Engine {
         store.restore(&frames(own), &frames(others), &|gfn: Gfn| node.access(gfn))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use crate::homes::HomeTable;
 use crate::pages::SLICES_MAX;
 use migrate::{Invalid, SavedState};
 use std::ops::Range;
-use wire::{Level, SliceId};
+use wire::{Half, Level, SliceId};
 
 /// No slice sends so many messages, a million in a second, in a thousand years.
 const COUNT_MAX: u64 = 1 << 56;
@@ -88,6 +88,10 @@ fn replicas(state: &NodeState, memory: &FrameRuns) -> Result<(), Invalid> {
         unless(memory.contains(replica.page), "a page without memory")?;
         let root = table.level == Level::ROOT;
         unless(root || !replica.of_process, "a process whose root is no root")?;
+        let user = table.half == Half::User;
+        unless(!user || !root, "a root of one half")?;
+        let possible = !user || state.tables == TableScope::All;
+        unless(possible, "a table of a process, and none of these becomes a replica")?;
     }
     Ok(())
 }

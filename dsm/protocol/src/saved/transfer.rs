@@ -167,6 +167,8 @@ impl Node {
             return Err(Invalid::new("replicas", format!("{gfn} in memory is not what was saved")));
         }
         self.tables.insert(gfn, table, store);
+        let hidden = self.tables.is_of_process(gfn) && !replica.of_process;
+        Invalid::unless(!hidden, "replicas", "a root has entries of a process, and is of none")?;
         if replica.of_process {
             self.tables.set_of_process(gfn);
         }
