@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cut;
 pub mod handover;
 mod owner;
 mod placement;

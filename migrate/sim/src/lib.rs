@@ -1,17 +1,8 @@
-//! A model of the hand-over of a vCPU: a coordinator, three slices and one vCPU that moves while all of them send to it.
-//! Every interleaving of deliveries, of what slices do, and of what senders send is tried.
-//!
-//! ```text
-//!   senders --> Member --> channels between slices, in order --> Member --> what the slice does, one after the other
-//!                                                                           (stop, save, restore, run, deliver)
-//! ```
+//! Models of what `migrate` decides, explored to the end: each crate of machines is changed only together with these.
 
 #![forbid(unsafe_code)]
 
-mod cluster;
-mod scenario;
-mod slice;
+pub mod cut;
+pub mod handover;
 
-pub use cluster::{Action, Cluster, Violation, names};
 pub use model_check::full;
-pub use scenario::{Scenario, Step, prove, refute};

@@ -1,7 +1,8 @@
 //! The hand-over holds in every interleaving, and each planted bug is found.
 
 use migrate::handover::PlantedBug;
-use tessera_migrate_sim::{Scenario, Step, full, names, prove, refute};
+use tessera_migrate_sim::full;
+use tessera_migrate_sim::handover::{Scenario, Step, names, prove, refute};
 
 #[test]
 fn vcpu_moves_while_all_send() {

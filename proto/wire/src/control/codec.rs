@@ -1,7 +1,9 @@
 //! Control frames as bytes.
 
+use super::cut;
 use super::frames::{Control, DeviceCall, DeviceChange, EndCause, InterruptEvent, Space};
 use crate::{Epoch, VcpuId};
+use std::borrow::Cow;
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -66,6 +68,7 @@ mod kind {
     pub(super) const CLOCK_PONG: u8 = 15;
     pub(super) const CLOCK_STEP: u8 = 16;
     pub(super) const END_SEEN: u8 = 17;
+    pub(super) const CUT: u8 = 18;
 }
 
 impl Control {
@@ -89,6 +92,7 @@ impl Control {
             Self::Applied { .. } => kind::APPLIED,
             Self::Broken { .. } => kind::BROKEN,
             Self::Doorbell { .. } => kind::DOORBELL,
+            Self::Cut(_) => kind::CUT,
         }
     }
 
@@ -96,7 +100,7 @@ impl Control {
     #[must_use]
     pub fn encode(&self, epoch: Epoch) -> Vec<u8> {
         let mut head = Head { epoch: epoch.0.into(), ..Head::default() };
-        let mut tail: &[u8] = &[];
+        let mut tail: Cow<'_, [u8]> = Cow::Borrowed(&[]);
         head.kind = self.kind();
         match self {
             Self::Interrupt { vcpu, event } => {
@@ -132,7 +136,7 @@ impl Control {
                 head.data = (*sum).into();
             }
             Self::Report(bytes) => {
-                tail = bytes;
+                tail = Cow::Borrowed(bytes);
             }
             Self::End(cause) => {
                 head.event = cause_code(*cause);
@@ -151,9 +155,15 @@ impl Control {
                 head.address = u64::from(*device).into();
                 head.data = u64::from(*queue).into();
             }
+            Self::Cut(message) => {
+                let (fields, bytes) = cut::encode(message);
+                (head.event, head.vector) = (fields.variant, fields.step);
+                (head.length, head.id) = (fields.has_counts, fields.number.into());
+                tail = Cow::Owned(bytes);
+            }
             Self::WantStop | Self::EndSeen | Self::AskReport => {}
         }
-        [head.as_bytes(), tail].concat()
+        [head.as_bytes(), &tail].concat()
     }
 
     /// Reads a frame of this epoch.
@@ -163,7 +173,11 @@ impl Control {
     pub fn decode(epoch: Epoch, bytes: &[u8]) -> Result<Self, ControlError> {
         let (head, tail) =
             Head::read_from_prefix(bytes).map_err(|_| ControlError::Length(bytes.len()))?;
-        let limit = if head.kind == kind::REPORT { REPORT_BYTES_MAX } else { 0 };
+        let limit = match head.kind {
+            kind::REPORT => REPORT_BYTES_MAX,
+            kind::CUT => cut::TAIL_BYTES_MAX,
+            _ => 0,
+        };
         if tail.len() > limit {
             return Err(ControlError::Length(bytes.len()));
         }
@@ -205,9 +219,20 @@ impl Control {
                 device: small(head.address).ok_or_else(|| field("device"))?,
                 queue: small(head.data).ok_or_else(|| field("queue"))?,
             },
+            kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
             other => return Err(ControlError::Kind(other)),
         })
     }
+}
+
+fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str> {
+    let fields = cut::Fields {
+        variant: head.event,
+        step: head.vector,
+        has_counts: head.length,
+        number: head.id.get(),
+    };
+    cut::decode(fields, tail)
 }
 
 fn decode_call(head: &Head) -> Option<DeviceCall> {
@@ -334,6 +359,7 @@ mod tests {
             Control::Applied { sequence: 8 },
             Control::Broken { device: 3 },
             Control::Doorbell { device: 1, queue: 2 },
+            Control::Cut(cut::CutMessage::Failed(3, "no".into())),
         ];
 
         for frame in frames {

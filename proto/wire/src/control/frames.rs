@@ -1,5 +1,6 @@
 //! What control frames say, and between whom they may go.
 
+use super::cut::CutMessage;
 use crate::{SliceId, VcpuId};
 
 /// What arrives at a vCPU.
@@ -137,6 +138,8 @@ pub enum Control {
         /// Its queue.
         queue: u16,
     },
+    /// About a cut: all slices come to rest, or go on.
+    Cut(CutMessage),
 }
 
 /// Between whom a control frame may go.
@@ -186,6 +189,36 @@ impl Control {
             Self::Report(_) => (Way::ToBootstrap, "a report"),
             Self::Applied { .. } => (Way::ToBootstrap, "an applied change of the devices"),
             Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),
+            Self::Cut(message) if message.is_asking() => {
+                (Way::FromBootstrap, "a request to come to rest or to go on")
+            }
+            Self::Cut(_) => (Way::ToBootstrap, "how far it has come to rest"),
+        }
+    }
+
+    /// Whether the guest's state is in the frame while it is on its way: a VM that went on without it would lack something.
+    /// Slices count these frames, so that a cut shows that all have come.
+    #[must_use]
+    pub fn has_guest_state(&self) -> bool {
+        match self {
+            Self::Interrupt { .. }
+            | Self::Doorbell { .. }
+            | Self::Answer { .. }
+            | Self::Apply { .. }
+            | Self::Call(_)
+            | Self::EndOfInterrupt { .. }
+            | Self::WantEnd(_)
+            | Self::Applied { .. }
+            | Self::Broken { .. } => true,
+            Self::AskReport
+            | Self::End(_)
+            | Self::ClockPing { .. }
+            | Self::ClockStep { .. }
+            | Self::ClockPong { .. }
+            | Self::WantStop
+            | Self::EndSeen
+            | Self::Report(_)
+            | Self::Cut(_) => false,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One state of the model, and what may happen next.
 
-use crate::scenario::{Scenario, Step};
-use crate::slice::{Done, Event, Slice, State, Vcpu};
+use super::scenario::{Scenario, Step};
+use super::slice::{Done, Event, Slice, State, Vcpu};
 use migrate::Placement;
 use migrate::handover::{Coordinator, Effect, Input, Member, Message, Verdict};
 use stateright::{Model, Property};

@@ -1,0 +1,205 @@
+//! One state of the model, and what may happen next.
+
+use super::scenario::Scenario;
+use super::slice::{Frame, SLICES, Slice};
+use migrate::cut::{Coordinator, Message, Verdict};
+use stateright::{Model, Property};
+use std::collections::{BTreeMap, VecDeque};
+use wire::SliceId;
+
+/// Something that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// A cut begins.
+    Begin,
+    /// The cut is given up, or ends.
+    GoOn,
+    /// The oldest frame between two slices arrives.
+    Arrive(u16, u16),
+    /// A slice does what it is asked for.
+    Act(u16),
+    /// A slice's vCPU sends or calls, or a queue finds a broken ring.
+    Send(u16, usize),
+    /// A slice's device thread takes a job.
+    Work(u16),
+}
+
+/// One state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Cluster {
+    coordinator: Coordinator,
+    slices: Vec<Slice>,
+    channels: BTreeMap<(u16, u16), VecDeque<Frame>>,
+    /// Cuts that are still to begin.
+    cuts: u8,
+    given_up: bool,
+}
+
+impl Cluster {
+    fn new(scenario: &Scenario) -> Self {
+        let coordinator = Coordinator::new((0..SLICES).map(SliceId).collect());
+        let coordinator = match scenario.planted {
+            Some(bug) => coordinator.plant(bug),
+            None => coordinator,
+        };
+        let left = |id: u16| {
+            let at = usize::from(id);
+            [scenario.interrupts[at], scenario.calls[at], scenario.broken[at]]
+        };
+        Self {
+            coordinator,
+            slices: (0..SLICES).map(|id| Slice::new(id, left(id))).collect(),
+            channels: BTreeMap::new(),
+            cuts: scenario.cuts,
+            given_up: false,
+        }
+    }
+
+    fn post(&mut self, from: u16, frames: Vec<(u16, Frame)>) {
+        for (to, frame) in frames {
+            if !matches!(frame, Frame::Cut(_)) {
+                self.slices[usize::from(from)].sent[usize::from(to)] += 1;
+            }
+            self.channels.entry((from, to)).or_default().push_back(frame);
+        }
+    }
+
+    /// The coordinator's own slice hears it by a channel as well.
+    fn judge(&mut self, verdict: Verdict) {
+        let frame = |(to, message): (SliceId, Message)| (to.0, Frame::Cut(message));
+        self.post(0, verdict.messages.into_iter().map(frame).collect());
+    }
+
+    fn arrive(&mut self, from: u16, to: u16) {
+        let Some(queue) = self.channels.get_mut(&(from, to)) else { return };
+        let frame = queue.pop_front();
+        if queue.is_empty() {
+            self.channels.remove(&(from, to));
+        }
+        match frame {
+            Some(Frame::Cut(message @ (Message::Take(..) | Message::GoOn(_)))) => {
+                self.slices[usize::from(to)].asked.push(message);
+            }
+            Some(Frame::Cut(message)) => {
+                let verdict = self.coordinator.message(SliceId(from), message);
+                self.judge(verdict);
+            }
+            Some(frame) => {
+                let sent = self.slices[usize::from(to)].take(from, &frame);
+                self.post(to, sent);
+            }
+            None => {}
+        }
+    }
+
+    /// Whether a frame with state of the guest is on its way, or waits for a device thread.
+    fn is_anything_in_flight(&self) -> bool {
+        let counted = |frame: &Frame| !matches!(frame, Frame::Cut(_));
+        let on_its_way = self.channels.values().flatten().any(counted);
+        let busy =
+            |slice: &Slice| !slice.jobs.is_empty() || slice.change.is_some() || slice.calling;
+        on_its_way || self.slices.iter().any(busy)
+    }
+
+    /// Nothing can happen any more but a new cut or the end of this one.
+    fn is_quiet(&self) -> bool {
+        let can = |slice: &Slice| {
+            slice.can_act() || slice.can_work() || (0..3).any(|it| slice.can_send(it))
+        };
+        self.channels.is_empty() && !self.slices.iter().any(can)
+    }
+}
+
+impl Model for Scenario {
+    type State = Cluster;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<Cluster> {
+        vec![Cluster::new(self)]
+    }
+
+    fn actions(&self, state: &Cluster, actions: &mut Vec<Action>) {
+        if state.cuts > 0 && state.coordinator.is_idle() {
+            actions.push(Action::Begin);
+        }
+        let asking = state.coordinator.asking().is_some();
+        if state.coordinator.is_at_rest() || self.give_up && asking && !state.given_up {
+            actions.push(Action::GoOn);
+        }
+        actions.extend(state.channels.keys().map(|(from, to)| Action::Arrive(*from, *to)));
+        for slice in &state.slices {
+            if slice.can_act() {
+                actions.push(Action::Act(slice.id));
+            }
+            if slice.can_work() {
+                actions.push(Action::Work(slice.id));
+            }
+            let kinds = (0..3).filter(|kind| slice.can_send(*kind));
+            actions.extend(kinds.map(|kind| Action::Send(slice.id, kind)));
+        }
+    }
+
+    fn next_state(&self, last: &Cluster, action: Action) -> Option<Cluster> {
+        let mut state = last.clone();
+        match action {
+            Action::Begin => {
+                state.cuts -= 1;
+                let verdict = state.coordinator.begin().ok()?;
+                state.judge(verdict);
+            }
+            Action::GoOn => {
+                state.given_up |= !state.coordinator.is_at_rest();
+                let verdict = state.coordinator.go_on("asked");
+                state.judge(verdict);
+            }
+            Action::Arrive(from, to) => state.arrive(from, to),
+            Action::Act(slice) => {
+                let said = state.slices[usize::from(slice)].act();
+                state.post(slice, said.map(|said| (0, Frame::Cut(said))).into_iter().collect());
+            }
+            Action::Send(slice, kind) => {
+                let sent = state.slices[usize::from(slice)].send(kind);
+                state.post(slice, sent);
+            }
+            Action::Work(slice) => {
+                let sent = state.slices[usize::from(slice)].work();
+                state.post(slice, sent);
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(names::WHOLE, |_, state: &Cluster| {
+                !state.coordinator.is_at_rest() || !state.is_anything_in_flight()
+            }),
+            Property::always(names::AT_REST, |_, state: &Cluster| {
+                let rests = |slice: &Slice| slice.vcpus && slice.queues && slice.devices;
+                !state.coordinator.is_at_rest() || state.slices.iter().all(rests)
+            }),
+            Property::always(names::RUNS, |_, state: &Cluster| {
+                !state.coordinator.is_idle() || state.slices.iter().all(Slice::runs)
+            }),
+            Property::always(names::ENDS, |_, state: &Cluster| {
+                let ended = state.coordinator.is_idle() || state.coordinator.is_at_rest();
+                !state.is_quiet() || ended
+            }),
+            Property::sometimes(names::CUT, |_, state: &Cluster| state.coordinator.is_at_rest()),
+        ]
+    }
+}
+
+/// The properties.
+pub mod names {
+    /// At a cut nothing is on its way or half done.
+    pub const WHOLE: &str = "at a cut nothing is on its way or half done";
+    /// At a cut all slices are at rest.
+    pub const AT_REST: &str = "at a cut all slices are at rest";
+    /// Between cuts all slices run.
+    pub const RUNS: &str = "between cuts all slices run";
+    /// No cut waits for ever.
+    pub const ENDS: &str = "each cut comes, or is given up";
+    /// The model does come to a cut.
+    pub const CUT: &str = "a cut comes";
+}

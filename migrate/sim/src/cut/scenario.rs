@@ -1,0 +1,37 @@
+//! What happens in a model, and how it is explored.
+
+use migrate::cut::PlantedBug;
+
+/// How far a mutant is explored.
+const MUTANT_STATES: usize = 2_000_000;
+
+/// Three slices; the first one coordinates and orders changes of devices.
+#[derive(Clone, Debug, Default)]
+pub struct Scenario {
+    /// Cuts that are begun, each when the one before has ended.
+    pub cuts: u8,
+    /// Interrupts that each slice's vCPU sends to the next slice.
+    pub interrupts: [u8; 3],
+    /// Calls of devices that each slice's vCPU makes.
+    pub calls: [u8; 3],
+    /// Broken rings that each slice's queues find; the first slice tells all slices of them.
+    pub broken: [u8; 3],
+    /// A cut may be given up at any time.
+    pub give_up: bool,
+    /// A bug to be found.
+    pub planted: Option<PlantedBug>,
+}
+
+/// Tries every interleaving and prints how many states there are.
+///
+/// # Panics
+/// When a property does not hold, with the shortest way there.
+pub fn prove(label: &str, scenario: Scenario) {
+    model_check::prove(&format!("cut, {label}"), scenario);
+}
+
+/// Looks for a counterexample and returns the properties that it breaks.
+#[must_use]
+pub fn refute(scenario: Scenario) -> Vec<&'static str> {
+    model_check::refute(&format!("cut, {:?}", scenario.planted), scenario, MUTANT_STATES)
+}

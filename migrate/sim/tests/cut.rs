@@ -1,0 +1,59 @@
+//! A cut is whole in every interleaving, and each planted bug is found.
+
+use migrate::cut::PlantedBug;
+use tessera_migrate_sim::cut::{Scenario, names, prove, refute};
+use tessera_migrate_sim::full;
+
+fn scenario() -> Scenario {
+    Scenario { cuts: 1, ..Scenario::default() }
+}
+
+#[test]
+fn interrupts_and_calls_have_come_at_a_cut() {
+    prove("interrupts", Scenario { interrupts: [1; 3], ..scenario() });
+    prove("a call of each role", Scenario { calls: [1, 1, 0], ..scenario() });
+    prove(
+        "an interrupt and a call",
+        Scenario { interrupts: [0, 0, 1], calls: [0, 1, 0], ..scenario() },
+    );
+    if full() {
+        prove("both", Scenario { interrupts: [1; 3], calls: [1, 1, 0], ..scenario() });
+    }
+}
+
+#[test]
+fn change_that_a_queue_causes_is_made_everywhere_at_a_cut() {
+    prove("a broken ring", Scenario { broken: [0, 1, 0], ..scenario() });
+    prove(
+        "one of the first slice",
+        Scenario { broken: [1, 0, 0], interrupts: [0, 1, 0], ..scenario() },
+    );
+    if full() {
+        prove("two broken rings", Scenario { broken: [1, 0, 1], ..scenario() });
+    }
+}
+
+#[test]
+fn cut_may_be_given_up_at_any_time_and_the_next_one_is_whole() {
+    let twice = Scenario { cuts: 2, give_up: true, ..Scenario::default() };
+    prove("given up", Scenario { interrupts: [0, 1, 0], ..twice.clone() });
+    prove("given up, with a broken ring", Scenario { broken: [0, 0, 1], ..twice });
+}
+
+#[track_caller]
+fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
+    let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
+    assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    use PlantedBug::*;
+    let busy = Scenario { interrupts: [1; 3], ..scenario() };
+    assert_caught(NotCompared, &busy, names::WHOLE);
+    let broken = Scenario { broken: [1, 0, 0], ..scenario() };
+    assert_caught(DevicesAtOnce, &broken, names::ENDS);
+    let calls = Scenario { calls: [0, 1, 0], ..scenario() };
+    assert_caught(NotAllTaken, &calls, names::ENDS);
+    assert_caught(NotAwaited, &scenario(), names::RUNS);
+}

@@ -1,0 +1,256 @@
+//! Decides about cuts, one at a time.
+//!
+//! ```text
+//!        begin         all Taken, step by step     all Counted, they agree       go_on           all GoesOn
+//!   idle -----> asking ----------------------> asking(Count) ----------> at rest -----> going on ----------> idle
+//!                 |  ^                              |                                      ^
+//!                 |  +--Devices, they do not agree--+                                      |
+//!                 +------Failed, or given up, at any step ---------------------------------+
+//! ```
+
+use super::planted::{Planted, PlantedBug};
+use super::{Message, PeerCounts, Step};
+use std::collections::{BTreeMap, BTreeSet};
+use thiserror::Error;
+use wire::SliceId;
+
+/// Why a cut was not begun. Nothing has happened then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// One cut at a time.
+    #[error("the VM is at rest already, or comes to rest, or has not gone on yet")]
+    Busy,
+}
+
+/// What follows from an input.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Messages in their order, each with its receiver; some to the coordinator's own slice.
+    pub messages: Vec<(SliceId, Message)>,
+    /// How the cut stands now, if that is news.
+    pub news: Option<News>,
+}
+
+/// News of a cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum News {
+    /// All slices are at rest, and nothing is on its way.
+    AtRest,
+    /// The cut was given up, because of this; slices go on.
+    GivenUp(String),
+    /// All slices run.
+    Runs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    Idle,
+    /// `waiting` have not taken the step that they were asked for; `later` are asked when they have.
+    Asking {
+        step: Step,
+        waiting: BTreeSet<SliceId>,
+        later: Vec<SliceId>,
+    },
+    AtRest,
+    /// These have not said that they run.
+    GoingOn {
+        waiting: BTreeSet<SliceId>,
+    },
+}
+
+/// The one that decides about cuts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Coordinator {
+    /// Ascending. The first one orders changes of devices.
+    members: Vec<SliceId>,
+    phase: Phase,
+    /// Cuts begun so far.
+    begun: u64,
+    /// What slices have counted; none for those that must rest once more.
+    counts: BTreeMap<SliceId, Option<Vec<PeerCounts>>>,
+    planted: Planted,
+}
+
+impl Coordinator {
+    /// The coordinator of a VM of these slices, ascending.
+    #[must_use]
+    pub fn new(members: Vec<SliceId>) -> Self {
+        let (phase, counts) = (Phase::Idle, BTreeMap::new());
+        Self { members, phase, begun: 0, counts, planted: Planted::default() }
+    }
+
+    /// With a bug that a model is to find.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub fn plant(self, bug: PlantedBug) -> Self {
+        Self { planted: Planted::some(bug), ..self }
+    }
+
+    /// Whether all slices are at rest.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.phase == Phase::AtRest
+    }
+
+    /// Whether all slices run, as far as cuts are concerned.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.phase == Phase::Idle
+    }
+
+    /// What the slices are being asked for, and those that have not answered.
+    #[must_use]
+    pub fn asking(&self) -> Option<(Step, &BTreeSet<SliceId>)> {
+        match &self.phase {
+            Phase::Asking { step, waiting, .. } => Some((*step, waiting)),
+            _ => None,
+        }
+    }
+
+    /// Begins a cut.
+    ///
+    /// # Errors
+    /// Another one has not ended.
+    pub fn begin(&mut self) -> Result<Verdict, Refusal> {
+        if self.phase != Phase::Idle {
+            return Err(Refusal::Busy);
+        }
+        self.begun += 1;
+        Ok(self.ask_all(Step::Vcpus))
+    }
+
+    /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none.
+    pub fn go_on(&mut self, why: &str) -> Verdict {
+        let news = match &self.phase {
+            Phase::Idle | Phase::GoingOn { .. } => return Verdict::default(),
+            Phase::Asking { .. } => Some(News::GivenUp(why.to_owned())),
+            Phase::AtRest => None,
+        };
+        self.counts.clear();
+        let go_on = |slice: &SliceId| (*slice, Message::GoOn(self.begun));
+        let messages = self.members.iter().map(go_on).collect();
+        let waiting = self.members.iter().copied().collect();
+        self.phase = Phase::GoingOn { waiting };
+        Verdict { messages, news }
+    }
+
+    /// A slice is gone, and the VM goes on without it: it is not waited for, and a cut in which it took part is none.
+    pub fn lost(&mut self, slice: SliceId) -> Verdict {
+        self.members.retain(|member| *member != slice);
+        match &mut self.phase {
+            Phase::GoingOn { waiting } => {
+                waiting.remove(&slice);
+                self.look_whether_all_run()
+            }
+            _ => self.go_on(&format!("{slice} is lost")),
+        }
+    }
+
+    /// Takes a message that only the coordinator is sent. One that does not belong to what goes on changes nothing: it is of
+    /// a cut that was given up.
+    pub fn message(&mut self, from: SliceId, message: Message) -> Verdict {
+        if message.number() != self.begun {
+            return Verdict::default();
+        }
+        match (message, &mut self.phase) {
+            (Message::Taken(_, taken), Phase::Asking { step, waiting, later })
+                if taken == *step && taken != Step::Count && waiting.contains(&from) =>
+            {
+                waiting.remove(&from);
+                if !waiting.is_empty() && !self.planted.has(PlantedBug::NotAllTaken) {
+                    return Verdict::default();
+                }
+                match std::mem::take(later) {
+                    later if later.is_empty() => self.all_taken(taken),
+                    later => self.ask(taken, &later, &[]),
+                }
+            }
+            (Message::Counted(_, counts), Phase::Asking { step: Step::Count, waiting, .. })
+                if waiting.contains(&from) =>
+            {
+                waiting.remove(&from);
+                let all = waiting.is_empty();
+                self.counts.insert(from, counts);
+                if all { self.all_counted() } else { Verdict::default() }
+            }
+            (Message::Failed(_, why), Phase::Asking { step, .. }) => {
+                let text = format!("{from} cannot bring {step} to rest: {why}");
+                self.go_on(&text)
+            }
+            (Message::GoesOn(_), Phase::GoingOn { waiting }) => {
+                waiting.remove(&from);
+                self.look_whether_all_run()
+            }
+            _ => Verdict::default(),
+        }
+    }
+
+    /// Asks these to take a step, and others when they have.
+    fn ask(&mut self, step: Step, now: &[SliceId], later: &[SliceId]) -> Verdict {
+        let take = |slice: &SliceId| (*slice, Message::Take(self.begun, step));
+        let messages = now.iter().map(take).collect();
+        let waiting = now.iter().copied().collect();
+        self.phase = Phase::Asking { step, waiting, later: later.to_vec() };
+        Verdict { messages, news: None }
+    }
+
+    fn ask_all(&mut self, step: Step) -> Verdict {
+        let all = self.members.clone();
+        // No change of devices is under way any more when the first slice has taken the step.
+        let first = if step == Step::Devices && !self.planted.has(PlantedBug::DevicesAtOnce) {
+            1
+        } else {
+            all.len()
+        };
+        let (now, later) = all.split_at(first.min(all.len()));
+        self.ask(step, now, later)
+    }
+
+    /// All slices have taken this step.
+    fn all_taken(&mut self, step: Step) -> Verdict {
+        let next = match step {
+            Step::Vcpus => Step::Queues,
+            Step::Queues => Step::Devices,
+            Step::Devices => Step::Memory,
+            Step::Memory | Step::Count => Step::Count,
+        };
+        self.counts.clear();
+        self.ask_all(next)
+    }
+
+    fn look_whether_all_run(&mut self) -> Verdict {
+        let all = match &self.phase {
+            Phase::GoingOn { waiting } => waiting.is_empty(),
+            _ => return Verdict::default(),
+        };
+        if !all && !self.planted.has(PlantedBug::NotAwaited) {
+            return Verdict::default();
+        }
+        self.phase = Phase::Idle;
+        Verdict { news: Some(News::Runs), ..Verdict::default() }
+    }
+
+    fn all_counted(&mut self) -> Verdict {
+        if self.agree() || self.planted.has(PlantedBug::NotCompared) {
+            self.phase = Phase::AtRest;
+            return Verdict { messages: Vec::new(), news: Some(News::AtRest) };
+        }
+        self.ask_all(Step::Devices)
+    }
+
+    /// Whether each slice has received as much of each other one as that has sent.
+    fn agree(&self) -> bool {
+        let counts = |slice: &SliceId, peer: SliceId| {
+            let of_slice = self.counts.get(slice)?.as_ref()?;
+            of_slice.iter().find(|counts| counts.peer == peer)
+        };
+        self.members.iter().all(|from| {
+            let others = self.members.iter().filter(|to| *to != from);
+            let known = self.counts.get(from).is_some_and(Option::is_some);
+            known && others.into_iter().all(|to| {
+                let (there, here) = (counts(from, *to), counts(to, *from));
+                matches!((there, here), (Some(there), Some(here)) if there.sent == here.received)
+            })
+        })
+    }
+}

@@ -1,0 +1,35 @@
+//! A cut: all slices of a VM at rest at one moment, with nothing on its way between them. Decided here, done by the slices;
+//! nothing here waits, reads a clock or sends.
+//!
+//! ```text
+//!   coordinator                     every slice
+//!     |--Take(Vcpus)------------------>| its vCPUs leave the guest
+//!     |<-------------------Taken(Vcpus)|        ... when all have: Queues, then Devices, then Memory
+//!     |--Take(Count)------------------>| counts what went to and came from each other slice
+//!     |<------------------------Counted|
+//!     | all numbers agree: at rest     |
+//!     | some do not: from Devices on once more, for what was on its way has come meanwhile
+//!     |--GoOn------------------------->| runs again, from whatever step
+//!     |<------------------------GoesOn-|
+//! ```
+//! All slices take a step before any takes the next one, for a step needs what the next one ends (a vCPU waits for the
+//! answer of a device thread, a queue for a page). The first slice, which orders changes of devices, takes
+//! [`Step::Devices`] before the others: they must still acknowledge its last change.
+//!
+//! **Nothing is on its way.** No slice can see what was sent to it and has not come. So each counts, and the numbers
+//! of sender and receiver are compared. Channels between two slices keep their order, so equal numbers mean the same
+//! messages. Slices count at different times. That does no harm: a slice at rest does nothing by itself. Whatever one does
+//! after it has counted follows from a message that it had not received then, and the number of that one does not agree.
+//!
+//! **The VM goes on.** A step that fails, a limit that passes, or a wish: all slices are told to go on, and the next cut
+//! begins when all have said that they do.
+
+mod coordinator;
+mod planted;
+#[cfg(test)]
+mod tests;
+
+pub use coordinator::{Coordinator, News, Refusal, Verdict};
+#[cfg(feature = "planted-bugs")]
+pub use planted::PlantedBug;
+pub use wire::control::{CutMessage as Message, CutStep as Step, PeerCounts};

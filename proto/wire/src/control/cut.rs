@@ -1,0 +1,239 @@
+//! What slices tell each other about a cut, and its bytes.
+//!
+//! ```text
+//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut
+//! behind it: the counts of each peer, 40 bytes each, or the text of a failure
+//! counts:    0 peer u16 | 2 zeros | 8 sent: frames u64, messages u64 | 24 received: frames u64, messages u64
+//! ```
+
+use crate::SliceId;
+use std::fmt;
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The most bytes of the text of a failure.
+pub const CAUSE_BYTES_MAX: usize = 1024;
+/// The most peers that a slice counts.
+const PEERS_MAX: usize = 64;
+
+/// A step of a slice to rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CutStep {
+    /// Its vCPUs leave the guest, and what they have sent to vCPUs of other slices has left this one.
+    Vcpus,
+    /// Queues of devices are served no more, and nothing is asked of a back end.
+    Queues,
+    /// Its device thread makes no change.
+    Devices,
+    /// Its memory engine begins nothing, and nothing is under way there.
+    Memory,
+    /// It counts.
+    Count,
+}
+
+impl CutStep {
+    /// All steps, in their order.
+    pub const ALL: [Self; 5] =
+        [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];
+}
+
+impl fmt::Display for CutStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Vcpus => "the vCPUs",
+            Self::Queues => "the queues",
+            Self::Devices => "the devices",
+            Self::Memory => "the memory engine",
+            Self::Count => "the counts",
+        })
+    }
+}
+
+/// What went between a slice and another since both have been there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerCounts {
+    /// The other.
+    pub peer: SliceId,
+    /// To it: frames with state of the guest, and messages of the memory engine.
+    pub sent: [u64; 2],
+    /// From it.
+    pub received: [u64; 2],
+}
+
+/// What slices tell each other about a cut. All of it has the number of the cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum CutMessage {
+    /// To a slice: take this step. [`CutStep::Devices`] and what follows may come again.
+    Take(u64, CutStep),
+    /// To the coordinator: the step is taken.
+    Taken(u64, CutStep),
+    /// To the coordinator: the slice counted, ascending by peer. None: something has come since it rests, and it must rest
+    /// once more.
+    Counted(u64, Option<Vec<PeerCounts>>),
+    /// To the coordinator: the step cannot be taken, and why.
+    Failed(u64, String),
+    /// To a slice: run again.
+    GoOn(u64),
+    /// To the coordinator: it runs.
+    GoesOn(u64),
+}
+
+impl CutMessage {
+    /// The number of its cut.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::Take(number, _)
+            | Self::Taken(number, _)
+            | Self::Counted(number, _)
+            | Self::Failed(number, _)
+            | Self::GoOn(number)
+            | Self::GoesOn(number) => *number,
+        }
+    }
+
+    /// Whether it goes from the coordinator to a slice.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        matches!(self, Self::Take(..) | Self::GoOn(_))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Counts {
+    peer: U16,
+    zeros: [u8; 6],
+    sent: [U64; 2],
+    received: [U64; 2],
+}
+
+/// Fields of the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fields {
+    pub(super) variant: u8,
+    pub(super) step: u8,
+    pub(super) has_counts: u8,
+    pub(super) number: u64,
+}
+
+/// Most bytes behind the head.
+pub(super) const TAIL_BYTES_MAX: usize = PEERS_MAX * size_of::<Counts>();
+
+const _: () = assert!(CAUSE_BYTES_MAX <= TAIL_BYTES_MAX);
+
+fn step_code(step: CutStep) -> u8 {
+    match step {
+        CutStep::Vcpus => 0,
+        CutStep::Queues => 1,
+        CutStep::Devices => 2,
+        CutStep::Memory => 3,
+        CutStep::Count => 4,
+    }
+}
+
+/// The fields, and what is behind the head. A text that is too long is cut.
+pub(super) fn encode(message: &CutMessage) -> (Fields, Vec<u8>) {
+    let (variant, step, has_counts, tail) = match message {
+        CutMessage::Take(_, step) => (0, step_code(*step), 0, Vec::new()),
+        CutMessage::Taken(_, step) => (1, step_code(*step), 0, Vec::new()),
+        CutMessage::Counted(_, None) => (2, 0, 0, Vec::new()),
+        CutMessage::Counted(_, Some(counts)) => (2, 0, 1, encode_counts(counts)),
+        CutMessage::Failed(_, why) => {
+            let end = why.floor_char_boundary(CAUSE_BYTES_MAX);
+            (3, 0, 0, why.as_bytes()[..end].to_vec())
+        }
+        CutMessage::GoOn(_) => (4, 0, 0, Vec::new()),
+        CutMessage::GoesOn(_) => (5, 0, 0, Vec::new()),
+    };
+    (Fields { variant, step, has_counts, number: message.number() }, tail)
+}
+
+fn encode_counts(counts: &[PeerCounts]) -> Vec<u8> {
+    let encoded = |counts: &PeerCounts| Counts {
+        peer: counts.peer.0.into(),
+        zeros: [0; 6],
+        sent: counts.sent.map(U64::new),
+        received: counts.received.map(U64::new),
+    };
+    let encoded: Vec<Counts> = counts.iter().take(PEERS_MAX).map(encoded).collect();
+    encoded.as_slice().as_bytes().to_vec()
+}
+
+/// The message, or the name of the field that cannot be.
+pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static str> {
+    let Fields { variant, step, has_counts, number } = fields;
+    let step_of = || CutStep::ALL.get(usize::from(step)).copied().ok_or("step");
+    let message = match variant {
+        0 => CutMessage::Take(number, step_of()?),
+        1 => CutMessage::Taken(number, step_of()?),
+        2 if has_counts == 1 => return Ok(CutMessage::Counted(number, Some(decode_counts(tail)?))),
+        2 => CutMessage::Counted(number, None),
+        3 if tail.len() > CAUSE_BYTES_MAX => return Err("cause"),
+        3 => {
+            let why = std::str::from_utf8(tail).map_err(|_| "cause")?;
+            return Ok(CutMessage::Failed(number, why.to_owned()));
+        }
+        4 => CutMessage::GoOn(number),
+        5 => CutMessage::GoesOn(number),
+        _ => return Err("variant"),
+    };
+    if tail.is_empty() { Ok(message) } else { Err("tail") }
+}
+
+fn decode_counts(tail: &[u8]) -> Result<Vec<PeerCounts>, &'static str> {
+    let counts = <[Counts]>::ref_from_bytes(tail).map_err(|_| "counts")?;
+    let decoded = |counts: &Counts| PeerCounts {
+        peer: SliceId(counts.peer.get()),
+        sent: counts.sent.map(U64::get),
+        received: counts.received.map(U64::get),
+    };
+    Ok(counts.iter().map(decoded).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_of_encode_gives_the_message() {
+        let counts = |peer: u16| PeerCounts { peer: SliceId(peer), sent: [1, 2], received: [3, 4] };
+        let messages = [
+            CutMessage::Take(7, CutStep::Vcpus),
+            CutMessage::Taken(u64::MAX, CutStep::Count),
+            CutMessage::Counted(7, None),
+            CutMessage::Counted(7, Some(Vec::new())),
+            CutMessage::Counted(7, Some(vec![counts(0), counts(2)])),
+            CutMessage::Failed(7, "vCPU 1 waits for a page – too long".into()),
+            CutMessage::GoOn(0),
+            CutMessage::GoesOn(1),
+        ];
+        for message in messages {
+            let (fields, tail) = encode(&message);
+            assert_eq!(decode(fields, &tail), Ok(message));
+        }
+    }
+
+    #[test]
+    fn long_cause_is_cut_between_characters() {
+        let (fields, tail) = encode(&CutMessage::Failed(1, "é".repeat(CAUSE_BYTES_MAX)));
+        let Ok(CutMessage::Failed(1, why)) = decode(fields, &tail) else { panic!() };
+        assert_eq!(why, "é".repeat(CAUSE_BYTES_MAX / 2));
+    }
+
+    #[test]
+    fn fields_that_cannot_be_are_refused() {
+        let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1 };
+        for (fields, tail, what) in [
+            (Fields { step: 5, ..good }, &[][..], "step"),
+            (Fields { variant: 6, ..good }, &[], "variant"),
+            (good, &[0], "tail"),
+            (Fields { variant: 2, ..good }, &[0; 40], "tail"),
+            (Fields { variant: 2, has_counts: 1, ..good }, &[0; 41], "counts"),
+            (Fields { variant: 3, ..good }, &[0xff], "cause"),
+            (Fields { variant: 3, ..good }, &[b'a'; CAUSE_BYTES_MAX + 1], "cause"),
+        ] {
+            assert_eq!(decode(fields, tail), Err(what));
+        }
+    }
+}
