@@ -5,7 +5,7 @@
 //!   open --step--> arriving --all vCPUs are out of the guest--> each has its new offset ----------> open
 //!    |                \--one does not come in time-------------------------------------------------> open
 //!    +----rest---> arriving --all are, and nothing of their last exits is left--> at rest --open_up--> open
-//!                                                                     each is saved <--/
+//!                                              each is saved, or has a new offset <--/
 //! ```
 //! Two vCPUs of a slice never run with different offsets: by messages in shared memory, which take a tenth of a
 //! microsecond, one would see the other's time go back. A new vCPU joins before its thread starts, with the latest
@@ -183,7 +183,7 @@ impl Gate {
         result
     }
 
-    /// Shuts the gate and waits until all vCPUs are there.
+    /// Shuts the gate and waits until all vCPUs are there. For a step, one at which they rest is shut already.
     fn shut(
         &self,
         is_rest: bool,
@@ -193,11 +193,16 @@ impl Gate {
         let end = Instant::now() + limit;
         let mut state = self.lock();
         // Those of the step before have to be gone.
-        while !state.is_over && (state.phase != Phase::Open || !state.arrived.is_empty()) {
+        let rests = |state: &State| !is_rest && state.phase == Phase::Resting;
+        let free = |state: &State| state.phase == Phase::Open && state.arrived.is_empty();
+        while !state.is_over && !free(&state) && !rests(&state) {
             state = self.wait_until(state, end).map_err(|_| Refused::Busy)?;
         }
         if state.is_over {
             return Err(Refused::Over);
+        }
+        if rests(&state) {
+            return Ok(state);
         }
         (state.phase, state.is_rest) = (Phase::Arriving, is_rest);
         self.is_shut.store(true, SeqCst);
@@ -215,6 +220,24 @@ impl Gate {
             };
         }
         if state.is_over { Err(Refused::Over) } else { Ok(state) }
+    }
+
+    /// The state when no task is being done.
+    fn between_tasks(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        while matches!(state.phase, Phase::Doing(_)) && !state.is_over {
+            state = self.wait(state);
+        }
+        state
+    }
+
+    /// Has all that are at rest do a task. They rest on.
+    fn send_resting(&self, state: MutexGuard<'_, State>, task: Task) {
+        let mut state = self.send(state, task);
+        if !state.is_over {
+            state.phase = Phase::Resting;
+            self.changed.notify_all();
+        }
     }
 
     /// Has all that are at the gate do a task.
@@ -236,9 +259,9 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Brings all vCPUs out of the guest, by `ring`, gives them an offset, and lets them go on. False, and
-    /// nothing has changed, if one does not come out within `limit` (it waits for a page or a device), or if they are
-    /// at rest for as long.
+    /// Brings all vCPUs out of the guest, by `ring`, gives them an offset, and lets them go on; those that are at rest get
+    /// it and stay. False, and nothing has changed, if one does not come out within `limit` (it waits for a page or a
+    /// device).
     pub(crate) fn step(
         &self,
         offset: u64,
@@ -249,8 +272,12 @@ impl Gate {
         let Ok(mut state) = self.shut(false, limit, ring) else { return false };
         publish();
         state.offset = Some(offset);
-        let mut state = self.send(state, Task::SetOffset(offset));
-        self.open(&mut state);
+        if state.phase == Phase::Resting {
+            self.send_resting(state, Task::SetOffset(offset));
+        } else {
+            let mut state = self.send(state, Task::SetOffset(offset));
+            self.open(&mut state);
+        }
         true
     }
 
@@ -265,18 +292,15 @@ impl Gate {
 
     /// Has all vCPUs, which are at rest, save their state. Only who brought them to rest may call it.
     pub(crate) fn save(&self) {
-        let state = self.lock();
+        let state = self.between_tasks();
         if state.phase == Phase::Resting {
-            let mut state = self.send(state, Task::Save);
-            if !state.is_over {
-                state.phase = Phase::Resting;
-            }
+            self.send_resting(state, Task::Save);
         }
     }
 
     /// Ends the rest.
     pub(crate) fn open_up(&self) {
-        self.open(&mut self.lock());
+        self.open(&mut self.between_tasks());
     }
 
     /// Opens the gate for good: the machine stops.

@@ -130,6 +130,7 @@ struct Counting {
     settled: AtomicUsize,
     saved: AtomicUsize,
     entered: AtomicUsize,
+    offset: AtomicUsize,
 }
 
 impl Participant for &Counting {
@@ -141,8 +142,14 @@ impl Participant for &Counting {
     }
 
     fn run(&mut self, task: Task) -> Result<(), ()> {
-        assert_eq!(task, Task::Save);
-        self.saved.fetch_add(1, SeqCst);
+        match task {
+            Task::Save => {
+                self.saved.fetch_add(1, SeqCst);
+            }
+            Task::SetOffset(offset) => {
+                self.offset.store(usize::try_from(offset).unwrap(), SeqCst);
+            }
+        }
         Ok(())
     }
 }
@@ -172,7 +179,9 @@ fn vcpus_at_rest_settle_first_save_as_often_as_asked_and_do_not_enter() {
             gate.save();
             gate.save();
             assert_eq!(count(|vcpu| &vcpu.saved), [round * 2; 3]);
-            assert!(!gate.step(1, Duration::ZERO, || {}, || panic!("published")));
+            let offset = u64::try_from(round).unwrap();
+            assert!(gate.step(offset, Duration::ZERO, || panic!("rung"), || {}));
+            assert_eq!(count(|vcpu| &vcpu.offset), [round; 3]);
             assert_eq!(gate.rest(Duration::ZERO, || {}), Err(Refused::Busy));
             assert_eq!(count(|vcpu| &vcpu.entered), entered);
             gate.open_up();
@@ -211,6 +220,35 @@ fn machine_that_stops_frees_those_at_rest_and_rests_no_more() {
     gate.save();
     assert_eq!(gate.rest(LIMIT, || {}), Err(Refused::Over));
     assert!(!gate.step(1, LIMIT, || {}, || {}));
+}
+
+/// The rest may end at any moment of a step: the step is whole, and all go on.
+#[test]
+fn rest_that_ends_during_a_step_lets_all_go_on_with_the_offset() {
+    let (gate, over) = (Gate::default(), AtomicBool::new(false));
+    let vcpus = [(); 2].map(|()| Counting::default());
+    scope(|threads| {
+        for (id, mut vcpu) in (0..).map(VcpuId).zip(&vcpus) {
+            assert_eq!(gate.join(id), None);
+            let (gate, over) = (&gate, &over);
+            threads.spawn(move || {
+                while !over.load(SeqCst) {
+                    gate.pass(id, &mut vcpu).unwrap();
+                }
+            });
+        }
+        let gate = &gate;
+        for offset in 1..=200_usize {
+            gate.rest(LIMIT, || {}).unwrap();
+            let step = u64::try_from(offset).unwrap();
+            let stepping = threads.spawn(move || gate.step(step, LIMIT, || {}, || {}));
+            gate.save();
+            gate.open_up();
+            assert!(stepping.join().unwrap());
+            assert!(vcpus.iter().all(|vcpu| vcpu.offset.load(SeqCst) == offset));
+        }
+        over.store(true, SeqCst);
+    });
 }
 
 /// One that joins a machine at rest is at rest as well, and is saved with the others.
