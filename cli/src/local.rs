@@ -51,6 +51,9 @@ pub(crate) struct Local {
     /// Measure guest clocks and do not correct them, to see what follows
     #[arg(long, hide = true)]
     test_clock_uncorrected: bool,
+    /// Write the saved form of this slice into this folder at each pause, to see that those of all slices fit together
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    test_forms: Option<PathBuf>,
 }
 
 /// What a full disk leads to.
@@ -91,6 +94,7 @@ impl From<Local> for LocalOptions {
             control,
             clock_test,
             on_full,
+            forms: arguments.test_forms,
         }
     }
 }

@@ -16,11 +16,13 @@ mod slice_key;
 mod slices;
 mod trace;
 mod tune;
+mod vm;
 
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{IsTerminal, Write, stderr, stdout};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing::Level;
 use vmm::crash::end_on_panic;
@@ -31,7 +33,7 @@ const STATUS: &str = "\
 Exit status:
   0    the guest powered off; of a companion: the bootstrap said that the VM is over;
        of other subcommands: done
-  2    refused before anything started
+  2    refused before anything started; of other subcommands: not done
   3    the guest asked for a reset
   4    the guest's kernel panicked
   5    a slice is lost
@@ -66,8 +68,17 @@ enum Role {
     Counters(counters::Arguments),
     /// Change settings of running slices, and print the counters of each.
     Tune(tune::Arguments),
+    /// Pause a running VM and have it go on.
+    Vm(vm::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),
+    /// Check that saved forms of slices (--test-forms) are a cut of a VM.
+    #[command(hide = true)]
+    CheckForms {
+        /// One of each slice
+        #[arg(required = true)]
+        forms: Vec<PathBuf>,
+    },
     /// Print docs/options.md.
     #[command(hide = true)]
     MarkdownHelp,
@@ -105,7 +116,9 @@ fn run() -> ExitCode {
         Role::Trace(arguments) => trace::run(&arguments).map(|()| None),
         Role::Counters(arguments) => counters::run(&arguments).map(|()| None),
         Role::Tune(arguments) => tune::run(&arguments).map(|()| None),
+        Role::Vm(arguments) => vm::run(&arguments).map(|()| None),
         Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| None),
+        Role::CheckForms { forms } => check_forms(&forms).map(|()| None),
         Role::MarkdownHelp => print_reference().map(|()| None),
     };
     match result {
@@ -118,6 +131,13 @@ fn run() -> ExitCode {
             ExitCode::from(status.unwrap_or(STATUS_REFUSED))
         }
     }
+}
+
+fn check_forms(paths: &[PathBuf]) -> Result<()> {
+    let read =
+        |path: &PathBuf| std::fs::read(path).with_context(|| format!("read {}", path.display()));
+    let forms = paths.iter().map(read).collect::<Result<Vec<_>>>()?;
+    vmm::slice::check_forms(&forms).context("check the saved forms")
 }
 
 fn print_reference() -> Result<()> {

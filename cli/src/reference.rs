@@ -14,7 +14,7 @@ const PREFACE: &str = "\
 
 `./x docs` makes this page from the sources (`cli/src`). `tessera SUBCOMMAND --help` prints the same.
 
-There is a section for each subcommand, and a row for each option. An option marked * may be given several times.
+There is a section for each subcommand and each of its own, and a row for each option. An option marked * may be given several times.
 In the column *default*, *required* means that the option must be given, and `-` that there is none.
 Options whose names are links have more to say below the table. Every subcommand has `--help`.
 ";
@@ -23,9 +23,7 @@ Options whose names are links have more to say below the table. Every subcommand
 pub(crate) fn markdown(command: &Command) -> String {
     let mut page = Page { text: PREFACE.to_owned(), told: HashMap::new() };
     page.section(command, command.get_name());
-    for subcommand in command.get_subcommands().filter(|one| !one.is_hide_set()) {
-        page.section(subcommand, &format!("{} {}", command.get_name(), subcommand.get_name()));
-    }
+    page.sections_below(command, command.get_name());
     page.text
 }
 
@@ -36,6 +34,14 @@ struct Page {
 }
 
 impl Page {
+    fn sections_below(&mut self, command: &Command, path: &str) {
+        for subcommand in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+            let path = format!("{path} {}", subcommand.get_name());
+            self.section(subcommand, &path);
+            self.sections_below(subcommand, &path);
+        }
+    }
+
     fn section(&mut self, command: &Command, path: &str) {
         let about = command.get_long_about().or_else(|| command.get_about());
         let about = about.map(ToString::to_string).unwrap_or_default();

@@ -33,6 +33,7 @@ mod probe;
 #[cfg(feature = "simulate")]
 pub mod simulate;
 
+pub use dsm_protocol::saved;
 pub use engine::schedule;
 pub use engine::{CopyError, Engine, EngineConfig, Handle, RestError, Tuning, Unrest, Uplink};
 pub use error::EngineError;

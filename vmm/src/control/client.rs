@@ -11,6 +11,8 @@ use thiserror::Error;
 const ANSWER_MAX: usize = 16 << 20;
 /// The slice answers sooner, or not at all.
 const LIMIT: Duration = Duration::from_secs(10);
+/// The same when all slices of a VM must do something first.
+const LIMIT_OF_ALL: Duration = Duration::from_secs(90);
 
 /// Why a slice could not be asked.
 #[derive(Debug, Error)]
@@ -53,7 +55,6 @@ impl Client {
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         let failed = |source| ClientError::Connect { path: path.to_owned(), source };
         let stream = UnixStream::connect(path).map_err(failed)?;
-        stream.set_read_timeout(Some(LIMIT)).map_err(failed)?;
         stream.set_write_timeout(Some(LIMIT)).map_err(failed)?;
         Ok(Self(BufReader::new(stream)))
     }
@@ -65,6 +66,11 @@ impl Client {
     pub fn ask(&mut self, request: &Request) -> Result<Answer, ClientError> {
         let mut line = serde_json::to_vec(request).map_err(ClientError::Parse)?;
         line.push(b'\n');
+        let limit = match request {
+            Request::Pause(_) | Request::Resume(_) => LIMIT_OF_ALL,
+            _ => LIMIT,
+        };
+        self.0.get_ref().set_read_timeout(Some(limit)).map_err(ClientError::Send)?;
         self.0.get_mut().write_all(&line).map_err(ClientError::Send)?;
         let line = read_line(&mut self.0, ANSWER_MAX)?.ok_or(ClientError::Gone)?;
         match serde_json::from_slice(&line).map_err(ClientError::Parse)? {

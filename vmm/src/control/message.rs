@@ -21,6 +21,10 @@ pub enum Request {
     ForgetDevicePages(ForgetRequest),
     /// Changes settings of this slice, and tells the counters then.
     Tune(TuneRequest),
+    /// Brings the whole VM to rest, until it is resumed. Of the bootstrap slice.
+    Pause(PauseRequest),
+    /// Has the VM go on that was paused. Of the bootstrap slice.
+    Resume(ResumeRequest),
 }
 
 /// Whose pages count from then on.
@@ -48,6 +52,16 @@ pub struct TuneRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReportRequest {}
+
+/// There is nothing to choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PauseRequest {}
+
+/// There is nothing to choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeRequest {}
 
 /// Which pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,8 +93,17 @@ pub enum Answer {
     Trace(TraceAnswer),
     /// The counters.
     Report(Box<ReportAnswer>),
+    /// The VM is paused, or goes on.
+    Done(DoneAnswer),
     /// Why there is no answer, in one line.
     Refused(String),
+}
+
+/// What was asked for is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DoneAnswer {
+    /// How long that took.
+    pub milliseconds: f64,
 }
 
 /// The hottest pages of a slice.

@@ -16,8 +16,8 @@ mod view;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    Answer, ForgetRequest, LineError, REQUEST_MAX, ReportAnswer, ReportRequest, Request, Since,
-    TraceAnswer, TraceRequest, TuneRequest,
+    Answer, DoneAnswer, ForgetRequest, LineError, PauseRequest, REQUEST_MAX, ReportAnswer,
+    ReportRequest, Request, ResumeRequest, Since, TraceAnswer, TraceRequest, TuneRequest,
 };
 pub use view::TOP_MAX;
 
@@ -64,9 +64,26 @@ impl fmt::Debug for Source {
     }
 }
 
+/// Pauses a whole VM and has it go on. Each call says how long it took, or why it was not done.
+pub trait PausesVm: fmt::Debug + Send + Sync {
+    /// Brings all slices to rest at one moment. They stay so.
+    ///
+    /// # Errors
+    /// They did not come to rest and run on, or are at rest already, or the VM is over.
+    fn pause(&self) -> Result<Duration, String>;
+
+    /// Has all slices go on.
+    ///
+    /// # Errors
+    /// The VM is not paused, or over, or a slice does not answer.
+    fn resume(&self) -> Result<Duration, String>;
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     source: Mutex<Option<Source>>,
+    /// On the bootstrap slice, once the guest runs.
+    pauses: Mutex<Option<Arc<dyn PausesVm>>>,
     /// By number; none once the socket is closed.
     clients: Mutex<Option<BTreeMap<u64, UnixStream>>>,
 }
@@ -110,6 +127,11 @@ impl ControlSocket {
     ) {
         let delegated = Arc::new(delegated);
         *locked(&self.shared.source) = Some(Source { slice, memory, delegated });
+    }
+
+    /// From now on the VM can be paused.
+    pub fn attach_pauses(&self, pauses: Arc<dyn PausesVm>) {
+        *locked(&self.shared.pauses) = Some(pauses);
     }
 }
 
@@ -197,30 +219,43 @@ fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
 }
 
 fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
-    // Other clients do not wait for this one's answer.
-    let source = locked(&shared.source).clone();
-    let Some(Source { slice, memory, delegated }) = source else {
-        return Answer::Refused(
-            "no memory engine runs here: no VM yet, or one of one slice".into(),
-        );
-    };
     match request {
-        Request::Trace(request) => match memory.trace(ENGINE_LIMIT) {
-            Some(report) => Answer::Trace(view.answer(slice, report, request)),
+        Request::Trace(request) => with_memory(shared, |it| match it.memory.trace(ENGINE_LIMIT) {
+            Some(report) => Answer::Trace(view.answer(it.slice, report, request)),
             None => silent(),
-        },
-        Request::Report(_) => report(slice, &memory, &delegated),
-        Request::ForgetDevicePages(request) => {
-            memory.forget_device_pages(request.only);
-            report(slice, &memory, &delegated)
-        }
-        Request::Tune(request) => match tuning(request) {
+        }),
+        Request::Report(_) => with_memory(shared, report),
+        Request::ForgetDevicePages(request) => with_memory(shared, |it| {
+            it.memory.forget_device_pages(request.only);
+            report(it)
+        }),
+        Request::Tune(request) => with_memory(shared, |it| match tuning(request) {
             Ok(tuning) => {
-                memory.tune(tuning);
-                report(slice, &memory, &delegated)
+                it.memory.tune(tuning);
+                report(it)
             }
             Err(error) => Answer::Refused(error.to_string()),
-        },
+        }),
+        Request::Pause(_) => with_vm(shared, |vm| vm.pause()),
+        Request::Resume(_) => with_vm(shared, |vm| vm.resume()),
+    }
+}
+
+fn with_memory(shared: &Shared, ask: impl FnOnce(&Source) -> Answer) -> Answer {
+    // Other clients do not wait for this one's answer.
+    let source = locked(&shared.source).clone();
+    let none = "no memory engine runs here: no VM yet, or one of one slice";
+    source.map_or_else(|| Answer::Refused(none.into()), |source| ask(&source))
+}
+
+fn with_vm(shared: &Shared, ask: impl Fn(&dyn PausesVm) -> Result<Duration, String>) -> Answer {
+    let vm = locked(&shared.pauses).clone();
+    let Some(vm) = vm else {
+        return Answer::Refused("ask the bootstrap slice, once the guest runs".into());
+    };
+    match ask(&*vm) {
+        Ok(took) => Answer::Done(DoneAnswer { milliseconds: took.as_secs_f64() * 1e3 }),
+        Err(why) => Answer::Refused(why),
     }
 }
 
@@ -229,7 +264,7 @@ fn tuning(request: &TuneRequest) -> Result<Tuning, HoldError> {
     Ok(Tuning { hold, correlation_prefetch: request.correlation })
 }
 
-fn report(slice: SliceId, memory: &Handle, delegated: &Delegated) -> Answer {
+fn report(Source { slice, memory, delegated }: &Source) -> Answer {
     let Some(memory) = memory.report(ENGINE_LIMIT) else { return silent() };
     let (slice, process, delegated) = (slice.0, std::process::id(), delegated());
     Answer::Report(Box::new(ReportAnswer { slice, process, memory, delegated }))

@@ -118,8 +118,9 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
         stop: options.stop,
         stop_limit: options.stop_limit,
         clock_test: options.local.clock_test,
+        forms: options.local.forms,
     };
-    vm.run(options.console, &ends)
+    vm.run(options.console, &ends, control.as_ref())
 }
 
 /// How the user may end the VM.
@@ -131,6 +132,8 @@ struct Ends {
     /// The guest's time to shut down after one.
     stop_limit: Duration,
     clock_test: ClockTest,
+    /// For saved forms.
+    forms: Option<PathBuf>,
 }
 
 /// The VM, assembled but not started.
@@ -247,6 +250,7 @@ impl Vm {
         mut self,
         console: Box<dyn Write + Send>,
         ends: &Ends,
+        control: Option<&ControlSocket>,
     ) -> Result<(Ending, RunReport), SliceError> {
         let panicked = self.back_ends.panicked();
         let failed =
@@ -270,6 +274,10 @@ impl Vm {
         let sequencer = Sequencer::new(companions, self.applied.clone());
         let button = Arc::clone(&chipset);
         let devices = self.parts.dispatcher.devices.get().cloned();
+        let cuts = self.parts.allow_cuts(Some(Arc::clone(&chipset)), ends.forms.clone())?;
+        if let (Some(control), Some(cuts)) = (control, cuts) {
+            control.attach_pauses(Arc::new(cuts));
+        }
         let owner = Owner { chipset, channels: Arc::clone(&channels), devices, sequencer };
         let jobs = self.jobs.clone();
         spawn_devices(move || owner.serve(&jobs))?;
@@ -354,7 +362,11 @@ impl Vm {
             };
             match step {
                 StopStep::Wait => {}
-                StopStep::Press => press(button, &mut stop, ends.stop_limit),
+                StopStep::Press => {
+                    // A paused guest hears no button.
+                    self.parts.channels.cut.go_on();
+                    press(button, &mut stop, ends.stop_limit);
+                }
                 StopStep::End(why) => return stopped(why, ends.stop_limit),
             }
         }

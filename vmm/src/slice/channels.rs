@@ -5,7 +5,9 @@
 
 use super::BOOTSTRAP;
 use super::calls::PendingCalls;
+use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};
+use super::frame_counts::FrameCounts;
 use super::pause::Pause;
 use crossbeam_channel::Sender;
 use devices::Fence;
@@ -62,6 +64,10 @@ pub(crate) struct Channels {
     pub(crate) fence: OnceLock<Arc<Fence>>,
     pub(crate) calls: PendingCalls,
     pub(crate) traffic: Traffic,
+    /// Frames with state of the guest.
+    pub(crate) frames: FrameCounts,
+    /// To the threads that bring this slice to rest.
+    pub(super) cut: CutLinks,
 }
 
 impl Channels {
@@ -72,6 +78,8 @@ impl Channels {
         events: EventSender,
         (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
     ) -> Self {
+        let local = placement.local();
+        let members = placement.load().members().to_vec();
         Self {
             epoch,
             placement,
@@ -83,6 +91,8 @@ impl Channels {
             fence: OnceLock::new(),
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
+            frames: FrameCounts::new(members.into_iter().filter(|member| *member != local)),
+            cut: CutLinks::default(),
         }
     }
 
@@ -93,6 +103,9 @@ impl Channels {
 
     /// Sends a control frame after this slice's page-table writes are visible at its receiver.
     pub(crate) fn send(&self, to: SliceId, frame: &Control) {
+        if frame.has_guest_state() {
+            self.frames.sent(to);
+        }
         let sent = self
             .handle
             .get()
@@ -124,6 +137,11 @@ impl Channels {
         } else if self.jobs.try_send(job).is_err() {
             self.event(SliceEvent::Fatal(format!("{from} floods the devices")));
         }
+    }
+
+    /// The way to the device thread, which shows how many jobs wait.
+    pub(super) fn jobs(&self) -> &Sender<DeviceJob> {
+        &self.jobs
     }
 
     /// Asks the bootstrap slice's device thread; the answer comes to `calls`.

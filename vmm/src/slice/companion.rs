@@ -159,6 +159,7 @@ fn run(
         (Arc::clone(&parts.channels), parts.dispatcher.devices.get().cloned());
     spawn_devices(move || follow(&channels, devices.as_deref(), &work))?;
     stop.attach(&parts.channels.events);
+    parts.allow_cuts(None, options.forms.clone())?;
     parts.machine.start(bus)?;
     parts.keep_clocks(&shape, options.clock_test)?;
     parts.sample(&shape)?;

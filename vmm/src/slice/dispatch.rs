@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use transport::Class;
-use wire::control::{EndCause, InterruptEvent};
+use wire::control::{CutMessage, EndCause, InterruptEvent};
 use wire::{Control, Gfn, SliceId, VcpuId};
 
 /// How long a vCPU that was refused memory waits for the memory engine; one that is busy takes
@@ -86,6 +86,14 @@ impl Dispatcher {
         }
     }
 
+    /// Before the guest starts nobody asks for a cut.
+    fn cut(&self, from: SliceId, message: CutMessage) {
+        if !self.channels.cut.take(from, message) {
+            let text = format!("{from} says more about a cut than it was asked");
+            self.channels.event(SliceEvent::Fatal(text));
+        }
+    }
+
     fn interrupt(&self, vcpu: VcpuId, event: InterruptEvent) {
         match (self.channels.placement.route(vcpu), self.machine.get()) {
             (Route::Here, Some(machine)) => {
@@ -143,6 +151,7 @@ impl Dispatcher {
             Control::Applied { sequence } => self.applied(from, sequence),
             Control::Broken { device } => self.channels.job(from, DeviceJob::Broken(device)),
             Control::Doorbell { device, queue } => self.doorbell(from, device, queue),
+            Control::Cut(message) => self.cut(from, message),
         }
     }
 }
@@ -264,7 +273,13 @@ impl Uplink for Link {
         }
         let channels = &self.dispatcher.channels;
         match Control::decode(channels.epoch, bytes) {
-            Ok(frame) => self.dispatcher.control(from, frame),
+            Ok(frame) => {
+                let counts = frame.has_guest_state();
+                self.dispatcher.control(from, frame);
+                if counts {
+                    channels.frames.received(from);
+                }
+            }
             Err(error) => {
                 channels.event(SliceEvent::Fatal(format!("{from} sent garbage: {error}")));
             }
@@ -308,6 +323,7 @@ impl Uplink for Link {
             tracing::error!("{peer} is lost, and its devices with it: {cause}");
             // A full channel means that the device thread hangs, which it tells by itself.
             let _ = channels.applied.try_send((peer, GONE));
+            channels.cut.lost(peer);
             channels.event(SliceEvent::LostDevices(peer, cause));
             return;
         }

@@ -2,6 +2,8 @@
 
 use super::channels::{Channels, DeviceJob};
 use super::clock_sync::{self, ClockSync, ClockTest};
+use super::cut::{self, Restable};
+use super::cut_link::CutHandle;
 use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
@@ -16,7 +18,7 @@ use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crate::tsc::ticks_to_duration;
 use crossbeam_channel::Sender;
 use devices::back_end::image::OnFull;
-use devices::{Fence, SharedBus};
+use devices::{Chipset, Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Mechanisms, Memory, NodeConfig, Tracing};
 use migrate::{Placement, PlacementOwner, PlacementView};
 use serde::{Deserialize, Serialize};
@@ -84,6 +86,8 @@ pub struct LocalOptions {
     pub on_full: OnFull,
     /// For tests: what is wrong with the clock of this slice.
     pub clock_test: ClockTest,
+    /// For tests: the folder that gets the saved form of this slice at each pause.
+    pub forms: Option<PathBuf>,
 }
 
 impl LocalOptions {
@@ -233,6 +237,17 @@ impl Parts {
         Ok(Arc::new(PciBus { devices, channels: Arc::clone(channels), rest }))
     }
 
+    /// From now on this slice can be brought to rest. On the bootstrap slice, which has the chipset, it is said how.
+    pub(crate) fn allow_cuts(
+        &self,
+        chipset: Option<Arc<Chipset>>,
+        forms: Option<PathBuf>,
+    ) -> Result<Option<CutHandle>, SliceError> {
+        let (machine, channels) = (self.machine.clone(), Arc::clone(&self.channels));
+        let devices = self.dispatcher.devices.get().cloned();
+        cut::start(Restable { machine, channels, devices, chipset }, forms)
+    }
+
     /// What this slice did until now.
     pub(crate) fn report(&self, host: &str, clock: (i64, u64)) -> SliceReport {
         let handle = self.channels.handle.get();
@@ -266,9 +281,9 @@ impl Parts {
         report
     }
 
-    /// Stops vCPUs and engine, waiting a bounded time for each.
-    /// The guest stops; the memory engine goes on.
+    /// The guest stops; the memory engine goes on. Nobody brings the slice to rest any more.
     pub(crate) fn stop_vcpus(&self) {
+        self.channels.cut.end();
         if let Some(clock_sync) = self.dispatcher.clock_sync.get() {
             clock_sync.stop();
         }
@@ -277,6 +292,7 @@ impl Parts {
         }
     }
 
+    /// Stops vCPUs and engine, waiting a bounded time for each.
     pub(crate) fn stop(self) {
         self.stop_vcpus();
         if let Some(handle) = self.channels.handle.get() {

@@ -16,15 +16,19 @@ mod channels;
 mod clock_sync;
 mod companion;
 mod console;
+mod cut;
+mod cut_link;
 mod dispatch;
 mod end;
 mod events;
+mod frame_counts;
 mod host;
 mod launch;
 mod negotiation;
 mod pause;
 mod peripherals;
 mod report;
+mod saved;
 mod spec;
 mod stop;
 
@@ -42,6 +46,7 @@ pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
+pub use saved::{Disagreement, FormError, check_forms};
 pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
 pub use stop::StopHandle;
 

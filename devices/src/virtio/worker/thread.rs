@@ -109,7 +109,7 @@ impl WorkerThread {
     /// # Errors
     ///
     /// One of them is not at rest within that time, in all. All of them go on then.
-    pub fn rest_all(workers: &[Self], within: Duration) -> Result<Vec<WorkerState>, RestError> {
+    pub fn rest_all(workers: &[&Self], within: Duration) -> Result<Vec<WorkerState>, RestError> {
         let deadline = Instant::now() + within;
         let words: Vec<_> = workers.iter().map(|worker| worker.ask_to_rest(deadline)).collect();
         let states = workers.iter().zip(words).map(|(worker, word)| {
@@ -125,7 +125,7 @@ impl WorkerThread {
         let states: Result<Vec<_>, _> = states.collect();
         if states.is_err() {
             // Also those that come to rest only now.
-            workers.iter().for_each(Self::resume);
+            workers.iter().for_each(|worker| worker.resume());
         }
         states
     }

@@ -93,4 +93,4 @@ impl SavedState for VcpuState {
 #[cfg(test)]
 mod kvm_tests;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -174,7 +174,7 @@ fn state_of(vcpu: u32) -> impl Strategy<Value = VcpuState> {
 }
 
 /// One state of the many.
-fn some_state() -> VcpuState {
+pub(crate) fn some_state() -> VcpuState {
     let mut registers = System { cr0: 0x8005_0033, cr4: 0x20, efer: 0x500, ..System::default() };
     (registers.cs.l, registers.apic_base) = (true, 0xfee0_0c00);
     VcpuState {

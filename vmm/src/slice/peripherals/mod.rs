@@ -20,10 +20,14 @@ mod model;
 mod nic;
 mod order;
 mod queues;
+mod quiesce;
 mod registry;
 mod rest;
 mod rng;
+mod saved;
 mod serve;
+#[cfg(test)]
+pub(super) mod testing;
 mod vsock;
 
 pub(crate) use back_ends::BackEnds;
@@ -35,9 +39,12 @@ pub use lend::Lend;
 pub(crate) use lend::Lent;
 pub use model::OpenError;
 pub use nic::NicSpec;
-pub(crate) use order::Sequencer;
+pub(crate) use order::{OrderState, Sequencer};
+pub(crate) use quiesce::QueuesError;
 pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings};
+pub(crate) use rest::{RestError, Resting, rest};
 pub use rng::RngSpec;
+pub(crate) use saved::DevicesState;
 pub(crate) use serve::{Owner, follow};
 pub use vsock::{VsockShape, VsockSpec};
 
@@ -73,7 +80,7 @@ pub(crate) struct SliceDevices {
     slots: Vec<Slot>,
     exchange: Exchange,
     machine: Machine,
-    /// Only the device thread takes it.
+    /// The device thread takes it, and whoever brings the queues to rest, while no driver changes anything.
     queues: Mutex<Queues>,
     /// Only the device thread takes it.
     wired: Mutex<Vec<Wired>>,

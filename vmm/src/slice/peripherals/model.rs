@@ -9,6 +9,7 @@
 //!                  that are at home there)
 //! ```
 
+use super::saved::FrontEndState;
 use devices::Fence;
 use devices::back_end::image::OnFull;
 use devices::delegate::{Exchange, ServeError};
@@ -241,4 +242,9 @@ pub(super) trait FrontEnd: Debug + Send + Sync {
 
     /// The device is to be reset: nothing keeps its workers from stopping.
     fn stop(&self) {}
+
+    /// What it knows that neither the driver's registers nor its queues show. Its workers are at rest.
+    fn save(&self) -> FrontEndState {
+        FrontEndState::Nothing
+    }
 }

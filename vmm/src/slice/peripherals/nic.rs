@@ -4,6 +4,7 @@ use super::model::{
     BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, QUEUES_MAX, Remote,
     Starting, Worker, unknown,
 };
+use super::saved::FrontEndState;
 use devices::back_end::tap::{TapNic, TapOptions};
 use devices::back_end::{Nic, NicShape};
 use devices::delegate::{Exchange, ServeError};
@@ -181,6 +182,10 @@ impl FrontEnd for NicFront {
 
     fn stop(&self) {
         self.device.disconnect();
+    }
+
+    fn save(&self) -> FrontEndState {
+        FrontEndState::Net(self.device.save())
     }
 }
 

@@ -2,16 +2,21 @@
 //!
 //! ```text
 //!   idle --Activated--> front end started, workers run --Reset--> front end stopped, workers stopped --> idle
+//!                                     |        ^
+//!                                    rest    resume
+//!                                     v        |
+//!                                    workers at rest
 //! ```
 //! Every slice does this for every device, also where none of its queues are: a back end may have to hear of it.
 
 use super::model::{FrontEnd, Starting};
+use super::saved::ServedQueue;
 use crate::guest_memory::GuestMemory;
 use devices::msix::MsixView;
 use devices::pci::DeviceId;
 use devices::virtio::{
-    Activation, DeviceFaults, Doorbell, QueueContext, QueueIndex, QueueWorker, StopTimeout,
-    WorkerThread,
+    Activation, DeviceFaults, Doorbell, QueueContext, QueueIndex, QueueWorker, RestError,
+    StopTimeout, WorkerThread,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +32,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 pub(super) struct Slot {
     /// The doorbell of each queue that is here.
     bells: Vec<Option<Doorbell>>,
-    front_end: Arc<dyn FrontEnd>,
+    pub(super) front_end: Arc<dyn FrontEnd>,
     pub(super) msix: Arc<MsixView>,
 }
 
@@ -59,7 +64,7 @@ impl Slot {
 pub(super) struct Queues {
     memory: GuestMemory,
     faults: Arc<dyn DeviceFaults>,
-    running: BTreeMap<DeviceId, Vec<WorkerThread>>,
+    running: BTreeMap<DeviceId, Vec<(QueueIndex, WorkerThread)>>,
 }
 
 impl Queues {
@@ -82,7 +87,9 @@ impl Queues {
             let Some(bell) = slot.bell(*queue) else { continue };
             let starting = Starting { context: &context, queue: *queue, setup, bell, activation };
             match slot.front_end.worker(&starting) {
-                Ok(Some(worker)) => workers.extend(spawn(device, *queue, worker, bell)),
+                Ok(Some(worker)) => {
+                    workers.extend(spawn(device, *queue, worker, bell).map(|it| (*queue, it)));
+                }
                 Ok(None) => {}
                 Err(cause) => context.faults.broken(device, cause),
             }
@@ -96,7 +103,33 @@ impl Queues {
     /// That is not so: what wanted them stopped must not be acknowledged.
     pub(super) fn stop(&mut self, device: DeviceId, slot: &Slot) -> Result<(), StopTimeout> {
         slot.front_end.stop();
-        WorkerThread::stop_all(self.running.remove(&device).unwrap_or_default())
+        let workers = self.running.remove(&device).unwrap_or_default();
+        WorkerThread::stop_all(workers.into_iter().map(|(_, worker)| worker).collect())
+    }
+
+    /// Brings all of them to rest, side by side, and gives how far each has come. Those that are at rest say it again.
+    ///
+    /// # Errors
+    /// One is not at rest within this time. All of them go on then.
+    pub(super) fn rest(
+        &self,
+        within: Duration,
+    ) -> Result<BTreeMap<DeviceId, Vec<ServedQueue>>, RestError> {
+        let all = self.running.iter().flat_map(|(device, workers)| {
+            workers.iter().map(|(queue, worker)| (*device, *queue, worker))
+        });
+        let threads: Vec<&WorkerThread> = all.clone().map(|(.., worker)| worker).collect();
+        let states = WorkerThread::rest_all(&threads, within)?;
+        let mut served: BTreeMap<DeviceId, Vec<ServedQueue>> = BTreeMap::new();
+        for ((device, queue, _), worker) in all.zip(states) {
+            served.entry(device).or_default().push(ServedQueue { queue: queue.0, worker });
+        }
+        Ok(served)
+    }
+
+    /// All of them go on.
+    pub(super) fn resume(&self) {
+        self.running.values().flatten().for_each(|(_, worker)| worker.resume());
     }
 }
 
@@ -169,6 +202,10 @@ mod tests {
         }
     }
 
+    fn numbered(workers: Vec<WorkerThread>) -> Vec<(QueueIndex, WorkerThread)> {
+        (0..).map(QueueIndex).zip(workers).collect()
+    }
+
     #[test]
     fn reset_is_not_acknowledged_while_a_worker_runs() {
         let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
@@ -187,13 +224,13 @@ mod tests {
         let (hangs, go) = worker(Duration::from_millis(20));
         let (ends, gone) = worker(STOP_WITHIN);
         drop(gone);
-        queues.running.insert(DeviceId(0), vec![hangs, ends]);
+        queues.running.insert(DeviceId(0), numbered(vec![hangs, ends]));
         assert_eq!(queues.stop(DeviceId(0), &slot), Err(StopTimeout));
         drop(go);
 
         let (ends, gone) = worker(STOP_WITHIN);
         drop(gone);
-        queues.running.insert(DeviceId(0), vec![ends]);
+        queues.running.insert(DeviceId(0), numbered(vec![ends]));
         assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()));
         assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()), "nothing runs");
     }
@@ -231,7 +268,7 @@ mod tests {
         let stuck = Box::new(Stuck(busy, held));
         let worker = WorkerThread::spawn("waits", stuck, bell, STOP_WITHIN).unwrap();
         is_busy.recv().unwrap();
-        queues.running.insert(DeviceId(0), vec![worker]);
+        queues.running.insert(DeviceId(0), numbered(vec![worker]));
 
         assert_eq!(queues.stop(DeviceId(0), &slot), Ok(()));
         assert!(!disk.1.load(Ordering::Acquire));

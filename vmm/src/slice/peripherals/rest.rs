@@ -8,7 +8,6 @@
 //! states are the same as that of the bootstrap slice.
 //! vCPUs that call devices meanwhile wait for their answer as they do for a slow device: bring the machine to rest
 //! before.
-#![cfg_attr(not(test), expect(dead_code, reason = "the saved form of a slice will ask for it"))]
 
 use super::order::OrderState;
 use crate::slice::channels::DeviceJob;

@@ -12,7 +12,6 @@ use crate::virtio::{
 use migrate::Invalid;
 use proptest::prelude::*;
 use std::fmt;
-use std::slice::from_ref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -128,7 +127,7 @@ impl Rig {
     }
 
     fn rest(&self, within: Duration) -> Result<QueueState, RestError> {
-        let states = WorkerThread::rest_all(from_ref(&self.worker), within)?;
+        let states = WorkerThread::rest_all(&[&self.worker], within)?;
         let [WorkerState::Queue(state)] = states[..] else { panic!("one queue: {states:?}") };
         Ok(state)
     }
@@ -229,7 +228,7 @@ fn all_go_on_when_one_cannot_rest() {
     let [one, two] = rigs;
     let error = {
         let workers = [one.worker, two.worker];
-        let error = WorkerThread::rest_all(&workers, SHORT).unwrap_err();
+        let error = WorkerThread::rest_all(&workers.each_ref(), SHORT).unwrap_err();
         let Rig { guest, mut driver, disk, bell, .. } = one;
         guest.put(HEADER, &[1, 0, 0, 0, 0, 0, 0, 0]);
         driver.request(&[(HEADER, 16, false), (DATA, 512, false), (STATUS, 1, true)]);
@@ -253,17 +252,14 @@ fn worker_that_does_not_come_back_from_serving_is_busy_and_never_rests_later() {
     let bell = Doorbell::new().unwrap();
     let thread = WorkerThread::spawn("busy", Box::new(worker), bell.clone(), LONG).unwrap();
     assert_eq!(calls.recv_timeout(LONG), Ok(1));
-    let error = WorkerThread::rest_all(from_ref(&thread), SHORT).unwrap_err();
+    let error = WorkerThread::rest_all(&[&thread], SHORT).unwrap_err();
     assert_eq!(error, RestError::Busy { worker: "busy".into(), within: SHORT });
     drop(open);
     let next = calls.recv_timeout(LONG).unwrap();
     bell.ring();
     assert!(calls.recv_timeout(LONG).unwrap() > next);
     // Dropped at rest, it ends.
-    assert_eq!(
-        WorkerThread::rest_all(from_ref(&thread), LONG),
-        Ok(vec![WorkerState::Queue(STATE)])
-    );
+    assert_eq!(WorkerThread::rest_all(&[&thread], LONG), Ok(vec![WorkerState::Queue(STATE)]));
     drop(thread);
     wait_until(|| stopped.load(Ordering::SeqCst) == 1);
 }
@@ -280,13 +276,10 @@ fn orders_that_came_while_a_worker_was_busy_are_all_taken() {
     let thread = WorkerThread::spawn("busy", Box::new(worker), bell, LONG).unwrap();
     assert_eq!(calls.recv_timeout(LONG), Ok(1));
     for _ in 0..3 {
-        assert!(WorkerThread::rest_all(from_ref(&thread), SHORT).is_err());
+        assert!(WorkerThread::rest_all(&[&thread], SHORT).is_err());
     }
     drop(open);
-    assert_eq!(
-        WorkerThread::rest_all(from_ref(&thread), LONG),
-        Ok(vec![WorkerState::Queue(STATE)])
-    );
+    assert_eq!(WorkerThread::rest_all(&[&thread], LONG), Ok(vec![WorkerState::Queue(STATE)]));
     assert_eq!(WorkerThread::stop_all(vec![thread]), Ok(()));
     assert_eq!(stopped.load(Ordering::SeqCst), 1);
 }
@@ -325,7 +318,7 @@ fn worker_that_has_ended_does_not_rest() {
     let dying = Box::new(Dying { _alive: alive });
     let thread = WorkerThread::spawn("dying", dying, bell, LONG).unwrap();
     assert_eq!(dead.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected));
-    let error = WorkerThread::rest_all(from_ref(&thread), LONG).unwrap_err();
+    let error = WorkerThread::rest_all(&[&thread], LONG).unwrap_err();
     assert_eq!(error, RestError::Ended { worker: "dying".into() });
 }
 

@@ -9,9 +9,11 @@ use super::model::{
     BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, Remote, Starting,
     Worker, unknown,
 };
+use super::saved::FrontEndState;
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::console::{self, ConsoleReceive, ConsoleTransmit};
 use devices::virtio::{DeviceShape, Doorbell, QueueIndex};
+use migrate::Saved;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::path::PathBuf;
@@ -170,6 +172,11 @@ impl FrontEnd for ConsoleFront {
             let output = terminal.output();
             Box::new(ConsoleTransmit::new(at.context, features, at.setup, output)?)
         }))
+    }
+
+    fn save(&self) -> FrontEndState {
+        let input = self.0.as_ref().map(|terminal| terminal.input.save());
+        input.map_or(FrontEndState::Nothing, FrontEndState::Console)
     }
 }
 

@@ -14,6 +14,7 @@ use super::model::{
     BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, Remote, Starting,
     Worker, unknown,
 };
+use super::saved::FrontEndState;
 use crate::local_socket::LocalSocket;
 use devices::Fence;
 use devices::delegate::{Exchange, ServeError};
@@ -21,6 +22,7 @@ use devices::virtio::vsock::{self, Events, HOST_CID, Receive, Transmit, Vsock};
 use devices::virtio::vsock::{VsockEvents, VsockReceive, VsockTransmit};
 use devices::virtio::{DeviceShape, Doorbell, QueueIndex};
 use host::Host;
+use migrate::Saved;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
@@ -220,6 +222,10 @@ impl FrontEnd for VsockFront {
         if let Some(vsock) = &self.0 {
             vsock.set_active(false);
         }
+    }
+
+    fn save(&self) -> FrontEndState {
+        self.0.as_ref().map_or(FrontEndState::Nothing, |vsock| FrontEndState::Vsock(vsock.save()))
     }
 }
 

@@ -1,0 +1,241 @@
+//! Drives cuts on the bootstrap slice: asks the machine that decides, sends what it says, and keeps the time.
+//!
+//! ```text
+//!   pause ----> coming to rest --News::AtRest--> at rest (the answer) --resume--> going on --News::Runs--> runs (the answer)
+//!                   \---failure, or the limit----> going on (the answer says why)
+//! ```
+
+use crate::slice::cut_link::{CutError, Input, RESUME_LIMIT, Reply};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use migrate::cut::{Coordinator, Message, News, Verdict};
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+use wire::SliceId;
+
+/// What may wait: a few messages of each slice, and requests of people.
+const INPUTS_MAX: usize = 1024;
+/// For all slices to come to rest.
+const REST_LIMIT: Duration = Duration::from_secs(60);
+
+/// Starts the thread. `send` takes messages to members, this slice among them. It ends when nobody is left who could ask.
+///
+/// # Errors
+/// There is no thread for it.
+pub(super) fn start_driver(
+    members: Vec<SliceId>,
+    send: impl Fn(SliceId, Message) + Send + 'static,
+) -> io::Result<Sender<Input>> {
+    let (sender, inputs) = bounded(INPUTS_MAX);
+    let mut thread = Thread {
+        coordinator: Coordinator::new(members),
+        send,
+        asked: None,
+        began: Instant::now(),
+        over: false,
+    };
+    let run = move || thread.serve(&inputs);
+    thread::Builder::new().name("cut-driver".into()).spawn(run)?;
+    Ok(sender)
+}
+
+struct Thread<S> {
+    coordinator: Coordinator,
+    send: S,
+    /// Who waits for the end of what goes on.
+    asked: Option<Reply>,
+    /// When that began.
+    began: Instant,
+    /// The VM is over.
+    over: bool,
+}
+
+impl<S: Fn(SliceId, Message)> Thread<S> {
+    fn serve(&mut self, inputs: &Receiver<Input>) {
+        loop {
+            let input = match self.limit() {
+                None => inputs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(limit) => inputs.recv_deadline(self.began + limit),
+            };
+            match input {
+                Ok(Input::Pause(reply) | Input::Resume(reply)) if self.over => {
+                    tell(&reply, Err(CutError::Over));
+                }
+                Ok(Input::Over) => {
+                    self.over = true;
+                    self.reply(Err(CutError::Over));
+                }
+                Ok(Input::Pause(reply)) => match self.coordinator.begin() {
+                    Ok(verdict) => self.begin(reply, verdict),
+                    Err(refusal) => tell(&reply, Err(refusal.into())),
+                },
+                Ok(Input::Resume(reply)) if self.coordinator.is_at_rest() => {
+                    let verdict = self.coordinator.go_on("asked");
+                    self.begin(reply, verdict);
+                }
+                Ok(Input::Resume(reply)) => tell(&reply, Err(CutError::NotPaused)),
+                Ok(Input::GoOn) => {
+                    let verdict = self.coordinator.go_on("the VM is asked to stop");
+                    self.follow(verdict);
+                }
+                Ok(Input::Message(from, message)) => {
+                    let verdict = self.coordinator.message(from, message);
+                    self.follow(verdict);
+                }
+                Ok(Input::Lost(slice)) => {
+                    let verdict = self.coordinator.lost(slice);
+                    self.follow(verdict);
+                }
+                Err(RecvTimeoutError::Timeout) => self.late(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// How long what goes on may take.
+    fn limit(&self) -> Option<Duration> {
+        let asking = !self.over && self.coordinator.asking().is_some();
+        let waits = self.asked.is_some();
+        if asking { Some(REST_LIMIT) } else { waits.then_some(RESUME_LIMIT) }
+    }
+
+    fn begin(&mut self, reply: Reply, verdict: Verdict) {
+        (self.asked, self.began) = (Some(reply), Instant::now());
+        self.follow(verdict);
+    }
+
+    fn follow(&mut self, verdict: Verdict) {
+        for (to, message) in verdict.messages {
+            (self.send)(to, message);
+        }
+        match verdict.news {
+            None => {}
+            Some(News::AtRest | News::Runs) => self.reply(Ok(self.began.elapsed())),
+            Some(News::GivenUp(why)) => {
+                tracing::warn!("the VM was not paused: {why}");
+                self.reply(Err(CutError::GivenUp(why)));
+            }
+        }
+    }
+
+    fn late(&mut self) {
+        let Some((step, waiting)) = self.coordinator.asking() else {
+            return self.reply(Err(CutError::Silent));
+        };
+        let slow: Vec<String> = waiting.iter().map(ToString::to_string).collect();
+        let why = format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "));
+        let verdict = self.coordinator.go_on(&why);
+        self.follow(verdict);
+    }
+
+    fn reply(&mut self, result: Result<Duration, CutError>) {
+        if let Some(reply) = self.asked.take() {
+            tell(&reply, result);
+        }
+    }
+}
+
+fn tell(reply: &Reply, result: Result<Duration, CutError>) {
+    // Whoever asked may have gone.
+    let _ = reply.try_send(result);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::cut_link::CutHandle;
+    use crossbeam_channel::unbounded;
+    use migrate::cut::{PeerCounts, Step};
+    use std::thread::JoinHandle;
+
+    const SLICES: [SliceId; 2] = [SliceId(0), SliceId(1)];
+
+    /// A VM whose slices take each step at once, but for one that slice 1 fails, if any. It ends with its handles.
+    fn vm(fails: Option<Step>) -> (Sender<Input>, JoinHandle<()>) {
+        let (sender, sent) = unbounded();
+        let send = move |to, message| sender.send((to, message)).unwrap();
+        let driver = start_driver(SLICES.to_vec(), send).unwrap();
+        // As the links of a slice do, it goes before the thread can end.
+        let handle = driver.clone();
+        let members = thread::spawn(move || {
+            let mut handle = Some(handle);
+            for (to, message) in sent {
+                let Some(driver) = &handle else { continue };
+                let peer = if to == SLICES[0] { SLICES[1] } else { SLICES[0] };
+                let counts = PeerCounts { peer, sent: [4, 4], received: [4, 4] };
+                let answer = match message {
+                    Message::Take(number, step) if fails == Some(step) && to == SLICES[1] => {
+                        Message::Failed(number, "no".into())
+                    }
+                    Message::Take(number, Step::Count) => {
+                        Message::Counted(number, Some(vec![counts]))
+                    }
+                    Message::Take(number, step) => Message::Taken(number, step),
+                    Message::GoOn(number) => Message::GoesOn(number),
+                    other => panic!("{other:?}"),
+                };
+                let last = matches!(answer, Message::GoesOn(2)) && to == SLICES[1];
+                driver.send(Input::Message(to, answer)).unwrap();
+                if last {
+                    handle = None;
+                }
+            }
+        });
+        (driver, members)
+    }
+
+    #[test]
+    fn vm_is_paused_once_and_goes_on_once() {
+        let (driver, members) = vm(None);
+        let handle = CutHandle::new(driver.clone());
+        for _ in 0..2 {
+            assert_eq!(handle.ask(Input::Resume), Err(CutError::NotPaused));
+            handle.ask(Input::Pause).unwrap();
+            assert!(matches!(handle.ask(Input::Pause), Err(CutError::Refused(_))));
+            handle.ask(Input::Resume).unwrap();
+        }
+        drop((driver, handle));
+        members.join().unwrap();
+    }
+
+    #[test]
+    fn nobody_waits_for_a_vm_that_is_over() {
+        let (driver, members) = vm(None);
+        let handle = CutHandle::new(driver.clone());
+        handle.ask(Input::Pause).unwrap();
+        driver.send(Input::Over).unwrap();
+        assert_eq!(handle.ask(Input::Resume), Err(CutError::Over));
+        assert_eq!(handle.ask(Input::Pause), Err(CutError::Over));
+        drop(members);
+    }
+
+    #[test]
+    fn request_to_stop_has_a_paused_vm_go_on() {
+        let (driver, members) = vm(None);
+        let handle = CutHandle::new(driver.clone());
+        driver.send(Input::GoOn).unwrap();
+        handle.ask(Input::Pause).unwrap();
+        driver.send(Input::GoOn).unwrap();
+        assert_eq!(handle.ask(Input::Resume), Err(CutError::NotPaused));
+        while handle.ask(Input::Pause).is_err() {
+            thread::yield_now();
+        }
+        handle.ask(Input::Resume).unwrap();
+        drop((driver, handle));
+        members.join().unwrap();
+    }
+
+    #[test]
+    fn who_asked_is_told_why_the_vm_runs_on() {
+        let (driver, members) = vm(Some(Step::Queues));
+        let handle = CutHandle::new(driver.clone());
+        let why = "slice1 cannot bring the queues to rest: no";
+        assert_eq!(handle.ask(Input::Pause), Err(CutError::GivenUp(why.into())));
+        // Until all slices have said that they run the next pause is refused.
+        while handle.ask(Input::Pause) != Err(CutError::GivenUp(why.into())) {
+            thread::yield_now();
+        }
+        drop((driver, handle));
+        members.join().unwrap();
+    }
+}

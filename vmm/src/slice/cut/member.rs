@@ -1,0 +1,115 @@
+//! A slice's part in cuts: takes the steps that it is asked for, one after the other, on a thread of its own.
+//!
+//! ```text
+//!   runs --Take(first step)--> comes to rest --Take...--> at rest: its form is made --GoOn--> runs
+//! ```
+
+use super::quiesce::{Quiesce, Restable};
+use crate::slice::one_line;
+use crate::slice::saved::SliceState;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use migrate::cut::{Message, PeerCounts, Step};
+use migrate::saved::encode;
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+/// What may wait. The coordinator asks for one step at a time, and may tell the slice to go on meanwhile.
+const MESSAGES_MAX: usize = 16;
+/// A slice's time for a step.
+const STEP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Starts the thread. It ends when nobody is left who could ask.
+///
+/// # Errors
+/// There is no thread for it.
+pub(super) fn start_member(
+    (slice, forms): (Restable, Option<PathBuf>),
+    answer: impl Fn(Message) + Send + 'static,
+) -> io::Result<Sender<Message>> {
+    let (sender, messages) = bounded(MESSAGES_MAX);
+    let part = Part { slice, forms };
+    let run = move || part.serve(&messages, answer);
+    thread::Builder::new().name("cut".into()).spawn(run)?;
+    Ok(sender)
+}
+
+/// What the thread knows.
+struct Part {
+    slice: Restable,
+    /// Where the form goes each time, if anybody wants it.
+    forms: Option<PathBuf>,
+}
+
+impl Part {
+    fn serve(&self, messages: &Receiver<Message>, answer: impl Fn(Message)) {
+        let mut resting: Option<(u64, Quiesce)> = None;
+        for message in messages {
+            match message {
+                Message::Take(number, step) => {
+                    if resting.as_ref().is_none_or(|(of, _)| *of != number) {
+                        // That of another cut goes on first.
+                        drop(resting.take());
+                        resting = Some((number, Quiesce::new(self.slice.clone())));
+                    }
+                    if let Some((_, quiesce)) = &mut resting {
+                        answer(self.take(quiesce, number, step));
+                    }
+                }
+                Message::GoOn(number) => {
+                    drop(resting.take());
+                    answer(Message::GoesOn(number));
+                }
+                // For the coordinator.
+                Message::Taken(..)
+                | Message::Counted(..)
+                | Message::Failed(..)
+                | Message::GoesOn(_) => {}
+            }
+        }
+    }
+
+    fn take(&self, quiesce: &mut Quiesce, number: u64, step: Step) -> Message {
+        let failed = |error: &dyn Error| Message::Failed(number, one_line(error));
+        if step != Step::Count {
+            let taken = quiesce.take(step, STEP_LIMIT);
+            return taken.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
+        }
+        let state = match quiesce.save(STEP_LIMIT) {
+            Ok(state) => state,
+            Err(error) if error.is_news() => {
+                tracing::debug!("this slice must rest once more: {}", one_line(&error));
+                return Message::Counted(number, None);
+            }
+            Err(error) => return failed(&error),
+        };
+        match self.write(&state) {
+            Ok(()) => Message::Counted(number, Some(counts(&state))),
+            Err(error) => failed(&*error),
+        }
+    }
+
+    fn write(&self, state: &SliceState) -> Result<(), Box<dyn Error>> {
+        let Some(folder) = &self.forms else { return Ok(()) };
+        Ok(fs::write(folder.join(format!("slice-{}", state.slice.0)), encode(state)?)?)
+    }
+}
+
+/// What went between this slice and each other one, as its form says.
+fn counts(state: &SliceState) -> Vec<PeerCounts> {
+    let of_memory = state.memory.iter().flat_map(|memory| &memory.channels);
+    let messages = |peer| of_memory.clone().find(|channel| channel.peer == peer);
+    let counts = state.frames.iter().map(|frames| {
+        let (sent, received) =
+            messages(frames.peer).map_or((0, 0), |channel| (channel.sent, channel.received));
+        PeerCounts {
+            peer: frames.peer,
+            sent: [frames.sent, sent],
+            received: [frames.received, received],
+        }
+    });
+    counts.collect()
+}

@@ -1,0 +1,177 @@
+//! A slice comes to rest, step by step, and goes on.
+//!
+//! ```text
+//!   running --Vcpus--> no vCPU runs --Queues--> no queue is served --Devices--> no device changes --Memory--> at rest
+//!      ^                    |                        |                              |                           |
+//!      +--------------------+------------------------+---- dropped, at any step ----+---------------------------+
+//!                                                                     at rest --save--> SliceState
+//! ```
+//! All slices take a step before any takes the next one, because each step needs what the next one ends:
+//!
+//! | step | what it needs of other slices |
+//! |---|---|
+//! | [`Step::Vcpus`] | device threads that answer the last accesses of vCPUs, queues and memory that are served |
+//! | [`Step::Queues`] | back ends that answer the last requests, memory that is served |
+//! | [`Step::Devices`] | companions that acknowledge the last change: the bootstrap slice takes this step first |
+//! | [`Step::Memory`] | memory engines that answer the last requests; they do so also after this step |
+//!
+//! A frame that was on its way may bring the device thread another job after it has come to rest. Then the form is refused,
+//! and the slices take the steps from [`Step::Devices`] on once more.
+
+use crate::machine::{self, Machine, MachineError, Rest};
+use crate::slice::channels::Channels;
+use crate::slice::peripherals::{self, QueuesError, Resting, SliceDevices};
+use crate::slice::saved::SliceState;
+use devices::Chipset;
+use migrate::cut::Step;
+use migrate::{PlacementState, Saved};
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why a slice is not at rest, or has no form. It stays where it was before the step.
+#[derive(Debug, Error)]
+pub(crate) enum QuiesceError {
+    /// The vCPUs.
+    #[error(transparent)]
+    Vcpus(#[from] machine::RestError),
+    /// The queues.
+    #[error("bring the queues to rest")]
+    Queues(#[from] QueuesError),
+    /// The device thread.
+    #[error(transparent)]
+    Devices(#[from] peripherals::RestError),
+    /// The memory engine.
+    #[error(transparent)]
+    Memory(#[from] dsm::RestError),
+    /// The state of a vCPU cannot be had.
+    #[error("save the vCPUs")]
+    Save(#[from] MachineError),
+    /// A step before this one was not taken.
+    #[error("that is not the next step")]
+    Turn,
+    /// Something has come for the device thread since it rests.
+    #[error("{0} jobs wait for the devices")]
+    Jobs(usize),
+}
+
+impl QuiesceError {
+    /// Whether it has rested and something has come since: it must rest once more.
+    pub(crate) fn is_news(&self) -> bool {
+        matches!(self, Self::Jobs(_) | Self::Memory(dsm::RestError::NotAtRest(_)))
+    }
+}
+
+/// What of a slice comes to rest.
+#[derive(Clone, Debug)]
+pub(crate) struct Restable {
+    pub(crate) machine: Machine,
+    pub(crate) channels: Arc<Channels>,
+    /// None in a VM without devices on PCI.
+    pub(crate) devices: Option<Arc<SliceDevices>>,
+    /// Of the bootstrap slice.
+    pub(crate) chipset: Option<Arc<Chipset>>,
+}
+
+/// A slice that is coming to rest, or has. It goes on when this is dropped, the last step first.
+#[derive(Debug)]
+pub(crate) struct Quiesce {
+    slice: Restable,
+    vcpus: Option<Rest>,
+    queues: bool,
+    devices: Option<Resting>,
+    memory: bool,
+}
+
+impl Quiesce {
+    /// A slice that runs.
+    pub(crate) fn new(slice: Restable) -> Self {
+        Self { slice, vcpus: None, queues: false, devices: None, memory: false }
+    }
+
+    /// Takes a step; [`Step::Devices`] and [`Step::Memory`] also once more.
+    ///
+    /// # Errors
+    /// It has not come so far within this time, or the step is not the next one.
+    pub(crate) fn take(&mut self, step: Step, within: Duration) -> Result<(), QuiesceError> {
+        let turn = match step {
+            Step::Vcpus => self.vcpus.is_none(),
+            Step::Queues => self.vcpus.is_some() && !self.queues,
+            Step::Devices => self.queues,
+            Step::Memory => self.devices.is_some(),
+            Step::Count => false,
+        };
+        if !turn {
+            return Err(QuiesceError::Turn);
+        }
+        match step {
+            Step::Vcpus => self.vcpus = Some(self.slice.machine.rest(within)?),
+            Step::Queues => {
+                self.slice.devices.as_ref().map_or(Ok(()), |it| it.rest_queues(within))?;
+                self.queues = true;
+            }
+            Step::Devices => {
+                self.let_memory_go();
+                self.devices = None;
+                self.devices = Some(peripherals::rest(self.slice.channels.jobs(), within)?);
+            }
+            Step::Memory => {
+                self.let_memory_go();
+                let engine = self.slice.channels.handle.get();
+                engine.map_or(Ok(()), |engine| engine.rest(within))?;
+                self.memory = true;
+            }
+            Step::Count => {}
+        }
+        Ok(())
+    }
+
+    /// The form of the slice, which is at rest and stays so.
+    ///
+    /// # Errors
+    /// It is not at rest (any more), or some part does not answer within this time.
+    pub(crate) fn save(&self, within: Duration) -> Result<SliceState, QuiesceError> {
+        let (Some(vcpus), Some(order), true) = (&self.vcpus, &self.devices, self.memory) else {
+            return Err(QuiesceError::Turn);
+        };
+        let Restable { channels, devices, chipset, .. } = &self.slice;
+        // First of all: a frame that comes from now on may be in the form, but is not counted, and is seen to be missing.
+        let frames = channels.frames.save();
+        match channels.jobs().len() {
+            0 => {}
+            waiting => return Err(QuiesceError::Jobs(waiting)),
+        }
+        let devices = devices.as_ref().map(|devices| devices.save(within)).transpose()?;
+        let engine = channels.handle.get();
+        Ok(SliceState {
+            slice: channels.local(),
+            placement: PlacementState::from(&**channels.placement.load()),
+            ticks: vcpus.ticks(),
+            vcpus: vcpus.save()?,
+            chipset: chipset.as_ref().map(|chipset| chipset.save()),
+            order: order.state(),
+            devices,
+            frames,
+            memory: engine.map(|engine| engine.save(within)).transpose()?,
+        })
+    }
+
+    fn let_memory_go(&mut self) {
+        if let (true, Some(engine)) =
+            (std::mem::take(&mut self.memory), self.slice.channels.handle.get())
+        {
+            engine.go_on();
+        }
+    }
+}
+
+impl Drop for Quiesce {
+    fn drop(&mut self) {
+        self.let_memory_go();
+        self.devices = None;
+        if let (true, Some(devices)) = (self.queues, &self.slice.devices) {
+            devices.resume_queues();
+        }
+        self.vcpus = None;
+    }
+}

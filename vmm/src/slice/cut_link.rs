@@ -1,0 +1,158 @@
+//! The ways to the threads that bring a slice, or the whole VM, to rest. The threads themselves are in `cut`.
+//!
+//! ```text
+//!   control socket --CutHandle--------------------> driver (bootstrap slice)
+//!   frames of other slices --CutLinks::take--+----> driver: what slices answer
+//!                                            +----> member: what slices are asked for
+//! ```
+
+use crate::control::PausesVm;
+use crossbeam_channel::{Sender, bounded};
+use migrate::cut::Message;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use thiserror::Error;
+use wire::SliceId;
+
+/// For all slices to say that they run.
+pub(super) const RESUME_LIMIT: Duration = Duration::from_secs(30);
+
+/// Why the VM is not as it was asked to be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(super) enum CutError {
+    /// It is paused already, or about to be.
+    #[error(transparent)]
+    Refused(#[from] migrate::cut::Refusal),
+    /// It runs on.
+    #[error("the VM was not paused and runs on: {0}")]
+    GivenUp(String),
+    /// There is nothing to resume.
+    #[error("the VM is not paused")]
+    NotPaused,
+    /// Some slice has not said that it runs.
+    #[error("not all slices have said within {RESUME_LIMIT:?} that they run")]
+    Silent,
+    /// The VM is over.
+    #[error("the VM is over")]
+    Over,
+}
+
+/// Who asked waits here; gives how long it took.
+pub(super) type Reply = Sender<Result<Duration, CutError>>;
+
+/// What the driver is told.
+pub(super) enum Input {
+    /// Bring all slices to rest.
+    Pause(Reply),
+    /// Have them go on.
+    Resume(Reply),
+    /// The same, whether they are at rest or not; nobody waits for it.
+    GoOn,
+    /// What a slice answers.
+    Message(SliceId, Message),
+    /// A slice is gone, and the VM goes on.
+    Lost(SliceId),
+    /// The VM is over.
+    Over,
+}
+
+/// Pauses a VM and has it go on. Clones are of the same VM.
+#[derive(Clone)]
+pub(super) struct CutHandle(Sender<Input>);
+
+impl fmt::Debug for CutHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CutHandle")
+    }
+}
+
+impl CutHandle {
+    /// The handle of the driver that takes these.
+    pub(super) fn new(inputs: Sender<Input>) -> Self {
+        Self(inputs)
+    }
+
+    /// [`Input::Pause`] or [`Input::Resume`]; waits for the end of it, which has a limit.
+    pub(super) fn ask(&self, input: impl FnOnce(Reply) -> Input) -> Result<Duration, CutError> {
+        let (reply, answer) = bounded(1);
+        self.0.send(input(reply)).map_err(|_| CutError::Over)?;
+        answer.recv().unwrap_or(Err(CutError::Over))
+    }
+}
+
+impl PausesVm for CutHandle {
+    fn pause(&self) -> Result<Duration, String> {
+        self.ask(Input::Pause).map_err(|error| error.to_string())
+    }
+
+    fn resume(&self) -> Result<Duration, String> {
+        self.ask(Input::Resume).map_err(|error| error.to_string())
+    }
+}
+
+/// The ways to the threads of this slice that cuts need. Nobody is there before the guest starts and when it has ended.
+#[derive(Default)]
+pub(super) struct CutLinks(Mutex<Links>);
+
+impl fmt::Debug for CutLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CutLinks")
+    }
+}
+
+#[derive(Default)]
+struct Links {
+    member: Option<Sender<Message>>,
+    /// On the bootstrap slice.
+    driver: Option<Sender<Input>>,
+}
+
+impl CutLinks {
+    fn lock(&self) -> MutexGuard<'_, Links> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This slice can be brought to rest.
+    pub(super) fn set_member(&self, member: Sender<Message>) {
+        self.lock().member = Some(member);
+    }
+
+    /// The VM can.
+    pub(super) fn set_driver(&self, driver: Sender<Input>) {
+        self.lock().driver = Some(driver);
+    }
+
+    /// Takes a message to where it belongs. False: more come than anybody has asked for.
+    pub(super) fn take(&self, from: SliceId, message: Message) -> bool {
+        let links = self.lock();
+        if message.is_asking() {
+            links.member.as_ref().is_none_or(|member| member.try_send(message).is_ok())
+        } else {
+            let message = Input::Message(from, message);
+            links.driver.as_ref().is_none_or(|driver| driver.try_send(message).is_ok())
+        }
+    }
+
+    fn tell(&self, input: Input) {
+        if let Some(driver) = &self.lock().driver {
+            let _ = driver.try_send(input);
+        }
+    }
+
+    /// A slice is gone, and the VM goes on.
+    pub(super) fn lost(&self, slice: SliceId) {
+        self.tell(Input::Lost(slice));
+    }
+
+    /// On the bootstrap slice: a VM that is paused, or about to be, runs on.
+    pub(super) fn go_on(&self) {
+        self.tell(Input::GoOn);
+    }
+
+    /// The VM is over: nobody is brought to rest any more, and who waits for that is told.
+    pub(super) fn end(&self) {
+        self.tell(Input::Over);
+        *self.lock() = Links::default();
+    }
+}

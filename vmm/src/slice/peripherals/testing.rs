@@ -1,0 +1,28 @@
+//! Devices for tests of other rooms.
+
+use super::saved::{DeviceState, DevicesState, FrontEndState, ServedQueue};
+use devices::msix::MsixView;
+use devices::pci::PciRoot;
+use devices::saved::{QueueState, WorkerState};
+use devices::virtio::rng;
+use devices::{InterruptMessage, InterruptSink};
+use migrate::Saved;
+use std::sync::Arc;
+use wire::DeviceId;
+
+struct Nowhere;
+
+impl InterruptSink for Nowhere {
+    fn deliver(&self, _: InterruptMessage) {}
+}
+
+/// The form of a bus with a source of randomness, whose queue is served here or not.
+pub(in crate::slice) fn devices_state(served: bool) -> DevicesState {
+    let bus = PciRoot::new(vec![rng::shape()]).unwrap();
+    let raised = MsixView::new(bus.vectors(DeviceId(0)), Arc::new(Nowhere)).save();
+    let queue = QueueState { size: 8, next_avail: 3, next_used: 3, broken: false };
+    let queue = ServedQueue { queue: 0, worker: WorkerState::Queue(queue) };
+    let queues = served.then_some(queue).into_iter().collect();
+    let device = DeviceState { front_end: FrontEndState::Nothing, raised, queues };
+    DevicesState { bus: bus.save(), devices: vec![device] }
+}
