@@ -9,6 +9,7 @@ use scenarios::soak::boot::{self, BootOptions};
 use scenarios::soak::device::{self, DeviceOptions};
 use scenarios::soak::guest::{self, GuestOptions};
 use scenarios::soak::kill::{self, KillOptions};
+use scenarios::soak::pause::{self, PauseOptions};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SoakVerb {
@@ -20,6 +21,9 @@ pub(crate) enum SoakVerb {
     /// Something bad, drawn from a seed, at a random moment, again and again: the VM goes on or ends with the right
     /// cause, and every sector of its disks is old or new
     Chaos(ChaosOptions),
+    /// Pause a Debian system under load and have it go on, again and again: the saved forms of all slices fit together
+    /// each time, and no request is lost
+    Pause(PauseOptions),
     /// Kill the whole VM while its guest writes to disks, again and again: what was flushed must be there
     GuestKill(GuestOptions),
     /// Kill a slice that has nothing but the guest's disks: the guest must see errors and go on
@@ -31,6 +35,7 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
         SoakVerb::Boot(options) => boot::run(options),
         SoakVerb::Chaos(options) => chaos::run(options),
         SoakVerb::Kill(options) => kill::run(options),
+        SoakVerb::Pause(options) => pause::run(options),
         SoakVerb::GuestKill(options) => guest::run(options),
         SoakVerb::DeviceSlice(options) => device::run(options),
     }

@@ -58,7 +58,7 @@ impl Guest<'_> {
         }
     }
 
-    fn url(&self, port: u16, object: &str) -> Result<String> {
+    pub(crate) fn url(&self, port: u16, object: &str) -> Result<String> {
         let (address, port) = self.address(port)?;
         Ok(format!("http://{address}:{port}/{object}"))
     }

@@ -1,4 +1,4 @@
-//! A test of a VM again and again: boots, and deaths of slices, hosts and guests at random moments.
+//! A test of a VM again and again: boots, pauses, and deaths of slices, hosts and guests at random moments.
 
 pub mod boot;
 pub mod device;
@@ -8,4 +8,5 @@ pub(crate) mod judge;
 pub mod kill;
 pub(crate) mod leftovers;
 pub(crate) mod moments;
+pub mod pause;
 pub(crate) mod rig;

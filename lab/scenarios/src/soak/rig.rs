@@ -48,10 +48,28 @@ impl Rig {
         options: RigOptions,
         fits: impl FnOnce(&Layout) -> Result<()>,
     ) -> Result<Self> {
+        Self::prepared(vm, options, fits, prepare::prepare)
+    }
+
+    /// The same for a whole system in place of the guest's tests.
+    pub(crate) fn with_distro(
+        vm: &VmOptions,
+        options: RigOptions,
+        fits: impl FnOnce(&Layout) -> Result<()>,
+    ) -> Result<Self> {
+        Self::prepared(vm, options, fits, prepare::prepare_distro)
+    }
+
+    fn prepared(
+        vm: &VmOptions,
+        options: RigOptions,
+        fits: impl FnOnce(&Layout) -> Result<()>,
+        prepare: impl FnOnce(&VmOptions, &Progress) -> Result<Prepared>,
+    ) -> Result<Self> {
         let (progress, interrupted) = (Arc::new(Progress::new()), Interrupted::listen()?);
         let layout = vm.layout()?;
         fits(&layout)?;
-        let prepared = prepare::prepare(vm, &progress)?;
+        let prepared = prepare(vm, &progress)?;
         Ok(Self { progress, interrupted, layout, prepared, options })
     }
 
