@@ -1,0 +1,86 @@
+//! A VM of two slices that is paused and resumed while both of its vCPUs work on the same memory, interrupt each other
+//! and use devices, on this machine's KVM.
+
+mod guest;
+mod rig;
+
+use rig::{PAUSE, RESUME, Vm, is_possible};
+use std::iter::successors;
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
+use tessera_vmm::slice::{Interrupts, check_forms};
+use transport::CarrierKind;
+
+const PAUSES: usize = 32;
+/// Between two looks at a guest that must not move.
+const A_WHILE: Duration = Duration::from_millis(20);
+
+/// One VM at a time: a look takes in the memory of all slices in this process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Times until the next pause, by a fixed seed.
+fn moments(seed: u64) -> impl Iterator<Item = Duration> {
+    let next = |seed: &u64| Some(seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+    successors(Some(seed), next).skip(1).map(|seed| Duration::from_micros((seed >> 33) % 20_000))
+}
+
+fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(interrupts, carrier);
+    let mut last = vm.look();
+    for (number, moment) in moments(7).take(PAUSES).enumerate() {
+        sleep(moment);
+        vm.must(PAUSE);
+
+        let before = vm.look();
+        check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("pause {number}: {error:?}"));
+        assert_ne!(before, last, "pause {number}: it has moved before");
+        sleep(A_WHILE);
+        last = vm.look();
+        assert_eq!(before, last, "pause {number}: the guest moves");
+        let busy = "the VM is at rest already, or comes to rest, or has not gone on yet";
+        assert_eq!(vm.refusal(0, PAUSE), busy);
+        assert_eq!(vm.look(), last, "pause {number}: the refused one did something");
+
+        vm.must(RESUME);
+        // Now and then the next pause comes before much has happened.
+        if number % 4 != 0 {
+            vm.moves_on();
+        }
+        assert_eq!(vm.refusal(0, RESUME), "the VM is not paused");
+    }
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
+fn kvm_vm_pauses_at_any_moment_and_goes_on_with_userspace_apics() {
+    pause_and_resume(Interrupts::Userspace, CarrierKind::Shm);
+}
+
+#[test]
+fn kvm_vm_pauses_at_any_moment_and_goes_on_with_ghosts() {
+    pause_and_resume(Interrupts::Ghost, CarrierKind::Tcp);
+}
+
+#[test]
+fn kvm_pause_is_refused_by_companion_which_goes_on() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm);
+    for request in [PAUSE, RESUME] {
+        assert_eq!(vm.refusal(1, request), "ask the bootstrap slice, once the guest runs");
+    }
+    vm.moves_on();
+    vm.must(PAUSE);
+    assert_eq!(vm.refusal(1, RESUME), "ask the bootstrap slice, once the guest runs");
+    vm.must(RESUME);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
+}
