@@ -1,19 +1,19 @@
 //! A VM of two slices in this process, and what can be seen of it from outside.
 
-use crate::guest::{self, EXCEPTION, LOOPS, PAGES, SENT, SLICE_BYTES};
+use crate::guest::{self, AGREE, DIFFER, EXCEPTION, LOOPS, PAGES, SENT, SLICE_BYTES};
 use dsm::Mechanisms;
 use needs::Need;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::FileExt;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::id;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
     Answer, Client, ClientError, PauseRequest, ReportAnswer, ReportRequest, Request, ResumeRequest,
@@ -26,6 +26,8 @@ use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 
 /// Patience with a loaded machine; nothing depends on its value.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Part of the name of all memory files of slices.
+const MEMORY_FILE: &str = "tessera-guest-ram";
 
 pub(crate) const PAUSE: Request = Request::Pause(PauseRequest {});
 pub(crate) const RESUME: Request = Request::Resume(ResumeRequest {});
@@ -50,14 +52,47 @@ impl Drop for Folder {
     }
 }
 
-/// What the guest has written to its serial line.
+/// How a slice has ended, in a line if it has not run.
+type End = Result<Ending, String>;
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// What the guest has written to its serial line.
+    text: Vec<u8>,
+    /// By slice.
+    ends: [Option<End>; 2],
+}
+
+impl Seen {
+    /// How often the guest has written each of its letters.
+    fn counts(&self) -> [usize; 4] {
+        let count = |letter| self.text.iter().filter(|byte| **byte == letter).count();
+        [LOOPS[0], LOOPS[1], SENT[0], SENT[1]].map(count)
+    }
+
+    /// What the guest has found at its end.
+    fn found(&self) -> Option<u8> {
+        self.text.iter().copied().find(|byte| [AGREE, DIFFER].contains(byte))
+    }
+
+    fn has_failed(&self) -> bool {
+        let orderly = |end: &End| matches!(end, Ok(Ending::PowerOff | Ending::Told(_)));
+        self.text.contains(&EXCEPTION) || !self.ends.iter().flatten().all(orderly)
+    }
+
+    /// For messages.
+    fn describe(&self) -> String {
+        let tail = String::from_utf8_lossy(&self.text[self.text.len().saturating_sub(80)..]);
+        format!("the console ends in {tail:?}, the slices with {:?}", self.ends)
+    }
+}
+
 #[derive(Clone, Default)]
-struct Line(Arc<(Mutex<Vec<u8>>, Condvar)>);
+struct Line(Arc<(Mutex<Seen>, Condvar)>);
 
 impl Write for Line {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.0.lock().expect("no test panics here").extend_from_slice(bytes);
-        self.0.1.notify_all();
+        self.change(|seen| seen.text.extend_from_slice(bytes));
         Ok(bytes.len())
     }
     fn flush(&mut self) -> io::Result<()> {
@@ -66,26 +101,28 @@ impl Write for Line {
 }
 
 impl Line {
-    fn text(&self) -> Vec<u8> {
+    fn change(&self, change: impl FnOnce(&mut Seen)) {
+        change(&mut self.0.0.lock().expect("no test panics here"));
+        self.0.1.notify_all();
+    }
+
+    fn seen(&self) -> Seen {
         self.0.0.lock().expect("as above").clone()
     }
 
-    /// Waits until the text is so, or the time is over.
-    fn wait_until(&self, so: impl Fn(&[u8]) -> bool) -> bool {
-        let text = self.0.0.lock().expect("as above");
-        let waited = self.0.1.wait_timeout_while(text, LIMIT, |text| !so(text));
-        !waited.expect("as above").1.timed_out()
+    /// Waits until it is so, something has failed, or the time is over; what is seen then, and whether it is so.
+    fn wait_until(&self, so: impl Fn(&Seen) -> bool) -> (Seen, bool) {
+        let seen = self.0.0.lock().expect("as above");
+        let more = |seen: &mut Seen| !so(seen) && !seen.has_failed();
+        let (seen, _) = self.0.1.wait_timeout_while(seen, LIMIT, more).expect("as above");
+        (seen.clone(), so(&seen) && !seen.has_failed())
     }
 }
-
-/// How a slice has ended, in a line if it has not run.
-type End = Result<Ending, String>;
 
 /// A VM that runs.
 pub(crate) struct Vm {
     line: Line,
     stop: StopHandle,
-    ends: [Receiver<End>; 2],
     folder: Folder,
 }
 
@@ -128,40 +165,23 @@ impl Vm {
             local: local(&folder.0, 0),
         };
         // Threads of a VM that hangs stay behind: the test fails without waiting for them.
-        let companion = run(move || companion(&lent).map_err(|error| one_line(&error)));
-        let first = move || bootstrap(options).map_err(|error| one_line(&error));
-        let vm = Self { line, stop, ends: [run(move || Ok(first()?.0)), companion], folder };
+        run(&line, 1, move || companion(&lent).map_err(|error| one_line(&error)));
+        wait_for_listener(address);
+        let first = move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0);
+        run(&line, 0, first);
+        let vm = Self { line, stop, folder };
         vm.moves_on();
         vm
     }
 
     /// Waits until each vCPU has gone around and had interrupts counted once more.
     pub(crate) fn moves_on(&self) {
-        let count = |text: &[u8], letter| text.iter().filter(|byte| **byte == letter).count();
-        let letters = [LOOPS, SENT].concat();
-        let before = self.line.text();
-        let moved = self.line.wait_until(|text| {
-            text.contains(&EXCEPTION)
-                || letters.iter().all(|letter| count(text, *letter) > count(&before, *letter))
-        });
-        let text = self.line.text();
-        assert!(!text.contains(&EXCEPTION), "an exception in the guest: {}", self.state());
-        let counts = |text| letters.iter().map(|letter| count(text, *letter)).collect::<Vec<_>>();
-        assert!(
-            moved,
-            "the guest hangs, it came from {:?} to {:?} only: {}",
-            counts(&before),
-            counts(&text),
-            self.state()
-        );
-    }
-
-    /// For messages.
-    fn state(&self) -> String {
-        let text = self.line.text();
-        let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(80)..]).into_owned();
-        let ends = self.ends.each_ref().map(|end| end.try_recv().ok());
-        format!("the console ends in {tail:?}, the slices have ended with {ends:?}")
+        let before = self.line.seen().counts();
+        let (seen, moved) = self
+            .line
+            .wait_until(|seen| seen.counts().iter().zip(before).all(|(now, before)| *now > before));
+        let after = seen.counts();
+        assert!(moved, "the guest came from {before:?} to {after:?}: {}", seen.describe());
     }
 
     /// Asks a slice.
@@ -173,7 +193,7 @@ impl Vm {
     pub(crate) fn must(&self, request: Request) {
         match self.ask(0, request) {
             Ok(Answer::Done(_)) => {}
-            other => panic!("{request:?}: {other:?}; {}", self.state()),
+            other => panic!("{request:?}: {other:?}; {}", self.line.seen().describe()),
         }
     }
 
@@ -181,7 +201,7 @@ impl Vm {
     pub(crate) fn refusal(&self, slice: u16, request: Request) -> String {
         match self.ask(slice, request) {
             Err(ClientError::Refused(why)) => why,
-            other => panic!("{request:?}: {other:?}; {}", self.state()),
+            other => panic!("{request:?}: {other:?}; {}", self.line.seen().describe()),
         }
     }
 
@@ -201,24 +221,21 @@ impl Vm {
     pub(crate) fn look(&self) -> Look {
         let report = |slice| match self.ask(slice, Request::Report(ReportRequest {})) {
             Ok(Answer::Report(report)) => *report,
-            other => panic!("{other:?}; {}", self.state()),
+            other => panic!("{other:?}; {}", self.line.seen().describe()),
         };
-        Look { text: self.line.text().len(), reports: [0, 1].map(report), pages: pages() }
+        Look { text: self.line.seen().text.len(), reports: [0, 1].map(report), pages: pages() }
     }
 
     /// Presses the power button, and waits for the end; what the guest has found.
     pub(crate) fn power_off(self) -> u8 {
         assert!(self.stop.ask(), "it runs");
-        let found = |text: &[u8]| text.iter().copied().find(|byte| b"!?".contains(byte));
-        assert!(
-            self.line.wait_until(|text| found(text).is_some()),
-            "interrupts are lost: {}",
-            self.state()
-        );
-        let ends = self.ends.each_ref().map(|end| end.recv_timeout(LIMIT));
-        assert!(matches!(&ends[0], Ok(Ok(Ending::PowerOff))), "{ends:?}");
-        assert!(matches!(&ends[1], Ok(Ok(Ending::Told(_)))), "{ends:?}");
-        found(&self.line.text()).expect("it was there")
+        let (seen, found) = self.line.wait_until(|seen| seen.found().is_some());
+        assert!(found, "interrupts are lost: {}", seen.describe());
+        let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
+        let [first, other] = &seen.ends;
+        assert!(matches!(first, Some(Ok(Ending::PowerOff))), "{}", seen.describe());
+        assert!(matches!(other, Some(Ok(Ending::Told(_)))), "{}", seen.describe());
+        seen.found().expect("it was there")
     }
 }
 
@@ -227,29 +244,26 @@ impl Vm {
 pub(crate) struct Look {
     text: usize,
     reports: [ReportAnswer; 2],
-    pages: Vec<Vec<u8>>,
+    pub(crate) pages: Vec<Vec<u8>>,
 }
 
-/// The pages that the guest writes, in the memory files of all slices in this process.
+/// The pages that the guest writes, in the memory files of all slices that have been in this process.
 fn pages() -> Vec<Vec<u8>> {
     let open = fs::read_dir("/proc/self/fd").expect("Linux lists them");
-    let mut files: Vec<PathBuf> = open.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    files.retain(|path| is_guest_memory(path));
-    files.sort();
-    let mut pages = Vec::new();
-    for path in files {
-        let file = File::open(path).expect("open a memory file");
-        for page in PAGES {
-            let mut bytes = vec![0; 4096];
-            file.read_exact_at(&mut bytes, page.into()).expect("the file has all memory");
-            pages.push(bytes);
+    let mut files = BTreeMap::new();
+    for path in open.filter_map(|entry| Some(entry.ok()?.path())) {
+        if fs::read_link(&path).is_ok_and(|name| name.to_string_lossy().contains(MEMORY_FILE)) {
+            let file = File::open(&path).expect("open a memory file");
+            files.insert(file.metadata().expect("it has a number").ino(), file);
         }
     }
-    pages
-}
-
-fn is_guest_memory(path: &Path) -> bool {
-    fs::read_link(path).is_ok_and(|name| name.to_string_lossy().contains("tessera-guest-ram"))
+    assert!(files.len() >= 2, "there are two slices");
+    let page = |(file, at): (&File, u32)| {
+        let mut bytes = vec![0; 4096];
+        file.read_exact_at(&mut bytes, at.into()).expect("the file has all memory");
+        bytes
+    };
+    files.values().flat_map(|file| PAGES.map(|at| page((file, at)))).collect()
 }
 
 fn spec(interrupts: Interrupts) -> VmSpec {
@@ -294,9 +308,19 @@ fn free_address() -> SocketAddr {
     listener.local_addr().expect("it listens")
 }
 
-fn run(work: impl FnOnce() -> End + Send + 'static) -> Receiver<End> {
-    let (sender, end) = channel();
-    // Nobody may wait any more.
-    thread::spawn(move || drop(sender.send(work())));
-    end
+/// Waits until somebody listens there. The caller that goes again does no harm.
+fn wait_for_listener(address: SocketAddr) {
+    let end = Instant::now() + LIMIT;
+    while let Err(error) = TcpStream::connect(address) {
+        assert!(Instant::now() < end, "{address}: {error}");
+        thread::yield_now();
+    }
+}
+
+fn run(line: &Line, slice: usize, work: impl FnOnce() -> End + Send + 'static) {
+    let line = line.clone();
+    thread::spawn(move || {
+        let end = work();
+        line.change(|seen| seen.ends[slice] = Some(end));
+    });
 }
