@@ -7,21 +7,27 @@
 //! A vCPU sends its next interrupt when the other one has counted the last one. So a lost interrupt is one that
 //! everybody waits for from then on, and so is one that was counted twice.
 
-/// Letters on the serial line: a vCPU has gone around some loops, and has had some interrupts counted.
+/// Letters on the serial line: a vCPU has gone around some loops, has had some interrupts counted, has read some times.
 pub(crate) const LOOPS: [u8; 2] = *b"ab";
 pub(crate) const SENT: [u8; 2] = *b"AB";
+pub(crate) const READS: [u8; 2] = *b"rs";
 /// All counts agree, or they do not.
 pub(crate) const AGREE: u8 = b'!';
 pub(crate) const DIFFER: u8 = b'?';
-/// An exception, which has no business here.
+/// What has no business here: an exception; a read that failed.
 pub(crate) const EXCEPTION: u8 = b'E';
+pub(crate) const NOT_READ: u8 = b'D';
+/// What the disk is full of.
+pub(crate) const ON_DISK: u8 = 0x5a;
 
 /// Memory that each slice is home of.
 pub(crate) const SLICE_BYTES: u64 = 16 << 20;
 /// A page of each vCPU, with its counts and its stack; its home is the other slice. And the page of both.
 const OWN: [u32; 2] = [0x110_0000, 0x20_0000];
 const SHARED: u32 = 0x110_1000;
-pub(crate) const PAGES: [u32; 3] = [OWN[0], OWN[1], SHARED];
+/// And one with the queue of the disk that a vCPU uses.
+const QUEUES: [u32; 2] = [0x110_2000, 0x20_1000];
+pub(crate) const PAGES: [u32; 5] = [OWN[0], OWN[1], SHARED, QUEUES[0], QUEUES[1]];
 
 /// In a vCPU's page: rounds; interrupts that it has sent; interrupts that it was sent.
 const ROUNDS: u32 = 0;
@@ -32,6 +38,31 @@ const TOGETHER: u32 = SHARED;
 const UP: u32 = SHARED + 8;
 const STOP: u32 = SHARED + 16;
 const STOPPED: u32 = SHARED + 24;
+
+/// In a queue's page: descriptors; driver and device area, with their indices; a request's header (virtio 1.3, 5.2.6: 0 for
+/// a read, of sector 0), its status and its data.
+const DRIVER_AREA: u32 = 0x100;
+const ASKED: u32 = 0x102;
+const DEVICE_AREA: u32 = 0x200;
+const ANSWERED: u32 = 0x202;
+const HEADER: u32 = 0x300;
+const STATUS: u32 = 0x310;
+const DATA: u32 = 0x800;
+/// Sizes of the three, and their descriptors' flags and successors (virtio 1.3, 2.7.5).
+const DESCRIPTORS: [(u32, u32, u32); 3] =
+    [(HEADER, 16, 1 << 16 | 1), (DATA, 512, 2 << 16 | 3), (STATUS, 1, 2)];
+/// The disk: its command register (PCI 6.2.2), and its structures where it has them at power-on (virtio 1.3, 4.1.4.3).
+const COMMAND: u32 = 0xe000_8004;
+const COMMON: u32 = 0xe010_0000;
+const DEVICE_FEATURE_SELECT: u32 = COMMON;
+const DRIVER_FEATURE_SELECT: u32 = COMMON + 8;
+const DRIVER_FEATURE: u32 = COMMON + 12;
+const DEVICE_STATUS: u32 = COMMON + 20;
+const QUEUE_SELECT: u32 = COMMON + 22;
+const QUEUE_SIZE: u32 = COMMON + 24;
+const QUEUE_ENABLE: u32 = COMMON + 28;
+const QUEUE_AREAS: u32 = COMMON + 32;
+const NOTIFY: u32 = COMMON + 0x3000;
 
 const VECTOR: u32 = 0x51;
 /// Registers of the local APIC in x2APIC mode (SDM vol. 3, "x2APIC Register Address Space").
@@ -123,6 +154,22 @@ impl Code {
         self.bytes(&[0xf6, 0x04, 0x25]).number(at).bytes(&[bits])
     }
 
+    /// mov dword [at], value
+    fn store(self, at: u32, value: u32) -> Self {
+        self.bytes(&[0xc7, 0x04, 0x25]).number(at).number(value)
+    }
+
+    /// The same for a register of a device, at any address and of this width: mov esi, at ; mov [rsi], value
+    fn register(self, at: u32, value: &[u8]) -> Self {
+        let code = self.bytes(&[0xbe]).number(at);
+        let code = match value.len() {
+            1 => code.bytes(&[0xc6, 0x06]),
+            2 => code.bytes(&[0x66, 0xc7, 0x06]),
+            _ => code.bytes(&[0xc7, 0x06]),
+        };
+        code.bytes(value)
+    }
+
     /// Leaves `inner` out if the condition holds.
     fn unless(self, condition: Condition, inner: impl FnOnce(Self) -> Self) -> Self {
         let inner = inner(Self::default()).0;
@@ -193,8 +240,75 @@ fn boot(code: Code) -> Code {
     code.again_while(Equal, |code| code.is_zero(UP))
 }
 
-/// Uses devices of the bootstrap slice, by ports and by memory.
-fn devices(code: Code, vcpu: usize) -> Code {
+/// Puts the disk to use, with a queue for each vCPU.
+fn start_disk(code: Code) -> Code {
+    let code = code.register(COMMAND, &[6, 0]).register(DEVICE_STATUS, &[3]);
+    // Several queues (bit 12), and VERSION_1 (bit 32).
+    let features = [(0, 1 << 12), (1, 1)];
+    let code = features.iter().fold(code, |code, (half, bits): &(u32, u32)| {
+        let code = code.register(DRIVER_FEATURE_SELECT, &half.to_le_bytes());
+        code.register(DRIVER_FEATURE, &bits.to_le_bytes())
+    });
+    let code =
+        (0u8..).zip(QUEUES).fold(code.register(DEVICE_STATUS, &[11]), |code, (number, page)| {
+            let descriptors = (0..).zip(DESCRIPTORS);
+            let code = descriptors.fold(code, |code, (number, (at, bytes, rest))| {
+                let descriptor = page + 16 * number;
+                code.store(descriptor, page + at)
+                    .store(descriptor + 8, bytes)
+                    .store(descriptor + 12, rest)
+            });
+            let code = code.store(page + DRIVER_AREA, 1); // no interrupts
+            let code = code.register(QUEUE_SELECT, &[number, 0]).register(QUEUE_SIZE, &[8, 0]);
+            let areas = [page, page + DRIVER_AREA, page + DEVICE_AREA];
+            let code = (0..).zip(areas).fold(code, |code, (area, at)| {
+                code.register(QUEUE_AREAS + 8 * area, &at.to_le_bytes())
+            });
+            code.register(QUEUE_ENABLE, &[1, 0])
+        });
+    code.register(DEVICE_STATUS, &[15])
+}
+
+/// Whether the last request has its answer: movzx eax, word [answered] ; cmp ax, [asked]
+fn is_answered(code: Code, page: u32) -> Code {
+    let code = code.bytes(&[0x0f, 0xb7, 0x04, 0x25]).number(page + ANSWERED);
+    code.bytes(&[0x66, 0x3b, 0x04, 0x25]).number(page + ASKED)
+}
+
+/// Stops where the last request has failed.
+fn check_answer(code: Code, page: u32) -> Code {
+    code.is_zero(page + STATUS).unless(Equal, |code| code.out(SERIAL, NOT_READ).sleep())
+}
+
+/// Has the next request made if the last one has its answer.
+fn read_disk(code: Code, vcpu: usize) -> Code {
+    let page = QUEUES[vcpu];
+    let queue = u32::try_from(vcpu).expect("0 or 1");
+    is_answered(code, page).unless(Unequal, |code| {
+        let code = check_answer(code, page).store(page + STATUS, 0xff).store(page + DATA, 0);
+        let code = code.bytes(&[0x66, 0xff, 0x04, 0x25]).number(page + ASKED); // inc word [asked]
+        let code = code.register(NOTIFY + 4 * queue, &queue.to_le_bytes()[..2]);
+        code.test(page + ASKED, 7).unless(Unequal, |code| code.out(SERIAL, READS[vcpu]))
+    })
+}
+
+/// Waits for the last answer, and looks at it: cmp byte [data], what must be there
+fn finish_disk(code: Code, vcpu: usize) -> Code {
+    let page = QUEUES[vcpu];
+    let code = code.again_while(Unequal, |code| is_answered(code, page));
+    let code =
+        check_answer(code, page).bytes(&[0x80, 0x3c, 0x25]).number(page + DATA).bytes(&[ON_DISK]);
+    code.unless(Equal, |code| code.out(SERIAL, NOT_READ).sleep())
+}
+
+/// Uses devices of the bootstrap slice, by ports and by memory, and changes a register that all slices have.
+fn devices(code: Code, vcpu: usize, disk: bool) -> Code {
+    let code = if disk {
+        let select = u32::try_from(vcpu).expect("0 or 1").to_le_bytes();
+        code.register(DEVICE_FEATURE_SELECT, &select)
+    } else {
+        code
+    };
     let code = code.out(SERIAL, LOOPS[vcpu]).input(SERIAL_STATUS);
     let code = code.bytes(&[0xb0, 0, 0xe6, 0x70, 0xe4, 0x71]); // CMOS: mov al, 0 ; out 0x70, al ; in al, 0x71
     let code = code.bytes(&[0xbe]).number(IOAPIC).bytes(&[0x8b, 0x06]); // mov esi, IOAPIC ; mov eax, [rsi]
@@ -205,18 +319,20 @@ fn devices(code: Code, vcpu: usize) -> Code {
     code.input(PM1_STATUS).bytes(&[0xa8, 1]).unless(Equal, |code| code.count(STOP))
 }
 
-fn rounds(code: Code, vcpu: usize) -> Code {
+fn rounds(code: Code, vcpu: usize, disk: bool) -> Code {
     let (own, other) = (OWN[vcpu], OWN[1 - vcpu]);
     let receiver = u32::try_from(1 - vcpu).expect("0 or 1");
-    code.again_while(Equal, |code| {
+    let code = code.again_while(Equal, |code| {
         let code = code.count(own + ROUNDS).bytes(&[0xf0]).count(TOGETHER); // the second one with lock
         let code = code.compare(other + COUNTED, own + SENDS).unless(Unequal, |code| {
             let code = code.count(own + SENDS).wrmsr(ICR, VECTOR, receiver);
             code.test(own + SENDS, 7).unless(Unequal, |code| code.out(SERIAL, SENT[vcpu]))
         });
-        let code = code.test(own + ROUNDS, 15).unless(Unequal, |code| devices(code, vcpu));
+        let code = code.test(own + ROUNDS, 15).unless(Unequal, |code| devices(code, vcpu, disk));
+        let code = if disk { read_disk(code, vcpu) } else { code };
         code.is_zero(STOP)
-    })
+    });
+    if disk { finish_disk(code, vcpu) } else { code }
 }
 
 /// Waits until nothing is missing, and tells whether additions were lost.
@@ -234,14 +350,16 @@ fn compare_counts(code: Code) -> Code {
     code.out(PM1_CONTROL, 0x34).sleep() // SLP_EN, sleep type 5
 }
 
-fn vcpu_code(vcpu: usize) -> Code {
+fn vcpu_code(vcpu: usize, disk: bool) -> Code {
     const STI: u8 = 0xfb;
     let code = Code::default();
     if vcpu == 0 {
-        return compare_counts(rounds(boot(prologue(code, 0)).bytes(&[STI]), 0));
+        let code = prologue(code, 0);
+        let code = boot(if disk { start_disk(code) } else { code });
+        return compare_counts(rounds(code.bytes(&[STI]), 0, disk));
     }
     let code = code.bytes(&[0x66, 0xb8, 0x18, 0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0]); // ds, es, ss: 0x18
-    rounds(prologue(code, 1).count(UP).bytes(&[STI]), 1).count(STOPPED).sleep()
+    rounds(prologue(code, 1).count(UP).bytes(&[STI]), 1, disk).count(STOPPED).sleep()
 }
 
 fn handler(vcpu: usize) -> Code {
@@ -268,7 +386,8 @@ fn idt_pointer(vcpu: usize) -> Vec<u8> {
 }
 
 /// The image as a file (ELF-64 object file format, version 1.5): a header, a program header and one segment.
-pub(crate) fn image() -> Vec<u8> {
+/// With `disk` the guest uses one.
+pub(crate) fn image(disk: bool) -> Vec<u8> {
     const HEADERS: u64 = 64 + 56;
     let exception = Code::default().out(SERIAL, EXCEPTION).sleep();
     let mut memory = vec![0; usize::try_from(END - IMAGE).expect("it is small")];
@@ -281,7 +400,7 @@ pub(crate) fn image() -> Vec<u8> {
         memory[at..at + bytes.len()].copy_from_slice(bytes);
     };
     for vcpu in [0, 1] {
-        put(CODE[vcpu], &vcpu_code(vcpu).0, CODE[vcpu] + 0x1000);
+        put(CODE[vcpu], &vcpu_code(vcpu, disk).0, CODE[vcpu] + 0x1000);
         put(IDT_POINTERS[vcpu], &idt_pointer(vcpu), IDT_POINTERS[vcpu] + 0x10);
         put(IDTS[vcpu], &idt(vcpu), IDTS[vcpu] + 0x1000);
         put(HANDLERS[vcpu], &handler(vcpu).0, HANDLERS[vcpu] + 0x80);

@@ -28,12 +28,12 @@ fn moments(seed: u64) -> impl Iterator<Item = Duration> {
     successors(Some(seed), next).skip(1).map(|seed| Duration::from_micros((seed >> 33) % 20_000))
 }
 
-fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind) {
+fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !is_possible() {
         return;
     }
-    let vm = Vm::start(interrupts, carrier);
+    let vm = Vm::start(interrupts, carrier, disk);
     let mut last = vm.look();
     vm.moves_on();
     for (number, moment) in moments(7).take(pauses()).enumerate() {
@@ -66,12 +66,19 @@ fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind) {
 
 #[test]
 fn kvm_vm_pauses_at_any_moment_and_goes_on_with_userspace_apics() {
-    pause_and_resume(Interrupts::Userspace, CarrierKind::Shm);
+    pause_and_resume(Interrupts::Userspace, CarrierKind::Shm, false);
 }
 
 #[test]
 fn kvm_vm_pauses_at_any_moment_and_goes_on_with_ghosts() {
-    pause_and_resume(Interrupts::Ghost, CarrierKind::Tcp);
+    pause_and_resume(Interrupts::Ghost, CarrierKind::Tcp, false);
+}
+
+/// The disk is of the companion, and each vCPU has a queue of it on its own slice.
+#[test]
+fn kvm_vm_pauses_at_any_moment_and_goes_on_with_requests_to_a_disk() {
+    pause_and_resume(Interrupts::Ghost, CarrierKind::Shm, true);
+    pause_and_resume(Interrupts::Userspace, CarrierKind::Tcp, true);
 }
 
 #[test]
@@ -80,7 +87,7 @@ fn kvm_pause_is_refused_by_companion_which_goes_on() {
     if !is_possible() {
         return;
     }
-    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm);
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
     for request in [PAUSE, RESUME] {
         assert_eq!(vm.refusal(1, request), "ask the bootstrap slice, once the guest runs");
     }

@@ -1,6 +1,8 @@
 //! A VM of two slices in this process, and what can be seen of it from outside.
 
-use crate::guest::{self, AGREE, DIFFER, EXCEPTION, LOOPS, PAGES, SENT, SLICE_BYTES};
+use crate::guest::{
+    self, AGREE, DIFFER, EXCEPTION, LOOPS, NOT_READ, ON_DISK, PAGES, READS, SENT, SLICE_BYTES,
+};
 use dsm::Mechanisms;
 use needs::Need;
 use std::collections::BTreeMap;
@@ -19,8 +21,9 @@ use tessera_vmm::control::{
     Answer, Client, ClientError, PauseRequest, ReportAnswer, ReportRequest, Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
-    BootstrapOptions, ClockTest, CompanionOptions, Ending, Interrupts, LocalOptions, Memory,
-    OnFull, PageTables, SliceSpec, StopHandle, VmSpec, bootstrap, companion, one_line,
+    BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
+    Interrupts, LocalOptions, Memory, OnFull, PageTables, Rings, SliceSpec, StopHandle, VmSpec,
+    bootstrap, companion, one_line,
 };
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 
@@ -65,9 +68,9 @@ struct Seen {
 
 impl Seen {
     /// How often the guest has written each of its letters.
-    fn counts(&self) -> [usize; 4] {
-        let count = |letter| self.text.iter().filter(|byte| **byte == letter).count();
-        [LOOPS[0], LOOPS[1], SENT[0], SENT[1]].map(count)
+    fn counts(&self, letters: &[u8]) -> Vec<usize> {
+        let count = |letter| self.text.iter().filter(|byte| *byte == letter).count();
+        letters.iter().map(count).collect()
     }
 
     /// What the guest has found at its end.
@@ -77,7 +80,8 @@ impl Seen {
 
     fn has_failed(&self) -> bool {
         let orderly = |end: &End| matches!(end, Ok(Ending::PowerOff | Ending::Told(_)));
-        self.text.contains(&EXCEPTION) || !self.ends.iter().flatten().all(orderly)
+        [EXCEPTION, NOT_READ].iter().any(|letter| self.text.contains(letter))
+            || !self.ends.iter().flatten().all(orderly)
     }
 
     /// For messages.
@@ -124,6 +128,8 @@ pub(crate) struct Vm {
     line: Line,
     stop: StopHandle,
     folder: Folder,
+    /// What the guest writes.
+    letters: Vec<u8>,
 }
 
 /// Whether this machine can run it.
@@ -133,21 +139,26 @@ pub(crate) fn is_possible() -> bool {
 
 impl Vm {
     /// Starts it, and waits until all of it moves.
-    pub(crate) fn start(interrupts: Interrupts, carrier: CarrierKind) -> Self {
+    pub(crate) fn start(interrupts: Interrupts, carrier: CarrierKind, disk: bool) -> Self {
         let (folder, line, stop) = (Folder::new(), Line::default(), StopHandle::new());
         let kernel = folder.0.join("kernel");
-        fs::write(&kernel, guest::image()).expect("write the kernel");
+        fs::write(&kernel, guest::image(disk)).expect("write the kernel");
+        let image = folder.0.join("disk");
+        fs::write(&image, [ON_DISK; 4096]).expect("write the disk");
+        let lend = format!("disk:ro:{}", image.display()).parse().expect("it is so lent");
+        let kind = DiskSpec { path: image, format: DiskFormat::Raw, read_only: true }.into();
+        let device = DeviceSpec { slice: 1, rings: Rings::Bypass, kind };
         let secret = Secret::from_bytes(b"a secret of tests, and of no use").expect("long enough");
         let address = free_address();
         let lent = CompanionOptions {
             listen: address,
             credential: Credential::Secret(secret.clone()),
             local: local(&folder.0, 1),
-            lend: Vec::new(),
+            lend: vec![lend],
             stop: StopHandle::new(),
         };
         let options = BootstrapOptions {
-            spec: spec(interrupts),
+            spec: spec(interrupts, disk.then_some(device)),
             companions: vec![address],
             secret: Some(secret),
             kernel,
@@ -169,18 +180,19 @@ impl Vm {
         wait_for_listener(address);
         let first = move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0);
         run(&line, 0, first);
-        let vm = Self { line, stop, folder };
+        let used: &[[u8; 2]] = if disk { &[LOOPS, SENT, READS] } else { &[LOOPS, SENT] };
+        let vm = Self { line, stop, folder, letters: used.concat() };
         vm.moves_on();
         vm
     }
 
     /// Waits until each vCPU has gone around and had interrupts counted once more.
     pub(crate) fn moves_on(&self) {
-        let before = self.line.seen().counts();
-        let (seen, moved) = self
-            .line
-            .wait_until(|seen| seen.counts().iter().zip(before).all(|(now, before)| *now > before));
-        let after = seen.counts();
+        let before = self.line.seen().counts(&self.letters);
+        let (seen, moved) = self.line.wait_until(|seen| {
+            seen.counts(&self.letters).iter().zip(&before).all(|(now, before)| now > before)
+        });
+        let after = seen.counts(&self.letters);
         assert!(moved, "the guest came from {before:?} to {after:?}: {}", seen.describe());
     }
 
@@ -266,7 +278,7 @@ fn pages() -> Vec<Vec<u8>> {
     files.values().flat_map(|file| PAGES.map(|at| page((file, at)))).collect()
 }
 
-fn spec(interrupts: Interrupts) -> VmSpec {
+fn spec(interrupts: Interrupts, device: Option<DeviceSpec>) -> VmSpec {
     VmSpec {
         slices: vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2],
         interrupts,
@@ -275,7 +287,7 @@ fn spec(interrupts: Interrupts) -> VmSpec {
         clock_rate: 1.0,
         timer_spacing: "off".into(),
         hold_us: (20, 500),
-        devices: Vec::new(),
+        devices: device.into_iter().collect(),
     }
 }
 
