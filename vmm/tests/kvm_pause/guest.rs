@@ -288,7 +288,7 @@ fn read_disk(code: Code, vcpu: usize) -> Code {
         let code = check_answer(code, page).store(page + STATUS, 0xff).store(page + DATA, 0);
         let code = code.bytes(&[0x66, 0xff, 0x04, 0x25]).number(page + ASKED); // inc word [asked]
         let code = code.register(NOTIFY + 4 * queue, &queue.to_le_bytes()[..2]);
-        code.test(page + ASKED, 7).unless(Unequal, |code| code.out(SERIAL, READS[vcpu]))
+        code.test(page + ASKED, 1).unless(Unequal, |code| code.out(SERIAL, READS[vcpu]))
     })
 }
 
@@ -326,7 +326,7 @@ fn rounds(code: Code, vcpu: usize, disk: bool) -> Code {
         let code = code.count(own + ROUNDS).bytes(&[0xf0]).count(TOGETHER); // the second one with lock
         let code = code.compare(other + COUNTED, own + SENDS).unless(Unequal, |code| {
             let code = code.count(own + SENDS).wrmsr(ICR, VECTOR, receiver);
-            code.test(own + SENDS, 7).unless(Unequal, |code| code.out(SERIAL, SENT[vcpu]))
+            code.test(own + SENDS, 1).unless(Unequal, |code| code.out(SERIAL, SENT[vcpu]))
         });
         let code = code.test(own + ROUNDS, 15).unless(Unequal, |code| devices(code, vcpu, disk));
         let code = if disk { read_disk(code, vcpu) } else { code };

@@ -13,9 +13,6 @@ use tessera_vmm::slice::{Interrupts, check_forms};
 use transport::CarrierKind;
 
 const PAUSES: usize = 32;
-fn pauses() -> usize {
-    std::env::var("PAUSES").map_or(PAUSES, |t| t.parse().unwrap())
-}
 /// Between two looks at a guest that must not move.
 const A_WHILE: Duration = Duration::from_millis(20);
 
@@ -36,7 +33,7 @@ fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
     let vm = Vm::start(interrupts, carrier, disk);
     let mut last = vm.look();
     vm.moves_on();
-    for (number, moment) in moments(7).take(pauses()).enumerate() {
+    for (number, moment) in moments(7).take(PAUSES).enumerate() {
         // Now and then the next pause comes before anything may have happened.
         let at_once = number % 4 == 3;
         if !at_once {
@@ -97,4 +94,17 @@ fn kvm_pause_is_refused_by_companion_which_goes_on() {
     vm.must(RESUME);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);
+}
+
+#[test]
+fn kvm_vm_can_be_stopped_while_it_is_paused() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_possible() {
+        return;
+    }
+    for (interrupts, disk) in [(Interrupts::Userspace, true), (Interrupts::Ghost, false)] {
+        let vm = Vm::start(interrupts, CarrierKind::Shm, disk);
+        vm.must(PAUSE);
+        vm.stop_at_once();
+    }
 }

@@ -79,7 +79,9 @@ impl Seen {
     }
 
     fn has_failed(&self) -> bool {
-        let orderly = |end: &End| matches!(end, Ok(Ending::PowerOff | Ending::Told(_)));
+        let orderly = |end: &End| {
+            matches!(end, Ok(Ending::PowerOff | Ending::Stopped { .. } | Ending::Told(_)))
+        };
         [EXCEPTION, NOT_READ].iter().any(|letter| self.text.contains(letter))
             || !self.ends.iter().flatten().all(orderly)
     }
@@ -248,6 +250,15 @@ impl Vm {
         assert!(matches!(first, Some(Ok(Ending::PowerOff))), "{}", seen.describe());
         assert!(matches!(other, Some(Ok(Ending::Told(_)))), "{}", seen.describe());
         seen.found().expect("it was there")
+    }
+
+    /// Asks twice for the end, so that the guest is not waited for.
+    pub(crate) fn stop_at_once(self) {
+        assert!(self.stop.ask() && self.stop.ask(), "it runs");
+        let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
+        let [first, other] = &seen.ends;
+        assert!(matches!(first, Some(Ok(Ending::Stopped { .. }))), "{}", seen.describe());
+        assert!(matches!(other, Some(Ok(Ending::Told(_)))), "{}", seen.describe());
     }
 }
 
