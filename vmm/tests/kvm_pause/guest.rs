@@ -145,7 +145,7 @@ impl Code {
     }
 
     /// cmp byte [at], 0
-    fn is_zero(self, at: u32) -> Self {
+    fn compare_zero(self, at: u32) -> Self {
         self.bytes(&[0x80, 0x3c, 0x25]).number(at).bytes(&[0])
     }
 
@@ -237,7 +237,7 @@ fn boot(code: Code) -> Code {
     let code = code.bytes(&[0xfc, 0xbe]).number(START_CODE).bytes(&[0xbf]).number(START); // cld ; mov esi, edi
     let code = code.bytes(&[0xb9]).number(length).bytes(&[0xf3, 0xa4]); // mov ecx ; rep movsb
     let code = code.out(PM1_ENABLE, 1).wrmsr(ICR, INIT, 1).wrmsr(ICR, STARTUP | START_PAGE, 1);
-    code.again_while(Equal, |code| code.is_zero(UP))
+    code.again_while(Equal, |code| code.compare_zero(UP))
 }
 
 /// Puts the disk to use, with a queue for each vCPU.
@@ -277,7 +277,7 @@ fn is_answered(code: Code, page: u32) -> Code {
 
 /// Stops where the last request has failed.
 fn check_answer(code: Code, page: u32) -> Code {
-    code.is_zero(page + STATUS).unless(Equal, |code| code.out(SERIAL, NOT_READ).sleep())
+    code.compare_zero(page + STATUS).unless(Equal, |code| code.out(SERIAL, NOT_READ).sleep())
 }
 
 /// Has the next request made if the last one has its answer.
@@ -330,7 +330,7 @@ fn rounds(code: Code, vcpu: usize, disk: bool) -> Code {
         });
         let code = code.test(own + ROUNDS, 15).unless(Unequal, |code| devices(code, vcpu, disk));
         let code = if disk { read_disk(code, vcpu) } else { code };
-        code.is_zero(STOP)
+        code.compare_zero(STOP)
     });
     if disk { finish_disk(code, vcpu) } else { code }
 }
@@ -338,7 +338,7 @@ fn rounds(code: Code, vcpu: usize, disk: bool) -> Code {
 /// Waits until nothing is missing, and tells whether additions were lost.
 fn compare_counts(code: Code) -> Code {
     let wait = |code: Code, one, other| code.again_while(Unequal, |code| code.compare(one, other));
-    let code = code.again_while(Equal, |code| code.is_zero(STOPPED));
+    let code = code.again_while(Equal, |code| code.compare_zero(STOPPED));
     let code = wait(code, OWN[0] + SENDS, OWN[1] + COUNTED);
     let code = wait(code, OWN[1] + SENDS, OWN[0] + COUNTED);
     // mov rax, [first] ; add rax, [second] ; cmp rax, [both]
