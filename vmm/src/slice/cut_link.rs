@@ -91,6 +91,10 @@ impl PausesVm for CutHandle {
     }
 }
 
+/// More messages about a cut have come than anybody has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooMany;
+
 /// The ways to the threads of this slice that cuts need. Nobody is there before the guest starts and when it has ended.
 #[derive(Default)]
 pub(super) struct CutLinks(Mutex<Links>);
@@ -106,6 +110,8 @@ struct Links {
     member: Option<Sender<Message>>,
     /// On the bootstrap slice.
     driver: Option<Sender<Input>>,
+    /// Slices that were gone before there was a driver to tell.
+    lost: Vec<SliceId>,
 }
 
 impl CutLinks {
@@ -120,18 +126,32 @@ impl CutLinks {
 
     /// The VM can.
     pub(super) fn set_driver(&self, driver: Sender<Input>) {
-        self.lock().driver = Some(driver);
+        let mut links = self.lock();
+        for slice in links.lost.drain(..) {
+            let _ = driver.try_send(Input::Lost(slice));
+        }
+        links.driver = Some(driver);
     }
 
-    /// Takes a message to where it belongs. False: more come than anybody has asked for.
-    pub(super) fn take(&self, from: SliceId, message: Message) -> bool {
+    /// Takes a message to where it belongs. While nobody here can come to rest the coordinator is not left waiting: gives
+    /// the answer that it is to have.
+    pub(super) fn take(
+        &self,
+        from: SliceId,
+        message: Message,
+    ) -> Result<Option<Message>, TooMany> {
         let links = self.lock();
-        if message.is_asking() {
-            links.member.as_ref().is_none_or(|member| member.try_send(message).is_ok())
-        } else {
-            let message = Input::Message(from, message);
-            links.driver.as_ref().is_none_or(|driver| driver.try_send(message).is_ok())
-        }
+        let sent = match (message, &links.member, &links.driver) {
+            (message, Some(member), _) if message.is_asking() => member.try_send(message).is_ok(),
+            (Message::Take(number, _), None, _) => {
+                return Ok(Some(Message::Failed(number, "its guest does not run".into())));
+            }
+            (Message::GoOn(number), None, _) => return Ok(Some(Message::GoesOn(number))),
+            (message, _, Some(driver)) => driver.try_send(Input::Message(from, message)).is_ok(),
+            // The VM is over, or has not begun.
+            (_, _, None) => true,
+        };
+        if sent { Ok(None) } else { Err(TooMany) }
     }
 
     fn tell(&self, input: Input) {
@@ -142,7 +162,11 @@ impl CutLinks {
 
     /// A slice is gone, and the VM goes on.
     pub(super) fn lost(&self, slice: SliceId) {
-        self.tell(Input::Lost(slice));
+        let mut links = self.lock();
+        match &links.driver {
+            Some(driver) => drop(driver.try_send(Input::Lost(slice))),
+            None => links.lost.push(slice),
+        }
     }
 
     /// On the bootstrap slice: a VM that is paused, or about to be, runs on.
@@ -154,5 +178,43 @@ impl CutLinks {
     pub(super) fn end(&self) {
         self.tell(Input::Over);
         *self.lock() = Links::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use migrate::cut::Step;
+
+    const PEER: SliceId = SliceId(1);
+
+    #[test]
+    fn slice_that_cannot_rest_yet_or_any_more_says_so_at_once() {
+        let links = CutLinks::default();
+        let ask = || {
+            let answer = links.take(PEER, Message::Take(3, Step::Vcpus)).unwrap();
+            assert!(matches!(answer, Some(Message::Failed(3, _))), "{answer:?}");
+            assert_eq!(links.take(PEER, Message::GoOn(3)), Ok(Some(Message::GoesOn(3))));
+        };
+        ask();
+        let (member, messages) = bounded(1);
+        links.set_member(member);
+        assert_eq!(links.take(PEER, Message::GoOn(4)), Ok(None));
+        assert_eq!(links.take(PEER, Message::GoOn(4)), Err(TooMany));
+        assert_eq!(messages.try_recv(), Ok(Message::GoOn(4)));
+        links.end();
+        ask();
+    }
+
+    #[test]
+    fn driver_hears_of_slices_that_were_lost_before_it_was_there() {
+        let links = CutLinks::default();
+        links.lost(PEER);
+        let (driver, inputs) = bounded(4);
+        links.set_driver(driver);
+        links.lost(SliceId(2));
+        for lost in [PEER, SliceId(2)] {
+            assert!(matches!(inputs.try_recv(), Ok(Input::Lost(slice)) if slice == lost));
+        }
     }
 }

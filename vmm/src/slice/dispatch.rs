@@ -9,6 +9,7 @@
 
 use super::channels::{Channels, DeviceJob, GONE};
 use super::clock_sync::ClockSync;
+use super::cut_link::TooMany;
 use super::events::SliceEvent;
 use super::peripherals::SliceDevices;
 use super::{BOOTSTRAP, one_line};
@@ -86,11 +87,14 @@ impl Dispatcher {
         }
     }
 
-    /// Before the guest starts nobody asks for a cut.
     fn cut(&self, from: SliceId, message: CutMessage) {
-        if !self.channels.cut.take(from, message) {
-            let text = format!("{from} says more about a cut than it was asked");
-            self.channels.event(SliceEvent::Fatal(text));
+        match self.channels.cut.take(from, message) {
+            Ok(None) => {}
+            Ok(Some(answer)) => self.channels.send(from, &Control::Cut(answer)),
+            Err(TooMany) => {
+                let text = format!("{from} says more about a cut than it was asked");
+                self.channels.event(SliceEvent::Fatal(text));
+            }
         }
     }
 

@@ -51,7 +51,7 @@ fn sender(channels: &Arc<Channels>) -> impl Fn(SliceId, Message) + Send + 'stati
         let Some(channels) = channels.upgrade() else { return };
         if to == channels.local() {
             // Its own threads say no more than they are asked.
-            channels.cut.take(to, message);
+            let _ = channels.cut.take(to, message);
         } else {
             channels.send(to, &Control::Cut(message));
         }
