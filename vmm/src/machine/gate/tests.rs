@@ -266,3 +266,18 @@ fn vcpu_that_starts_at_rest_waits_with_the_others() {
     });
     assert_eq!(vcpu.settled.into_inner(), 1);
 }
+
+/// It has joined with the old offset, and nobody gives it the new one before it is there.
+#[test]
+fn step_at_rest_waits_for_a_vcpu_that_has_joined_and_is_not_there() {
+    let (gate, vcpu) = (Gate::default(), Counting::default());
+    gate.rest(LIMIT, || {}).unwrap();
+    assert_eq!(gate.join(ONE), None);
+    assert!(!gate.step(7, Duration::from_millis(20), || {}, || panic!("published")));
+    scope(|threads| {
+        threads.spawn(|| gate.pass(ONE, &mut &vcpu).unwrap());
+        assert!(gate.step(7, LIMIT, || {}, || {}));
+        gate.open_up();
+    });
+    assert_eq!(vcpu.offset.into_inner(), 7);
+}
