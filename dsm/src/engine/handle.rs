@@ -189,6 +189,7 @@ impl Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RestError;
     use std::thread;
 
     fn frame(command: Command) -> u64 {
@@ -255,6 +256,15 @@ mod tests {
         assert!(handle.wanted(Gfn(1), Duration::from_millis(1)), "the engine is slow");
         drop(commands);
         assert!(!handle.wanted(Gfn(1), Duration::from_secs(60)), "it has ended");
+    }
+
+    /// An engine that takes the request only later must not stay at rest for good.
+    #[test]
+    fn rest_that_nobody_waits_for_any_more_is_ended() {
+        let (handle, commands, _waker) = Handle::pair().unwrap();
+        assert_eq!(handle.rest(Duration::ZERO), Err(RestError::NoAnswer));
+        assert!(matches!(commands.pop(), Some(Command::Rest { .. })));
+        assert!(matches!(commands.pop(), Some(Command::GoOn)));
     }
 
     #[test]

@@ -29,7 +29,11 @@ impl Handle {
     pub fn rest(&self, limit: Duration) -> Result<(), RestError> {
         let (reply, answer) = bounded(1);
         self.post(Command::Rest { limit, reply });
-        answer.recv_timeout(limit + ANSWER).unwrap_or(Err(RestError::NoAnswer))
+        answer.recv_timeout(limit + ANSWER).unwrap_or_else(|_| {
+            // It may still take the request, and nobody would end that rest.
+            self.go_on();
+            Err(RestError::NoAnswer)
+        })
     }
 
     /// The form of this slice's node. The engine must be at rest.
