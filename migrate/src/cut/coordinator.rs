@@ -174,6 +174,8 @@ impl Coordinator {
                 if all { self.all_counted() } else { Verdict::default() }
             }
             (Message::Failed(_, why), Phase::Asking { step, .. }) => {
+                // It may go to a terminal, and who wrote it is not known.
+                let why = why.replace(char::is_control, " ");
                 let text = format!("{from} cannot bring {step} to rest: {why}");
                 self.go_on(&text)
             }

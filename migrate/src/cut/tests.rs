@@ -83,7 +83,7 @@ fn first_slice_brings_its_devices_to_rest_before_the_others() {
 fn failure_lets_all_go_on_and_its_late_answers_count_for_nothing() {
     let mut coordinator = Coordinator::new(SLICES.to_vec());
     coordinator.begin().unwrap();
-    let failed = Message::Failed(1, "vCPU 1 waits".into());
+    let failed = Message::Failed(1, "vCPU\x1b1\nwaits".into());
     let verdict = coordinator.message(SLICES[1], failed);
     assert_eq!(verdict.messages, SLICES.map(|slice| (slice, Message::GoOn(1))));
     let why = "slice1 cannot bring the vCPUs to rest: vCPU 1 waits";
