@@ -75,6 +75,7 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
                 }
                 Ok(Input::Resume(reply)) => tell(&reply, Err(CutError::NotPaused)),
                 Ok(Input::GoOn) => {
+                    self.tell_of_end("it is asked to stop");
                     let verdict = self.coordinator.go_on("the VM is asked to stop");
                     self.follow(verdict);
                 }
@@ -83,6 +84,7 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
                     self.follow(verdict);
                 }
                 Ok(Input::Lost(slice)) => {
+                    self.tell_of_end(&format!("{slice} is lost"));
                     let verdict = self.coordinator.lost(slice);
                     self.follow(verdict);
                 }
@@ -115,6 +117,13 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
                 tracing::warn!("the VM was not paused: {why}");
                 self.reply(Err(CutError::GivenUp(why)));
             }
+        }
+    }
+
+    /// Nobody waits for an answer who could be told.
+    fn tell_of_end(&self, why: &str) {
+        if self.coordinator.is_at_rest() {
+            tracing::warn!("the VM is not paused any more: {why}");
         }
     }
 
