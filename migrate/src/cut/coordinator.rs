@@ -68,6 +68,8 @@ pub struct Coordinator {
     begun: u64,
     /// What slices have counted; none for those that must rest once more.
     counts: BTreeMap<SliceId, Option<Vec<PeerCounts>>>,
+    /// All have counted in this cut, and the numbers did not agree.
+    differed: bool,
     planted: Planted,
 }
 
@@ -76,7 +78,7 @@ impl Coordinator {
     #[must_use]
     pub fn new(members: Vec<SliceId>) -> Self {
         let (phase, counts) = (Phase::Idle, BTreeMap::new());
-        Self { members, phase, begun: 0, counts, planted: Planted::default() }
+        Self { members, phase, begun: 0, counts, differed: false, planted: Planted::default() }
     }
 
     /// With a bug that a model is to find.
@@ -107,6 +109,12 @@ impl Coordinator {
         }
     }
 
+    /// Whether all slices have been at rest in this cut, and something was on its way.
+    #[must_use]
+    pub fn has_differed(&self) -> bool {
+        self.differed
+    }
+
     /// Begins a cut.
     ///
     /// # Errors
@@ -116,6 +124,7 @@ impl Coordinator {
             return Err(Refusal::Busy);
         }
         self.begun += 1;
+        self.differed = false;
         Ok(self.ask_all(Step::Vcpus))
     }
 
@@ -237,6 +246,7 @@ impl Coordinator {
             self.phase = Phase::AtRest;
             return Verdict { messages: Vec::new(), news: Some(News::AtRest) };
         }
+        self.differed = true;
         self.ask_all(Step::Devices)
     }
 

@@ -53,7 +53,7 @@ fn slices_rest_again_until_everything_has_come() {
         [Vcpus, Queues, Devices, Memory, Count, Devices, Memory, Count, Devices, Memory, Count];
     assert_eq!(steps, expected);
     assert_eq!(news, [News::AtRest]);
-    assert!(coordinator.is_at_rest());
+    assert!(coordinator.is_at_rest() && coordinator.has_differed());
     assert_eq!(coordinator.begin(), Err(Refusal::Busy));
     let on = coordinator.go_on("asked");
     assert_eq!(coordinator.begin(), Err(Refusal::Busy));
@@ -92,6 +92,7 @@ fn failure_lets_all_go_on_and_its_late_answers_count_for_nothing() {
     assert_eq!(coordinator.go_on("asked"), Verdict::default());
     assert_eq!(run(&mut coordinator, verdict, 0).1[1..], [News::Runs]);
     let second = coordinator.begin().unwrap();
+    assert!(!coordinator.has_differed());
     assert_eq!(coordinator.message(SLICES[0], Message::Taken(1, Step::Vcpus)), Verdict::default());
     assert_eq!(run(&mut coordinator, second, 0).1, [News::AtRest]);
 }

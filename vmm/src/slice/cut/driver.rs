@@ -132,7 +132,11 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
             return self.reply(Err(CutError::Silent));
         };
         let slow: Vec<String> = waiting.iter().map(ToString::to_string).collect();
-        let why = format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "));
+        let why = if self.coordinator.has_differed() {
+            format!("what slices have sent and received did not agree within {REST_LIMIT:?}")
+        } else {
+            format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
+        };
         let verdict = self.coordinator.go_on(&why);
         self.follow(verdict);
     }
