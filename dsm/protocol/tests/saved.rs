@@ -64,7 +64,12 @@ impl Cluster {
     }
 
     fn save(&self) -> Vec<NodeState> {
-        self.nodes.iter().map(|node| node.save(&NoPages).expect("a node at rest")).collect()
+        let save = |node: &Node| {
+            let state = node.save(&NoPages).expect("a node at rest");
+            assert_eq!(node.counts(), state.channels);
+            state
+        };
+        self.nodes.iter().map(save).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
 use crossbeam_channel::{Receiver, Sender};
 use dsm_protocol::HoldPolicy;
-use dsm_protocol::saved::NodeState;
+use dsm_protocol::saved::{Channel, NodeState};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Sampled { gfn: Gfn, site: Site },
     /// Come to rest.
     Rest { limit: Duration, reply: Sender<Result<(), RestError>> },
+    /// Count messages.
+    Count { reply: Sender<Result<Vec<Channel>, RestError>> },
     /// Save the node.
     Save { reply: Sender<Result<NodeState, RestError>> },
     /// Rest no longer.

@@ -92,6 +92,9 @@ impl Engine {
             Command::SetTrace { tracing } => self.trace.set(tracing),
             Command::Sampled { gfn, site } => self.trace.sampled(gfn, site),
             Command::Rest { limit, reply } => self.begin_rest(limit, reply)?,
+            Command::Count { reply } => {
+                let _ = reply.send(self.count());
+            }
             Command::Save { reply } => {
                 let _ = reply.send(self.save());
             }

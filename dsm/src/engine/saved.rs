@@ -15,7 +15,7 @@ use super::rest::{Rest, RestError, Unrest};
 use crate::error::EngineError;
 use crossbeam_channel::{Sender, bounded};
 use dsm_protocol::Input;
-use dsm_protocol::saved::NodeState;
+use dsm_protocol::saved::{Channel, NodeState};
 use std::time::Duration;
 
 /// An engine answers within the limit; its answer may take a moment longer.
@@ -34,6 +34,17 @@ impl Handle {
             self.go_on();
             Err(RestError::NoAnswer)
         })
+    }
+
+    /// How many messages went to each other slice and came from it. The engine must be at rest. Unlike [`Self::save`] this
+    /// takes no longer for more memory, and the lease goes on meanwhile.
+    ///
+    /// # Errors
+    /// Something is under way, or the engine does not answer within `limit`.
+    pub fn count(&self, limit: Duration) -> Result<Vec<Channel>, RestError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::Count { reply });
+        answer.recv_timeout(limit).unwrap_or(Err(RestError::NoAnswer))
     }
 
     /// The form of this slice's node. The engine must be at rest.
@@ -114,6 +125,13 @@ impl Engine {
         let chunks = self.store.chunk_fetches.is_in_flight().then_some(Unrest::Chunks);
         let protocol = || self.node.in_flight().map(Unrest::Protocol);
         waiting.or(chunks).or_else(protocol)
+    }
+
+    pub(crate) fn count(&self) -> Result<Vec<Channel>, RestError> {
+        match self.unrest() {
+            Some(unrest) => Err(RestError::NotAtRest(unrest)),
+            None => Ok(self.node.counts()),
+        }
     }
 
     pub(crate) fn save(&mut self) -> Result<NodeState, RestError> {

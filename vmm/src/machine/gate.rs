@@ -194,9 +194,8 @@ impl Gate {
         let mut state = self.lock();
         // Those of the step before have to be gone.
         // One that has joined since they rest has the old offset until it is there.
-        let rests = |state: &State| {
-            !is_rest && state.phase == Phase::Resting && state.missing().is_empty()
-        };
+        let rests =
+            |state: &State| !is_rest && state.phase == Phase::Resting && state.missing().is_empty();
         let free = |state: &State| state.phase == Phase::Open && state.arrived.is_empty();
         while !state.is_over && !free(&state) && !rests(&state) {
             state = self.wait_until(state, end).map_err(|_| Refused::Busy)?;

@@ -135,11 +135,7 @@ impl CutLinks {
 
     /// Takes a message to where it belongs. While nobody here can come to rest the coordinator is not left waiting: gives
     /// the answer that it is to have.
-    pub(super) fn take(
-        &self,
-        from: SliceId,
-        message: Message,
-    ) -> Result<Option<Message>, TooMany> {
+    pub(super) fn take(&self, from: SliceId, message: Message) -> Result<Option<Message>, TooMany> {
         let links = self.lock();
         let sent = match (message, &links.member, &links.driver) {
             (message, Some(member), _) if message.is_asking() => member.try_send(message).is_ok(),

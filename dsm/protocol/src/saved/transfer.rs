@@ -63,10 +63,6 @@ impl Node {
             let pages = range.frames.end - range.frames.start;
             HomeState { first: range.frames.start, pages, home: range.home }
         });
-        let channels = self.others().into_iter().map(|peer| {
-            let Counts { sent, received } = self.channels.get(peer);
-            Channel { peer, sent, received }
-        });
         let banned = self.banned.iter().map(|gfn| gfn.0..gfn.0 + 1);
         Ok(NodeState {
             epoch: config.epoch,
@@ -82,8 +78,18 @@ impl Node {
             never_replicas: FrameRuns::of(banned.collect()),
             roots: self.tables.roots().map(|(vcpu, page)| RootState { vcpu, page }).collect(),
             newest_flush: self.releases.newest,
-            channels: channels.collect(),
+            channels: self.counts(),
         })
+    }
+
+    /// Messages between this slice and each other one: of the form, but without a look at each page.
+    #[must_use]
+    pub fn counts(&self) -> Vec<Channel> {
+        let channels = self.others().into_iter().map(|peer| {
+            let Counts { sent, received } = self.channels.get(peer);
+            Channel { peer, sent, received }
+        });
+        channels.collect()
     }
 
     fn save_replica(&self, gfn: Gfn, store: &impl PageStore) -> Result<ReplicaState, NotAtRest> {

@@ -1,21 +1,21 @@
 //! A slice's part in cuts: takes the steps that it is asked for, one after the other, on a thread of its own.
 //!
 //! ```text
-//!   runs --Take(first step)--> comes to rest --Take...--> at rest: its form is made --GoOn--> runs
+//!   runs --Take(first step)--> comes to rest --Take...--> at rest: it counts --GoOn--> runs
 //! ```
 
-use super::quiesce::{Quiesce, Restable};
+use super::quiesce::{Quiesce, QuiesceError, Restable, peer_counts};
 use crate::slice::one_line;
-use crate::slice::saved::SliceState;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use migrate::cut::{Message, PeerCounts, Step};
-use migrate::saved::encode;
+use migrate::saved::{SavedError, encode};
 use std::error::Error;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
+use thiserror::Error;
 
 /// What may wait. The coordinator asks for one step at a time, and may tell the slice to go on meanwhile.
 const MESSAGES_MAX: usize = 16;
@@ -78,38 +78,36 @@ impl Part {
             let taken = quiesce.take(step, STEP_LIMIT);
             return taken.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
         }
-        let state = match quiesce.save(STEP_LIMIT) {
-            Ok(state) => state,
-            Err(error) if error.is_news() => {
-                tracing::debug!("this slice must rest once more: {}", one_line(&error));
-                return Message::Counted(number, None);
-            }
-            Err(error) => return failed(&error),
+        let counts = match &self.forms {
+            Some(folder) => save(quiesce, folder),
+            None => quiesce.count(STEP_LIMIT).map_err(PartError::from),
         };
-        match self.write(&state) {
-            Ok(()) => Message::Counted(number, Some(counts(&state))),
-            Err(error) => failed(&*error),
+        match counts {
+            Ok(counts) => Message::Counted(number, Some(counts)),
+            Err(PartError::Quiesce(error)) if error.is_news() => {
+                tracing::debug!("this slice must rest once more: {}", one_line(&error));
+                Message::Counted(number, None)
+            }
+            Err(error) => failed(&error),
         }
-    }
-
-    fn write(&self, state: &SliceState) -> Result<(), Box<dyn Error>> {
-        let Some(folder) = &self.forms else { return Ok(()) };
-        Ok(fs::write(folder.join(format!("slice-{}", state.slice.0)), encode(state)?)?)
     }
 }
 
-/// What went between this slice and each other one, as its form says.
-fn counts(state: &SliceState) -> Vec<PeerCounts> {
-    let of_memory = state.memory.iter().flat_map(|memory| &memory.channels);
-    let messages = |peer| of_memory.clone().find(|channel| channel.peer == peer);
-    let counts = state.frames.iter().map(|frames| {
-        let (sent, received) =
-            messages(frames.peer).map_or((0, 0), |channel| (channel.sent, channel.received));
-        PeerCounts {
-            peer: frames.peer,
-            sent: [frames.sent, sent],
-            received: [frames.received, received],
-        }
-    });
-    counts.collect()
+/// Why a slice at rest has no counts.
+#[derive(Debug, Error)]
+enum PartError {
+    #[error(transparent)]
+    Quiesce(#[from] QuiesceError),
+    #[error("encode the saved form")]
+    Encode(#[from] SavedError),
+    #[error("write the saved form")]
+    Write(#[from] io::Error),
+}
+
+/// Writes the form, and gives the counts that are in it.
+fn save(quiesce: &Quiesce, folder: &Path) -> Result<Vec<PeerCounts>, PartError> {
+    let state = quiesce.save(STEP_LIMIT)?;
+    fs::write(folder.join(format!("slice-{}", state.slice.0)), encode(&state)?)?;
+    let messages = state.memory.as_ref().map_or(&[][..], |memory| &memory.channels);
+    Ok(peer_counts(&state.frames, messages))
 }

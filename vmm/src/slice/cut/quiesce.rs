@@ -4,7 +4,7 @@
 //!   running --Vcpus--> no vCPU runs --Queues--> no queue is served --Devices--> no device changes --Memory--> at rest
 //!      ^                    |                        |                              |                           |
 //!      +--------------------+------------------------+---- dropped, at any step ----+---------------------------+
-//!                                                                     at rest --save--> SliceState
+//!                                                                     at rest --count--> PeerCounts, --save--> SliceState
 //! ```
 //! All slices take a step before any takes the next one, because each step needs what the next one ends:
 //!
@@ -20,10 +20,12 @@
 
 use crate::machine::{self, Machine, MachineError, Rest};
 use crate::slice::channels::Channels;
+use crate::slice::frame_counts::PeerFrames;
 use crate::slice::peripherals::{self, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::SliceState;
 use devices::Chipset;
-use migrate::cut::Step;
+use dsm::saved::Channel;
+use migrate::cut::{PeerCounts, Step};
 use migrate::{PlacementState, Saved};
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,6 +128,31 @@ impl Quiesce {
         Ok(())
     }
 
+    /// What went between this slice and each other one, which is at rest and stays so.
+    ///
+    /// # Errors
+    /// It is not at rest (any more), or the memory engine does not answer within this time.
+    pub(crate) fn count(&self, within: Duration) -> Result<Vec<PeerCounts>, QuiesceError> {
+        if !self.memory {
+            return Err(QuiesceError::Turn);
+        }
+        let frames = self.frames()?;
+        let engine = self.slice.channels.handle.get();
+        let messages = engine.map(|engine| engine.count(within)).transpose()?;
+        Ok(peer_counts(&frames, &messages.unwrap_or_default()))
+    }
+
+    /// The counts of frames, when nothing has come for the device thread.
+    fn frames(&self) -> Result<Vec<PeerFrames>, QuiesceError> {
+        let channels = &self.slice.channels;
+        // First of all: a frame that comes from now on may be in the form, but is not counted, and is seen to be missing.
+        let frames = channels.frames.save();
+        match channels.jobs().len() {
+            0 => Ok(frames),
+            waiting => Err(QuiesceError::Jobs(waiting)),
+        }
+    }
+
     /// The form of the slice, which is at rest and stays so.
     ///
     /// # Errors
@@ -135,12 +162,7 @@ impl Quiesce {
             return Err(QuiesceError::Turn);
         };
         let Restable { channels, devices, chipset, .. } = &self.slice;
-        // First of all: a frame that comes from now on may be in the form, but is not counted, and is seen to be missing.
-        let frames = channels.frames.save();
-        match channels.jobs().len() {
-            0 => {}
-            waiting => return Err(QuiesceError::Jobs(waiting)),
-        }
+        let frames = self.frames()?;
         let devices = devices.as_ref().map(|devices| devices.save(within)).transpose()?;
         let engine = channels.handle.get();
         Ok(SliceState {
@@ -165,6 +187,20 @@ impl Quiesce {
     }
 }
 
+/// Frames and messages of each peer.
+pub(super) fn peer_counts(frames: &[PeerFrames], messages: &[Channel]) -> Vec<PeerCounts> {
+    let counts = frames.iter().map(|frames| {
+        let channel = messages.iter().find(|channel| channel.peer == frames.peer);
+        let (sent, received) = channel.map_or((0, 0), |channel| (channel.sent, channel.received));
+        PeerCounts {
+            peer: frames.peer,
+            sent: [frames.sent, sent],
+            received: [frames.received, received],
+        }
+    });
+    counts.collect()
+}
+
 impl Drop for Quiesce {
     fn drop(&mut self) {
         self.let_memory_go();
@@ -173,5 +209,20 @@ impl Drop for Quiesce {
             devices.resume_queues();
         }
         self.vcpus = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::SliceId;
+
+    #[test]
+    fn each_peer_has_its_frames_and_its_messages() {
+        let frames = |peer| PeerFrames { peer: SliceId(peer), sent: 1, received: 2 };
+        let channel = Channel { peer: SliceId(2), sent: 3, received: 4 };
+        let counts = |peer, sent, received| PeerCounts { peer: SliceId(peer), sent, received };
+        let expected = [counts(1, [1, 0], [2, 0]), counts(2, [1, 3], [2, 4])];
+        assert_eq!(peer_counts(&[frames(1), frames(2)], &[channel]), expected);
     }
 }
