@@ -29,6 +29,8 @@ enum Call {
     Protect(Range<u64>, bool),
     Writable(Range<u64>, bool),
     Zap(Range<u64>),
+    /// Left out where a page is watched: Linux would have the caller wait.
+    Populate(Range<u64>),
     /// The file gets these pages.
     Back(Range<u64>),
     Touch(u64, bool),
@@ -55,6 +57,7 @@ fn call() -> impl Strategy<Value = Call> {
         4 => (range(), any::<bool>()).prop_map(|(pages, on)| Call::Protect(pages, on)),
         2 => (range(), any::<bool>()).prop_map(|(pages, on)| Call::Writable(pages, on)),
         3 => range().prop_map(Call::Zap),
+        2 => range().prop_map(Call::Populate),
         3 => range().prop_map(Call::Back),
         6 => (CHUNK - 8..CHUNK + 16, any::<bool>()).prop_map(|(page, write)| Call::Touch(page, write)),
     ]
@@ -199,6 +202,11 @@ impl Both {
             Call::Zap(pages) => {
                 let (offset, len) = bytes(pages);
                 self.change(|mapping| mapping.advise(offset, len, libc::MADV_DONTNEED));
+            }
+            Call::Populate(pages) if self.fake.is_watched(pages) => {}
+            Call::Populate(pages) => {
+                let (offset, len) = bytes(pages);
+                self.change(|mapping| mapping.advise(offset, len, libc::MADV_POPULATE_WRITE));
             }
             Call::Back(pages) => self.back(pages),
             Call::Touch(page, write) => self.touch(*page, *write),

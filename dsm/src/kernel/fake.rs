@@ -330,6 +330,14 @@ impl FakeKernel {
         (at.mapped, at.wp)
     }
 
+    /// Whether userfaultfd watches any of these pages.
+    #[cfg(test)]
+    pub(crate) fn is_watched(&self, pages: &Range<u64>) -> bool {
+        let state = self.state();
+        let all = pages.clone().map(|page| usize::try_from(page).expect("a page"));
+        all.into_iter().any(|page| state.pages[page].part.modes != 0)
+    }
+
     /// The file gets a page of zeros.
     fn back(&self, page: usize) {
         let offset = u64::try_from(page).expect("a page") * PAGE;

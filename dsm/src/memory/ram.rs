@@ -379,6 +379,25 @@ impl GuestRam {
         let bytes = (pages * PAGE_SIZE).min(self.bytes() - offset);
         self.guest.advise(offset, bytes, libc::MADV_POPULATE_WRITE)
     }
+
+    /// Maps, to be written, the pages of a chunk that the file has. Nothing of the chunk is watched.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) fn populate_present(&self, chunk: ChunkId) -> Result<(), Error> {
+        let offset = self.offset(chunk.first()).expect("a chunk of memory");
+        let mut there = [0; HUGE / PAGE_SIZE];
+        self.guest.residency(offset, &mut there)?;
+        let mut at = 0;
+        for run in there.chunk_by(|one, next| one & 1 == next & 1) {
+            if run[0] & 1 != 0 {
+                let (start, bytes) = (offset + at * PAGE_SIZE, run.len() * PAGE_SIZE);
+                self.guest.advise(start, bytes, libc::MADV_POPULATE_WRITE)?;
+            }
+            at += run.len();
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

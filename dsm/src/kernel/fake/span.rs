@@ -49,6 +49,7 @@ impl GuestMapping for FakeKernel {
                 state.unmap(&pages, true);
             }
             libc::MADV_COLLAPSE => self.collapse(&pages)?,
+            libc::MADV_POPULATE_WRITE => self.populate(&pages)?,
             // Huge pages by themselves are a matter of speed.
             libc::MADV_HUGEPAGE => {}
             _ => return Err(refusal(libc::EINVAL)),
@@ -106,6 +107,18 @@ impl FakeKernel {
         }
         state.huge[chunk] = true;
         state.pages[pages.clone()].iter_mut().for_each(|page| page.mapped = true);
+        Ok(())
+    }
+
+    /// Stores that change nothing, to pages that nobody watches. Of watched ones Linux would have this thread wait.
+    fn populate(&self, pages: &Range<usize>) -> Result<(), Error> {
+        for page in pages.clone() {
+            let part = self.state().pages[page].part;
+            if part.modes != 0 || !part.writable {
+                return Err(refusal(libc::EINVAL));
+            }
+            self.touch(usize::MAX, 0, page, true);
+        }
         Ok(())
     }
 
