@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -147,7 +148,10 @@ fn program(name: &str, arguments: &[&str], disk: &Path) -> Result<(Option<i32>, 
 
 /// Takes a file out of a file system; empty if it is not there.
 fn take(disk: &Path, folder: &str, name: &str) -> Result<Vec<u8>> {
-    let copy = std::env::temp_dir().join(format!("tessera-judge-{}-{name}", std::process::id()));
+    // Several may be taken at once.
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let (process, number) = (std::process::id(), TAKEN.fetch_add(1, Ordering::Relaxed));
+    let copy = std::env::temp_dir().join(format!("tessera-judge-{process}-{number}-{name}"));
     let request = format!("dump {folder}/{name} {}", copy.display());
     let (code, text) = program("debugfs", &["-R", &request], disk)?;
     ensure!(code == Some(0), "debugfs ended with {code:?}: {text}");
