@@ -33,6 +33,9 @@ pub(super) enum CutError {
     /// Some slice has not said that it runs.
     #[error("not all slices have said within {RESUME_LIMIT:?} that they run")]
     Silent,
+    /// A signal has asked it to stop.
+    #[error("the VM is asked to stop")]
+    Stopping,
     /// The VM is over.
     #[error("the VM is over")]
     Over,

@@ -32,6 +32,7 @@ pub(super) fn start_driver(
         send,
         asked: None,
         began: Instant::now(),
+        stopping: false,
         over: false,
     };
     let run = move || thread.serve(&inputs);
@@ -46,6 +47,8 @@ struct Thread<S> {
     asked: Option<Reply>,
     /// When that began.
     began: Instant,
+    /// It is asked to stop: its guest is to have all the time that is left.
+    stopping: bool,
     /// The VM is over.
     over: bool,
 }
@@ -65,6 +68,7 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
                     self.over = true;
                     self.reply(Err(CutError::Over));
                 }
+                Ok(Input::Pause(reply)) if self.stopping => tell(&reply, Err(CutError::Stopping)),
                 Ok(Input::Pause(reply)) => match self.coordinator.begin() {
                     Ok(verdict) => self.begin(reply, verdict),
                     Err(refusal) => tell(&reply, Err(refusal.into())),
@@ -75,6 +79,7 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
                 }
                 Ok(Input::Resume(reply)) => tell(&reply, Err(CutError::NotPaused)),
                 Ok(Input::GoOn) => {
+                    self.stopping = true;
                     self.tell_of_end("it is asked to stop");
                     let verdict = self.coordinator.go_on("the VM is asked to stop");
                     self.follow(verdict);
@@ -226,16 +231,11 @@ mod tests {
     fn request_to_stop_has_a_paused_vm_go_on() {
         let (driver, members) = vm(None);
         let handle = CutHandle::new(driver.clone());
-        driver.send(Input::GoOn).unwrap();
         handle.ask(Input::Pause).unwrap();
         driver.send(Input::GoOn).unwrap();
         assert_eq!(handle.ask(Input::Resume), Err(CutError::NotPaused));
-        while handle.ask(Input::Pause).is_err() {
-            thread::yield_now();
-        }
-        handle.ask(Input::Resume).unwrap();
-        drop((driver, handle));
-        members.join().unwrap();
+        assert_eq!(handle.ask(Input::Pause), Err(CutError::Stopping));
+        drop(members);
     }
 
     #[test]
