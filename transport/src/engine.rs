@@ -213,13 +213,6 @@ impl<C: Carrier> Engine<C> {
         index.map_or(FRAME_BYTES_MAX, |index| self.peers[index].run_bytes())
     }
 
-    pub(crate) fn set_wakeup_coalescing(&mut self, on: bool) {
-        self.peers.iter_mut().for_each(|peer| peer.expect(on));
-        if self.peers.iter().any(Peer::has_unreported_loss) {
-            self.wake();
-        }
-    }
-
     pub(crate) fn limit_runs(&mut self, frames: usize) {
         self.runs_max = frames;
     }
@@ -359,10 +352,6 @@ impl<T: OverEngine> Transport for T {
 
     fn run_bytes(&self, peer: SliceId) -> usize {
         self.engine().run_bytes(peer)
-    }
-
-    fn set_wakeup_coalescing(&mut self, on: bool) {
-        self.engine_mut().set_wakeup_coalescing(on);
     }
 
     fn limit_runs(&mut self, frames: usize) {

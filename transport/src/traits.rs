@@ -41,9 +41,6 @@ pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 /// its body belongs, and wakes its receiver once.
 pub const RUN_BYTES_MAX: usize = BATCH_MAX as usize * PAGE_SIZE + DIRECT_HEAD_MAX;
 
-/// So many bytes of runs wake the owner while wakeups are coalesced.
-pub const COALESCED_BYTES: usize = 1024 * 1024;
-
 /// The longest head of a frame whose body is received directly into memory, in bytes.
 pub const DIRECT_HEAD_MAX: usize = 64;
 
@@ -182,10 +179,6 @@ pub trait Transport: Send {
     fn run_bytes(&self, _peer: SliceId) -> usize {
         FRAME_BYTES_MAX
     }
-    /// Wakeup coalescing. While it is on, frames of runs need not wake the owner before [`COALESCED_BYTES`] of them are
-    /// there. All other frames wake it as ever. It is for an owner that asked for many pages and has something better to
-    /// do for a moment. Do not leave it on: whoever asked for a run waits.
-    fn set_wakeup_coalescing(&mut self, _on: bool) {}
     /// From now on one `poll` hands over so many frames of runs at most, for each is work for many pages: what
     /// is more urgent is then looked for again. As many as the budget allows until this is called.
     fn limit_runs(&mut self, _frames: usize) {}

@@ -329,21 +329,6 @@ fn too_large_and_unknown_are_refused<T: Backend>() {
     assert_eq!(a.send(A, Class::Bulk, &[], &[]), Err(SendError::Gone));
 }
 
-fn hushed_transport_tells_of_runs_later<T: Backend>() {
-    let (mut a, mut b) = pair::<T>(&Config::default());
-    b.set_wakeup_coalescing(true);
-    for class in [Class::Interrupt, Class::Coherence] {
-        a.send(B, class, b"now", &[]).unwrap();
-        let seen = gather_from(&mut a, &mut b, 1);
-        assert_eq!(seen, vec![Seen::Frame(A, class, b"now".to_vec())]);
-    }
-
-    a.send(B, Class::Run, b"pages", &[]).unwrap();
-    b.set_wakeup_coalescing(false);
-    let seen = gather_from(&mut a, &mut b, 1);
-    assert_eq!(seen, vec![Seen::Frame(A, Class::Run, b"pages".to_vec())]);
-}
-
 fn nothing_is_written_into_memory_that_is_not_exposed<T: Backend>() {
     let (mut a, mut b) = pair::<T>(&Config::default());
 
@@ -526,7 +511,6 @@ conformance!(
     receiver_that_does_not_poll_is_not_flooded,
     waiting_frames_are_bounded,
     too_large_and_unknown_are_refused,
-    hushed_transport_tells_of_runs_later,
     nothing_is_written_into_memory_that_is_not_exposed,
     frames_of_all_sizes_survive_partial_writes,
     loss_is_reported_once_after_what_was_sent,

@@ -67,32 +67,6 @@ fn part_of_a_large_frame_wakes_nobody() {
     assert_eq!(frames(&mut transport, &epoll), [(Class::Run, 10)]);
 }
 
-#[test]
-fn hushed_transport_wakes_for_interrupts_only() {
-    let (mut transport, mut peer, epoll) = watched(PATIENCE);
-    assert_eq!(frames(&mut transport, &epoll), []);
-    transport.set_wakeup_coalescing(true);
-    peer[RUN].write_all(&frame(10)).unwrap();
-    assert!(!is_woken(&epoll, A_WHILE));
-
-    peer[0].write_all(&[1, 0, 0, 0, 0, 0, 0, 0, 9]).unwrap();
-    assert!(is_woken(&epoll, PATIENCE));
-
-    transport.set_wakeup_coalescing(false);
-    let seen = frames(&mut transport, &epoll);
-    assert_eq!(seen, [(Class::Interrupt, 1), (Class::Run, 10)]);
-}
-
-#[test]
-fn end_of_a_stream_wakes_while_wakeups_are_coalesced() {
-    let (mut transport, [first, second, third, fourth], epoll) = watched(PATIENCE);
-    assert_eq!(frames(&mut transport, &epoll), []);
-    transport.set_wakeup_coalescing(true);
-    drop(third);
-    assert!(is_woken(&epoll, PATIENCE));
-    drop((first, second, fourth));
-}
-
 /// Nothing else comes from the peer, and each piece is too small to wake anybody.
 #[test]
 fn frame_that_comes_slowly_is_a_sign_of_life() {

@@ -50,9 +50,8 @@ struct Figure {
 /// Cycles of a run of writers, and pages that are read in order: 64 MiB.
 const CYCLES: u64 = 500_000_000;
 const PAGES: u64 = 1 << 14;
-const WINDOWS: &[&str] =
-    &["busy-windows", "contended-windows", "brief-windows", "expected-wake", "polling"];
-const STREAM: &[&str] = &["runs", "chunk-fetch", "exclusive-grants", "wakeup-coalescing"];
+const WINDOWS: &[&str] = &["busy-windows", "contended-windows", "brief-windows", "polling"];
+const STREAM: &[&str] = &["runs", "chunk-fetch", "exclusive-grants"];
 
 const FIGURES: [Figure; 11] = [
     Figure {
@@ -93,7 +92,7 @@ const FIGURES: [Figure; 11] = [
         carrier: Carrier::Shm,
         size: PAGES,
         measure: prepared,
-        shows: &["runs", "chunk-fetch", "exclusive-grants", "wakeup-coalescing", "remote-write"],
+        shows: &["runs", "chunk-fetch", "exclusive-grants", "remote-write"],
     },
     Figure {
         name: "scan: in order over tcp, MB/s",
@@ -105,7 +104,6 @@ const FIGURES: [Figure; 11] = [
             "runs",
             "chunk-fetch",
             "exclusive-grants",
-            "wakeup-coalescing",
             "direct-receive",
             "by-reference",
             "large-frames",
@@ -125,7 +123,7 @@ const FIGURES: [Figure; 11] = [
         carrier: Carrier::Tcp,
         size: PAGES,
         measure: in_order,
-        shows: &["runs", "chunk-fetch", "exclusive-grants", "staged-pages", "wakeup-coalescing"],
+        shows: &["runs", "chunk-fetch", "exclusive-grants", "staged-pages"],
     },
     Figure {
         name: "scan: every fourth page over tcp, MB/s",
@@ -149,7 +147,7 @@ const FIGURES: [Figure; 11] = [
         carrier: Carrier::Tcp,
         size: PAGES,
         measure: beside,
-        shows: &["urgent-first", "large-frames", "wakeup-coalescing", "polling"],
+        shows: &["urgent-first", "large-frames", "polling"],
     },
 ];
 

@@ -5,34 +5,12 @@ use crate::node::Node;
 use crate::pages::PageCopy;
 use crate::store::PageStore;
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use wire::Gfn;
 
-/// If its holder kept a page for longer than this, the next wait for it reckons with that.
-const LONG_NS: u64 = 500_000;
 /// Pages whose history is remembered. Beyond that all are forgotten.
 const REMEMBERED_MAX: usize = 1024;
 
 impl Node {
-    /// A page has come after `waited_ns`, of which a holder kept it for `held_ns`.
-    pub(crate) fn note_hold_time(&mut self, gfn: Gfn, waited_ns: u64, held_ns: u64) {
-        let times = (held_ns >= LONG_NS).then(|| (held_ns.min(waited_ns), waited_ns));
-        remember(&mut self.long_held, gfn, times);
-    }
-
-    /// When a page that is waited for should come, in the clock of the steps, if its holder kept it for a
-    /// while last time and does so again: not before its window is over, and after as long as last time at
-    /// the latest. A shell that knows can be awake by then.
-    #[must_use]
-    pub fn expected_ns(&self, gfn: Gfn) -> Option<RangeInclusive<u64>> {
-        if !self.config.mechanisms.expected_wake {
-            return None;
-        }
-        let since = self.outstanding.get(gfn)?.since;
-        let (held_ns, waited_ns) = self.long_held.get(&gfn)?;
-        Some(since + held_ns..=since + waited_ns)
-    }
-
     /// Opens the window of a page that has come after `waited_ns`, of which a holder kept it for `held_ns`.
     pub(crate) fn hold_page(&mut self, gfn: Gfn, waited_ns: u64, held_ns: u64) {
         let busy = self.hold.contended_ns(waited_ns, held_ns);

@@ -45,14 +45,10 @@ mechanisms! {
     by_reference: "by-reference",
     /// Frames of a run are as large as the carrier likes them.
     large_frames: "large-frames",
-    /// Frames of a run gather while a vCPU reads.
-    wakeup_coalescing: "wakeup-coalescing",
     /// Frames of runs are handled one at a time while somebody waits for a page.
     urgent_first: "urgent-first",
     /// The engine looks for an answer before it sleeps.
     polling: "polling",
-    /// The engine is awake when a page should come that its holder keeps.
-    expected_wake: "expected-wake",
     /// A page that goes on changing is kept longer.
     busy_windows: "busy-windows",
     /// Windows of a page that several slices are busy with grow.

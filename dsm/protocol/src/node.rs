@@ -42,9 +42,6 @@ pub struct Node {
     pub(crate) held: HoldWindows,
     /// What this slice did with pages when they were here last.
     pub(crate) hold_history: BTreeMap<Gfn, HoldHistory>,
-    /// Pages that other slices kept for long after they were asked: how long the last holder did, and how
-    /// long this slice waited.
-    pub(crate) long_held: BTreeMap<Gfn, (u64, u64)>,
     pub(crate) hold: Hold,
     pub(crate) pins: BTreeMap<Gfn, Pins>,
     pub(crate) tables: Tables,
@@ -85,7 +82,6 @@ impl Node {
             deferred: Recalls::default(),
             held: HoldWindows::default(),
             hold_history: BTreeMap::new(),
-            long_held: BTreeMap::new(),
             hold: Hold::new(config.hold.limited_to(config.mechanisms)),
             pins: BTreeMap::new(),
             tables: Tables::new(config.replicate),

@@ -232,7 +232,6 @@ impl Node {
         self.stats.waited_ns += waited;
         self.stats.held_ns += held.min(waited);
         self.hold.measured(waited.saturating_sub(held));
-        self.note_hold_time(gfn, waited, held);
         self.hold_page(gfn, waited, held);
         wait.confirms
     }

@@ -198,15 +198,15 @@ impl Engine {
     fn wait(&mut self) -> Result<Ready, EngineError> {
         let now = self.now();
         let chunk_awaited = self.store.chunk_fetches.is_awaited();
-        let look = self.wait_policy.look(now, &self.node, chunk_awaited);
-        let due = [self.due_ns(), look.wake_ns].into_iter().flatten().min();
+        let look = self.wait_policy.look(&self.node, chunk_awaited);
+        let due = self.due_ns();
         let due = due.map_or(IDLE, |due| Duration::from_nanos(due.saturating_sub(now)).min(IDLE));
         let fds = [
             self.store.uffd.as_raw_fd(),
             self.outbound.transport.readiness().as_raw_fd(),
             self.waker.as_raw_fd(),
         ];
-        let limit = look.spin.min(due);
+        let limit = look.min(due);
         let start = Instant::now();
         while start.elapsed() < limit {
             let came = self.outbound.transport.look();
@@ -219,17 +219,7 @@ impl Engine {
             self.trace.look_at_notes();
         }
         self.trace.look_at_notes();
-        // A vCPU that goes through the chunk it was just given is not to be interrupted for each frame.
-        if std::mem::take(&mut self.store.provided) {
-            self.wait_policy.note_provided(now);
-        }
-        let Some(rest) = self.wait_policy.rest(now, chunk_awaited) else {
-            return poll(fds, due).map_err(EngineError::Wait);
-        };
-        self.outbound.transport.set_wakeup_coalescing(true);
-        let ready = poll(fds, due.min(rest));
-        self.outbound.transport.set_wakeup_coalescing(false);
-        ready.map_err(EngineError::Wait)
+        poll(fds, due).map_err(EngineError::Wait)
     }
 
     /// One step of the protocol. What it decides is added to `effects`.

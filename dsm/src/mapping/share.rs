@@ -110,7 +110,6 @@ impl Store {
         }
         let huge = self.ram.is_prepared(chunk);
         self.chunk_fetches.forget(chunk);
-        self.provided = self.chunk_fetches.is_in_flight();
         self.unwatch(chunk, if huge { Place::Huge } else { Place::Plain })
     }
 

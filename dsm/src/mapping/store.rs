@@ -49,8 +49,6 @@ pub(crate) struct Store {
     /// Access that the step in hand takes away at its end.
     pub(super) pending_invalidations: PendingInvalidations,
     failure: Option<EngineError>,
-    /// A vCPU was just given a chunk that it waited for, and more is on its way.
-    pub(crate) provided: bool,
     #[cfg(feature = "simulate")]
     pub(crate) planted: Option<PlantedBug>,
 }
@@ -85,7 +83,6 @@ impl Store {
             write_prediction: WritePrediction::default(),
             pending_invalidations: PendingInvalidations::default(),
             failure: None,
-            provided: false,
             #[cfg(feature = "simulate")]
             planted: None,
         })

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::frame::{Decoder, HEAD_BYTES, class_index, cost, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::traits::{COALESCED_BYTES, Class, Event, Payload, SendError};
+use crate::traits::{Class, Event, Payload, SendError};
 use std::fmt;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -434,15 +434,14 @@ impl<C: Carrier> Peer<C> {
                         stream.writable = true;
                     }
                 }
-                self.expect(false);
+                self.expect();
                 self.has_work()
             }
         }
     }
 
-    /// Tells the carrier how many bytes are missing of partial frames: a partial frame is of no use. With wakeup
-    /// coalescing it asks the carrier to let more than that come together.
-    pub(super) fn expect(&mut self, coalesced: bool) {
+    /// Tells the carrier how many bytes are missing of partial frames: a partial frame is of no use.
+    fn expect(&mut self) {
         if !self.is_alive() {
             return;
         }
@@ -450,7 +449,6 @@ impl<C: Carrier> Peer<C> {
             let stream = &mut self.streams[at];
             let missing = match stream.readable {
                 true => 0,
-                false if coalesced && stream.class == Class::Run => COALESCED_BYTES,
                 false => stream.missing().min(MISSING_MAX),
             };
             let expects = missing >= MISSING_MIN;

@@ -24,14 +24,13 @@ use crate::vm::{VmOptions, distro};
 
 const NAME: &str = "ablation-lab";
 /// Those that a guest may notice, unless the options say.
-const MECHANISMS: [&str; 10] = [
+const MECHANISMS: [&str; 9] = [
     "runs",
     "correlation",
     "write-prediction",
     "worker-probes",
     "busy-windows",
     "brief-windows",
-    "expected-wake",
     "exclusive-grants",
     "private-again",
     "polling",
