@@ -23,6 +23,8 @@ pub(crate) struct Mailbox {
     init: AtomicBool,
     startup: AtomicU32,
     posted: AtomicBool,
+    /// The vCPU was released: whoever posts takes it out again.
+    shut: AtomicBool,
     doorbell: Arc<Doorbell>,
 }
 
@@ -35,6 +37,18 @@ pub(crate) struct Mail {
     pub(crate) startup: Option<u8>,
 }
 
+impl Mail {
+    /// The same one by one, in the order in which the vCPU takes it in.
+    pub(crate) fn events(&self) -> Vec<VcpuEvent> {
+        let vectors = (0..=u8::MAX)
+            .filter(|vector| self.fixed[usize::from(vector >> 5)] >> (vector & 31) & 1 != 0);
+        let init = self.init.then_some(VcpuEvent::Init);
+        let startup = self.startup.map(VcpuEvent::Startup);
+        let nmi = self.nmi.then_some(VcpuEvent::Nmi);
+        init.into_iter().chain(vectors.map(VcpuEvent::Fixed)).chain(startup).chain(nmi).collect()
+    }
+}
+
 impl Mailbox {
     pub(crate) fn new(doorbell: Arc<Doorbell>) -> Self {
         Self {
@@ -43,6 +57,7 @@ impl Mailbox {
             init: AtomicBool::new(false),
             startup: AtomicU32::new(0),
             posted: AtomicBool::new(false),
+            shut: AtomicBool::new(false),
             doorbell,
         }
     }
@@ -64,6 +79,16 @@ impl Mailbox {
         if !self.posted.swap(true, SeqCst) {
             self.doorbell.ring();
         }
+    }
+
+    /// From now on nobody collects here but who posts, or no longer.
+    pub(crate) fn set_shut(&self, shut: bool) {
+        self.shut.store(shut, SeqCst);
+    }
+
+    /// Looked at after a post: either the post comes before the last look into the mailbox, or this is true.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut.load(SeqCst)
     }
 
     /// Takes all that waits.
@@ -108,6 +133,8 @@ mod tests {
         assert_eq!(mail.fixed[2], 2);
         assert!(mail.nmi && mail.init);
         assert_eq!(mail.startup, Some(0x9a));
+        let (fixed, startup) = (VcpuEvent::Fixed(0x41), VcpuEvent::Startup(0x9a));
+        assert_eq!(mail.events(), [VcpuEvent::Init, fixed, startup, VcpuEvent::Nmi]);
         assert_eq!(mailbox.collect(), None);
     }
 

@@ -23,11 +23,13 @@ pub mod vectors;
 
 pub use routing::VcpuEvent;
 
-use crate::vcpu::{StateError, VcpuError};
+use crate::vcpu::{StateError, VcpuCore, VcpuError};
+use ghost::{Before, Ghost, Pending};
 use kvm_ioctls::VcpuFd;
 use saved::ApicState;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 use wire::VcpuId;
 
@@ -92,13 +94,59 @@ impl fmt::Display for InterruptBackEnd {
 
 /// The interrupts of a machine, as all threads see them.
 pub(crate) trait Interrupts: Send + Sync {
-    /// Brings an event to a vCPU that runs here. Never blocks on the vCPU.
+    /// Brings an event to a vCPU that is here, also to one that is stopped or does not run yet. Never blocks on the vCPU.
     fn deliver_local(&self, target: VcpuId, event: VcpuEvent);
     /// From now on the EOI of `vector` is told to the IOAPIC, or no longer.
     fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), std::io::Error>;
     /// The APIC of a vCPU that runs here. Called on the vCPU's own thread.
     fn vcpu_apic(&self, id: VcpuId) -> Result<Box<dyn VcpuApic>, std::io::Error>;
-    /// Before a new vCPU is given saved registers: keeps those that INIT brings back.
+    /// What stands here for a vCPU that runs elsewhere, in a back end that needs it.
+    fn ghost(&self, core: &Arc<VcpuCore>, before: Before) -> Option<Ghost> {
+        let _ = (core, before);
+        None
+    }
+    /// Takes out what waits in the KVM vCPU of a ghost that has ended, while no vCPU here is in the guest. None while a
+    /// start-up is under way.
+    fn collect(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<Option<Vec<VcpuEvent>>, StateError> {
+        let _ = (id, vcpu);
+        Ok(Some(Vec::new()))
+    }
+    /// Whether vCPUs send to each other without an exit.
+    fn sends_without_exit(&self) -> bool {
+        false
+    }
+    /// Takes out what is pending in a KVM vCPU whose state was saved, while no vCPU here is in the guest: from now on only
+    /// the state has it.
+    fn take_pending(&self, vcpu: &VcpuFd) -> Result<Pending, StateError> {
+        let _ = vcpu;
+        Ok(Pending::default())
+    }
+    /// The opposite, before the vCPU runs.
+    fn put_pending(&self, id: VcpuId, vcpu: &VcpuFd, pending: &Pending) -> Result<(), StateError> {
+        let _ = (id, vcpu, pending);
+        Ok(())
+    }
+    /// Makes a KVM vCPU that may have taken a part of a state one in which nothing waits, while no vCPU here is in the
+    /// guest.
+    fn empty(&self, vcpu: &VcpuFd) -> Result<(), StateError> {
+        let _ = vcpu;
+        Ok(())
+    }
+    /// A vCPU in this MP state is out of the guest, and stays out until `let_go`. What arrives waits.
+    fn hold(&self, vcpu: &VcpuFd, mp_state: u32) -> Result<(), StateError> {
+        let _ = (vcpu, mp_state);
+        Ok(())
+    }
+    /// The vCPU is about to go on in this MP state.
+    fn let_go(&self, vcpu: &VcpuFd, mp_state: u32) -> Result<(), StateError> {
+        let _ = (vcpu, mp_state);
+        Ok(())
+    }
+    /// From now on a vCPU is here; or it is elsewhere, and what waits for it is forwarded, and what comes late.
+    fn set_here(&self, id: VcpuId, is_here: bool) {
+        let _ = (id, is_here);
+    }
+    /// Before a new vCPU is given saved registers: keeps those that INIT brings back, once.
     fn keep_reset_state(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<(), StateError>;
     /// Gives a new vCPU, whose APIC base is set, the state that [`VcpuApic::save`] has saved. Its [`VcpuApic`] is made
     /// afterwards.

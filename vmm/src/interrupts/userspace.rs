@@ -26,7 +26,6 @@ use kvm_bindings::{kvm_debugregs, kvm_interrupt, kvm_regs, kvm_sregs, kvm_vcpu_e
 use kvm_ioctls::VcpuFd;
 use migrate::{Invalid, PlacementView, Route};
 use std::io;
-use std::mem::take;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -62,14 +61,29 @@ struct Router {
 
 impl Router {
     fn send(&self, target: VcpuId, event: VcpuEvent) {
-        let Some(place) = usize::try_from(target.0).ok() else { return };
+        let Some(place) = place_of(target) else { return };
         match (self.placement.route(target), self.mailboxes.get(place)) {
-            (Route::Here, Some(mailbox)) => mailbox.post(event),
+            (Route::Here, Some(_)) => self.post(target, place, event),
             (Route::There(_), Some(_)) => {
                 Counters::add(&self.cores[place].counters.interrupts_out);
                 self.remote.forward(target, event);
             }
             (Route::Nowhere, _) | (_, None) => {}
+        }
+    }
+
+    /// Leaves an event for a vCPU that is here. If it has been released meanwhile, the event goes on its way at once.
+    fn post(&self, target: VcpuId, place: usize, event: VcpuEvent) {
+        self.mailboxes[place].post(event);
+        if self.mailboxes[place].is_shut() {
+            self.forward_mail(target, place);
+        }
+    }
+
+    fn forward_mail(&self, target: VcpuId, place: usize) {
+        for event in self.mailboxes[place].collect().iter().flat_map(Mail::events) {
+            Counters::add(&self.cores[place].counters.interrupts_out);
+            self.remote.forward(target, event);
         }
     }
 
@@ -108,7 +122,18 @@ impl Userspace {
 
 impl Interrupts for Userspace {
     fn deliver_local(&self, target: VcpuId, event: VcpuEvent) {
-        self.router.send(target, event);
+        if let Some(place) = place_of(target).filter(|at| *at < self.router.mailboxes.len()) {
+            self.router.post(target, place, event);
+        }
+    }
+
+    fn set_here(&self, id: VcpuId, is_here: bool) {
+        let Some(place) = place_of(id) else { return };
+        self.router.mailboxes[place].set_shut(!is_here);
+        if !is_here {
+            self.router.beginning(id).restored = None;
+            self.router.forward_mail(id, place);
+        }
     }
 
     fn set_level_vector(&self, vector: u8, level: bool) -> Result<(), io::Error> {
@@ -121,7 +146,10 @@ impl Interrupts for Userspace {
     }
 
     fn keep_reset_state(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<(), StateError> {
-        self.router.beginning(id).reset = Some(ResetState::of(id, vcpu)?);
+        let mut beginning = self.router.beginning(id);
+        if beginning.reset.is_none() {
+            beginning.reset = Some(Arc::new(ResetState::of(id, vcpu)?));
+        }
         Ok(())
     }
 
@@ -140,7 +168,8 @@ impl Interrupts for Userspace {
 /// What a vCPU begins with that was restored.
 #[derive(Default)]
 struct Beginning {
-    reset: Option<ResetState>,
+    /// Kept for as long as there is the KVM vCPU: it may be released, and restored again.
+    reset: Option<Arc<ResetState>>,
     /// Its APIC, whether it runs, and whether an NMI was sent.
     restored: Option<(Lapic, Activity, bool)>,
 }
@@ -181,14 +210,17 @@ struct UserspaceVcpuApic {
     state: Activity,
     /// An NMI was handed to KVM since the last look whether it was taken.
     nmi_sent: bool,
-    reset: Option<ResetState>,
+    reset: Option<Arc<ResetState>>,
 }
 
 impl UserspaceVcpuApic {
     fn new(id: VcpuId, router: Arc<Router>) -> Result<Self, io::Error> {
         let place = usize::try_from(id.0).expect("a vCPU id fits usize");
         let core = Arc::clone(&router.cores[place]);
-        let Beginning { reset, restored } = take(&mut *router.beginning(id));
+        let (reset, restored) = {
+            let mut beginning = router.beginning(id);
+            (beginning.reset.clone(), beginning.restored.take())
+        };
         let activity = if id.0 == 0 { Activity::Running } else { Activity::WaitForStartup };
         let (lapic, state, nmi_sent) =
             restored.unwrap_or_else(|| (Lapic::new(id), activity, false));
@@ -260,7 +292,8 @@ impl UserspaceVcpuApic {
         let now = self.router.clock.now();
         let Some(due) = self.due() else { return };
         if due > now {
-            return;
+            // One that was restored has no kick yet.
+            return self.arm_timer();
         }
         if self.lapic.expire_timer(now) {
             // Otherwise it would go on kicking at the retry interval until the guest arms it anew,
@@ -363,7 +396,9 @@ impl UserspaceVcpuApic {
 
     fn keep_reset_state(&mut self, vcpu: &VcpuFd) -> Result<(), VcpuError> {
         if self.reset.is_none() {
-            self.reset = Some(ResetState::of(self.id, vcpu)?);
+            let reset = Arc::new(ResetState::of(self.id, vcpu)?);
+            self.router.beginning(self.id).reset = Some(Arc::clone(&reset));
+            self.reset = Some(reset);
         }
         Ok(())
     }
@@ -438,6 +473,10 @@ impl VcpuApic for UserspaceVcpuApic {
         let (lapic, activity, nmi_sent) = (self.lapic.save(), self.state, self.nmi_sent);
         Ok(ApicState::Userspace(UserspaceApic { lapic, activity, nmi_sent }))
     }
+}
+
+fn place_of(id: VcpuId) -> Option<usize> {
+    usize::try_from(id.0).ok()
 }
 
 fn is_apic(index: u32) -> bool {

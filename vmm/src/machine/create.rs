@@ -4,8 +4,9 @@
 // UNSAFETY: a memory slot hands process memory to the guest by address.
 
 use super::saved::HostKvm;
+use super::slot::Slot;
 use super::{Machine, MachineConfig, MachineError, MemorySlot, Running, Shared};
-use crate::interrupts::ghost::{self, Ghost, GhostInterrupts, StubRegion};
+use crate::interrupts::ghost::{self, GhostInterrupts, StubRegion};
 use crate::interrupts::lapic::TSC_DEADLINE;
 use crate::interrupts::userspace::Userspace;
 use crate::interrupts::{InterruptBackEnd, Interrupts};
@@ -212,22 +213,22 @@ fn finish(
     host: HostKvm,
 ) -> Result<Machine, MachineError> {
     let clock = Arc::new(GuestTsc::new(khz, config.clock_rate));
-    let (interrupts, ghosts): (Arc<dyn Interrupts>, _) = match config.back_end {
+    let interrupts: Arc<dyn Interrupts> = match config.back_end {
         InterruptBackEnd::Userspace => {
             let (remote, spacing) = (Arc::clone(&config.remote), config.timer_spacing);
             let placement = config.placement.clone();
             let clock = Arc::clone(&clock);
-            let userspace = Userspace::new(&cores, placement, remote, clock, spacing);
-            (Arc::new(userspace), Vec::new())
+            Arc::new(Userspace::new(&cores, placement, remote, clock, spacing))
         }
-        InterruptBackEnd::Ghost => {
-            let (back_end, ghosts) = with_ghosts(&config, &vm, &cores, &clock)?;
-            (Arc::new(back_end), ghosts)
-        }
+        InterruptBackEnd::Ghost => Arc::new(with_ghosts(&config, &vm, &cores, &clock)?),
     };
-    let MachineConfig { placement, remote, hooks, shutdown, .. } = config;
+    let MachineConfig { placement, remote, hooks, shutdown, cpuid, .. } = config;
+    let slot = |core: &Arc<VcpuCore>| Slot::new(placement.is_here(core.id));
     let shared = Arc::new(Shared {
         saved: cores.iter().map(|_| Mutex::default()).collect(),
+        slots: cores.iter().map(slot).collect(),
+        cpuid,
+        bus: Mutex::default(),
         cores,
         placement,
         interrupts,
@@ -239,8 +240,6 @@ fn finish(
         running: Arc::new(Running::default()),
         gate: super::gate::Gate::default(),
         host,
-        ghost_calls: ghosts.iter().map(Ghost::call).collect(),
-        ghosts: Mutex::new(ghosts),
         vm,
     });
     let machine = Machine { shared };
@@ -249,15 +248,15 @@ fn finish(
     Ok(machine)
 }
 
-/// The back end with ghosts for the vCPUs elsewhere. Their memory is one more slot beside the guest's.
+/// The back end with ghosts for the vCPUs elsewhere. Their memory is one more slot beside the guest's, with room for all
+/// vCPUs, since each may move.
 fn with_ghosts(
     config: &MachineConfig,
     vm: &Arc<VmFd>,
     cores: &[Arc<VcpuCore>],
     clock: &Arc<GuestTsc>,
-) -> Result<(GhostInterrupts, Vec<Ghost>), MachineError> {
-    let elsewhere = cores.iter().filter(|core| !config.placement.is_here(core.id));
-    let count = u32::try_from(elsewhere.count()).unwrap_or(u32::MAX);
+) -> Result<GhostInterrupts, MachineError> {
+    let count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
     let region = StubRegion::new(count, ghost::address_bits(&config.cpuid))
         .map_err(|source| MachineError::Vm { action: "map the ghosts' memory", source })?;
     let (guest_address, host_address, bytes) = region.slot();
@@ -270,11 +269,8 @@ fn with_ghosts(
         let reason = format!("guest memory covers {guest_address:#x}, where ghosts live");
         return Err(MachineError::Config { reason });
     }
-    if count > 0 {
-        let number = u32::try_from(config.memory.len()).unwrap_or(u32::MAX);
-        let slot = MemorySlot { guest_address, host_address, bytes };
-        vm_step("give the ghosts their memory", add_slot(vm, number, &slot))?;
-    }
-    let placement = &config.placement;
-    Ok(GhostInterrupts::create(vm, (cores, placement), clock, config.timer_spacing, region))
+    let number = u32::try_from(config.memory.len()).unwrap_or(u32::MAX);
+    let slot = MemorySlot { guest_address, host_address, bytes };
+    vm_step("give the ghosts their memory", add_slot(vm, number, &slot))?;
+    Ok(GhostInterrupts::new(vm, cores, clock, config.timer_spacing, region))
 }

@@ -65,8 +65,8 @@ pub enum MachineError {
         /// What was attempted.
         action: &'static str,
     },
-    /// The vCPU is not at rest: it was not started, or has ended.
-    #[error("{vcpu} is not at rest: it was not started, or has ended")]
+    /// The vCPU is not at rest: it was not started, has ended, or is handed over.
+    #[error("{vcpu} is not at rest: it was not started, has ended, or is handed over")]
     NotAtRest {
         /// Which.
         vcpu: VcpuId,
@@ -82,6 +82,16 @@ pub enum MachineError {
         #[source]
         source: StateError,
     },
+    /// A step of a hand-over does not fit, or did not succeed. Nothing has changed.
+    #[error("cannot {action} {vcpu}: {refusal}")]
+    Handover {
+        /// Which.
+        vcpu: VcpuId,
+        /// The step.
+        action: &'static str,
+        /// Why.
+        refusal: HandoverRefusal,
+    },
     /// No thread for a vCPU.
     #[error("cannot start the thread of {vcpu}")]
     Thread {
@@ -91,6 +101,32 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Why a step of a hand-over is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandoverRefusal {
+    /// The step before has not been made, or this one already.
+    #[error("it is {0}")]
+    Is(&'static str),
+    /// The placement does not say so yet, or says so already.
+    #[error("by the placement it is {0}")]
+    Placed(&'static str),
+    /// It has no thread: the machine was not started, or stops, or the vCPU has ended.
+    #[error("it has no thread here")]
+    NoThread,
+    /// The vCPU did not leave the guest: it waits for a page or a device, or the machine is at rest.
+    #[error("it did not leave the guest within {0:?}")]
+    Late(Duration),
+    /// Its ghost did not end: something for the vCPU is not forwarded yet, or a start-up is under way.
+    #[error("its ghost did not end within {0:?}")]
+    Ghost(Duration),
+    /// An INIT was sent to it, and maybe no start-up yet.
+    #[error("a start-up of it is under way")]
+    StartUp,
+    /// Other vCPUs here did not leave the guest for the moment in which its APIC is set.
+    #[error("other vCPUs did not leave the guest within {0:?}")]
+    Others(Duration),
 }
 
 /// Threads did not end in time.

@@ -4,6 +4,7 @@
 //! ```text
 //!   open --step--> arriving --all vCPUs are out of the guest--> each has its new offset ----------> open
 //!    |                \--one does not come in time-------------------------------------------------> open
+//!    +---aside---> arriving --all are--> somebody else's work ------------------------------------------> open
 //!    +----rest---> arriving --all are, and nothing of their last exits is left--> at rest --open_up--> open
 //!                                              each is saved, or has a new offset <--/
 //! ```
@@ -298,6 +299,25 @@ impl Gate {
         if state.phase == Phase::Resting {
             self.send_resting(state, Task::Save);
         }
+    }
+
+    /// Brings all vCPUs out of the guest, by `ring`, does `work`, which must be short, and lets them go on; those that are
+    /// at rest stay.
+    ///
+    /// # Errors
+    /// Not all came within `limit`; those that did go on.
+    pub(crate) fn aside<T>(
+        &self,
+        limit: Duration,
+        ring: impl FnOnce(),
+        work: impl FnOnce() -> T,
+    ) -> Result<T, Refused> {
+        let mut state = self.shut(false, limit, ring)?;
+        let result = work();
+        if state.phase != Phase::Resting {
+            self.open(&mut state);
+        }
+        Ok(result)
     }
 
     /// Ends the rest.

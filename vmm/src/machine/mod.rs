@@ -5,6 +5,8 @@
 //!   new(config) --> set_tsc_offset, set_registers -----> start(bus) --> ... --> stop(limit)
 //!               \-> set_clock, restore_vcpu of each ---^       \-> rest(limit) --> save
 //! ```
+//! Meanwhile single vCPUs come and go: see `handover`.
+//!
 //! The bus is given at the start because devices need the machine (to interrupt it) before the
 //! machine needs them. After a guest shutdown or a fatal error the vCPU threads stay, asleep, until
 //! `stop`; who owns the machine decides what happens next.
@@ -14,20 +16,23 @@ mod create;
 mod error;
 pub(crate) mod gate;
 mod ghost_test;
+mod handover;
+mod orders;
 mod rest;
 mod sample;
 pub mod saved;
+mod slot;
 mod vcpu_loop;
 
 pub use create::host_tsc_khz;
 pub(crate) use create::{open_kvm, vm_step};
 
 pub use config::{InMemory, MachineConfig, MachineHooks, MemoryAccess, MemorySlot};
-pub use error::{MachineError, StopError};
+pub use error::{HandoverRefusal, MachineError, StopError};
 pub use ghost_test::{GhostTestError, ghost_self_test};
 pub use rest::{Rest, RestError};
 
-use crate::interrupts::ghost::{Ghost, GhostCall};
+use crate::interrupts::ghost::Before;
 use crate::interrupts::routing::resolve;
 use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
 use crate::tsc::GuestTsc;
@@ -36,10 +41,11 @@ use crate::vcpu::stats::Counters;
 use crate::vcpu::{StateError, VcpuCore, VcpuError, VcpuStats};
 use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
 use gate::Gate;
-use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VcpuFd, VmFd};
 use migrate::PlacementView;
 use saved::{HostKvm, VcpuState};
+use slot::Slot;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
@@ -82,6 +88,12 @@ pub(crate) struct Shared {
     pub(crate) cores: Vec<Arc<VcpuCore>>,
     /// What the last save found of each vCPU, until it is collected.
     pub(crate) saved: Vec<Mutex<Option<Result<VcpuState, StateError>>>>,
+    /// Where each vCPU is in a hand-over.
+    pub(crate) slots: Vec<Slot>,
+    /// CPUID of each, for those that come here later.
+    pub(crate) cpuid: Vec<Vec<kvm_cpuid_entry2>>,
+    /// From the start to the end, for threads that start later.
+    pub(crate) bus: Mutex<Option<SharedBus>>,
     pub(crate) placement: PlacementView,
     pub(crate) interrupts: Arc<dyn Interrupts>,
     pub(crate) remote: Arc<dyn RemoteInterrupts>,
@@ -92,10 +104,6 @@ pub(crate) struct Shared {
     pub(crate) host: HostKvm,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) running: Arc<Running>,
-    /// The work of the threads that stand for vCPUs elsewhere, until `start` takes it.
-    pub(crate) ghosts: Mutex<Vec<Ghost>>,
-    /// How each of them is asked whether anything waits in it.
-    pub(crate) ghost_calls: Vec<Arc<GhostCall>>,
     // Last, so that all vCPUs are gone before it.
     pub(crate) vm: Arc<VmFd>,
 }
@@ -104,6 +112,12 @@ impl Shared {
     /// The vCPUs that run here.
     pub(crate) fn here(&self) -> impl Iterator<Item = &Arc<VcpuCore>> {
         self.cores.iter().filter(|core| self.placement.is_here(core.id))
+    }
+
+    /// Kicks all vCPUs that have threads here, but no ghosts.
+    pub(crate) fn ring_vcpus(&self) {
+        let running = self.cores.iter().filter(|core| self.slots[core.place].orders.is_vcpu());
+        running.for_each(|core| core.doorbell.ring());
     }
 }
 
@@ -196,10 +210,8 @@ impl Machine {
     #[must_use]
     pub fn step_clock(&self, ticks: u64, limit: Duration) -> bool {
         let Shared { clock, gate, .. } = &*self.shared;
-        let running = self.shared.here().filter(|core| core.doorbell.tid().is_some());
         let offset = clock.offset().wrapping_add(ticks);
-        let ring = || running.for_each(|core| core.doorbell.ring());
-        gate.step(offset, limit, ring, || clock.set_offset(offset))
+        gate.step(offset, limit, || self.shared.ring_vcpus(), || clock.set_offset(offset))
     }
 
     /// System registers of a vCPU that does not run.
@@ -240,34 +252,44 @@ impl Machine {
     /// When it was started before or a thread cannot be made; the machine must be stopped then.
     #[expect(clippy::needless_pass_by_value, reason = "the machine keeps the bus from here on")]
     pub fn start(&self, bus: SharedBus) -> Result<(), MachineError> {
-        let ghosts: Vec<_> = {
-            let mut ghosts = self.shared.ghosts.lock().unwrap_or_else(PoisonError::into_inner);
-            ghosts.drain(..).collect()
-        };
-        for ghost in ghosts {
-            let core = Arc::clone(ghost.core());
-            self.spawn(format!("ghost{}", core.id.0), core, move |shared, fd| {
-                ghost.run(shared.remote.as_ref(), &shared.stop, fd)
-            })?;
+        *self.shared.bus.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&bus));
+        for core in self.shared.cores.iter().filter(|core| !self.is_here(core)) {
+            self.start_ghost(core, Before::New)?;
         }
         for core in self.shared.here() {
-            let bus = Arc::clone(&bus);
-            let (name, core) = (format!("vcpu{}", core.id.0), Arc::clone(core));
-            let own = Arc::clone(&core);
             if let Some(offset) = self.shared.gate.join(core.id) {
                 let action = "set the TSC offset";
                 self.with_vcpu(core.id, action, |fd| set_tsc_offset(fd, offset))?;
             }
-            self.spawn(name, core, move |shared, fd| {
-                vcpu_loop::run(shared, &own, bus.as_ref(), fd)
-            })?;
+            self.start_vcpu(core, Arc::clone(&bus))?;
         }
+        Ok(())
+    }
+
+    /// Starts the thread of a vCPU that has joined the gate.
+    fn start_vcpu(&self, core: &Arc<VcpuCore>, bus: SharedBus) -> Result<(), MachineError> {
+        let own = Arc::clone(core);
+        let body =
+            move |shared: &Shared, fd: &mut VcpuFd| vcpu_loop::run(shared, &own, bus.as_ref(), fd);
+        self.spawn(format!("vcpu{}", core.id.0), false, Arc::clone(core), body)
+    }
+
+    /// Starts the thread of the ghost of a vCPU, if this back end has ghosts.
+    fn start_ghost(&self, core: &Arc<VcpuCore>, before: Before) -> Result<(), MachineError> {
+        let Some(ghost) = self.shared.interrupts.ghost(core, before) else { return Ok(()) };
+        let call = ghost.call();
+        let body = move |shared: &Shared, fd: &mut VcpuFd| {
+            ghost.run(shared.remote.as_ref(), &shared.stop, fd)
+        };
+        self.spawn(format!("ghost{}", core.id.0), true, Arc::clone(core), body)?;
+        self.shared.slots[core.place].set_call(call);
         Ok(())
     }
 
     fn spawn(
         &self,
         name: String,
+        is_ghost: bool,
         core: Arc<VcpuCore>,
         body: impl FnOnce(&Shared, &mut VcpuFd) -> Result<(), VcpuError> + Send + 'static,
     ) -> Result<(), MachineError> {
@@ -275,8 +297,9 @@ impl Machine {
         let action = "start its thread";
         let mut fd = fd.ok_or(MachineError::NotStopped { vcpu: core.id, action })?;
         let shared = Arc::clone(&self.shared);
-        let vcpu = core.id;
+        let (vcpu, place) = (core.id, core.place);
         shared.running.enter();
+        shared.slots[core.place].orders.begin(is_ghost);
         let running = Arc::clone(&shared.running);
         let (ready, attached) = sync_channel::<()>(1);
         let thread = thread::Builder::new().name(name).spawn(move || {
@@ -287,6 +310,7 @@ impl Machine {
             }
             *core.fd.lock().unwrap_or_else(PoisonError::into_inner) = Some(fd);
             shared.gate.leave(core.id);
+            shared.slots[core.place].orders.end();
             shared.running.leave();
         });
         match thread {
@@ -297,27 +321,38 @@ impl Machine {
             }
             Err(source) => {
                 self.shared.gate.leave(vcpu);
+                self.shared.slots[place].orders.end();
                 running.leave();
                 Err(MachineError::Thread { vcpu, source })
             }
         }
     }
 
-    /// An event from another slice for a vCPU that runs here. One for a vCPU elsewhere is sent on:
-    /// the vCPU may just have moved.
+    /// An event from another slice for a vCPU that is here, also if it is stopped or does not run yet. One for a vCPU
+    /// elsewhere is sent on: the vCPU may just have moved.
     pub fn deliver_local(&self, target: VcpuId, event: VcpuEvent) {
         let Ok(core) = self.core(target) else {
             tracing::error!(%target, ?event, "interrupt for a vCPU that does not exist is dropped");
             return;
         };
         Counters::add(&core.counters.interrupts_in);
-        self.send(target, event);
+        if self.shared.slots[core.place].is_installed() {
+            self.bring(core, event);
+        } else {
+            self.send(target, event);
+        }
+    }
+
+    /// Brings an event to a vCPU that is here, but not while its APIC is set as a whole.
+    fn bring(&self, core: &VcpuCore, event: VcpuEvent) {
+        let _sending = self.shared.slots[core.place].sends();
+        self.shared.interrupts.deliver_local(core.id, event);
     }
 
     fn send(&self, target: VcpuId, event: VcpuEvent) {
         let Ok(core) = self.core(target) else { return };
         if self.is_here(core) {
-            self.shared.interrupts.deliver_local(target, event);
+            self.bring(core, event);
         } else {
             Counters::add(&core.counters.interrupts_out);
             self.shared.remote.forward(target, event);
@@ -396,6 +431,8 @@ impl Machine {
             self.shared.cores.iter().for_each(|core| core.doorbell.ring());
             let left = end.saturating_duration_since(Instant::now());
             if self.shared.running.wait_idle(left.min(Duration::from_millis(100))) {
+                // Its devices have the machine.
+                drop(self.shared.bus.lock().unwrap_or_else(PoisonError::into_inner).take());
                 return Ok(());
             }
             if left.is_zero() {

@@ -6,6 +6,7 @@
 
 use super::gate::Refused;
 use super::saved::{self, VcpuState};
+use super::slot::Slot;
 use super::{Machine, MachineError, Shared};
 use crate::tsc::host_ticks;
 use crate::vcpu::{StateError, VcpuCore};
@@ -64,7 +65,7 @@ impl Rest {
     /// The state of each vCPU here, by id. They stay at rest and could be saved again.
     ///
     /// # Errors
-    /// The first vCPU whose state cannot be taken, or which has ended or was not started.
+    /// The first vCPU whose state cannot be taken, or which has ended, was not started, or is handed over.
     pub fn save(&self) -> Result<Vec<VcpuState>, MachineError> {
         let shared = &self.machine.shared;
         let take = |core: &VcpuCore| {
@@ -88,7 +89,7 @@ impl Drop for Rest {
 }
 
 impl Shared {
-    fn restore(&self, fd: &mut VcpuFd, state: &VcpuState) -> Result<(), StateError> {
+    pub(super) fn restore(&self, fd: &mut VcpuFd, state: &VcpuState) -> Result<(), StateError> {
         state.check()?;
         let id = VcpuId(state.vcpu);
         self.interrupts.keep_reset_state(id, fd)?;
@@ -107,13 +108,13 @@ impl Machine {
     /// Names those that did not come within `limit`; all go on then.
     pub fn rest(&self, limit: Duration) -> Result<Rest, RestError> {
         let end = Instant::now() + limit;
-        let running = self.shared.here().filter(|core| core.doorbell.tid().is_some());
-        let ring = || running.for_each(|core| core.doorbell.ring());
-        self.shared.gate.rest(limit, ring).map_err(|refused| match refused {
-            Refused::Missing(missing) => RestError::Missing { missing, limit },
-            Refused::Busy => RestError::Busy { limit },
-            Refused::Over => RestError::Stopped,
-        })?;
+        self.shared.gate.rest(limit, || self.shared.ring_vcpus()).map_err(
+            |refused| match refused {
+                Refused::Missing(missing) => RestError::Missing { missing, limit },
+                Refused::Busy => RestError::Busy { limit },
+                Refused::Over => RestError::Stopped,
+            },
+        )?;
         let rest = Rest { machine: self.clone(), ticks: self.shared.clock.now() };
         self.empty_ghosts(end, limit)?;
         Ok(rest)
@@ -121,7 +122,8 @@ impl Machine {
 
     /// Waits until nothing is left in the ghosts. Nothing new comes, for the vCPUs here are at rest.
     fn empty_ghosts(&self, end: Instant, limit: Duration) -> Result<(), RestError> {
-        let calls = || self.shared.ghost_calls.iter();
+        let calls: Vec<_> = self.shared.slots.iter().filter_map(Slot::call).collect();
+        let calls = || calls.iter();
         calls().for_each(|call| call.ask());
         let ghosts: Vec<_> =
             calls().filter(|call| !call.wait(end)).map(|call| call.vcpu()).collect();

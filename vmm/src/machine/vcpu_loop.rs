@@ -3,6 +3,7 @@
 use super::Shared;
 use super::config::{InMemory, MemoryAccess};
 use super::gate::{Participant, Task};
+use super::orders::{Order, Orders};
 use super::sample::tell_fault;
 use super::saved;
 use crate::interrupts::{MsrAnswer, Next, VcpuApic};
@@ -60,7 +61,7 @@ enum After {
     Strange(String),
 }
 
-/// Runs the vCPU until the machine stops.
+/// Runs the vCPU until the machine stops, or it is handed over.
 pub(super) fn run(
     shared: &Shared,
     core: &Arc<VcpuCore>,
@@ -74,7 +75,9 @@ pub(super) fn run(
         source,
     })?;
     fd.set_sync_valid_reg(SyncReg::SystemRegister);
-    Loop { shared, core, bus, apic, refusals: 0, is_shut_down: false }.run(fd)
+    let result = Loop { shared, core, bus, apic, refusals: 0, is_shut_down: false }.run(fd);
+    fd.clear_sync_valid_reg(SyncReg::SystemRegister);
+    result
 }
 
 struct Loop<'a> {
@@ -121,6 +124,9 @@ impl Loop<'_> {
             self.pass_gate(fd)?;
             // A machine at rest that stops lets nobody into the guest again.
             if self.shared.stop.load(SeqCst) {
+                return Ok(());
+            }
+            if self.orders().are_given() && !self.halt(fd)? {
                 return Ok(());
             }
             match self.apic.prepare(fd)? {
@@ -179,6 +185,52 @@ impl Loop<'_> {
         }
         let Shared { host, clock, .. } = self.shared;
         saved::get(self.core.id, fd, self.apic.as_mut(), host, clock.offset())
+    }
+
+    fn orders(&self) -> &Orders {
+        &self.shared.slots[self.core.place].orders
+    }
+
+    /// Leaves the guest for a hand-over, until it is told to go on (true), or to end. It is no member of the gate
+    /// meanwhile: a clock steps without it.
+    fn halt(&mut self, fd: &mut VcpuFd) -> Result<bool, VcpuError> {
+        self.settle(fd)?;
+        let (shared, vcpu) = (self.shared, self.core.id);
+        let mut state = match self.save(fd) {
+            Ok(state) => state,
+            Err(error) => {
+                self.orders().report(Err(error));
+                return Ok(true);
+            }
+        };
+        shared.gate.leave(vcpu);
+        let held = match shared.hold((self.core.place, fd), &mut state, self.orders().limit()) {
+            Ok(held) => held,
+            Err(error) => {
+                let offset = shared.gate.join(vcpu);
+                self.orders().report(Err(error));
+                offset.map_or(Ok(()), |offset| self.set_offset(fd, offset))?;
+                return Ok(true);
+            }
+        };
+        let offset = if self.orders().report(Ok(state)) {
+            loop {
+                match self.orders().next() {
+                    Order::Go(offset) => break offset,
+                    Order::Leave => return Ok(false),
+                    Order::Stay if shared.stop.load(SeqCst) => return Ok(false),
+                    Order::Stay => drop(signal::wait(PARKED)),
+                }
+            }
+        } else {
+            shared.gate.join(vcpu)
+        };
+        if let Some(offset) = offset {
+            self.set_offset(fd, offset.wrapping_add_signed(held.tsc_ahead))?;
+        }
+        let error = |error| VcpuError::Held { vcpu, source: Box::new(error) };
+        shared.let_go(vcpu, fd, &held).map_err(error)?;
+        Ok(true)
     }
 
     /// Whether the vCPU may try an access again that KVM refused.
@@ -309,6 +361,9 @@ impl Loop<'_> {
         self.is_shut_down = true;
         while !self.shared.stop.load(SeqCst) {
             self.pass_gate(fd)?;
+            if self.orders().are_given() {
+                self.orders().report(Err(StateError::ShutDown));
+            }
             signal::wait(PARKED);
         }
         Ok(())

@@ -41,6 +41,15 @@ pub enum VcpuError {
         #[source]
         source: io::Error,
     },
+    /// It was out of the guest for a hand-over, and cannot go on.
+    #[error("{vcpu}: cannot let it back into the guest")]
+    Held {
+        /// Which.
+        vcpu: VcpuId,
+        /// Why.
+        #[source]
+        source: Box<StateError>,
+    },
     /// A ghost did what a ghost never does.
     #[error("ghost of {vcpu}: {what} at rip {rip:#x}")]
     Ghost {
@@ -93,6 +102,9 @@ pub enum StateError {
     /// The vCPU has shut down. Nothing is left to be saved.
     #[error("it has shut down after a triple fault")]
     ShutDown,
+    /// Other vCPUs did not leave the guest, or the machine stops: what is pending cannot be taken out.
+    #[error("the other vCPUs did not leave the guest")]
+    Others,
     /// Interrupts that had arrived could not be taken in, or the rest of an exit could not be finished.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),

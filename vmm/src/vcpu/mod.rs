@@ -58,6 +58,11 @@ impl VcpuCore {
         }
     }
 
+    /// It is elsewhere: what it uses there is not known.
+    pub(crate) fn forget_cr3(&self) {
+        self.cr3.store(NO_CR3, SeqCst);
+    }
+
     /// The CR3 that it had at its last exit.
     pub(crate) fn last_cr3(&self) -> Option<u64> {
         let cr3 = self.cr3.load(SeqCst);

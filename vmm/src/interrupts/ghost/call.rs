@@ -4,6 +4,10 @@
 //!   rest:    ask --> kick, unless it waits for a start-up --> wait for the answer or the end of the time
 //!   ghost:   parked, with no INIT, no NMI and no vector pending --> answer
 //! ```
+//! The vCPU may also be about to come here. Then the ghost ends, parked, and who asked takes out what still waits in it:
+//! ```text
+//!   install: ask_to_leave --> kick, unless it waits for a start-up --> wait for its end, or take the question back
+//! ```
 //! The vCPUs here are at rest when it is asked, so nothing new comes and the answer stays true. A kick that meets a
 //! start-up hides it (see `run`), hence a ghost in Starting is never kicked: it answers once it has been started.
 
@@ -16,6 +20,8 @@ use wire::VcpuId;
 struct State {
     /// Somebody waits for an answer.
     is_asked: bool,
+    /// It is to end when it is parked.
+    is_leaving: bool,
     /// It waits for a start-up, or has not begun.
     is_shy: bool,
     /// Its thread has ended.
@@ -66,6 +72,29 @@ impl GhostCall {
         let is_answered = !wait(&mut state);
         state.is_asked = false;
         is_answered
+    }
+
+    /// Has the ghost end when it is parked. Does not wait.
+    pub(crate) fn ask_to_leave(&self) {
+        let mut state = self.lock();
+        state.is_leaving = true;
+        if !state.is_shy {
+            self.core.doorbell.ring();
+        }
+    }
+
+    /// Takes the question back. False if it has left already.
+    pub(crate) fn stay(&self) -> bool {
+        let mut state = self.lock();
+        state.is_leaving = false;
+        !state.is_over
+    }
+
+    /// The ghost is parked: whether it is to end now.
+    pub(super) fn leaves(&self) -> bool {
+        let mut state = self.lock();
+        state.is_over |= state.is_leaving;
+        state.is_over
     }
 
     pub(super) fn is_asked(&self) -> bool {

@@ -14,12 +14,15 @@
 //! 5.x to 7.x, not documented, so `machine::ghost_self_test` tries it before a machine relies on it.
 
 mod call;
+mod pending;
 mod run;
 mod stub;
+mod takeover;
 mod vcpu_apic;
 
 pub(crate) use call::GhostCall;
-pub(crate) use run::Ghost;
+pub(crate) use pending::Pending;
+pub(crate) use run::{Before, Ghost};
 pub(crate) use stub::StubRegion;
 
 use super::saved::ApicState;
@@ -28,11 +31,13 @@ use crate::timer_spacing::TimerSpacing;
 use crate::tsc::GuestTsc;
 use crate::vcpu::{StateError, VcpuCore};
 use kvm_bindings::{
-    KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_cpuid_entry2, kvm_irq_routing_entry,
-    kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_msi,
+    KVM_IRQ_ROUTING_MSI, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, KvmIrqRouting,
+    kvm_cpuid_entry2, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1,
+    kvm_irq_routing_msi, kvm_msi,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
-use migrate::{Invalid, PlacementView};
+use migrate::Invalid;
+use pending::set_mp_state;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -55,33 +60,28 @@ pub(crate) struct GhostInterrupts {
     clock: Arc<GuestTsc>,
     spacing: TimerSpacing,
     level: Mutex<BTreeSet<u8>>,
-    /// The guest maps it for as long as the machine lives.
-    _region: Arc<StubRegion>,
+    /// Where ghosts run. The guest maps it for as long as the machine lives.
+    region: Arc<StubRegion>,
 }
 
 impl GhostInterrupts {
-    /// The back end of a machine whose vCPUs exist, and its ghosts, which run in `region`.
-    pub(crate) fn create(
+    /// The back end of a machine whose vCPUs exist. `region` has room for a ghost of each, which runs in it while its vCPU
+    /// is elsewhere.
+    pub(crate) fn new(
         vm: &Arc<VmFd>,
-        (cores, placement): (&[Arc<VcpuCore>], &PlacementView),
+        cores: &[Arc<VcpuCore>],
         clock: &Arc<GuestTsc>,
         spacing: TimerSpacing,
         region: StubRegion,
-    ) -> (Self, Vec<Ghost>) {
-        let region = Arc::new(region);
-        let ghosts = (0..)
-            .zip(cores.iter().filter(|core| !placement.is_here(core.id)))
-            .map(|(n, core)| Ghost::new(Arc::clone(core), Arc::clone(&region), n))
-            .collect();
-        let back_end = Self {
+    ) -> Self {
+        Self {
             vm: Arc::clone(vm),
             cores: cores.to_vec(),
             clock: Arc::clone(clock),
             spacing,
             level: Mutex::new(BTreeSet::new()),
-            _region: region,
-        };
-        (back_end, ghosts)
+            region: Arc::new(region),
+        }
     }
 }
 
@@ -89,6 +89,11 @@ impl GhostInterrupts {
 pub(crate) fn address_bits(cpuid: &[Vec<kvm_cpuid_entry2>]) -> u32 {
     let leaves = cpuid.iter().flatten().filter(|leaf| leaf.function == 0x8000_0008);
     leaves.map(|leaf| leaf.eax & 0xff).min().unwrap_or(DEFAULT_ADDRESS_BITS)
+}
+
+/// Whether KVM tells in this MP state that INIT and start-up have come.
+fn shows_startup(mp_state: u32) -> bool {
+    matches!(mp_state, KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED)
 }
 
 /// The message that brings an event to one APIC (KVM's 32-bit format: the upper 24 bits of the id
@@ -152,6 +157,48 @@ impl Interrupts for GhostInterrupts {
         let place = usize::try_from(id.0).expect("a vCPU id fits usize");
         let core = Arc::clone(&self.cores[place]);
         Ok(Box::new(KernelVcpuApic::new(core, Arc::clone(&self.clock), self.spacing)))
+    }
+
+    fn ghost(&self, core: &Arc<VcpuCore>, before: Before) -> Option<Ghost> {
+        Some(Ghost::new(Arc::clone(core), Arc::clone(&self.region), before))
+    }
+
+    fn collect(&self, id: VcpuId, vcpu: &mut VcpuFd) -> Result<Option<Vec<VcpuEvent>>, StateError> {
+        pending::collect(id, vcpu)
+    }
+
+    fn empty(&self, vcpu: &VcpuFd) -> Result<(), StateError> {
+        set_mp_state(vcpu, KVM_MP_STATE_UNINITIALIZED)?;
+        pending::empty(vcpu)
+    }
+
+    fn sends_without_exit(&self) -> bool {
+        true
+    }
+
+    fn take_pending(&self, vcpu: &VcpuFd) -> Result<Pending, StateError> {
+        pending::take(vcpu)
+    }
+
+    fn put_pending(&self, id: VcpuId, vcpu: &VcpuFd, pending: &Pending) -> Result<(), StateError> {
+        pending.events().for_each(|event| self.deliver_local(id, event));
+        if pending.deadline != 0 {
+            pending::set_deadline(vcpu, pending.deadline)?;
+        }
+        Ok(())
+    }
+
+    /// In UNINITIALIZED, so that an INIT and a start-up that come now show in what KVM tells later. A vCPU that waits for
+    /// either shows them as it is.
+    fn hold(&self, vcpu: &VcpuFd, mp_state: u32) -> Result<(), StateError> {
+        if shows_startup(mp_state) {
+            return Ok(());
+        }
+        set_mp_state(vcpu, KVM_MP_STATE_UNINITIALIZED)
+    }
+
+    fn let_go(&self, vcpu: &VcpuFd, mp_state: u32) -> Result<(), StateError> {
+        if shows_startup(mp_state) { Ok(()) } else { set_mp_state(vcpu, mp_state) }
     }
 
     /// KVM itself resets a vCPU.

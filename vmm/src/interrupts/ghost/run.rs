@@ -21,12 +21,16 @@
 //! few instructions that it takes to name each pending vector. A timer ends a drain that hangs on
 //! an INIT, and wakes idle ghosts now and then in case a wake-up was lost.
 //!
+//! A ghost may take over a KVM vCPU that has run here (see `takeover`), which is Parked or Starting then, and it ends when
+//! its vCPU is about to come here, while it is Parked.
+//!
 //! One gap is left: INIT *and* start-up, both within one drain, run the guest's start-up code here.
 //! Linux sends INIT only to CPUs that it has taken off line, long after their last interrupt. If it
 //! happens, the ghost fails with an error that says so.
 
 use super::call::GhostCall;
 use super::stub::{CODE_SELECTOR, PORT_DRAINED, PORT_NMI, PORT_VECTOR, StubRegion};
+use super::takeover::{self, SVR, SVR_ENABLED};
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::vcpu::kvm::{complete_exit, rip, run_error, set_msr};
 use crate::vcpu::signal::{self, KickTimer};
@@ -43,9 +47,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Spurious-vector register, and the value that enables the APIC.
-const SVR: u32 = 0x80f;
-const SVR_ENABLED: u64 = 0x1ff;
 /// A drain that takes longer is looked at.
 const DRAIN_KICK: Duration = Duration::from_millis(1);
 /// An idle ghost is looked at this often.
@@ -60,13 +61,25 @@ const IRR_STRIDE: usize = 16;
 /// Code segment after a reset of the boot vCPU.
 const RESET_SELECTOR: u16 = 0xf000;
 
+/// What the KVM vCPU was before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// It is new.
+    New,
+    /// It has run, or was restored, here.
+    Vcpu {
+        /// Its saved state has had an INIT and waits for the start-up.
+        waits_for_startup: bool,
+    },
+}
+
 /// The stand-in of one vCPU.
 #[derive(Debug)]
 pub(crate) struct Ghost {
     core: Arc<VcpuCore>,
     region: Arc<StubRegion>,
-    number: u32,
     call: Arc<GhostCall>,
+    before: Before,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,13 +90,9 @@ enum Mode {
 }
 
 impl Ghost {
-    pub(super) fn new(core: Arc<VcpuCore>, region: Arc<StubRegion>, number: u32) -> Self {
+    pub(super) fn new(core: Arc<VcpuCore>, region: Arc<StubRegion>, before: Before) -> Self {
         let call = Arc::new(GhostCall::new(Arc::clone(&core)));
-        Self { core, region, number, call }
-    }
-
-    pub(crate) fn core(&self) -> &Arc<VcpuCore> {
-        &self.core
+        Self { core, region, call, before }
     }
 
     /// By which it is asked whether anything waits in it.
@@ -104,7 +113,11 @@ impl Ghost {
         timer.arm(IDLE_KICK, IDLE_KICK);
         let mut ghost =
             GhostLoop { ghost: self, remote, stop, timer, mode: Mode::Parked, riddles: 0 };
-        let result = ghost.go_online(fd).and_then(|()| ghost.run(fd));
+        let begun = match ghost.ghost.before {
+            Before::New => ghost.go_online(fd),
+            Before::Vcpu { waits_for_startup } => ghost.take_over(fd, waits_for_startup),
+        };
+        let result = begun.and_then(|()| ghost.run(fd));
         ghost.ghost.call.end();
         result
     }
@@ -123,6 +136,9 @@ impl GhostLoop<'_> {
     fn run(&mut self, fd: &mut VcpuFd) -> Result<(), VcpuError> {
         let core = Arc::clone(&self.ghost.core);
         while !self.stop.load(SeqCst) {
+            if self.mode == Mode::Parked && self.ghost.call.leaves() {
+                return Ok(());
+            }
             if self.ghost.call.is_asked() {
                 self.answer(fd)?;
             }
@@ -132,6 +148,8 @@ impl GhostLoop<'_> {
                     Counters::add(&core.counters.exits_io);
                     self.port_written(fd)?;
                 }
+                // The vCPU ends the interrupt itself, where it is.
+                Ok(VcpuExit::IoapicEoi(_)) => Counters::add(&core.counters.exits_eoi),
                 Ok(other) => {
                     let what = format!("unexpected exit {other:?}");
                     return Err(self.strange(fd, what));
@@ -300,8 +318,28 @@ impl GhostLoop<'_> {
         Ok(true)
     }
 
+    /// The KVM vCPU was run or restored here, and is to be a ghost from now on.
+    fn take_over(&mut self, fd: &mut VcpuFd, waits: bool) -> Result<(), VcpuError> {
+        match self.state(fd)? {
+            KVM_MP_STATE_INIT_RECEIVED if waits => self.wait_for_start(fd),
+            KVM_MP_STATE_INIT_RECEIVED => self.init(fd),
+            KVM_MP_STATE_RUNNABLE if waits => self.started(fd),
+            KVM_MP_STATE_RUNNABLE => self.init_and_start(fd),
+            _ => {
+                takeover::clear(self.ghost.core.id, fd)?;
+                self.go_online(fd)
+            }
+        }
+    }
+
     /// INIT came: the real vCPU resets, the ghost waits for the start-up.
     fn init(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
+        self.wait_for_start(fd)?;
+        self.forward(VcpuEvent::Init);
+        Ok(())
+    }
+
+    fn wait_for_start(&mut self, fd: &VcpuFd) -> Result<(), VcpuError> {
         // A kick together with the start-up would hide it: KVM drops the start-up of a vCPU that
         // it believes uninitialized, and EINTR would not tell. So no kick may be on its way, nor
         // pending, when KVM is entered next; a stop that is forgotten here shows in its flag.
@@ -310,7 +348,6 @@ impl GhostLoop<'_> {
         signal::drain();
         self.set_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
         self.mode = Mode::Starting;
-        self.forward(VcpuEvent::Init);
         Ok(())
     }
 
@@ -350,7 +387,7 @@ impl GhostLoop<'_> {
         self.set_state(fd, KVM_MP_STATE_RUNNABLE)?;
         complete_exit(vcpu, fd)?;
         let mut sregs = fd.get_sregs().map_err(self.error(action))?;
-        let regs = self.ghost.region.registers(self.ghost.number, &mut sregs);
+        let regs = self.ghost.region.registers(vcpu.0, &mut sregs);
         fd.set_sregs(&sregs).map_err(self.error(action))?;
         fd.set_regs(&regs).map_err(self.error(action))?;
         let enable = |source: io::Error| VcpuError::Ioctl { vcpu, action, source };

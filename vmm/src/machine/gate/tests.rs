@@ -281,3 +281,34 @@ fn step_at_rest_waits_for_a_vcpu_that_has_joined_and_is_not_there() {
     });
     assert_eq!(vcpu.offset.into_inner(), 7);
 }
+
+#[test]
+fn work_aside_is_done_while_nobody_is_in_the_guest_and_changes_nothing() {
+    let (gate, over) = (Gate::default(), AtomicBool::new(false));
+    let (inside, clashes) = (AtomicU64::new(0), AtomicU64::new(0));
+    scope(|threads| {
+        for id in [ONE, TWO] {
+            assert_eq!(gate.join(id), None);
+            let (gate, over, inside) = (&gate, &over, &inside);
+            threads.spawn(move || {
+                while !over.load(SeqCst) {
+                    gate.pass(id, &mut nothing()).unwrap();
+                    inside.fetch_add(1, SeqCst);
+                    inside.fetch_sub(1, SeqCst);
+                }
+                gate.leave(id);
+            });
+        }
+        for _ in 0..200 {
+            let work = || clashes.fetch_add(inside.load(SeqCst), SeqCst);
+            gate.aside(LIMIT, || {}, work).unwrap();
+        }
+        over.store(true, SeqCst);
+    });
+    assert_eq!(clashes.into_inner(), 0);
+    assert_eq!(gate.join(ONE), None);
+    let late = gate.aside(Duration::ZERO, || {}, || panic!("a vCPU is missing"));
+    assert_eq!(late, Err::<(), _>(Refused::Missing(vec![ONE])));
+    gate.end();
+    assert_eq!(gate.aside(LIMIT, || {}, || panic!("it is over")), Err::<(), _>(Refused::Over));
+}

@@ -40,6 +40,13 @@ impl MsrSet {
         self.values.iter().find(|msr| msr.index == index).map(|msr| msr.value)
     }
 
+    /// Gives a register that is there another value.
+    pub(crate) fn change(&mut self, index: u32, value: u64) {
+        if let Some(msr) = self.values.iter_mut().find(|msr| msr.index == index) {
+            msr.value = value;
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), Invalid> {
         let unless = |holds, why| Invalid::unless(holds, "msrs", why);
         unless(self.values.len() <= MSRS_MAX, "more than 512")?;
