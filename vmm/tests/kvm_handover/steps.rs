@@ -12,6 +12,7 @@ use wire::VcpuId;
 
 /// What is told by the guest must not be told within this time. A wait, not a measurement.
 const QUIET: Duration = Duration::from_millis(20);
+const HLT: u8 = 0xf4;
 /// Bits of XCR0 and XSTATE_BV: FPU, SSE, AVX (SDM vol. 1, 13.1).
 const WITH_AVX: u64 = 7;
 /// Offset of XSTATE_BV and of the upper halves of the YMM registers in the standard area (SDM vol. 1, 13.4).
@@ -176,11 +177,11 @@ fn kvm_guest_that_starts_a_vcpu_while_it_is_stopped_starts_it_where_it_goes_on()
 
 /// The state of vCPU 1 when it sleeps, which it is about to.
 fn asleep(world: &World) -> VcpuState {
-    let interrupts_open = 1 << 9;
     loop {
         let state = world.machine(0).stop_vcpu(MOVER, LIMIT).expect("stop");
         world.machine(0).resume_vcpu(MOVER).expect("resume");
-        if state.general.rflags & interrupts_open != 0 && state.events.shadow == 0 {
+        let before = (u64::from(ENTRY_PAGE) << 12) + state.general.rip - 1;
+        if world.read(before) == [HLT] {
             return state;
         }
     }
