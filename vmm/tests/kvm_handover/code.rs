@@ -48,7 +48,9 @@ pub(crate) const VECTORS: u64 = 0x6100;
 pub(crate) const VECTORS_AFTER: u64 = 0x6200;
 
 const DEADLINE: u32 = 0x6e0;
-const TICKS: u32 = 150_000;
+/// Ticks to a deadline: it often passes while the vCPU moves, or seldom.
+pub(crate) const SOON: u32 = 150_000;
+pub(crate) const LATER: u32 = 20_000_000;
 const MARK: u32 = 0x1234_5678;
 
 fn low(at: u64) -> [u8; 2] {
@@ -150,7 +152,7 @@ fn head() -> Code {
 }
 
 /// Arms the timer and waits until it has fired, over and over.
-fn timer_rounds(code: Code) -> Code {
+fn timer_rounds(code: Code, ticks: u32) -> Code {
     let asleep = |code: Code| {
         // cli ; cmp [FIRED], di ; if not equal: sti ; hlt
         code.bytes(&[0xfa])
@@ -163,8 +165,8 @@ fn timer_rounds(code: Code) -> Code {
             .bytes(&[0x0f, 0x31]) // rdtsc
             .at(&[0x66, 0x89, 0x06], LAST) // mov [LAST], eax
             .at(&[0x66, 0x89, 0x16], LAST + 4) // mov [LAST + 4], edx
-            .bytes(&[0x66, 0x05]) // add eax, TICKS
-            .bytes(&TICKS.to_le_bytes())
+            .bytes(&[0x66, 0x05]) // add eax, ticks
+            .bytes(&ticks.to_le_bytes())
             .bytes(&[0x66, 0x83, 0xd2, 0x00]) // adc edx, 0
             .at(&[0x66, 0x89, 0x06], ARMED_FOR)
             .at(&[0x66, 0x89, 0x16], ARMED_FOR + 4)
@@ -200,9 +202,9 @@ pub(crate) fn put_starter(memory: &GuestMemoryMmap) {
 }
 
 /// Both work until they are told to stop.
-pub(crate) fn put_workers(memory: &GuestMemoryMmap) {
+pub(crate) fn put_workers(memory: &GuestMemoryMmap, ticks: u32) {
     put_handlers(memory);
-    put(memory, u64::from(ENTRY_PAGE) << 12, &timer_rounds(head()));
+    put(memory, u64::from(ENTRY_PAGE) << 12, &timer_rounds(head(), ticks));
     let first = Code::default().enable_apic().bytes(&[0xfb, 0x31, 0xed]); // sti ; xor bp, bp
     let up = first.again_if(JE, |code| code.at(&[0x83, 0x3e], UP).bytes(&[0x00])); // cmp word [UP], 0
     let rounds = up.again_if(JE, |code| {

@@ -59,7 +59,7 @@ fn device(world: &World, over: &Arc<AtomicBool>) -> JoinHandle<u16> {
 #[test]
 fn kvm_vcpu_moves_there_and_back_under_load_and_nothing_is_lost_or_doubled() {
     on_both(|mut world| {
-        code::put_workers(&world.memory);
+        code::put_workers(&world.memory, code::SOON);
         world.start_both();
         let over = Arc::new(AtomicBool::new(false));
         let device = device(&world, &over);
@@ -100,7 +100,7 @@ fn kvm_vcpu_moves_there_and_back_under_load_and_nothing_is_lost_or_doubled() {
 #[test]
 fn kvm_timer_of_a_vcpu_that_nobody_interrupts_moves_with_it() {
     on_both(|mut world| {
-        code::put_workers(&world.memory);
+        code::put_workers(&world.memory, code::LATER);
         world.memory.write_slice(&[1], GuestAddress(STOP)).expect("it lies in RAM");
         world.start_both();
         world.carry_until(&Seen::Event(DONE));
