@@ -52,11 +52,6 @@ pub(crate) trait Carrier: Send {
     }
     /// Writes what fits: `WouldBlock` when nothing does.
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// The same. The last part is stable until the peer has it. Where it lies in the exposed memory, it need not be
-    /// copied.
-    fn write_stable(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write(class, parts)
-    }
     /// How large frames of a run of pages should be, in bytes: what does not fit at once is copied, and goes later.
     fn run_bytes(&self) -> usize {
         FRAME_BYTES_MAX
@@ -68,8 +63,7 @@ pub(crate) trait Carrier: Send {
     }
     /// Starts or ends waking for room in the stream of `class`.
     fn want_room(&mut self, epoll: &Epoll, base: u64, class: usize, on: bool) -> io::Result<()>;
-    /// Offers memory to the peer to write pages into, and tells where pages are sent from that stay as they are. False where
-    /// peers do not write into it.
+    /// Offers memory to the peer to write pages into. False where peers do not write into it.
     fn expose(&mut self, _memory: &PageMemory) -> io::Result<bool> {
         Ok(false)
     }

@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::frame::class_index;
 use crate::memory::PageMemory;
 use crate::sys::borrow;
-use crate::traits::{Class, Event, FRAME_BYTES_MAX, Payload, SendError, Transport};
+use crate::traits::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
 use peer::Peer;
 use std::fmt;
 use std::io;
@@ -131,9 +131,9 @@ impl<C: Carrier> Engine<C> {
         to: SliceId,
         class: Class,
         head: &[u8],
-        payload: Payload<'_>,
+        payload: &[u8],
     ) -> Result<(), SendError> {
-        let length = head.len().saturating_add(payload.bytes().len());
+        let length = head.len().saturating_add(payload.len());
         if length > class.frame_bytes_max() {
             return Err(SendError::TooLarge);
         }
@@ -148,13 +148,13 @@ impl<C: Carrier> Engine<C> {
         class: Class,
         length: u32,
         head: &[u8],
-        payload: Payload<'_>,
+        payload: &[u8],
     ) -> Result<(), SendError> {
         let peer = &mut self.peers[index];
         let class_at = usize::from(class_index(class));
         // Interrupts have a stream of their own, and a vCPU may wait for one.
         let result = if self.corked && class != Class::Interrupt {
-            peer.queue(class_at, length, head, payload.bytes())
+            peer.queue(class_at, length, head, payload)
         } else {
             peer.send(&self.epoll, class_at, length, head, payload)
         };
@@ -194,7 +194,7 @@ impl<C: Carrier> Engine<C> {
         let result =
             self.peers[index].remote_write(usize::from(class_index(class)), length, offset, pages);
         match result {
-            Ok(()) => self.send_to(index, class, length, head, Payload::Volatile(&[])),
+            Ok(()) => self.send_to(index, class, length, head, &[]),
             Err(error) => {
                 if self.peers[index].has_unreported_loss() {
                     self.wake();
@@ -324,12 +324,12 @@ impl<T: OverEngine> Transport for T {
         self.engine().peers()
     }
 
-    fn send_payload(
+    fn send(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
-        payload: Payload<'_>,
+        payload: &[u8],
     ) -> Result<(), SendError> {
         self.engine_mut().send(to, class, head, payload)
     }

@@ -1,16 +1,12 @@
 //! TCP: one connection per peer and class, so that a full stream of pages never delays an
 //! interrupt. `TCP_NODELAY` is on: a fault waits for every small frame.
 
-mod stable;
-
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
 use crate::engine::{Engine, OverEngine};
-use crate::memory::PageMemory;
 use crate::pairs;
 use crate::sys::set_low_water;
 use crate::traits::{Class, RUN_BYTES_MAX};
-use stable::StablePages;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -25,7 +21,6 @@ pub(crate) struct TcpCarrier {
     waits: [bool; Class::COUNT],
     /// Bytes that make each stream readable.
     low_water: [usize; Class::COUNT],
-    stable: StablePages,
 }
 
 impl TcpCarrier {
@@ -37,13 +32,7 @@ impl TcpCarrier {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
         }
-        Ok(Self {
-            place,
-            streams,
-            waits: [false; Class::COUNT],
-            low_water: [1; Class::COUNT],
-            stable: StablePages::default(),
-        })
+        Ok(Self { place, streams, waits: [false; Class::COUNT], low_water: [1; Class::COUNT] })
     }
 }
 
@@ -88,16 +77,6 @@ impl Carrier for TcpCarrier {
 
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.streams[class].write_vectored(parts)
-    }
-
-    fn write_stable(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        let by_reference = self.stable.write(&self.streams[class], parts);
-        by_reference.unwrap_or_else(|| self.write(class, parts))
-    }
-
-    fn expose(&mut self, memory: &PageMemory) -> io::Result<bool> {
-        self.stable.expose(memory);
-        Ok(false)
     }
 
     fn run_bytes(&self) -> usize {

@@ -53,26 +53,6 @@ pub struct DirectReceive {
     pub offset: u64,
 }
 
-/// What follows the head of a frame.
-#[derive(Clone, Copy, Debug)]
-pub enum Payload<'a> {
-    /// Bytes that may change once they are sent.
-    Volatile(&'a [u8]),
-    /// Bytes that nobody changes until the peer has answered that it has them. Where they lie in the exposed memory
-    /// ([`Transport::expose`]), they may go to the peer by reference: it gets what is there when it reads them.
-    Stable(&'a [u8]),
-}
-
-impl<'a> Payload<'a> {
-    /// The bytes.
-    #[must_use]
-    pub fn bytes(self) -> &'a [u8] {
-        match self {
-            Self::Volatile(bytes) | Self::Stable(bytes) => bytes,
-        }
-    }
-}
-
 /// What `poll` reports.
 #[derive(Debug)]
 pub enum Event<'a> {
@@ -140,26 +120,13 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// `Full` and `Gone` are answers, not faults.
-    fn send_payload(
-        &mut self,
-        to: SliceId,
-        class: Class,
-        head: &[u8],
-        payload: Payload<'_>,
-    ) -> Result<(), SendError>;
-    /// The same, of bytes that may change once they are sent.
-    ///
-    /// # Errors
-    /// As for [`Self::send_payload`].
     fn send(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
         payload: &[u8],
-    ) -> Result<(), SendError> {
-        self.send_payload(to, class, head, Payload::Volatile(payload))
-    }
+    ) -> Result<(), SendError>;
     /// While corked, frames are only queued, but for interrupts, which go at once; uncorking writes them,
     /// many by one call. Not to be left corked: what waits is written by the next `poll`, but nobody is
     /// told that it waits.
@@ -182,7 +149,7 @@ pub trait Transport: Send {
     /// From now on one `poll` hands over so many frames of runs at most, for each is work for many pages: what
     /// is more urgent is then looked for again. As many as the budget allows until this is called.
     fn limit_runs(&mut self, _frames: usize) {}
-    /// Offers this slice's memory to its peers, for pages to be sent from and written into, where that takes no adapter's
+    /// Offers this slice's memory to its peers, for pages to be written into, where that takes no adapter's
     /// leave. True if they may do so from now on; others were given the memory when they were made, or
     /// cannot use it.
     fn expose(&mut self, _memory: &PageMemory) -> bool {

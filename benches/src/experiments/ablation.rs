@@ -105,7 +105,6 @@ const FIGURES: [Figure; 11] = [
             "chunk-fetch",
             "exclusive-grants",
             "direct-receive",
-            "by-reference",
             "large-frames",
         ],
     },

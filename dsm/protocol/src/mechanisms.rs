@@ -41,8 +41,6 @@ mechanisms! {
     direct_receive: "direct-receive",
     /// Pages are written into the memory of slices that expose it.
     remote_write: "remote-write",
-    /// Pages of a run leave the memory file by reference.
-    by_reference: "by-reference",
     /// Frames of a run are as large as the carrier likes them.
     large_frames: "large-frames",
     /// Frames of runs are handled one at a time while somebody waits for a page.

@@ -71,7 +71,7 @@ fn planted_bugs_are_caught_by_some_seed() {
     }
 }
 
-/// Pages of data may go by reference: what their sender has when they arrive is what arrives.
+/// Pages of data may be written remotely: what their sender has when they arrive is what arrives.
 #[test]
 fn page_that_changes_on_its_way_is_noticed() {
     let (workload, planted) = (Some(Workload::Hot), Some(PlantedBug::GrantEarly));

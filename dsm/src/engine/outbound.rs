@@ -15,7 +15,7 @@ use crate::error::EngineError;
 use crate::memory::GuestRam;
 use crate::observe::{Company, PageMoves, Trace};
 use dsm_protocol::{Effect, Gfn, Mechanisms, Message};
-use transport::{Class, FRAME_BYTES_MAX, Payload, SendError, Transport};
+use transport::{Class, FRAME_BYTES_MAX, SendError, Transport};
 use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
 
 /// So many pages are a run: their frames are large, and writing each at once costs one copy less
@@ -127,7 +127,7 @@ impl Outbound {
         let full = page.is_some_and(|gfn| append_page(ram, gfn, &mut body));
         self.moved.copies += u64::from(full);
         let class = class_of(message);
-        let result = self.send_with_head(to, class, Payload::Volatile(&body), |head| {
+        let result = self.send_with_head(to, class, &body, |head| {
             message.encode(epoch, full, head);
         });
         self.body = body;
@@ -151,8 +151,6 @@ impl Outbound {
         }
         let mut spare = std::mem::take(&mut self.body);
         let (body, copied) = batch.body(ram, &mut spare);
-        let by_reference = self.mechanisms.by_reference;
-        let body = if by_reference { body } else { Payload::Volatile(body.bytes()) };
         self.moved.copies += u64::from(copied);
         let result = self.send_with_head(batch.to, batch.class(), body, |head| {
             batch.head(epoch, false, head);
@@ -165,7 +163,7 @@ impl Outbound {
         &mut self,
         to: SliceId,
         class: Class,
-        body: Payload<'_>,
+        body: &[u8],
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), EngineError> {
         let mut head = std::mem::take(&mut self.head);
@@ -181,12 +179,12 @@ impl Outbound {
         to: SliceId,
         class: Class,
         head: &[u8],
-        body: Payload<'_>,
+        body: &[u8],
     ) -> Result<(), EngineError> {
         if self.try_send(to, class, head, body)? {
             return Ok(());
         }
-        self.put_off(to, class, [head, body.bytes()].concat())
+        self.put_off(to, class, [head, body].concat())
     }
 
     /// Sends a frame that is in one piece.
@@ -196,11 +194,7 @@ impl Outbound {
         class: Class,
         frame: Vec<u8>,
     ) -> Result<(), EngineError> {
-        if self.try_send(to, class, &frame, Payload::Volatile(&[]))? {
-            Ok(())
-        } else {
-            self.put_off(to, class, frame)
-        }
+        if self.try_send(to, class, &frame, &[])? { Ok(()) } else { self.put_off(to, class, frame) }
     }
 
     /// False when there is no room, or others wait for it.
@@ -209,12 +203,12 @@ impl Outbound {
         to: SliceId,
         class: Class,
         head: &[u8],
-        body: Payload<'_>,
+        body: &[u8],
     ) -> Result<bool, EngineError> {
         if self.backlog.holds(to, class) {
             return Ok(false);
         }
-        match self.transport.send_payload(to, class, head, body) {
+        match self.transport.send(to, class, head, body) {
             // A lost peer is reported by the next poll.
             Ok(()) | Err(SendError::Gone) => Ok(true),
             Err(SendError::Full) => Ok(false),

@@ -5,11 +5,11 @@
 //! transport without a copy in between. If some pages in the middle are all zeros, the others are put side by side
 //! first, and only their bytes travel.
 #![expect(unsafe_code, reason = "guest memory that nobody can change is read in place")]
-// UNSAFETY: the transport takes bytes by reference; the protocol keeps these as they are meanwhile.
+// UNSAFETY: the transport reads bytes where they lie; the protocol keeps these as they are meanwhile.
 
 use crate::memory::GuestRam;
 use dsm_protocol::{Access, Gfn, Message, Table};
-use transport::{Class, Payload};
+use transport::Class;
 use wire::{BATCH_MAX, Batch, Epoch, SliceId};
 
 /// Pages that are not all zeros, if they follow one another: how many come before them, and how many they are.
@@ -87,22 +87,22 @@ impl PageBatch {
 
     /// The bytes of the pages that are not all zeros: where they lie, if that is in one piece. Otherwise
     /// they are copied to `spare`; with how many were.
-    pub(crate) fn body<'a>(&self, ram: &'a GuestRam, spare: &'a mut Vec<u8>) -> (Payload<'a>, u32) {
+    pub(crate) fn body<'a>(&self, ram: &'a GuestRam, spare: &'a mut Vec<u8>) -> (&'a [u8], u32) {
         let Self { first, pages, bodies, .. } = *self;
         spare.clear();
         if bodies == 0 {
-            return (Payload::Volatile(spare), 0);
+            return (spare, 0);
         }
         if let Some((skipped, count)) = one_piece(bodies) {
             // SAFETY: the pages were given away or may only be read, and the receiver does not have them
             // yet; see `Outbound::remote_write`.
             if let Some(bytes) = unsafe { ram.stable_bytes(Gfn(first.0 + skipped), count) } {
-                return (Payload::Stable(bytes), 0);
+                return (bytes, 0);
             }
         }
         let pages = (0..u64::from(pages)).filter(|at| bodies & 1 << at != 0);
         pages.for_each(|at| ram.append_to(Gfn(first.0 + at), spare));
-        (Payload::Volatile(spare), bodies.count_ones())
+        (spare, bodies.count_ones())
     }
 
     /// Appends the head of the frame: one page travels as the message that it came in.
@@ -154,9 +154,7 @@ mod tests {
         let page_batch = page_batch(&ram, 6, &[4, 5, 6]);
         assert_eq!((page_batch.full(), page_batch.piece(&ram)), (3, Some((4 * 4096, 3))));
         let mut spare = Vec::new();
-        let (Payload::Stable(body), copied) = page_batch.body(&ram, &mut spare) else {
-            panic!("they lie there");
-        };
+        let (body, copied) = page_batch.body(&ram, &mut spare);
         assert_eq!((body.len(), body[9], body[2 * 4096 + 9]), (3 * 4096, 4, 6));
         assert_eq!((copied, spare.capacity()), (0, 0));
     }
@@ -167,9 +165,7 @@ mod tests {
         let page_batch = page_batch(&ram, 6, &[4, 7]);
         assert_eq!(page_batch.piece(&ram), Some((4 * 4096, 4)));
         let mut spare = Vec::new();
-        let (Payload::Volatile(body), copied) = page_batch.body(&ram, &mut spare) else {
-            panic!("they are copied");
-        };
+        let (body, copied) = page_batch.body(&ram, &mut spare);
         assert_eq!((body.len(), body[9], body[4096 + 9], copied), (2 * 4096, 4, 7, 2));
     }
 
@@ -180,7 +176,7 @@ mod tests {
         let mut page_batch = page_batch(&ram, 64, &full);
         assert!(!page_batch.take(SliceId(1), &data(67), &ram, 100), "full");
         let mut spare = Vec::new();
-        let body = page_batch.body(&ram, &mut spare).0.bytes();
+        let body = page_batch.body(&ram, &mut spare).0;
         let seen: Vec<_> = body.chunks(4096).map(|page| u64::from(page[9])).collect();
         assert_eq!(seen, full);
         let mut frame = Vec::new();
@@ -217,6 +213,6 @@ mod tests {
         let page_batch = page_batch(&ram, 4, &[3, 4, 5, 6]);
         assert_eq!(page_batch.piece(&ram), None);
         let mut spare = Vec::new();
-        assert_eq!(page_batch.body(&ram, &mut spare).0.bytes().len(), 4 * 4096);
+        assert_eq!(page_batch.body(&ram, &mut spare).0.len(), 4 * 4096);
     }
 }

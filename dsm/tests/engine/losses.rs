@@ -13,7 +13,7 @@ use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig,
     RestError, Tracing, Unrest, Uplink, check_host,
 };
-use transport::{Class, Config, Event, Payload, SendError, ShmTransport, Transport, shm};
+use transport::{Class, Config, Event, SendError, ShmTransport, Transport, shm};
 use wire::{Epoch, Gfn, Message, SliceId, VcpuId};
 
 const FRAMES: u64 = 512;
@@ -27,17 +27,17 @@ struct Gated {
 
 impl Transport for Gated {
     forward_to!(frames);
-    fn send_payload(
+    fn send(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
-        rest: Payload<'_>,
+        rest: &[u8],
     ) -> Result<(), SendError> {
         if self.loses && class == Class::Coherence {
             return Ok(());
         }
-        self.frames.send_payload(to, class, head, rest)
+        self.frames.send(to, class, head, rest)
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         if self.is_shut.load(Ordering::SeqCst) { 0 } else { self.frames.poll(budget, sink) }

@@ -13,9 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 use tessera_dsm::{GuestRam, Mechanism, Mechanisms, Memory, Replicate, Uplink};
-use transport::{
-    Class, Config, Event, PageMemory, Payload, SendError, ShmTransport, Transport, rdma, shm,
-};
+use transport::{Class, Config, Event, PageMemory, SendError, ShmTransport, Transport, rdma, shm};
 use wire::{Epoch, SliceId};
 
 const FRAMES: u64 = 2048;
@@ -34,14 +32,14 @@ struct Adapter {
 
 impl Transport for Adapter {
     forward_to!(frames);
-    fn send_payload(
+    fn send(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
-        rest: Payload<'_>,
+        rest: &[u8],
     ) -> Result<(), SendError> {
-        self.frames.send_payload(to, class, head, rest)
+        self.frames.send(to, class, head, rest)
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.frames.poll(budget, sink)
@@ -203,20 +201,20 @@ fn uffd_page_said_to_be_written_into_memory_that_was_not_exposed_is_refused() {
     struct Liar(ShmTransport);
     impl Transport for Liar {
         forward_to!(0);
-        fn send_payload(
+        fn send(
             &mut self,
             to: SliceId,
             class: Class,
             head: &[u8],
-            rest: Payload<'_>,
+            rest: &[u8],
         ) -> Result<(), SendError> {
-            match wire::Message::decode(&[head, rest.bytes()].concat()) {
+            match wire::Message::decode(&[head, rest].concat()) {
                 Ok((_, message @ wire::Message::Data { .. }, _)) => {
                     let mut lie = Vec::new();
                     message.encode_remote_written(Epoch(1), &mut lie);
                     self.0.send(to, class, &lie, &[])
                 }
-                _ => self.0.send_payload(to, class, head, rest),
+                _ => self.0.send(to, class, head, rest),
             }
         }
         fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {

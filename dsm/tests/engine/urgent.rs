@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 use tessera_dsm::{Memory, Replicate, Uplink};
-use transport::{Class, Config, Event, Payload, SendError, ShmTransport, Transport, shm};
+use transport::{Class, Config, Event, SendError, ShmTransport, Transport, shm};
 use wire::SliceId;
 
 /// Slice 1 is home of the second half.
@@ -36,15 +36,15 @@ struct Gated {
 
 impl Transport for Gated {
     forward_to!(frames);
-    fn send_payload(
+    fn send(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
-        rest: Payload<'_>,
+        rest: &[u8],
     ) -> Result<(), SendError> {
         let misplaces = class == Class::Coherence && self.gate.misplaces.load(Ordering::SeqCst);
-        self.frames.send_payload(to, if misplaces { Class::Run } else { class }, head, rest)
+        self.frames.send(to, if misplaces { Class::Run } else { class }, head, rest)
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         let Self { frames, gate, kept } = self;

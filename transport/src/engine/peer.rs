@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::frame::{Decoder, HEAD_BYTES, class_index, cost, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
-use crate::traits::{Class, Event, Payload, SendError};
+use crate::traits::{Class, Event, SendError};
 use std::fmt;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -121,19 +121,14 @@ impl<C: Carrier> Peer<C> {
         at: usize,
         length: u32,
         head: &[u8],
-        payload: Payload<'_>,
+        payload: &[u8],
     ) -> Result<(), SendError> {
         let frame = self.admit(at, length)?;
-        let parts = [&frame, head, payload.bytes()];
+        let parts = [&frame, head, payload];
         let stream = &mut self.streams[at];
         let mut done = 0;
         if stream.outbox.is_empty() {
-            let slices = parts.map(IoSlice::new);
-            let written = match payload {
-                Payload::Volatile(_) => self.carrier.write(at, &slices),
-                Payload::Stable(_) => self.carrier.write_stable(at, &slices),
-            };
-            match written {
+            match self.carrier.write(at, &parts.map(IoSlice::new)) {
                 Ok(count) => done = count,
                 Err(error) if is_later(&error) => {}
                 Err(error) => {

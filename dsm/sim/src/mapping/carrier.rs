@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use transport::{Class, Event, Payload, SendError, Transport};
+use transport::{Class, Event, SendError, Transport};
 use wire::SliceId;
 
 /// A frame on its way.
@@ -62,12 +62,12 @@ impl Transport for Carrier {
         &self.peers
     }
 
-    fn send_payload(
+    fn send(
         &mut self,
         to: SliceId,
         class: Class,
         head: &[u8],
-        payload: Payload<'_>,
+        payload: &[u8],
     ) -> Result<(), SendError> {
         let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(room) = mailbox.room {
@@ -77,7 +77,7 @@ impl Transport for Carrier {
             }
             mailbox.left -= 1;
         }
-        let bytes = [head, payload.bytes()].concat();
+        let bytes = [head, payload].concat();
         mailbox.outgoing.push(Frame { peer: to, class, bytes });
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::store::Page;
 use dsm_protocol::{Access, Gfn, Message};
 
 impl World {
-    /// A page of data may be sent by reference, by an adapter or out of a memory file: what its sender has
+    /// A page of data may be written remotely, by an adapter or out of a memory file: what its sender has
     /// is what arrives, so that must be what was sent.
     pub(super) fn check_stable(
         &self,

@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use transport::{Class, Event, Payload, SendError, Transport};
+use transport::{Class, Event, SendError, Transport};
 use wire::{SliceId, VcpuId};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -124,13 +124,7 @@ impl Transport for Nobody {
     fn peers(&self) -> &[SliceId] {
         &self.peers
     }
-    fn send_payload(
-        &mut self,
-        _: SliceId,
-        _: Class,
-        _: &[u8],
-        _: Payload<'_>,
-    ) -> Result<(), SendError> {
+    fn send(&mut self, _: SliceId, _: Class, _: &[u8], _: &[u8]) -> Result<(), SendError> {
         Ok(())
     }
     fn cork(&mut self, _: bool) {}
