@@ -15,7 +15,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::scope;
 use std::time::{Duration, Instant};
-use transport::{Class, Event, SendError, Transport};
+use transport::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
 use wire::coherence::HEAD_BYTES;
 use wire::{Access, Batch, Epoch, Gfn, Message, PAGE_SIZE, SliceId};
 
@@ -170,7 +170,7 @@ pub fn stream(carrier: Carrier, pages: usize, source: Source, places: [Place; 2]
 }
 
 fn pour(sender: &mut dyn Transport, pages: usize, source: Source) -> Result<()> {
-    let most = usize::from(Batch::pages_in(sender.run_bytes(SliceId(0))));
+    let most = usize::from(Batch::pages_in(FRAME_BYTES_MAX));
     let held = match source {
         Source::Memory => pages,
         Source::OneFrame => most,

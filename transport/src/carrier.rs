@@ -1,7 +1,7 @@
 //! What the engine asks of a carrier: a byte stream to one peer for each class, and a way to be woken.
 
 use crate::memory::PageMemory;
-use crate::traits::{Class, FRAME_BYTES_MAX};
+use crate::traits::Class;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -52,10 +52,6 @@ pub(crate) trait Carrier: Send {
     }
     /// Writes what fits: `WouldBlock` when nothing does.
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// How large frames of a run of pages should be, in bytes: what does not fit at once is copied, and goes later.
-    fn run_bytes(&self) -> usize {
-        FRAME_BYTES_MAX
-    }
     /// Nothing can be done with the stream of `class` before so many bytes more are there: it need not be
     /// readable, and wake its owner, before; 0 ends that. A carrier may tell of less all the same.
     fn expect(&mut self, _class: usize, _bytes: usize) -> io::Result<()> {

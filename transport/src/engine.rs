@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::frame::class_index;
 use crate::memory::PageMemory;
 use crate::sys::borrow;
-use crate::traits::{Class, Event, FRAME_BYTES_MAX, SendError, Transport};
+use crate::traits::{Class, Event, SendError, Transport};
 use peer::Peer;
 use std::fmt;
 use std::io;
@@ -208,11 +208,6 @@ impl<C: Carrier> Engine<C> {
         self.peers.iter_mut().any(Peer::look)
     }
 
-    pub(crate) fn run_bytes(&self, peer: SliceId) -> usize {
-        let index = self.ids.binary_search(&peer);
-        index.map_or(FRAME_BYTES_MAX, |index| self.peers[index].run_bytes())
-    }
-
     pub(crate) fn limit_runs(&mut self, frames: usize) {
         self.runs_max = frames;
     }
@@ -348,10 +343,6 @@ impl<T: OverEngine> Transport for T {
 
     fn look(&mut self) -> bool {
         self.engine_mut().look()
-    }
-
-    fn run_bytes(&self, peer: SliceId) -> usize {
-        self.engine().run_bytes(peer)
     }
 
     fn limit_runs(&mut self, frames: usize) {

@@ -55,6 +55,6 @@ pub use secret::{Secret, SecretError};
 pub use shm::ShmTransport;
 pub use tcp::TcpTransport;
 pub use traits::{
-    Class, DIRECT_HEAD_MAX, DirectReceive, Event, FRAME_BYTES_MAX, RUN_BYTES_MAX,
-    SendError, Transport,
+    Class, DIRECT_HEAD_MAX, DirectReceive, Event, FRAME_BYTES_MAX, RUN_BYTES_MAX, SendError,
+    Transport,
 };

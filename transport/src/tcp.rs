@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::engine::{Engine, OverEngine};
 use crate::pairs;
 use crate::sys::set_low_water;
-use crate::traits::{Class, RUN_BYTES_MAX};
+use crate::traits::Class;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -77,10 +77,6 @@ impl Carrier for TcpCarrier {
 
     fn write(&mut self, class: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.streams[class].write_vectored(parts)
-    }
-
-    fn run_bytes(&self) -> usize {
-        RUN_BYTES_MAX
     }
 
     fn expect(&mut self, class: usize, bytes: usize) -> io::Result<()> {

@@ -37,8 +37,8 @@ impl Class {
 /// The largest frame of any class but runs, head and payload together, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 
-/// The largest frame of runs: [`BATCH_MAX`] pages with its head. Each frame costs a call, a question where
-/// its body belongs, and wakes its receiver once.
+/// The largest frame of runs: [`BATCH_MAX`] pages with its head. So many are to be written remotely at a time, and are one
+/// frame where that finds no room.
 pub const RUN_BYTES_MAX: usize = BATCH_MAX as usize * PAGE_SIZE + DIRECT_HEAD_MAX;
 
 /// The longest head of a frame whose body is received directly into memory, in bytes.
@@ -141,10 +141,6 @@ pub trait Transport: Send {
     /// `readiness` tells.
     fn look(&mut self) -> bool {
         false
-    }
-    /// How large frames of a run of pages to a peer should be, in bytes: at most [`RUN_BYTES_MAX`].
-    fn run_bytes(&self, _peer: SliceId) -> usize {
-        FRAME_BYTES_MAX
     }
     /// From now on one `poll` hands over so many frames of runs at most, for each is work for many pages: what
     /// is more urgent is then looked for again. As many as the budget allows until this is called.

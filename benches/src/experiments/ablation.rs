@@ -100,13 +100,7 @@ const FIGURES: [Figure; 11] = [
         carrier: Carrier::Tcp,
         size: PAGES,
         measure: prepared,
-        shows: &[
-            "runs",
-            "chunk-fetch",
-            "exclusive-grants",
-            "direct-receive",
-            "large-frames",
-        ],
+        shows: &["runs", "chunk-fetch", "exclusive-grants", "direct-receive"],
     },
     Figure {
         name: "scan: in order over shm, memory as it comes, MB/s",
@@ -146,7 +140,7 @@ const FIGURES: [Figure; 11] = [
         carrier: Carrier::Tcp,
         size: PAGES,
         measure: beside,
-        shows: &["urgent-first", "large-frames", "polling"],
+        shows: &["urgent-first", "polling"],
     },
 ];
 

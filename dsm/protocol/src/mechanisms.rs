@@ -41,8 +41,6 @@ mechanisms! {
     direct_receive: "direct-receive",
     /// Pages are written into the memory of slices that expose it.
     remote_write: "remote-write",
-    /// Frames of a run are as large as the carrier likes them.
-    large_frames: "large-frames",
     /// Frames of runs are handled one at a time while somebody waits for a page.
     urgent_first: "urgent-first",
     /// The engine looks for an answer before it sleeps.

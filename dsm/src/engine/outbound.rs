@@ -136,11 +136,7 @@ impl Outbound {
 
     /// How many pages go out together at most.
     fn run_pages(&self, to: SliceId) -> u16 {
-        if self.has_remote_write(to) {
-            return BATCH_MAX;
-        }
-        let large = self.mechanisms.large_frames;
-        Batch::pages_in(if large { self.transport.run_bytes(to) } else { FRAME_BYTES_MAX })
+        if self.has_remote_write(to) { BATCH_MAX } else { Batch::pages_in(FRAME_BYTES_MAX) }
     }
 
     /// Sends the pages that wait for neighbours.

@@ -159,10 +159,6 @@ impl<C: Carrier> Peer<C> {
         })
     }
 
-    pub(super) fn run_bytes(&self) -> usize {
-        self.carrier.run_bytes()
-    }
-
     pub(super) fn has_remote_write(&self) -> bool {
         self.carrier.has_remote_write()
     }
