@@ -13,6 +13,7 @@ pub mod cut;
 pub mod handover;
 mod owner;
 mod placement;
+mod planted;
 pub mod saved;
 
 pub use owner::{PlacementOwner, PlacementView, Route, WrongEpoch};

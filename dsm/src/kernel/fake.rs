@@ -334,8 +334,8 @@ impl FakeKernel {
     #[cfg(test)]
     pub(crate) fn is_watched(&self, pages: &Range<u64>) -> bool {
         let state = self.state();
-        let all = pages.clone().map(|page| usize::try_from(page).expect("a page"));
-        all.into_iter().any(|page| state.pages[page].part.modes != 0)
+        let mut all = pages.clone().map(|page| usize::try_from(page).expect("a page"));
+        all.any(|page| state.pages[page].part.modes != 0)
     }
 
     /// The file gets a page of zeros.

@@ -8,8 +8,9 @@
 //!                 +------Failed, or given up, at any step ---------------------------------+
 //! ```
 
-use super::planted::{Planted, PlantedBug};
+use super::planted::PlantedBug;
 use super::{Message, PeerCounts, Step};
+use crate::planted::Planted;
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 use wire::SliceId;
@@ -70,7 +71,7 @@ pub struct Coordinator {
     counts: BTreeMap<SliceId, Option<Vec<PeerCounts>>>,
     /// All have counted in this cut, and the numbers did not agree.
     differed: bool,
-    planted: Planted,
+    planted: Planted<PlantedBug>,
 }
 
 impl Coordinator {

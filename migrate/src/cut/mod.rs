@@ -17,9 +17,9 @@
 //! [`Step::Devices`] before the others: they must still acknowledge its last change.
 //!
 //! **Nothing is on its way.** No slice can see what was sent to it and has not come. So each counts, and the numbers
-//! of sender and receiver are compared. Channels between two slices keep their order, so equal numbers mean the same
-//! messages. Slices count at different times. That does no harm: a slice at rest does nothing by itself. Whatever one does
-//! after it has counted follows from a message that it had not received then, and the number of that one does not agree.
+//! of sender and receiver are compared. Slices count at different times. That does no harm: a slice at rest does nothing by
+//! itself. Whatever one does after it has counted follows from a message that it had not received then, and the number of
+//! that one does not agree (decision 40 has the argument, which needs no order of messages).
 //!
 //! **The VM goes on.** A step that fails, a limit that passes, or a wish: all slices are told to go on, and the next cut
 //! begins when all have said that they do.

@@ -16,26 +16,3 @@ pub enum PlantedBug {
     /// The next cut begins before all slices run.
     NotAwaited,
 }
-
-/// What is planted: nothing, unless a test does it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Planted(#[cfg(feature = "planted-bugs")] Option<PlantedBug>);
-
-#[cfg(feature = "planted-bugs")]
-impl Planted {
-    pub(super) fn some(bug: PlantedBug) -> Self {
-        Self(Some(bug))
-    }
-
-    pub(super) fn has(self, bug: PlantedBug) -> bool {
-        self.0 == Some(bug)
-    }
-}
-
-#[cfg(not(feature = "planted-bugs"))]
-impl Planted {
-    #[expect(clippy::unused_self, reason = "with the feature it looks at what is planted")]
-    pub(super) fn has(self, _: PlantedBug) -> bool {
-        false
-    }
-}

@@ -13,9 +13,10 @@
 //! ```
 
 use super::effects::{Effect, Input};
-use super::planted::{Planted, PlantedBug};
+use super::planted::PlantedBug;
 use super::waiting::{Queue, Waiting};
 use super::{HandoverError, Message, Move, VcpuEvent};
+use crate::planted::Planted;
 use std::collections::BTreeSet;
 use wire::{Epoch, SliceId, VcpuId};
 
@@ -57,7 +58,7 @@ pub struct Member<E, S> {
     /// What came straight from them.
     held: Queue<E>,
     out: Vec<Effect<E, S>>,
-    planted: Planted,
+    planted: Planted<PlantedBug>,
 }
 
 impl<E: VcpuEvent, S> Member<E, S> {

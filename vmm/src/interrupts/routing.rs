@@ -5,6 +5,7 @@
 
 use devices::{DeliveryMode, InterruptMessage};
 use wire::VcpuId;
+use wire::control::InterruptEvent;
 
 /// An interrupt that arrives at one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -28,6 +29,28 @@ impl VcpuEvent {
             DeliveryMode::Nmi => Self::Nmi,
             DeliveryMode::Init => Self::Init,
             DeliveryMode::Startup => Self::Startup(vector),
+        }
+    }
+}
+
+impl From<VcpuEvent> for InterruptEvent {
+    fn from(event: VcpuEvent) -> Self {
+        match event {
+            VcpuEvent::Fixed(vector) => Self::Fixed(vector),
+            VcpuEvent::Nmi => Self::Nmi,
+            VcpuEvent::Init => Self::Init,
+            VcpuEvent::Startup(page) => Self::Startup(page),
+        }
+    }
+}
+
+impl From<InterruptEvent> for VcpuEvent {
+    fn from(event: InterruptEvent) -> Self {
+        match event {
+            InterruptEvent::Fixed(vector) => Self::Fixed(vector),
+            InterruptEvent::Nmi => Self::Nmi,
+            InterruptEvent::Init => Self::Init,
+            InterruptEvent::Startup(page) => Self::Startup(page),
         }
     }
 }

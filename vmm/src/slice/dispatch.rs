@@ -102,7 +102,7 @@ impl Dispatcher {
         match (self.channels.placement.route(vcpu), self.machine.get()) {
             (Route::Here, Some(machine)) => {
                 self.channels.traffic.interrupts_in.fetch_add(1, Ordering::Relaxed);
-                machine.deliver_local(vcpu, from_wire(event));
+                machine.deliver_local(vcpu, event.into());
             }
             // Sent before the sender knew of a move: bring it on.
             (Route::There(slice), _) => {
@@ -166,7 +166,7 @@ impl RemoteInterrupts for Dispatcher {
             (Route::There(slice), _) => {
                 self.channels.traffic.interrupts_out.fetch_add(1, Ordering::Relaxed);
                 self.channels
-                    .send(slice, &Control::Interrupt { vcpu: target, event: to_wire(event) });
+                    .send(slice, &Control::Interrupt { vcpu: target, event: event.into() });
             }
             // It has come here since the sender looked.
             (Route::Here, Some(machine)) => machine.deliver_local(target, event),
@@ -350,24 +350,6 @@ impl Uplink for Link {
         if let Some(machine) = self.dispatcher.machine.get() {
             machine.sample_fault(gfn, thread);
         }
-    }
-}
-
-fn to_wire(event: VcpuEvent) -> InterruptEvent {
-    match event {
-        VcpuEvent::Fixed(vector) => InterruptEvent::Fixed(vector),
-        VcpuEvent::Nmi => InterruptEvent::Nmi,
-        VcpuEvent::Init => InterruptEvent::Init,
-        VcpuEvent::Startup(page) => InterruptEvent::Startup(page),
-    }
-}
-
-fn from_wire(event: InterruptEvent) -> VcpuEvent {
-    match event {
-        InterruptEvent::Fixed(vector) => VcpuEvent::Fixed(vector),
-        InterruptEvent::Nmi => VcpuEvent::Nmi,
-        InterruptEvent::Init => VcpuEvent::Init,
-        InterruptEvent::Startup(page) => VcpuEvent::Startup(page),
     }
 }
 

@@ -5,12 +5,11 @@
 //! until that is counted, asleep or busy in turn, and looks whether its registers and its counter are what they were. The
 //! handler of its first vector is slow, so that the vCPU is often stopped in it, with the second vector pending.
 
-use crate::assembler::{Code, EOI, ICR, LVT_TIMER};
+use crate::assembler::{Code, ICR, LVT_TIMER};
+use crate::handlers::{put, put_handler};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 pub(crate) const RAM: usize = 0x8_0000;
-/// What the guest wants to be seen.
-pub(crate) const PORT_EVENT: u16 = 0x99;
 
 /// Vectors to vCPU 1: slow, and answered; to vCPU 0: the answer.
 const SLOW: u8 = 0x51;
@@ -59,18 +58,9 @@ fn low(at: u64) -> [u8; 2] {
 }
 
 impl Code {
-    fn tell(self, event: u8) -> Self {
-        self.bytes(&[0xb0, event, 0xe6, PORT_EVENT.to_le_bytes()[0]]) // mov al, event ; out
-    }
-
     /// An instruction with a memory operand.
     fn at(self, instruction: &[u8], at: u64) -> Self {
         self.bytes(instruction).bytes(&low(at))
-    }
-
-    /// inc word [at]
-    fn count(self, at: u64) -> Self {
-        self.at(&[0xff, 0x06], at)
     }
 
     /// Skips `then` when this short jump is taken.
@@ -86,12 +76,6 @@ impl Code {
         self.bytes(&body.0).bytes(&[0x0f, jump]).bytes(&back.to_le_bytes())
     }
 
-    fn keeping(self, inner: impl FnOnce(Self) -> Self) -> Self {
-        inner(self.bytes(&[0x66, 0x60])) // pushad
-            .wrmsr(EOI, 0, 0)
-            .bytes(&[0x66, 0x61, 0xcf]) // popad ; iret
-    }
-
     /// rdtsc ; compares with the 64 bits there: carry if it is less
     fn compare_counter(self, at: u64) -> Self {
         self.bytes(&[0x0f, 0x31]).at(&[0x66, 0x2b, 0x06], at).at(&[0x66, 0x1b, 0x16], at + 4)
@@ -103,17 +87,6 @@ const JE: u8 = 0x84;
 const SHORT_JE: u8 = 0x74;
 const SHORT_JNC: u8 = 0x73;
 const SHORT_JZ: u8 = 0x74;
-
-fn put(memory: &GuestMemoryMmap, at: u64, code: &Code) {
-    memory.write_slice(&code.0, GuestAddress(at)).expect("code lies in RAM");
-}
-
-fn put_handler(memory: &GuestMemoryMmap, vector: u8, code: &Code) {
-    let at = 0xa000 + u16::from(vector) * 0x80;
-    assert!(code.0.len() <= 0x80, "handler {vector:#x} is too long");
-    put(memory, u64::from(vector) * 4, &Code(at.to_le_bytes().to_vec()));
-    put(memory, at.into(), code);
-}
 
 fn put_handlers(memory: &GuestMemoryMmap) {
     let handler = |vector, inner: &dyn Fn(Code) -> Code| {

@@ -2,7 +2,8 @@
 //! the coordinator and the members of `migrate::handover`, and channels that keep the order of each pair of slices and no
 //! other.
 
-use crate::code::{ENTRY_PAGE, PORT_EVENT, RAM, READY};
+use crate::code::{ENTRY_PAGE, RAM, READY};
+use crate::handlers::PORT_EVENT;
 use devices::{
     Bus, DeliveryMode, InterruptMessage, InterruptSink, SharedBus, ShutdownCause, ShutdownSink,
 };
@@ -21,6 +22,7 @@ use tessera_vmm::interrupts::{InterruptBackEnd, RemoteInterrupts, VcpuEvent};
 use tessera_vmm::machine::{
     HandoverRefusal, Machine, MachineConfig, MachineError, MachineHooks, MemorySlot,
 };
+use tessera_vmm::slice::one_line;
 use tessera_vmm::timer_spacing::TimerSpacing;
 use tessera_vmm::tsc::ClockRate;
 use tessera_vmm::vcpu::VcpuError;
@@ -123,32 +125,8 @@ pub(crate) struct World {
     seed: u64,
 }
 
-fn to_wire(event: VcpuEvent) -> InterruptEvent {
-    match event {
-        VcpuEvent::Fixed(vector) => InterruptEvent::Fixed(vector),
-        VcpuEvent::Nmi => InterruptEvent::Nmi,
-        VcpuEvent::Init => InterruptEvent::Init,
-        VcpuEvent::Startup(page) => InterruptEvent::Startup(page),
-    }
-}
-
-fn from_wire(event: InterruptEvent) -> VcpuEvent {
-    match event {
-        InterruptEvent::Fixed(vector) => VcpuEvent::Fixed(vector),
-        InterruptEvent::Nmi => VcpuEvent::Nmi,
-        InterruptEvent::Init => VcpuEvent::Init,
-        InterruptEvent::Startup(page) => VcpuEvent::Startup(page),
-    }
-}
-
 fn place(id: SliceId) -> usize {
     usize::from(id.0)
-}
-
-/// Why a step did not succeed, with its causes.
-fn why(error: &MachineError) -> String {
-    let chain = std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source());
-    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl World {
@@ -260,13 +238,13 @@ impl World {
             Effect::Send { .. } => unreachable!("sent already"),
             Effect::Prepare(one) => return Some(Input::Prepared(one.number, Ok(()))),
             Effect::Stop(number) => {
-                let state = machine.stop_vcpu(vcpu, LIMIT).map_err(|error| why(&error));
+                let state = machine.stop_vcpu(vcpu, LIMIT).map_err(|error| one_line(&error));
                 let bytes = state.map(|state| encode(&state).expect("write"));
                 return Some(Input::Saved(number, bytes));
             }
             Effect::Install(number, bytes) => {
                 let state = decode(&bytes).expect("read");
-                let result = machine.install_vcpu(&state, LIMIT).map_err(|error| why(&error));
+                let result = machine.install_vcpu(&state, LIMIT).map_err(|error| one_line(&error));
                 return Some(Input::Restored(number, result));
             }
             Effect::Resume => undone(machine.resume_vcpu(vcpu), "here"),
@@ -274,7 +252,7 @@ impl World {
             Effect::Place(Move { vcpu, to, .. }, _) => slice.place(vcpu, to),
             Effect::Run => machine.run_vcpu(vcpu).expect("run"),
             Effect::Forget => machine.release_vcpu(vcpu).expect("release"),
-            Effect::Deliver(event) => machine.deliver_local(vcpu, from_wire(event)),
+            Effect::Deliver(event) => machine.deliver_local(vcpu, event.into()),
         }
         None
     }
@@ -296,7 +274,7 @@ impl World {
         let forwarded: Vec<_> = self.forwarded.try_iter().collect();
         let any = !forwarded.is_empty();
         for (slice, vcpu, event) in forwarded {
-            self.step(slice, vcpu, Input::Local(to_wire(event)));
+            self.step(slice, vcpu, Input::Local(event.into()));
         }
         let full: Vec<_> = self
             .channels

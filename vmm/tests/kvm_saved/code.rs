@@ -4,7 +4,8 @@
 //! string to a port, mixes all that into one number, and sends an interrupt to vCPU 1, for which it waits until that has
 //! counted it. vCPU 1 sleeps until it is interrupted.
 
-use crate::assembler::{Code, EOI, ICR, LVT_TIMER};
+use crate::assembler::{Code, ICR, LVT_TIMER};
+use crate::handlers::{put, put_handler};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// Guest memory; above it is the device's register, in reach of real mode.
@@ -15,8 +16,6 @@ pub(crate) const DEVICE: u64 = 0xb_8000;
 /// Bytes are written here; strings go to 0x96.
 const PORT_WRITE: u8 = 0x98;
 pub(crate) const PORT_READ: u16 = 0x97;
-/// What the guest wants to be seen: an event, for the test.
-pub(crate) const PORT_EVENT: u16 = 0x99;
 
 /// Vectors: counted by whoever gets it, and before the others; the timer of vCPU 0; told by whoever gets it.
 pub(crate) const COUNT: u8 = 0x51;
@@ -43,39 +42,11 @@ const STRING: u16 = 0x6300;
 const DEADLINE: u32 = 0x6e0;
 
 impl Code {
-    fn tell(self, event: u8) -> Self {
-        self.bytes(&[0xb0, event, 0xe6, PORT_EVENT.to_le_bytes()[0]]) // mov al, event ; out
-    }
-
     /// mov [at], a 32-bit register (eax 0, edx 2, ebx 3)
     fn store(self, at: u64, register: u8) -> Self {
         let [low, high, ..] = at.to_le_bytes();
         self.bytes(&[0x66, 0x89, register << 3 | 6, low, high])
     }
-
-    /// inc word [at]
-    fn count(self, at: u64) -> Self {
-        let [low, high, ..] = at.to_le_bytes();
-        self.bytes(&[0xff, 0x06, low, high])
-    }
-
-    /// A handler keeps the registers that it uses.
-    fn keeping(self, inner: impl FnOnce(Self) -> Self) -> Self {
-        inner(self.bytes(&[0x66, 0x60])) // pushad
-            .wrmsr(EOI, 0, 0)
-            .bytes(&[0x66, 0x61, 0xcf]) // popad ; iret
-    }
-}
-
-fn put(memory: &GuestMemoryMmap, at: u64, code: &Code) {
-    memory.write_slice(&code.0, GuestAddress(at)).expect("code lies in RAM");
-}
-
-fn put_handler(memory: &GuestMemoryMmap, vector: u8, code: &Code) {
-    let at = 0xa000 + u16::from(vector) * 0x80;
-    assert!(code.0.len() <= 0x80, "handler {vector:#x} is too long");
-    put(memory, u64::from(vector) * 4, &Code(at.to_le_bytes().to_vec()));
-    put(memory, at.into(), code);
 }
 
 fn put_handlers(memory: &GuestMemoryMmap) {

@@ -3,6 +3,8 @@
 #[path = "../assembler/mod.rs"]
 mod assembler;
 mod code;
+#[path = "../assembler/handlers.rs"]
+mod handlers;
 mod rig;
 
 use code::{

@@ -1,6 +1,7 @@
 //! A machine of two vCPUs, and a device that notices any access that is lost or made twice.
 
-use crate::code::{DEVICE, ENTRY_PAGE, PORT_EVENT, PORT_READ, RAM, READY};
+use crate::code::{DEVICE, ENTRY_PAGE, PORT_READ, RAM, READY};
+use crate::handlers::PORT_EVENT;
 use devices::{
     Bus, DeliveryMode, InterruptMessage, InterruptSink, SharedBus, ShutdownCause, ShutdownSink,
 };

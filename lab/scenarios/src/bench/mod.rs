@@ -15,7 +15,7 @@ pub mod disk;
 pub mod net;
 mod options;
 pub mod programs;
-mod rig;
+pub(crate) mod rig;
 pub mod transport;
 
 pub use options::BenchOptions;

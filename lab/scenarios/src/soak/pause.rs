@@ -19,6 +19,7 @@ use lab::http::LoadReport;
 use lab::{Command, HostNumber, RemoteProcess};
 use serde_json::Value;
 
+use crate::bench::rig::median;
 use crate::distro::guest::Guest;
 use crate::distro::visit;
 use crate::soak::moments::random;
@@ -97,6 +98,7 @@ struct Told {
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let middle = |times: &[f64]| median(times.to_vec()).unwrap_or_default();
         let (pause, resume) = (middle(&self.pause), middle(&self.resume));
         write!(
             f,
@@ -106,13 +108,6 @@ impl std::fmt::Display for Told {
             self.requests
         )
     }
-}
-
-/// The median; 0 of nothing.
-fn middle(times: &[f64]) -> f64 {
-    let mut times = times.to_vec();
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 fn pauses(scenario: &Scenario<'_>, guest: &Guest<'_>, times: u32) -> Result<Told> {
@@ -179,15 +174,4 @@ fn start_load(scenario: &Scenario<'_>, guest: &Guest<'_>) -> Result<RemoteProces
     let words =
         [&guest.program, "http", "load", "--connections", "2", "--seconds", LOAD_SECONDS, &url];
     first.spawn(&Command::new(words))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn middle_of_times_is_their_median() {
-        assert_eq!(middle(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(middle(&[]), 0.0);
-    }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::thread::{scope, sleep, spawn};
+use std::thread::{Scope, scope, sleep, spawn};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const ONE: VcpuId = VcpuId(1);
@@ -154,6 +154,23 @@ impl Participant for &Counting {
     }
 }
 
+/// A thread for each vCPU, which passes the gate over and over until it is over.
+fn enter_again_and_again<'s>(
+    threads: &'s Scope<'s, '_>,
+    (gate, over): (&'s Gate, &'s AtomicBool),
+    vcpus: &'s [Counting],
+) {
+    for (id, mut vcpu) in (0..).map(VcpuId).zip(vcpus) {
+        assert_eq!(gate.join(id), None);
+        threads.spawn(move || {
+            while !over.load(SeqCst) {
+                gate.pass(id, &mut vcpu).unwrap();
+                vcpu.entered.fetch_add(1, SeqCst);
+            }
+        });
+    }
+}
+
 #[test]
 fn vcpus_at_rest_settle_first_save_as_often_as_asked_and_do_not_enter() {
     let (gate, over) = (Gate::default(), AtomicBool::new(false));
@@ -162,16 +179,7 @@ fn vcpus_at_rest_settle_first_save_as_often_as_asked_and_do_not_enter() {
         vcpus.iter().map(|vcpu| counter(vcpu).load(SeqCst)).collect::<Vec<_>>()
     };
     scope(|threads| {
-        for (id, mut vcpu) in (0..).map(VcpuId).zip(&vcpus) {
-            assert_eq!(gate.join(id), None);
-            let (gate, over) = (&gate, &over);
-            threads.spawn(move || {
-                while !over.load(SeqCst) {
-                    gate.pass(id, &mut vcpu).unwrap();
-                    vcpu.entered.fetch_add(1, SeqCst);
-                }
-            });
-        }
+        enter_again_and_again(threads, (&gate, &over), &vcpus);
         for round in 1..=100 {
             gate.rest(LIMIT, || {}).unwrap();
             assert_eq!(count(|vcpu| &vcpu.settled), [round; 3]);
@@ -228,15 +236,7 @@ fn rest_that_ends_during_a_step_lets_all_go_on_with_the_offset() {
     let (gate, over) = (Gate::default(), AtomicBool::new(false));
     let vcpus = [(); 2].map(|()| Counting::default());
     scope(|threads| {
-        for (id, mut vcpu) in (0..).map(VcpuId).zip(&vcpus) {
-            assert_eq!(gate.join(id), None);
-            let (gate, over) = (&gate, &over);
-            threads.spawn(move || {
-                while !over.load(SeqCst) {
-                    gate.pass(id, &mut vcpu).unwrap();
-                }
-            });
-        }
+        enter_again_and_again(threads, (&gate, &over), &vcpus);
         let gate = &gate;
         for offset in 1..=200_usize {
             gate.rest(LIMIT, || {}).unwrap();

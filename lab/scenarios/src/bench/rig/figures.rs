@@ -74,7 +74,7 @@ pub(crate) fn count(number: u64) -> f64 {
 }
 
 /// The median; the mean of the middle two of an even number; none of nothing.
-fn median(mut figures: Vec<f64>) -> Option<f64> {
+pub(crate) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.sort_by(f64::total_cmp);
     let (below, above) =
         (figures.get(figures.len().checked_sub(1)? / 2)?, figures.get(figures.len() / 2)?);

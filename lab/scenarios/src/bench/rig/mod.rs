@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::vm::attend::Attendant;
 use crate::workspace;
 
-pub(crate) use figures::{Figures, count};
+pub(crate) use figures::{Figures, count, median};
 pub(crate) use options::{LAYOUT, vm_options};
 pub(crate) use turns::order;
 
