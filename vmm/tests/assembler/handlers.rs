@@ -32,6 +32,6 @@ pub(crate) fn put(memory: &GuestMemoryMmap, at: u64, code: &Code) {
 pub(crate) fn put_handler(memory: &GuestMemoryMmap, vector: u8, code: &Code) {
     let at = 0xa000 + u16::from(vector) * 0x80;
     assert!(code.0.len() <= 0x80, "handler {vector:#x} is too long");
-    put(memory, u64::from(vector) * 4, &Code(at.to_le_bytes().to_vec()));
+    put(memory, u64::from(vector) * 4, &Code(u32::from(at).to_le_bytes().to_vec()));
     put(memory, at.into(), code);
 }

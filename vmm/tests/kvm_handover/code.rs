@@ -3,10 +3,13 @@
 //! vCPU 0 works through rounds: it sends two vectors to vCPU 1 and waits until both are counted, and vCPU 1's answer, too.
 //! A lost or doubled interrupt stops it for good. vCPU 1 works with its timer all the time: it arms a deadline and waits
 //! until that is counted, asleep or busy in turn, and looks whether its registers and its counter are what they were. The
-//! handler of its first vector is slow, so that the vCPU is often stopped in it, with the second vector pending.
+//! handler of its first vector is slow, so that the vCPU is often stopped in it, with the second vector pending. It counts at
+//! its end, so the vector is not sent again before. PVM's KVM ends an interrupt as it delivers it: the same vector would
+//! interrupt its own handler, over and over, until the stack runs over.
 
 use crate::assembler::{Code, ICR, LVT_TIMER};
 use crate::handlers::{put, put_handler};
+use crate::stray;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 pub(crate) const RAM: usize = 0x8_0000;
@@ -27,7 +30,9 @@ pub(crate) const DONE: u8 = 2;
 
 pub(crate) const ENTRY_PAGE: u8 = 9;
 
-/// Where the guest counts: what came, in words.
+/// The page of what the guest counts.
+const COUNTERS: u64 = 0x6000;
+/// Where it counts: what came, in words.
 pub(crate) const SLOW_COUNT: u64 = 0x6000;
 pub(crate) const ANSWERED_COUNT: u64 = 0x6002;
 pub(crate) const ANSWER_COUNT: u64 = 0x6004;
@@ -35,10 +40,13 @@ pub(crate) const UP: u64 = 0x6006;
 const ARMED: u64 = 0x6008;
 pub(crate) const FIRED: u64 = 0x600a;
 pub(crate) const DEVICE_COUNT: u64 = 0x600c;
-/// What must not be: a timer too early, a counter that went back, a register that changed.
+/// What must not be: the slow handler within itself, a timer too early, a counter that went back, a register that changed.
+pub(crate) const NESTED: u64 = 0x600e;
 pub(crate) const EARLY: u64 = 0x6010;
 pub(crate) const BACK: u64 = 0x6012;
 pub(crate) const CHANGED: u64 = 0x6014;
+/// Slow handlers that have begun and not ended.
+const DEPTH: u64 = 0x6016;
 /// vCPU 0 is to end its rounds when this is not 0.
 pub(crate) const STOP: u64 = 0x6020;
 const ARMED_FOR: u64 = 0x6030;
@@ -89,12 +97,18 @@ const SHORT_JNC: u8 = 0x73;
 const SHORT_JZ: u8 = 0x74;
 
 fn put_handlers(memory: &GuestMemoryMmap) {
+    stray::put(memory, COUNTERS, RAM);
     let handler = |vector, inner: &dyn Fn(Code) -> Code| {
         put_handler(memory, vector, &Code::default().keeping(inner));
     };
     handler(SLOW, &|code| {
-        // sti ; mov cx, 3000 ; loop ; cli
-        code.count(SLOW_COUNT).bytes(&[0xfb, 0xb9, 0xb8, 0x0b, 0xe2, 0xfe, 0xfa])
+        code.at(&[0x83, 0x3e], DEPTH)
+            .bytes(&[0x00]) // cmp word [DEPTH], 0
+            .unless(SHORT_JE, |code| code.count(NESTED))
+            .count(DEPTH)
+            .bytes(&[0xfb, 0xb9, 0xb8, 0x0b, 0xe2, 0xfe, 0xfa]) // sti ; mov cx, 3000 ; loop ; cli
+            .at(&[0xff, 0x0e], DEPTH) // dec word [DEPTH]
+            .count(SLOW_COUNT)
     });
     handler(ANSWERED, &|code| code.count(ANSWERED_COUNT).wrmsr(ICR, ANSWER.into(), 0));
     handler(ANSWER, &|code| code.count(ANSWER_COUNT));

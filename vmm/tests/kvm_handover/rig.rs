@@ -4,6 +4,7 @@
 
 use crate::code::{ENTRY_PAGE, RAM, READY};
 use crate::handlers::PORT_EVENT;
+use crate::stray::{self, PORT_STRAY};
 use devices::{
     Bus, DeliveryMode, InterruptMessage, InterruptSink, SharedBus, ShutdownCause, ShutdownSink,
 };
@@ -15,6 +16,7 @@ use migrate::{Change, Placement, PlacementOwner};
 use needs::Need;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tessera_vmm::cpuid::{Cpuid, Topology, for_vcpu};
@@ -43,32 +45,50 @@ type Frame = Message<InterruptEvent, State>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     Event(u8),
+    /// It left its way: see `stray`.
+    Stray(String),
     Shutdown(ShutdownCause),
     Fatal(String),
 }
 
 /// Notes what the guest tells.
-struct Device(SyncSender<Seen>);
+struct Device {
+    seen: SyncSender<Seen>,
+    /// For what it has told.
+    memory: GuestMemoryMmap,
+    /// What no guest does was seen: the test is over.
+    is_strange: AtomicBool,
+}
 
 impl Device {
     fn note(&self, seen: Seen) {
-        self.0.try_send(seen).expect("the queue holds all events of a test");
+        self.is_strange.fetch_or(!matches!(seen, Seen::Event(_)), SeqCst);
+        self.seen.try_send(seen).expect("the queue holds all events of a test");
+    }
+
+    /// What a vCPU does that has left its way.
+    fn stray(&self, what: &str) {
+        let thread = std::thread::current().name().unwrap_or("?").to_owned();
+        self.note(Seen::Stray(format!("{thread}: {what}")));
     }
 }
 
 impl Bus for Device {
     fn pio_read(&self, port: u16, _data: &mut [u8]) {
-        panic!("the guest reads port {port}");
+        self.stray(&format!("reads port {port:#x}"));
     }
     fn pio_write(&self, port: u16, data: &[u8]) {
-        assert_eq!(port, PORT_EVENT);
-        self.note(Seen::Event(data[0]));
+        match port {
+            PORT_EVENT => self.note(Seen::Event(data[0])),
+            PORT_STRAY => self.stray(&stray::told(&self.memory)),
+            _ => self.stray(&format!("writes port {port:#x}")),
+        }
     }
     fn mmio_read(&self, address: u64, _data: &mut [u8]) {
-        panic!("the guest reads {address:#x}");
+        self.stray(&format!("reads {address:#x}"));
     }
     fn mmio_write(&self, address: u64, _data: &[u8]) {
-        panic!("the guest writes {address:#x}");
+        self.stray(&format!("writes {address:#x}"));
     }
 }
 
@@ -139,7 +159,8 @@ impl World {
         let kvm = kvm.expect("it was opened");
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).expect("map RAM");
         let (sender, seen) = sync_channel(QUEUE);
-        let device = Arc::new(Device(sender));
+        let device = Device { seen: sender, memory: memory.clone(), is_strange: false.into() };
+        let device = Arc::new(device);
         let (forward, forwarded) = sync_channel(QUEUE);
         let vcpus = vec![SLICES[0]; 2];
         let placement = Placement::new(Epoch(1), SLICES.to_vec(), vcpus, Vec::new(), Vec::new());
@@ -271,6 +292,9 @@ impl World {
 
     /// Takes what the machines have forwarded, then one frame of a channel drawn at random. False if there was nothing.
     fn pump(&mut self) -> bool {
+        if self.device.is_strange.load(SeqCst) {
+            self.fail();
+        }
         let forwarded: Vec<_> = self.forwarded.try_iter().collect();
         let any = !forwarded.is_empty();
         for (slice, vcpu, event) in forwarded {
@@ -347,6 +371,16 @@ impl World {
         assert_eq!(self.seen.recv_timeout(LIMIT), Ok(expected), "{}", self.counts());
     }
 
+    /// Tells what no guest does, and where the vCPUs are now.
+    fn fail(&self) -> ! {
+        let states = self.slices.iter().flat_map(|slice| {
+            let state = |vcpu| slice.machine.stop_vcpu(VcpuId(vcpu), Duration::from_secs(2)).ok();
+            (0..VCPUS).filter_map(state).map(|state| (state.general, state.system, state.events))
+        });
+        let states: Vec<_> = states.collect();
+        panic!("{:?}; {}; {states:x?}", self.so_far(), self.counts());
+    }
+
     /// What was seen so far.
     pub(crate) fn so_far(&self) -> Vec<Seen> {
         self.seen.try_iter().collect()
@@ -366,7 +400,7 @@ impl World {
     pub(crate) fn counts(&self) -> String {
         let words: Vec<_> = (0..11).map(|n| self.word(0x6000 + n * 2)).collect();
         format!(
-            "slow, answered, answers, up, armed, fired, device, -, early, back, changed: {words:?}"
+            "slow, answered, answers, up, armed, fired, device, nested, early, back, changed: {words:?}"
         )
     }
 
