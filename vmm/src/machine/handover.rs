@@ -339,3 +339,6 @@ impl Machine {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod kvm_tests;

@@ -22,6 +22,8 @@ mod rest;
 mod sample;
 pub mod saved;
 mod slot;
+#[cfg(test)]
+pub(crate) mod testing;
 mod vcpu_loop;
 
 pub use create::host_tsc_khz;
@@ -281,9 +283,9 @@ impl Machine {
         let body = move |shared: &Shared, fd: &mut VcpuFd| {
             ghost.run(shared.remote.as_ref(), &shared.stop, fd)
         };
-        self.spawn(format!("ghost{}", core.id.0), true, Arc::clone(core), body)?;
+        // Whoever asks from now on must not ask the ghost before, which has nothing any more.
         self.shared.slots[core.place].set_call(call);
-        Ok(())
+        self.spawn(format!("ghost{}", core.id.0), true, Arc::clone(core), body)
     }
 
     fn spawn(

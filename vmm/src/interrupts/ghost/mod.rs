@@ -24,6 +24,8 @@ pub(crate) use call::GhostCall;
 pub(crate) use pending::Pending;
 pub(crate) use run::{Before, Ghost};
 pub(crate) use stub::StubRegion;
+#[cfg(test)]
+pub(crate) use takeover::clear;
 
 use super::saved::ApicState;
 use super::{Interrupts, VcpuApic, VcpuEvent};
@@ -181,7 +183,8 @@ impl Interrupts for GhostInterrupts {
     }
 
     fn put_pending(&self, id: VcpuId, vcpu: &VcpuFd, pending: &Pending) -> Result<(), StateError> {
-        pending.events().for_each(|event| self.deliver_local(id, event));
+        let bring = || pending.events().for_each(|event| self.deliver_local(id, event));
+        pending::while_on(vcpu, pending, bring)?;
         if pending.deadline != 0 {
             pending::set_deadline(vcpu, pending.deadline)?;
         }

@@ -8,6 +8,7 @@
 //! already would be merged with the one here, and lost. An APIC is only set as a whole, so nobody may send to it while
 //! something is taken out: no vCPU here is in the guest.
 
+use super::takeover::SVR;
 use crate::interrupts::VcpuEvent;
 use crate::interrupts::lapic::TSC_DEADLINE;
 use crate::interrupts::saved::KernelApic;
@@ -21,6 +22,8 @@ use kvm_ioctls::VcpuFd;
 use std::iter::repeat_n;
 use wire::VcpuId;
 
+/// In the spurious-vector register: the APIC is on.
+const APIC_ON: u64 = 1 << 8;
 /// Bits of a word of vectors.
 const WORD_BITS: u8 = 32;
 
@@ -102,6 +105,24 @@ pub(super) fn collect(id: VcpuId, fd: &mut VcpuFd) -> Result<Option<Vec<VcpuEven
     complete_exit(id, fd)?;
     set_mp_state(fd, KVM_MP_STATE_UNINITIALIZED)?;
     Ok(Some(take(fd)?.events().collect()))
+}
+
+/// Does `bring` while the APIC takes vectors. One that is off by its spurious-vector register does not, but keeps those
+/// that it has had (SDM vol. 3, 12.4.7.2).
+pub(super) fn while_on(
+    fd: &VcpuFd,
+    pending: &Pending,
+    bring: impl FnOnce(),
+) -> Result<(), StateError> {
+    let step = "turn the APIC on for what was pending";
+    let set = |svr| set_msr(fd, SVR, svr).map_err(|source| StateError::Kvm { step, source });
+    let svr = u64::from(apic(fd)?.svr);
+    let is_off = svr & APIC_ON == 0 && pending.vectors != [0; 8];
+    if is_off {
+        set(svr | APIC_ON)?;
+    }
+    bring();
+    if is_off { set(svr) } else { Ok(()) }
 }
 
 /// From now on nothing is pending.

@@ -38,7 +38,8 @@ use crate::vcpu::stats::Counters;
 use crate::vcpu::{VcpuCore, VcpuError, port, sample};
 use kvm_bindings::{
     KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_SIPI_RECEIVED,
-    KVM_MP_STATE_UNINITIALIZED, KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_mp_state,
+    KVM_MP_STATE_UNINITIALIZED, KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SMM,
+    kvm_mp_state,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use std::io;
@@ -313,6 +314,8 @@ impl GhostLoop<'_> {
         }
         events.nmi.pending = 0;
         events.flags |= KVM_VCPUEVENT_VALID_NMI_PENDING;
+        // Otherwise KVM would take back an INIT that came since they were read.
+        events.flags &= !KVM_VCPUEVENT_VALID_SMM;
         fd.set_vcpu_events(&events).map_err(self.error("set events of its ghost"))?;
         self.forward(VcpuEvent::Nmi);
         Ok(true)

@@ -4,7 +4,9 @@
 use crate::interrupts::saved::KernelApic;
 use crate::vcpu::VcpuError;
 use crate::vcpu::kvm::set_msr;
-use kvm_bindings::{KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_debugregs, kvm_vcpu_events};
+use kvm_bindings::{
+    KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SMM, kvm_debugregs, kvm_vcpu_events,
+};
 use kvm_ioctls::VcpuFd;
 use std::io;
 use wire::VcpuId;
@@ -23,7 +25,7 @@ const DR6_RESET: u64 = 0xffff_0ff0;
 const DR7_RESET: u64 = 0x400;
 
 /// Takes the guest out of a KVM vCPU, but for what is pending.
-pub(super) fn clear(id: VcpuId, fd: &VcpuFd) -> Result<(), VcpuError> {
+pub(crate) fn clear(id: VcpuId, fd: &VcpuFd) -> Result<(), VcpuError> {
     let error = |action| {
         move |source: kvm_ioctls::Error| VcpuError::Ioctl {
             vcpu: id,
@@ -47,12 +49,11 @@ pub(super) fn clear(id: VcpuId, fd: &VcpuFd) -> Result<(), VcpuError> {
     })
 }
 
-/// Nothing is about to happen, but for NMIs that wait, which stay as they are.
+/// Nothing is about to happen, but for NMIs and an INIT that wait, which stay as they are.
 fn quiet(events: kvm_vcpu_events) -> kvm_vcpu_events {
-    let mut quiet = kvm_vcpu_events {
-        flags: events.flags & !KVM_VCPUEVENT_VALID_NMI_PENDING,
-        ..Default::default()
-    };
+    // Where KVM reads the state of system management mode it takes back an INIT as well.
+    let left = KVM_VCPUEVENT_VALID_NMI_PENDING | KVM_VCPUEVENT_VALID_SMM;
+    let mut quiet = kvm_vcpu_events { flags: events.flags & !left, ..Default::default() };
     quiet.nmi.pending = events.nmi.pending;
     quiet
 }
@@ -81,6 +82,6 @@ mod tests {
         let quiet = quiet(events);
         assert_eq!((quiet.nmi.pending, quiet.nmi.injected, quiet.nmi.masked), (1, 0, 0));
         assert_eq!((quiet.interrupt.injected, quiet.exception.injected), (0, 0));
-        assert_eq!(quiet.flags, 0xf & !KVM_VCPUEVENT_VALID_NMI_PENDING);
+        assert_eq!(quiet.flags, 0xf & !(KVM_VCPUEVENT_VALID_NMI_PENDING | KVM_VCPUEVENT_VALID_SMM));
     }
 }

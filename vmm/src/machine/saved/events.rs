@@ -88,7 +88,8 @@ impl Events {
         }
         unless(self.shadow & !SHADOW_BITS == 0, "the interrupt shadow has 2 bits")?;
         unless(self.nmi_pending <= 2, "more than two NMIs wait")?;
-        unless(!self.smm_inside_nmi || self.smm, "an SMI handler that is none")
+        let inside = self.smm_inside_nmi || self.latched_init;
+        unless(!inside || self.smm, "an SMI handler that is none")
     }
 }
 
@@ -122,7 +123,8 @@ impl From<kvm_vcpu_events> for Events {
             smm: is(smi.smm),
             smi_pending: is(smi.pending),
             smm_inside_nmi: is(smi.smm_inside_nmi),
-            latched_init: is(smi.latched_init),
+            // KVM says so of any INIT that the vCPU has yet to take. That one is still in the APIC, and would come twice.
+            latched_init: is(smi.latched_init) && is(smi.smm),
             triple_fault: fault,
         }
     }

@@ -2,62 +2,24 @@
 
 use super::*;
 use crate::interrupts::{InterruptBackEnd, NoRemote};
-use crate::machine::{Machine, MachineConfig, MachineHooks};
-use crate::timer_spacing::TimerSpacing;
-use crate::tsc::ClockRate;
-use crate::vcpu::VcpuError;
+use crate::machine::{Machine, testing};
 use crate::vcpu::kvm::set_tsc_offset;
-use devices::{ShutdownCause, ShutdownSink};
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_segment, kvm_sregs};
-use kvm_ioctls::{Kvm, VcpuFd};
-use migrate::PlacementView;
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_segment, kvm_sregs};
+use kvm_ioctls::VcpuFd;
 use migrate::saved::{decode, encode};
-use needs::Need;
 use std::sync::Arc;
-use wire::{SliceId, VcpuId};
+use wire::VcpuId;
 
 const ID: VcpuId = VcpuId(0);
 const LSTAR: u32 = 0xc000_0082;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 
-struct Nobody;
-
-impl MachineHooks for Nobody {
-    fn fatal(&self, error: &VcpuError) {
-        panic!("nothing runs: {error}");
-    }
-}
-
-impl ShutdownSink for Nobody {
-    fn shutdown(&self, cause: ShutdownCause) {
-        panic!("nothing runs: {cause:?}");
-    }
-}
-
-/// A machine of one vCPU that does not run; none without KVM.
 fn machine(back_end: InterruptBackEnd) -> Option<Machine> {
-    let kvm = Kvm::new();
-    if !needs::has(Need::Kvm, kvm.as_ref()) {
-        return None;
-    }
-    let cpuid = kvm.unwrap().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
-    let nobody = Arc::new(Nobody);
-    let config = MachineConfig {
-        placement: PlacementView::fixed(SliceId(0), &[SliceId(0)]).unwrap(),
-        memory: Vec::new(),
-        cpuid: vec![cpuid.as_slice().to_vec()],
-        remote: Arc::new(NoRemote),
-        shutdown: Arc::clone(&nobody) as _,
-        hooks: nobody,
-        back_end,
-        timer_spacing: TimerSpacing::Off,
-        clock_rate: ClockRate::REAL,
-    };
-    Some(Machine::new(config).unwrap())
+    testing::idle(back_end, 1, Arc::new(NoRemote))
 }
 
 fn with_fd<T>(machine: &Machine, work: impl FnOnce(&mut VcpuFd) -> T) -> T {
-    work(machine.shared.cores[0].fd.lock().unwrap().as_mut().unwrap())
+    testing::with_fd(machine, ID, work)
 }
 
 /// The state of a vCPU that does not run, by an APIC of its own.

@@ -107,7 +107,7 @@ fn events() -> impl Strategy<Value = Events> {
             smm: flags[2],
             smi_pending: flags[3],
             smm_inside_nmi: flags[2] && flags[4],
-            latched_init: flags[5],
+            latched_init: flags[2] && flags[5],
             triple_fault: flags[6],
         },
     )
@@ -283,6 +283,7 @@ fn fields_that_do_not_fit_together_are_named() {
     assert_eq!(field(|state| state.events.nmi_pending = 3), "events");
     assert_eq!(field(|state| state.events.shadow = 4), "events");
     assert_eq!(field(|state| state.events.smm_inside_nmi = true), "events");
+    assert_eq!(field(|state| state.events.latched_init = true), "events");
     let nmi = |state: &mut VcpuState| {
         let stage = Stage::Pending;
         let exception = Exception { vector: 2, stage, error_code: None, payload: None };
@@ -315,4 +316,14 @@ fn modes_that_no_vcpu_has_are_refused() {
     assert_eq!(refused(|system| system.ss.dpl = 4), "the privilege level of a segment has 2 bits");
     let pointers = refused(|system| system.pdptrs = Some([0; 4]));
     assert_eq!(pointers, "page directory pointers that are not in use");
+}
+
+/// KVM tells of it as of one that a vCPU in system management mode has latched.
+#[test]
+fn init_that_the_apic_holds_is_no_part_of_the_state() {
+    let mut events = kvm_vcpu_events::default();
+    events.smi.latched_init = 1;
+    assert!(!Events::from(events).latched_init);
+    events.smi.smm = 1;
+    assert!(Events::from(events).latched_init);
 }
