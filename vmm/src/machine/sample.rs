@@ -24,7 +24,7 @@ impl Machine {
     }
 
     /// Makes each vCPU log where it is, every so often until the machine stops, and calls `more` each
-    /// time. Each sample kicks all vCPUs.
+    /// time. Each sample kicks all vCPUs here.
     pub(crate) fn sample_every(
         &self,
         interval: Duration,
@@ -34,10 +34,9 @@ impl Machine {
         let run = move || {
             while !machine.shared.stop.load(SeqCst) {
                 thread::sleep(interval);
-                for core in &machine.shared.cores {
-                    core.sampled.store(true, SeqCst);
-                    core.doorbell.ring();
-                }
+                machine.shared.cores.iter().for_each(|core| core.sampled.store(true, SeqCst));
+                // A ghost wakes now and then by itself, and a kick could hide a start-up from it.
+                machine.shared.ring_vcpus();
                 more();
             }
         };
