@@ -13,6 +13,7 @@ pub mod cut;
 pub mod handover;
 mod owner;
 mod placement;
+pub mod plan;
 mod planted;
 pub mod saved;
 
