@@ -6,7 +6,7 @@ use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterio
 use std::hint::black_box;
 use std::time::Duration;
 use wire::coherence::ENTRIES_MAX;
-use wire::control::{DeviceCall, InterruptEvent, REPORT_BYTES_MAX, Space};
+use wire::control::{DeviceCall, InterruptEvent, REPORT_BYTES_MAX, Space, VcpuMessage};
 use wire::{Access, Control, Entry, Epoch, Gfn, Held, Message, PAGE_SIZE, SliceId, VcpuId};
 
 const EPOCH: Epoch = Epoch(1);
@@ -99,7 +99,13 @@ fn control(criterion: &mut Criterion) {
     };
     let report = |bytes| Control::Report(vec![b'x'; bytes]);
     let cases = [
-        ("interrupt", Control::Interrupt { vcpu: VcpuId(1), event: InterruptEvent::Fixed(0xfd) }),
+        (
+            "interrupt",
+            Control::Vcpu {
+                vcpu: VcpuId(1),
+                message: VcpuMessage::Event(InterruptEvent::Fixed(0xfd)),
+            },
+        ),
         ("device call", Control::Call(call)),
         ("answer", Control::Answer { id: 7, data: 1 }),
         ("report of 4 KiB", report(4096)),

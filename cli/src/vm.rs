@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use std::io::{Write, stdout};
 use std::path::PathBuf;
-use vmm::control::{Answer, Client, PauseRequest, Request, ResumeRequest};
+use vmm::control::{Answer, Client, MoveVcpuRequest, PauseRequest, Request, ResumeRequest};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -20,6 +20,18 @@ enum Verb {
     Pause(Target),
     /// Have the guest go on after a pause.
     Resume(Target),
+    /// Bring a vCPU to another slice, where it runs on. The guest runs meanwhile and notices nothing.
+    Move(MoveArguments),
+}
+
+#[derive(Args, Debug)]
+struct MoveArguments {
+    /// Number of the vCPU
+    vcpu: u32,
+    /// Number of the slice that is to have it; 0 is the bootstrap slice
+    slice: u16,
+    #[command(flatten)]
+    target: Target,
 }
 
 #[derive(Args, Debug)]
@@ -37,6 +49,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let (target, request, done) = match &arguments.verb {
         Verb::Pause(target) => (target, Request::Pause(PauseRequest {}), "paused"),
         Verb::Resume(target) => (target, Request::Resume(ResumeRequest {}), "resumed"),
+        Verb::Move(MoveArguments { vcpu, slice, target }) => {
+            let request = MoveVcpuRequest { vcpu: *vcpu, slice: *slice };
+            (target, Request::MoveVcpu(request), "moved")
+        }
     };
     let answer = Client::connect(&target.control)?.ask(&request)?;
     let Answer::Done(answer) = answer else {

@@ -3,7 +3,7 @@
 use super::rest::RestError;
 use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use dsm_protocol::HoldPolicy;
 use dsm_protocol::saved::{Channel, NodeState};
 use std::collections::VecDeque;
@@ -14,14 +14,28 @@ use thiserror::Error;
 use transport::Class;
 use wire::{Gfn, SliceId, VcpuId};
 
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// To this slice.
+    Slice(SliceId),
+    /// To the slice that has this vCPU when the frame leaves.
+    SliceOf(VcpuId),
+}
+
 /// A frame that leaves once every table write of this slice is visible everywhere.
-pub(super) type Released = (SliceId, Class, Vec<u8>);
+#[derive(Debug)]
+pub(crate) struct Release {
+    pub(super) to: Receiver,
+    pub(super) class: Class,
+    pub(super) frame: Vec<u8>,
+}
 
 /// What the VMM wants of the engine.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Send a frame once every table write of this slice is visible everywhere.
-    Send { to: SliceId, class: Class, frame: Vec<u8> },
+    Send(Release),
     /// Copy between guest memory and a buffer, page by page, through the protocol.
     Copy { address: u64, bytes: Vec<u8>, write: bool, reply: Sender<Result<Vec<u8>, CopyError>> },
     /// A local vCPU was seen with this root.
@@ -81,7 +95,7 @@ pub enum CopyError {
 /// dropped by their sender ([`Handle::post`](super::handle::Handle::post)).
 #[derive(Debug)]
 pub(crate) struct Commands {
-    pub(super) receiver: Receiver<Command>,
+    pub(super) receiver: crossbeam_channel::Receiver<Command>,
     pub(super) waker: Arc<Waker>,
 }
 

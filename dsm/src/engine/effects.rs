@@ -1,5 +1,6 @@
 //! What a step wants done, in order: messages out, releases, pinned pages.
 
+use super::command::{Receiver, Release};
 use super::event_loop::Engine;
 use super::outbound::Sending;
 use crate::error::EngineError;
@@ -24,9 +25,8 @@ impl Engine {
                     Effect::Send { to, message } => self.send_message(to, &message)?,
                     Effect::Released { token } => {
                         self.note_flushed(token);
-                        if let Some((to, class, frame)) = self.releases.remove(&token) {
-                            self.send_batch()?;
-                            self.outbound.send_joined(to, class, frame)?;
+                        if let Some(release) = self.releases.remove(&token) {
+                            self.send_released(release)?;
                         }
                     }
                     Effect::Pinned { token } => {
@@ -40,6 +40,21 @@ impl Engine {
             self.send_batch()?;
         }
         Ok(())
+    }
+
+    /// The receiver is settled here and not by who sent the frame. So all frames leave in the order in which this thread
+    /// has taken them, also those that a change of places causes.
+    fn send_released(&mut self, release: Release) -> Result<(), EngineError> {
+        let Release { to, class, frame } = release;
+        self.send_batch()?;
+        let (to, frame) = match to {
+            Receiver::Slice(to) => (to, frame),
+            Receiver::SliceOf(vcpu) => match self.uplink.route(vcpu, frame) {
+                Some(routed) => routed,
+                None => return Ok(()),
+            },
+        };
+        self.outbound.send_joined(to, class, frame)
     }
 
     fn send_message(&mut self, to: SliceId, message: &Message) -> Result<(), EngineError> {

@@ -10,7 +10,7 @@
 //! ([`GuestRam::stay_watched`](crate::GuestRam::stay_watched)).
 
 use super::clock::Clock;
-use super::command::{Commands, OwnCommands, Released};
+use super::command::{Commands, OwnCommands, Release};
 use super::config::EngineConfig;
 use super::copying::Copying;
 use super::handle::Handle;
@@ -54,7 +54,7 @@ pub struct Engine {
     pub(super) spare: Vec<Effect>,
     pub(super) next_token: u64,
     /// Frames that wait until changes of tables are visible everywhere, by token.
-    pub(super) releases: BTreeMap<u64, Released>,
+    pub(super) releases: BTreeMap<u64, Release>,
     /// Copies that wait for a page, by token.
     pub(super) copies: BTreeMap<u64, Copying>,
     pub(super) classifier: Classifier,

@@ -1,6 +1,6 @@
 //! Commands of the VMM, executed.
 
-use super::command::{Command, CopyError, Released, Tuning};
+use super::command::{Command, CopyError, Release, Tuning};
 use super::copying::Copying;
 use super::event_loop::Engine;
 use crate::error::EngineError;
@@ -41,7 +41,7 @@ impl Engine {
 
     /// Releases a frame and those that wait right behind it, in one step: all need the same flush. Gives back the
     /// command that comes after them.
-    fn release(&mut self, first: Released) -> Result<Option<Command>, EngineError> {
+    fn release(&mut self, first: Release) -> Result<Option<Command>, EngineError> {
         let start = self.next_token + 1;
         let (mut frame, mut next) = (Some(first), None);
         for _ in 0..RELEASES_MAX {
@@ -49,18 +49,18 @@ impl Engine {
             let token = self.token();
             self.releases.insert(token, release);
             match self.pop_command() {
-                Some(Command::Send { to, class, frame: bytes }) => frame = Some((to, class, bytes)),
+                Some(Command::Send(release)) => frame = Some(release),
                 command => next = command,
             }
         }
         self.step(Input::Release { tokens: start..self.next_token + 1 })?;
-        Ok(frame.map(|(to, class, frame)| Command::Send { to, class, frame }).or(next))
+        Ok(frame.map(Command::Send).or(next))
     }
 
     /// Gives back a command that was taken out of the queue and is still to be executed.
     fn execute(&mut self, command: Command) -> Result<Option<Command>, EngineError> {
         match command {
-            Command::Send { to, class, frame } => return self.release((to, class, frame)),
+            Command::Send(release) => return self.release(release),
             Command::Copy { address, bytes, write, reply } => {
                 let copying = Copying { address, done: 0, bytes, write, reply };
                 self.next_piece(copying)?;

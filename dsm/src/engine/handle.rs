@@ -1,9 +1,9 @@
 //! How the rest of the VMM talks to the engine.
 
-use super::command::{Command, Commands, CopyError, OwnCommands, Tuning};
+use super::command::{Command, Commands, CopyError, OwnCommands, Receiver, Release, Tuning};
 use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use crossbeam_channel::{self as channel, RecvTimeoutError, Sender, TrySendError, bounded};
 use std::sync::Arc;
 use std::time::Duration;
 use transport::Class;
@@ -12,12 +12,16 @@ use wire::{Gfn, SliceId, VcpuId};
 /// Commands that may wait for the engine. A sender beyond that blocks until the engine has room.
 const COMMANDS_MAX: usize = 4096;
 
+fn send(to: Receiver, class: Class, frame: Vec<u8>) -> Command {
+    Command::Send(Release { to, class, frame })
+}
+
 /// A way to reach the engine from any thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: Sender<Command>,
     /// What nobody takes any more.
-    left: Receiver<Command>,
+    left: channel::Receiver<Command>,
     waker: Arc<Waker>,
     pub(crate) own: Arc<OwnCommands>,
 }
@@ -71,13 +75,21 @@ impl Handle {
     /// when the engine has stopped.
     #[must_use]
     pub fn send(&self, to: SliceId, class: Class, frame: Vec<u8>) -> bool {
-        self.post(Command::Send { to, class, frame })
+        self.post(send(Receiver::Slice(to), class, frame))
+    }
+
+    /// Sends a frame as [`Self::send`] does, to the slice that has this vCPU by then
+    /// ([`Uplink::route`](crate::Uplink::route)).
+    #[must_use]
+    pub fn send_to_vcpu(&self, vcpu: VcpuId, class: Class, frame: Vec<u8>) -> bool {
+        self.post(send(Receiver::SliceOf(vcpu), class, frame))
     }
 
     /// Sends frames in order as [`Self::send`] does, and wakes the engine once for all of them.
     #[must_use]
     pub fn send_all(&self, to: SliceId, class: Class, frames: Vec<Vec<u8>>) -> bool {
-        let sent = frames.into_iter().all(|frame| self.leave(Command::Send { to, class, frame }));
+        let sent =
+            frames.into_iter().all(|frame| self.leave(send(Receiver::Slice(to), class, frame)));
         self.waker.wake();
         sent
     }
@@ -193,7 +205,7 @@ mod tests {
     use std::thread;
 
     fn frame(command: Command) -> u64 {
-        let Command::Send { frame, .. } = command else { panic!("{command:?}") };
+        let Command::Send(Release { frame, .. }) = command else { panic!("{command:?}") };
         u64::from_le_bytes(frame.try_into().unwrap())
     }
 

@@ -3,12 +3,17 @@
 use crate::error::EngineError;
 use dsm_protocol::Gfn;
 use transport::Class;
-use wire::SliceId;
+use wire::{SliceId, VcpuId};
 
 /// What the engine tells the VMM. Called on the engine's thread: return at once.
 pub trait Uplink: Send {
     /// A frame that is not about coherence came.
     fn frame(&mut self, from: SliceId, class: Class, bytes: &[u8]);
+    /// A frame for this vCPU leaves now ([`Handle::send_to_vcpu`](crate::Handle::send_to_vcpu)): to which slice, and what. None:
+    /// it was seen to, since the vCPU is here, say. A VMM that sends nothing to vCPUs is never asked.
+    fn route(&mut self, _vcpu: VcpuId, _frame: Vec<u8>) -> Option<(SliceId, Vec<u8>)> {
+        None
+    }
     /// The engine begins to look at what its peers sent, and to speak to those that have not heard from it.
     fn looks(&mut self) {}
     /// The engine has just looked at what its peers sent, spoken to those that had not heard from it, and goes round

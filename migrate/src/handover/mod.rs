@@ -49,23 +49,11 @@ pub use effects::{Effect, Input};
 pub use member::Member;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
+pub use wire::control::{Move, VcpuMessage as Message};
 
 use thiserror::Error;
 use wire::control::InterruptEvent;
-use wire::{Epoch, SliceId, VcpuId};
-
-/// One move of a vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Move {
-    /// Counts the moves that were begun, of any vCPU.
-    pub number: u64,
-    /// The vCPU.
-    pub vcpu: VcpuId,
-    /// Where it runs.
-    pub from: SliceId,
-    /// Where it is to run.
-    pub to: SliceId,
-}
+use wire::{SliceId, VcpuId};
 
 /// What arrives at a vCPU.
 pub trait VcpuEvent: Clone + PartialEq {
@@ -76,62 +64,6 @@ pub trait VcpuEvent: Clone + PartialEq {
 impl VcpuEvent for InterruptEvent {
     fn resets(&self) -> bool {
         *self == Self::Init
-    }
-}
-
-/// What slices tell each other about one vCPU. `E` is what arrives at a vCPU, `S` its saved state.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Message<E, S> {
-    /// To the target: can you take it?
-    Prepare(Move),
-    /// To the coordinator: yes.
-    Ready(u64),
-    /// To the source: stop it and send its state to the target.
-    Stop(Move),
-    /// To the target: its state.
-    State(u64, S),
-    /// To the coordinator: it is restored.
-    Installed(u64),
-    /// To the coordinator, from source or target: this cannot be done, and why.
-    Failed(u64, String),
-    /// To the target: the move is given up.
-    Discard(u64),
-    /// To the source: the move is given up, it runs on.
-    Resume(u64),
-    /// To all: the placement of this epoch is in force, in which the vCPU is at the target.
-    Flip(Move, Epoch),
-    /// To the source: the sender knows of the flip.
-    Marker(u64),
-    /// To the target: the marker of this slice has come here.
-    MarkerOf(u64, SliceId),
-    /// To the coordinator: all markers have come.
-    Settled(u64),
-    /// Something for the vCPU, from a slice that takes the receiver for its place.
-    Event(E),
-    /// Something for the vCPU that went to its former place, and who sent it.
-    Straggler(SliceId, E),
-}
-
-impl<E, S> Message<E, S> {
-    /// Its name, for errors.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Prepare(_) => "Prepare",
-            Self::Ready(_) => "Ready",
-            Self::Stop(_) => "Stop",
-            Self::State(..) => "State",
-            Self::Installed(_) => "Installed",
-            Self::Failed(..) => "Failed",
-            Self::Discard(_) => "Discard",
-            Self::Resume(_) => "Resume",
-            Self::Flip(..) => "Flip",
-            Self::Marker(_) => "Marker",
-            Self::MarkerOf(..) => "MarkerOf",
-            Self::Settled(_) => "Settled",
-            Self::Event(_) => "Event",
-            Self::Straggler(..) => "Straggler",
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use wire::Epoch;
 
 type Part = Member<InterruptEvent, u8>;
 type Frame = Message<InterruptEvent, u8>;

@@ -67,7 +67,7 @@ impl Client {
         let mut line = serde_json::to_vec(request).map_err(ClientError::Parse)?;
         line.push(b'\n');
         let limit = match request {
-            Request::Pause(_) | Request::Resume(_) => LIMIT_OF_ALL,
+            Request::Pause(_) | Request::Resume(_) | Request::MoveVcpu(_) => LIMIT_OF_ALL,
             _ => LIMIT,
         };
         self.0.get_ref().set_read_timeout(Some(limit)).map_err(ClientError::Send)?;

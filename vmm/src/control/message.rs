@@ -25,6 +25,8 @@ pub enum Request {
     Pause(PauseRequest),
     /// Has the VM go on that was paused. Of the bootstrap slice.
     Resume(ResumeRequest),
+    /// Brings a vCPU to another slice. Of the bootstrap slice.
+    MoveVcpu(MoveVcpuRequest),
 }
 
 /// Whose pages count from then on.
@@ -63,6 +65,16 @@ pub struct PauseRequest {}
 #[serde(deny_unknown_fields)]
 pub struct ResumeRequest {}
 
+/// Which vCPU, and where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveVcpuRequest {
+    /// The vCPU's number.
+    pub vcpu: u32,
+    /// The slice where it is to run.
+    pub slice: u16,
+}
+
 /// Which pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -93,7 +105,7 @@ pub enum Answer {
     Trace(TraceAnswer),
     /// The counters.
     Report(Box<ReportAnswer>),
-    /// The VM is paused, or goes on.
+    /// It was done.
     Done(DoneAnswer),
     /// Why there is no answer, in one line.
     Refused(String),

@@ -16,8 +16,9 @@ mod view;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    Answer, DoneAnswer, ForgetRequest, LineError, PauseRequest, REQUEST_MAX, ReportAnswer,
-    ReportRequest, Request, ResumeRequest, Since, TraceAnswer, TraceRequest, TuneRequest,
+    Answer, DoneAnswer, ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, REQUEST_MAX,
+    ReportAnswer, ReportRequest, Request, ResumeRequest, Since, TraceAnswer, TraceRequest,
+    TuneRequest,
 };
 pub use view::TOP_MAX;
 
@@ -38,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use view::View;
-use wire::SliceId;
+use wire::{SliceId, VcpuId};
 
 /// Clients at a time.
 const CLIENTS_MAX: usize = 8;
@@ -79,11 +80,27 @@ pub trait PausesVm: fmt::Debug + Send + Sync {
     fn resume(&self) -> Result<Duration, String>;
 }
 
+/// Moves vCPUs of a running VM.
+pub trait MovesVcpus: fmt::Debug + Send + Sync {
+    /// Brings a vCPU to another slice, where it runs on. Says how long it took, or why it was not done.
+    ///
+    /// # Errors
+    /// There is no such vCPU or slice, something else goes on, or the move was given up: the vCPU runs where it was.
+    fn move_vcpu(&self, vcpu: VcpuId, to: SliceId) -> Result<Duration, String>;
+}
+
+/// What can be done to a VM.
+#[derive(Clone, Debug)]
+struct Vm {
+    pauses: Arc<dyn PausesVm>,
+    moves: Arc<dyn MovesVcpus>,
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     source: Mutex<Option<Source>>,
     /// On the bootstrap slice, once the guest runs.
-    pauses: Mutex<Option<Arc<dyn PausesVm>>>,
+    vm: Mutex<Option<Vm>>,
     /// By number; none once the socket is closed.
     clients: Mutex<Option<BTreeMap<u64, UnixStream>>>,
 }
@@ -129,9 +146,9 @@ impl ControlSocket {
         *locked(&self.shared.source) = Some(Source { slice, memory, delegated });
     }
 
-    /// From now on the VM can be paused.
-    pub fn attach_pauses(&self, pauses: Arc<dyn PausesVm>) {
-        *locked(&self.shared.pauses) = Some(pauses);
+    /// From now on the VM can be paused, and its vCPUs move.
+    pub fn attach_vm(&self, pauses: Arc<dyn PausesVm>, moves: Arc<dyn MovesVcpus>) {
+        *locked(&self.shared.vm) = Some(Vm { pauses, moves });
     }
 }
 
@@ -236,8 +253,11 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
             }
             Err(error) => Answer::Refused(error.to_string()),
         }),
-        Request::Pause(_) => with_vm(shared, |vm| vm.pause()),
-        Request::Resume(_) => with_vm(shared, |vm| vm.resume()),
+        Request::Pause(_) => with_vm(shared, |vm| vm.pauses.pause()),
+        Request::Resume(_) => with_vm(shared, |vm| vm.pauses.resume()),
+        Request::MoveVcpu(request) => {
+            with_vm(shared, |vm| vm.moves.move_vcpu(VcpuId(request.vcpu), SliceId(request.slice)))
+        }
     }
 }
 
@@ -248,12 +268,12 @@ fn with_memory(shared: &Shared, ask: impl FnOnce(&Source) -> Answer) -> Answer {
     source.map_or_else(|| Answer::Refused(none.into()), |source| ask(&source))
 }
 
-fn with_vm(shared: &Shared, ask: impl Fn(&dyn PausesVm) -> Result<Duration, String>) -> Answer {
-    let vm = locked(&shared.pauses).clone();
+fn with_vm(shared: &Shared, ask: impl Fn(&Vm) -> Result<Duration, String>) -> Answer {
+    let vm = locked(&shared.vm).clone();
     let Some(vm) = vm else {
         return Answer::Refused("ask the bootstrap slice, once the guest runs".into());
     };
-    match ask(&*vm) {
+    match ask(&vm) {
         Ok(took) => Answer::Done(DoneAnswer { milliseconds: took.as_secs_f64() * 1e3 }),
         Err(why) => Answer::Refused(why),
     }

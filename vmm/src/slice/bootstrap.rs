@@ -275,8 +275,9 @@ impl Vm {
         let button = Arc::clone(&chipset);
         let devices = self.parts.dispatcher.devices.get().cloned();
         let cuts = self.parts.allow_cuts(Some(Arc::clone(&chipset)), ends.forms.clone())?;
+        let moves = self.parts.allow_moves()?;
         if let (Some(control), Some(cuts)) = (control, cuts) {
-            control.attach_pauses(Arc::new(cuts));
+            control.attach_vm(Arc::new(cuts), Arc::new(moves));
         }
         let owner = Owner { chipset, channels: Arc::clone(&channels), devices, sequencer };
         let jobs = self.jobs.clone();

@@ -8,6 +8,7 @@ use super::calls::PendingCalls;
 use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};
 use super::frame_counts::FrameCounts;
+use super::operations::Operations;
 use super::pause::Pause;
 use crossbeam_channel::Sender;
 use devices::Fence;
@@ -16,8 +17,8 @@ use migrate::PlacementView;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use transport::Class;
-use wire::control::{DeviceCall, DeviceChange};
-use wire::{Control, Epoch, SliceId};
+use wire::control::{DeviceCall, DeviceChange, InterruptEvent, VcpuMessage};
+use wire::{Control, Epoch, SliceId, VcpuId};
 
 /// Stands for the number of a change that was applied: the slice is gone, and the VM goes on without it.
 pub(crate) const GONE: u64 = u64::MAX;
@@ -68,6 +69,8 @@ pub(crate) struct Channels {
     pub(crate) frames: FrameCounts,
     /// To the threads that bring this slice to rest.
     pub(super) cut: CutLinks,
+    /// What is done to the whole VM. Of the bootstrap slice.
+    pub(super) operations: Operations,
 }
 
 impl Channels {
@@ -93,6 +96,7 @@ impl Channels {
             traffic: Traffic::default(),
             frames: FrameCounts::new(members.into_iter().filter(|member| *member != local)),
             cut: CutLinks::default(),
+            operations: Operations::default(),
         }
     }
 
@@ -113,6 +117,17 @@ impl Channels {
         if !sent {
             tracing::debug!(%to, ?frame, "frame dropped: the memory engine has stopped");
         }
+    }
+
+    /// Sends what arrives at a vCPU, in the same way, to the slice that has it when the frame leaves. False if there is
+    /// no other slice.
+    pub(super) fn send_to_vcpu(&self, vcpu: VcpuId, event: InterruptEvent) -> bool {
+        let Some(handle) = self.handle.get() else { return false };
+        let frame = Control::Vcpu { vcpu, message: VcpuMessage::Event(event) };
+        if !handle.send_to_vcpu(vcpu, Class::Interrupt, frame.encode(self.epoch)) {
+            tracing::debug!(%vcpu, ?event, "interrupt dropped: the memory engine has stopped");
+        }
+        true
     }
 
     /// Tells the main thread.
@@ -189,14 +204,14 @@ pub(super) mod tests {
     use crossbeam_channel::bounded;
     use migrate::{Placement, PlacementOwner};
 
-    /// Channels of a slice of three without an engine, and what its main thread hears.
-    pub(in crate::slice) fn channels(local: SliceId) -> (Arc<Channels>, Events) {
+    /// Channels of a slice of three without an engine, its placement, and what its main thread hears.
+    pub(in crate::slice) fn channels(local: SliceId) -> (Arc<Channels>, PlacementOwner, Events) {
         let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
         let members = (0..3).map(SliceId).collect();
         let placement =
             Placement::new(Epoch(1), members, vec![BOOTSTRAP], Vec::new(), Vec::new()).unwrap();
-        let placement = PlacementOwner::new(local, placement).view();
-        let channels = Channels::new(Epoch(1), placement, Vec::new(), events, (jobs, applied));
-        (Arc::new(channels), told)
+        let owner = PlacementOwner::new(local, placement);
+        let channels = Channels::new(Epoch(1), owner.view(), Vec::new(), events, (jobs, applied));
+        (Arc::new(channels), owner, told)
     }
 }

@@ -160,6 +160,7 @@ fn run(
     spawn_devices(move || follow(&channels, devices.as_deref(), &work))?;
     stop.attach(&parts.channels.events);
     parts.allow_cuts(None, options.forms.clone())?;
+    parts.allow_moves()?;
     parts.machine.start(bus)?;
     parts.keep_clocks(&shape, options.clock_test)?;
     parts.sample(&shape)?;

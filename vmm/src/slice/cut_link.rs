@@ -6,6 +6,7 @@
 //!                                            +----> member: what slices are asked for
 //! ```
 
+use super::operations::Busy;
 use crate::control::PausesVm;
 use crossbeam_channel::{Sender, bounded};
 use migrate::cut::Message;
@@ -24,6 +25,9 @@ pub(super) enum CutError {
     /// It is paused already, or about to be.
     #[error(transparent)]
     Refused(#[from] migrate::cut::Refusal),
+    /// Something else is done to the VM.
+    #[error(transparent)]
+    Busy(#[from] Busy),
     /// It runs on.
     #[error("the VM was not paused and runs on: {0}")]
     GivenUp(String),

@@ -11,6 +11,7 @@ use super::channels::{Channels, DeviceJob, GONE};
 use super::clock_sync::ClockSync;
 use super::cut_link::TooMany;
 use super::events::SliceEvent;
+use super::handover::Handovers;
 use super::peripherals::SliceDevices;
 use super::{BOOTSTRAP, one_line};
 use crate::crash;
@@ -21,12 +22,11 @@ use crate::vcpu::VcpuError;
 use devices::{Fence, ShutdownCause, ShutdownSink};
 use dsm::{EngineError, GuestRam, Touch, Uplink};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use migrate::Route;
-use std::sync::atomic::Ordering;
+use migrate::PlacementOwner;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use transport::Class;
-use wire::control::{CutMessage, EndCause, InterruptEvent};
+use wire::control::{CutMessage, EndCause, VcpuMessage};
 use wire::{Control, Gfn, SliceId, VcpuId};
 
 /// How long a vCPU that was refused memory waits for the memory engine; one that is busy takes
@@ -40,7 +40,9 @@ const PAGE: u64 = 4096;
 pub(crate) struct Dispatcher {
     channels: Arc<Channels>,
     ram: Arc<GuestRam>,
-    pub(crate) machine: OnceLock<Machine>,
+    pub(crate) machine: Arc<OnceLock<Machine>>,
+    /// Where vCPUs are, and how they move.
+    pub(super) handovers: Arc<Handovers>,
     /// Set before the guest starts, if it has PCI.
     pub(crate) devices: OnceLock<Arc<SliceDevices>>,
     /// Set once the engine runs; never in a VM of one slice.
@@ -48,11 +50,19 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(channels: Arc<Channels>, ram: Arc<GuestRam>) -> Self {
+    /// Of the slice whose placement this is, as the channels see it.
+    pub(crate) fn new(
+        channels: Arc<Channels>,
+        ram: Arc<GuestRam>,
+        placement: PlacementOwner,
+    ) -> Self {
+        let machine = Arc::default();
+        let handovers = Arc::new(Handovers::new(placement, &channels, &machine));
         Self {
             channels,
             ram,
-            machine: OnceLock::new(),
+            machine,
+            handovers,
             devices: OnceLock::new(),
             clock_sync: OnceLock::new(),
         }
@@ -98,22 +108,6 @@ impl Dispatcher {
         }
     }
 
-    fn interrupt(&self, vcpu: VcpuId, event: InterruptEvent) {
-        match (self.channels.placement.route(vcpu), self.machine.get()) {
-            (Route::Here, Some(machine)) => {
-                self.channels.traffic.interrupts_in.fetch_add(1, Ordering::Relaxed);
-                machine.deliver_local(vcpu, event.into());
-            }
-            // Sent before the sender knew of a move: bring it on.
-            (Route::There(slice), _) => {
-                self.channels.send(slice, &Control::Interrupt { vcpu, event });
-            }
-            (Route::Here, None) | (Route::Nowhere, _) => {
-                tracing::warn!(%vcpu, "interrupt for an unknown vCPU, or before the start");
-            }
-        }
-    }
-
     fn control(&self, from: SliceId, frame: Control) {
         let (way, name) = frame.way();
         if !way.permits(from, self.channels.local()) {
@@ -122,7 +116,7 @@ impl Dispatcher {
             return self.channels.event(SliceEvent::Fatal(text));
         }
         match frame {
-            Control::Interrupt { vcpu, event } => self.interrupt(vcpu, event),
+            Control::Vcpu { vcpu, message } => self.handovers.message(from, vcpu, message),
             Control::Call(call) => self.channels.job(from, DeviceJob::Call(from, call)),
             Control::Answer { id, data } => self.channels.calls.answer(id, data),
             Control::EndOfInterrupt { vector } => {
@@ -162,17 +156,12 @@ impl Dispatcher {
 
 impl RemoteInterrupts for Dispatcher {
     fn forward(&self, target: VcpuId, event: VcpuEvent) {
-        match (self.channels.placement.route(target), self.machine.get()) {
-            (Route::There(slice), _) => {
-                self.channels.traffic.interrupts_out.fetch_add(1, Ordering::Relaxed);
-                self.channels
-                    .send(slice, &Control::Interrupt { vcpu: target, event: event.into() });
-            }
-            // It has come here since the sender looked.
-            (Route::Here, Some(machine)) => machine.deliver_local(target, event),
-            (Route::Here, None) | (Route::Nowhere, _) => {
-                tracing::warn!(%target, "interrupt for an unknown vCPU, or before the start");
-            }
+        if self.channels.send_to_vcpu(target, event.into()) {
+            return;
+        }
+        match self.machine.get() {
+            Some(machine) => machine.deliver_local(target, event),
+            None => tracing::warn!(%target, "interrupt before the start"),
         }
     }
 
@@ -290,6 +279,18 @@ impl Uplink for Link {
         }
     }
 
+    /// The frame is one of [`Channels::send_to_vcpu`].
+    fn route(&mut self, vcpu: VcpuId, frame: Vec<u8>) -> Option<(SliceId, Vec<u8>)> {
+        let Dispatcher { channels, handovers, .. } = &*self.dispatcher;
+        let decoded = Control::decode(channels.epoch, &frame);
+        let Ok(Control::Vcpu { message: VcpuMessage::Event(event), .. }) = decoded else {
+            return None;
+        };
+        let to = handovers.local(vcpu, event)?;
+        channels.frames.sent(to);
+        Some((to, frame))
+    }
+
     fn looks(&mut self) {
         self.began = Some(Fence::now());
     }
@@ -314,7 +315,7 @@ impl Uplink for Link {
     }
 
     fn lost(&mut self, peer: SliceId, cause: String) {
-        let Dispatcher { channels, devices, .. } = &*self.dispatcher;
+        let Dispatcher { channels, devices, handovers, .. } = &*self.dispatcher;
         let is_bystander = channels.bystanders.contains(&peer);
         if !is_bystander && let Some(fence) = channels.fence.get() {
             // Before all else: others find their requests failed.
@@ -328,6 +329,7 @@ impl Uplink for Link {
             // A full channel means that the device thread hangs, which it tells by itself.
             let _ = channels.applied.try_send((peer, GONE));
             channels.cut.lost(peer);
+            handovers.lost(peer);
             channels.event(SliceEvent::LostDevices(peer, cause));
             return;
         }

@@ -6,6 +6,7 @@ use super::cut::{self, Restable};
 use super::cut_link::CutHandle;
 use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
+use super::handover::MoveHandle;
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape, SpecError};
@@ -106,8 +107,6 @@ pub(crate) struct Parts {
     pub(crate) machine: Machine,
     pub(crate) channels: Arc<Channels>,
     pub(crate) dispatcher: Arc<Dispatcher>,
-    /// Nothing moves yet, so nobody replaces it.
-    _placement: PlacementOwner,
     pub(crate) events: Events,
     engine: Option<JoinHandle<()>>,
     memory: Memory,
@@ -135,8 +134,10 @@ impl Parts {
         let bystanders = shape.bystanders.clone();
         let channels = Channels::new(epoch, placement.view(), bystanders, sender, to_devices);
         let channels = Arc::new(channels);
-        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&channels), Arc::clone(&ram)));
-        let config = machine_config(shape, cpuid, back_end, &ram, placement.view(), &dispatcher)?;
+        let view = placement.view();
+        let dispatcher = Dispatcher::new(Arc::clone(&channels), Arc::clone(&ram), placement);
+        let dispatcher = Arc::new(dispatcher);
+        let config = machine_config(shape, cpuid, back_end, &ram, view, &dispatcher)?;
         let machine = Machine::new(config)?;
         dispatcher.machine.set(machine.clone()).expect("set once, here");
         Ok(Self {
@@ -145,7 +146,6 @@ impl Parts {
             machine,
             channels,
             dispatcher,
-            _placement: placement,
             events,
             engine: None,
             memory,
@@ -237,6 +237,12 @@ impl Parts {
         Ok(Arc::new(PciBus { devices, channels: Arc::clone(channels), rest }))
     }
 
+    /// From now on vCPUs can leave this slice and come to it.
+    pub(crate) fn allow_moves(&self) -> Result<MoveHandle, SliceError> {
+        self.dispatcher.handovers.start()?;
+        Ok(MoveHandle(Arc::downgrade(&self.dispatcher.handovers)))
+    }
+
     /// From now on this slice can be brought to rest. On the bootstrap slice, which has the chipset, it is said how.
     pub(crate) fn allow_cuts(
         &self,
@@ -281,9 +287,10 @@ impl Parts {
         report
     }
 
-    /// The guest stops; the memory engine goes on. Nobody brings the slice to rest any more.
+    /// The guest stops; the memory engine goes on. Nobody brings the slice to rest, or moves a vCPU, any more.
     pub(crate) fn stop_vcpus(&self) {
         self.channels.cut.end();
+        self.dispatcher.handovers.end();
         if let Some(clock_sync) = self.dispatcher.clock_sync.get() {
             clock_sync.stop();
         }

@@ -1,7 +1,9 @@
 //! Control frames as bytes.
 
-use super::cut;
-use super::frames::{Control, DeviceCall, DeviceChange, EndCause, InterruptEvent, Space};
+use super::event::{decode_event, event_code};
+use super::frames::{Control, DeviceCall, DeviceChange, EndCause, Space};
+use super::handover::VcpuMessage;
+use super::{cut, handover};
 use crate::{Epoch, VcpuId};
 use std::borrow::Cow;
 use thiserror::Error;
@@ -69,13 +71,15 @@ mod kind {
     pub(super) const CLOCK_STEP: u8 = 16;
     pub(super) const END_SEEN: u8 = 17;
     pub(super) const CUT: u8 = 18;
+    pub(super) const HANDOVER: u8 = 19;
 }
 
 impl Control {
     /// Number of this kind.
     fn kind(&self) -> u8 {
         match self {
-            Self::Interrupt { .. } => kind::INTERRUPT,
+            Self::Vcpu { message: VcpuMessage::Event(_), .. } => kind::INTERRUPT,
+            Self::Vcpu { .. } => kind::HANDOVER,
             Self::Call(_) => kind::CALL,
             Self::Answer { .. } => kind::ANSWER,
             Self::EndOfInterrupt { .. } => kind::END_OF_INTERRUPT,
@@ -103,9 +107,9 @@ impl Control {
         let mut tail: Cow<'_, [u8]> = Cow::Borrowed(&[]);
         head.kind = self.kind();
         match self {
-            Self::Interrupt { vcpu, event } => {
+            Self::Vcpu { vcpu, message } => {
                 head.id = u64::from(vcpu.0).into();
-                (head.event, head.vector) = event_code(*event);
+                tail = encode_vcpu(message, &mut head);
             }
             Self::Call(call) => {
                 head.id = call.id.into();
@@ -176,6 +180,7 @@ impl Control {
         let limit = match head.kind {
             kind::REPORT => REPORT_BYTES_MAX,
             kind::CUT => cut::TAIL_BYTES_MAX,
+            kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
             _ => 0,
         };
         if tail.len() > limit {
@@ -185,12 +190,21 @@ impl Control {
             return Err(ControlError::Epoch(Epoch(head.epoch.get())));
         }
         let field = |field| ControlError::Field { kind: head.kind, field };
+        let vcpu = || u32::try_from(head.id.get()).map(VcpuId).map_err(|_| field("vcpu"));
         let cause = || decode_cause(head.event).ok_or_else(|| field("cause"));
         Ok(match head.kind {
-            kind::INTERRUPT => Self::Interrupt {
-                vcpu: VcpuId(u32::try_from(head.id.get()).map_err(|_| field("vcpu"))?),
-                event: decode_event(head.event, head.vector).ok_or_else(|| field("event"))?,
-            },
+            kind::INTERRUPT => {
+                let event = decode_event(head.event, head.vector).ok_or_else(|| field("event"))?;
+                Self::Vcpu { vcpu: vcpu()?, message: VcpuMessage::Event(event) }
+            }
+            kind::HANDOVER => {
+                let (event, variant) = ((head.event, head.vector), head.length);
+                let fields =
+                    handover::Fields::new(event, variant, head.address.get(), head.data.get());
+                let vcpu = vcpu()?;
+                let message = handover::decode(vcpu, fields, tail).map_err(field)?;
+                Self::Vcpu { vcpu, message }
+            }
             kind::CALL => Self::Call(decode_call(&head).ok_or_else(|| field("call"))?),
             kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
             kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
@@ -223,6 +237,17 @@ impl Control {
             other => return Err(ControlError::Kind(other)),
         })
     }
+}
+
+fn encode_vcpu<'a>(message: &'a handover::VcpuFrame, head: &mut Head) -> Cow<'a, [u8]> {
+    if let VcpuMessage::Event(event) = message {
+        (head.event, head.vector) = event_code(*event);
+    }
+    let Some((fields, tail)) = handover::encode(message) else { return Cow::Borrowed(&[]) };
+    (head.event, head.vector) = fields.event;
+    (head.length, head.address, head.data) =
+        (fields.variant, fields.number.into(), fields.data().into());
+    tail
 }
 
 fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str> {
@@ -278,25 +303,6 @@ fn decode_change(head: &Head) -> Option<DeviceChange> {
     }
 }
 
-fn event_code(event: InterruptEvent) -> (u8, u8) {
-    match event {
-        InterruptEvent::Fixed(vector) => (0, vector),
-        InterruptEvent::Nmi => (4, 0),
-        InterruptEvent::Init => (5, 0),
-        InterruptEvent::Startup(page) => (6, page),
-    }
-}
-
-fn decode_event(code: u8, vector: u8) -> Option<InterruptEvent> {
-    match code {
-        0 => Some(InterruptEvent::Fixed(vector)),
-        4 => Some(InterruptEvent::Nmi),
-        5 => Some(InterruptEvent::Init),
-        6 => Some(InterruptEvent::Startup(vector)),
-        _ => None,
-    }
-}
-
 fn cause_code(cause: EndCause) -> u8 {
     match cause {
         EndCause::PowerOff => 0,
@@ -323,6 +329,7 @@ fn decode_cause(code: u8) -> Option<EndCause> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::InterruptEvent;
 
     const EPOCH: Epoch = Epoch(7);
 
@@ -337,7 +344,11 @@ mod tests {
             data: 0x1_0000,
         };
         let frames = [
-            Control::Interrupt { vcpu: VcpuId(3), event: InterruptEvent::Startup(0x9a) },
+            Control::Vcpu {
+                vcpu: VcpuId(3),
+                message: VcpuMessage::Event(InterruptEvent::Startup(0x9a)),
+            },
+            Control::Vcpu { vcpu: VcpuId(3), message: VcpuMessage::State(4, vec![1, 2]) },
             Control::Call(call),
             Control::Answer { id: 9, data: u64::MAX },
             Control::EndOfInterrupt { vector: 0x31 },

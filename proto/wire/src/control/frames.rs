@@ -1,20 +1,8 @@
 //! What control frames say, and between whom they may go.
 
 use super::cut::CutMessage;
+use super::handover::{VcpuFrame, VcpuMessage};
 use crate::{SliceId, VcpuId};
-
-/// What arrives at a vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum InterruptEvent {
-    /// A vector.
-    Fixed(u8),
-    /// A non-maskable interrupt.
-    Nmi,
-    /// INIT.
-    Init,
-    /// Start-up, with the page of the entry point.
-    Startup(u8),
-}
 
 /// An access to a device that lives on another slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,12 +50,12 @@ pub enum EndCause {
 /// A frame that is not about coherence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// To the slice where the vCPU runs.
-    Interrupt {
+    /// About one vCPU: what arrives at it, and its hand-over to another slice.
+    Vcpu {
         /// The vCPU.
         vcpu: VcpuId,
-        /// What arrives.
-        event: InterruptEvent,
+        /// What is said of it.
+        message: VcpuFrame,
     },
     /// To the slice with the devices.
     Call(DeviceCall),
@@ -172,7 +160,14 @@ impl Control {
     #[must_use]
     pub fn way(&self) -> (Way, &'static str) {
         match self {
-            Self::Interrupt { .. } => (Way::Any, "an interrupt"),
+            Self::Vcpu { message, .. } if message.is_of_coordinator() => {
+                (Way::FromBootstrap, "what is to be done for a hand-over")
+            }
+            Self::Vcpu { message, .. } if message.is_for_coordinator() => {
+                (Way::ToBootstrap, "how far a hand-over has come")
+            }
+            Self::Vcpu { message: VcpuMessage::Event(_), .. } => (Way::Any, "an interrupt"),
+            Self::Vcpu { .. } => (Way::Any, "a part of a hand-over"),
             Self::Doorbell { .. } => (Way::Any, "a doorbell"),
             Self::Answer { .. } => (Way::FromBootstrap, "the answer of a device"),
             Self::AskReport => (Way::FromBootstrap, "a request for the report"),
@@ -201,7 +196,10 @@ impl Control {
     #[must_use]
     pub fn has_guest_state(&self) -> bool {
         match self {
-            Self::Interrupt { .. }
+            Self::Vcpu {
+                message: VcpuMessage::Event(_) | VcpuMessage::Straggler(..) | VcpuMessage::State(..),
+                ..
+            }
             | Self::Doorbell { .. }
             | Self::Answer { .. }
             | Self::Apply { .. }
@@ -210,7 +208,8 @@ impl Control {
             | Self::WantEnd(_)
             | Self::Applied { .. }
             | Self::Broken { .. } => true,
-            Self::AskReport
+            Self::Vcpu { .. }
+            | Self::AskReport
             | Self::End(_)
             | Self::ClockPing { .. }
             | Self::ClockStep { .. }

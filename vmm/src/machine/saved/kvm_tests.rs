@@ -179,9 +179,9 @@ fn kvm_clock_that_is_set_agrees_with_kvm() {
     let mut state = state_of(&machine);
     assert_eq!(state.tsc_ahead, 0);
     machine.restore_vcpu(&state).unwrap();
-    state.tsc_ahead = 1000;
+    state.tsc_ahead = 1 << 32;
     match machine.restore_vcpu(&state) {
-        Ok(()) => assert_eq!(state_of(&machine).tsc_ahead, 1000),
+        Ok(()) => assert_eq!(state_of(&machine).tsc_ahead, 1 << 32),
         Err(error) => {
             let source = std::error::Error::source(&error).unwrap().to_string();
             assert!(source.starts_with("cannot move the time stamp counter by"), "{source}");

@@ -6,6 +6,7 @@
 //! ```
 
 use crate::slice::cut_link::{CutError, Input, RESUME_LIMIT, Reply};
+use crate::slice::operations::{Ongoing, Operation, Operations};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use migrate::cut::{Coordinator, Message, News, Verdict};
 use std::io;
@@ -24,11 +25,14 @@ const REST_LIMIT: Duration = Duration::from_secs(60);
 /// There is no thread for it.
 pub(super) fn start_driver(
     members: Vec<SliceId>,
+    operations: Operations,
     send: impl Fn(SliceId, Message) + Send + 'static,
 ) -> io::Result<Sender<Input>> {
     let (sender, inputs) = bounded(INPUTS_MAX);
     let mut thread = Thread {
         coordinator: Coordinator::new(members),
+        operations,
+        ongoing: None,
         send,
         asked: None,
         began: Instant::now(),
@@ -42,6 +46,9 @@ pub(super) fn start_driver(
 
 struct Thread<S> {
     coordinator: Coordinator,
+    operations: Operations,
+    /// From the first step to rest until all slices run again.
+    ongoing: Option<Ongoing>,
     send: S,
     /// Who waits for the end of what goes on.
     asked: Option<Reply>,
@@ -69,9 +76,9 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
                     self.reply(Err(CutError::Over));
                 }
                 Ok(Input::Pause(reply)) if self.stopping => tell(&reply, Err(CutError::Stopping)),
-                Ok(Input::Pause(reply)) => match self.coordinator.begin() {
+                Ok(Input::Pause(reply)) => match self.begin_cut() {
                     Ok(verdict) => self.begin(reply, verdict),
-                    Err(refusal) => tell(&reply, Err(refusal.into())),
+                    Err(error) => tell(&reply, Err(error)),
                 },
                 Ok(Input::Resume(reply)) if self.coordinator.is_at_rest() => {
                     let verdict = self.coordinator.go_on("asked");
@@ -106,6 +113,13 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
         if asking { Some(REST_LIMIT) } else { waits.then_some(RESUME_LIMIT) }
     }
 
+    fn begin_cut(&mut self) -> Result<Verdict, CutError> {
+        if self.coordinator.is_idle() {
+            self.ongoing = Some(self.operations.begin(Operation::Cut)?);
+        }
+        Ok(self.coordinator.begin()?)
+    }
+
     fn begin(&mut self, reply: Reply, verdict: Verdict) {
         (self.asked, self.began) = (Some(reply), Instant::now());
         self.follow(verdict);
@@ -114,6 +128,9 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
     fn follow(&mut self, verdict: Verdict) {
         for (to, message) in verdict.messages {
             (self.send)(to, message);
+        }
+        if self.coordinator.is_idle() {
+            self.ongoing = None;
         }
         match verdict.news {
             None => {}
@@ -172,7 +189,7 @@ mod tests {
     fn vm(fails: Option<Step>) -> (Sender<Input>, JoinHandle<()>) {
         let (sender, sent) = unbounded();
         let send = move |to, message| sender.send((to, message)).unwrap();
-        let driver = start_driver(SLICES.to_vec(), send).unwrap();
+        let driver = start_driver(SLICES.to_vec(), Operations::default(), send).unwrap();
         // As the links of a slice do, it goes before the thread can end.
         let handle = driver.clone();
         let members = thread::spawn(move || {

@@ -39,7 +39,8 @@ pub(super) fn start(
         return Ok(None);
     }
     let members = channels.placement.load().members().to_vec();
-    let driver = driver::start_driver(members, sender(&channels)).map_err(failed)?;
+    let operations = channels.operations.clone();
+    let driver = driver::start_driver(members, operations, sender(&channels)).map_err(failed)?;
     channels.cut.set_driver(driver.clone());
     Ok(Some(CutHandle::new(driver)))
 }

@@ -18,7 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    Answer, Client, ClientError, PauseRequest, ReportAnswer, ReportRequest, Request, ResumeRequest,
+    Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, ReportAnswer, ReportRequest,
+    Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
     BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
@@ -34,6 +35,11 @@ const MEMORY_FILE: &str = "tessera-guest-ram";
 
 pub(crate) const PAUSE: Request = Request::Pause(PauseRequest {});
 pub(crate) const RESUME: Request = Request::Resume(ResumeRequest {});
+
+pub(crate) fn move_to(vcpu: usize, slice: u16) -> Request {
+    let vcpu = u32::try_from(vcpu).expect("it is small");
+    Request::MoveVcpu(MoveVcpuRequest { vcpu, slice })
+}
 
 /// A folder that goes away with its test.
 struct Folder(PathBuf);
@@ -207,7 +213,11 @@ impl Vm {
     pub(crate) fn must(&self, request: Request) {
         match self.ask(0, request) {
             Ok(Answer::Done(_)) => {}
-            other => panic!("{request:?}: {other:?}; {}", self.line.seen().describe()),
+            other => {
+                // A VM that is over says why when its slices have ended.
+                let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
+                panic!("{request:?}: {other:?}; {}", seen.describe())
+            }
         }
     }
 

@@ -1,12 +1,7 @@
-//! A VM of two slices that is paused and resumed while both of its vCPUs work on the same memory, interrupt each other
-//! and use devices, on this machine's KVM.
+//! It is paused at any moment, and goes on.
 
-mod guest;
-mod rig;
-
-use rig::{PAUSE, RESUME, Vm, is_possible};
-use std::iter::successors;
-use std::sync::{Mutex, PoisonError};
+use crate::rig::{PAUSE, RESUME, Vm, is_possible};
+use crate::{alone, guest, moments};
 use std::thread::sleep;
 use std::time::Duration;
 use tessera_vmm::slice::{Interrupts, check_forms};
@@ -16,17 +11,8 @@ const PAUSES: usize = 32;
 /// Between two looks at a guest that must not move.
 const A_WHILE: Duration = Duration::from_millis(20);
 
-/// One VM at a time: a look takes in the memory of all slices in this process.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// Times until the next pause, by a fixed seed.
-fn moments(seed: u64) -> impl Iterator<Item = Duration> {
-    let next = |seed: &u64| Some(seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
-    successors(Some(seed), next).skip(1).map(|seed| Duration::from_micros((seed >> 33) % 20_000))
-}
-
 fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     if !is_possible() {
         return;
     }
@@ -80,7 +66,7 @@ fn kvm_vm_pauses_at_any_moment_and_goes_on_with_requests_to_a_disk() {
 
 #[test]
 fn kvm_pause_is_refused_by_companion_which_goes_on() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     if !is_possible() {
         return;
     }
@@ -98,7 +84,7 @@ fn kvm_pause_is_refused_by_companion_which_goes_on() {
 
 #[test]
 fn kvm_vm_can_be_stopped_while_it_is_paused() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     if !is_possible() {
         return;
     }

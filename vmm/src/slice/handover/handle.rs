@@ -1,0 +1,91 @@
+//! How vCPUs are moved from outside.
+//!
+//! ```text
+//!   move --refused
+//!     \--begun --settled--> moved
+//!           |\--failed--> given up: it runs where it was
+//!           \--GIVE_UP_LIMIT--> given up; or, behind the flip, --SETTLE_LIMIT--> moved, but nobody says so
+//! ```
+
+use super::Handovers;
+use crate::control::MovesVcpus;
+use crate::slice::operations::{Busy, Operation};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use migrate::handover::{Outcome, Refusal};
+use std::sync::Weak;
+use std::time::Duration;
+use thiserror::Error;
+use wire::{SliceId, VcpuId};
+
+/// For the vCPU to be at its new place.
+const GIVE_UP_LIMIT: Duration = Duration::from_secs(15);
+/// For all slices to have heard of it then.
+const SETTLE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Why a vCPU is not where it was asked to be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(in crate::slice) enum MoveError {
+    /// Nothing was begun.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Nothing was begun: something else goes on.
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    /// The VM would survive the loss of that slice, and is to do so still.
+    #[error("{0} has devices only: it has no memory of the VM")]
+    DevicesOnly(SliceId),
+    /// It runs where it was.
+    #[error("it was not moved and runs on where it was: {0}")]
+    GivenUp(String),
+    /// It is there, but not all slices say that they know.
+    #[error("it was moved, but not all slices have said within {SETTLE_LIMIT:?} that they know")]
+    Silent,
+    /// There is no guest to move.
+    #[error("the VM is over, or has not begun")]
+    Over,
+}
+
+impl MoveError {
+    /// None if it is there.
+    pub(super) fn of(outcome: Outcome) -> Option<Self> {
+        match outcome {
+            Outcome::Moved => None,
+            Outcome::GivenUp(why) => Some(Self::GivenUp(why)),
+        }
+    }
+}
+
+/// Who asked waits here; gives how long it took.
+pub(super) type Reply = Sender<Result<Duration, MoveError>>;
+
+/// Moves the vCPUs of a VM. Clones are of the same VM, and do not keep it alive.
+#[derive(Clone, Debug)]
+pub(in crate::slice) struct MoveHandle(pub(in crate::slice) Weak<Handovers>);
+
+impl MoveHandle {
+    pub(in crate::slice) fn move_to(
+        &self,
+        vcpu: VcpuId,
+        to: SliceId,
+    ) -> Result<Duration, MoveError> {
+        let handovers = self.0.upgrade().ok_or(MoveError::Over)?;
+        let ongoing = handovers.channels.operations.begin(Operation::Move)?;
+        let (reply, answer) = bounded(1);
+        handovers.begin(vcpu, to, (reply, ongoing))?;
+        if let Ok(result) = answer.recv_timeout(GIVE_UP_LIMIT) {
+            return result;
+        }
+        handovers.give_up(&format!("it is not there after {GIVE_UP_LIMIT:?}"));
+        match answer.recv_timeout(SETTLE_LIMIT) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => Err(MoveError::Silent),
+            Err(RecvTimeoutError::Disconnected) => Err(MoveError::Over),
+        }
+    }
+}
+
+impl MovesVcpus for MoveHandle {
+    fn move_vcpu(&self, vcpu: VcpuId, to: SliceId) -> Result<Duration, String> {
+        self.move_to(vcpu, to).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,67 @@
+//! What is done to the VM as a whole: one thing at a time.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use thiserror::Error;
+
+/// Something else goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub(super) struct Busy(pub(super) Operation);
+
+/// What may go on. A cut saves no vCPU on its way, hence none begins while one moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(super) enum Operation {
+    /// All slices are at rest, come to rest, or go on.
+    #[error("the VM is paused, or about to be")]
+    Cut,
+    /// A vCPU moves to another slice.
+    #[error("a vCPU is being moved")]
+    Move,
+}
+
+/// What goes on. Of the bootstrap slice, which begins all of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Operations(Arc<Mutex<Option<Operation>>>);
+
+impl Operations {
+    fn lock(&self) -> MutexGuard<'_, Option<Operation>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins one. It goes on until what is returned is dropped.
+    pub(super) fn begin(&self, operation: Operation) -> Result<Ongoing, Busy> {
+        let mut current = self.lock();
+        match *current {
+            Some(other) => Err(Busy(other)),
+            None => {
+                *current = Some(operation);
+                Ok(Ongoing(self.clone()))
+            }
+        }
+    }
+}
+
+/// An operation that goes on.
+#[derive(Debug)]
+pub(super) struct Ongoing(Operations);
+
+impl Drop for Ongoing {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_operation_at_a_time() {
+        let operations = Operations::default();
+        let cut = operations.begin(Operation::Cut).unwrap();
+        assert_eq!(operations.begin(Operation::Move).unwrap_err(), Busy(Operation::Cut));
+        drop(cut);
+        let _one = operations.begin(Operation::Move).unwrap();
+        assert_eq!(operations.begin(Operation::Move).unwrap_err(), Busy(Operation::Move));
+    }
+}

@@ -1,0 +1,78 @@
+//! Its vCPUs move between the slices, each to where the other one was, and to the same.
+
+use crate::rig::{PAUSE, RESUME, Vm, is_possible, move_to};
+use crate::{alone, guest, moments};
+use std::thread::sleep;
+use tessera_vmm::slice::{Interrupts, check_forms};
+use transport::CarrierKind;
+
+const MOVES: usize = 60;
+
+fn move_about(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(interrupts, carrier, disk);
+    let mut places = [0, 1];
+    for (number, moment) in moments(11).take(MOVES).enumerate() {
+        let vcpu = usize::from(moment.as_micros() % 2 == 1);
+        places[vcpu] = 1 - places[vcpu];
+        vm.must(move_to(vcpu, places[vcpu]));
+        let there = format!("vcpu{vcpu} is on slice{} already", places[vcpu]);
+        assert_eq!(vm.refusal(0, move_to(vcpu, places[vcpu])), there);
+        // Now and then the next one goes before anything may have happened.
+        if number % 4 != 3 {
+            sleep(moment);
+            vm.moves_on();
+        }
+        if number % 8 == 5 {
+            vm.must(PAUSE);
+            assert_eq!(
+                vm.refusal(0, move_to(0, 1 - places[0])),
+                "the VM is paused, or about to be"
+            );
+            check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("{number}: {error:?}"));
+            vm.must(RESUME);
+        }
+    }
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
+fn kvm_vcpus_move_between_slices_with_userspace_apics() {
+    move_about(Interrupts::Userspace, CarrierKind::Shm, false);
+}
+
+#[test]
+fn kvm_vcpus_move_between_slices_with_ghosts() {
+    move_about(Interrupts::Ghost, CarrierKind::Tcp, false);
+}
+
+#[test]
+fn kvm_vcpus_move_between_slices_with_requests_to_a_disk() {
+    move_about(Interrupts::Ghost, CarrierKind::Shm, true);
+    move_about(Interrupts::Userspace, CarrierKind::Tcp, true);
+}
+
+#[test]
+fn kvm_moves_that_cannot_be_are_refused_and_change_nothing() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+    for (slice, request, why) in [
+        (0, move_to(2, 1), "the VM has no vcpu2"),
+        (0, move_to(0, 0), "vcpu0 is on slice0 already"),
+        (1, move_to(0, 1), "ask the bootstrap slice, once the guest runs"),
+    ] {
+        assert_eq!(vm.refusal(slice, request), why);
+    }
+    assert!(vm.refusal(0, move_to(0, 2)).contains("slice2"));
+    vm.moves_on();
+    vm.must(move_to(0, 1));
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
+}
