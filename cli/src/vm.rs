@@ -2,10 +2,15 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use comfy_table::{Table, presets};
 use serde_json::json;
+use std::fmt::Display;
 use std::io::{Write, stdout};
 use std::path::PathBuf;
-use vmm::control::{Answer, Client, MoveVcpuRequest, PauseRequest, Request, ResumeRequest};
+use vmm::control::{
+    Answer, Client, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest, Request,
+    ResumeRequest,
+};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -22,6 +27,18 @@ enum Verb {
     Resume(Target),
     /// Bring a vCPU to another slice, where it runs on. The guest runs meanwhile and notices nothing.
     Move(MoveArguments),
+    /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
+    Show(ShowTarget),
+}
+
+#[derive(Args, Debug)]
+struct ShowTarget {
+    /// Control socket of any slice of a VM that has several
+    #[arg(long, value_name = "PATH")]
+    control: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -44,6 +61,8 @@ struct Target {
     json: bool,
 }
 
+const OTHER_VERSION: &str = "the slice answers something else: it is of another version";
+
 /// Asks, and prints how long it took.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let (target, request, done) = match &arguments.verb {
@@ -53,15 +72,63 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             let request = MoveVcpuRequest { vcpu: *vcpu, slice: *slice };
             (target, Request::MoveVcpu(request), "moved")
         }
+        Verb::Show(target) => return show(target),
     };
     let answer = Client::connect(&target.control)?.ask(&request)?;
-    let Answer::Done(answer) = answer else {
-        anyhow::bail!("the slice answers something else: it is of another version");
-    };
+    let Answer::Done(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
     let line = if target.json {
         json!({ done: true, "milliseconds": answer.milliseconds }).to_string()
     } else {
         format!("{done} after {:.1} ms", answer.milliseconds)
     };
     writeln!(stdout(), "{line}").context("print the answer")
+}
+
+fn show(target: &ShowTarget) -> Result<()> {
+    let request = Request::Placement(PlacementRequest {});
+    let answer = Client::connect(&target.control)?.ask(&request)?;
+    let Answer::Placement(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
+    let text = if target.json { serde_json::to_string(&answer)? } else { table(&answer) };
+    writeln!(stdout(), "{text}").context("print the answer")
+}
+
+fn table(answer: &PlacementAnswer) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["slice", "vCPUs", "memory MiB", "devices", "queues (device.queue)"]);
+    for places in &answer.slices {
+        table.add_row([
+            places.slice.to_string(),
+            list(&places.vcpus),
+            places.memory_mib.to_string(),
+            list(&places.devices),
+            list(places.queues.iter().map(|(device, queue)| format!("{device}.{queue}"))),
+        ]);
+    }
+    format!("placement {}\n{table}", answer.epoch)
+}
+
+fn list(of: impl IntoIterator<Item = impl Display>) -> String {
+    let texts: Vec<String> = of.into_iter().map(|one| one.to_string()).collect();
+    if texts.is_empty() { "-".to_owned() } else { texts.join(" ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm::control::SlicePlaces;
+
+    #[test]
+    fn table_shows_each_slice() {
+        let queues = vec![(0, 0), (0, 1)];
+        let first =
+            SlicePlaces { vcpus: vec![0, 2], memory_mib: 512, queues, ..Default::default() };
+        let second = SlicePlaces { slice: 1, devices: vec![0], ..Default::default() };
+        let text = table(&PlacementAnswer { epoch: 4, slices: vec![first, second] });
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let lines: Vec<_> = text.lines().map(words).collect();
+        assert_eq!(lines[0], ["placement", "4"]);
+        assert_eq!(lines[2], ["0", "0", "2", "512", "-", "0.0", "0.1"]);
+        assert_eq!(lines[3], ["1", "-", "0", "0", "-"]);
+    }
 }

@@ -8,6 +8,7 @@ use dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HomeRange, HomeTable, NodeConfig, Tracing,
     Uplink,
 };
+use migrate::PlacementView;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -198,7 +199,8 @@ fn uffd_trace_of_a_slice_is_told_in_all_and_by_difference() {
     let folder = Folder::new();
     let socket = ControlSocket::open(&folder.socket()).unwrap();
     let counts = Counts { disk_requests: 7, ..Counts::default() };
-    socket.attach(SliceId(1), engines[1].0.clone(), move || Some(counts));
+    let placement = PlacementView::fixed(SliceId(1), &[SliceId(0), SliceId(1)]).unwrap();
+    socket.attach(placement, engines[1].0.clone(), move || Some(counts));
     let mut client = Client::connect(&folder.socket()).unwrap();
     let mut trace = |since| -> TraceAnswer {
         match client.ask(&ask(since)).unwrap() {

@@ -27,6 +27,8 @@ pub enum Request {
     Resume(ResumeRequest),
     /// Brings a vCPU to another slice. Of the bootstrap slice.
     MoveVcpu(MoveVcpuRequest),
+    /// Where each part of the VM is.
+    Placement(PlacementRequest),
 }
 
 /// Whose pages count from then on.
@@ -64,6 +66,11 @@ pub struct PauseRequest {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResumeRequest {}
+
+/// There is nothing to choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlacementRequest {}
 
 /// Which vCPU, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,6 +114,8 @@ pub enum Answer {
     Report(Box<ReportAnswer>),
     /// It was done.
     Done(DoneAnswer),
+    /// Where each part of the VM is.
+    Placement(PlacementAnswer),
     /// Why there is no answer, in one line.
     Refused(String),
 }
@@ -116,6 +125,30 @@ pub enum Answer {
 pub struct DoneAnswer {
     /// How long that took.
     pub milliseconds: f64,
+}
+
+/// Where each part of the VM is, as the slice that was asked sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementAnswer {
+    /// Grows by one with each change.
+    pub epoch: u32,
+    /// Each slice, ascending.
+    pub slices: Vec<SlicePlaces>,
+}
+
+/// What one slice has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlicePlaces {
+    /// The slice.
+    pub slice: u16,
+    /// vCPUs that run there.
+    pub vcpus: Vec<u32>,
+    /// MiB of memory that it is home of.
+    pub memory_mib: u64,
+    /// Devices that are on its host, by their numbers.
+    pub devices: Vec<u16>,
+    /// Queues that it serves: device and queue.
+    pub queues: Vec<(u16, u16)>,
 }
 
 /// The hottest pages of a slice.

@@ -12,13 +12,14 @@
 
 mod client;
 mod message;
+mod places;
 mod view;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    Answer, DoneAnswer, ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, REQUEST_MAX,
-    ReportAnswer, ReportRequest, Request, ResumeRequest, Since, TraceAnswer, TraceRequest,
-    TuneRequest,
+    Answer, DoneAnswer, ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, PlacementAnswer,
+    PlacementRequest, REQUEST_MAX, ReportAnswer, ReportRequest, Request, ResumeRequest, Since,
+    SlicePlaces, TraceAnswer, TraceRequest, TuneRequest,
 };
 pub use view::TOP_MAX;
 
@@ -28,6 +29,8 @@ use crate::local_socket::LocalSocket;
 use devices::delegate::Counts;
 use dsm::{Handle, HoldError, HoldPolicy, Tuning};
 use message::read_line;
+use migrate::PlacementView;
+use places::places;
 use rustix::net::Shutdown as Ends;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,14 +57,14 @@ type Delegated = Arc<dyn Fn() -> Option<Counts> + Send + Sync>;
 /// What can be asked about, once it is there.
 #[derive(Clone)]
 struct Source {
-    slice: SliceId,
+    placement: PlacementView,
     memory: Handle,
     delegated: Delegated,
 }
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Source").field("slice", &self.slice).finish_non_exhaustive()
+        f.debug_struct("Source").field("slice", &self.placement.local()).finish_non_exhaustive()
     }
 }
 
@@ -138,12 +141,12 @@ impl ControlSocket {
     /// yet; it returns at once.
     pub fn attach(
         &self,
-        slice: SliceId,
+        placement: PlacementView,
         memory: Handle,
         delegated: impl Fn() -> Option<Counts> + Send + Sync + 'static,
     ) {
         let delegated = Arc::new(delegated);
-        *locked(&self.shared.source) = Some(Source { slice, memory, delegated });
+        *locked(&self.shared.source) = Some(Source { placement, memory, delegated });
     }
 
     /// From now on the VM can be paused, and its vCPUs move.
@@ -238,7 +241,7 @@ fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
 fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
     match request {
         Request::Trace(request) => with_memory(shared, |it| match it.memory.trace(ENGINE_LIMIT) {
-            Some(report) => Answer::Trace(view.answer(it.slice, report, request)),
+            Some(report) => Answer::Trace(view.answer(it.placement.local(), report, request)),
             None => silent(),
         }),
         Request::Report(_) => with_memory(shared, report),
@@ -253,6 +256,9 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
             }
             Err(error) => Answer::Refused(error.to_string()),
         }),
+        Request::Placement(_) => {
+            with_memory(shared, |it| Answer::Placement(places(&it.placement.load())))
+        }
         Request::Pause(_) => with_vm(shared, |vm| vm.pauses.pause()),
         Request::Resume(_) => with_vm(shared, |vm| vm.pauses.resume()),
         Request::MoveVcpu(request) => {
@@ -284,9 +290,9 @@ fn tuning(request: &TuneRequest) -> Result<Tuning, HoldError> {
     Ok(Tuning { hold, correlation_prefetch: request.correlation })
 }
 
-fn report(Source { slice, memory, delegated }: &Source) -> Answer {
+fn report(Source { placement, memory, delegated }: &Source) -> Answer {
     let Some(memory) = memory.report(ENGINE_LIMIT) else { return silent() };
-    let (slice, process, delegated) = (slice.0, std::process::id(), delegated());
+    let (slice, process, delegated) = (placement.local().0, std::process::id(), delegated());
     Answer::Report(Box::new(ReportAnswer { slice, process, memory, delegated }))
 }
 

@@ -209,7 +209,7 @@ impl Parts {
         if let Some(control) = control {
             let dispatcher = Arc::downgrade(&self.dispatcher);
             let delegated = move || dispatcher.upgrade()?.devices.get().map(|all| all.delegated());
-            control.attach(self.local, handle.clone(), delegated);
+            control.attach(self.channels.placement.clone(), handle.clone(), delegated);
         }
         self.channels.handle.set(handle).expect("connected once");
         let clock_sync = Arc::new(ClockSync::new(self.machine.clone()));

@@ -72,7 +72,9 @@ fn kvm_moves_that_cannot_be_are_refused_and_change_nothing() {
     }
     assert!(vm.refusal(0, move_to(0, 2)).contains("slice2"));
     vm.moves_on();
+    assert_eq!(vm.vcpus_by_slice(), [vec![0], vec![1]]);
     vm.must(move_to(0, 1));
+    assert_eq!(vm.vcpus_by_slice(), [vec![], vec![0, 1]]);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);
 }

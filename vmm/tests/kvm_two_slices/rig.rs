@@ -18,8 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, ReportAnswer, ReportRequest,
-    Request, ResumeRequest,
+    Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, PlacementRequest, ReportAnswer,
+    ReportRequest, Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
     BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
@@ -227,6 +227,17 @@ impl Vm {
             Err(ClientError::Refused(why)) => why,
             other => panic!("{request:?}: {other:?}; {}", self.line.seen().describe()),
         }
+    }
+
+    /// Where the vCPUs are; both slices see the same.
+    pub(crate) fn vcpus_by_slice(&self) -> [Vec<u32>; 2] {
+        let [first, other] =
+            [0, 1].map(|slice| match self.ask(slice, Request::Placement(PlacementRequest {})) {
+                Ok(Answer::Placement(answer)) => answer,
+                other => panic!("{other:?}; {}", self.line.seen().describe()),
+            });
+        assert_eq!(first, other);
+        [0, 1].map(|slice| first.slices[slice].vcpus.clone())
     }
 
     /// Takes the saved forms of both slices; there are none afterwards.
