@@ -35,14 +35,16 @@ pub mod simulate;
 
 pub use dsm_protocol::saved;
 pub use engine::schedule;
-pub use engine::{CopyError, Engine, EngineConfig, Handle, RestError, Tuning, Unrest, Uplink};
+pub use engine::{
+    CopyError, Engine, EngineConfig, Handle, HomeMoveError, RestError, Tuning, Unrest, Uplink,
+};
 pub use error::EngineError;
 pub use kernel::{UffdError, check_host};
 pub use mapping::ChunkCounts;
 pub use memory::{DeviceUse, GuestRam, HugePages, Memory, RamError, ShareError, UnknownMemory};
 pub use observe::{
-    ClassCounts, FaultCounts, HotPage, PageClass, PageTrace, Report, SITES_MAX, Site, Touch,
-    TraceReport, Tracing,
+    ClassCounts, FaultCounts, HomeCounts, HotPage, PageClass, PageTrace, Report, SITES_MAX, Site,
+    Touch, TraceReport, Tracing,
 };
 pub use probe::{LocalPager, LocalPagerError, WriteWatch, WriteWatchError};
 

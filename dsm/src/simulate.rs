@@ -7,7 +7,8 @@ pub use crate::kernel::fake::{Between, FakeKernel, Touch};
 pub use crate::planted::PlantedBug;
 
 use crate::engine::{
-    Clock, Command, CopyError, Engine, EngineConfig, Handle, Ready, RestError, Uplink,
+    Clock, Command, CopyError, Engine, EngineConfig, Handle, HomeMove, HomeMoveError, Pull, Ready,
+    RestError, Uplink,
 };
 use crate::error::EngineError;
 use crate::kernel::PAGE;
@@ -16,7 +17,7 @@ use crate::memory::{ChunkId, GuestRam, Memory, RamError};
 use crate::observe::{Report, Tracing};
 use crossbeam_channel::{Receiver, bounded};
 use dsm_protocol::saved::NodeState;
-use dsm_protocol::{Config, Gfn, HomeRange};
+use dsm_protocol::{Config, Epoch, Gfn, HomeRange, HomeTable};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -202,6 +203,37 @@ impl SteppedSlice {
         move || {
             collapse_pass(&ram, &mut |_| true, &mut refusals);
         }
+    }
+
+    /// Has homes of frames move.
+    #[must_use]
+    pub fn move_home(
+        &self,
+        frames: Range<u64>,
+        to: SliceId,
+        placement: Epoch,
+    ) -> Receiver<Result<(), HomeMoveError>> {
+        let (reply, answer) = bounded(1);
+        self.handle.post(Command::MoveHome(HomeMove { frames, to, placement, reply }));
+        answer
+    }
+
+    /// Brings pages of this home here.
+    #[must_use]
+    pub fn pull_home(
+        &self,
+        frames: Range<u64>,
+        from: SliceId,
+    ) -> Receiver<Result<(), HomeMoveError>> {
+        let (reply, answer) = bounded(1);
+        self.handle.post(Command::PullHome(Pull { frames, from, fetched: None, reply }));
+        answer
+    }
+
+    /// The homes as this slice knows them.
+    #[must_use]
+    pub fn homes(&self) -> HomeTable {
+        self.engine.node.homes().clone()
     }
 
     /// KVM refused a vCPU a store; the answer says that it may try again.

@@ -56,6 +56,31 @@ impl Node {
                 self.tables.set_root(vcpu, gfn);
                 Ok(())
             }
+            message => self.receive_home(from, message, store),
+        }
+    }
+
+    /// Messages about the home of pages.
+    fn receive_home(
+        &mut self,
+        from: SliceId,
+        message: Message,
+        store: &impl PageStore,
+    ) -> Result<(), ProtocolError> {
+        match message {
+            Message::MoveHome { gfn, pages, to, placement } => {
+                self.move_home(from, gfn, pages, to, placement)
+            }
+            Message::HomeLeaves { gfn, pages, to, placement } => {
+                self.home_leaves(from, gfn, pages, to, placement)
+            }
+            Message::HomeAwaited { gfn } => self.home_awaited(from, gfn),
+            Message::HomeRequest { gfn, requester, asked } => {
+                self.home_request(from, gfn, requester, asked, store)
+            }
+            Message::HomeEntries { gfn, entries } => self.home_entries(from, gfn, &entries, store),
+            Message::HomeMoved { gfn, pages } => self.home_moved(from, gfn, pages),
+            _ => Ok(()),
         }
     }
 
@@ -68,9 +93,10 @@ impl Node {
             return no("no memory there");
         }
         let (named, entries): (_, &[Entry]) = match message {
-            Message::Fetch { requester, .. } | Message::Invalidate { requester, .. } => {
-                (*requester, &[])
-            }
+            Message::Fetch { requester, .. }
+            | Message::Invalidate { requester, .. }
+            | Message::HomeRequest { requester, .. } => (*requester, &[]),
+            Message::MoveHome { to, .. } | Message::HomeLeaves { to, .. } => (*to, &[]),
             Message::Leave { heir, .. } => (*heir, &[]),
             Message::Diff { entries, .. } | Message::Left { entries, .. } => (from, entries),
             Message::Root { vcpu, .. } if vcpu.0 >= self.config.vcpus => {

@@ -1,6 +1,6 @@
 //! What a step of the protocol wants done.
 
-use wire::{Message, SliceId};
+use wire::{Gfn, Message, SliceId};
 
 /// Something that the shell must do, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +16,13 @@ pub enum Effect {
     Released {
         /// The shell's number.
         token: u64,
+    },
+    /// These pages have another home, and this slice asks that one from now on.
+    HomeMoved {
+        /// The first page.
+        gfn: Gfn,
+        /// How many.
+        pages: u16,
     },
     /// The page is here and stays until it is unpinned.
     Pinned {

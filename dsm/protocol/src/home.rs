@@ -11,6 +11,8 @@
 //! page goes from one requester to the next in the home's order, and nobody confirms ordinary pages.
 //! Replicas concern everyone: while a page becomes one, or ends as one, the home is busy and requests
 //! wait in a queue.
+//!
+//! [`crate::home_move`] gives pages another home.
 
 use crate::error::ProtocolError;
 use crate::node::Node;
@@ -19,7 +21,7 @@ use crate::planted::PlantedBug;
 use crate::serving::{Request, Serving};
 use crate::store::PageStore;
 use std::collections::VecDeque;
-use wire::{Access, Gfn, Held, Message, SliceId, Table};
+use wire::{Access, Asked, Gfn, Held, Message, SliceId, Table};
 
 impl Node {
     pub(crate) fn home_get(
@@ -36,9 +38,17 @@ impl Node {
         if want == Access::None {
             return Err(self.error(from, "Get", gfn, "it asks for no access"));
         }
-        let table = table.filter(|_| !self.banned.contains(&gfn));
+        let may_replicate = !self.banned.contains(&gfn) && !self.home_moves.is_leaving(gfn);
         let untouched = self.pages.copy(gfn) == PageCopy::Exclusive && store.is_untouched(gfn);
         let want = if untouched { Access::Write } else { want };
+        if self.home_moves.is_closed(gfn) {
+            return self.queue_for_next_home(
+                from,
+                gfn,
+                Asked::Get { want, table, late_run: false },
+            );
+        }
+        let table = table.filter(|_| may_replicate);
         let request = Request::Get { from, want, table };
         if let Some(serving) = self.serving.get_mut(&gfn) {
             // A slice has one request per page on its way, and one left over from before a
@@ -70,9 +80,17 @@ impl Node {
     ) -> Result<(), ProtocolError> {
         let end = first.0.checked_add(u64::from(pages));
         let end = end.ok_or_else(|| self.error(from, "GetRun", first, "no memory there"))?;
+        if want == Access::None {
+            return Err(self.error(from, "GetRun", first, "it asks for no access"));
+        }
         let may_grant = want == Access::Read && self.config.mechanisms.exclusive_grants;
         for gfn in (first.0..end).map(Gfn) {
             if self.late_runs.remove(&(from, gfn)) {
+                continue;
+            }
+            let is_late = self.home(gfn).is_some() && self.home_moves.is_former(gfn);
+            if is_late && self.pages.holders(gfn).is_none() {
+                self.pass_on(from, gfn, Asked::Get { want, table: None, late_run: true })?;
                 continue;
             }
             match self.exclusive_grant_holders(gfn, from).filter(|_| may_grant) {
@@ -87,7 +105,9 @@ impl Node {
     /// last. A table is left where it is walked.
     fn exclusive_grant_holders(&self, gfn: Gfn, to: SliceId) -> Option<Holders> {
         let holders = self.pages.holders(gfn)?;
-        let busy = self.serving.contains_key(&gfn) || self.tables.table(gfn).is_some();
+        let busy = self.serving.contains_key(&gfn)
+            || self.tables.table(gfn).is_some()
+            || self.home_moves.is_closed(gfn);
         (holders.is_written() && !holders.contains(to) && !busy).then_some(holders)
     }
 
@@ -259,6 +279,7 @@ impl Node {
             }
         }
         self.serve_next(gfn, queue);
+        self.close_home();
         Ok(())
     }
 
@@ -280,6 +301,10 @@ impl Node {
     ) -> Option<VecDeque<Request>> {
         match request {
             Request::Get { from, want, table: None } => self.serve_get(gfn, from, want),
+            // It waited here, and no replica may be begun any more.
+            Request::Get { from, want, .. } if self.home_moves.is_leaving(gfn) => {
+                self.serve_get(gfn, from, want);
+            }
             Request::Get { from, table: Some(table), .. } => {
                 self.serve_conversion(gfn, from, table, queue);
                 return None;
@@ -306,6 +331,9 @@ impl Node {
         };
         if conflict {
             self.banned.insert(gfn);
+        }
+        if self.home_moves.is_closed(gfn) {
+            return self.queue_for_next_home(from, gfn, Asked::Demote);
         }
         match self.serving.get_mut(&gfn) {
             Some(serving) if !serving.demoting => {

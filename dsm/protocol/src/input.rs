@@ -59,6 +59,29 @@ pub enum Input {
         /// Frame of CR3.
         gfn: Gfn,
     },
+    /// The placement gives pages another home. The home they have carries it out, and [`Effect::HomeMoved`] tells when
+    /// this slice asks the next one. Only one slice gives this input, and not before the last move is over here.
+    ///
+    /// [`Effect::HomeMoved`]: crate::Effect::HomeMoved
+    MoveHome {
+        /// The first page.
+        gfn: Gfn,
+        /// How many, all of one chunk and with one home.
+        pages: u16,
+        /// Their next home.
+        to: SliceId,
+        /// The epoch of that placement.
+        placement: Epoch,
+    },
+    /// Bring the pages here that another slice has, where this slice is their home.
+    Pull {
+        /// The first page.
+        gfn: Gfn,
+        /// How many.
+        pages: u16,
+        /// Who has them.
+        from: SliceId,
+    },
     /// Time passed: carry out what was deferred.
     Tick,
 }

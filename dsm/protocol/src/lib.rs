@@ -23,7 +23,7 @@
 //!
 //! | role | state | what the node does |
 //! |---|---|---|
-//! | home | `pages` (directory), `serving` | `home` |
+//! | home | `pages` (directory), `serving`, `home_moves` | `home`, `home_move` |
 //! | holder | `pages` (copies), `recalls`, `hold_windows`, `pins` | `holder`, `holding` |
 //! | requester | `outstanding_requests` | `requester` |
 //! | replicas | `tables`, `releases` | `release`, `roots`, `requester` |
@@ -47,6 +47,8 @@ mod hold_windows;
 mod holder;
 mod holding;
 mod home;
+mod home_move;
+mod home_moves;
 mod homes;
 mod input;
 mod mechanisms;
@@ -83,4 +85,7 @@ pub use planted::PlantedBug;
 pub use stats::{ReplicaStats, Stats};
 pub use store::{Merge, PageStore};
 pub use tables::Replicate;
-pub use wire::{Access, Entry, Epoch, Gfn, Half, Held, Level, Message, SliceId, Table, VcpuId};
+pub use wire::{
+    Access, Asked, DirectoryEntry, Entry, Epoch, Gfn, Half, Held, Level, Message, SliceId, Table,
+    VcpuId,
+};

@@ -6,6 +6,8 @@ use crate::effect::Effect;
 use crate::error::ProtocolError;
 use crate::hold::{Hold, HoldPolicy};
 use crate::hold_windows::{HoldHistory, HoldWindows};
+use crate::home_moves::HomeMoves;
+use crate::homes::HomeTable;
 use crate::input::Input;
 use crate::mechanisms::Mechanisms;
 use crate::outstanding_requests::{OutstandingRequest, OutstandingRequests};
@@ -49,6 +51,8 @@ pub struct Node {
     /// Late run requests: their sender has got the page already, as the heir of a replica that had answered them
     /// (home only).
     pub(crate) late_runs: BTreeSet<(SliceId, Gfn)>,
+    /// Pages whose home moves.
+    pub(crate) home_moves: HomeMoves,
     /// Pages that must never be replicated again (home only).
     pub(crate) banned: BTreeSet<Gfn>,
     /// Messages to and from each other slice.
@@ -87,6 +91,7 @@ impl Node {
             tables: Tables::new(config.replicate),
             releases: Releases::default(),
             late_runs: BTreeSet::new(),
+            home_moves: HomeMoves::default(),
             banned: BTreeSet::new(),
             channels: Channels::new(&config.slices),
             resting: false,
@@ -127,6 +132,10 @@ impl Node {
             Input::Pin { gfn, want, token } => self.pin(gfn, want, token, store),
             Input::Unpin { gfn } => self.unpin(gfn, store),
             Input::Root { vcpu, gfn } => self.local_root(vcpu, gfn),
+            Input::MoveHome { gfn, pages, to, placement } => {
+                self.ask_home_move(gfn, pages, to, placement);
+            }
+            Input::Pull { gfn, pages, from } => self.pull(gfn, pages, from),
             Input::Tick => {
                 self.carry_out_due(store);
                 if !self.resting {
@@ -187,14 +196,16 @@ impl Node {
             && self.serving.is_empty()
             && self.deferred.is_empty()
             && self.releases.is_empty()
+            && self.home_moves.is_quiet()
     }
 
     /// What is on its way, served, deferred or held back here. For the report of a run that hangs.
     #[must_use]
     pub fn unrest(&self) -> String {
-        let Self { config, outstanding, serving, deferred, releases, pins, .. } = self;
+        let Self { config, outstanding, serving, deferred, releases, pins, home_moves, .. } = self;
         format!(
-            "{}: outstanding {outstanding:?}, serving {serving:?}, deferred {deferred:?}, {releases:?}, {pins:?}",
+            "{}: outstanding {outstanding:?}, serving {serving:?}, deferred {deferred:?}, {releases:?}, {pins:?}, \
+             {home_moves:?}",
             config.local
         )
     }
@@ -210,7 +221,8 @@ impl Node {
     pub fn whereabouts(&self, gfn: Gfn) -> String {
         let home = self.home(gfn).map_or_else(|| "nowhere".into(), |home| home.to_string());
         let Some(holders) = self.pages.holders(gfn) else {
-            return format!("its home is {home}, which knows its holder");
+            let moves = if self.is_home_moving(gfn) { ", and moves" } else { "" };
+            return format!("its home is {home}, which knows its holder{moves}");
         };
         let holders: Vec<_> = holders.iter().map(|slice| slice.to_string()).collect();
         format!("its home is {home}, its holder {}", holders.join(" and "))
@@ -226,6 +238,18 @@ impl Node {
     #[must_use]
     pub fn home(&self, gfn: Gfn) -> Option<SliceId> {
         self.config.homes.home(gfn)
+    }
+
+    /// True for a slice that shares this memory.
+    #[must_use]
+    pub fn is_member(&self, slice: SliceId) -> bool {
+        self.config.slices.binary_search(&slice).is_ok()
+    }
+
+    /// The homes of all frames, as far as this slice knows.
+    #[must_use]
+    pub fn homes(&self) -> &HomeTable {
+        &self.config.homes
     }
 
     /// The epoch of this node and of every message it sends.

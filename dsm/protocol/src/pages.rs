@@ -1,7 +1,8 @@
 //! What one slice may do with each page, and the directory of the pages it is home of.
 
 use crate::homes::HomeTable;
-use wire::{Access, Gfn, SliceId};
+use std::ops::Range;
+use wire::{Access, DirectoryEntry, Gfn, HOME_MOVE_MAX, HolderKind, SliceId};
 
 /// This slice's copy of a page. One byte per page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +109,29 @@ impl Holders {
     pub(crate) fn is_widely_shared(self) -> bool {
         self.widely_shared
     }
+    /// What a home tells the next one of the holders.
+    pub(crate) fn to_entry(self) -> DirectoryEntry {
+        let Self { slices, kind, widely_shared } = self;
+        let kind = match kind {
+            Kind::Shared => HolderKind::Shared,
+            Kind::Exclusive => HolderKind::Exclusive,
+            Kind::ExclusiveGrant => HolderKind::ExclusiveGrant,
+            Kind::Replicated => HolderKind::Replicated,
+        };
+        DirectoryEntry { holders: slices, kind, widely_shared, never_replica: false, late_runs: 0 }
+    }
+    /// The holders that another home told of; none if it cannot be. `members`: a bit for each slice.
+    pub(crate) fn from_entry(entry: DirectoryEntry, members: u64) -> Option<Self> {
+        let DirectoryEntry { holders: slices, widely_shared, .. } = entry;
+        let known = (slices | entry.late_runs) & !members == 0;
+        let (kind, fits) = match entry.kind {
+            HolderKind::Shared => (Kind::Shared, slices != 0),
+            HolderKind::Exclusive => (Kind::Exclusive, slices.is_power_of_two()),
+            HolderKind::ExclusiveGrant => (Kind::ExclusiveGrant, slices.is_power_of_two()),
+            HolderKind::Replicated => (Kind::Replicated, !widely_shared),
+        };
+        (known && fits).then_some(Self { slices, kind, widely_shared })
+    }
     /// The slices, ascending.
     pub(crate) fn iter(self) -> impl Iterator<Item = SliceId> {
         let mut left = self.slices;
@@ -119,32 +143,66 @@ impl Holders {
     }
 }
 
-/// Who holds the pages of one home range: 10 bytes per page.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Who holds the pages of one chunk that this slice is home of: 10 bytes per page.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Directory {
+    /// The first frame that has a place here. Frames up to the last one have places too, and some of them may have
+    /// their home elsewhere.
+    first: u64,
     slices: Vec<u64>,
     kinds: Vec<Kind>,
     widely_shared: Vec<bool>,
 }
 
+/// How a place of a page looks whose home is elsewhere: held by nobody.
+const ELSEWHERE: Holders = Holders { slices: 0, kind: Kind::Shared, widely_shared: false };
+
 impl Directory {
-    fn new(pages: usize, holders: Holders) -> Self {
+    fn new(first: u64, pages: usize, holders: Holders) -> Self {
         let Holders { slices, kind, widely_shared } = holders;
         Self {
+            first,
             slices: vec![slices; pages],
             kinds: vec![kind; pages],
             widely_shared: vec![widely_shared; pages],
         }
     }
 
-    fn get(&self, at: usize) -> Option<Holders> {
+    fn get(&self, gfn: Gfn) -> Option<Holders> {
+        let at = index(Gfn(gfn.0.checked_sub(self.first)?))?;
         let widely_shared = *self.widely_shared.get(at)?;
-        Some(Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)?, widely_shared })
+        let holders =
+            Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)?, widely_shared };
+        (holders != ELSEWHERE).then_some(holders)
     }
 
-    fn set(&mut self, at: usize, holders: Holders) {
+    /// A page that has a place.
+    fn set(&mut self, gfn: Gfn, holders: Holders) {
+        let at = index(Gfn(gfn.0 - self.first)).expect("a checked frame");
         (self.slices[at], self.kinds[at]) = (holders.slices, holders.kind);
         self.widely_shared[at] = holders.widely_shared;
+    }
+
+    /// All pages of this home, ascending.
+    fn iter(&self) -> impl Iterator<Item = (Gfn, Holders)> + '_ {
+        let frames = (self.first..).map(Gfn).take(self.slices.len());
+        frames.filter_map(|gfn| self.get(gfn).map(|holders| (gfn, holders)))
+    }
+
+    /// Gives frames a place.
+    fn widen(&mut self, frames: &Range<u64>) {
+        let end = self.first + u64::try_from(self.slices.len()).expect("a chunk at most");
+        let all = if self.slices.is_empty() {
+            frames.clone()
+        } else {
+            self.first.min(frames.start)..end.max(frames.end)
+        };
+        if all == (self.first..end) {
+            return;
+        }
+        let pages = usize::try_from(all.end - all.start).expect("a chunk at most");
+        let before = std::mem::replace(self, Self::new(all.start, pages, ELSEWHERE));
+        before.iter().for_each(|(gfn, holders)| self.set(gfn, holders));
     }
 }
 
@@ -152,24 +210,28 @@ impl Directory {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pages {
     copies: Vec<PageCopy>,
-    /// With the first frame of each home range, ascending.
-    directory: Vec<(u64, Directory)>,
+    /// Of each chunk.
+    directory: Vec<Directory>,
 }
 
 impl Pages {
     /// Every page starts exclusive at its home.
     pub(crate) fn new(local: SliceId, homes: &HomeTable) -> Self {
         let frames = usize::try_from(homes.end()).expect("guest memory fits the address space");
-        let mut copies = vec![PageCopy::Invalid; frames];
-        let mut directory = Vec::new();
+        let chunks = frames.div_ceil(usize::from(HOME_MOVE_MAX));
+        let mut pages = Self {
+            copies: vec![PageCopy::Invalid; frames],
+            directory: vec![Directory::default(); chunks],
+        };
         for range in homes.ranges().iter().filter(|range| range.home == local) {
-            let count = range.frames.end - range.frames.start;
-            let count = usize::try_from(count).expect("a range fits the address space");
-            let start = usize::try_from(range.frames.start).expect("a range fits");
-            copies[start..start + count].fill(PageCopy::Exclusive);
-            directory.push((range.frames.start, Directory::new(count, Holders::exclusive(local))));
+            for piece in chunk_pieces(&range.frames) {
+                let count = usize::try_from(piece.end - piece.start).expect("a chunk at most");
+                let start = usize::try_from(piece.start).expect("a range fits");
+                pages.copies[start..start + count].fill(PageCopy::Exclusive);
+                pages.add_home(piece.start, &vec![Holders::exclusive(local); count]);
+            }
         }
-        Self { copies, directory }
+        pages
     }
 
     pub(crate) fn copy(&self, gfn: Gfn) -> PageCopy {
@@ -189,33 +251,54 @@ impl Pages {
 
     /// The directory of this home, ascending.
     pub(crate) fn directory(&self) -> impl Iterator<Item = (Gfn, Holders)> + '_ {
-        self.directory.iter().flat_map(|(start, part)| {
-            let entries = (0..part.slices.len()).filter_map(|at| part.get(at));
-            (*start..).map(Gfn).zip(entries)
-        })
+        self.directory.iter().flat_map(Directory::iter)
     }
 
     /// The directory entry, where this slice is home.
     pub(crate) fn holders(&self, gfn: Gfn) -> Option<Holders> {
-        let (start, entries) = &self.directory[self.part(gfn)?];
-        entries.get(index(Gfn(gfn.0 - start))?)
-    }
-
-    /// Which home range a page would be in.
-    fn part(&self, gfn: Gfn) -> Option<usize> {
-        self.directory.partition_point(|(start, _)| *start <= gfn.0).checked_sub(1)
+        self.directory.get(chunk(gfn)?)?.get(gfn)
     }
 
     pub(crate) fn set_holders(&mut self, gfn: Gfn, holders: Holders) {
-        let part = self.part(gfn).expect("this slice is home");
-        let (start, entries) = &mut self.directory[part];
-        let at = index(Gfn(gfn.0 - *start)).expect("a checked frame");
-        entries.set(at, holders);
+        let chunk = chunk(gfn).expect("a checked frame");
+        self.directory[chunk].set(gfn, holders);
+    }
+
+    /// This slice becomes home of pages of one chunk, from the first on.
+    pub(crate) fn add_home(&mut self, first: u64, holders: &[Holders]) {
+        let end = first + u64::try_from(holders.len()).expect("a chunk at most");
+        let directory = &mut self.directory[chunk(Gfn(first)).expect("a checked frame")];
+        directory.widen(&(first..end));
+        (first..end).map(Gfn).zip(holders).for_each(|(gfn, holders)| directory.set(gfn, *holders));
+    }
+
+    /// This slice is home of these pages of one chunk no longer, and forgets who holds them.
+    pub(crate) fn remove_home(&mut self, frames: Range<u64>) {
+        let directory = &mut self.directory[chunk(Gfn(frames.start)).expect("a checked frame")];
+        frames.map(Gfn).for_each(|gfn| directory.set(gfn, ELSEWHERE));
+        if directory.iter().next().is_none() {
+            *directory = Directory::default();
+        }
     }
 }
 
 fn index(gfn: Gfn) -> Option<usize> {
     usize::try_from(gfn.0).ok()
+}
+
+fn chunk(gfn: Gfn) -> Option<usize> {
+    index(Gfn(gfn.0 / u64::from(HOME_MOVE_MAX)))
+}
+
+/// Frames, cut where chunks end.
+pub(crate) fn chunk_pieces(frames: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (mut start, end) = (frames.start, frames.end);
+    std::iter::from_fn(move || {
+        let size = u64::from(HOME_MOVE_MAX);
+        let piece = start..end.min((start / size + 1).saturating_mul(size));
+        start = piece.end;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 #[cfg(test)]
@@ -243,10 +326,11 @@ mod tests {
         let directory: usize = pages
             .directory
             .iter()
-            .map(|(_, part)| {
+            .map(|part| {
                 part.slices.capacity() * 8 + part.kinds.capacity() + part.widely_shared.capacity()
             })
             .sum();
+        let copies = copies + pages.directory.capacity() * size_of::<Directory>();
         assert!(copies <= 4 * usize::try_from(PAGES).unwrap(), "{copies} bytes of states");
         assert!(
             directory <= 12 * usize::try_from(SHARE).unwrap(),

@@ -32,4 +32,16 @@ pub enum PlantedBug {
     SavedHolderForgotten,
     /// A restored node makes no twins for its replicas.
     RestoredTwinForgotten,
+    /// A home that leaves does not wait until a page has become a replica, or has ended as one.
+    HomeLeavesWhileBusy,
+    /// A home that leaves does not wait for the answers of the others.
+    HomeAnswersNotAwaited,
+    /// A home that leaves drops what it was asked for meanwhile.
+    HomeQueueForgotten,
+    /// A home that leaves does not say of which late runs it knows.
+    HomeLateRunsForgotten,
+    /// A slice asks the home that leaves.
+    HomeAskedWhileAway,
+    /// A slice drops what it held back for the next home.
+    HomeRequestsDropped,
 }

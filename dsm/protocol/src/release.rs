@@ -155,7 +155,7 @@ impl Node {
         }
         let number = self.releases.begin(Outstanding::Demotion);
         self.releases.demotions.insert(gfn, number);
-        self.post(self.home_of(gfn), Message::Demote { gfn, conflict });
+        self.post_to_home(gfn, Message::Demote { gfn, conflict });
     }
 
     /// An offered replica that nobody used was dropped: what waits for its end may go on.
@@ -273,7 +273,7 @@ impl Node {
             self.pages.set_copy(gfn, PageCopy::Exclusive);
             let asked = self.drop_overtaken(gfn);
             self.stats.replicas.demotions += 1;
-            self.post(self.home_of(gfn), Message::Confirm { gfn, held: Held::Exclusive, asked });
+            self.post_to_home(gfn, Message::Confirm { gfn, held: Held::Exclusive, asked });
             self.send_released();
         }
         Ok(())

@@ -74,6 +74,7 @@ impl Node {
 
     fn may_prefetch(&self, gfn: Gfn) -> bool {
         self.pages.copy(gfn) == PageCopy::Invalid
+            && !self.home_moves.is_away(gfn)
             && !self.outstanding.contains(gfn)
             && self.tables.table(gfn).is_none()
     }
@@ -89,7 +90,7 @@ impl Node {
     fn ask(&mut self, gfn: Gfn, want: Access) {
         let table = self.tables.table(gfn).filter(|_| self.may_replicate());
         self.await_page(gfn, want, false);
-        self.post(self.home_of(gfn), Message::Get { gfn, want, table });
+        self.post_to_home(gfn, Message::Get { gfn, want, table });
     }
 
     pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access, prefetched: bool) {
@@ -211,10 +212,7 @@ impl Node {
         store.map(gfn, access);
         if self.finish_wait(gfn) {
             // Only a table is confirmed, and it came for writing.
-            self.post(
-                self.home_of(gfn),
-                Message::Confirm { gfn, held: Held::Exclusive, asked: false },
-            );
+            self.post_to_home(gfn, Message::Confirm { gfn, held: Held::Exclusive, asked: false });
         }
         self.satisfy_pins(gfn, store);
         self.retry_recall(gfn, store);
@@ -288,10 +286,7 @@ impl Node {
         if wait.table.is_some_and(|table| self.tables.is_wanted(gfn, table)) {
             self.post_to_others(&Message::Go { gfn });
             self.use_replica(gfn, store);
-            self.post(
-                self.home_of(gfn),
-                Message::Confirm { gfn, held: Held::Replica, asked: false },
-            );
+            self.post_to_home(gfn, Message::Confirm { gfn, held: Held::Replica, asked: false });
         } else {
             self.end_offer(gfn, store);
         }

@@ -31,6 +31,14 @@ pub struct Stats {
     pub messages_out: u64,
     /// Messages refused because of their epoch.
     pub epoch_refused: u64,
+    /// Pages whose home left this slice.
+    pub homes_out: u64,
+    /// Pages whose home came to this slice.
+    pub homes_in: u64,
+    /// Late requests that this slice passed on to the next home.
+    pub home_requests_passed: u64,
+    /// Pages that this home asked for because another slice had them.
+    pub pulled: u64,
     /// Replicated page tables.
     pub replicas: ReplicaStats,
 }

@@ -8,7 +8,10 @@ use std::collections::BTreeSet;
 use tessera_dsm_protocol::{
     Config, Effect, HomeRange, HomeTable, Input, Message, NoPages, Node, Replicate,
 };
-use wire::{Access, Entry, Epoch, Gfn, Half, Held, Level, RUN_MAX, SliceId, Table, VcpuId};
+use wire::{
+    Access, Asked, DirectoryEntry, Entry, Epoch, Gfn, Half, Held, HolderKind, Level, RUN_MAX,
+    SliceId, Table, VcpuId,
+};
 
 const FRAMES: u64 = 8;
 const SLICES: u16 = 3;
@@ -117,9 +120,88 @@ fn answer() -> impl Strategy<Value = Message> {
     ]
 }
 
+/// Most are what a home, or the coordinator, could say.
+fn about_a_home() -> impl Strategy<Value = Message> {
+    let pages = || prop_oneof![10 => Just(1_u16), 1 => 0..600_u16];
+    let placement = || prop_oneof![10 => 1..4_u32, 1 => any::<u32>()].prop_map(Epoch);
+    let kind = prop_oneof![
+        Just(HolderKind::Shared),
+        Just(HolderKind::Exclusive),
+        Just(HolderKind::ExclusiveGrant),
+        Just(HolderKind::Replicated)
+    ];
+    let bits = || prop_oneof![20 => 0..8_u64, 1 => any::<u64>()];
+    let entry = (bits(), kind, any::<[bool; 2]>(), bits()).prop_map(
+        |(holders, kind, [widely_shared, never_replica], late_runs)| DirectoryEntry {
+            holders,
+            kind,
+            widely_shared,
+            never_replica,
+            late_runs,
+        },
+    );
+    let asked = prop_oneof![
+        (access(), of(table()), any::<bool>()).prop_map(|(want, table, late_run)| Asked::Get {
+            want,
+            table,
+            late_run
+        }),
+        Just(Asked::Demote)
+    ];
+    prop_oneof![
+        (gfn(), pages(), slice(), placement()).prop_map(|(gfn, pages, to, placement)| {
+            Message::MoveHome { gfn, pages, to, placement }
+        }),
+        (gfn(), pages(), slice(), placement()).prop_map(|(gfn, pages, to, placement)| {
+            Message::HomeLeaves { gfn, pages, to, placement }
+        }),
+        gfn().prop_map(|gfn| Message::HomeAwaited { gfn }),
+        (gfn(), slice(), asked).prop_map(|(gfn, requester, asked)| Message::HomeRequest {
+            gfn,
+            requester,
+            asked
+        }),
+        (gfn(), vec(entry, 0..3)).prop_map(|(gfn, entries)| Message::HomeEntries { gfn, entries }),
+        (gfn(), pages()).prop_map(|(gfn, pages)| Message::HomeMoved { gfn, pages }),
+    ]
+}
+
+/// A move of one page, as it goes where nobody lies, and in between whatever else.
+fn move_of_a_page() -> impl Strategy<Value = Vec<Input>> {
+    let from_home = |from, message| Input::Message { from: SliceId(from), epoch: EPOCH, message };
+    let away = (vec(input(), 0..6), 0..2_u16).prop_map(move |(between, to)| {
+        let to = SliceId(to + 1);
+        let leaves = Message::MoveHome { gfn: Gfn(0), pages: 1, to, placement: EPOCH };
+        let answer = Message::HomeAwaited { gfn: Gfn(0) };
+        let mut all = vec![from_home(1, leaves), from_home(1, answer.clone())];
+        all.extend(between.clone());
+        all.push(from_home(2, answer));
+        all.extend(between);
+        all.push(from_home(to.0, Message::HomeMoved { gfn: Gfn(0), pages: 1 }));
+        all
+    });
+    let here = vec(input(), 0..6).prop_map(move |between| {
+        let (gfn, to) = (Gfn(1), SliceId(0));
+        let entry = DirectoryEntry {
+            holders: 2,
+            kind: HolderKind::Exclusive,
+            widely_shared: false,
+            never_replica: false,
+            late_runs: 0,
+        };
+        let mut all =
+            vec![from_home(1, Message::HomeLeaves { gfn, pages: 1, to, placement: EPOCH })];
+        all.extend(between.clone());
+        all.push(from_home(1, Message::HomeEntries { gfn, entries: vec![entry] }));
+        all.extend(between);
+        all
+    });
+    prop_oneof![away, here]
+}
+
 fn input() -> impl Strategy<Value = Input> {
     let epoch = prop_oneof![20 => Just(EPOCH), 1 => any::<u32>().prop_map(Epoch)];
-    let message = prop_oneof![request(), answer()];
+    let message = prop_oneof![3 => request(), 3 => answer(), 1 => about_a_home()];
     let local = 0..FRAMES;
     prop_oneof![
         // From others, or from one that the VM does not have.
@@ -169,6 +251,19 @@ proptest! {
             }
             // Whoever is told of an error stops the VM.
             if result.is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_a_peer_sends_while_a_home_moves_is_refused_or_taken(
+        inputs in move_of_a_page(),
+        more in vec(input(), 0..20),
+    ) {
+        let mut node = node();
+        for (now, input) in (0..).zip(inputs.into_iter().chain(more)) {
+            if node.step(now * 1_000_000, input, &mut NoPages, &mut Vec::new()).is_err() {
                 return Ok(());
             }
         }

@@ -29,6 +29,9 @@ struct Args {
     /// Bring all nodes (or engines) to rest now and then, save them, and go on with new ones made from what was saved.
     #[arg(long)]
     save_restore: bool,
+    /// Homes of pages move all the time.
+    #[arg(long)]
+    move_homes: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
     workload: Option<Workload>,
@@ -43,6 +46,7 @@ impl Args {
             let setup = mapping::Setup {
                 steps,
                 save_restore: self.save_restore,
+                moves: self.move_homes,
                 ..mapping::Setup::of(seed)
             };
             let report = mapping::run(setup).with_context(failed)?;
@@ -50,7 +54,8 @@ impl Args {
         }
         let slices = self.slices.unwrap_or_else(|| Setup::slices_of(seed));
         let (steps, workload) = (self.steps.unwrap_or(500), self.workload);
-        let setup = Setup { seed, slices, steps, workload, planted: None };
+        let moves = self.move_homes;
+        let setup = Setup { seed, slices, steps, workload, moves, planted: None };
         let run = if self.save_restore { run_saved } else { run };
         let report = run(setup).with_context(failed)?;
         Ok(format!("seed={seed} slices={slices} steps={steps} {report}"))

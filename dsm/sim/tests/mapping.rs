@@ -24,6 +24,19 @@ fn fresh_seeds_run_clean() {
 }
 
 #[test]
+fn fresh_seeds_run_clean_while_homes_move() {
+    let (mut moved, mut pulled, mut grants) = (0, 0, 0);
+    for seed in 1..101 {
+        let setup = Setup { moves: true, save_restore: seed % 4 == 0, ..Setup::of(seed) };
+        let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
+        (moved, pulled) = (moved + report.moved_pages, pulled + report.pulled);
+        grants += report.exclusive_grants;
+    }
+    println!("{moved} homes moved, {pulled} pages pulled, {grants} chunks granted");
+    assert!(moved > 1000 && pulled > 1000 && grants > 0, "{moved}, {pulled}, {grants}");
+}
+
+#[test]
 fn run_is_a_function_of_its_seed() {
     assert_eq!(run(Setup::of(7)).unwrap(), run(Setup::of(7)).unwrap());
 }

@@ -1,7 +1,7 @@
 //! Each planted bug is found by a model, and we know by which property.
 
 use dsm_protocol::{Access, Gfn, Message, PlantedBug};
-use tessera_dsm_sim::models::{Scenario, epochs, names, ordinary, refute, replicas};
+use tessera_dsm_sim::models::{Scenario, epochs, home_moves, names, ordinary, refute, replicas};
 
 #[test]
 fn each_planted_bug_is_caught() {
@@ -45,6 +45,24 @@ fn each_planted_bug_is_caught() {
     }
 }
 
+#[test]
+fn each_planted_bug_of_homes_that_move_is_caught() {
+    let moves = || home_moves::one_page(3, 1, &[1]);
+    let tables = home_moves::with_tables("a conversion", replicas::publish(2, false), 1);
+    let caught: [(PlantedBug, &str, Scenario); 6] = [
+        (PlantedBug::HomeLeavesWhileBusy, names::FITS, tables),
+        (PlantedBug::HomeAnswersNotAwaited, names::FITS, moves()),
+        (PlantedBug::HomeQueueForgotten, names::AWAKE, moves()),
+        (PlantedBug::HomeLateRunsForgotten, names::FITS, home_moves::late_runs(true)),
+        (PlantedBug::HomeAskedWhileAway, names::FITS, moves()),
+        (PlantedBug::HomeRequestsDropped, names::AWAKE, moves()),
+    ];
+    for (bug, property, scenario) in caught {
+        let broken = refute(&format!("{bug:?}"), scenario.plant(bug));
+        assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
+    }
+}
+
 /// Messages that must keep their order: models see it when they do not.
 #[test]
 fn recalls_and_grants_out_of_order_are_caught() {
@@ -55,6 +73,18 @@ fn recalls_and_grants_out_of_order_are_caught() {
         _ => 0,
     };
     let broken = refute("recalls out of order", ordinary::one_page(3, 2).stray(of));
+    assert!(!broken.is_empty());
+}
+
+#[test]
+fn moves_of_homes_out_of_order_are_caught() {
+    let of = |message: &Message| match message {
+        Message::HomeLeaves { .. } => 1,
+        Message::HomeMoved { .. } => 2,
+        Message::HomeAwaited { .. } => 3,
+        _ => 0,
+    };
+    let broken = refute("homes out of order", home_moves::one_page(3, 1, &[1]).stray(of));
     assert!(!broken.is_empty());
 }
 

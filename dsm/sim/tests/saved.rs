@@ -6,7 +6,7 @@ use tessera_dsm_sim::simulator::{Failure, Report, Setup, Workload, run_saved};
 
 fn setup(seed: u64, workload: Workload) -> Setup {
     let slices = Setup::slices_of(seed);
-    Setup { seed, slices, steps: 120, workload: Some(workload), planted: None }
+    Setup { seed, slices, steps: 120, workload: Some(workload), moves: false, planted: None }
 }
 
 fn runs_clean(setup: Setup) -> Report {
@@ -25,6 +25,18 @@ fn loads_after_restoring_give_the_last_store() {
         println!("{workload}: {saves} saves, {replicas} replicas saved");
         let tables = matches!(workload, Workload::Tables | Workload::Conflicts);
         assert!(saves >= 20 && (replicas >= 20 || !tables), "too little was saved");
+    }
+}
+
+#[test]
+fn homes_that_have_moved_are_saved_where_they_are() {
+    for workload in [Workload::Uniform, Workload::Tables] {
+        let mut moves = 0;
+        for seed in 1..=12 {
+            let report = runs_clean(Setup { moves: true, ..setup(seed, workload) });
+            moves += report.moves;
+        }
+        assert!(moves > 20, "{workload}: too few moves, {moves}");
     }
 }
 

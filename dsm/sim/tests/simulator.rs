@@ -22,6 +22,7 @@ fn seeds_that_failed_once_run_clean() {
             slices: slices.parse().unwrap(),
             steps: steps.parse().unwrap(),
             workload: Some(workload),
+            moves: false,
             planted: None,
         });
     }
@@ -33,8 +34,49 @@ fn every_workload_runs_clean() {
         for seed in 1000..1008 {
             let slices = Setup::slices_of(seed);
             let workload = Some(workload);
-            runs_clean(Setup { seed, slices, steps: 150, workload, planted: None });
+            runs_clean(Setup { seed, slices, steps: 150, workload, moves: false, planted: None });
         }
+    }
+}
+
+#[test]
+fn every_workload_runs_clean_while_homes_move() {
+    let mut late = 0;
+    for workload in Workload::ALL {
+        let (mut moves, mut pages) = (0, 0);
+        for seed in 2000..2012 {
+            let slices = Setup::slices_of(seed);
+            let workload = Some(workload);
+            let setup = Setup { seed, slices, steps: 150, workload, moves: true, planted: None };
+            let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
+            moves += report.moves;
+            pages += report.moved_pages;
+            late += report.late_requests;
+        }
+        println!("{workload}: {moves} moves of {pages} pages");
+        assert!(moves > 50 && pages > moves, "{workload}: {moves} moves of {pages} pages");
+    }
+    println!("{late} late requests");
+}
+
+#[test]
+fn planted_bugs_of_homes_that_move_are_caught_by_some_seed() {
+    for bug in [
+        PlantedBug::HomeLeavesWhileBusy,
+        PlantedBug::HomeAnswersNotAwaited,
+        PlantedBug::HomeQueueForgotten,
+        PlantedBug::HomeAskedWhileAway,
+        PlantedBug::HomeRequestsDropped,
+    ] {
+        let tables = bug == PlantedBug::HomeLeavesWhileBusy;
+        let workload = Some(if tables { Workload::Tables } else { Workload::Hot });
+        let caught = (1..200).find_map(|seed| {
+            let planted = Some(bug);
+            let setup = Setup { seed, slices: 4, steps: 200, workload, moves: true, planted };
+            run(setup).err().map(|failure| (seed, failure))
+        });
+        let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
+        println!("{bug:?}: seed {seed}: {:.90}", failure.to_string());
     }
 }
 
@@ -63,7 +105,8 @@ fn planted_bugs_are_caught_by_some_seed() {
         // One in thousands lets a run stall for long enough: the model is what finds it.
         let mut seeds = if bug == PlantedBug::LateRunServed { 7660..7661 } else { 1..200 };
         let caught = seeds.find_map(|seed| {
-            let setup = Setup { seed, slices: 4, steps: 200, workload, planted: Some(bug) };
+            let setup =
+                Setup { seed, slices: 4, steps: 200, workload, moves: false, planted: Some(bug) };
             run(setup).err().map(|failure| (seed, failure))
         });
         let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
@@ -75,8 +118,9 @@ fn planted_bugs_are_caught_by_some_seed() {
 #[test]
 fn page_that_changes_on_its_way_is_noticed() {
     let (workload, planted) = (Some(Workload::Hot), Some(PlantedBug::GrantEarly));
-    let mut failures = (1..400)
-        .filter_map(|seed| run(Setup { seed, slices: 4, steps: 200, workload, planted }).err());
+    let mut failures = (1..400).filter_map(|seed| {
+        run(Setup { seed, slices: 4, steps: 200, workload, moves: false, planted }).err()
+    });
     let noticed = failures.any(|failure| failure.to_string().contains("changed on its way"));
     assert!(noticed, "a writer that does not wait changes no page on its way");
 }

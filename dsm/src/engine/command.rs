@@ -1,5 +1,6 @@
 //! Commands of the VMM to the engine, and the queues that they wait in.
 
+use super::homes::{HomeMove, Pull};
 use super::rest::RestError;
 use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
@@ -64,6 +65,10 @@ pub(crate) enum Command {
     Save { reply: Sender<Result<NodeState, RestError>> },
     /// Rest no longer.
     GoOn,
+    /// Have homes of frames move.
+    MoveHome(HomeMove),
+    /// Bring pages to this slice, their home.
+    PullHome(Pull),
     /// Log what is waited for.
     LogState,
     /// End.

@@ -29,6 +29,9 @@ impl Engine {
                             self.send_released(release)?;
                         }
                     }
+                    Effect::HomeMoved { gfn, pages } => {
+                        self.home_moved(gfn.0..gfn.0 + u64::from(pages))?;
+                    }
                     Effect::Pinned { token } => {
                         // The VMM may write the page now.
                         self.send_batch()?;

@@ -14,6 +14,7 @@ use super::command::{Commands, OwnCommands, Release};
 use super::config::EngineConfig;
 use super::copying::Copying;
 use super::handle::Handle;
+use super::homes::HomeMoves;
 use super::outbound::Outbound;
 use super::overdue::{Late, Overdue};
 use super::poll::{Ready, poll};
@@ -65,6 +66,7 @@ pub struct Engine {
     overdue: Overdue,
     pub(super) bystanders: Vec<SliceId>,
     pub(super) wait_policy: WaitPolicy,
+    pub(super) home_moves: HomeMoves,
     /// A rest that was asked for and has not come.
     pub(super) rest: Option<Rest>,
     pub(super) stopping: bool,
@@ -140,6 +142,7 @@ impl Engine {
             overdue: Overdue::new(config.wait_limit),
             bystanders: config.bystanders,
             wait_policy: WaitPolicy::new(mechanisms),
+            home_moves: HomeMoves::default(),
             rest: None,
             stopping: false,
         };
@@ -168,6 +171,8 @@ impl Engine {
         }
         self.stopping |= !self.stopping && !self.uplink.looked();
         self.step(Input::Tick)?;
+        self.move_homes()?;
+        self.pull_on()?;
         self.carry_out()?;
         let now = self.now();
         self.look_for_overdue(now)?;

@@ -99,6 +99,8 @@ impl Engine {
                 let _ = reply.send(self.save());
             }
             Command::GoOn => self.end_rest(),
+            Command::MoveHome(home_move) => self.begin_home_move(home_move)?,
+            Command::PullHome(pull) => self.begin_pull(pull)?,
             Command::LogState => {
                 let (backlog, releases) = (self.outbound.backlog.len(), self.releases.len());
                 let unrest = self.node.unrest();

@@ -12,6 +12,7 @@
 //! * `event_loop` owns the state and goes round. `wait_policy` and `schedule` say how it waits.
 //! * `handle`, `command`, `waker`: how other threads reach it.
 //! * `prefetching` steps the protocol with what [`crate::prefetch`] proposes.
+//! * `home_moves` (with `homes`) has homes of frames move, and brings pages to their home.
 //! * `saved` brings the engine to `rest` and saves its node; `restored` goes on from a saved one.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
@@ -26,6 +27,8 @@ mod execute;
 mod faults;
 mod frames;
 mod handle;
+mod home_moves;
+mod homes;
 mod inbox;
 mod outbound;
 mod overdue;
@@ -50,6 +53,9 @@ pub use command::{CopyError, Tuning};
 pub use config::EngineConfig;
 pub use event_loop::Engine;
 pub use handle::Handle;
+pub use homes::HomeMoveError;
+#[cfg(feature = "simulate")]
+pub(crate) use homes::{HomeMove, Pull};
 #[cfg(feature = "simulate")]
 pub(crate) use poll::Ready;
 pub use rest::{RestError, Unrest};

@@ -77,7 +77,7 @@ impl Engine {
     }
 
     /// Begins a chunk fetch. The chunk may become private if its home is elsewhere and no page of it is here.
-    fn begin_chunk(&mut self, chunk: ChunkId, want: Access) -> Result<(), EngineError> {
+    pub(super) fn begin_chunk(&mut self, chunk: ChunkId, want: Access) -> Result<(), EngineError> {
         let node = &self.node;
         let is_free = |gfn| {
             node.access(gfn) == Access::None && !node.is_waiting(gfn) && node.table(gfn).is_none()

@@ -2,7 +2,7 @@
 
 use super::event_loop::Engine;
 use crate::memory::DeviceUse;
-use crate::observe::{FaultCounts, Report};
+use crate::observe::{FaultCounts, HomeCounts, Report};
 
 impl Engine {
     pub(crate) fn report(&self) -> Report {
@@ -50,6 +50,13 @@ impl Engine {
             hot_pages: self.trace.hottest(),
             hot_tables: self.trace.hottest_tables(),
             chunks: self.store.chunk_counts(),
+            homes: HomeCounts {
+                moves: self.home_moves.heard,
+                pages_in: stats.homes_in,
+                pages_out: stats.homes_out,
+                requests_passed_on: stats.home_requests_passed,
+                pages_pulled: stats.pulled,
+            },
         }
     }
 }

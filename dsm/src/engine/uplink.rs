@@ -2,6 +2,7 @@
 
 use crate::error::EngineError;
 use dsm_protocol::Gfn;
+use std::ops::Range;
 use transport::Class;
 use wire::{SliceId, VcpuId};
 
@@ -25,6 +26,8 @@ pub trait Uplink: Send {
     fn lost(&mut self, peer: SliceId, cause: String);
     /// The engine cannot go on: the VM must stop.
     fn fatal(&mut self, error: EngineError);
+    /// Frames have another home, and this slice asks that one from now on.
+    fn home_moved(&mut self, _frames: Range<u64>) {}
     /// Some page is hot and unknown: look at the roots of the local vCPUs.
     fn sample_roots(&mut self);
     /// A vCPU waits for this page: let it say where it is, by [`Handle::sampled`](crate::Handle::sampled). `thread` is its

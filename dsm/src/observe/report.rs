@@ -54,6 +54,21 @@ pub struct PageMoves {
     pub direct_received: u64,
 }
 
+/// Homes of pages that moved from slice to slice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeCounts {
+    /// Moves that this slice has heard of, whoever had a part in them: a chunk or a part of one each.
+    pub moves: u64,
+    /// Pages whose home came to this slice.
+    pub pages_in: u64,
+    /// Pages whose home left this slice.
+    pub pages_out: u64,
+    /// Requests of runs that came here for pages with another home by then.
+    pub requests_passed_on: u64,
+    /// Pages that this slice, their home, fetched from one that was to have none.
+    pub pages_pulled: u64,
+}
+
 /// Counters of one engine since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
@@ -140,4 +155,7 @@ pub struct Report {
     /// Chunks of this slice's home.
     #[serde(default)]
     pub chunks: ChunkCounts,
+    /// Homes that moved.
+    #[serde(default)]
+    pub homes: HomeCounts,
 }

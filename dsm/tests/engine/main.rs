@@ -7,6 +7,7 @@
 mod chunks;
 mod exclusive_grants;
 mod flood;
+mod home_moves;
 mod losses;
 mod lost;
 mod remote_write;

@@ -10,7 +10,8 @@ pub mod ids;
 
 pub use coherence::batch::{BATCH_MAX, Batch};
 pub use coherence::{
-    Access, DecodeError, Entry, Half, Held, Level, Message, PAGE_SIZE, PageBody, RUN_MAX, Table,
+    Access, Asked, DecodeError, DirectoryEntry, Entry, HOME_MOVE_MAX, Half, Held, HolderKind,
+    Level, Message, PAGE_SIZE, PageBody, RUN_MAX, Table,
 };
 pub use control::Control;
 pub use device::DeviceFrame;

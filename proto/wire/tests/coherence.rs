@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use tessera_wire::coherence::HEAD_BYTES;
 use tessera_wire::coherence::{Level, Message};
 use tessera_wire::{
-    Access, BATCH_MAX, Batch, DecodeError, Entry, Epoch, Gfn, Half, Held, PAGE_SIZE, PageBody,
-    RUN_MAX, SliceId, Table, VcpuId,
+    Access, Asked, BATCH_MAX, Batch, DecodeError, DirectoryEntry, Entry, Epoch, Gfn, HOME_MOVE_MAX,
+    Half, Held, HolderKind, PAGE_SIZE, PageBody, RUN_MAX, SliceId, Table, VcpuId,
 };
 
 fn access() -> impl Strategy<Value = Access> {
@@ -83,12 +83,54 @@ fn about_a_page() -> impl Strategy<Value = Message> {
     ]
 }
 
+fn about_a_home() -> impl Strategy<Value = Message> {
+    let gfn = || any::<u64>().prop_map(Gfn);
+    let pages = || 1..=HOME_MOVE_MAX;
+    let kind_of = prop_oneof![
+        Just(HolderKind::Shared),
+        Just(HolderKind::Exclusive),
+        Just(HolderKind::ExclusiveGrant),
+        Just(HolderKind::Replicated)
+    ];
+    let entry = (any::<u64>(), kind_of, any::<[bool; 2]>(), any::<u64>()).prop_map(
+        |(holders, kind, [widely_shared, never_replica], late_runs)| DirectoryEntry {
+            holders,
+            kind,
+            widely_shared,
+            never_replica,
+            late_runs,
+        },
+    );
+    let want = prop_oneof![Just(Access::Read), Just(Access::Write)];
+    let asked = prop_oneof![
+        (want, proptest::option::of(kind()), any::<bool>())
+            .prop_map(|(want, table, late_run)| Asked::Get { want, table, late_run }),
+        Just(Asked::Demote)
+    ];
+    prop_oneof![
+        (gfn(), pages(), any::<u16>(), any::<u32>()).prop_map(|(gfn, pages, to, placement)| {
+            Message::MoveHome { gfn, pages, to: SliceId(to), placement: Epoch(placement) }
+        }),
+        (gfn(), pages(), any::<u16>(), any::<u32>()).prop_map(|(gfn, pages, to, placement)| {
+            Message::HomeLeaves { gfn, pages, to: SliceId(to), placement: Epoch(placement) }
+        }),
+        gfn().prop_map(|gfn| Message::HomeAwaited { gfn }),
+        (gfn(), any::<u16>(), asked).prop_map(|(gfn, requester, asked)| {
+            Message::HomeRequest { gfn, requester: SliceId(requester), asked }
+        }),
+        (gfn(), vec(entry, 1..=usize::from(HOME_MOVE_MAX)))
+            .prop_map(|(gfn, entries)| Message::HomeEntries { gfn, entries }),
+        (gfn(), pages()).prop_map(|(gfn, pages)| Message::HomeMoved { gfn, pages }),
+    ]
+}
+
 fn message() -> impl Strategy<Value = Message> {
     let gfn = || any::<u64>().prop_map(Gfn);
     prop_oneof![
         4 => about_a_page(),
         1 => (any::<u64>(), entries(1024))
             .prop_map(|(flush, entries)| Message::Diff { flush, entries }),
+        2 => about_a_home(),
         1 => any::<u64>().prop_map(|flush| Message::DiffDone { flush }),
         1 => (gfn(), any::<bool>()).prop_map(|(gfn, conflict)| Message::Demote { gfn, conflict }),
         1 => (gfn(), any::<u16>(), any::<bool>())
@@ -214,7 +256,7 @@ proptest! {
 
     #[test]
     fn decode_of_arbitrary_head_of_a_known_kind_never_panics(
-        kind in 0_u8..20,
+        kind in 0_u8..26,
         rest in vec(any::<u8>(), HEAD_BYTES - 1..HEAD_BYTES + 100),
     ) {
         let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();

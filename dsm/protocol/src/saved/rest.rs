@@ -32,6 +32,9 @@ pub enum NotAtRest {
     /// Changes of page tables were sent and not acknowledged.
     #[error("changes of page tables have not been acknowledged")]
     Flushing,
+    /// The home of a page moves.
+    #[error("the home of {0} moves")]
+    HomeMoves(Gfn),
     /// A step that failed.
     #[error("a step has not ended")]
     MidStep,
@@ -42,6 +45,12 @@ impl Node {
     /// that must not run.
     pub fn set_resting(&mut self, resting: bool) {
         self.resting = resting;
+    }
+
+    /// True while nothing is begun that nobody waits for.
+    #[must_use]
+    pub fn is_resting(&self) -> bool {
+        self.resting
     }
 
     /// What is under way here. None for a node at rest, unless a message to it is on its way.
@@ -58,6 +67,9 @@ impl Node {
         }
         if let Some(gfn) = self.pins.keys().next() {
             return Some(NotAtRest::Pinned(*gfn));
+        }
+        if let Some(gfn) = self.home_moves.first() {
+            return Some(NotAtRest::HomeMoves(gfn));
         }
         let releases = &self.releases;
         let ending = releases.demotions.keys().chain(releases.leaving.keys());

@@ -14,6 +14,8 @@
 
 mod carrier;
 mod guests;
+mod moves;
+mod moving;
 mod programs;
 mod report;
 mod rest;

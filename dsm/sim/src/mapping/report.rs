@@ -30,6 +30,12 @@ pub struct Report {
     pub longest_ns: u64,
     /// How often all was saved and restored.
     pub saves: u64,
+    /// Moves of homes, and pulls of pages.
+    pub moves: u64,
+    /// Pages whose home moved.
+    pub moved_pages: u64,
+    /// Pages that went to their home.
+    pub pulled: u64,
 }
 
 impl fmt::Display for Report {
@@ -37,7 +43,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
-             huge={} probed={} saves={} longest={}us",
+             huge={} probed={} saves={} moves={} moved-pages={} pulled={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
@@ -49,6 +55,9 @@ impl fmt::Display for Report {
             self.collapsed,
             self.probed,
             self.saves,
+            self.moves,
+            self.moved_pages,
+            self.pulled,
             self.longest_ns / 1000
         )
     }

@@ -106,7 +106,9 @@ impl World {
         image: &Image,
     ) -> Result<(), Box<dyn Error>> {
         let mailbox = Arc::clone(&self.slices[at].mailbox);
-        let config = self.config(u16::try_from(at)?, &mailbox)?;
+        let mut config = self.config(u16::try_from(at)?, &mailbox)?;
+        // The placement that is in force then says where homes are.
+        config.node.homes = self.slices[at].stepped.homes();
         let frames: Vec<Gfn> = config.frames.iter().cloned().flatten().map(Gfn).collect();
         let mut stepped = SteppedSlice::restored(config, state, &|ram| {
             for gfn in &frames {

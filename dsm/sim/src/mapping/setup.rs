@@ -14,6 +14,8 @@ pub struct Setup {
     pub steps: u32,
     /// All is saved and restored now and then.
     pub save_restore: bool,
+    /// Homes of frames move.
+    pub moves: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -25,16 +27,17 @@ impl Setup {
     /// A seed with as many operations as usual.
     #[must_use]
     pub fn of(seed: u64) -> Self {
-        Self { seed, steps: Self::STEPS, save_restore: false, planted: None }
+        Self { seed, steps: Self::STEPS, save_restore: false, moves: false, planted: None }
     }
 
     /// The command that repeats the run.
     #[must_use]
     pub fn replay(&self) -> String {
         let Self { seed, steps, .. } = self;
-        let more = if self.save_restore { " --save-restore" } else { "" };
+        let save = if self.save_restore { " --save-restore" } else { "" };
+        let moves = if self.moves { " --move-homes" } else { "" };
         format!(
-            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{more}"
+            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}"
         )
     }
 

@@ -2,6 +2,7 @@
 
 use super::carrier::{Carrier, Frame, Mailbox};
 use super::guests::{Guests, Host, State, Wish};
+use super::moves::Moves;
 use super::programs::{DEVICE_WORD, Layout};
 use super::report::Report;
 use super::setup::Setup;
@@ -33,6 +34,7 @@ pub(super) enum Event {
     Deliver(usize, Frame),
     Run(usize),
     Turn(usize),
+    MoveHome,
 }
 
 /// An answer that a vCPU waits for.
@@ -81,6 +83,8 @@ pub(super) struct World {
     planned: Vec<bool>,
     slow: u64,
     saves: u64,
+    /// Homes that move, if they do.
+    pub(super) moves: Option<Moves>,
 }
 
 impl Drop for World {
@@ -139,6 +143,7 @@ impl World {
             planned: Vec::new(),
             slow,
             saves: 0,
+            moves: setup.moves.then(|| Moves::new(setup.seed)),
             random,
         };
         for slice in 0..slices {
@@ -148,6 +153,9 @@ impl World {
             }
         }
         world.add_vcpus();
+        if world.moves.is_some() {
+            world.at(1_000_000, Event::MoveHome);
+        }
         Ok(world)
     }
 
@@ -204,6 +212,7 @@ impl World {
             }
             Event::Run(vcpu) => self.run_vcpu(vcpu),
             Event::Turn(slice) => self.turn(slice)?,
+            Event::MoveHome => self.move_home()?,
         }
         self.look()
     }
@@ -246,11 +255,17 @@ impl World {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> u64 {
+    /// The first frame of a block of memory, and the one behind its last.
+    pub(super) fn memory(&self) -> (u64, u64) {
+        let block = &self.shape.layout.blocks[0];
+        (block.start, block.end)
+    }
+
+    pub(super) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }
 
-    fn at(&mut self, time: u64, event: Event) {
+    pub(super) fn at(&mut self, time: u64, event: Event) {
         self.number += 1;
         self.calendar.insert((time, self.number), event);
     }
@@ -437,6 +452,7 @@ impl World {
             touches: guests.touches,
             longest_ns: guests.longest_ns,
             saves: self.saves,
+            moves: self.moves.as_ref().map_or(0, |moves| moves.count),
             ..Report::default()
         };
         for slice in &self.slices {
@@ -449,6 +465,8 @@ impl World {
             report.private_again += of.chunks.private_again;
             report.collapsed += of.chunks.collapsed;
             report.probed += of.worker_faults_probed;
+            report.moved_pages += of.homes.pages_in;
+            report.pulled += of.homes.pages_pulled;
         }
         report
     }

@@ -22,6 +22,8 @@ pub enum Action {
     Tick(u16),
     /// A slice is lost.
     Lose(u16),
+    /// The next home is to move.
+    MoveHome,
 }
 
 impl Scenario {
@@ -65,6 +67,10 @@ impl Model for Scenario {
                 actions.push(Action::Tick(slice));
             }
         }
+        let may_begin = self.moves_after.is_none_or(|number| state.raised & (1 << number) != 0);
+        if may_begin && state.moves.0 == state.moves.1 && state.moves.0 < self.moves.len() {
+            actions.push(Action::MoveHome);
+        }
         if self.lose && state.slices.iter().all(|slice| !slice.lost) {
             actions.extend((0..self.slices).map(Action::Lose));
         }
@@ -78,6 +84,7 @@ impl Model for Scenario {
             Action::Deliver(wire) => next.deliver(wire, self),
             Action::Tick(slice) => next.tick(slice, self),
             Action::Lose(slice) => next.lose(slice),
+            Action::MoveHome => next.move_home(self),
         }
         Some(next)
     }

@@ -84,6 +84,8 @@ pub struct Cluster {
     pub(crate) wires: BTreeMap<Wire, VecDeque<Packet>>,
     pub(crate) vcpus: Vec<Progress>,
     pub(crate) raised: u32,
+    /// How many moves of homes were asked for, and how many are over where that was.
+    pub(crate) moves: (usize, usize),
     /// Whether a processor wrote through an entry, and the entry when it was taken back.
     pub(crate) written: (bool, Option<u64>),
     /// What a single memory would hold.
@@ -113,6 +115,7 @@ impl Cluster {
             wires: BTreeMap::new(),
             vcpus: vec![Progress::default(); scenario.vcpus.len()],
             raised: 0,
+            moves: (0, 0),
             written: (false, None),
             flat: scenario.contents.iter().map(|(gfn, page)| (Gfn(*gfn), page.clone())).collect(),
             violation: None,
@@ -199,6 +202,7 @@ impl Cluster {
                     self.wires.entry(Wire::new(slice, to.0, &message, scenario)).or_default();
                 wire.push_back(Packet { message, epoch: EPOCH, body });
             }
+            Effect::HomeMoved { .. } => self.moves.1 += usize::from(slice == 0),
             Effect::Released { token } | Effect::Pinned { token } => {
                 let vcpu = usize::try_from(token).expect("a number of a vCPU");
                 let op = scenario.vcpus[vcpu].ops.get(self.vcpus[vcpu].at);
@@ -237,6 +241,15 @@ impl Cluster {
     pub(crate) fn lose(&mut self, slice: u16) {
         self.slices[usize::from(slice)].lost = true;
         self.wires.retain(|wire, _| wire.to != slice);
+    }
+
+    /// Asks for the next move of a home, from slice 0.
+    pub(crate) fn move_home(&mut self, scenario: &Scenario) {
+        let Some((first, pages, to)) = scenario.moves.get(self.moves.0) else { return };
+        self.moves.0 += 1;
+        let number = u32::try_from(self.moves.0).expect("few moves");
+        let (gfn, to, placement) = (Gfn(*first), SliceId(*to), Epoch(EPOCH.0 + number));
+        self.step(0, Input::MoveHome { gfn, pages: *pages, to, placement }, None, scenario);
     }
 
     pub(crate) fn choose(&mut self, vcpu: usize, gfn: Gfn, access: Access, scenario: &Scenario) {

@@ -7,6 +7,7 @@ mod actions;
 mod cluster;
 pub mod epochs;
 mod explore;
+pub mod home_moves;
 pub mod lost;
 pub mod ordinary;
 mod properties;

@@ -1,6 +1,6 @@
 //! What must hold in every state, and what must be reached in some.
 
-use super::cluster::{Cluster, Violation};
+use super::cluster::{Cluster, Slice, Violation};
 use super::scenario::Scenario;
 use dsm_protocol::{Access, Gfn};
 use stateright::{Model, Property};
@@ -27,6 +27,10 @@ pub mod names {
     pub const AWAKE: &str = "nobody waits for ever";
     /// In the end all copies of a page are the same.
     pub const AGREE: &str = "in the end all copies agree";
+    /// A page never has two homes, and all slices know the one that it has when nothing is on its way.
+    pub const ONE_HOME: &str = "a page has one home";
+    /// A home moves while a request for its pages waits.
+    pub const MOVED_IN_USE: &str = "a home moves while somebody waits for it";
     /// All programs can end.
     pub const FINISHES: &str = "everyone finishes";
     /// Two slices can read at once.
@@ -44,7 +48,7 @@ pub mod names {
 type Check = fn(&Scenario, &Cluster) -> bool;
 
 pub(crate) fn all(scenario: &Scenario) -> Vec<Property<Scenario>> {
-    let always: [(&'static str, Check); 10] = [
+    let always: [(&'static str, Check); 11] = [
         (names::WRITER_ALONE, writer_alone),
         (names::CURRENT, current),
         (names::LOADS, |_, state| state.violation != Some(Violation::Stale)),
@@ -55,6 +59,7 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Property<Scenario>> {
         (names::DIRTY, |_, state| state.violation != Some(Violation::Clean)),
         (names::AWAKE, awake),
         (names::AGREE, agree),
+        (names::ONE_HOME, one_home),
     ];
     let mut all: Vec<_> =
         always.into_iter().map(|(name, check)| Property::always(name, check)).collect();
@@ -66,6 +71,9 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Property<Scenario>> {
     }
     if !scenario.replicate {
         all.push(Property::sometimes(names::REMOTE_WRITE, remote_write));
+    }
+    if !scenario.moves.is_empty() && !scenario.replicate {
+        all.push(Property::sometimes(names::MOVED_IN_USE, moved_in_use));
     }
     if scenario.lose {
         all.push(Property::sometimes(names::BEREFT, bereft));
@@ -129,6 +137,26 @@ fn agree(scenario: &Scenario, state: &Cluster) -> bool {
         let first = copies.next().map(|slice| slice.store.page(gfn));
         first.is_none_or(|page| copies.all(|slice| slice.store.holds(gfn, &page)))
     })
+}
+
+fn one_home(scenario: &Scenario, state: &Cluster) -> bool {
+    let quiet = state.wires.is_empty() && state.violation.is_none();
+    (0..).map(Gfn).take(scenario.homes.len()).all(|gfn| {
+        let homes = || state.slices.iter().filter(|slice| slice.node.is_home(gfn));
+        let known = || state.slices.iter().map(|slice| slice.node.home(gfn));
+        let agreed = known().collect::<Vec<_>>().windows(2).all(|pair| pair[0] == pair[1]);
+        homes().count() <= 1 && (!quiet || (homes().count() == 1 && agreed))
+    })
+}
+
+fn moved_in_use(scenario: &Scenario, state: &Cluster) -> bool {
+    let frames = scenario.moves.iter().flat_map(|(first, pages, _)| {
+        let frames = *first..first + u64::from(*pages);
+        frames.map(Gfn)
+    });
+    let moving = |slice: &Slice, gfn| slice.node.is_home_moving(gfn) && slice.node.is_waiting(gfn);
+    state.wires.len() > 1
+        && frames.into_iter().any(|gfn| state.slices.iter().any(|slice| moving(slice, gfn)))
 }
 
 fn read_together(scenario: &Scenario, state: &Cluster) -> bool {

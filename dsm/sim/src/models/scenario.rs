@@ -91,6 +91,10 @@ pub struct Scenario {
     pub stale: Vec<(u16, u16, Message)>,
     /// Whether a slice may be lost, at any moment.
     pub lose: bool,
+    /// Homes that move, one after another, each at any moment: first frame, pages, to. Slice 0 asks for it.
+    pub moves: Vec<(u64, u16, u16)>,
+    /// They begin when this interrupt was raised.
+    pub moves_after: Option<u8>,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
     /// A broken transport: keeps in order only messages of a pair for which this gives the same.
@@ -115,6 +119,8 @@ impl Scenario {
             busy: false,
             stale: Vec::new(),
             lose: false,
+            moves: Vec::new(),
+            moves_after: None,
             planted: None,
             stray: None,
         }
@@ -131,6 +137,13 @@ impl Scenario {
     #[must_use]
     pub fn busy(mut self) -> Self {
         self.busy = true;
+        self
+    }
+
+    /// The home of so many pages moves, at any moment after those that were named before.
+    #[must_use]
+    pub fn moves(mut self, first: u64, pages: u16, to: u16) -> Self {
+        self.moves.push((first, pages, to));
         self
     }
 

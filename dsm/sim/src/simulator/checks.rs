@@ -63,6 +63,7 @@ impl World {
                 return self.fail("copies differ in the end");
             }
         }
+        self.check_homes()?;
         self.count();
         Ok(self.report)
     }
@@ -78,6 +79,8 @@ impl World {
             report.demotions += stats.replicas.demotions;
             report.conflicts += stats.replicas.conflicts;
             report.deferrals += stats.deferrals;
+            report.moved_pages += stats.homes_in;
+            report.late_requests += stats.home_requests_passed;
         }
     }
 }

@@ -6,6 +6,8 @@
 //! [`Setup`], so a seed that fails can be replayed.
 
 mod checks;
+mod moves;
+mod moving;
 mod programs;
 pub(crate) mod random;
 mod report;

@@ -26,6 +26,12 @@ pub struct Report {
     pub saves: u64,
     /// Replicas in the saved forms of one slice, all of them together.
     pub saved_replicas: u64,
+    /// Moves of homes.
+    pub moves: u64,
+    /// Pages whose home moved.
+    pub moved_pages: u64,
+    /// Requests that came to a former home.
+    pub late_requests: u64,
     /// The longest operation, virtual nanoseconds.
     pub longest_ns: u64,
 }
@@ -36,7 +42,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} pages={} faults={} messages/fault={}.{} conversions={} demotions={} conflicts={} \
-             deferrals={} saves={} saved_replicas={} longest={}us",
+             deferrals={} saves={} saved_replicas={} moves={} moved_pages={} late_requests={} longest={}us",
             self.workload,
             self.frames,
             self.faults,
@@ -48,6 +54,9 @@ impl fmt::Display for Report {
             self.deferrals,
             self.saves,
             self.saved_replicas,
+            self.moves,
+            self.moved_pages,
+            self.late_requests,
             self.longest_ns / 1000
         )
     }

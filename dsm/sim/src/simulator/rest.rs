@@ -12,7 +12,7 @@ use super::workload::Step;
 use super::world::{Event, Slice, Vcpu, World};
 use crate::store::{ArrayStore, Page};
 use dsm_protocol::saved::{FrameRuns, NodeState, check_all};
-use dsm_protocol::{Gfn, Input, Node};
+use dsm_protocol::{Config, Gfn, Input, Node};
 use migrate::saved::{decode, encode};
 use std::collections::BTreeMap;
 
@@ -40,6 +40,7 @@ impl World {
         self.restore(&states)?;
         self.report.saves += 1;
         self.report.saved_replicas += u64::try_from(states[0].replicas.len()).expect("few tables");
+        self.plan_move();
         for vcpu in stopped {
             let soon = self.now + self.random.below(3_000);
             self.at(soon, Event::Run(vcpu));
@@ -53,6 +54,7 @@ impl World {
             self.now = at;
             match event {
                 Event::Run(vcpu) if !has_pin(&self.vcpus[vcpu]) => stopped.push(vcpu),
+                Event::MoveHome => {}
                 event => self.happen(event)?,
             }
         }
@@ -86,7 +88,9 @@ impl World {
             for gfn in here {
                 store.put_page(gfn, image.get(&gfn).cloned().unwrap_or_default());
             }
-            let config = self.slices[at].config.clone();
+            // The placement that is in force then says where homes are.
+            let homes = self.slices[at].node.homes().clone();
+            let config = Config { homes, ..self.slices[at].config.clone() };
             match Node::restored(config, state, &mut store) {
                 Ok(node) => {
                     let slice = &mut self.slices[at];

@@ -15,6 +15,8 @@ pub struct Setup {
     pub steps: u32,
     /// What the vCPUs do; chosen by the seed if `None`.
     pub workload: Option<Workload>,
+    /// Homes of pages move.
+    pub moves: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -31,8 +33,9 @@ impl Setup {
     pub fn replay(&self) -> String {
         let Self { seed, slices, steps, .. } = self;
         let workload = self.workload.map_or_else(String::new, |w| format!(" --workload {w}"));
+        let moves = if self.moves { " --move-homes" } else { "" };
         format!(
-            "cargo run -p tessera-dsm-sim -- --seed {seed} --slices {slices} --steps {steps}{workload}"
+            "cargo run -p tessera-dsm-sim -- --seed {seed} --slices {slices} --steps {steps}{workload}{moves}"
         )
     }
 }

@@ -1,5 +1,6 @@
 //! The simulated cluster: nodes, network, vCPUs and the clock.
 
+use super::moves::Moves;
 use super::random::Random;
 use super::report::{Failure, Report};
 use super::saves::{REST, Saves};
@@ -21,6 +22,7 @@ pub(super) enum Event {
     Deliver { from: u16, to: u16, message: Message, body: Option<Page> },
     Run(usize),
     Tick(u16),
+    MoveHome,
 }
 
 #[derive(Debug)]
@@ -60,6 +62,8 @@ pub(super) struct World {
     pub(super) report: Report,
     /// Where all is saved and restored now and then.
     pub(super) saves: Option<Saves>,
+    /// Homes that move, if they do.
+    pub(super) moves: Option<Moves>,
 }
 
 /// Runs one cluster to its end.
@@ -110,6 +114,7 @@ impl World {
                 self.slices[usize::from(slice)].tick = None;
                 self.step(slice, Input::Tick, None)
             }
+            Event::MoveHome => self.move_home(),
         }
     }
 
@@ -162,8 +167,12 @@ impl World {
                 saves: 0,
                 saved_replicas: 0,
                 longest_ns: 0,
+                moves: 0,
+                moved_pages: 0,
+                late_requests: 0,
             },
             saves: None,
+            moves: setup.moves.then(|| Moves::new(setup.seed)),
             random,
         };
         let half = HALVES[usize::try_from(setup.seed % 2).expect("small")];
@@ -171,6 +180,7 @@ impl World {
             world.add_slice(local, half, &homes, hold);
         }
         world.add_vcpus();
+        world.plan_move();
         world
     }
 
@@ -294,6 +304,7 @@ impl World {
                 }
                 self.at(time, Event::Deliver { from: slice, to: to.0, message, body });
             }
+            Effect::HomeMoved { gfn, .. } => self.home_moved(slice, gfn),
             Effect::Released { token: REST } => {}
             Effect::Released { token } | Effect::Pinned { token } => {
                 self.done(usize::try_from(token).expect("a number of a vCPU"));

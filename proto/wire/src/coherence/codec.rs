@@ -1,9 +1,10 @@
 //! Messages as bytes.
 
+use super::directory::DIRECTORY_ENTRY_BYTES;
 use super::error::DecodeError;
 use super::message::{Message, PageBody};
-use super::sizes::{ENTRIES_MAX, HEAD_BYTES, PAGE_SIZE, RUN_MAX};
-use super::types::{Access, Entry, Held, Table};
+use super::sizes::{ENTRIES_MAX, HEAD_BYTES, HOME_MOVE_MAX, PAGE_SIZE, RUN_MAX};
+use super::types::{Access, Asked, DirectoryEntry, Entry, Held, Table};
 use crate::{Epoch, Gfn, SliceId, VcpuId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -42,6 +43,7 @@ const FLAG_DROPPED: u8 = 4;
 const FLAG_OWNER: u8 = 8;
 pub(super) const FLAG_REMOTE_WRITTEN: u8 = 16;
 const FLAG_ASKED: u8 = 32;
+const FLAG_LATE_RUN: u8 = 64;
 
 /// Kinds on the wire. Their numbers never change meaning.
 pub(super) mod kind {
@@ -64,6 +66,12 @@ pub(super) mod kind {
     pub(in crate::coherence) const ROOT: u8 = 17;
     pub(in crate::coherence) const GET_RUN: u8 = 18;
     pub(in crate::coherence) const DATA_BATCH: u8 = 19;
+    pub(in crate::coherence) const MOVE_HOME: u8 = 20;
+    pub(in crate::coherence) const HOME_LEAVES: u8 = 21;
+    pub(in crate::coherence) const HOME_AWAITED: u8 = 22;
+    pub(in crate::coherence) const HOME_REQUEST: u8 = 23;
+    pub(in crate::coherence) const HOME_ENTRIES: u8 = 24;
+    pub(in crate::coherence) const HOME_MOVED: u8 = 25;
 }
 
 impl Message {
@@ -81,6 +89,9 @@ impl Message {
                 new: entry.new.into(),
             };
             out.extend_from_slice(wire.as_bytes());
+        }
+        if let Self::HomeEntries { entries, .. } = self {
+            entries.iter().for_each(|entry| entry.encode(out));
         }
     }
 
@@ -131,6 +142,12 @@ impl Message {
             Self::Left { .. } => kind::LEFT,
             Self::Demoted { .. } => kind::DEMOTED,
             Self::Root { .. } => kind::ROOT,
+            Self::MoveHome { .. } => kind::MOVE_HOME,
+            Self::HomeLeaves { .. } => kind::HOME_LEAVES,
+            Self::HomeAwaited { .. } => kind::HOME_AWAITED,
+            Self::HomeRequest { .. } => kind::HOME_REQUEST,
+            Self::HomeEntries { .. } => kind::HOME_ENTRIES,
+            Self::HomeMoved { .. } => kind::HOME_MOVED,
         }
     }
 
@@ -191,7 +208,42 @@ impl Message {
             Self::Root { vcpu, .. } => {
                 head.tag = vcpu.0.into();
             }
-            Self::Ready { .. } | Self::Go { .. } | Self::Left { .. } | Self::Demoted { .. } => {}
+            Self::MoveHome { .. }
+            | Self::HomeLeaves { .. }
+            | Self::HomeRequest { .. }
+            | Self::HomeEntries { .. }
+            | Self::HomeMoved { .. } => self.fill_home_head(head),
+            Self::Ready { .. }
+            | Self::Go { .. }
+            | Self::Left { .. }
+            | Self::Demoted { .. }
+            | Self::HomeAwaited { .. } => {}
+        }
+    }
+
+    /// The same of messages about the home of pages.
+    fn fill_home_head(&self, head: &mut Head) {
+        match self {
+            Self::MoveHome { pages, to, placement, .. }
+            | Self::HomeLeaves { pages, to, placement, .. } => {
+                head.slice = to.0.into();
+                head.count = (*pages).into();
+                head.tag = placement.0.into();
+            }
+            Self::HomeRequest { requester, asked, .. } => {
+                head.slice = requester.0.into();
+                if let Asked::Get { want, table, late_run } = asked {
+                    head.access = access_code(*want);
+                    head.level = table_code(*table);
+                    head.flags |= if *late_run { FLAG_LATE_RUN } else { 0 };
+                }
+            }
+            Self::HomeEntries { entries, .. } => {
+                let pages = u16::try_from(entries.len()).expect("at most HOME_MOVE_MAX entries");
+                head.count = pages.into();
+            }
+            Self::HomeMoved { pages, .. } => head.count = (*pages).into(),
+            _ => {}
         }
     }
 
@@ -266,6 +318,44 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
         kind::LEFT => Message::Left { gfn, entries: decode_entries(head, rest)? },
         kind::DEMOTED => Message::Demoted { gfn },
         kind::ROOT => Message::Root { vcpu: VcpuId(head.tag.get()), gfn },
+        kind::MOVE_HOME..=kind::HOME_MOVED => return decode_home(head, rest),
+        other => return Err(DecodeError::Kind(other)),
+    })
+}
+
+/// Messages about the home of pages.
+fn decode_home(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
+    let field = |field| DecodeError::Field { kind: head.kind, field };
+    let (gfn, slice) = (Gfn(head.gfn.get()), SliceId(head.slice.get()));
+    let placement = Epoch(head.tag.get());
+    let pages = || {
+        let pages = head.count.get();
+        (1..=HOME_MOVE_MAX).contains(&pages).then_some(pages).ok_or_else(|| field("pages"))
+    };
+    Ok(match head.kind {
+        kind::MOVE_HOME => Message::MoveHome { gfn, pages: pages()?, to: slice, placement },
+        kind::HOME_LEAVES => Message::HomeLeaves { gfn, pages: pages()?, to: slice, placement },
+        kind::HOME_AWAITED => Message::HomeAwaited { gfn },
+        kind::HOME_REQUEST => {
+            let late_run = head.flags & FLAG_LATE_RUN != 0;
+            let table = decode_table(head.level).ok_or_else(|| field("level"))?;
+            let asked = match decode_access(head.access).ok_or_else(|| field("access"))? {
+                Access::None if late_run || table.is_some() => return Err(field("access")),
+                Access::None => Asked::Demote,
+                want => Asked::Get { want, table, late_run },
+            };
+            Message::HomeRequest { gfn, requester: slice, asked }
+        }
+        kind::HOME_ENTRIES => {
+            let need = usize::from(pages()?) * DIRECTORY_ENTRY_BYTES;
+            if rest.len() != need {
+                let have = HEAD_BYTES + rest.len();
+                return Err(DecodeError::Length { have, need: HEAD_BYTES + need });
+            }
+            let entries = rest.chunks_exact(DIRECTORY_ENTRY_BYTES).map(DirectoryEntry::decode);
+            Message::HomeEntries { gfn, entries: entries.collect::<Result<_, _>>().map_err(field)? }
+        }
+        kind::HOME_MOVED => Message::HomeMoved { gfn, pages: pages()? },
         other => return Err(DecodeError::Kind(other)),
     })
 }
@@ -273,6 +363,7 @@ fn from_head(head: &Head, rest: &[u8]) -> Result<Message, DecodeError> {
 fn entry_bytes(head: &Head) -> usize {
     match head.kind {
         kind::DIFF | kind::LEFT => usize::from(head.count.get()) * size_of::<WireEntry>(),
+        kind::HOME_ENTRIES => usize::from(head.count.get()) * DIRECTORY_ENTRY_BYTES,
         _ => 0,
     }
 }

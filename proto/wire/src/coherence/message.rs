@@ -1,7 +1,7 @@
 //! The messages.
 
-use super::types::{Access, Entry, Held, Table};
-use crate::{Gfn, SliceId, VcpuId};
+use super::types::{Access, Asked, DirectoryEntry, Entry, Held, Table};
+use crate::{Epoch, Gfn, SliceId, VcpuId};
 
 /// What follows the head of [`Message::Data`] and [`Message::Offer`] on the wire. The protocol does
 /// not look at it.
@@ -16,7 +16,7 @@ pub enum PageBody<'a> {
     RemoteWritten,
 }
 
-/// A message between two slices about one page, or about replicated page tables.
+/// A message between two slices about one page, about replicated page tables, or about the home of pages.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
     /// Requester to home: give me this access. `table` is set when the requester knows that the page
@@ -170,6 +170,56 @@ pub enum Message {
         /// Frame of CR3.
         gfn: Gfn,
     },
+    /// Coordinator to home: give these pages another home.
+    MoveHome {
+        /// The first page.
+        gfn: Gfn,
+        /// How many, 1 to [`HOME_MOVE_MAX`](super::HOME_MOVE_MAX), of one chunk.
+        pages: u16,
+        /// Their next home.
+        to: SliceId,
+        /// The epoch of the placement that says so. It is not that of the frame.
+        placement: Epoch,
+    },
+    /// Home to everyone: ask nothing more about these pages until their next home says that it is.
+    HomeLeaves {
+        /// The first page.
+        gfn: Gfn,
+        /// How many.
+        pages: u16,
+        /// Their next home.
+        to: SliceId,
+        /// The epoch of the placement that says so.
+        placement: Epoch,
+    },
+    /// Answer to that: nothing more is asked. What was asked before came before this.
+    HomeAwaited {
+        /// The first page.
+        gfn: Gfn,
+    },
+    /// Former home to the next: a slice had asked the former one.
+    HomeRequest {
+        /// The page.
+        gfn: Gfn,
+        /// Who had asked.
+        requester: SliceId,
+        /// For what.
+        asked: Asked,
+    },
+    /// Former home to the next: this is all that is known of these pages.
+    HomeEntries {
+        /// The first page.
+        gfn: Gfn,
+        /// One for each page.
+        entries: Vec<DirectoryEntry>,
+    },
+    /// Home to everyone: it is the home of these pages from now on.
+    HomeMoved {
+        /// The first page.
+        gfn: Gfn,
+        /// How many.
+        pages: u16,
+    },
 }
 
 impl Message {
@@ -205,7 +255,13 @@ impl Message {
             | Self::Leave { gfn, .. }
             | Self::Left { gfn, .. }
             | Self::Demoted { gfn }
-            | Self::Root { gfn, .. } => Some(gfn),
+            | Self::Root { gfn, .. }
+            | Self::MoveHome { gfn, .. }
+            | Self::HomeLeaves { gfn, .. }
+            | Self::HomeAwaited { gfn }
+            | Self::HomeRequest { gfn, .. }
+            | Self::HomeEntries { gfn, .. }
+            | Self::HomeMoved { gfn, .. } => Some(gfn),
             Self::Diff { .. } | Self::DiffDone { .. } => None,
         }
     }

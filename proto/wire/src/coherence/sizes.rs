@@ -8,3 +8,5 @@ pub const HEAD_BYTES: usize = 32;
 pub const ENTRIES_MAX: usize = 1024;
 /// The most pages that one request asks for.
 pub const RUN_MAX: u16 = 64;
+/// The most pages whose home moves at once: those of a chunk.
+pub const HOME_MOVE_MAX: u16 = 512;

@@ -95,3 +95,48 @@ pub enum Held {
     /// A replica, as everyone else does.
     Replica,
 }
+
+/// What a slice asked a former home of a page for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Asked {
+    /// As by [`Message::Get`](super::Message::Get), or by [`Message::GetRun`](super::Message::GetRun).
+    Get {
+        /// Read or write.
+        want: Access,
+        /// What kind of table page.
+        table: Option<Table>,
+        /// In a run, and late: the run came when the home had moved already.
+        late_run: bool,
+    },
+    /// As by [`Message::Demote`](super::Message::Demote).
+    Demote,
+}
+
+/// How the holders of a page hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HolderKind {
+    /// To read, all of them.
+    Shared,
+    /// One of them, to write.
+    Exclusive,
+    /// One of them, to write, although it asked to read.
+    ExclusiveGrant,
+    /// Everyone has a replica.
+    Replicated,
+}
+
+/// All that a home knows of a page. A slice is a bit, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DirectoryEntry {
+    /// Who has the page, or will have it once what is on its way has arrived. Of a replicated page: whose
+    /// request was dropped.
+    pub holders: u64,
+    /// How they hold it.
+    pub kind: HolderKind,
+    /// Many slices read it between two writes.
+    pub widely_shared: bool,
+    /// It must never become a replica.
+    pub never_replica: bool,
+    /// Slices of which a run is on its way that asks for the page in vain.
+    pub late_runs: u64,
+}
