@@ -9,6 +9,7 @@ use scenarios::soak::boot::{self, BootOptions};
 use scenarios::soak::device::{self, DeviceOptions};
 use scenarios::soak::guest::{self, GuestOptions};
 use scenarios::soak::kill::{self, KillOptions};
+use scenarios::soak::migrate::{self, MigrateOptions};
 use scenarios::soak::pause::{self, PauseOptions};
 
 #[derive(Subcommand, Debug)]
@@ -24,6 +25,9 @@ pub(crate) enum SoakVerb {
     /// Pause a Debian system under load and have it go on, again and again: the saved forms of all slices fit together
     /// each time, and no request is lost
     Pause(PauseOptions),
+    /// Move vCPUs between slices at random, while the guest runs its tests or is a Debian system under load: no test
+    /// and no request fails, and each move is done or given up with a cause
+    Migrate(MigrateOptions),
     /// Kill the whole VM while its guest writes to disks, again and again: what was flushed must be there
     GuestKill(GuestOptions),
     /// Kill a slice that has nothing but the guest's disks: the guest must see errors and go on
@@ -36,6 +40,7 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
         SoakVerb::Chaos(options) => chaos::run(options),
         SoakVerb::Kill(options) => kill::run(options),
         SoakVerb::Pause(options) => pause::run(options),
+        SoakVerb::Migrate(options) => migrate::run(options),
         SoakVerb::GuestKill(options) => guest::run(options),
         SoakVerb::DeviceSlice(options) => device::run(options),
     }

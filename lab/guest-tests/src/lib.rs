@@ -1,5 +1,6 @@
 //! What the guest test program and those who judge it from outside share.
 
+pub mod kernel_log;
 pub mod records;
 
 /// Where an echo on the host waits for the guest's test of sockets.

@@ -1,7 +1,8 @@
 //! `./x soak kill`: a companion dies, or its host is cut off the network, at a random moment of the VM's
-//! life.
+//! life, with `--moves` while vCPUs move.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use lab::{ExitStatus, HostNumber, RemoteProcess};
 use crate::progress::printable;
 use crate::soak::leftovers::left_processes;
 use crate::soak::moments::random;
+use crate::soak::moves::{During, Mover, Moves};
 use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
@@ -50,9 +52,12 @@ pub struct KillOptions {
     /// What happens to a companion
     #[arg(long, value_enum, default_value_t = Harm::Kill)]
     how: Harm,
-    /// Latest moment of a kill, in seconds after the start
+    /// Latest moment of a kill, in seconds after the start, or after the first move
     #[arg(long, default_value_t = 90)]
     within: u64,
+    /// Move vCPUs between slices meanwhile, one after the other
+    #[arg(long)]
+    moves: bool,
     /// Where interrupts are handled; tessera's own choice unless given
     #[arg(long, value_enum)]
     interrupts: Option<Interrupts>,
@@ -69,6 +74,10 @@ struct Try {
     exit: Option<ExitStatus>,
     last_words: String,
     left_over: String,
+    /// What came of moves until then.
+    moves: Option<Moves>,
+    /// Moves failed although the VM went on.
+    failed_moves: Option<String>,
 }
 
 /// Kills as often as wanted.
@@ -87,7 +96,14 @@ pub fn run(options: &KillOptions) -> Result<ExitCode> {
         let tried = hosts.attempt(|lab| {
             let moment = random(options.within * 1000);
             let scenario = rig.scenario(&options.vm, lab);
-            let result = one(&scenario, options.how, moment, rig.layout.slices())?;
+            let harm = |begun: &AtomicBool| {
+                one(&scenario, options.how, (begun, moment), rig.layout.slices())
+            };
+            let result = if options.moves {
+                amid_moves(&scenario, harm)?
+            } else {
+                harm(&AtomicBool::new(true))?
+            };
             let problem = result.problem(options.how, options.exit_code);
             rig.say(&format!("try {number} of {}: {}", options.tries, result.tell(&problem)));
             Ok(problem.map_or(Ok(()), |problem| Err(anyhow!(problem))))
@@ -99,13 +115,39 @@ pub fn run(options: &KillOptions) -> Result<ExitCode> {
     Ok(exit(good == options.tries))
 }
 
-fn one(scenario: &Scenario<'_>, how: Harm, moment_ms: u64, slices: usize) -> Result<Try> {
+/// Moves vCPUs all the time, from before the guest runs until all is over. `harm` hears of the first move.
+fn amid_moves(
+    scenario: &Scenario<'_>,
+    harm: impl FnOnce(&AtomicBool) -> Result<Try>,
+) -> Result<Try> {
+    let during = During::default();
+    let mut mover = Mover::new(scenario, random(u64::MAX)).without_rest();
+    let (result, moved) = thread::scope(|scope| {
+        let moving = scope.spawn(|| mover.beside(&during));
+        let result = harm(&during.begun);
+        during.over.store(true, Ordering::SeqCst);
+        (result, moving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let failed_moves = moved.err().map(|error| format!("{error:#}"));
+    Ok(Try { moves: Some(mover.moves), failed_moves, ..result? })
+}
+
+/// One try. The moment is so long after `begun`.
+fn one(
+    scenario: &Scenario<'_>,
+    how: Harm,
+    (begun, moment_ms): (&AtomicBool, u64),
+    slices: usize,
+) -> Result<Try> {
     let companions = scenario.start_companions()?;
     let victim = usize::try_from(random(u64::try_from(slices - 1)?))?;
-    let moment = Instant::now() + Duration::from_millis(moment_ms);
     let mut bootstrap = scenario.start_bootstrap()?;
-    let mut last_words = String::new();
-    while Instant::now() < moment && !bootstrap.is_over() {
+    let (mut last_words, mut began) = (String::new(), None);
+    let moment = Duration::from_millis(moment_ms);
+    while began.is_none_or(|began: Instant| began.elapsed() < moment) && !bootstrap.is_over() {
+        if begun.load(Ordering::SeqCst) {
+            began.get_or_insert_with(Instant::now);
+        }
         if scenario.interrupted.is_set() {
             bail!("interrupted");
         }
@@ -142,11 +184,13 @@ fn one(scenario: &Scenario<'_>, how: Harm, moment_ms: u64, slices: usize) -> Res
     }
     left.extend(left_processes(scenario)?);
     Ok(Try {
-        killed_after: Duration::from_millis(moment_ms),
+        killed_after: moment,
         ended_after,
         exit,
         last_words,
         left_over: left.join("; "),
+        moves: None,
+        failed_moves: None,
     })
 }
 
@@ -163,8 +207,12 @@ fn listen(bootstrap: &mut RemoteProcess, last_words: &mut String) {
 impl Try {
     /// What is wrong with it, if anything is.
     fn problem(&self, how: Harm, exit_code: i32) -> Option<String> {
+        if self.moves.as_ref().is_some_and(|moves| moves.times.is_empty()) {
+            return Some("no vCPU was moved before".to_owned());
+        }
         if how == Harm::Blink {
-            return self.exit.map(|exit| format!("the VM did not survive it: {exit}"));
+            let died = self.exit.map(|exit| format!("the VM did not survive it: {exit}"));
+            return died.or_else(|| self.failed_moves.clone());
         }
         let Some(after) = self.ended_after else {
             return Some(match self.exit {
@@ -189,8 +237,9 @@ impl Try {
         let verdict = problem.as_ref().map_or_else(|| "good".to_owned(), |p| format!("BAD: {p}"));
         let ended = self.ended_after.map_or_else(|| "-".to_owned(), |d| format!("{d:.1?}"));
         let exit = self.exit.map_or_else(|| "none".to_owned(), |exit| exit.to_string());
+        let moves = self.moves.as_ref().map_or_else(String::new, |moves| format!("; {moves}"));
         format!(
-            "{verdict} (killed after {:.1?}, ended {ended} later with {exit}: {})",
+            "{verdict} (killed after {:.1?}, ended {ended} later with {exit}: {}{moves})",
             self.killed_after, self.last_words
         )
     }
@@ -207,6 +256,8 @@ mod tests {
             exit: Some(ExitStatus::Code(exit)),
             last_words: "tessera: slice1 is lost".to_owned(),
             left_over: String::new(),
+            moves: None,
+            failed_moves: None,
         }
     }
 
@@ -239,5 +290,20 @@ mod tests {
         assert!(dead.problem(Harm::Blink, 5).unwrap().contains("did not survive"));
         let alive = Try { ended_after: None, exit: None, ..dead };
         assert_eq!(alive.problem(Harm::Blink, 5), None);
+        let moves = Moves { times: vec![1.0], ..Moves::default() };
+        let failed_moves = Some("nobody answers".to_owned());
+        let stuck = Try { moves: Some(moves), failed_moves, ..alive };
+        assert_eq!(stuck.problem(Harm::Blink, 5).as_deref(), Some("nobody answers"));
+    }
+
+    #[test]
+    fn kill_amid_moves_needs_moves() {
+        let still = Try { moves: Some(Moves::default()), ..ended(END_LIMIT, 5) };
+        assert!(still.problem(Harm::Kill, 5).unwrap().contains("no vCPU was moved"));
+        let moves = Moves { times: vec![1.0], ..Moves::default() };
+        // Whoever asks for a move is told so when the VM ends.
+        let failed_moves = Some("the VM is over".to_owned());
+        let good = Try { moves: Some(moves), failed_moves, ..still };
+        assert_eq!(good.problem(Harm::Kill, 5), None);
     }
 }

@@ -1,12 +1,16 @@
-//! A test of a VM again and again: boots, pauses, and deaths of slices, hosts and guests at random moments.
+//! A test of a VM again and again: boots, pauses, moves, and deaths of slices, hosts and guests at random moments.
 
 pub mod boot;
+pub(crate) mod clocks;
 pub mod device;
 pub(crate) mod disks;
 pub mod guest;
 pub(crate) mod judge;
 pub mod kill;
 pub(crate) mod leftovers;
+pub(crate) mod load;
+pub mod migrate;
 pub(crate) mod moments;
+pub(crate) mod moves;
 pub mod pause;
 pub(crate) mod rig;

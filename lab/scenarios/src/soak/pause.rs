@@ -14,14 +14,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use lab::distro::{HTTP_PORT, OBJECTS};
-use lab::http::LoadReport;
-use lab::{Command, HostNumber, RemoteProcess};
+use lab::{Command, HostNumber};
 use serde_json::Value;
 
 use crate::bench::rig::median;
 use crate::distro::guest::Guest;
 use crate::distro::visit;
+use crate::soak::load::Load;
 use crate::soak::moments::random;
 use crate::soak::rig::{Rig, RigOptions, exit};
 use crate::vm::scenario::{Scenario, inside};
@@ -38,8 +37,6 @@ const RUN_MS: u64 = 3000;
 const PAUSE_MS: u64 = 1000;
 /// For a command of a slice.
 const LIMIT: Duration = Duration::from_secs(150);
-/// Seconds of the load around each pause.
-const LOAD_SECONDS: &str = "8";
 
 /// What `./x soak pause` takes.
 #[derive(Args, Debug)]
@@ -127,7 +124,7 @@ fn pauses(scenario: &Scenario<'_>, guest: &Guest<'_>, times: u32) -> Result<Told
 
 /// Pauses under load, looks, and has the VM go on.
 fn one(scenario: &Scenario<'_>, guest: &Guest<'_>, told: &mut Told) -> Result<()> {
-    let mut load = start_load(scenario, guest)?;
+    let load = Load::start(scenario, guest)?;
     thread::sleep(Duration::from_millis(random(RUN_MS)));
     told.pause.push(vm(scenario, "pause")?);
     check_forms(scenario)?;
@@ -135,12 +132,7 @@ fn one(scenario: &Scenario<'_>, guest: &Guest<'_>, told: &mut Told) -> Result<()
     ensure!(format!("{again:#}").contains("at rest already"), "a second pause: {again:#}");
     thread::sleep(Duration::from_millis(random(PAUSE_MS)));
     told.resume.push(vm(scenario, "resume")?);
-    let (status, lines) = load.collect(LIMIT)?;
-    let said: Vec<_> = lines.into_iter().map(|line| line.text).collect();
-    ensure!(status.success(), "the load ended with {status}: {}", said.join("; "));
-    let report: LoadReport = serde_json::from_str(&said.join("")).context("read the load")?;
-    ensure!(report.errors == 0, "{} requests failed: {:?}", report.errors, report.first_error);
-    told.requests += report.requests;
+    told.requests += load.end()?;
     Ok(())
 }
 
@@ -166,12 +158,4 @@ fn check_forms(scenario: &Scenario<'_>) -> Result<()> {
     ensure!(output.status.success(), "the saved forms are no cut: {}", said.trim());
     // The next pause must write its own.
     forms.iter().try_for_each(fs::remove_file).context("remove the forms")
-}
-
-fn start_load(scenario: &Scenario<'_>, guest: &Guest<'_>) -> Result<RemoteProcess> {
-    let first = scenario.lab.host(HostNumber::new(1)?)?;
-    let url = guest.url(HTTP_PORT, OBJECTS[0].name)?;
-    let words =
-        [&guest.program, "http", "load", "--connections", "2", "--seconds", LOAD_SECONDS, &url];
-    first.spawn(&Command::new(words))
 }

@@ -1,0 +1,253 @@
+//! `./x soak migrate`: vCPUs of a VM over several hosts move at random, while its guest runs its tests, or is a Debian
+//! system under load.
+//!
+//! ```text
+//!   tests:  hosts ─> VM boots ─> tests, power off ─> judged ─┐      Debian: boot, load and clocks begin ─> no request failed
+//!             ^        moves all the time                    │                     moves meanwhile          the clock never
+//!             └── not enough moves yet ──────────────────────┴─> told                                       went back ─> told
+//! ```
+
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::{Args, ValueEnum};
+use guest_tests::kernel_log::complaint;
+
+use crate::distro::guest::Guest;
+use crate::distro::visit;
+use crate::soak::clocks;
+use crate::soak::load::Load;
+use crate::soak::moments::random;
+use crate::soak::moves::{During, Mover, Moves};
+use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
+use crate::vm::layout::Layout;
+use crate::vm::scenario::Scenario;
+use crate::vm::{Interrupts, VmOptions, distro};
+
+/// Moves of each back end, unless told.
+const TIMES: usize = 100;
+/// A boot of Debian on emulated hosts, and some moves.
+const TIMEOUT: u64 = 7200;
+/// On emulated hosts it boots several times as fast as with a vCPU on each. Moves spread the vCPUs then.
+const DEBIAN_LAYOUT: &str = "2+0";
+/// What the guest runs: all but its socket, which these VMs do not have.
+const TESTS: &str = "litmus,count,clock,tlb,futex,pipe,signal,fork-exec,map-stress,memory,hotplug";
+
+/// What runs in the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum System {
+    /// The guest's tests, in one VM after the other; they put CPUs down and up as well
+    Tests,
+    /// A Debian system that serves web pages
+    Debian,
+}
+
+/// What `./x soak migrate` takes.
+#[derive(Args, Debug)]
+pub struct MigrateOptions {
+    #[command(flatten)]
+    vm: VmOptions,
+    /// Moves with each interrupt back end; 100 unless given
+    #[arg(long, conflicts_with = "minutes")]
+    times: Option<usize>,
+    /// So many minutes with each interrupt back end instead
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// Seed that vCPUs, slices and moments are drawn from; a random one unless given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// What runs in the VM
+    #[arg(long, value_enum, default_value_t = System::Tests)]
+    system: System,
+    #[command(flatten)]
+    rig: RigOptions,
+}
+
+/// When it is enough.
+#[derive(Clone, Copy, Debug)]
+enum Aim {
+    Times(usize),
+    Until(Instant),
+}
+
+impl Aim {
+    fn is_reached(self, moves: usize) -> bool {
+        match self {
+            Self::Times(times) => moves >= times,
+            Self::Until(end) => Instant::now() >= end,
+        }
+    }
+}
+
+/// Moves as long as wanted, and judges.
+///
+/// # Errors
+/// Something that is needed is missing, or somebody interrupts; what goes wrong with a VM is no error.
+pub fn run(options: &MigrateOptions) -> Result<ExitCode> {
+    let mut vm = options.vm.clone();
+    let fits = |layout: &Layout| {
+        ensure!(layout.slices() >= 2, "--layout {layout}: one slice has nowhere to move a vCPU");
+        Ok(())
+    };
+    let rig = match options.system {
+        System::Tests => {
+            vm.tests.get_or_insert_with(|| TESTS.to_owned());
+            Rig::new(&vm, options.rig, fits)?
+        }
+        System::Debian => {
+            if vm.hosts.is_none() {
+                vm.layout.get_or_insert(DEBIAN_LAYOUT.parse()?);
+            }
+            vm.timeout.get_or_insert(TIMEOUT);
+            Rig::with_distro(&vm, options.rig, fits)?
+        }
+    };
+    let seed = options.seed.unwrap_or_else(|| random(u64::MAX));
+    rig.say(&format!("seed {seed}"));
+    let mut good = true;
+    for back_end in [Interrupts::Ghost, Interrupts::Userspace] {
+        if options.rig.interrupts.is_some_and(|only| only != back_end) {
+            continue;
+        }
+        let minutes = options.minutes.map(|m| Instant::now() + Duration::from_secs(60 * m));
+        let times = Aim::Times(options.times.unwrap_or(TIMES));
+        let run =
+            Run { rig: &rig, vm: &vm, back_end, aim: minutes.map_or(times, Aim::Until), seed };
+        let Told { moves, problems, more } = match options.system {
+            System::Tests => run.tests()?,
+            System::Debian => run.debian()?,
+        };
+        println!("{}: {more}; {moves}", back_end.name());
+        for problem in &problems {
+            println!("problem: {problem}");
+        }
+        good &= problems.is_empty() && !moves.times.is_empty();
+    }
+    Ok(exit(good))
+}
+
+/// One back end.
+struct Run<'a> {
+    rig: &'a Rig,
+    vm: &'a VmOptions,
+    back_end: Interrupts,
+    aim: Aim,
+    seed: u64,
+}
+
+/// What came of it.
+#[derive(Default)]
+struct Told {
+    moves: Moves,
+    problems: Vec<String>,
+    more: String,
+}
+
+impl Run<'_> {
+    fn scenario<'a>(&'a self, lab: &'a lab::Lab) -> Scenario<'a> {
+        Scenario { interrupts: Some(self.back_end), ..self.rig.scenario(self.vm, lab) }
+    }
+
+    /// VMs with the guest's tests, one after the other.
+    fn tests(&self) -> Result<Told> {
+        let mut hosts = Hosts::new(|| self.rig.hosts(self.vm, Vec::new()));
+        let (mut told, mut vms) = (Told::default(), 0);
+        while !self.aim.is_reached(told.moves.count()) {
+            let name = format!("{} VM {vms} of seed {}", self.back_end.name(), self.seed);
+            let tried = hosts.attempt(|lab| {
+                let scenario = self.scenario(lab);
+                let mut mover = Mover::new(&scenario, self.seed.wrapping_add(vms));
+                let result = tests_of_one(&scenario, &mut mover);
+                self.rig.say(&format!("{name}: {}", mover.moves));
+                told.moves.add(mover.moves);
+                Ok(result)
+            })?;
+            self.rig.check()?;
+            match tried {
+                Ok(said) => self.rig.say(&format!("{name}: good: {said}")),
+                Err(error) => {
+                    self.rig.say(&format!("{name}: BAD: {error:#}"));
+                    told.problems.push(format!("{name}: {error:#}"));
+                }
+            }
+            vms += 1;
+        }
+        told.more = format!("{vms} VMs");
+        Ok(told)
+    }
+
+    /// A Debian system.
+    fn debian(&self) -> Result<Told> {
+        let system = self.rig.distro()?;
+        let lab = self.rig.hosts(self.vm, distro::disks(&system, false)?)?;
+        let scenario = self.scenario(&lab);
+        let mut mover = Mover::new(&scenario, self.seed);
+        let mut more = String::new();
+        let shown = visit::visit(&scenario, &system, &mut |guest, _| {
+            clocks::start(guest)?;
+            let mut requests = 0;
+            while !self.aim.is_reached(mover.moves.count()) {
+                requests += under_load(&scenario, guest, &mut mover)?;
+                scenario.progress.say(&format!("{requests} requests; {}", mover.moves));
+            }
+            more = format!(
+                "{requests} requests, none failed; {} readings of the clock",
+                clocks::end(guest)?
+            );
+            check_kernel(guest)?;
+            guest.check_objects()?;
+            guest.check_cpus()
+        })?;
+        self.rig.check()?;
+        Ok(Told { moves: mover.moves, problems: shown.problems, more })
+    }
+}
+
+/// Boots a VM, moves its vCPUs until it is over, and judges its tests.
+fn tests_of_one(scenario: &Scenario<'_>, mover: &mut Mover<'_>) -> Result<String> {
+    let during = During::default();
+    let (outcome, moved) = thread::scope(|scope| {
+        let moving = scope.spawn(|| mover.beside(&during));
+        let outcome = scenario.run();
+        during.over.store(true, Ordering::SeqCst);
+        let moved = moving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (outcome, moved)
+    });
+    let outcome = outcome?;
+    let mut problems = outcome.problems;
+    problems.extend(moved.err().map(|error| format!("{error:#}")));
+    match outcome.guest.kernel_warnings {
+        Some(0) => {}
+        Some(count) => problems.push(format!("{count} warnings in the guest's kernel log")),
+        None => problems.push("the guest's kernel log was not read".to_owned()),
+    }
+    if !problems.is_empty() {
+        problems.extend(outcome.tail);
+        return Err(anyhow!(problems.join("; ")));
+    }
+    Ok(format!("{} tests, {:.1} s", outcome.guest.tests.len(), outcome.seconds))
+}
+
+/// Moves as long as a load goes on; how many requests it made.
+fn under_load(scenario: &Scenario<'_>, guest: &Guest<'_>, mover: &mut Mover<'_>) -> Result<u64> {
+    let mut load = Load::start(scenario, guest)?;
+    while !load.is_over() {
+        ensure!(!scenario.interrupted.is_set(), "interrupted");
+        mover.step()?;
+    }
+    load.end()
+}
+
+/// The guest's kernel has nothing to complain of.
+fn check_kernel(guest: &Guest<'_>) -> Result<()> {
+    // At the end of the log there is no more to read, which is an error to dd.
+    let log = guest.ssh("dd if=/dev/kmsg iflag=nonblock bs=8192 2>/dev/null || true");
+    let log = log.context("read the guest's kernel log")?;
+    ensure!(log.lines().count() > 0, "the guest's kernel log is empty");
+    let found: Vec<_> = log.lines().filter_map(complaint).collect();
+    ensure!(found.is_empty(), "the guest's kernel says: {}", found.join("; "));
+    Ok(())
+}
