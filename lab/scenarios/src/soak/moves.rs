@@ -220,17 +220,21 @@ impl<'a> Mover<'a> {
             let lines = lines.iter().filter(|line| line.stream == stream);
             lines.map(|line| line.text.trim()).collect::<Vec<_>>().join(" ")
         };
-        if status.success() {
-            let answer: Value =
-                serde_json::from_str(&of(Stream::Out)).context("read what it says")?;
-            let took = answer["milliseconds"].as_f64();
-            return Ok(Ok(took.context("it does not say how long it took")?));
-        }
-        let said = of(Stream::Error);
-        match said.split_once(GIVEN_UP) {
-            Some((_, cause)) if !cause.is_empty() => Ok(Err(cause.to_owned())),
-            _ => bail!("it ended with {status}: {said}"),
-        }
+        let said = if status.success() { of(Stream::Out) } else { of(Stream::Error) };
+        read(status.success(), &said).with_context(|| format!("it ended with {status}"))
+    }
+}
+
+/// What a command has said: how long it took in milliseconds, or why a move was given up. Anything else is an error.
+fn read(is_done: bool, said: &str) -> Result<Result<f64, String>> {
+    if is_done {
+        let answer: Value = serde_json::from_str(said).context("read what it says")?;
+        let took = answer["milliseconds"].as_f64();
+        return Ok(Ok(took.context("it does not say how long it took")?));
+    }
+    match said.split_once(GIVEN_UP) {
+        Some((_, cause)) if !cause.is_empty() => Ok(Err(cause.to_owned())),
+        _ => bail!("{said}"),
     }
 }
 
@@ -260,6 +264,17 @@ mod tests {
         assert!(steps.iter().any(|step| step.pause.is_some()));
         assert_eq!(steps, drawn(7));
         assert_ne!(steps, drawn(8));
+    }
+
+    #[test]
+    fn move_is_done_or_given_up_with_a_cause() {
+        assert_eq!(read(true, r#"{"moved":true,"milliseconds":7.5}"#).unwrap(), Ok(7.5));
+        assert!(read(true, r#"{"moved":true}"#).is_err());
+        let given_up = format!("tessera: refused: {GIVEN_UP}slice1: it waits");
+        assert_eq!(read(false, &given_up).unwrap(), Err("slice1: it waits".to_owned()));
+        for other in [GIVEN_UP, "tessera: the VM is over, or has not begun", ""] {
+            assert!(read(false, other).is_err(), "{other}");
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ struct Asked {
     reply: Reply,
     began: Instant,
     /// Nothing else is done to the VM meanwhile.
-    _ongoing: Ongoing,
+    ongoing: Ongoing,
 }
 
 /// What one lock holds.
@@ -145,21 +145,21 @@ impl Handovers {
     /// On the engine's thread: what another slice says.
     pub(super) fn message(&self, from: SliceId, vcpu: VcpuId, message: VcpuMessage) {
         if message.is_for_coordinator() {
-            return self.turn().decide(from, vcpu, &message).end();
+            return self.turn().decide(from, vcpu, &message).end_on_engine();
         }
         if is_event(&message) {
             self.channels.traffic.interrupts_in.fetch_add(1, Ordering::Relaxed);
         }
-        self.turn().step(vcpu, Input::Message { from, message }).end();
+        self.turn().step(vcpu, Input::Message { from, message }).end_on_engine();
     }
 
-    /// A slice is gone, and the VM goes on.
+    /// On the engine's thread: a slice is gone, and the VM goes on.
     pub(super) fn lost(&self, slice: SliceId) {
         let mut turn = self.turn();
         for vcpu in (0..).map(VcpuId).take(turn.parts.members.len()) {
             turn = turn.step(vcpu, Input::Lost(slice));
         }
-        turn.end();
+        turn.end_on_engine();
     }
 
     /// Begins a move; the answer comes later.
@@ -178,7 +178,7 @@ impl Handovers {
         }
         let placement = turn.parts.owner.view().load().clone();
         let verdict = turn.parts.coordinator.begin(vcpu, to, &placement)?;
-        turn.parts.asked = Some(Asked { reply, began: Instant::now(), _ongoing: ongoing });
+        turn.parts.asked = Some(Asked { reply, began: Instant::now(), ongoing });
         turn.follow(vcpu, verdict).end();
         Ok(())
     }
@@ -203,7 +203,10 @@ fn is_event(message: &VcpuMessage) -> bool {
 
 impl Asked {
     fn tell(self, result: Result<Duration, MoveError>) {
+        let Self { reply, ongoing, .. } = self;
+        // Whoever is told may begin something else at once.
+        drop(ongoing);
         // Whoever asked may have gone.
-        let _ = self.reply.try_send(result);
+        let _ = reply.try_send(result);
     }
 }

@@ -5,7 +5,9 @@
 //!     ^                          +--> frames, which leave when the turn ends
 //!     +---- to this slice -------+
 //! ```
-//! Frames leave without the lock: a thread may wait there for room, which the engine makes, which may wait for the lock.
+//! Frames leave without the lock: a thread may wait there for room, which the engine makes, which may wait for the lock. The
+//! engine's own thread never waits there, and its frames go before those of all others. So its frames leave with the
+//! lock, in the order of turns: else, when a move is given up, `Resume` could be before the `Stop` that it undoes.
 
 use super::handle::MoveError;
 use super::worker::Order;
@@ -85,6 +87,13 @@ impl<'a> Turn<'a> {
         frames.iter().for_each(|(to, frame)| handovers.channels.send(*to, frame));
     }
 
+    /// The same on the engine's thread.
+    pub(super) fn end_on_engine(self) {
+        let Self { handovers, parts, frames, .. } = self;
+        frames.iter().for_each(|(to, frame)| handovers.channels.send(*to, frame));
+        drop(parts);
+    }
+
     /// The same for an event of this slice. If all that follows is that it goes to another slice, that one is given, and it
     /// has not left.
     pub(super) fn end_of_event(mut self) -> Option<SliceId> {
@@ -99,7 +108,7 @@ impl<'a> Turn<'a> {
         if to.is_some() {
             self.frames.clear();
         }
-        self.end();
+        self.end_on_engine();
         to
     }
 
