@@ -240,6 +240,7 @@ fn finish(
         running: Arc::new(Running::default()),
         gate: super::gate::Gate::default(),
         host,
+        handovers: super::Timers::default(),
         vm,
     });
     let machine = Machine { shared };

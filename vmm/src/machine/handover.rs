@@ -35,6 +35,7 @@
 //! state of it.
 
 use super::gate::Refused;
+use super::handover_times::HandoverTimes;
 use super::orders::NotStopped;
 use super::saved::VcpuState;
 use super::slot::{Held, Phase, Slot};
@@ -222,6 +223,12 @@ impl Step<'_> {
 }
 
 impl Machine {
+    /// What the hand-overs of vCPUs have taken so far, step by step.
+    #[must_use]
+    pub fn handover_times(&self) -> HandoverTimes {
+        self.shared.handovers.times()
+    }
+
     fn step(&self, id: VcpuId, action: &'static str) -> Result<Step<'_>, MachineError> {
         let place = usize::try_from(id.0).ok().filter(|at| *at < self.shared.cores.len());
         let place = place.ok_or(MachineError::UnknownVcpu { vcpu: id })?;
@@ -240,11 +247,12 @@ impl Machine {
         let mut phase = step.slot.phase();
         let Phase::Here = *phase else { return Err(step.refused(phase.refusal())) };
         let stopped = step.slot.orders.stop(limit, || step.core.doorbell.ring());
-        let state = stopped.map_err(|error| match error {
+        let (state, since) = stopped.map_err(|error| match error {
             NotStopped::NoThread => step.refused(HandoverRefusal::NoThread),
             NotStopped::Late => step.refused(HandoverRefusal::Late(limit)),
             NotStopped::State(source) => step.state_error(source),
         })?;
+        self.shared.handovers.collect.since(since);
         *phase = Phase::Stopped(Held::of(&state));
         Ok(state)
     }
@@ -294,13 +302,16 @@ impl Machine {
             return Err(step.refused(HandoverRefusal::NoThread));
         }
         state.check().map_err(|invalid| step.state_error(invalid.into()))?;
+        let begin = Instant::now();
         step.end_ghost(limit)?;
+        let ended = self.shared.handovers.end_ghost.since(begin);
         if let Err(error) = step.create().and_then(|()| step.take_state_aside(state, limit)) {
             self.start_ghost(step.core, Before::Vcpu { waits_for_startup: false })?;
             return Err(error);
         }
         self.shared.interrupts.set_here(step.core.id, true);
         step.slot.is_installed.store(true, SeqCst);
+        self.shared.handovers.restore.since(ended);
         *phase = Phase::Installed(Held::of(state));
         Ok(())
     }

@@ -17,6 +17,7 @@ mod error;
 pub(crate) mod gate;
 mod ghost_test;
 mod handover;
+mod handover_times;
 mod orders;
 mod rest;
 mod sample;
@@ -32,6 +33,8 @@ pub(crate) use create::{open_kvm, vm_step};
 pub use config::{InMemory, MachineConfig, MachineHooks, MemoryAccess, MemorySlot};
 pub use error::{HandoverRefusal, MachineError, StopError};
 pub use ghost_test::{GhostTestError, ghost_self_test};
+pub(crate) use handover_times::Timers;
+pub use handover_times::{HandoverTimes, Spent};
 pub use rest::{Rest, RestError};
 
 use crate::interrupts::ghost::Before;
@@ -104,6 +107,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<GuestTsc>,
     pub(crate) gate: Gate,
     pub(crate) host: HostKvm,
+    pub(crate) handovers: Timers,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) running: Arc<Running>,
     // Last, so that all vCPUs are gone before it.

@@ -32,10 +32,13 @@ enum Stage {
 #[derive(Debug, Default)]
 struct State {
     stage: Stage,
-    /// How long whoever gave the last order to stop waits.
+    /// How long whoever gave the last order to stop waits, and when it was given.
     limit: Duration,
+    given: Option<Instant>,
     /// The answer to it.
     answer: Option<Result<VcpuState, StateError>>,
+    /// When that was there.
+    answered: Option<Instant>,
 }
 
 /// What a stopped vCPU is to do.
@@ -111,13 +114,14 @@ impl Orders {
         true
     }
 
-    /// Has the vCPU, which is kicked by `ring`, leave the guest and save its state.
+    /// Has the vCPU, which is kicked by `ring`, leave the guest and save its state; that, and since when it waited here.
     pub(crate) fn stop(
         &self,
         limit: Duration,
         ring: impl FnOnce(),
-    ) -> Result<VcpuState, NotStopped> {
-        let end = Instant::now() + limit;
+    ) -> Result<(VcpuState, Instant), NotStopped> {
+        let given = Instant::now();
+        let end = given + limit;
         let goes = |state: &mut State| matches!(state.stage, Stage::Going(_));
         let waited = self.changed.wait_timeout_while(self.lock(), limit, goes);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +130,7 @@ impl Orders {
             Stage::Going(_) => return Err(NotStopped::Late),
             _ => return Err(NotStopped::NoThread),
         }
-        (state.answer, state.limit) = (None, limit);
+        (state.answer, state.limit, state.given) = (None, limit, Some(given));
         self.set(&mut state, Stage::Stopping);
         drop(state);
         ring();
@@ -135,7 +139,10 @@ impl Orders {
         let waited = self.changed.wait_timeout_while(self.lock(), left, waits);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match state.answer.take() {
-            Some(answer) => answer.map_err(NotStopped::State),
+            Some(answer) => {
+                let since = state.answered.unwrap_or(given);
+                answer.map(|state| (state, since)).map_err(NotStopped::State)
+            }
             None if waits(&mut state) => {
                 self.set(&mut state, Stage::Running);
                 Err(NotStopped::Late)
@@ -173,6 +180,11 @@ impl Orders {
         self.lock().limit
     }
 
+    /// On the vCPU's thread: when it was given.
+    pub(crate) fn given(&self) -> Option<Instant> {
+        self.lock().given
+    }
+
     /// On the vCPU's thread: it has left the guest, with this state. False if it is to go on, since nobody waits any more
     /// or there is no state.
     pub(crate) fn report(&self, answer: Result<VcpuState, StateError>) -> bool {
@@ -181,7 +193,7 @@ impl Orders {
             return false;
         }
         let stops = answer.is_ok();
-        state.answer = Some(answer);
+        (state.answer, state.answered) = (Some(answer), Some(Instant::now()));
         self.set(&mut state, if stops { Stage::Stopped } else { Stage::Running });
         stops
     }

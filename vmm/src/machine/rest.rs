@@ -151,6 +151,23 @@ impl Machine {
         Ok(())
     }
 
+    /// The state of a vCPU here that does not run, as [`Machine::restore_vcpu`] takes it.
+    ///
+    /// # Errors
+    /// The vCPU runs or is not here, or KVM refuses a step.
+    pub fn save_vcpu(&self, id: VcpuId) -> Result<VcpuState, MachineError> {
+        let action = "save";
+        let core = self.core(id)?;
+        let mut fd = core.fd.lock().unwrap_or_else(PoisonError::into_inner);
+        let fd = fd.as_mut().filter(|_| self.is_here(core));
+        let fd = fd.ok_or(MachineError::NotStopped { vcpu: id, action })?;
+        let Shared { interrupts, host, clock, .. } = &*self.shared;
+        let apic = interrupts.vcpu_apic(id);
+        let mut apic = apic.map_err(|source| MachineError::Vcpu { vcpu: id, action, source })?;
+        let state = saved::get(id, fd, apic.as_mut(), host, clock.offset());
+        state.map_err(|source| MachineError::State { vcpu: id, action, source })
+    }
+
     /// Gives a vCPU here, which has just been made and does not run, a state that was saved. The machine's memory,
     /// CPUID and kind of APIC are those of the machine it was saved in, and its clock is set.
     ///

@@ -14,7 +14,7 @@ use devices::{Bus, ShutdownCause};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The frame in CR3: below the bits that LAM and PCID use above and below it.
 const CR3_FRAME: u64 = 0x000f_ffff_ffff_f000;
@@ -206,8 +206,12 @@ impl Loop<'_> {
     /// Leaves the guest for a hand-over, until it is told to go on (true), or to end. It is no member of the gate
     /// meanwhile: a clock steps without it.
     fn halt(&mut self, fd: &mut VcpuFd) -> Result<bool, VcpuError> {
-        self.settle(fd)?;
         let (shared, vcpu) = (self.shared, self.core.id);
+        let timers = &shared.handovers;
+        let since = |given| timers.leave.since(given);
+        let out = self.orders().given().map_or_else(Instant::now, since);
+        self.settle(fd)?;
+        let settled = timers.settle.since(out);
         let mut state = match self.save(fd) {
             Ok(state) => state,
             Err(error) => {
@@ -215,6 +219,7 @@ impl Loop<'_> {
                 return Ok(true);
             }
         };
+        let saved = timers.save.since(settled);
         shared.gate.leave(vcpu);
         let held = match shared.hold((self.core.place, fd), &mut state, self.orders().limit()) {
             Ok(held) => held,
@@ -225,6 +230,7 @@ impl Loop<'_> {
                 return Ok(true);
             }
         };
+        timers.hold.since(saved);
         let offset = if self.orders().report(Ok(state)) {
             loop {
                 match self.orders().next() {

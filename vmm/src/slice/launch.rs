@@ -281,6 +281,7 @@ impl Parts {
                 u64::try_from(stepped).unwrap_or(u64::MAX)
             }),
             delegated: self.dispatcher.devices.get().map(|all| all.delegated()),
+            handovers: self.machine.handover_times(),
             ..SliceReport::default()
         };
         report.set_vcpu_stats(&self.machine.stats());

@@ -1,6 +1,7 @@
 //! What a run tells afterwards: one report per slice, and the whole.
 
 use super::spec::PageTables;
+use crate::machine::HandoverTimes;
 use crate::vcpu::VcpuStats;
 use devices::delegate::Counts;
 use dsm::Report;
@@ -42,6 +43,9 @@ pub struct SliceReport {
     /// What went between its devices and front ends and those of other slices; none in a VM without devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delegated: Option<Counts>,
+    /// Where the time of the moves of its vCPUs went.
+    #[serde(default)]
+    pub handovers: HandoverTimes,
     /// Counters of the vCPUs, as JSON.
     pub vcpu_stats: serde_json::Value,
 }

@@ -22,12 +22,9 @@ fn with_fd<T>(machine: &Machine, work: impl FnOnce(&mut VcpuFd) -> T) -> T {
     testing::with_fd(machine, ID, work)
 }
 
-/// The state of a vCPU that does not run, by an APIC of its own.
+/// The state of a vCPU that does not run.
 fn state_of(machine: &Machine) -> VcpuState {
-    let shared = &machine.shared;
-    let mut vcpu_apic = shared.interrupts.vcpu_apic(ID).unwrap();
-    let clock = shared.clock.offset();
-    with_fd(machine, |fd| get(ID, fd, vcpu_apic.as_mut(), &shared.host, clock).unwrap())
+    machine.save_vcpu(ID).unwrap()
 }
 
 fn long_mode(sregs: &mut kvm_sregs) {

@@ -2,14 +2,15 @@
 
 use super::{State, VcpuInput};
 use crate::machine::saved::VcpuState;
-use crate::machine::{HandoverRefusal, Machine, MachineError};
+use crate::machine::{HandoverRefusal, Machine, MachineError, Timers};
 use crate::slice::one_line;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use dsm::schedule;
 use migrate::handover::Input;
 use migrate::saved::{decode, encode};
 use std::io;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wire::VcpuId;
 use wire::control::VCPU_STATE_BYTES_MAX;
 
@@ -47,8 +48,11 @@ pub(super) fn start(
 ) -> io::Result<Sender<(VcpuId, Order)>> {
     let (sender, orders): (_, Receiver<(VcpuId, Order)>) = bounded(ORDERS_MAX);
     let run = move || {
+        // A vCPU stands still while it works. The threads of vCPUs that it starts are ordinary ones.
+        schedule::prefer_this_thread_only();
+        let mut worker = Worker { machine, last: Instant::now() };
         for (vcpu, order) in orders {
-            match obey(&machine, vcpu, order) {
+            match worker.obey(vcpu, order) {
                 Ok(Some(input)) => answer(vcpu, input),
                 Ok(None) => {}
                 Err(error) => fail(one_line(&error)),
@@ -59,36 +63,64 @@ pub(super) fn start(
     Ok(sender)
 }
 
-/// What has come of it, if anybody wants to know.
-fn obey(machine: &Machine, vcpu: VcpuId, order: Order) -> Result<Option<VcpuInput>, MachineError> {
-    match order {
-        Order::Stop(number) => Ok(Some(Input::Saved(number, stop(machine, vcpu)))),
-        Order::Install(number, state) => {
-            Ok(Some(Input::Restored(number, install(machine, vcpu, &state))))
+struct Worker {
+    machine: Machine,
+    /// The end of the last step. One vCPU moves at a time.
+    last: Instant,
+}
+
+impl Worker {
+    fn times(&self) -> &Timers {
+        &self.machine.shared.handovers
+    }
+
+    /// What has come of it, if anybody wants to know.
+    fn obey(&mut self, vcpu: VcpuId, order: Order) -> Result<Option<VcpuInput>, MachineError> {
+        match order {
+            Order::Stop(number) => Ok(Some(Input::Saved(number, self.stop(vcpu)))),
+            Order::Install(number, state) => {
+                Ok(Some(Input::Restored(number, self.install(vcpu, &state))))
+            }
+            Order::Resume => undo(self.machine.resume_vcpu(vcpu), "here"),
+            Order::Discard => undo(self.machine.discard_vcpu(vcpu), "elsewhere"),
+            Order::Run => {
+                let heard = self.times().flip.since(self.last);
+                self.machine.run_vcpu(vcpu)?;
+                self.times().run.since(heard);
+                Ok(None)
+            }
+            Order::Forget => {
+                self.times().away.since(self.last);
+                self.machine.release_vcpu(vcpu).map(|()| None)
+            }
         }
-        Order::Resume => undo(machine.resume_vcpu(vcpu), "here"),
-        Order::Discard => undo(machine.discard_vcpu(vcpu), "elsewhere"),
-        Order::Run => machine.run_vcpu(vcpu).map(|()| None),
-        Order::Forget => machine.release_vcpu(vcpu).map(|()| None),
     }
-}
 
-fn stop(machine: &Machine, vcpu: VcpuId) -> Result<State, String> {
-    let state = machine.stop_vcpu(vcpu, STEP_LIMIT).map_err(|error| one_line(&error))?;
-    let bytes = encode(&state).map_err(|error| one_line(&error))?;
-    if bytes.len() > VCPU_STATE_BYTES_MAX {
-        let bytes = bytes.len();
-        return Err(format!("its state has {bytes} bytes, {VCPU_STATE_BYTES_MAX} are possible"));
+    fn stop(&mut self, vcpu: VcpuId) -> Result<State, String> {
+        let state = self.machine.stop_vcpu(vcpu, STEP_LIMIT).map_err(|error| one_line(&error))?;
+        let begin = Instant::now();
+        let bytes = encode(&state).map_err(|error| one_line(&error))?;
+        if bytes.len() > VCPU_STATE_BYTES_MAX {
+            let bytes = bytes.len();
+            return Err(format!(
+                "its state has {bytes} bytes, {VCPU_STATE_BYTES_MAX} are possible"
+            ));
+        }
+        self.last = self.times().encode.since(begin);
+        Ok(bytes)
     }
-    Ok(bytes)
-}
 
-fn install(machine: &Machine, vcpu: VcpuId, bytes: &[u8]) -> Result<(), String> {
-    let state: VcpuState = decode(bytes).map_err(|error| one_line(&error))?;
-    if state.vcpu != vcpu.0 {
-        return Err(format!("the state is of vCPU {}", state.vcpu));
+    fn install(&mut self, vcpu: VcpuId, bytes: &[u8]) -> Result<(), String> {
+        let begin = Instant::now();
+        let state: VcpuState = decode(bytes).map_err(|error| one_line(&error))?;
+        if state.vcpu != vcpu.0 {
+            return Err(format!("the state is of vCPU {}", state.vcpu));
+        }
+        self.times().decode.since(begin);
+        self.machine.install_vcpu(&state, STEP_LIMIT).map_err(|error| one_line(&error))?;
+        self.last = Instant::now();
+        Ok(())
     }
-    machine.install_vcpu(&state, STEP_LIMIT).map_err(|error| one_line(&error))
 }
 
 /// A step that had failed need not be undone: the vCPU is as it was before.
