@@ -1,9 +1,13 @@
-//! Links the guest by its own script, where it is built as the guest.
+//! Links the guests by their own scripts, where they are built as guests.
 
 use std::env;
 
+const SCRIPTS: [(&str, &str); 2] = [("microguest", "link.ld"), ("mover", "src/mover/link.ld")];
+
 fn main() {
-    println!("cargo::rerun-if-changed=link.ld");
+    for (_, script) in SCRIPTS {
+        println!("cargo::rerun-if-changed={script}");
+    }
     if env::var_os("CARGO_FEATURE_GUEST").is_none() {
         return;
     }
@@ -11,5 +15,7 @@ fn main() {
     for argument in ["-nostartfiles", "-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none"] {
         println!("cargo::rustc-link-arg-bins={argument}");
     }
-    println!("cargo::rustc-link-arg-bins=-Wl,-T{folder}/link.ld");
+    for (guest, script) in SCRIPTS {
+        println!("cargo::rustc-link-arg-bin={guest}=-Wl,-T{folder}/{script}");
+    }
 }

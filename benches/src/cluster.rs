@@ -239,7 +239,7 @@ impl Drop for Cluster {
 }
 
 /// Makes sure that this process has one thread. One that was just joined may be seen for a moment.
-fn alone() -> Result<()> {
+pub(crate) fn alone() -> Result<()> {
     let start = Instant::now();
     loop {
         let threads = std::fs::read_dir("/proc/self/task").context("count threads")?.count();
@@ -247,7 +247,7 @@ fn alone() -> Result<()> {
             return Ok(());
         }
         let others = threads - 1;
-        ensure!(start.elapsed() < LAST_MOMENT, "a cluster wants no other threads, not {others}");
+        ensure!(start.elapsed() < LAST_MOMENT, "no other threads are wanted, not {others}");
         std::thread::yield_now();
     }
 }

@@ -56,8 +56,11 @@ impl Echo {
             while !over.load(Ordering::Relaxed) {
                 // Who spins before all others does so only while it is measured.
                 let waiting = if busy.load(Ordering::Relaxed) { waiting } else { Waiting::Asleep };
-                if receive(server.as_mut(), waiting, &mut frame)? {
-                    send(server.as_mut(), SliceId(0), &frame)?;
+                match receive(server.as_mut(), waiting, &mut frame) {
+                    Ok(true) => send(server.as_mut(), SliceId(0), &frame)?,
+                    // At the end the other side goes first.
+                    Err(_) if over.load(Ordering::Relaxed) => break,
+                    came => drop(came?),
                 }
             }
             Ok(())
@@ -91,8 +94,8 @@ impl Echo {
 
 impl Drop for Echo {
     fn drop(&mut self) {
-        self.orders = None;
         self.stop.store(true, Ordering::Relaxed);
+        self.orders = None;
         for thread in self.threads.drain(..) {
             if let Ok(Err(error)) = thread.join() {
                 eprintln!("an echo failed: {error:#}");
@@ -133,7 +136,6 @@ fn receive(transport: &mut dyn Transport, waiting: Waiting, frame: &mut Vec<u8>)
         // Memory is not lent here.
         Event::Head { .. } | Event::DirectlyReceived { .. } => {}
     });
-    // At the end the other side goes first.
     ensure!(came || lost.is_none(), "the other side is lost: {lost:?}");
     Ok(came)
 }

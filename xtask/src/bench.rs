@@ -14,13 +14,14 @@ use scenarios::bench::{BenchOptions, ablation, disk, net, programs, transport};
 use crate::{arrows, workspace};
 
 /// The experiments, and what each compares.
-const EXPERIMENTS: [(&str, &str); 7] = [
+const EXPERIMENTS: [(&str, &str); 8] = [
     ("faults", "a remote fault with its floor"),
     ("sharing", "no, false and true sharing with one writer alone; ping-pong"),
     ("writes", "four vCPUs that write to four, two or one page with one vCPU alone"),
     ("scan", "reading remote memory with a raw stream"),
     ("solo", "a VM on one slice with no memory engine"),
     ("npb", "NAS kernels over two slices with two vCPUs on one core"),
+    ("migrate", "what a vCPU sees of its move to another slice with what no move goes below"),
     (
         ABLATION,
         "each optional mechanism of the memory engine with the engine without it (also --lab)",

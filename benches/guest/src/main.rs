@@ -8,6 +8,8 @@
 #![expect(unsafe_code, reason = "entry, port writes and exception stubs of a guest")]
 // UNSAFETY: this is the whole software of the guest; addresses are fixed by `layout`.
 
+mod calls;
+
 use core::arch::{asm, global_asm};
 use core::panic::PanicInfo;
 use microguest::layout::{PORT_EXCEPTION, PORT_READY};
@@ -41,26 +43,6 @@ extern "C" fn _start(job: *mut Job) -> ! {
         // SAFETY: the benchmark program names memory that is mapped.
         unsafe { run(job) };
     }
-}
-
-// What the compiler calls where it wants to fill or copy memory; there is no C library here.
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn memset(start: *mut u8, value: i32, bytes: usize) -> *mut u8 {
-    // SAFETY: the compiler names memory that it may write.
-    unsafe {
-        asm!("rep stosb", inout("rdi") start => _, inout("rcx") bytes => _, in("eax") value);
-    }
-    start
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
-    // SAFETY: the compiler names memory that it may read and write, not overlapping.
-    unsafe {
-        asm!("rep movsb", inout("rdi") to => _, inout("rsi") from => _, inout("rcx") bytes => _);
-    }
-    to
 }
 
 #[panic_handler]

@@ -3,6 +3,7 @@
 pub mod ablation;
 pub mod chains;
 pub mod faults;
+pub mod migrate;
 pub mod npb;
 pub mod scan;
 pub mod sharing;
@@ -34,13 +35,14 @@ pub struct Setting<'a> {
 type Experiment = fn(Setting<'_>) -> Result<Outcome>;
 
 /// The experiments by name.
-const EXPERIMENTS: [(&str, Experiment); 6] = [
+const EXPERIMENTS: [(&str, Experiment); 7] = [
     ("faults", faults::run),
     ("sharing", sharing::run),
     ("writes", writes::run),
     ("scan", scan::run),
     ("solo", solo::run),
     ("npb", npb::run),
+    ("migrate", migrate::run),
 ];
 
 /// Runs one.
