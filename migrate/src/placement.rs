@@ -228,6 +228,12 @@ impl Placement {
         place.frames.contains(&gfn.0).then_some(place.home)
     }
 
+    /// How many frames a slice is home of.
+    #[must_use]
+    pub fn frame_count(&self, slice: SliceId) -> u64 {
+        self.frames_of(slice).iter().map(|frames| frames.end - frames.start).sum()
+    }
+
     /// The frames that a slice is home of, ascending.
     #[must_use]
     pub fn frames_of(&self, slice: SliceId) -> Vec<Range<u64>> {

@@ -83,13 +83,13 @@ impl Node {
     /// Stops serving the pages that leave, as soon as none is becoming a replica or ends as one.
     pub(crate) fn close_home(&mut self) {
         let Some(leaving) = &self.home_moves.leaving else { return };
-        let Leaving { frames, to, placement, .. } = leaving.clone();
-        let (first, end) = (Gfn(frames.start), Gfn(frames.end));
+        let (to, placement) = (leaving.to, leaving.placement);
+        let (first, end) = (Gfn(leaving.frames.start), Gfn(leaving.frames.end));
         let busy = self.serving.range(first..end).next().is_some();
         if leaving.asking.is_some() || (busy && !self.planted(PlantedBug::HomeLeavesWhileBusy)) {
             return;
         }
-        let pages = u16::try_from(frames.end - frames.start).expect("a chunk at most");
+        let pages = u16::try_from(end.0 - first.0).expect("a chunk at most");
         let others = self.others();
         if let Some(leaving) = &mut self.home_moves.leaving {
             leaving.asking = Some(mask(&others));

@@ -1,13 +1,15 @@
 //! Homes of chunks move from slice to slice while threads read and write their pages. Two engines in one process, real
 //! userfaultfd, threads of the test in the role of vCPUs.
 
-use crate::support::{LIMIT, Mesh, Silent, Slice, over_shm, over_tcp, report_of, start_over, stop};
-use dsm_protocol::saved::{NodeState, check_all};
+use crate::support::{
+    LIMIT, Mesh, Silent, Slice, over_shm, over_tcp, report_of, saved, start_over, stop,
+};
+use dsm_protocol::saved::NodeState;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tessera_dsm::{GuestRam, HomeMoveError, Memory, Replicate};
 use wire::{Epoch, Gfn, SliceId};
 
@@ -19,25 +21,6 @@ const SLICES: [SliceId; 2] = [SliceId(0), SliceId(1)];
 
 fn two_slices(mesh: fn(&[Arc<GuestRam>]) -> Mesh) -> Option<[Slice; 2]> {
     start_over(FRAMES, Memory::Memfd, Replicate::Nothing, |_| Box::new(Silent), mesh)
-}
-
-/// The forms of both nodes, which must fit each other. All threads have stopped.
-fn saved(slices: &[Slice; 2]) -> Vec<NodeState> {
-    for slice in slices {
-        slice.handle.rest(LIMIT).unwrap();
-    }
-    let end = Instant::now() + LIMIT;
-    loop {
-        let states = slices.iter().map(|slice| slice.handle.save(LIMIT).unwrap());
-        let states: Vec<NodeState> = states.collect();
-        match check_all(&states) {
-            Ok(()) => {
-                slices.iter().for_each(|slice| slice.handle.go_on());
-                return states;
-            }
-            Err(disagreement) => assert!(Instant::now() < end, "{disagreement}"),
-        }
-    }
 }
 
 fn home_of(state: &NodeState, frame: u64) -> Option<SliceId> {
@@ -79,6 +62,7 @@ fn uffd_homes_move_there_and_back_and_no_store_is_lost() {
         assert!(first.moves >= 30 && first.moves == second.moves, "{first:?} {second:?}");
         assert_eq!((first.pages_in, first.pages_out), (second.pages_out, second.pages_in));
         let states = saved(&slices);
+        slices.iter().for_each(|slice| slice.handle.go_on());
         for frame in [0, HALF - 1, HALF, FRAMES - 1] {
             let mut moved = (0..12).map(next_move).filter(|(frames, _)| frames.contains(&frame));
             let (_, last) = moved.next_back().unwrap();
@@ -139,6 +123,7 @@ fn uffd_pulled_pages_leave_nothing_behind() {
         next.handle.pull_home(0..HALF, SLICES[0], LIMIT).unwrap();
 
         let states = saved(&slices);
+        slices.iter().for_each(|slice| slice.handle.go_on());
         assert!((0..HALF).all(|frame| home_of(&states[0], frame) == Some(SLICES[1])));
         let behind = |frame: &u64| {
             states[0].exclusive.contains(Gfn(*frame)) || states[0].shared.contains(Gfn(*frame))

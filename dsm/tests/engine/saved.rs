@@ -1,33 +1,16 @@
 //! Engines at rest, and the forms of their nodes.
 
-use crate::support::{LIMIT, Saved, Silent, Slice, over_shm, start, start_from, stop};
-use dsm_protocol::saved::{FrameRuns, NodeState, check_all};
+use crate::support::{Saved, Silent, Slice, over_shm, saved, start, start_from, stop};
+use dsm_protocol::saved::{FrameRuns, NodeState};
 use migrate::saved::{decode, encode};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::thread::scope;
-use std::time::Instant;
 use tessera_dsm::{GuestRam, Memory, NodeConfig, Replicate};
 use wire::{Gfn, VcpuId};
 
 const FRAMES: u64 = 1024;
 const ROOT: u64 = 3;
-
-/// Brings both to rest and saves both, again while a message of one has not come to the other.
-fn saved(slices: &[Slice; 2]) -> Vec<NodeState> {
-    for slice in slices {
-        slice.handle.rest(LIMIT).unwrap();
-    }
-    let end = Instant::now() + LIMIT;
-    loop {
-        let states = slices.iter().map(|slice| slice.handle.save(LIMIT).unwrap());
-        let states: Vec<NodeState> = states.collect();
-        match check_all(&states) {
-            Ok(()) => return states,
-            Err(disagreement) => assert!(Instant::now() < end, "{disagreement}"),
-        }
-    }
-}
 
 #[test]
 fn uffd_engines_come_to_rest_and_go_on() {

@@ -1,7 +1,7 @@
 //! Two engines in one process, joined by shared memory, with real userfaultfd. Threads of the tests play
 //! the vCPUs.
 
-use dsm_protocol::saved::NodeState;
+use dsm_protocol::saved::{NodeState, check_all};
 use needs::Need;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, scope, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tessera_dsm::{
     Engine, EngineConfig, EngineError, GuestRam, Handle, HoldPolicy, HomeRange, HomeTable, Memory,
     NodeConfig, RamError, Replicate, Report, Tracing, Uplink, check_host,
@@ -278,6 +278,22 @@ pub(crate) fn start_from(
         started.push(Slice { guest: ram.slots()[0].1, ram, handle, thread });
     }
     started.try_into().ok()
+}
+
+/// Brings both to rest and saves both, again while a message of one has not come to the other.
+pub(crate) fn saved(slices: &[Slice; 2]) -> Vec<NodeState> {
+    for slice in slices {
+        slice.handle.rest(LIMIT).unwrap();
+    }
+    let end = Instant::now() + LIMIT;
+    loop {
+        let states = slices.iter().map(|slice| slice.handle.save(LIMIT).unwrap());
+        let states: Vec<NodeState> = states.collect();
+        match check_all(&states) {
+            Ok(()) => return states,
+            Err(disagreement) => assert!(Instant::now() < end, "{disagreement}"),
+        }
+    }
 }
 
 /// Ends both.

@@ -322,8 +322,8 @@ fn expense(
     terms: &Terms,
     (from, vcpus): &(SliceId, Vec<VcpuId>),
 ) -> Expense {
-    let frames = || placement.frames_of(*from).into_iter().map(|frames| frames.end - frames.start);
-    let hot_bytes = terms.hot_bytes.get(from).copied().unwrap_or_else(|| bytes_of(frames().sum()));
+    let all = || bytes_of(placement.frame_count(*from));
+    let hot_bytes = terms.hot_bytes.get(from).copied().unwrap_or_else(all);
     let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
     let interruption = terms.interruption.saturating_mul(count);
     let bytes = hot_bytes as f64;

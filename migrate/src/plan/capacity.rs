@@ -71,10 +71,9 @@ impl Load {
     /// What a slice has.
     pub(super) fn of(placement: &Placement, slice: SliceId) -> Self {
         let vcpus = placement.vcpus_on(slice).len();
-        let frames = placement.frames_of(slice).into_iter();
         Self {
             vcpus: u64::try_from(vcpus).unwrap_or(u64::MAX),
-            frames: frames.map(|frames| frames.end - frames.start).sum(),
+            frames: placement.frame_count(slice),
         }
     }
 }

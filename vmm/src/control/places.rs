@@ -15,8 +15,6 @@ pub(super) fn places(placement: &Placement) -> PlacementAnswer {
 }
 
 fn of_slice(placement: &Placement, slice: SliceId) -> SlicePlaces {
-    let frames: u64 =
-        placement.frames_of(slice).iter().map(|frames| frames.end - frames.start).sum();
     let devices = || (0u16..).zip(placement.devices());
     let served = devices().flat_map(|(device, place)| {
         let queues = (0u16..).zip(&place.queues);
@@ -25,7 +23,7 @@ fn of_slice(placement: &Placement, slice: SliceId) -> SlicePlaces {
     SlicePlaces {
         slice: slice.0,
         vcpus: placement.vcpus_on(slice).into_iter().map(|vcpu| vcpu.0).collect(),
-        memory_mib: frames / FRAMES_PER_MIB,
+        memory_mib: placement.frame_count(slice) / FRAMES_PER_MIB,
         devices: devices().filter(|(_, place)| place.owner == slice).map(|(id, _)| id).collect(),
         queues: served.collect(),
     }

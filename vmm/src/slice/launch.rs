@@ -9,7 +9,7 @@ use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::report::SliceReport;
-use super::spec::{Interrupts, PageTables, Shape, SpecError};
+use super::spec::{Interrupts, PageTables, Shape};
 use super::{BOOTSTRAP, Ending, SliceError};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
@@ -195,7 +195,6 @@ impl Parts {
         control: Option<&ControlSocket>,
     ) -> Result<(), SliceError> {
         let node = shape.node(self.local, self.channels.epoch, page_tables.scope());
-        let node = node.map_err(SpecError::from)?;
         let (handle, engine) = Engine::start(EngineConfig {
             core: options.engine_core,
             wait_limit: self.lease * LEASES_MAX,
@@ -260,13 +259,11 @@ impl Parts {
         let memory = handle.and_then(|handle| handle.report(REPORT_LIMIT)).unwrap_or_default();
         let traffic = &self.channels.traffic;
         let placement = self.channels.placement.load();
-        let frames: u64 =
-            placement.frames_of(self.local).iter().map(|frames| frames.end - frames.start).sum();
         let mut report = SliceReport {
             slice: self.local.0,
             host: host.to_owned(),
             vcpus: placement.vcpus_on(self.local).iter().map(|vcpu| vcpu.0).collect(),
-            memory_mib: frames / 256,
+            memory_mib: placement.frame_count(self.local) / 256,
             memory_kind: self.memory.to_string(),
             huge_mib: self.ram.huge_bytes().unwrap_or(0) >> 20,
             memory,

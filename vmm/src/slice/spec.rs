@@ -7,7 +7,7 @@ use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
 use devices::acpi::{AcpiConfig, VcpuPlace};
 use devices::layout::{LayoutError, MemoryLayout};
-use dsm::{HoldError, HoldPolicy, HomeError, HomeRange, HomeTable, NodeConfig, Replicate};
+use dsm::{HoldError, HoldPolicy, HomeTable, NodeConfig, Replicate};
 use migrate::{DevicePlace, MemoryPlace, Placement, PlacementError};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -162,9 +162,6 @@ pub enum SpecError {
     /// The parts do not fit the slices.
     #[error("place the VM's parts on its slices")]
     Placement(#[from] PlacementError),
-    /// The homes do not fit.
-    #[error("assign homes to guest memory")]
-    Homes(#[from] HomeError),
     /// A word that is no choice.
     #[error("{text:?} is no choice for {what}")]
     Choice {
@@ -314,22 +311,15 @@ impl Shape {
     ///
     /// # Errors
     /// None for a placement, whose ranges are checked.
-    pub(crate) fn node(
-        &self,
-        local: SliceId,
-        epoch: Epoch,
-        replicate: Replicate,
-    ) -> Result<NodeConfig, HomeError> {
+    pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate: Replicate) -> NodeConfig {
         let member = |slice: &SliceId| *slice == local || !self.bystanders.contains(slice);
         let members = self.placement.members().iter().copied().filter(member).collect();
-        let range =
-            |place: &MemoryPlace| HomeRange { frames: place.frames.clone(), home: place.home };
-        let homes = HomeTable::new(self.placement.memory().iter().map(range).collect())?;
+        let homes = HomeTable::from(&self.placement);
         let mut config = NodeConfig::new(local, members, homes, epoch);
         config.hold = self.hold;
         config.replicate = replicate;
         config.vcpus = self.vcpus();
-        Ok(config)
+        config
     }
 }
 

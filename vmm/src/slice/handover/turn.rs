@@ -37,6 +37,12 @@ impl<'a> Turn<'a> {
     /// Takes an input.
     pub(super) fn step(mut self, vcpu: VcpuId, input: VcpuInput) -> Self {
         self.inputs.push_back((vcpu, input));
+        self.take_inputs();
+        self
+    }
+
+    /// Takes the inputs that wait, and those that follow from them.
+    fn take_inputs(&mut self) {
         while let Some((vcpu, input)) = self.inputs.pop_front() {
             let place = usize::try_from(vcpu.0).expect("a vCPU id fits usize");
             let Some(member) = self.parts.members.get_mut(place) else {
@@ -53,31 +59,20 @@ impl<'a> Turn<'a> {
                 }
             }
         }
-        self
     }
 
     /// On the bootstrap slice: takes what a slice tells the coordinator.
     pub(super) fn decide(mut self, from: SliceId, vcpu: VcpuId, message: &VcpuMessage) -> Self {
         self.coordinate(from, vcpu, message);
-        self.taken()
+        self.take_inputs();
+        self
     }
 
     /// Takes what the coordinator says.
     pub(super) fn follow(mut self, vcpu: VcpuId, verdict: Verdict<InterruptEvent, State>) -> Self {
         self.obey(vcpu, verdict);
-        self.taken()
-    }
-
-    /// Takes the inputs that wait.
-    fn taken(mut self) -> Self {
-        match self.inputs.pop_front() {
-            Some((vcpu, input)) => {
-                let rest = std::mem::take(&mut self.inputs);
-                let turn = self.step(vcpu, input);
-                rest.into_iter().fold(turn, |turn, (vcpu, input)| turn.step(vcpu, input))
-            }
-            None => self,
-        }
+        self.take_inputs();
+        self
     }
 
     /// Ends it: the frames leave.
@@ -97,12 +92,8 @@ impl<'a> Turn<'a> {
     /// The same for an event of this slice. If all that follows is that it goes to another slice, that one is given, and it
     /// has not left.
     pub(super) fn end_of_event(mut self) -> Option<SliceId> {
-        let sent = |frame: &(SliceId, Control)| match frame {
-            (to, Control::Vcpu { message: Message::Event(_), .. }) => Some(*to),
-            _ => None,
-        };
         let to = match &self.frames[..] {
-            [frame] => sent(frame),
+            [(to, Control::Vcpu { message: Message::Event(_), .. })] => Some(*to),
             _ => None,
         };
         if to.is_some() {
