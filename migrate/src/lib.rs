@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Placement (immutable, epoch n) --next(changes)--> Placement (epoch n + 1)
-//!   PlacementOwner --replace--> what is in force <--load, without locks-- PlacementView
+//!   PlacementOwner --advance--> what is in force <--load, without locks-- PlacementView
 //! ```
 //! One value says which slices there are, where each vCPU runs, which slice is home of which frames, and where devices
 //! and their queues are. Whatever else needs to know derives it from there.
@@ -17,7 +17,7 @@ pub mod plan;
 mod planted;
 pub mod saved;
 
-pub use owner::{PlacementOwner, PlacementView, Route, WrongEpoch};
+pub use owner::{AdvanceError, PlacementOwner, PlacementView, Route};
 pub use placement::{
     Change, DevicePlace, DeviceState, MemoryPlace, MemoryState, Placement, PlacementError,
     PlacementState,

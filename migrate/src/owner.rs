@@ -1,23 +1,29 @@
 //! Who changes the placement, and who reads it.
 //!
 //! ```text
-//!   PlacementOwner --replace(next epoch)--> [ Placement ] <--load, without locks-- PlacementView, any number
+//!   PlacementOwner --advance(changes, next epoch)--> [ Placement ] <--load, without locks-- PlacementView, any number
 //! ```
 
-use crate::{Placement, PlacementError};
+use crate::{Change, Placement, PlacementError};
 use arc_swap::{ArcSwap, Guard};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 use wire::{Epoch, SliceId, VcpuId};
 
-/// A placement that does not follow the one in force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("a placement of epoch {} cannot follow epoch {}", .offered.0, .known.0)]
-pub struct WrongEpoch {
-    /// Epoch of the placement that was offered.
-    pub offered: Epoch,
-    /// Epoch in force.
-    pub known: Epoch,
+/// Why a placement was not replaced.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum AdvanceError {
+    /// The changes make no placement.
+    #[error(transparent)]
+    Impossible(#[from] PlacementError),
+    /// They are of another epoch than the next.
+    #[error("changes of epoch {} cannot follow the placement of epoch {}", .offered.0, .known.0)]
+    WrongEpoch {
+        /// Epoch that the changes were to begin.
+        offered: Epoch,
+        /// Epoch in force.
+        known: Epoch,
+    },
 }
 
 /// Where an interrupt, or whatever else is for a vCPU, goes.
@@ -82,10 +88,12 @@ impl PlacementView {
     }
 }
 
-/// The one that may replace a slice's placement.
+/// What replaces a slice's placement. All slices of a VM make the same changes in the same order.
 #[derive(Debug)]
 pub struct PlacementOwner {
     view: PlacementView,
+    /// Held by whoever replaces it.
+    turn: Mutex<()>,
 }
 
 impl PlacementOwner {
@@ -93,7 +101,7 @@ impl PlacementOwner {
     #[must_use]
     pub fn new(local: SliceId, placement: Placement) -> Self {
         let current = Arc::new(ArcSwap::from_pointee(placement));
-        Self { view: PlacementView { local, current } }
+        Self { view: PlacementView { local, current }, turn: Mutex::new(()) }
     }
 
     /// For whoever asks where something is.
@@ -102,15 +110,16 @@ impl PlacementOwner {
         self.view.clone()
     }
 
-    /// Puts the placement of the next epoch in force. Readers see the one or the other, whole.
+    /// Puts the placement after these changes in force, which is of this epoch. Readers see the one or the other, whole.
     ///
     /// # Errors
-    /// It is of another epoch than the next; nothing has changed then.
-    pub fn replace(&mut self, next: Placement) -> Result<(), WrongEpoch> {
-        let known = self.view.load().epoch();
-        let offered = next.epoch();
-        if Some(offered.0) != known.0.checked_add(1) {
-            return Err(WrongEpoch { offered, known });
+    /// There is no such placement, or `epoch` is not the next one; nothing has changed then.
+    pub fn advance(&self, changes: &[Change], epoch: Epoch) -> Result<(), AdvanceError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.view.load();
+        let next = current.next(changes)?;
+        if next.epoch() != epoch {
+            return Err(AdvanceError::WrongEpoch { offered: epoch, known: current.epoch() });
         }
         self.view.current.store(Arc::new(next));
         Ok(())

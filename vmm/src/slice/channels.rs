@@ -13,7 +13,7 @@ use super::pause::Pause;
 use crossbeam_channel::Sender;
 use devices::Fence;
 use dsm::Handle;
-use migrate::PlacementView;
+use migrate::{PlacementOwner, PlacementView};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use transport::Class;
@@ -52,6 +52,8 @@ pub(crate) struct Channels {
     pub(crate) epoch: Epoch,
     /// Where everything of the VM is.
     pub(crate) placement: PlacementView,
+    /// What changes that.
+    pub(super) owner: PlacementOwner,
     pub(crate) events: EventSender,
     /// Slices without which the VM goes on.
     pub(crate) bystanders: Vec<SliceId>,
@@ -76,16 +78,18 @@ pub(crate) struct Channels {
 impl Channels {
     pub(crate) fn new(
         epoch: Epoch,
-        placement: PlacementView,
+        owner: PlacementOwner,
         bystanders: Vec<SliceId>,
         events: EventSender,
         (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
     ) -> Self {
+        let placement = owner.view();
         let local = placement.local();
         let members = placement.load().members().to_vec();
         Self {
             epoch,
             placement,
+            owner,
             events,
             bystanders,
             jobs,
@@ -204,14 +208,14 @@ pub(super) mod tests {
     use crossbeam_channel::bounded;
     use migrate::{Placement, PlacementOwner};
 
-    /// Channels of a slice of three without an engine, its placement, and what its main thread hears.
-    pub(in crate::slice) fn channels(local: SliceId) -> (Arc<Channels>, PlacementOwner, Events) {
+    /// Channels of a slice of three without an engine, and what its main thread hears.
+    pub(in crate::slice) fn channels(local: SliceId) -> (Arc<Channels>, Events) {
         let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
         let members = (0..3).map(SliceId).collect();
         let placement =
             Placement::new(Epoch(1), members, vec![BOOTSTRAP], Vec::new(), Vec::new()).unwrap();
         let owner = PlacementOwner::new(local, placement);
-        let channels = Channels::new(Epoch(1), owner.view(), Vec::new(), events, (jobs, applied));
-        (Arc::new(channels), owner, told)
+        let channels = Channels::new(Epoch(1), owner, Vec::new(), events, (jobs, applied));
+        (Arc::new(channels), told)
     }
 }

@@ -397,7 +397,7 @@ mod tests {
             return;
         }
         let machine = machine();
-        let (channels, _, _told) = channels(SliceId(0));
+        let (channels, _told) = channels(SliceId(0));
         let start = machine.clock().offset();
         let us = |count: u64| count * u64::from(machine.true_tsc_khz()) / 1000;
         assert_eq!(machine.shared.gate.join(VcpuId(0)), None);

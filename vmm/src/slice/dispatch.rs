@@ -22,7 +22,6 @@ use crate::vcpu::VcpuError;
 use devices::{Fence, ShutdownCause, ShutdownSink};
 use dsm::{EngineError, GuestRam, Touch, Uplink};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use migrate::PlacementOwner;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use transport::Class;
@@ -50,14 +49,10 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Of the slice whose placement this is, as the channels see it.
-    pub(crate) fn new(
-        channels: Arc<Channels>,
-        ram: Arc<GuestRam>,
-        placement: PlacementOwner,
-    ) -> Self {
+    /// Of the slice with these channels.
+    pub(crate) fn new(channels: Arc<Channels>, ram: Arc<GuestRam>) -> Self {
         let machine = Arc::default();
-        let handovers = Arc::new(Handovers::new(placement, &channels, &machine));
+        let handovers = Arc::new(Handovers::new(&channels, &machine));
         Self {
             channels,
             ram,

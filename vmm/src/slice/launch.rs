@@ -126,17 +126,16 @@ impl Parts {
         let Slot { local, epoch, memory, lease } = slot;
         crash::name_slice(local);
         let own = placement.frames_of(local);
-        let placement = PlacementOwner::new(local, placement);
+        let owner = PlacementOwner::new(local, placement);
+        let view = owner.view();
         let ram = Arc::new(GuestRam::with_memory(&shape.frames(), &own, memory)?);
         let huge_pages = HugePages::start(Arc::clone(&ram))
             .map_err(|source| SliceError::Io { what: "start the thread for huge pages", source })?;
         let (sender, events) = events::channel();
         let bystanders = shape.bystanders.clone();
-        let channels = Channels::new(epoch, placement.view(), bystanders, sender, to_devices);
+        let channels = Channels::new(epoch, owner, bystanders, sender, to_devices);
         let channels = Arc::new(channels);
-        let view = placement.view();
-        let dispatcher = Dispatcher::new(Arc::clone(&channels), Arc::clone(&ram), placement);
-        let dispatcher = Arc::new(dispatcher);
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&channels), Arc::clone(&ram)));
         let config = machine_config(shape, cpuid, back_end, &ram, view, &dispatcher)?;
         let machine = Machine::new(config)?;
         dispatcher.machine.set(machine.clone()).expect("set once, here");

@@ -125,8 +125,8 @@ pub(crate) struct Slice {
 impl Slice {
     /// Puts another placement in force.
     pub(crate) fn place(&mut self, vcpu: VcpuId, to: SliceId) {
-        let next = self.owner.view().load().next(&[Change::Vcpu { vcpu, to }]).expect("a move");
-        self.owner.replace(next).expect("it is the next");
+        let epoch = Epoch(self.owner.view().load().epoch().0 + 1);
+        self.owner.advance(&[Change::Vcpu { vcpu, to }], epoch).expect("it is the next");
     }
 }
 

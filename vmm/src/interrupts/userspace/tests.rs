@@ -45,8 +45,8 @@ impl Slice {
     /// Hears of the next move, if there is one.
     fn hear(&mut self) {
         if let Some(change) = self.unheard.pop_front() {
-            let next = self.owner.view().load().next(&[change]).unwrap();
-            self.owner.replace(next).unwrap();
+            let epoch = Epoch(self.owner.view().load().epoch().0 + 1);
+            self.owner.advance(&[change], epoch).unwrap();
         }
     }
 }

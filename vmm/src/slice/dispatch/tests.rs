@@ -11,9 +11,9 @@ use wire::control::{DeviceCall, DeviceChange, Space};
 const EPOCH: Epoch = Epoch(1);
 
 fn link(local: SliceId) -> (Link, Events) {
-    let (channels, placement, told) = channels(local);
+    let (channels, told) = channels(local);
     let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
-    (Link::new(Arc::new(Dispatcher::new(channels, ram, placement))), told)
+    (Link::new(Arc::new(Dispatcher::new(channels, ram))), told)
 }
 
 /// Between its look at the peers and now this process may have stood still.

@@ -31,7 +31,6 @@ use super::{BOOTSTRAP, SliceError};
 use crate::machine::Machine;
 use crossbeam_channel::Sender;
 use handle::{MoveError, Reply};
-use migrate::PlacementOwner;
 use migrate::handover::{Coordinator, Input, Member, Message, Move};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -61,8 +60,6 @@ struct Asked {
 /// What one lock holds.
 #[derive(Debug)]
 struct Parts {
-    /// The only one that replaces the placement of this slice.
-    owner: PlacementOwner,
     /// This slice's part in the moves of each vCPU.
     members: Vec<Member<InterruptEvent, State>>,
     /// Of the bootstrap slice.
@@ -82,12 +79,8 @@ pub(crate) struct Handovers {
 
 impl Handovers {
     /// Of a slice with the placement of the start.
-    pub(super) fn new(
-        owner: PlacementOwner,
-        channels: &Arc<Channels>,
-        machine: &Arc<OnceLock<Machine>>,
-    ) -> Self {
-        let placement = owner.view().load().clone();
+    pub(super) fn new(channels: &Arc<Channels>, machine: &Arc<OnceLock<Machine>>) -> Self {
+        let placement = channels.placement.load().clone();
         let local = channels.local();
         let members = placement.members().iter().copied().collect();
         let member = |(vcpu, place): (u32, &SliceId)| {
@@ -96,7 +89,7 @@ impl Handovers {
         };
         let members = (0..).zip(placement.vcpus()).map(member).collect();
         let parts =
-            Parts { owner, members, coordinator: Coordinator::new(), asked: None, worker: None };
+            Parts { members, coordinator: Coordinator::new(), asked: None, worker: None };
         Self {
             parts: Mutex::new(parts),
             channels: Arc::clone(channels),
@@ -176,7 +169,7 @@ impl Handovers {
         if self.channels.bystanders.contains(&to) {
             return Err(MoveError::DevicesOnly(to));
         }
-        let placement = turn.parts.owner.view().load().clone();
+        let placement = self.channels.placement.load().clone();
         let verdict = turn.parts.coordinator.begin(vcpu, to, &placement)?;
         turn.parts.asked = Some(Asked { reply, began: Instant::now(), ongoing });
         turn.follow(vcpu, verdict).end();

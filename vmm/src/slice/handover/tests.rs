@@ -12,8 +12,8 @@ const VCPU: VcpuId = VcpuId(0);
 
 /// Of three slices; the only vCPU is of slice 0.
 fn handovers(local: u16) -> (Handovers, Events) {
-    let (channels, owner, told) = channels(SliceId(local));
-    (Handovers::new(owner, &channels, &Arc::default()), told)
+    let (channels, told) = channels(SliceId(local));
+    (Handovers::new(&channels, &Arc::default()), told)
 }
 
 fn one(from: u16, to: u16) -> Move {

@@ -154,7 +154,7 @@ impl<'a> Turn<'a> {
     }
 
     fn coordinate(&mut self, from: SliceId, vcpu: VcpuId, message: &VcpuMessage) {
-        let placement = self.parts.owner.view().load().clone();
+        let placement = self.handovers.channels.placement.load().clone();
         match self.parts.coordinator.message(from, message, &placement) {
             Ok(verdict) => self.obey(vcpu, verdict),
             Err(error) => self.unfit(&error.to_string()),
@@ -176,14 +176,7 @@ impl<'a> Turn<'a> {
 
     fn place(&mut self, one: Move, epoch: Epoch) {
         let change = Change::Vcpu { vcpu: one.vcpu, to: one.to };
-        let next = self.parts.owner.view().load().next(&[change]);
-        let placed = next.map_err(|error| error.to_string()).and_then(|next| {
-            if next.epoch() != epoch {
-                return Err(format!("the next placement here is of epoch {}", next.epoch().0));
-            }
-            self.parts.owner.replace(next).map_err(|error| error.to_string())
-        });
-        if let Err(why) = placed {
+        if let Err(why) = self.handovers.channels.owner.advance(&[change], epoch) {
             let Move { vcpu, to, .. } = one;
             self.unfit(&format!("epoch {} cannot have {vcpu} on {to}: {why}", epoch.0));
         }
