@@ -7,14 +7,16 @@
 //! 0 kind | 1 event | 2 vector | 3 length | 4 epoch u32 | 8 id u64 | 16 address u64 | 24 data u64
 //! ```
 
+mod change;
 mod codec;
 mod cut;
 mod event;
 mod frames;
 mod handover;
 
+pub use change::{OrderedChange, PlacedPart};
 pub use codec::{ControlError, REPORT_BYTES_MAX};
 pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, PeerCounts};
 pub use event::InterruptEvent;
-pub use frames::{Control, DeviceCall, DeviceChange, EndCause, Space, Way};
+pub use frames::{Control, DeviceCall, EndCause, Space, Way};
 pub use handover::{Move, VCPU_STATE_BYTES_MAX, VcpuMessage};

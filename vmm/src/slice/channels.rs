@@ -10,6 +10,7 @@ use super::events::{EventSender, SliceEvent};
 use super::frame_counts::FrameCounts;
 use super::operations::Operations;
 use super::pause::Pause;
+use super::pulls::Pulls;
 use crossbeam_channel::Sender;
 use devices::Fence;
 use dsm::Handle;
@@ -17,7 +18,7 @@ use migrate::{PlacementOwner, PlacementView};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use transport::Class;
-use wire::control::{DeviceCall, DeviceChange, InterruptEvent, VcpuMessage};
+use wire::control::{DeviceCall, InterruptEvent, OrderedChange, VcpuMessage};
 use wire::{Control, Epoch, SliceId, VcpuId};
 
 /// Stands for the number of a change that was applied: the slice is gone, and the VM goes on without it.
@@ -33,7 +34,9 @@ pub(crate) enum DeviceJob {
     /// For the bootstrap slice: this device's driver has broken a ring.
     Broken(u16),
     /// For a companion.
-    Apply(u64, DeviceChange),
+    Apply(u64, OrderedChange),
+    /// For the bootstrap slice, of itself: a part has another place. Told when all slices know.
+    Place(OrderedChange, Sender<()>),
     /// Of this slice itself: no change until it is to go on.
     Rest(Pause),
 }
@@ -71,6 +74,8 @@ pub(crate) struct Channels {
     pub(crate) frames: FrameCounts,
     /// To the threads that bring this slice to rest.
     pub(super) cut: CutLinks,
+    /// Pages that are to come home.
+    pub(super) pulls: Pulls,
     /// What is done to the whole VM. Of the bootstrap slice.
     pub(super) operations: Operations,
 }
@@ -100,6 +105,7 @@ impl Channels {
             traffic: Traffic::default(),
             frames: FrameCounts::new(members.into_iter().filter(|member| *member != local)),
             cut: CutLinks::default(),
+            pulls: Pulls::default(),
             operations: Operations::default(),
         }
     }

@@ -145,6 +145,13 @@ impl Dispatcher {
             Control::Broken { device } => self.channels.job(from, DeviceJob::Broken(device)),
             Control::Doorbell { device, queue } => self.doorbell(from, device, queue),
             Control::Cut(message) => self.cut(from, message),
+            Control::Pull { id, from: other, first, frames } => {
+                if !self.channels.pulls.asked(id, other, first, frames) {
+                    let text = format!("{from} asks for more pages than it was to");
+                    self.channels.event(SliceEvent::Fatal(text));
+                }
+            }
+            Control::Pulled { id, failure } => self.channels.pulls.answered(from, id, failure),
         }
     }
 }

@@ -8,6 +8,7 @@ use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
+use super::pulls::Pulls;
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
 use super::{BOOTSTRAP, Ending, SliceError};
@@ -238,6 +239,8 @@ impl Parts {
     /// From now on vCPUs can leave this slice and come to it.
     pub(crate) fn allow_moves(&self) -> Result<MoveHandle, SliceError> {
         self.dispatcher.handovers.start()?;
+        Pulls::start(&self.channels)
+            .map_err(|source| SliceError::Io { what: "start the thread that pulls", source })?;
         Ok(MoveHandle(Arc::downgrade(&self.dispatcher.handovers)))
     }
 
@@ -288,6 +291,7 @@ impl Parts {
     pub(crate) fn stop_vcpus(&self) {
         self.channels.cut.end();
         self.dispatcher.handovers.end();
+        self.channels.pulls.end();
         if let Some(clock_sync) = self.dispatcher.clock_sync.get() {
             clock_sync.stop();
         }

@@ -29,6 +29,7 @@ mod negotiation;
 mod operations;
 mod pause;
 mod peripherals;
+mod pulls;
 mod report;
 mod saved;
 mod spec;

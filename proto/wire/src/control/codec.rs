@@ -1,10 +1,10 @@
 //! Control frames as bytes.
 
 use super::event::{decode_event, event_code};
-use super::frames::{Control, DeviceCall, DeviceChange, EndCause, Space};
+use super::frames::{Control, DeviceCall, EndCause, Space};
 use super::handover::VcpuMessage;
-use super::{cut, handover};
-use crate::{Epoch, VcpuId};
+use super::{change, cut, handover};
+use crate::{Epoch, SliceId, VcpuId};
 use std::borrow::Cow;
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
@@ -51,6 +51,20 @@ struct Head {
 
 const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
 
+impl Head {
+    /// The fields of a change.
+    fn change(&self) -> change::Fields {
+        let Self { event, vector, length, address, data, .. } = self;
+        change::Fields {
+            event: *event,
+            vector: *vector,
+            length: *length,
+            address: address.get(),
+            data: data.get(),
+        }
+    }
+}
+
 /// Kinds on the wire. Their numbers never change meaning.
 mod kind {
     pub(super) const INTERRUPT: u8 = 1;
@@ -72,6 +86,8 @@ mod kind {
     pub(super) const END_SEEN: u8 = 17;
     pub(super) const CUT: u8 = 18;
     pub(super) const HANDOVER: u8 = 19;
+    pub(super) const PULL: u8 = 20;
+    pub(super) const PULLED: u8 = 21;
 }
 
 impl Control {
@@ -97,6 +113,8 @@ impl Control {
             Self::Broken { .. } => kind::BROKEN,
             Self::Doorbell { .. } => kind::DOORBELL,
             Self::Cut(_) => kind::CUT,
+            Self::Pull { .. } => kind::PULL,
+            Self::Pulled { .. } => kind::PULLED,
         }
     }
 
@@ -147,7 +165,10 @@ impl Control {
             }
             Self::Apply { sequence, change } => {
                 head.id = (*sequence).into();
-                encode_change(*change, &mut head);
+                let fields = change::encode(*change);
+                (head.event, head.vector, head.length) =
+                    (fields.event, fields.vector, fields.length);
+                (head.address, head.data) = (fields.address.into(), fields.data.into());
             }
             Self::Applied { sequence } => {
                 head.id = (*sequence).into();
@@ -165,6 +186,15 @@ impl Control {
                 (head.length, head.id) = (fields.has_counts, fields.number.into());
                 tail = Cow::Owned(bytes);
             }
+            Self::Pull { id, from, first, frames } => {
+                [head.vector, head.length] = from.0.to_le_bytes();
+                (head.id, head.address, head.data) =
+                    ((*id).into(), (*first).into(), (*frames).into());
+            }
+            Self::Pulled { id, failure } => {
+                head.id = (*id).into();
+                tail = Cow::Borrowed(cut::shortened(failure).as_bytes());
+            }
             Self::WantStop | Self::EndSeen | Self::AskReport => {}
         }
         [head.as_bytes(), &tail].concat()
@@ -181,6 +211,7 @@ impl Control {
             kind::REPORT => REPORT_BYTES_MAX,
             kind::CUT => cut::TAIL_BYTES_MAX,
             kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
+            kind::PULLED => cut::CAUSE_BYTES_MAX,
             _ => 0,
         };
         if tail.len() > limit {
@@ -223,7 +254,7 @@ impl Control {
             kind::END => Self::End(cause()?),
             kind::APPLY => Self::Apply {
                 sequence: head.id.get(),
-                change: decode_change(&head).ok_or_else(|| field("change"))?,
+                change: change::decode(head.change()).ok_or_else(|| field("change"))?,
             },
             kind::APPLIED => Self::Applied { sequence: head.id.get() },
             kind::BROKEN => {
@@ -234,6 +265,16 @@ impl Control {
                 queue: small(head.data).ok_or_else(|| field("queue"))?,
             },
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
+            kind::PULL => Self::Pull {
+                id: head.id.get(),
+                from: SliceId(u16::from_le_bytes([head.vector, head.length])),
+                first: head.address.get(),
+                frames: head.data.get(),
+            },
+            kind::PULLED => Self::Pulled {
+                id: head.id.get(),
+                failure: std::str::from_utf8(tail).map_err(|_| field("failure"))?.to_owned(),
+            },
             other => return Err(ControlError::Kind(other)),
         })
     }
@@ -277,30 +318,6 @@ fn decode_call(head: &Head) -> Option<DeviceCall> {
 /// A number of 16 bits.
 fn small(value: U64) -> Option<u16> {
     u16::try_from(value.get()).ok()
-}
-
-fn encode_change(change: DeviceChange, head: &mut Head) {
-    match change {
-        DeviceChange::Write { address, length, data } => {
-            head.length = length;
-            head.address = address.into();
-            head.data = data.into();
-        }
-        DeviceChange::Broken { device } => {
-            head.event = 1;
-            head.address = u64::from(device).into();
-        }
-    }
-}
-
-fn decode_change(head: &Head) -> Option<DeviceChange> {
-    match (head.event, head.length) {
-        (0, length @ (1 | 2 | 4 | 8)) => {
-            Some(DeviceChange::Write { address: head.address.get(), length, data: head.data.get() })
-        }
-        (1, 0) => Some(DeviceChange::Broken { device: small(head.address)? }),
-        _ => None,
-    }
 }
 
 fn cause_code(cause: EndCause) -> u8 {
@@ -364,13 +381,15 @@ mod tests {
             Control::End(EndCause::PowerOff),
             Control::Apply {
                 sequence: 7,
-                change: DeviceChange::Write { address: 0xe000_0004, length: 2, data: 6 },
+                change: change::OrderedChange::Write { address: 0xe000_0004, length: 2, data: 6 },
             },
-            Control::Apply { sequence: 8, change: DeviceChange::Broken { device: 3 } },
             Control::Applied { sequence: 8 },
             Control::Broken { device: 3 },
             Control::Doorbell { device: 1, queue: 2 },
             Control::Cut(cut::CutMessage::Failed(3, "no".into())),
+            Control::Pull { id: 4, from: SliceId(0x102), first: 1 << 40, frames: 512 },
+            Control::Pulled { id: 4, failure: String::new() },
+            Control::Pulled { id: 5, failure: "the pages have not come".into() },
         ];
 
         for frame in frames {

@@ -139,14 +139,16 @@ pub(super) fn encode(message: &CutMessage) -> (Fields, Vec<u8>) {
         CutMessage::Taken(_, step) => (1, step_code(*step), 0, Vec::new()),
         CutMessage::Counted(_, None) => (2, 0, 0, Vec::new()),
         CutMessage::Counted(_, Some(counts)) => (2, 0, 1, encode_counts(counts)),
-        CutMessage::Failed(_, why) => {
-            let end = why.floor_char_boundary(CAUSE_BYTES_MAX);
-            (3, 0, 0, why.as_bytes()[..end].to_vec())
-        }
+        CutMessage::Failed(_, why) => (3, 0, 0, shortened(why).as_bytes().to_vec()),
         CutMessage::GoOn(_) => (4, 0, 0, Vec::new()),
         CutMessage::GoesOn(_) => (5, 0, 0, Vec::new()),
     };
     (Fields { variant, step, has_counts, number: message.number() }, tail)
+}
+
+/// As much of a text as may be sent.
+pub(super) fn shortened(text: &str) -> &str {
+    &text[..text.floor_char_boundary(CAUSE_BYTES_MAX)]
 }
 
 fn encode_counts(counts: &[PeerCounts]) -> Vec<u8> {

@@ -1,5 +1,6 @@
 //! What control frames say, and between whom they may go.
 
+use super::change::OrderedChange;
 use super::cut::CutMessage;
 use super::handover::{VcpuFrame, VcpuMessage};
 use crate::{SliceId, VcpuId};
@@ -102,12 +103,12 @@ pub enum Control {
     Report(Vec<u8>),
     /// To a companion: the VM is over.
     End(EndCause),
-    /// To a companion: change the devices' shared state, after all changes with a lower number.
+    /// To a companion: change what all slices share, after all changes with a lower number.
     Apply {
         /// Counts up from 1, without gaps.
         sequence: u64,
         /// What changes.
-        change: DeviceChange,
+        change: OrderedChange,
     },
     /// The answer: the change is in effect on the sender.
     Applied {
@@ -128,6 +129,24 @@ pub enum Control {
     },
     /// About a cut: all slices come to rest, or go on.
     Cut(CutMessage),
+    /// To a home of frames: bring their pages there from another slice.
+    Pull {
+        /// The answer repeats it.
+        id: u64,
+        /// The slice that may have pages of them.
+        from: SliceId,
+        /// Guest frame number of the first.
+        first: u64,
+        /// How many.
+        frames: u64,
+    },
+    /// The answer.
+    Pulled {
+        /// Number of the request.
+        id: u64,
+        /// Why not all have come, for a person; empty if they have. At most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
+        failure: String,
+    },
 }
 
 /// Between whom a control frame may go.
@@ -172,7 +191,7 @@ impl Control {
             Self::Answer { .. } => (Way::FromBootstrap, "the answer of a device"),
             Self::AskReport => (Way::FromBootstrap, "a request for the report"),
             Self::End(_) => (Way::FromBootstrap, "the end of the VM"),
-            Self::Apply { .. } => (Way::FromBootstrap, "a change of the devices"),
+            Self::Apply { .. } => (Way::FromBootstrap, "a change of what slices share"),
             Self::Call(_) => (Way::ToBootstrap, "a device call"),
             Self::EndOfInterrupt { .. } => (Way::ToBootstrap, "an end of interrupt"),
             Self::WantEnd(_) => (Way::ToBootstrap, "a wish for the end of the VM"),
@@ -182,12 +201,14 @@ impl Control {
             Self::WantStop => (Way::ToBootstrap, "a wish for an orderly end"),
             Self::EndSeen => (Way::ToBootstrap, "that it has heard of the end"),
             Self::Report(_) => (Way::ToBootstrap, "a report"),
-            Self::Applied { .. } => (Way::ToBootstrap, "an applied change of the devices"),
+            Self::Applied { .. } => (Way::ToBootstrap, "an applied change of what slices share"),
             Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),
             Self::Cut(message) if message.is_asking() => {
                 (Way::FromBootstrap, "a request to come to rest or to go on")
             }
             Self::Cut(_) => (Way::ToBootstrap, "how far it has come to rest"),
+            Self::Pull { .. } => (Way::FromBootstrap, "a request to bring pages home"),
+            Self::Pulled { .. } => (Way::ToBootstrap, "that pages are at home"),
         }
     }
 
@@ -217,26 +238,9 @@ impl Control {
             | Self::WantStop
             | Self::EndSeen
             | Self::Report(_)
-            | Self::Cut(_) => false,
+            | Self::Cut(_)
+            | Self::Pull { .. }
+            | Self::Pulled { .. } => false,
         }
     }
-}
-
-/// A change of the devices' state that all slices share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DeviceChange {
-    /// The guest writes a register.
-    Write {
-        /// Guest-physical address.
-        address: u64,
-        /// Bytes: 1, 2, 4 or 8.
-        length: u8,
-        /// Little endian.
-        data: u64,
-    },
-    /// A device needs a reset.
-    Broken {
-        /// The device.
-        device: u16,
-    },
 }

@@ -6,7 +6,7 @@ use crate::slice::events::Events;
 use devices::Standing;
 use std::slice::from_ref;
 use wire::Epoch;
-use wire::control::{DeviceCall, DeviceChange, Space};
+use wire::control::{DeviceCall, OrderedChange, Space};
 
 const EPOCH: Epoch = Epoch(1);
 
@@ -81,7 +81,7 @@ fn foreign(events: &[SliceEvent]) -> bool {
 fn frames_count_from_those_who_may_send_them_only() {
     let call =
         DeviceCall { id: 1, space: Space::Port, write: false, address: 0x3f8, length: 1, data: 0 };
-    let change = DeviceChange::Broken { device: 1 };
+    let change = OrderedChange::Broken { device: 1 };
     let from_bootstrap = [
         Control::End(EndCause::PowerOff),
         Control::Answer { id: 1, data: 7 },

@@ -88,8 +88,7 @@ impl Handovers {
             Member::new(local, VcpuId(vcpu), known, (*place, placement.epoch()))
         };
         let members = (0..).zip(placement.vcpus()).map(member).collect();
-        let parts =
-            Parts { members, coordinator: Coordinator::new(), asked: None, worker: None };
+        let parts = Parts { members, coordinator: Coordinator::new(), asked: None, worker: None };
         Self {
             parts: Mutex::new(parts),
             channels: Arc::clone(channels),

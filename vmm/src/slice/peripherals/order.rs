@@ -21,10 +21,11 @@ use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
 use crossbeam_channel::Receiver;
 use devices::virtio::StopTimeout;
+use migrate::AdvanceError;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use wire::control::DeviceChange;
+use wire::control::OrderedChange;
 use wire::{Control, SliceId};
 
 /// A slice that has not applied a change by then hangs.
@@ -49,6 +50,9 @@ pub(crate) enum OrderError {
         /// The change.
         sequence: u64,
     },
+    /// There is no such placement.
+    #[error("place a part of the VM")]
+    Placement(#[from] AdvanceError),
     /// A device was to be reset, and may still write to the guest.
     #[error("a reset of a device has not come into effect")]
     Running(#[from] StopTimeout),
@@ -78,7 +82,7 @@ impl Sequencer {
     /// Brings a change to all slices; `apply` is for this one, and runs while the others do theirs.
     pub(crate) fn order(
         &mut self,
-        change: DeviceChange,
+        change: OrderedChange,
         send: impl Fn(SliceId, &Control),
         apply: impl FnOnce() -> Result<(), OrderError>,
     ) -> Result<(), OrderError> {
@@ -149,7 +153,7 @@ mod tests {
     use crossbeam_channel::unbounded;
     use std::cell::{Cell, RefCell};
 
-    const CHANGE: DeviceChange = DeviceChange::Broken { device: 1 };
+    const CHANGE: OrderedChange = OrderedChange::Broken { device: 1 };
 
     #[test]
     fn order_ends_when_all_have_acknowledged() {

@@ -8,9 +8,9 @@ use crate::slice::bus::{access, written};
 use crate::slice::channels::{Channels, DeviceJob};
 use crossbeam_channel::Receiver;
 use devices::Chipset;
-use migrate::Saved;
+use migrate::{Change, Saved};
 use std::sync::Arc;
-use wire::control::{DeviceCall, DeviceChange, Space};
+use wire::control::{DeviceCall, OrderedChange, PlacedPart, Space};
 use wire::{Control, SliceId};
 
 /// The device thread of the bootstrap slice.
@@ -40,7 +40,12 @@ impl Owner {
                 let data = self.call(&call)?;
                 self.channels.answer(from, call.id, data);
             }
-            DeviceJob::Broken(device) => self.change(DeviceChange::Broken { device })?,
+            DeviceJob::Broken(device) => self.change(OrderedChange::Broken { device })?,
+            DeviceJob::Place(change, done) => {
+                self.change(change)?;
+                // Whoever asked may have gone.
+                let _ = done.try_send(());
+            }
             DeviceJob::Rest(pause) => pause.hold(self.sequencer.save().last),
             // The dispatch lets none through on this slice.
             DeviceJob::Apply(..) => {}
@@ -57,14 +62,14 @@ impl Owner {
             return Ok(access(self.chipset.as_ref(), call));
         }
         let (address, length, data) = (call.address, call.length, call.data);
-        self.change(DeviceChange::Write { address, length, data })?;
+        self.change(OrderedChange::Write { address, length, data })?;
         Ok(0)
     }
 
-    fn change(&mut self, change: DeviceChange) -> Result<(), OrderError> {
-        let Some(devices) = &self.devices else { return Ok(()) };
-        let send = |to: SliceId, frame: &Control| self.channels.send(to, frame);
-        self.sequencer.order(change, send, || apply(devices, change))
+    fn change(&mut self, change: OrderedChange) -> Result<(), OrderError> {
+        let (channels, devices) = (&self.channels, self.devices.as_deref());
+        let send = |to: SliceId, frame: &Control| channels.send(to, frame);
+        self.sequencer.order(change, send, || apply(channels, devices, change))
     }
 }
 
@@ -89,8 +94,7 @@ pub(crate) fn follow(
             order::broken(channels, &error);
             return;
         }
-        let applied = devices.map_or(Ok(()), |devices| apply(devices, change));
-        if let Err(error) = applied {
+        if let Err(error) = apply(channels, devices, change) {
             order::broken(channels, &error);
             return;
         }
@@ -98,12 +102,29 @@ pub(crate) fn follow(
     }
 }
 
-fn apply(devices: &SliceDevices, change: DeviceChange) -> Result<(), OrderError> {
-    match change {
-        DeviceChange::Write { address, length, data } => {
+fn apply(
+    channels: &Channels,
+    devices: Option<&SliceDevices>,
+    change: OrderedChange,
+) -> Result<(), OrderError> {
+    match (change, devices) {
+        (OrderedChange::Write { address, length, data }, Some(devices)) => {
             devices.write(address, written(&data.to_le_bytes(), length))?;
         }
-        DeviceChange::Broken { device } => devices.set_broken(device)?,
+        (OrderedChange::Broken { device }, Some(devices)) => devices.set_broken(device)?,
+        // A VM without devices on PCI.
+        (OrderedChange::Write { .. } | OrderedChange::Broken { .. }, None) => {}
+        (OrderedChange::Placed { part, to, placement }, _) => {
+            let changes = match part {
+                PlacedPart::Memory { first, frames } => {
+                    vec![Change::Memory { frames: first..first + u64::from(frames), to }]
+                }
+                PlacedPart::Queues { device, first, queues } => (first..first + queues)
+                    .map(|queue| Change::Queue { device, queue, to })
+                    .collect(),
+            };
+            channels.owner.advance(&changes, placement)?;
+        }
     }
     Ok(())
 }

@@ -65,10 +65,10 @@ mod tests {
     use migrate::saved::{decode, encode};
     use proptest::prelude::*;
     use std::cell::RefCell;
-    use wire::control::DeviceChange;
+    use wire::control::OrderedChange;
     use wire::{Control, SliceId};
 
-    const CHANGE: DeviceChange = DeviceChange::Broken { device: 1 };
+    const CHANGE: OrderedChange = OrderedChange::Broken { device: 1 };
 
     fn sequencer(applied: Receiver<(SliceId, u64)>) -> Sequencer {
         Sequencer::new(vec![SliceId(1), SliceId(2)], applied)
