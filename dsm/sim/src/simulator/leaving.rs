@@ -70,6 +70,7 @@ impl World {
         for vcpu in self.vcpus.iter_mut().filter(|vcpu| vcpu.slice == leaver) {
             vcpu.slice = heir;
         }
+        self.kernel.hand_over(leaver, heir);
         self.resume(stopped);
         Ok(())
     }
