@@ -37,7 +37,8 @@ pub enum Effect<E, S> {
         /// The message.
         message: Message<E, S>,
     },
-    /// See whether the vCPU could run here. Answered by [`Input::Prepared`].
+    /// See whether the vCPU could run here, and make all that does not need its state: it does not run while it moves.
+    /// Answered by [`Input::Prepared`].
     Prepare(Move),
     /// Bring the vCPU out of the guest, disarm its timers and save its state. Answered by [`Input::Saved`].
     Stop(u64),
@@ -45,7 +46,7 @@ pub enum Effect<E, S> {
     Resume,
     /// Restore the vCPU from this state, without running it. Answered by [`Input::Restored`].
     Install(u64, S),
-    /// Undo [`Effect::Install`], as far as it was done.
+    /// Undo [`Effect::Prepare`] and [`Effect::Install`], as far as they were done.
     Discard,
     /// The placement of this move is in force.
     Place(Move, Epoch),

@@ -279,17 +279,15 @@ impl<E: VcpuEvent, S> Member<E, S> {
     }
 
     fn discard(&mut self, number: u64) {
-        let installs = match self.role {
-            Role::Incoming(one) if self.is_of(one, number) => false,
-            Role::Installing(one) | Role::Installed(one) if self.is_of(one, number) => true,
+        match self.role {
+            Role::Incoming(one) | Role::Installing(one) | Role::Installed(one)
+                if self.is_of(one, number) => {}
             _ => return,
-        };
+        }
         self.role = Role::None;
         self.awaited.clear();
         self.held.take();
-        if installs {
-            self.out.push(Effect::Discard);
-        }
+        self.out.push(Effect::Discard);
     }
 
     fn resume(&mut self, number: u64) {

@@ -241,6 +241,7 @@ fn finish(
         gate: super::gate::Gate::default(),
         host,
         handovers: super::Timers::default(),
+        spare: super::Spare::default(),
         vm,
     });
     let machine = Machine { shared };

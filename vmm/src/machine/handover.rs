@@ -10,10 +10,14 @@
 //!   Here: its thread runs <------------------------ Installed
 //!             run, once the placement says so
 //! ```
+//! `prepare` comes before `install` where time counts: the ghost has ended then, and KVM vCPU and thread are there. `discard`
+//! undoes it as well.
+//!
 //! | effect of the hand-over | call |
 //! |---|---|
 //! | `Stop`, `Resume`, `Forget` | `stop_vcpu`, `resume_vcpu`, `release_vcpu` |
-//! | `Install`, `Discard`, `Run` | `install_vcpu`, `discard_vcpu`, `run_vcpu` |
+//! | `Prepare`, `Install` | `prepare_vcpu`, `install_vcpu` |
+//! | `Discard`, `Run` | `discard_vcpu`, `run_vcpu` |
 //! | `Deliver` | `deliver_local` |
 //!
 //! **What comes for a vCPU that is stopped** waits where it always arrives: in the kernel's APIC, into which other vCPUs
@@ -287,6 +291,33 @@ impl Machine {
         step.leave(&mut phase, held)
     }
 
+    /// Makes what a vCPU needs that is about to come: its ghost ends, and its KVM vCPU and a thread are made. What comes for it
+    /// until it is installed waits.
+    ///
+    /// # Errors
+    /// The machine was not started, the vCPU is here or installed, its ghost takes longer than `limit`, or KVM or the host
+    /// refuse. The vCPU is elsewhere then, as before.
+    pub fn prepare_vcpu(&self, id: VcpuId, limit: Duration) -> Result<(), MachineError> {
+        let step = self.step(id, "prepare")?;
+        let mut phase = step.slot.phase();
+        let Phase::Elsewhere = *phase else { return Err(step.refused(phase.refusal())) };
+        step.require_place(false)?;
+        if !step.has_bus() {
+            return Err(step.refused(HandoverRefusal::NoThread));
+        }
+        let spare = self.shared.spare.prepare();
+        spare.map_err(|source| MachineError::Thread { vcpu: id, source })?;
+        let begin = Instant::now();
+        step.end_ghost(limit)?;
+        self.shared.handovers.end_ghost.since(begin);
+        if let Err(error) = step.create() {
+            self.start_ghost(step.core, Before::Vcpu { waits_for_startup: false })?;
+            return Err(error);
+        }
+        *phase = Phase::Prepared;
+        Ok(())
+    }
+
     /// Gives a vCPU that is elsewhere the state that it was saved with. It does not run yet. What had come for it here
     /// is forwarded. The others leave the guest for a moment if their interrupts do not exit.
     ///
@@ -296,36 +327,50 @@ impl Machine {
     pub fn install_vcpu(&self, state: &VcpuState, limit: Duration) -> Result<(), MachineError> {
         let step = self.step(VcpuId(state.vcpu), "install")?;
         let mut phase = step.slot.phase();
-        let Phase::Elsewhere = *phase else { return Err(step.refused(phase.refusal())) };
+        let (Phase::Elsewhere | Phase::Prepared) = *phase else {
+            return Err(step.refused(phase.refusal()));
+        };
         step.require_place(false)?;
         if !step.has_bus() {
             return Err(step.refused(HandoverRefusal::NoThread));
         }
-        state.check().map_err(|invalid| step.state_error(invalid.into()))?;
+        if let Phase::Elsewhere = *phase {
+            step.end_ghost(limit)?;
+        }
         let begin = Instant::now();
-        step.end_ghost(limit)?;
-        let ended = self.shared.handovers.end_ghost.since(begin);
-        if let Err(error) = step.create().and_then(|()| step.take_state_aside(state, limit)) {
+        let checked = state.check().map_err(|invalid| step.state_error(invalid.into()));
+        let taken = checked.and_then(|()| step.create());
+        if let Err(error) = taken.and_then(|()| step.take_state_aside(state, limit)) {
+            *phase = Phase::Elsewhere;
             self.start_ghost(step.core, Before::Vcpu { waits_for_startup: false })?;
             return Err(error);
         }
         self.shared.interrupts.set_here(step.core.id, true);
         step.slot.is_installed.store(true, SeqCst);
-        self.shared.handovers.restore.since(ended);
+        self.shared.handovers.restore.since(begin);
         *phase = Phase::Installed(Held::of(state));
         Ok(())
     }
 
-    /// Undoes [`Machine::install_vcpu`]: the hand-over is given up. What has come for the vCPU since is forwarded.
+    /// Undoes [`Machine::prepare_vcpu`] and [`Machine::install_vcpu`]: the hand-over is given up. What has come for the vCPU
+    /// since is forwarded.
     ///
     /// # Errors
-    /// It is not installed, or is here by the placement. Others are fatal: no thread can be made for its ghost.
+    /// It is neither prepared nor installed, or is here by the placement. Others are fatal: no thread can be made for its ghost.
     pub fn discard_vcpu(&self, id: VcpuId) -> Result<(), MachineError> {
         let step = self.step(id, "discard")?;
         let mut phase = step.slot.phase();
-        let Phase::Installed(held) = *phase else { return Err(step.refused(phase.refusal())) };
-        step.require_place(false)?;
-        step.leave(&mut phase, held)
+        match *phase {
+            Phase::Installed(held) => {
+                step.require_place(false)?;
+                step.leave(&mut phase, held)
+            }
+            Phase::Prepared => {
+                *phase = Phase::Elsewhere;
+                self.start_ghost(step.core, Before::Vcpu { waits_for_startup: false })
+            }
+            other => Err(step.refused(other.refusal())),
+        }
     }
 
     /// Runs a vCPU that was installed, and is here by the placement.

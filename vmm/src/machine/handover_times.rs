@@ -33,7 +33,7 @@ pub struct HandoverTimes {
     pub away: Spent,
     /// The bytes become a state.
     pub decode: Spent,
-    /// The ghost ends.
+    /// Its ghost ends, before the vCPU is stopped.
     pub end_ghost: Spent,
     /// The state is set.
     pub restore: Spent,

@@ -23,6 +23,7 @@ mod rest;
 mod sample;
 pub mod saved;
 mod slot;
+mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vcpu_loop;
@@ -51,11 +52,11 @@ use kvm_ioctls::{IoEventAddress, NoDatamatch, VcpuFd, VmFd};
 use migrate::PlacementView;
 use saved::{HostKvm, VcpuState};
 use slot::Slot;
+use spare::Spare;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 use wire::VcpuId;
@@ -108,6 +109,7 @@ pub(crate) struct Shared {
     pub(crate) gate: Gate,
     pub(crate) host: HostKvm,
     pub(crate) handovers: Timers,
+    spare: Spare,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) running: Arc<Running>,
     // Last, so that all vCPUs are gone before it.
@@ -308,7 +310,7 @@ impl Machine {
         shared.slots[core.place].orders.begin(is_ghost);
         let running = Arc::clone(&shared.running);
         let (ready, attached) = sync_channel::<()>(1);
-        let thread = thread::Builder::new().name(name).spawn(move || {
+        let run = move || {
             let result = vcpu_loop::attached(&shared, &core, &mut fd, || drop(ready), body);
             if let Err(error) = result {
                 tracing::error!(%error, "vCPU thread ends");
@@ -318,9 +320,9 @@ impl Machine {
             shared.gate.leave(core.id);
             shared.slots[core.place].orders.end();
             shared.running.leave();
-        });
-        match thread {
-            Ok(_detached) => {
+        };
+        match self.shared.spare.run(name, run) {
+            Ok(()) => {
                 // Ends when the thread is ready, or gone, which the hooks were told.
                 let _ = attached.recv();
                 Ok(())

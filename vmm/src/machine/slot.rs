@@ -41,6 +41,7 @@ pub(super) enum Phase {
     Here,
     Stopped(Held),
     Elsewhere,
+    Prepared,
     Installed(Held),
 }
 
@@ -50,6 +51,7 @@ impl Phase {
             Self::Here => "here",
             Self::Stopped(_) => "stopped",
             Self::Elsewhere => "elsewhere",
+            Self::Prepared => "prepared",
             Self::Installed(_) => "installed",
         })
     }

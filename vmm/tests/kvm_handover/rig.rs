@@ -257,7 +257,10 @@ impl World {
         };
         match effect {
             Effect::Send { .. } => unreachable!("sent already"),
-            Effect::Prepare(one) => return Some(Input::Prepared(one.number, Ok(()))),
+            Effect::Prepare(one) => {
+                let prepared = machine.prepare_vcpu(vcpu, LIMIT).map_err(|error| error.to_string());
+                return Some(Input::Prepared(one.number, prepared));
+            }
             Effect::Stop(number) => {
                 let state = machine.stop_vcpu(vcpu, LIMIT).map_err(|error| one_line(&error));
                 let bytes = state.map(|state| encode(&state).expect("write"));

@@ -275,6 +275,12 @@ fn kvm_steps_that_do_not_fit_are_refused_and_change_nothing() {
         assert_eq!(refused(world.machine(0).run_vcpu(MOVER)), here);
         assert_eq!(refused(world.machine(1).stop_vcpu(MOVER, LIMIT)), Is("elsewhere"));
 
+        assert_eq!(refused(world.machine(0).prepare_vcpu(MOVER, LIMIT)), here);
+        world.machine(1).prepare_vcpu(MOVER, LIMIT).expect("prepare");
+        assert_eq!(refused(world.machine(1).prepare_vcpu(MOVER, LIMIT)), Is("prepared"));
+        world.machine(1).discard_vcpu(MOVER).expect("discard");
+        assert_eq!(refused(world.machine(1).discard_vcpu(MOVER)), Is("elsewhere"));
+
         let state = world.machine(0).stop_vcpu(MOVER, LIMIT).expect("stop");
         let stopped = Is("stopped");
         assert_eq!(refused(world.machine(0).stop_vcpu(MOVER, LIMIT)), stopped);

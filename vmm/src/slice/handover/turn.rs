@@ -111,9 +111,11 @@ impl<'a> Turn<'a> {
         match effect {
             Effect::Send { to, message } => self.send(vcpu, to, message),
             Effect::Prepare(Move { number, .. }) => {
-                let ready = self.parts.worker.is_some().then_some(());
-                let ready = ready.ok_or_else(|| "its guest does not run".to_owned());
-                self.inputs.push_back((vcpu, Input::Prepared(number, ready)));
+                if self.parts.worker.is_some() {
+                    return self.order(vcpu, Order::Prepare(number));
+                }
+                let why = "its guest does not run".to_owned();
+                self.inputs.push_back((vcpu, Input::Prepared(number, Err(why))));
             }
             Effect::Place(one, epoch) => self.place(one, epoch),
             Effect::Deliver(event) => match self.handovers.machine.get() {

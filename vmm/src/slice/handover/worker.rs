@@ -22,13 +22,15 @@ const STEP_LIMIT: Duration = Duration::from_secs(5);
 /// What the machine is to do to a vCPU; the numbers are those of moves.
 #[derive(Debug)]
 pub(super) enum Order {
+    /// Make what a vCPU needs that comes.
+    Prepare(u64),
     /// Leave the guest, and give the state.
     Stop(u64),
     /// Go on after that.
     Resume,
     /// Take over a state.
     Install(u64, State),
-    /// Undo that.
+    /// Undo that, and what was made before.
     Discard,
     /// Run with it.
     Run,
@@ -77,6 +79,11 @@ impl Worker {
     /// What has come of it, if anybody wants to know.
     fn obey(&mut self, vcpu: VcpuId, order: Order) -> Result<Option<VcpuInput>, MachineError> {
         match order {
+            Order::Prepare(number) => {
+                let prepared = self.machine.prepare_vcpu(vcpu, STEP_LIMIT);
+                let prepared = prepared.map_err(|error| one_line(&error));
+                Ok(Some(Input::Prepared(number, prepared)))
+            }
             Order::Stop(number) => Ok(Some(Input::Saved(number, self.stop(vcpu)))),
             Order::Install(number, state) => {
                 Ok(Some(Input::Restored(number, self.install(vcpu, &state))))
