@@ -12,7 +12,6 @@
 //! it holds would be lost with it, and is refused.
 
 use crate::node::Node;
-use crate::pages::{Holders, PageCopy};
 use crate::planted::PlantedBug;
 use crate::saved::NotAtRest;
 use crate::store::PageStore;
@@ -106,11 +105,6 @@ impl Node {
         }
         self.overtaken.clear();
         self.late_runs.clear();
-        let local = Holders::exclusive(self.config.local);
-        let all: Vec<Gfn> = self.pages.directory().map(|(gfn, _)| gfn).collect();
-        for gfn in all {
-            self.pages.set_copy(gfn, PageCopy::Exclusive);
-            self.pages.set_holders(gfn, local);
-        }
+        self.pages.take_all(self.config.local);
     }
 }

@@ -293,6 +293,20 @@ impl Pages {
         }
     }
 
+    /// Each page of this home is this slice's alone.
+    pub(crate) fn take_all(&mut self, local: SliceId) {
+        let Holders { slices, kind, widely_shared } = Holders::exclusive(local);
+        for directory in &mut self.directory {
+            for (at, gfn) in (directory.first..).map(Gfn).take(directory.slices.len()).enumerate() {
+                if directory.get(gfn).is_some() {
+                    (directory.slices[at], directory.kinds[at]) = (slices, kind);
+                    directory.widely_shared[at] = widely_shared;
+                    self.copies[index(gfn).expect("a checked frame")] = PageCopy::Exclusive;
+                }
+            }
+        }
+    }
+
     /// This slice is home of these pages of one chunk no longer, and forgets who holds them.
     pub(crate) fn remove_home(&mut self, frames: Range<u64>) {
         let directory = &mut self.directory[chunk(Gfn(frames.start)).expect("a checked frame")];
