@@ -111,6 +111,9 @@ impl World {
 
     pub(super) fn happen(&mut self, event: Event) -> Result<(), Failure> {
         match event {
+            Event::Deliver { to, .. } if self.slices[usize::from(to)].gone => {
+                self.fail("a message goes to a slice that has left")
+            }
             Event::Deliver { from, to, message, body } => {
                 self.check_stable(from, &message, body.as_ref())?;
                 let input = Input::Message { from: SliceId(from), epoch: EPOCH, message };
