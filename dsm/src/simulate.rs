@@ -7,8 +7,8 @@ pub use crate::kernel::fake::{Between, FakeKernel, Touch};
 pub use crate::planted::PlantedBug;
 
 use crate::engine::{
-    Clock, Command, CopyError, Engine, EngineConfig, Handle, HomeMove, HomeMoveError, Pull, Ready,
-    RestError, Uplink,
+    Clock, Command, CopyError, Engine, EngineConfig, Handle, HomeMove, HomeMoveError, LeaveError,
+    Pull, Ready, RestError, Uplink,
 };
 use crate::error::EngineError;
 use crate::kernel::PAGE;
@@ -181,6 +181,28 @@ impl SteppedSlice {
         let (reply, answer) = bounded(1);
         self.handle.post(Command::Rest { limit, reply });
         answer
+    }
+
+    /// Ends a rest.
+    pub fn go_on(&self) {
+        self.handle.go_on();
+    }
+
+    /// Whether a slice may leave.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_part_with(&self, slice: SliceId) -> Result<(), LeaveError> {
+        self.engine.may_part_with(slice)
+    }
+
+    /// A slice leaves.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn part_with(&mut self, slice: SliceId) -> Result<(), String> {
+        let parted = self.engine.part_with(slice).map_err(|error| error.to_string())?;
+        parted.map_err(|error| error.to_string())
     }
 
     /// The form of the node, at rest.

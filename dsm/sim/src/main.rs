@@ -33,7 +33,7 @@ struct Args {
     #[arg(long)]
     move_homes: bool,
     /// Slices leave, one after another, until one is left. Homes move then too.
-    #[arg(long, conflicts_with = "mapping")]
+    #[arg(long)]
     leave: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
@@ -50,6 +50,7 @@ impl Args {
                 steps,
                 save_restore: self.save_restore,
                 moves: self.move_homes,
+                leaves: self.leave,
                 ..mapping::Setup::of(seed)
             };
             let report = mapping::run(setup).with_context(failed)?;

@@ -37,6 +37,24 @@ fn fresh_seeds_run_clean_while_homes_move() {
 }
 
 #[test]
+fn fresh_seeds_run_clean_while_slices_leave() {
+    let (mut left, mut alone) = (0, 0);
+    for seed in 1..101 {
+        let setup = Setup {
+            leaves: true,
+            moves: seed % 3 == 0,
+            save_restore: seed % 4 == 0,
+            ..Setup::of(seed)
+        };
+        let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
+        left += report.left;
+        alone += u64::from(report.left + 1 == u64::from(report.slices));
+    }
+    println!("{left} slices left, {alone} times one was left");
+    assert!(left > 30 && alone > 10, "{left} slices left, {alone} alone");
+}
+
+#[test]
 fn run_is_a_function_of_its_seed() {
     assert_eq!(run(Setup::of(7)).unwrap(), run(Setup::of(7)).unwrap());
 }

@@ -55,7 +55,9 @@ impl Engine {
             self.classifier.set_root(root.vcpu, root.page);
         }
         let Self { node, store, .. } = self;
-        store.restore(&frames(own), &frames(others), &|gfn: Gfn| node.access(gfn))
+        store.restore(&frames(own), &frames(others), &|gfn: Gfn| node.access(gfn))?;
+        // As after the last other slice has left.
+        if node.is_alone() { store.end_watch() } else { Ok(()) }
     }
 }
 

@@ -56,6 +56,8 @@ pub(crate) struct Host {
     pub(crate) kernel: FakeKernel,
     /// Page of the mapping by frame.
     pub(crate) pages: BTreeMap<u64, usize>,
+    /// Its slice has left, and nobody looks at its memory.
+    pub(crate) gone: bool,
 }
 
 /// All vCPUs.
@@ -233,7 +235,8 @@ impl Guests {
 
     /// Nobody else can load a page that somebody stores to, nor store to one that somebody loads.
     fn check_alone(&mut self, slice: usize, gfn: Gfn, write: bool) {
-        for (other, host) in self.hosts.iter().enumerate().filter(|(other, _)| *other != slice) {
+        let others = self.hosts.iter().enumerate();
+        for (other, host) in others.filter(|(other, host)| *other != slice && !host.gone) {
             let (load, store) = host.kernel.access(host.pages[&gfn.0]);
             if store || load && write {
                 let does = if write { "stores to" } else { "loads" };

@@ -14,6 +14,7 @@
 
 mod carrier;
 mod guests;
+mod leaving;
 mod moves;
 mod moving;
 mod programs;

@@ -8,7 +8,7 @@ use dsm_protocol::{Epoch, SliceId};
 impl World {
     /// Homes move, or pages go to where theirs is, unless the last move goes on.
     pub(super) fn move_home(&mut self) -> Result<(), Failure> {
-        let (now, stopped, slices) = (self.now(), self.guests().stopped, self.slices.len() as u64);
+        let (now, stopped, staying) = (self.now(), self.guests().stopped, self.staying());
         let (first, end) = self.memory();
         let Some(moves) = &mut self.moves else { return Ok(()) };
         let waits = match moves.answer.as_ref().map(Receiver::try_recv) {
@@ -28,7 +28,11 @@ impl World {
             if random.one_in(3) { 1 + random.below(100) } else { 512 * (1 + random.below(2)) };
         let start = if pages < 512 { start } else { start / 512 * 512 };
         let frames = start.max(first)..end.min(start + pages);
-        let mut any = || u16::try_from(random.below(slices)).expect("few");
+        let mut any = || {
+            let count = u64::try_from(staying.len()).expect("few");
+            let at = usize::try_from(random.below(count)).expect("few");
+            u16::try_from(staying[at]).expect("few")
+        };
         let (to, from) = (any(), any());
         let wait = random.below(BETWEEN_NS);
         let pulls = random.one_in(3);

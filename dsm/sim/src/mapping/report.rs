@@ -32,6 +32,8 @@ pub struct Report {
     pub saves: u64,
     /// Moves of homes, and pulls of pages.
     pub moves: u64,
+    /// Slices that left.
+    pub left: u64,
     /// Pages whose home moved.
     pub moved_pages: u64,
     /// Pages that went to their home.
@@ -43,7 +45,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
-             huge={} probed={} saves={} moves={} moved-pages={} pulled={} longest={}us",
+             huge={} probed={} saves={} moves={} moved-pages={} pulled={} left={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
@@ -58,6 +60,7 @@ impl fmt::Display for Report {
             self.moves,
             self.moved_pages,
             self.pulled,
+            self.left,
             self.longest_ns / 1000
         )
     }

@@ -32,7 +32,8 @@ impl World {
             return self.fail(&disagreement.to_string());
         }
         let image = self.image(&states);
-        for (slice, state) in states.iter().enumerate() {
+        for state in &states {
+            let slice = usize::from(state.slice.0);
             let restored = self.restore(slice, state, &image);
             restored.or_else(|error| self.fail(&format!("slice{slice}: {error}")))?;
         }
@@ -47,8 +48,9 @@ impl World {
     }
 
     /// Lets happen what happens without vCPUs, until nothing is under way.
-    fn come_to_rest(&mut self) -> Result<(), Failure> {
-        let rests: Vec<_> = self.slices.iter().map(|slice| slice.stepped.rest(LIMIT)).collect();
+    pub(super) fn come_to_rest(&mut self) -> Result<(), Failure> {
+        let living = self.slices.iter().filter(|slice| !slice.gone);
+        let rests: Vec<_> = living.map(|slice| slice.stepped.rest(LIMIT)).collect();
         (0..self.slices.len()).for_each(|slice| self.turn_soon(slice));
         let mut left: Vec<_> = rests.into_iter().collect();
         loop {
@@ -78,8 +80,9 @@ impl World {
     }
 
     /// The forms of all nodes, as they are read back.
-    fn save(&mut self) -> Result<Vec<NodeState>, Box<dyn Error>> {
-        let states = self.slices.iter_mut().map(|slice| slice.stepped.save());
+    pub(super) fn save(&mut self) -> Result<Vec<NodeState>, Box<dyn Error>> {
+        let living = self.slices.iter_mut().filter(|slice| !slice.gone);
+        let states = living.map(|slice| slice.stepped.save());
         let states: Vec<NodeState> = states.collect::<Result<_, _>>()?;
         states.iter().map(|state| Ok(decode(&encode(state)?)?)).collect()
     }

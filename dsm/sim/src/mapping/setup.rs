@@ -16,6 +16,8 @@ pub struct Setup {
     pub save_restore: bool,
     /// Homes of frames move.
     pub moves: bool,
+    /// Slices leave, one after another.
+    pub leaves: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -27,7 +29,14 @@ impl Setup {
     /// A seed with as many operations as usual.
     #[must_use]
     pub fn of(seed: u64) -> Self {
-        Self { seed, steps: Self::STEPS, save_restore: false, moves: false, planted: None }
+        Self {
+            seed,
+            steps: Self::STEPS,
+            save_restore: false,
+            moves: false,
+            leaves: false,
+            planted: None,
+        }
     }
 
     /// The command that repeats the run.
@@ -36,8 +45,9 @@ impl Setup {
         let Self { seed, steps, .. } = self;
         let save = if self.save_restore { " --save-restore" } else { "" };
         let moves = if self.moves { " --move-homes" } else { "" };
+        let leaves = if self.leaves { " --leave" } else { "" };
         format!(
-            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}"
+            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}{leaves}"
         )
     }
 

@@ -2,6 +2,7 @@
 
 use super::carrier::{Carrier, Frame, Mailbox};
 use super::guests::{Guests, Host, State, Wish};
+use super::leaving::Leaves;
 use super::moves::Moves;
 use super::programs::{DEVICE_WORD, Layout};
 use super::report::Report;
@@ -49,6 +50,8 @@ pub(super) struct Slice {
     pub(super) mailbox: Arc<Mutex<Mailbox>>,
     /// The turn that is already in the calendar.
     pub(super) turn: Option<u64>,
+    /// It has left.
+    pub(super) gone: bool,
     answers: Vec<(usize, Answer)>,
 }
 
@@ -85,6 +88,8 @@ pub(super) struct World {
     saves: u64,
     /// Homes that move, if they do.
     pub(super) moves: Option<Moves>,
+    /// Slices that leave, if they do.
+    pub(super) leaves: Option<Leaves>,
 }
 
 impl Drop for World {
@@ -106,6 +111,7 @@ pub fn run(setup: Setup) -> Result<Report, Failure> {
             return world.fail(&format!("nothing happens: {}", world.waiting()));
         };
         world.happen(at, event)?;
+        world.look_at_leaves(events)?;
         if saves.as_mut().is_some_and(|saves| saves.is_time(events)) {
             world.save_and_restore()?;
             world.saves += 1;
@@ -143,7 +149,8 @@ impl World {
             planned: Vec::new(),
             slow,
             saves: 0,
-            moves: setup.moves.then(|| Moves::new(setup.seed)),
+            moves: (setup.moves || setup.leaves).then(|| Moves::new(setup.seed)),
+            leaves: setup.leaves.then(|| Leaves::new(setup.seed)),
             random,
         };
         for slice in 0..slices {
@@ -153,7 +160,7 @@ impl World {
             }
         }
         world.add_vcpus();
-        if world.moves.is_some() {
+        if setup.moves {
             world.at(1_000_000, Event::MoveHome);
         }
         Ok(world)
@@ -168,7 +175,7 @@ impl World {
         let stepped = SteppedSlice::new(self.config(local, &mailbox)?)?;
         let host = self.host(&stepped);
         self.guests().hosts.push(host);
-        self.slices.push(Slice { stepped, mailbox, turn: None, answers: Vec::new() });
+        self.slices.push(Slice { stepped, mailbox, turn: None, gone: false, answers: Vec::new() });
         Ok(())
     }
 
@@ -179,7 +186,8 @@ impl World {
         mailbox: &Arc<Mutex<Mailbox>>,
     ) -> Result<SliceConfig<Carrier>, std::io::Error> {
         let shape = Arc::clone(&self.shape);
-        let all = (0..shape.slices).map(SliceId).collect();
+        let is_gone = |slice: &u16| self.slices.get(usize::from(*slice)).is_some_and(|at| at.gone);
+        let all = (0..shape.slices).filter(|slice| !is_gone(slice)).map(SliceId).collect();
         let node = Config::new(SliceId(local), all, shape.layout.homes.clone(), Epoch(1));
         let mechanisms = self.setup.mechanisms(local);
         Ok(SliceConfig {
@@ -199,13 +207,16 @@ impl World {
     pub(super) fn host(&self, stepped: &SteppedSlice) -> Host {
         let frames = self.shape.layout.blocks.iter().cloned().flatten();
         let pages = frames.filter_map(|frame| Some((frame, stepped.page(Gfn(frame))?))).collect();
-        Host { kernel: stepped.kernel().clone(), pages }
+        Host { kernel: stepped.kernel().clone(), pages, gone: false }
     }
 
     pub(super) fn happen(&mut self, at: u64, event: Event) -> Result<(), Failure> {
         self.clock.store(at, Ordering::Relaxed);
         self.guests().now = at;
         match event {
+            Event::Deliver(to, _) if self.slices[to].gone => {
+                return self.fail("a frame goes to a slice that has left");
+            }
             Event::Deliver(to, frame) => {
                 self.slices[to].mailbox().incoming.push_back(frame);
                 self.turn_soon(to);
@@ -321,6 +332,9 @@ impl World {
             return Ok(());
         }
         self.slices[slice].turn = None;
+        if self.slices[slice].gone {
+            return Ok(());
+        }
         let frames = !self.slices[slice].mailbox().incoming.is_empty();
         if let Err(error) = self.slices[slice].stepped.turn(frames) {
             let causes =
@@ -411,7 +425,10 @@ impl World {
                 let wait = 100 + self.random.below(2_000);
                 self.plan(vcpu, wait);
             }
-            if self.slices[slice].stepped.kernel().has_faults() {
+            if self.slices[slice].stepped.kernel().has_faults() && !self.slices[slice].gone {
+                if self.staying().len() == 1 && self.leaves.as_ref().is_some_and(Leaves::is_over) {
+                    return self.fail("a fault on a slice that shares memory with nobody");
+                }
                 self.turn_soon(slice);
             }
         }
@@ -453,6 +470,7 @@ impl World {
             longest_ns: guests.longest_ns,
             saves: self.saves,
             moves: self.moves.as_ref().map_or(0, |moves| moves.count),
+            left: self.slices.iter().map(|slice| u64::from(slice.gone)).sum(),
             ..Report::default()
         };
         for slice in &self.slices {
