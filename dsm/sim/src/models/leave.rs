@@ -72,7 +72,7 @@ impl Cluster {
             let node = Arc::make_mut(&mut slice.node);
             if all_agree && stays(at) {
                 let parted = node.part_with(id, Arc::make_mut(&mut slice.store));
-                refused = refused.or(parted.err());
+                refused = refused.or_else(|| parted.err());
             }
             node.set_resting(false);
         }

@@ -149,7 +149,7 @@ fn all_chunks_are_settled_at_once_whatever_the_limit() {
         chunks.share(ChunkId(at));
         chunks.took(page(at, 9), 1);
     }
-    let shared = chunks.settle_all(&[0..200]);
+    let shared = chunks.settle_all(from_ref(&(0..200)));
     assert_eq!(shared.len(), 102);
     assert!((0..200).all(|at| chunks.is_private(ChunkId(at))));
     assert_eq!((chunks.counts.shared_now, chunks.counts.private_again), (0, 102));
@@ -161,7 +161,7 @@ fn all_chunks_are_settled_at_once_whatever_the_limit() {
         [],
         "no page is away any more, and all are mapped"
     );
-    assert_eq!(chunks.settle_all(&[0..200]), [ChunkId(3)]);
+    assert_eq!(chunks.settle_all(from_ref(&(0..200))), [ChunkId(3)]);
 }
 
 #[test]
