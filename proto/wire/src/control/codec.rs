@@ -1,7 +1,7 @@
 //! Control frames as bytes.
 
 use super::event::{decode_event, event_code};
-use super::frames::{Control, DeviceCall, EndCause, Space};
+use super::frames::{Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space};
 use super::handover::VcpuMessage;
 use super::{change, cut, handover};
 use crate::{Epoch, SliceId, VcpuId};
@@ -88,6 +88,7 @@ mod kind {
     pub(super) const HANDOVER: u8 = 19;
     pub(super) const PULL: u8 = 20;
     pub(super) const PULLED: u8 = 21;
+    pub(super) const QUEUE_STATE: u8 = 22;
 }
 
 impl Control {
@@ -112,6 +113,7 @@ impl Control {
             Self::Applied { .. } => kind::APPLIED,
             Self::Broken { .. } => kind::BROKEN,
             Self::Doorbell { .. } => kind::DOORBELL,
+            Self::QueueState { .. } => kind::QUEUE_STATE,
             Self::Cut(_) => kind::CUT,
             Self::Pull { .. } => kind::PULL,
             Self::Pulled { .. } => kind::PULLED,
@@ -180,6 +182,12 @@ impl Control {
                 head.address = u64::from(*device).into();
                 head.data = u64::from(*queue).into();
             }
+            Self::QueueState { device, queue, placement, state } => {
+                (head.id, head.address) =
+                    (u64::from(placement.0).into(), u64::from(*device).into());
+                head.data = u64::from(*queue).into();
+                tail = Cow::Borrowed(state);
+            }
             Self::Cut(message) => {
                 let (fields, bytes) = cut::encode(message);
                 (head.event, head.vector) = (fields.variant, fields.step);
@@ -212,6 +220,7 @@ impl Control {
             kind::CUT => cut::TAIL_BYTES_MAX,
             kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
             kind::PULLED => cut::CAUSE_BYTES_MAX,
+            kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
             _ => 0,
         };
         if tail.len() > limit {
@@ -263,6 +272,14 @@ impl Control {
             kind::DOORBELL => Self::Doorbell {
                 device: small(head.address).ok_or_else(|| field("device"))?,
                 queue: small(head.data).ok_or_else(|| field("queue"))?,
+            },
+            kind::QUEUE_STATE => Self::QueueState {
+                device: small(head.address).ok_or_else(|| field("device"))?,
+                queue: small(head.data).ok_or_else(|| field("queue"))?,
+                placement: u32::try_from(head.id.get())
+                    .map(Epoch)
+                    .map_err(|_| field("placement"))?,
+                state: tail.to_vec(),
             },
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
             kind::PULL => Self::Pull {
@@ -350,6 +367,10 @@ mod tests {
 
     const EPOCH: Epoch = Epoch(7);
 
+    fn queue_state(state: Vec<u8>) -> Control {
+        Control::QueueState { device: 3, queue: 128, placement: Epoch(u32::MAX), state }
+    }
+
     #[test]
     fn decode_of_encode_gives_the_frame() {
         let call = DeviceCall {
@@ -386,6 +407,8 @@ mod tests {
             Control::Applied { sequence: 8 },
             Control::Broken { device: 3 },
             Control::Doorbell { device: 1, queue: 2 },
+            queue_state(Vec::new()),
+            queue_state(vec![7; QUEUE_STATE_BYTES_MAX]),
             Control::Cut(cut::CutMessage::Failed(3, "no".into())),
             Control::Pull { id: 4, from: SliceId(0x102), first: 1 << 40, frames: 512 },
             Control::Pulled { id: 4, failure: String::new() },
@@ -410,5 +433,17 @@ mod tests {
         bytes.push(0);
 
         assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Length(33)));
+    }
+
+    #[test]
+    fn state_of_a_queue_that_cannot_be_is_refused() {
+        let bytes = queue_state(vec![7; QUEUE_STATE_BYTES_MAX + 1]).encode(EPOCH);
+        assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Length(bytes.len())));
+        for (at, name) in [(18, "device"), (26, "queue"), (12, "placement")] {
+            let mut bytes = queue_state(vec![7]).encode(EPOCH);
+            bytes[at] = 1;
+            let field = ControlError::Field { kind: kind::QUEUE_STATE, field: name };
+            assert_eq!(Control::decode(EPOCH, &bytes), Err(field));
+        }
     }
 }

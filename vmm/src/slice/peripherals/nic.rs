@@ -10,10 +10,12 @@ use devices::back_end::{Nic, NicShape};
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::{DeviceShape, Doorbell, QueueIndex, RingError};
+use migrate::Invalid;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use wire::{DeviceId, SliceId};
@@ -182,6 +184,30 @@ impl FrontEnd for NicFront {
 
     fn stop(&self) {
         self.device.disconnect();
+    }
+
+    fn together(&self, queue: u16) -> Range<u16> {
+        if queue / 2 < self.pairs { queue & !1..(queue & !1) + 2 } else { queue..queue + 1 }
+    }
+
+    fn hand_over(&self, queue: QueueIndex, features: u64) -> FrontEndState {
+        let is_control = NetQueue::of(queue, self.pairs, features) == Some(NetQueue::Control);
+        let state = is_control.then(|| self.device.save());
+        self.device.hand_over(is_control);
+        state.map_or(FrontEndState::Nothing, FrontEndState::Net)
+    }
+
+    fn take_over(
+        &self,
+        queue: QueueIndex,
+        features: u64,
+        state: FrontEndState,
+    ) -> Result<(), Invalid> {
+        match (NetQueue::of(queue, self.pairs, features), state) {
+            (Some(NetQueue::Control), FrontEndState::Net(state)) => self.device.restore(state),
+            (Some(NetQueue::Receive(_)), FrontEndState::Nothing) => Ok(()),
+            _ => Err(Invalid::new("front_end", "not what goes with this queue")),
+        }
     }
 
     fn save(&self) -> FrontEndState {
