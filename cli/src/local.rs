@@ -1,10 +1,11 @@
 //! What both roles are told about their own process.
 
+use crate::slices::bytes;
 use clap::{Args, ValueEnum};
 use dsm::{Mechanism, Mechanisms, Memory};
 use std::path::PathBuf;
 use vmm::crash::plan_panic;
-use vmm::slice::{ClockTest, LocalOptions, OnFull};
+use vmm::slice::{ClockTest, LocalOptions, Offer, OnFull};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Local {
@@ -33,7 +34,15 @@ pub(crate) struct Local {
     /// docs/tracing.md says what this shows.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     trace: Switch,
-    /// Create the control socket of this slice there, for tessera trace, counters and tune
+    /// vCPUs that the VM may run on this host when its parts move (tessera vm drain, consolidate, spread); as many as this
+    /// process may use cores unless given, and never fewer than at the start
+    #[arg(long, value_name = "N")]
+    offer_cpus: Option<u32>,
+    /// Memory that the VM may have on this host when its parts move: bytes, or with M or G; what is available at the start
+    /// unless given, and never less than at the start
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    offer_memory: Option<u64>,
+    /// Create the control socket of this slice there, for tessera trace, counters, tune and, of the bootstrap slice, vm
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// What follows when the file system of an image on this host is full; both are logged
@@ -91,6 +100,7 @@ impl From<Local> for LocalOptions {
             memory,
             trace: trace == Switch::On,
             mechanisms: arguments.without.into_iter().fold(Mechanisms::ALL, Mechanisms::without),
+            offer: Offer { vcpus: arguments.offer_cpus, bytes: arguments.offer_memory },
             control,
             clock_test,
             on_full,

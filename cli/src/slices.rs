@@ -49,8 +49,9 @@ impl FromStr for SliceArgument {
 }
 
 /// Bytes of a size with unit: `256M`, `2G`, or plain bytes.
-fn bytes(text: &str) -> Result<u64, String> {
-    let error = || format!("memory={text:?} is no size; write 256M, 2G or bytes");
+/// Reads a size: bytes, or with M or G.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let error = || format!("{text:?} is no size; write 256M, 2G or bytes");
     let (digits, shift) = match text.strip_suffix(['M', 'G']) {
         Some(digits) if text.ends_with('M') => (digits, 20),
         Some(digits) => (digits, 30),

@@ -3,13 +3,14 @@
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::fmt::Display;
 use std::io::{Write, stdout};
 use std::path::PathBuf;
 use vmm::control::{
-    Answer, Client, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest, Request,
-    ResumeRequest,
+    Answer, Client, ConsolidateRequest, DrainRequest, MoveVcpuRequest, PauseRequest,
+    PlacementAnswer, PlacementRequest, Request, ResumeRequest, SpreadRequest,
 };
 
 #[derive(Args, Debug)]
@@ -27,6 +28,13 @@ enum Verb {
     Resume(Target),
     /// Bring a vCPU to another slice, where it runs on. The guest runs meanwhile and notices nothing.
     Move(MoveArguments),
+    /// Bring everything of a slice to others: its vCPUs with their queues, and its memory. The guest runs meanwhile. The
+    /// slice stays, empty.
+    Drain(DrainArguments),
+    /// Drain all slices that are not needed, so that the VM is on as few as have room for it.
+    Consolidate(Target),
+    /// Bring vCPUs to slices that have fewer, until they are spread evenly.
+    Spread(Target),
     /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
     Show(ShowTarget),
 }
@@ -46,6 +54,14 @@ struct MoveArguments {
     /// Number of the vCPU
     vcpu: u32,
     /// Number of the slice that is to have it; 0 is the bootstrap slice
+    slice: u16,
+    #[command(flatten)]
+    target: Target,
+}
+
+#[derive(Args, Debug)]
+struct DrainArguments {
+    /// Number of the slice
     slice: u16,
     #[command(flatten)]
     target: Target,
@@ -72,9 +88,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             let request = MoveVcpuRequest { vcpu: *vcpu, slice: *slice };
             (target, Request::MoveVcpu(request), "moved")
         }
+        Verb::Drain(DrainArguments { slice, target }) => {
+            (target, Request::Drain(DrainRequest { slice: *slice }), "drained")
+        }
+        Verb::Consolidate(target) => {
+            (target, Request::Consolidate(ConsolidateRequest {}), "consolidated")
+        }
+        Verb::Spread(target) => (target, Request::Spread(SpreadRequest {}), "spread"),
         Verb::Show(target) => return show(target),
     };
-    let answer = Client::connect(&target.control)?.ask(&request)?;
+    let bar = bar();
+    let answer = Client::connect(&target.control)?.ask_with(&request, |far| {
+        bar.set_length(count(far.total));
+        bar.set_position(count(far.done));
+        bar.set_message(far.next);
+    });
+    bar.finish_and_clear();
+    let answer = answer?;
     let Answer::Done(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
     let line = if target.json {
         json!({ done: true, "milliseconds": answer.milliseconds }).to_string()
@@ -82,6 +112,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         format!("{done} after {:.1} ms", answer.milliseconds)
     };
     writeln!(stdout(), "{line}").context("print the answer")
+}
+
+/// Shown on a terminal only, once there is something to tell.
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+    let bar = ProgressBar::new(0);
+    style.map_or_else(|_| ProgressBar::hidden(), |style| bar.with_style(style))
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }
 
 fn show(target: &ShowTarget) -> Result<()> {

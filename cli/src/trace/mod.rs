@@ -103,8 +103,10 @@ fn ask(client: &mut Client, top: usize) -> Result<TraceAnswer, ClientError> {
     let request = Request::Trace(TraceRequest { top, since: Since::Last });
     client.ask(&request).map(|answer| match answer {
         Answer::Trace(trace) => trace,
-        Answer::Report(_) | Answer::Done(_) | Answer::Placement(_) | Answer::Refused(_) => {
-            TraceAnswer::default()
-        }
+        Answer::Report(_)
+        | Answer::Progress(_)
+        | Answer::Done(_)
+        | Answer::Placement(_)
+        | Answer::Refused(_) => TraceAnswer::default(),
     })
 }

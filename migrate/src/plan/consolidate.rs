@@ -62,6 +62,8 @@ pub(super) struct Search {
     rooms: Vec<Load>,
     queues: Vec<u64>,
     devices: Vec<Real>,
+    /// Slices that cannot leave.
+    fixed: Set,
 }
 
 impl Search {
@@ -85,6 +87,7 @@ impl Search {
             rooms: members.iter().map(|slice| capacity.room(placement, *slice)).collect(),
             queues: members.iter().map(served).collect(),
             devices: (0u16..).zip(placement.devices()).map(real).collect(),
+            fixed: set(&|slice| capacity.fixed.contains_key(&slice)),
         }
     }
 
@@ -104,6 +107,9 @@ impl Search {
 
     /// Whether these slices have room for what is on all others.
     fn has_room(&self, kept: Set) -> bool {
+        if self.fixed & !kept != 0 {
+            return false;
+        }
         let (mut need, mut room) = (Load::default(), Load::default());
         for (at, (used, rooms)) in self.used.iter().zip(&self.rooms).enumerate() {
             let (sum, of) =

@@ -44,7 +44,8 @@ pub(super) fn evacuate(
     // The largest group first: it is the hardest to keep together.
     let mut order = leaving.to_vec();
     order.sort_by_key(|slice| (Reverse(placement.vcpus_on(*slice).len()), *slice));
-    let mut obstacles = Vec::new();
+    let fixed = leaving.iter().filter_map(|slice| capacity.fixed.get(slice));
+    let mut obstacles: Vec<_> = fixed.cloned().map(Obstacle::Fixed).collect();
     let mut targets = BTreeMap::new();
     for slice in &order {
         targets.insert(*slice, evacuation.assign_vcpus(*slice, &mut obstacles));
@@ -202,6 +203,14 @@ impl Evacuation<'_> {
             plan.push(vec![Change::Memory { frames, to }]);
         }
     }
+}
+
+/// A vCPU and its queues go to another slice, whatever that offers.
+#[must_use]
+pub fn vcpu(placement: &Placement, capacity: &Capacity, vcpu: VcpuId, to: SliceId) -> Plan {
+    let mut plan = Plan::default();
+    plan.push(with_queues(placement, capacity, vcpu, to));
+    plan
 }
 
 /// The change of a vCPU and of the queues that follow it.

@@ -1,6 +1,6 @@
 //! The other end of a control socket.
 
-use super::message::{Answer, LineError, Request, read_line};
+use super::message::{Answer, LineError, Progress, Request, read_line};
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ const ANSWER_MAX: usize = 16 << 20;
 const LIMIT: Duration = Duration::from_secs(10);
 /// The same when all slices of a VM must do something first.
 const LIMIT_OF_ALL: Duration = Duration::from_secs(90);
+/// The same for each part of a VM that goes to another slice.
+const LIMIT_OF_A_PART: Duration = Duration::from_secs(200);
 
 /// Why a slice could not be asked.
 #[derive(Debug, Error)]
@@ -64,18 +66,37 @@ impl Client {
     /// # Errors
     /// The slice is gone, is silent, or refuses.
     pub fn ask(&mut self, request: &Request) -> Result<Answer, ClientError> {
+        self.ask_with(request, |_| {})
+    }
+
+    /// The same; `progress` hears how far it has come, where that takes long.
+    ///
+    /// # Errors
+    /// As for [`Self::ask`].
+    pub fn ask_with(
+        &mut self,
+        request: &Request,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Answer, ClientError> {
         let mut line = serde_json::to_vec(request).map_err(ClientError::Parse)?;
         line.push(b'\n');
         let limit = match request {
-            Request::Pause(_) | Request::Resume(_) | Request::MoveVcpu(_) => LIMIT_OF_ALL,
+            Request::Pause(_) | Request::Resume(_) => LIMIT_OF_ALL,
+            Request::MoveVcpu(_)
+            | Request::Drain(_)
+            | Request::Consolidate(_)
+            | Request::Spread(_) => LIMIT_OF_A_PART,
             _ => LIMIT,
         };
         self.0.get_ref().set_read_timeout(Some(limit)).map_err(ClientError::Send)?;
         self.0.get_mut().write_all(&line).map_err(ClientError::Send)?;
-        let line = read_line(&mut self.0, ANSWER_MAX)?.ok_or(ClientError::Gone)?;
-        match serde_json::from_slice(&line).map_err(ClientError::Parse)? {
-            Answer::Refused(cause) => Err(ClientError::Refused(cause)),
-            answer => Ok(answer),
+        loop {
+            let line = read_line(&mut self.0, ANSWER_MAX)?.ok_or(ClientError::Gone)?;
+            match serde_json::from_slice(&line).map_err(ClientError::Parse)? {
+                Answer::Refused(cause) => return Err(ClientError::Refused(cause)),
+                Answer::Progress(far) => progress(far),
+                answer => return Ok(answer),
+            }
         }
     }
 }

@@ -27,6 +27,12 @@ pub enum Request {
     Resume(ResumeRequest),
     /// Brings a vCPU to another slice. Of the bootstrap slice.
     MoveVcpu(MoveVcpuRequest),
+    /// Brings everything of a slice to others. Of the bootstrap slice.
+    Drain(DrainRequest),
+    /// Drains all slices that are not needed. Of the bootstrap slice.
+    Consolidate(ConsolidateRequest),
+    /// Brings vCPUs to slices that have fewer. Of the bootstrap slice.
+    Spread(SpreadRequest),
     /// Where each part of the VM is.
     Placement(PlacementRequest),
 }
@@ -72,6 +78,24 @@ pub struct ResumeRequest {}
 #[serde(deny_unknown_fields)]
 pub struct PlacementRequest {}
 
+/// Which slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainRequest {
+    /// The slice that is to be empty.
+    pub slice: u16,
+}
+
+/// There is nothing to choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsolidateRequest {}
+
+/// There is nothing to choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpreadRequest {}
+
 /// Which vCPU, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -112,12 +136,25 @@ pub enum Answer {
     Trace(TraceAnswer),
     /// The counters.
     Report(Box<ReportAnswer>),
+    /// What goes on; more answers to the same request follow.
+    Progress(Progress),
     /// It was done.
     Done(DoneAnswer),
     /// Where each part of the VM is.
     Placement(PlacementAnswer),
     /// Why there is no answer, in one line.
     Refused(String),
+}
+
+/// How far something has come that takes long.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Parts that have gone.
+    pub done: usize,
+    /// Parts in all.
+    pub total: usize,
+    /// What goes now.
+    pub next: String,
 }
 
 /// What was asked for is done.

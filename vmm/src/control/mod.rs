@@ -14,14 +14,17 @@ mod client;
 mod message;
 mod places;
 mod view;
+mod vm;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    Answer, DoneAnswer, ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, PlacementAnswer,
-    PlacementRequest, REQUEST_MAX, ReportAnswer, ReportRequest, Request, ResumeRequest, Since,
-    SlicePlaces, TraceAnswer, TraceRequest, TuneRequest,
+    Answer, ConsolidateRequest, DoneAnswer, DrainRequest, ForgetRequest, LineError,
+    MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest, Progress, REQUEST_MAX,
+    ReportAnswer, ReportRequest, Request, ResumeRequest, Since, SlicePlaces, SpreadRequest,
+    TraceAnswer, TraceRequest, TuneRequest,
 };
 pub use view::TOP_MAX;
+pub use vm::{PausesVm, Relocates, Relocation};
 
 pub use crate::local_socket::SocketError;
 
@@ -42,7 +45,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use view::View;
-use wire::{SliceId, VcpuId};
+use vm::Vm;
 
 /// Clients at a time.
 const CLIENTS_MAX: usize = 8;
@@ -66,37 +69,6 @@ impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Source").field("slice", &self.placement.local()).finish_non_exhaustive()
     }
-}
-
-/// Pauses a whole VM and has it go on. Each call says how long it took, or why it was not done.
-pub trait PausesVm: fmt::Debug + Send + Sync {
-    /// Brings all slices to rest at one moment. They stay so.
-    ///
-    /// # Errors
-    /// They did not come to rest and run on, or are at rest already, or the VM is over.
-    fn pause(&self) -> Result<Duration, String>;
-
-    /// Has all slices go on.
-    ///
-    /// # Errors
-    /// The VM is not paused, or over, or a slice does not answer.
-    fn resume(&self) -> Result<Duration, String>;
-}
-
-/// Moves vCPUs of a running VM.
-pub trait MovesVcpus: fmt::Debug + Send + Sync {
-    /// Brings a vCPU to another slice, where it runs on. Says how long it took, or why it was not done.
-    ///
-    /// # Errors
-    /// There is no such vCPU or slice, something else goes on, or the move was given up: the vCPU runs where it was.
-    fn move_vcpu(&self, vcpu: VcpuId, to: SliceId) -> Result<Duration, String>;
-}
-
-/// What can be done to a VM.
-#[derive(Clone, Debug)]
-struct Vm {
-    pauses: Arc<dyn PausesVm>,
-    moves: Arc<dyn MovesVcpus>,
 }
 
 #[derive(Debug, Default)]
@@ -149,9 +121,9 @@ impl ControlSocket {
         *locked(&self.shared.source) = Some(Source { placement, memory, delegated });
     }
 
-    /// From now on the VM can be paused, and its vCPUs move.
-    pub fn attach_vm(&self, pauses: Arc<dyn PausesVm>, moves: Arc<dyn MovesVcpus>) {
-        *locked(&self.shared.vm) = Some(Vm { pauses, moves });
+    /// From now on the VM can be paused, and its parts move.
+    pub fn attach_vm(&self, pauses: Arc<dyn PausesVm>, relocates: Arc<dyn Relocates>) {
+        *locked(&self.shared.vm) = Some(Vm { pauses, relocates });
     }
 }
 
@@ -218,7 +190,13 @@ fn serve(stream: &UnixStream, shared: &Shared) -> Result<(), LineError> {
         let answer = match read_line(&mut lines, REQUEST_MAX) {
             Ok(None) => return Ok(()),
             Ok(Some(line)) => match Request::parse(&line) {
-                Ok(request) => answer(shared, &mut view, &request),
+                Ok(request) => {
+                    // What was begun goes on when the client has gone.
+                    let mut tell = |progress| {
+                        let _ = send(&mut &*stream, &Answer::Progress(progress));
+                    };
+                    answer(shared, &mut view, &request, &mut tell)
+                }
                 Err(error) => Answer::Refused(format!("this is no request: {error}")),
             },
             Err(error @ LineError::TooLong(_)) => {
@@ -238,7 +216,13 @@ fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
     to.write_all(&line)
 }
 
-fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
+/// Answers a request; `tell` takes what there is to say before that.
+fn answer(
+    shared: &Shared,
+    view: &mut View,
+    request: &Request,
+    tell: &mut dyn FnMut(Progress),
+) -> Answer {
     match request {
         Request::Trace(request) => with_memory(shared, |it| match it.memory.trace(ENGINE_LIMIT) {
             Some(report) => Answer::Trace(view.answer(it.placement.local(), report, request)),
@@ -259,10 +243,16 @@ fn answer(shared: &Shared, view: &mut View, request: &Request) -> Answer {
         Request::Placement(_) => {
             with_memory(shared, |it| Answer::Placement(places(&it.placement.load())))
         }
-        Request::Pause(_) => with_vm(shared, |vm| vm.pauses.pause()),
-        Request::Resume(_) => with_vm(shared, |vm| vm.pauses.resume()),
-        Request::MoveVcpu(request) => {
-            with_vm(shared, |vm| vm.moves.move_vcpu(VcpuId(request.vcpu), SliceId(request.slice)))
+        Request::Pause(_)
+        | Request::Resume(_)
+        | Request::MoveVcpu(_)
+        | Request::Drain(_)
+        | Request::Consolidate(_)
+        | Request::Spread(_) => {
+            // Other clients do not wait for this one's answer.
+            let vm = locked(&shared.vm).clone();
+            let none = "ask the bootstrap slice, once the guest runs";
+            vm.map_or_else(|| Answer::Refused(none.into()), |vm| vm.answer(request, tell))
         }
     }
 }
@@ -272,17 +262,6 @@ fn with_memory(shared: &Shared, ask: impl FnOnce(&Source) -> Answer) -> Answer {
     let source = locked(&shared.source).clone();
     let none = "no memory engine runs here: no VM yet, or one of one slice";
     source.map_or_else(|| Answer::Refused(none.into()), |source| ask(&source))
-}
-
-fn with_vm(shared: &Shared, ask: impl Fn(&Vm) -> Result<Duration, String>) -> Answer {
-    let vm = locked(&shared.vm).clone();
-    let Some(vm) = vm else {
-        return Answer::Refused("ask the bootstrap slice, once the guest runs".into());
-    };
-    match ask(&vm) {
-        Ok(took) => Answer::Done(DoneAnswer { milliseconds: took.as_secs_f64() * 1e3 }),
-        Err(why) => Answer::Refused(why),
-    }
 }
 
 fn tuning(request: &TuneRequest) -> Result<Tuning, HoldError> {

@@ -11,6 +11,7 @@ use super::negotiation::{
     gather_shapes,
 };
 use super::peripherals::{BackEnds, Owner, Relay, Sequencer};
+use super::relocation::{Relocations, capacity};
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::spec::{Shape, SpecError, VmSpec};
 use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
@@ -93,6 +94,7 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let for_whom = (BOOTSTRAP, shape.vcpus());
     let back_ends = BackEnds::open(&shape.devices, for_whom, None, options.local.on_full)?;
     facts.devices = back_ends.shapes();
+    facts.offered = options.local.offer.of_host(&shape.placement, BOOTSTRAP);
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables =
         acpi::build(&AcpiConfig { remote_distance: options.node_distance, ..shape.acpi() })?;
@@ -277,7 +279,9 @@ impl Vm {
         let cuts = self.parts.allow_cuts(Some(Arc::clone(&chipset)), ends.forms.clone())?;
         let moves = self.parts.allow_moves()?;
         if let (Some(control), Some(cuts)) = (control, cuts) {
-            control.attach_vm(Arc::new(cuts), Arc::new(moves));
+            let capacity = capacity(&self.shape, &self.hosts, &self.launch.devices);
+            let relocations = Relocations::new(moves, &channels, capacity);
+            control.attach_vm(Arc::new(cuts), Arc::new(relocations));
         }
         let owner = Owner { chipset, channels: Arc::clone(&channels), devices, sequencer };
         let jobs = self.jobs.clone();

@@ -120,6 +120,7 @@ fn consider(
     let (for_whom, on_full) = ((assignment.local, shape.vcpus()), options.local.on_full);
     let back_ends = BackEnds::open(&shape.devices, for_whom, Some(lent), on_full)?;
     facts.devices = back_ends.shapes();
+    facts.offered = options.local.offer.of_host(&shape.placement, assignment.local);
     Ok((spec, facts, back_ends))
 }
 

@@ -9,8 +9,10 @@ use crate::walk_probe::walks_need_write;
 use dsm::{Memory, RamError, UffdError};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::Kvm;
+use migrate::Placement;
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::thread;
 use thiserror::Error;
 use transport::RdmaMemory;
 use wire::SliceId;
@@ -34,6 +36,28 @@ pub struct HostFacts {
     /// The devices that it has for the VM: their numbers in the VM's description, and what they are.
     #[serde(default)]
     pub devices: Vec<(u16, BackEndShape)>,
+    /// What it offers to the VM.
+    #[serde(default)]
+    pub(crate) offered: Offered,
+}
+
+/// What a host offers to the VM, what its slice has at the start included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Offered {
+    /// vCPUs that may run there.
+    pub(crate) vcpus: u32,
+    /// Bytes of memory that it may be home of.
+    pub(crate) bytes: u64,
+}
+
+/// How much a host's operator lets a VM have, what its slice has at the start included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// vCPUs; as many as this process may use cores if none.
+    pub vcpus: Option<u32>,
+    /// Bytes of memory; what is available at the start if none.
+    pub bytes: Option<u64>,
 }
 
 /// Why this host cannot run a slice.
@@ -94,6 +118,7 @@ impl HostFacts {
                 _ => ghost_self_test().err().map(|e| one_line(&e)).unwrap_or_default(),
             },
             devices: Vec::new(),
+            offered: Offered::default(),
         })
     }
 }
@@ -134,6 +159,21 @@ pub(crate) fn check(
         }
     }
     Ok(())
+}
+
+impl Offer {
+    /// What a host offers to a slice that has its part of this placement at the start.
+    pub(crate) fn of_host(self, placement: &Placement, slice: SliceId) -> Offered {
+        let vcpus = u32::try_from(placement.vcpus_on(slice).len()).unwrap_or(u32::MAX);
+        let bytes = placement.frame_count(slice).saturating_mul(4096);
+        let cores = thread::available_parallelism().map_or(0, usize::from);
+        let cores = || u32::try_from(cores).unwrap_or(u32::MAX);
+        let available = || available_kib().saturating_mul(1024);
+        Offered {
+            vcpus: self.vcpus.unwrap_or_else(cores).max(vcpus),
+            bytes: self.bytes.unwrap_or_else(available).max(bytes),
+        }
+    }
 }
 
 /// Asks the host. True is the safe answer: replicas cost a little where they are not needed, and

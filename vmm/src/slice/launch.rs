@@ -7,6 +7,7 @@ use super::cut_link::CutHandle;
 use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
+use super::host::Offer;
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
 use super::pulls::Pulls;
 use super::report::SliceReport;
@@ -82,6 +83,8 @@ pub struct LocalOptions {
     pub trace: bool,
     /// The optional mechanisms that the memory engine uses.
     pub mechanisms: Mechanisms,
+    /// What the VM may have of this host.
+    pub offer: Offer,
     /// Where the control socket is, if there is to be one.
     pub control: Option<PathBuf>,
     /// What follows when the file system of an image here is full.

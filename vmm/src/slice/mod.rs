@@ -31,6 +31,7 @@ mod pause;
 mod peripherals;
 mod pulls;
 mod queue_states;
+mod relocation;
 mod report;
 mod saved;
 mod spec;
@@ -47,7 +48,7 @@ pub use peripherals::{
 pub use bootstrap::{BootstrapOptions, bootstrap};
 pub use clock_sync::ClockTest;
 pub use companion::{CompanionOptions, companion};
-pub use host::{HostError, HostFacts};
+pub use host::{HostError, HostFacts, Offer};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
 pub use saved::{Disagreement, FormError, check_forms};

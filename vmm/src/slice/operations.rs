@@ -8,14 +8,14 @@ use thiserror::Error;
 #[error("{0}")]
 pub(super) struct Busy(pub(super) Operation);
 
-/// What may go on. A cut saves no vCPU on its way, hence none begins while one moves.
+/// What may go on. A cut saves nothing on its way, hence none begins while parts move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum Operation {
     /// All slices are at rest, come to rest, or go on.
     #[error("the VM is paused, or about to be")]
     Cut,
-    /// A vCPU moves to another slice.
-    #[error("a vCPU is being moved")]
+    /// Parts of the VM go to other slices.
+    #[error("parts of the VM are being moved")]
     Move,
 }
 

@@ -1,9 +1,10 @@
-//! A VM of two slices in this process that is paused and resumed, and whose vCPUs move, while both of its vCPUs work on
+//! A VM of two slices in this process that is paused and resumed, and whose parts move, while both of its vCPUs work on
 //! the same memory, interrupt each other and use devices, on this machine's KVM.
 
 mod guest;
 mod moves;
 mod pauses;
+mod relocations;
 mod rig;
 
 use std::iter::successors;

@@ -18,13 +18,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, PlacementRequest, ReportAnswer,
-    ReportRequest, Request, ResumeRequest,
+    Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest,
+    Progress, ReportAnswer, ReportRequest, Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
     BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
-    Interrupts, LocalOptions, Memory, OnFull, PageTables, Rings, SliceSpec, StopHandle, VmSpec,
-    bootstrap, companion, one_line,
+    Interrupts, LocalOptions, Memory, Offer, OnFull, PageTables, Rings, SliceSpec, StopHandle,
+    VmSpec, bootstrap, companion, one_line,
 };
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 
@@ -229,15 +229,31 @@ impl Vm {
         }
     }
 
-    /// Where the vCPUs are; both slices see the same.
-    pub(crate) fn vcpus_by_slice(&self) -> [Vec<u32>; 2] {
+    /// Where everything is; both slices see the same.
+    pub(crate) fn placement(&self) -> PlacementAnswer {
         let [first, other] =
             [0, 1].map(|slice| match self.ask(slice, Request::Placement(PlacementRequest {})) {
                 Ok(Answer::Placement(answer)) => answer,
                 other => panic!("{other:?}; {}", self.line.seen().describe()),
             });
         assert_eq!(first, other);
-        [0, 1].map(|slice| first.slices[slice].vcpus.clone())
+        first
+    }
+
+    /// Where the vCPUs are.
+    pub(crate) fn vcpus_by_slice(&self) -> [Vec<u32>; 2] {
+        let placement = self.placement();
+        [0, 1].map(|slice| placement.slices[slice].vcpus.clone())
+    }
+
+    /// Asks the bootstrap slice for what is done part by part; what it says of each.
+    pub(crate) fn relocate(&self, request: Request) -> Vec<Progress> {
+        let mut heard = Vec::new();
+        let client = Client::connect(&socket(&self.folder.0, 0));
+        let answer = client.and_then(|mut it| it.ask_with(&request, |far| heard.push(far)));
+        let seen = || self.line.seen().describe();
+        assert!(matches!(answer, Ok(Answer::Done(_))), "{request:?}: {answer:?}; {}", seen());
+        heard
     }
 
     /// Takes the saved forms of both slices; there are none afterwards.
@@ -331,6 +347,7 @@ fn local(folder: &Path, slice: u16) -> LocalOptions {
         memory: Memory::Memfd,
         trace: false,
         mechanisms: Mechanisms::ALL,
+        offer: Offer { vcpus: Some(2), bytes: None },
         control: Some(socket(folder, slice)),
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),

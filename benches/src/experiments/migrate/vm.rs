@@ -25,7 +25,7 @@ use transport::{Credential, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::control::{Answer, Client, MoveVcpuRequest, Request};
 use vmm::slice::{
-    BootstrapOptions, ClockTest, CompanionOptions, Ending, LocalOptions, Memory, OnFull,
+    BootstrapOptions, ClockTest, CompanionOptions, Ending, LocalOptions, Memory, Offer, OnFull,
     PageTables, RunReport, SliceSpec, StopHandle, VmSpec, bootstrap, companion, one_line,
 };
 
@@ -261,6 +261,7 @@ fn local(control: Option<PathBuf>) -> LocalOptions {
         memory: Memory::Memfd,
         trace: false,
         mechanisms: Mechanisms::ALL,
+        offer: Offer { vcpus: Some(2), bytes: None },
         control,
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),

@@ -25,7 +25,7 @@ fn offer(vcpus: u32, frames: u64) -> Offer {
 /// Offers of slices 0, 1, 2 and so on.
 fn offers(of: &[(u32, u64)]) -> Capacity {
     let offers = of.iter().map(|(vcpus, frames)| offer(*vcpus, *frames));
-    Capacity { offers: (0..).map(SliceId).zip(offers).collect(), queues: BTreeMap::new() }
+    Capacity { offers: (0..).map(SliceId).zip(offers).collect(), ..Capacity::default() }
 }
 
 /// The placement of `vcpus[n]` and, in ranges of `each` frames one behind the other, `memory[n]`, on as many slices.

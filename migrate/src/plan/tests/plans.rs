@@ -45,7 +45,7 @@ fn any_capacity() -> impl Strategy<Value = Capacity> {
     (offers, queues).prop_map(|(offers, queues)| {
         let some = (0..).map(SliceId).zip(offers);
         let offers = some.filter_map(|(slice, offer)| Some((slice, offer?))).collect();
-        Capacity { offers, queues }
+        Capacity { offers, queues, ..Capacity::default() }
     })
 }
 
@@ -432,7 +432,7 @@ fn largest_vm_takes_bounded_work() {
 fn offers_of_any_size_are_no_trouble() {
     let huge = Offer { vcpus: u32::MAX, bytes: u64::MAX, ..Offer::default() };
     let offers = (0..3).map(|slice| (SliceId(slice), huge.clone())).collect();
-    let capacity = Capacity { offers, queues: BTreeMap::new() };
+    let capacity = Capacity { offers, ..Capacity::default() };
     let before = placement(3, &[0, 1, 2], (1 << 30, &[0, 1, 2]), Vec::new());
     let plan = consolidate(&before, &capacity).unwrap();
     assert_eq!(plan.result(&before).unwrap().members(), slices(&[0]));

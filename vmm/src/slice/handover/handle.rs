@@ -8,11 +8,10 @@
 //! ```
 
 use super::Handovers;
-use crate::control::MovesVcpus;
-use crate::slice::operations::{Busy, Operation};
+use crate::slice::operations::Ongoing;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use migrate::handover::{Outcome, Refusal};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use thiserror::Error;
 use wire::{SliceId, VcpuId};
@@ -28,9 +27,6 @@ pub(in crate::slice) enum MoveError {
     /// Nothing was begun.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Nothing was begun: something else goes on.
-    #[error(transparent)]
-    Busy(#[from] Busy),
     /// The VM would survive the loss of that slice, and is to do so still.
     #[error("{0} has devices only: it has no memory of the VM")]
     DevicesOnly(SliceId),
@@ -63,15 +59,16 @@ pub(super) type Reply = Sender<Result<Duration, MoveError>>;
 pub(in crate::slice) struct MoveHandle(pub(in crate::slice) Weak<Handovers>);
 
 impl MoveHandle {
+    /// Brings a vCPU to another slice, as a part of an operation that goes on until all slices know.
     pub(in crate::slice) fn move_to(
         &self,
         vcpu: VcpuId,
         to: SliceId,
+        ongoing: &Arc<Ongoing>,
     ) -> Result<Duration, MoveError> {
         let handovers = self.0.upgrade().ok_or(MoveError::Over)?;
-        let ongoing = handovers.channels.operations.begin(Operation::Move)?;
         let (reply, answer) = bounded(1);
-        handovers.begin(vcpu, to, (reply, ongoing))?;
+        handovers.begin(vcpu, to, (reply, Arc::clone(ongoing)))?;
         if let Ok(result) = answer.recv_timeout(GIVE_UP_LIMIT) {
             return result;
         }
@@ -81,11 +78,5 @@ impl MoveHandle {
             Err(RecvTimeoutError::Timeout) => Err(MoveError::Silent),
             Err(RecvTimeoutError::Disconnected) => Err(MoveError::Over),
         }
-    }
-}
-
-impl MovesVcpus for MoveHandle {
-    fn move_vcpu(&self, vcpu: VcpuId, to: SliceId) -> Result<Duration, String> {
-        self.move_to(vcpu, to).map_err(|error| error.to_string())
     }
 }

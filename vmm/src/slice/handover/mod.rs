@@ -22,7 +22,7 @@ mod tests;
 mod turn;
 mod worker;
 
-pub(super) use handle::MoveHandle;
+pub(super) use handle::{MoveError, MoveHandle};
 
 use super::channels::Channels;
 use super::events::SliceEvent;
@@ -30,7 +30,7 @@ use super::operations::Ongoing;
 use super::{BOOTSTRAP, SliceError};
 use crate::machine::Machine;
 use crossbeam_channel::Sender;
-use handle::{MoveError, Reply};
+use handle::Reply;
 use migrate::handover::{Coordinator, Input, Member, Message, Move};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ struct Asked {
     reply: Reply,
     began: Instant,
     /// Nothing else is done to the VM meanwhile.
-    ongoing: Ongoing,
+    ongoing: Arc<Ongoing>,
 }
 
 /// What one lock holds.
@@ -159,7 +159,7 @@ impl Handovers {
         &self,
         vcpu: VcpuId,
         to: SliceId,
-        (reply, ongoing): (Reply, Ongoing),
+        (reply, ongoing): (Reply, Arc<Ongoing>),
     ) -> Result<(), MoveError> {
         let mut turn = self.turn();
         if turn.parts.worker.is_none() {

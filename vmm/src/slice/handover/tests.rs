@@ -58,7 +58,7 @@ fn slice_whose_guest_does_not_run_takes_no_vcpu_and_stays_as_it_is() {
     let (handovers, _told) = handovers(0);
     let (reply, _answer) = bounded(1);
     let ongoing = handovers.channels.operations.begin(Operation::Move).unwrap();
-    assert_eq!(handovers.begin(VCPU, SliceId(1), (reply, ongoing)), Err(MoveError::Over));
+    assert_eq!(handovers.begin(VCPU, SliceId(1), (reply, ongoing.into())), Err(MoveError::Over));
     assert!(handovers.channels.operations.begin(Operation::Move).is_ok(), "it goes on");
 }
 

@@ -11,7 +11,7 @@ use devices::back_end::{DiskShape, NicShape};
 use devices::virtio::DeviceShape;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use wire::SliceId;
+use wire::{SliceId, VcpuId};
 
 /// Where the rings of a device are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +84,19 @@ impl BackEndShape {
         let owner = SliceId(device.slice);
         let at = |vcpu: &SliceId| if device.has_rings_at_home() { owner } else { *vcpu };
         self.homes_at(&Places { owner, vcpus: vcpus.iter().map(at).collect() })
+    }
+}
+
+impl BackEndShape {
+    /// The vCPU that each queue belongs to, of so many; none for a queue that stays with its device.
+    pub(crate) fn owners(&self, device: &DeviceSpec, vcpus: u32) -> Vec<Option<VcpuId>> {
+        // Homes are told of places. Here each vCPU is a place of its own, and the device is at one more.
+        let place = |number: u32| SliceId(u16::try_from(number).unwrap_or(u16::MAX));
+        let owner = place(vcpus);
+        let at = |vcpu| if device.has_rings_at_home() { owner } else { place(vcpu) };
+        let places = Places { owner, vcpus: (0..vcpus).map(at).collect() };
+        let vcpu = |home: SliceId| (home != owner).then(|| VcpuId(home.0.into()));
+        self.homes_at(&places).into_iter().map(vcpu).collect()
     }
 }
 
@@ -219,7 +232,15 @@ mod tests {
         let nic = BackEndShape::Nic(nic);
         assert_eq!(homes(&nic, "net", "t,slice=1"), [0, 0, 0, 0, 1, 1, 0].map(SliceId));
         assert_eq!(homes(&BackEndShape::Rng(()), "rng", ""), [SliceId(0)]);
+        let owners = |shape: &BackEndShape, option, text| {
+            let vcpus = shape.owners(&DeviceSpec::parse(option, text).unwrap(), 3);
+            vcpus.into_iter().map(|vcpu| vcpu.map(|vcpu| vcpu.0)).collect::<Vec<_>>()
+        };
+        assert_eq!(owners(&disk, "disk", "/d,slice=2"), [0, 1, 2].map(Some));
+        assert_eq!(owners(&disk, "disk", "/d,slice=2,rings=coherent"), [None; 3]);
+        assert_eq!(owners(&nic, "net", "t,slice=1"), [0, 0, 1, 1, 2, 2, 0].map(Some));
         let console = BackEndShape::Console(());
+        assert_eq!(owners(&console, "console", "stdio,slice=2"), [None; 2]);
         assert_eq!(homes(&console, "console", "stdio,slice=2"), [SliceId(2); 2]);
         let vsock = BackEndShape::Vsock(VsockShape { cid: 3 });
         assert_eq!(homes(&vsock, "vsock", "cid=3,socket=/s,slice=1"), [SliceId(1); 3]);

@@ -1,0 +1,89 @@
+//! What the control socket of the bootstrap slice does to the whole VM.
+
+use super::message::{Answer, DoneAnswer, Progress, Request};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::{SliceId, VcpuId};
+
+/// Pauses a whole VM and has it go on. Each call says how long it took, or why it was not done.
+pub trait PausesVm: fmt::Debug + Send + Sync {
+    /// Brings all slices to rest at one moment. They stay so.
+    ///
+    /// # Errors
+    /// They did not come to rest and run on, or are at rest already, or the VM is over.
+    fn pause(&self) -> Result<Duration, String>;
+
+    /// Has all slices go on.
+    ///
+    /// # Errors
+    /// The VM is not paused, or over, or a slice does not answer.
+    fn resume(&self) -> Result<Duration, String>;
+}
+
+/// Which parts of a running VM go where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relocation {
+    /// A vCPU and its queues go to a slice.
+    Vcpu {
+        /// The vCPU.
+        vcpu: VcpuId,
+        /// The slice.
+        to: SliceId,
+    },
+    /// Everything of a slice goes to others.
+    Drain(SliceId),
+    /// Everything goes to as few slices as have room.
+    Consolidate,
+    /// vCPUs go to slices that have fewer.
+    Spread,
+}
+
+/// Has parts of a running VM go to other slices.
+pub trait Relocates: fmt::Debug + Send + Sync {
+    /// Has them go, and waits for it. `tell` hears of each part before it goes. Says how long it took, or why it was not
+    /// done.
+    ///
+    /// # Errors
+    /// There is no such part or no room, or something else goes on: nothing was done. Or a part could not go: those before
+    /// it have gone, and it is where it was.
+    fn relocate(
+        &self,
+        what: &Relocation,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<Duration, String>;
+}
+
+/// What can be done to a VM.
+#[derive(Clone, Debug)]
+pub(super) struct Vm {
+    pub(super) pauses: Arc<dyn PausesVm>,
+    pub(super) relocates: Arc<dyn Relocates>,
+}
+
+impl Vm {
+    /// Does what is asked of the whole VM; `tell` hears how far it has come.
+    pub(super) fn answer(&self, request: &Request, tell: &mut dyn FnMut(Progress)) -> Answer {
+        let mut relocate = |what| self.relocates.relocate(&what, tell);
+        let result = match request {
+            Request::Pause(_) => self.pauses.pause(),
+            Request::Resume(_) => self.pauses.resume(),
+            Request::MoveVcpu(request) => {
+                let (vcpu, to) = (VcpuId(request.vcpu), SliceId(request.slice));
+                relocate(Relocation::Vcpu { vcpu, to })
+            }
+            Request::Drain(request) => relocate(Relocation::Drain(SliceId(request.slice))),
+            Request::Consolidate(_) => relocate(Relocation::Consolidate),
+            Request::Spread(_) => relocate(Relocation::Spread),
+            Request::Trace(_)
+            | Request::Report(_)
+            | Request::ForgetDevicePages(_)
+            | Request::Tune(_)
+            | Request::Placement(_) => Err("each slice is asked for itself".into()),
+        };
+        match result {
+            Ok(took) => Answer::Done(DoneAnswer { milliseconds: took.as_secs_f64() * 1e3 }),
+            Err(why) => Answer::Refused(why),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Does one job after another.
+
+use super::RelocationError;
+use super::job::Job;
+use crate::slice::channels::{Channels, DeviceJob};
+use crate::slice::events::SliceEvent;
+use crate::slice::handover::MoveHandle;
+use crate::slice::one_line;
+use crate::slice::operations::Ongoing;
+use crossbeam_channel::bounded;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::control::{OrderedChange, PlacedPart};
+use wire::{Epoch, SliceId};
+
+/// For the homes of one piece of memory to move, two round trips for each of its few chunks. A slice that hangs is lost
+/// long before.
+const HOMES_LIMIT: Duration = Duration::from_secs(120);
+/// For all slices to put a placement in force, which the order of changes bounds.
+const PLACE_LIMIT: Duration = Duration::from_secs(60);
+
+/// What does the jobs of one operation.
+pub(super) struct Executor<'a> {
+    pub(super) moves: &'a MoveHandle,
+    pub(super) channels: &'a Channels,
+    /// Nothing else is done to the VM meanwhile.
+    pub(super) ongoing: Arc<Ongoing>,
+}
+
+impl Executor<'_> {
+    pub(super) fn run(&self, job: &Job) -> Result<(), RelocationError> {
+        match job {
+            Job::Vcpu { vcpu, to } => {
+                self.moves.move_to(*vcpu, *to, &self.ongoing)?;
+                Ok(())
+            }
+            Job::Queues { device, first, queues, to } => {
+                let (device, first, queues) = (*device, *first, *queues);
+                self.place(PlacedPart::Queues { device, first, queues }, *to, self.next_epoch())
+            }
+            Job::Home { frames, to } => self.home(frames, *to),
+            Job::Pull { home, frames, from } => {
+                let pulls = &self.channels.pulls;
+                Ok(pulls.pull(self.channels, (*home, frames.clone()), *from)?)
+            }
+        }
+    }
+
+    fn next_epoch(&self) -> Epoch {
+        // There is none behind the last: the placement refuses it.
+        Epoch(self.channels.placement.load().epoch().0.saturating_add(1))
+    }
+
+    fn home(&self, frames: &Range<u64>, to: SliceId) -> Result<(), RelocationError> {
+        let engine = self.channels.handle.get().ok_or(RelocationError::Over)?;
+        let epoch = self.next_epoch();
+        if let Err(error) = engine.move_home(frames.clone(), to, epoch, HOMES_LIMIT) {
+            // Some chunks may have another home already, which no placement says.
+            let text = one_line(&error);
+            self.channels.event(SliceEvent::Fatal(format!("homes move to {to}: {text}")));
+            return Err(RelocationError::Homes(text));
+        }
+        let count = u32::try_from(frames.end - frames.start).expect("a piece has few frames");
+        self.place(PlacedPart::Memory { first: frames.start, frames: count }, to, epoch)
+    }
+
+    /// Has all slices put the next placement in force.
+    fn place(
+        &self,
+        part: PlacedPart,
+        to: SliceId,
+        placement: Epoch,
+    ) -> Result<(), RelocationError> {
+        let (done, told) = bounded(1);
+        let change = OrderedChange::Placed { part, to, placement };
+        let job = DeviceJob::Place(change, done);
+        let sent = self.channels.jobs().send_timeout(job, PLACE_LIMIT);
+        sent.map_err(|_| RelocationError::Over)?;
+        // An order that has not come to its end has ended the VM.
+        told.recv_timeout(PLACE_LIMIT).map_err(|_| RelocationError::Over)
+    }
+}

@@ -1,0 +1,186 @@
+//! What a plan comes to: one thing after another. Nothing here acts.
+//!
+//! ```text
+//!   Plan --Step--> Change::Vcpu   --> Vcpu
+//!                  Change::Queue  --> Queues (neighbours of one device together)
+//!                  Change::Memory --> Home, Home, ... (pieces)
+//!                  Change::Leave  --> Pull, Pull, ... (what the slice still has of any home), then it is empty
+//! ```
+
+use migrate::plan::Plan;
+use migrate::{Change, Placement, PlacementError};
+use std::fmt;
+use std::ops::Range;
+use thiserror::Error;
+use wire::{SliceId, VcpuId};
+
+/// Frames whose home moves at one time, 16 MiB: they are recorded in the placement together.
+const HOME_PIECE: u64 = 4096;
+/// Frames that a home is asked for at one time, 64 MiB.
+const PULL_PIECE: u64 = 16384;
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    /// A vCPU runs elsewhere.
+    Vcpu { vcpu: VcpuId, to: SliceId },
+    /// Queues of a device are served elsewhere.
+    Queues { device: u16, first: u16, queues: u16, to: SliceId },
+    /// Frames have another home.
+    Home { frames: Range<u64>, to: SliceId },
+    /// What a slice has of these frames comes to their home.
+    Pull { home: SliceId, frames: Range<u64>, from: SliceId },
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vcpu { vcpu, to } => write!(f, "{vcpu} to {to}"),
+            Self::Queues { device, to, .. } => write!(f, "queues of device {device} to {to}"),
+            Self::Home { to, .. } => write!(f, "homes of memory to {to}"),
+            Self::Pull { home, from, .. } => write!(f, "pages of {from} to {home}"),
+        }
+    }
+}
+
+/// Why a plan cannot be carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(super) enum JobError {
+    /// It was made for another placement.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// No code moves such a part.
+    #[error("device {0} would have to move to another host, which no device can yet")]
+    Device(u16),
+    /// No code has a slice join.
+    #[error("{0} would have to join a VM that runs, which no slice can yet")]
+    Join(SliceId),
+}
+
+/// All that a plan for this placement comes to.
+pub(super) fn jobs(plan: &Plan, placement: &Placement) -> Result<Vec<Job>, JobError> {
+    let mut jobs = Vec::new();
+    let mut now = placement.clone();
+    for step in &plan.steps {
+        for change in &step.changes {
+            push(&mut jobs, &now, change)?;
+        }
+        now = now.next(&step.changes)?;
+    }
+    Ok(jobs)
+}
+
+fn push(jobs: &mut Vec<Job>, now: &Placement, change: &Change) -> Result<(), JobError> {
+    match change {
+        Change::Vcpu { vcpu, to } => jobs.push(Job::Vcpu { vcpu: *vcpu, to: *to }),
+        Change::Memory { frames, to } => {
+            jobs.extend(pieces(frames, HOME_PIECE).map(|frames| Job::Home { frames, to: *to }));
+        }
+        Change::Queue { device, queue, to } => {
+            let next = |first: u16, queues: u16| first.checked_add(queues) == Some(*queue);
+            match jobs.last_mut() {
+                Some(Job::Queues { device: same, first, queues, to: there })
+                    if same == device && there == to && next(*first, *queues) =>
+                {
+                    *queues += 1;
+                }
+                _ => {
+                    jobs.push(Job::Queues { device: *device, first: *queue, queues: 1, to: *to });
+                }
+            }
+        }
+        Change::Leave(from) => {
+            let rest = now.memory().iter().filter(|place| place.home != *from);
+            jobs.extend(rest.flat_map(|place| {
+                let (home, from) = (place.home, *from);
+                pieces(&place.frames, PULL_PIECE).map(move |frames| Job::Pull {
+                    home,
+                    frames,
+                    from,
+                })
+            }));
+        }
+        Change::Join(slice) => return Err(JobError::Join(*slice)),
+        Change::Device { device, .. } => return Err(JobError::Device(*device)),
+    }
+    Ok(())
+}
+
+/// A range in pieces that end at multiples of a size.
+fn pieces(frames: &Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (mut start, end) = (frames.start, frames.end);
+    std::iter::from_fn(move || {
+        let first = start;
+        start = end.min((first / size + 1).saturating_mul(size));
+        (first < end).then_some(first..start)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use migrate::plan::{Capacity, Offer, drain};
+    use migrate::{DevicePlace, MemoryPlace};
+    use std::collections::BTreeMap;
+    use wire::Epoch;
+
+    const SLICES: [SliceId; 2] = [SliceId(0), SliceId(1)];
+
+    #[test]
+    fn drain_comes_to_single_jobs_and_the_last_pages_come_last() {
+        let [here, there] = SLICES;
+        let memory = vec![
+            MemoryPlace { frames: 0..5000, home: here },
+            MemoryPlace { frames: 5000..10_000, home: there },
+        ];
+        // A disk with a queue for each vCPU, and a network with two for each and one more.
+        let disk = DevicePlace { owner: here, queues: SLICES.to_vec() };
+        let network = DevicePlace { owner: here, queues: vec![here, here, there, there, here] };
+        let placement =
+            Placement::new(Epoch(1), SLICES.to_vec(), SLICES.to_vec(), memory, vec![disk, network])
+                .unwrap();
+        let of = |vcpu| move |queue| (queue, VcpuId(vcpu));
+        let queues = [(0, 0), (1, 0), (1, 1)].map(of(0));
+        let queues = queues.into_iter().chain([(0, 1), (1, 2), (1, 3)].map(of(1)));
+        let offer = Offer { vcpus: 2, bytes: 1 << 30, ..Offer::default() };
+        let offers = BTreeMap::from(SLICES.map(|slice| (slice, offer.clone())));
+        let capacity = Capacity { offers, queues: queues.collect(), ..Capacity::default() };
+        let plan = drain(&placement, &capacity, there).unwrap();
+        let home = |frames| Job::Home { frames, to: here };
+        let pull = |frames| Job::Pull { home: here, frames, from: there };
+        let expected = [
+            Job::Vcpu { vcpu: VcpuId(1), to: here },
+            Job::Queues { device: 0, first: 1, queues: 1, to: here },
+            Job::Queues { device: 1, first: 2, queues: 2, to: here },
+            home(5000..8192),
+            home(8192..10_000),
+            pull(0..10_000),
+        ];
+        assert_eq!(jobs(&plan, &placement).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_named_before_anything_is() {
+        let memory = vec![MemoryPlace { frames: 0..8, home: SLICES[0] }];
+        let disk = DevicePlace { owner: SLICES[1], queues: vec![SLICES[0]] };
+        let vcpus = vec![SLICES[0]];
+        let placement =
+            Placement::new(Epoch(1), SLICES.to_vec(), vcpus, memory, vec![disk]).unwrap();
+        let plan = |change| Plan { steps: vec![migrate::plan::Step { changes: vec![change] }] };
+        let device = plan(Change::Device { device: 0, to: SLICES[0] });
+        assert_eq!(jobs(&device, &placement), Err(JobError::Device(0)));
+        let join = plan(Change::Join(SliceId(2)));
+        assert_eq!(jobs(&join, &placement), Err(JobError::Join(SliceId(2))));
+        let stale = plan(Change::Leave(SliceId(3)));
+        assert!(matches!(jobs(&stale, &placement), Err(JobError::Placement(_))));
+    }
+
+    #[test]
+    fn pieces_end_at_multiples_and_cover_everything() {
+        let all: Vec<_> = pieces(&(3..21), 8).collect();
+        assert_eq!(all, [3..8, 8..16, 16..21]);
+        assert_eq!(pieces(&(8..8), 8).count(), 0);
+        let last = u64::MAX - 2..u64::MAX;
+        assert_eq!(pieces(&last, 8).collect::<Vec<_>>(), [last.clone()]);
+    }
+}
