@@ -14,6 +14,7 @@
 //!
 //! **No request is lost or doubled.** A worker at rest has given back all that it has taken. The state says how far that is.
 
+use super::model::FrontEnd;
 use super::saved::MovingQueue;
 use super::{SliceDevices, lock};
 use crate::slice::channels::Channels;
@@ -130,11 +131,7 @@ impl SliceDevices {
     pub(crate) fn place(&self, channels: &Channels, moved: &Move) -> Result<(), MoveError> {
         let slot = self.slots.get(usize::from(moved.device));
         let slot = slot.ok_or(MoveError::Device(moved.device))?;
-        let is_torn = |queue: &u16| {
-            let together = slot.front_end.together(*queue);
-            together.start < moved.queues.start || together.end > moved.queues.end
-        };
-        if let Some(torn) = moved.queues.clone().find(is_torn) {
+        if let Some(torn) = torn(&*slot.front_end, &moved.queues) {
             return Err(MoveError::Torn(torn));
         }
         let before = channels.placement.load().devices().get(usize::from(moved.device)).cloned();
@@ -243,6 +240,15 @@ impl SliceDevices {
         }
         true
     }
+}
+
+/// A queue that would move without one that is served with it.
+pub(super) fn torn(front_end: &dyn FrontEnd, queues: &Range<u16>) -> Option<u16> {
+    let is_torn = |queue: &u16| {
+        let together = front_end.together(*queue);
+        together.start < queues.start || together.end > queues.end
+    };
+    queues.clone().find(is_torn)
 }
 
 /// The state in these bytes, or what is wrong with them.
