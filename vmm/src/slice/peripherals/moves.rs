@@ -15,6 +15,7 @@
 //! **No request is lost or doubled.** A worker at rest has given back all that it has taken. The state says how far that is.
 
 use super::model::FrontEnd;
+use super::queues::Slot;
 use super::saved::MovingQueue;
 use super::{SliceDevices, lock};
 use crate::slice::channels::Channels;
@@ -22,7 +23,7 @@ use crate::slice::one_line;
 use crate::slice::queue_states::StateOf;
 use devices::virtio::{QueueIndex, RestError, RingError, StopTimeout};
 use migrate::saved::{decode, encode};
-use migrate::{AdvanceError, Change, Invalid};
+use migrate::{AdvanceError, Change, Invalid, PlacementView};
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -146,7 +147,7 @@ impl SliceDevices {
                 _ => {}
             }
         }
-        // Before the bells go: who finds none must find the new place.
+        // Before the state goes: who finds no bell here after that must find the new place.
         channels.owner.advance(&moved.changes(), moved.placement)?;
         if !leaving.is_empty() {
             self.leave(channels, moved, &leaving)?;
@@ -225,20 +226,47 @@ impl SliceDevices {
         from: SliceId,
         (device, queue): (u16, u16),
     ) -> bool {
-        if self.ring(device, queue) {
-            return true;
-        }
-        match channels.placement.load().queue_at(device, queue) {
-            None => return false,
-            // It has come since, or its worker has still to start.
-            Some(at) if at == self.local => {
-                self.ring(device, queue);
-            }
-            // That slice knows already that the queue is to be here. The worker has still to start.
-            Some(at) if at == from => {}
-            Some(at) => channels.send(at, &Control::Doorbell { device, queue }),
+        let Some(slot) = self.slots.get(usize::from(device)) else { return false };
+        match ring(slot, &channels.placement, from, (device, queue)) {
+            Rung::Nowhere => return false,
+            Rung::SentOn(to) => channels.send(to, &Control::Doorbell { device, queue }),
+            Rung::Here | Rung::Unneeded => {}
         }
         true
+    }
+}
+
+/// What becomes of a ring at one slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rung {
+    /// The bell is here.
+    Here,
+    /// The queue is there.
+    SentOn(SliceId),
+    /// The worker has still to start.
+    Unneeded,
+    /// There is no such queue.
+    Nowhere,
+}
+
+fn ring(
+    slot: &Slot,
+    placement: &PlacementView,
+    from: SliceId,
+    (device, queue): (u16, u16),
+) -> Rung {
+    let index = QueueIndex(queue);
+    if slot.ring(index) {
+        return Rung::Here;
+    }
+    match placement.load().queue_at(device, queue) {
+        None => Rung::Nowhere,
+        // It may have come since.
+        Some(at) if at == placement.local() && slot.ring(index) => Rung::Here,
+        Some(at) if at == placement.local() => Rung::Unneeded,
+        // That slice knows already that the queue is to be here.
+        Some(at) if at == from => Rung::Unneeded,
+        Some(at) => Rung::SentOn(at),
     }
 }
 
@@ -254,4 +282,173 @@ pub(super) fn torn(front_end: &dyn FrontEnd, queues: &Range<u16>) -> Option<u16>
 /// The state in these bytes, or what is wrong with them.
 fn read(bytes: &[u8]) -> Result<MovingQueue, String> {
     decode(bytes).map_err(|error| one_line(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rng::Rng;
+    use super::*;
+    use devices::msix::MsixView;
+    use devices::{InterruptMessage, InterruptSink};
+    use migrate::{DevicePlace, Placement, PlacementOwner};
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    const SLICES: [SliceId; 3] = [SliceId(0), SliceId(1), SliceId(2)];
+    const QUEUE: (u16, u16) = (0, 0);
+
+    struct Nowhere;
+
+    impl InterruptSink for Nowhere {
+        fn deliver(&self, _: InterruptMessage) {}
+    }
+
+    struct OneSlice {
+        owner: PlacementOwner,
+        slot: Slot,
+        /// Steps of the move under way that it has taken; all of them between moves.
+        taken: usize,
+        serves: bool,
+        rung: bool,
+    }
+
+    /// Three slices with one queue, and a driver that puts something into it and rings, anywhere.
+    struct Slices {
+        all: Vec<OneSlice>,
+        /// Rings on their way, by sender and receiver.
+        ways: [[VecDeque<()>; 3]; 3],
+        epoch: u32,
+        at: usize,
+        to: usize,
+        /// What the former place has sent.
+        state: bool,
+        put: u64,
+        seen: u64,
+    }
+
+    impl Slices {
+        fn new() -> Self {
+            let device = DevicePlace { owner: SLICES[0], queues: vec![SLICES[0]] };
+            let (members, vcpus) = (SLICES.to_vec(), vec![SLICES[0]]);
+            let placement =
+                Placement::new(Epoch(1), members, vcpus, Vec::new(), vec![device]).unwrap();
+            let all = SLICES.map(|local| {
+                let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
+                let slot = Slot::new(local, &[SLICES[0]], Arc::new(Rng), msix).unwrap();
+                let owner = PlacementOwner::new(local, placement.clone());
+                OneSlice { owner, slot, taken: 3, serves: local == SLICES[0], rung: false }
+            });
+            let (ways, epoch) = (Default::default(), 1);
+            let all = all.into();
+            Self { all, ways, epoch, at: 0, to: 0, state: false, put: 0, seen: 0 }
+        }
+
+        fn ring(&mut self, at: usize, from: usize) {
+            let slice = &mut self.all[at];
+            match ring(&slice.slot, &slice.owner.view(), SLICES[from], QUEUE) {
+                Rung::Here => slice.rung = true,
+                Rung::SentOn(to) => self.ways[at][usize::from(to.0)].push_back(()),
+                Rung::Unneeded => {}
+                Rung::Nowhere => panic!("there is one"),
+            }
+        }
+
+        fn look(&mut self, at: usize) {
+            let slice = &mut self.all[at];
+            if slice.serves && std::mem::take(&mut slice.rung) {
+                self.seen = self.put;
+            }
+        }
+
+        /// A slice takes the next step of the move, in the order of [`SliceDevices::leave`] and [`SliceDevices::come`].
+        fn step(&mut self, at: usize) {
+            let (former, next) = (at == self.at, at == self.to);
+            let slice = &mut self.all[at];
+            match slice.taken {
+                0 => {
+                    let (device, queue) = QUEUE;
+                    let change = Change::Queue { device, queue, to: SLICES[self.to] };
+                    slice.owner.advance(&[change], Epoch(self.epoch)).unwrap();
+                }
+                1 if former => slice.slot.remove_bells(&[QueueIndex(0)]),
+                1 if next => slice.slot.add_bell(QueueIndex(0)).unwrap(),
+                2 if former => (slice.serves, slice.rung, self.state) = (false, false, true),
+                2 if next && !self.state => return,
+                2 if next => {
+                    (slice.serves, slice.rung) = (true, false);
+                    self.seen = self.put;
+                }
+                _ => {}
+            }
+            slice.taken = (slice.taken + 1).min(3);
+            if self.all.iter().all(|slice| slice.taken == 3) {
+                self.at = self.to;
+            }
+        }
+
+        fn begin(&mut self, to: usize) {
+            if self.at == self.to && to != self.at {
+                (self.to, self.state) = (to, false);
+                self.epoch += 1;
+                self.all.iter_mut().for_each(|slice| slice.taken = 0);
+            }
+        }
+
+        fn deliver(&mut self, from: usize, to: usize) {
+            if self.ways[from][to].pop_front().is_some() {
+                self.ring(to, from);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Slices hear of moves at different times, and rings travel meanwhile.
+        #[test]
+        fn each_ring_is_followed_by_a_look(
+            steps in prop::collection::vec((0..10_u8, 0..3_usize, 0..3_usize), 0..150),
+        ) {
+            let mut slices = Slices::new();
+            for (kind, one, other) in steps {
+                match kind {
+                    0..2 => {
+                        slices.put += 1;
+                        slices.ring(one, one);
+                    }
+                    2..4 => slices.deliver(one, other),
+                    4 => slices.look(one),
+                    5 => slices.begin(one),
+                    _ => slices.step(one),
+                }
+            }
+            for _ in 0..9 {
+                (0..3).for_each(|slice| slices.step(slice));
+            }
+            prop_assert_eq!(slices.at, slices.to);
+            for _ in 0..200 {
+                for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
+                    slices.deliver(from, to);
+                }
+            }
+            prop_assert!(slices.ways.as_flattened().iter().all(VecDeque::is_empty), "rings go round");
+            (0..3).for_each(|slice| slices.look(slice));
+            prop_assert_eq!(slices.seen, slices.put, "something is left in the queue");
+        }
+    }
+
+    #[test]
+    fn ring_for_a_queue_that_does_not_exist_goes_nowhere() {
+        let slices = Slices::new();
+        let OneSlice { slot, owner, .. } = &slices.all[1];
+        assert_eq!(ring(slot, &owner.view(), SLICES[2], (0, 1)), Rung::Nowhere);
+        assert_eq!(ring(slot, &owner.view(), SLICES[2], (1, 0)), Rung::Nowhere);
+    }
+
+    #[test]
+    fn bytes_that_are_no_state_are_told() {
+        let why = read(b"nothing").unwrap_err();
+        assert!(why.contains("moving queue"), "{why}");
+    }
 }
