@@ -28,11 +28,11 @@ enum Verb {
     Resume(Target),
     /// Bring a vCPU to another slice, where it runs on. The guest runs meanwhile and notices nothing.
     Move(MoveArguments),
-    /// Bring everything of a slice to others: its vCPUs with their queues, and its memory. The guest runs meanwhile. The
-    /// slice stays, empty.
+    /// Bring everything of a slice to others: its vCPUs with their queues, and its memory. The guest runs meanwhile. Then the
+    /// slice leaves: its process ends with status 0, and its memory is free.
     Drain(DrainArguments),
     /// Drain all slices that are not needed, so that the VM is on as few as have room for it.
-    Consolidate(Target),
+    Consolidate(ConsolidateArguments),
     /// Bring vCPUs to slices that have fewer, until they are spread evenly.
     Spread(Target),
     /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
@@ -64,7 +64,24 @@ struct DrainArguments {
     /// Number of the slice
     slice: u16,
     #[command(flatten)]
+    stay: Stay,
+    #[command(flatten)]
     target: Target,
+}
+
+#[derive(Args, Debug)]
+struct ConsolidateArguments {
+    #[command(flatten)]
+    stay: Stay,
+    #[command(flatten)]
+    target: Target,
+}
+
+#[derive(Args, Debug)]
+struct Stay {
+    /// Have slices that are empty then stay, so that they can be given parts again
+    #[arg(long)]
+    stay: bool,
 }
 
 #[derive(Args, Debug)]
@@ -88,11 +105,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             let request = MoveVcpuRequest { vcpu: *vcpu, slice: *slice };
             (target, Request::MoveVcpu(request), "moved")
         }
-        Verb::Drain(DrainArguments { slice, target }) => {
-            (target, Request::Drain(DrainRequest { slice: *slice }), "drained")
+        Verb::Drain(DrainArguments { slice, stay, target }) => {
+            let request = DrainRequest { slice: *slice, stay: stay.stay };
+            (target, Request::Drain(request), "drained")
         }
-        Verb::Consolidate(target) => {
-            (target, Request::Consolidate(ConsolidateRequest {}), "consolidated")
+        Verb::Consolidate(ConsolidateArguments { stay, target }) => {
+            let request = ConsolidateRequest { stay: stay.stay };
+            (target, Request::Consolidate(request), "consolidated")
         }
         Verb::Spread(target) => (target, Request::Spread(SpreadRequest {}), "spread"),
         Verb::Show(target) => return show(target),

@@ -342,7 +342,9 @@ impl Node {
         }
     }
 
-    fn is_pulled(&self, gfn: Gfn, from: SliceId) -> bool {
+    /// True if a pull asks for the page.
+    #[must_use]
+    pub fn is_pulled(&self, gfn: Gfn, from: SliceId) -> bool {
         let copy = self.pages.copy(gfn);
         self.is_held_at(gfn, from)
             && !self.serving.contains_key(&gfn)

@@ -23,7 +23,7 @@
 //!
 //! | role | state | what the node does |
 //! |---|---|---|
-//! | home | `pages` (directory), `serving`, `home_moves` | `home`, `home_move` |
+//! | home | `pages` (directory), `serving`, `home_moves` | `home`, `home_move`, `leave` |
 //! | holder | `pages` (copies), `recalls`, `hold_windows`, `pins` | `holder`, `holding` |
 //! | requester | `outstanding_requests` | `requester` |
 //! | replicas | `tables`, `releases` | `release`, `roots`, `requester` |
@@ -51,6 +51,7 @@ mod home_move;
 mod home_moves;
 mod homes;
 mod input;
+mod leave;
 mod mechanisms;
 mod no_pages;
 mod node;
@@ -77,6 +78,7 @@ pub use error::ProtocolError;
 pub use hold::{HoldError, HoldPolicy};
 pub use homes::{HomeError, HomeRange, HomeTable};
 pub use input::Input;
+pub use leave::CannotLeave;
 pub use mechanisms::{Mechanism, Mechanisms, UnknownMechanism};
 pub use no_pages::NoPages;
 pub use node::Node;

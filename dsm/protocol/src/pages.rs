@@ -132,6 +132,16 @@ impl Holders {
         };
         (known && fits).then_some(Self { slices, kind, widely_shared })
     }
+    /// The holders without a slice that is no member any more. None: nobody is left.
+    pub(crate) fn without(self, slice: SliceId) -> Option<Self> {
+        let slices = self.slices & !(1 << slice.0);
+        if slices == self.slices {
+            return Some(self);
+        }
+        // What a page of readers is depends on how many there are, as for `with_owner`.
+        let widely_shared = self.widely_shared && slices.count_ones() >= WIDELY_SHARED;
+        (slices != 0 || self.is_replicated()).then_some(Self { slices, widely_shared, ..self })
+    }
     /// The slices, ascending.
     pub(crate) fn iter(self) -> impl Iterator<Item = SliceId> {
         let mut left = self.slices;
@@ -270,6 +280,17 @@ impl Pages {
         let directory = &mut self.directory[chunk(Gfn(first)).expect("a checked frame")];
         directory.widen(&(first..end));
         (first..end).map(Gfn).zip(holders).for_each(|(gfn, holders)| directory.set(gfn, *holders));
+    }
+
+    /// A slice holds none of the pages of this home. Each of them has another holder, or is replicated.
+    pub(crate) fn remove_holder(&mut self, slice: SliceId) {
+        for directory in &mut self.directory {
+            let with: Vec<(Gfn, Holders)> =
+                directory.iter().filter(|(_, holders)| holders.contains(slice)).collect();
+            for (gfn, holders) in with {
+                directory.set(gfn, holders.without(slice).unwrap_or(ELSEWHERE));
+            }
+        }
     }
 
     /// This slice is home of these pages of one chunk no longer, and forgets who holds them.

@@ -44,4 +44,12 @@ pub enum PlantedBug {
     HomeAskedWhileAway,
     /// A slice drops what it held back for the next home.
     HomeRequestsDropped,
+    /// A slice may leave with the only copy of a page.
+    LeaverTakesPages,
+    /// A slice that has left still counts as a member.
+    LeaverStaysMember,
+    /// A slice that has left still counts as a holder.
+    LeaverStaysHolder,
+    /// The last slice keeps its replicas of page tables.
+    LoneReplicasKept,
 }

@@ -2,7 +2,7 @@
 
 use crate::node::Node;
 use crate::store::PageStore;
-use wire::{Gfn, Message, SliceId, VcpuId};
+use wire::{Gfn, Message, VcpuId};
 
 impl Node {
     pub(crate) fn local_root(&mut self, vcpu: VcpuId, gfn: Gfn) {
@@ -12,9 +12,9 @@ impl Node {
     }
 
     /// Ends replicas of roots that no vCPU has used for a while. One slice decides, so that they do not
-    /// all ask.
+    /// all ask: the first of those that are left.
     pub(crate) fn drop_stale_roots(&mut self, store: &impl PageStore) {
-        if self.config.local != SliceId(0) {
+        if self.config.slices.first() != Some(&self.config.local) {
             return;
         }
         for gfn in self.tables.stale_roots(self.now, store) {

@@ -150,6 +150,14 @@ impl Tables {
         store.twin_entries(gfn, &mut |index, value| self.drop_reference(table, index, value));
     }
 
+    /// No page is a replica any more. The roots stay known. Gives back those that were.
+    pub(crate) fn end_all(&mut self) -> Vec<Gfn> {
+        self.children.clear();
+        self.idle_roots.clear();
+        self.process_roots.clear();
+        std::mem::take(&mut self.replicas).into_keys().collect()
+    }
+
     /// True when some table of the kernel has no parent but this root.
     fn is_only_parent(&self, root: Gfn, store: &impl PageStore) -> bool {
         let mut only = false;

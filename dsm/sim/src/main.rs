@@ -32,6 +32,9 @@ struct Args {
     /// Homes of pages move all the time.
     #[arg(long)]
     move_homes: bool,
+    /// Slices leave, one after another, until one is left. Homes move then too.
+    #[arg(long, conflicts_with = "mapping")]
+    leave: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
     workload: Option<Workload>,
@@ -54,8 +57,8 @@ impl Args {
         }
         let slices = self.slices.unwrap_or_else(|| Setup::slices_of(seed));
         let (steps, workload) = (self.steps.unwrap_or(500), self.workload);
-        let moves = self.move_homes;
-        let setup = Setup { seed, slices, steps, workload, moves, planted: None };
+        let (moves, leaves) = (self.move_homes, self.leave);
+        let setup = Setup { seed, slices, steps, workload, moves, leaves, planted: None };
         let run = if self.save_restore { run_saved } else { run };
         let report = run(setup).with_context(failed)?;
         Ok(format!("seed={seed} slices={slices} steps={steps} {report}"))

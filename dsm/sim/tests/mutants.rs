@@ -1,7 +1,9 @@
 //! Each planted bug is found by a model, and we know by which property.
 
 use dsm_protocol::{Access, Gfn, Message, PlantedBug};
-use tessera_dsm_sim::models::{Scenario, epochs, home_moves, names, ordinary, refute, replicas};
+use tessera_dsm_sim::models::{
+    Scenario, epochs, home_moves, leaving, names, ordinary, refute, replicas,
+};
 
 #[test]
 fn each_planted_bug_is_caught() {
@@ -56,6 +58,21 @@ fn each_planted_bug_of_homes_that_move_is_caught() {
         (PlantedBug::HomeLateRunsForgotten, names::FITS, home_moves::late_runs(true)),
         (PlantedBug::HomeAskedWhileAway, names::FITS, moves()),
         (PlantedBug::HomeRequestsDropped, names::AWAKE, moves()),
+    ];
+    for (bug, property, scenario) in caught {
+        let broken = refute(&format!("{bug:?}"), scenario.plant(bug));
+        assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
+    }
+}
+
+#[test]
+fn each_planted_bug_of_slices_that_leave_is_caught() {
+    let caught: [(PlantedBug, &str, Scenario); 5] = [
+        (PlantedBug::LeaverTakesPages, names::FITS, leaving::one_page(2, 1, true)),
+        (PlantedBug::LeaverStaysHolder, names::AWAKE, leaving::one_page(3, 1, true)),
+        (PlantedBug::LeaverStaysMember, names::AWAKE, leaving::change_of_leaver(3, true)),
+        (PlantedBug::LoneReplicasKept, names::AWAKE, leaving::change_of_leaver(2, true)),
+        (PlantedBug::ReleaseWithoutFlush, names::LOADS, leaving::change_of_leaver(2, true)),
     ];
     for (bug, property, scenario) in caught {
         let broken = refute(&format!("{bug:?}"), scenario.plant(bug));

@@ -6,7 +6,15 @@ use tessera_dsm_sim::simulator::{Failure, Report, Setup, Workload, run_saved};
 
 fn setup(seed: u64, workload: Workload) -> Setup {
     let slices = Setup::slices_of(seed);
-    Setup { seed, slices, steps: 120, workload: Some(workload), moves: false, planted: None }
+    Setup {
+        seed,
+        slices,
+        steps: 120,
+        workload: Some(workload),
+        moves: false,
+        leaves: false,
+        planted: None,
+    }
 }
 
 fn runs_clean(setup: Setup) -> Report {
@@ -37,6 +45,19 @@ fn homes_that_have_moved_are_saved_where_they_are() {
             moves += report.moves;
         }
         assert!(moves > 20, "{workload}: too few moves, {moves}");
+    }
+}
+
+#[test]
+fn slices_that_have_left_are_in_no_form() {
+    for workload in [Workload::Uniform, Workload::Tables] {
+        let (mut left, mut saves) = (0, 0);
+        for seed in 1..=12 {
+            let report = runs_clean(Setup { leaves: true, ..setup(seed, workload) });
+            left += report.left;
+            saves += report.saves;
+        }
+        assert!(left > 6 && saves > 20, "{workload}: {left} slices left, {saves} saves");
     }
 }
 

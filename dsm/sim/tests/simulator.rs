@@ -23,6 +23,7 @@ fn seeds_that_failed_once_run_clean() {
             steps: steps.parse().unwrap(),
             workload: Some(workload),
             moves: false,
+            leaves: false,
             planted: None,
         });
     }
@@ -34,7 +35,15 @@ fn every_workload_runs_clean() {
         for seed in 1000..1008 {
             let slices = Setup::slices_of(seed);
             let workload = Some(workload);
-            runs_clean(Setup { seed, slices, steps: 150, workload, moves: false, planted: None });
+            runs_clean(Setup {
+                seed,
+                slices,
+                steps: 150,
+                workload,
+                moves: false,
+                leaves: false,
+                planted: None,
+            });
         }
     }
 }
@@ -47,7 +56,15 @@ fn every_workload_runs_clean_while_homes_move() {
         for seed in 2000..2012 {
             let slices = Setup::slices_of(seed);
             let workload = Some(workload);
-            let setup = Setup { seed, slices, steps: 150, workload, moves: true, planted: None };
+            let setup = Setup {
+                seed,
+                slices,
+                steps: 150,
+                workload,
+                moves: true,
+                leaves: false,
+                planted: None,
+            };
             let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
             moves += report.moves;
             pages += report.moved_pages;
@@ -57,6 +74,47 @@ fn every_workload_runs_clean_while_homes_move() {
         assert!(moves > 50 && pages > moves, "{workload}: {moves} moves of {pages} pages");
     }
     println!("{late} late requests");
+}
+
+#[test]
+fn every_workload_runs_clean_while_slices_leave() {
+    for workload in Workload::ALL {
+        let (mut left, mut refusals, mut alone) = (0, 0, 0);
+        for seed in 3000..3016 {
+            let slices = Setup::slices_of(seed);
+            let setup = Setup { leaves: true, ..hot(seed, slices, workload) };
+            let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
+            left += report.left;
+            refusals += report.refusals;
+            alone += u64::from(report.left + 1 == u64::from(slices));
+        }
+        println!("{workload}: {left} slices left, {refusals} refusals, {alone} times one was left");
+        assert!(left > 16 && alone > 0 && refusals > 0, "{workload}: {left} slices left");
+    }
+}
+
+fn hot(seed: u64, slices: u16, workload: Workload) -> Setup {
+    let workload = Some(workload);
+    Setup { seed, slices, steps: 200, workload, moves: false, leaves: false, planted: None }
+}
+
+#[test]
+fn planted_bugs_of_slices_that_leave_are_caught_by_some_seed() {
+    for (bug, workload) in [
+        (PlantedBug::LeaverTakesPages, Workload::Hot),
+        (PlantedBug::LeaverStaysMember, Workload::Tables),
+        (PlantedBug::LeaverStaysHolder, Workload::Uniform),
+        (PlantedBug::LoneReplicasKept, Workload::Tables),
+        (PlantedBug::ReleaseWithoutFlush, Workload::Tables),
+    ] {
+        let caught = (1..200).find_map(|seed| {
+            let planted = Some(bug);
+            let setup = Setup { leaves: true, planted, ..hot(seed, 3, workload) };
+            run(setup).err().map(|failure| (seed, failure))
+        });
+        let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
+        println!("{bug:?}: seed {seed}: {:.90}", failure.to_string());
+    }
 }
 
 #[test]
@@ -72,7 +130,15 @@ fn planted_bugs_of_homes_that_move_are_caught_by_some_seed() {
         let workload = Some(if tables { Workload::Tables } else { Workload::Hot });
         let caught = (1..200).find_map(|seed| {
             let planted = Some(bug);
-            let setup = Setup { seed, slices: 4, steps: 200, workload, moves: true, planted };
+            let setup = Setup {
+                seed,
+                slices: 4,
+                steps: 200,
+                workload,
+                moves: true,
+                leaves: false,
+                planted,
+            };
             run(setup).err().map(|failure| (seed, failure))
         });
         let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
@@ -105,8 +171,15 @@ fn planted_bugs_are_caught_by_some_seed() {
         // One in thousands lets a run stall for long enough: the model is what finds it.
         let mut seeds = if bug == PlantedBug::LateRunServed { 7660..7661 } else { 1..200 };
         let caught = seeds.find_map(|seed| {
-            let setup =
-                Setup { seed, slices: 4, steps: 200, workload, moves: false, planted: Some(bug) };
+            let setup = Setup {
+                seed,
+                slices: 4,
+                steps: 200,
+                workload,
+                moves: false,
+                leaves: false,
+                planted: Some(bug),
+            };
             run(setup).err().map(|failure| (seed, failure))
         });
         let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
@@ -119,7 +192,8 @@ fn planted_bugs_are_caught_by_some_seed() {
 fn page_that_changes_on_its_way_is_noticed() {
     let (workload, planted) = (Some(Workload::Hot), Some(PlantedBug::GrantEarly));
     let mut failures = (1..400).filter_map(|seed| {
-        run(Setup { seed, slices: 4, steps: 200, workload, moves: false, planted }).err()
+        run(Setup { seed, slices: 4, steps: 200, workload, moves: false, leaves: false, planted })
+            .err()
     });
     let noticed = failures.any(|failure| failure.to_string().contains("changed on its way"));
     assert!(noticed, "a writer that does not wait changes no page on its way");

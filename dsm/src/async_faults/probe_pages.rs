@@ -76,6 +76,11 @@ impl ProbePages {
         expired
     }
 
+    /// All of them.
+    pub(crate) fn all(self) -> impl Iterator<Item = Gfn> {
+        self.0.into_iter().map(|page| page.gfn)
+    }
+
     /// When the next grace is over.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let due = |page: &Page| match page.state {

@@ -1,6 +1,7 @@
 //! Commands of the VMM to the engine, and the queues that they wait in.
 
 use super::homes::{HomeMove, Pull};
+use super::leaving::LeaveError;
 use super::rest::RestError;
 use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
@@ -69,6 +70,10 @@ pub(crate) enum Command {
     MoveHome(HomeMove),
     /// Bring pages to this slice, their home.
     PullHome(Pull),
+    /// Say whether a slice may leave.
+    MayPartWith { slice: SliceId, reply: Sender<Result<(), LeaveError>> },
+    /// A slice leaves.
+    PartWith { slice: SliceId, reply: Sender<Result<(), LeaveError>> },
     /// Log what is waited for.
     LogState,
     /// End.

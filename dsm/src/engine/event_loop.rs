@@ -65,6 +65,8 @@ pub struct Engine {
     pub(super) workers: Workers,
     overdue: Overdue,
     pub(super) bystanders: Vec<SliceId>,
+    /// Slices that have left. What comes from them means nothing, and nor does their loss.
+    pub(super) departed: Vec<SliceId>,
     pub(super) wait_policy: WaitPolicy,
     pub(super) home_moves: HomeMoves,
     /// A rest that was asked for and has not come.
@@ -141,6 +143,7 @@ impl Engine {
             workers: Workers::default(),
             overdue: Overdue::new(config.wait_limit),
             bystanders: config.bystanders,
+            departed: Vec::new(),
             wait_policy: WaitPolicy::new(mechanisms),
             home_moves: HomeMoves::default(),
             rest: None,

@@ -101,6 +101,12 @@ impl Engine {
             Command::GoOn => self.end_rest(),
             Command::MoveHome(home_move) => self.begin_home_move(home_move)?,
             Command::PullHome(pull) => self.begin_pull(pull)?,
+            Command::MayPartWith { slice, reply } => {
+                let _ = reply.send(self.may_part_with(slice));
+            }
+            Command::PartWith { slice, reply } => {
+                let _ = reply.send(self.part_with(slice)?);
+            }
             Command::LogState => {
                 let (backlog, releases) = (self.outbound.backlog.len(), self.releases.len());
                 let unrest = self.node.unrest();

@@ -17,13 +17,19 @@ impl Engine {
         let Self { node, store, outbound, uplink, effects, classifier, trace, clock, .. } = self;
         let Outbound { transport, remote_writers, moved, .. } = outbound;
         let mut inbox = Inbox { node, store, classifier, trace, effects, remote_writers, moved };
-        let (bystanders, mut lost) = (&self.bystanders, Vec::<(SliceId, String)>::new());
+        let (bystanders, departed) = (&self.bystanders, &self.departed);
+        let mut lost = Vec::<(SliceId, String)>::new();
         let (mut fenced, mut urgent) = (false, false);
         let is_urgent = self.wait_policy.is_urgent(clock.now_ns());
         uplink.looks();
         transport.limit_runs(if is_urgent { 1 } else { POLL_BUDGET });
         transport.poll(POLL_BUDGET, &mut |event| {
             match event {
+                Event::Head { from: peer, .. }
+                | Event::DirectlyReceived { from: peer, .. }
+                | Event::Frame { from: peer, .. }
+                | Event::Lost { peer, .. }
+                    if departed.contains(&peer) => {}
                 // Each loss is told once, so all are taken. A loss behind that of a bystander counts too.
                 Event::Lost { peer, cause } => {
                     fenced |= !bystanders.contains(&peer);

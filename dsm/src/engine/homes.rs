@@ -57,3 +57,10 @@ pub(crate) struct HomeMoves {
     /// Moves of which this slice has heard, a chunk or a part of it each.
     pub(super) heard: u64,
 }
+
+impl HomeMoves {
+    /// True when nothing is to move or to come.
+    pub(super) fn is_empty(&self) -> bool {
+        self.moves.is_empty() && self.pulls.is_empty()
+    }
+}

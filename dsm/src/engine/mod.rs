@@ -13,6 +13,7 @@
 //! * `handle`, `command`, `waker`: how other threads reach it.
 //! * `prefetching` steps the protocol with what [`crate::prefetch`] proposes.
 //! * `home_moves` (with `homes`) has homes of frames move, and brings pages to their home.
+//! * `leaving` parts with a slice that shares memory no longer.
 //! * `saved` brings the engine to `rest` and saves its node; `restored` goes on from a saved one.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
@@ -30,6 +31,7 @@ mod handle;
 mod home_moves;
 mod homes;
 mod inbox;
+mod leaving;
 mod outbound;
 mod overdue;
 mod page_batch;
@@ -56,6 +58,7 @@ pub use handle::Handle;
 pub use homes::HomeMoveError;
 #[cfg(feature = "simulate")]
 pub(crate) use homes::{HomeMove, Pull};
+pub use leaving::LeaveError;
 #[cfg(feature = "simulate")]
 pub(crate) use poll::Ready;
 pub use rest::{RestError, Unrest};

@@ -111,7 +111,7 @@ impl Engine {
     }
 
     /// What is under way here.
-    fn unrest(&self) -> Option<Unrest> {
+    pub(super) fn unrest(&self) -> Option<Unrest> {
         if self.rest.as_ref().is_some_and(|rest| !rest.flushed) {
             return Some(Unrest::Flush);
         }

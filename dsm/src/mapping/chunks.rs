@@ -335,17 +335,33 @@ impl Chunks {
         if !self.may_grant(id) || !self.has_room(id) {
             return false;
         }
+        self.counts.exclusive_grants += 1;
+        self.make_private(id);
+        true
+    }
+
+    /// Nobody else uses any of these chunks (ranges of their numbers). Gives back those that were shared: they are
+    /// private from now on.
+    pub(crate) fn settle_all(&mut self, all: &[Range<u64>]) -> Vec<ChunkId> {
+        let ids = all.iter().cloned().flatten().map(ChunkId);
+        let shared: Vec<ChunkId> = ids.filter(|id| !self.is_private(*id)).collect();
+        for id in &shared {
+            self.make_private(*id);
+        }
+        self.counts.private_again += u64::try_from(shared.len()).unwrap_or(u64::MAX);
+        shared
+    }
+
+    /// A chunk is private whose pages are all here.
+    fn make_private(&mut self, id: ChunkId) {
         for gfn in id.frames().map(Gfn) {
             self.away.remove(gfn);
         }
         let before = self.known.get(&id).copied();
         self.counts.shared_now -= u64::from(before.is_some());
-        self.counts.exclusive_grants += 1;
         let doublings = before.map_or(0, |chunk| chunk.doublings);
-        let since_ns = self.now_ns;
-        let state = State::PrivateAgain;
+        let (state, since_ns) = (State::PrivateAgain, self.now_ns);
         self.set(id, Chunk { state, away: 0, doublings, unmapped: false, since_ns });
-        true
     }
 
     /// A quiet chunk stays shared for now.

@@ -20,6 +20,14 @@ pub(crate) fn end_of(ram: &GuestRam) -> u64 {
     ram.slots().last().map_or(0, |(start, _, bytes)| (start + bytes) / PAGE)
 }
 
+/// The frames of a range that are in no whole chunk of it, before and behind those that are.
+pub(super) fn edges(range: &Range<u64>) -> [Range<u64>; 2] {
+    let inner = whole_chunks(std::slice::from_ref(range)).pop();
+    let inner = inner.map(|chunks| chunks.start * CHUNK_PAGES..chunks.end * CHUNK_PAGES);
+    let inner = inner.unwrap_or(range.end..range.end);
+    [range.start..inner.start, inner.end..range.end]
+}
+
 /// Watches what is not in a private chunk: all whose home is elsewhere, and parts of chunks.
 pub(crate) fn watch_at_start(
     uffd: &Uffd,
@@ -47,10 +55,7 @@ pub(crate) fn watch_at_start(
         watch(range, FaultWatch::Everything)?;
     }
     for range in own {
-        let inner = whole_chunks(std::slice::from_ref(range)).pop();
-        let inner = inner.map(|chunks| chunks.start * CHUNK_PAGES..chunks.end * CHUNK_PAGES);
-        let inner = inner.unwrap_or(range.end..range.end);
-        for rest in [range.start..inner.start, inner.end..range.end] {
+        for rest in edges(range) {
             watch(&rest, FaultWatch::GivenAway)?;
         }
     }

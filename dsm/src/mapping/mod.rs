@@ -21,10 +21,12 @@
 //!
 //! * `store`: what a step of the protocol does to pages. `step_store` is its face towards the protocol.
 //! * `chunks` decides which chunks are private, and `share` carries that out.
+//! * `alone`: the store of a slice that nobody shares memory with any more.
 //! * `restored`: the store of a slice that goes on from a saved node.
 //! * `staged_pages`: pages that came and are not in the memory file yet.
 //! * `twins`: replicas of page tables as they were at the last flush.
 
+mod alone;
 mod chunks;
 mod first_watch;
 mod pending_invalidations;

@@ -48,6 +48,8 @@ pub(crate) struct Store {
     pub(crate) write_prediction: WritePrediction,
     /// Access that the step in hand takes away at its end.
     pub(super) pending_invalidations: PendingInvalidations,
+    /// Nobody shares this memory: nothing of it is watched.
+    pub(super) is_alone: bool,
     failure: Option<EngineError>,
     #[cfg(feature = "simulate")]
     pub(crate) planted: Option<PlantedBug>,
@@ -82,6 +84,7 @@ impl Store {
             staged: RefCell::default(),
             write_prediction: WritePrediction::default(),
             pending_invalidations: PendingInvalidations::default(),
+            is_alone: false,
             failure: None,
             #[cfg(feature = "simulate")]
             planted: None,
@@ -141,7 +144,7 @@ impl Store {
         expired.into_iter().try_for_each(|gfn| self.set_writable(gfn, true))
     }
 
-    fn set_writable(&self, gfn: Gfn, on: bool) -> Result<(), EngineError> {
+    pub(super) fn set_writable(&self, gfn: Gfn, on: bool) -> Result<(), EngineError> {
         self.ram.set_writable(gfn, on).map_err(|source| EngineError::Access { gfn, source })
     }
 
@@ -297,12 +300,13 @@ impl Store {
     /// True when userfaultfd knows all pages of a run, and none is mapped read-only.
     fn is_watched(&self, run: PageRun) -> bool {
         let mut pages = (run.first.0..run.first.0 + run.pages).map(Gfn);
-        pages.all(|gfn| !self.chunks.is_private(ChunkId::of(gfn)) && !self.readable.contains(gfn))
+        let is_private = |gfn| self.is_alone || self.chunks.is_private(ChunkId::of(gfn));
+        pages.all(|gfn| !is_private(gfn) && !self.readable.contains(gfn))
     }
 
     fn map_now(&mut self, gfn: Gfn, access: Access) -> Result<(), EngineError> {
         let writable = access == Access::Write;
-        if self.chunks.is_private(ChunkId::of(gfn)) {
+        if self.is_alone || self.chunks.is_private(ChunkId::of(gfn)) {
             return Ok(());
         }
         if writable {

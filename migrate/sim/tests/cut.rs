@@ -40,6 +40,15 @@ fn cut_may_be_given_up_at_any_time_and_the_next_one_is_whole() {
     prove("given up, with a broken ring", Scenario { broken: [0, 0, 1], ..twice });
 }
 
+#[test]
+fn slice_that_leaves_is_a_member_for_all_or_for_none() {
+    let leaves = Scenario { cuts: 2, leave: true, ..Scenario::default() };
+    prove("a slice leaves", Scenario { interrupts: [1, 1, 0], ..leaves.clone() });
+    prove("a slice leaves after a call", Scenario { calls: [0, 1, 0], ..leaves.clone() });
+    prove("a slice that is needed stays", Scenario { needed: true, ..leaves.clone() });
+    prove("given up while a slice leaves", Scenario { give_up: true, ..leaves });
+}
+
 #[track_caller]
 fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
     let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
@@ -56,4 +65,8 @@ fn planted_bugs_are_caught() {
     let calls = Scenario { calls: [0, 1, 0], ..scenario() };
     assert_caught(NotAllTaken, &calls, names::ENDS);
     assert_caught(NotAwaited, &scenario(), names::RUNS);
+    let leaves = Scenario { leave: true, ..scenario() };
+    let needed = Scenario { needed: true, ..leaves.clone() };
+    assert_caught(NobodyAsked, &needed, names::NEEDED);
+    assert_caught(GoesOnHalfParted, &Scenario { give_up: true, ..leaves }, names::SAME);
 }

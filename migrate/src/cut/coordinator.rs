@@ -6,6 +6,10 @@
 //!                 |  ^                              |                                      ^
 //!                 |  +--Devices, they do not agree--+                                      |
 //!                 +------Failed, or given up, at any step ---------------------------------+
+//!
+//!                part_with             all others Taken        all others Taken: the slice is dismissed
+//!        at rest ---------> asking(MayPart) ------------> asking(Part) ---------------------> at rest
+//!                                | Failed, or given up: all go on    | no way back
 //! ```
 
 use super::planted::PlantedBug;
@@ -21,6 +25,9 @@ pub enum Refusal {
     /// One cut at a time.
     #[error("the VM is at rest already, or comes to rest, or has not gone on yet")]
     Busy,
+    /// The first slice, or one that is none of the VM.
+    #[error("{0} cannot leave")]
+    Stays(SliceId),
 }
 
 /// What follows from an input.
@@ -39,6 +46,10 @@ pub enum News {
     AtRest,
     /// The cut was given up, because of this; slices go on.
     GivenUp(String),
+    /// A slice has left. The others are still at rest.
+    Parted(SliceId),
+    /// Some slices do without the one that leaves, and some cannot: the VM must end.
+    Broken(String),
     /// All slices run.
     Runs,
 }
@@ -129,10 +140,30 @@ impl Coordinator {
         Ok(self.ask_all(Step::Vcpus))
     }
 
-    /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none.
+    /// Has a slice leave that has nothing of the VM any more. All slices are at rest, and stay so.
+    ///
+    /// # Errors
+    /// They are not, or the slice cannot leave.
+    pub fn part_with(&mut self, slice: SliceId) -> Result<Verdict, Refusal> {
+        if self.phase != Phase::AtRest {
+            return Err(Refusal::Busy);
+        }
+        if !self.members.iter().skip(1).any(|member| *member == slice) {
+            return Err(Refusal::Stays(slice));
+        }
+        let at_once = self.planted.has(PlantedBug::NobodyAsked);
+        Ok(self.ask_others(if at_once { Step::Part(slice) } else { Step::MayPart(slice) }, slice))
+    }
+
+    /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none, or while a slice leaves.
     pub fn go_on(&mut self, why: &str) -> Verdict {
         let news = match &self.phase {
             Phase::Idle | Phase::GoingOn { .. } => return Verdict::default(),
+            Phase::Asking { step: Step::Part(_), .. }
+                if !self.planted.has(PlantedBug::GoesOnHalfParted) =>
+            {
+                return Verdict::default();
+            }
             Phase::Asking { .. } => Some(News::GivenUp(why.to_owned())),
             Phase::AtRest => None,
         };
@@ -151,6 +182,12 @@ impl Coordinator {
             Phase::GoingOn { waiting } => {
                 waiting.remove(&slice);
                 self.look_whether_all_run()
+            }
+            // Those that are left do without the one that leaves.
+            Phase::Asking { step: Step::Part(leaver), waiting, .. } => {
+                waiting.remove(&slice);
+                let (step, done) = (Step::Part(*leaver), waiting.is_empty());
+                if done { self.all_taken(step) } else { Verdict::default() }
             }
             _ => self.go_on(&format!("{slice} is lost")),
         }
@@ -186,7 +223,16 @@ impl Coordinator {
             (Message::Failed(_, why), Phase::Asking { step, .. }) => {
                 // It may go to a terminal, and who wrote it is not known.
                 let why = why.replace(char::is_control, " ");
-                let text = format!("{from} cannot bring {step} to rest: {why}");
+                let step = *step;
+                let text = match step {
+                    Step::MayPart(leaver) | Step::Part(leaver) => {
+                        format!("{from} cannot do without {leaver}: {why}")
+                    }
+                    step => format!("{from} cannot bring {step} to rest: {why}"),
+                };
+                if let Step::Part(_) = step {
+                    return Verdict { news: Some(News::Broken(text)), ..Verdict::default() };
+                }
                 self.go_on(&text)
             }
             (Message::GoesOn(_), Phase::GoingOn { waiting }) => {
@@ -204,6 +250,13 @@ impl Coordinator {
         let waiting = now.iter().copied().collect();
         self.phase = Phase::Asking { step, waiting, later: later.to_vec() };
         Verdict { messages, news: None }
+    }
+
+    /// Asks all but one that leaves.
+    fn ask_others(&mut self, step: Step, leaver: SliceId) -> Verdict {
+        let mut others = self.members.clone();
+        others.retain(|member| *member != leaver);
+        self.ask(step, &others, &[])
     }
 
     fn ask_all(&mut self, step: Step) -> Verdict {
@@ -225,6 +278,13 @@ impl Coordinator {
             Step::Queues => Step::Devices,
             Step::Devices => Step::Memory,
             Step::Memory | Step::Count => Step::Count,
+            Step::MayPart(leaver) => return self.ask_others(Step::Part(leaver), leaver),
+            Step::Part(leaver) => {
+                self.members.retain(|member| *member != leaver);
+                self.phase = Phase::AtRest;
+                let messages = vec![(leaver, Message::Dismiss(self.begun))];
+                return Verdict { messages, news: Some(News::Parted(leaver)) };
+            }
         };
         self.counts.clear();
         self.ask_all(next)

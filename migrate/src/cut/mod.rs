@@ -11,6 +11,11 @@
 //!     | some do not: from Devices on once more, for what was on its way has come meanwhile
 //!     |--GoOn------------------------->| runs again, from whatever step
 //!     |<------------------------GoesOn-|
+//!
+//!   at rest, a slice that has nothing any more can leave
+//!     |--Take(MayPart)---------------->| every other slice: can it do without that one?
+//!     |--Take(Part)------------------->| every other slice: that one is no member any more
+//!     |--Dismiss---------------------->| that one: it ends, and nobody misses it
 //! ```
 //! All slices take a step before any takes the next one, for a step needs what the next one ends (a vCPU waits for the
 //! answer of a device thread, a queue for a page). The first slice, which orders changes of devices, takes
@@ -20,6 +25,10 @@
 //! of sender and receiver are compared. Slices count at different times. That does no harm: a slice at rest does nothing by
 //! itself. Whatever one does after it has counted follows from a message that it had not received then, and the number of
 //! that one does not agree (decision 40 has the argument, which needs no order of messages).
+//!
+//! **A slice leaves** at a cut, since then nothing is on its way to it, and none is asked for anything. All others say first
+//! that they can do without it. From the first that does there is no way back, and none is needed: what is left to do cannot
+//! fail. It is dismissed last, so its end is a loss to nobody.
 //!
 //! **The VM goes on.** A step that fails, a limit that passes, or a wish: all slices are told to go on, and the next cut
 //! begins when all have said that they do.

@@ -15,4 +15,8 @@ pub enum PlantedBug {
     DevicesAtOnce,
     /// The next cut begins before all slices run.
     NotAwaited,
+    /// Slices part with one that leaves without having been asked whether they can.
+    NobodyAsked,
+    /// The VM goes on although only some slices have parted with one that leaves.
+    GoesOnHalfParted,
 }

@@ -97,6 +97,88 @@ fn failure_lets_all_go_on_and_its_late_answers_count_for_nothing() {
     assert_eq!(run(&mut coordinator, second, 0).1, [News::AtRest]);
 }
 
+/// A coordinator of three slices that are at rest.
+fn at_rest() -> Coordinator {
+    let slices = [0, 1, 2].map(SliceId);
+    let mut coordinator = Coordinator::new(slices.to_vec());
+    let mut queue: Vec<_> = coordinator.begin().unwrap().messages;
+    while let Some((slice, message)) = queue.pop() {
+        let answer = match message {
+            Message::Take(number, Step::Count) => {
+                let others = slices.into_iter().filter(|other| *other != slice);
+                let none = |peer| PeerCounts { peer, sent: [0; 2], received: [0; 2] };
+                Message::Counted(number, Some(others.map(none).collect()))
+            }
+            Message::Take(number, step) => Message::Taken(number, step),
+            other => panic!("{other:?}"),
+        };
+        queue.extend(coordinator.message(slice, answer).messages);
+    }
+    assert!(coordinator.is_at_rest());
+    coordinator
+}
+
+#[test]
+fn slice_leaves_when_all_others_do_without_it() {
+    let [first, second, leaver] = [0, 1, 2].map(SliceId);
+    let mut coordinator = at_rest();
+    assert_eq!(coordinator.part_with(first), Err(Refusal::Stays(first)));
+    assert_eq!(coordinator.part_with(SliceId(3)), Err(Refusal::Stays(SliceId(3))));
+    let asked = coordinator.part_with(leaver).unwrap().messages;
+    let take = |step| [first, second].map(|slice| (slice, Message::Take(1, step)));
+    assert_eq!(asked, take(Step::MayPart(leaver)));
+    let taken = |step| Message::Taken(1, step);
+    let may = taken(Step::MayPart(leaver));
+    assert_eq!(coordinator.message(first, may.clone()), Verdict::default());
+    // The one that leaves has no say.
+    assert_eq!(coordinator.message(leaver, may.clone()), Verdict::default());
+    assert_eq!(coordinator.message(second, may).messages, take(Step::Part(leaver)));
+    let done = taken(Step::Part(leaver));
+    assert_eq!(coordinator.message(first, done.clone()), Verdict::default());
+    // There is no way back.
+    assert_eq!(coordinator.go_on("asked"), Verdict::default());
+    let end = coordinator.message(second, done);
+    assert_eq!(end.messages, [(leaver, Message::Dismiss(1))]);
+    assert_eq!(end.news, Some(News::Parted(leaver)));
+    let on = coordinator.go_on("asked").messages;
+    assert_eq!(on, [first, second].map(|slice| (slice, Message::GoOn(1))));
+}
+
+#[test]
+fn slice_stays_if_one_cannot_do_without_it() {
+    let [second, leaver] = [1, 2].map(SliceId);
+    let mut coordinator = at_rest();
+    coordinator.part_with(leaver).unwrap();
+    let verdict = coordinator.message(second, Message::Failed(1, "it has a page".into()));
+    assert_eq!(verdict.messages.len(), 3, "all go on");
+    let why = "slice1 cannot do without slice2: it has a page";
+    assert_eq!(verdict.news, Some(News::GivenUp(why.into())));
+    assert_eq!(coordinator.part_with(leaver), Err(Refusal::Busy));
+}
+
+#[test]
+fn loss_of_a_bystander_does_not_stop_half_a_farewell() {
+    let [first, bystander, leaver] = [0, 1, 2].map(SliceId);
+    let mut coordinator = at_rest();
+    coordinator.part_with(leaver).unwrap();
+    for slice in [first, bystander] {
+        coordinator.message(slice, Message::Taken(1, Step::MayPart(leaver)));
+    }
+    assert_eq!(
+        coordinator.message(first, Message::Taken(1, Step::Part(leaver))),
+        Verdict::default()
+    );
+    assert_eq!(coordinator.lost(bystander).news, Some(News::Parted(leaver)));
+    // A failure behind the point of no return is told.
+    let mut coordinator = at_rest();
+    coordinator.part_with(leaver).unwrap();
+    for slice in [first, bystander] {
+        coordinator.message(slice, Message::Taken(1, Step::MayPart(leaver)));
+    }
+    let news = coordinator.message(first, Message::Failed(1, "no".into())).news;
+    assert_eq!(news, Some(News::Broken("slice0 cannot do without slice2: no".into())));
+}
+
 fn message() -> impl Strategy<Value = (u16, Message)> {
     let step = prop::sample::select(vec![
         Step::Vcpus,
@@ -104,6 +186,8 @@ fn message() -> impl Strategy<Value = (u16, Message)> {
         Step::Devices,
         Step::Memory,
         Step::Count,
+        Step::MayPart(SLICES[1]),
+        Step::Part(SLICES[1]),
     ]);
     let count = prop::option::of(vec((0..4_u16, any::<u64>(), any::<u64>()), 0..4));
     (0..4_u16, 0..3_u64, step, count, 0..5).prop_map(|(from, number, step, count, kind)| {

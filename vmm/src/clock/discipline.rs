@@ -72,6 +72,13 @@ impl Discipline {
         Ok(())
     }
 
+    /// This companion is none any more; those behind it move up.
+    pub(crate) fn forget(&mut self, companion: usize) {
+        if companion < self.doubts.len() {
+            self.doubts.remove(companion);
+        }
+    }
+
     /// Ticks of [`RATE_PPM`] in so long a time.
     fn earned(&self, passed: Duration) -> u64 {
         ticks(passed, self.khz) / 1_000_000 * RATE_PPM

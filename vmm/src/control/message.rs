@@ -84,12 +84,19 @@ pub struct PlacementRequest {}
 pub struct DrainRequest {
     /// The slice that is to be empty.
     pub slice: u16,
+    /// It stays, empty, instead of leaving.
+    #[serde(default)]
+    pub stay: bool,
 }
 
-/// There is nothing to choose.
+/// What becomes of slices that are not needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ConsolidateRequest {}
+pub struct ConsolidateRequest {
+    /// They stay, empty, instead of leaving.
+    #[serde(default)]
+    pub stay: bool,
+}
 
 /// There is nothing to choose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -32,11 +32,30 @@ pub enum Relocation {
         to: SliceId,
     },
     /// Everything of a slice goes to others.
-    Drain(SliceId),
+    Drain {
+        /// The slice.
+        slice: SliceId,
+        /// It stays, empty, and can be given parts again. Else it leaves, and its process ends.
+        stay: bool,
+    },
     /// Everything goes to as few slices as have room.
-    Consolidate,
+    Consolidate {
+        /// As for a drain.
+        stay: bool,
+    },
     /// vCPUs go to slices that have fewer.
     Spread,
+}
+
+impl Relocation {
+    /// Whether slices that are empty then stay.
+    #[must_use]
+    pub fn stays(&self) -> bool {
+        match self {
+            Self::Drain { stay, .. } | Self::Consolidate { stay } => *stay,
+            Self::Vcpu { .. } | Self::Spread => true,
+        }
+    }
 }
 
 /// Has parts of a running VM go to other slices.
@@ -72,8 +91,13 @@ impl Vm {
                 let (vcpu, to) = (VcpuId(request.vcpu), SliceId(request.slice));
                 relocate(Relocation::Vcpu { vcpu, to })
             }
-            Request::Drain(request) => relocate(Relocation::Drain(SliceId(request.slice))),
-            Request::Consolidate(_) => relocate(Relocation::Consolidate),
+            Request::Drain(request) => {
+                let (slice, stay) = (SliceId(request.slice), request.stay);
+                relocate(Relocation::Drain { slice, stay })
+            }
+            Request::Consolidate(request) => {
+                relocate(Relocation::Consolidate { stay: request.stay })
+            }
             Request::Spread(_) => relocate(Relocation::Spread),
             Request::Trace(_)
             | Request::Report(_)

@@ -272,15 +272,14 @@ impl Vm {
             &self.back_ends,
             Arc::clone(&chipset) as _,
         )?;
-        let companions = self.shape.companions().collect();
-        let sequencer = Sequencer::new(companions, self.applied.clone());
+        let sequencer = Sequencer::new(channels.companions(), self.applied.clone());
         let button = Arc::clone(&chipset);
         let devices = self.parts.dispatcher.devices.get().cloned();
         let cuts = self.parts.allow_cuts(Some(Arc::clone(&chipset)), ends.forms.clone())?;
         let moves = self.parts.allow_moves()?;
         if let (Some(control), Some(cuts)) = (control, cuts) {
             let capacity = capacity(&self.shape, &self.hosts, &self.launch.devices);
-            let relocations = Relocations::new(moves, &channels, capacity);
+            let relocations = Relocations::new(moves, cuts.clone(), &channels, capacity);
             control.attach_vm(Arc::new(cuts), Arc::new(relocations));
         }
         let owner = Owner { chipset, channels: Arc::clone(&channels), devices, sequencer };
@@ -301,13 +300,15 @@ impl Vm {
             Ending::TimeLimit => EndCause::TimeLimit,
             Ending::Stopped { .. } => EndCause::Stopped,
             Ending::Told(cause) => cause,
+            // The bootstrap slice stays.
+            Ending::Drained => EndCause::Stopped,
             Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
         };
-        tell_companions(&channels, &self.shape, &Control::End(cause));
+        tell_companions(&channels, &Control::End(cause));
         if !matches!(ending, Ending::LostSlice { .. }) {
             self.parts.stop_vcpus();
             let lost = |slice: &SliceId| self.lost.iter().any(|lost| lost.slice == slice.0);
-            let told = self.shape.companions().filter(|slice| !lost(slice));
+            let told = channels.companions().into_iter().filter(|slice| !lost(slice));
             end::wait_until_all_know(told.collect(), &self.parts.events);
         }
         let report = RunReport {
@@ -381,14 +382,13 @@ impl Vm {
     fn gather_reports(&self, ending: &Ending) -> Vec<SliceReport> {
         let own = self.parts.report(&self.hosts[0].name, (0, 0));
         let mut reports = vec![own];
-        if matches!(ending, Ending::LostSlice { .. }) || self.shape.placement.members().len() == 1 {
+        let members = 1 + self.parts.channels.companions().len();
+        if matches!(ending, Ending::LostSlice { .. }) || members == 1 {
             return reports;
         }
-        tell_companions(&self.parts.channels, &self.shape, &Control::AskReport);
+        tell_companions(&self.parts.channels, &Control::AskReport);
         let deadline = Instant::now() + REPORT_LIMIT;
-        while reports.len() + self.lost.len() < self.shape.placement.members().len()
-            && Instant::now() < deadline
-        {
+        while reports.len() + self.lost.len() < members && Instant::now() < deadline {
             match self.parts.events.recv(Some(deadline)) {
                 Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
                     Ok(report) => reports.push(report),
@@ -439,10 +439,8 @@ fn lost(error: SliceError) -> SliceError {
     }
 }
 
-fn tell_companions(channels: &Channels, shape: &Shape, frame: &Control) {
-    for slice in shape.companions() {
-        channels.send(slice, frame);
-    }
+fn tell_companions(channels: &Channels, frame: &Control) {
+    channels.companions().into_iter().for_each(|slice| channels.send(slice, frame));
 }
 
 fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {

@@ -119,6 +119,12 @@ impl Channels {
         self.placement.local()
     }
 
+    /// The slices that are there now, but for the bootstrap.
+    pub(crate) fn companions(&self) -> Vec<SliceId> {
+        let placement = self.placement.load();
+        placement.members().iter().copied().filter(|slice| *slice != BOOTSTRAP).collect()
+    }
+
     /// Sends a control frame after this slice's page-table writes are visible at its receiver.
     pub(crate) fn send(&self, to: SliceId, frame: &Control) {
         if frame.has_guest_state() {

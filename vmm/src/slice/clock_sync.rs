@@ -253,6 +253,7 @@ impl Keeper {
 
     /// One round: measure all, decide, tell.
     fn round(&mut self, channels: &Channels) -> Result<(), RunAway> {
+        self.forget_those_that_left(channels);
         // Own steps that are still to be done would be decided about once more.
         if self.companions.is_empty() || !self.clock_sync.is_through() {
             return Ok(());
@@ -275,6 +276,19 @@ impl Keeper {
             }
         }
         Ok(())
+    }
+
+    /// Slices that were drained have no guest clock any more.
+    fn forget_those_that_left(&mut self, channels: &Channels) {
+        let placement = channels.placement.load();
+        let left = |slice: &SliceId| !placement.is_member(*slice);
+        while let Some(at) = self.companions.iter().position(left) {
+            self.companions.remove(at);
+            self.paces.remove(at);
+            self.histories.remove(at);
+            self.told.remove(at);
+            self.discipline.forget(at);
+        }
     }
 
     /// Exchanges with one companion; nothing if it has not yet done what it was told.

@@ -6,12 +6,12 @@
 //!                                            +----> member: what slices are asked for
 //! ```
 
-use super::operations::Busy;
+use super::operations::{Busy, Ongoing};
 use crate::control::PausesVm;
 use crossbeam_channel::{Sender, bounded};
 use migrate::cut::Message;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 use wire::SliceId;
@@ -54,7 +54,9 @@ pub(super) enum Input {
     Pause(Reply),
     /// Have them go on.
     Resume(Reply),
-    /// The same, whether they are at rest or not; nobody waits for it.
+    /// Bring all slices to rest, have this one leave, and have the others go on; as a part of an operation.
+    Leave(SliceId, Arc<Ongoing>, Reply),
+    /// Have them go on, whether they are at rest or not; nobody waits for it.
     GoOn,
     /// What a slice answers.
     Message(SliceId, Message),
@@ -80,7 +82,7 @@ impl CutHandle {
         Self(inputs)
     }
 
-    /// [`Input::Pause`] or [`Input::Resume`]; waits for the end of it, which has a limit.
+    /// [`Input::Pause`], [`Input::Resume`] or [`Input::Leave`]; waits for the end of it, which has a limit.
     pub(super) fn ask(&self, input: impl FnOnce(Reply) -> Input) -> Result<Duration, CutError> {
         let (reply, answer) = bounded(1);
         self.0.send(input(reply)).map_err(|_| CutError::Over)?;
@@ -150,6 +152,8 @@ impl CutLinks {
                 return Ok(Some(Message::Failed(number, "its guest does not run".into())));
             }
             (Message::GoOn(number), None, _) => return Ok(Some(Message::GoesOn(number))),
+            // Its guest does not run any more: it ends anyway.
+            (Message::Dismiss(_), None, _) => true,
             (message, _, Some(driver)) => driver.try_send(Input::Message(from, message)).is_ok(),
             // The VM is over, or has not begun.
             (_, _, None) => true,

@@ -31,6 +31,8 @@ pub(crate) enum SliceEvent {
     Lost(SliceId, String),
     /// A slice is gone without which the VM goes on: its devices fail.
     LostDevices(SliceId, String),
+    /// This slice has nothing of the VM any more, and the others do without it.
+    Dismissed,
     /// This slice cannot go on.
     Fatal(String),
     /// This process is asked to stop.
@@ -50,6 +52,7 @@ impl SliceEvent {
             | Self::End(_)
             | Self::Lost(..)
             | Self::LostDevices(..)
+            | Self::Dismissed
             | Self::Fatal(_)
             | Self::Stop => true,
             Self::EndSeen(_) | Self::WantStop(_) | Self::AskReport | Self::Report(..) => false,

@@ -62,14 +62,14 @@ impl FrameCounts {
         }
     }
 
-    /// The counts now, ascending by peer.
-    pub(crate) fn save(&self) -> Vec<PeerFrames> {
+    /// The counts of these peers now, ascending.
+    pub(crate) fn save(&self, of: impl Fn(SliceId) -> bool) -> Vec<PeerFrames> {
         let counts = |(peer, pair): (&SliceId, &Pair)| PeerFrames {
             peer: *peer,
             sent: pair.sent.load(Ordering::Acquire),
             received: pair.received.load(Ordering::Acquire),
         };
-        self.0.iter().map(counts).collect()
+        self.0.iter().filter(|(peer, _)| of(**peer)).map(counts).collect()
     }
 }
 
@@ -99,7 +99,8 @@ mod tests {
         // Nobody that is counted.
         counts.sent(SliceId(0));
         let of = |peer, sent, received| PeerFrames { peer: SliceId(peer), sent, received };
-        let saved = counts.save();
+        assert_eq!(counts.save(|peer| peer == SliceId(2)), [of(2, 0, 1)]);
+        let saved = counts.save(|_| true);
         assert_eq!(saved, [of(1, 2, 0), of(2, 0, 1)]);
         let members = [0, 1, 2].map(SliceId);
         check(&saved, SliceId(0), &members).unwrap();

@@ -255,7 +255,8 @@ impl Parts {
     ) -> Result<Option<CutHandle>, SliceError> {
         let (machine, channels) = (self.machine.clone(), Arc::clone(&self.channels));
         let devices = self.dispatcher.devices.get().cloned();
-        cut::start(Restable { machine, channels, devices, chipset }, forms)
+        let handovers = Arc::clone(&self.dispatcher.handovers);
+        cut::start(Restable { machine, channels, handovers, devices, chipset }, forms)
     }
 
     /// What this slice did until now.
@@ -366,6 +367,7 @@ pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> O
             Some(Ending::LostSlice { slice: *slice, cause: cause.clone() })
         }
         SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
+        SliceEvent::Dismissed => Some(Ending::Drained),
         SliceEvent::Stop
         | SliceEvent::EndSeen(_)
         | SliceEvent::WantStop(_)

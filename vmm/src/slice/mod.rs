@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Until the commit nothing has been promised and every refusal leaves the companions listening.
-//! After it, losing any slice ends the VM on all of them.
+//! After it, losing any slice ends the VM on all of them. One that is drained leaves: it ends alone.
 
 mod bootstrap;
 mod bus;
@@ -101,6 +101,8 @@ pub enum Ending {
     },
     /// A companion was told by the bootstrap that the VM is over, which is all that it was to wait for.
     Told(EndCause),
+    /// This slice was drained: the VM goes on without it.
+    Drained,
 }
 
 impl Ending {
@@ -108,7 +110,7 @@ impl Ending {
     #[must_use]
     pub fn status(&self) -> u8 {
         match self {
-            Self::PowerOff | Self::Told(_) => 0,
+            Self::PowerOff | Self::Told(_) | Self::Drained => 0,
             Self::Reset => 3,
             Self::GuestPanic => 4,
             Self::LostSlice { .. } => STATUS_LOST,
@@ -132,6 +134,7 @@ impl Ending {
             Self::Told(cause) => {
                 format!("the bootstrap says that the VM is over: {}", told(*cause))
             }
+            Self::Drained => "the slice was drained; the VM goes on without it".into(),
         }
     }
 }

@@ -10,7 +10,7 @@ const ROUNDS: usize = 6;
 const SPREAD: Request = Request::Spread(SpreadRequest {});
 
 fn drain(slice: u16) -> Request {
-    Request::Drain(DrainRequest { slice })
+    Request::Drain(DrainRequest { slice, stay: true })
 }
 
 fn come_and_go(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
@@ -49,7 +49,7 @@ fn come_and_go(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
     assert_eq!(vm.power_off(), guest::AGREE, "additions to the page of both are lost");
 }
 
-const CONSOLIDATE: Request = Request::Consolidate(ConsolidateRequest {});
+const CONSOLIDATE: Request = Request::Consolidate(ConsolidateRequest { stay: true });
 
 #[test]
 fn kvm_slice_is_drained_and_used_again_with_userspace_apics() {
@@ -59,6 +59,42 @@ fn kvm_slice_is_drained_and_used_again_with_userspace_apics() {
 #[test]
 fn kvm_slice_is_drained_and_used_again_with_ghosts() {
     come_and_go(Interrupts::Ghost, CarrierKind::Tcp, false);
+}
+
+fn leave(interrupts: Interrupts, carrier: CarrierKind) {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(interrupts, carrier, false);
+    let whole: u64 = vm.placement().slices.iter().map(|slice| slice.memory_mib).sum();
+    vm.relocate(Request::Drain(DrainRequest { slice: 1, stay: false }));
+    vm.wait_until_drained();
+    vm.moves_on();
+    let slices = vm.placement_of(0).slices;
+    assert_eq!(slices.len(), 1);
+    assert_eq!((slices[0].vcpus.as_slice(), slices[0].memory_mib), (&[0, 1][..], whole));
+    let before = vm.faults();
+    for _ in 0..3 {
+        vm.must(PAUSE);
+        vm.must(RESUME);
+        vm.moves_on();
+    }
+    assert_eq!(vm.faults(), before, "nothing of guest memory is watched any more");
+    assert_eq!(vm.refusal(0, drain(0)), "slice0 is the VM's last slice");
+    assert_eq!(vm.power_off_alone(), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
+fn kvm_drained_slice_leaves_and_the_vm_goes_on_with_userspace_apics() {
+    leave(Interrupts::Userspace, CarrierKind::Shm);
+    leave(Interrupts::Userspace, CarrierKind::Tcp);
+}
+
+#[test]
+fn kvm_drained_slice_leaves_and_the_vm_goes_on_with_ghosts() {
+    leave(Interrupts::Ghost, CarrierKind::Shm);
+    leave(Interrupts::Ghost, CarrierKind::Tcp);
 }
 
 #[test]

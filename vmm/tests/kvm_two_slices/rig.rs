@@ -86,7 +86,8 @@ impl Seen {
 
     fn has_failed(&self) -> bool {
         let orderly = |end: &End| {
-            matches!(end, Ok(Ending::PowerOff | Ending::Stopped { .. } | Ending::Told(_)))
+            use Ending::{Drained, PowerOff, Stopped, Told};
+            matches!(end, Ok(PowerOff | Stopped { .. } | Told(_) | Drained))
         };
         [EXCEPTION, NOT_READ].iter().any(|letter| self.text.contains(letter))
             || !self.ends.iter().flatten().all(orderly)
@@ -231,13 +232,28 @@ impl Vm {
 
     /// Where everything is; both slices see the same.
     pub(crate) fn placement(&self) -> PlacementAnswer {
-        let [first, other] =
-            [0, 1].map(|slice| match self.ask(slice, Request::Placement(PlacementRequest {})) {
-                Ok(Answer::Placement(answer)) => answer,
-                other => panic!("{other:?}; {}", self.line.seen().describe()),
-            });
+        let [first, other] = [0, 1].map(|slice| self.placement_of(slice));
         assert_eq!(first, other);
         first
+    }
+
+    /// Where everything is, as a slice sees it.
+    pub(crate) fn placement_of(&self, slice: u16) -> PlacementAnswer {
+        match self.ask(slice, Request::Placement(PlacementRequest {})) {
+            Ok(Answer::Placement(answer)) => answer,
+            other => panic!("{other:?}; {}", self.line.seen().describe()),
+        }
+    }
+
+    /// Faults that the bootstrap slice has had.
+    pub(crate) fn faults(&self) -> u64 {
+        match self.ask(0, Request::Report(ReportRequest {})) {
+            Ok(Answer::Report(report)) => {
+                let far = report.memory.faults;
+                report.memory.faults_local + far.read + far.write + far.upgrade
+            }
+            other => panic!("{other:?}; {}", self.line.seen().describe()),
+        }
     }
 
     /// Where the vCPUs are.
@@ -287,6 +303,20 @@ impl Vm {
         assert!(matches!(first, Some(Ok(Ending::PowerOff))), "{}", seen.describe());
         assert!(matches!(other, Some(Ok(Ending::Told(_)))), "{}", seen.describe());
         seen.found().expect("it was there")
+    }
+
+    /// Waits until the slice that was drained has ended.
+    pub(crate) fn wait_until_drained(&self) {
+        let (seen, drained) = self.line.wait_until(|seen| seen.ends[1].is_some());
+        assert!(drained && seen.ends[1] == Some(Ok(Ending::Drained)), "{}", seen.describe());
+    }
+
+    /// Presses the power button of a VM whose other slice was drained; what the guest has found.
+    pub(crate) fn power_off_alone(self) -> u8 {
+        assert!(self.stop.ask(), "it runs");
+        let (seen, ended) = self.line.wait_until(|seen| seen.ends[0].is_some());
+        assert!(ended && seen.ends[0] == Some(Ok(Ending::PowerOff)), "{}", seen.describe());
+        seen.found().expect("it says so before it ends")
     }
 
     /// Asks twice for the end, so that the guest is not waited for.

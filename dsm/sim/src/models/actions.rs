@@ -24,13 +24,20 @@ pub enum Action {
     Lose(u16),
     /// The next home is to move.
     MoveHome,
+    /// A home asks for what the slice has that is to leave.
+    Pull(u16),
+    /// A slice begins nothing any more.
+    Rest(u16),
+    /// All are at rest: the slice leaves, unless one refuses. Then all go on.
+    Leave,
 }
 
 impl Scenario {
     fn vcpu_actions(&self, state: &Cluster, actions: &mut Vec<Action>) {
         for (at, vcpu) in self.vcpus.iter().enumerate() {
             let progress = &state.vcpus[at];
-            if progress.wait != Wait::None || state.slice(vcpu.slice).lost {
+            let slice = state.slice(vcpu.slice);
+            if progress.wait != Wait::None || slice.lost || slice.node.is_resting() {
                 continue;
             }
             match vcpu.ops.get(progress.at) {
@@ -71,6 +78,7 @@ impl Model for Scenario {
         if may_begin && state.moves.0 == state.moves.1 && state.moves.0 < self.moves.len() {
             actions.push(Action::MoveHome);
         }
+        self.leave_actions(state, actions);
         if self.lose && state.slices.iter().all(|slice| !slice.lost) {
             actions.extend((0..self.slices).map(Action::Lose));
         }
@@ -85,6 +93,9 @@ impl Model for Scenario {
             Action::Tick(slice) => next.tick(slice, self),
             Action::Lose(slice) => next.lose(slice),
             Action::MoveHome => next.move_home(self),
+            Action::Pull(home) => next.pull(home, self),
+            Action::Rest(slice) => next.rest(slice, self),
+            Action::Leave => next.leave(self),
         }
         Some(next)
     }

@@ -1,5 +1,6 @@
 //! One state of a model, and how it takes a step.
 
+use super::leave::REST;
 use super::scenario::{EPOCH, Op, Scenario};
 use crate::store::{ArrayStore, Page};
 use dsm_protocol::entry::DIRTY;
@@ -161,12 +162,18 @@ impl Cluster {
         self.flat.get(&gfn).and_then(|page| page.get(&index)).copied().unwrap_or(0)
     }
 
-    fn fail(&mut self, violation: Violation) {
+    pub(super) fn fail(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
 
     /// Gives one input to a node and carries out its effects.
-    fn step(&mut self, slice: u16, input: Input, body: Option<Page>, scenario: &Scenario) {
+    pub(super) fn step(
+        &mut self,
+        slice: u16,
+        input: Input,
+        body: Option<Page>,
+        scenario: &Scenario,
+    ) {
         let at = &mut self.slices[usize::from(slice)];
         let store = Arc::make_mut(&mut at.store);
         store.take_in_hand(body);
@@ -203,6 +210,7 @@ impl Cluster {
                 wire.push_back(Packet { message, epoch: EPOCH, body });
             }
             Effect::HomeMoved { .. } => self.moves.1 += usize::from(slice == 0),
+            Effect::Released { token: REST } => {}
             Effect::Released { token } | Effect::Pinned { token } => {
                 let vcpu = usize::try_from(token).expect("a number of a vCPU");
                 let op = scenario.vcpus[vcpu].ops.get(self.vcpus[vcpu].at);
@@ -282,6 +290,7 @@ impl Cluster {
                 store.access(Gfn(gfn)) == Access::Write && store.load(Gfn(gfn), 0) != 0
             }
             Op::AwaitInterrupt(number) => self.raised & (1 << number) == 0,
+            Op::AwaitLeave => !self.slices.iter().any(|slice| slice.lost),
             _ => false,
         }
     }

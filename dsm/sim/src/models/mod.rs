@@ -8,6 +8,8 @@ mod cluster;
 pub mod epochs;
 mod explore;
 pub mod home_moves;
+mod leave;
+pub mod leaving;
 pub mod lost;
 pub mod ordinary;
 mod properties;

@@ -31,6 +31,8 @@ pub mod names {
     pub const ONE_HOME: &str = "a page has one home";
     /// A home moves while a request for its pages waits.
     pub const MOVED_IN_USE: &str = "a home moves while somebody waits for it";
+    /// A slice leaves.
+    pub const LEFT: &str = "a slice leaves";
     /// All programs can end.
     pub const FINISHES: &str = "everyone finishes";
     /// Two slices can read at once.
@@ -75,6 +77,9 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Property<Scenario>> {
     if !scenario.moves.is_empty() && !scenario.replicate {
         all.push(Property::sometimes(names::MOVED_IN_USE, moved_in_use));
     }
+    if scenario.leaver.is_some() {
+        all.push(Property::sometimes(names::LEFT, left));
+    }
     if scenario.lose {
         all.push(Property::sometimes(names::BEREFT, bereft));
     }
@@ -115,7 +120,8 @@ fn finished(scenario: &Scenario, state: &Cluster) -> bool {
 }
 
 fn awake(scenario: &Scenario, state: &Cluster) -> bool {
-    if state.violation.is_some() || state.slices.iter().any(|slice| slice.lost) {
+    let bereft = scenario.lose && state.slices.iter().any(|slice| slice.lost);
+    if state.violation.is_some() || bereft {
         return true;
     }
     let mut actions = Vec::new();
@@ -123,7 +129,7 @@ fn awake(scenario: &Scenario, state: &Cluster) -> bool {
         return true;
     }
     scenario.actions(state, &mut actions);
-    let quiet = || state.slices.iter().all(|slice| slice.node.is_quiet());
+    let quiet = || state.slices.iter().all(|slice| slice.lost || slice.node.is_quiet());
     !actions.is_empty() || (finished(scenario, state) && quiet())
 }
 
@@ -142,8 +148,10 @@ fn agree(scenario: &Scenario, state: &Cluster) -> bool {
 fn one_home(scenario: &Scenario, state: &Cluster) -> bool {
     let quiet = state.wires.is_empty() && state.violation.is_none();
     (0..).map(Gfn).take(scenario.homes.len()).all(|gfn| {
-        let homes = || state.slices.iter().filter(|slice| slice.node.is_home(gfn));
-        let known = || state.slices.iter().map(|slice| slice.node.home(gfn));
+        // A slice that was lost is home of what it was, and one that has left is home of nothing.
+        let members = || state.slices.iter().filter(|slice| scenario.lose || !slice.lost);
+        let homes = || members().filter(|slice| slice.node.is_home(gfn));
+        let known = || members().map(|slice| slice.node.home(gfn));
         let agreed = known().collect::<Vec<_>>().windows(2).all(|pair| pair[0] == pair[1]);
         homes().count() <= 1 && (!quiet || (homes().count() == 1 && agreed))
     })
@@ -173,6 +181,10 @@ fn remote_write(scenario: &Scenario, state: &Cluster) -> bool {
 
 fn replicated(_: &Scenario, state: &Cluster) -> bool {
     state.slices.iter().any(|slice| slice.node.stats().replicas.pages > 0)
+}
+
+fn left(_: &Scenario, state: &Cluster) -> bool {
+    state.slices.iter().any(|slice| slice.lost)
 }
 
 fn bereft(scenario: &Scenario, state: &Cluster) -> bool {

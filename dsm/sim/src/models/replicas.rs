@@ -31,7 +31,7 @@ pub const fn entry(frame: u64) -> u64 {
 }
 
 /// Homes of frames 0, 1 and 2; the others begin on slice 0.
-fn base(name: &'static str, slices: u16, mut homes: Vec<u16>) -> Scenario {
+pub(super) fn base(name: &'static str, slices: u16, mut homes: Vec<u16>) -> Scenario {
     homes.resize(5, 0);
     let mut scenario = Scenario::new(name, slices, homes);
     scenario.strict = vec![DATA];
@@ -56,7 +56,7 @@ fn walked(mut scenario: Scenario, slices: &[u16]) -> Scenario {
 
 /// Root and middle are replicas, and the table below it too if `converted`. Else the first walk to the
 /// table is still to come.
-fn started(scenario: Scenario, converted: bool) -> Scenario {
+pub(super) fn started(scenario: Scenario, converted: bool) -> Scenario {
     let mut scenario = walked(scenario, if converted { &[0, 1] } else { &[] });
     for slice in [0, 1] {
         scenario.prologue.push((slice, Op::Walk(ROOT, KERNEL)));

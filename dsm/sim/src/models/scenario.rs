@@ -50,6 +50,8 @@ pub enum Op {
     Unpin(u64, bool),
     /// Two seconds pass on this slice.
     Elapse,
+    /// Wait until the slice has left that is to leave.
+    AwaitLeave,
 }
 
 /// A vCPU: where it runs and what.
@@ -95,6 +97,8 @@ pub struct Scenario {
     pub moves: Vec<(u64, u16, u16)>,
     /// They begin when this interrupt was raised.
     pub moves_after: Option<u8>,
+    /// A slice that leaves, at any moment after its programs have ended and the homes have moved.
+    pub leaver: Option<u16>,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
     /// A broken transport: keeps in order only messages of a pair for which this gives the same.
@@ -121,6 +125,7 @@ impl Scenario {
             lose: false,
             moves: Vec::new(),
             moves_after: None,
+            leaver: None,
             planted: None,
             stray: None,
         }
@@ -144,6 +149,13 @@ impl Scenario {
     #[must_use]
     pub fn moves(mut self, first: u64, pages: u16, to: u16) -> Self {
         self.moves.push((first, pages, to));
+        self
+    }
+
+    /// This slice leaves. Homes move off it first.
+    #[must_use]
+    pub fn leaves(mut self, slice: u16) -> Self {
+        self.leaver = Some(slice);
         self
     }
 

@@ -25,7 +25,7 @@ impl World {
     pub(super) fn check_alone(&self, gfn: u64, want: Access) -> Result<(), Failure> {
         let gfn = Gfn(gfn);
         let mut holders = 0;
-        for slice in &self.slices {
+        for slice in self.living() {
             if slice.node.is_replica(gfn) {
                 return Ok(());
             }
@@ -43,7 +43,7 @@ impl World {
         let vcpus = vcpus.map(|vcpu| {
             format!("vCPU of slice {} at {:?}, page {:?}", vcpu.slice, vcpu.plan[0], vcpu.waits_for)
         });
-        let nodes = self.slices.iter().filter(|slice| !slice.node.is_quiet());
+        let nodes = self.living().filter(|slice| !slice.node.is_quiet());
         let nodes = nodes.map(|slice| slice.node.unrest());
         vcpus.chain(nodes).collect::<Vec<_>>().join("; ")
     }
@@ -53,11 +53,11 @@ impl World {
         if self.vcpus.iter().any(|vcpu| vcpu.steps_left > 0 || !vcpu.plan.is_empty()) {
             return self.fail(&format!("somebody waits for ever: {}", self.waiting()));
         }
-        if self.slices.iter().any(|slice| !slice.node.is_quiet()) {
+        if self.living().any(|slice| !slice.node.is_quiet()) {
             return self.fail("a node is not quiet in the end");
         }
         for gfn in (0..self.frames).map(Gfn) {
-            let mut copies = self.slices.iter().filter(|s| s.node.access(gfn) != Access::None);
+            let mut copies = self.living().filter(|s| s.node.access(gfn) != Access::None);
             let first = copies.next().map(|slice| slice.store.page(gfn));
             if !first.is_none_or(|page| copies.all(|slice| slice.store.holds(gfn, &page))) {
                 return self.fail("copies differ in the end");
@@ -71,16 +71,6 @@ impl World {
     /// Adds what the nodes have counted. Once for each node.
     pub(super) fn count(&mut self) {
         let Self { slices, report, .. } = self;
-        for slice in slices {
-            let stats = slice.node.stats();
-            report.faults += stats.faults_read + stats.faults_write + stats.faults_upgrade;
-            report.messages += stats.messages_out;
-            report.conversions += stats.replicas.conversions;
-            report.demotions += stats.replicas.demotions;
-            report.conflicts += stats.replicas.conflicts;
-            report.deferrals += stats.deferrals;
-            report.moved_pages += stats.homes_in;
-            report.late_requests += stats.home_requests_passed;
-        }
+        slices.iter().filter(|slice| !slice.gone).for_each(|slice| report.add(&slice.node.stats()));
     }
 }

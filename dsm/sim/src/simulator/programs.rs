@@ -56,7 +56,7 @@ impl World {
                 Ok(())
             }
             Step::Free(frame) => {
-                if self.slices.iter().any(|slice| slice.node.is_replica(Gfn(frame))) {
+                if self.living().any(|slice| slice.node.is_replica(Gfn(frame))) {
                     return self.fail("a free page is a replica");
                 }
                 self.done(vcpu);

@@ -1,6 +1,7 @@
 //! What a run found, or why it failed.
 
 use super::workload::Workload;
+use dsm_protocol::Stats;
 use std::fmt;
 
 /// What a run found.
@@ -32,8 +33,26 @@ pub struct Report {
     pub moved_pages: u64,
     /// Requests that came to a former home.
     pub late_requests: u64,
+    /// Slices that left.
+    pub left: u64,
+    /// How often one could not leave yet.
+    pub refusals: u64,
     /// The longest operation, virtual nanoseconds.
     pub longest_ns: u64,
+}
+
+impl Report {
+    /// Adds what a node has counted. Once for each node.
+    pub(super) fn add(&mut self, stats: &Stats) {
+        self.faults += stats.faults_read + stats.faults_write + stats.faults_upgrade;
+        self.messages += stats.messages_out;
+        self.conversions += stats.replicas.conversions;
+        self.demotions += stats.replicas.demotions;
+        self.conflicts += stats.replicas.conflicts;
+        self.deferrals += stats.deferrals;
+        self.moved_pages += stats.homes_in;
+        self.late_requests += stats.home_requests_passed;
+    }
 }
 
 impl fmt::Display for Report {
@@ -42,7 +61,8 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} pages={} faults={} messages/fault={}.{} conversions={} demotions={} conflicts={} \
-             deferrals={} saves={} saved_replicas={} moves={} moved_pages={} late_requests={} longest={}us",
+             deferrals={} saves={} saved_replicas={} moves={} moved_pages={} late_requests={} left={} \
+             refusals={} longest={}us",
             self.workload,
             self.frames,
             self.faults,
@@ -57,6 +77,8 @@ impl fmt::Display for Report {
             self.moves,
             self.moved_pages,
             self.late_requests,
+            self.left,
+            self.refusals,
             self.longest_ns / 1000
         )
     }

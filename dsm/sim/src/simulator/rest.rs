@@ -25,13 +25,7 @@ fn has_pin(vcpu: &Vcpu) -> bool {
 impl World {
     /// Puts new nodes, made from what the nodes of now save, in their place.
     pub(super) fn save_and_restore(&mut self) -> Result<(), Failure> {
-        let mut stopped = Vec::new();
-        self.slices.iter_mut().for_each(|slice| slice.node.set_resting(true));
-        self.come_to_rest(&mut stopped)?;
-        for slice in 0..self.setup.slices {
-            self.step(slice, Input::Release { tokens: REST..REST + 1 }, None)?;
-        }
-        self.come_to_rest(&mut stopped)?;
+        let stopped = self.rest_all()?;
         let states = self.save()?;
         if let Err(disagreement) = check_all(&states) {
             return self.fail(&disagreement.to_string());
@@ -40,21 +34,39 @@ impl World {
         self.restore(&states)?;
         self.report.saves += 1;
         self.report.saved_replicas += u64::try_from(states[0].replicas.len()).expect("few tables");
+        self.resume(stopped);
+        Ok(())
+    }
+
+    /// Brings all nodes to rest, with nothing on its way. Gives back the vCPUs that want to run.
+    pub(super) fn rest_all(&mut self) -> Result<Vec<usize>, Failure> {
+        let mut stopped = Vec::new();
+        self.slices.iter_mut().for_each(|slice| slice.node.set_resting(true));
+        self.come_to_rest(&mut stopped)?;
+        for slice in self.members() {
+            self.step(slice, Input::Release { tokens: REST..REST + 1 }, None)?;
+        }
+        self.come_to_rest(&mut stopped)?;
+        Ok(stopped)
+    }
+
+    /// All go on.
+    pub(super) fn resume(&mut self, stopped: Vec<usize>) {
+        self.slices.iter_mut().for_each(|slice| slice.node.set_resting(false));
         self.plan_move();
         for vcpu in stopped {
             let soon = self.now + self.random.below(3_000);
             self.at(soon, Event::Run(vcpu));
         }
-        Ok(())
     }
 
     /// Lets happen all that happens without vCPUs. Those that want to run are noted.
-    fn come_to_rest(&mut self, stopped: &mut Vec<usize>) -> Result<(), Failure> {
+    pub(super) fn come_to_rest(&mut self, stopped: &mut Vec<usize>) -> Result<(), Failure> {
         while let Some(((at, _), event)) = self.calendar.pop_first() {
             self.now = at;
             match event {
                 Event::Run(vcpu) if !has_pin(&self.vcpus[vcpu]) => stopped.push(vcpu),
-                Event::MoveHome => {}
+                Event::MoveHome | Event::Leave => {}
                 event => self.happen(event)?,
             }
         }
@@ -65,20 +77,21 @@ impl World {
     }
 
     /// The forms of all nodes, as they are read back.
-    fn save(&self) -> Result<Vec<NodeState>, Failure> {
+    pub(super) fn save(&self) -> Result<Vec<NodeState>, Failure> {
         let state = |slice: &Slice| {
             let state = slice.node.save(&slice.store).map_err(|error| error.to_string())?;
             let bytes = encode(&state).map_err(|error| error.to_string())?;
             let read: NodeState = decode(&bytes).map_err(|error| error.to_string())?;
             if read == state { Ok(read) } else { Err("another form is read back".to_owned()) }
         };
-        let states: Result<Vec<NodeState>, String> = self.slices.iter().map(state).collect();
+        let states: Result<Vec<NodeState>, String> = self.living().map(state).collect();
         states.or_else(|why| self.fail(&why))
     }
 
     fn restore(&mut self, states: &[NodeState]) -> Result<(), Failure> {
         let image = self.image(states);
-        for (at, state) in states.iter().enumerate() {
+        for state in states {
+            let at = usize::from(state.slice.0);
             let mut store = ArrayStore::default();
             if self.setup.seed.is_multiple_of(3) {
                 store.tell_untouched();

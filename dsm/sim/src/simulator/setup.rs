@@ -17,6 +17,8 @@ pub struct Setup {
     pub workload: Option<Workload>,
     /// Homes of pages move.
     pub moves: bool,
+    /// Slices leave, one after another. Homes move then too.
+    pub leaves: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -34,8 +36,9 @@ impl Setup {
         let Self { seed, slices, steps, .. } = self;
         let workload = self.workload.map_or_else(String::new, |w| format!(" --workload {w}"));
         let moves = if self.moves { " --move-homes" } else { "" };
+        let leaves = if self.leaves { " --leave" } else { "" };
         format!(
-            "cargo run -p tessera-dsm-sim -- --seed {seed} --slices {slices} --steps {steps}{workload}{moves}"
+            "cargo run -p tessera-dsm-sim -- --seed {seed} --slices {slices} --steps {steps}{workload}{moves}{leaves}"
         )
     }
 }

@@ -130,6 +130,12 @@ impl Kernel {
         }
     }
 
+    /// vCPUs of one slice go on at another, in the middle of what they do.
+    pub(crate) fn hand_over(&mut self, from: u16, to: u16) {
+        let freed = self.free.iter_mut().filter(|(_, by)| *by == Some(from));
+        freed.for_each(|(_, by)| *by = Some(to));
+    }
+
     fn reuse(&mut self, slice: u16, frame: u64, by: Option<u16>, plan: &mut VecDeque<Step>) {
         if by.is_some_and(|by| by != slice) {
             plan.push_back(Step::Free(frame));

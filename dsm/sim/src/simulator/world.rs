@@ -1,5 +1,6 @@
 //! The simulated cluster: nodes, network, vCPUs and the clock.
 
+use super::leaving::Leaves;
 use super::moves::Moves;
 use super::random::Random;
 use super::report::{Failure, Report};
@@ -23,6 +24,7 @@ pub(super) enum Event {
     Run(usize),
     Tick(u16),
     MoveHome,
+    Leave,
 }
 
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(super) struct Slice {
     pub(super) store: ArrayStore,
     /// The tick that is already in the calendar.
     pub(super) tick: Option<u64>,
+    /// It has left.
+    pub(super) gone: bool,
 }
 
 #[derive(Debug)]
@@ -64,6 +68,8 @@ pub(super) struct World {
     pub(super) saves: Option<Saves>,
     /// Homes that move, if they do.
     pub(super) moves: Option<Moves>,
+    /// Slices that leave, if they do.
+    pub(super) leaves: Option<Leaves>,
 }
 
 /// Runs one cluster to its end.
@@ -95,6 +101,7 @@ impl World {
                 return Err(Failure("it does not end".to_owned()));
             }
             self.happen(event)?;
+            self.look_at_leaves(events)?;
             if self.saves.as_mut().is_some_and(|saves| saves.is_time(events)) {
                 self.save_and_restore()?;
             }
@@ -115,6 +122,7 @@ impl World {
                 self.step(slice, Input::Tick, None)
             }
             Event::MoveHome => self.move_home(),
+            Event::Leave => self.try_leave(),
         }
     }
 
@@ -170,9 +178,12 @@ impl World {
                 moves: 0,
                 moved_pages: 0,
                 late_requests: 0,
+                left: 0,
+                refusals: 0,
             },
             saves: None,
-            moves: setup.moves.then(|| Moves::new(setup.seed)),
+            moves: (setup.moves || setup.leaves).then(|| Moves::new(setup.seed)),
+            leaves: setup.leaves.then(|| Leaves::new(setup.seed)),
             random,
         };
         let half = HALVES[usize::try_from(setup.seed % 2).expect("small")];
@@ -211,7 +222,7 @@ impl World {
             planted: self.setup.planted,
         };
         let node = Node::new(config.clone());
-        self.slices.push(Slice { node, config, store, tick: None });
+        self.slices.push(Slice { node, config, store, tick: None, gone: false });
     }
 
     /// One or two vCPUs a slice; from three slices on, one slice may have memory only.

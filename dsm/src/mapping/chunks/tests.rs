@@ -143,6 +143,28 @@ fn chunk_of_another_home_is_granted_shared_and_private_again() {
 }
 
 #[test]
+fn all_chunks_are_settled_at_once_whatever_the_limit() {
+    let mut chunks = chunks(4);
+    for at in [3, 50] {
+        chunks.share(ChunkId(at));
+        chunks.took(page(at, 9), 1);
+    }
+    let shared = chunks.settle_all(&[0..200]);
+    assert_eq!(shared.len(), 102);
+    assert!((0..200).all(|at| chunks.is_private(ChunkId(at))));
+    assert_eq!((chunks.counts.shared_now, chunks.counts.private_again), (0, 102));
+    // Those of another home are one part, and so are all others.
+    assert_eq!(chunks.seams, 2);
+    assert_eq!(chunks.share(ChunkId(3)), 3..4);
+    assert_eq!(
+        unmapped(&mut chunks, ChunkId(3)),
+        [],
+        "no page is away any more, and all are mapped"
+    );
+    assert_eq!(chunks.settle_all(&[0..200]), [ChunkId(3)]);
+}
+
+#[test]
 fn at_the_limit_no_chunk_is_granted() {
     let mut chunks = chunks(2);
     assert!(chunks.exclusive_grant(ChunkId(150)) && !chunks.exclusive_grant(ChunkId(160)));

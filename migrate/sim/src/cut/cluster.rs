@@ -1,7 +1,7 @@
 //! One state of the model, and what may happen next.
 
 use super::scenario::Scenario;
-use super::slice::{Frame, SLICES, Slice};
+use super::slice::{Frame, LEAVER, SLICES, Slice};
 use migrate::cut::{Coordinator, Message, Verdict};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, VecDeque};
@@ -14,6 +14,8 @@ pub enum Action {
     Begin,
     /// The cut is given up, or ends.
     GoOn,
+    /// The last slice, which has nothing any more, is to leave.
+    Leave,
     /// The oldest frame between two slices arrives.
     Arrive(u16, u16),
     /// A slice does what it is asked for.
@@ -33,6 +35,8 @@ pub struct Cluster {
     /// Cuts that are still to begin.
     cuts: u8,
     given_up: bool,
+    /// The last slice was to leave.
+    leaving: bool,
 }
 
 impl Cluster {
@@ -46,12 +50,15 @@ impl Cluster {
             let at = usize::from(id);
             [scenario.interrupts[at], scenario.calls[at], scenario.broken[at]]
         };
+        let slice =
+            |id| Slice { needs_leaver: scenario.needed && id == 1, ..Slice::new(id, left(id)) };
         Self {
             coordinator,
-            slices: (0..SLICES).map(|id| Slice::new(id, left(id))).collect(),
+            slices: (0..SLICES).map(slice).collect(),
             channels: BTreeMap::new(),
             cuts: scenario.cuts,
             given_up: false,
+            leaving: false,
         }
     }
 
@@ -77,7 +84,7 @@ impl Cluster {
             self.channels.remove(&(from, to));
         }
         match frame {
-            Some(Frame::Cut(message @ (Message::Take(..) | Message::GoOn(_)))) => {
+            Some(Frame::Cut(message)) if message.is_asking() => {
                 self.slices[usize::from(to)].asked.push(message);
             }
             Some(Frame::Cut(message)) => {
@@ -99,6 +106,14 @@ impl Cluster {
         let busy =
             |slice: &Slice| !slice.jobs.is_empty() || slice.change.is_some() || slice.calling;
         on_its_way || self.slices.iter().any(busy)
+    }
+
+    /// The last slice has been told to end, whether it has heard it or not.
+    fn is_let_go(&self) -> bool {
+        let leaver = &self.slices[usize::from(LEAVER)];
+        let asked = leaver.asked.iter().any(|it| matches!(it, Message::Dismiss(_)));
+        let coming = self.channels.get(&(0, LEAVER));
+        leaver.dismissed || asked || coming.is_some_and(|it| it.iter().any(is_dismissal))
     }
 
     /// Nothing can happen any more but a new cut or the end of this one.
@@ -126,6 +141,12 @@ impl Model for Scenario {
         if state.coordinator.is_at_rest() || self.give_up && asking && !state.given_up {
             actions.push(Action::GoOn);
         }
+        // It has nothing any more: it sends nothing, and waits for nothing.
+        let leaver = &state.slices[usize::from(LEAVER)];
+        let empty = leaver.left == [0; 3] && !leaver.calling;
+        if self.leave && !state.leaving && state.coordinator.is_at_rest() && empty {
+            actions.push(Action::Leave);
+        }
         actions.extend(state.channels.keys().map(|(from, to)| Action::Arrive(*from, *to)));
         for slice in &state.slices {
             if slice.can_act() {
@@ -150,6 +171,11 @@ impl Model for Scenario {
             Action::GoOn => {
                 state.given_up |= !state.coordinator.is_at_rest();
                 let verdict = state.coordinator.go_on("asked");
+                state.judge(verdict);
+            }
+            Action::Leave => {
+                state.leaving = true;
+                let verdict = state.coordinator.part_with(SliceId(LEAVER)).ok()?;
                 state.judge(verdict);
             }
             Action::Arrive(from, to) => state.arrive(from, to),
@@ -179,7 +205,23 @@ impl Model for Scenario {
                 !state.coordinator.is_at_rest() || state.slices.iter().all(rests)
             }),
             Property::always(names::RUNS, |_, state: &Cluster| {
-                !state.coordinator.is_idle() || state.slices.iter().all(Slice::runs)
+                let runs = |slice: &Slice| slice.runs() || slice.id == LEAVER && state.is_let_go();
+                !state.coordinator.is_idle() || state.slices.iter().all(runs)
+            }),
+            Property::always(names::SAME, |_, state: &Cluster| {
+                let decided = state.coordinator.is_idle() || state.coordinator.is_at_rest();
+                let others = &state.slices[..usize::from(LEAVER)];
+                !decided || others.iter().all(|slice| slice.parted == state.is_let_go())
+            }),
+            Property::always(names::FORGOTTEN, |_, state: &Cluster| {
+                let others = &state.slices[..usize::from(LEAVER)];
+                let to_it = state.channels.iter().any(|((_, to), frames)| {
+                    *to == LEAVER && frames.iter().any(|frame| !is_dismissal(frame))
+                });
+                !state.is_let_go() || !to_it && others.iter().all(|slice| slice.parted)
+            }),
+            Property::always(names::NEEDED, |_, state: &Cluster| {
+                !state.slices.iter().any(|slice| slice.parted && slice.needs_leaver)
             }),
             Property::always(names::ENDS, |_, state: &Cluster| {
                 let ended = state.coordinator.is_idle() || state.coordinator.is_at_rest();
@@ -188,6 +230,10 @@ impl Model for Scenario {
             Property::sometimes(names::CUT, |_, state: &Cluster| state.coordinator.is_at_rest()),
         ]
     }
+}
+
+fn is_dismissal(frame: &Frame) -> bool {
+    matches!(frame, Frame::Cut(Message::Dismiss(_)))
 }
 
 /// The properties.
@@ -200,6 +246,12 @@ pub mod names {
     pub const RUNS: &str = "between cuts all slices run";
     /// No cut waits for ever.
     pub const ENDS: &str = "each cut comes, or is given up";
+    /// A slice is a member for all others, or for none and is told to end.
+    pub const SAME: &str = "all slices agree on who is a member";
+    /// Nobody loses a slice that it needs.
+    pub const NEEDED: &str = "nobody parts with a slice that it needs";
+    /// A slice that is to end is missed by nobody.
+    pub const FORGOTTEN: &str = "a slice that is to end is missed by nobody";
     /// The model does come to a cut.
     pub const CUT: &str = "a cut comes";
 }

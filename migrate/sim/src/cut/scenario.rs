@@ -18,6 +18,10 @@ pub struct Scenario {
     pub broken: [u8; 3],
     /// A cut may be given up at any time.
     pub give_up: bool,
+    /// The last slice leaves at a cut, unless another one refuses.
+    pub leave: bool,
+    /// The second slice cannot do without it.
+    pub needed: bool,
     /// A bug to be found.
     pub planted: Option<PlantedBug>,
 }

@@ -5,6 +5,8 @@ use wire::SliceId;
 
 /// Slices of the model.
 pub(super) const SLICES: u16 = 3;
+/// The one that may leave.
+pub(super) const LEAVER: u16 = SLICES - 1;
 
 /// What goes between two slices.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +41,12 @@ pub(super) struct Slice {
     pub(super) devices: bool,
     /// What it is asked for, oldest first.
     pub(super) asked: Vec<Message>,
+    /// The last slice is no member any more, as far as this one knows.
+    pub(super) parted: bool,
+    /// It cannot do without it.
+    pub(super) needs_leaver: bool,
+    /// It has been told to end.
+    pub(super) dismissed: bool,
     /// What waits for its device thread: the slice to be answered, if there is one.
     pub(super) jobs: Vec<Option<u16>>,
     /// The first slice brings a change to these, and then answers this slice.
@@ -58,6 +66,9 @@ impl Slice {
             queues: false,
             devices: false,
             asked: Vec::new(),
+            parted: false,
+            needs_leaver: false,
+            dismissed: false,
             jobs: Vec::new(),
             change: None,
             sent: [0; 3],
@@ -70,7 +81,8 @@ impl Slice {
     }
 
     fn others(&self) -> Vec<u16> {
-        (0..SLICES).filter(|slice| *slice != self.id).collect()
+        let members = if self.parted { LEAVER } else { SLICES };
+        (0..members).filter(|slice| *slice != self.id).collect()
     }
 
     /// What its vCPU, or a queue, can do now: the number of the kind.
@@ -83,7 +95,11 @@ impl Slice {
     pub(super) fn send(&mut self, kind: usize) -> Vec<(u16, Frame)> {
         self.left[kind] -= 1;
         match kind {
-            0 => vec![((self.id + 1) % SLICES, Frame::Interrupt)],
+            0 => {
+                let next = (self.id + 1) % SLICES;
+                let to = if self.parted && next == LEAVER { 0 } else { next };
+                if to == self.id { Vec::new() } else { vec![(to, Frame::Interrupt)] }
+            }
             1 => {
                 self.calling = true;
                 self.ask_first(Frame::Call)
@@ -165,6 +181,9 @@ impl Slice {
         let message = self.asked.remove(0);
         Some(match message {
             Message::Take(number, Step::Count) => Message::Counted(number, self.count()),
+            Message::Take(number, Step::MayPart(_)) if self.needs_leaver => {
+                Message::Failed(number, String::new())
+            }
             Message::Take(number, step) => {
                 match step {
                     Step::Vcpus => self.vcpus = true,
@@ -176,13 +195,18 @@ impl Slice {
                         return None;
                     }
                     Step::Devices => self.devices = true,
-                    Step::Memory | Step::Count => {}
+                    Step::Memory | Step::Count | Step::MayPart(_) => {}
+                    Step::Part(_) => self.parted = true,
                 }
                 Message::Taken(number, step)
             }
             Message::GoOn(number) => {
                 (self.vcpus, self.queues, self.devices) = (false, false, false);
                 Message::GoesOn(number)
+            }
+            Message::Dismiss(_) => {
+                self.dismissed = true;
+                return None;
             }
             _ => return None,
         })

@@ -192,6 +192,7 @@ impl Control {
                 let (fields, bytes) = cut::encode(message);
                 (head.event, head.vector) = (fields.variant, fields.step);
                 (head.length, head.id) = (fields.has_counts, fields.number.into());
+                head.address = fields.leaver.into();
                 tail = Cow::Owned(bytes);
             }
             Self::Pull { id, from, first, frames } => {
@@ -314,6 +315,7 @@ fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str>
         step: head.vector,
         has_counts: head.length,
         number: head.id.get(),
+        leaver: head.address.get(),
     };
     cut::decode(fields, tail)
 }

@@ -1,7 +1,7 @@
 //! What slices tell each other about a cut, and its bytes.
 //!
 //! ```text
-//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut
+//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves u16
 //! behind it: the counts of each peer, 40 bytes each, or the text of a failure
 //! counts:    0 peer u16 | 2 zeros | 8 sent: frames u64, messages u64 | 24 received: frames u64, messages u64
 //! ```
@@ -29,12 +29,24 @@ pub enum CutStep {
     Memory,
     /// It counts.
     Count,
+    /// It looks whether it can do without this slice, which is to leave.
+    MayPart(SliceId),
+    /// This slice is a member no longer.
+    Part(SliceId),
 }
 
 impl CutStep {
-    /// All steps, in their order.
+    /// All steps to rest, in their order.
     pub const ALL: [Self; 5] =
         [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];
+
+    /// The slice that is to leave.
+    fn leaver(self) -> SliceId {
+        match self {
+            Self::MayPart(slice) | Self::Part(slice) => slice,
+            Self::Vcpus | Self::Queues | Self::Devices | Self::Memory | Self::Count => SliceId(0),
+        }
+    }
 }
 
 impl fmt::Display for CutStep {
@@ -45,6 +57,9 @@ impl fmt::Display for CutStep {
             Self::Devices => "the devices",
             Self::Memory => "the memory engine",
             Self::Count => "the counts",
+            Self::MayPart(slice) | Self::Part(slice) => {
+                return write!(f, "what it knows of {slice}");
+            }
         })
     }
 }
@@ -76,6 +91,8 @@ pub enum CutMessage {
     GoOn(u64),
     /// To the coordinator: it runs.
     GoesOn(u64),
+    /// To a slice at rest: it is no member any more, nobody will miss it, and it is to end.
+    Dismiss(u64),
 }
 
 impl CutMessage {
@@ -88,14 +105,15 @@ impl CutMessage {
             | Self::Counted(number, _)
             | Self::Failed(number, _)
             | Self::GoOn(number)
-            | Self::GoesOn(number) => *number,
+            | Self::GoesOn(number)
+            | Self::Dismiss(number) => *number,
         }
     }
 
     /// Whether it goes from the coordinator to a slice.
     #[must_use]
     pub fn is_asking(&self) -> bool {
-        matches!(self, Self::Take(..) | Self::GoOn(_))
+        matches!(self, Self::Take(..) | Self::GoOn(_) | Self::Dismiss(_))
     }
 }
 
@@ -115,6 +133,7 @@ pub(super) struct Fields {
     pub(super) step: u8,
     pub(super) has_counts: u8,
     pub(super) number: u64,
+    pub(super) leaver: u64,
 }
 
 /// Most bytes behind the head.
@@ -129,6 +148,8 @@ fn step_code(step: CutStep) -> u8 {
         CutStep::Devices => 2,
         CutStep::Memory => 3,
         CutStep::Count => 4,
+        CutStep::MayPart(_) => 5,
+        CutStep::Part(_) => 6,
     }
 }
 
@@ -142,8 +163,13 @@ pub(super) fn encode(message: &CutMessage) -> (Fields, Vec<u8>) {
         CutMessage::Failed(_, why) => (3, 0, 0, shortened(why).as_bytes().to_vec()),
         CutMessage::GoOn(_) => (4, 0, 0, Vec::new()),
         CutMessage::GoesOn(_) => (5, 0, 0, Vec::new()),
+        CutMessage::Dismiss(_) => (6, 0, 0, Vec::new()),
     };
-    (Fields { variant, step, has_counts, number: message.number() }, tail)
+    let leaver = match message {
+        CutMessage::Take(_, step) | CutMessage::Taken(_, step) => step.leaver().0.into(),
+        _ => 0,
+    };
+    (Fields { variant, step, has_counts, number: message.number(), leaver }, tail)
 }
 
 /// As much of a text as may be sent.
@@ -164,8 +190,13 @@ fn encode_counts(counts: &[PeerCounts]) -> Vec<u8> {
 
 /// The message, or the name of the field that cannot be.
 pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static str> {
-    let Fields { variant, step, has_counts, number } = fields;
-    let step_of = || CutStep::ALL.get(usize::from(step)).copied().ok_or("step");
+    let Fields { variant, step, has_counts, number, leaver } = fields;
+    let leaver = SliceId(u16::try_from(leaver).map_err(|_| "slice")?);
+    let step_of = || match step {
+        5 => Ok(CutStep::MayPart(leaver)),
+        6 => Ok(CutStep::Part(leaver)),
+        step => CutStep::ALL.get(usize::from(step)).copied().ok_or("step"),
+    };
     let message = match variant {
         0 => CutMessage::Take(number, step_of()?),
         1 => CutMessage::Taken(number, step_of()?),
@@ -178,6 +209,7 @@ pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static
         }
         4 => CutMessage::GoOn(number),
         5 => CutMessage::GoesOn(number),
+        6 => CutMessage::Dismiss(number),
         _ => return Err("variant"),
     };
     if tail.is_empty() { Ok(message) } else { Err("tail") }
@@ -209,6 +241,9 @@ mod tests {
             CutMessage::Failed(7, "vCPU 1 waits for a page – too long".into()),
             CutMessage::GoOn(0),
             CutMessage::GoesOn(1),
+            CutMessage::Take(7, CutStep::MayPart(SliceId(2))),
+            CutMessage::Taken(7, CutStep::Part(SliceId(u16::MAX))),
+            CutMessage::Dismiss(7),
         ];
         for message in messages {
             let (fields, tail) = encode(&message);
@@ -225,10 +260,11 @@ mod tests {
 
     #[test]
     fn fields_that_cannot_be_are_refused() {
-        let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1 };
+        let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1, leaver: 0 };
         for (fields, tail, what) in [
-            (Fields { step: 5, ..good }, &[][..], "step"),
-            (Fields { variant: 6, ..good }, &[], "variant"),
+            (Fields { step: 7, ..good }, &[][..], "step"),
+            (Fields { variant: 7, ..good }, &[], "variant"),
+            (Fields { step: 5, leaver: 1 << 16, ..good }, &[], "slice"),
             (good, &[0], "tail"),
             (Fields { variant: 2, ..good }, &[0; 40], "tail"),
             (Fields { variant: 2, has_counts: 1, ..good }, &[0; 41], "counts"),

@@ -219,7 +219,7 @@ impl Control {
             Self::Applied { .. } => (Way::ToBootstrap, "an applied change of what slices share"),
             Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),
             Self::Cut(message) if message.is_asking() => {
-                (Way::FromBootstrap, "a request to come to rest or to go on")
+                (Way::FromBootstrap, "a request to come to rest, to go on or to leave")
             }
             Self::Cut(_) => (Way::ToBootstrap, "how far it has come to rest"),
             Self::Pull { .. } => (Way::FromBootstrap, "a request to bring pages home"),

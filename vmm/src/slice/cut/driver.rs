@@ -3,13 +3,16 @@
 //! ```text
 //!   pause ----> coming to rest --News::AtRest--> at rest (the answer) --resume--> going on --News::Runs--> runs (the answer)
 //!                   \---failure, or the limit----> going on (the answer says why)
+//!
+//!   leave ----> coming to rest --News::AtRest--> part_with --News::Parted--> going on --News::Runs--> runs (the answer)
 //! ```
 
 use crate::slice::cut_link::{CutError, Input, RESUME_LIMIT, Reply};
 use crate::slice::operations::{Ongoing, Operation, Operations};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use migrate::cut::{Coordinator, Message, News, Verdict};
+use migrate::cut::{Coordinator, Message, News, Step, Verdict};
 use std::io;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use wire::SliceId;
@@ -27,6 +30,7 @@ pub(super) fn start_driver(
     members: Vec<SliceId>,
     operations: Operations,
     send: impl Fn(SliceId, Message) + Send + 'static,
+    fail: impl Fn(String) + Send + 'static,
 ) -> io::Result<Sender<Input>> {
     let (sender, inputs) = bounded(INPUTS_MAX);
     let mut thread = Thread {
@@ -34,7 +38,9 @@ pub(super) fn start_driver(
         operations,
         ongoing: None,
         send,
+        fail,
         asked: None,
+        leaver: None,
         began: Instant::now(),
         stopping: false,
         over: false,
@@ -44,14 +50,18 @@ pub(super) fn start_driver(
     Ok(sender)
 }
 
-struct Thread<S> {
+struct Thread<S, F> {
     coordinator: Coordinator,
     operations: Operations,
     /// From the first step to rest until all slices run again.
-    ongoing: Option<Ongoing>,
+    ongoing: Option<Arc<Ongoing>>,
     send: S,
+    /// Ends the VM.
+    fail: F,
     /// Who waits for the end of what goes on.
     asked: Option<Reply>,
+    /// The slice that is to leave as soon as all are at rest.
+    leaver: Option<SliceId>,
     /// When that began.
     began: Instant,
     /// It is asked to stop: its guest is to have all the time that is left.
@@ -60,7 +70,7 @@ struct Thread<S> {
     over: bool,
 }
 
-impl<S: Fn(SliceId, Message)> Thread<S> {
+impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
     fn serve(&mut self, inputs: &Receiver<Input>) {
         loop {
             let input = match self.limit() {
@@ -68,17 +78,28 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
                 Some(limit) => inputs.recv_deadline(self.began + limit),
             };
             match input {
-                Ok(Input::Pause(reply) | Input::Resume(reply)) if self.over => {
+                Ok(Input::Pause(reply) | Input::Resume(reply) | Input::Leave(.., reply))
+                    if self.over =>
+                {
                     tell(&reply, Err(CutError::Over));
                 }
                 Ok(Input::Over) => {
                     self.over = true;
                     self.reply(Err(CutError::Over));
                 }
-                Ok(Input::Pause(reply)) if self.stopping => tell(&reply, Err(CutError::Stopping)),
+                Ok(Input::Pause(reply) | Input::Leave(.., reply)) if self.stopping => {
+                    tell(&reply, Err(CutError::Stopping));
+                }
                 Ok(Input::Pause(reply)) => match self.begin_cut() {
                     Ok(verdict) => self.begin(reply, verdict),
                     Err(error) => tell(&reply, Err(error)),
+                },
+                Ok(Input::Leave(slice, ongoing, reply)) => match self.coordinator.begin() {
+                    Ok(verdict) => {
+                        (self.leaver, self.ongoing) = (Some(slice), Some(ongoing));
+                        self.begin(reply, verdict);
+                    }
+                    Err(error) => tell(&reply, Err(error.into())),
                 },
                 Ok(Input::Resume(reply)) if self.coordinator.is_at_rest() => {
                     let verdict = self.coordinator.go_on("asked");
@@ -115,7 +136,7 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
 
     fn begin_cut(&mut self) -> Result<Verdict, CutError> {
         if self.coordinator.is_idle() {
-            self.ongoing = Some(self.operations.begin(Operation::Cut)?);
+            self.ongoing = Some(Arc::new(self.operations.begin(Operation::Cut)?));
         }
         Ok(self.coordinator.begin()?)
     }
@@ -132,14 +153,38 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
         if self.coordinator.is_idle() {
             self.ongoing = None;
         }
-        match verdict.news {
-            None => {}
-            Some(News::AtRest | News::Runs) => self.reply(Ok(self.began.elapsed())),
-            Some(News::GivenUp(why)) => {
-                tracing::warn!("the VM was not paused: {why}");
+        match (verdict.news, self.leaver) {
+            (None, _) => {}
+            (Some(News::AtRest), Some(slice)) => match self.coordinator.part_with(slice) {
+                Ok(verdict) => self.follow(verdict),
+                Err(error) => self.leave_not(&error.into()),
+            },
+            (Some(News::AtRest | News::Runs), _) => {
+                self.leaver = None;
+                self.reply(Ok(self.began.elapsed()));
+            }
+            (Some(News::Parted(slice)), _) => {
+                tracing::info!("{slice} has left");
+                let verdict = self.coordinator.go_on("a slice has left");
+                self.follow(verdict);
+            }
+            (Some(News::Broken(why)), _) => (self.fail)(why),
+            (Some(News::GivenUp(why)), leaver) => {
+                let what =
+                    if leaver.is_some() { "no slice has left" } else { "the VM was not paused" };
+                tracing::warn!("{what}: {why}");
+                self.leaver = None;
                 self.reply(Err(CutError::GivenUp(why)));
             }
         }
+    }
+
+    /// No slice leaves, and all go on.
+    fn leave_not(&mut self, error: &CutError) {
+        self.leaver = None;
+        self.reply(Err(error.clone()));
+        let verdict = self.coordinator.go_on("no slice leaves");
+        self.follow(verdict);
     }
 
     /// Nobody waits for an answer who could be told.
@@ -159,7 +204,13 @@ impl<S: Fn(SliceId, Message)> Thread<S> {
         } else {
             format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
         };
+        let parts = matches!(step, Step::Part(_));
         let verdict = self.coordinator.go_on(&why);
+        if parts {
+            // There is no way back.
+            (self.fail)(why);
+            self.reply(Err(CutError::Over));
+        }
         self.follow(verdict);
     }
 
@@ -180,7 +231,7 @@ mod tests {
     use super::*;
     use crate::slice::cut_link::CutHandle;
     use crossbeam_channel::unbounded;
-    use migrate::cut::{PeerCounts, Step};
+    use migrate::cut::PeerCounts;
     use std::thread::JoinHandle;
 
     const SLICES: [SliceId; 2] = [SliceId(0), SliceId(1)];
@@ -189,7 +240,9 @@ mod tests {
     fn vm(fails: Option<Step>) -> (Sender<Input>, JoinHandle<()>) {
         let (sender, sent) = unbounded();
         let send = move |to, message| sender.send((to, message)).unwrap();
-        let driver = start_driver(SLICES.to_vec(), Operations::default(), send).unwrap();
+        let driver =
+            start_driver(SLICES.to_vec(), Operations::default(), send, |why| panic!("{why}"))
+                .unwrap();
         // As the links of a slice do, it goes before the thread can end.
         let handle = driver.clone();
         let members = thread::spawn(move || {

@@ -2,9 +2,12 @@
 //!
 //! ```text
 //!   runs --Take(first step)--> comes to rest --Take...--> at rest: it counts --GoOn--> runs
+//!                                                            |  \--Take(Part)--> at rest, without the slice that leaves
+//!                                                            \--Dismiss--> it ends, at rest
 //! ```
 
 use super::quiesce::{Quiesce, QuiesceError, Restable, peer_counts};
+use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use migrate::cut::{Message, PeerCounts, Step};
@@ -63,6 +66,8 @@ impl Part {
                     drop(resting.take());
                     answer(Message::GoesOn(number));
                 }
+                // It stays at rest until its process ends.
+                Message::Dismiss(_) => self.slice.channels.event(SliceEvent::Dismissed),
                 // For the coordinator.
                 Message::Taken(..)
                 | Message::Counted(..)
@@ -74,6 +79,11 @@ impl Part {
 
     fn take(&self, quiesce: &mut Quiesce, number: u64, step: Step) -> Message {
         let failed = |error: &dyn Error| Message::Failed(number, one_line(error));
+        if let Step::MayPart(slice) | Step::Part(slice) = step {
+            let parts = matches!(step, Step::Part(_));
+            let parted = quiesce.part_with(slice, parts, STEP_LIMIT);
+            return parted.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
+        }
         if step != Step::Count {
             let taken = quiesce.take(step, STEP_LIMIT);
             return taken.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));

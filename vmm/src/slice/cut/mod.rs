@@ -15,6 +15,7 @@ pub(super) use quiesce::Restable;
 
 use super::channels::Channels;
 use super::cut_link::CutHandle;
+use super::events::SliceEvent;
 use super::{BOOTSTRAP, SliceError};
 use migrate::cut::Message;
 use std::io;
@@ -40,7 +41,10 @@ pub(super) fn start(
     }
     let members = channels.placement.load().members().to_vec();
     let operations = channels.operations.clone();
-    let driver = driver::start_driver(members, operations, sender(&channels)).map_err(failed)?;
+    let events = channels.events.clone();
+    let fail = move |why| events.send(SliceEvent::Fatal(why));
+    let driver = driver::start_driver(members, operations, sender(&channels), fail);
+    let driver = driver.map_err(failed)?;
     channels.cut.set_driver(driver.clone());
     Ok(Some(CutHandle::new(driver)))
 }

@@ -19,17 +19,19 @@
 //! and the slices take the steps from [`Step::Devices`] on once more.
 
 use crate::machine::{self, Machine, MachineError, Rest};
-use crate::slice::channels::Channels;
+use crate::slice::channels::{Channels, GONE};
 use crate::slice::frame_counts::PeerFrames;
+use crate::slice::handover::Handovers;
 use crate::slice::peripherals::{self, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::SliceState;
 use devices::Chipset;
 use dsm::saved::Channel;
 use migrate::cut::{PeerCounts, Step};
-use migrate::{PlacementState, Saved};
+use migrate::{AdvanceError, Change, PlacementError, PlacementState, Saved};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
+use wire::SliceId;
 
 /// Why a slice is not at rest, or has no form. It stays where it was before the step.
 #[derive(Debug, Error)]
@@ -49,6 +51,15 @@ pub(crate) enum QuiesceError {
     /// The state of a vCPU cannot be had.
     #[error("save the vCPUs")]
     Save(#[from] MachineError),
+    /// The memory engine cannot do without a slice.
+    #[error(transparent)]
+    Part(#[from] dsm::LeaveError),
+    /// The slice that leaves has a part of the VM, or is none of it.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// There is no such placement.
+    #[error(transparent)]
+    Advance(#[from] AdvanceError),
     /// A step before this one was not taken.
     #[error("that is not the next step")]
     Turn,
@@ -69,6 +80,7 @@ impl QuiesceError {
 pub(crate) struct Restable {
     pub(crate) machine: Machine,
     pub(crate) channels: Arc<Channels>,
+    pub(crate) handovers: Arc<Handovers>,
     /// None in a VM without devices on PCI.
     pub(crate) devices: Option<Arc<SliceDevices>>,
     /// Of the bootstrap slice.
@@ -101,7 +113,7 @@ impl Quiesce {
             Step::Queues => self.vcpus.is_some() && !self.queues,
             Step::Devices => self.queues,
             Step::Memory => self.devices.is_some(),
-            Step::Count => false,
+            Step::Count | Step::MayPart(_) | Step::Part(_) => false,
         };
         if !turn {
             return Err(QuiesceError::Turn);
@@ -123,8 +135,40 @@ impl Quiesce {
                 engine.map_or(Ok(()), |engine| engine.rest(within))?;
                 self.memory = true;
             }
-            Step::Count => {}
+            Step::Count | Step::MayPart(_) | Step::Part(_) => {}
         }
+        Ok(())
+    }
+
+    /// Does without a slice that leaves, or only says whether it can. This slice is at rest and stays so.
+    ///
+    /// # Errors
+    /// It is not at rest, or the slice has something of the VM still. Nothing has changed, unless the memory engine has not
+    /// answered within this time: it may do so later.
+    pub(crate) fn part_with(
+        &self,
+        slice: SliceId,
+        parts: bool,
+        within: Duration,
+    ) -> Result<(), QuiesceError> {
+        if !self.memory {
+            return Err(QuiesceError::Turn);
+        }
+        let channels = &self.slice.channels;
+        let leave = [Change::Leave(slice)];
+        let next = channels.placement.load().next(&leave)?.epoch();
+        let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
+        if !parts {
+            return Ok(engine.may_part_with(slice, within)?);
+        }
+        engine.part_with(slice, within)?;
+        channels.owner.advance(&leave, next)?;
+        if let Some(devices) = &self.slice.devices {
+            devices.lost(slice);
+        }
+        // A full channel means that the device thread hangs, which it tells by itself.
+        let _ = channels.applied.try_send((slice, GONE));
+        self.slice.handovers.lost(slice);
         Ok(())
     }
 
@@ -146,7 +190,8 @@ impl Quiesce {
     fn frames(&self) -> Result<Vec<PeerFrames>, QuiesceError> {
         let channels = &self.slice.channels;
         // First of all: a frame that comes from now on may be in the form, but is not counted, and is seen to be missing.
-        let frames = channels.frames.save();
+        let placement = channels.placement.load();
+        let frames = channels.frames.save(|peer| placement.is_member(peer));
         match channels.jobs().len() {
             0 => Ok(frames),
             waiting => Err(QuiesceError::Jobs(waiting)),
@@ -215,7 +260,6 @@ impl Drop for Quiesce {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::SliceId;
 
     #[test]
     fn each_peer_has_its_frames_and_its_messages() {

@@ -3,6 +3,7 @@
 use super::RelocationError;
 use super::job::Job;
 use crate::slice::channels::{Channels, DeviceJob};
+use crate::slice::cut_link::{CutHandle, Input};
 use crate::slice::events::SliceEvent;
 use crate::slice::handover::MoveHandle;
 use crate::slice::one_line;
@@ -23,6 +24,7 @@ const PLACE_LIMIT: Duration = Duration::from_secs(60);
 /// What does the jobs of one operation.
 pub(super) struct Executor<'a> {
     pub(super) moves: &'a MoveHandle,
+    pub(super) cuts: &'a CutHandle,
     pub(super) channels: &'a Channels,
     /// Nothing else is done to the VM meanwhile.
     pub(super) ongoing: Arc<Ongoing>,
@@ -38,6 +40,11 @@ impl Executor<'_> {
             Job::Queues { device, first, queues, to } => {
                 let (device, first, queues) = (*device, *first, *queues);
                 self.place(PlacedPart::Queues { device, first, queues }, *to, self.next_epoch())
+            }
+            Job::Leave(slice) => {
+                let ongoing = Arc::clone(&self.ongoing);
+                self.cuts.ask(|reply| Input::Leave(*slice, ongoing, reply))?;
+                Ok(())
             }
             Job::Home { frames, to } => self.home(frames, *to),
             Job::Pull { home, frames, from } => {

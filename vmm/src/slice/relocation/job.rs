@@ -4,7 +4,7 @@
 //!   Plan --Step--> Change::Vcpu   --> Vcpu
 //!                  Change::Queue  --> Queues (neighbours of one device together)
 //!                  Change::Memory --> Home, Home, ... (pieces)
-//!                  Change::Leave  --> Pull, Pull, ... (what the slice still has of any home), then it is empty
+//!                  Change::Leave  --> Pull, Pull, ... (what the slice still has of any home), Leave unless it is to stay
 //! ```
 
 use migrate::plan::Plan;
@@ -30,6 +30,8 @@ pub(super) enum Job {
     Home { frames: Range<u64>, to: SliceId },
     /// What a slice has of these frames comes to their home.
     Pull { home: SliceId, frames: Range<u64>, from: SliceId },
+    /// A slice that has nothing any more is a member no longer.
+    Leave(SliceId),
 }
 
 impl fmt::Display for Job {
@@ -39,6 +41,7 @@ impl fmt::Display for Job {
             Self::Queues { device, to, .. } => write!(f, "queues of device {device} to {to}"),
             Self::Home { to, .. } => write!(f, "homes of memory to {to}"),
             Self::Pull { home, from, .. } => write!(f, "pages of {from} to {home}"),
+            Self::Leave(slice) => write!(f, "{slice} leaves"),
         }
     }
 }
@@ -57,8 +60,8 @@ pub(super) enum JobError {
     Join(SliceId),
 }
 
-/// All that a plan for this placement comes to.
-pub(super) fn jobs(plan: &Plan, placement: &Placement) -> Result<Vec<Job>, JobError> {
+/// All that a plan for this placement comes to. Slices that would leave can stay, empty.
+pub(super) fn jobs(plan: &Plan, placement: &Placement, stay: bool) -> Result<Vec<Job>, JobError> {
     let mut jobs = Vec::new();
     let mut now = placement.clone();
     for step in &plan.steps {
@@ -67,6 +70,7 @@ pub(super) fn jobs(plan: &Plan, placement: &Placement) -> Result<Vec<Job>, JobEr
         }
         now = now.next(&step.changes)?;
     }
+    jobs.retain(|job| !stay || !matches!(job, Job::Leave(_)));
     Ok(jobs)
 }
 
@@ -99,6 +103,7 @@ fn push(jobs: &mut Vec<Job>, now: &Placement, change: &Change) -> Result<(), Job
                     from,
                 })
             }));
+            jobs.push(Job::Leave(*from));
         }
         Change::Join(slice) => return Err(JobError::Join(*slice)),
         Change::Device { device, .. } => return Err(JobError::Device(*device)),
@@ -155,8 +160,10 @@ mod tests {
             home(5000..8192),
             home(8192..10_000),
             pull(0..10_000),
+            Job::Leave(there),
         ];
-        assert_eq!(jobs(&plan, &placement).unwrap(), expected);
+        assert_eq!(jobs(&plan, &placement, false).unwrap(), expected);
+        assert_eq!(jobs(&plan, &placement, true).unwrap(), expected[..expected.len() - 1]);
     }
 
     #[test]
@@ -168,11 +175,11 @@ mod tests {
             Placement::new(Epoch(1), SLICES.to_vec(), vcpus, memory, vec![disk]).unwrap();
         let plan = |change| Plan { steps: vec![migrate::plan::Step { changes: vec![change] }] };
         let device = plan(Change::Device { device: 0, to: SLICES[0] });
-        assert_eq!(jobs(&device, &placement), Err(JobError::Device(0)));
+        assert_eq!(jobs(&device, &placement, false), Err(JobError::Device(0)));
         let join = plan(Change::Join(SliceId(2)));
-        assert_eq!(jobs(&join, &placement), Err(JobError::Join(SliceId(2))));
+        assert_eq!(jobs(&join, &placement, false), Err(JobError::Join(SliceId(2))));
         let stale = plan(Change::Leave(SliceId(3)));
-        assert!(matches!(jobs(&stale, &placement), Err(JobError::Placement(_))));
+        assert!(matches!(jobs(&stale, &placement, false), Err(JobError::Placement(_))));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!                                                      Queues --> order of changes
 //!                                                      Home   --> memory engine, then order of changes
 //!                                                      Pull   --> home of the pages
+//!                                                      Leave  --> cut
 //! ```
 //! All of it is one operation: nobody pauses the VM meanwhile. A job that fails ends it; what was done before stays done,
 //! and the VM runs. Of the bootstrap slice, on the thread of who has asked.
@@ -16,6 +17,7 @@ mod job;
 pub(super) use capacity::capacity;
 
 use super::channels::Channels;
+use super::cut_link::{CutError, CutHandle};
 use super::handover::{MoveError, MoveHandle};
 use super::operations::{Busy, Operation};
 use super::pulls::PullError;
@@ -46,6 +48,9 @@ enum RelocationError {
     /// Some things may have been done.
     #[error(transparent)]
     Pull(#[from] PullError),
+    /// Everything but that was done.
+    #[error(transparent)]
+    Leave(#[from] CutError),
     /// The VM ends.
     #[error("homes of memory have not moved: {0}")]
     Homes(String),
@@ -71,14 +76,20 @@ enum RelocationError {
 #[derive(Debug)]
 pub(super) struct Relocations {
     moves: MoveHandle,
+    cuts: CutHandle,
     channels: Weak<Channels>,
     capacity: Capacity,
 }
 
 impl Relocations {
     /// Of a VM whose slices offer this.
-    pub(super) fn new(moves: MoveHandle, channels: &Arc<Channels>, capacity: Capacity) -> Self {
-        Self { moves, channels: Arc::downgrade(channels), capacity }
+    pub(super) fn new(
+        moves: MoveHandle,
+        cuts: CutHandle,
+        channels: &Arc<Channels>,
+        capacity: Capacity,
+    ) -> Self {
+        Self { moves, cuts, channels: Arc::downgrade(channels), capacity }
     }
 
     fn run(
@@ -90,8 +101,9 @@ impl Relocations {
         let began = Instant::now();
         let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
         let placement = Placement::clone(&channels.placement.load());
-        let jobs = jobs(&self.plan(what, &placement)?, &placement)?;
-        let executor = Executor { moves: &self.moves, channels: &channels, ongoing };
+        let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
+        let (moves, cuts) = (&self.moves, &self.cuts);
+        let executor = Executor { moves, cuts, channels: &channels, ongoing };
         let total = jobs.len();
         for (done, job) in jobs.into_iter().enumerate() {
             tell(Progress { done, total, next: job.to_string() });
@@ -109,8 +121,8 @@ impl Relocations {
         let capacity = &self.capacity;
         match what {
             Relocation::Vcpu { vcpu, to } => Ok(plan::vcpu(placement, capacity, *vcpu, *to)),
-            Relocation::Drain(slice) => plan::drain(placement, capacity, *slice),
-            Relocation::Consolidate => plan::consolidate(placement, capacity),
+            Relocation::Drain { slice, .. } => plan::drain(placement, capacity, *slice),
+            Relocation::Consolidate { .. } => plan::consolidate(placement, capacity),
             Relocation::Spread => plan::spread(placement, capacity),
         }
     }

@@ -21,7 +21,7 @@ use super::peripherals::{DevicesState, OrderState};
 use super::spec::{SLICES_MAX, VCPUS_MAX};
 use crate::machine::saved::VcpuState;
 use devices::saved::ChipsetState;
-use dsm::saved::NodeState;
+use dsm::saved::{HomeState, NodeState};
 use migrate::saved::decode;
 use migrate::{Invalid, Placement, PlacementState, SavedError, SavedState};
 use serde::{Deserialize, Serialize};
@@ -130,8 +130,19 @@ impl SliceState {
             return Invalid::unless(alone, "memory", "missing, and there are other slices");
         };
         memory.check()?;
-        // The memory engine goes by the placement of its start: what moves since has no homes.
+        // The memory engine has the epoch of its start: what has moved since may have no homes. One that all others have left
+        // is still there.
         let of_here = memory.slice == self.slice && memory.epoch <= placement.epoch();
-        Invalid::unless(of_here && !alone, "memory", "of another slice or another placement")
+        Invalid::unless(of_here, "memory", "of another slice or another placement")?;
+        let homes = placement.memory().iter().map(|place| HomeState {
+            first: place.frames.start,
+            pages: place.frames.end - place.frames.start,
+            home: place.home,
+        });
+        Invalid::unless(
+            homes.eq(memory.homes.iter().cloned()),
+            "memory",
+            "homes of another placement",
+        )
     }
 }

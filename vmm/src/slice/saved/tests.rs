@@ -147,7 +147,7 @@ fn forms_of_different_moments_are_refused() {
         assert_eq!(together(&all), Disagreement::Shape { one, other, what });
     };
     differ("order", &|form| form.order.last = 10);
-    differ("placement", &|form| form.placement.memory[1].end = 17);
+    differ("placement", &|form| form.placement.epoch = Epoch(2));
     differ("devices", &|form| form.devices.as_mut().unwrap().bus.bridge_command ^= 4);
 }
 
@@ -178,6 +178,7 @@ fn form_that_contradicts_itself_is_not_written() {
     refused("memory", 0, &|form| form.memory.as_mut().unwrap().epoch = Epoch(2));
     let other = memory(SLICES[1], SLICES[0], (1, 1));
     refused("memory", 0, &|form| form.memory = Some(other.clone()));
+    refused("memory", 0, &|form| form.placement.memory[1].end = 17);
     refused("last", 1, &|form| form.order.last = u64::MAX);
 }
 

@@ -1,0 +1,103 @@
+//! A slice leaves: what may happen until it is gone.
+
+use super::actions::Action;
+use super::cluster::{Cluster, Slice, Violation, Wait};
+use super::scenario::Scenario;
+use dsm_protocol::saved::{NodeState, check_all};
+use dsm_protocol::{Gfn, Input, SliceId};
+use std::sync::Arc;
+
+/// The release that flushes a node which comes to rest.
+pub(super) const REST: u64 = u64::MAX - 1;
+
+impl Scenario {
+    fn pages(&self) -> u16 {
+        u16::try_from(self.homes.len()).expect("few pages")
+    }
+
+    /// Pages are pulled off the slice, all come to rest, each at any moment at which its vCPUs do not wait, and then the
+    /// slice leaves or all go on.
+    pub(super) fn leave_actions(&self, state: &Cluster, actions: &mut Vec<Action>) {
+        let Some(leaver) = self.leaver.filter(|leaver| !state.slice(*leaver).lost) else { return };
+        let of = |slice: u16| {
+            let all = self.vcpus.iter().zip(&state.vcpus);
+            all.filter(move |(vcpu, _)| vcpu.slice == slice)
+        };
+        let is_over = of(leaver).all(|(vcpu, at)| at.at == vcpu.ops.len());
+        if !is_over || state.moves.1 < self.moves.len() {
+            return;
+        }
+        for slice in 0..self.slices {
+            let node = &state.slice(slice).node;
+            if node.is_resting() {
+                continue;
+            }
+            let pulled = |gfn: &Gfn| node.is_pulled(*gfn, SliceId(leaver));
+            if slice != leaver && (0..u64::from(self.pages())).map(Gfn).any(|gfn| pulled(&gfn)) {
+                actions.push(Action::Pull(slice));
+            }
+            if of(slice).all(|(_, at)| at.wait == Wait::None) {
+                actions.push(Action::Rest(slice));
+            }
+        }
+        let is_at_rest =
+            |slice: &Slice| slice.node.is_resting() && slice.node.in_flight().is_none();
+        if state.wires.is_empty() && state.slices.iter().all(is_at_rest) {
+            actions.push(Action::Leave);
+        }
+    }
+}
+
+impl Cluster {
+    pub(super) fn pull(&mut self, home: u16, scenario: &Scenario) {
+        let from = SliceId(scenario.leaver.expect("a slice leaves"));
+        let input = Input::Pull { gfn: Gfn(0), pages: scenario.pages(), from };
+        self.step(home, input, None, scenario);
+    }
+
+    pub(super) fn rest(&mut self, slice: u16, scenario: &Scenario) {
+        Arc::make_mut(&mut self.slices[usize::from(slice)].node).set_resting(true);
+        self.step(slice, Input::Release { tokens: REST..REST + 1 }, None, scenario);
+    }
+
+    /// Either all that stay part with the slice, or none does. Then all go on.
+    pub(super) fn leave(&mut self, scenario: &Scenario) {
+        let leaver = scenario.leaver.expect("a slice leaves");
+        let (gone, id) = (usize::from(leaver), SliceId(leaver));
+        let stays = |at: usize| at != gone;
+        let all_agree = (0..).zip(&self.slices).filter(|(at, _)| stays(*at));
+        let all_agree = all_agree.map(|(_, slice)| slice.node.may_part_with(id)).all(|r| r.is_ok());
+        let mut refused = None;
+        for (at, slice) in (0..).zip(&mut self.slices) {
+            let node = Arc::make_mut(&mut slice.node);
+            if all_agree && stays(at) {
+                let parted = node.part_with(id, Arc::make_mut(&mut slice.store));
+                refused = refused.or(parted.err());
+            }
+            node.set_resting(false);
+        }
+        if let Some(refused) = refused {
+            self.fail(Violation::Protocol(refused.to_string()));
+        }
+        if all_agree {
+            self.slices[gone].lost = true;
+            if scenario.planted.is_none() {
+                self.check_forms();
+            }
+        }
+    }
+
+    /// The nodes that stay are those of one memory.
+    fn check_forms(&mut self) {
+        let living = self.slices.iter().filter(|slice| !slice.lost);
+        let forms: Result<Vec<NodeState>, _> =
+            living.map(|slice| slice.node.save(&*slice.store)).collect();
+        let wrong = match forms {
+            Ok(forms) => check_all(&forms).err().map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(wrong) = wrong {
+            self.fail(Violation::Protocol(wrong));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Another slice shares memory no longer. The VMM has seen to it that the slice is home of nothing, has no vCPU and no
+//! queue, and that all engines rest with nothing on its way between them (a cut).
+//!
+//! ```text
+//!   each engine that stays: Handle::may_part_with --all agree--> Handle::part_with --> Handle::go_on
+//!                                          \--one refuses--> Handle::go_on, nothing has changed
+//! ```
+//!
+//! From then on frames of that slice are not looked at, and its loss is told to nobody. The engine of the slice that
+//! leaves is not asked; it is stopped. An engine that is left alone watches nothing of guest memory any more.
+
+use super::command::Command;
+use super::event_loop::Engine;
+use super::handle::Handle;
+use super::rest::Unrest;
+use crate::error::EngineError;
+use crossbeam_channel::bounded;
+use dsm_protocol::CannotLeave;
+use std::time::Duration;
+use thiserror::Error;
+use wire::SliceId;
+
+/// Why an engine does not part with a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum LeaveError {
+    /// It was not brought to rest.
+    #[error("the memory engine was not brought to rest")]
+    Runs,
+    /// It was, and something is under way again.
+    #[error("the memory engine is not at rest: {0}")]
+    NotAtRest(Unrest),
+    /// Homes are to move, or pages to come to their home.
+    #[error("homes are still moving, or pages on the way to them")]
+    HomesMove,
+    /// The slice still has a part in memory.
+    #[error("part with a slice")]
+    Refused(#[from] CannotLeave),
+    /// The engine has stopped, or did not answer in time.
+    #[error("the memory engine does not answer")]
+    NoAnswer,
+}
+
+impl Handle {
+    /// Whether a slice can leave, as far as this engine knows. It must be at rest. Nothing changes.
+    ///
+    /// # Errors
+    /// Why not; an engine that does not answer within `limit`.
+    pub fn may_part_with(&self, slice: SliceId, limit: Duration) -> Result<(), LeaveError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::MayPartWith { slice, reply });
+        answer.recv_timeout(limit).unwrap_or(Err(LeaveError::NoAnswer))
+    }
+
+    /// A slice leaves. All engines that stay have been asked by [`Self::may_part_with`], and none has gone on since.
+    ///
+    /// With the last other slice this engine ends the watch over guest memory, which takes it longer for more memory
+    /// (decision 42). Its lease does not go on meanwhile, but nobody is left that needs it.
+    ///
+    /// # Errors
+    /// As for [`Self::may_part_with`], and nothing has changed then. After [`LeaveError::NoAnswer`] it may happen later:
+    /// the VM cannot go on.
+    pub fn part_with(&self, slice: SliceId, limit: Duration) -> Result<(), LeaveError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::PartWith { slice, reply });
+        answer.recv_timeout(limit).unwrap_or(Err(LeaveError::NoAnswer))
+    }
+}
+
+impl Engine {
+    pub(crate) fn may_part_with(&self, slice: SliceId) -> Result<(), LeaveError> {
+        if !self.node.is_resting() {
+            return Err(LeaveError::Runs);
+        }
+        if let Some(unrest) = self.unrest() {
+            return Err(LeaveError::NotAtRest(unrest));
+        }
+        // They would go on behind the rest, with a slice that is not there.
+        if !self.home_moves.is_empty() {
+            return Err(LeaveError::HomesMove);
+        }
+        Ok(self.node.may_part_with(slice)?)
+    }
+
+    /// Parts with a slice. The outer error ends the VM.
+    pub(crate) fn part_with(
+        &mut self,
+        slice: SliceId,
+    ) -> Result<Result<(), LeaveError>, EngineError> {
+        if let Err(refusal) = self.may_part_with(slice) {
+            return Ok(Err(refusal));
+        }
+        if let Err(refusal) = self.node.part_with(slice, &mut self.store.with_body(None)) {
+            return Ok(Err(refusal.into()));
+        }
+        self.departed.push(slice);
+        self.outbound.remote_writers.retain(|writer| *writer != slice);
+        if self.node.is_alone() {
+            self.store.end_watch()?;
+        }
+        Ok(Ok(()))
+    }
+}
