@@ -131,13 +131,7 @@ impl Control {
                 head.id = u64::from(vcpu.0).into();
                 tail = encode_vcpu(message, &mut head);
             }
-            Self::Call(call) => {
-                head.id = call.id.into();
-                head.event = u8::from(call.write) | u8::from(call.space == Space::Memory) << 1;
-                head.length = call.length;
-                head.address = call.address.into();
-                head.data = call.data.into();
-            }
+            Self::Call(call) => encode_call(*call, &mut head),
             Self::Answer { id, data } => {
                 head.id = (*id).into();
                 head.data = (*data).into();
@@ -148,16 +142,8 @@ impl Control {
             Self::WantEnd(cause) => {
                 head.event = cause_code(*cause);
             }
-            Self::ClockPing { id } => {
-                head.id = (*id).into();
-            }
-            Self::ClockPong { id, ticks, stepped } => {
-                head.id = (*id).into();
-                head.data = (*ticks).into();
-                head.address = (*stepped).into();
-            }
-            Self::ClockStep { sum } => {
-                head.data = (*sum).into();
+            Self::ClockPing { .. } | Self::ClockPong { .. } | Self::ClockStep { .. } => {
+                encode_clock(self, &mut head);
             }
             Self::Report(bytes) => {
                 tail = Cow::Borrowed(bytes);
@@ -250,13 +236,7 @@ impl Control {
             kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
             kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
             kind::WANT_END => Self::WantEnd(cause()?),
-            kind::CLOCK_PING => Self::ClockPing { id: head.id.get() },
-            kind::CLOCK_PONG => Self::ClockPong {
-                id: head.id.get(),
-                ticks: head.data.get(),
-                stepped: head.address.get(),
-            },
-            kind::CLOCK_STEP => Self::ClockStep { sum: head.data.get() },
+            kind::CLOCK_PING | kind::CLOCK_PONG | kind::CLOCK_STEP => decode_clock(&head),
             kind::WANT_STOP => Self::WantStop,
             kind::END_SEEN => Self::EndSeen,
             kind::ASK_REPORT => Self::AskReport,
@@ -270,18 +250,7 @@ impl Control {
             kind::BROKEN => {
                 Self::Broken { device: small(head.address).ok_or_else(|| field("device"))? }
             }
-            kind::DOORBELL => Self::Doorbell {
-                device: small(head.address).ok_or_else(|| field("device"))?,
-                queue: small(head.data).ok_or_else(|| field("queue"))?,
-            },
-            kind::QUEUE_STATE => Self::QueueState {
-                device: small(head.address).ok_or_else(|| field("device"))?,
-                queue: small(head.data).ok_or_else(|| field("queue"))?,
-                placement: u32::try_from(head.id.get())
-                    .map(Epoch)
-                    .map_err(|_| field("placement"))?,
-                state: tail.to_vec(),
-            },
+            kind::DOORBELL | kind::QUEUE_STATE => decode_queue(&head, tail).map_err(field)?,
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
             kind::PULL => Self::Pull {
                 id: head.id.get(),
@@ -307,6 +276,45 @@ fn encode_vcpu<'a>(message: &'a handover::VcpuFrame, head: &mut Head) -> Cow<'a,
     (head.length, head.address, head.data) =
         (fields.variant, fields.number.into(), fields.data().into());
     tail
+}
+
+fn encode_call(call: DeviceCall, head: &mut Head) {
+    head.id = call.id.into();
+    head.event = u8::from(call.write) | u8::from(call.space == Space::Memory) << 1;
+    head.length = call.length;
+    head.address = call.address.into();
+    head.data = call.data.into();
+}
+
+fn encode_clock(frame: &Control, head: &mut Head) {
+    match frame {
+        Control::ClockPing { id } => head.id = (*id).into(),
+        Control::ClockPong { id, ticks, stepped } => {
+            (head.id, head.data, head.address) = ((*id).into(), (*ticks).into(), (*stepped).into());
+        }
+        Control::ClockStep { sum } => head.data = (*sum).into(),
+        _ => {}
+    }
+}
+
+/// A frame about the clock.
+fn decode_clock(head: &Head) -> Control {
+    let (id, data) = (head.id.get(), head.data.get());
+    match head.kind {
+        kind::CLOCK_PING => Control::ClockPing { id },
+        kind::CLOCK_PONG => Control::ClockPong { id, ticks: data, stepped: head.address.get() },
+        _ => Control::ClockStep { sum: data },
+    }
+}
+
+/// A frame about one queue, or the name of the field that cannot be.
+fn decode_queue(head: &Head, tail: &[u8]) -> Result<Control, &'static str> {
+    let (device, queue) = (small(head.address).ok_or("device")?, small(head.data).ok_or("queue")?);
+    if head.kind == kind::DOORBELL {
+        return Ok(Control::Doorbell { device, queue });
+    }
+    let placement = u32::try_from(head.id.get()).map(Epoch).map_err(|_| "placement")?;
+    Ok(Control::QueueState { device, queue, placement, state: tail.to_vec() })
 }
 
 fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str> {

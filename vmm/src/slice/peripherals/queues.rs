@@ -49,8 +49,8 @@ impl Slot {
         msix: Arc<MsixView>,
     ) -> io::Result<Self> {
         let slot = Self { bells: Mutex::new(vec![None; homes.len()]), front_end, msix };
-        let here = (0..).map(QueueIndex).zip(homes).filter(|(_, home)| **home == local);
-        here.map(|(queue, _)| slot.add_bell(queue)).collect::<io::Result<()>>()?;
+        let mut here = (0..).map(QueueIndex).zip(homes).filter(|(_, home)| **home == local);
+        here.try_for_each(|(queue, _)| slot.add_bell(queue))?;
         Ok(slot)
     }
 
