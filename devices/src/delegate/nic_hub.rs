@@ -1,10 +1,15 @@
 //! Who gets which packets of one network device, when its queue pairs live on several slices.
 //!
 //! ```text
-//!  network --packet(pair)--> hub --the slice that last allowed this pair--> sink here, or frames
+//!  network --packet(pair)--> hub --the slice that last began to allow this pair--> sink here, or frames
+//!
+//!   pair: [no holder] --allow of A--> [A] --allow of B--> [A, B]: B --A connects anew--> [B]
+//!                                                             \-----B connects anew--> [A]
 //! ```
-//! A pair belongs to the slice that last allowed packets of it: when a vCPU moves, its pair follows
-//! with the first allowance from there. The network itself is connected once for all.
+//! A slice holds a pair from its first allowance until it connects anew or leaves. A pair that moves to another slice has
+//! two holders for a while, since what two slices say comes in any order: late allowances of the former place must not
+//! take the pair back. Packets go to the slice that came last. In the end only the slice that serves the pair holds it.
+//! The network itself is connected once for all.
 
 use super::counters::add;
 use super::outbound::{Outbound, fitting, message_bytes};
@@ -25,13 +30,37 @@ struct Route {
     sink: Sink,
 }
 
+/// A client that allows packets of a pair.
+struct Holder {
+    route: Route,
+    /// What it has room for.
+    credit: u64,
+    /// Counts the holders of this pair.
+    turn: u64,
+}
+
 #[derive(Default)]
 struct PairState {
-    route: Option<Route>,
-    /// What the route's client has room for.
-    credit: u64,
+    holders: BTreeMap<SliceId, Holder>,
+    /// Turn of the last one that came.
+    turns: u64,
     /// What the network may still bring; never less than it was allowed and has not brought.
     below: u64,
+}
+
+impl PairState {
+    /// Who gets its packets.
+    fn holder(&mut self) -> Option<&mut Holder> {
+        self.holders.values_mut().max_by_key(|holder| holder.turn)
+    }
+
+    /// What the network must be allowed so that it may bring all that its holder has room for.
+    fn more(&mut self) -> u64 {
+        let credit = self.holder().map_or(0, |holder| holder.credit);
+        let more = credit.saturating_sub(self.below);
+        self.below += more;
+        more
+    }
 }
 
 #[derive(Default)]
@@ -81,10 +110,7 @@ impl NicHub {
     ) {
         let mut control = self.control.write().unwrap_or_else(PoisonError::into_inner);
         for pair in &self.pairs {
-            let mut pair = lock(pair);
-            if pair.route.as_ref().is_some_and(|route| route.client == client) {
-                (pair.route, pair.credit) = (None, 0);
-            }
+            lock(pair).holders.remove(&client);
         }
         // Whoever found the old route has handed its packet over after this.
         drop(self.delivery.write());
@@ -95,25 +121,27 @@ impl NicHub {
         // The slice with the control queue says how many pairs there are; the others know of one.
         let each = control.clients.values().map(|(_, _, agreed)| *agreed);
         let wanted = each.max_by_key(|agreed| agreed.pairs);
-        if wanted == control.agreed {
-            return;
-        }
-        control.agreed = wanted;
-        match wanted {
-            Some(Agreed { features, pairs }) => {
-                let sink: Arc<dyn PacketSink> = Arc::<Self>::clone(self);
-                self.nic.connect(features, pairs, Some(sink));
+        let is_new = wanted != control.agreed;
+        if is_new {
+            control.agreed = wanted;
+            match wanted {
+                Some(Agreed { features, pairs }) => {
+                    let sink: Arc<dyn PacketSink> = Arc::<Self>::clone(self);
+                    self.nic.connect(features, pairs, Some(sink));
+                }
+                None => self.nic.connect(0, 0, None),
             }
-            None => self.nic.connect(0, 0, None),
         }
-        // The network has forgotten what it was allowed, so it must be allowed again.
         for (index, pair) in (0_u16..).zip(&self.pairs) {
-            let credit = {
+            let more = {
                 let mut pair = lock(pair);
-                pair.below = pair.credit;
-                pair.credit
+                if is_new {
+                    // The network has forgotten what it was allowed.
+                    pair.below = 0;
+                }
+                pair.more()
             };
-            self.allow_below(index, credit);
+            self.allow_below(index, more);
         }
     }
 
@@ -126,18 +154,13 @@ impl NicHub {
         };
         let more = {
             let mut pair = lock(pair);
-            let here = pair
-                .route
-                .as_ref()
-                .is_some_and(|route| (route.client, route.connection) == (client, connection));
-            if !here {
-                pair.route = Some(Route { client, connection, sink: sink.clone() });
-                pair.credit = 0;
-            }
-            pair.credit += u64::from(packets);
-            let more = pair.credit.saturating_sub(pair.below);
-            pair.below += more;
-            more
+            let turn = pair.turns + 1;
+            let route = || Route { client, connection, sink: sink.clone() };
+            let begin = || Holder { route: route(), credit: 0, turn };
+            let holder = pair.holders.entry(client).or_insert_with(begin);
+            holder.credit += u64::from(packets);
+            pair.turns = turn;
+            pair.more()
         };
         self.allow_below(index, more);
     }
@@ -179,9 +202,10 @@ impl PacketSink for NicHub {
         let route = self.pairs.get(usize::from(pair)).and_then(|pair| {
             let mut pair = lock(pair);
             pair.below = pair.below.saturating_sub(count);
-            let taken = pair.credit.min(count);
-            let route = pair.route.clone().filter(|_| taken > 0)?;
-            pair.credit -= taken;
+            let holder = pair.holder()?;
+            let taken = holder.credit.min(count);
+            holder.credit -= taken;
+            let route = (taken > 0).then(|| holder.route.clone())?;
             Some((route, taken))
         });
         let taken = route.as_ref().map_or(0, |(_, taken)| *taken);

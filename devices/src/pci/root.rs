@@ -8,7 +8,7 @@ use super::config_space::{ConfigSpace, ECAM_FUNCTION_BYTES, Identity};
 use super::function::{BAR_BYTES, Function};
 use super::{DEVICES_MAX, DeviceId, DoorbellAddress, PciEffect, PciError};
 use crate::layout::{ECAM_END, ECAM_START, PCI_WINDOW_END, PCI_WINDOW_START};
-use crate::virtio::{DeviceChange, DeviceShape, QUEUES_MAX, QueueIndex};
+use crate::virtio::{Activation, DeviceChange, DeviceShape, QUEUES_MAX, QueueIndex};
 
 /// Functions of a slot; only the first is there.
 const FUNCTIONS_PER_SLOT: u64 = 8;
@@ -73,6 +73,12 @@ impl PciRoot {
     #[must_use]
     pub fn vectors(&self, device: DeviceId) -> u16 {
         self.functions.get(usize::from(device.0)).map_or(0, Function::vectors)
+    }
+
+    /// Features and queues of a device that a driver has brought up.
+    #[must_use]
+    pub fn activation(&self, device: DeviceId) -> Option<Activation> {
+        self.functions.get(usize::from(device.0))?.activation()
     }
 
     /// Where drivers ring now: every queue of every device whose BAR answers.

@@ -185,16 +185,29 @@ impl NetDevice {
 
     /// The driver uses so many pairs; false when there are not so many, or it is not connected.
     fn use_pairs(self: &Arc<Self>, pairs: u16) -> bool {
-        let features = {
+        self.connect_anew(|_| pairs)
+    }
+
+    /// Queues that were here are served by another slice from now on, and their workers have stopped. What was allowed for
+    /// their pairs is void, so that packets go to the other slice. What the driver has said through the control queue goes
+    /// with that queue. Packets on their way here are lost.
+    pub fn hand_over(self: &Arc<Self>, control: bool) {
+        self.connect_anew(|pairs| if control { 1 } else { pairs });
+    }
+
+    /// Connects with the number of pairs that follows from the one before.
+    fn connect_anew(self: &Arc<Self>, next: impl FnOnce(u16) -> u16) -> bool {
+        let _allowing = lock(&self.allowing);
+        let (features, pairs) = {
             let mut agreed = lock(&self.agreed);
+            let pairs = next(agreed.pairs);
             if agreed.pairs == 0 || pairs == 0 || pairs > self.pairs {
                 return false;
             }
             agreed.pairs = pairs;
-            agreed.features
+            (agreed.features, pairs)
         };
         let sink: Arc<dyn PacketSink> = Arc::clone(self) as _;
-        let _allowing = lock(&self.allowing);
         self.nic.connect(features, pairs, Some(sink));
         // What was allowed to the connection before is forgotten, and what of it was under way is lost.
         for (pair, inlet) in (0..).zip(&self.inlets) {
@@ -229,6 +242,13 @@ impl NetDevice {
     fn open(&self, pair: u16, inlet: Inlet) {
         if let Some(place) = self.inlets.get(usize::from(pair)) {
             *lock(place) = Some(inlet);
+        }
+    }
+
+    /// Packets of this pair are lost from now on.
+    fn close(&self, pair: u16) {
+        if let Some(place) = self.inlets.get(usize::from(pair)) {
+            *lock(place) = None;
         }
     }
 }

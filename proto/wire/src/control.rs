@@ -1,7 +1,7 @@
 //! Frames between slices that are not about coherence: interrupts, hand-overs, device calls, the end of the VM.
 //!
-//! A frame is a 32-byte little-endian head. Only a report, the state of a vCPU, what a slice counts for a cut, and the text
-//! of a failure are behind it.
+//! A frame is a 32-byte little-endian head. Only a report, the state of a vCPU or of a queue, what a slice counts for a cut,
+//! and the text of a failure are behind it.
 //!
 //! ```text
 //! 0 kind | 1 event | 2 vector | 3 length | 4 epoch u32 | 8 id u64 | 16 address u64 | 24 data u64
@@ -18,5 +18,5 @@ pub use change::{OrderedChange, PlacedPart};
 pub use codec::{ControlError, REPORT_BYTES_MAX};
 pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, PeerCounts};
 pub use event::InterruptEvent;
-pub use frames::{Control, DeviceCall, EndCause, Space, Way};
+pub use frames::{Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space, Way};
 pub use handover::{Move, VCPU_STATE_BYTES_MAX, VcpuMessage};

@@ -11,6 +11,7 @@ use super::frame_counts::FrameCounts;
 use super::operations::Operations;
 use super::pause::Pause;
 use super::pulls::Pulls;
+use super::queue_states::QueueStates;
 use crossbeam_channel::Sender;
 use devices::Fence;
 use dsm::Handle;
@@ -76,6 +77,8 @@ pub(crate) struct Channels {
     pub(super) cut: CutLinks,
     /// Pages that are to come home.
     pub(super) pulls: Pulls,
+    /// Of queues that come here.
+    pub(super) queue_states: QueueStates,
     /// What is done to the whole VM. Of the bootstrap slice.
     pub(super) operations: Operations,
 }
@@ -106,6 +109,7 @@ impl Channels {
             frames: FrameCounts::new(members.into_iter().filter(|member| *member != local)),
             cut: CutLinks::default(),
             pulls: Pulls::default(),
+            queue_states: QueueStates::default(),
             operations: Operations::default(),
         }
     }

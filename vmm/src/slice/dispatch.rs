@@ -13,6 +13,7 @@ use super::cut_link::TooMany;
 use super::events::SliceEvent;
 use super::handover::Handovers;
 use super::peripherals::SliceDevices;
+use super::queue_states::StateOf;
 use super::{BOOTSTRAP, one_line};
 use crate::crash;
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
@@ -72,9 +73,22 @@ impl Dispatcher {
     }
 
     fn doorbell(&self, from: SliceId, device: u16, queue: u16) {
-        let rung = self.devices.get().is_some_and(|devices| devices.ring(device, queue));
-        if !rung {
-            let text = format!("{from} rings queue {queue} of device {device}, which is not here");
+        let ring = |devices: &Arc<SliceDevices>| {
+            devices.ring_at_its_place(&self.channels, from, (device, queue))
+        };
+        if !self.devices.get().is_some_and(ring) {
+            let text =
+                format!("{from} rings queue {queue} of device {device}, which does not exist");
+            self.channels.event(SliceEvent::Fatal(text));
+        }
+    }
+
+    fn queue_state(&self, which: StateOf, state: Vec<u8>) {
+        if !self.channels.queue_states.put(which, state) {
+            let StateOf { from, device, queue, .. } = which;
+            let text = format!(
+                "{from} sends the state of queue {queue} of device {device} twice, or more than move"
+            );
             self.channels.event(SliceEvent::Fatal(text));
         }
     }
@@ -144,6 +158,9 @@ impl Dispatcher {
             Control::Applied { sequence } => self.applied(from, sequence),
             Control::Broken { device } => self.channels.job(from, DeviceJob::Broken(device)),
             Control::Doorbell { device, queue } => self.doorbell(from, device, queue),
+            Control::QueueState { device, queue, placement, state } => {
+                self.queue_state(StateOf { from, placement, device, queue }, state);
+            }
             Control::Cut(message) => self.cut(from, message),
             Control::Pull { id, from: other, first, frames } => {
                 if !self.channels.pulls.asked(id, other, first, frames) {

@@ -30,6 +30,7 @@ mod operations;
 mod pause;
 mod peripherals;
 mod pulls;
+mod queue_states;
 mod relocation;
 mod report;
 mod saved;

@@ -259,6 +259,7 @@ fn start_disk(code: Code) -> Code {
                     .store(descriptor + 12, rest)
             });
             let code = code.store(page + DRIVER_AREA, 1); // no interrupts
+            let code = code.store(page + DATA, ON_DISK.into()); // as if a request had been answered
             let code = code.register(QUEUE_SELECT, &[number, 0]).register(QUEUE_SIZE, &[8, 0]);
             let areas = [page, page + DRIVER_AREA, page + DEVICE_AREA];
             let code = (0..).zip(areas).fold(code, |code, (area, at)| {
@@ -275,9 +276,12 @@ fn is_answered(code: Code, page: u32) -> Code {
     code.bytes(&[0x66, 0x3b, 0x04, 0x25]).number(page + ASKED)
 }
 
-/// Stops where the last request has failed.
+/// Stops where the last request has failed, or has not brought what is on the disk.
 fn check_answer(code: Code, page: u32) -> Code {
-    code.compare_zero(page + STATUS).unless(Equal, |code| code.out(SERIAL, NOT_READ).sleep())
+    let stop = |code: Code| code.out(SERIAL, NOT_READ).sleep();
+    let code = code.compare_zero(page + STATUS).unless(Equal, stop);
+    // cmp byte [data], what must be there
+    code.bytes(&[0x80, 0x3c, 0x25]).number(page + DATA).bytes(&[ON_DISK]).unless(Equal, stop)
 }
 
 /// Has the next request made if the last one has its answer.
@@ -292,13 +296,10 @@ fn read_disk(code: Code, vcpu: usize) -> Code {
     })
 }
 
-/// Waits for the last answer, and looks at it: cmp byte [data], what must be there
+/// Waits for the last answer, and looks at it.
 fn finish_disk(code: Code, vcpu: usize) -> Code {
     let page = QUEUES[vcpu];
-    let code = code.again_while(Unequal, |code| is_answered(code, page));
-    let code =
-        check_answer(code, page).bytes(&[0x80, 0x3c, 0x25]).number(page + DATA).bytes(&[ON_DISK]);
-    code.unless(Equal, |code| code.out(SERIAL, NOT_READ).sleep())
+    check_answer(code.again_while(Unequal, |code| is_answered(code, page)), page)
 }
 
 /// Uses devices of the bootstrap slice, by ports and by memory, and changes a register that all slices have.

@@ -19,6 +19,15 @@ fn move_about(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
         let vcpu = usize::from(moment.as_micros() % 2 == 1);
         places[vcpu] = 1 - places[vcpu];
         vm.must(move_to(vcpu, places[vcpu]));
+        let queues: [Vec<_>; 2] = [0, 1].map(|slice| {
+            let here = (0..2).filter(|queue| disk && places[usize::from(*queue)] == slice);
+            here.map(|queue| (0, queue)).collect()
+        });
+        assert_eq!(
+            [0, 1].map(|slice| vm.placement().slices[slice].queues.clone()),
+            queues,
+            "queues follow their vCPUs"
+        );
         let there = format!("vcpu{vcpu} is on slice{} already", places[vcpu]);
         assert_eq!(vm.refusal(0, move_to(vcpu, places[vcpu])), there);
         // Now and then the next one goes before anything may have happened.

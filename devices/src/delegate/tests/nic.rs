@@ -7,6 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 use wire::device::{Agreed, DeviceFrame, Part, join_packets};
 use wire::{DeviceId, SliceId};
 
@@ -188,10 +190,50 @@ fn pair_follows_the_slice_that_allows_it_last() {
 }
 
 impl Net {
+    /// Delivers a frame, and lets the server's thread act on it before the next one comes, most of the time.
+    fn deliver_alone(&mut self) {
+        if self.world.deliver().expect("honest slices") {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     /// Sends one packet from the far end and delivers what there is.
     fn settle_step(&mut self, pair: u16) {
         self.far.transmit(pair, vec![vec![9; 30]], Box::new(|| ()));
         while self.world.deliver().expect("honest slices") {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// A pair moves from slice to slice faster than they are heard: each begins as soon as the one before has stopped.
+    #[test]
+    fn pair_is_at_its_last_place_however_late_others_are_heard(
+        places in vec(0..3_usize, 1..8),
+        heard in vec(0..12_usize, 8),
+        dice in any::<u64>(),
+    ) {
+        let mut net = Net::new(dice);
+        net.connect_all();
+        let last = *places.last().expect("there is one");
+        for (number, (place, heard)) in places.iter().zip(heard).enumerate() {
+            net.near[*place].allow(0, 3);
+            net.near[*place].allow(0, 2);
+            (0..heard).for_each(|_| net.deliver_alone());
+            if number + 1 < places.len() {
+                // As a front end does whose queue is served elsewhere (`NetDevice::hand_over`).
+                let sink: Arc<dyn PacketSink> = Arc::<Inbox>::clone(&net.inboxes[*place]);
+                net.near[*place].connect(1, PAIRS, Some(sink));
+            }
+        }
+        (0..100).for_each(|_| net.deliver_alone());
+        // All that it has allowed, and it allows no more before they come.
+        let start = Instant::now();
+        while net.inboxes[last].count(0) < 5 {
+            prop_assert!(start.elapsed() < super::PATIENCE, "its packets go elsewhere");
+            net.settle_step(0);
+        }
     }
 }
 

@@ -249,6 +249,7 @@ impl QueueWorker for NetPair {
 
     fn stop(&mut self, _deadline: Instant) -> bool {
         // Packets under way are copies, and may be lost.
+        self.device.close(self.pair);
         true
     }
 }

@@ -7,6 +7,10 @@ use crate::virtio::QUEUE_SIZE_MAX;
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 
+/// Most bytes of an encoded worker of a pair without packets.
+const PAIR_BYTES_MAX: usize = 512;
+/// Bytes before those of a packet (RFC 8949, 3.1).
+const PACKET_HEAD_BYTES: usize = 5;
 /// Most packets that wait at a pair.
 pub(crate) const PACKETS_MAX: usize = 128;
 
@@ -92,6 +96,23 @@ impl SavedState for WorkerState {
 }
 
 impl WorkerState {
+    /// The same state in so many bytes when it is encoded, if it can be: of packets that wait the newest are lost, as in a
+    /// network. Without packets it has some hundred bytes.
+    #[must_use]
+    pub fn within(mut self, bytes: usize) -> Self {
+        if let Self::Pair(pair) = &mut self {
+            let mut left = bytes.saturating_sub(PAIR_BYTES_MAX);
+            let fits = |packet: &&PacketState| {
+                let rest = left.checked_sub(packet.0.len() + PACKET_HEAD_BYTES);
+                left = rest.unwrap_or(0);
+                rest.is_some()
+            };
+            let count = pair.packets.iter().take_while(fits).count();
+            pair.packets.truncate(count);
+        }
+        self
+    }
+
     /// The state of a worker of one queue.
     ///
     /// # Errors

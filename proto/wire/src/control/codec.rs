@@ -1,7 +1,7 @@
 //! Control frames as bytes.
 
 use super::event::{decode_event, event_code};
-use super::frames::{Control, DeviceCall, EndCause, Space};
+use super::frames::{Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space};
 use super::handover::VcpuMessage;
 use super::{change, cut, handover};
 use crate::{Epoch, SliceId, VcpuId};
@@ -88,6 +88,7 @@ mod kind {
     pub(super) const HANDOVER: u8 = 19;
     pub(super) const PULL: u8 = 20;
     pub(super) const PULLED: u8 = 21;
+    pub(super) const QUEUE_STATE: u8 = 22;
 }
 
 impl Control {
@@ -112,6 +113,7 @@ impl Control {
             Self::Applied { .. } => kind::APPLIED,
             Self::Broken { .. } => kind::BROKEN,
             Self::Doorbell { .. } => kind::DOORBELL,
+            Self::QueueState { .. } => kind::QUEUE_STATE,
             Self::Cut(_) => kind::CUT,
             Self::Pull { .. } => kind::PULL,
             Self::Pulled { .. } => kind::PULLED,
@@ -129,13 +131,7 @@ impl Control {
                 head.id = u64::from(vcpu.0).into();
                 tail = encode_vcpu(message, &mut head);
             }
-            Self::Call(call) => {
-                head.id = call.id.into();
-                head.event = u8::from(call.write) | u8::from(call.space == Space::Memory) << 1;
-                head.length = call.length;
-                head.address = call.address.into();
-                head.data = call.data.into();
-            }
+            Self::Call(call) => encode_call(*call, &mut head),
             Self::Answer { id, data } => {
                 head.id = (*id).into();
                 head.data = (*data).into();
@@ -146,16 +142,8 @@ impl Control {
             Self::WantEnd(cause) => {
                 head.event = cause_code(*cause);
             }
-            Self::ClockPing { id } => {
-                head.id = (*id).into();
-            }
-            Self::ClockPong { id, ticks, stepped } => {
-                head.id = (*id).into();
-                head.data = (*ticks).into();
-                head.address = (*stepped).into();
-            }
-            Self::ClockStep { sum } => {
-                head.data = (*sum).into();
+            Self::ClockPing { .. } | Self::ClockPong { .. } | Self::ClockStep { .. } => {
+                encode_clock(self, &mut head);
             }
             Self::Report(bytes) => {
                 tail = Cow::Borrowed(bytes);
@@ -179,6 +167,12 @@ impl Control {
             Self::Doorbell { device, queue } => {
                 head.address = u64::from(*device).into();
                 head.data = u64::from(*queue).into();
+            }
+            Self::QueueState { device, queue, placement, state } => {
+                (head.id, head.address) =
+                    (u64::from(placement.0).into(), u64::from(*device).into());
+                head.data = u64::from(*queue).into();
+                tail = Cow::Borrowed(state);
             }
             Self::Cut(message) => {
                 let (fields, bytes) = cut::encode(message);
@@ -213,6 +207,7 @@ impl Control {
             kind::CUT => cut::TAIL_BYTES_MAX,
             kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
             kind::PULLED => cut::CAUSE_BYTES_MAX,
+            kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
             _ => 0,
         };
         if tail.len() > limit {
@@ -241,13 +236,7 @@ impl Control {
             kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
             kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
             kind::WANT_END => Self::WantEnd(cause()?),
-            kind::CLOCK_PING => Self::ClockPing { id: head.id.get() },
-            kind::CLOCK_PONG => Self::ClockPong {
-                id: head.id.get(),
-                ticks: head.data.get(),
-                stepped: head.address.get(),
-            },
-            kind::CLOCK_STEP => Self::ClockStep { sum: head.data.get() },
+            kind::CLOCK_PING | kind::CLOCK_PONG | kind::CLOCK_STEP => decode_clock(&head),
             kind::WANT_STOP => Self::WantStop,
             kind::END_SEEN => Self::EndSeen,
             kind::ASK_REPORT => Self::AskReport,
@@ -261,10 +250,7 @@ impl Control {
             kind::BROKEN => {
                 Self::Broken { device: small(head.address).ok_or_else(|| field("device"))? }
             }
-            kind::DOORBELL => Self::Doorbell {
-                device: small(head.address).ok_or_else(|| field("device"))?,
-                queue: small(head.data).ok_or_else(|| field("queue"))?,
-            },
+            kind::DOORBELL | kind::QUEUE_STATE => decode_queue(&head, tail).map_err(field)?,
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
             kind::PULL => Self::Pull {
                 id: head.id.get(),
@@ -290,6 +276,45 @@ fn encode_vcpu<'a>(message: &'a handover::VcpuFrame, head: &mut Head) -> Cow<'a,
     (head.length, head.address, head.data) =
         (fields.variant, fields.number.into(), fields.data().into());
     tail
+}
+
+fn encode_call(call: DeviceCall, head: &mut Head) {
+    head.id = call.id.into();
+    head.event = u8::from(call.write) | u8::from(call.space == Space::Memory) << 1;
+    head.length = call.length;
+    head.address = call.address.into();
+    head.data = call.data.into();
+}
+
+fn encode_clock(frame: &Control, head: &mut Head) {
+    match frame {
+        Control::ClockPing { id } => head.id = (*id).into(),
+        Control::ClockPong { id, ticks, stepped } => {
+            (head.id, head.data, head.address) = ((*id).into(), (*ticks).into(), (*stepped).into());
+        }
+        Control::ClockStep { sum } => head.data = (*sum).into(),
+        _ => {}
+    }
+}
+
+/// A frame about the clock.
+fn decode_clock(head: &Head) -> Control {
+    let (id, data) = (head.id.get(), head.data.get());
+    match head.kind {
+        kind::CLOCK_PING => Control::ClockPing { id },
+        kind::CLOCK_PONG => Control::ClockPong { id, ticks: data, stepped: head.address.get() },
+        _ => Control::ClockStep { sum: data },
+    }
+}
+
+/// A frame about one queue, or the name of the field that cannot be.
+fn decode_queue(head: &Head, tail: &[u8]) -> Result<Control, &'static str> {
+    let (device, queue) = (small(head.address).ok_or("device")?, small(head.data).ok_or("queue")?);
+    if head.kind == kind::DOORBELL {
+        return Ok(Control::Doorbell { device, queue });
+    }
+    let placement = u32::try_from(head.id.get()).map(Epoch).map_err(|_| "placement")?;
+    Ok(Control::QueueState { device, queue, placement, state: tail.to_vec() })
 }
 
 fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str> {
@@ -352,6 +377,10 @@ mod tests {
 
     const EPOCH: Epoch = Epoch(7);
 
+    fn queue_state(state: Vec<u8>) -> Control {
+        Control::QueueState { device: 3, queue: 128, placement: Epoch(u32::MAX), state }
+    }
+
     #[test]
     fn decode_of_encode_gives_the_frame() {
         let call = DeviceCall {
@@ -388,6 +417,8 @@ mod tests {
             Control::Applied { sequence: 8 },
             Control::Broken { device: 3 },
             Control::Doorbell { device: 1, queue: 2 },
+            queue_state(Vec::new()),
+            queue_state(vec![7; QUEUE_STATE_BYTES_MAX]),
             Control::Cut(cut::CutMessage::Failed(3, "no".into())),
             Control::Pull { id: 4, from: SliceId(0x102), first: 1 << 40, frames: 512 },
             Control::Pulled { id: 4, failure: String::new() },
@@ -412,5 +443,17 @@ mod tests {
         bytes.push(0);
 
         assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Length(33)));
+    }
+
+    #[test]
+    fn state_of_a_queue_that_cannot_be_is_refused() {
+        let bytes = queue_state(vec![7; QUEUE_STATE_BYTES_MAX + 1]).encode(EPOCH);
+        assert_eq!(Control::decode(EPOCH, &bytes), Err(ControlError::Length(bytes.len())));
+        for (at, name) in [(18, "device"), (26, "queue"), (12, "placement")] {
+            let mut bytes = queue_state(vec![7]).encode(EPOCH);
+            bytes[at] = 1;
+            let field = ControlError::Field { kind: kind::QUEUE_STATE, field: name };
+            assert_eq!(Control::decode(EPOCH, &bytes), Err(field));
+        }
     }
 }

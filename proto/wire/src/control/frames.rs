@@ -3,7 +3,10 @@
 use super::change::OrderedChange;
 use super::cut::CutMessage;
 use super::handover::{VcpuFrame, VcpuMessage};
-use crate::{SliceId, VcpuId};
+use crate::{Epoch, SliceId, VcpuId};
+
+/// The most bytes of the state of a queue that moves.
+pub const QUEUE_STATE_BYTES_MAX: usize = 60 * 1024;
 
 /// An access to a device that lives on another slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -127,6 +130,17 @@ pub enum Control {
         /// Its queue.
         queue: u16,
     },
+    /// To the next place of a queue: how far it was served at the sender, which serves it no more.
+    QueueState {
+        /// The device.
+        device: u16,
+        /// Its queue.
+        queue: u16,
+        /// Epoch of the placement in which the queue is there.
+        placement: Epoch,
+        /// Saved state, at most [`QUEUE_STATE_BYTES_MAX`] bytes; none of a queue that nobody served.
+        state: Vec<u8>,
+    },
     /// About a cut: all slices come to rest, or go on.
     Cut(CutMessage),
     /// To a home of frames: bring their pages there from another slice.
@@ -188,6 +202,7 @@ impl Control {
             Self::Vcpu { message: VcpuMessage::Event(_), .. } => (Way::Any, "an interrupt"),
             Self::Vcpu { .. } => (Way::Any, "a part of a hand-over"),
             Self::Doorbell { .. } => (Way::Any, "a doorbell"),
+            Self::QueueState { .. } => (Way::Any, "the state of a queue"),
             Self::Answer { .. } => (Way::FromBootstrap, "the answer of a device"),
             Self::AskReport => (Way::FromBootstrap, "a request for the report"),
             Self::End(_) => (Way::FromBootstrap, "the end of the VM"),
@@ -222,6 +237,7 @@ impl Control {
                 ..
             }
             | Self::Doorbell { .. }
+            | Self::QueueState { .. }
             | Self::Answer { .. }
             | Self::Apply { .. }
             | Self::Call(_)

@@ -126,3 +126,18 @@ fn answer_of_another_companion_reaches_no_vcpu() {
 
     assert_eq!(answer.try_recv(), Ok(7));
 }
+
+#[test]
+fn state_of_a_queue_waits_and_what_comes_twice_ends_the_vm() {
+    let (mut link, told) = link(SliceId(1));
+    let frame = |queue| Control::QueueState { device: 0, queue, placement: EPOCH, state: vec![1] };
+    let mut say = |queue| link.frame(SliceId(2), Class::Interrupt, &frame(queue).encode(EPOCH));
+    say(0);
+    say(1);
+    assert!(told.try_iter().next().is_none());
+    say(1);
+    let fatal: Vec<_> = told.try_iter().collect();
+    assert!(matches!(&fatal[..], [SliceEvent::Fatal(text)] if text.contains("twice")), "{fatal:?}");
+    let own = Control::QueueState { device: 0, queue: 0, placement: EPOCH, state: Vec::new() };
+    assert!(foreign(&self::told(1, 1, &own)), "of this slice itself");
+}

@@ -6,7 +6,6 @@ use crate::slice::bus::{DeviceCalls, little_endian};
 use crate::slice::channels::Channels;
 use devices::{Bus, SharedBus};
 use std::sync::Arc;
-use wire::Control;
 use wire::control::Space;
 
 /// The bus of a slice of a VM with PCI.
@@ -19,12 +18,8 @@ pub(crate) struct PciBus {
 
 impl PciBus {
     fn ring(&self, device: u16, queue: u16) {
-        if self.devices.ring(device, queue) {
-            return;
-        }
-        if let Some(home) = self.channels.placement.load().queue_at(device, queue) {
-            self.channels.send(home, &Control::Doorbell { device, queue });
-        }
+        let from = self.channels.local();
+        self.devices.ring_at_its_place(&self.channels, from, (device, queue));
     }
 }
 

@@ -17,6 +17,7 @@ mod console;
 mod disk;
 mod lend;
 mod model;
+mod moves;
 mod nic;
 mod order;
 mod queues;
@@ -157,10 +158,9 @@ impl SliceDevices {
     }
 
     /// Rings for a queue; false when it is not here.
-    pub(crate) fn ring(&self, device: u16, queue: u16) -> bool {
+    fn ring(&self, device: u16, queue: u16) -> bool {
         let slot = self.slots.get(usize::from(device));
-        let bell = slot.and_then(|slot| slot.bell(QueueIndex(queue)));
-        bell.map(Doorbell::ring).is_some()
+        slot.is_some_and(|slot| slot.ring(QueueIndex(queue)))
     }
 
     /// Carries out the guest's write, on the device thread.
@@ -213,7 +213,9 @@ impl SliceDevices {
                     slot.msix.raise(Some(vector));
                 }
             }
-            PciEffect::DoorbellsMoved { device } => self.wire(device),
+            PciEffect::DoorbellsMoved { device } => {
+                self.wire(device);
+            }
             PciEffect::Doorbell { device, queue } => {
                 self.ring(device.0, queue.0);
             }
@@ -221,21 +223,22 @@ impl SliceDevices {
         Ok(())
     }
 
-    /// Has KVM ring the doorbells of a device where they are now.
-    fn wire(&self, device: DeviceId) {
+    /// Has KVM ring the doorbells of a device where they are now. False if it still rings some where they were.
+    fn wire(&self, device: DeviceId) -> bool {
         let mut wired = lock(&self.wired);
-        for old in wired.extract_if(.., |old| old.device == device) {
-            self.set_doorbell(&old, false);
-        }
+        let old = wired.extract_if(.., |old| old.device == device);
+        let all_off =
+            old.map(|old| self.set_doorbell(&old, false)).fold(true, |all, off| all & off);
         let doorbells = self.pci.read().unwrap_or_else(PoisonError::into_inner).doorbells();
         let slot = &self.slots[usize::from(device.0)];
         for at in doorbells.into_iter().filter(|at| at.device == device) {
             let Some(bell) = slot.bell(at.queue) else { continue };
-            let new = Wired { device, address: at.address, bell: bell.clone() };
+            let new = Wired { device, address: at.address, bell };
             if self.set_doorbell(&new, true) {
                 wired.push(new);
             }
         }
+        all_off
     }
 
     /// Without KVM's help the vCPU exits and rings itself.

@@ -16,10 +16,12 @@ use devices::delegate::{Exchange, ServeError};
 use devices::virtio::{
     Activation, DeviceShape, Doorbell, QueueContext, QueueIndex, QueueSetup, QueueWorker, RingError,
 };
+use migrate::Invalid;
 use std::error::Error;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
@@ -242,6 +244,33 @@ pub(super) trait FrontEnd: Debug + Send + Sync {
 
     /// The device is to be reset: nothing keeps its workers from stopping.
     fn stop(&self) {}
+
+    /// The queues that one worker serves together with this one, and this one.
+    fn together(&self, queue: u16) -> Range<u16> {
+        queue..queue.saturating_add(1)
+    }
+
+    /// The worker of this queue has stopped, and another slice serves it from now on. What that must know beyond the state
+    /// of the worker.
+    fn hand_over(&self, queue: QueueIndex, features: u64) -> FrontEndState {
+        let _ = (queue, features);
+        FrontEndState::Nothing
+    }
+
+    /// This queue is served here from now on; its worker is made next.
+    ///
+    /// # Errors
+    /// That is not what goes with this queue.
+    fn take_over(
+        &self,
+        queue: QueueIndex,
+        features: u64,
+        state: FrontEndState,
+    ) -> Result<(), Invalid> {
+        let _ = (queue, features);
+        let nothing = state == FrontEndState::Nothing;
+        Invalid::unless(nothing, "front_end", "nothing goes with this queue")
+    }
 
     /// What it knows that neither the driver's registers nor its queues show. Its workers are at rest.
     fn save(&self) -> FrontEndState {

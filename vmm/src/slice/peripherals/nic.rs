@@ -10,10 +10,12 @@ use devices::back_end::{Nic, NicShape};
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::{DeviceShape, Doorbell, QueueIndex, RingError};
+use migrate::Invalid;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use wire::{DeviceId, SliceId};
@@ -184,6 +186,30 @@ impl FrontEnd for NicFront {
         self.device.disconnect();
     }
 
+    fn together(&self, queue: u16) -> Range<u16> {
+        if queue / 2 < self.pairs { queue & !1..(queue & !1) + 2 } else { queue..queue + 1 }
+    }
+
+    fn hand_over(&self, queue: QueueIndex, features: u64) -> FrontEndState {
+        let is_control = NetQueue::of(queue, self.pairs, features) == Some(NetQueue::Control);
+        let state = is_control.then(|| self.device.save());
+        self.device.hand_over(is_control);
+        state.map_or(FrontEndState::Nothing, FrontEndState::Net)
+    }
+
+    fn take_over(
+        &self,
+        queue: QueueIndex,
+        features: u64,
+        state: FrontEndState,
+    ) -> Result<(), Invalid> {
+        match (NetQueue::of(queue, self.pairs, features), state) {
+            (Some(NetQueue::Control), FrontEndState::Net(state)) => self.device.restore(state),
+            (Some(NetQueue::Receive(_)), FrontEndState::Nothing) => Ok(()),
+            _ => Err(Invalid::new("front_end", "not what goes with this queue")),
+        }
+    }
+
     fn save(&self) -> FrontEndState {
         FrontEndState::Net(self.device.save())
     }
@@ -191,7 +217,73 @@ impl FrontEnd for NicFront {
 
 #[cfg(test)]
 mod tests {
+    use super::super::moves::torn;
     use super::*;
+    use devices::delegate::Courier;
+    use devices::saved::NetDeviceState;
+    use wire::Epoch;
+
+    /// The feature of several pairs (virtio 1.3, 5.1.3).
+    const MULTIQUEUE: u64 = 1 << 22;
+
+    #[derive(Debug)]
+    struct Lost;
+
+    impl Courier for Lost {
+        fn send(&self, _: SliceId, _: Vec<u8>) -> bool {
+            true
+        }
+    }
+
+    /// A network of slice 0 with three pairs, on another slice.
+    fn front() -> Arc<dyn FrontEnd> {
+        let exchange = Exchange::new(SliceId(1), &[SliceId(0)], Epoch(1), Arc::new(Lost));
+        let shape = NicShape { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, pairs: 3, offloads: 0 };
+        let (device, owner) = (DeviceId(0), SliceId(0));
+        NicSpec::remote(&shape, &Remote { exchange: &exchange, device, owner, queues: 7 })
+    }
+
+    #[test]
+    fn both_queues_of_a_pair_move_together() {
+        let front = front();
+        for (queues, one) in [
+            (0..2, None),
+            (0..1, Some(0)),
+            (2..7, None),
+            (3..7, Some(3)),
+            (6..7, None),
+            (4..5, Some(4)),
+        ] {
+            assert_eq!(torn(&*front, &queues), one, "{queues:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_driver_has_said_moves_with_the_control_queue() {
+        let (one, other) = (front(), front());
+        let net = |pairs_in_use| FrontEndState::Net(NetDeviceState { pairs_in_use });
+        one.start(MULTIQUEUE);
+        other.start(MULTIQUEUE);
+        let (receive, control) = (QueueIndex(2), QueueIndex(6));
+        one.take_over(control, MULTIQUEUE, net(3)).unwrap();
+        assert_eq!(one.hand_over(receive, MULTIQUEUE), FrontEndState::Nothing);
+        assert_eq!(one.save(), net(3));
+        let state = one.hand_over(control, MULTIQUEUE);
+        assert_eq!((one.save(), &state), (net(1), &net(3)));
+        other.take_over(control, MULTIQUEUE, state).unwrap();
+        assert_eq!(other.save(), net(3));
+        for (queue, state) in [
+            (receive, net(3)),
+            (control, FrontEndState::Nothing),
+            (control, net(4)),
+            (QueueIndex(3), FrontEndState::Nothing),
+        ] {
+            other.take_over(queue, MULTIQUEUE, state).unwrap_err();
+        }
+        other.take_over(receive, MULTIQUEUE, FrontEndState::Nothing).unwrap();
+        // Without that feature the third queue is the one of control.
+        one.take_over(receive, 0, net(1)).unwrap();
+    }
 
     #[test]
     fn parse_gives_tap_and_address() {

@@ -16,6 +16,7 @@ mod saved;
 
 pub(crate) use saved::OrderState;
 
+use super::moves::MoveError;
 use crate::slice::channels::{Channels, GONE};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
@@ -53,6 +54,9 @@ pub(crate) enum OrderError {
     /// There is no such placement.
     #[error("place a part of the VM")]
     Placement(#[from] AdvanceError),
+    /// Queues are not where they should be.
+    #[error("move queues of a device")]
+    Queues(#[from] MoveError),
     /// A device was to be reset, and may still write to the guest.
     #[error("a reset of a device has not come into effect")]
     Running(#[from] StopTimeout),

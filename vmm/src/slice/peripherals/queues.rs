@@ -6,21 +6,26 @@
 //!                                    rest    resume
 //!                                     v        |
 //!                                    workers at rest
+//!
+//!   of one queue: worker runs --hand_over--> at rest, stopped --MovingQueue--> take_over at another slice: worker runs
 //! ```
 //! Every slice does this for every device, also where none of its queues are: a back end may have to hear of it.
 
+use super::lock;
 use super::model::{FrontEnd, Starting};
-use super::saved::ServedQueue;
+use super::moves::MoveError;
+use super::saved::{MovingQueue, ServedQueue};
 use crate::guest_memory::GuestMemory;
 use devices::msix::MsixView;
 use devices::pci::DeviceId;
 use devices::virtio::{
     Activation, DeviceFaults, Doorbell, QueueContext, QueueIndex, QueueWorker, RestError,
-    StopTimeout, WorkerThread,
+    StopTimeout, WorkerState, WorkerThread,
 };
+use migrate::Saved;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wire::SliceId;
 
@@ -30,8 +35,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 /// A device on this slice.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// The doorbell of each queue that is here.
-    bells: Vec<Option<Doorbell>>,
+    /// The doorbell of each queue that is here. Held while one is rung: who has rung has done so before the bell went.
+    bells: Mutex<Vec<Option<Doorbell>>>,
     pub(super) front_end: Arc<dyn FrontEnd>,
     pub(super) msix: Arc<MsixView>,
 }
@@ -43,20 +48,46 @@ impl Slot {
         front_end: Arc<dyn FrontEnd>,
         msix: Arc<MsixView>,
     ) -> io::Result<Self> {
-        let mut bells: Vec<Option<Doorbell>> = Vec::new();
-        for (queue, home) in homes.iter().enumerate() {
-            bells.push(match (*home == local, front_end.bell(queue, &bells)) {
-                (false, _) => None,
-                (true, Some(bell)) => Some(bell),
-                (true, None) => Some(Doorbell::new()?),
+        let slot = Self { bells: Mutex::new(vec![None; homes.len()]), front_end, msix };
+        let mut here = (0..).map(QueueIndex).zip(homes).filter(|(_, home)| **home == local);
+        here.try_for_each(|(queue, _)| slot.add_bell(queue))?;
+        Ok(slot)
+    }
+
+    /// Makes the doorbell of a queue that is here from now on. Those of the queues before come before.
+    pub(super) fn add_bell(&self, queue: QueueIndex) -> io::Result<()> {
+        let mut bells = lock(&self.bells);
+        let at = usize::from(queue.0);
+        let Some((before, rest)) = bells.split_at_mut_checked(at) else { return Ok(()) };
+        if let Some(place) = rest.first_mut() {
+            *place = Some(match self.front_end.bell(at, before) {
+                Some(bell) => bell,
+                None => Doorbell::new()?,
             });
         }
-        Ok(Self { bells, front_end, msix })
+        Ok(())
+    }
+
+    /// These queues are not here any more. Who has rung for them has been heard by their workers.
+    pub(super) fn remove_bells(&self, queues: &[QueueIndex]) {
+        let mut bells = lock(&self.bells);
+        for queue in queues {
+            if let Some(place) = bells.get_mut(usize::from(queue.0)) {
+                *place = None;
+            }
+        }
+    }
+
+    /// Rings for a queue; false when it is not here.
+    pub(super) fn ring(&self, queue: QueueIndex) -> bool {
+        let bells = lock(&self.bells);
+        let bell = bells.get(usize::from(queue.0)).and_then(Option::as_ref);
+        bell.map(Doorbell::ring).is_some()
     }
 
     /// The doorbell of a queue, if it is here.
-    pub(super) fn bell(&self, queue: QueueIndex) -> Option<&Doorbell> {
-        self.bells.get(usize::from(queue.0))?.as_ref()
+    pub(super) fn bell(&self, queue: QueueIndex) -> Option<Doorbell> {
+        lock(&self.bells).get(usize::from(queue.0))?.clone()
     }
 }
 
@@ -72,19 +103,24 @@ impl Queues {
         Self { memory, faults, running: BTreeMap::new() }
     }
 
-    /// Starts the workers of a device's queues that are here.
-    pub(super) fn start(&mut self, device: DeviceId, slot: &Slot, activation: &Activation) {
-        let context = QueueContext {
+    fn context(&self, device: DeviceId, slot: &Slot) -> QueueContext {
+        QueueContext {
             device,
             memory: Arc::clone(&self.memory.memory),
             used: Arc::new(self.memory.used_by(device.0)),
             msix: Arc::clone(&slot.msix),
             faults: Arc::clone(&self.faults),
-        };
+        }
+    }
+
+    /// Starts the workers of a device's queues that are here.
+    pub(super) fn start(&mut self, device: DeviceId, slot: &Slot, activation: &Activation) {
+        let context = self.context(device, slot);
         let mut workers = Vec::new();
         slot.front_end.start(activation.features);
         for (queue, setup) in &activation.queues {
             let Some(bell) = slot.bell(*queue) else { continue };
+            let bell = &bell;
             let starting = Starting { context: &context, queue: *queue, setup, bell, activation };
             match slot.front_end.worker(&starting) {
                 Ok(Some(worker)) => {
@@ -95,6 +131,61 @@ impl Queues {
             }
         }
         self.running.insert(device, workers);
+    }
+
+    /// Brings the workers of these queues to rest and stops them; what goes with each to the next slice, by queue. A queue
+    /// without a worker has nothing.
+    ///
+    /// # Errors
+    /// One does not come to rest or stop within this time.
+    pub(super) fn hand_over(
+        &mut self,
+        (device, slot): (DeviceId, &Slot),
+        queues: &[QueueIndex],
+        features: u64,
+        within: Duration,
+    ) -> Result<BTreeMap<QueueIndex, MovingQueue>, MoveError> {
+        let Some(running) = self.running.get_mut(&device) else { return Ok(BTreeMap::new()) };
+        let leaves = |(queue, _): &(QueueIndex, WorkerThread)| queues.contains(queue);
+        let threads = running.iter().filter(|it| leaves(it)).map(|(_, worker)| worker);
+        let states = WorkerThread::rest_all(&threads.collect::<Vec<_>>(), within)?;
+        let (leaving, staying) = std::mem::take(running).into_iter().partition(leaves);
+        *running = staying;
+        let (leaving, threads): (Vec<_>, Vec<_>) = leaving.into_iter().unzip();
+        WorkerThread::stop_all(threads)?;
+        let state = |(queue, worker): (QueueIndex, WorkerState)| {
+            let front_end = slot.front_end.hand_over(queue, features);
+            (queue, MovingQueue { worker: worker.within(MovingQueue::WORKER_BYTES), front_end })
+        };
+        Ok(leaving.into_iter().zip(states).map(state).collect())
+    }
+
+    /// Goes on where another slice has stopped to serve a queue, whose bell is here.
+    ///
+    /// # Errors
+    /// The state is of another queue, or one that the driver does not use.
+    pub(super) fn take_over(
+        &mut self,
+        (device, slot): (DeviceId, &Slot),
+        queue: QueueIndex,
+        activation: &Activation,
+        moving: MovingQueue,
+    ) -> Result<(), MoveError> {
+        let context = self.context(device, slot);
+        let setup = activation.queues.iter().find(|(number, _)| *number == queue);
+        let (Some((_, setup)), Some(bell)) = (setup, slot.bell(queue)) else {
+            return Err(MoveError::Unused(queue));
+        };
+        slot.front_end.take_over(queue, activation.features, moving.front_end)?;
+        let starting = Starting { context: &context, queue, setup, bell: &bell, activation };
+        let worker = slot.front_end.worker(&starting).map_err(MoveError::Setup)?;
+        let mut worker = worker.ok_or(MoveError::Unused(queue))?;
+        Saved::restore(&mut worker, moving.worker)?;
+        let thread = spawn(device, queue, worker, &bell).ok_or(MoveError::Thread)?;
+        let running = self.running.entry(device).or_default();
+        running.push((queue, thread));
+        running.sort_by_key(|(queue, _)| *queue);
+        Ok(())
     }
 
     /// Stops them. Afterwards none touches guest memory, and nothing that they asked of a disk is still to be done.
@@ -151,17 +242,19 @@ fn spawn(
 mod tests {
     use super::super::disk::DiskFront;
     use super::super::rng::Rng;
+    use super::super::saved::FrontEndState;
     use super::*;
     use devices::back_end::{Disk, DiskDone, DiskRequest, DiskShape, NullDisk};
-    use devices::virtio::{QueueState, RingError, WorkerState};
+    use devices::saved::NetDeviceState;
+    use devices::virtio::{NetPairState, QueueSetup, QueueState, RingError};
     use devices::{InterruptMessage, InterruptSink};
     use dsm::GuestRam;
     use migrate::Invalid;
     use std::slice::from_ref;
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
+    use vm_memory::{Bytes, GuestAddress};
 
     struct Nowhere;
 
@@ -283,5 +376,170 @@ mod tests {
         let slot = Slot::new(SliceId(1), &homes, Arc::new(Rng), msix).unwrap();
         assert!(slot.bell(QueueIndex(0)).is_some() && slot.bell(QueueIndex(1)).is_none());
         assert!(slot.bell(QueueIndex(2)).is_none());
+    }
+
+    /// Two slices that can see the same memory, and a driver of a source of randomness there.
+    struct Pair {
+        memory: GuestMemory,
+        slices: [(Slot, Queues); 2],
+        activation: Activation,
+        asked: u16,
+    }
+
+    const ENTRIES: u16 = 8;
+    const AVAILABLE: u64 = 0x2000;
+    const USED: u64 = 0x3000;
+    const ID: DeviceId = DeviceId(0);
+    const FIRST: QueueIndex = QueueIndex(0);
+
+    impl Pair {
+        /// The queue is at the first.
+        fn new() -> Self {
+            let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
+            let memory = GuestMemory::new(&ram).unwrap();
+            let slices = [0, 1].map(SliceId).map(|local| {
+                let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
+                let slot = Slot::new(local, &[SliceId(0)], Arc::new(Rng), msix).unwrap();
+                (slot, Queues::new(memory.clone(), Arc::new(Unheard)))
+            });
+            let (descriptors, driver_area, device_area) = (0x1000, AVAILABLE, USED);
+            let size = ENTRIES;
+            let setup = QueueSetup { size, descriptors, driver_area, device_area, vector: None };
+            let features = devices::virtio::F_VERSION_1;
+            let activation = Activation { features, queues: vec![(FIRST, setup)] };
+            let mut pair = Self { memory, slices, activation, asked: 0 };
+            for entry in 0..u64::from(ENTRIES) {
+                pair.put(0x1000 + 16 * entry, &(0x4000 + 16 * entry).to_le_bytes());
+                pair.put(0x1008 + 16 * entry, &[16, 0, 0, 0, 2, 0, 0, 0]);
+            }
+            for (slot, queues) in &mut pair.slices {
+                queues.start(ID, slot, &pair.activation);
+            }
+            pair
+        }
+
+        fn put(&self, at: u64, bytes: &[u8]) {
+            self.memory.memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        }
+
+        fn used(&self) -> u16 {
+            let at = GuestAddress(USED + 2);
+            u16::from_le(self.memory.memory.load(at, Ordering::SeqCst).unwrap())
+        }
+
+        /// Waits until at most so many requests are under way.
+        fn wait_for(&self, left: u16) {
+            let start = Instant::now();
+            while self.asked.wrapping_sub(self.used()) > left {
+                assert!(start.elapsed() < Duration::from_secs(60), "a request is lost");
+                std::thread::yield_now();
+            }
+        }
+
+        /// The driver asks, and rings where it believes the queue to be.
+        fn ask(&mut self, ring_at: usize) {
+            let place = AVAILABLE + 4 + 2 * u64::from(self.asked % ENTRIES);
+            self.put(place, &(self.asked % ENTRIES).to_le_bytes());
+            self.asked = self.asked.wrapping_add(1);
+            let at = GuestAddress(AVAILABLE + 2);
+            self.memory.memory.store(self.asked.to_le(), at, Ordering::SeqCst).unwrap();
+            if !self.slices[ring_at].0.ring(FIRST) {
+                self.slices[1 - ring_at].0.ring(FIRST);
+            }
+        }
+
+        fn leave(&mut self, from: usize) -> Option<MovingQueue> {
+            let (slot, queues) = &mut self.slices[from];
+            slot.remove_bells(&[FIRST]);
+            let states = queues.hand_over((ID, slot), &[FIRST], 0, STOP_WITHIN);
+            states.unwrap().remove(&FIRST)
+        }
+
+        fn come(&mut self, to: usize, state: MovingQueue) -> Result<(), MoveError> {
+            let (slot, queues) = &mut self.slices[to];
+            slot.add_bell(FIRST).unwrap();
+            queues.take_over((ID, slot), FIRST, &self.activation, state)
+        }
+    }
+
+    #[test]
+    fn no_request_is_lost_or_doubled_however_often_a_queue_moves() {
+        let mut pair = Pair::new();
+        for number in 0..400_usize {
+            // Nobody serves the queue while it is on its way, and two more requests are made.
+            pair.wait_for(ENTRIES - 2);
+            // Now and then rung for where the queue is not, or while it is nowhere.
+            pair.ask(number % 3 % 2);
+            let from = number % 2;
+            let state = pair.leave(from).unwrap();
+            assert_eq!(pair.slices[from].1.rest(STOP_WITHIN), Ok(BTreeMap::new()));
+            pair.ask(number % 5 % 2);
+            pair.come(1 - from, state).unwrap();
+        }
+        pair.wait_for(0);
+        let last = pair.leave(0).unwrap();
+        let WorkerState::Queue(state) = last.worker else { panic!("one queue") };
+        assert_eq!((state.next_avail, state.next_used), (pair.asked, pair.asked));
+        assert_eq!(pair.used(), pair.asked);
+    }
+
+    #[test]
+    fn state_that_does_not_fit_is_refused() {
+        let mut pair = Pair::new();
+        let good = pair.leave(0).unwrap();
+        assert_eq!(pair.leave(0), None, "nobody serves it any more");
+        let WorkerState::Queue(state) = good.worker else { panic!("one queue") };
+        let of = |worker| MovingQueue { worker, ..good.clone() };
+        let receive = QueueState { size: 16, ..state };
+        let net = NetPairState { receive, transmit: receive, packets: Vec::new() };
+        for bad in [
+            of(WorkerState::Queue(receive)),
+            of(WorkerState::Pair(net)),
+            MovingQueue {
+                front_end: FrontEndState::Net(NetDeviceState { pairs_in_use: 1 }),
+                ..good.clone()
+            },
+        ] {
+            assert!(matches!(pair.come(1, bad), Err(MoveError::Unfit(_))));
+        }
+        let activation = std::mem::take(&mut pair.activation.queues);
+        assert_eq!(pair.come(1, good.clone()), Err(MoveError::Unused(FIRST)));
+        pair.activation.queues = activation;
+        pair.come(1, good.clone()).unwrap();
+        assert_eq!(pair.leave(1), Some(good));
+    }
+
+    #[test]
+    fn ring_that_was_heard_came_before_the_bell_went() {
+        let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
+        let slot = Slot::new(SliceId(0), &[SliceId(0)], Arc::new(Rng), msix).unwrap();
+        for _ in 0..50 {
+            slot.add_bell(FIRST).unwrap();
+            // What a driver has put into the queue.
+            let (index, begun) = (AtomicU64::new(0), AtomicBool::new(false));
+            let drive = || {
+                let mut heard = 0;
+                loop {
+                    let put = index.fetch_add(1, Ordering::SeqCst) + 1;
+                    if !slot.ring(FIRST) {
+                        return heard;
+                    }
+                    heard = put;
+                    begun.store(true, Ordering::SeqCst);
+                }
+            };
+            let (heard, seen) = std::thread::scope(|scope| {
+                let driver = scope.spawn(drive);
+                while !begun.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                slot.remove_bells(&[FIRST]);
+                // The look of the worker at the new place is later still.
+                let seen = index.load(Ordering::SeqCst);
+                (driver.join().unwrap(), seen)
+            });
+            assert!(heard > 0 && heard <= seen, "{heard} was heard, {seen} seen");
+            assert!(!slot.ring(FIRST));
+        }
     }
 }

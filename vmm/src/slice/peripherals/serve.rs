@@ -2,6 +2,7 @@
 //! follows the order, on a companion.
 
 use super::SliceDevices;
+use super::moves::Move;
 use super::order::{self, OrderError, Sequencer, Turn};
 use crate::slice::BOOTSTRAP;
 use crate::slice::bus::{access, written};
@@ -114,17 +115,19 @@ fn apply(
         (OrderedChange::Broken { device }, Some(devices)) => devices.set_broken(device)?,
         // A VM without devices on PCI.
         (OrderedChange::Write { .. } | OrderedChange::Broken { .. }, None) => {}
-        (OrderedChange::Placed { part, to, placement }, _) => {
-            let changes = match part {
-                PlacedPart::Memory { first, frames } => {
-                    vec![Change::Memory { frames: first..first + u64::from(frames), to }]
+        (OrderedChange::Placed { part, to, placement }, _) => match part {
+            PlacedPart::Memory { first, frames } => {
+                let change = Change::Memory { frames: first..first + u64::from(frames), to };
+                channels.owner.advance(&[change], placement)?;
+            }
+            PlacedPart::Queues { device, first, queues } => {
+                let moved = Move { device, queues: first..first + queues, to, placement };
+                match devices {
+                    Some(devices) => devices.place(channels, &moved)?,
+                    None => channels.owner.advance(&moved.changes(), placement)?,
                 }
-                PlacedPart::Queues { device, first, queues } => (first..first + queues)
-                    .map(|queue| Change::Queue { device, queue, to })
-                    .collect(),
-            };
-            channels.owner.advance(&changes, placement)?;
-        }
+            }
+        },
     }
     Ok(())
 }

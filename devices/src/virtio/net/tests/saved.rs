@@ -95,6 +95,56 @@ fn pairs_in_use_are_those_that_the_driver_has_asked_for() {
 }
 
 #[test]
+fn pair_that_another_slice_serves_allows_nothing_any_more() {
+    let mut bench = Bench::new(MERGE | F_MQ, false);
+    assert!(bench.device.use_pairs(3));
+    bench.serve();
+    let other = QueueWorker::save(&bench.pair);
+    let setups = (bench.receive.setup(), bench.transmit.setup());
+    let (to, bell) = ((Arc::clone(&bench.device), 1), Doorbell::new().unwrap());
+    let context = &bench.guest.context;
+    let mut stays = NetPair::new(context, MERGE, (&setups.0, &setups.1), to, bell).unwrap();
+    QueueWorker::restore(&mut stays, other).unwrap();
+    while stays.service() {}
+    assert_eq!(*bench.nic.allowed.lock().unwrap(), 256, "two windows");
+
+    assert!(bench.rest(LONG));
+    bench.bring(60);
+    assert!(bench.pair.stop(Instant::now()));
+    bench.device.hand_over(false);
+    assert_eq!(*bench.nic.allowed.lock().unwrap(), 128, "that of the pair that stays");
+    assert_eq!(bench.device.save(), NetDeviceState { pairs_in_use: 3 });
+    bench.bring(60);
+    assert_eq!(bench.device.inlets.iter().filter(|inlet| lock(inlet).is_some()).count(), 1);
+
+    bench.device.hand_over(true);
+    assert_eq!(bench.nic.connected.lock().unwrap().last(), Some(&(MERGE | F_MQ, 1, true)));
+    assert_eq!(bench.device.save(), NetDeviceState { pairs_in_use: 1 });
+    bench.device.disconnect();
+    let connections = bench.nic.connected.lock().unwrap().len();
+    bench.device.hand_over(true);
+    assert_eq!(bench.nic.connected.lock().unwrap().len(), connections, "it is not connected");
+}
+
+#[test]
+fn state_that_must_be_short_loses_the_newest_packets() {
+    let bench = Bench::new(MERGE, false);
+    let packets: Vec<_> =
+        (0..60).map(|size| PacketState(vec![size; 12 + 40 * usize::from(size)])).collect();
+    let whole = WorkerState::Pair(NetPairState { packets: packets.clone(), ..bench.state() });
+    assert_eq!(whole.clone().within(1 << 20), whole);
+    for bytes in [600, 1000, 5000, 20_000, 60_000] {
+        let state = whole.clone().within(bytes);
+        assert!(migrate::saved::encode(&state).unwrap().len() <= bytes);
+        let WorkerState::Pair(state) = state else { panic!("a pair") };
+        assert_eq!(state.packets, packets[..state.packets.len()]);
+        assert!(bytes < 1000 || !state.packets.is_empty());
+    }
+    let queue = WorkerState::Queue(bench.state().receive);
+    assert_eq!(queue.clone().within(0), queue);
+}
+
+#[test]
 fn packets_that_are_too_many_or_too_long_and_other_queues_are_refused() {
     let mut bench = Bench::new(MERGE, false);
     let good = bench.state();
