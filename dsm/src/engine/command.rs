@@ -1,7 +1,7 @@
 //! Commands of the VMM to the engine, and the queues that they wait in.
 
 use super::homes::{HomeMove, Pull};
-use super::leaving::LeaveError;
+use super::leave::LeaveError;
 use super::rest::RestError;
 use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};

@@ -12,33 +12,11 @@
 use super::command::Command;
 use super::event_loop::Engine;
 use super::handle::Handle;
-use super::rest::Unrest;
+use super::leave::LeaveError;
 use crate::error::EngineError;
 use crossbeam_channel::bounded;
-use dsm_protocol::CannotLeave;
 use std::time::Duration;
-use thiserror::Error;
 use wire::SliceId;
-
-/// Why an engine does not part with a slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum LeaveError {
-    /// It was not brought to rest.
-    #[error("the memory engine was not brought to rest")]
-    Runs,
-    /// It was, and something is under way again.
-    #[error("the memory engine is not at rest: {0}")]
-    NotAtRest(Unrest),
-    /// Homes are to move, or pages to come to their home.
-    #[error("homes are still moving, or pages on the way to them")]
-    HomesMove,
-    /// The slice still has a part in memory.
-    #[error("part with a slice")]
-    Refused(#[from] CannotLeave),
-    /// The engine has stopped, or did not answer in time.
-    #[error("the memory engine does not answer")]
-    NoAnswer,
-}
 
 impl Handle {
     /// Whether a slice can leave, as far as this engine knows. It must be at rest. Nothing changes.

@@ -31,6 +31,7 @@ mod handle;
 mod home_moves;
 mod homes;
 mod inbox;
+mod leave;
 mod leaving;
 mod outbound;
 mod overdue;
@@ -58,7 +59,7 @@ pub use handle::Handle;
 pub use homes::HomeMoveError;
 #[cfg(feature = "simulate")]
 pub(crate) use homes::{HomeMove, Pull};
-pub use leaving::LeaveError;
+pub use leave::LeaveError;
 #[cfg(feature = "simulate")]
 pub(crate) use poll::Ready;
 pub use rest::{RestError, Unrest};

@@ -14,7 +14,7 @@ mod event;
 mod frames;
 mod handover;
 
-pub use change::{OrderedChange, PlacedPart};
+pub use change::{OrderedChange, RelocatedPart};
 pub use codec::{ControlError, REPORT_BYTES_MAX};
 pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, PeerCounts};
 pub use event::InterruptEvent;

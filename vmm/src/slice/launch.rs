@@ -9,7 +9,7 @@ use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
 use super::host::Offer;
 use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
-use super::pulls::Pulls;
+use super::pulling;
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
 use super::{BOOTSTRAP, Ending, SliceError};
@@ -242,7 +242,7 @@ impl Parts {
     /// From now on vCPUs can leave this slice and come to it.
     pub(crate) fn allow_moves(&self) -> Result<MoveHandle, SliceError> {
         self.dispatcher.handovers.start()?;
-        Pulls::start(&self.channels)
+        pulling::start(&self.channels)
             .map_err(|source| SliceError::Io { what: "start the thread that pulls", source })?;
         Ok(MoveHandle(Arc::downgrade(&self.dispatcher.handovers)))
     }

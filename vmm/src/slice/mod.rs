@@ -29,6 +29,7 @@ mod negotiation;
 mod operations;
 mod pause;
 mod peripherals;
+mod pulling;
 mod pulls;
 mod queue_states;
 mod relocation;

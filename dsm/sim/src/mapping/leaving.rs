@@ -6,40 +6,15 @@
 //!            \--all agree--> all that stay part with it, and go on
 //! ```
 
+use super::leaves::EVENTS_BETWEEN;
 use super::world::{Failure, World};
 use crate::mapping::guests::State;
-use crate::simulator::random::Random;
 use crossbeam_channel::{Receiver, TryRecvError};
 use dsm::HomeMoveError;
 use dsm_protocol::saved::check_all;
 use dsm_protocol::{Epoch, SliceId};
 
-/// The most events between two slices that leave.
-const EVENTS_BETWEEN: u64 = 3_000;
-
 type Moved = Receiver<Result<(), HomeMoveError>>;
-
-/// When a slice leaves, and which.
-#[derive(Debug)]
-pub(super) struct Leaves {
-    random: Random,
-    next: u64,
-    /// It is to leave: nothing goes there any more.
-    leaver: Option<usize>,
-}
-
-impl Leaves {
-    pub(super) fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed.rotate_left(48));
-        let next = random.below(EVENTS_BETWEEN);
-        Self { random, next, leaver: None }
-    }
-
-    /// True when none is about to leave.
-    pub(super) fn is_over(&self) -> bool {
-        self.leaver.is_none()
-    }
-}
 
 impl World {
     /// The slices that have not left and are not about to.

@@ -14,6 +14,7 @@
 
 mod carrier;
 mod guests;
+mod leaves;
 mod leaving;
 mod moves;
 mod moving;

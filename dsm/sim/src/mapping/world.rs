@@ -2,7 +2,7 @@
 
 use super::carrier::{Carrier, Frame, Mailbox};
 use super::guests::{Guests, Host, State, Wish};
-use super::leaving::Leaves;
+use super::leaves::Leaves;
 use super::moves::Moves;
 use super::programs::{DEVICE_WORD, Layout};
 use super::report::Report;

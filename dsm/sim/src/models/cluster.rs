@@ -1,7 +1,6 @@
 //! One state of a model, and how it takes a step.
 
-use super::leave::REST;
-use super::scenario::{EPOCH, Op, Scenario};
+use super::scenario::{EPOCH, Op, REST, Scenario};
 use crate::store::{ArrayStore, Page};
 use dsm_protocol::entry::DIRTY;
 use dsm_protocol::{Access, Effect, Epoch, Gfn, Input, Message, Node, PlantedBug, SliceId, VcpuId};

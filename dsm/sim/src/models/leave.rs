@@ -2,13 +2,10 @@
 
 use super::actions::Action;
 use super::cluster::{Cluster, Slice, Violation, Wait};
-use super::scenario::Scenario;
+use super::scenario::{REST, Scenario};
 use dsm_protocol::saved::{NodeState, check_all};
 use dsm_protocol::{Gfn, Input, SliceId};
 use std::sync::Arc;
-
-/// The release that flushes a node which comes to rest.
-pub(super) const REST: u64 = u64::MAX - 1;
 
 impl Scenario {
     fn pages(&self) -> u16 {

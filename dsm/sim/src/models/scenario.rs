@@ -8,6 +8,8 @@ use dsm_protocol::{
 
 /// The epoch of every model.
 pub(crate) const EPOCH: Epoch = Epoch(7);
+/// The release that flushes a node which comes to rest.
+pub(super) const REST: u64 = u64::MAX - 1;
 
 /// One step of a vCPU's program. A load or store that lacks access faults until it gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

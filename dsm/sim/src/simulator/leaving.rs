@@ -6,34 +6,15 @@
 //!                       \--all agree--> all that stay part with it, and go on
 //! ```
 
-use super::random::Random;
+use super::leaves::EVENTS_BETWEEN;
 use super::report::Failure;
 use super::saves::REST;
 use super::world::{Event, Slice, World};
 use dsm_protocol::saved::check_all;
 use dsm_protocol::{Epoch, Gfn, Input, SliceId};
 
-/// The most events between two slices that leave.
-const EVENTS_BETWEEN: u64 = 1_000;
 /// The longest time until it is tried again.
 const AGAIN_NS: u64 = 200_000;
-
-/// When a slice leaves, and which.
-#[derive(Debug)]
-pub(crate) struct Leaves {
-    random: Random,
-    next: u64,
-    /// It is being emptied.
-    leaver: Option<u16>,
-}
-
-impl Leaves {
-    pub(super) fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed.rotate_left(48));
-        let next = random.below(EVENTS_BETWEEN);
-        Self { random, next, leaver: None }
-    }
-}
 
 impl World {
     /// Slices that have not left.

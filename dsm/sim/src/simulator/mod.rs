@@ -6,6 +6,7 @@
 //! [`Setup`], so a seed that fails can be replayed.
 
 mod checks;
+mod leaves;
 mod leaving;
 mod moves;
 mod moving;

@@ -1,6 +1,6 @@
 //! The simulated cluster: nodes, network, vCPUs and the clock.
 
-use super::leaving::Leaves;
+use super::leaves::Leaves;
 use super::moves::Moves;
 use super::random::Random;
 use super::report::{Failure, Report};

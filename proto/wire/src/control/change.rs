@@ -27,9 +27,9 @@ pub enum OrderedChange {
         device: u16,
     },
     /// A part has another place.
-    Placed {
+    Relocated {
         /// What.
-        part: PlacedPart,
+        part: RelocatedPart,
         /// Where it is from now on.
         to: SliceId,
         /// Epoch of the placement that says so.
@@ -39,7 +39,7 @@ pub enum OrderedChange {
 
 /// What has another place. None of it is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PlacedPart {
+pub enum RelocatedPart {
     /// These frames have another home, and all slices ask that one already.
     Memory {
         /// Guest frame number.
@@ -76,12 +76,14 @@ pub(super) fn encode(change: OrderedChange) -> Fields {
         OrderedChange::Broken { device } => {
             Fields { event: 1, address: device.into(), ..Fields::default() }
         }
-        OrderedChange::Placed { part, to, placement } => {
+        OrderedChange::Relocated { part, to, placement } => {
             let [vector, length] = to.0.to_le_bytes();
             let low = u64::from(placement.0);
             let (event, address, data) = match part {
-                PlacedPart::Memory { first, frames } => (2, first, low | u64::from(frames) << 32),
-                PlacedPart::Queues { device, first, queues } => {
+                RelocatedPart::Memory { first, frames } => {
+                    (2, first, low | u64::from(frames) << 32)
+                }
+                RelocatedPart::Queues { device, first, queues } => {
                     let rest = u64::from(first) << 16 | u64::from(queues) << 32;
                     (3, u64::from(device) | rest, low)
                 }
@@ -93,9 +95,9 @@ pub(super) fn encode(change: OrderedChange) -> Fields {
 
 pub(super) fn decode(fields: Fields) -> Option<OrderedChange> {
     let Fields { event, vector, length, address, data } = fields;
-    let placed = |part, placement| {
+    let relocated = |part, placement| {
         let (to, placement) = (SliceId(u16::from_le_bytes([vector, length])), Epoch(placement));
-        OrderedChange::Placed { part, to, placement }
+        OrderedChange::Relocated { part, to, placement }
     };
     match event {
         0 if matches!(length, 1 | 2 | 4 | 8) => {
@@ -105,13 +107,13 @@ pub(super) fn decode(fields: Fields) -> Option<OrderedChange> {
         2 => {
             let (placement, frames) = (low(data), low(data >> 32));
             let has_end = frames > 0 && address.checked_add(u64::from(frames)).is_some();
-            has_end.then(|| placed(PlacedPart::Memory { first: address, frames }, placement))
+            has_end.then(|| relocated(RelocatedPart::Memory { first: address, frames }, placement))
         }
         3 if address >> 48 == 0 => {
             let [device, first, queues] = [0, 16, 32].map(|at| short(address >> at));
             let has_end = queues > 0 && first.checked_add(queues).is_some();
             let placement = u32::try_from(data).ok()?;
-            has_end.then(|| placed(PlacedPart::Queues { device, first, queues }, placement))
+            has_end.then(|| relocated(RelocatedPart::Queues { device, first, queues }, placement))
         }
         _ => None,
     }
@@ -133,13 +135,16 @@ mod tests {
 
     #[test]
     fn decode_of_encode_gives_the_change() {
-        let placed =
-            |part| OrderedChange::Placed { part, to: SliceId(0x1234), placement: Epoch(u32::MAX) };
+        let relocated = |part| OrderedChange::Relocated {
+            part,
+            to: SliceId(0x1234),
+            placement: Epoch(u32::MAX),
+        };
         for change in [
             OrderedChange::Write { address: 0xe000_0004, length: 2, data: 6 },
             OrderedChange::Broken { device: 3 },
-            placed(PlacedPart::Memory { first: 1 << 40, frames: u32::MAX }),
-            placed(PlacedPart::Queues { device: 31, first: 128, queues: 2 }),
+            relocated(RelocatedPart::Memory { first: 1 << 40, frames: u32::MAX }),
+            relocated(RelocatedPart::Queues { device: 31, first: 128, queues: 2 }),
         ] {
             assert_eq!(decode(encode(change)), Some(change));
         }

@@ -17,6 +17,7 @@ mod console;
 mod disk;
 mod lend;
 mod model;
+mod move_error;
 mod moves;
 mod nic;
 mod order;

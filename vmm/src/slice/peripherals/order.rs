@@ -16,7 +16,7 @@ mod saved;
 
 pub(crate) use saved::OrderState;
 
-use super::moves::MoveError;
+use super::move_error::MoveError;
 use crate::slice::channels::{Channels, GONE};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;

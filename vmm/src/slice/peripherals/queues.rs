@@ -13,7 +13,7 @@
 
 use super::lock;
 use super::model::{FrontEnd, Starting};
-use super::moves::MoveError;
+use super::move_error::MoveError;
 use super::saved::{MovingQueue, ServedQueue};
 use crate::guest_memory::GuestMemory;
 use devices::msix::MsixView;

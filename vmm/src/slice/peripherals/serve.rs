@@ -11,7 +11,7 @@ use crossbeam_channel::Receiver;
 use devices::Chipset;
 use migrate::{Change, Saved};
 use std::sync::Arc;
-use wire::control::{DeviceCall, OrderedChange, PlacedPart, Space};
+use wire::control::{DeviceCall, OrderedChange, RelocatedPart, Space};
 use wire::{Control, SliceId};
 
 /// The device thread of the bootstrap slice.
@@ -115,12 +115,12 @@ fn apply(
         (OrderedChange::Broken { device }, Some(devices)) => devices.set_broken(device)?,
         // A VM without devices on PCI.
         (OrderedChange::Write { .. } | OrderedChange::Broken { .. }, None) => {}
-        (OrderedChange::Placed { part, to, placement }, _) => match part {
-            PlacedPart::Memory { first, frames } => {
+        (OrderedChange::Relocated { part, to, placement }, _) => match part {
+            RelocatedPart::Memory { first, frames } => {
                 let change = Change::Memory { frames: first..first + u64::from(frames), to };
                 channels.owner.advance(&[change], placement)?;
             }
-            PlacedPart::Queues { device, first, queues } => {
+            RelocatedPart::Queues { device, first, queues } => {
                 let moved = Move { device, queues: first..first + queues, to, placement };
                 match devices {
                     Some(devices) => devices.place(channels, &moved)?,

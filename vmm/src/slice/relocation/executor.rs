@@ -8,11 +8,12 @@ use crate::slice::events::SliceEvent;
 use crate::slice::handover::MoveHandle;
 use crate::slice::one_line;
 use crate::slice::operations::Ongoing;
+use crate::slice::pulling;
 use crossbeam_channel::bounded;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::control::{OrderedChange, PlacedPart};
+use wire::control::{OrderedChange, RelocatedPart};
 use wire::{Epoch, SliceId};
 
 /// For the homes of one piece of memory to move, two round trips for each of its few chunks. A slice that hangs is lost
@@ -39,7 +40,7 @@ impl Executor<'_> {
             }
             Job::Queues { device, first, queues, to } => {
                 let (device, first, queues) = (*device, *first, *queues);
-                self.place(PlacedPart::Queues { device, first, queues }, *to, self.next_epoch())
+                self.place(RelocatedPart::Queues { device, first, queues }, *to, self.next_epoch())
             }
             Job::Leave(slice) => {
                 let ongoing = Arc::clone(&self.ongoing);
@@ -48,8 +49,7 @@ impl Executor<'_> {
             }
             Job::Home { frames, to } => self.home(frames, *to),
             Job::Pull { home, frames, from } => {
-                let pulls = &self.channels.pulls;
-                Ok(pulls.pull(self.channels, (*home, frames.clone()), *from)?)
+                Ok(pulling::pull(self.channels, (*home, frames.clone()), *from)?)
             }
         }
     }
@@ -69,18 +69,18 @@ impl Executor<'_> {
             return Err(RelocationError::Homes(text));
         }
         let count = u32::try_from(frames.end - frames.start).expect("a piece has few frames");
-        self.place(PlacedPart::Memory { first: frames.start, frames: count }, to, epoch)
+        self.place(RelocatedPart::Memory { first: frames.start, frames: count }, to, epoch)
     }
 
     /// Has all slices put the next placement in force.
     fn place(
         &self,
-        part: PlacedPart,
+        part: RelocatedPart,
         to: SliceId,
         placement: Epoch,
     ) -> Result<(), RelocationError> {
         let (done, told) = bounded(1);
-        let change = OrderedChange::Placed { part, to, placement };
+        let change = OrderedChange::Relocated { part, to, placement };
         let job = DeviceJob::Place(change, done);
         let sent = self.channels.jobs().send_timeout(job, PLACE_LIMIT);
         sent.map_err(|_| RelocationError::Over)?;

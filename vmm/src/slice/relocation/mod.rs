@@ -20,7 +20,7 @@ use super::channels::Channels;
 use super::cut_link::{CutError, CutHandle};
 use super::handover::{MoveError, MoveHandle};
 use super::operations::{Busy, Operation};
-use super::pulls::PullError;
+use super::pulling::PullError;
 use crate::control::{Progress, Relocates, Relocation};
 use executor::Executor;
 use job::{Job, JobError, jobs};

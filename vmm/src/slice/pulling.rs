@@ -1,0 +1,118 @@
+//! Pages that are brought to their home from a slice that is to be emptied, because the bootstrap slice asks for it.
+//!
+//! ```text
+//!   pull (bootstrap slice) --Pull--> [thread of the home] --> memory engine
+//!         answer <----------Pulled-----------|
+//! ```
+//! Pages take seconds to come, and the engine brings them, so a thread of its own waits for them.
+
+use super::channels::Channels;
+use super::pulls::Request;
+use super::{BOOTSTRAP, one_line};
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use thiserror::Error;
+use wire::{Control, SliceId};
+
+/// For the pages of one request.
+const PULL_LIMIT: Duration = Duration::from_secs(60);
+/// How much later the answer may come.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// Requests that may wait. The bootstrap slice asks for one after another.
+const REQUESTS_MAX: usize = 4;
+
+/// Why pages are not at home.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(super) enum PullError {
+    /// The home says why.
+    #[error("{0} cannot bring its pages home: {1}")]
+    Failed(SliceId, String),
+    /// The home says nothing.
+    #[error("{0} has not brought its pages home in time")]
+    Silent(SliceId),
+    /// There is no guest.
+    #[error("the VM is over")]
+    Over,
+}
+
+/// Starts the thread of a slice. It does not keep the slice alive.
+pub(super) fn start(channels: &Arc<Channels>) -> io::Result<()> {
+    let (sender, requests) = bounded::<Request>(REQUESTS_MAX);
+    let weak = Arc::downgrade(channels);
+    let run = move || {
+        for request in requests {
+            let Some(channels) = weak.upgrade() else { return };
+            let failure = bring(&channels, &request).err().unwrap_or_default();
+            match channels.local() {
+                BOOTSTRAP => channels.pulls.answered(BOOTSTRAP, request.id, failure),
+                _ => channels.send(BOOTSTRAP, &Control::Pulled { id: request.id, failure }),
+            }
+        }
+    };
+    thread::Builder::new().name("pull".into()).spawn(run)?;
+    channels.pulls.set_thread(sender);
+    Ok(())
+}
+
+fn bring(channels: &Channels, request: &Request) -> Result<(), String> {
+    let Some(engine) = channels.handle.get() else { return Ok(()) };
+    let pulled = engine.pull_home(request.frames.clone(), request.from, PULL_LIMIT);
+    pulled.map_err(|error| one_line(&error))
+}
+
+/// On the bootstrap slice: brings the pages of these frames, which `home` is the home of, there from another slice, and
+/// waits for it.
+pub(super) fn pull(
+    channels: &Channels,
+    (home, frames): (SliceId, Range<u64>),
+    from: SliceId,
+) -> Result<(), PullError> {
+    let (id, answer) = channels.pulls.begin(home);
+    if home == channels.local() {
+        if !channels.pulls.take(Request { id, frames, from }) {
+            return Err(PullError::Over);
+        }
+    } else {
+        let (first, frames) = (frames.start, frames.end - frames.start);
+        channels.send(home, &Control::Pull { id, from, first, frames });
+    }
+    let told = answer.recv_timeout(PULL_LIMIT + ANSWER_LIMIT);
+    channels.pulls.forget(id);
+    match told {
+        Ok(failure) if failure.is_empty() => Ok(()),
+        // It may go to a terminal, and who wrote it is not known.
+        Ok(failure) => Err(PullError::Failed(home, failure.replace(char::is_control, " "))),
+        Err(RecvTimeoutError::Timeout) => Err(PullError::Silent(home)),
+        Err(RecvTimeoutError::Disconnected) => Err(PullError::Over),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::channels::tests::channels;
+
+    #[test]
+    fn what_a_home_says_is_shown_without_control_characters() {
+        let (channels, _told) = channels(BOOTSTRAP);
+        let asking = Arc::clone(&channels);
+        let thread = thread::spawn(move || pull(&asking, (SliceId(1), 0..8), SliceId(2)));
+        let expected = Err(PullError::Failed(SliceId(1), "no ".into()));
+        // Until it waits nobody hears an answer.
+        while !thread.is_finished() {
+            channels.pulls.answered(SliceId(1), 0, "no\x1b".into());
+            thread::yield_now();
+        }
+        assert_eq!(thread.join().unwrap(), expected);
+    }
+
+    #[test]
+    fn nothing_is_pulled_when_the_vm_is_over() {
+        let (channels, _told) = channels(BOOTSTRAP);
+        assert_eq!(pull(&channels, (BOOTSTRAP, 0..8), SliceId(1)), Err(PullError::Over));
+    }
+}
