@@ -58,6 +58,11 @@ impl Fence {
         self.lease_ns.store(lease, Ordering::Release);
     }
 
+    /// There are no peers any more: nobody takes this slice for lost.
+    pub fn end_lease(&self) {
+        self.lease_ns.store(0, Ordering::Release);
+    }
+
     /// The peers were heard and spoken to. False: too late, the fence is over.
     pub fn renew(&self, now: u64) -> bool {
         let stands = self.look(now) != Standing::Over;
@@ -124,6 +129,16 @@ mod tests {
         fence.shut();
         assert_eq!(fence.look(0), Standing::Over);
         assert!(!fence.pass());
+    }
+
+    #[test]
+    fn who_is_left_alone_has_no_lease_any_more() {
+        let fence = Fence::default();
+        fence.take_lease(100, LEASE);
+        assert_eq!(fence.look(601), Standing::Late);
+        fence.end_lease();
+        assert_eq!(fence.look(u64::MAX), Standing::Open);
+        assert!(fence.renew(u64::MAX) && !fence.has_expired());
     }
 
     #[test]

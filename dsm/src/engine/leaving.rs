@@ -56,7 +56,16 @@ impl Engine {
         if !self.home_moves.is_empty() {
             return Err(LeaveError::HomesMove);
         }
+        if self.shares_nothing_with(slice) {
+            return Ok(());
+        }
         Ok(self.node.may_part_with(slice)?)
+    }
+
+    /// One of the two has devices only: no memory goes between them, and homes are not told of.
+    fn shares_nothing_with(&self, slice: SliceId) -> bool {
+        let local = self.outbound.transport.local();
+        [local, slice].iter().any(|one| self.bystanders.contains(one))
     }
 
     /// Parts with a slice. The outer error ends the VM.
@@ -67,12 +76,14 @@ impl Engine {
         if let Err(refusal) = self.may_part_with(slice) {
             return Ok(Err(refusal));
         }
-        if let Err(refusal) = self.node.part_with(slice, &mut self.store.with_body(None)) {
+        let shared = !self.shares_nothing_with(slice);
+        if shared && let Err(refusal) = self.node.part_with(slice, &mut self.store.with_body(None))
+        {
             return Ok(Err(refusal.into()));
         }
         self.departed.push(slice);
         self.outbound.remote_writers.retain(|writer| *writer != slice);
-        if self.node.is_alone() {
+        if shared && self.node.is_alone() {
             self.store.end_watch()?;
         }
         Ok(Ok(()))

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The same when all slices of a VM must do something first.
 const LIMIT_OF_ALL: Duration = Duration::from_secs(90);
 /// The same for each part of a VM that goes to another slice.
-const LIMIT_OF_A_PART: Duration = Duration::from_secs(200);
+const LIMIT_OF_A_PART: Duration = Duration::from_secs(300);
 
 /// Why a slice could not be asked.
 #[derive(Debug, Error)]

@@ -192,8 +192,10 @@ fn serve(stream: &UnixStream, shared: &Shared) -> Result<(), LineError> {
             Ok(Some(line)) => match Request::parse(&line) {
                 Ok(request) => {
                     // What was begun goes on when the client has gone.
+                    let mut listens = true;
                     let mut tell = |progress| {
-                        let _ = send(&mut &*stream, &Answer::Progress(progress));
+                        listens =
+                            listens && send(&mut &*stream, &Answer::Progress(progress)).is_ok();
                     };
                     answer(shared, &mut view, &request, &mut tell)
                 }

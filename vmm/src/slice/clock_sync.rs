@@ -13,6 +13,7 @@ use super::events::SliceEvent;
 use crate::clock::{Discipline, Exchange, History, Interval, Pace, RATE_PPM, RunAway, Why, ticks};
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -72,7 +73,7 @@ pub(crate) struct ClockSync {
     /// Tries in a row in which a vCPU did not come out.
     failed: AtomicU32,
     pongs: (Sender<Pong>, Receiver<Pong>),
-    known: Mutex<Vec<Known>>,
+    known: Mutex<BTreeMap<SliceId, Known>>,
     over: AtomicBool,
 }
 
@@ -129,7 +130,7 @@ impl ClockSync {
     /// What was measured last of a companion's clock against the bootstrap's: skew and bound, in nanoseconds.
     pub(crate) fn measured(&self, slice: SliceId) -> Option<(i64, u64)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = known.get(usize::from(slice.0).checked_sub(1)?)?;
+        let known = known.get(&slice)?;
         (known.rounds > 0).then_some((known.skew_ns, known.bound_ns))
     }
 
@@ -327,9 +328,9 @@ impl Keeper {
 
     fn note(&self, found: &[Option<Interval>]) {
         let mut known = self.clock_sync.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.resize(found.len(), Known::default());
-        for (known, found) in known.iter_mut().zip(found) {
+        for (slice, found) in self.companions.iter().zip(found) {
             let Some(found) = found else { continue };
+            let known = known.entry(*slice).or_default();
             let bound = i64::try_from(found.bound()).unwrap_or(i64::MAX);
             *known = Known {
                 skew_ns: self.clock_sync.nanoseconds(found.middle()),

@@ -13,6 +13,8 @@ use super::cut_link::TooMany;
 use super::events::SliceEvent;
 use super::handover::Handovers;
 use super::peripherals::SliceDevices;
+use super::pulling;
+use super::pulls::Request;
 use super::queue_states::StateOf;
 use super::{BOOTSTRAP, one_line};
 use crate::crash;
@@ -163,7 +165,9 @@ impl Dispatcher {
             }
             Control::Cut(message) => self.cut(from, message),
             Control::Pull { id, from: other, first, frames } => {
-                if !self.channels.pulls.asked(id, other, first, frames) {
+                // One that has no end has no pages either.
+                let frames = first..first.saturating_add(frames);
+                if !pulling::asked(&self.channels, Request { id, frames, from: other }) {
                     let text = format!("{from} asks for more pages than it was to");
                     self.channels.event(SliceEvent::Fatal(text));
                 }

@@ -7,7 +7,7 @@
 //! Pages take seconds to come, and the engine brings them, so a thread of its own waits for them.
 
 use super::channels::Channels;
-use super::pulls::Request;
+use super::pulls::{Request, Taken};
 use super::{BOOTSTRAP, one_line};
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::io;
@@ -58,10 +58,36 @@ pub(super) fn start(channels: &Arc<Channels>) -> io::Result<()> {
     Ok(())
 }
 
+/// On the engine's thread: the bootstrap slice asks this home. False if it asks for more than can wait.
+pub(super) fn asked(channels: &Channels, request: Request) -> bool {
+    let id = request.id;
+    match channels.pulls.take(request) {
+        Taken::Done => true,
+        Taken::TooMany => false,
+        Taken::Nobody => {
+            let failure = "its guest does not run".to_owned();
+            channels.send(BOOTSTRAP, &Control::Pulled { id, failure });
+            true
+        }
+    }
+}
+
+/// Whatever is asked for, only what this slice is home of is looked at.
 fn bring(channels: &Channels, request: &Request) -> Result<(), String> {
     let Some(engine) = channels.handle.get() else { return Ok(()) };
-    let pulled = engine.pull_home(request.frames.clone(), request.from, PULL_LIMIT);
-    pulled.map_err(|error| one_line(&error))
+    let placement = channels.placement.load();
+    if !placement.is_member(request.from) {
+        return Err(format!("{} is no member", request.from));
+    }
+    for own in placement.frames_of(channels.local()) {
+        let frames =
+            own.start.max(request.frames.start)..own.end.min(request.frames.end).max(own.start);
+        if !frames.is_empty() {
+            let pulled = engine.pull_home(frames, request.from, PULL_LIMIT);
+            pulled.map_err(|error| one_line(&error))?;
+        }
+    }
+    Ok(())
 }
 
 /// On the bootstrap slice: brings the pages of these frames, which `home` is the home of, there from another slice, and
@@ -73,7 +99,8 @@ pub(super) fn pull(
 ) -> Result<(), PullError> {
     let (id, answer) = channels.pulls.begin(home);
     if home == channels.local() {
-        if !channels.pulls.take(Request { id, frames, from }) {
+        if channels.pulls.take(Request { id, frames, from }) != Taken::Done {
+            channels.pulls.forget(id);
             return Err(PullError::Over);
         }
     } else {

@@ -19,6 +19,17 @@ pub(super) struct Request {
     pub(super) from: SliceId,
 }
 
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// The thread has it.
+    Done,
+    /// There is no thread: the guest does not run yet, or any more.
+    Nobody,
+    /// More is asked for than can wait.
+    TooMany,
+}
+
 #[derive(Debug, Default)]
 struct Links {
     /// To the thread of this slice, while the guest runs.
@@ -57,17 +68,13 @@ impl Pulls {
         self.lock().waiting.remove(&id);
     }
 
-    /// On the engine's thread: the bootstrap slice asks this home. False if more is asked for than can wait.
-    pub(super) fn asked(&self, id: u64, from: SliceId, first: u64, frames: u64) -> bool {
-        // One that has no end has no pages either.
-        let frames = first..first.saturating_add(frames);
-        // Without a thread the VM is over, and the answer does not matter.
-        self.lock().thread.is_none() || self.take(Request { id, frames, from })
-    }
-
-    /// Gives the thread of this slice work. False if it has too much, or is not there.
-    pub(super) fn take(&self, request: Request) -> bool {
-        self.lock().thread.as_ref().is_some_and(|thread| thread.try_send(request).is_ok())
+    /// Gives the thread of this slice work.
+    pub(super) fn take(&self, request: Request) -> Taken {
+        match &self.lock().thread {
+            None => Taken::Nobody,
+            Some(thread) if thread.try_send(request).is_ok() => Taken::Done,
+            Some(_) => Taken::TooMany,
+        }
     }
 
     /// On the bootstrap slice: what a home says. Nobody may wait for it any more.
@@ -117,10 +124,11 @@ mod tests {
     #[test]
     fn home_takes_no_more_than_can_wait() {
         let pulls = Pulls::default();
-        assert!(pulls.asked(0, SliceId(0), 0, 8), "the VM is over, nobody minds");
+        let request = || Request { id: 0, frames: 0..8, from: HOME };
+        assert_eq!(pulls.take(request()), Taken::Nobody);
         let (sender, _requests) = bounded(1);
         pulls.set_thread(sender);
-        assert!(pulls.asked(0, SliceId(0), u64::MAX, u64::MAX));
-        assert!(!pulls.asked(1, SliceId(0), 0, 8));
+        assert_eq!(pulls.take(request()), Taken::Done);
+        assert_eq!(pulls.take(request()), Taken::TooMany);
     }
 }

@@ -156,7 +156,10 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         match (verdict.news, self.leaver) {
             (None, _) => {}
             (Some(News::AtRest), Some(slice)) => match self.coordinator.part_with(slice) {
-                Ok(verdict) => self.follow(verdict),
+                Ok(verdict) => {
+                    self.began = Instant::now();
+                    self.follow(verdict);
+                }
                 Err(error) => self.leave_not(&error.into()),
             },
             (Some(News::AtRest | News::Runs), _) => {
@@ -165,6 +168,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             }
             (Some(News::Parted(slice)), _) => {
                 tracing::info!("{slice} has left");
+                self.began = Instant::now();
                 let verdict = self.coordinator.go_on("a slice has left");
                 self.follow(verdict);
             }
@@ -209,6 +213,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         if parts {
             // There is no way back.
             (self.fail)(why);
+            self.over = true;
             self.reply(Err(CutError::Over));
         }
         self.follow(verdict);

@@ -24,6 +24,8 @@ use thiserror::Error;
 const MESSAGES_MAX: usize = 16;
 /// A slice's time for a step.
 const STEP_LIMIT: Duration = Duration::from_secs(10);
+/// To do without another slice: one that is left alone ends the watch over all of its memory.
+const PART_LIMIT: Duration = Duration::from_secs(50);
 
 /// Starts the thread. It ends when nobody is left who could ask.
 ///
@@ -81,7 +83,8 @@ impl Part {
         let failed = |error: &dyn Error| Message::Failed(number, one_line(error));
         if let Step::MayPart(slice) | Step::Part(slice) = step {
             let parts = matches!(step, Step::Part(_));
-            let parted = quiesce.part_with(slice, parts, STEP_LIMIT);
+            let within = if parts { PART_LIMIT } else { STEP_LIMIT };
+            let parted = quiesce.part_with(slice, parts, within);
             return parted.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
         }
         if step != Step::Count {

@@ -161,6 +161,12 @@ impl Quiesce {
         if !parts {
             return Ok(engine.may_part_with(slice, within)?);
         }
+        if channels.placement.load().members().len() == 2
+            && let Some(fence) = channels.fence.get()
+        {
+            // Nobody is left who could take this slice for lost.
+            fence.end_lease();
+        }
         engine.part_with(slice, within)?;
         channels.owner.advance(&leave, next)?;
         if let Some(devices) = &self.slice.devices {

@@ -185,6 +185,10 @@ impl Queues {
         let running = self.running.entry(device).or_default();
         running.push((queue, thread));
         running.sort_by_key(|(queue, _)| *queue);
+        // The former place may have had an interrupt that was masked. One too many does no harm.
+        let served = slot.front_end.together(queue.0);
+        let served = activation.queues.iter().filter(|(number, _)| served.contains(&number.0));
+        served.for_each(|(_, setup)| slot.msix.raise(setup.vector));
         Ok(())
     }
 

@@ -1,15 +1,16 @@
 //! Does one job after another.
 
 use super::RelocationError;
-use super::job::Job;
+use super::job::{Job, pulls};
 use crate::slice::channels::{Channels, DeviceJob};
-use crate::slice::cut_link::{CutHandle, Input};
+use crate::slice::cut_link::{CutError, CutHandle, Input};
 use crate::slice::events::SliceEvent;
 use crate::slice::handover::MoveHandle;
 use crate::slice::one_line;
 use crate::slice::operations::Ongoing;
 use crate::slice::pulling;
-use crossbeam_channel::bounded;
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use migrate::Placement;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,10 @@ use wire::{Epoch, SliceId};
 /// long before.
 const HOMES_LIMIT: Duration = Duration::from_secs(120);
 /// For all slices to put a placement in force, which the order of changes bounds.
-const PLACE_LIMIT: Duration = Duration::from_secs(60);
+const PLACE_LIMIT: Duration = Duration::from_secs(120);
+
+/// Times that a slice is to leave that still has a page.
+const LEAVE_TRIES: u32 = 4;
 
 /// What does the jobs of one operation.
 pub(super) struct Executor<'a> {
@@ -42,16 +46,31 @@ impl Executor<'_> {
                 let (device, first, queues) = (*device, *first, *queues);
                 self.place(RelocatedPart::Queues { device, first, queues }, *to, self.next_epoch())
             }
-            Job::Leave(slice) => {
-                let ongoing = Arc::clone(&self.ongoing);
-                self.cuts.ask(|reply| Input::Leave(*slice, ongoing, reply))?;
-                Ok(())
-            }
+            Job::Leave(slice) => self.leave(*slice),
             Job::Home { frames, to } => self.home(frames, *to),
             Job::Pull { home, frames, from } => {
                 Ok(pulling::pull(self.channels, (*home, frames.clone()), *from)?)
             }
         }
+    }
+
+    /// A page that was being brought elsewhere may have come to the slice since it was pulled empty: it is pulled again then.
+    fn leave(&self, slice: SliceId) -> Result<(), RelocationError> {
+        for last in (0..LEAVE_TRIES).rev() {
+            let ongoing = Arc::clone(&self.ongoing);
+            match self.cuts.ask(|reply| Input::Leave(slice, ongoing, reply)) {
+                Ok(_) => return Ok(()),
+                Err(CutError::GivenUp(why)) if last > 0 => {
+                    tracing::info!("{slice} stays for now: {why}");
+                }
+                Err(error) => return Err(error.into()),
+            }
+            let placement = Placement::clone(&self.channels.placement.load());
+            for (home, frames) in pulls(&placement, slice) {
+                pulling::pull(self.channels, (home, frames), slice)?;
+            }
+        }
+        Ok(())
     }
 
     fn next_epoch(&self) -> Epoch {
@@ -84,7 +103,13 @@ impl Executor<'_> {
         let job = DeviceJob::Place(change, done);
         let sent = self.channels.jobs().send_timeout(job, PLACE_LIMIT);
         sent.map_err(|_| RelocationError::Over)?;
-        // An order that has not come to its end has ended the VM.
-        told.recv_timeout(PLACE_LIMIT).map_err(|_| RelocationError::Over)
+        // An order that breaks ends the VM, and one that is still to come would change the placement under others.
+        told.recv_timeout(PLACE_LIMIT).map_err(|error| {
+            if error == RecvTimeoutError::Timeout {
+                let text = format!("{part:?} has not gone to {to} within {PLACE_LIMIT:?}");
+                self.channels.event(SliceEvent::Fatal(text));
+            }
+            RelocationError::Over
+        })
     }
 }

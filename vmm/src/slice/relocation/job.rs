@@ -94,21 +94,23 @@ fn push(jobs: &mut Vec<Job>, now: &Placement, change: &Change) -> Result<(), Job
             }
         }
         Change::Leave(from) => {
-            let rest = now.memory().iter().filter(|place| place.home != *from);
-            jobs.extend(rest.flat_map(|place| {
-                let (home, from) = (place.home, *from);
-                pieces(&place.frames, PULL_PIECE).map(move |frames| Job::Pull {
-                    home,
-                    frames,
-                    from,
-                })
-            }));
-            jobs.push(Job::Leave(*from));
+            let from = *from;
+            jobs.extend(pulls(now, from).map(|(home, frames)| Job::Pull { home, frames, from }));
+            jobs.push(Job::Leave(from));
         }
         Change::Join(slice) => return Err(JobError::Join(*slice)),
         Change::Device { device, .. } => return Err(JobError::Device(*device)),
     }
     Ok(())
+}
+
+/// What homes are to bring there of what a slice may have of their frames, in pieces.
+pub(super) fn pulls(
+    now: &Placement,
+    from: SliceId,
+) -> impl Iterator<Item = (SliceId, Range<u64>)> + '_ {
+    let others = now.memory().iter().filter(move |place| place.home != from);
+    others.flat_map(|place| pieces(&place.frames, PULL_PIECE).map(|frames| (place.home, frames)))
 }
 
 /// A range in pieces that end at multiples of a size.
