@@ -25,8 +25,8 @@ pub(crate) enum SoakVerb {
     /// Pause a Debian system under load and have it go on, again and again: the saved forms of all slices fit together
     /// each time, and no request is lost
     Pause(PauseOptions),
-    /// Move vCPUs between slices at random, while the guest runs its tests or is a Debian system under load: no test
-    /// and no request fails, and each move is done or given up with a cause
+    /// Move vCPUs between slices and drain slices at random, while the guest runs its tests or is a Debian system under
+    /// load: no test and no request fails, each move is done or given up with a cause, and a slice may leave in the end
     Migrate(MigrateOptions),
     /// Kill the whole VM while its guest writes to disks, again and again: what was flushed must be there
     GuestKill(GuestOptions),

@@ -18,6 +18,7 @@ use crate::distro::guest::{Guest, Place};
 use crate::distro::vm::Vm;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
+use crate::vm::companion::Companion;
 use crate::vm::distro::TAP;
 use crate::vm::scenario::Scenario;
 use crate::vm::summary;
@@ -74,19 +75,28 @@ impl Shown {
 
 /// Boots the system, looks at it from outside, and powers it off.
 pub(crate) fn run(scenario: &Scenario<'_>, distro: &Distro, keep: bool) -> Result<Shown> {
-    visit(scenario, distro, &mut |guest, vm| {
+    visit(scenario, distro, &mut |guest, slices| {
         guest.check_objects()?;
         guest.check_cpus()?;
         guest.check_system()?;
         for cpu in 0..guest.cpus {
             guest.load(CPU_PORT + cpu, 2, LOAD_SECONDS)?;
         }
-        if keep { stay(scenario, distro, vm) } else { Ok(()) }
+        if keep { stay(scenario, distro, slices.vm) } else { Ok(()) }
     })
 }
 
+/// The slices of a VM whose guest is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slices<'a> {
+    /// The bootstrap slice.
+    pub(crate) vm: &'a Vm,
+    /// All others, in order.
+    pub(crate) companions: &'a [Companion],
+}
+
 /// What is done with a guest whose web server answers. An error ends the VM and is a problem of the run.
-pub(crate) type Look<'a> = &'a mut dyn FnMut(&Guest<'_>, &Vm) -> Result<()>;
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&Guest<'_>, Slices<'_>) -> Result<()>;
 
 /// Boots the system, hands it over once it answers, and powers it off.
 pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> Result<Shown> {
@@ -96,7 +106,8 @@ pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> 
     let start = Instant::now();
     let mut vm = Vm::watch(scenario.start_bootstrap()?, scenario.progress);
     let mut shown = Shown::default();
-    if let Err(error) = look(scenario, distro, &vm, start, see, &mut shown) {
+    let slices = Slices { vm: &vm, companions: &companions };
+    if let Err(error) = look(scenario, distro, slices, start, see, &mut shown) {
         if scenario.interrupted.is_set() {
             bail!("interrupted");
         }
@@ -124,13 +135,14 @@ pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> 
 fn look(
     scenario: &Scenario<'_>,
     distro: &Distro,
-    vm: &Vm,
+    slices: Slices<'_>,
     start: Instant,
     see: Look<'_>,
     shown: &mut Shown,
 ) -> Result<()> {
     let (progress, interrupted) = (scenario.progress, scenario.interrupted);
     let until = start + Duration::from_secs(scenario.options.timeout());
+    let vm = slices.vm;
     while !vm.prompted() {
         vm.alive()?;
         ensure!(!interrupted.is_set(), "interrupted");
@@ -146,7 +158,7 @@ fn look(
     let answer = start.elapsed().as_secs_f64();
     shown.answer_seconds = Some(answer);
     progress.say(&format!("first answer of nginx after {answer:.1} s"));
-    see(&guest, vm)?;
+    see(&guest, slices)?;
     guest.power_off()
 }
 

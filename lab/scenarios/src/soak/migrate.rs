@@ -1,10 +1,11 @@
-//! `./x soak migrate`: vCPUs of a VM over several hosts move at random, while its guest runs its tests, or is a Debian
-//! system under load.
+//! `./x soak migrate`: vCPUs of a VM over several hosts move at random, slices are drained, and vCPUs are spread again, while
+//! its guest runs its tests, or is a Debian system under load. In some VMs a slice leaves in the end.
 //!
 //! ```text
 //!   tests:  hosts ─> VM boots ─> tests, power off ─> judged ─┐      Debian: boot, load and clocks begin ─> no request failed
-//!             ^        moves all the time                    │                     moves meanwhile          the clock never
-//!             └── not enough moves yet ──────────────────────┴─> told                                       went back ─> told
+//!             ^        moves all the time, late ones         │                     moves meanwhile          the clock never
+//!             │        without a slice that has left         │                     a slice leaves           went back ─> told
+//!             └── not enough moves yet ──────────────────────┴─> told
 //! ```
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ use crate::soak::load::Load;
 use crate::soak::moments::random;
 use crate::soak::moves::{During, Mover, Moves};
 use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
+use crate::vm::judge::Outcome;
 use crate::vm::layout::Layout;
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions, distro};
@@ -105,6 +107,7 @@ pub fn run(options: &MigrateOptions) -> Result<ExitCode> {
             Rig::with_distro(&vm, options.rig, fits)?
         }
     };
+    vm.offer_all(&rig.layout);
     let seed = options.seed.unwrap_or_else(|| random(u64::MAX));
     rig.say(&format!("seed {seed}"));
     let mut good = true;
@@ -155,14 +158,16 @@ impl Run<'_> {
     fn tests(&self) -> Result<Told> {
         let mut hosts = Hosts::new(|| self.rig.hosts(self.vm, Vec::new()));
         let (mut told, mut vms) = (Told::default(), 0);
+        // Of the last VM; a word may stand for several tests.
+        let mut tests = self.vm.tests.as_deref().unwrap_or_default().split(',').count();
         while !self.aim.is_reached(told.moves.count()) {
             let name = format!("{} VM {vms} of seed {}", self.back_end.name(), self.seed);
             let tried = hosts.attempt(|lab| {
                 let scenario = self.scenario(lab);
-                let mut mover = Mover::new(&scenario, self.seed.wrapping_add(vms));
-                let result = tests_of_one(&scenario, &mut mover);
-                self.rig.say(&format!("{name}: {}", mover.moves));
-                told.moves.add(mover.moves);
+                let (moves, result) =
+                    tests_of_one(&scenario, self.seed.wrapping_add(vms), &mut tests)?;
+                self.rig.say(&format!("{name}: {moves}"));
+                told.moves.add(moves);
                 Ok(result)
             })?;
             self.rig.check()?;
@@ -184,14 +189,20 @@ impl Run<'_> {
         let system = self.rig.distro()?;
         let lab = self.rig.hosts(self.vm, distro::disks(&system, false)?)?;
         let scenario = self.scenario(&lab);
-        let mut mover = Mover::new(&scenario, self.seed);
+        let mut mover = Mover::new(&scenario, self.seed).with_relocations();
         let mut more = String::new();
-        let shown = visit::visit(&scenario, &system, &mut |guest, _| {
+        let shown = visit::visit(&scenario, &system, &mut |guest, slices| {
             clocks::start(guest)?;
             let mut requests = 0;
             while !self.aim.is_reached(mover.moves.count()) {
                 requests += under_load(&scenario, guest, &mut mover)?;
                 scenario.progress.say(&format!("{requests} requests; {}", mover.moves));
+            }
+            if mover.may_leave() {
+                let load = Load::start(&scenario, guest)?;
+                mover.leave(slices.companions)?;
+                requests += load.end()?;
+                requests += under_load(&scenario, guest, &mut mover)?;
             }
             more = format!(
                 "{requests} requests, none failed; {} readings of the clock",
@@ -202,23 +213,41 @@ impl Run<'_> {
             guest.check_cpus()
         })?;
         self.rig.check()?;
-        Ok(Told { moves: mover.moves, problems: shown.problems, more })
+        let problems = [mover.problems, shown.problems].concat();
+        Ok(Told { moves: mover.moves, problems, more })
     }
 }
 
-/// Boots a VM, moves its vCPUs until it is over, and judges its tests.
-fn tests_of_one(scenario: &Scenario<'_>, mover: &mut Mover<'_>) -> Result<String> {
+/// Boots a VM, moves its parts until it is over, and judges its tests, of which there may be more than so many.
+fn tests_of_one(
+    scenario: &Scenario<'_>,
+    seed: u64,
+    tests: &mut usize,
+) -> Result<(Moves, Result<String>)> {
+    let companions = scenario.start_companions()?;
+    let mover = Mover::new(scenario, seed).with_relocations();
+    let mut mover = mover.with_leaver(&companions, *tests);
     let during = During::default();
     let (outcome, moved) = thread::scope(|scope| {
         let moving = scope.spawn(|| mover.beside(&during));
-        let outcome = scenario.run();
+        let outcome = scenario.run_beside(&mut |guest| {
+            during.tests.store(guest.tests.len(), Ordering::SeqCst);
+        });
         during.over.store(true, Ordering::SeqCst);
         let moved = moving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (outcome, moved)
     });
-    let outcome = outcome?;
-    let mut problems = outcome.problems;
+    *tests = during.tests.into_inner().max(*tests);
+    let Mover { moves, mut problems, .. } = mover;
     problems.extend(moved.err().map(|error| format!("{error:#}")));
+    let result = outcome.and_then(|outcome| scenario.end(outcome, companions));
+    Ok((moves, result.and_then(|outcome| judge(outcome, problems))))
+}
+
+/// What the tests say, or all that is wrong.
+fn judge(outcome: Outcome, more: Vec<String>) -> Result<String> {
+    let mut problems = outcome.problems;
+    problems.extend(more);
     match outcome.guest.kernel_warnings {
         Some(0) => {}
         Some(count) => problems.push(format!("{count} warnings in the guest's kernel log")),
@@ -242,7 +271,7 @@ fn under_load(scenario: &Scenario<'_>, guest: &Guest<'_>, mover: &mut Mover<'_>)
 }
 
 /// The guest's kernel has nothing to complain of.
-fn check_kernel(guest: &Guest<'_>) -> Result<()> {
+pub(crate) fn check_kernel(guest: &Guest<'_>) -> Result<()> {
     // At the end of the log there is no more to read, which is an error to dd.
     let log = guest.ssh("dd if=/dev/kmsg iflag=nonblock bs=8192 2>/dev/null || true");
     let log = log.context("read the guest's kernel log")?;

@@ -11,6 +11,7 @@ pub(crate) mod leftovers;
 pub(crate) mod load;
 pub mod migrate;
 pub(crate) mod moments;
+mod move_plan;
 pub(crate) mod moves;
 pub mod pause;
 pub(crate) mod rig;

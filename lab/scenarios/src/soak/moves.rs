@@ -1,106 +1,102 @@
-//! vCPUs of a VM that move at random, while somebody else looks at its guest.
+//! Parts of a VM that move at random, while somebody else looks at its guest: a vCPU, all of a slice, all of the VM.
 //!
 //! ```text
-//!   plan ─> tessera vm move ─┬─ moved: how long it took ──┬─> now and then a pause ─> rest ─> plan
-//!                            ├─ given up: why ────────────┘
-//!                            └─ anything else: an error, and the end
+//!   plan ─> tessera vm ─┬─ done: how long it took ──┬─> now and then a pause ─> rest ─> plan
+//!     move, drain,      ├─ given up: why ───────────┤
+//!     spread,           ├─ nothing to do ───────────┘
+//!     consolidate       └─ anything else: an error, and the end
 //! ```
+//! Behind all but moves of vCPUs, the VM is asked where everything is.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use lab::{Command, HostNumber, Stream};
-use serde_json::Value;
+use anyhow::{Context, Result, ensure};
+use lab::ExitStatus;
 
+use crate::soak::move_plan::{Act, Plan, Step};
+use crate::vm::companion::Companion;
+use crate::vm::relocate::Said;
 use crate::vm::scenario::Scenario;
 
-/// For a command of a slice.
-const LIMIT: Duration = Duration::from_secs(150);
-/// Longest rest after a move, in milliseconds. Some are shorter than what a move stirs up.
-const REST_MS: u64 = 1500;
-/// Longest pause, in milliseconds.
-const PAUSE_MS: u64 = 1000;
-/// One in so many moves is followed by a pause.
-const PAUSES: u64 = 8;
-/// How a move that was given up is told; the cause follows.
-const GIVEN_UP: &str = "it was not moved and runs on where it was: ";
 /// Between tries before the guest runs.
 const POLL: Duration = Duration::from_millis(200);
 /// From the first error to the end of a VM that ends anyway.
 const END_LIMIT: Duration = Duration::from_secs(30);
+/// From the answer that a slice has left to the end of its process.
+const LEAVE_LIMIT: Duration = Duration::from_secs(60);
 
-/// One move, and what follows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
-    vcpu: usize,
-    to: usize,
-    pause: Option<Duration>,
-    rest: Duration,
-}
-
-/// Draws moves, each to a slice where its vCPU is not.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    random: fastrand::Rng,
-    slices: usize,
-    /// Slice of each vCPU.
-    places: Vec<usize>,
-}
-
-impl Plan {
-    /// For a VM with so many vCPUs on each slice, two slices at least.
-    pub(crate) fn new(seed: u64, vcpus: impl Iterator<Item = u32>) -> Self {
-        let (mut slices, mut places) = (0, Vec::new());
-        for (slice, count) in vcpus.enumerate() {
-            places.extend((0..count).map(|_| slice));
-            slices = slice + 1;
-        }
-        Self { random: fastrand::Rng::with_seed(seed), slices, places }
-    }
-
-    fn draw(&mut self) -> Step {
-        let vcpu = self.random.usize(0..self.places.len());
-        let to = (self.places[vcpu] + self.random.usize(1..self.slices)) % self.slices;
-        let pause = (self.random.u64(0..PAUSES) == 0)
-            .then(|| Duration::from_millis(self.random.u64(0..PAUSE_MS)));
-        // Half of the rests are short: the next move comes upon what the last one has stirred up.
-        let longest = if self.random.bool() { REST_MS } else { REST_MS / 20 };
-        Step { vcpu, to, pause, rest: Duration::from_millis(self.random.u64(0..longest)) }
-    }
+/// How often something was done to a whole slice or VM, and how long it took, in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Relocations {
+    pub(crate) times: Vec<f64>,
+    /// All was as it was to be.
+    pub(crate) nothing: usize,
 }
 
 /// What has come of moves. Times are in milliseconds, as the bootstrap slice tells them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Moves {
+    /// Of single vCPUs.
     pub(crate) times: Vec<f64>,
+    /// More than single vCPUs, by name.
+    pub(crate) relocations: BTreeMap<&'static str, Relocations>,
     /// How many were given up, by cause.
-    pub(crate) given_up: BTreeMap<String, u32>,
+    pub(crate) given_up: BTreeMap<String, usize>,
     pub(crate) pauses: u32,
 }
 
 impl Moves {
     /// Moves that ended, well or given up.
     pub(crate) fn count(&self) -> usize {
-        let given_up: u32 = self.given_up.values().sum();
-        self.times.len() + usize::try_from(given_up).unwrap_or(usize::MAX)
+        let of = |one: &Relocations| one.times.len() + one.nothing;
+        let relocations: usize = self.relocations.values().map(of).sum();
+        self.times.len() + relocations + self.given_up.values().sum::<usize>()
     }
 
     /// Adds those of another VM.
     pub(crate) fn add(&mut self, other: Self) {
         self.times.extend(other.times);
         self.pauses += other.pauses;
+        for (name, more) in other.relocations {
+            let of = self.relocations.entry(name).or_default();
+            of.times.extend(more.times);
+            of.nothing += more.nothing;
+        }
         for (cause, count) in other.given_up {
             *self.given_up.entry(cause).or_default() += count;
+        }
+    }
+
+    /// Notes what was said of something with a name, none for the move of a vCPU; in words.
+    fn note(&mut self, name: Option<&'static str>, said: Said) -> String {
+        match (said, name) {
+            (Said::Took(milliseconds), name) => {
+                let times = match name {
+                    Some(name) => &mut self.relocations.entry(name).or_default().times,
+                    None => &mut self.times,
+                };
+                times.push(milliseconds);
+                format!("{milliseconds:.1} ms")
+            }
+            (Said::Nothing(why), Some(name)) => {
+                self.relocations.entry(name).or_default().nothing += 1;
+                format!("nothing to do: {why}")
+            }
+            (Said::GivenUp(cause) | Said::Nothing(cause), _) => {
+                let said = format!("given up: {cause}");
+                *self.given_up.entry(cause).or_default() += 1;
+                said
+            }
         }
     }
 }
 
 /// The smallest of the times that at least this share is not above; none of no times.
-fn quantile(times: &[f64], hundredths: usize) -> Option<f64> {
+pub(crate) fn quantile(times: &[f64], hundredths: usize) -> Option<f64> {
     let mut times = times.to_vec();
     times.sort_by(f64::total_cmp);
     let rank = (times.len() * hundredths).div_ceil(100).max(1);
@@ -109,17 +105,25 @@ fn quantile(times: &[f64], hundredths: usize) -> Option<f64> {
 
 impl fmt::Display for Moves {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let time = |hundredths| quantile(&self.times, hundredths).unwrap_or(f64::NAN);
+        let time = |times: &[f64], hundredths| quantile(times, hundredths).unwrap_or(f64::NAN);
         write!(
             f,
             "{} moves, p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms; {} given up; {} pauses between",
             self.times.len(),
-            time(50),
-            time(99),
-            time(100),
-            self.count() - self.times.len(),
+            time(&self.times, 50),
+            time(&self.times, 99),
+            time(&self.times, 100),
+            self.given_up.values().sum::<usize>(),
             self.pauses
         )?;
+        for (name, Relocations { times, nothing }) in &self.relocations {
+            let (p50, longest) = (time(times, 50), time(times, 100));
+            write!(f, "\n  {} x {name}", times.len())?;
+            if !times.is_empty() {
+                write!(f, ", p50 {p50:.1} ms, longest {longest:.1} ms")?;
+            }
+            write!(f, "; {nothing} x nothing to do")?;
+        }
         self.given_up.iter().try_for_each(|(cause, count)| write!(f, "\n  {count} x {cause}"))
     }
 }
@@ -129,24 +133,40 @@ impl fmt::Display for Moves {
 pub(crate) struct During {
     /// A move has ended.
     pub(crate) begun: AtomicBool,
+    /// Tests that the guest has done.
+    pub(crate) tests: AtomicUsize,
     /// The VM has ended.
     pub(crate) over: AtomicBool,
 }
 
-/// Moves the vCPUs of one VM.
+/// Moves the parts of one VM.
 #[derive(Debug)]
 pub(crate) struct Mover<'a> {
     scenario: Scenario<'a>,
     plan: Plan,
     pub(crate) moves: Moves,
+    /// What the end of the VM does not explain.
+    pub(crate) problems: Vec<String>,
     /// Whether there are pauses and rests between moves.
     rests: bool,
+    /// Tests after which a slice leaves.
+    leave_after: Option<usize>,
+    /// Those of the VM, if a slice may leave.
+    companions: &'a [Companion],
 }
 
 impl<'a> Mover<'a> {
+    /// One that moves vCPUs, and nothing more.
     pub(crate) fn new(scenario: &Scenario<'a>, seed: u64) -> Self {
-        let plan = Plan::new(seed, scenario.layout.vcpus());
-        Self { scenario: *scenario, plan, moves: Moves::default(), rests: true }
+        Self {
+            scenario: *scenario,
+            plan: Plan::new(seed, scenario.layout.vcpus()),
+            moves: Moves::default(),
+            problems: Vec::new(),
+            rests: true,
+            leave_after: None,
+            companions: &[],
+        }
     }
 
     /// One with nothing between moves, so that one goes on most of the time.
@@ -154,24 +174,30 @@ impl<'a> Mover<'a> {
         Self { rests: false, ..self }
     }
 
+    /// One that also drains slices, spreads and consolidates.
+    pub(crate) fn with_relocations(mut self) -> Self {
+        self.plan.relocates = true;
+        self
+    }
+
+    /// One that, in some VMs, has a slice leave once the guest has done the most of its tests.
+    pub(crate) fn with_leaver(mut self, companions: &'a [Companion], tests: usize) -> Self {
+        self.leave_after = self.plan.leave_after(tests);
+        Self { companions, ..self }
+    }
+
+    /// Whether a slice of this VM is to leave once no more moves are wanted.
+    pub(crate) fn may_leave(&mut self) -> bool {
+        self.plan.leave_after(1).is_some()
+    }
+
     /// One move, a pause now and then, and a rest.
     pub(crate) fn step(&mut self) -> Result<()> {
-        let Step { vcpu, to, pause, rest } = self.plan.draw();
-        let what = format!("move of vcpu{vcpu} from slice{} to slice{to}", self.plan.places[vcpu]);
-        let words = ["move", &vcpu.to_string(), &to.to_string()];
-        let said = match self.ask(&words).context(what.clone())? {
-            Ok(milliseconds) => {
-                self.moves.times.push(milliseconds);
-                self.plan.places[vcpu] = to;
-                format!("{milliseconds:.1} ms")
-            }
-            Err(cause) => {
-                let said = format!("given up: {cause}");
-                *self.moves.given_up.entry(cause).or_default() += 1;
-                said
-            }
+        let Some(Step { act, pause, rest }) = self.plan.draw() else {
+            thread::sleep(POLL);
+            return Ok(());
         };
-        self.scenario.progress.say(&format!("{what}: {said}"));
+        self.act(act)?;
         if !self.rests {
             return Ok(());
         }
@@ -182,11 +208,76 @@ impl<'a> Mover<'a> {
         Ok(())
     }
 
+    fn act(&mut self, act: Act) -> Result<()> {
+        let Act::Move { vcpu, to } = act else {
+            let (name, what, words) = match act {
+                Act::Drain(slice) => {
+                    let words = vec!["drain".to_owned(), slice.to_string(), "--stay".to_owned()];
+                    ("drain", format!("drain of slice{slice}"), words)
+                }
+                Act::Consolidate => {
+                    let words = ["consolidate", "--stay"].map(str::to_owned).to_vec();
+                    ("consolidate", "consolidation".to_owned(), words)
+                }
+                _ => ("spread", "spread".to_owned(), vec!["spread".to_owned()]),
+            };
+            return self.relocate(name, &what, &words).map(drop);
+        };
+        let what = format!("move of vcpu{vcpu} from slice{} to slice{to}", self.plan.places[vcpu]);
+        let said = self.scenario.ask_vm(&["move", &vcpu.to_string(), &to.to_string()])?;
+        if matches!(said, Said::Took(_)) {
+            self.plan.places[vcpu] = to;
+        }
+        let said = self.moves.note(None, said);
+        self.scenario.progress.say(&format!("{what}: {said}"));
+        Ok(())
+    }
+
+    /// Something that is about more than one vCPU; whether it was done.
+    fn relocate(&mut self, name: &'static str, what: &str, words: &[String]) -> Result<bool> {
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let said = self.scenario.ask_vm(&words)?;
+        let done = matches!(said, Said::Took(_));
+        let said = self.moves.note(Some(name), said);
+        let places = self.scenario.places()?;
+        self.plan.learn(&places);
+        let each = places.iter().map(|of| format!("slice{} {:?}", of.slice, of.vcpus));
+        let each = each.collect::<Vec<_>>().join(", ");
+        self.scenario.progress.say(&format!("{what}: {said}; vCPUs: {each}"));
+        Ok(done)
+    }
+
+    /// A slice leaves: its process ends well, and the VM goes on without it.
+    pub(crate) fn leave(&mut self, companions: &[Companion]) -> Result<()> {
+        let slice = self.plan.companion();
+        let words = ["drain".to_owned(), slice.to_string()];
+        if !self.relocate("leave", &format!("slice{slice} leaves"), &words)? {
+            return Ok(());
+        }
+        if self.plan.has(slice) {
+            self.problems.push(format!("slice{slice} has left, and is a member"));
+        }
+        let companion = companions.get(slice - 1).context("a companion for each slice")?;
+        let ended = companion.wait(LEAVE_LIMIT).and_then(|status| {
+            let last = companion.last_words();
+            ensure!(status == ExitStatus::Code(0), "it ended with {status}: {last}");
+            Ok(())
+        });
+        if let Err(error) = ended {
+            self.problems.push(format!("slice{slice} has left: {error:#}"));
+        }
+        Ok(())
+    }
+
     /// Moves from before the guest runs until the VM is over. An error that the end of the VM explains is none.
     pub(crate) fn beside(&mut self, during: &During) -> Result<()> {
         let is_over = || during.over.load(Ordering::SeqCst);
         while !is_over() {
-            let result = self.step();
+            let tests = during.tests.load(Ordering::SeqCst);
+            let result = match self.leave_after.take_if(|after| tests > *after) {
+                Some(_) => self.leave(self.companions),
+                None => self.step(),
+            };
             let begun = self.moves.count() > 0;
             during.begun.store(begun, Ordering::SeqCst);
             let Err(error) = result else { continue };
@@ -202,80 +293,21 @@ impl<'a> Mover<'a> {
     }
 
     fn pause(&mut self, time: Duration) -> Result<()> {
-        let done = |said: Result<f64, String>| said.map_err(anyhow::Error::msg);
-        done(self.ask(&["pause"])?).context("pause")?;
+        let done = |said: Said| {
+            ensure!(matches!(said, Said::Took(_)), "it was not done: {said:?}");
+            Ok(())
+        };
+        done(self.scenario.ask_vm(&["pause"])?)?;
         thread::sleep(time);
-        done(self.ask(&["resume"])?).context("resume")?;
+        done(self.scenario.ask_vm(&["resume"])?)?;
         self.moves.pauses += 1;
         Ok(())
-    }
-
-    /// `tessera vm WORDS` on the host of the bootstrap slice: how long it took there, or why it was given up.
-    fn ask(&self, words: &[&str]) -> Result<Result<f64, String>> {
-        let first = self.scenario.lab.host(HostNumber::new(1)?)?;
-        let (program, control) = (self.scenario.program()?, self.scenario.control(first.number()));
-        let words = [&[&program, "vm"], words, &["--control", &control, "--json"]].concat();
-        let (status, lines) = first.run(&Command::new(words), LIMIT)?;
-        let of = |stream| {
-            let lines = lines.iter().filter(|line| line.stream == stream);
-            lines.map(|line| line.text.trim()).collect::<Vec<_>>().join(" ")
-        };
-        let said = if status.success() { of(Stream::Out) } else { of(Stream::Error) };
-        read(status.success(), &said).with_context(|| format!("it ended with {status}"))
-    }
-}
-
-/// What a command has said: how long it took in milliseconds, or why a move was given up. Anything else is an error.
-fn read(is_done: bool, said: &str) -> Result<Result<f64, String>> {
-    if is_done {
-        let answer: Value = serde_json::from_str(said).context("read what it says")?;
-        let took = answer["milliseconds"].as_f64();
-        return Ok(Ok(took.context("it does not say how long it took")?));
-    }
-    match said.split_once(GIVEN_UP) {
-        Some((_, cause)) if !cause.is_empty() => Ok(Err(cause.to_owned())),
-        _ => bail!("{said}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn moves_go_elsewhere_to_each_slice_and_repeat_with_the_seed() {
-        let drawn = |seed| {
-            let mut plan = Plan::new(seed, [2, 1, 0].into_iter());
-            assert_eq!((plan.slices, &plan.places[..]), (3, &[0, 0, 1][..]));
-            let steps = (0..200).map(|_| {
-                let step = plan.draw();
-                assert_ne!(plan.places[step.vcpu], step.to);
-                plan.places[step.vcpu] = step.to;
-                step
-            });
-            steps.collect::<Vec<_>>()
-        };
-        let steps = drawn(7);
-        for vcpu in 0..3 {
-            for to in 0..3 {
-                assert!(steps.iter().any(|step| (step.vcpu, step.to) == (vcpu, to)));
-            }
-        }
-        assert!(steps.iter().any(|step| step.pause.is_some()));
-        assert_eq!(steps, drawn(7));
-        assert_ne!(steps, drawn(8));
-    }
-
-    #[test]
-    fn move_is_done_or_given_up_with_a_cause() {
-        assert_eq!(read(true, r#"{"moved":true,"milliseconds":7.5}"#).unwrap(), Ok(7.5));
-        assert!(read(true, r#"{"moved":true}"#).is_err());
-        let given_up = format!("tessera: refused: {GIVEN_UP}slice1: it waits");
-        assert_eq!(read(false, &given_up).unwrap(), Err("slice1: it waits".to_owned()));
-        for other in [GIVEN_UP, "tessera: the VM is over, or has not begun", ""] {
-            assert!(read(false, other).is_err(), "{other}");
-        }
-    }
 
     #[test]
     fn quantiles_are_times_that_were_seen() {
@@ -290,11 +322,21 @@ mod tests {
 
     #[test]
     fn all_moves_and_causes_are_told() {
-        let given_up = |count| BTreeMap::from([("it waits".to_owned(), count)]);
-        let mut moves = Moves { times: vec![3.0], given_up: given_up(1), pauses: 1 };
-        moves.add(Moves { times: vec![1.0], given_up: given_up(2), pauses: 0 });
-        assert_eq!(moves.count(), 5);
-        let told = "2 moves, p50 1.0 ms, p99 3.0 ms, longest 3.0 ms; 3 given up; 1 pauses between\n  3 x it waits";
+        let mut moves = Moves { pauses: 1, ..Moves::default() };
+        let cause = || Said::GivenUp("it waits".to_owned());
+        assert_eq!(moves.note(None, Said::Took(3.0)), "3.0 ms");
+        assert_eq!(moves.note(None, cause()), "given up: it waits");
+        moves.note(Some("drain"), Said::Took(70.0));
+        let mut others = Moves::default();
+        others.note(None, Said::Took(1.0));
+        others.note(Some("drain"), Said::Took(80.0));
+        others.note(Some("drain"), cause());
+        others.note(Some("spread"), Said::Nothing("all is even".to_owned()));
+        moves.add(others);
+        assert_eq!(moves.count(), 7);
+        let told = "2 moves, p50 1.0 ms, p99 3.0 ms, longest 3.0 ms; 2 given up; 1 pauses between\n  \
+                    2 x drain, p50 70.0 ms, longest 80.0 ms; 0 x nothing to do\n  \
+                    0 x spread; 1 x nothing to do\n  2 x it waits";
         assert_eq!(moves.to_string(), told);
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod judge;
 pub(crate) mod layout;
 mod options;
 pub(crate) mod prepare;
+pub(crate) mod relocate;
 pub(crate) mod scenario;
 pub(crate) mod summary;
 

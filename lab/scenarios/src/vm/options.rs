@@ -147,6 +147,21 @@ impl VmOptions {
         self.memory.map_or_else(|| MEMORY_MIB.div_ceil(2 * slices) * 2, |memory| memory / slices)
     }
 
+    /// Has each host offer as many CPUs and as much memory as the whole VM has, unless the command line says what the first
+    /// one offers. An emulated host has fewer CPUs; that is slow then, and no more.
+    pub(crate) fn offer_all(&mut self, layout: &Layout) {
+        if self.bootstrap.iter().any(|word| word.starts_with("--offer-")) {
+            return;
+        }
+        let slices = u32::try_from(layout.slices()).unwrap_or(u32::MAX);
+        let memory = self.share(layout.slices()).saturating_mul(slices);
+        let cpus = layout.all().to_string();
+        let words =
+            ["--offer-cpus".to_owned(), cpus, "--offer-memory".to_owned(), format!("{memory}M")];
+        self.bootstrap.extend(words.clone());
+        self.companion.extend(words);
+    }
+
     /// Most seconds the VM may run.
     pub(crate) fn timeout(&self) -> u64 {
         self.timeout.unwrap_or(TIMEOUT)

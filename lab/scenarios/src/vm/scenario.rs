@@ -52,16 +52,26 @@ impl Scenario<'_> {
     /// Runs the VM to its end.
     pub(crate) fn run(&self) -> Result<Outcome> {
         let companions = self.start_companions()?;
+        let outcome = self.run_beside(&mut |_| {})?;
+        self.end(outcome, companions)
+    }
+
+    /// Runs the bootstrap slice to its end beside companions that are there. `see` hears of what the guest says.
+    pub(crate) fn run_beside(&self, see: &mut dyn FnMut(&GuestReport)) -> Result<Outcome> {
         let start = Instant::now();
         let mut bootstrap = self.start_bootstrap()?;
-        let mut outcome = self.watch(&mut bootstrap, start)?;
-        drop(bootstrap);
+        let mut outcome = self.watch(&mut bootstrap, start, see)?;
+        outcome.seconds = start.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// Ends the companions of a VM that is over, and judges it.
+    pub(crate) fn end(&self, mut outcome: Outcome, companions: Vec<Companion>) -> Result<Outcome> {
         for companion in companions {
             companion.finish(&mut outcome.problems);
         }
-        outcome.seconds = start.elapsed().as_secs_f64();
         outcome.report = self.read_report(&mut outcome.problems)?;
-        outcome.judge(self.layout.all(), self.options.strict());
+        outcome.judge((self.layout.slices(), self.layout.all()), self.options.strict());
         Ok(outcome)
     }
 
@@ -144,7 +154,12 @@ impl Scenario<'_> {
     }
 
     /// Reads the bootstrap slice's output until it ends.
-    fn watch(&self, bootstrap: &mut RemoteProcess, start: Instant) -> Result<Outcome> {
+    fn watch(
+        &self,
+        bootstrap: &mut RemoteProcess,
+        start: Instant,
+        see: &mut dyn FnMut(&GuestReport),
+    ) -> Result<Outcome> {
         let until = start + Duration::from_secs(self.options.timeout()) + OVERTIME;
         let mut guest = GuestReport::default();
         let (mut boot_seconds, mut tail, mut problems) = (None, Vec::new(), Vec::new());
@@ -162,6 +177,7 @@ impl Scenario<'_> {
             };
             if line.stream == Stream::Out && guest.take(&line.text) {
                 boot_seconds.get_or_insert_with(|| start.elapsed().as_secs_f64());
+                see(&guest);
             }
             let mark = if line.stream == Stream::Out { "console" } else { "tessera" };
             let shown = format!("host 1 {mark}: {}", printable(&line.text));

@@ -72,17 +72,24 @@ fn slices(scenario: &Scenario<'_>, report: Option<&Value>) -> Vec<Value> {
     places
         .enumerate()
         .map(|(index, (address, vcpus))| {
-            let known = reported.and_then(|slices| slices.get(index)).and_then(Value::as_object);
+            let known = reported.and_then(|slices| of(slices, index)).and_then(Value::as_object);
             let mut slice = known.cloned().unwrap_or_default();
             slice.insert("address".to_owned(), address.to_string().into());
             slice.entry("host").or_insert_with(|| address.to_string().into());
             let own: Vec<_> = (next..next + vcpus).collect();
             next += vcpus;
+            let has_left = reported.is_some() && known.is_none();
+            let (own, memory) = if has_left { (Vec::new(), 0) } else { (own, scenario.share()) };
             slice.entry("vcpus").or_insert_with(|| own.into());
-            slice.entry("memory_mib").or_insert_with(|| scenario.share().into());
+            slice.entry("memory_mib").or_insert_with(|| memory.into());
             Value::Object(slice)
         })
         .collect()
+}
+
+/// What is reported of a slice; nothing of one that has left before the end.
+fn of(reported: &[Value], slice: usize) -> Option<&Value> {
+    reported.iter().find(|of| of["slice"].as_u64() == u64::try_from(slice).ok())
 }
 
 /// A row for each slice.
@@ -178,6 +185,12 @@ mod tests {
 
         assert_eq!(line, "page contents: 5 copies by processors, 70 pages written by adapters\n");
         assert_eq!(moves_line(&serde_json::json!({"slices": [{}]})), None);
+    }
+
+    #[test]
+    fn slices_are_known_by_their_numbers_when_one_has_left() {
+        let reported = [json!({"slice": 0}), json!({"slice": 2})];
+        assert_eq!([0, 1, 2].map(|slice| of(&reported, slice).is_some()), [true, false, true]);
     }
 
     #[test]
