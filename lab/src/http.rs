@@ -97,7 +97,7 @@ pub struct Latency {
 }
 
 /// An agent that keeps one connection and talks to nobody but the server.
-fn agent(limit: Duration) -> Agent {
+pub(crate) fn agent(limit: Duration) -> Agent {
     Agent::config_builder()
         .proxy(None)
         .timeout_global(Some(limit))
@@ -137,7 +137,7 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn microseconds(time: Duration) -> u64 {
+pub(crate) fn microseconds(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -260,7 +260,8 @@ impl Load {
         }
     }
 
-    fn one(&self, agent: &Agent, length: u64) -> Result<()> {
+    /// One request, whose answer must have so many bytes.
+    pub(crate) fn one(&self, agent: &Agent, length: u64) -> Result<()> {
         let mut answer = agent.get(&self.url).call()?;
         let status = answer.status();
         let bytes = pour(&mut answer.body_mut().as_reader().take(MAX_BODY), |_| {})?;

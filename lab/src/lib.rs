@@ -33,6 +33,7 @@ mod guest;
 mod host_number;
 mod hosts;
 pub mod http;
+pub mod http_seconds;
 pub mod http_server;
 mod initrd;
 mod kernel;

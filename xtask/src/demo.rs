@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::Args;
 use scenarios::Progress;
+use scenarios::demo::consolidate::Consolidate;
 use scenarios::demo::{Demo, record};
 use scenarios::vm::{Interrupts, VmOptions};
 
@@ -26,6 +27,13 @@ pub(crate) struct DemoOptions {
     /// Boot a whole Debian system from a disk, with a network, and look at it over HTTP and ssh
     #[arg(long)]
     distro: bool,
+    /// Drain that system to one of two hosts and spread it again, under load, until its second slice leaves; with --distro
+    /// or without
+    #[arg(long, conflicts_with_all = ["keep", "keep_disk"])]
+    consolidate: bool,
+    /// With --consolidate: write a picture of latency, vCPUs, faults and free CPUs over time (SVG) into this file
+    #[arg(long, value_name = "FILE", requires = "consolidate")]
+    svg: Option<PathBuf>,
     /// With --distro: keep what the guest writes in a qcow2 file in the lab's folder
     #[arg(long, requires = "distro")]
     keep_disk: bool,
@@ -38,6 +46,9 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
     if let Some(file) = &options.record {
         return record::run(file);
     }
-    let DemoOptions { vm, interrupts, report, keep, distro, keep_disk, .. } = options.clone();
-    Demo { vm, interrupts, report, keep, distro, keep_disk }.run(&Arc::new(Progress::new()))
+    let DemoOptions { vm, interrupts, report, keep, distro, keep_disk, svg, .. } = options.clone();
+    let consolidate = options.consolidate.then_some(Consolidate { svg });
+    let distro = distro || consolidate.is_some();
+    Demo { vm, interrupts, report, keep, distro, consolidate, keep_disk }
+        .run(&Arc::new(Progress::new()))
 }

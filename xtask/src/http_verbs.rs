@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
 use lab::http::{self, Load};
+use lab::http_seconds::SecondsLoad;
 use lab::http_server::Server;
 
 #[derive(Subcommand)]
@@ -16,6 +17,8 @@ pub(crate) enum HttpVerb {
     /// Ask for one object again and again over some connections, each one request at a time: requests
     /// for each second, latencies
     Load(LoadOptions),
+    /// The same load until killed: what came in each second, a line each
+    Seconds(SecondsOptions),
     /// Serve the objects of the guest's web server, from memory, until killed
     Serve(ServeOptions),
 }
@@ -49,6 +52,18 @@ pub(crate) struct LoadOptions {
 }
 
 #[derive(Args)]
+pub(crate) struct SecondsOptions {
+    /// The object
+    url: String,
+    /// Connections
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// Most seconds for one request
+    #[arg(long, default_value_t = 60.0)]
+    limit: f64,
+}
+
+#[derive(Args)]
 pub(crate) struct ServeOptions {
     /// Where to listen
     address: SocketAddr,
@@ -71,6 +86,17 @@ pub(crate) fn run(verb: HttpVerb) -> Result<ExitCode> {
                 limit: seconds(options.limit)?,
             };
             println!("{}", serde_json::to_string(&load.run()?)?);
+        }
+        HttpVerb::Seconds(options) => {
+            let load = SecondsLoad {
+                url: options.url,
+                connections: options.connections,
+                limit: seconds(options.limit)?,
+            };
+            load.run(|second| {
+                println!("{}", serde_json::to_string(second)?);
+                Ok(true)
+            })?;
         }
         HttpVerb::Serve(options) => {
             let server = Server::listen(options.address)?;

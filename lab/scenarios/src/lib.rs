@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`vm`] | one VM over several hosts: options, slices, the guest's words, what is wrong with a run | |
 //! | [`distro`] | a whole Debian system as guest | `vm` |
-//! | [`demo`] | a VM that is shown to a person | `vm`, `distro` |
+//! | [`demo`] | a VM that is shown to a person | `vm`, `distro`, `soak` |
 //! | [`judge`] | the disks of a killed guest | |
 //! | [`soak`] | the same again and again: boots, and deaths at random moments | `vm`, `judge` |
 //! | [`chaos`] | bad things drawn from a seed | `vm`, `soak` |

@@ -1,5 +1,6 @@
 //! An unmodified Debian kernel as one VM over several hosts, shown to a person.
 
+pub mod consolidate;
 pub mod record;
 mod svg;
 mod vsock_echo;
@@ -15,6 +16,7 @@ use anyhow::{Context, Result};
 use lab::Lab;
 use serde_json::Value;
 
+use crate::demo::consolidate::Consolidate;
 use crate::distro::visit;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
@@ -36,6 +38,8 @@ pub struct Demo {
     pub keep: bool,
     /// Boot a whole Debian system from a disk instead of the guest's tests.
     pub distro: bool,
+    /// Drain this system to one host and spread it again, under load.
+    pub consolidate: Option<Consolidate>,
     /// Keep what that system writes in a qcow2 file in the lab's folder.
     pub keep_disk: bool,
 }
@@ -46,6 +50,9 @@ impl Demo {
     /// # Errors
     /// Something that is needed is missing, or hosts do not come up; a VM that fails is no error.
     pub fn run(mut self, progress: &Arc<Progress>) -> Result<ExitCode> {
+        if self.consolidate.is_some() {
+            consolidate::prepare(&mut self.vm)?;
+        }
         if self.distro {
             self.vm.timeout.get_or_insert(distro::TIMEOUT);
         }
@@ -97,9 +104,15 @@ impl Demo {
             loud: true,
         };
         if let Some(distro) = &prepared.distro {
-            let shown = visit::run(&scenario, distro, self.keep)?;
+            let (shown, report) = if let Some(wanted) = &self.consolidate {
+                consolidate::run(&scenario, distro, wanted)?
+            } else {
+                let shown = visit::run(&scenario, distro, self.keep)?;
+                let report = shown.json(&scenario);
+                (shown, report)
+            };
             println!("\n{}", shown.table(&scenario));
-            self.write_report(&shown.json(&scenario), progress)?;
+            self.write_report(&report, progress)?;
             return Ok(shown.problems.is_empty());
         }
         let outcome = scenario.run()?;

@@ -2,6 +2,7 @@
 
 pub mod boot;
 pub(crate) mod clocks;
+pub(crate) mod compute;
 pub mod device;
 pub(crate) mod disks;
 pub mod guest;
@@ -15,3 +16,4 @@ mod move_plan;
 pub(crate) mod moves;
 pub mod pause;
 pub(crate) mod rig;
+pub(crate) mod verify;
