@@ -2,7 +2,8 @@
 
 use std::env;
 
-const SCRIPTS: [(&str, &str); 2] = [("microguest", "link.ld"), ("mover", "src/mover/link.ld")];
+const SCRIPTS: [(&str, &str); 3] =
+    [("microguest", "link.ld"), ("mover", "src/mover/link.ld"), ("loads", "src/mover/link.ld")];
 
 fn main() {
     for (_, script) in SCRIPTS {

@@ -262,10 +262,10 @@ pml4: .quad pdpt + 0x67
 .balign 4096
 pdpt: .quad directory + 0x67
 .balign 4096
-# 32 MiB for user mode, and all bits set that a processor would set.
+# 512 MiB for user mode, and all bits set that a processor would set.
 directory:
 .set number, 0
-.rept 16
+.rept 256
     .quad number * 0x200000 + 0xe7
     .set number, number + 1
 .endr

@@ -13,12 +13,15 @@
 #![expect(unsafe_code, reason = "the whole software of a guest")]
 // UNSAFETY: addresses are fixed here, and a vCPU writes no other's page but by atomic operations.
 
+#[path = "../booted.rs"]
+mod booted;
 #[path = "../calls.rs"]
 mod calls;
 
-use core::arch::{asm, global_asm, x86_64::__cpuid_count, x86_64::_rdtsc, x86_64::_xgetbv};
+use booted::{call, now, number, port, put, read_port, rest, word, write_msr};
+use core::arch::{global_asm, x86_64::__cpuid_count, x86_64::_xgetbv};
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
 
 global_asm!(include_str!("boot.s"));
 global_asm!(include_str!("spin.s"));
@@ -62,7 +65,6 @@ const LOST: u64 = 5_000_000_000;
 const DEADLINE: u32 = 0x6e0;
 const ICR: u32 = 0x830;
 const VECTOR: u64 = 0x51;
-const SERIAL: u16 = 0x3f8;
 const PM1_STATUS: u16 = 0x601;
 const PM1_ENABLE: u16 = 0x603;
 const PM1_CONTROL: u16 = 0x605;
@@ -110,16 +112,6 @@ struct Found {
     level: u64,
 }
 
-fn now() -> u64 {
-    // SAFETY: user code may read the counter.
-    unsafe { _rdtsc() }
-}
-
-fn word(at: u64) -> &'static AtomicU64 {
-    // SAFETY: all addresses here are those of mapped words.
-    unsafe { &*core::ptr::with_exposed_provenance::<AtomicU64>(at as usize) }
-}
-
 fn get(at: u64) -> u64 {
     word(at).load(SeqCst)
 }
@@ -128,43 +120,12 @@ fn set(at: u64, value: u64) {
     word(at).store(value, SeqCst);
 }
 
-/// A system call of `boot.s`; what it gives.
-fn call(kind: u64, index: u32, value: u64) -> u64 {
-    let given;
-    // SAFETY: the kernel writes a register, uses a port, or writes five words at `value`.
-    unsafe {
-        asm!("ud2", inout("rax") kind => given, in("edi") index, in("rsi") value);
-    }
-    given
-}
-
-fn write_msr(index: u32, value: u64) {
-    call(0, index, value);
-}
-
-fn port(number: u16, value: u8) {
-    call(2, number.into(), value.into());
-}
-
 fn status() -> u64 {
-    call(3, PM1_STATUS.into(), 0)
-}
-
-fn put(byte: u8) {
-    port(SERIAL, byte);
+    read_port(PM1_STATUS)
 }
 
 fn text(text: &str) {
     text.bytes().for_each(put);
-}
-
-fn number(value: u64) {
-    put(b' ');
-    let digits = (16 - value.leading_zeros() / 4).max(1);
-    for digit in (0..digits).rev() {
-        let digit = (value >> (4 * digit) & 15) as u8;
-        put(if digit < 10 { b'0' + digit } else { b'a' - 10 + digit });
-    }
 }
 
 fn line(letter: u8, numbers: &[u64], name: &str) {
@@ -260,12 +221,6 @@ fn tell(rounds: u64) -> ! {
     text("X\n");
     port(PM1_CONTROL, 0x34);
     rest()
-}
-
-fn rest() -> ! {
-    loop {
-        core::hint::spin_loop();
-    }
 }
 
 /// 0 with SSE only, 1 with AVX, 2 with AVX-512 (SDM vol. 1, "Detection of AVX Instructions", "of 512-bit Instructions").
