@@ -26,8 +26,8 @@ pub(crate) trait Carrier: Send {
     fn location(&self) -> &str;
     /// Puts the peer's descriptors into `epoll`, with tokens `base..base + TOKENS`.
     fn register(&self, epoll: &Epoll, base: u64) -> io::Result<()>;
-    /// Takes them out again.
-    fn deregister(&self, epoll: &Epoll);
+    /// Takes them out again: the peer is lost. What it has exposed is let go of.
+    fn deregister(&mut self, epoll: &Epoll);
     /// Explains an event on token `base + offset`.
     fn wakeup(&mut self, offset: u64, events: EventSet) -> Wakeup;
     /// Reads what is there: `WouldBlock` when nothing is, `Ok(0)` at the end of the stream.

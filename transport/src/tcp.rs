@@ -48,7 +48,7 @@ impl Carrier for TcpCarrier {
         Ok(())
     }
 
-    fn deregister(&self, epoll: &Epoll) {
+    fn deregister(&mut self, epoll: &Epoll) {
         for stream in &self.streams {
             // It fails only when the descriptor is not in, and that is the aim.
             let _ = epoll.ctl(ControlOperation::Delete, stream.as_raw_fd(), EpollEvent::default());

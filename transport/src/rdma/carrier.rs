@@ -257,7 +257,7 @@ impl Carrier for RdmaCarrier {
         Ok(())
     }
 
-    fn deregister(&self, epoll: &Epoll) {
+    fn deregister(&mut self, epoll: &Epoll) {
         for (_, fd, _) in self.descriptors() {
             // It fails only when the descriptor is not in, and that is the aim.
             let _ = epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());

@@ -65,13 +65,14 @@ impl Carrier for ShmCarrier {
         watch(epoll, add(), self.life.as_raw_fd(), events, base + OFFSET_LIFE)
     }
 
-    fn deregister(&self, epoll: &Epoll) {
+    fn deregister(&mut self, epoll: &Epoll) {
         for fd in [self.own_bell.as_raw_fd(), self.life.as_raw_fd()] {
             // It fails only when the descriptor is not in, and that is the aim.
             let _ = epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
         }
         // The peer must learn that it is given up, although the carrier lives on.
         let _ = self.life.shutdown(Shutdown::Both);
+        self.files.let_go();
     }
 
     fn wakeup(&mut self, offset: u64, _events: EventSet) -> Wakeup {

@@ -53,6 +53,11 @@ impl SharedFiles {
         Ok(())
     }
 
+    /// The peer is gone: an open file would keep all its memory.
+    pub(super) fn let_go(&mut self) {
+        self.peer = None;
+    }
+
     /// Whether pages can be written into the peer's memory: both have the same.
     pub(super) fn has_remote_write(&self) -> bool {
         let bytes = |own: &PageMemory| u64::try_from(own.bytes()).ok();
@@ -100,6 +105,7 @@ mod tests {
     use crate::config::Config;
     use crate::testing::{PAGE, PAGES, file, fill_page, memory, memory_in, page_of};
     use crate::traits::{Class, Event, SendError, Transport};
+    use std::os::unix::fs::MetadataExt;
     use std::time::{Duration, Instant};
     use wire::SliceId;
 
@@ -166,6 +172,31 @@ mod tests {
         let no_file =
             unsafe { PageMemory::new(exposed.start(), exposed.bytes(), std::sync::Arc::new(())) };
         assert!(!a.expose(&no_file) && a.expose(&exposed) && !a.expose(&exposed));
+    }
+
+    /// How often this process has a file open.
+    fn opened(file: &File) -> usize {
+        let inode = file.metadata().unwrap().ino();
+        let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        paths.filter(|path| std::fs::metadata(path).is_ok_and(|it| it.ino() == inode)).count()
+    }
+
+    #[test]
+    fn memory_of_a_peer_that_is_gone_is_let_go_of() {
+        let [mut a, mut b] = pair();
+        let theirs = file(PAGES * PAGE, FIXED);
+        let theirs_mapped = memory_in(&theirs);
+        let before = opened(&theirs);
+        assert!(a.expose(&memory()) && b.expose(&theirs_mapped));
+        assert_eq!(settle(&mut a), None);
+        assert_eq!((a.has_remote_write(B), opened(&theirs)), (true, before + 1));
+        drop(b);
+        let mut is_lost = false;
+        while !is_lost {
+            a.poll(4, &mut |event| is_lost |= matches!(event, Event::Lost { .. }));
+        }
+        assert_eq!((a.has_remote_write(B), opened(&theirs)), (false, before));
     }
 
     #[test]
