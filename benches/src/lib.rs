@@ -10,6 +10,7 @@
 //! ```
 
 pub mod carrier;
+pub mod child;
 pub mod cluster;
 pub mod delegated;
 pub mod echo;
@@ -25,6 +26,7 @@ pub mod placement;
 pub mod plan;
 pub mod pool;
 pub mod raw;
+pub mod real_vm;
 pub mod sampled_vcpus;
 pub mod samples;
 pub mod slice;

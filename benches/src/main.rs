@@ -1,13 +1,13 @@
 //! `tessera-bench`: runs one experiment and writes what it found. `./x bench NAME` builds and starts
 //! it.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Parser;
 use dsm::Mechanism;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tessera_benches::experiments::ablation::{self, Choice};
-use tessera_benches::experiments::{self, Setting};
+use tessera_benches::experiments::{self, Setting, solo};
 
 #[derive(Debug, Parser)]
 #[command(about = "Runs an experiment on this machine's KVM")]
@@ -17,6 +17,9 @@ struct Arguments {
     /// Fewer rounds
     #[arg(long)]
     quick: bool,
+    /// For solo: with a VM whose other slice was drained
+    #[arg(long)]
+    after_drain: bool,
     /// The microguest's image
     #[arg(long, value_name = "FILE")]
     image: PathBuf,
@@ -34,8 +37,9 @@ struct Arguments {
     row: Vec<String>,
 }
 
-/// The experiment that is no fixed one.
+/// The experiment that is no fixed one, and the one that has two forms.
 const ABLATION: &str = "ablation";
+const SOLO: &str = "solo";
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
@@ -43,6 +47,9 @@ fn main() -> Result<ExitCode> {
     let outcome = if arguments.name == ABLATION {
         let (mechanisms, rows) = (arguments.mechanism, arguments.row);
         ablation::run(setting, &Choice { pairs: arguments.pairs, mechanisms, rows })?
+    } else if arguments.after_drain {
+        ensure!(arguments.name == SOLO, "--after-drain is for {SOLO}");
+        solo::after_drain::run(setting)?
     } else {
         experiments::run(&arguments.name, setting)?
     };

@@ -108,6 +108,9 @@ fn experiment(root: &Path, name: &str, options: &BenchOptions) -> Result<ExitCod
     if options.quick {
         program.arg("--quick");
     }
+    if options.after_drain {
+        program.arg("--after-drain");
+    }
     if name == ABLATION {
         let pairs = options.rounds.map(|rounds| ["--pairs".to_owned(), rounds.to_string()]);
         program.args(pairs.into_iter().flatten());

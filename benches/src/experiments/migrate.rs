@@ -14,6 +14,7 @@ mod vm;
 
 use super::{Setting, cycles_per_ns};
 use crate::carrier::Carrier;
+use crate::real_vm::Companion;
 use crate::samples::Samples;
 use anyhow::{Context, Result, ensure};
 use gaps::{Story, windows};
@@ -22,10 +23,10 @@ use outcome::{Bar, Outcome, Row};
 use std::thread::sleep;
 use std::time::Duration;
 use transport::CarrierKind;
-use vm::{Companion, Told, Vm};
+use vm::{Told, Vm};
 use vmm::interrupts::InterruptBackEnd;
 use vmm::machine::{HandoverTimes, Spent};
-use vmm::slice::{Interrupts, RunReport};
+use vmm::slice::{Interrupts, Memory, RunReport};
 
 /// The interruption may last so many times the floor; what is aimed at is less.
 const BOUND: f64 = 1.5;
@@ -93,7 +94,8 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         Plan { moves: 1000, control: Duration::from_secs(3) }
     };
     // All of them while there is one thread.
-    let companions = SETUPS.iter().map(|_| Companion::fork()).collect::<Result<Vec<_>>>()?;
+    let companions =
+        SETUPS.iter().map(|_| Companion::fork(Memory::Memfd)).collect::<Result<Vec<_>>>()?;
     let guest = setting.image.with_file_name("mover");
     ensure!(guest.exists(), "no guest {}: it is built with the microguest", guest.display());
     let mut outcome = Outcome::new("migrate");

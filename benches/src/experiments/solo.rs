@@ -2,6 +2,7 @@
 //! slice that only listens. Against the same guest on the same kind of memory without any engine, for
 //! each kind of memory that a user can choose. And what it costs when the second slice does ask.
 
+pub mod after_drain;
 mod page_size;
 mod sharing_starts;
 mod tracing;

@@ -48,7 +48,7 @@ const PM1_STATUS: u16 = 0x601;
 /// How much each load does: some milliseconds.
 const MULTIPLICATIONS: u64 = 5_000_000;
 const RANDOM_READS: u64 = 100_000;
-const ADDITIONS: u64 = 100_000;
+const ADDITIONS: u64 = 400_000;
 const TURNS: u64 = 20_000;
 const PORT_READS: u64 = 400;
 const INTERRUPTS: u64 = 200;

@@ -6,31 +6,19 @@
 //!      move_to, move_to, ... --control socket--> slice 0
 //!   Vm::end: power button --> the guest tells all, and powers off
 //! ```
-#![expect(unsafe_code, reason = "fork, and the end of a child with its parent")]
-// UNSAFETY: the process has one thread when it forks.
-
 use super::Setup;
-use crate::cluster;
+use crate::real_vm::{Companion, LIMIT, bootstrap_options};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use dsm::Mechanisms;
 use microguest::job::now;
 use std::fs;
 use std::io::{self, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use transport::{Credential, RdmaMemory, Secret};
-use vmm::cmdline::GuestPreset;
 use vmm::control::{Answer, Client, MoveVcpuRequest, Request};
-use vmm::slice::{
-    BootstrapOptions, ClockTest, CompanionOptions, Ending, LocalOptions, Memory, Offer, OnFull,
-    PageTables, RunReport, SliceSpec, StopHandle, VmSpec, bootstrap, companion, one_line,
-};
+use vmm::slice::{Ending, Memory, RunReport, SliceSpec, StopHandle, bootstrap, one_line};
 
-/// Patience with a loaded machine; nothing depends on its value.
-const LIMIT: Duration = Duration::from_secs(60);
 /// Memory that each slice is home of. The guest knows where the second part begins.
 const SLICE_BYTES: u64 = 16 << 20;
 /// The vCPU that moves.
@@ -65,59 +53,6 @@ impl Write for Line {
     }
 }
 
-/// Slice 1, in another process, which waits until it is called.
-#[derive(Debug)]
-pub(super) struct Companion {
-    address: SocketAddr,
-    process: libc::pid_t,
-}
-
-impl Companion {
-    /// Starts it. The process must have no other thread.
-    ///
-    /// # Errors
-    /// The operating system refuses.
-    pub(super) fn fork() -> Result<Self> {
-        cluster::alone()?;
-        // Free until a moment ago.
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let options = CompanionOptions {
-            listen: address,
-            credential: Credential::Secret(secret()?),
-            local: local(None),
-            lend: Vec::new(),
-            stop: StopHandle::new(),
-        };
-        // SAFETY: this process has one thread, so the child may do what it likes.
-        match unsafe { libc::fork() } {
-            -1 => Err(io::Error::last_os_error()).context("fork"),
-            0 => {
-                // SAFETY: plain arguments; the child ends when its parent does.
-                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-                let code = match companion(&options) {
-                    Ok(_) => 0,
-                    Err(error) => {
-                        eprintln!("slice 1: {}", one_line(&error));
-                        1
-                    }
-                };
-                // SAFETY: ends the child without what its parent would do at its end.
-                unsafe { libc::_exit(code) }
-            }
-            process => Ok(Self { address, process }),
-        }
-    }
-}
-
-impl Drop for Companion {
-    fn drop(&mut self) {
-        // SAFETY: a child of this process that nobody else waits for. One that was called has ended.
-        unsafe { libc::kill(self.process, libc::SIGKILL) };
-        // SAFETY: as above; no status wanted.
-        unsafe { libc::waitpid(self.process, std::ptr::null_mut(), 0) };
-    }
-}
-
 /// The VM, while it runs.
 #[derive(Debug)]
 pub(super) struct Vm {
@@ -146,28 +81,17 @@ impl Vm {
     /// # Errors
     /// KVM, userfaultfd or the transport refuse, or the guest does not start.
     pub(super) fn start(guest: &Path, setup: Setup, companion: Companion) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("tessera-bench-{}", companion.process));
+        let folder = std::env::temp_dir().join(format!("tessera-bench-{}", companion.child.id()));
         fs::create_dir(&folder).context("make a folder")?;
-        wait_for_listener(companion.address)?;
-        let (line, stop) = (Line::default(), StopHandle::new());
-        let options = BootstrapOptions {
-            spec: spec(setup),
-            companions: vec![companion.address],
-            secret: Some(secret()?),
-            kernel: guest.to_owned(),
-            initrd: None,
-            cmdline: String::new(),
-            guest_preset: GuestPreset::None,
-            node_distance: 40,
-            console: Box::new(line.clone()),
-            limit: None,
-            stop: stop.clone(),
-            stop_limit: LIMIT,
-            lease: Duration::from_secs(20),
-            carriers: vec![setup.kind()],
-            rdma_memory: RdmaMemory::Pool,
-            local: local(Some(folder.join("socket"))),
-        };
+        companion.wait_until_it_listens()?;
+        let line = Line::default();
+        let slices = vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2];
+        let local = (Memory::Memfd, folder.join("socket"));
+        let mut options = bootstrap_options(guest, slices, Box::new(line.clone()), local)?;
+        options.spec.interrupts = setup.interrupts;
+        options.companions = vec![companion.address];
+        options.carriers = vec![setup.kind()];
+        let stop = options.stop.clone();
         let run = move || bootstrap(options).map_err(|error| anyhow!("{}", one_line(&error)));
         let thread = Some(thread::Builder::new().name("slice0".into()).spawn(run)?);
         let mut vm = Self { line, stop, folder, thread, _companion: companion };
@@ -236,45 +160,4 @@ impl Drop for Vm {
         // A folder that stays behind is no reason to fail.
         let _ = fs::remove_dir_all(&self.folder);
     }
-}
-
-fn secret() -> Result<Secret> {
-    Ok(Secret::from_bytes(b"a secret of benchmarks, and of no use")?)
-}
-
-fn spec(setup: Setup) -> VmSpec {
-    VmSpec {
-        slices: vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2],
-        interrupts: setup.interrupts,
-        page_tables: PageTables::Auto,
-        sample: None,
-        clock_rate: 1.0,
-        timer_spacing: "off".into(),
-        hold_us: (20, 500),
-        devices: Vec::new(),
-    }
-}
-
-fn local(control: Option<PathBuf>) -> LocalOptions {
-    LocalOptions {
-        engine_core: None,
-        memory: Memory::Memfd,
-        trace: false,
-        mechanisms: Mechanisms::ALL,
-        offer: Offer { vcpus: Some(2), bytes: None },
-        control,
-        on_full: OnFull::Report,
-        clock_test: ClockTest::default(),
-        forms: None,
-    }
-}
-
-/// Waits until somebody listens there. The caller that goes again does no harm.
-fn wait_for_listener(address: SocketAddr) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    while let Err(error) = TcpStream::connect(address) {
-        ensure!(Instant::now() < end, "nobody listens at {address}: {error}");
-        thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }

@@ -10,6 +10,9 @@ pub struct BenchOptions {
     /// Fewer rounds: for a look, not for a claim
     #[arg(long)]
     pub quick: bool,
+    /// For `solo`: a VM whose other slice was drained, with one that was started on one slice
+    #[arg(long)]
+    pub after_drain: bool,
     /// For `net`, `disk`, `programs` and `ablation`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
     /// `disk` only looks whether pages of the rings travel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
