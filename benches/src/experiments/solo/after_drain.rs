@@ -168,7 +168,8 @@ impl Found {
         let of = |figure: &dyn Fn(&Rest) -> f64, which: usize| {
             median(self.rests.iter().map(|pair| figure(&pair[which])).collect())
         };
-        let figures: [(&str, &dyn Fn(&Rest) -> f64); 4] = [
+        type Figure<'a> = (&'a str, &'a dyn Fn(&Rest) -> f64);
+        let figures: [Figure<'_>; 4] = [
             ("MiB on huge pages", &|rest| count(rest.state.huge_kib) / 1024.0),
             ("MiB on huge pages at first", &|rest| count(rest.first.huge_kib) / 1024.0),
             ("s until these stay", &|rest| rest.seconds),
