@@ -35,7 +35,10 @@ impl FromStr for SliceArgument {
                         value.parse().map_err(|_| format!("cpus={value:?} is no number"))?;
                     vcpus.replace(number).is_some()
                 }
-                "memory" => memory.replace(bytes(value)?).is_some(),
+                "memory" => {
+                    let bytes = bytes(value).map_err(|error| format!("memory={error}"))?;
+                    memory.replace(bytes).is_some()
+                }
                 _ => return Err(format!("{key:?} is none of cpus, memory")),
             };
             if slot_taken {
@@ -49,7 +52,6 @@ impl FromStr for SliceArgument {
 }
 
 /// Bytes of a size with unit: `256M`, `2G`, or plain bytes.
-/// Reads a size: bytes, or with M or G.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let error = || format!("{text:?} is no size; write 256M, 2G or bytes");
     let (digits, shift) = match text.strip_suffix(['M', 'G']) {
