@@ -24,21 +24,11 @@ pub fn prefer_this_thread_only() {
     prefer(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
 }
 
-/// Runs this thread as any other again.
-pub fn prefer_this_thread_no_more() {
-    // From the ordinary policy to itself this changes nothing, and it is always permitted.
-    set_policy(libc::SCHED_OTHER, 0);
-}
-
-/// False if it is not permitted, which leaves the policy as it is.
-fn set_policy(policy: libc::c_int, sched_priority: libc::c_int) -> bool {
-    let param = libc::sched_param { sched_priority };
-    // SAFETY: 0 is this thread; the structure is valid.
-    unsafe { libc::sched_setscheduler(0, policy, &raw const param) == 0 }
-}
-
 fn prefer(policy: libc::c_int) {
-    if !set_policy(policy, 10) {
+    let param = libc::sched_param { sched_priority: 10 };
+    // SAFETY: 0 is this thread; the structure is valid. Refusal leaves the ordinary scheduler.
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
+    if result != 0 {
         tracing::info!(
             "real-time priority for the memory engine is not permitted; going on without"
         );

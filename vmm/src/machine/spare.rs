@@ -4,7 +4,6 @@
 //!   prepare --> waits --run--> it has its work and its name, and is no spare any more
 //! ```
 
-use dsm::schedule;
 use std::ffi::CString;
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -27,10 +26,7 @@ impl Spare {
         if spare.is_none() {
             let (sender, work) = sync_channel::<(String, Work)>(1);
             let run = move || {
-                // It waits in place of a vCPU, which waits for it: it is not to queue behind vCPUs that run.
-                schedule::prefer_this_thread_only();
                 let Ok((name, work)) = work.recv() else { return };
-                schedule::prefer_this_thread_no_more();
                 // A thread without its name does its work.
                 let name = CString::new(name).ok();
                 name.map(|name| rustix::thread::set_name(&name));
