@@ -1,9 +1,10 @@
 //! Programs that compute the same again and again on each CPU of a Debian guest: each result must be the same. Registers or
 //! memory that somebody loses would make another one.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::distro::guest::Guest;
+use crate::soak::each_cpu::{self, Complaints};
 
 /// perl is part of each Debian system. `rounds wrong` is printed at the end.
 const START: &str = "for cpu in /sys/devices/system/cpu/cpu[0-9]*; do n=${cpu##*cpu}; \
@@ -14,6 +15,12 @@ const START: &str = "for cpu in /sys/devices/system/cpu/cpu[0-9]*; do n=${cpu##*
     </dev/null >/run/compute-$n 2>&1 & echo $! >>/run/computes; done";
 /// A program tells when it is on its CPU next.
 const END: &str = "kill $(cat /run/computes); sleep 2; cat /run/compute-*";
+
+const COMPLAINTS: Complaints = Complaints {
+    wrong: |wrong, all| format!("{wrong} of {all} results on one CPU were others than the first"),
+    nothing: "nothing was computed on one CPU",
+    few: |lines, cpus| format!("{lines} of {cpus} CPUs have computed"),
+};
 
 /// Starts them.
 pub(crate) fn start(guest: &Guest<'_>) -> Result<()> {
@@ -26,25 +33,12 @@ pub(crate) fn end(guest: &Guest<'_>) -> Result<u64> {
 }
 
 fn judge(said: &str, cpus: u16) -> Result<u64> {
-    let number = |text: &str| text.parse::<u64>().with_context(|| format!("'{text}'"));
-    let (mut all, mut lines) = (0, 0);
-    for line in said.lines() {
-        let (rounds, wrong) = line.split_once(' ').with_context(|| format!("'{line}'"))?;
-        let (rounds, wrong) = (number(rounds)?, number(wrong)?);
-        ensure!(wrong == 0, "{wrong} of {rounds} results on one CPU were others than the first");
-        ensure!(rounds > 0, "nothing was computed on one CPU");
-        all += rounds;
-        lines += 1;
-    }
-    ensure!(lines == cpus, "{lines} of {cpus} CPUs have computed");
-    Ok(all)
+    each_cpu::judge(said, cpus, &COMPLAINTS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-    use std::process::Command;
 
     #[test]
     fn results_must_be_the_same_on_all_cpus() {
@@ -58,16 +52,6 @@ mod tests {
 
     #[test]
     fn program_of_this_machine_says_what_is_read() {
-        let folder = std::env::temp_dir().join(format!("tessera-compute-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let here = |line: &str| line.replace("/run/", &format!("{}/", folder.display()));
-        let cpus = "/sys/devices/system/cpu/cpu[0-9]*";
-        // One program, on a CPU that this process may use.
-        let start = here(START).replace(cpus, "cpu0").replace("taskset -c $n ", "");
-        let line = format!("{start}; sleep 1; {}", here(END).replace("sleep 2", "sleep 1"));
-        let output = Command::new("bash").args(["-c", &line]).output().unwrap();
-        fs::remove_dir_all(&folder).unwrap();
-        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-        judge(&String::from_utf8(output.stdout).unwrap(), 1).unwrap();
+        judge(&each_cpu::said_here("compute", START, END), 1).unwrap();
     }
 }

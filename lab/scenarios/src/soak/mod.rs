@@ -5,6 +5,7 @@ pub(crate) mod clocks;
 pub(crate) mod compute;
 pub mod device;
 pub(crate) mod disks;
+mod each_cpu;
 pub mod guest;
 pub(crate) mod judge;
 pub mod kill;
