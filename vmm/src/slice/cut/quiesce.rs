@@ -156,19 +156,19 @@ impl Quiesce {
         }
         let channels = &self.slice.channels;
         let leave = [Change::Leave(slice)];
-        let next = channels.placement.load().next(&leave)?.epoch();
+        let next = channels.placement.load().next(&leave)?;
         let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
         if !parts {
             return Ok(engine.may_part_with(slice, within)?);
         }
-        if channels.placement.load().members().len() == 2
+        if next.members().len() == 1
             && let Some(fence) = channels.fence.get()
         {
             // Nobody is left who could take this slice for lost.
             fence.end_lease();
         }
         engine.part_with(slice, within)?;
-        channels.owner.advance(&leave, next)?;
+        channels.owner.advance(&leave, next.epoch())?;
         if let Some(devices) = &self.slice.devices {
             devices.lost(slice);
         }
