@@ -44,9 +44,10 @@ impl Companion {
             local: local(memory, None),
             lend: Vec::new(),
             stop: StopHandle::new(),
+            console: Box::new(std::io::sink()),
         };
-        let child = Child::fork(|| match companion(&options) {
-            Ok(Ending::Drained) => DRAINED,
+        let child = Child::fork(|| match companion(options) {
+            Ok((Ending::Drained, _)) => DRAINED,
             Ok(_) => TOLD,
             Err(error) => {
                 eprintln!("slice 1: {}", one_line(&error));

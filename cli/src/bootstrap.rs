@@ -2,17 +2,17 @@
 
 use crate::devices::Devices;
 use crate::local::Local;
+use crate::report::ReportFile;
 use crate::signals;
 use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use std::fs;
 use std::io::stdout;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
-use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, RunReport, VmSpec, bootstrap};
+use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, VmSpec, bootstrap};
 
 /// Ends the help.
 pub(crate) const EXAMPLE: &str = "\
@@ -48,11 +48,8 @@ pub(crate) struct Arguments {
     /// Command line of the guest's kernel; it follows the words of the preset
     #[arg(long, default_value = "console=ttyS0")]
     cmdline: String,
-    /// Write a report of the run as JSON
-    ///
-    /// docs/operations.md lists its fields.
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
+    #[command(flatten)]
+    report: ReportFile,
     /// How interrupts reach vCPUs
     ///
     /// - `ghost`: by the kernel's APIC. vCPUs of other slices are parked ghosts, which collect interrupts for
@@ -178,22 +175,6 @@ pub(crate) fn window(text: &str) -> Result<(u64, u64), String> {
 
 /// A run is not to end without a report because of a misspelt folder. Creates nothing: the VM may
 /// still be refused.
-fn check_report(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if !folder.is_none_or(Path::is_dir) {
-        bail!("cannot write the report {}: its folder does not exist", path.display());
-    }
-    if path.is_dir() {
-        bail!("cannot write the report {}: it is a folder", path.display());
-    }
-    Ok(())
-}
-
-fn write_report(path: &Path, report: &RunReport) -> Result<()> {
-    let text = serde_json::to_string_pretty(report).context("format the report")?;
-    fs::write(path, text).with_context(|| format!("write the report {}", path.display()))
-}
-
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let stop = signals::listen()?;
     let (local, remote) = arguments.slices.split_first().context("no --slice given")?;
@@ -212,9 +193,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     if pins && !arguments.transport.contains(&CarrierKind::Rdma) {
         bail!("--rdma-memory registered needs RDMA in --transport");
     }
-    if let Some(path) = &arguments.report {
-        check_report(path)?;
-    }
+    arguments.report.check()?;
     let secret = arguments.secret_file.as_deref().map(Secret::load).transpose();
     let options = BootstrapOptions {
         spec: VmSpec {
@@ -244,11 +223,6 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         local: arguments.local.into(),
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;
-    if let Some(path) = arguments.report
-        && let Err(error) = write_report(&path, &report)
-    {
-        // The VM has run; the exit status tells how it ended.
-        tracing::error!("{error:#}");
-    }
+    arguments.report.write(&report);
     Ok(ending)
 }

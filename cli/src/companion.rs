@@ -1,9 +1,11 @@
 //! The companion role.
 
 use crate::local::Local;
+use crate::report::ReportFile;
 use crate::signals;
 use anyhow::{Context, Result};
 use clap::Args;
+use std::io::stdout;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use transport::Credential;
@@ -14,7 +16,9 @@ pub(crate) const EXAMPLE: &str = "\
 Example: a VM may use this host's vCPUs and memory, one disk and one network:
   tessera companion --listen 10.9.0.2:7100 --secret-file vm.key --lend disk:rw:/srv/guest.raw --lend tap:tap0
 
-It serves one VM. Its exit status is 0 once the bootstrap has said that the VM is over.";
+It serves one VM. Its exit status is 0 once the VM is over, or has been drained from this host. Should this slice come to
+coordinate the VM (tessera vm drain of the bootstrap's slice), the guest's serial line goes to standard output here, and the
+exit status says how the VM ended.";
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -37,6 +41,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KIND:NAME", verbatim_doc_comment)]
     lend: Vec<Lend>,
     #[command(flatten)]
+    report: ReportFile,
+    #[command(flatten)]
     local: Local,
 }
 
@@ -45,5 +51,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     let credential = Credential::load(&arguments.secret_file).context("load the VM's secret")?;
     let (listen, local) = (arguments.listen, arguments.local.clone().into());
     let lend = arguments.lend.clone();
-    companion(&CompanionOptions { listen, credential, local, lend, stop }).context("be a companion")
+    arguments.report.check()?;
+    let console = Box::new(stdout());
+    let options = CompanionOptions { listen, credential, local, lend, stop, console };
+    let (ending, report) = companion(options).context("be a companion")?;
+    arguments.report.write(&report);
+    Ok(ending)
 }

@@ -42,7 +42,7 @@ pub(crate) struct Local {
     /// unless given, and never less than at the start
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     offer_memory: Option<u64>,
-    /// Create the control socket of this slice there, for tessera trace, counters, tune and, of the bootstrap slice, vm
+    /// Create the control socket of this slice there, for tessera trace, counters, tune and, on the slice that coordinates the VM, vm
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// What follows when the file system of an image on this host is full; both are logged

@@ -11,6 +11,7 @@ mod devices;
 mod local;
 mod log;
 mod reference;
+mod report;
 mod signals;
 mod slice_key;
 mod slices;

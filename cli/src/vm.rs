@@ -86,7 +86,7 @@ struct Stay {
 
 #[derive(Args, Debug)]
 struct Target {
-    /// Control socket of the bootstrap slice
+    /// Control socket of the slice that coordinates the VM: at first the bootstrap's (tessera vm show)
     #[arg(long, value_name = "PATH")]
     control: PathBuf,
     /// Print JSON
@@ -165,7 +165,8 @@ fn table(answer: &PlacementAnswer) -> String {
             list(places.queues.iter().map(|(device, queue)| format!("{device}.{queue}"))),
         ]);
     }
-    format!("placement {}\n{table}", answer.epoch)
+    let PlacementAnswer { epoch, coordinator, .. } = answer;
+    format!("placement {epoch}, coordinated by slice {coordinator}\n{table}")
 }
 
 fn list(of: impl IntoIterator<Item = impl Display>) -> String {
@@ -184,10 +185,11 @@ mod tests {
         let first =
             SlicePlaces { vcpus: vec![0, 2], memory_mib: 512, queues, ..Default::default() };
         let second = SlicePlaces { slice: 1, devices: vec![0], ..Default::default() };
-        let text = table(&PlacementAnswer { epoch: 4, slices: vec![first, second] });
+        let text =
+            table(&PlacementAnswer { epoch: 4, coordinator: 1, slices: vec![first, second] });
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let lines: Vec<_> = text.lines().map(words).collect();
-        assert_eq!(lines[0], ["placement", "4"]);
+        assert_eq!(lines[0], ["placement", "4,", "coordinated", "by", "slice", "1"]);
         assert_eq!(lines[2], ["0", "0", "2", "512", "-", "0.0", "0.1"]);
         assert_eq!(lines[3], ["1", "-", "0", "0", "-"]);
     }

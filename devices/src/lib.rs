@@ -2,7 +2,7 @@
 //!
 //! A device never knows whether the vCPU that it interrupts, or that accesses it, is local: it
 //! sees a [`Bus`] access coming in and sends an [`InterruptMessage`] out. All devices live in one
-//! [`Chipset`] on the bootstrap slice; the other slices forward their accesses to it.
+//! [`Chipset`] on the slice that coordinates; the other slices forward their accesses to it.
 //!
 //! [`layout`] says where RAM lies and [`acpi`] tells the guest about vCPUs, memory and nodes.
 

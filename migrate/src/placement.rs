@@ -40,6 +40,9 @@ pub struct Placement {
     vcpus: Vec<SliceId>,
     memory: Vec<MemoryPlace>,
     devices: Vec<DevicePlace>,
+    coordinator: SliceId,
+    /// Until it leaves.
+    coordinated_before: Option<SliceId>,
 }
 
 /// One part that moves. Several make one step to the next epoch.
@@ -79,6 +82,8 @@ pub enum Change {
         /// The slice that has it from now on.
         to: SliceId,
     },
+    /// Another slice coordinates.
+    Coordinator(SliceId),
 }
 
 /// Why there is no such placement.
@@ -121,7 +126,8 @@ pub enum PlacementError {
 }
 
 impl Placement {
-    /// A placement that is checked. `members` and `memory` may come in any order; `vcpus[n]` is where vCPU `n` runs.
+    /// A placement that is checked. `members` and `memory` may come in any order; `vcpus[n]` is where vCPU `n` runs. The
+    /// first member coordinates.
     ///
     /// # Errors
     /// No member or vCPU, a member twice, a part that is on no member, ranges that are empty or overlap.
@@ -135,15 +141,29 @@ impl Placement {
         members.sort_unstable();
         memory.sort_by_key(|place| place.frames.start);
         join_neighbours(&mut memory);
-        let placement = Self { epoch, members, vcpus, memory, devices };
+        let coordinator = *members.first().ok_or(PlacementError::Nothing("slice"))?;
+        let coordinated_before = None;
+        let placement =
+            Self { epoch, members, vcpus, memory, devices, coordinator, coordinated_before };
         placement.check()?;
         Ok(placement)
     }
 
+    /// The same, coordinated by these: now, and before if that slice is still there.
+    ///
+    /// # Errors
+    /// One of them is no member.
+    fn coordinated_by(
+        mut self,
+        now: SliceId,
+        before: Option<SliceId>,
+    ) -> Result<Self, PlacementError> {
+        (self.coordinator, self.coordinated_before) = (now, before);
+        self.check()?;
+        Ok(self)
+    }
+
     fn check(&self) -> Result<(), PlacementError> {
-        if self.members.is_empty() {
-            return Err(PlacementError::Nothing("slice"));
-        }
         if self.vcpus.is_empty() {
             return Err(PlacementError::Nothing("vCPU"));
         }
@@ -174,7 +194,9 @@ impl Placement {
             let queues = queues.map(move |(queue, slice)| (Part::Queue { device, queue }, *slice));
             [(Part::Device(device), place.owner)].into_iter().chain(queues)
         });
-        vcpus.chain(memory).chain(devices)
+        let coordination = std::iter::once((Part::Coordination, self.coordinator));
+        let before = self.coordinated_before.map(|slice| (Part::FormerCoordination, slice));
+        vcpus.chain(memory).chain(devices).chain(coordination).chain(before)
     }
 
     /// Version of the placement.
@@ -247,6 +269,19 @@ impl Placement {
         &self.devices
     }
 
+    /// The slice that coordinates: it has the platform devices, orders changes of what all share, decides about cuts and
+    /// moves, and ends the VM.
+    #[must_use]
+    pub fn coordinator(&self) -> SliceId {
+        self.coordinator
+    }
+
+    /// Whether a slice coordinates, or did before the one that does: what it has sent may still come.
+    #[must_use]
+    pub fn coordinates_or_did(&self, slice: SliceId) -> bool {
+        self.coordinator == slice || self.coordinated_before == Some(slice)
+    }
+
     /// The slice that serves a queue; `None` for one that the VM does not have.
     #[must_use]
     pub fn queue_at(&self, device: u16, queue: u16) -> Option<SliceId> {
@@ -283,7 +318,10 @@ impl Placement {
                 Err(at) => self.members.insert(at, *slice),
             },
             Change::Leave(slice) => match self.members.binary_search(slice) {
-                Ok(at) => drop(self.members.remove(at)),
+                Ok(at) => {
+                    self.members.remove(at);
+                    self.coordinated_before = self.coordinated_before.filter(|it| it != slice);
+                }
                 Err(_) => return Err(PlacementError::Unknown(format!("member {slice}"))),
             },
             Change::Vcpu { vcpu, to } => {
@@ -301,6 +339,10 @@ impl Placement {
                 let place = self.devices.get_mut(usize::from(*device));
                 place.ok_or_else(|| unknown(Part::Device(*device)))?.owner = *to;
             }
+            Change::Coordinator(to) if *to != self.coordinator => {
+                self.coordinated_before = Some(std::mem::replace(&mut self.coordinator, *to));
+            }
+            Change::Coordinator(_) => {}
         }
         Ok(())
     }
@@ -360,6 +402,8 @@ enum Part {
     Memory(u64),
     Device(u16),
     Queue { device: u16, queue: u16 },
+    Coordination,
+    FormerCoordination,
 }
 
 impl std::fmt::Display for Part {
@@ -369,6 +413,8 @@ impl std::fmt::Display for Part {
             Self::Memory(frame) => write!(f, "memory at frame {frame:#x}"),
             Self::Device(device) => write!(f, "device {device}"),
             Self::Queue { device, queue } => write!(f, "queue {queue} of device {device}"),
+            Self::Coordination => f.write_str("the coordination"),
+            Self::FormerCoordination => f.write_str("the coordination before"),
         }
     }
 }
@@ -444,6 +490,27 @@ mod tests {
                 "{refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn coordinator_leaves_only_when_another_slice_coordinates() {
+        let [first, second] = [SliceId(0), SliceId(1)];
+        let leave = [
+            Change::Vcpu { vcpu: VcpuId(0), to: second },
+            Change::Memory { frames: 0..4, to: second },
+            Change::Queue { device: 0, queue: 0, to: second },
+            Change::Leave(first),
+        ];
+        let refused = two().next(&leave);
+        assert!(
+            matches!(&refused, Err(PlacementError::NotEmpty { what, .. }) if what == "the coordination")
+        );
+        let after = two().next(&[Change::Coordinator(second)]).unwrap();
+        assert_eq!(after.coordinator(), second);
+        assert!(after.coordinates_or_did(first));
+        let left = after.next(&leave).unwrap();
+        assert!(!left.coordinates_or_did(first) && left.coordinates_or_did(second));
+        assert!(two().next(&[Change::Coordinator(SliceId(7))]).is_err());
     }
 
     #[test]

@@ -49,6 +49,22 @@ fn slice_that_leaves_is_a_member_for_all_or_for_none() {
     prove("given up while a slice leaves", Scenario { give_up: true, ..leaves });
 }
 
+#[test]
+fn slice_that_comes_to_coordinate_is_asked_by_all_and_no_other_is() {
+    let hands_over = Scenario { cuts: 1, hand_over: true, ..Scenario::default() };
+    prove("hand over, a call of each", Scenario { calls: [1, 1, 0], ..hands_over.clone() });
+    prove(
+        "hand over, a call and a broken ring",
+        Scenario { calls: [0, 0, 1], broken: [1, 0, 0], ..hands_over.clone() },
+    );
+    let unable = Scenario { unable: true, calls: [0, 1, 0], ..hands_over.clone() };
+    prove("hand over to one that cannot", unable);
+    let twice = Scenario { cuts: 2, ..hands_over };
+    prove("hand over, and the next cut", Scenario { calls: [0, 1, 0], ..twice.clone() });
+    prove("hand over, given up", Scenario { give_up: true, ..twice.clone() });
+    prove("hand over, and a slice leaves", Scenario { leave: true, ..twice });
+}
+
 #[track_caller]
 fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
     let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
@@ -69,4 +85,8 @@ fn planted_bugs_are_caught() {
     let needed = Scenario { needed: true, ..leaves.clone() };
     assert_caught(NobodyAsked, &needed, names::NEEDED);
     assert_caught(GoesOnHalfParted, &Scenario { give_up: true, ..leaves }, names::SAME);
+    let hands_over = Scenario { hand_over: true, calls: [1, 0, 1], ..scenario() };
+    assert_caught(HandedOverEarly, &hands_over, names::ONE_COORDINATOR);
+    let twice = Scenario { cuts: 2, calls: [0; 3], ..hands_over };
+    assert_caught(BeginsUntold, &twice, names::AT_REST);
 }

@@ -10,6 +10,11 @@
 //!                part_with             all others Taken        all others Taken: the slice is dismissed
 //!        at rest ---------> asking(MayPart) ------------> asking(Part) ---------------------> at rest
 //!                                | Failed, or given up: all go on    | no way back
+//!
+//!                hand_over               both Taken              all Taken      go_on           all GoesOn
+//!        at rest ---------> asking(MayCoordinate) ---> asking(Coordinate) ---> going on ---> over: HandedOver to the next
+//!                                | Failed, or given up: all go on    | no way back
+//!        the next: waiting ---------HandedOver---------> idle
 //! ```
 
 use super::planted::PlantedBug;
@@ -25,9 +30,15 @@ pub enum Refusal {
     /// One cut at a time.
     #[error("the VM is at rest already, or comes to rest, or has not gone on yet")]
     Busy,
-    /// The first slice, or one that is none of the VM.
+    /// The coordinator's own slice, or one that is none of the VM.
     #[error("{0} cannot leave")]
     Stays(SliceId),
+    /// The coordinator's own slice, or one that is none of the VM.
+    #[error("{0} cannot be given the coordination")]
+    NotToThat(SliceId),
+    /// Another slice coordinates.
+    #[error("{0} coordinates: ask there")]
+    Elsewhere(SliceId),
 }
 
 /// What follows from an input.
@@ -48,7 +59,9 @@ pub enum News {
     GivenUp(String),
     /// A slice has left. The others are still at rest.
     Parted(SliceId),
-    /// Some slices do without the one that leaves, and some cannot: the VM must end.
+    /// For all slices another one coordinates, which begins the next cut. They are still at rest.
+    HandedOver(SliceId),
+    /// Some slices have taken a step from which there is no way back, and some cannot: the VM must end.
     Broken(String),
     /// All slices run.
     Runs,
@@ -56,6 +69,10 @@ pub enum News {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
+    /// The coordinator before has not said that all slices run.
+    Waiting {
+        on: SliceId,
+    },
     Idle,
     /// `waiting` have not taken the step that they were asked for; `later` are asked when they have.
     Asking {
@@ -68,15 +85,21 @@ enum Phase {
     GoingOn {
         waiting: BTreeSet<SliceId>,
     },
+    /// Another slice coordinates.
+    Over,
 }
 
 /// The one that decides about cuts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinator {
-    /// Ascending. The first one orders changes of devices.
+    /// Its own slice, which orders changes of devices.
+    local: SliceId,
+    /// Ascending.
     members: Vec<SliceId>,
     phase: Phase,
-    /// Cuts begun so far.
+    /// To whom the coordination goes, or has gone, from the first slice that knows.
+    successor: Option<SliceId>,
+    /// Cuts begun so far, by those that coordinated before too.
     begun: u64,
     /// What slices have counted; none for those that must rest once more.
     counts: BTreeMap<SliceId, Option<Vec<PeerCounts>>>,
@@ -86,11 +109,26 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// The coordinator of a VM of these slices, ascending.
+    /// The coordinator, on the slice `local`, of a VM of these slices, ascending. No cut has been begun yet.
     #[must_use]
-    pub fn new(members: Vec<SliceId>) -> Self {
-        let (phase, counts) = (Phase::Idle, BTreeMap::new());
-        Self { members, phase, begun: 0, counts, differed: false, planted: Planted::default() }
+    pub fn new(local: SliceId, members: Vec<SliceId>) -> Self {
+        Self {
+            local,
+            members,
+            phase: Phase::Idle,
+            successor: None,
+            begun: 0,
+            counts: BTreeMap::new(),
+            differed: false,
+            planted: Planted::default(),
+        }
+    }
+
+    /// The one that comes after that on slice `before`, which has handed over in this cut. It begins none until it is told
+    /// that all slices run.
+    #[must_use]
+    pub fn after(before: SliceId, cut: u64, local: SliceId, members: Vec<SliceId>) -> Self {
+        Self { phase: Phase::Waiting { on: before }, begun: cut, ..Self::new(local, members) }
     }
 
     /// With a bug that a model is to find.
@@ -106,10 +144,22 @@ impl Coordinator {
         self.phase == Phase::AtRest
     }
 
-    /// Whether all slices run, as far as cuts are concerned.
+    /// Whether all slices run, as far as cuts are concerned, and another may begin.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.phase == Phase::Idle
+    }
+
+    /// Whether another slice coordinates, and this one has nothing left to do.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// The number of the last cut that was begun.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.begun
     }
 
     /// What the slices are being asked for, and those that have not answered.
@@ -130,10 +180,13 @@ impl Coordinator {
     /// Begins a cut.
     ///
     /// # Errors
-    /// Another one has not ended.
+    /// Another one has not ended, or another slice coordinates.
     pub fn begin(&mut self) -> Result<Verdict, Refusal> {
-        if self.phase != Phase::Idle {
-            return Err(Refusal::Busy);
+        match (&self.phase, self.successor) {
+            (_, Some(slice)) => return Err(Refusal::Elsewhere(slice)),
+            (Phase::Idle, None) => {}
+            (Phase::Waiting { .. }, None) if self.planted.has(PlantedBug::BeginsUntold) => {}
+            _ => return Err(Refusal::Busy),
         }
         self.begun += 1;
         self.differed = false;
@@ -145,20 +198,39 @@ impl Coordinator {
     /// # Errors
     /// They are not, or the slice cannot leave.
     pub fn part_with(&mut self, slice: SliceId) -> Result<Verdict, Refusal> {
-        if self.phase != Phase::AtRest {
+        if self.phase != Phase::AtRest || self.successor.is_some() {
             return Err(Refusal::Busy);
         }
-        if !self.members.iter().skip(1).any(|member| *member == slice) {
+        if slice == self.local || !self.members.contains(&slice) {
             return Err(Refusal::Stays(slice));
         }
         let at_once = self.planted.has(PlantedBug::NobodyAsked);
         Ok(self.ask_others(if at_once { Step::Part(slice) } else { Step::MayPart(slice) }, slice))
     }
 
-    /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none, or while a slice leaves.
+    /// Has another slice coordinate. All slices are at rest, and stay so until they are told to go on.
+    ///
+    /// # Errors
+    /// They are not, or that slice cannot.
+    pub fn hand_over(&mut self, slice: SliceId) -> Result<Verdict, Refusal> {
+        if self.phase != Phase::AtRest || self.successor.is_some() {
+            return Err(Refusal::Busy);
+        }
+        if slice == self.local || !self.members.contains(&slice) {
+            return Err(Refusal::NotToThat(slice));
+        }
+        // What is to be known is sent before it is asked about.
+        Ok(self.ask(Step::MayCoordinate(slice), &[self.local], &[slice]))
+    }
+
+    /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none, or while a slice leaves or
+    /// another one comes to coordinate.
     pub fn go_on(&mut self, why: &str) -> Verdict {
         let news = match &self.phase {
-            Phase::Idle | Phase::GoingOn { .. } => return Verdict::default(),
+            Phase::Waiting { .. } | Phase::Idle | Phase::GoingOn { .. } | Phase::Over => {
+                return Verdict::default();
+            }
+            Phase::Asking { step: Step::Coordinate(_), .. } => return Verdict::default(),
             Phase::Asking { step: Step::Part(_), .. }
                 if !self.planted.has(PlantedBug::GoesOnHalfParted) =>
             {
@@ -183,10 +255,12 @@ impl Coordinator {
                 waiting.remove(&slice);
                 self.look_whether_all_run()
             }
-            // Those that are left do without the one that leaves.
-            Phase::Asking { step: Step::Part(leaver), waiting, .. } => {
+            // Those that are left take a step from which there is no way back.
+            Phase::Asking {
+                step: step @ (Step::Part(_) | Step::Coordinate(_)), waiting, ..
+            } => {
                 waiting.remove(&slice);
-                let (step, done) = (Step::Part(*leaver), waiting.is_empty());
+                let (step, done) = (*step, waiting.is_empty());
                 if done { self.all_taken(step) } else { Verdict::default() }
             }
             _ => self.go_on(&format!("{slice} is lost")),
@@ -204,7 +278,10 @@ impl Coordinator {
                 if taken == *step && taken != Step::Count && waiting.contains(&from) =>
             {
                 waiting.remove(&from);
-                if !waiting.is_empty() && !self.planted.has(PlantedBug::NotAllTaken) {
+                let early = self.planted.has(PlantedBug::NotAllTaken)
+                    || self.planted.has(PlantedBug::HandedOverEarly)
+                        && matches!(taken, Step::Coordinate(_));
+                if !waiting.is_empty() && !early {
                     return Verdict::default();
                 }
                 match std::mem::take(later) {
@@ -228,9 +305,12 @@ impl Coordinator {
                     Step::MayPart(leaver) | Step::Part(leaver) => {
                         format!("{from} cannot do without {leaver}: {why}")
                     }
+                    Step::MayCoordinate(next) | Step::Coordinate(next) => {
+                        format!("{from} cannot have {next} coordinate: {why}")
+                    }
                     step => format!("{from} cannot bring {step} to rest: {why}"),
                 };
-                if let Step::Part(_) = step {
+                if let Step::Part(_) | Step::Coordinate(_) = step {
                     return Verdict { news: Some(News::Broken(text)), ..Verdict::default() };
                 }
                 self.go_on(&text)
@@ -238,6 +318,10 @@ impl Coordinator {
             (Message::GoesOn(_), Phase::GoingOn { waiting }) => {
                 waiting.remove(&from);
                 self.look_whether_all_run()
+            }
+            (Message::HandedOver(_), Phase::Waiting { on }) if *on == from => {
+                self.phase = Phase::Idle;
+                Verdict { news: Some(News::Runs), ..Verdict::default() }
             }
             _ => Verdict::default(),
         }
@@ -261,14 +345,12 @@ impl Coordinator {
 
     fn ask_all(&mut self, step: Step) -> Verdict {
         let all = self.members.clone();
-        // No change of devices is under way any more when the first slice has taken the step.
-        let first = if step == Step::Devices && !self.planted.has(PlantedBug::DevicesAtOnce) {
-            1
-        } else {
-            all.len()
-        };
-        let (now, later) = all.split_at(first.min(all.len()));
-        self.ask(step, now, later)
+        // No change of devices is under way any more when the slice that orders them has taken the step.
+        if step == Step::Devices && !self.planted.has(PlantedBug::DevicesAtOnce) {
+            let later: Vec<_> = all.into_iter().filter(|slice| *slice != self.local).collect();
+            return self.ask(step, &[self.local], &later);
+        }
+        self.ask(step, &all, &[])
     }
 
     /// All slices have taken this step.
@@ -285,6 +367,15 @@ impl Coordinator {
                 let messages = vec![(leaver, Message::Dismiss(self.begun))];
                 return Verdict { messages, news: Some(News::Parted(leaver)) };
             }
+            Step::MayCoordinate(next) => {
+                self.successor = Some(next);
+                return self.ask_all(Step::Coordinate(next));
+            }
+            Step::Coordinate(next) => {
+                self.phase = Phase::AtRest;
+                let news = Some(News::HandedOver(next));
+                return Verdict { messages: Vec::new(), news };
+            }
         };
         self.counts.clear();
         self.ask_all(next)
@@ -298,8 +389,10 @@ impl Coordinator {
         if !all && !self.planted.has(PlantedBug::NotAwaited) {
             return Verdict::default();
         }
-        self.phase = Phase::Idle;
-        Verdict { news: Some(News::Runs), ..Verdict::default() }
+        let handed_over = |slice| (slice, Message::HandedOver(self.begun));
+        let messages = self.successor.map(handed_over).into_iter().collect();
+        self.phase = if self.successor.is_some() { Phase::Over } else { Phase::Idle };
+        Verdict { messages, news: Some(News::Runs) }
     }
 
     fn all_counted(&mut self) -> Verdict {

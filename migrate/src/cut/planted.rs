@@ -19,4 +19,8 @@ pub enum PlantedBug {
     NobodyAsked,
     /// The VM goes on although only some slices have parted with one that leaves.
     GoesOnHalfParted,
+    /// A slice that coordinates now begins a cut before all run.
+    BeginsUntold,
+    /// A slice coordinates before all slices know.
+    HandedOverEarly,
 }

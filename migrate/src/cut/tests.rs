@@ -45,7 +45,7 @@ fn run(coordinator: &mut Coordinator, mut verdict: Verdict, sent: u64) -> (Vec<S
 #[test]
 fn slices_rest_again_until_everything_has_come() {
     use Step::*;
-    let mut coordinator = Coordinator::new(SLICES.to_vec());
+    let mut coordinator = Coordinator::new(SLICES[0], SLICES.to_vec());
     let first = coordinator.begin().unwrap();
     assert_eq!(coordinator.begin(), Err(Refusal::Busy));
     let (steps, news) = run(&mut coordinator, first, 2);
@@ -63,7 +63,7 @@ fn slices_rest_again_until_everything_has_come() {
 
 #[test]
 fn first_slice_brings_its_devices_to_rest_before_the_others() {
-    let mut coordinator = Coordinator::new(SLICES.to_vec());
+    let mut coordinator = Coordinator::new(SLICES[0], SLICES.to_vec());
     coordinator.begin().unwrap();
     let mut asked = Vec::new();
     for step in [Step::Vcpus, Step::Queues] {
@@ -81,7 +81,7 @@ fn first_slice_brings_its_devices_to_rest_before_the_others() {
 
 #[test]
 fn failure_lets_all_go_on_and_its_late_answers_count_for_nothing() {
-    let mut coordinator = Coordinator::new(SLICES.to_vec());
+    let mut coordinator = Coordinator::new(SLICES[0], SLICES.to_vec());
     coordinator.begin().unwrap();
     let failed = Message::Failed(1, "vCPU\x1b1\nwaits".into());
     let verdict = coordinator.message(SLICES[1], failed);
@@ -100,7 +100,7 @@ fn failure_lets_all_go_on_and_its_late_answers_count_for_nothing() {
 /// A coordinator of three slices that are at rest.
 fn at_rest() -> Coordinator {
     let slices = [0, 1, 2].map(SliceId);
-    let mut coordinator = Coordinator::new(slices.to_vec());
+    let mut coordinator = Coordinator::new(slices[0], slices.to_vec());
     let mut queue: Vec<_> = coordinator.begin().unwrap().messages;
     while let Some((slice, message)) = queue.pop() {
         let answer = match message {
@@ -116,6 +116,54 @@ fn at_rest() -> Coordinator {
     }
     assert!(coordinator.is_at_rest());
     coordinator
+}
+
+#[test]
+fn coordination_goes_to_a_slice_that_begins_when_all_run() {
+    let [first, second, third] = [0, 1, 2].map(SliceId);
+    let mut coordinator = at_rest();
+    assert_eq!(coordinator.hand_over(first), Err(Refusal::NotToThat(first)));
+    assert_eq!(coordinator.hand_over(SliceId(3)), Err(Refusal::NotToThat(SliceId(3))));
+    let take = |slice, step| (slice, Message::Take(1, step));
+    let (may, does) = (Step::MayCoordinate(second), Step::Coordinate(second));
+    assert_eq!(coordinator.hand_over(second).unwrap().messages, [take(first, may)]);
+    let sent = coordinator.message(first, Message::Taken(1, may));
+    assert_eq!(sent.messages, [take(second, may)]);
+    let all = coordinator.message(second, Message::Taken(1, may)).messages;
+    assert_eq!(all, [first, second, third].map(|slice| take(slice, does)));
+    // There is no way back.
+    assert_eq!(coordinator.go_on("asked"), Verdict::default());
+    for slice in [second, first] {
+        assert_eq!(coordinator.message(slice, Message::Taken(1, does)), Verdict::default());
+    }
+    let done = coordinator.message(third, Message::Taken(1, does));
+    assert_eq!(done.news, Some(News::HandedOver(second)));
+    let mut next = Coordinator::after(first, 1, second, vec![first, second, third]);
+    assert_eq!(next.begin(), Err(Refusal::Busy));
+    assert_eq!(coordinator.go_on("asked").messages.len(), 3);
+    assert_eq!(coordinator.begin(), Err(Refusal::Elsewhere(second)));
+    assert_eq!(coordinator.message(first, Message::GoesOn(1)), Verdict::default());
+    assert_eq!(coordinator.message(third, Message::GoesOn(1)), Verdict::default());
+    let end = coordinator.message(second, Message::GoesOn(1));
+    assert_eq!(end.messages, [(second, Message::HandedOver(1))]);
+    assert!(coordinator.is_over());
+    // Only the one before can say so.
+    assert_eq!(next.message(third, Message::HandedOver(1)), Verdict::default());
+    assert_eq!(next.message(first, Message::HandedOver(1)).news, Some(News::Runs));
+    let begun = next.begin().unwrap().messages;
+    assert_eq!(begun[0], (first, Message::Take(2, Step::Vcpus)));
+}
+
+#[test]
+fn coordination_stays_where_the_other_slice_cannot() {
+    let mut coordinator = at_rest();
+    let may = Step::MayCoordinate(SliceId(1));
+    coordinator.hand_over(SliceId(1)).unwrap();
+    coordinator.message(SliceId(0), Message::Taken(1, may));
+    let verdict = coordinator.message(SliceId(1), Message::Failed(1, "no".into()));
+    let why = "slice1 cannot have slice1 coordinate: no";
+    assert_eq!(verdict.news, Some(News::GivenUp(why.into())));
+    assert_eq!(verdict.messages.len(), 3);
 }
 
 #[test]
@@ -212,7 +260,7 @@ proptest! {
     /// Whatever peers say, only members that were asked are waited for, and a wish to go on is always heard.
     #[test]
     fn any_peer_is_harmless(messages in vec(message(), 0..60)) {
-        let mut coordinator = Coordinator::new(SLICES.to_vec());
+        let mut coordinator = Coordinator::new(SLICES[0], SLICES.to_vec());
         coordinator.begin().unwrap();
         for (from, message) in messages {
             let verdict = coordinator.message(SliceId(from), message);

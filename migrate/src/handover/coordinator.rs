@@ -75,7 +75,19 @@ impl Coordinator {
     /// A coordinator that has begun nothing.
     #[must_use]
     pub fn new() -> Self {
-        Self { phase: Phase::Idle, begun: 0 }
+        Self::after(0)
+    }
+
+    /// One that comes after another, which has begun so many moves. None of them goes on.
+    #[must_use]
+    pub fn after(begun: u64) -> Self {
+        Self { phase: Phase::Idle, begun }
+    }
+
+    /// Moves begun so far, by those that coordinated before too.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.begun
     }
 
     /// The move that goes on.

@@ -25,6 +25,8 @@ pub enum Input<E, S> {
     Lost(SliceId),
     /// A slice has become a member, while no move goes on.
     Joined(SliceId),
+    /// Another slice decides about moves. None goes on.
+    Coordinates(SliceId),
 }
 
 /// What the slice must do. Messages leave at once, in their order; all else is done one after the other.

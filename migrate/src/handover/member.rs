@@ -124,6 +124,7 @@ impl<E: VcpuEvent, S> Member<E, S> {
             Input::Joined(slice) => {
                 self.members.insert(slice);
             }
+            Input::Coordinates(slice) => self.coordinator = slice,
         }
         Ok(std::mem::take(&mut self.out))
     }

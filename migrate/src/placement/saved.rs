@@ -32,7 +32,7 @@ const RANGE_BYTES: usize = 37;
 /// Bytes of a device without its queues.
 const DEVICE_BYTES: usize = 19;
 /// Bytes of the epoch, of the names of all fields and of the lengths of the lists.
-const FIELDS_BYTES: usize = 64;
+const FIELDS_BYTES: usize = 128;
 
 /// Guest frames and their home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,11 +70,15 @@ pub struct PlacementState {
     pub memory: Vec<MemoryState>,
     /// The devices, by number on the bus.
     pub devices: Vec<DeviceState>,
+    /// The slice that coordinates.
+    pub coordinator: SliceId,
+    /// The one that did before, if it is still there.
+    pub coordinated_before: Option<SliceId>,
 }
 
 impl SavedState for PlacementState {
     const NAME: &'static str = "placement";
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
     /// 2.4 MB, nearly all of it for ranges.
     const MAX_BYTES: usize = (*MEMBERS.end() + *VCPUS.end()) * SLICE_BYTES
         + RANGES_MAX * RANGE_BYTES
@@ -116,6 +120,8 @@ impl From<&Placement> for PlacementState {
             vcpus: placement.vcpus.clone(),
             memory: placement.memory.iter().map(range).collect(),
             devices: placement.devices.iter().map(device).collect(),
+            coordinator: placement.coordinator,
+            coordinated_before: placement.coordinated_before,
         }
     }
 }
@@ -135,7 +141,10 @@ impl TryFrom<PlacementState> for Placement {
         let device =
             |device: DeviceState| DevicePlace { owner: device.owner, queues: device.queues };
         let devices = state.devices.into_iter().map(device).collect();
+        let (now, before) = (state.coordinator, state.coordinated_before);
+        Invalid::unless(before != Some(now), "coordinated_before", "the one that coordinates")?;
         let placement = Self::new(state.epoch, state.members, state.vcpus, memory, devices);
+        let placement = placement.and_then(|placement| placement.coordinated_by(now, before));
         placement.map_err(|error| Invalid::new(field(&error), error.to_string()))
     }
 }
@@ -189,6 +198,7 @@ mod tests {
                 .prop_map(|(at, count, to)| Change::Memory { frames: at..at + count, to }),
             (0..4_u16, slice()).prop_map(|(queue, to)| Change::Queue { device: 0, queue, to }),
             (0..2_u16, slice()).prop_map(|(device, to)| Change::Device { device, to }),
+            slice().prop_map(Change::Coordinator),
         ];
         vec(change, 1..4)
     }
@@ -217,6 +227,7 @@ mod tests {
         Owner(Index, u16),
         Queues(Index, usize),
         Devices(usize),
+        Coordinators(u16, Option<u16>),
     }
 
     fn write() -> impl Strategy<Value = Write> {
@@ -242,6 +253,8 @@ mod tests {
             (at(), id()).prop_map(|(at, id)| Write::Owner(at, id)),
             (at(), 0..257_usize).prop_map(|(at, count)| Write::Queues(at, count)),
             (0..33_usize).prop_map(Write::Devices),
+            (id(), proptest::option::of(id()))
+                .prop_map(|(now, before)| Write::Coordinators(now, before)),
         ]
     }
 
@@ -250,7 +263,7 @@ mod tests {
     }
 
     fn apply(state: &mut PlacementState, write: &Write) {
-        let PlacementState { epoch, members, vcpus, memory, devices } = state;
+        let PlacementState { epoch, members, vcpus, memory, devices, .. } = state;
         match write {
             Write::Epoch(to) => *epoch = Epoch(*to),
             Write::Member(at, to) => one(members, at).into_iter().for_each(|it| it.0 = *to),
@@ -282,6 +295,10 @@ mod tests {
             Write::Devices(count) => {
                 devices.resize(*count, DeviceState { owner: SliceId(0), queues: Vec::new() });
             }
+            Write::Coordinators(now, before) => {
+                (state.coordinator, state.coordinated_before) =
+                    (SliceId(*now), before.map(SliceId));
+            }
         }
     }
 
@@ -296,7 +313,10 @@ mod tests {
             && devices.iter().all(|device| device.queues.len() < 256);
         let apart =
             |one: &MemoryState, two: &MemoryState| one.end <= two.start || two.end <= one.start;
+        let before = state.coordinated_before;
         counts
+            && member(&state.coordinator)
+            && before.is_none_or(|slice| member(&slice) && slice != state.coordinator)
             && (0..members.len()).all(once)
             && vcpus.iter().all(member)
             && devices.iter().all(|it| member(&it.owner) && it.queues.iter().all(member))
@@ -315,6 +335,7 @@ mod tests {
         prop_assert_eq!(placement.members().len(), state.members.len());
         prop_assert!(state.members.iter().all(|slice| placement.is_member(*slice)));
         prop_assert_eq!(placement.vcpus(), &state.vcpus[..]);
+        prop_assert_eq!(placement.coordinator(), state.coordinator);
         for range in &state.memory {
             let homes = [range.start, range.end - 1].map(|gfn| placement.home_of(Gfn(gfn)));
             prop_assert_eq!(homes, [Some(range.home); 2]);
@@ -333,7 +354,7 @@ mod tests {
 
     type Lie = (&'static str, fn(&mut PlacementState));
 
-    const LIES: [Lie; 19] = [
+    const LIES: [Lie; 22] = [
         ("members", |state| state.members.clear()),
         ("members", |state| state.members.push(SliceId(1))),
         ("members", |state| state.members.truncate(2)),
@@ -342,6 +363,9 @@ mod tests {
         ("members", |state| state.memory[0].home = SliceId(9)),
         ("members", |state| state.devices[1].owner = SliceId(u16::MAX)),
         ("members", |state| state.devices[0].queues[3] = SliceId(3)),
+        ("members", |state| state.coordinator = SliceId(3)),
+        ("members", |state| state.coordinated_before = Some(SliceId(3))),
+        ("coordinated_before", |state| state.coordinated_before = Some(state.coordinator)),
         ("vcpus", |state| state.vcpus.clear()),
         ("vcpus", |state| state.vcpus.resize(257, SliceId(0))),
         ("memory", |state| state.memory[1].end = state.memory[1].start),
@@ -387,6 +411,8 @@ mod tests {
             vcpus: homes.clone().take(256).collect(),
             memory: starts.zip(homes).map(range).collect(),
             devices: vec![device; DEVICES_MAX],
+            coordinator: members[0],
+            coordinated_before: Some(members[1]),
             members,
         };
         let mut fields = Vec::new();

@@ -36,8 +36,6 @@ pub struct Capacity {
     /// The vCPU that a queue belongs to, by device and queue. Such a queue moves with its vCPU. Any other one is served
     /// where its device is once its slice leaves.
     pub queues: BTreeMap<(u16, u16), VcpuId>,
-    /// Slices that cannot leave, and why.
-    pub fixed: BTreeMap<SliceId, String>,
 }
 
 impl Capacity {

@@ -15,8 +15,8 @@ type Set = u32;
 /// where it is.
 ///
 /// Of two sets of equally many slices that one is kept which moves the fewest devices, then the fewest bytes, vCPUs and
-/// queues: a device may take seconds, a GiB takes about one at 10 Gbit/s, a vCPU less than a millisecond. If all this is
-/// equal, the slices with the lowest numbers are kept.
+/// queues: a device may take seconds, a GiB takes about one at 10 Gbit/s, a vCPU less than a millisecond. Then one with the
+/// slice that coordinates is kept. If all this is equal, the slices with the lowest numbers are.
 ///
 /// # Errors
 /// No slice can be spared, and why each is needed; more than [`SLICES_MAX`] slices.
@@ -62,8 +62,8 @@ pub(super) struct Search {
     rooms: Vec<Load>,
     queues: Vec<u64>,
     devices: Vec<Real>,
-    /// Slices that cannot leave.
-    fixed: Set,
+    /// Who coordinates.
+    coordinator: Set,
 }
 
 impl Search {
@@ -87,7 +87,7 @@ impl Search {
             rooms: members.iter().map(|slice| capacity.room(placement, *slice)).collect(),
             queues: members.iter().map(served).collect(),
             devices: (0u16..).zip(placement.devices()).map(real).collect(),
-            fixed: set(&|slice| capacity.fixed.contains_key(&slice)),
+            coordinator: set(&|slice| slice == placement.coordinator()),
         }
     }
 
@@ -107,9 +107,6 @@ impl Search {
 
     /// Whether these slices have room for what is on all others.
     fn has_room(&self, kept: Set) -> bool {
-        if self.fixed & !kept != 0 {
-            return false;
-        }
         let (mut need, mut room) = (Load::default(), Load::default());
         for (at, (used, rooms)) in self.used.iter().zip(&self.rooms).enumerate() {
             let (sum, of) =
@@ -123,8 +120,9 @@ impl Search {
     }
 
     /// What is least is best: slices, then what moves, then the numbers of the slices.
-    fn rank(&self, kept: Set) -> (u32, [u64; 4], Reverse<Set>) {
-        let mut moved = [0; 4];
+    fn rank(&self, kept: Set) -> (u32, [u64; 5], Reverse<Set>) {
+        let mut moved = [0; 5];
+        moved[4] = u64::from(self.coordinator & kept == 0);
         moved[0] = self.devices.iter().filter(|it| it.owner & kept == 0).fold(0, |sum, _| sum + 1);
         for (at, used) in self.used.iter().enumerate().filter(|(at, _)| kept >> at & 1 == 0) {
             moved[1] += used.frames;

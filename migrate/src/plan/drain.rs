@@ -44,8 +44,7 @@ pub(super) fn evacuate(
     // The largest group first: it is the hardest to keep together.
     let mut order = leaving.to_vec();
     order.sort_by_key(|slice| (Reverse(placement.vcpus_on(*slice).len()), *slice));
-    let fixed = leaving.iter().filter_map(|slice| capacity.fixed.get(slice));
-    let mut obstacles: Vec<_> = fixed.cloned().map(Obstacle::Fixed).collect();
+    let mut obstacles = Vec::new();
     let mut targets = BTreeMap::new();
     for slice in &order {
         targets.insert(*slice, evacuation.assign_vcpus(*slice, &mut obstacles));
@@ -59,9 +58,14 @@ pub(super) fn evacuate(
     for slice in &order {
         evacuation.plan_vcpus(*slice, &mut plan);
     }
+    // Who coordinates has all others leave before.
+    order.sort_by_key(|slice| *slice == placement.coordinator());
     for slice in &order {
         evacuation.plan_queues(*slice, &devices, &mut plan);
         evacuation.plan_memory(*slice, &targets[slice], &mut plan, &mut obstacles);
+        if *slice == placement.coordinator() {
+            evacuation.plan_coordination(&mut plan);
+        }
         plan.push(vec![Change::Leave(*slice)]);
     }
     if obstacles.is_empty() { Ok(plan) } else { Err(obstacles) }
@@ -137,6 +141,16 @@ impl Evacuation<'_> {
             }
         };
         (0u16..).zip(&place.queues).map(after).collect()
+    }
+
+    /// The slice with most vCPUs then coordinates: most of those that ask the platform devices are there.
+    fn plan_coordination(&self, plan: &mut Plan) {
+        let vcpus = |slice: &SliceId| {
+            let all = (0..).map(VcpuId).take(self.placement.vcpus().len());
+            all.filter(|vcpu| self.vcpu_after(*vcpu) == Some(*slice)).count()
+        };
+        let next = self.kept.iter().max_by_key(|slice| (vcpus(slice), Reverse(**slice)));
+        plan.push(next.map(|slice| Change::Coordinator(*slice)).into_iter().collect());
     }
 
     fn plan_devices(&self, slice: SliceId, devices: &BTreeMap<u16, SliceId>, plan: &mut Plan) {

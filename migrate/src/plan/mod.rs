@@ -80,7 +80,7 @@ impl Plan {
         let mut cost = Cost::default();
         for change in self.steps.iter().flat_map(|step| &step.changes) {
             match change {
-                Change::Join(_) | Change::Leave(_) => {}
+                Change::Join(_) | Change::Leave(_) | Change::Coordinator(_) => {}
                 Change::Vcpu { .. } => cost.vcpus += 1,
                 Change::Memory { frames, .. } => {
                     cost.bytes += capacity::bytes_of(frames.end - frames.start);

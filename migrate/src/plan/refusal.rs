@@ -59,9 +59,6 @@ pub enum Obstacle {
         /// What each other slice has left.
         why: String,
     },
-    /// What cannot move at all.
-    #[error("{0}")]
-    Fixed(String),
     /// A device whose real part no other host can have.
     #[error("device {device} has its real part there: {why}")]
     Device {

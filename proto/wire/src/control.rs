@@ -18,5 +18,7 @@ pub use change::{OrderedChange, RelocatedPart};
 pub use codec::{ControlError, REPORT_BYTES_MAX};
 pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, PeerCounts};
 pub use event::InterruptEvent;
-pub use frames::{Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space, Way};
+pub use frames::{
+    COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space, Way,
+};
 pub use handover::{Move, VCPU_STATE_BYTES_MAX, VcpuMessage};

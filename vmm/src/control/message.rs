@@ -21,17 +21,17 @@ pub enum Request {
     ForgetDevicePages(ForgetRequest),
     /// Changes settings of this slice, and tells the counters then.
     Tune(TuneRequest),
-    /// Brings the whole VM to rest, until it is resumed. Of the bootstrap slice.
+    /// Brings the whole VM to rest, until it is resumed. Of the coordinator.
     Pause(PauseRequest),
-    /// Has the VM go on that was paused. Of the bootstrap slice.
+    /// Has the VM go on that was paused. Of the coordinator.
     Resume(ResumeRequest),
-    /// Brings a vCPU to another slice. Of the bootstrap slice.
+    /// Brings a vCPU to another slice. Of the coordinator.
     MoveVcpu(MoveVcpuRequest),
-    /// Brings everything of a slice to others. Of the bootstrap slice.
+    /// Brings everything of a slice to others. Of the coordinator.
     Drain(DrainRequest),
-    /// Drains all slices that are not needed. Of the bootstrap slice.
+    /// Drains all slices that are not needed. Of the coordinator.
     Consolidate(ConsolidateRequest),
-    /// Brings vCPUs to slices that have fewer. Of the bootstrap slice.
+    /// Brings vCPUs to slices that have fewer. Of the coordinator.
     Spread(SpreadRequest),
     /// Where each part of the VM is.
     Placement(PlacementRequest),
@@ -176,6 +176,8 @@ pub struct DoneAnswer {
 pub struct PlacementAnswer {
     /// Grows by one with each change.
     pub epoch: u32,
+    /// The slice that coordinates: requests about the whole VM go to its control socket.
+    pub coordinator: u16,
     /// Each slice, ascending.
     pub slices: Vec<SlicePlaces>,
 }

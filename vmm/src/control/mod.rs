@@ -41,9 +41,10 @@ use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use view::View;
 use vm::Vm;
 
@@ -74,8 +75,10 @@ impl fmt::Debug for Source {
 #[derive(Debug, Default)]
 struct Shared {
     source: Mutex<Option<Source>>,
-    /// On the bootstrap slice, once the guest runs.
+    /// On the slice that coordinates, once the guest runs.
     vm: Mutex<Option<Vm>>,
+    /// Requests that are being answered.
+    answering: AtomicUsize,
     /// By number; none once the socket is closed.
     clients: Mutex<Option<BTreeMap<u64, UnixStream>>>,
 }
@@ -121,9 +124,34 @@ impl ControlSocket {
         *locked(&self.shared.source) = Some(Source { placement, memory, delegated });
     }
 
+    /// What brings and takes what can be done to the VM.
+    #[must_use]
+    pub fn handle(&self) -> ControlHandle {
+        ControlHandle(Arc::clone(&self.shared))
+    }
+
+    /// Waits until clients have the answers to what they have asked for, or this time is over.
+    pub fn wait_until_answered(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.shared.answering.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A way to the requests of a control socket that concern the whole VM. Clones are of the same socket.
+#[derive(Clone, Debug)]
+pub struct ControlHandle(Arc<Shared>);
+
+impl ControlHandle {
     /// From now on the VM can be paused, and its parts move.
     pub fn attach_vm(&self, pauses: Arc<dyn PausesVm>, relocates: Arc<dyn Relocates>) {
-        *locked(&self.shared.vm) = Some(Vm { pauses, relocates });
+        *locked(&self.0.vm) = Some(Vm { pauses, relocates });
+    }
+
+    /// From now on that is asked of another slice. Whoever has asked already is answered here.
+    pub fn detach_vm(&self) {
+        *locked(&self.0.vm) = None;
     }
 }
 
@@ -182,12 +210,30 @@ fn take(stream: UnixStream, number: u64, shared: &Arc<Shared>) -> io::Result<()>
     started.map(drop)
 }
 
+/// A request is being answered until this is dropped.
+struct Answering<'a>(&'a Shared);
+
+impl<'a> Answering<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        shared.answering.fetch_add(1, Ordering::SeqCst);
+        Self(shared)
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.answering.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// Answers a client until it goes.
 fn serve(stream: &UnixStream, shared: &Shared) -> Result<(), LineError> {
     let mut lines = BufReader::new(stream);
     let mut view = View::default();
     loop {
-        let answer = match read_line(&mut lines, REQUEST_MAX) {
+        let line = read_line(&mut lines, REQUEST_MAX);
+        let _answering = Answering::begin(shared);
+        let answer = match line {
             Ok(None) => return Ok(()),
             Ok(Some(line)) => match Request::parse(&line) {
                 Ok(request) => {
@@ -253,9 +299,17 @@ fn answer(
         | Request::Spread(_) => {
             // Other clients do not wait for this one's answer.
             let vm = locked(&shared.vm).clone();
-            let none = "ask the bootstrap slice, once the guest runs";
-            vm.map_or_else(|| Answer::Refused(none.into()), |vm| vm.answer(request, tell))
+            vm.map_or_else(|| Answer::Refused(whom_to_ask(shared)), |vm| vm.answer(request, tell))
         }
+    }
+}
+
+fn whom_to_ask(shared: &Shared) -> String {
+    let source = locked(&shared.source);
+    let known = source.as_ref().map(|source| source.placement.load().coordinator());
+    match known {
+        Some(slice) => format!("ask {slice}, which coordinates the VM, once the guest runs"),
+        None => "ask the slice that coordinates, once the guest runs".into(),
     }
 }
 

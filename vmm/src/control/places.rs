@@ -11,7 +11,7 @@ const FRAMES_PER_MIB: u64 = 256;
 pub(super) fn places(placement: &Placement) -> PlacementAnswer {
     let of = |slice: &SliceId| of_slice(placement, *slice);
     let slices = placement.members().iter().map(of).collect();
-    PlacementAnswer { epoch: placement.epoch().0, slices }
+    PlacementAnswer { epoch: placement.epoch().0, coordinator: placement.coordinator().0, slices }
 }
 
 fn of_slice(placement: &Placement, slice: SliceId) -> SlicePlaces {
@@ -58,6 +58,9 @@ mod tests {
             devices: vec![0],
             queues: vec![(0, 1)],
         };
-        assert_eq!(answer, PlacementAnswer { epoch: 3, slices: vec![first, second] });
+        assert_eq!(
+            answer,
+            PlacementAnswer { epoch: 3, coordinator: 0, slices: vec![first, second] }
+        );
     }
 }

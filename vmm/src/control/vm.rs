@@ -1,4 +1,4 @@
-//! What the control socket of the bootstrap slice does to the whole VM.
+//! What the control socket of the slice that coordinates does to the whole VM.
 
 use super::message::{Answer, DoneAnswer, Progress, Request};
 use std::fmt;

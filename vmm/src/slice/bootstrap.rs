@@ -1,44 +1,36 @@
 //! The bootstrap role: plan the VM, bring the companions together, start the guest, and end it.
 
-use super::channels::{Channels, DeviceJob};
-use super::clock_sync::ClockTest;
-use super::console::PanicWatch;
+use super::coordination::Terms;
 use super::events::SliceEvent;
 use super::host::{self, HostFacts};
-use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
+use super::launch::{DeviceQueues, Launch, LocalOptions, Parts, Slot};
 use super::negotiation::{
     ANSWER_LIMIT, START_LIMIT, align_clock, choose_interrupts, compare_clocks, gather,
     gather_shapes,
 };
-use super::peripherals::{BackEnds, Owner, Relay, Sequencer};
-use super::relocation::{Relocations, capacity};
-use super::report::{LostSlice, RunReport, SliceReport};
+use super::peripherals::BackEnds;
+use super::report::RunReport;
 use super::spec::{Shape, SpecError, VmSpec};
-use super::stop::{LONGEST, StopHandle, StopPlan, StopStep, WhyStopped};
-use super::{BOOTSTRAP, Ending, SliceError, end};
+use super::stop::StopHandle;
+use super::watch::Watch;
+use super::{BOOTSTRAP, Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use devices::acpi::{self, AcpiConfig};
-use devices::{Chipset, ChipsetConfig};
 use dsm::CopyError;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use transport::{
     BootstrapMesh, CarrierKind, Config, Member, PageMemory, Plan, RdmaMemory, Secret, Transport,
     VmId,
 };
-use wire::control::EndCause;
-use wire::{Control, Epoch, Gfn, SliceId, VcpuId};
+use wire::{Epoch, Gfn, SliceId, VcpuId};
 
 const LOAD_LIMIT: Duration = Duration::from_secs(120);
-const REPORT_LIMIT: Duration = Duration::from_secs(4);
 
 /// What a bootstrap is started with.
 pub struct BootstrapOptions {
@@ -115,40 +107,19 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     })?;
     let mut vm = Vm::assemble(&options, shape, (facts, back_ends), control.as_ref())?;
     vm.load(&plan)?;
-    let ends = Ends {
-        limit: options.limit,
-        stop: options.stop,
-        stop_limit: options.stop_limit,
-        clock_test: options.local.clock_test,
-        forms: options.local.forms,
-    };
-    vm.run(options.console, &ends, control.as_ref())
-}
-
-/// How the user may end the VM.
-struct Ends {
-    /// After this time.
-    limit: Option<Duration>,
-    /// By a request.
-    stop: StopHandle,
-    /// The guest's time to shut down after one.
-    stop_limit: Duration,
-    clock_test: ClockTest,
-    /// For saved forms.
-    forms: Option<PathBuf>,
+    let terms = Terms::new(options.limit, options.stop_limit);
+    vm.run(options.console, terms, (&options.local, &options.stop), control.as_ref())
 }
 
 /// The VM, assembled but not started.
 struct Vm {
     shape: Shape,
-    hosts: Vec<HostFacts>,
+    /// Name of this host.
+    host: String,
     launch: Launch,
     parts: Parts,
-    jobs: Receiver<DeviceJob>,
-    applied: Receiver<(SliceId, u64)>,
+    queues: DeviceQueues,
     back_ends: BackEnds,
-    /// Slices that are gone and without which the VM went on.
-    lost: Vec<LostSlice>,
 }
 
 impl Vm {
@@ -159,8 +130,7 @@ impl Vm {
         control: Option<&ControlSocket>,
     ) -> Result<Self, SliceError> {
         let epoch = shape.placement.epoch();
-        let (sender, jobs) = bounded(JOBS_MAX);
-        let (acknowledged, applied) = bounded(JOBS_MAX);
+        let (to_devices, queues) = DeviceQueues::new();
         let mut mesh = connect(options, epoch)?;
         let mut hosts = vec![facts];
         if let Some(mesh) = &mut mesh {
@@ -175,8 +145,7 @@ impl Vm {
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
         let devices = gather_shapes(&shape, &hosts)?;
         let placement = shape.place(&devices).map_err(SpecError::from)?;
-        let mut parts =
-            Parts::new((&shape, placement), slot, &cpuid, back_end, (sender, acknowledged))?;
+        let mut parts = Parts::new((&shape, placement), slot, &cpuid, back_end, to_devices)?;
         let offset = parts.machine.tsc_offset()?;
         parts.machine.set_tsc_offset(offset)?;
         let walks_write = hosts.iter().any(|host| host.walks_write);
@@ -188,6 +157,7 @@ impl Vm {
             interrupts,
             clocks: vec![(0, 0)],
             devices,
+            offers: hosts.iter().map(|host| host.offered).collect(),
         };
         if let Some(mut mesh) = mesh {
             for slice in shape.companions() {
@@ -201,8 +171,8 @@ impl Vm {
             parts.take_lease(back_ends.fence(), options.lease);
             parts.connect(&shape, transport, page_tables, &options.local, control)?;
         }
-        let lost = Vec::new();
-        Ok(Self { shape, hosts, launch, parts, jobs, applied, back_ends, lost })
+        let host = hosts.swap_remove(0).name;
+        Ok(Self { shape, host, launch, parts, queues, back_ends })
     }
 
     /// Writes the payload into guest memory and sets the boot vCPU's registers.
@@ -251,183 +221,26 @@ impl Vm {
     fn run(
         mut self,
         console: Box<dyn Write + Send>,
-        ends: &Ends,
+        terms: Terms,
+        (local, stop): (&LocalOptions, &StopHandle),
         control: Option<&ControlSocket>,
     ) -> Result<(Ending, RunReport), SliceError> {
+        let whole = (&self.shape, &self.launch);
         let panicked = self.back_ends.panicked();
-        let failed =
-            |source| SliceError::Io { what: "start the thread of the serial port", source };
-        let serial = Relay::start(console).map_err(failed)?;
-        let channels = Arc::clone(&self.parts.channels);
-        let chipset = Arc::new(Chipset::new(ChipsetConfig {
-            vcpus: self.shape.vcpus(),
-            console: Box::new(PanicWatch::new(serial.output(), Arc::clone(&panicked))),
-            interrupts: Arc::new(self.parts.machine.clone()),
-            shutdown: Arc::clone(&self.parts.dispatcher) as _,
-            clock: self.parts.machine.clock(),
-        }));
-        let bus = self.parts.attach_devices(
-            &self.shape,
-            &self.launch.devices,
-            &self.back_ends,
-            Arc::clone(&chipset) as _,
-        )?;
-        let sequencer = Sequencer::new(channels.companions(), self.applied.clone());
-        let button = Arc::clone(&chipset);
-        let devices = self.parts.dispatcher.devices.get().cloned();
-        let cuts = self.parts.allow_cuts(Some(Arc::clone(&chipset)), ends.forms.clone())?;
-        let moves = self.parts.allow_moves()?;
-        if let (Some(control), Some(cuts)) = (control, cuts) {
-            let capacity = capacity(&self.shape, &self.hosts, &self.launch.devices);
-            let relocations = Relocations::new(moves, cuts.clone(), &channels, capacity);
-            control.attach_vm(Arc::new(cuts), Arc::new(relocations));
-        }
-        let owner = Owner { chipset, channels: Arc::clone(&channels), devices, sequencer };
-        let jobs = self.jobs.clone();
-        spawn_devices(move || owner.serve(&jobs))?;
-        let started = Instant::now();
-        ends.stop.attach(&channels.events);
+        let coordination = self.parts.coordination(whole, (console, panicked), terms, control)?;
+        coordination.power_on();
+        let bus = self.parts.attach_devices(&self.shape, &self.launch.devices, &self.back_ends)?;
+        self.parts.serve_devices(self.queues)?;
+        self.parts.allow_cuts(&coordination, local.forms.clone())?;
+        self.parts.allow_moves()?;
+        coordination.begin().map_err(|error| SliceError::Coordination(Box::new(error)))?;
+        coordination.terms().start_now();
+        stop.attach(&self.parts.channels.events);
         self.parts.machine.start(bus)?;
-        self.parts.keep_clocks(&self.shape, ends.clock_test)?;
+        self.parts.keep_clocks(local.clock_test)?;
         self.parts.sample(&self.shape)?;
-        let ending = self.wait_for_end(started, ends, &panicked, &button);
-        let seconds = started.elapsed().as_secs_f64();
-        let slices = self.gather_reports(&ending);
-        let cause = match ending {
-            Ending::Reset => EndCause::Reset,
-            Ending::GuestPanic => EndCause::GuestPanic,
-            Ending::PowerOff => EndCause::PowerOff,
-            Ending::TimeLimit => EndCause::TimeLimit,
-            Ending::Stopped { .. } => EndCause::Stopped,
-            Ending::Told(cause) => cause,
-            // The bootstrap slice stays.
-            Ending::Drained => EndCause::Stopped,
-            Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
-        };
-        tell_companions(&channels, &Control::End(cause));
-        if !matches!(ending, Ending::LostSlice { .. }) {
-            self.parts.stop_vcpus();
-            let lost = |slice: &SliceId| self.lost.iter().any(|lost| lost.slice == slice.0);
-            let told = channels.companions().into_iter().filter(|slice| !lost(slice));
-            end::wait_until_all_know(told.collect(), &self.parts.events);
-        }
-        let report = RunReport {
-            ending: ending.describe(),
-            status: ending.status(),
-            seconds,
-            interrupts: self.launch.interrupts.back_end().to_string(),
-            page_tables: self.launch.page_tables,
-            lost_devices: self.lost,
-            slices,
-        };
-        self.parts.stop();
-        serial.finish();
-        self.back_ends.finish();
-        Ok((ending, report))
-    }
-
-    fn wait_for_end(
-        &mut self,
-        started: Instant,
-        ends: &Ends,
-        panicked: &AtomicBool,
-        button: &Chipset,
-    ) -> Ending {
-        let limit = ends.limit.map(|limit| started + limit.min(LONGEST));
-        let mut stop = StopPlan::new(ends.stop_limit);
-        loop {
-            let deadline = [limit, stop.due()].into_iter().flatten().min();
-            let event = match self.parts.events.recv(deadline) {
-                Ok(event) => Some(event),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => {
-                    Some(SliceEvent::Fatal("its threads are gone".into()))
-                }
-            };
-            let panicked = panicked.load(Ordering::Relaxed);
-            let over = event.as_ref().and_then(|event| ending_of(event, BOOTSTRAP, panicked));
-            if let Some(ending) = over {
-                return ending;
-            }
-            // Deadlines count also while events keep coming.
-            let now = Instant::now();
-            if limit.is_some_and(|limit| now >= limit) {
-                return Ending::TimeLimit;
-            }
-            let step = match event {
-                Some(SliceEvent::Stop) => stop.ask(None, now),
-                Some(SliceEvent::WantStop(from)) => {
-                    tracing::info!("{from} was asked to stop");
-                    stop.ask(Some(from), now)
-                }
-                Some(SliceEvent::LostDevices(slice, cause)) => {
-                    self.lost.push(LostSlice { slice: slice.0, cause });
-                    stop.step(now)
-                }
-                _ => stop.step(now),
-            };
-            match step {
-                StopStep::Wait => {}
-                StopStep::Press => {
-                    // A paused guest hears no button.
-                    self.parts.channels.cut.go_on();
-                    press(button, &mut stop, ends.stop_limit);
-                }
-                StopStep::End(why) => return stopped(why, ends.stop_limit),
-            }
-        }
-    }
-
-    /// This slice's report and those of the companions that still answer.
-    fn gather_reports(&self, ending: &Ending) -> Vec<SliceReport> {
-        let own = self.parts.report(&self.hosts[0].name, (0, 0));
-        let mut reports = vec![own];
-        let members = 1 + self.parts.channels.companions().len();
-        if matches!(ending, Ending::LostSlice { .. }) || members == 1 {
-            return reports;
-        }
-        tell_companions(&self.parts.channels, &Control::AskReport);
-        let deadline = Instant::now() + REPORT_LIMIT;
-        while reports.len() + self.lost.len() < members && Instant::now() < deadline {
-            match self.parts.events.recv(Some(deadline)) {
-                Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
-                    Ok(report) => reports.push(report),
-                    Err(error) => tracing::warn!("{from} sent an unreadable report: {error}"),
-                },
-                Ok(_) => {}
-                Err(_) => break,
-            }
-        }
-        if let Some(clock_sync) = self.parts.dispatcher.clock_sync.get() {
-            for report in &mut reports {
-                if let Some(clock) = clock_sync.measured(SliceId(report.slice)) {
-                    (report.clock_skew_ns, report.clock_bound_ns) = clock;
-                }
-            }
-        }
-        reports.sort_by_key(|report| report.slice);
-        reports
-    }
-}
-
-fn press(button: &Chipset, stop: &mut StopPlan, limit: Duration) {
-    let heard = button.press_power_button();
-    if heard {
-        tracing::info!(
-            "asked to stop: the guest has {limit:?} to shut down; asked again, the VM ends at once"
-        );
-    } else {
-        tracing::warn!("asked to stop, but the guest does not listen to its power button (yet)");
-    }
-    stop.pressed(heard, Instant::now());
-}
-
-fn stopped(why: WhyStopped, limit: Duration) -> Ending {
-    Ending::Stopped {
-        cause: match why {
-            WhyStopped::AskedAgain => "asked twice, the guest was not waited for".into(),
-            WhyStopped::TimeIsUp => format!("the guest did not shut down within {limit:?}"),
-        },
+        let Self { parts, launch, back_ends, host, .. } = self;
+        Ok(Watch { parts, coordination, back_ends, launch, host }.run(control))
     }
 }
 
@@ -437,10 +250,6 @@ fn lost(error: SliceError) -> SliceError {
         SliceError::Mesh(source) => SliceError::Lost(source),
         other => other,
     }
-}
-
-fn tell_companions(channels: &Channels, frame: &Control) {
-    channels.companions().into_iter().for_each(|slice| channels.send(slice, frame));
 }
 
 fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {

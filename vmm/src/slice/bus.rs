@@ -1,4 +1,4 @@
-//! Devices that live on the bootstrap slice, as vCPUs elsewhere reach them.
+//! The platform devices, which the coordinator has, as vCPUs reach them on any slice.
 
 use super::channels::Channels;
 use super::events::SliceEvent;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::control::{DeviceCall, Space};
 
-/// A device call that has no answer by then means that the bootstrap slice hangs.
+/// A device call that has no answer by then means that the coordinator hangs.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Calls to the device thread of the bootstrap slice.
+/// Calls to the device thread of the coordinator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceCalls<'a>(pub(crate) &'a Channels);
 
@@ -36,11 +36,12 @@ impl DeviceCalls<'_> {
     }
 }
 
-/// The devices of the bootstrap slice, from elsewhere.
+/// The platform devices: those of this slice while it coordinates, else by a call to the slice that does. Which one that
+/// is changes only while no vCPU runs.
 #[derive(Debug)]
-pub(crate) struct RemoteBus(pub(crate) Arc<Channels>);
+pub(crate) struct PlatformBus(pub(crate) Arc<Channels>);
 
-impl RemoteBus {
+impl PlatformBus {
     fn read(&self, space: Space, address: u64, data: &mut [u8]) {
         let value = DeviceCalls(&self.0).call(space, false, address, data.len(), 0).to_le_bytes();
         let count = data.len().min(8);
@@ -52,18 +53,30 @@ impl RemoteBus {
     }
 }
 
-impl Bus for RemoteBus {
+impl Bus for PlatformBus {
     fn pio_read(&self, port: u16, data: &mut [u8]) {
-        self.read(Space::Port, u64::from(port), data);
+        match &*self.0.chipset.load() {
+            Some(chipset) => chipset.pio_read(port, data),
+            None => self.read(Space::Port, u64::from(port), data),
+        }
     }
     fn pio_write(&self, port: u16, data: &[u8]) {
-        self.write(Space::Port, u64::from(port), data);
+        match &*self.0.chipset.load() {
+            Some(chipset) => chipset.pio_write(port, data),
+            None => self.write(Space::Port, u64::from(port), data),
+        }
     }
     fn mmio_read(&self, address: u64, data: &mut [u8]) {
-        self.read(Space::Memory, address, data);
+        match &*self.0.chipset.load() {
+            Some(chipset) => chipset.mmio_read(address, data),
+            None => self.read(Space::Memory, address, data),
+        }
     }
     fn mmio_write(&self, address: u64, data: &[u8]) {
-        self.write(Space::Memory, address, data);
+        match &*self.0.chipset.load() {
+            Some(chipset) => chipset.mmio_write(address, data),
+            None => self.write(Space::Memory, address, data),
+        }
     }
 }
 

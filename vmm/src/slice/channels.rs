@@ -3,7 +3,6 @@
 //!
 //! Nothing here blocks. What arrives by frames is taken to its place by `dispatch`.
 
-use super::BOOTSTRAP;
 use super::calls::PendingCalls;
 use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};
@@ -12,8 +11,10 @@ use super::operations::Operations;
 use super::pause::Pause;
 use super::pulls::Pulls;
 use super::queue_states::QueueStates;
+use super::succession::Succession;
+use arc_swap::ArcSwapOption;
 use crossbeam_channel::Sender;
-use devices::Fence;
+use devices::{Chipset, Fence};
 use dsm::Handle;
 use migrate::{PlacementOwner, PlacementView};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,15 +29,15 @@ pub(crate) const GONE: u64 = u64::MAX;
 /// Work for the device thread of a slice.
 #[derive(Debug)]
 pub(crate) enum DeviceJob {
-    /// For the bootstrap slice.
+    /// For the coordinator.
     Call(SliceId, DeviceCall),
-    /// For the bootstrap slice.
+    /// For the coordinator.
     EndOfInterrupt(u8),
-    /// For the bootstrap slice: this device's driver has broken a ring.
+    /// For the coordinator: this device's driver has broken a ring.
     Broken(u16),
-    /// For a companion.
+    /// For every other slice.
     Apply(u64, OrderedChange),
-    /// For the bootstrap slice, of itself: a part has another place. Told when all slices know.
+    /// For the coordinator, of itself: a part has another place. Told when all slices know.
     Place(OrderedChange, Sender<()>),
     /// Of this slice itself: no change until it is to go on.
     Rest(Pause),
@@ -63,7 +64,7 @@ pub(crate) struct Channels {
     pub(crate) bystanders: Vec<SliceId>,
     /// To the device thread.
     jobs: Sender<DeviceJob>,
-    /// To the device thread of the bootstrap slice, while it waits for companions.
+    /// To the device thread, while it waits for other slices on the coordinator.
     pub(super) applied: Sender<(SliceId, u64)>,
     /// Set once the memory engine runs, which sends the frames; never in a VM of one slice.
     pub(crate) handle: OnceLock<Handle>,
@@ -79,8 +80,12 @@ pub(crate) struct Channels {
     pub(super) pulls: Pulls,
     /// Of queues that come here.
     pub(super) queue_states: QueueStates,
-    /// What is done to the whole VM. Of the bootstrap slice.
+    /// What is done to the whole VM. Of the coordinator.
     pub(super) operations: Operations,
+    /// The platform devices, while this slice coordinates.
+    pub(super) chipset: ArcSwapOption<Chipset>,
+    /// From one coordinator to the next.
+    pub(super) succession: Succession,
 }
 
 impl Channels {
@@ -111,6 +116,8 @@ impl Channels {
             pulls: Pulls::default(),
             queue_states: QueueStates::default(),
             operations: Operations::default(),
+            chipset: ArcSwapOption::empty(),
+            succession: Succession::default(),
         }
     }
 
@@ -119,10 +126,20 @@ impl Channels {
         self.placement.local()
     }
 
-    /// The slices that are there now, but for the bootstrap.
-    pub(crate) fn companions(&self) -> Vec<SliceId> {
+    /// The slices that are there now, but for this one.
+    pub(crate) fn others(&self) -> Vec<SliceId> {
         let placement = self.placement.load();
-        placement.members().iter().copied().filter(|slice| *slice != BOOTSTRAP).collect()
+        placement.members().iter().copied().filter(|slice| *slice != self.local()).collect()
+    }
+
+    /// The slice that coordinates now.
+    pub(crate) fn coordinator(&self) -> SliceId {
+        self.placement.load().coordinator()
+    }
+
+    /// Whether this slice coordinates now.
+    pub(crate) fn coordinates(&self) -> bool {
+        self.coordinator() == self.local()
     }
 
     /// Sends a control frame after this slice's page-table writes are visible at its receiver.
@@ -162,10 +179,11 @@ impl Channels {
 
     /// Gives the device thread work that `from` asks for.
     pub(super) fn job(&self, from: SliceId, job: DeviceJob) {
-        // Only the bootstrap asks companions for anything, and only it is asked by them.
+        // Only the coordinator asks others for anything, and only it is asked by them.
+        let coordinator = self.coordinator();
         let here = match job {
-            DeviceJob::Apply(..) => self.local() != BOOTSTRAP && from == BOOTSTRAP,
-            _ => self.local() == BOOTSTRAP,
+            DeviceJob::Apply(..) => self.local() != coordinator && from == coordinator,
+            _ => self.local() == coordinator,
         };
         if !here {
             self.event(SliceEvent::Fatal(format!("{from} calls devices that are not here")));
@@ -179,13 +197,14 @@ impl Channels {
         &self.jobs
     }
 
-    /// Asks the bootstrap slice's device thread; the answer comes to `calls`.
+    /// Asks the coordinator's device thread; the answer comes to `calls`.
     pub(crate) fn call_devices(&self, call: DeviceCall) {
-        if self.local() == BOOTSTRAP {
-            self.job(BOOTSTRAP, DeviceJob::Call(BOOTSTRAP, call));
+        let coordinator = self.coordinator();
+        if self.local() == coordinator {
+            self.job(coordinator, DeviceJob::Call(coordinator, call));
         } else {
             self.traffic.device_calls.fetch_add(1, Ordering::Relaxed);
-            self.send(BOOTSTRAP, &Control::Call(call));
+            self.send(coordinator, &Control::Call(call));
         }
     }
 
@@ -198,21 +217,23 @@ impl Channels {
         }
     }
 
-    /// Tells the bootstrap's IOAPIC that a level-triggered interrupt was ended here.
+    /// Tells the IOAPIC that a level-triggered interrupt was ended here.
     pub(super) fn end_of_interrupt(&self, vector: u8) {
-        if self.local() == BOOTSTRAP {
-            self.job(BOOTSTRAP, DeviceJob::EndOfInterrupt(vector));
+        let coordinator = self.coordinator();
+        if self.local() == coordinator {
+            self.job(coordinator, DeviceJob::EndOfInterrupt(vector));
         } else {
-            self.send(BOOTSTRAP, &Control::EndOfInterrupt { vector });
+            self.send(coordinator, &Control::EndOfInterrupt { vector });
         }
     }
 
     /// A driver has broken a device's ring.
     pub(crate) fn device_broken(&self, device: u16) {
-        if self.local() == BOOTSTRAP {
-            self.job(BOOTSTRAP, DeviceJob::Broken(device));
+        let coordinator = self.coordinator();
+        if self.local() == coordinator {
+            self.job(coordinator, DeviceJob::Broken(device));
         } else {
-            self.send(BOOTSTRAP, &Control::Broken { device });
+            self.send(coordinator, &Control::Broken { device });
         }
     }
 }
@@ -229,7 +250,7 @@ pub(super) mod tests {
         let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
         let members = (0..3).map(SliceId).collect();
         let placement =
-            Placement::new(Epoch(1), members, vec![BOOTSTRAP], Vec::new(), Vec::new()).unwrap();
+            Placement::new(Epoch(1), members, vec![SliceId(0)], Vec::new(), Vec::new()).unwrap();
         let owner = PlacementOwner::new(local, placement);
         let channels = Channels::new(Epoch(1), owner, Vec::new(), events, (jobs, applied));
         (Arc::new(channels), told)

@@ -2,7 +2,7 @@
 //! [`crate::clock`].
 //!
 //! ```text
-//!   bootstrap, each round: ClockPing --> companion: its guest clock, what it stepped in all --> ClockPong
+//!   coordinator, each round: ClockPing --> companion: its guest clock, what it stepped in all --> ClockPong
 //!                          ClockStep: what it is to have stepped in all --> companion --> the gate of its vCPUs
 //! ```
 //! A step may fail because a vCPU waits for a page. It is tried again soon; until then nothing
@@ -41,7 +41,7 @@ const PONGS_MAX: usize = 64;
 pub struct ClockTest {
     /// Pretends that the counter is fast by so many parts per million.
     pub ppm: u32,
-    /// The bootstrap measures and does not correct.
+    /// The coordinator measures and does not correct.
     pub uncorrected: bool,
 }
 
@@ -127,7 +127,7 @@ impl ClockSync {
         self.told.load(SeqCst) == self.stepped.load(SeqCst)
     }
 
-    /// What was measured last of a companion's clock against the bootstrap's: skew and bound, in nanoseconds.
+    /// What was measured last of a slice's clock against the coordinator's: skew and bound, in nanoseconds.
     pub(crate) fn measured(&self, slice: SliceId) -> Option<(i64, u64)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let known = known.get(&slice)?;
@@ -155,12 +155,11 @@ impl ClockSync {
     }
 }
 
-/// Starts the thread of a slice: on the bootstrap, with its companions, it measures and decides; everywhere it
-/// has this slice step.
+/// Starts the thread of a slice: while the slice coordinates, it measures the others and decides; everywhere it has this
+/// slice step.
 pub(crate) fn start(
     channels: &Arc<Channels>,
     clock_sync: &Arc<ClockSync>,
-    companions: Vec<SliceId>,
     test: ClockTest,
 ) -> io::Result<()> {
     let (channels, clock_sync) = (Arc::downgrade(channels), Arc::clone(clock_sync));
@@ -170,11 +169,11 @@ pub(crate) fn start(
         channels,
         clock_sync,
         discipline,
-        paces: vec![Pace::default(); companions.len()],
-        histories: vec![History::new(khz); companions.len()],
+        paces: Vec::new(),
+        histories: Vec::new(),
         began: Instant::now(),
-        told: vec![0; companions.len()],
-        companions,
+        told: Vec::new(),
+        companions: Vec::new(),
         test,
         decided: Instant::now(),
         next: 0,
@@ -254,7 +253,7 @@ impl Keeper {
 
     /// One round: measure all, decide, tell.
     fn round(&mut self, channels: &Channels) -> Result<(), RunAway> {
-        self.forget_those_that_left(channels);
+        self.look_who_is_there(channels);
         // Own steps that are still to be done would be decided about once more.
         if self.companions.is_empty() || !self.clock_sync.is_through() {
             return Ok(());
@@ -279,16 +278,24 @@ impl Keeper {
         Ok(())
     }
 
-    /// Slices that were drained have no guest clock any more.
-    fn forget_those_that_left(&mut self, channels: &Channels) {
-        let placement = channels.placement.load();
-        let left = |slice: &SliceId| !placement.is_member(*slice);
-        while let Some(at) = self.companions.iter().position(left) {
+    /// The coordinator measures all others. Slices that were drained have no guest clock any more.
+    fn look_who_is_there(&mut self, channels: &Channels) {
+        let others = if channels.coordinates() { channels.others() } else { Vec::new() };
+        while let Some(at) = self.companions.iter().position(|slice| !others.contains(slice)) {
             self.companions.remove(at);
             self.paces.remove(at);
             self.histories.remove(at);
             self.told.remove(at);
             self.discipline.forget(at);
+        }
+        let khz = self.clock_sync.machine.true_tsc_khz();
+        for slice in others {
+            if !self.companions.contains(&slice) {
+                self.companions.push(slice);
+                self.paces.push(Pace::default());
+                self.histories.push(History::new(khz));
+                self.told.push(0);
+            }
         }
     }
 
@@ -307,6 +314,8 @@ impl Keeper {
                 let Pong { from, id, answered, stepped, received } = pong;
                 if from == slice && id == self.next {
                     if stepped != self.told[at] {
+                        // Another coordinator has told it more.
+                        self.told[at] = self.told[at].max(stepped);
                         return None;
                     }
                     exchanges.push(Exchange { sent, answered, received });
@@ -345,7 +354,7 @@ impl Keeper {
         let slice = self.companions[companion];
         if why == Why::Rate {
             return format!(
-                "the guest clocks of {slice} and the bootstrap drift apart by more than {RATE_PPM} ppm: one of their \
+                "the guest clocks of {slice} and of the coordinator drift apart by more than {RATE_PPM} ppm: one of their \
                  time stamp counters runs at another rate than at the start"
             );
         }
@@ -353,7 +362,7 @@ impl Keeper {
         let bound =
             self.clock_sync.nanoseconds(i64::try_from(interval.bound()).unwrap_or(i64::MAX));
         format!(
-            "the guest clock of {slice} is {skew} ns from the bootstrap's (give or take {bound} ns), more than \
+            "the guest clock of {slice} is {skew} ns from the coordinator's (give or take {bound} ns), more than \
              {SKEW_LIMIT:?}: one of their time stamp counters jumps or runs at another rate"
         )
     }
@@ -375,8 +384,8 @@ mod tests {
     use crate::vcpu::VcpuError;
     use devices::{ShutdownCause, ShutdownSink};
     use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
-    use migrate::PlacementView;
-    use wire::VcpuId;
+    use migrate::{Change, PlacementView};
+    use wire::{Epoch, VcpuId};
 
     struct Nobody;
 
@@ -413,6 +422,7 @@ mod tests {
         }
         let machine = machine();
         let (channels, _told) = channels(SliceId(0));
+        channels.owner.advance(&[Change::Leave(SliceId(2))], Epoch(2)).unwrap();
         let start = machine.clock().offset();
         let us = |count: u64| count * u64::from(machine.true_tsc_khz()) / 1000;
         assert_eq!(machine.shared.gate.join(VcpuId(0)), None);

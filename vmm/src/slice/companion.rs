@@ -1,30 +1,26 @@
 //! The companion role: give vCPUs, memory or both to a VM that another host starts.
 
-use super::bus::RemoteBus;
-use super::events::SliceEvent;
+use super::coordination::Terms;
 use super::host::{self, HostFacts};
-use super::launch::{JOBS_MAX, Launch, LocalOptions, Parts, Slot, ending_of, spawn_devices};
-use super::peripherals::{BackEnds, Lend, Lent, follow};
+use super::launch::{DeviceQueues, Launch, LocalOptions, Parts, Slot};
+use super::peripherals::{BackEnds, Lend, Lent};
+use super::report::RunReport;
 use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
-use super::{BOOTSTRAP, Ending, SliceError, end, one_line};
+use super::watch::Watch;
+use super::{BOOTSTRAP, Ending, SliceError, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
-use crossbeam_channel::bounded;
-use devices::SharedBus;
+use std::io::Write;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transport::{Assignment, CompanionMesh, Credential, Listener, MeshError, Refused};
-use wire::Control;
-use wire::control::EndCause;
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// From the answer to the start: the other companions may be slow.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a companion is started with.
-#[derive(Debug)]
 pub struct CompanionOptions {
     /// Where it listens.
     pub listen: SocketAddr,
@@ -36,15 +32,24 @@ pub struct CompanionOptions {
     pub lend: Vec<Lend>,
     /// Asks this slice to stop.
     pub stop: StopHandle,
+    /// Where the guest's serial line goes while this slice coordinates.
+    pub console: Box<dyn Write + Send>,
 }
 
-/// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended. Callers that
-/// cannot prove the secret, and VMs that do not fit, are refused; the companion keeps waiting.
+impl std::fmt::Debug for CompanionOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompanionOptions").field("listen", &self.listen).finish_non_exhaustive()
+    }
+}
+
+/// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended, with the reports of all slices if this one
+/// coordinated then, else with its own. Callers that cannot prove the secret, and VMs that do not fit, are refused; the
+/// companion keeps waiting.
 ///
 /// # Errors
 /// The address cannot be listened on, or this host turns out not to be able to run what it agreed
 /// to.
-pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
+pub fn companion(options: CompanionOptions) -> Result<(Ending, RunReport), SliceError> {
     let control = options.local.control()?;
     let lent = Lent::open(&options.lend)?;
     // One socket for all callers: a second one would get no or another port.
@@ -52,7 +57,7 @@ pub fn companion(options: &CompanionOptions) -> Result<Ending, SliceError> {
     loop {
         tracing::info!("waiting for a bootstrap at {}", listener.address());
         let (assignment, mesh) = listener.accept(None, &mut warn_refused)?;
-        match agree(&assignment, mesh, options, &lent) {
+        match agree(&assignment, mesh, &options, &lent) {
             Ok(agreed) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
@@ -127,10 +132,11 @@ fn consider(
 fn run(
     assignment: &Assignment,
     agreed: Agreed,
-    options: &CompanionOptions,
+    options: CompanionOptions,
     control: Option<&ControlSocket>,
-) -> Result<Ending, SliceError> {
-    let CompanionOptions { local: options, stop, .. } = options;
+) -> Result<(Ending, RunReport), SliceError> {
+    let CompanionOptions { local: options, stop, console, .. } = options;
+    let options = &options;
     let Agreed { spec, host, mut mesh, launch, back_ends } = agreed;
     let shape = spec.shape()?;
     let local = assignment.local;
@@ -140,11 +146,9 @@ fn run(
     let back_end = launch.interrupts.back_end();
     let lease = assignment.config.lease;
     let slot = Slot { local, epoch: assignment.epoch, memory: options.memory, lease };
-    let (jobs, work) = bounded(JOBS_MAX);
-    let (applied, _) = bounded(0);
+    let (to_devices, queues) = DeviceQueues::new();
     let placement = shape.place(&launch.devices).map_err(SpecError::from)?;
-    let mut parts =
-        Parts::new((&shape, placement), slot, &launch.cpuid, back_end, (jobs, applied))?;
+    let mut parts = Parts::new((&shape, placement), slot, &launch.cpuid, back_end, to_devices)?;
     parts.machine.set_tsc_offset(offset)?;
     let deadline = Instant::now() + START_LIMIT;
     if let Some(memory) = parts.remote_writable() {
@@ -154,63 +158,18 @@ fn run(
     tracing::info!("frames between slices go over {}", joined.kind);
     parts.take_lease(back_ends.fence(), assignment.config.lease);
     parts.connect(&shape, joined.transport, launch.page_tables, options, control)?;
-    let bus: SharedBus = Arc::new(RemoteBus(Arc::clone(&parts.channels)));
-    let bus = parts.attach_devices(&shape, &launch.devices, &back_ends, bus)?;
-    let (channels, devices) =
-        (Arc::clone(&parts.channels), parts.dispatcher.devices.get().cloned());
-    spawn_devices(move || follow(&channels, devices.as_deref(), &work))?;
+    // What a coordinator would know; it is told when it is to be one.
+    let terms = Terms::new(None, Duration::ZERO);
+    let serial = (console, back_ends.panicked());
+    let coordination = parts.coordination((&shape, &launch), serial, terms, control)?;
+    let bus = parts.attach_devices(&shape, &launch.devices, &back_ends)?;
+    parts.serve_devices(queues)?;
     stop.attach(&parts.channels.events);
-    parts.allow_cuts(None, options.forms.clone())?;
+    parts.allow_cuts(&coordination, options.forms.clone())?;
     parts.allow_moves()?;
     parts.machine.start(bus)?;
-    parts.keep_clocks(&shape, options.clock_test)?;
+    parts.keep_clocks(options.clock_test)?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.placement.vcpus_on(local));
-    let clock = launch.clocks.get(index).copied().unwrap_or_default();
-    let ending = wait_for_end(&parts, &host, clock);
-    if matches!(ending, Ending::Told(_)) {
-        tracing::info!("the VM is over; the bootstrap tells the other slices");
-        parts.stop_vcpus();
-        // As long as the fence is open: who closes first is lost to the others, which shuts theirs.
-        back_ends.finish();
-        parts.channels.send(BOOTSTRAP, &Control::EndSeen);
-        end::stay_until_all_know(&parts.events);
-    }
-    parts.stop();
-    back_ends.finish();
-    Ok(ending)
-}
-
-/// Answers the bootstrap until the VM is over, for this slice at least.
-fn wait_for_end(parts: &Parts, host: &str, clock: (i64, u64)) -> Ending {
-    let mut asked = false;
-    loop {
-        let Ok(event) = parts.events.recv(None) else {
-            break Ending::Failed { slice: parts.local, cause: "its threads are gone".into() };
-        };
-        if matches!(event, SliceEvent::AskReport) {
-            let report = parts.report(host, clock);
-            let bytes = serde_json::to_vec(&report).unwrap_or_default();
-            parts.channels.send(BOOTSTRAP, &Control::Report(bytes));
-        }
-        if matches!(event, SliceEvent::Stop) {
-            if asked {
-                break Ending::Stopped { cause: "asked twice; the VM has lost this slice".into() };
-            }
-            asked = true;
-            tracing::info!(
-                "asked to stop: the guest is to shut down; asked again, this slice ends at once"
-            );
-            parts.channels.send(BOOTSTRAP, &Control::WantStop);
-        }
-        if let SliceEvent::Fatal(cause) = &event {
-            tracing::error!("{cause}");
-            parts.channels.send(BOOTSTRAP, &Control::WantEnd(EndCause::Failure));
-            // The bootstrap ends the VM; give the frame time to leave.
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        if let Some(ending) = ending_of(&event, parts.local, false) {
-            break ending;
-        }
-    }
+    Ok(Watch { parts, coordination, back_ends, launch, host }.run(control))
 }

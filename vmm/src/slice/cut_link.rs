@@ -1,7 +1,7 @@
 //! The ways to the threads that bring a slice, or the whole VM, to rest. The threads themselves are in `cut`.
 //!
 //! ```text
-//!   control socket --CutHandle--------------------> driver (bootstrap slice)
+//!   control socket --CutHandle--------------------> driver (coordinator)
 //!   frames of other slices --CutLinks::take--+----> driver: what slices answer
 //!                                            +----> member: what slices are asked for
 //! ```
@@ -56,6 +56,8 @@ pub(super) enum Input {
     Resume(Reply),
     /// Bring all slices to rest, have this one leave, and have the others go on; as a part of an operation.
     Leave(SliceId, Arc<Ongoing>, Reply),
+    /// Bring all slices to rest, have this one coordinate, and have all go on; as a part of an operation.
+    HandOver(SliceId, Arc<Ongoing>, Reply),
     /// Have them go on, whether they are at rest or not; nobody waits for it.
     GoOn,
     /// What a slice answers.
@@ -82,7 +84,8 @@ impl CutHandle {
         Self(inputs)
     }
 
-    /// [`Input::Pause`], [`Input::Resume`] or [`Input::Leave`]; waits for the end of it, which has a limit.
+    /// [`Input::Pause`], [`Input::Resume`], [`Input::Leave`] or [`Input::HandOver`]; waits for the end of it, which has a
+    /// limit.
     pub(super) fn ask(&self, input: impl FnOnce(Reply) -> Input) -> Result<Duration, CutError> {
         let (reply, answer) = bounded(1);
         self.0.send(input(reply)).map_err(|_| CutError::Over)?;
@@ -116,8 +119,8 @@ impl fmt::Debug for CutLinks {
 
 #[derive(Default)]
 struct Links {
-    member: Option<Sender<Message>>,
-    /// On the bootstrap slice.
+    member: Option<Sender<(SliceId, Message)>>,
+    /// On the coordinator.
     driver: Option<Sender<Input>>,
     /// Slices that were gone before there was a driver to tell.
     lost: Vec<SliceId>,
@@ -129,7 +132,7 @@ impl CutLinks {
     }
 
     /// This slice can be brought to rest.
-    pub(super) fn set_member(&self, member: Sender<Message>) {
+    pub(super) fn set_member(&self, member: Sender<(SliceId, Message)>) {
         self.lock().member = Some(member);
     }
 
@@ -142,12 +145,19 @@ impl CutLinks {
         links.driver = Some(driver);
     }
 
+    /// Another slice does that from now on.
+    pub(super) fn unset_driver(&self) {
+        self.lock().driver = None;
+    }
+
     /// Takes a message to where it belongs. While nobody here can come to rest the coordinator is not left waiting: gives
     /// the answer that it is to have.
     pub(super) fn take(&self, from: SliceId, message: Message) -> Result<Option<Message>, TooMany> {
         let links = self.lock();
         let sent = match (message, &links.member, &links.driver) {
-            (message, Some(member), _) if message.is_asking() => member.try_send(message).is_ok(),
+            (message, Some(member), _) if message.is_asking() => {
+                member.try_send((from, message)).is_ok()
+            }
             (Message::Take(number, _), None, _) => {
                 return Ok(Some(Message::Failed(number, "its guest does not run".into())));
             }
@@ -176,7 +186,7 @@ impl CutLinks {
         }
     }
 
-    /// On the bootstrap slice: a VM that is paused, or about to be, runs on.
+    /// On the coordinator: a VM that is paused, or about to be, runs on.
     pub(super) fn go_on(&self) {
         self.tell(Input::GoOn);
     }
@@ -208,7 +218,7 @@ mod tests {
         links.set_member(member);
         assert_eq!(links.take(PEER, Message::GoOn(4)), Ok(None));
         assert_eq!(links.take(PEER, Message::GoOn(4)), Err(TooMany));
-        assert_eq!(messages.try_recv(), Ok(Message::GoOn(4)));
+        assert_eq!(messages.try_recv(), Ok((PEER, Message::GoOn(4))));
         links.end();
         ask();
     }

@@ -12,11 +12,11 @@ use super::clock_sync::ClockSync;
 use super::cut_link::TooMany;
 use super::events::SliceEvent;
 use super::handover::Handovers;
+use super::one_line;
 use super::peripherals::SliceDevices;
 use super::pulling;
 use super::pulls::Request;
 use super::queue_states::StateOf;
-use super::{BOOTSTRAP, one_line};
 use crate::crash;
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::machine::{InMemory, Machine, MachineHooks, MemoryAccess};
@@ -67,7 +67,7 @@ impl Dispatcher {
     }
 
     fn applied(&self, from: SliceId, sequence: u64) {
-        let possible = self.channels.local() == BOOTSTRAP && sequence != GONE;
+        let possible = self.channels.coordinates() && sequence != GONE;
         if !possible || self.channels.applied.try_send((from, sequence)).is_err() {
             let text = format!("{from} acknowledges what it was not asked");
             self.channels.event(SliceEvent::Fatal(text));
@@ -121,9 +121,10 @@ impl Dispatcher {
 
     fn control(&self, from: SliceId, frame: Control) {
         let (way, name) = frame.way();
-        if !way.permits(from, self.channels.local()) {
-            let text =
-                format!("{from} sends {name} to {}, which it must not", self.channels.local());
+        let placement = self.channels.placement.load();
+        let local = self.channels.local();
+        if !way.permits(from, local, |slice| placement.coordinates_or_did(slice)) {
+            let text = format!("{from} sends {name} to {local}, which it must not");
             return self.channels.event(SliceEvent::Fatal(text));
         }
         match frame {
@@ -132,6 +133,10 @@ impl Dispatcher {
             Control::Answer { id, data } => self.channels.calls.answer(id, data),
             Control::EndOfInterrupt { vector } => {
                 self.channels.job(from, DeviceJob::EndOfInterrupt(vector));
+            }
+            // Sent before the sender knew who coordinates now.
+            Control::WantEnd(_) | Control::WantStop if !self.channels.coordinates() => {
+                self.channels.send(placement.coordinator(), &frame);
             }
             Control::WantEnd(cause) => self.channels.event(SliceEvent::WantEnd(from, cause)),
             Control::ClockPing { id } => {
@@ -173,6 +178,16 @@ impl Dispatcher {
                 }
             }
             Control::Pulled { id, failure } => self.channels.pulls.answered(from, id, failure),
+            Control::CoordinatorState(state) => self.channels.succession.put(state),
+            Control::WantLeave => {
+                if let Err(why) = self.channels.succession.want_leave(from) {
+                    self.channels.send(from, &Control::LeaveRefused(why.into()));
+                }
+            }
+            // It may go to a terminal, and who wrote it is not known.
+            Control::LeaveRefused(why) => {
+                self.channels.succession.told(Err(why.replace(char::is_control, " ")));
+            }
         }
     }
 }
@@ -259,10 +274,11 @@ impl ShutdownSink for Dispatcher {
             ShutdownCause::Reset => EndCause::Reset,
             ShutdownCause::GuestPanic => EndCause::GuestPanic,
         };
-        if self.channels.local() == BOOTSTRAP {
-            self.channels.event(SliceEvent::WantEnd(BOOTSTRAP, cause));
+        let coordinator = self.channels.coordinator();
+        if self.channels.local() == coordinator {
+            self.channels.event(SliceEvent::WantEnd(coordinator, cause));
         } else {
-            self.channels.send(BOOTSTRAP, &Control::WantEnd(cause));
+            self.channels.send(coordinator, &Control::WantEnd(cause));
         }
     }
 }

@@ -23,9 +23,9 @@ const STOPS_MAX: usize = 16;
 pub(crate) enum SliceEvent {
     /// The guest, or a slice, wants the VM to end.
     WantEnd(SliceId, EndCause),
-    /// The bootstrap says that the VM is over.
+    /// The coordinator says that the VM is over.
     End(EndCause),
-    /// A companion has heard that the VM is over.
+    /// Another slice has heard that the VM is over.
     EndSeen(SliceId),
     /// A slice is gone.
     Lost(SliceId, String),
@@ -35,13 +35,15 @@ pub(crate) enum SliceEvent {
     Dismissed,
     /// This slice cannot go on.
     Fatal(String),
+    /// This slice coordinates from now on, or does no longer.
+    Coordinates,
     /// This process is asked to stop.
     Stop,
-    /// A companion was asked to stop, and asks for an orderly end.
+    /// Another slice was asked to stop, and asks for an orderly end.
     WantStop(SliceId),
-    /// The bootstrap wants the report.
+    /// The coordinator wants the report.
     AskReport,
-    /// A companion's report.
+    /// Another slice's report.
     Report(SliceId, Vec<u8>),
 }
 
@@ -54,6 +56,7 @@ impl SliceEvent {
             | Self::LostDevices(..)
             | Self::Dismissed
             | Self::Fatal(_)
+            | Self::Coordinates
             | Self::Stop => true,
             Self::EndSeen(_) | Self::WantStop(_) | Self::AskReport | Self::Report(..) => false,
         }

@@ -1,33 +1,36 @@
 //! The parts of a slice, put together the same way in both roles.
 
+use super::bus::PlatformBus;
 use super::channels::{Channels, DeviceJob};
 use super::clock_sync::{self, ClockSync, ClockTest};
+use super::coordination::{Coordination, CoordinationConfig, Terms};
 use super::cut::{self, Restable};
-use super::cut_link::CutHandle;
 use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
-use super::host::Offer;
-use super::peripherals::{BackEndShape, BackEnds, PciBus, SliceDevices};
+use super::host::{Offer, Offered};
+use super::peripherals::{BackEndShape, BackEnds, DeviceThread, PciBus, SliceDevices};
 use super::pulling;
+use super::relocation::capacity;
 use super::report::SliceReport;
 use super::spec::{Interrupts, PageTables, Shape};
-use super::{BOOTSTRAP, Ending, SliceError};
+use super::{Ending, SliceError};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::crash;
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crate::tsc::ticks_to_duration;
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::back_end::image::OnFull;
-use devices::{Chipset, Fence, SharedBus};
+use devices::{Fence, SharedBus};
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Mechanisms, Memory, NodeConfig, Tracing};
 use migrate::{Placement, PlacementOwner, PlacementView};
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use transport::{PageMemory, Transport};
@@ -59,6 +62,25 @@ pub(crate) struct Launch {
     /// The devices, in the order of the VM's description.
     #[serde(default)]
     pub(crate) devices: Vec<BackEndShape>,
+    /// What each slice's host offers.
+    pub(crate) offers: Vec<Offered>,
+}
+
+/// What a slice's device thread receives from.
+pub(crate) struct DeviceQueues {
+    jobs: Receiver<DeviceJob>,
+    applied: Receiver<(SliceId, u64)>,
+}
+
+/// Their other ends.
+pub(crate) type ToDevices = (Sender<DeviceJob>, Sender<(SliceId, u64)>);
+
+impl DeviceQueues {
+    /// Both ends.
+    pub(crate) fn new() -> (ToDevices, Self) {
+        let ((to_jobs, jobs), (to_applied, applied)) = (bounded(JOBS_MAX), bounded(JOBS_MAX));
+        ((to_jobs, to_applied), Self { jobs, applied })
+    }
 }
 
 /// Which slice this process is, and of what.
@@ -125,7 +147,7 @@ impl Parts {
         slot: Slot,
         cpuid: &Cpuid,
         back_end: InterruptBackEnd,
-        to_devices: (Sender<DeviceJob>, Sender<(SliceId, u64)>),
+        to_devices: ToDevices,
     ) -> Result<Self, SliceError> {
         let Slot { local, epoch, memory, lease } = slot;
         crash::name_slice(local);
@@ -158,10 +180,9 @@ impl Parts {
     }
 
     /// Keeps the guest clocks of all slices together from now on, if there are several.
-    pub(crate) fn keep_clocks(&self, shape: &Shape, test: ClockTest) -> Result<(), SliceError> {
+    pub(crate) fn keep_clocks(&self, test: ClockTest) -> Result<(), SliceError> {
         let Some(clock_sync) = self.dispatcher.clock_sync.get() else { return Ok(()) };
-        let companions = shape.companions().filter(|_| self.local == BOOTSTRAP).collect();
-        let started = clock_sync::start(&self.channels, clock_sync, companions, test);
+        let started = clock_sync::start(&self.channels, clock_sync, test);
         started.map_err(|source| SliceError::Io { what: "start the clock's thread", source })
     }
 
@@ -220,14 +241,45 @@ impl Parts {
         Ok(())
     }
 
-    /// Puts the VM's devices on the bus, if it has any.
+    /// What this slice needs to coordinate, at the start or later. The serial line then goes to the console, and what is
+    /// beside it is set when a panic goes by.
+    pub(super) fn coordination(
+        &self,
+        (shape, launch): (&Shape, &Launch),
+        (console, panicked): (Box<dyn Write + Send>, Arc<AtomicBool>),
+        terms: Terms,
+        control: Option<&ControlSocket>,
+    ) -> Result<Arc<Coordination>, SliceError> {
+        let config = CoordinationConfig {
+            channels: Arc::clone(&self.channels),
+            machine: self.machine.clone(),
+            vcpus: shape.vcpus(),
+            shutdown: Arc::clone(&self.dispatcher) as _,
+            moves: self.moves(),
+            capacity: capacity(shape, &launch.offers, &launch.devices),
+            control: control.map(ControlSocket::handle),
+            panicked,
+        };
+        let failed =
+            |source| SliceError::Io { what: "start the thread of the serial port", source };
+        Ok(Arc::new(Coordination::new(config, console, terms).map_err(failed)?))
+    }
+
+    /// Starts the device thread.
+    pub(super) fn serve_devices(&self, queues: DeviceQueues) -> Result<(), SliceError> {
+        let devices = self.dispatcher.devices.get().cloned();
+        let work = DeviceThread::new(Arc::clone(&self.channels), devices, queues.applied);
+        spawn_devices(move || work.serve(&queues.jobs))
+    }
+
+    /// The VM's bus: the platform devices, and those on PCI if there are any.
     pub(crate) fn attach_devices(
         &mut self,
         shape: &Shape,
         shapes: &[BackEndShape],
         back_ends: &BackEnds,
-        rest: SharedBus,
     ) -> Result<SharedBus, SliceError> {
+        let rest: SharedBus = Arc::new(PlatformBus(Arc::clone(&self.channels)));
         if shape.devices.is_empty() {
             return Ok(rest);
         }
@@ -240,23 +292,27 @@ impl Parts {
     }
 
     /// From now on vCPUs can leave this slice and come to it.
-    pub(crate) fn allow_moves(&self) -> Result<MoveHandle, SliceError> {
+    pub(crate) fn allow_moves(&self) -> Result<(), SliceError> {
         self.dispatcher.handovers.start()?;
         pulling::start(&self.channels)
-            .map_err(|source| SliceError::Io { what: "start the thread that pulls", source })?;
-        Ok(MoveHandle(Arc::downgrade(&self.dispatcher.handovers)))
+            .map_err(|source| SliceError::Io { what: "start the thread that pulls", source })
     }
 
-    /// From now on this slice can be brought to rest. On the bootstrap slice, which has the chipset, it is said how.
-    pub(crate) fn allow_cuts(
+    fn moves(&self) -> MoveHandle {
+        MoveHandle(Arc::downgrade(&self.dispatcher.handovers))
+    }
+
+    /// From now on this slice can be brought to rest.
+    pub(super) fn allow_cuts(
         &self,
-        chipset: Option<Arc<Chipset>>,
+        coordination: &Arc<Coordination>,
         forms: Option<PathBuf>,
-    ) -> Result<Option<CutHandle>, SliceError> {
+    ) -> Result<(), SliceError> {
+        let succeeds = Arc::clone(coordination) as _;
         let (machine, channels) = (self.machine.clone(), Arc::clone(&self.channels));
         let devices = self.dispatcher.devices.get().cloned();
         let handovers = Arc::clone(&self.dispatcher.handovers);
-        cut::start(Restable { machine, channels, handovers, devices, chipset }, forms)
+        cut::start(Restable { machine, channels, handovers, devices, succeeds }, forms)
     }
 
     /// What this slice did until now.
@@ -296,6 +352,7 @@ impl Parts {
         self.channels.cut.end();
         self.dispatcher.handovers.end();
         self.channels.pulls.end();
+        self.channels.succession.end();
         if let Some(clock_sync) = self.dispatcher.clock_sync.get() {
             clock_sync.stop();
         }
@@ -348,7 +405,7 @@ fn machine_config(
 }
 
 /// Starts the device thread of a slice.
-pub(crate) fn spawn_devices(work: impl FnOnce() + Send + 'static) -> Result<(), SliceError> {
+fn spawn_devices(work: impl FnOnce() + Send + 'static) -> Result<(), SliceError> {
     let run = || {
         crash::point();
         work();
@@ -369,6 +426,7 @@ pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> O
         SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
         SliceEvent::Dismissed => Some(Ending::Drained),
         SliceEvent::Stop
+        | SliceEvent::Coordinates
         | SliceEvent::EndSeen(_)
         | SliceEvent::WantStop(_)
         | SliceEvent::AskReport

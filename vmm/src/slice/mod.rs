@@ -8,6 +8,7 @@
 //!
 //! Until the commit nothing has been promised and every refusal leaves the companions listening.
 //! After it, losing any slice ends the VM on all of them. One that is drained leaves: it ends alone.
+//! From then on the roles are equal: one slice coordinates, at first the bootstrap's (`coordination`, `watch`).
 
 mod bootstrap;
 mod bus;
@@ -16,6 +17,7 @@ mod channels;
 mod clock_sync;
 mod companion;
 mod console;
+mod coordination;
 mod cut;
 mod cut_link;
 mod dispatch;
@@ -37,6 +39,8 @@ mod report;
 mod saved;
 mod spec;
 mod stop;
+mod succession;
+mod watch;
 
 pub use devices::back_end::image::OnFull;
 pub use dsm::Memory;
@@ -67,7 +71,7 @@ use transport::MeshError;
 use wire::SliceId;
 use wire::control::EndCause;
 
-/// The first slice: it has the serial line, the chipset and the order of devices, and starts and ends the VM.
+/// The first slice: it starts the VM, and coordinates it until another one does.
 pub(crate) const BOOTSTRAP: SliceId = SliceId(0);
 
 /// How a VM ended.
@@ -100,7 +104,7 @@ pub enum Ending {
         /// One line for a person.
         cause: String,
     },
-    /// A companion was told by the bootstrap that the VM is over, which is all that it was to wait for.
+    /// Told by the coordinator that the VM is over, which is all that it was to wait for.
     Told(EndCause),
     /// This slice was drained: the VM goes on without it.
     Drained,
@@ -133,7 +137,7 @@ impl Ending {
             Self::TimeLimit => "the time limit was reached".into(),
             Self::Stopped { cause } => format!("stopped: {cause}"),
             Self::Told(cause) => {
-                format!("the bootstrap says that the VM is over: {}", told(*cause))
+                format!("the coordinator says that the VM is over: {}", told(*cause))
             }
             Self::Drained => "the slice was drained; the VM goes on without it".into(),
         }
@@ -252,6 +256,9 @@ pub enum SliceError {
     /// The control socket cannot be had.
     #[error("offer a control socket")]
     Control(#[from] SocketError),
+    /// The first slice cannot coordinate.
+    #[error("coordinate the VM")]
+    Coordination(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Console or report file.
     #[error("{what}")]
     Io {

@@ -19,7 +19,7 @@ pub(super) enum Operation {
     Move,
 }
 
-/// What goes on. Of the bootstrap slice, which begins all of it.
+/// What goes on. Of the coordinator, which begins all of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Operations(Arc<Mutex<Option<Operation>>>);
 

@@ -1,14 +1,14 @@
-//! Pages that are brought to their home from a slice that is to be emptied, because the bootstrap slice asks for it.
+//! Pages that are brought to their home from a slice that is to be emptied, because the coordinator asks for it.
 //!
 //! ```text
-//!   pull (bootstrap slice) --Pull--> [thread of the home] --> memory engine
+//!   pull (coordinator) --Pull--> [thread of the home] --> memory engine
 //!         answer <----------Pulled-----------|
 //! ```
 //! Pages take seconds to come, and the engine brings them, so a thread of its own waits for them.
 
 use super::channels::Channels;
+use super::one_line;
 use super::pulls::{Request, Taken};
-use super::{BOOTSTRAP, one_line};
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::io;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use wire::{Control, SliceId};
 const PULL_LIMIT: Duration = Duration::from_secs(60);
 /// How much later the answer may come.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Requests that may wait. The bootstrap slice asks for one after another.
+/// Requests that may wait. The coordinator asks for one after another.
 const REQUESTS_MAX: usize = 4;
 
 /// Why pages are not at home.
@@ -47,9 +47,12 @@ pub(super) fn start(channels: &Arc<Channels>) -> io::Result<()> {
         for request in requests {
             let Some(channels) = weak.upgrade() else { return };
             let failure = bring(&channels, &request).err().unwrap_or_default();
-            match channels.local() {
-                BOOTSTRAP => channels.pulls.answered(BOOTSTRAP, request.id, failure),
-                _ => channels.send(BOOTSTRAP, &Control::Pulled { id: request.id, failure }),
+            // No other slice comes to coordinate while pages are pulled.
+            let coordinator = channels.coordinator();
+            if channels.local() == coordinator {
+                channels.pulls.answered(coordinator, request.id, failure);
+            } else {
+                channels.send(coordinator, &Control::Pulled { id: request.id, failure });
             }
         }
     };
@@ -58,7 +61,7 @@ pub(super) fn start(channels: &Arc<Channels>) -> io::Result<()> {
     Ok(())
 }
 
-/// On the engine's thread: the bootstrap slice asks this home. False if it asks for more than can wait.
+/// On the engine's thread: the coordinator asks this home. False if it asks for more than can wait.
 pub(super) fn asked(channels: &Channels, request: Request) -> bool {
     let id = request.id;
     match channels.pulls.take(request) {
@@ -66,7 +69,7 @@ pub(super) fn asked(channels: &Channels, request: Request) -> bool {
         Taken::TooMany => false,
         Taken::Nobody => {
             let failure = "its guest does not run".to_owned();
-            channels.send(BOOTSTRAP, &Control::Pulled { id, failure });
+            channels.send(channels.coordinator(), &Control::Pulled { id, failure });
             true
         }
     }
@@ -90,7 +93,7 @@ fn bring(channels: &Channels, request: &Request) -> Result<(), String> {
     Ok(())
 }
 
-/// On the bootstrap slice: brings the pages of these frames, which `home` is the home of, there from another slice, and
+/// On the coordinator: brings the pages of these frames, which `home` is the home of, there from another slice, and
 /// waits for it.
 pub(super) fn pull(
     channels: &Channels,
@@ -123,9 +126,11 @@ mod tests {
     use super::*;
     use crate::slice::channels::tests::channels;
 
+    const FIRST: SliceId = SliceId(0);
+
     #[test]
     fn what_a_home_says_is_shown_without_control_characters() {
-        let (channels, _told) = channels(BOOTSTRAP);
+        let (channels, _told) = channels(FIRST);
         let asking = Arc::clone(&channels);
         let thread = thread::spawn(move || pull(&asking, (SliceId(1), 0..8), SliceId(2)));
         let expected = Err(PullError::Failed(SliceId(1), "no ".into()));
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn nothing_is_pulled_when_the_vm_is_over() {
-        let (channels, _told) = channels(BOOTSTRAP);
-        assert_eq!(pull(&channels, (BOOTSTRAP, 0..8), SliceId(1)), Err(PullError::Over));
+        let (channels, _told) = channels(FIRST);
+        assert_eq!(pull(&channels, (FIRST, 0..8), SliceId(1)), Err(PullError::Over));
     }
 }

@@ -34,7 +34,7 @@ pub(super) enum Taken {
 struct Links {
     /// To the thread of this slice, while the guest runs.
     thread: Option<Sender<Request>>,
-    /// On the bootstrap slice: who waits for which home.
+    /// On the coordinator: who waits for which home.
     waiting: BTreeMap<u64, (SliceId, Sender<String>)>,
     next: u64,
 }
@@ -53,7 +53,7 @@ impl Pulls {
         self.lock().thread = Some(thread);
     }
 
-    /// On the bootstrap slice: somebody waits for a home; the number of the request, and what the home will say.
+    /// On the coordinator: somebody waits for a home; the number of the request, and what the home will say.
     pub(super) fn begin(&self, home: SliceId) -> (u64, Receiver<String>) {
         let (sender, answer) = bounded(1);
         let mut links = self.lock();
@@ -77,7 +77,7 @@ impl Pulls {
         }
     }
 
-    /// On the bootstrap slice: what a home says. Nobody may wait for it any more.
+    /// On the coordinator: what a home says. Nobody may wait for it any more.
     pub(super) fn answered(&self, home: SliceId, id: u64, failure: String) {
         let links = self.lock();
         let waiting = links.waiting.get(&id).filter(|(of, _)| *of == home);

@@ -31,9 +31,9 @@ pub struct SliceReport {
     pub interrupts_in: u64,
     /// Interrupts sent to other slices.
     pub interrupts_out: u64,
-    /// Device accesses sent to the bootstrap slice.
+    /// Device accesses sent to the coordinator.
     pub device_calls: u64,
-    /// How far this slice's guest clock was ahead of the bootstrap's when it was measured last.
+    /// How far this slice's guest clock was ahead of the coordinator's when it was measured last.
     pub clock_skew_ns: i64,
     /// The measurement cannot be further off than this: half of the best round trip.
     pub clock_bound_ns: u64,

@@ -75,7 +75,7 @@ fn kvm_moves_that_cannot_be_are_refused_and_change_nothing() {
     for (slice, request, why) in [
         (0, move_to(2, 1), "the VM has no vcpu2"),
         (0, move_to(0, 0), "vcpu0 is on slice0 already"),
-        (1, move_to(0, 1), "ask the bootstrap slice, once the guest runs"),
+        (1, move_to(0, 1), "ask slice0, which coordinates the VM, once the guest runs"),
     ] {
         assert_eq!(vm.refusal(slice, request), why);
     }

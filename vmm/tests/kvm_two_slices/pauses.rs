@@ -72,11 +72,14 @@ fn kvm_pause_is_refused_by_companion_which_goes_on() {
     }
     let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
     for request in [PAUSE, RESUME] {
-        assert_eq!(vm.refusal(1, request), "ask the bootstrap slice, once the guest runs");
+        assert_eq!(
+            vm.refusal(1, request),
+            "ask slice0, which coordinates the VM, once the guest runs"
+        );
     }
     vm.moves_on();
     vm.must(PAUSE);
-    assert_eq!(vm.refusal(1, RESUME), "ask the bootstrap slice, once the guest runs");
+    assert_eq!(vm.refusal(1, RESUME), "ask slice0, which coordinates the VM, once the guest runs");
     vm.must(RESUME);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);

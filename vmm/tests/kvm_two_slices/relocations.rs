@@ -49,6 +49,7 @@ fn come_and_go(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
     assert_eq!(vm.power_off(), guest::AGREE, "additions to the page of both are lost");
 }
 
+const ASK_SLICE0: &str = "ask slice0, which coordinates the VM, once the guest runs";
 const CONSOLIDATE: Request = Request::Consolidate(ConsolidateRequest { stay: true });
 
 #[test]
@@ -69,20 +70,20 @@ fn leave(interrupts: Interrupts, carrier: CarrierKind) {
     let vm = Vm::start(interrupts, carrier, false);
     let whole: u64 = vm.placement().slices.iter().map(|slice| slice.memory_mib).sum();
     vm.relocate(Request::Drain(DrainRequest { slice: 1, stay: false }));
-    vm.wait_until_drained();
+    vm.wait_until_drained(1);
     vm.moves_on();
     let slices = vm.placement_of(0).slices;
     assert_eq!(slices.len(), 1);
     assert_eq!((slices[0].vcpus.as_slice(), slices[0].memory_mib), (&[0, 1][..], whole));
-    let before = vm.faults();
+    let before = vm.faults(0);
     for _ in 0..3 {
         vm.must(PAUSE);
         vm.must(RESUME);
         vm.moves_on();
     }
-    assert_eq!(vm.faults(), before, "nothing of guest memory is watched any more");
+    assert_eq!(vm.faults(0), before, "nothing of guest memory is watched any more");
     assert_eq!(vm.refusal(0, drain(0)), "slice0 is the VM's last slice");
-    assert_eq!(vm.power_off_alone(), guest::AGREE, "additions to the page of both are lost");
+    assert_eq!(vm.power_off_alone(0), guest::AGREE, "additions to the page of both are lost");
 }
 
 #[test]
@@ -105,14 +106,86 @@ fn kvm_drain_that_cannot_be_is_refused_and_changes_nothing() {
     }
     let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
     let before = vm.placement();
-    let why = vm.refusal(0, drain(0));
-    assert!(why.starts_with("slice0 cannot be drained: it has the serial line"), "{why}");
     assert_eq!(vm.refusal(0, drain(2)), "slice2 is not a member of the VM");
-    assert_eq!(vm.refusal(1, drain(1)), "ask the bootstrap slice, once the guest runs");
+    assert_eq!(vm.refusal(1, drain(1)), ASK_SLICE0);
     vm.must(PAUSE);
     assert_eq!(vm.refusal(0, drain(1)), "the VM is paused, or about to be");
     vm.must(RESUME);
     vm.moves_on();
     assert_eq!(vm.placement(), before);
     assert_eq!(vm.power_off(), guest::AGREE);
+}
+
+/// Everything goes to the other slice, the coordination too, and comes back.
+fn coordinate_in_turns(interrupts: Interrupts, carrier: CarrierKind) {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(interrupts, carrier, false);
+    let whole: u64 = vm.placement().slices.iter().map(|slice| slice.memory_mib).sum();
+    for round in 0..ROUNDS {
+        let [from, to] = [round % 2, 1 - round % 2];
+        let [at, next] = [from, to].map(|slice| u16::try_from(slice).expect("it is small"));
+        vm.relocate_at(at, drain(at));
+        let placement = vm.placement();
+        assert_eq!(placement.coordinator, next);
+        let there = &placement.slices[to];
+        assert_eq!((there.vcpus.as_slice(), there.memory_mib), (&[0, 1][..], whole));
+        vm.moves_on();
+        let why = vm.refusal(at, PAUSE);
+        assert_eq!(why, format!("ask slice{to}, which coordinates the VM, once the guest runs"));
+        vm.must_at(next, PAUSE);
+        check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("{round}: {error:?}"));
+        vm.must_at(next, RESUME);
+        vm.relocate_at(next, SPREAD);
+        vm.moves_on();
+        vm.relocate_at(next, CONSOLIDATE);
+        assert_eq!(vm.placement().coordinator, next, "nothing else speaks for another one");
+    }
+    assert_eq!(vm.power_off_at(1, 0), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
+fn kvm_coordination_goes_there_and_back_with_userspace_apics() {
+    coordinate_in_turns(Interrupts::Userspace, CarrierKind::Tcp);
+}
+
+#[test]
+fn kvm_coordination_goes_there_and_back_with_ghosts() {
+    coordinate_in_turns(Interrupts::Ghost, CarrierKind::Shm);
+}
+
+fn bootstrap_leaves(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(interrupts, carrier, disk);
+    vm.relocate(Request::Drain(DrainRequest { slice: 0, stay: false }));
+    vm.wait_until_drained(0);
+    vm.moves_on();
+    let placement = vm.placement_of(1);
+    assert_eq!((placement.slices.len(), placement.coordinator), (1, 1));
+    let before = vm.faults(1);
+    for _ in 0..3 {
+        vm.must_at(1, PAUSE);
+        vm.must_at(1, RESUME);
+        vm.moves_on();
+    }
+    assert_eq!(vm.faults(1), before, "nothing of guest memory is watched any more");
+    assert_eq!(vm.refusal(1, drain(1)), "slice1 is the VM's last slice");
+    assert_eq!(vm.power_off_alone(1), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
+fn kvm_bootstrap_slice_leaves_and_the_vm_goes_on_with_userspace_apics() {
+    bootstrap_leaves(Interrupts::Userspace, CarrierKind::Shm, true);
+    bootstrap_leaves(Interrupts::Userspace, CarrierKind::Tcp, false);
+}
+
+#[test]
+fn kvm_bootstrap_slice_leaves_and_the_vm_goes_on_with_ghosts() {
+    bootstrap_leaves(Interrupts::Ghost, CarrierKind::Shm, false);
+    bootstrap_leaves(Interrupts::Ghost, CarrierKind::Tcp, true);
 }

@@ -135,7 +135,8 @@ impl Line {
 /// A VM that runs.
 pub(crate) struct Vm {
     line: Line,
-    stop: StopHandle,
+    /// By slice.
+    stops: [StopHandle; 2],
     folder: Folder,
     /// What the guest writes.
     letters: Vec<u8>,
@@ -149,7 +150,8 @@ pub(crate) fn is_possible() -> bool {
 impl Vm {
     /// Starts it, and waits until all of it moves.
     pub(crate) fn start(interrupts: Interrupts, carrier: CarrierKind, disk: bool) -> Self {
-        let (folder, line, stop) = (Folder::new(), Line::default(), StopHandle::new());
+        let (folder, line) = (Folder::new(), Line::default());
+        let stops = [StopHandle::new(), StopHandle::new()];
         let kernel = folder.0.join("kernel");
         fs::write(&kernel, guest::image(disk)).expect("write the kernel");
         let image = folder.0.join("disk");
@@ -164,7 +166,8 @@ impl Vm {
             credential: Credential::Secret(secret.clone()),
             local: local(&folder.0, 1),
             lend: vec![lend],
-            stop: StopHandle::new(),
+            stop: stops[1].clone(),
+            console: Box::new(line.clone()),
         };
         let options = BootstrapOptions {
             spec: spec(interrupts, disk.then_some(device)),
@@ -177,7 +180,7 @@ impl Vm {
             node_distance: 40,
             console: Box::new(line.clone()),
             limit: None,
-            stop: stop.clone(),
+            stop: stops[0].clone(),
             stop_limit: LIMIT,
             lease: Duration::from_secs(20),
             carriers: vec![carrier],
@@ -185,12 +188,12 @@ impl Vm {
             local: local(&folder.0, 0),
         };
         // Threads of a VM that hangs stay behind: the test fails without waiting for them.
-        run(&line, 1, move || companion(&lent).map_err(|error| one_line(&error)));
+        run(&line, 1, move || Ok(companion(lent).map_err(|error| one_line(&error))?.0));
         wait_for_listener(address);
         let first = move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0);
         run(&line, 0, first);
         let used: &[[u8; 2]] = if disk { &[LOOPS, SENT, READS] } else { &[LOOPS, SENT] };
-        let vm = Self { line, stop, folder, letters: used.concat() };
+        let vm = Self { line, stops, folder, letters: used.concat() };
         vm.moves_on();
         vm
     }
@@ -212,7 +215,12 @@ impl Vm {
 
     /// The same of the bootstrap slice, where it must be done.
     pub(crate) fn must(&self, request: Request) {
-        match self.ask(0, request) {
+        self.must_at(0, request);
+    }
+
+    /// The same of the slice that coordinates.
+    pub(crate) fn must_at(&self, slice: u16, request: Request) {
+        match self.ask(slice, request) {
             Ok(Answer::Done(_)) => {}
             other => {
                 // A VM that is over says why when its slices have ended.
@@ -245,9 +253,9 @@ impl Vm {
         }
     }
 
-    /// Faults that the bootstrap slice has had.
-    pub(crate) fn faults(&self) -> u64 {
-        match self.ask(0, Request::Report(ReportRequest {})) {
+    /// Faults that a slice has had.
+    pub(crate) fn faults(&self, slice: u16) -> u64 {
+        match self.ask(slice, Request::Report(ReportRequest {})) {
             Ok(Answer::Report(report)) => {
                 let far = report.memory.faults;
                 report.memory.faults_local + far.read + far.write + far.upgrade
@@ -264,8 +272,13 @@ impl Vm {
 
     /// Asks the bootstrap slice for what is done part by part; what it says of each.
     pub(crate) fn relocate(&self, request: Request) -> Vec<Progress> {
+        self.relocate_at(0, request)
+    }
+
+    /// The same of the slice that coordinates.
+    pub(crate) fn relocate_at(&self, slice: u16, request: Request) -> Vec<Progress> {
         let mut heard = Vec::new();
-        let client = Client::connect(&socket(&self.folder.0, 0));
+        let client = Client::connect(&socket(&self.folder.0, slice));
         let answer = client.and_then(|mut it| it.ask_with(&request, |far| heard.push(far)));
         let seen = || self.line.seen().describe();
         assert!(matches!(answer, Ok(Answer::Done(_))), "{request:?}: {answer:?}; {}", seen());
@@ -295,33 +308,38 @@ impl Vm {
 
     /// Presses the power button, and waits for the end; what the guest has found.
     pub(crate) fn power_off(self) -> u8 {
-        assert!(self.stop.ask(), "it runs");
+        self.power_off_at(0, 0)
+    }
+
+    /// The same by a request to one slice, while another coordinates.
+    pub(crate) fn power_off_at(self, asked: usize, coordinator: usize) -> u8 {
+        assert!(self.stops[asked].ask(), "it runs");
         let (seen, found) = self.line.wait_until(|seen| seen.found().is_some());
         assert!(found, "interrupts are lost: {}", seen.describe());
         let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
-        let [first, other] = &seen.ends;
+        let (first, other) = (&seen.ends[coordinator], &seen.ends[1 - coordinator]);
         assert!(matches!(first, Some(Ok(Ending::PowerOff))), "{}", seen.describe());
         assert!(matches!(other, Some(Ok(Ending::Told(_)))), "{}", seen.describe());
         seen.found().expect("it was there")
     }
 
     /// Waits until the slice that was drained has ended.
-    pub(crate) fn wait_until_drained(&self) {
-        let (seen, drained) = self.line.wait_until(|seen| seen.ends[1].is_some());
-        assert!(drained && seen.ends[1] == Some(Ok(Ending::Drained)), "{}", seen.describe());
+    pub(crate) fn wait_until_drained(&self, slice: usize) {
+        let (seen, drained) = self.line.wait_until(|seen| seen.ends[slice].is_some());
+        assert!(drained && seen.ends[slice] == Some(Ok(Ending::Drained)), "{}", seen.describe());
     }
 
     /// Presses the power button of a VM whose other slice was drained; what the guest has found.
-    pub(crate) fn power_off_alone(self) -> u8 {
-        assert!(self.stop.ask(), "it runs");
-        let (seen, ended) = self.line.wait_until(|seen| seen.ends[0].is_some());
-        assert!(ended && seen.ends[0] == Some(Ok(Ending::PowerOff)), "{}", seen.describe());
+    pub(crate) fn power_off_alone(self, slice: usize) -> u8 {
+        assert!(self.stops[slice].ask(), "it runs");
+        let (seen, ended) = self.line.wait_until(|seen| seen.ends[slice].is_some());
+        assert!(ended && seen.ends[slice] == Some(Ok(Ending::PowerOff)), "{}", seen.describe());
         seen.found().expect("it says so before it ends")
     }
 
     /// Asks twice for the end, so that the guest is not waited for.
     pub(crate) fn stop_at_once(self) {
-        assert!(self.stop.ask() && self.stop.ask(), "it runs");
+        assert!(self.stops[0].ask() && self.stops[0].ask(), "it runs");
         let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
         let [first, other] = &seen.ends;
         assert!(matches!(first, Some(Ok(Ending::Stopped { .. }))), "{}", seen.describe());

@@ -1,8 +1,8 @@
 //! One state of the model, and what may happen next.
 
 use super::scenario::Scenario;
-use super::slice::{Frame, LEAVER, SLICES, Slice};
-use migrate::cut::{Coordinator, Message, Verdict};
+use super::slice::{FIRST, Frame, LEAVER, SECOND, SLICES, Slice};
+use migrate::cut::{Coordinator, Message, Step, Verdict};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, VecDeque};
 use wire::SliceId;
@@ -16,6 +16,8 @@ pub enum Action {
     GoOn,
     /// The last slice, which has nothing any more, is to leave.
     Leave,
+    /// The second slice is to coordinate.
+    HandOver,
     /// The oldest frame between two slices arrives.
     Arrive(u16, u16),
     /// A slice does what it is asked for.
@@ -29,7 +31,9 @@ pub enum Action {
 /// One state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cluster {
-    coordinator: Coordinator,
+    /// That of the first slice, and that of the second if it is known to one slice at least.
+    first: Coordinator,
+    second: Option<Coordinator>,
     slices: Vec<Slice>,
     channels: BTreeMap<(u16, u16), VecDeque<Frame>>,
     /// Cuts that are still to begin.
@@ -41,19 +45,18 @@ pub struct Cluster {
 
 impl Cluster {
     fn new(scenario: &Scenario) -> Self {
-        let coordinator = Coordinator::new((0..SLICES).map(SliceId).collect());
-        let coordinator = match scenario.planted {
-            Some(bug) => coordinator.plant(bug),
-            None => coordinator,
-        };
         let left = |id: u16| {
             let at = usize::from(id);
             [scenario.interrupts[at], scenario.calls[at], scenario.broken[at]]
         };
-        let slice =
-            |id| Slice { needs_leaver: scenario.needed && id == 1, ..Slice::new(id, left(id)) };
+        let slice = |id| Slice {
+            needs_leaver: scenario.needed && id == 1,
+            cannot_coordinate: scenario.unable,
+            ..Slice::new(id, left(id))
+        };
         Self {
-            coordinator,
+            first: scenario.planted(Coordinator::new(SliceId(FIRST), members())),
+            second: None,
             slices: (0..SLICES).map(slice).collect(),
             channels: BTreeMap::new(),
             cuts: scenario.cuts,
@@ -62,9 +65,27 @@ impl Cluster {
         }
     }
 
+    /// Who decides, and on which slice.
+    fn lead(&self) -> (u16, &Coordinator) {
+        self.second.as_ref().map_or((FIRST, &self.first), |second| (SECOND, second))
+    }
+
+    fn lead_mut(&mut self) -> (u16, &mut Coordinator) {
+        self.second.as_mut().map_or((FIRST, &mut self.first), |second| (SECOND, second))
+    }
+
+    /// Of two that there are, the one that has not ended yet.
+    fn ending_mut(&mut self) -> (u16, &mut Coordinator) {
+        if self.first.is_over() { self.lead_mut() } else { (FIRST, &mut self.first) }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.first.is_at_rest() || self.lead().1.is_at_rest()
+    }
+
     fn post(&mut self, from: u16, frames: Vec<(u16, Frame)>) {
         for (to, frame) in frames {
-            if !matches!(frame, Frame::Cut(_)) {
+            if !matches!(frame, Frame::Cut(_) | Frame::State) {
                 self.slices[usize::from(from)].sent[usize::from(to)] += 1;
             }
             self.channels.entry((from, to)).or_default().push_back(frame);
@@ -72,9 +93,9 @@ impl Cluster {
     }
 
     /// The coordinator's own slice hears it by a channel as well.
-    fn judge(&mut self, verdict: Verdict) {
+    fn judge(&mut self, from: u16, verdict: Verdict) {
         let frame = |(to, message): (SliceId, Message)| (to.0, Frame::Cut(message));
-        self.post(0, verdict.messages.into_iter().map(frame).collect());
+        self.post(from, verdict.messages.into_iter().map(frame).collect());
     }
 
     fn arrive(&mut self, from: u16, to: u16) {
@@ -85,11 +106,13 @@ impl Cluster {
         }
         match frame {
             Some(Frame::Cut(message)) if message.is_asking() => {
-                self.slices[usize::from(to)].asked.push(message);
+                self.slices[usize::from(to)].asked.push((from, message));
             }
             Some(Frame::Cut(message)) => {
-                let verdict = self.coordinator.message(SliceId(from), message);
-                self.judge(verdict);
+                let coordinator =
+                    if to == FIRST { Some(&mut self.first) } else { self.second.as_mut() };
+                let verdict = coordinator.map(|it| it.message(SliceId(from), message));
+                self.judge(to, verdict.unwrap_or_default());
             }
             Some(frame) => {
                 let sent = self.slices[usize::from(to)].take(from, &frame);
@@ -101,7 +124,7 @@ impl Cluster {
 
     /// Whether a frame with state of the guest is on its way, or waits for a device thread.
     fn is_anything_in_flight(&self) -> bool {
-        let counted = |frame: &Frame| !matches!(frame, Frame::Cut(_));
+        let counted = |frame: &Frame| !matches!(frame, Frame::Cut(_) | Frame::State);
         let on_its_way = self.channels.values().flatten().any(counted);
         let busy =
             |slice: &Slice| !slice.jobs.is_empty() || slice.change.is_some() || slice.calling;
@@ -111,9 +134,10 @@ impl Cluster {
     /// The last slice has been told to end, whether it has heard it or not.
     fn is_let_go(&self) -> bool {
         let leaver = &self.slices[usize::from(LEAVER)];
-        let asked = leaver.asked.iter().any(|it| matches!(it, Message::Dismiss(_)));
-        let coming = self.channels.get(&(0, LEAVER));
-        leaver.dismissed || asked || coming.is_some_and(|it| it.iter().any(is_dismissal))
+        let asked = leaver.asked.iter().any(|(_, it)| matches!(it, Message::Dismiss(_)));
+        let coming = [FIRST, SECOND].map(|from| self.channels.get(&(from, LEAVER)));
+        let dismissed = coming.into_iter().flatten().flatten().any(is_dismissal);
+        leaver.dismissed || asked || dismissed
     }
 
     /// Nothing can happen any more but a new cut or the end of this one.
@@ -134,18 +158,23 @@ impl Model for Scenario {
     }
 
     fn actions(&self, state: &Cluster, actions: &mut Vec<Action>) {
-        if state.cuts > 0 && state.coordinator.is_idle() {
+        if state.cuts > 0 && state.lead().1.clone().begin().is_ok() {
             actions.push(Action::Begin);
         }
-        let asking = state.coordinator.asking().is_some();
-        if state.coordinator.is_at_rest() || self.give_up && asking && !state.given_up {
+        let asking = state.first.asking().or_else(|| state.lead().1.asking()).is_some();
+        if state.is_at_rest() || self.give_up && asking && !state.given_up {
             actions.push(Action::GoOn);
         }
         // It has nothing any more: it sends nothing, and waits for nothing.
         let leaver = &state.slices[usize::from(LEAVER)];
         let empty = leaver.left == [0; 3] && !leaver.calling;
-        if self.leave && !state.leaving && state.coordinator.is_at_rest() && empty {
+        let coordinator = if state.first.is_over() { state.lead().1 } else { &state.first };
+        let leaves = coordinator.clone().part_with(SliceId(LEAVER)).is_ok();
+        if self.leave && !state.leaving && leaves && empty {
             actions.push(Action::Leave);
+        }
+        if self.hand_over && state.first.clone().hand_over(SliceId(SECOND)).is_ok() {
+            actions.push(Action::HandOver);
         }
         actions.extend(state.channels.keys().map(|(from, to)| Action::Arrive(*from, *to)));
         for slice in &state.slices {
@@ -165,23 +194,44 @@ impl Model for Scenario {
         match action {
             Action::Begin => {
                 state.cuts -= 1;
-                let verdict = state.coordinator.begin().ok()?;
-                state.judge(verdict);
+                let (by, coordinator) = state.lead_mut();
+                let verdict = coordinator.begin().ok()?;
+                state.judge(by, verdict);
             }
             Action::GoOn => {
-                state.given_up |= !state.coordinator.is_at_rest();
-                let verdict = state.coordinator.go_on("asked");
-                state.judge(verdict);
+                state.given_up |= !state.is_at_rest();
+                let (by, coordinator) = state.ending_mut();
+                let verdict = coordinator.go_on("asked");
+                state.judge(by, verdict);
             }
             Action::Leave => {
                 state.leaving = true;
-                let verdict = state.coordinator.part_with(SliceId(LEAVER)).ok()?;
-                state.judge(verdict);
+                let (by, coordinator) = state.ending_mut();
+                let verdict = coordinator.part_with(SliceId(LEAVER)).ok()?;
+                state.judge(by, verdict);
+            }
+            Action::HandOver => {
+                let verdict = state.first.hand_over(SliceId(SECOND)).ok()?;
+                state.judge(FIRST, verdict);
             }
             Action::Arrive(from, to) => state.arrive(from, to),
             Action::Act(slice) => {
                 let said = state.slices[usize::from(slice)].act();
-                state.post(slice, said.map(|said| (0, Frame::Cut(said))).into_iter().collect());
+                // The second slice coordinates from the step on by which it knows.
+                let known = |(_, frame): &(u16, Frame)| match frame {
+                    Frame::Cut(Message::Taken(number, Step::Coordinate(_))) => Some(*number),
+                    _ => None,
+                };
+                let number = said.iter().find_map(known).filter(|_| slice == SECOND);
+                state.post(slice, said);
+                if let Some(number) = number {
+                    let mut members = members();
+                    let parted = state.slices[usize::from(SECOND)].parted;
+                    members.retain(|slice| !parted || slice.0 != LEAVER);
+                    let after =
+                        Coordinator::after(SliceId(FIRST), number, SliceId(SECOND), members);
+                    state.second = Some(self.planted(after));
+                }
             }
             Action::Send(slice, kind) => {
                 let sent = state.slices[usize::from(slice)].send(kind);
@@ -198,18 +248,18 @@ impl Model for Scenario {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(names::WHOLE, |_, state: &Cluster| {
-                !state.coordinator.is_at_rest() || !state.is_anything_in_flight()
+                !state.is_at_rest() || !state.is_anything_in_flight()
             }),
             Property::always(names::AT_REST, |_, state: &Cluster| {
                 let rests = |slice: &Slice| slice.vcpus && slice.queues && slice.devices;
-                !state.coordinator.is_at_rest() || state.slices.iter().all(rests)
+                !state.is_at_rest() || state.slices.iter().all(rests)
             }),
             Property::always(names::RUNS, |_, state: &Cluster| {
                 let runs = |slice: &Slice| slice.runs() || slice.id == LEAVER && state.is_let_go();
-                !state.coordinator.is_idle() || state.slices.iter().all(runs)
+                !state.lead().1.is_idle() || state.slices.iter().all(runs)
             }),
             Property::always(names::SAME, |_, state: &Cluster| {
-                let decided = state.coordinator.is_idle() || state.coordinator.is_at_rest();
+                let decided = state.lead().1.is_idle() || state.is_at_rest();
                 let others = &state.slices[..usize::from(LEAVER)];
                 !decided || others.iter().all(|slice| slice.parted == state.is_let_go())
             }),
@@ -224,12 +274,24 @@ impl Model for Scenario {
                 !state.slices.iter().any(|slice| slice.parted && slice.needs_leaver)
             }),
             Property::always(names::ENDS, |_, state: &Cluster| {
-                let ended = state.coordinator.is_idle() || state.coordinator.is_at_rest();
+                let ended = state.lead().1.is_idle() || state.is_at_rest();
                 !state.is_quiet() || ended
             }),
-            Property::sometimes(names::CUT, |_, state: &Cluster| state.coordinator.is_at_rest()),
+            Property::always(names::ONE_COORDINATOR, |_, state: &Cluster| {
+                let misled = state.slices.iter().any(|slice| slice.misled);
+                let by = state.lead().0;
+                let left = |slice: &Slice| slice.id == LEAVER && state.is_let_go();
+                let knows = |slice: &Slice| slice.coordinator == by || left(slice);
+                let agreed = state.slices.iter().all(knows);
+                !misled && (!state.lead().1.is_idle() || agreed)
+            }),
+            Property::sometimes(names::CUT, |_, state: &Cluster| state.is_at_rest()),
         ]
     }
+}
+
+fn members() -> Vec<SliceId> {
+    (0..SLICES).map(SliceId).collect()
 }
 
 fn is_dismissal(frame: &Frame) -> bool {
@@ -252,6 +314,8 @@ pub mod names {
     pub const NEEDED: &str = "nobody parts with a slice that it needs";
     /// A slice that is to end is missed by nobody.
     pub const FORGOTTEN: &str = "a slice that is to end is missed by nobody";
+    /// Nobody asks a slice that does not coordinate.
+    pub const ONE_COORDINATOR: &str = "slices that run agree on who coordinates, and ask no other";
     /// The model does come to a cut.
     pub const CUT: &str = "a cut comes";
 }

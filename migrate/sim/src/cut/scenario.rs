@@ -1,11 +1,11 @@
 //! What happens in a model, and how it is explored.
 
-use migrate::cut::PlantedBug;
+use migrate::cut::{Coordinator, PlantedBug};
 
 /// How far a mutant is explored.
 const MUTANT_STATES: usize = 2_000_000;
 
-/// Three slices; the first one coordinates and orders changes of devices.
+/// Three slices; the first one coordinates and orders changes of devices, at the start at least.
 #[derive(Clone, Debug, Default)]
 pub struct Scenario {
     /// Cuts that are begun, each when the one before has ended.
@@ -22,8 +22,22 @@ pub struct Scenario {
     pub leave: bool,
     /// The second slice cannot do without it.
     pub needed: bool,
+    /// The second slice comes to coordinate at a cut.
+    pub hand_over: bool,
+    /// It cannot.
+    pub unable: bool,
     /// A bug to be found.
     pub planted: Option<PlantedBug>,
+}
+
+impl Scenario {
+    /// With the bug, if there is one.
+    pub(super) fn planted(&self, coordinator: Coordinator) -> Coordinator {
+        match self.planted {
+            Some(bug) => coordinator.plant(bug),
+            None => coordinator,
+        }
+    }
 }
 
 /// Tries every interleaving and prints how many states there are.

@@ -8,11 +8,17 @@ pub(super) const SLICES: u16 = 3;
 /// The one that may leave.
 pub(super) const LEAVER: u16 = SLICES - 1;
 
+/// The one that coordinates at the start, and the one that may after it.
+pub(super) const FIRST: u16 = 0;
+pub(super) const SECOND: u16 = 1;
+
 /// What goes between two slices.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Frame {
     /// For the cut. It is not counted.
     Cut(Message),
+    /// What a slice must know that is to coordinate. It is not counted.
+    State,
     /// For a vCPU.
     Interrupt,
     /// A vCPU calls a device.
@@ -39,8 +45,15 @@ pub(super) struct Slice {
     pub(super) vcpus: bool,
     pub(super) queues: bool,
     pub(super) devices: bool,
-    /// What it is asked for, oldest first.
-    pub(super) asked: Vec<Message>,
+    /// What it is asked for and by whom, oldest first.
+    pub(super) asked: Vec<(u16, Message)>,
+    /// Who coordinates, as far as it knows.
+    pub(super) coordinator: u16,
+    /// It has been sent what it must know to coordinate, and can.
+    pub(super) has_state: bool,
+    pub(super) cannot_coordinate: bool,
+    /// It was sent what only the coordinator is, or got a change from another slice.
+    pub(super) misled: bool,
     /// The last slice is no member any more, as far as this one knows.
     pub(super) parted: bool,
     /// It cannot do without it.
@@ -49,7 +62,7 @@ pub(super) struct Slice {
     pub(super) dismissed: bool,
     /// What waits for its device thread: the slice to be answered, if there is one.
     pub(super) jobs: Vec<Option<u16>>,
-    /// The first slice brings a change to these, and then answers this slice.
+    /// The coordinator brings a change to these, and then answers this slice.
     pub(super) change: Option<(Vec<u16>, Option<u16>)>,
     /// Frames to and from each slice.
     pub(super) sent: [u8; 3],
@@ -66,6 +79,10 @@ impl Slice {
             queues: false,
             devices: false,
             asked: Vec::new(),
+            coordinator: FIRST,
+            has_state: false,
+            cannot_coordinate: false,
+            misled: false,
             parted: false,
             needs_leaver: false,
             dismissed: false,
@@ -102,24 +119,36 @@ impl Slice {
             }
             1 => {
                 self.calling = true;
-                self.ask_first(Frame::Call)
+                self.ask_coordinator(Frame::Call)
             }
-            _ => self.ask_first(Frame::Broken),
+            _ => self.ask_coordinator(Frame::Broken),
         }
     }
 
-    fn ask_first(&mut self, frame: Frame) -> Vec<(u16, Frame)> {
-        if self.id != 0 {
-            return vec![(0, frame)];
+    fn coordinates(&self) -> bool {
+        self.coordinator == self.id
+    }
+
+    fn ask_coordinator(&mut self, frame: Frame) -> Vec<(u16, Frame)> {
+        if !self.coordinates() {
+            return vec![(self.coordinator, frame)];
         }
-        self.jobs.push((frame == Frame::Call).then_some(0));
+        self.jobs.push((frame == Frame::Call).then_some(self.id));
         Vec::new()
     }
 
     /// A frame is taken to its place.
     pub(super) fn take(&mut self, from: u16, frame: &Frame) -> Vec<(u16, Frame)> {
-        self.received[usize::from(from)] += 1;
+        if *frame != Frame::State {
+            self.received[usize::from(from)] += 1;
+        }
+        self.misled |= match frame {
+            Frame::Call | Frame::Broken | Frame::Applied => !self.coordinates(),
+            Frame::Change | Frame::Answer => from != self.coordinator,
+            Frame::Interrupt | Frame::State | Frame::Cut(_) => false,
+        };
         match frame {
+            Frame::State => self.has_state = true,
             Frame::Interrupt => {}
             Frame::Call => self.jobs.push(Some(from)),
             Frame::Broken | Frame::Change => self.jobs.push(None),
@@ -142,8 +171,8 @@ impl Slice {
     /// The device thread takes the next job.
     pub(super) fn work(&mut self) -> Vec<(u16, Frame)> {
         let answer = self.jobs.remove(0);
-        if self.id != 0 {
-            return vec![(0, Frame::Applied)];
+        if !self.coordinates() {
+            return vec![(self.coordinator, Frame::Applied)];
         }
         self.change = Some((self.others(), answer));
         self.others().into_iter().map(|slice| (slice, Frame::Change)).collect()
@@ -156,7 +185,7 @@ impl Slice {
         };
         self.change = None;
         match answer {
-            Some(0) => self.calling = false,
+            Some(slice) if slice == self.id => self.calling = false,
             Some(slice) => return vec![(slice, Frame::Answer)],
             None => {}
         }
@@ -165,7 +194,7 @@ impl Slice {
 
     /// Whether the oldest thing that it is asked for can be done now.
     pub(super) fn can_act(&self) -> bool {
-        match self.asked.first() {
+        match self.asked.first().map(|(_, message)| message) {
             Some(Message::Take(_, Step::Vcpus)) => !self.calling,
             // The device thread takes jobs in order, and a change to its end.
             Some(Message::Take(_, Step::Devices)) => {
@@ -177,26 +206,30 @@ impl Slice {
     }
 
     /// Does it.
-    pub(super) fn act(&mut self) -> Option<Message> {
-        let message = self.asked.remove(0);
-        Some(match message {
+    pub(super) fn act(&mut self) -> Vec<(u16, Frame)> {
+        let (from, message) = self.asked.remove(0);
+        let mut sent = Vec::new();
+        let answer = match message {
             Message::Take(number, Step::Count) => Message::Counted(number, self.count()),
-            Message::Take(number, Step::MayPart(_)) if self.needs_leaver => {
+            Message::Take(number, step) if self.fails(step) => {
                 Message::Failed(number, String::new())
+            }
+            Message::Take(_, Step::Devices) if self.devices && !self.jobs.is_empty() => {
+                // It goes on, and rests behind what has come.
+                self.devices = false;
+                self.asked.insert(0, (from, message));
+                return sent;
             }
             Message::Take(number, step) => {
                 match step {
                     Step::Vcpus => self.vcpus = true,
                     Step::Queues => self.queues = true,
-                    Step::Devices if self.devices && !self.jobs.is_empty() => {
-                        // It goes on, and rests behind what has come.
-                        self.devices = false;
-                        self.asked.insert(0, message);
-                        return None;
-                    }
                     Step::Devices => self.devices = true,
                     Step::Memory | Step::Count | Step::MayPart(_) => {}
                     Step::Part(_) => self.parted = true,
+                    Step::MayCoordinate(to) if to.0 != self.id => sent.push((to.0, Frame::State)),
+                    Step::MayCoordinate(_) => {}
+                    Step::Coordinate(to) => self.coordinator = to.0,
                 }
                 Message::Taken(number, step)
             }
@@ -204,12 +237,21 @@ impl Slice {
                 (self.vcpus, self.queues, self.devices) = (false, false, false);
                 Message::GoesOn(number)
             }
-            Message::Dismiss(_) => {
-                self.dismissed = true;
-                return None;
+            _ => {
+                self.dismissed |= matches!(message, Message::Dismiss(_));
+                return sent;
             }
-            _ => return None,
-        })
+        };
+        sent.push((from, Frame::Cut(answer)));
+        sent
+    }
+
+    fn fails(&self, step: Step) -> bool {
+        match step {
+            Step::MayPart(_) => self.needs_leaver,
+            Step::MayCoordinate(to) if to.0 == self.id => self.cannot_coordinate || !self.has_state,
+            _ => false,
+        }
     }
 
     fn count(&self) -> Option<Vec<PeerCounts>> {

@@ -45,7 +45,7 @@ fn any_capacity() -> impl Strategy<Value = Capacity> {
     (offers, queues).prop_map(|(offers, queues)| {
         let some = (0..).map(SliceId).zip(offers);
         let offers = some.filter_map(|(slice, offer)| Some((slice, offer?))).collect();
-        Capacity { offers, queues, ..Capacity::default() }
+        Capacity { offers, queues }
     })
 }
 
@@ -306,6 +306,7 @@ fn queues_go_with_their_vcpu_and_memory_goes_toward_it() {
         vec![Change::Device { device: 0, to }],
         vec![moved, Change::Queue { device: 0, queue: 0, to }],
         vec![Change::Memory { frames: 0..512, to }],
+        vec![Change::Coordinator(SliceId(1))],
         vec![Change::Leave(SliceId(0))],
     ];
     assert_eq!(plan.steps.iter().map(|step| step.changes.clone()).collect::<Vec<_>>(), expected);

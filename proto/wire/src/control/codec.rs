@@ -1,7 +1,9 @@
 //! Control frames as bytes.
 
 use super::event::{decode_event, event_code};
-use super::frames::{Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space};
+use super::frames::{
+    COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space,
+};
 use super::handover::VcpuMessage;
 use super::{change, cut, handover};
 use crate::{Epoch, SliceId, VcpuId};
@@ -89,6 +91,9 @@ mod kind {
     pub(super) const PULL: u8 = 20;
     pub(super) const PULLED: u8 = 21;
     pub(super) const QUEUE_STATE: u8 = 22;
+    pub(super) const COORDINATOR_STATE: u8 = 23;
+    pub(super) const WANT_LEAVE: u8 = 24;
+    pub(super) const LEAVE_REFUSED: u8 = 25;
 }
 
 impl Control {
@@ -117,6 +122,9 @@ impl Control {
             Self::Cut(_) => kind::CUT,
             Self::Pull { .. } => kind::PULL,
             Self::Pulled { .. } => kind::PULLED,
+            Self::CoordinatorState(_) => kind::COORDINATOR_STATE,
+            Self::WantLeave => kind::WANT_LEAVE,
+            Self::LeaveRefused(_) => kind::LEAVE_REFUSED,
         }
     }
 
@@ -139,17 +147,14 @@ impl Control {
             Self::EndOfInterrupt { vector } => {
                 head.vector = *vector;
             }
-            Self::WantEnd(cause) => {
+            Self::WantEnd(cause) | Self::End(cause) => {
                 head.event = cause_code(*cause);
             }
             Self::ClockPing { .. } | Self::ClockPong { .. } | Self::ClockStep { .. } => {
                 encode_clock(self, &mut head);
             }
-            Self::Report(bytes) => {
+            Self::Report(bytes) | Self::CoordinatorState(bytes) => {
                 tail = Cow::Borrowed(bytes);
-            }
-            Self::End(cause) => {
-                head.event = cause_code(*cause);
             }
             Self::Apply { sequence, change } => {
                 head.id = (*sequence).into();
@@ -178,7 +183,7 @@ impl Control {
                 let (fields, bytes) = cut::encode(message);
                 (head.event, head.vector) = (fields.variant, fields.step);
                 (head.length, head.id) = (fields.has_counts, fields.number.into());
-                head.address = fields.leaver.into();
+                head.address = fields.slice.into();
                 tail = Cow::Owned(bytes);
             }
             Self::Pull { id, from, first, frames } => {
@@ -190,7 +195,8 @@ impl Control {
                 head.id = (*id).into();
                 tail = Cow::Borrowed(cut::shortened(failure).as_bytes());
             }
-            Self::WantStop | Self::EndSeen | Self::AskReport => {}
+            Self::LeaveRefused(why) => tail = Cow::Borrowed(cut::shortened(why).as_bytes()),
+            Self::WantStop | Self::EndSeen | Self::AskReport | Self::WantLeave => {}
         }
         [head.as_bytes(), &tail].concat()
     }
@@ -206,7 +212,8 @@ impl Control {
             kind::REPORT => REPORT_BYTES_MAX,
             kind::CUT => cut::TAIL_BYTES_MAX,
             kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
-            kind::PULLED => cut::CAUSE_BYTES_MAX,
+            kind::PULLED | kind::LEAVE_REFUSED => cut::CAUSE_BYTES_MAX,
+            kind::COORDINATOR_STATE => COORDINATOR_STATE_BYTES_MAX,
             kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
             _ => 0,
         };
@@ -262,6 +269,11 @@ impl Control {
                 id: head.id.get(),
                 failure: std::str::from_utf8(tail).map_err(|_| field("failure"))?.to_owned(),
             },
+            kind::COORDINATOR_STATE => Self::CoordinatorState(tail.to_vec()),
+            kind::WANT_LEAVE => Self::WantLeave,
+            kind::LEAVE_REFUSED => {
+                Self::LeaveRefused(std::str::from_utf8(tail).map_err(|_| field("why"))?.to_owned())
+            }
             other => return Err(ControlError::Kind(other)),
         })
     }
@@ -323,7 +335,7 @@ fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str>
         step: head.vector,
         has_counts: head.length,
         number: head.id.get(),
-        leaver: head.address.get(),
+        slice: head.address.get(),
     };
     cut::decode(fields, tail)
 }
@@ -423,6 +435,9 @@ mod tests {
             Control::Pull { id: 4, from: SliceId(0x102), first: 1 << 40, frames: 512 },
             Control::Pulled { id: 4, failure: String::new() },
             Control::Pulled { id: 5, failure: "the pages have not come".into() },
+            Control::CoordinatorState(vec![7; COORDINATOR_STATE_BYTES_MAX]),
+            Control::WantLeave,
+            Control::LeaveRefused("a page is there still".into()),
         ];
 
         for frame in frames {

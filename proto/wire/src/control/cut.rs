@@ -1,7 +1,7 @@
 //! What slices tell each other about a cut, and its bytes.
 //!
 //! ```text
-//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves u16
+//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves or is to coordinate u16
 //! behind it: the counts of each peer, 40 bytes each, or the text of a failure
 //! counts:    0 peer u16 | 2 zeros | 8 sent: frames u64, messages u64 | 24 received: frames u64, messages u64
 //! ```
@@ -33,6 +33,10 @@ pub enum CutStep {
     MayPart(SliceId),
     /// This slice is a member no longer.
     Part(SliceId),
+    /// The coordinator sends what this slice, which is to coordinate, must know; that slice looks whether it can.
+    MayCoordinate(SliceId),
+    /// This slice coordinates.
+    Coordinate(SliceId),
 }
 
 impl CutStep {
@@ -40,10 +44,13 @@ impl CutStep {
     pub const ALL: [Self; 5] =
         [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];
 
-    /// The slice that is to leave.
-    fn leaver(self) -> SliceId {
+    /// The slice that is to leave or to coordinate.
+    fn slice(self) -> SliceId {
         match self {
-            Self::MayPart(slice) | Self::Part(slice) => slice,
+            Self::MayPart(slice)
+            | Self::Part(slice)
+            | Self::MayCoordinate(slice)
+            | Self::Coordinate(slice) => slice,
             Self::Vcpus | Self::Queues | Self::Devices | Self::Memory | Self::Count => SliceId(0),
         }
     }
@@ -59,6 +66,9 @@ impl fmt::Display for CutStep {
             Self::Count => "the counts",
             Self::MayPart(slice) | Self::Part(slice) => {
                 return write!(f, "what it knows of {slice}");
+            }
+            Self::MayCoordinate(slice) | Self::Coordinate(slice) => {
+                return write!(f, "the coordination, which goes to {slice},");
             }
         })
     }
@@ -93,6 +103,8 @@ pub enum CutMessage {
     GoesOn(u64),
     /// To a slice at rest: it is no member any more, nobody will miss it, and it is to end.
     Dismiss(u64),
+    /// To the slice that coordinates now, from the one that did: all slices run, and it may begin the next cut.
+    HandedOver(u64),
 }
 
 impl CutMessage {
@@ -106,11 +118,12 @@ impl CutMessage {
             | Self::Failed(number, _)
             | Self::GoOn(number)
             | Self::GoesOn(number)
-            | Self::Dismiss(number) => *number,
+            | Self::Dismiss(number)
+            | Self::HandedOver(number) => *number,
         }
     }
 
-    /// Whether it goes from the coordinator to a slice.
+    /// Whether it goes from the coordinator to the part of a slice that rests.
     #[must_use]
     pub fn is_asking(&self) -> bool {
         matches!(self, Self::Take(..) | Self::GoOn(_) | Self::Dismiss(_))
@@ -133,7 +146,7 @@ pub(super) struct Fields {
     pub(super) step: u8,
     pub(super) has_counts: u8,
     pub(super) number: u64,
-    pub(super) leaver: u64,
+    pub(super) slice: u64,
 }
 
 /// Most bytes behind the head.
@@ -150,6 +163,8 @@ fn step_code(step: CutStep) -> u8 {
         CutStep::Count => 4,
         CutStep::MayPart(_) => 5,
         CutStep::Part(_) => 6,
+        CutStep::MayCoordinate(_) => 7,
+        CutStep::Coordinate(_) => 8,
     }
 }
 
@@ -164,12 +179,13 @@ pub(super) fn encode(message: &CutMessage) -> (Fields, Vec<u8>) {
         CutMessage::GoOn(_) => (4, 0, 0, Vec::new()),
         CutMessage::GoesOn(_) => (5, 0, 0, Vec::new()),
         CutMessage::Dismiss(_) => (6, 0, 0, Vec::new()),
+        CutMessage::HandedOver(_) => (7, 0, 0, Vec::new()),
     };
-    let leaver = match message {
-        CutMessage::Take(_, step) | CutMessage::Taken(_, step) => step.leaver().0.into(),
+    let slice = match message {
+        CutMessage::Take(_, step) | CutMessage::Taken(_, step) => step.slice().0.into(),
         _ => 0,
     };
-    (Fields { variant, step, has_counts, number: message.number(), leaver }, tail)
+    (Fields { variant, step, has_counts, number: message.number(), slice }, tail)
 }
 
 /// As much of a text as may be sent.
@@ -190,11 +206,13 @@ fn encode_counts(counts: &[PeerCounts]) -> Vec<u8> {
 
 /// The message, or the name of the field that cannot be.
 pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static str> {
-    let Fields { variant, step, has_counts, number, leaver } = fields;
-    let leaver = SliceId(u16::try_from(leaver).map_err(|_| "slice")?);
+    let Fields { variant, step, has_counts, number, slice } = fields;
+    let slice = SliceId(u16::try_from(slice).map_err(|_| "slice")?);
     let step_of = || match step {
-        5 => Ok(CutStep::MayPart(leaver)),
-        6 => Ok(CutStep::Part(leaver)),
+        5 => Ok(CutStep::MayPart(slice)),
+        6 => Ok(CutStep::Part(slice)),
+        7 => Ok(CutStep::MayCoordinate(slice)),
+        8 => Ok(CutStep::Coordinate(slice)),
         step => CutStep::ALL.get(usize::from(step)).copied().ok_or("step"),
     };
     let message = match variant {
@@ -210,6 +228,7 @@ pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static
         4 => CutMessage::GoOn(number),
         5 => CutMessage::GoesOn(number),
         6 => CutMessage::Dismiss(number),
+        7 => CutMessage::HandedOver(number),
         _ => return Err("variant"),
     };
     if tail.is_empty() { Ok(message) } else { Err("tail") }
@@ -244,6 +263,9 @@ mod tests {
             CutMessage::Take(7, CutStep::MayPart(SliceId(2))),
             CutMessage::Taken(7, CutStep::Part(SliceId(u16::MAX))),
             CutMessage::Dismiss(7),
+            CutMessage::Take(7, CutStep::MayCoordinate(SliceId(1))),
+            CutMessage::Taken(7, CutStep::Coordinate(SliceId(1))),
+            CutMessage::HandedOver(7),
         ];
         for message in messages {
             let (fields, tail) = encode(&message);
@@ -260,11 +282,11 @@ mod tests {
 
     #[test]
     fn fields_that_cannot_be_are_refused() {
-        let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1, leaver: 0 };
+        let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1, slice: 0 };
         for (fields, tail, what) in [
-            (Fields { step: 7, ..good }, &[][..], "step"),
-            (Fields { variant: 7, ..good }, &[], "variant"),
-            (Fields { step: 5, leaver: 1 << 16, ..good }, &[], "slice"),
+            (Fields { step: 9, ..good }, &[][..], "step"),
+            (Fields { variant: 8, ..good }, &[], "variant"),
+            (Fields { step: 5, slice: 1 << 16, ..good }, &[], "slice"),
             (good, &[0], "tail"),
             (Fields { variant: 2, ..good }, &[0; 40], "tail"),
             (Fields { variant: 2, has_counts: 1, ..good }, &[0; 41], "counts"),

@@ -8,6 +8,9 @@ use crate::{Epoch, SliceId, VcpuId};
 /// The most bytes of the state of a queue that moves.
 pub const QUEUE_STATE_BYTES_MAX: usize = 60 * 1024;
 
+/// The most bytes of what a slice must know that is to coordinate.
+pub const COORDINATOR_STATE_BYTES_MAX: usize = 60 * 1024;
+
 /// An access to a device that lives on another slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceCall {
@@ -75,13 +78,13 @@ pub enum Control {
         /// The vector.
         vector: u8,
     },
-    /// To the bootstrap slice: the guest, or a failure here, wants the VM to end.
+    /// To the coordinator: the guest, or a failure here, wants the VM to end.
     WantEnd(EndCause),
-    /// To the bootstrap slice: the sender was asked to stop; the guest is to shut down.
+    /// To the coordinator: the sender was asked to stop; the guest is to shut down.
     WantStop,
-    /// To the bootstrap slice: the sender has heard that the VM is over.
+    /// To the coordinator: the sender has heard that the VM is over.
     EndSeen,
-    /// To a companion: what does your guest clock show?
+    /// To another slice: what does your guest clock show?
     ClockPing {
         /// The answer repeats it.
         id: u64,
@@ -95,18 +98,18 @@ pub enum Control {
         /// Ticks that the sender stepped forward in all, as it was told.
         stepped: u64,
     },
-    /// To a companion: step forward until that is so many ticks in all.
+    /// To another slice: step forward until that is so many ticks in all.
     ClockStep {
         /// Since the start.
         sum: u64,
     },
-    /// To a companion: send your report.
+    /// To another slice: send your report.
     AskReport,
     /// The answer: a serialised report.
     Report(Vec<u8>),
-    /// To a companion: the VM is over.
+    /// To another slice: the VM is over.
     End(EndCause),
-    /// To a companion: change what all slices share, after all changes with a lower number.
+    /// To another slice: change what all slices share, after all changes with a lower number.
     Apply {
         /// Counts up from 1, without gaps.
         sequence: u64,
@@ -118,7 +121,7 @@ pub enum Control {
         /// Its number.
         sequence: u64,
     },
-    /// To the bootstrap slice: the guest's driver has broken a device.
+    /// To the coordinator: the guest's driver has broken a device.
     Broken {
         /// The device.
         device: u16,
@@ -161,29 +164,41 @@ pub enum Control {
         /// Why not all have come, for a person; empty if they have. At most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
         failure: String,
     },
+    /// To the slice that is to coordinate: what it must know, saved, at most [`COORDINATOR_STATE_BYTES_MAX`] bytes.
+    CoordinatorState(Vec<u8>),
+    /// To the coordinator: the sender, which has coordinated, has nothing of the VM any more and is to leave.
+    WantLeave,
+    /// The answer, if it stays: why, for a person; at most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
+    LeaveRefused(String),
 }
 
 /// Between whom a control frame may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// From the bootstrap slice to a companion.
-    FromBootstrap,
-    /// From a companion to the bootstrap slice.
-    ToBootstrap,
+    /// From the coordinator to another slice.
+    FromCoordinator,
+    /// From another slice to the coordinator.
+    ToCoordinator,
     /// From any slice to any other.
     Any,
 }
 
 impl Way {
-    /// Whether a frame that goes this way may come from `from` at `local`. The bootstrap is slice 0.
+    /// Whether a frame that goes this way may come from `from` at `local`. `coordinates` says of a slice whether it
+    /// coordinates, or did so before the one that does: what it sent last, and what it was sent, may still come.
     #[must_use]
-    pub fn permits(self, from: SliceId, local: SliceId) -> bool {
-        const BOOTSTRAP: SliceId = SliceId(0);
-        match self {
-            Self::FromBootstrap => from == BOOTSTRAP && local != BOOTSTRAP,
-            Self::ToBootstrap => from != BOOTSTRAP && local == BOOTSTRAP,
-            Self::Any => from != local,
-        }
+    pub fn permits(
+        self,
+        from: SliceId,
+        local: SliceId,
+        coordinates: impl Fn(SliceId) -> bool,
+    ) -> bool {
+        from != local
+            && match self {
+                Self::FromCoordinator => coordinates(from),
+                Self::ToCoordinator => coordinates(local),
+                Self::Any => true,
+            }
     }
 }
 
@@ -194,36 +209,42 @@ impl Control {
     pub fn way(&self) -> (Way, &'static str) {
         match self {
             Self::Vcpu { message, .. } if message.is_of_coordinator() => {
-                (Way::FromBootstrap, "what is to be done for a hand-over")
+                (Way::FromCoordinator, "what is to be done for a hand-over")
             }
             Self::Vcpu { message, .. } if message.is_for_coordinator() => {
-                (Way::ToBootstrap, "how far a hand-over has come")
+                (Way::ToCoordinator, "how far a hand-over has come")
             }
             Self::Vcpu { message: VcpuMessage::Event(_), .. } => (Way::Any, "an interrupt"),
             Self::Vcpu { .. } => (Way::Any, "a part of a hand-over"),
             Self::Doorbell { .. } => (Way::Any, "a doorbell"),
             Self::QueueState { .. } => (Way::Any, "the state of a queue"),
-            Self::Answer { .. } => (Way::FromBootstrap, "the answer of a device"),
-            Self::AskReport => (Way::FromBootstrap, "a request for the report"),
-            Self::End(_) => (Way::FromBootstrap, "the end of the VM"),
-            Self::Apply { .. } => (Way::FromBootstrap, "a change of what slices share"),
-            Self::Call(_) => (Way::ToBootstrap, "a device call"),
-            Self::EndOfInterrupt { .. } => (Way::ToBootstrap, "an end of interrupt"),
-            Self::WantEnd(_) => (Way::ToBootstrap, "a wish for the end of the VM"),
-            Self::ClockPing { .. } => (Way::FromBootstrap, "a question about the clock"),
-            Self::ClockStep { .. } => (Way::FromBootstrap, "a step of the clock"),
-            Self::ClockPong { .. } => (Way::ToBootstrap, "an answer about the clock"),
-            Self::WantStop => (Way::ToBootstrap, "a wish for an orderly end"),
-            Self::EndSeen => (Way::ToBootstrap, "that it has heard of the end"),
-            Self::Report(_) => (Way::ToBootstrap, "a report"),
-            Self::Applied { .. } => (Way::ToBootstrap, "an applied change of what slices share"),
-            Self::Broken { .. } => (Way::ToBootstrap, "a broken device"),
-            Self::Cut(message) if message.is_asking() => {
-                (Way::FromBootstrap, "a request to come to rest, to go on or to leave")
+            Self::Answer { .. } => (Way::FromCoordinator, "the answer of a device"),
+            Self::AskReport => (Way::FromCoordinator, "a request for the report"),
+            Self::End(_) => (Way::FromCoordinator, "the end of the VM"),
+            Self::Apply { .. } => (Way::FromCoordinator, "a change of what slices share"),
+            Self::Call(_) => (Way::ToCoordinator, "a device call"),
+            Self::EndOfInterrupt { .. } => (Way::ToCoordinator, "an end of interrupt"),
+            Self::WantEnd(_) => (Way::ToCoordinator, "a wish for the end of the VM"),
+            Self::ClockPing { .. } => (Way::FromCoordinator, "a question about the clock"),
+            Self::ClockStep { .. } => (Way::FromCoordinator, "a step of the clock"),
+            Self::ClockPong { .. } => (Way::ToCoordinator, "an answer about the clock"),
+            Self::WantStop => (Way::ToCoordinator, "a wish for an orderly end"),
+            Self::EndSeen => (Way::ToCoordinator, "that it has heard of the end"),
+            Self::Report(_) => (Way::ToCoordinator, "a report"),
+            Self::Applied { .. } => (Way::ToCoordinator, "an applied change of what slices share"),
+            Self::Broken { .. } => (Way::ToCoordinator, "a broken device"),
+            Self::Cut(CutMessage::HandedOver(_)) => {
+                (Way::FromCoordinator, "that it is the one who coordinates")
             }
-            Self::Cut(_) => (Way::ToBootstrap, "how far it has come to rest"),
-            Self::Pull { .. } => (Way::FromBootstrap, "a request to bring pages home"),
-            Self::Pulled { .. } => (Way::ToBootstrap, "that pages are at home"),
+            Self::Cut(message) if message.is_asking() => {
+                (Way::FromCoordinator, "a request to come to rest, to go on or to leave")
+            }
+            Self::Cut(_) => (Way::ToCoordinator, "how far it has come to rest"),
+            Self::Pull { .. } => (Way::FromCoordinator, "a request to bring pages home"),
+            Self::Pulled { .. } => (Way::ToCoordinator, "that pages are at home"),
+            Self::CoordinatorState(_) => (Way::FromCoordinator, "what a coordinator must know"),
+            Self::WantLeave => (Way::ToCoordinator, "a wish to leave"),
+            Self::LeaveRefused(_) => (Way::FromCoordinator, "that it cannot leave"),
         }
     }
 
@@ -256,7 +277,10 @@ impl Control {
             | Self::Report(_)
             | Self::Cut(_)
             | Self::Pull { .. }
-            | Self::Pulled { .. } => false,
+            | Self::Pulled { .. }
+            | Self::CoordinatorState(_)
+            | Self::WantLeave
+            | Self::LeaveRefused(_) => false,
         }
     }
 }

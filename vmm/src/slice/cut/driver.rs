@@ -1,16 +1,18 @@
-//! Drives cuts on the bootstrap slice: asks the machine that decides, sends what it says, and keeps the time.
+//! Drives cuts on the coordinator: asks the machine that decides, sends what it says, and keeps the time.
 //!
 //! ```text
 //!   pause ----> coming to rest --News::AtRest--> at rest (the answer) --resume--> going on --News::Runs--> runs (the answer)
 //!                   \---failure, or the limit----> going on (the answer says why)
 //!
 //!   leave ----> coming to rest --News::AtRest--> part_with --News::Parted--> going on --News::Runs--> runs (the answer)
+//!
+//!   hand over > coming to rest --News::AtRest--> hand_over --News::HandedOver--> going on --News::Runs--> over (the answer)
 //! ```
 
 use crate::slice::cut_link::{CutError, Input, RESUME_LIMIT, Reply};
 use crate::slice::operations::{Ongoing, Operation, Operations};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use migrate::cut::{Coordinator, Message, News, Step, Verdict};
+use migrate::cut::{Coordinator, Message, News, Refusal, Step, Verdict};
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -22,32 +24,58 @@ const INPUTS_MAX: usize = 1024;
 /// For all slices to come to rest.
 const REST_LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts the thread. `send` takes messages to members, this slice among them. It ends when nobody is left who could ask.
+/// Starts the thread. `send` takes messages to members, this slice among them. It ends when another slice coordinates, and
+/// says so by `end`, or when nobody is left who could ask.
 ///
 /// # Errors
 /// There is no thread for it.
 pub(super) fn start_driver(
-    members: Vec<SliceId>,
+    coordinator: Coordinator,
     operations: Operations,
     send: impl Fn(SliceId, Message) + Send + 'static,
-    fail: impl Fn(String) + Send + 'static,
+    (fail, end): (impl Fn(String) + Send + 'static, impl FnOnce() + Send + 'static),
 ) -> io::Result<Sender<Input>> {
     let (sender, inputs) = bounded(INPUTS_MAX);
     let mut thread = Thread {
-        coordinator: Coordinator::new(members),
+        coordinator,
         operations,
         ongoing: None,
         send,
         fail,
         asked: None,
-        leaver: None,
+        goal: Goal::Rest,
         began: Instant::now(),
         stopping: false,
         over: false,
     };
-    let run = move || thread.serve(&inputs);
+    let run = move || {
+        thread.serve(&inputs);
+        end();
+    };
     thread::Builder::new().name("cut-driver".into()).spawn(run)?;
     Ok(sender)
+}
+
+/// What is to be done when all slices are at rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goal {
+    /// Nothing: they stay so.
+    Rest,
+    /// This one leaves.
+    Leave(SliceId),
+    /// This one coordinates.
+    HandOver(SliceId),
+}
+
+impl Goal {
+    /// What there is to say when it is not reached.
+    fn missed(self) -> &'static str {
+        match self {
+            Self::Rest => "the VM was not paused",
+            Self::Leave(_) => "no slice has left",
+            Self::HandOver(_) => "no other slice coordinates",
+        }
+    }
 }
 
 struct Thread<S, F> {
@@ -60,8 +88,7 @@ struct Thread<S, F> {
     fail: F,
     /// Who waits for the end of what goes on.
     asked: Option<Reply>,
-    /// The slice that is to leave as soon as all are at rest.
-    leaver: Option<SliceId>,
+    goal: Goal,
     /// When that began.
     began: Instant,
     /// It is asked to stop: its guest is to have all the time that is left.
@@ -78,29 +105,33 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 Some(limit) => inputs.recv_deadline(self.began + limit),
             };
             match input {
-                Ok(Input::Pause(reply) | Input::Resume(reply) | Input::Leave(.., reply))
-                    if self.over =>
-                {
+                Ok(
+                    Input::Pause(reply)
+                    | Input::Resume(reply)
+                    | Input::Leave(.., reply)
+                    | Input::HandOver(.., reply),
+                ) if self.over => {
                     tell(&reply, Err(CutError::Over));
                 }
                 Ok(Input::Over) => {
                     self.over = true;
                     self.reply(Err(CutError::Over));
                 }
-                Ok(Input::Pause(reply) | Input::Leave(.., reply)) if self.stopping => {
+                Ok(Input::Pause(reply) | Input::Leave(.., reply) | Input::HandOver(.., reply))
+                    if self.stopping =>
+                {
                     tell(&reply, Err(CutError::Stopping));
                 }
                 Ok(Input::Pause(reply)) => match self.begin_cut() {
                     Ok(verdict) => self.begin(reply, verdict),
                     Err(error) => tell(&reply, Err(error)),
                 },
-                Ok(Input::Leave(slice, ongoing, reply)) => match self.coordinator.begin() {
-                    Ok(verdict) => {
-                        (self.leaver, self.ongoing) = (Some(slice), Some(ongoing));
-                        self.begin(reply, verdict);
-                    }
-                    Err(error) => tell(&reply, Err(error.into())),
-                },
+                Ok(Input::Leave(slice, ongoing, reply)) => {
+                    self.begin_with(Goal::Leave(slice), ongoing, reply);
+                }
+                Ok(Input::HandOver(slice, ongoing, reply)) => {
+                    self.begin_with(Goal::HandOver(slice), ongoing, reply);
+                }
                 Ok(Input::Resume(reply)) if self.coordinator.is_at_rest() => {
                     let verdict = self.coordinator.go_on("asked");
                     self.begin(reply, verdict);
@@ -124,6 +155,9 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 Err(RecvTimeoutError::Timeout) => self.late(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            if self.coordinator.is_over() {
+                return;
+            }
         }
     }
 
@@ -141,6 +175,17 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         Ok(self.coordinator.begin()?)
     }
 
+    /// Begins a cut as a part of an operation.
+    fn begin_with(&mut self, goal: Goal, ongoing: Arc<Ongoing>, reply: Reply) {
+        match self.coordinator.begin() {
+            Ok(verdict) => {
+                (self.goal, self.ongoing) = (goal, Some(ongoing));
+                self.begin(reply, verdict);
+            }
+            Err(error) => tell(&reply, Err(error.into())),
+        }
+    }
+
     fn begin(&mut self, reply: Reply, verdict: Verdict) {
         (self.asked, self.began) = (Some(reply), Instant::now());
         self.follow(verdict);
@@ -153,17 +198,18 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         if self.coordinator.is_idle() {
             self.ongoing = None;
         }
-        match (verdict.news, self.leaver) {
+        match (verdict.news, self.goal) {
             (None, _) => {}
-            (Some(News::AtRest), Some(slice)) => match self.coordinator.part_with(slice) {
-                Ok(verdict) => {
-                    self.began = Instant::now();
-                    self.follow(verdict);
-                }
-                Err(error) => self.leave_not(&error.into()),
-            },
+            (Some(News::AtRest), Goal::Leave(slice)) => {
+                let next = self.coordinator.part_with(slice);
+                self.follow_on(next);
+            }
+            (Some(News::AtRest), Goal::HandOver(slice)) => {
+                let next = self.coordinator.hand_over(slice);
+                self.follow_on(next);
+            }
             (Some(News::AtRest | News::Runs), _) => {
-                self.leaver = None;
+                self.goal = Goal::Rest;
                 self.reply(Ok(self.began.elapsed()));
             }
             (Some(News::Parted(slice)), _) => {
@@ -172,23 +218,36 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 let verdict = self.coordinator.go_on("a slice has left");
                 self.follow(verdict);
             }
+            (Some(News::HandedOver(slice)), _) => {
+                tracing::info!("{slice} coordinates the VM from now on");
+                self.began = Instant::now();
+                let verdict = self.coordinator.go_on("another slice coordinates");
+                self.follow(verdict);
+            }
             (Some(News::Broken(why)), _) => (self.fail)(why),
-            (Some(News::GivenUp(why)), leaver) => {
-                let what =
-                    if leaver.is_some() { "no slice has left" } else { "the VM was not paused" };
-                tracing::warn!("{what}: {why}");
-                self.leaver = None;
+            (Some(News::GivenUp(why)), goal) => {
+                tracing::warn!("{}: {why}", goal.missed());
+                self.goal = Goal::Rest;
                 self.reply(Err(CutError::GivenUp(why)));
             }
         }
     }
 
-    /// No slice leaves, and all go on.
-    fn leave_not(&mut self, error: &CutError) {
-        self.leaver = None;
-        self.reply(Err(error.clone()));
-        let verdict = self.coordinator.go_on("no slice leaves");
-        self.follow(verdict);
+    /// What follows when all are at rest; if that cannot be, they go on.
+    fn follow_on(&mut self, next: Result<Verdict, Refusal>) {
+        match next {
+            Ok(verdict) => {
+                self.began = Instant::now();
+                self.follow(verdict);
+            }
+            Err(error) => {
+                let why = self.goal.missed();
+                self.goal = Goal::Rest;
+                self.reply(Err(error.into()));
+                let verdict = self.coordinator.go_on(why);
+                self.follow(verdict);
+            }
+        }
     }
 
     /// Nobody waits for an answer who could be told.
@@ -208,7 +267,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         } else {
             format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
         };
-        let parts = matches!(step, Step::Part(_));
+        let parts = matches!(step, Step::Part(_) | Step::Coordinate(_));
         let verdict = self.coordinator.go_on(&why);
         if parts {
             // There is no way back.
@@ -245,8 +304,9 @@ mod tests {
     fn vm(fails: Option<Step>) -> (Sender<Input>, JoinHandle<()>) {
         let (sender, sent) = unbounded();
         let send = move |to, message| sender.send((to, message)).unwrap();
+        let coordinator = Coordinator::new(SLICES[0], SLICES.to_vec());
         let driver =
-            start_driver(SLICES.to_vec(), Operations::default(), send, |why| panic!("{why}"))
+            start_driver(coordinator, Operations::default(), send, (|why| panic!("{why}"), || ()))
                 .unwrap();
         // As the links of a slice do, it goes before the thread can end.
         let handle = driver.clone();

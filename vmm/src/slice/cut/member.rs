@@ -3,6 +3,7 @@
 //! ```text
 //!   runs --Take(first step)--> comes to rest --Take...--> at rest: it counts --GoOn--> runs
 //!                                                            |  \--Take(Part)--> at rest, without the slice that leaves
+//!                                                            |  \--Take(Coordinate)--> at rest, another slice coordinates
 //!                                                            \--Dismiss--> it ends, at rest
 //! ```
 
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 use thiserror::Error;
+use wire::SliceId;
 
 /// What may wait. The coordinator asks for one step at a time, and may tell the slice to go on meanwhile.
 const MESSAGES_MAX: usize = 16;
@@ -33,11 +35,11 @@ const PART_LIMIT: Duration = Duration::from_secs(50);
 /// There is no thread for it.
 pub(super) fn start_member(
     (slice, forms): (Restable, Option<PathBuf>),
-    answer: impl Fn(Message) + Send + 'static,
-) -> io::Result<Sender<Message>> {
+    send: impl Fn(SliceId, Message) + Send + 'static,
+) -> io::Result<Sender<(SliceId, Message)>> {
     let (sender, messages) = bounded(MESSAGES_MAX);
     let part = Part { slice, forms };
-    let run = move || part.serve(&messages, answer);
+    let run = move || part.serve(&messages, send);
     thread::Builder::new().name("cut".into()).spawn(run)?;
     Ok(sender)
 }
@@ -50,9 +52,9 @@ struct Part {
 }
 
 impl Part {
-    fn serve(&self, messages: &Receiver<Message>, answer: impl Fn(Message)) {
+    fn serve(&self, messages: &Receiver<(SliceId, Message)>, send: impl Fn(SliceId, Message)) {
         let mut resting: Option<(u64, Quiesce)> = None;
-        for message in messages {
+        for (from, message) in messages {
             match message {
                 Message::Take(number, step) => {
                     if resting.as_ref().is_none_or(|(of, _)| *of != number) {
@@ -61,20 +63,24 @@ impl Part {
                         resting = Some((number, Quiesce::new(self.slice.clone())));
                     }
                     if let Some((_, quiesce)) = &mut resting {
-                        answer(self.take(quiesce, number, step));
+                        send(from, self.take(quiesce, number, step));
                     }
                 }
                 Message::GoOn(number) => {
                     drop(resting.take());
-                    answer(Message::GoesOn(number));
+                    send(from, Message::GoesOn(number));
                 }
                 // It stays at rest until its process ends.
-                Message::Dismiss(_) => self.slice.channels.event(SliceEvent::Dismissed),
+                Message::Dismiss(_) => {
+                    self.slice.channels.succession.told(Ok(()));
+                    self.slice.channels.event(SliceEvent::Dismissed);
+                }
                 // For the coordinator.
                 Message::Taken(..)
                 | Message::Counted(..)
                 | Message::Failed(..)
-                | Message::GoesOn(_) => {}
+                | Message::GoesOn(_)
+                | Message::HandedOver(_) => {}
             }
         }
     }
@@ -86,6 +92,15 @@ impl Part {
             let within = if parts { PART_LIMIT } else { STEP_LIMIT };
             let parted = quiesce.part_with(slice, parts, within);
             return parted.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
+        }
+        let handed_over = match step {
+            Step::MayCoordinate(to) => Some(quiesce.may_coordinate(to)),
+            Step::Coordinate(to) => Some(quiesce.coordinate(to, number)),
+            _ => None,
+        };
+        if let Some(handed_over) = handed_over {
+            let taken = |()| Message::Taken(number, step);
+            return handed_over.map_or_else(|error| failed(&error), taken);
         }
         if step != Step::Count {
             let taken = quiesce.take(step, STEP_LIMIT);

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`Step::Vcpus`] | device threads that answer the last accesses of vCPUs, queues and memory that are served |
 //! | [`Step::Queues`] | back ends that answer the last requests, memory that is served |
-//! | [`Step::Devices`] | companions that acknowledge the last change: the bootstrap slice takes this step first |
+//! | [`Step::Devices`] | slices that acknowledge the last change: the coordinator takes this step first |
 //! | [`Step::Memory`] | memory engines that answer the last requests; they do so also after this step |
 //!
 //! A frame that was on its way may bring the device thread another job after it has come to rest. Then the form is refused,
@@ -22,19 +22,20 @@ use crate::machine::{self, Machine, MachineError, Rest};
 use crate::slice::channels::{Channels, GONE};
 use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
-use crate::slice::peripherals::{self, QueuesError, Resting, SliceDevices};
+use crate::slice::peripherals::{self, OrderState, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::SliceState;
-use devices::Chipset;
 use dsm::saved::Channel;
 use migrate::cut::{PeerCounts, Step};
 use migrate::{AdvanceError, Change, PlacementError, PlacementState, Saved};
+use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use thiserror::Error;
+use thiserror::Error as ThisError;
 use wire::SliceId;
 
 /// Why a slice is not at rest, or has no form. It stays where it was before the step.
-#[derive(Debug, Error)]
+#[derive(Debug, ThisError)]
 pub(crate) enum QuiesceError {
     /// The vCPUs.
     #[error(transparent)]
@@ -60,6 +61,9 @@ pub(crate) enum QuiesceError {
     /// There is no such placement.
     #[error(transparent)]
     Advance(#[from] AdvanceError),
+    /// The coordination stays where it is.
+    #[error("hand the coordination over")]
+    Succession(#[source] Failure),
     /// A step before this one was not taken.
     #[error("that is not the next step")]
     Turn,
@@ -75,6 +79,33 @@ impl QuiesceError {
     }
 }
 
+/// Why a slice does not come to coordinate.
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+
+/// A slice's part in handing the coordination over, while all slices are at rest.
+pub(crate) trait Succeeds: fmt::Debug + Send + Sync {
+    /// The coordinator sends the next one what it must know.
+    ///
+    /// # Errors
+    /// There is nothing to send.
+    fn hand_over(&self, to: SliceId, order: OrderState) -> Result<(), Failure>;
+
+    /// The next one gets ready, at this change of the devices. Nothing is in force yet.
+    ///
+    /// # Errors
+    /// Nothing has come, or it cannot be.
+    fn prepare(&self, order: OrderState) -> Result<(), Failure>;
+
+    /// It coordinates, after the slice `before`, which goes on with this cut.
+    ///
+    /// # Errors
+    /// It cannot, and nobody coordinates: the VM must end.
+    fn take_over(&self, before: SliceId, cut: u64) -> Result<(), Failure>;
+
+    /// This slice coordinates no longer.
+    fn step_down(&self);
+}
+
 /// What of a slice comes to rest.
 #[derive(Clone, Debug)]
 pub(crate) struct Restable {
@@ -83,8 +114,8 @@ pub(crate) struct Restable {
     pub(crate) handovers: Arc<Handovers>,
     /// None in a VM without devices on PCI.
     pub(crate) devices: Option<Arc<SliceDevices>>,
-    /// Of the bootstrap slice.
-    pub(crate) chipset: Option<Arc<Chipset>>,
+    /// Its part in coordinating.
+    pub(crate) succeeds: Arc<dyn Succeeds>,
 }
 
 /// A slice that is coming to rest, or has. It goes on when this is dropped, the last step first.
@@ -113,7 +144,11 @@ impl Quiesce {
             Step::Queues => self.vcpus.is_some() && !self.queues,
             Step::Devices => self.queues,
             Step::Memory => self.devices.is_some(),
-            Step::Count | Step::MayPart(_) | Step::Part(_) => false,
+            Step::Count
+            | Step::MayPart(_)
+            | Step::Part(_)
+            | Step::MayCoordinate(_)
+            | Step::Coordinate(_) => false,
         };
         if !turn {
             return Err(QuiesceError::Turn);
@@ -135,7 +170,11 @@ impl Quiesce {
                 engine.map_or(Ok(()), |engine| engine.rest(within))?;
                 self.memory = true;
             }
-            Step::Count | Step::MayPart(_) | Step::Part(_) => {}
+            Step::Count
+            | Step::MayPart(_)
+            | Step::Part(_)
+            | Step::MayCoordinate(_)
+            | Step::Coordinate(_) => {}
         }
         Ok(())
     }
@@ -178,6 +217,47 @@ impl Quiesce {
         Ok(())
     }
 
+    /// The coordinator sends the next one what it must know, or this is the next one, and it gets ready.
+    ///
+    /// # Errors
+    /// Why that cannot coordinate. Nothing has changed.
+    pub(crate) fn may_coordinate(&self, to: SliceId) -> Result<(), QuiesceError> {
+        let (Some(order), true) = (&self.devices, self.memory) else {
+            return Err(QuiesceError::Turn);
+        };
+        let Restable { channels, succeeds, .. } = &self.slice;
+        let done = if channels.coordinates() {
+            succeeds.hand_over(to, order.state())
+        } else if channels.local() == to {
+            succeeds.prepare(order.state())
+        } else {
+            return Err(QuiesceError::Turn);
+        };
+        done.map_err(QuiesceError::Succession)
+    }
+
+    /// Another slice coordinates, after this cut.
+    ///
+    /// # Errors
+    /// It cannot: the VM must end.
+    pub(crate) fn coordinate(&self, to: SliceId, cut: u64) -> Result<(), QuiesceError> {
+        if !self.memory {
+            return Err(QuiesceError::Turn);
+        }
+        let Restable { channels, handovers, succeeds, .. } = &self.slice;
+        let (before, local) = (channels.coordinator(), channels.local());
+        let change = [Change::Coordinator(to)];
+        let next = channels.placement.load().next(&change)?;
+        channels.owner.advance(&change, next.epoch())?;
+        handovers.coordinates(to);
+        if local == to {
+            succeeds.take_over(before, cut).map_err(QuiesceError::Succession)?;
+        } else if local == before {
+            succeeds.step_down();
+        }
+        Ok(())
+    }
+
     /// What went between this slice and each other one, which is at rest and stays so.
     ///
     /// # Errors
@@ -212,7 +292,7 @@ impl Quiesce {
         let (Some(vcpus), Some(order), true) = (&self.vcpus, &self.devices, self.memory) else {
             return Err(QuiesceError::Turn);
         };
-        let Restable { channels, devices, chipset, .. } = &self.slice;
+        let Restable { channels, devices, .. } = &self.slice;
         let frames = self.frames()?;
         let devices = devices.as_ref().map(|devices| devices.save(within)).transpose()?;
         let engine = channels.handle.get();
@@ -221,7 +301,7 @@ impl Quiesce {
             placement: PlacementState::from(&**channels.placement.load()),
             ticks: vcpus.ticks(),
             vcpus: vcpus.save()?,
-            chipset: chipset.as_ref().map(|chipset| chipset.save()),
+            chipset: channels.chipset.load().as_ref().map(|chipset| chipset.save()),
             order: order.state(),
             devices,
             frames,

@@ -1,6 +1,7 @@
 //! What a slice does with frames of its peers.
 
 use super::*;
+use crate::slice::BOOTSTRAP;
 use crate::slice::channels::tests::channels;
 use crate::slice::events::Events;
 use devices::Standing;

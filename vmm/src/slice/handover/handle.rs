@@ -10,7 +10,7 @@
 use super::Handovers;
 use crate::slice::operations::Ongoing;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
-use migrate::handover::{Outcome, Refusal};
+use migrate::handover::{Coordinator, Outcome, Refusal};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use thiserror::Error;
@@ -59,6 +59,18 @@ pub(super) type Reply = Sender<Result<Duration, MoveError>>;
 pub(in crate::slice) struct MoveHandle(pub(in crate::slice) Weak<Handovers>);
 
 impl MoveHandle {
+    /// Moves begun so far, by those that coordinated before too.
+    pub(in crate::slice) fn begun(&self) -> u64 {
+        self.0.upgrade().map_or(0, |handovers| handovers.lock().coordinator.begun())
+    }
+
+    /// So many moves have been begun by those that coordinated before.
+    pub(in crate::slice) fn count_from(&self, begun: u64) {
+        if let Some(handovers) = self.0.upgrade() {
+            handovers.lock().coordinator = Coordinator::after(begun);
+        }
+    }
+
     /// Brings a vCPU to another slice, as a part of an operation that goes on until all slices know.
     pub(in crate::slice) fn move_to(
         &self,

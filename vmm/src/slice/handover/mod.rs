@@ -1,7 +1,7 @@
 //! vCPUs move between slices while the guest runs. [`migrate::handover`] decides; this does it.
 //!
 //! ```text
-//!   control socket --MoveHandle--> [Handovers of the bootstrap slice: coordinator]
+//!   control socket --MoveHandle--> [Handovers of the slice that coordinates]
 //!                                        |  ^ frames
 //!                                        v  |
 //!   frames of peers, and frames for vCPUs that leave ---engine's thread---> [Handovers of each slice: a member a vCPU]
@@ -24,10 +24,10 @@ mod worker;
 
 pub(super) use handle::{MoveError, MoveHandle};
 
+use super::SliceError;
 use super::channels::Channels;
 use super::events::SliceEvent;
 use super::operations::Ongoing;
-use super::{BOOTSTRAP, SliceError};
 use crate::machine::Machine;
 use crossbeam_channel::Sender;
 use handle::Reply;
@@ -62,7 +62,7 @@ struct Asked {
 struct Parts {
     /// This slice's part in the moves of each vCPU.
     members: Vec<Member<InterruptEvent, State>>,
-    /// Of the bootstrap slice.
+    /// Of the slice that coordinates.
     coordinator: Coordinator,
     asked: Option<Asked>,
     /// While the guest runs.
@@ -84,7 +84,7 @@ impl Handovers {
         let local = channels.local();
         let members = placement.members().iter().copied().collect();
         let member = |(vcpu, place): (u32, &SliceId)| {
-            let known = (BOOTSTRAP, BTreeSet::clone(&members));
+            let known = (placement.coordinator(), BTreeSet::clone(&members));
             Member::new(local, VcpuId(vcpu), known, (*place, placement.epoch()))
         };
         let members = (0..).zip(placement.vcpus()).map(member).collect();
@@ -152,6 +152,15 @@ impl Handovers {
             turn = turn.step(vcpu, Input::Lost(slice));
         }
         turn.end_on_engine();
+    }
+
+    /// Another slice decides about moves from now on. None goes on.
+    pub(super) fn coordinates(&self, slice: SliceId) {
+        let mut turn = self.turn();
+        for vcpu in (0..).map(VcpuId).take(turn.parts.members.len()) {
+            turn = turn.step(vcpu, Input::Coordinates(slice));
+        }
+        turn.end();
     }
 
     /// Begins a move; the answer comes later.

@@ -1,6 +1,7 @@
 //! What a slice without a machine does with frames about hand-overs.
 
 use super::*;
+use crate::slice::BOOTSTRAP;
 use crate::slice::channels::tests::channels;
 use crate::slice::events::Events;
 use crate::slice::operations::Operation;

@@ -61,7 +61,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// On the bootstrap slice: takes what a slice tells the coordinator.
+    /// On the coordinator: takes what a slice tells the coordinator.
     pub(super) fn decide(mut self, from: SliceId, vcpu: VcpuId, message: &VcpuMessage) -> Self {
         self.coordinate(from, vcpu, message);
         self.take_inputs();

@@ -1,5 +1,5 @@
 //! What a vCPU's access to a register comes to: the replica of PCI on its own slice, a doorbell, a change
-//! for all slices, or a device that only the bootstrap slice has.
+//! for all slices, or a device that only the coordinator has.
 
 use super::SliceDevices;
 use crate::slice::bus::{DeviceCalls, little_endian};

@@ -41,17 +41,17 @@ pub use lend::Lend;
 pub(crate) use lend::Lent;
 pub use model::OpenError;
 pub use nic::NicSpec;
-pub(crate) use order::{OrderState, Sequencer};
+pub(crate) use order::OrderState;
 pub(crate) use quiesce::QueuesError;
 pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings};
 pub(crate) use rest::{RestError, Resting, rest};
 pub use rng::RngSpec;
 pub(crate) use saved::DevicesState;
-pub(crate) use serve::{Owner, follow};
+pub(crate) use serve::DeviceThread;
 pub use vsock::{VsockShape, VsockSpec};
 
 use super::channels::Channels;
-use super::{BOOTSTRAP, SliceError, one_line};
+use super::{SliceError, one_line};
 use crate::guest_memory::{Guard, GuestMemory};
 use crate::machine::Machine;
 use devices::delegate::{Counts, Courier, Exchange};
@@ -59,7 +59,7 @@ use devices::msix::MsixView;
 use devices::pci::{DeviceId, PciEffect, PciRoot};
 use devices::virtio::{DeviceChange, DeviceFaults, Doorbell, QueueIndex, RingError, StopTimeout};
 use dsm::GuestRam;
-use migrate::DevicePlace;
+use migrate::{DevicePlace, PlacementView};
 use model::Remote;
 use queues::{Queues, Slot};
 use std::fmt;
@@ -78,6 +78,7 @@ struct Wired {
 /// The devices of one slice.
 pub(crate) struct SliceDevices {
     local: SliceId,
+    placement: PlacementView,
     pci: RwLock<PciRoot>,
     slots: Vec<Slot>,
     exchange: Exchange,
@@ -134,7 +135,8 @@ impl SliceDevices {
         let guard = channels.handle.get().map(|handle| Guard::new(ram, handle));
         let (queues, machine) = (Mutex::new(Queues::new(memory, faults)), machine.clone());
         let (pci, wired) = (RwLock::new(pci), Mutex::default());
-        Ok(Self { local, pci, slots, exchange, machine, queues, wired, _guard: guard })
+        let placement = channels.placement.clone();
+        Ok(Self { local, placement, pci, slots, exchange, machine, queues, wired, _guard: guard })
     }
 
     /// True for addresses of PCI.
@@ -210,7 +212,9 @@ impl SliceDevices {
                 }
             }
             PciEffect::ConfigChanged { device, vector } => {
-                if let (Some(slot), BOOTSTRAP) = (slot(device), self.local) {
+                if let (Some(slot), true) =
+                    (slot(device), self.placement.load().coordinator() == self.local)
+                {
                     slot.msix.raise(Some(vector));
                 }
             }
@@ -281,7 +285,7 @@ impl Courier for Bulk {
     }
 }
 
-/// Tells the bootstrap slice of broken rings.
+/// Tells the coordinator of broken rings.
 struct Faults(Arc<Channels>);
 
 impl DeviceFaults for Faults {

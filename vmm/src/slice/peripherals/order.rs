@@ -2,14 +2,14 @@
 //!
 //! PCI configuration, MSI-X tables and virtio registers are the same on every slice: each has a
 //! replica, reads it without asking anyone, and acts on what concerns it. A write goes to the
-//! bootstrap slice, which numbers it:
+//! coordinator, which numbers it:
 //!
 //! ```text
-//!   vCPU --write--> bootstrap --Apply n--> every slice: replica changes, queues here start or stop
+//!   vCPU --write--> coordinator --Apply n--> every slice: replica changes, queues here start or stop
 //!    goes on <--Answer--   ^------Applied n------|
 //! ```
 //! The vCPU goes on when all slices have acknowledged, so what it wrote is in effect everywhere: a device
-//! that it has reset touches guest memory no more, wherever its queues were. The bootstrap
+//! that it has reset touches guest memory no more, wherever its queues were. The coordinator
 //! does one change at a time.
 
 mod saved;
@@ -70,17 +70,18 @@ pub(crate) enum OrderError {
     },
 }
 
-/// Numbers changes, on the bootstrap slice.
+/// Numbers changes, on the coordinator.
 #[derive(Debug)]
 pub(crate) struct Sequencer {
     last: u64,
-    companions: Vec<SliceId>,
+    others: Vec<SliceId>,
     applied: Receiver<(SliceId, u64)>,
 }
 
 impl Sequencer {
-    pub(crate) fn new(companions: Vec<SliceId>, applied: Receiver<(SliceId, u64)>) -> Self {
-        Self { last: 0, companions, applied }
+    /// Goes on after the change with the number `last`.
+    pub(crate) fn new(last: u64, others: Vec<SliceId>, applied: Receiver<(SliceId, u64)>) -> Self {
+        Self { last, others, applied }
     }
 
     /// Brings a change to all slices; `apply` is for this one, and runs while the others do theirs.
@@ -93,8 +94,8 @@ impl Sequencer {
         self.last += 1;
         let sequence = self.last;
         self.drop_lost()?;
-        for companion in &self.companions {
-            send(*companion, &Control::Apply { sequence, change });
+        for other in &self.others {
+            send(*other, &Control::Apply { sequence, change });
         }
         apply()?;
         self.gather(sequence)
@@ -106,14 +107,14 @@ impl Sequencer {
             if sequence != GONE {
                 return Err(OrderError::Unasked { slice, sequence });
             }
-            self.companions.retain(|companion| *companion != slice);
+            self.others.retain(|other| *other != slice);
         }
         Ok(())
     }
 
     fn gather(&mut self, sequence: u64) -> Result<(), OrderError> {
         let deadline = Instant::now() + APPLY_LIMIT;
-        let mut waiting: BTreeSet<SliceId> = self.companions.iter().copied().collect();
+        let mut waiting: BTreeSet<SliceId> = self.others.iter().copied().collect();
         while let Some(first) = waiting.first().copied() {
             let (slice, number) = self
                 .applied
@@ -121,7 +122,7 @@ impl Sequencer {
                 .map_err(|_| OrderError::Silent { slice: first, sequence })?;
             if number == GONE {
                 waiting.remove(&slice);
-                self.companions.retain(|companion| *companion != slice);
+                self.others.retain(|other| *other != slice);
             } else if number != sequence || !waiting.remove(&slice) {
                 return Err(OrderError::Unasked { slice, sequence: number });
             }
@@ -130,11 +131,16 @@ impl Sequencer {
     }
 }
 
-/// Checks the numbers, on a companion.
+/// Checks the numbers, on every other slice.
 #[derive(Debug, Default)]
 pub(crate) struct Turn(u64);
 
 impl Turn {
+    /// Goes on after the change with this number.
+    pub(crate) fn after(last: u64) -> Self {
+        Self(last)
+    }
+
     /// The change with this number is next.
     pub(crate) fn check(&mut self, sequence: u64) -> Result<(), OrderError> {
         let expected = self.0 + 1;
@@ -162,7 +168,7 @@ mod tests {
     #[test]
     fn order_ends_when_all_have_acknowledged() {
         let (acknowledge, applied) = unbounded();
-        let mut sequencer = Sequencer::new(vec![SliceId(1), SliceId(2)], applied);
+        let mut sequencer = Sequencer::new(0, vec![SliceId(1), SliceId(2)], applied);
         let (sent, here) = (RefCell::new(Vec::new()), Cell::new(false));
         for sequence in 1..=2 {
             let send = |to, frame: &Control| {
@@ -186,7 +192,7 @@ mod tests {
     fn foreign_or_double_acknowledgement_is_refused() {
         for answers in [vec![(SliceId(7), 1)], vec![(SliceId(1), 1); 2], vec![(SliceId(1), 2)]] {
             let (acknowledge, applied) = unbounded();
-            let mut sequencer = Sequencer::new(vec![SliceId(1), SliceId(2)], applied);
+            let mut sequencer = Sequencer::new(0, vec![SliceId(1), SliceId(2)], applied);
             let last = *answers.last().unwrap();
             let answer = || {
                 answers.iter().for_each(|answer| acknowledge.send(*answer).unwrap());
@@ -201,7 +207,7 @@ mod tests {
     #[test]
     fn change_that_is_not_in_effect_here_is_in_effect_nowhere() {
         let (acknowledge, applied) = unbounded();
-        let mut sequencer = Sequencer::new(vec![SliceId(1)], applied);
+        let mut sequencer = Sequencer::new(0, vec![SliceId(1)], applied);
         let send = |to, _: &Control| acknowledge.send((to, 1)).unwrap();
         let result = sequencer.order(CHANGE, send, || Err(StopTimeout.into()));
         assert_eq!(result, Err(OrderError::Running(StopTimeout)));
@@ -210,7 +216,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_slice_that_is_gone() {
         let (acknowledge, applied) = unbounded();
-        let mut sequencer = Sequencer::new(vec![SliceId(1), SliceId(2), SliceId(3)], applied);
+        let mut sequencer = Sequencer::new(0, vec![SliceId(1), SliceId(2), SliceId(3)], applied);
         acknowledge.send((SliceId(3), GONE)).unwrap();
         let send = |to, _: &Control| {
             assert_ne!(to, SliceId(3));
@@ -218,7 +224,7 @@ mod tests {
             acknowledge.send((to, number)).unwrap();
         };
         assert_eq!(sequencer.order(CHANGE, send, || Ok(())), Ok(()));
-        assert_eq!(sequencer.companions, [SliceId(2)]);
+        assert_eq!(sequencer.others, [SliceId(2)]);
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! ```text
 //!   rest() --a job behind those that wait--> device thread --state--> the rest holds --dropped--> the next job
 //! ```
-//! The bootstrap slice rests first. Its thread takes the job between two changes, and a change ends only when all slices
+//! The coordinator rests first. Its thread takes the job between two changes, and a change ends only when all slices
 //! have acknowledged it, so from then on no change is under way to a companion either. Companions rest then, and their
-//! states are the same as that of the bootstrap slice.
+//! states are the same as that of the coordinator.
 //! vCPUs that call devices meanwhile wait for their answer as they do for a slow device: bring the machine to rest
 //! before.
 

@@ -1,30 +1,52 @@
-//! The device thread of a slice: the one that orders changes, on the bootstrap slice, and the one that
-//! follows the order, on a companion.
+//! The device thread of a slice. That of the coordinator orders changes and serves the platform devices, those of all other
+//! slices follow the order.
+//!
+//! ```text
+//!   follows --it rests, and this slice coordinates when it goes on--> orders
+//!      ^--------it rests, and another slice coordinates when it goes on--|
+//! ```
 
 use super::SliceDevices;
 use super::moves::Move;
-use super::order::{self, OrderError, Sequencer, Turn};
-use crate::slice::BOOTSTRAP;
+use super::order::{self, OrderError, OrderState, Sequencer, Turn};
 use crate::slice::bus::{access, written};
 use crate::slice::channels::{Channels, DeviceJob};
 use crossbeam_channel::Receiver;
-use devices::Chipset;
 use migrate::{Change, Saved};
 use std::sync::Arc;
 use wire::control::{DeviceCall, OrderedChange, RelocatedPart, Space};
 use wire::{Control, SliceId};
 
-/// The device thread of the bootstrap slice.
-pub(crate) struct Owner {
-    pub(crate) chipset: Arc<Chipset>,
-    pub(crate) channels: Arc<Channels>,
+/// What the device thread of a slice has.
+pub(crate) struct DeviceThread {
+    channels: Arc<Channels>,
     /// Those on PCI, if the VM has any.
-    pub(crate) devices: Option<Arc<SliceDevices>>,
-    pub(crate) sequencer: Sequencer,
+    devices: Option<Arc<SliceDevices>>,
+    role: Role,
+    /// What other slices acknowledge.
+    applied: Receiver<(SliceId, u64)>,
 }
 
-impl Owner {
-    /// Serves all slices until the channel closes or the order of changes breaks.
+/// Whether it gives the order or follows it.
+enum Role {
+    Orders(Sequencer),
+    Follows(Turn),
+}
+
+impl DeviceThread {
+    /// Of a slice that has made no change yet.
+    pub(crate) fn new(
+        channels: Arc<Channels>,
+        devices: Option<Arc<SliceDevices>>,
+        applied: Receiver<(SliceId, u64)>,
+    ) -> Self {
+        let role = Role::Follows(Turn::default());
+        let mut thread = Self { channels, devices, role, applied };
+        thread.choose_role();
+        thread
+    }
+
+    /// Works until the channel closes or the order of changes breaks.
     pub(crate) fn serve(mut self, jobs: &Receiver<DeviceJob>) {
         for job in jobs {
             if let Err(error) = self.take(job) {
@@ -34,9 +56,33 @@ impl Owner {
         }
     }
 
+    /// The slice that coordinates orders, all others follow. That changes only while this thread rests.
+    fn choose_role(&mut self) {
+        let OrderState { last } = self.order();
+        match (&self.role, self.channels.coordinates()) {
+            (Role::Follows(_), true) => {
+                let others = self.channels.others();
+                self.role = Role::Orders(Sequencer::new(last, others, self.applied.clone()));
+            }
+            (Role::Orders(_), false) => self.role = Role::Follows(Turn::after(last)),
+            _ => {}
+        }
+    }
+
+    fn order(&self) -> OrderState {
+        match &self.role {
+            Role::Orders(sequencer) => sequencer.save(),
+            Role::Follows(turn) => turn.save(),
+        }
+    }
+
     fn take(&mut self, job: DeviceJob) -> Result<(), OrderError> {
         match job {
-            DeviceJob::EndOfInterrupt(vector) => self.chipset.end_of_interrupt(vector),
+            DeviceJob::EndOfInterrupt(vector) => {
+                if let Some(chipset) = &*self.channels.chipset.load() {
+                    chipset.end_of_interrupt(vector);
+                }
+            }
             DeviceJob::Call(from, call) => {
                 let data = self.call(&call)?;
                 self.channels.answer(from, call.id, data);
@@ -47,9 +93,11 @@ impl Owner {
                 // Whoever asked may have gone.
                 let _ = done.try_send(());
             }
-            DeviceJob::Rest(pause) => pause.hold(self.sequencer.save().last),
-            // The dispatch lets none through on this slice.
-            DeviceJob::Apply(..) => {}
+            DeviceJob::Rest(pause) => {
+                pause.hold(self.order().last);
+                self.choose_role();
+            }
+            DeviceJob::Apply(sequence, change) => self.follow(sequence, change)?,
         }
         Ok(())
     }
@@ -60,46 +108,30 @@ impl Owner {
             && call.write
             && devices.is_some_and(|devices| devices.claims(call.address));
         if !shared {
-            return Ok(access(self.chipset.as_ref(), call));
+            // The dispatch lets no call through where nobody coordinates.
+            let chipset = self.channels.chipset.load();
+            return Ok(chipset.as_ref().map_or(u64::MAX, |chipset| access(&**chipset, call)));
         }
         let (address, length, data) = (call.address, call.length, call.data);
         self.change(OrderedChange::Write { address, length, data })?;
         Ok(0)
     }
 
+    /// Has all slices make a change. The dispatch lets nobody ask for one where nobody coordinates.
     fn change(&mut self, change: OrderedChange) -> Result<(), OrderError> {
         let (channels, devices) = (&self.channels, self.devices.as_deref());
+        let Role::Orders(sequencer) = &mut self.role else { return Ok(()) };
         let send = |to: SliceId, frame: &Control| channels.send(to, frame);
-        self.sequencer.order(change, send, || apply(channels, devices, change))
+        sequencer.order(change, send, || apply(channels, devices, change))
     }
-}
 
-/// The device thread of a companion.
-pub(crate) fn follow(
-    channels: &Channels,
-    devices: Option<&SliceDevices>,
-    jobs: &Receiver<DeviceJob>,
-) {
-    let mut turn = Turn::default();
-    for job in jobs {
-        let (sequence, change) = match job {
-            DeviceJob::Apply(sequence, change) => (sequence, change),
-            DeviceJob::Rest(pause) => {
-                pause.hold(turn.save().last);
-                continue;
-            }
-            // The dispatch lets nothing else through on a companion.
-            _ => continue,
-        };
-        if let Err(error) = turn.check(sequence) {
-            order::broken(channels, &error);
-            return;
-        }
-        if let Err(error) = apply(channels, devices, change) {
-            order::broken(channels, &error);
-            return;
-        }
-        channels.send(BOOTSTRAP, &Control::Applied { sequence });
+    /// Makes a change that the coordinator has ordered.
+    fn follow(&mut self, sequence: u64, change: OrderedChange) -> Result<(), OrderError> {
+        let Role::Follows(turn) = &mut self.role else { return Ok(()) };
+        turn.check(sequence)?;
+        apply(&self.channels, self.devices.as_deref(), change)?;
+        self.channels.send(self.channels.coordinator(), &Control::Applied { sequence });
+        Ok(())
     }
 }
 

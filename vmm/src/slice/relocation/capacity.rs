@@ -1,33 +1,27 @@
 //! What the slices of a VM offer, as their hosts say, and which queue belongs to which vCPU.
 
-use crate::slice::BOOTSTRAP;
-use crate::slice::host::{HostFacts, Offered};
+use crate::slice::host::Offered;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::Shape;
 use migrate::plan::{Capacity, Offer};
 use std::collections::BTreeMap;
 use wire::{SliceId, VcpuId};
 
-/// Why the bootstrap slice stays.
-const CHIPSET: &str =
-    "it has the serial line and the interrupt controller, and orders changes of devices";
-
 /// Of a VM whose hosts have said what they have. `shapes` are those of its devices.
 pub(in crate::slice) fn capacity(
     shape: &Shape,
-    hosts: &[HostFacts],
+    offers: &[Offered],
     shapes: &[BackEndShape],
 ) -> Capacity {
-    let offer = |(slice, host): (u16, &HostFacts)| {
-        let Offered { vcpus, bytes } = host.offered;
+    let offer = |(slice, offered): (u16, &Offered)| {
+        let Offered { vcpus, bytes } = *offered;
         let offer = Offer { vcpus, bytes, ..Offer::default() };
         // The VM is to survive the loss of a slice that has devices only.
         let bystander = shape.bystanders.contains(&SliceId(slice));
         (SliceId(slice), if bystander { Offer::default() } else { offer })
     };
-    let offers = (0u16..).zip(hosts).map(offer).collect();
-    let fixed = BTreeMap::from([(BOOTSTRAP, CHIPSET.to_owned())]);
-    Capacity { offers, queues: owners(shape, shapes), fixed }
+    let offers = (0u16..).zip(offers).map(offer).collect();
+    Capacity { offers, queues: owners(shape, shapes) }
 }
 
 /// The vCPU of each queue that has one.

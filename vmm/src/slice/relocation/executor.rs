@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wire::control::{OrderedChange, RelocatedPart};
-use wire::{Epoch, SliceId};
+use wire::{Control, Epoch, SliceId};
 
 /// For the homes of one piece of memory to move, two round trips for each of its few chunks. A slice that hangs is lost
 /// long before.
@@ -23,6 +23,8 @@ const HOMES_LIMIT: Duration = Duration::from_secs(120);
 /// For all slices to put a placement in force, which the order of changes bounds.
 const PLACE_LIMIT: Duration = Duration::from_secs(120);
 
+/// For the slice that coordinates to have this one leave.
+const LEAVE_LIMIT: Duration = Duration::from_secs(280);
 /// Times that a slice is to leave that still has a page.
 const LEAVE_TRIES: u32 = 4;
 
@@ -46,6 +48,12 @@ impl Executor<'_> {
                 let (device, first, queues) = (*device, *first, *queues);
                 self.place(RelocatedPart::Queues { device, first, queues }, *to, self.next_epoch())
             }
+            Job::Coordinate(slice) => {
+                let ongoing = Arc::clone(&self.ongoing);
+                self.cuts.ask(|reply| Input::HandOver(*slice, ongoing, reply))?;
+                Ok(())
+            }
+            Job::Leave(slice) if *slice == self.channels.local() => self.leave_oneself(),
             Job::Leave(slice) => self.leave(*slice),
             Job::Home { frames, to } => self.home(frames, *to),
             Job::Pull { home, frames, from } => {
@@ -55,7 +63,7 @@ impl Executor<'_> {
     }
 
     /// A page that was being brought elsewhere may have come to the slice since it was pulled empty: it is pulled again then.
-    fn leave(&self, slice: SliceId) -> Result<(), RelocationError> {
+    pub(super) fn leave(&self, slice: SliceId) -> Result<(), RelocationError> {
         for last in (0..LEAVE_TRIES).rev() {
             let ongoing = Arc::clone(&self.ongoing);
             match self.cuts.ask(|reply| Input::Leave(slice, ongoing, reply)) {
@@ -71,6 +79,21 @@ impl Executor<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The slice that coordinates now has this one leave.
+    fn leave_oneself(&self) -> Result<(), RelocationError> {
+        let channels = self.channels;
+        let told = channels.succession.wait();
+        channels.send(channels.coordinator(), &Control::WantLeave);
+        match told.recv_timeout(LEAVE_LIMIT) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(why)) => Err(RelocationError::Stays(why)),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(RelocationError::Stays(format!("no answer within {LEAVE_LIMIT:?}")))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(RelocationError::Over),
+        }
     }
 
     fn next_epoch(&self) -> Epoch {

@@ -4,6 +4,7 @@
 //!   Plan --Step--> Change::Vcpu   --> Vcpu
 //!                  Change::Queue  --> Queues (neighbours of one device together)
 //!                  Change::Memory --> Home, Home, ... (pieces)
+//!                  Change::Coordinator --> Pull, Pull, ... (as below), Coordinate
 //!                  Change::Leave  --> Pull, Pull, ... (what the slice still has of any home), Leave unless it is to stay
 //! ```
 
@@ -21,7 +22,7 @@ const PULL_PIECE: u64 = 16384;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Job {
+pub(in crate::slice) enum Job {
     /// A vCPU runs elsewhere.
     Vcpu { vcpu: VcpuId, to: SliceId },
     /// Queues of a device are served elsewhere.
@@ -30,6 +31,8 @@ pub(super) enum Job {
     Home { frames: Range<u64>, to: SliceId },
     /// What a slice has of these frames comes to their home.
     Pull { home: SliceId, frames: Range<u64>, from: SliceId },
+    /// Another slice coordinates.
+    Coordinate(SliceId),
     /// A slice that has nothing any more is a member no longer.
     Leave(SliceId),
 }
@@ -41,6 +44,7 @@ impl fmt::Display for Job {
             Self::Queues { device, to, .. } => write!(f, "queues of device {device} to {to}"),
             Self::Home { to, .. } => write!(f, "homes of memory to {to}"),
             Self::Pull { home, from, .. } => write!(f, "pages of {from} to {home}"),
+            Self::Coordinate(slice) => write!(f, "the coordination to {slice}"),
             Self::Leave(slice) => write!(f, "{slice} leaves"),
         }
     }
@@ -48,7 +52,7 @@ impl fmt::Display for Job {
 
 /// Why a plan cannot be carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(super) enum JobError {
+pub(in crate::slice) enum JobError {
     /// It was made for another placement.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -66,7 +70,7 @@ pub(super) fn jobs(plan: &Plan, placement: &Placement, stay: bool) -> Result<Vec
     let mut now = placement.clone();
     for step in &plan.steps {
         for change in &step.changes {
-            push(&mut jobs, &now, change)?;
+            push(&mut jobs, (placement, &now), change)?;
         }
         now = now.next(&step.changes)?;
     }
@@ -74,7 +78,12 @@ pub(super) fn jobs(plan: &Plan, placement: &Placement, stay: bool) -> Result<Vec
     Ok(jobs)
 }
 
-fn push(jobs: &mut Vec<Job>, now: &Placement, change: &Change) -> Result<(), JobError> {
+/// What a change comes to, in a plan for one placement that has come to another one.
+fn push(
+    jobs: &mut Vec<Job>,
+    (first, now): (&Placement, &Placement),
+    change: &Change,
+) -> Result<(), JobError> {
     match change {
         Change::Vcpu { vcpu, to } => jobs.push(Job::Vcpu { vcpu: *vcpu, to: *to }),
         Change::Memory { frames, to } => {
@@ -94,14 +103,25 @@ fn push(jobs: &mut Vec<Job>, now: &Placement, change: &Change) -> Result<(), Job
             }
         }
         Change::Leave(from) => {
-            let from = *from;
-            jobs.extend(pulls(now, from).map(|(home, frames)| Job::Pull { home, frames, from }));
-            jobs.push(Job::Leave(from));
+            // Who has coordinated until then was emptied before.
+            if *from != first.coordinator() {
+                push_pulls(jobs, now, *from);
+            }
+            jobs.push(Job::Leave(*from));
+        }
+        // Homes answer who coordinates.
+        Change::Coordinator(to) => {
+            push_pulls(jobs, now, now.coordinator());
+            jobs.push(Job::Coordinate(*to));
         }
         Change::Join(slice) => return Err(JobError::Join(*slice)),
         Change::Device { device, .. } => return Err(JobError::Device(*device)),
     }
     Ok(())
+}
+
+fn push_pulls(jobs: &mut Vec<Job>, now: &Placement, from: SliceId) {
+    jobs.extend(pulls(now, from).map(|(home, frames)| Job::Pull { home, frames, from }));
 }
 
 /// What homes are to bring there of what a slice may have of their frames, in pieces.
@@ -151,7 +171,7 @@ mod tests {
         let queues = queues.into_iter().chain([(0, 1), (1, 2), (1, 3)].map(of(1)));
         let offer = Offer { vcpus: 2, bytes: 1 << 30, ..Offer::default() };
         let offers = BTreeMap::from(SLICES.map(|slice| (slice, offer.clone())));
-        let capacity = Capacity { offers, queues: queues.collect(), ..Capacity::default() };
+        let capacity = Capacity { offers, queues: queues.collect() };
         let plan = drain(&placement, &capacity, there).unwrap();
         let home = |frames| Job::Home { frames, to: here };
         let pull = |frames| Job::Pull { home: here, frames, from: there };
@@ -166,6 +186,25 @@ mod tests {
         ];
         assert_eq!(jobs(&plan, &placement, false).unwrap(), expected);
         assert_eq!(jobs(&plan, &placement, true).unwrap(), expected[..expected.len() - 1]);
+    }
+
+    #[test]
+    fn coordinator_is_emptied_before_another_one_is_told() {
+        let [here, there] = SLICES;
+        let memory = vec![MemoryPlace { frames: 0..8, home: here }];
+        let (members, vcpus) = (SLICES.to_vec(), vec![here]);
+        let placement = Placement::new(Epoch(1), members, vcpus, memory, Vec::new()).unwrap();
+        let offer = Offer { vcpus: 1, bytes: 1 << 30, ..Offer::default() };
+        let offers = BTreeMap::from(SLICES.map(|slice| (slice, offer.clone())));
+        let plan = drain(&placement, &Capacity { offers, ..Capacity::default() }, here).unwrap();
+        let expected = [
+            Job::Vcpu { vcpu: VcpuId(0), to: there },
+            Job::Home { frames: 0..8, to: there },
+            Job::Pull { home: there, frames: 0..8, from: here },
+            Job::Coordinate(there),
+            Job::Leave(here),
+        ];
+        assert_eq!(jobs(&plan, &placement, false).unwrap(), expected);
     }
 
     #[test]

@@ -5,10 +5,11 @@
 //!                                                      Queues --> order of changes
 //!                                                      Home   --> memory engine, then order of changes
 //!                                                      Pull   --> home of the pages
-//!                                                      Leave  --> cut
+//!                                                      Coordinate, Leave --> cut
 //! ```
 //! All of it is one operation: nobody pauses the VM meanwhile. A job that fails ends it; what was done before stays done,
-//! and the VM runs. Of the bootstrap slice, on the thread of who has asked.
+//! and the VM runs. Of the coordinator, on the thread of who has asked. A coordinator that is drained itself hands over last
+//! and asks the next one to have it leave.
 
 mod capacity;
 mod executor;
@@ -29,10 +30,11 @@ use migrate::plan::{self, Capacity, Plan, Refusal};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use wire::SliceId;
 
 /// Why parts are not where they were asked to be.
 #[derive(Debug, Error)]
-enum RelocationError {
+pub(super) enum RelocationError {
     /// Nothing was begun: something else goes on.
     #[error(transparent)]
     Busy(#[from] Busy),
@@ -51,6 +53,11 @@ enum RelocationError {
     /// Everything but that was done.
     #[error(transparent)]
     Leave(#[from] CutError),
+    /// Everything but that was done: another slice coordinates.
+    #[error(
+        "everything has gone and another slice coordinates, but this one stays: {0}; drain it there"
+    )]
+    Stays(String),
     /// The VM ends.
     #[error("homes of memory have not moved: {0}")]
     Homes(String),
@@ -115,6 +122,14 @@ impl Relocations {
             }
         }
         Ok(began.elapsed())
+    }
+
+    /// Has a slice leave that is empty.
+    pub(super) fn let_leave(&self, slice: SliceId) -> Result<(), RelocationError> {
+        let channels = self.channels.upgrade().ok_or(RelocationError::Over)?;
+        let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
+        let (moves, cuts) = (&self.moves, &self.cuts);
+        Executor { moves, cuts, channels: &channels, ongoing }.leave(slice)
     }
 
     fn plan(&self, what: &Relocation, placement: &Placement) -> Result<Plan, Refusal> {

@@ -15,7 +15,6 @@ pub use together::Disagreement;
 
 use together::check_together;
 
-use super::BOOTSTRAP;
 use super::frame_counts::{self, PeerFrames};
 use super::peripherals::{DevicesState, OrderState};
 use super::spec::{SLICES_MAX, VCPUS_MAX};
@@ -63,7 +62,7 @@ pub(crate) struct SliceState {
     pub(crate) ticks: u64,
     /// The vCPUs here, ascending.
     pub(crate) vcpus: Vec<VcpuState>,
-    /// The platform devices, of the bootstrap slice.
+    /// The platform devices, of the slice that coordinates.
     pub(crate) chipset: Option<ChipsetState>,
     /// How far the devices have come; the same on all slices.
     pub(crate) order: OrderState,
@@ -92,8 +91,8 @@ impl SavedState for SliceState {
         let member = placement.is_member(self.slice);
         Invalid::unless(member, "slice", "not a member of the VM")?;
         self.check_vcpus(&placement)?;
-        let owner = self.chipset.is_some() == (self.slice == BOOTSTRAP);
-        Invalid::unless(owner, "chipset", "it is with the bootstrap slice and nobody else")?;
+        let owner = self.chipset.is_some() == (self.slice == placement.coordinator());
+        Invalid::unless(owner, "chipset", "it is with the coordinator and nobody else")?;
         self.chipset.as_ref().map_or(Ok(()), ChipsetState::check)?;
         self.order.check()?;
         self.check_devices(&placement)?;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::interrupts::saved::{ApicState, KernelApic};
 use crate::machine::saved::tests::some_state;
+use crate::slice::BOOTSTRAP;
 use crate::slice::peripherals::testing::devices_state;
 use devices::{
     Chipset, ChipsetConfig, GuestClock, InterruptMessage, InterruptSink, ShutdownCause,

@@ -71,7 +71,7 @@ mod tests {
     const CHANGE: OrderedChange = OrderedChange::Broken { device: 1 };
 
     fn sequencer(applied: Receiver<(SliceId, u64)>) -> Sequencer {
-        Sequencer::new(vec![SliceId(1), SliceId(2)], applied)
+        Sequencer::new(0, vec![SliceId(1), SliceId(2)], applied)
     }
 
     /// Makes changes, each of which the companions check and acknowledge.

@@ -1,0 +1,206 @@
+//! What a slice does because it coordinates, and how another one comes to do so.
+//!
+//! ```text
+//!   bootstrap: begin ----------------------------------> coordinates
+//!                                                          | save, in a cut
+//!                                                          v
+//!   another slice: prepare --Coordinate taken--> take_over: coordinates      the one before: step_down --WantLeave--> gone
+//!                     \--prepared anew, or the VM ends                                  \--it is given parts, and stays
+//! ```
+//! The coordinator has the platform devices, orders changes of the devices on PCI (`peripherals`), decides about cuts and
+//! moves, keeps the clocks together, hears the requests of people (`relocation`, `control`) and ends the VM (`watch`). Which
+//! slice that is stands in the placement and nowhere else: all threads look there. So little has to be told.
+
+mod error;
+mod leaves;
+mod state;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+pub(super) use error::SuccessionError;
+pub(super) use terms::Terms;
+
+use super::channels::Channels;
+use super::console::PanicWatch;
+use super::cut::{self, Failure, Succeeds};
+use super::events::SliceEvent;
+use super::handover::MoveHandle;
+use super::peripherals::{OrderState, Relay};
+use super::relocation::Relocations;
+use crate::control::ControlHandle;
+use crate::machine::Machine;
+use devices::{Chipset, ChipsetConfig, ShutdownSink};
+use migrate::Saved;
+use migrate::cut::Coordinator;
+use migrate::plan::Capacity;
+use migrate::saved::{decode, encode};
+use state::{CoordinatorState, milliseconds};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use wire::{Control, SliceId};
+
+/// What a slice needs to coordinate, whether it does or not.
+pub(super) struct CoordinationConfig {
+    pub(super) channels: Arc<Channels>,
+    pub(super) machine: Machine,
+    pub(super) vcpus: u32,
+    pub(super) shutdown: Arc<dyn ShutdownSink>,
+    pub(super) moves: MoveHandle,
+    /// What all slices offer.
+    pub(super) capacity: Capacity,
+    /// The control socket, if there is one.
+    pub(super) control: Option<ControlHandle>,
+    /// Set when a panic of the guest goes by.
+    pub(super) panicked: Arc<AtomicBool>,
+}
+
+/// The part of a slice in coordinating its VM.
+pub(super) struct Coordination {
+    config: CoordinationConfig,
+    serial: Relay,
+    terms: Mutex<Terms>,
+    /// Has been sent here, and is not in force.
+    next: Mutex<Option<(Chipset, Terms)>>,
+}
+
+impl std::fmt::Debug for Coordination {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Coordination")
+            .field("slice", &self.config.channels.local())
+            .finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Coordination {
+    /// Of a slice whose serial line goes to `console` while it coordinates.
+    ///
+    /// # Errors
+    /// There is no thread for the serial line.
+    pub(super) fn new(
+        config: CoordinationConfig,
+        console: Box<dyn Write + Send>,
+        terms: Terms,
+    ) -> std::io::Result<Self> {
+        let serial = Relay::start(console)?;
+        Ok(Self { config, serial, terms: Mutex::new(terms), next: Mutex::new(None) })
+    }
+
+    fn chipset(&self) -> Chipset {
+        let CoordinationConfig { machine, panicked, .. } = &self.config;
+        Chipset::new(ChipsetConfig {
+            vcpus: self.config.vcpus,
+            console: Box::new(PanicWatch::new(self.serial.output(), Arc::clone(panicked))),
+            interrupts: Arc::new(machine.clone()),
+            shutdown: Arc::clone(&self.config.shutdown),
+            clock: machine.clock(),
+        })
+    }
+
+    /// The platform devices come up: on the slice that starts the VM, before its guest runs.
+    pub(super) fn power_on(&self) {
+        self.config.channels.chipset.store(Some(Arc::new(self.chipset())));
+    }
+
+    /// From now on people can have things done to the VM.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(super) fn begin(&self) -> Result<(), SuccessionError> {
+        let channels = &self.config.channels;
+        self.lead(Coordinator::new(channels.local(), channels.placement.load().members().to_vec()))
+    }
+
+    fn lead(&self, coordinator: Coordinator) -> Result<(), SuccessionError> {
+        let CoordinationConfig { channels, moves, capacity, control, .. } = &self.config;
+        let cuts = cut::start_driver(channels, coordinator)?;
+        let relocations = Relocations::new(moves.clone(), cuts.clone(), channels, capacity.clone());
+        let relocations = Arc::new(relocations);
+        leaves::start(channels, &relocations)?;
+        if let Some(control) = control {
+            control.attach_vm(Arc::new(cuts), relocations);
+        }
+        Ok(())
+    }
+
+    /// What ends the VM.
+    pub(super) fn terms(&self) -> MutexGuard<'_, Terms> {
+        lock(&self.terms)
+    }
+
+    /// Whether a panic of the guest has gone by here.
+    pub(super) fn has_panicked(&self) -> bool {
+        self.config.panicked.load(Ordering::Relaxed)
+    }
+
+    /// The VM is over, or goes on without this slice: what is left of the serial line's output is written.
+    pub(super) fn finish(&self) {
+        self.config.channels.chipset.store(None);
+        self.serial.finish();
+    }
+}
+
+impl Succeeds for Coordination {
+    fn hand_over(&self, to: SliceId, order: OrderState) -> Result<(), Failure> {
+        let channels = &self.config.channels;
+        let chipset = channels.chipset.load();
+        let chipset = chipset.as_ref().ok_or(SuccessionError::NotCoordinating)?.save();
+        let terms = self.terms();
+        let state = CoordinatorState {
+            chipset,
+            order,
+            moves: self.config.moves.begun(),
+            elapsed_ms: milliseconds(terms.started.elapsed()),
+            left_ms: terms.left_ms(),
+            stop_limit_ms: milliseconds(terms.stop_limit),
+            lost: terms.lost_states(),
+        };
+        let bytes = encode(&state).map_err(SuccessionError::from)?;
+        channels.send(to, &Control::CoordinatorState(bytes));
+        Ok(())
+    }
+
+    fn prepare(&self, order: OrderState) -> Result<(), Failure> {
+        let bytes = self.config.channels.succession.take().ok_or(SuccessionError::Missing)?;
+        let state: CoordinatorState = decode(&bytes).map_err(SuccessionError::from)?;
+        if state.order != order {
+            let (theirs, ours) = (state.order.last, order.last);
+            return Err(SuccessionError::Order { theirs, ours }.into());
+        }
+        let terms = Terms::of(&state);
+        let mut chipset = self.chipset();
+        chipset.restore(state.chipset).map_err(SuccessionError::from)?;
+        self.config.moves.count_from(state.moves);
+        *lock(&self.next) = Some((chipset, terms));
+        Ok(())
+    }
+
+    fn take_over(&self, before: SliceId, cut: u64) -> Result<(), Failure> {
+        let channels = &self.config.channels;
+        let (chipset, terms) = lock(&self.next).take().ok_or(SuccessionError::Missing)?;
+        channels.chipset.store(Some(Arc::new(chipset)));
+        *self.terms() = terms;
+        let members = channels.placement.load().members().to_vec();
+        self.lead(Coordinator::after(before, cut, channels.local(), members))?;
+        tracing::info!(
+            "this slice coordinates the VM: its serial line is here, and requests are made here"
+        );
+        channels.event(SliceEvent::Coordinates);
+        Ok(())
+    }
+
+    fn step_down(&self) {
+        let channels = &self.config.channels;
+        if let Some(control) = &self.config.control {
+            control.detach_vm();
+        }
+        channels.succession.set_thread(None);
+        channels.chipset.store(None);
+        channels.event(SliceEvent::Coordinates);
+    }
+}

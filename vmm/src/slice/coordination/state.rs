@@ -1,0 +1,74 @@
+//! What the next coordinator must know, in a saved form.
+
+use crate::slice::peripherals::OrderState;
+use devices::saved::ChipsetState;
+use migrate::{Invalid, SavedState};
+use serde::{Deserialize, Serialize};
+use wire::control::COORDINATOR_STATE_BYTES_MAX;
+
+/// Slices that a VM can have lost, and the text about each.
+const LOST_MAX: usize = 64;
+const CAUSE_BYTES_MAX: usize = 256;
+/// Longer than anything runs; times are added to.
+const MILLISECONDS_MAX: u64 = 1 << 42;
+
+/// A slice that was lost while the VM went on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LostState {
+    /// Its number.
+    pub(super) slice: u16,
+    /// One line for a person.
+    pub(super) cause: String,
+}
+
+/// What a slice has because it coordinates. All other slices have the same of everything else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CoordinatorState {
+    /// The platform devices.
+    pub(super) chipset: ChipsetState,
+    /// How far the devices on PCI have come.
+    pub(super) order: OrderState,
+    /// Moves of vCPUs begun so far.
+    pub(super) moves: u64,
+    /// Since the guest was started, in milliseconds.
+    pub(super) elapsed_ms: u64,
+    /// Until the VM is to end, in milliseconds, if a limit was set.
+    pub(super) left_ms: Option<u64>,
+    /// The guest's time to shut down, in milliseconds.
+    pub(super) stop_limit_ms: u64,
+    /// Slices that were lost so far.
+    pub(super) lost: Vec<LostState>,
+}
+
+impl SavedState for CoordinatorState {
+    const NAME: &'static str = "coordinator";
+    const VERSION: u16 = 1;
+    const MAX_BYTES: usize =
+        ChipsetState::MAX_BYTES + OrderState::MAX_BYTES + LOST_MAX * (CAUSE_BYTES_MAX + 24) + 192;
+
+    fn check(&self) -> Result<(), Invalid> {
+        self.chipset.check()?;
+        self.order.check()?;
+        let unless = Invalid::unless;
+        unless(self.moves < 1 << 56, "moves", "more than can have been begun")?;
+        let times = [self.elapsed_ms, self.left_ms.unwrap_or(0), self.stop_limit_ms];
+        unless(times.iter().all(|time| *time <= MILLISECONDS_MAX), "elapsed_ms", "too long")?;
+        unless(self.lost.len() <= LOST_MAX, "lost", "more slices than a VM can have")?;
+        let short = |lost: &LostState| lost.cause.len() <= CAUSE_BYTES_MAX;
+        unless(self.lost.iter().all(short), "lost", "a text that is too long")
+    }
+}
+
+const _: () = assert!(CoordinatorState::MAX_BYTES + 128 <= COORDINATOR_STATE_BYTES_MAX);
+
+/// Milliseconds in the range of a form.
+pub(super) fn milliseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).min(MILLISECONDS_MAX)
+}
+
+/// As much of a text as a form has room for.
+pub(super) fn shortened(cause: &str) -> String {
+    cause[..cause.floor_char_boundary(CAUSE_BYTES_MAX)].to_owned()
+}

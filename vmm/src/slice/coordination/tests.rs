@@ -1,0 +1,126 @@
+//! What the next coordinator is told, as others may have written it.
+
+use super::state::{CoordinatorState, LostState, milliseconds, shortened};
+use super::terms::Terms;
+use crate::slice::peripherals::OrderState;
+use devices::{
+    Chipset, ChipsetConfig, GuestClock, InterruptMessage, InterruptSink, ShutdownCause,
+    ShutdownSink,
+};
+use migrate::saved::{decode, encode};
+use migrate::{Saved, SavedError, SavedState};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::control::COORDINATOR_STATE_BYTES_MAX;
+
+struct Outside;
+
+impl InterruptSink for Outside {
+    fn deliver(&self, _: InterruptMessage) {}
+}
+
+impl ShutdownSink for Outside {
+    fn shutdown(&self, _: ShutdownCause) {}
+}
+
+impl GuestClock for Outside {
+    fn ticks(&self) -> u64 {
+        1 << 40
+    }
+
+    fn frequency_hz(&self) -> u64 {
+        1_000_000_000
+    }
+}
+
+fn chipset() -> Chipset {
+    Chipset::new(ChipsetConfig {
+        vcpus: 2,
+        console: Box::new(std::io::sink()),
+        interrupts: Arc::new(Outside),
+        shutdown: Arc::new(Outside),
+        clock: Arc::new(Outside),
+    })
+}
+
+fn state() -> CoordinatorState {
+    let chipset = chipset();
+    chipset.console_input(&[7; 5000]);
+    CoordinatorState {
+        chipset: chipset.save(),
+        order: OrderState { last: 9 },
+        moves: 3,
+        elapsed_ms: 60_000,
+        left_ms: Some(1000),
+        stop_limit_ms: 500,
+        lost: vec![LostState { slice: 2, cause: "silent".into() }],
+    }
+}
+
+#[test]
+fn terms_are_what_they_were() {
+    let terms = Terms::of(&state());
+    assert!(terms.started.elapsed() >= Duration::from_secs(60));
+    assert!(terms.left_ms().unwrap() <= 1000);
+    assert_eq!(terms.stop_limit, Duration::from_millis(500));
+    assert_eq!(terms.lost_states(), state().lost);
+    assert_eq!(Terms::new(None, Duration::ZERO).left_ms(), None);
+}
+
+#[test]
+fn largest_state_fits_a_frame() {
+    let lost = LostState { slice: u16::MAX, cause: shortened(&"é".repeat(1000)) };
+    let largest = CoordinatorState {
+        order: OrderState { last: u64::MAX >> 1 },
+        moves: (1 << 56) - 1,
+        elapsed_ms: milliseconds(Duration::MAX),
+        left_ms: Some(milliseconds(Duration::MAX)),
+        stop_limit_ms: milliseconds(Duration::MAX),
+        lost: vec![lost; 64],
+        ..state()
+    };
+    assert!(encode(&largest).unwrap().len() <= COORDINATOR_STATE_BYTES_MAX);
+}
+
+type Lie = (&'static str, fn(&mut CoordinatorState));
+
+#[test]
+fn states_that_lie_are_refused() {
+    let lies: [Lie; 6] = [
+        ("moves", |state| state.moves = u64::MAX),
+        ("elapsed_ms", |state| state.elapsed_ms = u64::MAX),
+        ("elapsed_ms", |state| state.left_ms = Some(u64::MAX)),
+        ("elapsed_ms", |state| state.stop_limit_ms = u64::MAX),
+        ("lost", |state| state.lost = vec![state.lost[0].clone(); 65]),
+        ("lost", |state| state.lost[0].cause = "a".repeat(257)),
+    ];
+    for (field, lie) in lies {
+        let mut state = state();
+        lie(&mut state);
+        assert_eq!(state.check().unwrap_err().field, field);
+        assert!(matches!(encode(&state), Err(SavedError::Invalid { .. })));
+    }
+}
+
+proptest! {
+    /// Whatever has come: an error, or platform devices that can be saved again and terms that can be kept.
+    #[test]
+    fn bytes_of_others_are_a_state_or_an_error(
+        writes in prop::collection::vec((any::<Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = encode(&state()).unwrap();
+        for (at, to) in writes {
+            *at.get_mut(&mut bytes) = to;
+        }
+        if let Ok(state) = decode::<CoordinatorState>(&bytes) {
+            let terms = Terms::of(&state);
+            prop_assert_eq!(terms.lost_states().len(), state.lost.len());
+            let mut chipset = chipset();
+            if chipset.restore(state.chipset.clone()).is_ok() {
+                prop_assert_eq!(chipset.save(), state.chipset);
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The main thread of a slice while the guest runs: what ends the VM, or this slice alone.
+//!
+//! ```text
+//!                   ends, losses, the time limit, two requests to stop
+//!   coordinates: ------------------------------------------------------> reports gathered, all told: End
+//!     |      ^
+//!     |      |  Coordinates
+//!     v      |      the coordinator says End
+//!   follows: ------------------------------------------------------> EndSeen
+//!            \--Dismissed--> it ends alone, and the VM goes on
+//! ```
+
+use super::coordination::Coordination;
+use super::end;
+use super::events::SliceEvent;
+use super::launch::{Launch, Parts, ending_of};
+use super::peripherals::BackEnds;
+use super::report::{LostSlice, RunReport, SliceReport};
+use super::stop::{StopPlan, StopStep, WhyStopped};
+use super::{Ending, one_line};
+use crossbeam_channel::RecvTimeoutError;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::control::EndCause;
+use wire::{Control, SliceId};
+
+/// For the reports of all slices.
+const REPORT_LIMIT: Duration = Duration::from_secs(4);
+/// For whoever has this slice drained to hear that it is.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// A slice whose guest runs, and what it is to be reported with.
+pub(super) struct Watch {
+    pub(super) parts: Parts,
+    pub(super) coordination: Arc<Coordination>,
+    pub(super) back_ends: BackEnds,
+    pub(super) launch: Launch,
+    /// Name of this host.
+    pub(super) host: String,
+}
+
+impl Watch {
+    /// Waits for the end of the VM, or of this slice, and brings it to an end.
+    pub(super) fn run(
+        mut self,
+        control: Option<&crate::control::ControlSocket>,
+    ) -> (Ending, RunReport) {
+        let ending = self.wait_for_end();
+        let seconds = self.coordination.terms().started.elapsed().as_secs_f64();
+        let coordinates = self.parts.channels.coordinates();
+        let (slices, lost_devices) = if coordinates {
+            let slices = self.gather_reports(&ending);
+            self.tell_all(&ending);
+            (slices, std::mem::take(&mut self.coordination.terms().lost))
+        } else {
+            (vec![self.report()], Vec::new())
+        };
+        let report = RunReport {
+            ending: ending.describe(),
+            status: ending.status(),
+            seconds,
+            interrupts: self.launch.interrupts.back_end().to_string(),
+            page_tables: self.launch.page_tables,
+            lost_devices,
+            slices,
+        };
+        if let (Ending::Drained, Some(control)) = (&ending, control) {
+            control.wait_until_answered(ANSWER_LIMIT);
+        }
+        let Self { parts, coordination, back_ends, .. } = self;
+        if matches!(ending, Ending::Told(_)) && !coordinates {
+            tracing::info!("the VM is over; the coordinator tells the other slices");
+            parts.stop_vcpus();
+            // As long as the fence is open: who closes first is lost to the others, which shuts theirs.
+            back_ends.finish();
+            parts.channels.send(parts.channels.coordinator(), &Control::EndSeen);
+            end::stay_until_all_know(&parts.events);
+        }
+        parts.stop();
+        coordination.finish();
+        back_ends.finish();
+        (ending, report)
+    }
+
+    fn wait_for_end(&mut self) -> Ending {
+        let mut stop = StopPlan::new(self.coordination.terms().stop_limit);
+        let mut asked = false;
+        loop {
+            let coordinates = self.parts.channels.coordinates();
+            let limit = self.coordination.terms().limit;
+            let deadline = [limit, stop.due()].into_iter().flatten().min();
+            let event = match self.parts.events.recv(deadline.filter(|_| coordinates)) {
+                Ok(event) => Some(event),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => {
+                    Some(SliceEvent::Fatal("its threads are gone".into()))
+                }
+            };
+            if let (Some(SliceEvent::Fatal(cause)), false) = (&event, coordinates) {
+                self.complain(cause);
+            }
+            let panicked = self.coordination.has_panicked();
+            let local = self.parts.local;
+            let over = event.as_ref().and_then(|event| ending_of(event, local, panicked));
+            if let Some(ending) = over {
+                return ending;
+            }
+            let ending = match event {
+                Some(SliceEvent::Coordinates) => {
+                    stop = StopPlan::new(self.coordination.terms().stop_limit);
+                    None
+                }
+                event if coordinates => self.coordinate(event, limit, &mut stop),
+                event => self.follow(event.as_ref(), &mut asked),
+            };
+            if let Some(ending) = ending {
+                return ending;
+            }
+        }
+    }
+
+    /// The coordinator is to end the VM: this slice cannot go on.
+    fn complain(&self, cause: &str) {
+        tracing::error!("{cause}");
+        let channels = &self.parts.channels;
+        channels.send(channels.coordinator(), &Control::WantEnd(EndCause::Failure));
+        // The coordinator ends the VM; give the frame time to leave.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+
+    /// What else happens on the coordinator.
+    fn coordinate(
+        &self,
+        event: Option<SliceEvent>,
+        limit: Option<Instant>,
+        stop: &mut StopPlan,
+    ) -> Option<Ending> {
+        // Deadlines count also while events keep coming.
+        let now = Instant::now();
+        if limit.is_some_and(|limit| now >= limit) {
+            return Some(Ending::TimeLimit);
+        }
+        let step = match event {
+            Some(SliceEvent::Stop) => stop.ask(None, now),
+            Some(SliceEvent::WantStop(from)) => {
+                tracing::info!("{from} was asked to stop");
+                stop.ask(Some(from), now)
+            }
+            Some(SliceEvent::LostDevices(slice, cause)) => {
+                self.coordination.terms().lost.push(LostSlice { slice: slice.0, cause });
+                stop.step(now)
+            }
+            _ => stop.step(now),
+        };
+        let limit = self.coordination.terms().stop_limit;
+        match step {
+            StopStep::Wait => None,
+            StopStep::Press => {
+                // A paused guest hears no button.
+                self.parts.channels.cut.go_on();
+                self.press(stop, limit);
+                None
+            }
+            StopStep::End(why) => Some(stopped(why, limit)),
+        }
+    }
+
+    fn press(&self, stop: &mut StopPlan, limit: Duration) {
+        let chipset = self.parts.channels.chipset.load();
+        let heard = chipset.as_ref().is_some_and(|chipset| chipset.press_power_button());
+        if heard {
+            tracing::info!(
+                "asked to stop: the guest has {limit:?} to shut down; asked again, the VM ends at once"
+            );
+        } else {
+            tracing::warn!(
+                "asked to stop, but the guest does not listen to its power button (yet)"
+            );
+        }
+        stop.pressed(heard, Instant::now());
+    }
+
+    /// What else happens on any other slice.
+    fn follow(&self, event: Option<&SliceEvent>, asked: &mut bool) -> Option<Ending> {
+        let channels = &self.parts.channels;
+        match event {
+            Some(SliceEvent::AskReport) => {
+                let bytes = serde_json::to_vec(&self.report()).unwrap_or_default();
+                channels.send(channels.coordinator(), &Control::Report(bytes));
+            }
+            Some(SliceEvent::Stop) => {
+                if *asked {
+                    let cause = "asked twice; the VM has lost this slice".into();
+                    return Some(Ending::Stopped { cause });
+                }
+                *asked = true;
+                tracing::info!(
+                    "asked to stop: the guest is to shut down; asked again, this slice ends at once"
+                );
+                channels.send(channels.coordinator(), &Control::WantStop);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// What this slice did. Its clock is the measure while it coordinates.
+    fn report(&self) -> SliceReport {
+        let index = usize::from(self.parts.local.0);
+        let clock = self.launch.clocks.get(index).copied().unwrap_or_default();
+        self.parts.report(&self.host, clock)
+    }
+
+    /// This slice's report and those of the others that still answer.
+    fn gather_reports(&self, ending: &Ending) -> Vec<SliceReport> {
+        let mut reports = vec![self.report()];
+        let members = 1 + self.parts.channels.others().len();
+        if matches!(ending, Ending::LostSlice { .. }) || members == 1 {
+            return reports;
+        }
+        self.tell(&Control::AskReport);
+        let lost = self.coordination.terms().lost.len();
+        let deadline = Instant::now() + REPORT_LIMIT;
+        while reports.len() + lost < members && Instant::now() < deadline {
+            match self.parts.events.recv(Some(deadline)) {
+                Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
+                    Ok(report) => reports.push(report),
+                    Err(error) => {
+                        let error = one_line(&error);
+                        tracing::warn!("{from} sent an unreadable report: {error}");
+                    }
+                },
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        if let Some(clock_sync) = self.parts.dispatcher.clock_sync.get() {
+            for report in &mut reports {
+                if let Some(clock) = clock_sync.measured(SliceId(report.slice)) {
+                    (report.clock_skew_ns, report.clock_bound_ns) = clock;
+                }
+            }
+        }
+        reports.sort_by_key(|report| report.slice);
+        reports
+    }
+
+    fn tell(&self, frame: &Control) {
+        let channels = &self.parts.channels;
+        channels.others().into_iter().for_each(|slice| channels.send(slice, frame));
+    }
+
+    /// All slices hear how the VM has ended, and none closes before the others know.
+    fn tell_all(&self, ending: &Ending) {
+        let cause = match ending {
+            Ending::Reset => EndCause::Reset,
+            Ending::GuestPanic => EndCause::GuestPanic,
+            Ending::PowerOff => EndCause::PowerOff,
+            Ending::TimeLimit => EndCause::TimeLimit,
+            Ending::Stopped { .. } => EndCause::Stopped,
+            Ending::Told(cause) => *cause,
+            // The coordinator is not dismissed.
+            Ending::Drained => EndCause::Stopped,
+            Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
+        };
+        self.tell(&Control::End(cause));
+        if matches!(ending, Ending::LostSlice { .. }) {
+            return;
+        }
+        self.parts.stop_vcpus();
+        let terms = self.coordination.terms();
+        let lost = |slice: &SliceId| terms.lost.iter().any(|lost| lost.slice == slice.0);
+        let told = self.parts.channels.others().into_iter().filter(|slice| !lost(slice)).collect();
+        end::wait_until_all_know(told, &self.parts.events);
+    }
+}
+
+fn stopped(why: WhyStopped, limit: Duration) -> Ending {
+    Ending::Stopped {
+        cause: match why {
+            WhyStopped::AskedAgain => "asked twice, the guest was not waited for".into(),
+            WhyStopped::TimeIsUp => format!("the guest did not shut down within {limit:?}"),
+        },
+    }
+}
