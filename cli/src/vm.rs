@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::io::{Write, stdout};
 use std::path::PathBuf;
 use vmm::control::{
-    Answer, Client, ConsolidateRequest, DrainRequest, MoveVcpuRequest, PauseRequest,
+    AdviseRequest, Answer, Client, ConsolidateRequest, DrainRequest, MoveVcpuRequest, PauseRequest,
     PlacementAnswer, PlacementRequest, Request, ResumeRequest, SpreadRequest,
 };
 
@@ -35,6 +35,9 @@ enum Verb {
     Consolidate(ConsolidateArguments),
     /// Bring vCPUs to slices that have fewer, until they are spread evenly.
     Spread(Target),
+    /// Count for a while which slices send each other pages, and print where whole groups of vCPUs would be better placed:
+    /// what that saves, and what it costs. Nothing is moved.
+    Advise(AdviseArguments),
     /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
     Show(ShowTarget),
 }
@@ -78,6 +81,15 @@ struct ConsolidateArguments {
 }
 
 #[derive(Args, Debug)]
+struct AdviseArguments {
+    /// How long to count
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    seconds: u64,
+    #[command(flatten)]
+    target: Target,
+}
+
+#[derive(Args, Debug)]
 struct Stay {
     /// Have slices that are empty then stay, so that they can be given parts again
     #[arg(long)]
@@ -114,16 +126,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             (target, Request::Consolidate(request), "consolidated")
         }
         Verb::Spread(target) => (target, Request::Spread(SpreadRequest {}), "spread"),
+        Verb::Advise(arguments) => return advise(arguments),
         Verb::Show(target) => return show(target),
     };
-    let bar = bar();
-    let answer = Client::connect(&target.control)?.ask_with(&request, |far| {
-        bar.set_length(count(far.total));
-        bar.set_position(count(far.done));
-        bar.set_message(far.next);
-    });
-    bar.finish_and_clear();
-    let answer = answer?;
+    let answer = ask(target, &request)?;
     let Answer::Done(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
     let line = if target.json {
         json!({ done: true, "milliseconds": answer.milliseconds }).to_string()
@@ -131,6 +137,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         format!("{done} after {:.1} ms", answer.milliseconds)
     };
     writeln!(stdout(), "{line}").context("print the answer")
+}
+
+/// Asks, and shows how far it has come.
+fn ask(target: &Target, request: &Request) -> Result<Answer> {
+    let bar = bar();
+    let answer = Client::connect(&target.control)?.ask_with(request, |far| {
+        bar.set_length(count(far.total));
+        bar.set_position(count(far.done));
+        bar.set_message(far.next);
+    });
+    bar.finish_and_clear();
+    Ok(answer?)
+}
+
+fn advise(AdviseArguments { seconds, target }: &AdviseArguments) -> Result<()> {
+    let request = Request::Advise(AdviseRequest { seconds: *seconds });
+    let Answer::Advice(answer) = ask(target, &request)? else { anyhow::bail!(OTHER_VERSION) };
+    let text = if target.json {
+        serde_json::to_string(&answer)?
+    } else if answer.proposals.is_empty() {
+        "no group of vCPUs would be better placed, as far as the counters tell".to_owned()
+    } else {
+        answer.proposals.join("\n")
+    };
+    writeln!(stdout(), "{text}").context("print the answer")
 }
 
 /// Shown on a terminal only, once there is something to tell.

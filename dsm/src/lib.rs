@@ -44,8 +44,8 @@ pub use kernel::{UffdError, check_host};
 pub use mapping::ChunkCounts;
 pub use memory::{DeviceUse, GuestRam, HugePages, Memory, RamError, ShareError, UnknownMemory};
 pub use observe::{
-    ClassCounts, FaultCounts, HomeCounts, HotPage, PageClass, PageTrace, Report, SITES_MAX, Site,
-    Touch, TraceReport, Tracing,
+    ClassCounts, FaultCounts, HomeCounts, HotPage, PageClass, PageTrace, PagesFrom, Report,
+    SITES_MAX, Site, Touch, TraceReport, Tracing,
 };
 pub use probe::{LocalPager, LocalPagerError, WriteWatch, WriteWatchError};
 

@@ -107,6 +107,7 @@ fn ask(client: &mut Client, top: usize) -> Result<TraceAnswer, ClientError> {
         | Answer::Progress(_)
         | Answer::Done(_)
         | Answer::Placement(_)
+        | Answer::Advice(_)
         | Answer::Refused(_) => TraceAnswer::default(),
     })
 }

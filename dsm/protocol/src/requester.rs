@@ -149,7 +149,9 @@ impl Node {
         }
         self.arrived(from, "Data", gfn, access, acks, table)?;
         store.fill(gfn);
-        self.stats.pages_in += u64::from(from != self.config.local);
+        if from != self.config.local {
+            self.stats.page_came(from);
+        }
         self.try_complete(gfn, store);
         Ok(())
     }
@@ -262,7 +264,7 @@ impl Node {
             return Err(self.error(from, "Offer", gfn, "there is a copy already"));
         }
         store.fill(gfn);
-        self.stats.pages_in += 1;
+        self.stats.page_came(from);
         store.snapshot(gfn, table);
         self.tables.insert(gfn, table, store);
         self.pages.set_copy(gfn, PageCopy::Forming);

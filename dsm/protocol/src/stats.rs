@@ -1,6 +1,8 @@
 //! Counters. They never influence the protocol.
 
+use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
+use wire::SliceId;
 
 /// What one slice counted. Monotonic.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +23,8 @@ pub struct Stats {
     pub prefetches: u64,
     /// Pages received (zero pages too).
     pub pages_in: u64,
+    /// Of these, pages of each slice.
+    pub pages_from: BTreeMap<SliceId, u64>,
     /// Pages sent (zero pages too).
     pub pages_out: u64,
     /// Copies dropped because another slice writes.
@@ -41,6 +45,13 @@ pub struct Stats {
     pub pulled: u64,
     /// Replicated page tables.
     pub replicas: ReplicaStats,
+}
+
+impl Stats {
+    pub(crate) fn page_came(&mut self, from: SliceId) {
+        self.pages_in += 1;
+        *self.pages_from.entry(from).or_default() += 1;
+    }
 }
 
 /// Counters of replicated page-table pages.

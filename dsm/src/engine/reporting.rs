@@ -2,7 +2,8 @@
 
 use super::event_loop::Engine;
 use crate::memory::DeviceUse;
-use crate::observe::{FaultCounts, HomeCounts, Report};
+use crate::observe::{FaultCounts, HomeCounts, PagesFrom, Report};
+use wire::SliceId;
 
 impl Engine {
     pub(crate) fn report(&self) -> Report {
@@ -33,6 +34,7 @@ impl Engine {
             writes_predicted: self.store.write_prediction.predicted,
             writes_predicted_in_vain: self.store.write_prediction.in_vain,
             pages_in: stats.pages_in,
+            pages_from: stats.pages_from.iter().map(pages_from).collect(),
             pages_out: stats.pages_out,
             invalidations: stats.invalidations,
             deferrals: stats.deferrals,
@@ -59,4 +61,8 @@ impl Engine {
             },
         }
     }
+}
+
+fn pages_from((slice, pages): (&SliceId, &u64)) -> PagesFrom {
+    PagesFrom { slice: slice.0, pages: *pages }
 }

@@ -16,6 +16,6 @@ mod trace;
 pub(crate) use classify::Classifier;
 pub use classify::PageClass;
 pub(crate) use report::PageMoves;
-pub use report::{ClassCounts, FaultCounts, HomeCounts, HotPage, Report};
+pub use report::{ClassCounts, FaultCounts, HomeCounts, HotPage, PagesFrom, Report};
 pub(crate) use trace::{Company, FaultKind, Trace};
 pub use trace::{PageTrace, SITES_MAX, Site, Touch, TraceReport, Tracing};

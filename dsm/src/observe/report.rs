@@ -69,6 +69,15 @@ pub struct HomeCounts {
     pub pages_pulled: u64,
 }
 
+/// Pages received from a slice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagesFrom {
+    /// The slice.
+    pub slice: u16,
+    /// Pages.
+    pub pages: u64,
+}
+
 /// Counters of one engine since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
@@ -120,6 +129,9 @@ pub struct Report {
     pub page_moves: PageMoves,
     /// Pages received.
     pub pages_in: u64,
+    /// Of these, pages of each slice, ascending.
+    #[serde(default)]
+    pub pages_from: Vec<PagesFrom>,
     /// Pages sent.
     pub pages_out: u64,
     /// Copies dropped for a writer elsewhere.

@@ -85,7 +85,8 @@ impl Client {
             Request::MoveVcpu(_)
             | Request::Drain(_)
             | Request::Consolidate(_)
-            | Request::Spread(_) => LIMIT_OF_A_PART,
+            | Request::Spread(_)
+            | Request::Advise(_) => LIMIT_OF_A_PART,
             _ => LIMIT,
         };
         self.0.get_ref().set_read_timeout(Some(limit)).map_err(ClientError::Send)?;

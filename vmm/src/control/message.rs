@@ -33,6 +33,8 @@ pub enum Request {
     Consolidate(ConsolidateRequest),
     /// Brings vCPUs to slices that have fewer. Of the coordinator.
     Spread(SpreadRequest),
+    /// Says where groups of vCPUs would be better placed. Of the coordinator.
+    Advise(AdviseRequest),
     /// Where each part of the VM is.
     Placement(PlacementRequest),
 }
@@ -103,6 +105,14 @@ pub struct ConsolidateRequest {
 #[serde(deny_unknown_fields)]
 pub struct SpreadRequest {}
 
+/// For how long pages are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdviseRequest {
+    /// Seconds.
+    pub seconds: u64,
+}
+
 /// Which vCPU, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -149,8 +159,17 @@ pub enum Answer {
     Done(DoneAnswer),
     /// Where each part of the VM is.
     Placement(PlacementAnswer),
+    /// Where groups of vCPUs would be better placed.
+    Advice(AdviceAnswer),
     /// Why there is no answer, in one line.
     Refused(String),
+}
+
+/// Proposals; nothing has been done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdviceAnswer {
+    /// A line for each, the most worth first. They exclude each other.
+    pub proposals: Vec<String>,
 }
 
 /// How far something has come that takes long.

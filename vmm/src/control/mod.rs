@@ -18,10 +18,10 @@ mod vm;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    Answer, ConsolidateRequest, DoneAnswer, DrainRequest, ForgetRequest, LineError,
-    MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest, Progress, REQUEST_MAX,
-    ReportAnswer, ReportRequest, Request, ResumeRequest, Since, SlicePlaces, SpreadRequest,
-    TraceAnswer, TraceRequest, TuneRequest,
+    AdviceAnswer, AdviseRequest, Answer, ConsolidateRequest, DoneAnswer, DrainRequest,
+    ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest,
+    Progress, REQUEST_MAX, ReportAnswer, ReportRequest, Request, ResumeRequest, Since, SlicePlaces,
+    SpreadRequest, TraceAnswer, TraceRequest, TuneRequest,
 };
 pub use view::TOP_MAX;
 pub use vm::{PausesVm, Relocates, Relocation};
@@ -296,7 +296,8 @@ fn answer(
         | Request::MoveVcpu(_)
         | Request::Drain(_)
         | Request::Consolidate(_)
-        | Request::Spread(_) => {
+        | Request::Spread(_)
+        | Request::Advise(_) => {
             // Other clients do not wait for this one's answer.
             let vm = locked(&shared.vm).clone();
             vm.map_or_else(|| Answer::Refused(whom_to_ask(shared)), |vm| vm.answer(request, tell))

@@ -1,6 +1,6 @@
 //! What the control socket of the slice that coordinates does to the whole VM.
 
-use super::message::{Answer, DoneAnswer, Progress, Request};
+use super::message::{AdviceAnswer, Answer, DoneAnswer, Progress, Request};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +71,12 @@ pub trait Relocates: fmt::Debug + Send + Sync {
         what: &Relocation,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, String>;
+
+    /// Where groups of vCPUs would be better placed, a line for each proposal, from what is counted for so many seconds.
+    ///
+    /// # Errors
+    /// Why nothing can be said.
+    fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, String>;
 }
 
 /// What can be done to a VM.
@@ -83,6 +89,12 @@ pub(super) struct Vm {
 impl Vm {
     /// Does what is asked of the whole VM; `tell` hears how far it has come.
     pub(super) fn answer(&self, request: &Request, tell: &mut dyn FnMut(Progress)) -> Answer {
+        if let Request::Advise(request) = request {
+            let advice = self.relocates.advise(request.seconds, tell);
+            return advice.map_or_else(Answer::Refused, |proposals| {
+                Answer::Advice(AdviceAnswer { proposals })
+            });
+        }
         let mut relocate = |what| self.relocates.relocate(&what, tell);
         let result = match request {
             Request::Pause(_) => self.pauses.pause(),
@@ -99,7 +111,8 @@ impl Vm {
                 relocate(Relocation::Consolidate { stay: request.stay })
             }
             Request::Spread(_) => relocate(Relocation::Spread),
-            Request::Trace(_)
+            Request::Advise(_)
+            | Request::Trace(_)
             | Request::Report(_)
             | Request::ForgetDevicePages(_)
             | Request::Tune(_)

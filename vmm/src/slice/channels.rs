@@ -11,6 +11,7 @@ use super::operations::Operations;
 use super::pause::Pause;
 use super::pulls::Pulls;
 use super::queue_states::QueueStates;
+use super::reports::Reports;
 use super::succession::Succession;
 use arc_swap::ArcSwapOption;
 use crossbeam_channel::Sender;
@@ -84,6 +85,8 @@ pub(crate) struct Channels {
     pub(super) operations: Operations,
     /// The platform devices, while this slice coordinates.
     pub(super) chipset: ArcSwapOption<Chipset>,
+    /// Of other slices, while the VM runs.
+    pub(super) reports: Reports,
     /// From one coordinator to the next.
     pub(super) succession: Succession,
 }
@@ -117,6 +120,7 @@ impl Channels {
             queue_states: QueueStates::default(),
             operations: Operations::default(),
             chipset: ArcSwapOption::empty(),
+            reports: Reports::default(),
             succession: Succession::default(),
         }
     }

@@ -157,7 +157,11 @@ impl Dispatcher {
             Control::WantStop => self.channels.event(SliceEvent::WantStop(from)),
             Control::EndSeen => self.channels.event(SliceEvent::EndSeen(from)),
             Control::AskReport => self.channels.event(SliceEvent::AskReport),
-            Control::Report(bytes) => self.channels.event(SliceEvent::Report(from, bytes)),
+            Control::Report(bytes) => {
+                if !self.channels.reports.take(from, &bytes) {
+                    self.channels.event(SliceEvent::Report(from, bytes));
+                }
+            }
             Control::End(cause) => self.channels.event(SliceEvent::End(cause)),
             Control::Apply { sequence, change } => {
                 self.channels.job(from, DeviceJob::Apply(sequence, change));

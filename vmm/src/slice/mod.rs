@@ -10,6 +10,7 @@
 //! After it, losing any slice ends the VM on all of them. One that is drained leaves: it ends alone.
 //! From then on the roles are equal: one slice coordinates, at first the bootstrap's (`coordination`, `watch`).
 
+mod advice;
 mod bootstrap;
 mod bus;
 mod calls;
@@ -36,6 +37,7 @@ mod pulls;
 mod queue_states;
 mod relocation;
 mod report;
+mod reports;
 mod saved;
 mod spec;
 mod stop;

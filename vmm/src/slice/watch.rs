@@ -218,6 +218,8 @@ impl Watch {
         if matches!(ending, Ending::LostSlice { .. }) || members == 1 {
             return reports;
         }
+        // Whoever counts meanwhile gets no more.
+        self.parts.channels.reports.end();
         self.tell(&Control::AskReport);
         let lost = self.coordination.terms().lost.len();
         let deadline = Instant::now() + REPORT_LIMIT;

@@ -2,7 +2,9 @@
 
 use crate::rig::{PAUSE, RESUME, Vm, is_possible};
 use crate::{alone, guest};
-use tessera_vmm::control::{ConsolidateRequest, DrainRequest, Request, SlicePlaces, SpreadRequest};
+use tessera_vmm::control::{
+    AdviseRequest, Answer, ConsolidateRequest, DrainRequest, Request, SlicePlaces, SpreadRequest,
+};
 use tessera_vmm::slice::{Interrupts, check_forms};
 use transport::CarrierKind;
 
@@ -188,4 +190,26 @@ fn kvm_bootstrap_slice_leaves_and_the_vm_goes_on_with_userspace_apics() {
 fn kvm_bootstrap_slice_leaves_and_the_vm_goes_on_with_ghosts() {
     bootstrap_leaves(Interrupts::Ghost, CarrierKind::Shm, false);
     bootstrap_leaves(Interrupts::Ghost, CarrierKind::Tcp, true);
+}
+
+#[test]
+fn kvm_advice_is_words_and_moves_nothing() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Tcp, false);
+    let before = vm.placement();
+    let advise = |seconds| Request::Advise(AdviseRequest { seconds });
+    assert_eq!(vm.refusal(0, advise(1)), "1 s are not between 6 and 600");
+    assert_eq!(vm.refusal(1, advise(6)), ASK_SLICE0);
+    let advice = match vm.ask(0, advise(6)) {
+        Ok(Answer::Advice(advice)) => advice,
+        other => panic!("{other:?}"),
+    };
+    // Whether there is any depends on how steadily the two add to one page.
+    assert!(advice.proposals.iter().all(|line| line.starts_with("move all of ")), "{advice:?}");
+    assert_eq!(vm.placement(), before);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
 }

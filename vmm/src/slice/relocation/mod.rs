@@ -17,6 +17,7 @@ mod job;
 
 pub(super) use capacity::capacity;
 
+use super::advice::advice;
 use super::channels::Channels;
 use super::cut_link::{CutError, CutHandle};
 use super::handover::{MoveError, MoveHandle};
@@ -150,5 +151,11 @@ impl Relocates for Relocations {
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, String> {
         self.run(what, tell).map_err(|error| super::one_line(&error))
+    }
+
+    fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, String> {
+        let over = || super::one_line(&RelocationError::Over);
+        let channels = self.channels.upgrade().ok_or_else(over)?;
+        advice(&channels, &self.capacity, seconds, tell).map_err(|error| super::one_line(&error))
     }
 }
