@@ -1,10 +1,11 @@
-//! The messages of the set-up between bootstrap and companion: no panic, values within bounds.
+//! The messages of the set-up between bootstrap and companion, and summons to newcomers: no panic, values within
+//! bounds.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use transport::control::Control;
-use transport::{BLOB_BYTES_MAX, MEMBERS_MAX};
+use transport::{BLOB_BYTES_MAX, MEMBERS_MAX, SUMMONS_BYTES_MAX, Summons};
 
 fuzz_target!(|input: &[u8]| {
     if let Ok(Control::Assign(assign)) = Control::decode(input) {
@@ -12,5 +13,9 @@ fuzz_target!(|input: &[u8]| {
         assert!(assign.blob.len() <= BLOB_BYTES_MAX);
         assert!(assign.tickets.len() <= MEMBERS_MAX);
         assign.config.validate().expect("decoding validates");
+    }
+    if let Ok(summons) = Summons::decode(input) {
+        assert!(summons.newcomer().0 != 0);
+        assert!(summons.encode().expect("it was decoded").len() <= SUMMONS_BYTES_MAX);
     }
 });

@@ -21,7 +21,7 @@ pub(crate) struct Wakeup {
 }
 
 /// The streams to and from one peer.
-pub(crate) trait Carrier: Send {
+pub(crate) trait Carrier: Send + 'static {
     /// Where the peer is, for messages.
     fn location(&self) -> &str;
     /// Puts the peer's descriptors into `epoll`, with tokens `base..base + TOKENS`.

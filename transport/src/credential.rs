@@ -35,12 +35,25 @@ pub(crate) enum Keyring {
 impl Keyring {
     /// A companion's, from what it was assigned.
     pub(crate) fn open(own: SliceKey, vm: VmId, epoch: Epoch, tickets: &[Ticket]) -> Self {
-        let open = |ticket: &Ticket| {
+        let ring = Self::Own { own, tickets: BTreeMap::new() };
+        tickets.iter().fold(ring, |ring, ticket| ring.with(vm, epoch, ticket))
+    }
+
+    /// The same with one ticket more. The bootstrap needs none.
+    pub(crate) fn with(mut self, vm: VmId, epoch: Epoch, ticket: &Ticket) -> Self {
+        if let Self::Own { own, tickets } = &mut self {
             let mask = own.mask(vm, epoch, ticket.to);
-            (ticket.to, Key(Key(ticket.sealed).masked(&mask)))
-        };
-        let tickets = tickets.iter().map(open).collect();
-        Self::Own { own, tickets }
+            tickets.insert(ticket.to, Key(Key(ticket.sealed).masked(&mask)));
+        }
+        self
+    }
+
+    /// Whether this slice calls that one, or waits for its call: who has a ticket calls.
+    pub(crate) fn calls(&self, peer: SliceId) -> bool {
+        match self {
+            Self::All(_) => true,
+            Self::Own { tickets, .. } => tickets.contains_key(&peer),
+        }
     }
 
     /// For the caller of `connection`, which is no control connection. The bootstrap's to give.

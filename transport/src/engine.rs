@@ -9,21 +9,25 @@
 //! ```text
 //!  alive --(end of stream, error, lease)--> dying --(what had come is handed over)--> lost
 //!    └-----------(broken format or credit rule: nothing more is believed)--------------^
+//!  any --(remove_peer: the owner knows)--> gone from the list
 //! ```
 //!
 //! Silence is counted in observed timer ticks, not in time: when this process itself was stopped,
 //! its peers are not to blame.
 
 mod direct_receive;
+mod membership;
 mod peer;
 mod stream;
 
 use crate::carrier::{Carrier, TOKENS, watch};
 use crate::config::Config;
 use crate::frame::class_index;
+use crate::link::{AddPeerError, FormerPeer, PeerLink};
 use crate::memory::PageMemory;
 use crate::sys::borrow;
 use crate::traits::{Class, Event, SendError, Transport};
+pub(crate) use membership::link;
 use peer::Peer;
 use std::fmt;
 use std::io;
@@ -49,6 +53,8 @@ pub(crate) struct Engine<C: Carrier> {
     wake: EventFd,
     woken: bool,
     events: Vec<EpollEvent>,
+    /// The first token of the next peer.
+    next_base: u64,
     /// The peer that is served first in the next poll.
     turn: usize,
     /// Frames are only queued, but for interrupts.
@@ -84,33 +90,25 @@ impl<C: Carrier> Engine<C> {
         let add = || ControlOperation::Add;
         watch(&epoll, add(), timer.as_raw_fd(), EventSet::IN, TOKEN_TIMER)?;
         watch(&epoll, add(), wake.as_raw_fd(), EventSet::IN, TOKEN_WAKE)?;
-        for (index, (_, carrier)) in (0u64..).zip(&carriers) {
-            carrier.register(&epoll, index * TOKENS)?;
-        }
-        let ids: Vec<SliceId> = carriers.iter().map(|(slice, _)| *slice).collect();
-        let peers: Vec<Peer<C>> = (0u64..)
-            .zip(carriers)
-            .map(|(index, (slice, carrier))| Peer::new(slice, carrier, index * TOKENS, &config))
-            .collect();
-        let slots = peers.len() * usize::try_from(TOKENS).expect("a small constant") + 2;
-        let events = vec![EpollEvent::default(); slots];
         let mut engine = Self {
             local,
-            ids,
-            peers,
+            ids: Vec::new(),
+            peers: Vec::new(),
             config,
             epoll,
             timer,
             wake,
             woken: false,
-            events,
+            events: vec![EpollEvent::default(); 2],
+            next_base: 0,
             turn: 0,
             corked: false,
             memory: None,
             runs_max: usize::MAX,
         };
-        // Something may have come before the descriptors were watched.
-        engine.settle();
+        for (place, (slice, carrier)) in carriers.into_iter().enumerate() {
+            engine.insert(place, Peer::new(slice, carrier, &engine.config))?;
+        }
         Ok(engine)
     }
 
@@ -264,7 +262,8 @@ impl<C: Carrier> Engine<C> {
     fn gather(&mut self) -> bool {
         let mut ticked = false;
         let count = self.epoll.wait(0, &mut self.events).unwrap_or(0);
-        for event in &self.events[..count] {
+        for at in 0..count {
+            let event = self.events[at];
             match event.data() {
                 TOKEN_TIMER => ticked = self.timer.wait().is_ok(),
                 TOKEN_WAKE => {
@@ -273,8 +272,7 @@ impl<C: Carrier> Engine<C> {
                     self.woken = false;
                 }
                 token => {
-                    let index = usize::try_from(token / TOKENS).unwrap_or(usize::MAX);
-                    if let Some(peer) = self.peers.get_mut(index) {
+                    if let Some(peer) = self.peer_of(token) {
                         peer.wakeup(token % TOKENS, event.event_set());
                     }
                 }
@@ -347,6 +345,14 @@ impl<T: OverEngine> Transport for T {
 
     fn limit_runs(&mut self, frames: usize) {
         self.engine_mut().limit_runs(frames);
+    }
+
+    fn add_peer(&mut self, link: PeerLink) -> Result<(), AddPeerError> {
+        self.engine_mut().add_peer(link)
+    }
+
+    fn remove_peer(&mut self, peer: SliceId) -> Option<FormerPeer> {
+        self.engine_mut().remove_peer(peer)
     }
 
     fn expose(&mut self, memory: &PageMemory) -> bool {

@@ -23,6 +23,7 @@ mod engine;
 pub mod frame;
 pub mod handshake;
 mod key;
+mod link;
 mod memory;
 mod mesh;
 mod one_line;
@@ -45,10 +46,11 @@ pub use control::{BLOB_BYTES_MAX, ControlError, MEMBERS_MAX, Member};
 pub use credential::{Credential, Ticket};
 pub use handshake::{HandshakeError, VmId};
 pub use key::{Key, Keys, SliceKey};
+pub use link::{AddPeerError, FormerPeer, PeerLink};
 pub use memory::PageMemory;
 pub use mesh::{
-    Answer, Assignment, BootstrapMesh, CompanionMesh, Listener, MeshError, MeshTransport, Plan,
-    Refused,
+    Answer, Assignment, BootstrapMesh, Cancel, CompanionMesh, Invitation, Listener, Membership,
+    MeshError, MeshTransport, Plan, Refused, SUMMONS_BYTES_MAX, Summons,
 };
 pub use rdma::{RdmaError, RdmaTransport};
 pub use secret::{Secret, SecretError};

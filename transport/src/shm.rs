@@ -18,7 +18,8 @@ pub(crate) use negotiate::{Identity, negotiate};
 pub use setup::{Pair, accept, connect};
 
 use crate::config::Config;
-use crate::engine::{Engine, OverEngine};
+use crate::engine::{self, Engine, OverEngine};
+use crate::link::PeerLink;
 use crate::pairs;
 use carrier::ShmCarrier;
 use wire::SliceId;
@@ -40,6 +41,12 @@ impl ShmTransport {
         let engine = Engine::new(local, carriers, config).map_err(ShmError::Transport)?;
         Ok(Self { engine })
     }
+}
+
+/// One more pair, for a running transport of that configuration.
+pub(crate) fn link(pair: Pair, config: &Config) -> PeerLink {
+    let (slice, carrier) = pair.into_carrier();
+    engine::link(slice, carrier, config)
 }
 
 /// Slices `0..n` in this process, each connected to each other one.

@@ -3,7 +3,8 @@
 
 use crate::carrier::{Carrier, Wakeup, watch};
 use crate::config::Config;
-use crate::engine::{Engine, OverEngine};
+use crate::engine::{self, Engine, OverEngine};
+use crate::link::PeerLink;
 use crate::pairs;
 use crate::sys::set_low_water;
 use crate::traits::Class;
@@ -33,6 +34,15 @@ impl TcpCarrier {
             stream.set_nodelay(true)?;
         }
         Ok(Self { place, streams, waits: [false; Class::COUNT], low_water: [1; Class::COUNT] })
+    }
+
+    /// The same; the place is where the other end is.
+    pub(crate) fn of(streams: [TcpStream; Class::COUNT]) -> io::Result<Self> {
+        let place = match streams[0].peer_addr() {
+            Ok(address) => address.to_string(),
+            Err(_) => String::from("an unknown address"),
+        };
+        Self::new(place, streams)
     }
 }
 
@@ -119,14 +129,19 @@ impl TcpTransport {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let mut carriers = Vec::with_capacity(peers.len());
         for (slice, streams) in peers {
-            let place = match streams[0].peer_addr() {
-                Ok(address) => address.to_string(),
-                Err(_) => String::from("an unknown address"),
-            };
-            carriers.push((slice, TcpCarrier::new(place, streams)?));
+            carriers.push((slice, TcpCarrier::of(streams)?));
         }
         Ok(Self { engine: Engine::new(local, carriers, config)? })
     }
+}
+
+/// Takes authenticated connections over, for a running transport of that configuration.
+pub(crate) fn link(
+    slice: SliceId,
+    streams: [TcpStream; Class::COUNT],
+    config: &Config,
+) -> io::Result<PeerLink> {
+    Ok(engine::link(slice, TcpCarrier::of(streams)?, config))
 }
 
 /// Slices `0..n` in this process, each connected to each other one over the loopback device, without

@@ -1,5 +1,6 @@
 //! The traits of transports: what the rest of a slice knows of its transport, whatever carries the bytes.
 
+use crate::link::{AddPeerError, FormerPeer, PeerLink};
 use crate::memory::PageMemory;
 use std::os::fd::BorrowedFd;
 use wire::{BATCH_MAX, PAGE_SIZE, SliceId};
@@ -114,7 +115,7 @@ pub enum SendError {
 pub trait Transport: Send {
     /// This slice.
     fn local(&self) -> SliceId;
-    /// The other members, ascending.
+    /// The other members, ascending, also those that are lost and not removed.
     fn peers(&self) -> &[SliceId];
     /// Queues `head` followed by `payload` as one frame. Never blocks.
     ///
@@ -145,6 +146,20 @@ pub trait Transport: Send {
     /// From now on one `poll` hands over so many frames of runs at most, for each is work for many pages: what
     /// is more urgent is then looked for again. As many as the budget allows until this is called.
     fn limit_runs(&mut self, _frames: usize) {}
+    /// Takes one more peer in, while the others go on. It is given the memory that was exposed before. From now
+    /// on its lease counts: it must run within that time.
+    ///
+    /// # Errors
+    /// The peer cannot be added; nothing has changed then.
+    fn add_peer(&mut self, link: PeerLink) -> Result<(), AddPeerError> {
+        Err(AddPeerError::Fixed { peer: link.peer() })
+    }
+    /// Takes a peer out, lost or not: it is no member any more, `send` says `Gone`, and no event of it follows, nor
+    /// its loss. What waits to be sent to it is dropped, and it hears that this slice has let go of it. What is left
+    /// is to be dropped where waiting harms nobody. None if there is no such peer.
+    fn remove_peer(&mut self, _peer: SliceId) -> Option<FormerPeer> {
+        None
+    }
     /// Offers this slice's memory to its peers, for pages to be written into, where that takes no adapter's
     /// leave. True if they may do so from now on; others were given the memory when they were made, or
     /// cannot use it.

@@ -1,16 +1,18 @@
 //! One contract, three carriers: every test here runs over TCP, over shared memory and, where there is
 //! an RDMA port, over queue pairs. Where there is none, those are skipped; `./x lab rdma` runs them on a lab
-//! host with soft-RoCE, and insists.
+//! host with soft-RoCE, and insists. They run again over meshes that started with one slice and grew.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
+mod growing;
+
 use needs::Need;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 use tessera_transport::tcp::mesh as tcp_mesh;
 use tessera_transport::{
-    Class, Config, Event, FRAME_BYTES_MAX, RUN_BYTES_MAX, RdmaTransport, SendError, ShmTransport,
-    TcpTransport, Transport, rdma as verbs, shm,
+    CarrierKind, Class, Config, Event, FRAME_BYTES_MAX, MeshTransport, RUN_BYTES_MAX,
+    RdmaTransport, SendError, ShmTransport, TcpTransport, Transport, rdma as verbs, shm,
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use wire::SliceId;
@@ -56,6 +58,88 @@ impl Backend for Rdma {
 
     fn mesh(n: u16, config: &Config) -> Vec<RdmaTransport> {
         verbs::mesh(n, config).unwrap()
+    }
+}
+
+struct GrownTcp;
+struct GrownShm;
+
+impl Backend for GrownTcp {
+    type Carrier = Grown;
+    const AT_ONCE: bool = true;
+
+    fn mesh(n: u16, config: &Config) -> Vec<Grown> {
+        grown(n, config, CarrierKind::Tcp)
+    }
+}
+
+impl Backend for GrownShm {
+    type Carrier = Grown;
+    const AT_ONCE: bool = true;
+
+    fn mesh(n: u16, config: &Config) -> Vec<Grown> {
+        grown(n, config, CarrierKind::Shm)
+    }
+}
+
+fn grown(n: u16, config: &Config, kind: CarrierKind) -> Vec<Grown> {
+    let config = Config { carriers: vec![kind], ..config.clone() };
+    let mesh = growing::grown(n, config);
+    assert!(mesh.iter().all(|slice| slice.kind == kind));
+    mesh.into_iter().map(Grown).collect()
+}
+
+/// A slice of a mesh that grew.
+struct Grown(MeshTransport);
+
+impl Transport for Grown {
+    fn local(&self) -> SliceId {
+        self.0.transport.local()
+    }
+
+    fn peers(&self) -> &[SliceId] {
+        self.0.transport.peers()
+    }
+
+    fn send(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.0.transport.send(to, class, head, payload)
+    }
+
+    fn cork(&mut self, on: bool) {
+        self.0.transport.cork(on);
+    }
+
+    fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        self.0.transport.poll(budget, sink)
+    }
+
+    fn readiness(&self) -> BorrowedFd<'_> {
+        self.0.transport.readiness()
+    }
+
+    fn limit_runs(&mut self, frames: usize) {
+        self.0.transport.limit_runs(frames);
+    }
+
+    fn has_remote_write(&self, peer: SliceId) -> bool {
+        self.0.transport.has_remote_write(peer)
+    }
+
+    fn remote_write(
+        &mut self,
+        to: SliceId,
+        class: Class,
+        head: &[u8],
+        offset: u64,
+        pages: u16,
+    ) -> Result<(), SendError> {
+        self.0.transport.remote_write(to, class, head, offset, pages)
     }
 }
 
@@ -489,6 +573,12 @@ macro_rules! conformance {
         }
         mod shared_memory {
             $(#[test] fn $name() { super::$name::<super::Shm>(); })+
+        }
+        mod tcp_grown {
+            $(#[test] fn $name() { super::$name::<super::GrownTcp>(); })+
+        }
+        mod shared_memory_grown {
+            $(#[test] fn $name() { super::$name::<super::GrownShm>(); })+
         }
         mod rdma {
             $(#[test] fn $name() {

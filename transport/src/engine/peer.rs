@@ -9,7 +9,7 @@ use crate::memory::PageMemory;
 use crate::outbox::Outbox;
 use crate::traits::{Class, Event, SendError};
 use std::fmt;
-use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
 use vmm_sys_util::epoll::{Epoll, EventSet};
 use wire::SliceId;
@@ -52,13 +52,14 @@ impl<C: Carrier> fmt::Debug for Peer<C> {
 }
 
 impl<C: Carrier> Peer<C> {
-    pub(super) fn new(slice: SliceId, carrier: C, base: u64, config: &Config) -> Self {
+    /// A peer that no engine has yet.
+    pub(super) fn new(slice: SliceId, carrier: C, config: &Config) -> Self {
         let streams = Class::ALL.map(|class| (usize::from(class_index(class)), class));
         let streams = streams.map(|(at, class)| Stream::new(class, config.window[at]));
         Self {
             slice,
             carrier,
-            base,
+            base: 0,
             streams,
             life: Life::Alive,
             queue_frames: usize::try_from(config.queue_frames).unwrap_or(usize::MAX),
@@ -66,6 +67,27 @@ impl<C: Carrier> Peer<C> {
             spoke: false,
             silent_ticks: 0,
         }
+    }
+
+    pub(super) fn slice(&self) -> SliceId {
+        self.slice
+    }
+
+    /// Has its descriptors wake the owner, with tokens from `base` on. If that fails it is given up.
+    pub(super) fn register(&mut self, epoll: &Epoll, base: u64) -> io::Result<()> {
+        self.base = base;
+        self.carrier.register(epoll, base).inspect_err(|_| self.carrier.deregister(epoll))
+    }
+
+    /// Its first epoll token.
+    pub(super) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Ends the peer without a word to the owner, who wants it.
+    pub(super) fn part(&mut self, epoll: &Epoll) {
+        self.life = Life::Lost;
+        self.carrier.deregister(epoll);
     }
 
     fn is_alive(&self) -> bool {

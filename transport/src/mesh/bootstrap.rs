@@ -1,17 +1,21 @@
 //! The side that calls.
 
-use super::context::{Connected, Links, MeshContext};
+use super::context::{Connected, Links, MeshContext, PARTING};
 use super::error::MeshError;
+use super::membership::Roster;
 use super::transport::MeshTransport;
 use crate::clock::{ClockEstimate, ClockProbe};
 use crate::config::{CarrierKind, Config};
 use crate::control::{Assign, BLOB_BYTES_MAX, Control, ControlError, Member, check_members, cut};
 use crate::credential::{Keyring, Ticket};
 use crate::handshake::{ConnectionId, Role, VmId};
+use crate::link::PeerLink;
 use crate::memory::PageMemory;
 use crate::one_line::one_line;
 use crate::ready::next_ready;
 use crate::secret::Secret;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -62,6 +66,7 @@ impl Companion {
 #[derive(Debug)]
 pub struct BootstrapMesh {
     context: MeshContext,
+    members: Vec<Member>,
     companions: Vec<Companion>,
     committed: bool,
 }
@@ -79,25 +84,60 @@ impl BootstrapMesh {
         let Plan { vm, epoch, members, config, blob } = plan;
         let keys = Keyring::All(secret);
         let context = MeshContext { keys, vm, epoch, local: SliceId(0), config, memory: None };
-        let mut mesh = Self { context, companions: Vec::new(), committed: false };
-        for member in &members {
-            if let (Some(address), false) = (member.address, member.slice == SliceId(0)) {
-                let control = mesh.context.call(Role::Control, member.slice, address, deadline)?;
-                mesh.companions.push(Companion { slice: member.slice, address, control });
-            }
-        }
-        mesh.companions.sort_by_key(|companion| companion.slice);
-        for companion in &mut mesh.companions {
-            let assign = Control::Assign(Assign {
-                local: companion.slice,
-                members: members.clone(),
-                config: mesh.context.config.clone(),
-                blob: blob.clone(),
-                tickets: tickets(&mesh.context, &members, companion.slice),
-            });
-            companion.send(&assign, deadline)?;
+        let mut mesh = Self { context, members, companions: Vec::new(), committed: false };
+        let mut called: Vec<SliceId> = mesh.members.iter().map(|member| member.slice).collect();
+        called.retain(|slice| *slice != SliceId(0));
+        called.sort_unstable();
+        called.iter().try_for_each(|slice| mesh.call(*slice, deadline))?;
+        for (place, slice) in called.into_iter().enumerate() {
+            let tickets = tickets(&mesh.context, &mesh.members, slice);
+            mesh.assign(place, &blob, tickets, deadline)?;
         }
         Ok(mesh)
+    }
+
+    /// The same for one slice that joins the others, which are members already. They call it, so it gets no tickets.
+    pub(super) fn invite(
+        context: MeshContext,
+        members: Vec<Member>,
+        newcomer: SliceId,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Self, MeshError> {
+        check_members(&members).map_err(MeshError::Plan)?;
+        check_blob(blob)?;
+        let mut mesh = Self { context, members, companions: Vec::new(), committed: false };
+        mesh.call(newcomer, deadline)?;
+        mesh.assign(0, blob, Vec::new(), deadline)?;
+        Ok(mesh)
+    }
+
+    /// Makes the control connection to a member.
+    fn call(&mut self, slice: SliceId, deadline: Instant) -> Result<(), MeshError> {
+        let member = self.members.iter().find(|member| member.slice == slice);
+        let address = member.and_then(|member| member.address);
+        let address = address.ok_or(MeshError::NotACompanion { slice })?;
+        let control = self.context.call(Role::Control, slice, address, deadline)?;
+        self.companions.push(Companion { slice, address, control });
+        Ok(())
+    }
+
+    fn assign(
+        &mut self,
+        place: usize,
+        blob: &[u8],
+        tickets: Vec<Ticket>,
+        deadline: Instant,
+    ) -> Result<(), MeshError> {
+        let companion = &mut self.companions[place];
+        let assign = Assign {
+            local: companion.slice,
+            members: self.members.clone(),
+            config: self.context.config.clone(),
+            blob: blob.to_vec(),
+            tickets,
+        };
+        companion.send(&Control::Assign(assign), deadline)
     }
 
     /// Waits until every companion agreed (with a blob) or refused (with a text), ascending.
@@ -198,8 +238,8 @@ impl BootstrapMesh {
         self.tell_abort(text);
     }
 
-    fn tell_abort(&mut self, text: &str) {
-        let deadline = Instant::now() + Duration::from_secs(1);
+    pub(super) fn tell_abort(&mut self, text: &str) {
+        let deadline = Instant::now() + PARTING;
         for companion in &mut self.companions {
             // A companion that is gone needs no message.
             let _ = companion.send(&Control::Abort(cut(text)), deadline);
@@ -233,7 +273,10 @@ impl BootstrapMesh {
             return Err(MeshError::OutOfOrder { step: "into_transport before commit" });
         }
         match self.join(deadline, warn) {
-            Ok((streams, links)) => self.context.transport(streams, links),
+            Ok((streams, links)) => {
+                let roster = Some(Roster::new(self.members));
+                MeshTransport::start(self.context, streams, links, roster)
+            }
             Err(error) => {
                 self.tell_abort(&one_line(&error));
                 Err(error)
@@ -287,6 +330,16 @@ impl BootstrapMesh {
             Ok(meeting) => meeting,
             Err(error) => return Err(self.told_reason().unwrap_or(error)),
         };
+        let trouble = self.trouble(deadline)?;
+        let local = self.context.local;
+        Ok(meeting.map_err(|text| (local, text)).and_then(|links| match trouble {
+            Some(trouble) => Err(trouble),
+            None => Ok(links),
+        }))
+    }
+
+    /// Waits until every companion has tried a carrier. The first that could not use it, and why.
+    fn trouble(&mut self, deadline: Instant) -> Result<Option<(SliceId, String)>, MeshError> {
         let answers = self.collect(deadline, |message| match message {
             Control::Ready(trouble) => Ok(Ok(trouble)),
             Control::Refuse(text) => Ok(Err(text)),
@@ -297,16 +350,61 @@ impl BootstrapMesh {
             let trouble = answer.map_err(|text| MeshError::Refused { slice, text })?;
             troubles.extend(trouble.map(|text| (slice, text)));
         }
-        let local = self.context.local;
-        Ok(meeting.map_err(|text| (local, text)).and_then(|links| {
-            match troubles.into_iter().next() {
-                Some(trouble) => Err(trouble),
-                None => Ok(links),
-            }
-        }))
+        Ok(troubles.into_iter().next())
     }
 
-    fn tell_all(&mut self, message: &Control, deadline: Instant) -> Result<(), MeshError> {
+    /// Makes this slice's link to a newcomer, and waits until that one has links to all members.
+    pub(super) fn meet(
+        &mut self,
+        kind: CarrierKind,
+        newcomer: SliceId,
+        address: SocketAddr,
+        deadline: Instant,
+    ) -> Result<PeerLink, MeshError> {
+        if !self.committed {
+            return Err(MeshError::OutOfOrder { step: "meet before commit" });
+        }
+        let link = match self.context.meet(kind, newcomer, address, deadline) {
+            Ok(link) => link,
+            // The newcomer may have said why it gave up; that is the better reason.
+            Err(error) => return Err(self.told_reason().unwrap_or(error)),
+        };
+        match self.trouble(deadline)? {
+            Some((slice, text)) => Err(MeshError::Newcomer { slice, kind, text }),
+            None => Ok(link),
+        }
+    }
+
+    /// Whether the companions still wait for a word: one that has said something or hung up does not.
+    pub(super) fn check_waiting(&mut self, deadline: Instant) -> Result<(), MeshError> {
+        for companion in &mut self.companions {
+            let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            if recv(&companion.control, &mut [0; 1], look) == Err(Errno::AGAIN) {
+                continue;
+            }
+            let slice = companion.slice;
+            return Err(match companion.receive(deadline)? {
+                Control::Refuse(text) => MeshError::Refused { slice, text },
+                other => {
+                    let got = other.name();
+                    companion.error(ControlError::Unexpected { got, want: "silence" })
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Another handle of the first companion's control connection.
+    pub(super) fn control(&self) -> Result<TcpStream, MeshError> {
+        let companion = self.companions.first().ok_or(MeshError::NoBootstrap)?;
+        companion.control.try_clone().map_err(MeshError::Wait)
+    }
+
+    pub(super) fn tell_all(
+        &mut self,
+        message: &Control,
+        deadline: Instant,
+    ) -> Result<(), MeshError> {
         self.companions.iter_mut().try_for_each(|companion| companion.send(message, deadline))
     }
 

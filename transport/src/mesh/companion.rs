@@ -231,7 +231,7 @@ impl CompanionMesh {
             return Err(MeshError::OutOfOrder { step: "into_transport before verdict" });
         }
         match self.join(deadline, refused) {
-            Ok((streams, links)) => self.context.transport(streams, links),
+            Ok((streams, links)) => MeshTransport::start(self.context, streams, links, None),
             // The bootstrap knows.
             Err(error @ MeshError::Aborted { .. }) => Err(error),
             Err(error) => {
@@ -268,7 +268,8 @@ impl CompanionMesh {
         Err(self.error(ControlError::Unexpected { got, want }))
     }
 
-    /// Calls the companions below this one, and takes the calls of all others.
+    /// Calls those that it was given tickets for, which are the companions below this one unless it is a newcomer,
+    /// and takes the calls of all others.
     fn connect(
         &mut self,
         deadline: Instant,
@@ -279,7 +280,7 @@ impl CompanionMesh {
         for member in &self.members {
             match member.address {
                 _ if member.slice == self.context.local => {}
-                Some(address) if (SliceId(1)..self.context.local).contains(&member.slice) => {
+                Some(address) if self.context.keys.calls(member.slice) => {
                     let classes = self.context.call_classes(member.slice, address, deadline)?;
                     streams.push((member.slice, classes));
                 }

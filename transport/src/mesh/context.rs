@@ -1,14 +1,15 @@
 //! What every connection of one VM has in common, and the calls that each slice makes.
 
 use super::error::MeshError;
-use super::transport::MeshTransport;
 use crate::config::{CarrierKind, Config, RdmaMemory};
 use crate::credential::Keyring;
 use crate::handshake::{ConnectionId, Role, VmId, call};
+use crate::link::PeerLink;
 use crate::memory::PageMemory;
-use crate::rdma::{self, Endpoint, RdmaTransport};
-use crate::shm::{self, Identity, Pair, ShmTransport};
-use crate::tcp::TcpTransport;
+use crate::one_line::one_line;
+use crate::rdma::{self, Endpoint};
+use crate::shm::{self, Identity, Pair};
+use crate::tcp;
 use crate::traits::Class;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -19,6 +20,9 @@ use wire::{Epoch, SliceId};
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a bootstrap that proved itself may take to send the assignment.
 pub(super) const PATIENCE_PROVEN: Duration = Duration::from_secs(60);
+
+/// How long telling a companion that it is off may take.
+pub(super) const PARTING: Duration = Duration::from_secs(1);
 
 /// A peer and the streams to it, one per class.
 pub(super) type Connected = (SliceId, [TcpStream; Class::COUNT]);
@@ -96,6 +100,11 @@ impl MeshContext {
                 let pairs = shm::negotiate(&identity, streams, deadline).map_err(failed)?;
                 Ok(pairs.map(Links::Shm))
             }
+            // There is nobody to find out with. A slice that is alone takes a carrier for those that may come.
+            CarrierKind::Rdma if streams.is_empty() => {
+                let found = rdma::available().map_err(|error| one_line(&error));
+                Ok(found.map(|_| Links::Rdma(Vec::new())))
+            }
             CarrierKind::Rdma => {
                 let exposes = self.config.rdma_memory == RdmaMemory::Registered;
                 let memory = self.memory.as_ref().filter(|_| exposes);
@@ -107,29 +116,20 @@ impl MeshContext {
         }
     }
 
-    /// Starts the transport on the carrier that all agreed on.
-    pub(super) fn transport(
-        self,
-        streams: Vec<Connected>,
-        links: Links,
-    ) -> Result<MeshTransport, MeshError> {
-        match links {
-            Links::Tcp => TcpTransport::from_streams(self.local, streams, self.config)
-                .map(|transport| MeshTransport::new(CarrierKind::Tcp, transport))
-                .map_err(MeshError::Transport),
-            Links::Shm(pairs) => ShmTransport::new(self.local, pairs, self.config)
-                .map(|transport| MeshTransport::new(CarrierKind::Shm, transport))
-                .map_err(MeshError::SharedMemory),
-            Links::Rdma(endpoints) => {
-                let join = |((slice, [life, ..]), endpoint): (Connected, Endpoint)| {
-                    (slice, endpoint, life)
-                };
-                let peers = streams.into_iter().zip(endpoints).map(join).collect();
-                RdmaTransport::new(self.local, peers, self.config)
-                    .map(|transport| MeshTransport::new(CarrierKind::Rdma, transport))
-                    .map_err(MeshError::QueuePairs)
-            }
-        }
+    /// Calls a newcomer, and sets up the carrier of the VM to it.
+    pub(super) fn meet(
+        &self,
+        kind: CarrierKind,
+        slice: SliceId,
+        address: SocketAddr,
+        deadline: Instant,
+    ) -> Result<PeerLink, MeshError> {
+        let streams = self.call_classes(slice, address, deadline)?;
+        let mut connected = [(slice, streams)];
+        let links = self.negotiate(kind, &mut connected, deadline)?;
+        let links = links.map_err(|text| MeshError::Newcomer { slice, kind, text })?;
+        let [peer] = connected;
+        links.into_link(peer, &self.config)
     }
 }
 
@@ -140,6 +140,33 @@ pub(super) enum Links {
     Tcp,
     Shm(Vec<Pair>),
     Rdma(Vec<Endpoint>),
+}
+
+impl Links {
+    pub(super) fn kind(&self) -> CarrierKind {
+        match self {
+            Self::Tcp => CarrierKind::Tcp,
+            Self::Shm(_) => CarrierKind::Shm,
+            Self::Rdma(_) => CarrierKind::Rdma,
+        }
+    }
+
+    /// What was set up to the only peer.
+    fn into_link(
+        self,
+        (slice, streams): Connected,
+        config: &Config,
+    ) -> Result<PeerLink, MeshError> {
+        let missing = || MeshError::Missing { slice };
+        match self {
+            Self::Tcp => tcp::link(slice, streams, config).map_err(MeshError::Transport),
+            Self::Shm(mut pairs) => Ok(shm::link(pairs.pop().ok_or_else(missing)?, config)),
+            Self::Rdma(mut endpoints) => {
+                let (endpoint, [life, ..]) = (endpoints.pop().ok_or_else(missing)?, streams);
+                rdma::link(slice, endpoint, life, config).map_err(MeshError::QueuePairs)
+            }
+        }
+    }
 }
 
 /// The links on a carrier, or why it cannot be used here.

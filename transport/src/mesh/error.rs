@@ -111,6 +111,31 @@ pub enum MeshError {
         /// Which slice, and why.
         text: String,
     },
+    /// A newcomer and a member cannot reach each other over the carrier of the VM.
+    #[error("{slice} cannot join a VM whose frames go over {kind}: {text}")]
+    Newcomer {
+        /// The newcomer.
+        slice: SliceId,
+        /// The carrier of the VM.
+        kind: CarrierKind,
+        /// Why.
+        text: String,
+    },
+    /// A newcomer needs a number that nobody had.
+    #[error("{slice} is or was a slice of this VM: a newcomer needs a number that nobody had")]
+    NotFresh {
+        /// The number.
+        slice: SliceId,
+    },
+    /// What a member was told about a newcomer cannot be read.
+    #[error("the summons to a newcomer cannot be used")]
+    Summons(#[source] ControlError),
+    /// Only the bootstrap has the secret that all keys come from.
+    #[error("{local} is not the bootstrap, which alone can call a newcomer")]
+    NotTheBootstrap {
+        /// This slice.
+        local: SliceId,
+    },
     /// The shared memory cannot be made into a transport.
     #[error("cannot build the transport from its shared memory")]
     SharedMemory(#[source] ShmError),

@@ -1,20 +1,54 @@
 //! What a mesh ends in: a transport on the carrier that its slices agreed on.
 
+use super::context::{Connected, Links, MeshContext};
+use super::error::MeshError;
+use super::membership::{Membership, Roster};
 use crate::config::CarrierKind;
+use crate::rdma::{Endpoint, RdmaTransport};
+use crate::shm::ShmTransport;
+use crate::tcp::TcpTransport;
 use crate::traits::Transport;
 use std::fmt;
 
-/// A transport between hosts, and what carries it.
+/// A transport between hosts, what carries it, and the way to one more peer.
 pub struct MeshTransport {
     /// What carries the frames.
     pub kind: CarrierKind,
     /// The transport.
     pub transport: Box<dyn Transport>,
+    /// What this slice needs when another one joins.
+    pub membership: Membership,
 }
 
 impl MeshTransport {
-    pub(super) fn new(kind: CarrierKind, transport: impl Transport + 'static) -> Self {
-        Self { kind, transport: Box::new(transport) }
+    /// Starts the transport on the carrier that all agreed on. The bootstrap has the roster.
+    pub(super) fn start(
+        context: MeshContext,
+        streams: Vec<Connected>,
+        links: Links,
+        roster: Option<Roster>,
+    ) -> Result<Self, MeshError> {
+        let (local, config, kind) = (context.local, context.config.clone(), links.kind());
+        let transport: Box<dyn Transport> = match links {
+            Links::Tcp => {
+                let transport = TcpTransport::from_streams(local, streams, config);
+                Box::new(transport.map_err(MeshError::Transport)?)
+            }
+            Links::Shm(pairs) => {
+                let transport = ShmTransport::new(local, pairs, config);
+                Box::new(transport.map_err(MeshError::SharedMemory)?)
+            }
+            Links::Rdma(endpoints) => {
+                let join = |((slice, [life, ..]), endpoint): (Connected, Endpoint)| {
+                    (slice, endpoint, life)
+                };
+                let peers = streams.into_iter().zip(endpoints).map(join).collect();
+                let transport = RdmaTransport::new(local, peers, config);
+                Box::new(transport.map_err(MeshError::QueuePairs)?)
+            }
+        };
+        let membership = Membership::new(context, kind, roster);
+        Ok(Self { kind, transport, membership })
     }
 }
 

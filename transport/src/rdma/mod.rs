@@ -48,7 +48,8 @@ pub(crate) use negotiate::negotiate;
 pub(crate) use setup::Endpoint;
 
 use crate::config::Config;
-use crate::engine::{Engine, OverEngine};
+use crate::engine::{self, Engine, OverEngine};
+use crate::link::PeerLink;
 use crate::memory::PageMemory;
 use crate::pairs;
 use crate::tcp::loopback;
@@ -80,6 +81,17 @@ impl RdmaTransport {
         let engine = Engine::new(local, carriers, config).map_err(RdmaError::Transport)?;
         Ok(Self { engine })
     }
+}
+
+/// One more endpoint, for a running transport of that configuration.
+pub(crate) fn link(
+    slice: SliceId,
+    endpoint: Endpoint,
+    life: TcpStream,
+    config: &Config,
+) -> Result<PeerLink, RdmaError> {
+    let carrier = endpoint.into_carrier(life).map_err(RdmaError::Transport)?;
+    Ok(engine::link(slice, carrier, config))
 }
 
 /// Slices `0..n` in this process, each connected to each other one through the first RDMA port of

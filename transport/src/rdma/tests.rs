@@ -5,7 +5,7 @@ use super::completion::Done;
 use super::device::Wanted;
 use super::setup::Endpoint;
 use super::verbs::completions;
-use super::{RdmaError, RdmaTransport, available, loopback, pair};
+use super::{RdmaError, RdmaTransport, available, link, loopback, pair};
 use crate::config::Config;
 use crate::memory::PageMemory;
 use crate::testing::{PAGE, PAGES, bytes_of, fill_page, memory, page_of};
@@ -241,4 +241,31 @@ fn key_of_exposed_memory_reaches_that_memory_alone() {
     assert_ne!((here.address, here.key), (there.address, there.key));
     assert!(!writes(&mut stranger, 1, there.address, there.key), "with another peer's key");
     drop(second);
+}
+
+/// A slice that is alone takes in a peer that is alone.
+#[test]
+fn running_transports_take_in_each_other() {
+    if !has_rdma() {
+        return;
+    }
+    let (near, far) = loopback().unwrap();
+    let (first, second) = pair(Duration::from_secs(3)).unwrap();
+    let alone = |slice| RdmaTransport::new(slice, Vec::new(), Config::default()).unwrap();
+    let (mut a, mut b) = (alone(A), alone(B));
+    a.add_peer(link(B, first, near, &Config::default()).unwrap()).unwrap();
+    b.add_peer(link(A, second, far, &Config::default()).unwrap()).unwrap();
+
+    a.send(B, Class::Coherence, b"hello", &[]).unwrap();
+    let end = Instant::now() + PATIENCE;
+    let mut came = 0;
+    while came == 0 {
+        assert!(Instant::now() < end, "nothing came");
+        came += b.poll(16, &mut |event| {
+            assert!(matches!(event, Event::Frame { from: A, bytes: b"hello", .. }), "{event:?}");
+        });
+        a.poll(16, &mut |event| panic!("{event:?}"));
+    }
+    drop(a.remove_peer(B).unwrap());
+    assert_eq!(a.send(B, Class::Coherence, b"more", &[]), Err(SendError::Gone));
 }

@@ -121,14 +121,10 @@ pub(crate) struct Identity<'a> {
 }
 
 impl Identity<'_> {
-    fn local(&self) -> SliceId {
-        self.connection.from
-    }
-
-    /// As in the mesh: the bootstrap calls all, and a companion those below it. The lowest companion calls nobody,
-    /// so no circle of slices waits for each other.
+    /// As in the mesh: the bootstrap calls all, a companion those below it, and all call a newcomer. There is always
+    /// one that calls nobody, so no circle of slices waits for each other.
     fn calls(&self, peer: SliceId) -> bool {
-        self.local() == SliceId(0) || (peer != SliceId(0) && peer < self.local())
+        self.keys.calls(peer)
     }
 }
 

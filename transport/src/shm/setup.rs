@@ -54,7 +54,7 @@ impl Pair {
     }
 
     /// Both sides at once, for slices in one process.
-    pub(super) fn in_process(first: SliceId, second: SliceId) -> Result<(Self, Self), ShmError> {
+    pub(crate) fn in_process(first: SliceId, second: SliceId) -> Result<(Self, Self), ShmError> {
         let make = || {
             let files = Files::create()?;
             let (one, two) = UnixStream::pair()?;
