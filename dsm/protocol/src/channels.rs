@@ -26,6 +26,13 @@ impl Channels {
         Self { peers: vec![Counts::default(); highest.map_or(0, |highest| highest + 1)] }
     }
 
+    /// A slice has joined: nothing was sent to it or came from it.
+    pub(crate) fn begin(&mut self, peer: SliceId) {
+        let places = self.peers.len().max(usize::from(peer.0) + 1);
+        self.peers.resize(places, Counts::default());
+        self.set(peer, Counts::default());
+    }
+
     pub(crate) fn sent(&mut self, to: SliceId) {
         if let Some(counts) = self.peers.get_mut(usize::from(to.0)) {
             counts.sent += 1;

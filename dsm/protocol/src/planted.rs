@@ -52,4 +52,14 @@ pub enum PlantedBug {
     LeaverStaysHolder,
     /// The last slice keeps its replicas of page tables.
     LoneReplicasKept,
+    /// Replicas stay when a slice joins that has none.
+    ReplicasKeptFromNewcomer,
+    /// A slice goes on with its copy of a replica that ended when another one joined.
+    EndedReplicaUsed,
+    /// A slice that has joined is no member to the others.
+    NewcomerNoMember,
+    /// Messages to and from a slice that has joined are not counted.
+    NewcomerNotCounted,
+    /// A slice that joins begins an epoch of its own.
+    NewcomerOwnEpoch,
 }

@@ -1,6 +1,7 @@
 //! The form of one node.
 
 use super::frames::FrameRuns;
+use crate::channels::Counts;
 use crate::homes::{HomeRange, HomeTable};
 use crate::tables::Replicate;
 use migrate::Invalid;
@@ -133,6 +134,12 @@ pub struct Channel {
     pub sent: u64,
     /// Messages from it.
     pub received: u64,
+}
+
+impl Channel {
+    pub(crate) fn new(peer: SliceId, Counts { sent, received }: Counts) -> Self {
+        Self { peer, sent, received }
+    }
 }
 
 /// The state of one node at rest.

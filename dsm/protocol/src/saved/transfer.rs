@@ -8,6 +8,7 @@ use super::state::{
 use crate::channels::Counts;
 use crate::config::Config;
 use crate::entry::ACCESSED_DIRTY;
+use crate::homes::HomeRange;
 use crate::node::Node;
 use crate::pages::{Holders, Kind, PageCopy};
 use crate::store::PageStore;
@@ -59,16 +60,12 @@ impl Node {
             }
         }
         let config = &self.config;
-        let homes = config.homes.ranges().iter().map(|range| {
-            let pages = range.frames.end - range.frames.start;
-            HomeState { first: range.frames.start, pages, home: range.home }
-        });
         let banned = self.banned.iter().map(|gfn| gfn.0..gfn.0 + 1);
         Ok(NodeState {
             epoch: config.epoch,
             slice: config.local,
             slices: config.slices.clone(),
-            homes: homes.collect(),
+            homes: self.home_states(),
             vcpus: config.vcpus,
             tables: config.replicate.into(),
             shared,
@@ -85,11 +82,16 @@ impl Node {
     /// Messages between this slice and each other one: of the form, but without a look at each page.
     #[must_use]
     pub fn counts(&self) -> Vec<Channel> {
-        let channels = self.others().into_iter().map(|peer| {
-            let Counts { sent, received } = self.channels.get(peer);
-            Channel { peer, sent, received }
-        });
-        channels.collect()
+        let others = self.others().into_iter();
+        others.map(|peer| Channel::new(peer, self.channels.get(peer))).collect()
+    }
+
+    pub(crate) fn home_states(&self) -> Vec<HomeState> {
+        let state = |range: &HomeRange| {
+            let pages = range.frames.end - range.frames.start;
+            HomeState { first: range.frames.start, pages, home: range.home }
+        };
+        self.config.homes.ranges().iter().map(state).collect()
     }
 
     fn save_replica(&self, gfn: Gfn, store: &impl PageStore) -> Result<ReplicaState, NotAtRest> {
