@@ -3,6 +3,8 @@
 /// One way to break the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlantedBug {
+    /// A table becomes a replica while the tables that point to it still become replicas.
+    ReplicaBeforeParent,
     /// The home forgets to invalidate one holder.
     DropInvalidation,
     /// The home serves the next request without waiting for the converter's confirm.

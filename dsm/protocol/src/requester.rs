@@ -10,6 +10,7 @@
 //! will be, and stand for the grant. Only tables are confirmed: an ordinary page counts as this slice's
 //! from the moment its home has served the request.
 
+use crate::entry::target;
 use crate::error::ProtocolError;
 use crate::node::Node;
 use crate::outstanding_requests::OutstandingRequest;
@@ -42,7 +43,7 @@ impl Node {
             (Access::Write, _) => self.stats.faults_write += 1,
             _ => self.stats.faults_read += 1,
         }
-        self.ask(gfn, want);
+        self.ask(gfn, want, store);
     }
 
     /// Asks for pages that nobody waits for yet, neighbours of one home by one message. A page that is
@@ -87,8 +88,10 @@ impl Node {
         }
     }
 
-    fn ask(&mut self, gfn: Gfn, want: Access) {
-        let table = self.tables.table(gfn).filter(|_| self.may_replicate());
+    fn ask(&mut self, gfn: Gfn, want: Access, store: &impl PageStore) {
+        let table = self.tables.table(gfn);
+        let table =
+            table.filter(|table| self.may_replicate() && self.is_rooted(gfn, *table, store));
         self.await_page(gfn, want, false);
         self.post_to_home(gfn, Message::Get { gfn, want, table });
     }
@@ -111,6 +114,22 @@ impl Node {
 
     fn may_replicate(&self) -> bool {
         self.config.replicate != Replicate::Nothing && self.config.slices.len() > 1
+    }
+
+    /// False while all tables that point to this one are still becoming replicas. Another slice may not have been offered
+    /// them: it would get this table as one without a parent, end it, and be told too little of who makes replicas of
+    /// what is below.
+    fn is_rooted(&self, gfn: Gfn, table: Table, store: &impl PageStore) -> bool {
+        let parents = self.tables.above(table.level);
+        let is_used = |parent: &Gfn| self.pages.copy(*parent) == PageCopy::Replica;
+        self.planted(PlantedBug::ReplicaBeforeParent)
+            || parents.iter().all(is_used)
+            || self.tables.is_root(gfn)
+            || parents.iter().filter(|parent| is_used(parent)).any(|parent| {
+                let mut points = false;
+                store.twin_entries(*parent, &mut |_, value| points |= target(value) == Some(gfn));
+                points
+            })
     }
 
     pub(crate) fn granted(

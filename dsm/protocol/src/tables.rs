@@ -207,7 +207,7 @@ impl Tables {
         over
     }
 
-    fn is_root(&self, gfn: Gfn) -> bool {
+    pub(crate) fn is_root(&self, gfn: Gfn) -> bool {
         self.roots.values().any(|root| *root == gfn)
     }
 

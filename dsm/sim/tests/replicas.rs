@@ -74,6 +74,7 @@ fn entries_of_different_slices_merge() {
 #[test]
 fn table_page_reused_as_data_is_coherent() {
     prove_all(&[2, 3], replicas::reuse);
+    prove("3 slices, from the roots", replicas::reuse_from_roots(1));
 }
 
 #[test]

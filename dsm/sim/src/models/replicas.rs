@@ -169,6 +169,18 @@ pub fn reuse(slices: u16, converted: bool) -> Scenario {
     started(scenario, converted)
 }
 
+/// The same where no table is a replica yet: slices come to know it in different order.
+#[must_use]
+pub fn reuse_from_roots(home: u16) -> Scenario {
+    let mut scenario = base("a table page becomes data", 3, vec![0, 0, home])
+        .vcpu(0, [Op::Store(MIDDLE, SLOT, 0), Op::Interrupt(1), Op::Reuse(TABLE, 7, 70)])
+        .vcpu(1, [Op::Descend(MIDDLE, SLOT)])
+        .vcpu(2, [Op::Descend(ROOT, KERNEL), Op::Descend(MIDDLE, SLOT)]);
+    let all = 0..scenario.slices;
+    scenario.prologue.extend(all.map(|slice| (slice, Op::Root(ROOT))));
+    scenario
+}
+
 /// The same, and a third slice asks for both tables ahead of any walk: it does not know them as such yet.
 #[must_use]
 pub fn reuse_of_prefetched(write: bool, converted: bool) -> Scenario {
