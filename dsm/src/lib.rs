@@ -36,8 +36,8 @@ pub mod simulate;
 pub use dsm_protocol::saved;
 pub use engine::schedule;
 pub use engine::{
-    CopyError, Engine, EngineConfig, Handle, HomeMoveError, LeaveError, RestError, Tuning, Unrest,
-    Uplink,
+    CopyError, Engine, EngineConfig, Handle, HomeMoveError, JoinError, LeaveError, RestError,
+    Tuning, Unrest, Uplink,
 };
 pub use error::EngineError;
 pub use kernel::{UffdError, check_host};

@@ -18,4 +18,6 @@ pub enum PlantedBug {
     NeverAnswered,
     /// A page that another slice has stays present when this one goes on from a saved node.
     RestoredPagesLeft,
+    /// A slice that was alone goes on as if it were, though another one has joined.
+    LoneForEver,
 }

@@ -7,8 +7,8 @@ pub use crate::kernel::fake::{Between, FakeKernel, Touch};
 pub use crate::planted::PlantedBug;
 
 use crate::engine::{
-    Clock, Command, CopyError, Engine, EngineConfig, Handle, HomeMove, HomeMoveError, LeaveError,
-    Pull, Ready, RestError, Uplink,
+    Clock, Command, CopyError, Engine, EngineConfig, Handle, HomeMove, HomeMoveError, JoinError,
+    LeaveError, Pull, Ready, RestError, Uplink,
 };
 use crate::error::EngineError;
 use crate::kernel::PAGE;
@@ -203,6 +203,23 @@ impl SteppedSlice {
     pub fn part_with(&mut self, slice: SliceId) -> Result<(), String> {
         let parted = self.engine.part_with(slice).map_err(|error| error.to_string())?;
         parted.map_err(|error| error.to_string())
+    }
+
+    /// Whether a slice may join.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_join_with(&mut self, slice: SliceId) -> Result<(), JoinError> {
+        self.engine.may_join_with(slice)
+    }
+
+    /// A slice joins. Gives back its form.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn join_with(&mut self, slice: SliceId) -> Result<NodeState, String> {
+        let joined = self.engine.join_with(slice).map_err(|error| error.to_string())?;
+        joined.map_err(|error| error.to_string())
     }
 
     /// The form of the node, at rest.

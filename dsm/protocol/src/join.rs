@@ -45,11 +45,7 @@ impl Node {
     ///
     /// # Errors
     /// Why not.
-    pub fn may_join_with(
-        &self,
-        slice: SliceId,
-        store: &impl PageStore,
-    ) -> Result<(), CannotJoin> {
+    pub fn may_join_with(&self, slice: SliceId, store: &impl PageStore) -> Result<(), CannotJoin> {
         if slice.0 >= SLICES_MAX {
             return Err(CannotJoin::TooHigh(slice));
         }

@@ -23,7 +23,7 @@
 //!
 //! | role | state | what the node does |
 //! |---|---|---|
-//! | home | `pages` (directory), `serving`, `home_moves` | `home`, `home_move`, `leave` |
+//! | home | `pages` (directory), `serving`, `home_moves` | `home`, `home_move`, `leave`, `join` |
 //! | holder | `pages` (copies), `recalls`, `hold_windows`, `pins` | `holder`, `holding` |
 //! | requester | `outstanding_requests` | `requester` |
 //! | replicas | `tables`, `releases` | `release`, `roots`, `requester` |

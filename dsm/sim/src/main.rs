@@ -35,6 +35,9 @@ struct Args {
     /// Slices leave, one after another, until one is left. Homes move then too.
     #[arg(long)]
     leave: bool,
+    /// Only some slices are there at the start, and others join; with --leave, those that have left too.
+    #[arg(long)]
+    join: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
     workload: Option<Workload>,
@@ -51,6 +54,7 @@ impl Args {
                 save_restore: self.save_restore,
                 moves: self.move_homes,
                 leaves: self.leave,
+                joins: self.join,
                 ..mapping::Setup::of(seed)
             };
             let report = mapping::run(setup).with_context(failed)?;
@@ -58,8 +62,8 @@ impl Args {
         }
         let slices = self.slices.unwrap_or_else(|| Setup::slices_of(seed));
         let (steps, workload) = (self.steps.unwrap_or(500), self.workload);
-        let (moves, leaves) = (self.move_homes, self.leave);
-        let setup = Setup { seed, slices, steps, workload, moves, leaves, planted: None };
+        let (moves, leaves, joins) = (self.move_homes, self.leave, self.join);
+        let setup = Setup { seed, slices, steps, workload, moves, leaves, joins, planted: None };
         let run = if self.save_restore { run_saved } else { run };
         let report = run(setup).with_context(failed)?;
         Ok(format!("seed={seed} slices={slices} steps={steps} {report}"))

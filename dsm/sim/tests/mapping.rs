@@ -55,6 +55,33 @@ fn fresh_seeds_run_clean_while_slices_leave() {
 }
 
 #[test]
+fn fresh_seeds_run_clean_while_slices_join() {
+    let (mut joined, mut left) = (0, 0);
+    for seed in 1..101 {
+        let setup = Setup {
+            joins: true,
+            leaves: seed % 2 == 0,
+            moves: seed % 3 == 0,
+            save_restore: seed % 4 == 0,
+            ..Setup::of(seed)
+        };
+        let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
+        (joined, left) = (joined + report.joined, left + report.left);
+    }
+    println!("{joined} slices joined, {left} left");
+    assert!(joined > 100 && left > 30, "{joined} slices joined, {left} left");
+}
+
+#[test]
+fn slice_that_goes_on_as_if_alone_is_found() {
+    let caught = (1..100).find_map(|seed| {
+        let planted = Some(PlantedBug::LoneForEver);
+        run(Setup { joins: true, leaves: true, planted, ..Setup::of(seed) }).err()
+    });
+    println!("{:.160}", caught.expect("it is found").to_string());
+}
+
+#[test]
 fn run_is_a_function_of_its_seed() {
     assert_eq!(run(Setup::of(7)).unwrap(), run(Setup::of(7)).unwrap());
 }

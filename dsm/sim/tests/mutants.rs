@@ -2,7 +2,8 @@
 
 use dsm_protocol::{Access, Gfn, Message, PlantedBug};
 use tessera_dsm_sim::models::{
-    Scenario, epochs, home_moves, leaving, names, ordinary, refute, replicas,
+    Scenario, epochs, home_moves, joining, leaving, names, ordinary, refute, refute_within,
+    replicas,
 };
 
 #[test]
@@ -47,6 +48,14 @@ fn each_planted_bug_is_caught() {
     }
 }
 
+/// It takes three conversions until it shows itself.
+#[test]
+fn replica_before_its_parent_is_caught() {
+    let scenario = replicas::reuse_from_roots(1).plant(PlantedBug::ReplicaBeforeParent);
+    let broken = refute_within("ReplicaBeforeParent", scenario, 600_000);
+    assert_eq!(broken, [names::FREE]);
+}
+
 #[test]
 fn each_planted_bug_of_homes_that_move_is_caught() {
     let moves = || home_moves::one_page(3, 1, &[1]);
@@ -73,6 +82,21 @@ fn each_planted_bug_of_slices_that_leave_is_caught() {
         (PlantedBug::LeaverStaysMember, names::AWAKE, leaving::change_of_leaver(3, true)),
         (PlantedBug::LoneReplicasKept, names::AWAKE, leaving::change_of_leaver(2, true)),
         (PlantedBug::ReleaseWithoutFlush, names::LOADS, leaving::change_of_leaver(2, true)),
+    ];
+    for (bug, property, scenario) in caught {
+        let broken = refute(&format!("{bug:?}"), scenario.plant(bug));
+        assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
+    }
+}
+
+#[test]
+fn each_planted_bug_of_slices_that_join_is_caught() {
+    let caught: [(PlantedBug, &str, Scenario); 5] = [
+        (PlantedBug::ReplicasKeptFromNewcomer, names::AWAKE, joining::change(3, true)),
+        (PlantedBug::EndedReplicaUsed, names::FITS, joining::change(3, true)),
+        (PlantedBug::NewcomerNoMember, names::FITS, joining::one_page(2, 1)),
+        (PlantedBug::NewcomerOwnEpoch, names::AWAKE, joining::one_page(2, 1)),
+        (PlantedBug::ReleaseWithoutFlush, names::LOADS, joining::change_before(true)),
     ];
     for (bug, property, scenario) in caught {
         let broken = refute(&format!("{bug:?}"), scenario.plant(bug));

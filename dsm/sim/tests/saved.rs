@@ -13,6 +13,7 @@ fn setup(seed: u64, workload: Workload) -> Setup {
         workload: Some(workload),
         moves: false,
         leaves: false,
+        joins: false,
         planted: None,
     }
 }
@@ -59,6 +60,29 @@ fn slices_that_have_left_are_in_no_form() {
         }
         assert!(left > 6 && saves > 20, "{workload}: {left} slices left, {saves} saves");
     }
+}
+
+#[test]
+fn slices_that_have_joined_are_saved() {
+    for workload in [Workload::Uniform, Workload::Tables] {
+        let (mut joined, mut saves) = (0, 0);
+        for seed in 1..=12 {
+            let leaves = seed % 2 == 0;
+            let report = runs_clean(Setup { joins: true, leaves, ..setup(seed, workload) });
+            (joined, saves) = (joined + report.joined, saves + report.saves);
+        }
+        assert!(joined > 6 && saves > 20, "{workload}: {joined} slices joined, {saves} saves");
+    }
+}
+
+#[test]
+fn newcomer_whose_messages_are_not_counted_is_found() {
+    let failures = (1..20).find_map(|seed| {
+        let planted = Some(PlantedBug::NewcomerNotCounted);
+        run_saved(Setup { joins: true, planted, ..setup(seed, Workload::Hot) }).err()
+    });
+    let failure = failures.expect("it is found").to_string();
+    assert!(failure.contains("messages to"), "{failure}");
 }
 
 /// The first failure with a planted bug, and the seed of it.

@@ -24,6 +24,7 @@ fn seeds_that_failed_once_run_clean() {
             workload: Some(workload),
             moves: false,
             leaves: false,
+            joins: false,
             planted: None,
         });
     }
@@ -42,6 +43,7 @@ fn every_workload_runs_clean() {
                 workload,
                 moves: false,
                 leaves: false,
+                joins: false,
                 planted: None,
             });
         }
@@ -63,6 +65,7 @@ fn every_workload_runs_clean_while_homes_move() {
                 workload,
                 moves: true,
                 leaves: false,
+                joins: false,
                 planted: None,
             };
             let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
@@ -93,9 +96,35 @@ fn every_workload_runs_clean_while_slices_leave() {
     }
 }
 
+#[test]
+fn every_workload_runs_clean_while_slices_join() {
+    for workload in Workload::ALL {
+        let (mut joined, mut left) = (0, 0);
+        for seed in 4000..4016 {
+            let slices = Setup::slices_of(seed);
+            let leaves = seed % 2 == 0;
+            let moves = seed % 4 == 1;
+            let setup = Setup { joins: true, leaves, moves, ..hot(seed, slices, workload) };
+            let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
+            (joined, left) = (joined + report.joined, left + report.left);
+        }
+        println!("{workload}: {joined} slices joined, {left} left");
+        assert!(joined > 30 && left > 8, "{workload}: {joined} slices joined, {left} left");
+    }
+}
+
 fn hot(seed: u64, slices: u16, workload: Workload) -> Setup {
     let workload = Some(workload);
-    Setup { seed, slices, steps: 200, workload, moves: false, leaves: false, planted: None }
+    Setup {
+        seed,
+        slices,
+        steps: 200,
+        workload,
+        moves: false,
+        leaves: false,
+        joins: false,
+        planted: None,
+    }
 }
 
 #[test]
@@ -110,6 +139,24 @@ fn planted_bugs_of_slices_that_leave_are_caught_by_some_seed() {
         let caught = (1..200).find_map(|seed| {
             let planted = Some(bug);
             let setup = Setup { leaves: true, planted, ..hot(seed, 3, workload) };
+            run(setup).err().map(|failure| (seed, failure))
+        });
+        let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
+        println!("{bug:?}: seed {seed}: {:.90}", failure.to_string());
+    }
+}
+
+#[test]
+fn planted_bugs_of_slices_that_join_are_caught_by_some_seed() {
+    for (bug, workload) in [
+        (PlantedBug::ReplicasKeptFromNewcomer, Workload::Tables),
+        (PlantedBug::EndedReplicaUsed, Workload::Tables),
+        (PlantedBug::NewcomerNoMember, Workload::Uniform),
+        (PlantedBug::ReleaseWithoutFlush, Workload::Tables),
+    ] {
+        let caught = (1..400).find_map(|seed| {
+            let planted = Some(bug);
+            let setup = Setup { joins: true, planted, ..hot(seed, 3, workload) };
             run(setup).err().map(|failure| (seed, failure))
         });
         let (seed, failure) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught"));
@@ -137,6 +184,7 @@ fn planted_bugs_of_homes_that_move_are_caught_by_some_seed() {
                 workload,
                 moves: true,
                 leaves: false,
+                joins: false,
                 planted,
             };
             run(setup).err().map(|failure| (seed, failure))
@@ -178,6 +226,7 @@ fn planted_bugs_are_caught_by_some_seed() {
                 workload,
                 moves: false,
                 leaves: false,
+                joins: false,
                 planted: Some(bug),
             };
             run(setup).err().map(|failure| (seed, failure))
@@ -192,8 +241,17 @@ fn planted_bugs_are_caught_by_some_seed() {
 fn page_that_changes_on_its_way_is_noticed() {
     let (workload, planted) = (Some(Workload::Hot), Some(PlantedBug::GrantEarly));
     let mut failures = (1..400).filter_map(|seed| {
-        run(Setup { seed, slices: 4, steps: 200, workload, moves: false, leaves: false, planted })
-            .err()
+        run(Setup {
+            seed,
+            slices: 4,
+            steps: 200,
+            workload,
+            moves: false,
+            leaves: false,
+            joins: false,
+            planted,
+        })
+        .err()
     });
     let noticed = failures.any(|failure| failure.to_string().contains("changed on its way"));
     assert!(noticed, "a writer that does not wait changes no page on its way");

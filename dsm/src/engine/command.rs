@@ -1,6 +1,7 @@
 //! Commands of the VMM to the engine, and the queues that they wait in.
 
 use super::homes::{HomeMove, Pull};
+use super::join::JoinError;
 use super::leave::LeaveError;
 use super::rest::RestError;
 use super::waker::Waker;
@@ -74,6 +75,10 @@ pub(crate) enum Command {
     MayPartWith { slice: SliceId, reply: Sender<Result<(), LeaveError>> },
     /// A slice leaves.
     PartWith { slice: SliceId, reply: Sender<Result<(), LeaveError>> },
+    /// Say whether a slice may join.
+    MayJoinWith { slice: SliceId, reply: Sender<Result<(), JoinError>> },
+    /// A slice joins.
+    JoinWith { slice: SliceId, reply: Sender<Result<NodeState, JoinError>> },
     /// Log what is waited for.
     LogState,
     /// End.

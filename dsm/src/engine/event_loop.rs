@@ -65,7 +65,7 @@ pub struct Engine {
     pub(super) workers: Workers,
     overdue: Overdue,
     pub(super) bystanders: Vec<SliceId>,
-    /// Slices that have left. What comes from them means nothing, and nor does their loss.
+    /// Slices that have left and not joined again. What comes from them means nothing, and nor does their loss.
     pub(super) departed: Vec<SliceId>,
     pub(super) wait_policy: WaitPolicy,
     pub(super) home_moves: HomeMoves,

@@ -107,6 +107,12 @@ impl Engine {
             Command::PartWith { slice, reply } => {
                 let _ = reply.send(self.part_with(slice)?);
             }
+            Command::MayJoinWith { slice, reply } => {
+                let _ = reply.send(self.may_join_with(slice));
+            }
+            Command::JoinWith { slice, reply } => {
+                let _ = reply.send(self.join_with(slice)?);
+            }
             Command::LogState => {
                 let (backlog, releases) = (self.outbound.backlog.len(), self.releases.len());
                 let unrest = self.node.unrest();

@@ -30,9 +30,10 @@ impl Engine {
                 | Event::Frame { from: peer, .. }
                 | Event::Lost { peer, .. }
                     if departed.contains(&peer) => {}
-                // Each loss is told once, so all are taken. A loss behind that of a bystander counts too.
+                // Each loss is told once, so all are taken. A loss behind that of a bystander counts too. A slice that has
+                // not joined is one.
                 Event::Lost { peer, cause } => {
-                    fenced |= !bystanders.contains(&peer);
+                    fenced |= inbox.node.is_member(peer) && !bystanders.contains(&peer);
                     lost.push((peer, cause));
                 }
                 _ if result.is_err() || fenced => {}

@@ -63,7 +63,7 @@ impl Engine {
     }
 
     /// One of the two has devices only: no memory goes between them, and homes are not told of.
-    fn shares_nothing_with(&self, slice: SliceId) -> bool {
+    pub(super) fn shares_nothing_with(&self, slice: SliceId) -> bool {
         let local = self.outbound.transport.local();
         [local, slice].iter().any(|one| self.bystanders.contains(one))
     }

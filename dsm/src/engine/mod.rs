@@ -13,7 +13,7 @@
 //! * `handle`, `command`, `waker`: how other threads reach it.
 //! * `prefetching` steps the protocol with what [`crate::prefetch`] proposes.
 //! * `home_moves` (with `homes`) has homes of frames move, and brings pages to their home.
-//! * `leaving` parts with a slice that shares memory no longer.
+//! * `leaving` parts with a slice that shares memory no longer; `joining` adds one that begins to.
 //! * `saved` brings the engine to `rest` and saves its node; `restored` goes on from a saved one.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
@@ -31,6 +31,8 @@ mod handle;
 mod home_moves;
 mod homes;
 mod inbox;
+mod join;
+mod joining;
 mod leave;
 mod leaving;
 mod outbound;
@@ -59,6 +61,7 @@ pub use handle::Handle;
 pub use homes::HomeMoveError;
 #[cfg(feature = "simulate")]
 pub(crate) use homes::{HomeMove, Pull};
+pub use join::JoinError;
 pub use leave::LeaveError;
 #[cfg(feature = "simulate")]
 pub(crate) use poll::Ready;

@@ -54,6 +54,8 @@ pub(crate) struct Outbound {
     pub(crate) backlog: Backlog,
     /// Slices that may write pages into our memory.
     pub(super) remote_writers: Vec<SliceId>,
+    /// Our memory was offered to those who can take it.
+    pub(super) is_offered: bool,
     /// How contents of pages went.
     pub(super) moved: PageMoves,
     /// Pages that go out together.
@@ -72,6 +74,7 @@ impl Outbound {
             transport,
             backlog: Backlog::default(),
             remote_writers: Vec::new(),
+            is_offered: false,
             moved: PageMoves::default(),
             batch: PageBatch::default(),
             company: Company::Alone,

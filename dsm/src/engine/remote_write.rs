@@ -16,10 +16,19 @@ impl Outbound {
         self.remote_writers = peers.filter(|peer| self.transport.has_remote_write(*peer)).collect();
         if !self.remote_writers.is_empty() {
             ram.set_pinned();
-        } else if let Some(memory) = ram.remote_writable()
-            && self.transport.expose(&memory)
-        {
-            self.remote_writers = self.transport.peers().to_vec();
+        } else if let Some(memory) = ram.remote_writable() {
+            self.is_offered = true;
+            if self.transport.expose(&memory) {
+                self.remote_writers = self.transport.peers().to_vec();
+            }
+        }
+    }
+
+    /// A slice has joined. A transport offers memory that was offered to its peers to one that comes later, too.
+    pub(super) fn add_remote_writer(&mut self, peer: SliceId) {
+        let may_write = self.is_offered || self.transport.has_remote_write(peer);
+        if may_write && !self.remote_writers.contains(&peer) {
+            self.remote_writers.push(peer);
         }
     }
 

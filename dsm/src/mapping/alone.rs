@@ -1,9 +1,11 @@
-//! The memory of a slice that nobody shares it with any more.
+//! The memory of a slice that nobody shares it with any more, until another slice joins.
 //!
 //! ```text
 //!   private chunks, shared chunks, parts of chunks --Store::end_watch, at rest--> nothing is watched, all of it private
-//!                                                                         \--a page is given away again--> as ever
+//!   private chunks, watched parts of chunks <--Store::begin_watch, at rest-------/
 //! ```
+//!
+//! When a slice joins, only parts of chunks are watched again. Chunks stay private, and are shared one by one as ever.
 //!
 //! Chunks stay where they lie: those that were shared once are in the memory file, those that never were may lie outside
 //! it ([`crate::memory`]). Huge pages come back in their own time, by the thread that collapses chunks.
@@ -17,6 +19,7 @@ use super::store::Store;
 use crate::error::EngineError;
 use crate::kernel::FaultWatch;
 use crate::memory::{Place, whole_chunks};
+use crate::planted::PlantedBug;
 use crate::prefetch::{ChunkFetches, Prefetched};
 use dsm_protocol::{Gfn, PageSet};
 use std::ops::Range;
@@ -52,8 +55,11 @@ impl Store {
         Ok(())
     }
 
-    /// A page is about to be given away: parts of chunks are watched again. Chunks are, one by one, as they are shared.
-    pub(super) fn watch_edges(&mut self) -> Result<(), EngineError> {
+    /// Pages may be given away from now on, as another slice joins. No vCPU runs.
+    pub(crate) fn begin_watch(&mut self) -> Result<(), EngineError> {
+        if !self.is_alone || self.has_bug(PlantedBug::LoneForEver) {
+            return Ok(());
+        }
         self.is_alone = false;
         for rest in self.memory().iter().flat_map(edges).filter(|rest| !rest.is_empty()) {
             let (start, bytes) = (self.address(Gfn(rest.start)), (rest.end - rest.start) * PAGE);
@@ -98,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_private_until_a_page_is_given_away_again() {
+    fn all_is_private_until_a_slice_joins_and_gets_a_page() {
         let kinds = [(Memory::Memfd, Place::Plain), (Memory::Anonymous, Place::OffFile)];
         for (memory, unshared) in kinds {
             let (mut store, kernel) = store(memory);
@@ -114,6 +120,8 @@ mod tests {
             assert_eq!(kernel.touch(0, 0, 1030, true), Touch::Done);
             assert_eq!(kernel.touch(0, 0, 1600, true), Touch::Done);
 
+            store.begin_watch().unwrap();
+            assert!(watched(1536..1636) && !watched(0..1536), "chunks are private");
             store.pending_invalidations.push(Gfn(1030), Invalidation::All);
             store.take_away().unwrap();
             assert!(watched(1024..1025) && watched(1535..1536) && watched(1536..1537));

@@ -21,10 +21,6 @@ const CHUNK_BYTES: u64 = CHUNK_PAGES * PAGE;
 impl Store {
     /// Watches the chunk of pages that are about to be given away.
     pub(crate) fn watch(&mut self, chunk: ChunkId) {
-        if self.is_alone {
-            let result = self.watch_edges();
-            self.note(result);
-        }
         if !self.chunks.is_private(chunk) {
             return;
         }

@@ -16,15 +16,15 @@ use wire::{Epoch, Gfn, SliceId, VcpuId};
 
 const CHUNK: u64 = 512;
 /// Four chunks and a bit for each slice: one chunk has pages of both homes, and the last one is no whole chunk.
-const FRAMES: u64 = 8 * CHUNK + 200;
-const HALF: u64 = FRAMES / 2;
+pub(crate) const FRAMES: u64 = 8 * CHUNK + 200;
+pub(crate) const HALF: u64 = FRAMES / 2;
 const LEAVER: SliceId = SliceId(1);
-const ROOT: u64 = 3;
+pub(crate) const ROOT: u64 = 3;
 /// How long it is watched that nothing happens. What is wrong happens at once.
-const QUIET: Duration = Duration::from_millis(300);
+pub(crate) const QUIET: Duration = Duration::from_millis(300);
 
 /// A VMM that passes on what goes wrong, and whose slice it was.
-struct Told(u16, Mutex<Sender<(u16, String)>>);
+pub(crate) struct Told(pub(crate) u16, pub(crate) Mutex<Sender<(u16, String)>>);
 
 impl Told {
     fn tell(&self, what: String) {
@@ -46,7 +46,7 @@ impl Uplink for Told {
     fn sample_roots(&mut self) {}
 }
 
-type Troubles = Receiver<(u16, String)>;
+pub(crate) type Troubles = Receiver<(u16, String)>;
 
 fn two_slices(
     memory: Memory,
@@ -59,7 +59,7 @@ fn two_slices(
 }
 
 /// Parts of a slice's guest mapping that userfaultfd watches (`um`, `uw`, `ui` in `/proc/self/smaps`).
-fn watched_parts(slice: &Slice) -> usize {
+pub(crate) fn watched_parts(slice: &Slice) -> usize {
     let end = slice.guest + usize::try_from(FRAMES).unwrap() * 4096;
     let mut inside = false;
     let mut watched = 0;
@@ -77,7 +77,7 @@ fn watched_parts(slice: &Slice) -> usize {
 }
 
 /// Raises word 1 or 2 of all pages but the table, in order and far from each other, until it is told to stop.
-fn add(slice: &Slice, word: usize, over: &AtomicBool) -> u64 {
+pub(crate) fn add(slice: &Slice, word: usize, over: &AtomicBool) -> u64 {
     let mut added = 0;
     for round in 0_u64.. {
         for page in (0..200).map(|n| (round * 200 + n) % FRAMES).filter(|page| *page != ROOT) {
@@ -118,7 +118,7 @@ fn use_and_empty(slices: &[Slice; 2]) -> [u64; 2] {
     })
 }
 
-fn sum(slice: &Slice, word: usize, pages: Range<u64>) -> u64 {
+pub(crate) fn sum(slice: &Slice, word: usize, pages: Range<u64>) -> u64 {
     let pages = pages.filter(|page| *page != ROOT);
     pages.map(|page| slice.word(page, word).load(Ordering::SeqCst)).sum()
 }

@@ -8,6 +8,7 @@ mod chunks;
 mod exclusive_grants;
 mod flood;
 mod home_moves;
+mod joining;
 mod leaving;
 mod losses;
 mod lost;

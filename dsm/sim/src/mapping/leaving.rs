@@ -83,6 +83,7 @@ impl World {
                 let parted = self.slices[at].stepped.part_with(from);
                 parted.or_else(|error| self.fail(&error))?;
             }
+            self.left += 1;
             self.slices[leaver].gone = true;
             self.guests().hosts[leaver].gone = true;
             let states = self.save().or_else(|error| self.fail(&error.to_string()))?;
@@ -123,13 +124,13 @@ impl World {
     }
 
     /// Brings all to rest. No vCPU runs.
-    fn rest_all(&mut self) -> Result<(), Failure> {
+    pub(super) fn rest_all(&mut self) -> Result<(), Failure> {
         self.guests().stopped = true;
         self.come_to_rest()
     }
 
     /// All go on.
-    fn go_on(&mut self) {
+    pub(super) fn go_on(&mut self) {
         for at in 0..self.slices.len() {
             self.slices[at].stepped.go_on();
             self.turn_soon(at);

@@ -14,12 +14,14 @@
 
 mod carrier;
 mod guests;
+mod joining;
 mod leaves;
 mod leaving;
 mod moves;
 mod moving;
 mod programs;
 mod report;
+mod reporting;
 mod rest;
 mod setup;
 mod world;

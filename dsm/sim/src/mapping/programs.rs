@@ -37,8 +37,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// One or two blocks of memory, with homes of random length.
-    pub(crate) fn new(slices: u16, random: &mut Random) -> Self {
+    /// One or two blocks of memory, with homes of random length at these slices.
+    pub(crate) fn new(slices: &[u16], random: &mut Random) -> Self {
         let first = 0..CHUNK * (1 + random.below(3)) + 8 * random.below(2);
         let start = first.end.next_multiple_of(CHUNK) + CHUNK;
         let second = start..start + CHUNK * (1 + random.below(2));
@@ -50,7 +50,8 @@ impl Layout {
                 // Most homes are of whole chunks, as those of a VM.
                 let unit = if random.one_in(3) { 100 } else { CHUNK };
                 let end = block.end.min(at + unit * (1 + random.below(2)));
-                let home = SliceId(u16::try_from(random.below(u64::from(slices))).expect("small"));
+                let home = random.below(u64::try_from(slices.len()).expect("small"));
+                let home = SliceId(slices[usize::try_from(home).expect("small")]);
                 ranges.push(HomeRange { frames: at..end, home });
                 at = end;
             }

@@ -34,6 +34,8 @@ pub struct Report {
     pub moves: u64,
     /// Slices that left.
     pub left: u64,
+    /// Slices that joined.
+    pub joined: u64,
     /// Pages whose home moved.
     pub moved_pages: u64,
     /// Pages that went to their home.
@@ -45,7 +47,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
-             huge={} probed={} saves={} moves={} moved-pages={} pulled={} left={} longest={}us",
+             huge={} probed={} saves={} moves={} moved-pages={} pulled={} left={} joined={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
@@ -61,6 +63,7 @@ impl fmt::Display for Report {
             self.moved_pages,
             self.pulled,
             self.left,
+            self.joined,
             self.longest_ns / 1000
         )
     }

@@ -128,6 +128,12 @@ impl World {
         if stepped.save()? != *state {
             return Err("an engine that was restored saves another state".into());
         }
+        self.replace(at, stepped);
+        Ok(())
+    }
+
+    /// Another engine, with memory of its own, is in the place of a slice's.
+    pub(super) fn replace(&mut self, at: usize, stepped: SteppedSlice) {
         let host = self.host(&stepped);
         self.slices[at].stepped.kernel().set_between(None);
         self.guests().hosts[at] = host;
@@ -135,6 +141,5 @@ impl World {
         self.slices[at].turn = None;
         self.let_others_run(at, 7);
         self.turn_soon(at);
-        Ok(())
     }
 }

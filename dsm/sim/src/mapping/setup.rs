@@ -18,6 +18,8 @@ pub struct Setup {
     pub moves: bool,
     /// Slices leave, one after another.
     pub leaves: bool,
+    /// Only some slices are there at the start, and others join; those that have left too.
+    pub joins: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -35,6 +37,7 @@ impl Setup {
             save_restore: false,
             moves: false,
             leaves: false,
+            joins: false,
             planted: None,
         }
     }
@@ -46,8 +49,9 @@ impl Setup {
         let save = if self.save_restore { " --save-restore" } else { "" };
         let moves = if self.moves { " --move-homes" } else { "" };
         let leaves = if self.leaves { " --leave" } else { "" };
+        let joins = if self.joins { " --join" } else { "" };
         format!(
-            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}{leaves}"
+            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}{leaves}{joins}"
         )
     }
 

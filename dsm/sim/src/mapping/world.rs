@@ -7,6 +7,7 @@ use super::moves::Moves;
 use super::programs::{DEVICE_WORD, Layout};
 use super::report::Report;
 use super::setup::Setup;
+use crate::simulator::joins::Joins;
 use crate::simulator::random::Random;
 use crossbeam_channel::Receiver;
 use dsm::Memory;
@@ -50,7 +51,7 @@ pub(super) struct Slice {
     pub(super) mailbox: Arc<Mutex<Mailbox>>,
     /// The turn that is already in the calendar.
     pub(super) turn: Option<u64>,
-    /// It has left.
+    /// It has left, or has not joined yet.
     pub(super) gone: bool,
     answers: Vec<(usize, Answer)>,
 }
@@ -66,6 +67,8 @@ impl Slice {
 struct Shape {
     layout: Layout,
     slices: u16,
+    /// The slices that are there at the start: the first ones.
+    there: Vec<u16>,
     memory: Memory,
     hold: HoldPolicy,
     again: u64,
@@ -85,11 +88,16 @@ pub(super) struct World {
     /// vCPUs that the calendar has.
     planned: Vec<bool>,
     slow: u64,
-    saves: u64,
+    pub(super) saves: u64,
     /// Homes that move, if they do.
     pub(super) moves: Option<Moves>,
     /// Slices that leave, if they do.
     pub(super) leaves: Option<Leaves>,
+    /// Slices that join, if they do.
+    pub(super) joins: Option<Joins>,
+    /// How many left, and how many joined.
+    pub(super) left: u64,
+    pub(super) joined: u64,
 }
 
 impl Drop for World {
@@ -112,6 +120,7 @@ pub fn run(setup: Setup) -> Result<Report, Failure> {
         };
         world.happen(at, event)?;
         world.look_at_leaves(events)?;
+        world.look_at_joins(events)?;
         if saves.as_mut().is_some_and(|saves| saves.is_time(events)) {
             world.save_and_restore()?;
             world.saves += 1;
@@ -127,7 +136,12 @@ impl World {
     fn new(setup: Setup) -> Result<Self, Failure> {
         let mut random = setup.random();
         let slices = 2 + u16::try_from(random.below(3)).expect("small");
-        let layout = Layout::new(slices, &mut random);
+        let mut joins = setup.joins.then(|| Joins::new(setup.seed));
+        let most = u64::from(slices - 1);
+        let count =
+            joins.as_mut().map_or_else(|| u64::from(slices), |at| 1 + at.random.below(most));
+        let there: Vec<u16> = (0..slices).filter(|slice| u64::from(*slice) < count).collect();
+        let layout = Layout::new(&there, &mut random);
         let guests = Guests::new(layout.clone(), Random::new(random.next()));
         let slow = 10_000 << random.below(6);
         let memory = if random.one_in(3) { Memory::Anonymous } else { Memory::Memfd };
@@ -139,7 +153,7 @@ impl World {
         let again = if random.one_in(2) { 12 } else { 0 };
         let mut world = Self {
             setup,
-            shape: Arc::new(Shape { layout, slices, memory, hold, again }),
+            shape: Arc::new(Shape { layout, slices, there, memory, hold, again }),
             clock: Arc::default(),
             number: 0,
             calendar: BTreeMap::new(),
@@ -151,6 +165,9 @@ impl World {
             saves: 0,
             moves: (setup.moves || setup.leaves).then(|| Moves::new(setup.seed)),
             leaves: setup.leaves.then(|| Leaves::new(setup.seed)),
+            joins,
+            left: 0,
+            joined: 0,
             random,
         };
         for slice in 0..slices {
@@ -173,9 +190,10 @@ impl World {
             mailbox.lock().unwrap_or_else(PoisonError::into_inner).narrow(room);
         }
         let stepped = SteppedSlice::new(self.config(local, &mailbox)?)?;
-        let host = self.host(&stepped);
+        let gone = !self.shape.there.contains(&local);
+        let host = Host { gone, ..self.host(&stepped) };
         self.guests().hosts.push(host);
-        self.slices.push(Slice { stepped, mailbox, turn: None, gone: false, answers: Vec::new() });
+        self.slices.push(Slice { stepped, mailbox, turn: None, gone, answers: Vec::new() });
         Ok(())
     }
 
@@ -186,8 +204,11 @@ impl World {
         mailbox: &Arc<Mutex<Mailbox>>,
     ) -> Result<SliceConfig<Carrier>, std::io::Error> {
         let shape = Arc::clone(&self.shape);
-        let is_gone = |slice: &u16| self.slices.get(usize::from(*slice)).is_some_and(|at| at.gone);
-        let all = (0..shape.slices).filter(|slice| !is_gone(slice)).map(SliceId).collect();
+        let is_there = |slice: &u16| match self.slices.get(usize::from(*slice)) {
+            Some(at) => !at.gone || *slice == local,
+            None => shape.there.contains(slice) || *slice == local,
+        };
+        let all = (0..shape.slices).filter(is_there).map(SliceId).collect();
         let node = Config::new(SliceId(local), all, shape.layout.homes.clone(), Epoch(1));
         let mechanisms = self.setup.mechanisms(local);
         Ok(SliceConfig {
@@ -231,6 +252,8 @@ impl World {
     /// Two vCPUs a slice. They, and the threads that make huge pages, run between the calls of all engines.
     fn add_vcpus(&mut self) {
         for slice in 0..self.slices.len() {
+            let there = self.shape.there.len();
+            let slice = if slice < there { slice } else { slice % there };
             for _ in 0..2 {
                 let vcpu = self.planned.len();
                 self.guests().add_vcpu(slice, self.setup.steps);
@@ -426,7 +449,8 @@ impl World {
                 self.plan(vcpu, wait);
             }
             if self.slices[slice].stepped.kernel().has_faults() && !self.slices[slice].gone {
-                if self.staying().len() == 1 && self.leaves.as_ref().is_some_and(Leaves::is_over) {
+                let is_alone = self.staying().len() == 1 && self.left > 0;
+                if is_alone && self.leaves.as_ref().is_some_and(Leaves::is_over) {
                     return self.fail("a fault on a slice that shares memory with nobody");
                 }
                 self.turn_soon(slice);
@@ -460,32 +484,5 @@ impl World {
             Some(line)
         });
         lines.collect::<Vec<_>>().join("\n")
-    }
-
-    fn report(&self) -> Report {
-        let guests = self.guests();
-        let mut report = Report {
-            slices: u16::try_from(self.slices.len()).expect("few"),
-            touches: guests.touches,
-            longest_ns: guests.longest_ns,
-            saves: self.saves,
-            moves: self.moves.as_ref().map_or(0, |moves| moves.count),
-            left: self.slices.iter().map(|slice| u64::from(slice.gone)).sum(),
-            ..Report::default()
-        };
-        for slice in &self.slices {
-            let of = slice.stepped.report();
-            report.memory = slice.stepped.memory();
-            report.faults += of.faults.read + of.faults.write + of.faults.upgrade;
-            report.pages_in += of.pages_in;
-            report.shared += of.chunks.shared;
-            report.exclusive_grants += of.chunks.exclusive_grants;
-            report.private_again += of.chunks.private_again;
-            report.collapsed += of.chunks.collapsed;
-            report.probed += of.worker_faults_probed;
-            report.moved_pages += of.homes.pages_in;
-            report.pulled += of.homes.pages_pulled;
-        }
-        report
     }
 }

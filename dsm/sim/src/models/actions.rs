@@ -30,6 +30,8 @@ pub enum Action {
     Rest(u16),
     /// All are at rest: the slice leaves, unless one refuses. Then all go on.
     Leave,
+    /// All are at rest: the slice joins, unless one refuses. Then all go on.
+    Join,
 }
 
 impl Scenario {
@@ -75,10 +77,12 @@ impl Model for Scenario {
             }
         }
         let may_begin = self.moves_after.is_none_or(|number| state.raised & (1 << number) != 0);
-        if may_begin && state.moves.0 == state.moves.1 && state.moves.0 < self.moves.len() {
+        let next = self.moves.get(state.moves.0).filter(|(_, _, to)| !state.slice(*to).lost);
+        if may_begin && state.moves.0 == state.moves.1 && next.is_some() {
             actions.push(Action::MoveHome);
         }
         self.leave_actions(state, actions);
+        self.join_actions(state, actions);
         if self.lose && state.slices.iter().all(|slice| !slice.lost) {
             actions.extend((0..self.slices).map(Action::Lose));
         }
@@ -96,6 +100,7 @@ impl Model for Scenario {
             Action::Pull(home) => next.pull(home, self),
             Action::Rest(slice) => next.rest(slice, self),
             Action::Leave => next.leave(self),
+            Action::Join => next.join(self),
         }
         Some(next)
     }

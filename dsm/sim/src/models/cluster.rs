@@ -57,6 +57,7 @@ pub(crate) struct Slice {
     pub(crate) node: Arc<Node>,
     pub(crate) store: Arc<ArrayStore>,
     pub(crate) now: u64,
+    /// It is lost, has left, or has not joined yet.
     pub(crate) lost: bool,
 }
 
@@ -86,6 +87,9 @@ pub struct Cluster {
     pub(crate) raised: u32,
     /// How many moves of homes were asked for, and how many are over where that was.
     pub(crate) moves: (usize, usize),
+    /// Whether the slice has joined that is to join, and left that is to leave.
+    pub(crate) joined: bool,
+    pub(crate) left: bool,
     /// Whether a processor wrote through an entry, and the entry when it was taken back.
     pub(crate) written: (bool, Option<u64>),
     /// What a single memory would hold.
@@ -98,17 +102,15 @@ impl Cluster {
     /// The first state: contents at their homes, the prologue done.
     pub(crate) fn new(scenario: &Scenario) -> Self {
         let slices = (0..scenario.slices).map(|local| {
-            let mut store = ArrayStore::default();
-            if scenario.planted == Some(PlantedBug::CleanEntryShared) {
-                store.keep_clean();
-            }
+            let mut store = Self::empty_store(scenario);
             let own = (0..).zip(&scenario.homes).filter(|(_, home)| **home == local);
             for (frame, _) in own {
                 let page = scenario.contents.iter().find(|(gfn, _)| *gfn == frame);
                 store.put_page(Gfn(frame), page.map(|(_, page)| page.clone()).unwrap_or_default());
             }
             let node = Arc::new(scenario.node(local));
-            Slice { node, store: Arc::new(store), now: 0, lost: false }
+            let lost = scenario.joiner == Some(local);
+            Slice { node, store: Arc::new(store), now: 0, lost }
         });
         let mut cluster = Self {
             slices: slices.collect(),
@@ -116,6 +118,8 @@ impl Cluster {
             vcpus: vec![Progress::default(); scenario.vcpus.len()],
             raised: 0,
             moves: (0, 0),
+            joined: false,
+            left: false,
             written: (false, None),
             flat: scenario.contents.iter().map(|(gfn, page)| (Gfn(*gfn), page.clone())).collect(),
             violation: None,
@@ -131,6 +135,14 @@ impl Cluster {
                 .push_back(packet);
         }
         cluster
+    }
+
+    pub(super) fn empty_store(scenario: &Scenario) -> ArrayStore {
+        let mut store = ArrayStore::default();
+        if scenario.planted == Some(PlantedBug::CleanEntryShared) {
+            store.keep_clean();
+        }
+        store
     }
 
     /// Runs each step of the prologue on the slice's vCPU `slice`, alone, until it is done.
@@ -206,7 +218,8 @@ impl Cluster {
                 let body = gfn.map(|gfn| self.slice(slice).store.page(gfn));
                 let wire =
                     self.wires.entry(Wire::new(slice, to.0, &message, scenario)).or_default();
-                wire.push_back(Packet { message, epoch: EPOCH, body });
+                let epoch = self.slices[usize::from(slice)].node.epoch();
+                wire.push_back(Packet { message, epoch, body });
             }
             Effect::HomeMoved { .. } => self.moves.1 += usize::from(slice == 0),
             Effect::Released { token: REST } => {}
@@ -289,7 +302,8 @@ impl Cluster {
                 store.access(Gfn(gfn)) == Access::Write && store.load(Gfn(gfn), 0) != 0
             }
             Op::AwaitInterrupt(number) => self.raised & (1 << number) == 0,
-            Op::AwaitLeave => !self.slices.iter().any(|slice| slice.lost),
+            Op::AwaitLeave => !self.left,
+            Op::AwaitJoin => !self.joined,
             _ => false,
         }
     }

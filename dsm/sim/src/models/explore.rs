@@ -16,5 +16,11 @@ pub fn prove(label: &str, scenario: Scenario) {
 /// Looks for a counterexample and returns the properties that it breaks.
 #[must_use]
 pub fn refute(label: &str, scenario: Scenario) -> Vec<&'static str> {
-    model_check::refute(&format!("{}, {label}", scenario.name), scenario, MUTANT_STATES)
+    refute_within(label, scenario, MUTANT_STATES)
+}
+
+/// The same in so many states.
+#[must_use]
+pub fn refute_within(label: &str, scenario: Scenario, states: usize) -> Vec<&'static str> {
+    model_check::refute(&format!("{}, {label}", scenario.name), scenario, states)
 }

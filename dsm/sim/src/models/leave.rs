@@ -15,7 +15,8 @@ impl Scenario {
     /// Pages are pulled off the slice, all come to rest, each at any moment at which its vCPUs do not wait, and then the
     /// slice leaves or all go on.
     pub(super) fn leave_actions(&self, state: &Cluster, actions: &mut Vec<Action>) {
-        let Some(leaver) = self.leaver.filter(|leaver| !state.slice(*leaver).lost) else { return };
+        let is_there = |leaver: &u16| !state.slice(*leaver).lost && !state.left;
+        let Some(leaver) = self.leaver.filter(is_there) else { return };
         let of = |slice: u16| {
             let all = self.vcpus.iter().zip(&state.vcpus);
             all.filter(move |(vcpu, _)| vcpu.slice == slice)
@@ -25,27 +26,40 @@ impl Scenario {
             return;
         }
         for slice in 0..self.slices {
-            let node = &state.slice(slice).node;
-            if node.is_resting() {
+            let Slice { node, lost, .. } = state.slice(slice);
+            if *lost || node.is_resting() {
                 continue;
             }
             let pulled = |gfn: &Gfn| node.is_pulled(*gfn, SliceId(leaver));
             if slice != leaver && (0..u64::from(self.pages())).map(Gfn).any(|gfn| pulled(&gfn)) {
                 actions.push(Action::Pull(slice));
             }
-            if of(slice).all(|(_, at)| at.wait == Wait::None) {
+            if self.may_rest(state, slice) {
                 actions.push(Action::Rest(slice));
             }
         }
-        let is_at_rest =
-            |slice: &Slice| slice.node.is_resting() && slice.node.in_flight().is_none();
-        if state.wires.is_empty() && state.slices.iter().all(is_at_rest) {
+        if state.is_cut() {
             actions.push(Action::Leave);
         }
+    }
+
+    /// A slice comes to rest when none of its vCPUs waits.
+    pub(super) fn may_rest(&self, state: &Cluster, slice: u16) -> bool {
+        let Slice { node, lost, .. } = state.slice(slice);
+        let mut of = self.vcpus.iter().zip(&state.vcpus).filter(|(vcpu, _)| vcpu.slice == slice);
+        !lost && !node.is_resting() && of.all(|(_, at)| at.wait == Wait::None)
     }
 }
 
 impl Cluster {
+    /// All are at rest, and nothing is on its way.
+    pub(super) fn is_cut(&self) -> bool {
+        let is_at_rest = |slice: &Slice| {
+            slice.lost || slice.node.is_resting() && slice.node.in_flight().is_none()
+        };
+        self.wires.is_empty() && self.slices.iter().all(is_at_rest)
+    }
+
     pub(super) fn pull(&mut self, home: u16, scenario: &Scenario) {
         let from = SliceId(scenario.leaver.expect("a slice leaves"));
         let input = Input::Pull { gfn: Gfn(0), pages: scenario.pages(), from };
@@ -61,13 +75,14 @@ impl Cluster {
     pub(super) fn leave(&mut self, scenario: &Scenario) {
         let leaver = scenario.leaver.expect("a slice leaves");
         let (gone, id) = (usize::from(leaver), SliceId(leaver));
-        let stays = |at: usize| at != gone;
-        let all_agree = (0..).zip(&self.slices).filter(|(at, _)| stays(*at));
+        let stays = |at: usize, slice: &Slice| at != gone && !slice.lost;
+        let all_agree = (0..).zip(&self.slices).filter(|(at, slice)| stays(*at, slice));
         let all_agree = all_agree.map(|(_, slice)| slice.node.may_part_with(id)).all(|r| r.is_ok());
         let mut refused = None;
         for (at, slice) in (0..).zip(&mut self.slices) {
+            let parts = all_agree && stays(at, slice);
             let node = Arc::make_mut(&mut slice.node);
-            if all_agree && stays(at) {
+            if parts {
                 let parted = node.part_with(id, Arc::make_mut(&mut slice.store));
                 refused = refused.or_else(|| parted.err());
             }
@@ -78,6 +93,7 @@ impl Cluster {
         }
         if all_agree {
             self.slices[gone].lost = true;
+            self.left = true;
             if scenario.planted.is_none() {
                 self.check_forms();
             }
@@ -85,7 +101,7 @@ impl Cluster {
     }
 
     /// The nodes that stay are those of one memory.
-    fn check_forms(&mut self) {
+    pub(super) fn check_forms(&mut self) {
         let living = self.slices.iter().filter(|slice| !slice.lost);
         let forms: Result<Vec<NodeState>, _> =
             living.map(|slice| slice.node.save(&*slice.store)).collect();

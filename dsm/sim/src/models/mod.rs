@@ -8,6 +8,8 @@ mod cluster;
 pub mod epochs;
 mod explore;
 pub mod home_moves;
+mod join;
+pub mod joining;
 mod leave;
 pub mod leaving;
 pub mod lost;
@@ -18,7 +20,7 @@ mod scenario;
 
 pub use actions::Action;
 pub use cluster::{Cluster, Violation};
-pub use explore::{prove, refute};
+pub use explore::{prove, refute, refute_within};
 pub use model_check::full;
 pub use properties::names;
 pub use scenario::{Op, Prologue, Scenario, Vcpu};

@@ -33,6 +33,8 @@ pub mod names {
     pub const MOVED_IN_USE: &str = "a home moves while somebody waits for it";
     /// A slice leaves.
     pub const LEFT: &str = "a slice leaves";
+    /// A slice joins.
+    pub const JOINED: &str = "a slice joins";
     /// All programs can end.
     pub const FINISHES: &str = "everyone finishes";
     /// Two slices can read at once.
@@ -78,7 +80,10 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Property<Scenario>> {
         all.push(Property::sometimes(names::MOVED_IN_USE, moved_in_use));
     }
     if scenario.leaver.is_some() {
-        all.push(Property::sometimes(names::LEFT, left));
+        all.push(Property::sometimes(names::LEFT, |_, state: &Cluster| state.left));
+    }
+    if scenario.joiner.is_some() {
+        all.push(Property::sometimes(names::JOINED, |_, state: &Cluster| state.joined));
     }
     if scenario.lose {
         all.push(Property::sometimes(names::BEREFT, bereft));
@@ -181,10 +186,6 @@ fn remote_write(scenario: &Scenario, state: &Cluster) -> bool {
 
 fn replicated(_: &Scenario, state: &Cluster) -> bool {
     state.slices.iter().any(|slice| slice.node.stats().replicas.pages > 0)
-}
-
-fn left(_: &Scenario, state: &Cluster) -> bool {
-    state.slices.iter().any(|slice| slice.lost)
 }
 
 fn bereft(scenario: &Scenario, state: &Cluster) -> bool {

@@ -54,6 +54,8 @@ pub enum Op {
     Elapse,
     /// Wait until the slice has left that is to leave.
     AwaitLeave,
+    /// Wait until the slice has joined that is to join.
+    AwaitJoin,
 }
 
 /// A vCPU: where it runs and what.
@@ -101,6 +103,8 @@ pub struct Scenario {
     pub moves_after: Option<u8>,
     /// A slice that leaves, at any moment after its programs have ended and the homes have moved.
     pub leaver: Option<u16>,
+    /// A slice that joins, at any moment.
+    pub joiner: Option<u16>,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
     /// A broken transport: keeps in order only messages of a pair for which this gives the same.
@@ -128,6 +132,7 @@ impl Scenario {
             moves: Vec::new(),
             moves_after: None,
             leaver: None,
+            joiner: None,
             planted: None,
             stray: None,
         }
@@ -161,6 +166,14 @@ impl Scenario {
         self
     }
 
+    /// This slice is not there at the start, and joins. It is home of nothing, and not part of what happened before.
+    #[must_use]
+    pub fn joins(mut self, slice: u16) -> Self {
+        self.joiner = Some(slice);
+        self.prologue.retain(|(of, _)| *of != slice);
+        self
+    }
+
     /// Sets the hold window.
     #[must_use]
     pub fn hold(mut self, hold_ns: u64) -> Self {
@@ -186,7 +199,13 @@ impl Scenario {
         usize::try_from(gfn).ok().and_then(|at| self.homes.get(at)).copied().expect("a frame")
     }
 
+    /// A node of those that are there at the start.
     pub(crate) fn node(&self, local: u16) -> Node {
+        let there = (0..self.slices).filter(|slice| *slice == local || Some(*slice) != self.joiner);
+        Node::new(self.config(local, there.map(SliceId).collect()))
+    }
+
+    pub(crate) fn config(&self, local: u16, slices: Vec<SliceId>) -> Config {
         let ranges = (0..).zip(&self.homes);
         let ranges = ranges
             .map(|(frame, home)| HomeRange { frames: frame..frame + 1, home: SliceId(*home) });
@@ -197,9 +216,9 @@ impl Scenario {
             contended_max_ns: busy / 2 * 3,
             ..HoldPolicy::fixed(self.hold_ns)
         };
-        Node::new(Config {
+        Config {
             local: SliceId(local),
-            slices: (0..self.slices).map(SliceId).collect(),
+            slices,
             homes: HomeTable::new(ranges.collect()).expect("ranges of one frame each"),
             epoch: EPOCH,
             hold,
@@ -207,7 +226,7 @@ impl Scenario {
             vcpus: 64,
             replicate: if self.replicate { Replicate::AllTables } else { Replicate::Nothing },
             planted: self.planted,
-        })
+        }
     }
 }
 

@@ -6,6 +6,8 @@
 //! [`Setup`], so a seed that fails can be replayed.
 
 mod checks;
+mod joining;
+pub(crate) mod joins;
 mod leaves;
 mod leaving;
 mod moves;

@@ -35,6 +35,8 @@ pub struct Report {
     pub late_requests: u64,
     /// Slices that left.
     pub left: u64,
+    /// Slices that joined.
+    pub joined: u64,
     /// How often one could not leave yet.
     pub refusals: u64,
     /// The longest operation, virtual nanoseconds.
@@ -62,7 +64,7 @@ impl fmt::Display for Report {
             f,
             "{} pages={} faults={} messages/fault={}.{} conversions={} demotions={} conflicts={} \
              deferrals={} saves={} saved_replicas={} moves={} moved_pages={} late_requests={} left={} \
-             refusals={} longest={}us",
+             joined={} refusals={} longest={}us",
             self.workload,
             self.frames,
             self.faults,
@@ -78,6 +80,7 @@ impl fmt::Display for Report {
             self.moved_pages,
             self.late_requests,
             self.left,
+            self.joined,
             self.refusals,
             self.longest_ns / 1000
         )

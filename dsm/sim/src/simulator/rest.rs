@@ -10,7 +10,7 @@ use super::report::Failure;
 use super::saves::REST;
 use super::workload::Step;
 use super::world::{Event, Slice, Vcpu, World};
-use crate::store::{ArrayStore, Page};
+use crate::store::Page;
 use dsm_protocol::saved::{FrameRuns, NodeState, check_all};
 use dsm_protocol::{Config, Gfn, Input, Node};
 use migrate::saved::{decode, encode};
@@ -92,10 +92,7 @@ impl World {
         let image = self.image(states);
         for state in states {
             let at = usize::from(state.slice.0);
-            let mut store = ArrayStore::default();
-            if self.setup.seed.is_multiple_of(3) {
-                store.tell_untouched();
-            }
+            let mut store = self.empty_store();
             let replicas = state.replicas.iter().map(|replica| replica.page);
             let here = state.shared.frames().chain(state.exclusive.frames()).chain(replicas);
             for gfn in here {

@@ -19,6 +19,8 @@ pub struct Setup {
     pub moves: bool,
     /// Slices leave, one after another. Homes move then too.
     pub leaves: bool,
+    /// Only some slices are there at the start, and others join; those that have left too.
+    pub joins: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -37,8 +39,9 @@ impl Setup {
         let workload = self.workload.map_or_else(String::new, |w| format!(" --workload {w}"));
         let moves = if self.moves { " --move-homes" } else { "" };
         let leaves = if self.leaves { " --leave" } else { "" };
+        let joins = if self.joins { " --join" } else { "" };
         format!(
-            "cargo run -p tessera-dsm-sim -- --seed {seed} --slices {slices} --steps {steps}{workload}{moves}{leaves}"
+            "cargo run -p tessera-dsm-sim -- --seed {seed} --slices {slices} --steps {steps}{workload}{moves}{leaves}{joins}"
         )
     }
 }

@@ -1,5 +1,6 @@
 //! The simulated cluster: nodes, network, vCPUs and the clock.
 
+use super::joins::Joins;
 use super::leaves::Leaves;
 use super::moves::Moves;
 use super::random::Random;
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Steps of the clock after which a run counts as livelocked.
 const EVENTS_MAX: u64 = 50_000_000;
-const EPOCH: Epoch = Epoch(1);
+pub(super) const EPOCH: Epoch = Epoch(1);
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -34,7 +35,7 @@ pub(super) struct Slice {
     pub(super) store: ArrayStore,
     /// The tick that is already in the calendar.
     pub(super) tick: Option<u64>,
-    /// It has left.
+    /// It has left, or has not joined yet.
     pub(super) gone: bool,
 }
 
@@ -70,6 +71,8 @@ pub(super) struct World {
     pub(super) moves: Option<Moves>,
     /// Slices that leave, if they do.
     pub(super) leaves: Option<Leaves>,
+    /// Slices that join, if they do.
+    pub(super) joins: Option<Joins>,
 }
 
 /// Runs one cluster to its end.
@@ -102,6 +105,7 @@ impl World {
             }
             self.happen(event)?;
             self.look_at_leaves(events)?;
+            self.look_at_joins(events)?;
             if self.saves.as_mut().is_some_and(|saves| saves.is_time(events)) {
                 self.save_and_restore()?;
             }
@@ -134,13 +138,16 @@ impl World {
         let kind = Workload::ALL[usize::try_from(random.below(5)).expect("small")];
         let workload = setup.workload.unwrap_or(kind);
         let frames = DATA + 4 + random.below(300);
-        let slices = u64::from(setup.slices);
+        let mut joins = setup.joins.then(|| Joins::new(setup.seed));
+        let all: Vec<u16> = (0..setup.slices).collect();
+        let there = joins.as_mut().map_or(all, |joins| joins.first_members(setup.slices));
+        let slices = u64::try_from(there.len()).expect("small");
         // Unequal homes: ranges of random length, each at a random slice.
         let mut ranges = Vec::new();
         let mut start = 0;
         while start < frames {
             let end = frames.min(start + 1 + random.below(frames / 2));
-            let home = SliceId(u16::try_from(random.below(slices)).expect("small"));
+            let home = SliceId(there[usize::try_from(random.below(slices)).expect("small")]);
             ranges.push(HomeRange { frames: start..end, home });
             start = end;
         }
@@ -182,27 +189,43 @@ impl World {
                 moved_pages: 0,
                 late_requests: 0,
                 left: 0,
+                joined: 0,
                 refusals: 0,
             },
             saves: None,
             moves: (setup.moves || setup.leaves).then(|| Moves::new(setup.seed)),
             leaves: setup.leaves.then(|| Leaves::new(setup.seed)),
+            joins,
             random,
         };
         let half = HALVES[usize::try_from(setup.seed % 2).expect("small")];
         for local in 0..setup.slices {
-            world.add_slice(local, half, &homes, hold);
+            world.add_slice(local, &there, half, &homes, hold);
         }
-        world.add_vcpus();
+        world.add_vcpus(&there);
         world.plan_move();
         world
     }
 
-    fn add_slice(&mut self, local: u16, half: u16, homes: &HomeTable, hold: HoldPolicy) {
+    /// A store in which nothing is.
+    pub(super) fn empty_store(&self) -> ArrayStore {
         let mut store = ArrayStore::default();
         if self.setup.seed.is_multiple_of(3) {
             store.tell_untouched();
         }
+        store
+    }
+
+    fn add_slice(
+        &mut self,
+        local: u16,
+        there: &[u16],
+        half: u16,
+        homes: &HomeTable,
+        hold: HoldPolicy,
+    ) {
+        let gone = !there.contains(&local);
+        let mut store = self.empty_store();
         for frame in 0..self.frames {
             if homes.home(Gfn(frame)) == Some(SliceId(local)) {
                 let root = Page::from([(half, workload::table(MIDDLE))]);
@@ -211,7 +234,10 @@ impl World {
         }
         let config = Config {
             local: SliceId(local),
-            slices: (0..self.setup.slices).map(SliceId).collect(),
+            slices: (0..self.setup.slices)
+                .filter(|slice| *slice == local || there.contains(slice))
+                .map(SliceId)
+                .collect(),
             homes: homes.clone(),
             epoch: EPOCH,
             hold,
@@ -225,13 +251,15 @@ impl World {
             planted: self.setup.planted,
         };
         let node = Node::new(config.clone());
-        self.slices.push(Slice { node, config, store, tick: None, gone: false });
+        self.slices.push(Slice { node, config, store, tick: None, gone });
     }
 
     /// One or two vCPUs a slice; from three slices on, one slice may have memory only.
-    fn add_vcpus(&mut self) {
+    fn add_vcpus(&mut self, there: &[u16]) {
         let bare = if self.setup.slices > 2 { self.random.below(4) } else { 9 };
         for slice in (0..self.setup.slices).filter(|slice| u64::from(*slice) != bare) {
+            let at = usize::from(slice);
+            let slice = if there.contains(&slice) { slice } else { there[at % there.len()] };
             for _ in 0..=self.random.below(2) {
                 let at = self.vcpus.len();
                 self.vcpus.push(Vcpu {

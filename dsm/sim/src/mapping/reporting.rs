@@ -1,0 +1,35 @@
+//! What a run has found, gathered from all slices.
+
+use super::report::Report;
+use super::world::World;
+
+impl World {
+    /// What was found so far.
+    pub(super) fn report(&self) -> Report {
+        let guests = self.guests();
+        let mut report = Report {
+            slices: u16::try_from(self.slices.len()).expect("few"),
+            touches: guests.touches,
+            longest_ns: guests.longest_ns,
+            saves: self.saves,
+            moves: self.moves.as_ref().map_or(0, |moves| moves.count),
+            left: self.left,
+            joined: self.joined,
+            ..Report::default()
+        };
+        for slice in &self.slices {
+            let of = slice.stepped.report();
+            report.memory = slice.stepped.memory();
+            report.faults += of.faults.read + of.faults.write + of.faults.upgrade;
+            report.pages_in += of.pages_in;
+            report.shared += of.chunks.shared;
+            report.exclusive_grants += of.chunks.exclusive_grants;
+            report.private_again += of.chunks.private_again;
+            report.collapsed += of.chunks.collapsed;
+            report.probed += of.worker_faults_probed;
+            report.moved_pages += of.homes.pages_in;
+            report.pulled += of.homes.pages_pulled;
+        }
+        report
+    }
+}

@@ -1,0 +1,102 @@
+//! Another slice begins to share memory. The VMM has seen to it that all engines rest with nothing on its way between them
+//! (a cut), and that each of their transports reaches the newcomer.
+//!
+//! ```text
+//!   each engine that is there: Handle::may_join_with --all agree--> Handle::join_with --the same form from each-+--> Handle::go_on
+//!                                            \--one refuses--> Handle::go_on, nothing has changed               |
+//!   the newcomer: memory without contents, home of nothing ------------------------------------> Engine::join <-+
+//! ```
+//!
+//! Until then frames of that slice would break the protocol, and its loss is that of a bystander. The newcomer's engine
+//! starts within the same cut. An engine that was alone watches guest memory again.
+
+use super::command::Command;
+use super::config::EngineConfig;
+use super::event_loop::Engine;
+use super::handle::Handle;
+use super::join::JoinError;
+use crate::error::EngineError;
+use crossbeam_channel::bounded;
+use dsm_protocol::saved::NodeState;
+use migrate::Invalid;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use wire::SliceId;
+
+impl Handle {
+    /// Whether a slice can join, as far as this engine knows. It must be at rest. Nothing changes.
+    ///
+    /// # Errors
+    /// Why not; an engine that does not answer within `limit`.
+    pub fn may_join_with(&self, slice: SliceId, limit: Duration) -> Result<(), JoinError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::MayJoinWith { slice, reply });
+        answer.recv_timeout(limit).unwrap_or(Err(JoinError::NoAnswer))
+    }
+
+    /// A slice joins. All engines that are there have been asked by [`Self::may_join_with`], and none has gone on since.
+    /// Gives back the form that the newcomer starts from ([`Engine::join`]): all give the same.
+    ///
+    /// # Errors
+    /// As for [`Self::may_join_with`], and nothing has changed then. After [`JoinError::NoAnswer`] it may happen later:
+    /// the VM cannot go on.
+    pub fn join_with(&self, slice: SliceId, limit: Duration) -> Result<NodeState, JoinError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::JoinWith { slice, reply });
+        answer.recv_timeout(limit).unwrap_or(Err(JoinError::NoAnswer))
+    }
+}
+
+impl Engine {
+    /// Starts the engine of a slice that joins, from the form that the others gave ([`Handle::join_with`]). They go on
+    /// when it is there. Its memory is new, and home of nothing; the homes and the epoch of its configuration are those
+    /// of the form.
+    ///
+    /// # Errors
+    /// As for [`Self::restore`], and for another epoch.
+    pub fn join(
+        config: EngineConfig,
+        form: &NodeState,
+    ) -> Result<(Handle, JoinHandle<()>), EngineError> {
+        // A later one would do for a saved node, but the others do not change theirs.
+        let same = form.epoch == config.node.epoch;
+        Invalid::unless(same, "epoch", "the others are in another one")?;
+        Self::restore(config, form)
+    }
+
+    pub(crate) fn may_join_with(&mut self, slice: SliceId) -> Result<(), JoinError> {
+        if !self.node.is_resting() {
+            return Err(JoinError::Runs);
+        }
+        if let Some(unrest) = self.unrest() {
+            return Err(JoinError::NotAtRest(unrest));
+        }
+        // They would go on behind the rest, as if the slice were not there.
+        if !self.home_moves.is_empty() {
+            return Err(JoinError::HomesMove);
+        }
+        if self.shares_nothing_with(slice) {
+            return Err(JoinError::DevicesOnly);
+        }
+        Ok(self.node.may_join_with(slice, &self.store.with_body(None))?)
+    }
+
+    /// Takes a slice in. The outer error ends the VM.
+    pub(crate) fn join_with(
+        &mut self,
+        slice: SliceId,
+    ) -> Result<Result<NodeState, JoinError>, EngineError> {
+        if let Err(refusal) = self.may_join_with(slice) {
+            return Ok(Err(refusal));
+        }
+        self.store.begin_watch()?;
+        let form = match self.node.join_with(slice, &mut self.store.with_body(None)) {
+            Ok(form) => form,
+            Err(refusal) => return Ok(Err(refusal.into())),
+        };
+        self.store.take_failure().map_or(Ok(()), Err)?;
+        self.departed.retain(|gone| *gone != slice);
+        self.outbound.add_remote_writer(slice);
+        Ok(Ok(form))
+    }
+}
