@@ -32,8 +32,8 @@ use vmm::slice::{Ending, STATUS_REFUSED, SliceError};
 /// Ends the help.
 const STATUS: &str = "\
 Exit status:
-  0    the guest powered off; of a companion: the bootstrap said that the VM is over;
-       of other subcommands: done
+  0    the guest powered off; of a slice that does not coordinate the VM: the VM is over, or this
+       slice was drained; of other subcommands: done
   2    refused before anything started; of other subcommands: not done
   3    the guest asked for a reset
   4    the guest's kernel panicked
@@ -69,7 +69,7 @@ enum Role {
     Counters(counters::Arguments),
     /// Change settings of running slices, and print the counters of each.
     Tune(tune::Arguments),
-    /// Pause a running VM and have it go on.
+    /// Pause, move, drain or look at a running VM as a whole.
     Vm(vm::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),

@@ -4,6 +4,7 @@ use super::event_loop::Engine;
 use super::inbox::Inbox;
 use super::outbound::Outbound;
 use crate::error::EngineError;
+use std::thread::Builder;
 use transport::{Class, Event};
 use wire::SliceId;
 
@@ -18,7 +19,7 @@ impl Engine {
         let Outbound { transport, remote_writers, moved, .. } = outbound;
         let mut inbox = Inbox { node, store, classifier, trace, effects, remote_writers, moved };
         let (bystanders, departed) = (&self.bystanders, &self.departed);
-        let mut lost = Vec::<(SliceId, String)>::new();
+        let (mut lost, mut closed) = (Vec::<(SliceId, String)>::new(), Vec::new());
         let (mut fenced, mut urgent) = (false, false);
         let is_urgent = self.wait_policy.is_urgent(clock.now_ns());
         uplink.looks();
@@ -28,8 +29,8 @@ impl Engine {
                 Event::Head { from: peer, .. }
                 | Event::DirectlyReceived { from: peer, .. }
                 | Event::Frame { from: peer, .. }
-                | Event::Lost { peer, .. }
                     if departed.contains(&peer) => {}
+                Event::Lost { peer, .. } if departed.contains(&peer) => closed.push(peer),
                 // Each loss is told once, so all are taken. A loss behind that of a bystander counts too. A slice that has
                 // not joined is one.
                 Event::Lost { peer, cause } => {
@@ -50,6 +51,7 @@ impl Engine {
                 Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
             }
         });
+        closed.into_iter().for_each(|peer| self.forget_connections(peer));
         result?;
         if urgent {
             self.wait_policy.note_urgent(self.now());
@@ -64,5 +66,15 @@ impl Engine {
         self.store.map_pending()?;
         self.fetch_on()?;
         self.carry_out()
+    }
+
+    /// A slice that has left has closed its end too. What is left of the connections may take long to close.
+    fn forget_connections(&mut self, peer: SliceId) {
+        if let Some(former) = self.outbound.transport.remove_peer(peer) {
+            let close = Builder::new().name("former-peer".into()).spawn(move || drop(former));
+            if let Err(error) = close {
+                tracing::debug!("connections of {peer} were closed by the memory engine: {error}");
+            }
+        }
     }
 }

@@ -16,9 +16,15 @@
 //!     |--Take(MayPart)---------------->| every other slice: can it do without that one?
 //!     |--Take(Part)------------------->| every other slice: that one is no member any more
 //!     |--Dismiss---------------------->| that one: it ends, and nobody misses it
+//!
+//!   at rest, another slice can come to coordinate
+//!     |--Take(MayCoordinate)---------->| its own slice sends what is to be known; then that one gets ready
+//!     |--Take(Coordinate)------------->| every slice: that one coordinates
+//!     |--GoOn------------------------->| every slice, from the one before; when all run:
+//!     |--HandedOver------------------->| that one: it may begin the next cut
 //! ```
 //! All slices take a step before any takes the next one, for a step needs what the next one ends (a vCPU waits for the
-//! answer of a device thread, a queue for a page). The first slice, which orders changes of devices, takes
+//! answer of a device thread, a queue for a page). The coordinator's slice, which orders changes of devices, takes
 //! [`Step::Devices`] before the others: they must still acknowledge its last change.
 //!
 //! **Nothing is on its way.** No slice can see what was sent to it and has not come. So each counts, and the numbers
@@ -29,6 +35,9 @@
 //! **A slice leaves** at a cut, since then nothing is on its way to it, and none is asked for anything. All others say first
 //! that they can do without it. From the first that does there is no way back, and none is needed: what is left to do cannot
 //! fail. It is dismissed last, so its end is a loss to nobody.
+//!
+//! **Another slice coordinates** from a cut on, at which no call waits for its answer. The one before drives its cut to the end, so there are never two that
+//! ask a slice to rest or to go on.
 //!
 //! **The VM goes on.** A step that fails, a limit that passes, or a wish: all slices are told to go on, and the next cut
 //! begins when all have said that they do.

@@ -84,7 +84,7 @@ impl Discipline {
         ticks(passed, self.khz) / 1_000_000 * RATE_PPM
     }
 
-    /// Steps forward, in ticks, of the bootstrap and of each companion, given what a round has found and the time since
+    /// Steps forward, in ticks, of the coordinator and of each companion, given what a round has found and the time since
     /// the one before. A companion of which nothing is known takes none.
     ///
     /// # Errors
@@ -100,12 +100,12 @@ impl Discipline {
         let skews = || found.iter().enumerate().filter_map(skew);
         let ahead = skews().max_by_key(|(skew, ..)| *skew);
         let own = ahead.map_or(0, |(skew, ..)| skew).max(0);
-        // Those that are not proven to be behind the bootstrap then stay: they may have been ahead.
+        // Those that are not proven to be behind the coordinator then stay: they may have been ahead.
         let behind = |interval: Interval| interval.since(own).skew().min(0).unsigned_abs();
         let steps: Vec<u64> = found.iter().map(|found| found.map_or(0, behind)).collect();
         let own = own.unsigned_abs();
         self.credit = self.credit.saturating_add(self.earned(passed)).min(self.earned(CREDIT));
-        // Steps that follow the bootstrap's are not counted again.
+        // Steps that follow the coordinator's are not counted again.
         let most = skews().max_by_key(|(skew, ..)| skew.unsigned_abs());
         if let Some((skew, companion, interval)) = most {
             let spent = self.credit.checked_sub(skew.unsigned_abs());

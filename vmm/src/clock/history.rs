@@ -50,7 +50,7 @@ impl History {
     }
 
     /// Narrows what a round has found at a time, in ticks since any beginning, by what earlier rounds prove, and
-    /// remembers it. `stepped` is by how many ticks the companion has stepped more than the bootstrap until then.
+    /// remembers it. `stepped` is by how many ticks the companion has stepped more than the coordinator until then.
     ///
     /// Earlier rounds that contradict this one are forgotten, the oldest first: the rate has changed.
     pub(crate) fn narrow(&mut self, at: i64, found: Interval, stepped: i64) -> Interval {

@@ -2,7 +2,7 @@
 
 use super::RATE_PPM;
 
-/// Times of one exchange, in ticks of the guest's counter: the first and last are the bootstrap's.
+/// Times of one exchange, in ticks of the guest's counter: the first and last are the coordinator's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exchange {
     pub(crate) sent: u64,
@@ -10,7 +10,7 @@ pub(crate) struct Exchange {
     pub(crate) received: u64,
 }
 
-/// By how many ticks a companion's guest clock is ahead of the bootstrap's: from `low` to `high`.
+/// By how many ticks a companion's guest clock is ahead of the coordinator's: from `low` to `high`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(super) low: i64,
@@ -18,7 +18,7 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// What an exchange proves; `None` if the bootstrap's clock went back in it.
+    /// What an exchange proves; `None` if the coordinator's clock went back in it.
     pub(crate) fn of(exchange: Exchange) -> Option<Self> {
         let Exchange { sent, answered, received } = exchange;
         let low = answered.wrapping_sub(received).cast_signed();
@@ -85,7 +85,7 @@ impl Interval {
         (low <= high).then_some(Self { low, high })
     }
 
-    /// The same once the bootstrap has stepped forward.
+    /// The same once the coordinator has stepped forward.
     pub(super) fn since(self, step: i64) -> Self {
         Self { low: self.low.saturating_sub(step), high: self.high.saturating_sub(step) }
     }

@@ -5,14 +5,14 @@
 //! forward. It is pure: ticks come in, steps go out.
 //!
 //! ```text
-//!   bootstrap: exchanges with a companion --narrow--> Interval --+--> History --narrower--> Interval --+
+//!   coordinator: exchanges with a companion --narrow--> Interval --+--> History --narrower--> Interval --+
 //!              exchanges with another one, the same way -----------------------------------------------+
 //!                                                                                                      |
 //!                                                        a step for each slice <-- Discipline <--------+
 //! ```
 //!
-//! **What an exchange proves.** The bootstrap reads its guest clock at `sent`, the companion its own at
-//! `answered`, the bootstrap again at `received`. When the companion read its clock, the bootstrap's showed
+//! **What an exchange proves.** The coordinator reads its guest clock at `sent`, the companion its own at
+//! `answered`, the coordinator again at `received`. When the companion read its clock, the coordinator's showed
 //! something from `sent` to `received`. So the companion is ahead by `answered - received` at least and by
 //! `answered - sent` at most. All exchanges of a round must be right at once: their intervals are intersected.
 //!

@@ -1,4 +1,4 @@
-//! The bootstrap role: plan the VM, bring the companions together, start the guest, and end it.
+//! The bootstrap role: plan the VM, bring the companions together, and start the guest. `watch` ends it.
 
 use super::coordination::Terms;
 use super::events::SliceEvent;

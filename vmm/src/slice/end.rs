@@ -1,10 +1,10 @@
 //! No slice closes before all know that the VM is over: who hears of another one's end first takes it for lost.
 //!
 //! ```text
-//!   bootstrap: End to all --> vCPUs stop --> EndSeen of all, or the limit ------> closes
-//!   companion: End --> vCPUs stop --> back ends finish --> EndSeen --> the bootstrap is lost, or the limit --> closes
+//!   coordinator: End to all --> vCPUs stop --> EndSeen of all, or the limit ------> closes
+//!   all others:  End --> vCPUs stop --> back ends finish --> EndSeen --> the coordinator is lost, or the limit --> closes
 //! ```
-//! A companion's back ends finish before it says so: the bootstrap that closes is lost to it, and its fence is shut then.
+//! The back ends of a slice finish before it says so: the coordinator that closes is lost to it, and its fence is shut then.
 //! The memory engine goes on meanwhile: vCPUs of others may wait for pages, and do not stop before they come.
 
 use super::events::{Events, SliceEvent};
@@ -15,7 +15,7 @@ use wire::SliceId;
 /// For all slices to hear that the VM is over, and for their back ends, which take a second each at most, to finish.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The bootstrap has told these companions.
+/// The coordinator has told these slices.
 pub(super) fn wait_until_all_know(mut told: BTreeSet<SliceId>, events: &Events) {
     let limit = Instant::now() + LIMIT;
     while !told.is_empty() {
@@ -34,7 +34,7 @@ pub(super) fn wait_until_all_know(mut told: BTreeSet<SliceId>, events: &Events) 
     }
 }
 
-/// A companion has been told, and has said so.
+/// A slice has been told, and has said so.
 pub(super) fn stay_until_all_know(events: &Events) {
     let limit = Instant::now() + LIMIT;
     while let Some(event) = next(events, limit) {

@@ -441,7 +441,7 @@ fn ending_by(cause: EndCause, said_by: SliceId, panicked: bool) -> Ending {
         EndCause::Reset if !panicked => Ending::Reset,
         EndCause::Reset | EndCause::GuestPanic => Ending::GuestPanic,
         EndCause::TimeLimit => Ending::TimeLimit,
-        EndCause::Stopped => Ending::Stopped { cause: "a companion says so".into() },
+        EndCause::Stopped => Ending::Stopped { cause: "another slice says so".into() },
         EndCause::Failure => {
             Ending::Failed { slice: said_by, cause: "its own output says why".into() }
         }

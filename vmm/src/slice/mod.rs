@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Until the commit nothing has been promised and every refusal leaves the companions listening.
-//! After it, losing any slice ends the VM on all of them. One that is drained leaves: it ends alone.
+//! After it, losing a slice with vCPUs or memory ends the VM on all of them. One that is drained leaves: it ends alone.
 //! From then on the roles are equal: one slice coordinates, at first the bootstrap's (`coordination`, `watch`).
 
 mod advice;

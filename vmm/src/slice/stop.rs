@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The power button is ACPI's (ACPI 6.5, 4.8.2.2.1.1): a stock guest shuts down in order when it is pressed.
-//! A request that comes by a companion presses the button as well, but never ends the VM by itself: hosts that
+//! A request that comes by another slice (`WantStop`) presses the button as well, but never ends the VM by itself: hosts that
 //! are all told to stop at once would otherwise cut the guest off.
 
 use super::events::{EventSender, SliceEvent};
@@ -81,7 +81,7 @@ struct Asked {
     until: Instant,
     /// The next press; none once the guest has heard one.
     press: Option<Instant>,
-    /// By this process, not by a companion.
+    /// By this process, not by another slice.
     here: bool,
 }
 
@@ -90,7 +90,17 @@ impl StopPlan {
         Self { limit: limit.min(LONGEST), asked: None }
     }
 
-    /// Somebody asks for the end: this process, or the companion that it came by.
+    /// Whether somebody has asked.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// The guest's time to shut down is another one, as far as nobody has asked yet.
+    pub(super) fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit.min(LONGEST);
+    }
+
+    /// Somebody asks for the end: this process, or the slice that it came by.
     pub(super) fn ask(&mut self, by: Option<SliceId>, now: Instant) -> StopStep {
         let here = by.is_none();
         match &mut self.asked {

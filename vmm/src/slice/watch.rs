@@ -86,18 +86,25 @@ impl Watch {
         let mut stop = StopPlan::new(self.coordination.terms().stop_limit);
         let mut asked = false;
         loop {
-            let coordinates = self.parts.channels.coordinates();
+            let channels = &self.parts.channels;
             let limit = self.coordination.terms().limit;
             let deadline = [limit, stop.due()].into_iter().flatten().min();
-            let event = match self.parts.events.recv(deadline.filter(|_| coordinates)) {
+            let event = match self.parts.events.recv(deadline.filter(|_| channels.coordinates())) {
                 Ok(event) => Some(event),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => {
                     Some(SliceEvent::Fatal("its threads are gone".into()))
                 }
             };
-            if let (Some(SliceEvent::Fatal(cause)), false) = (&event, coordinates) {
-                self.complain(cause);
+            let coordinates = channels.coordinates();
+            match &event {
+                Some(SliceEvent::Fatal(cause)) if !coordinates => self.complain(cause),
+                // It came while this slice coordinated.
+                Some(SliceEvent::WantEnd(_, cause)) if !coordinates => {
+                    channels.send(channels.coordinator(), &Control::WantEnd(*cause));
+                    continue;
+                }
+                _ => {}
             }
             let panicked = self.coordination.has_panicked();
             let local = self.parts.local;
@@ -106,8 +113,16 @@ impl Watch {
                 return ending;
             }
             let ending = match event {
+                Some(SliceEvent::Coordinates) if coordinates => {
+                    stop.set_limit(self.coordination.terms().stop_limit);
+                    None
+                }
                 Some(SliceEvent::Coordinates) => {
-                    stop = StopPlan::new(self.coordination.terms().stop_limit);
+                    // The guest may not have heard the button, and the next one knows nothing of it.
+                    if stop.is_asked() {
+                        channels.send(channels.coordinator(), &Control::WantStop);
+                    }
+                    stop = StopPlan::new(Duration::ZERO);
                     None
                 }
                 event if coordinates => self.coordinate(event, limit, &mut stop),
@@ -197,6 +212,10 @@ impl Watch {
                 tracing::info!(
                     "asked to stop: the guest is to shut down; asked again, this slice ends at once"
                 );
+                channels.send(channels.coordinator(), &Control::WantStop);
+            }
+            // It came while this slice coordinated.
+            Some(SliceEvent::WantStop(_)) => {
                 channels.send(channels.coordinator(), &Control::WantStop);
             }
             _ => {}

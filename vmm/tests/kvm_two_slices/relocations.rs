@@ -2,6 +2,7 @@
 
 use crate::rig::{PAUSE, RESUME, Vm, is_possible};
 use crate::{alone, guest};
+use std::time::Duration;
 use tessera_vmm::control::{
     AdviseRequest, Answer, ConsolidateRequest, DrainRequest, Request, SlicePlaces, SpreadRequest,
 };
@@ -212,4 +213,18 @@ fn kvm_advice_is_words_and_moves_nothing() {
     assert_eq!(vm.placement(), before);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);
+}
+
+#[test]
+fn kvm_request_to_stop_is_heard_while_another_slice_comes_to_coordinate() {
+    for after in 0..12 {
+        let _alone = alone();
+        if !is_possible() {
+            return;
+        }
+        let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+        let asked = usize::from(after % 2 == 1);
+        let found = vm.power_off_amid(drain(0), Duration::from_millis(after * 12), asked);
+        assert_eq!(found, guest::AGREE, "{after}: additions to the page of both are lost");
+    }
 }

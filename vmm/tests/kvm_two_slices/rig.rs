@@ -323,6 +323,26 @@ impl Vm {
         seen.found().expect("it was there")
     }
 
+    /// Has slice 0 do something, and asks a slice for the end meanwhile; what the guest has found. Whoever coordinates
+    /// then says that it has powered off.
+    pub(crate) fn power_off_amid(self, request: Request, after: Duration, asked: usize) -> u8 {
+        let stop = self.stops[asked].clone();
+        let asks = thread::spawn(move || {
+            thread::sleep(after);
+            assert!(stop.ask(), "it runs");
+        });
+        // It is done, or refused because the VM is to end; the client of a VM that is over has no answer.
+        drop(self.ask(0, request));
+        asks.join().expect("it asks");
+        let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
+        let off = |end: &Option<End>| matches!(end, Some(Ok(Ending::PowerOff)));
+        let told = |end: &Option<End>| matches!(end, Some(Ok(Ending::Told(_))));
+        let [first, other] = &seen.ends;
+        let orderly = off(first) && told(other) || told(first) && off(other);
+        assert!(orderly, "{after:?}: {}", seen.describe());
+        seen.found().expect("it says so before it ends")
+    }
+
     /// Waits until the slice that was drained has ended.
     pub(crate) fn wait_until_drained(&self, slice: usize) {
         let (seen, drained) = self.line.wait_until(|seen| seen.ends[slice].is_some());
