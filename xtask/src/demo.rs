@@ -27,8 +27,8 @@ pub(crate) struct DemoOptions {
     /// Boot a whole Debian system from a disk, with a network, and look at it over HTTP and ssh
     #[arg(long)]
     distro: bool,
-    /// Drain that system to one of two hosts and spread it again, under load, until its second slice leaves; with --distro
-    /// or without
+    /// Drain that system to one of two hosts and spread it again, under load, until the bootstrap's slice leaves; with --distro
+    /// or without it
     #[arg(long, conflicts_with_all = ["keep", "keep_disk"])]
     consolidate: bool,
     /// With --consolidate: write a picture of latency, vCPUs, faults and free CPUs over time (SVG) into this file

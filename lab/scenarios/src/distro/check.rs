@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use lab::distro::{CPU_PORT, Distro, HTTP_PORT, Plain, PlainConfig};
 
-use crate::distro::console::Console;
 use crate::distro::guest::{Guest, Place};
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
+use crate::vm::console::Console;
 
 const POLL: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_secs(15);

@@ -1,7 +1,6 @@
 //! A whole Debian system as guest: on a plain QEMU machine, or as one VM over several hosts.
 
 pub mod check;
-mod console;
 pub(crate) mod guest;
 pub(crate) mod visit;
 mod vm;

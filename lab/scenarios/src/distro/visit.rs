@@ -4,14 +4,15 @@
 //!   hosts up ─> tap on host 1 ─> companions, bootstrap ─> login prompt ─> nginx answers
 //!     ─> objects compared, servers of every CPU ─> ssh, a program on every CPU ─> power off ─> Shown
 //! ```
-//! Everything is asked from host 1, outside the VM, at the other end of the tap.
+//! Everything is asked from host 1, outside the VM, at the other end of the tap. That host has the devices, and the bootstrap,
+//! unless the options put that on the last host. A bootstrap that was drained has ended, and the VM goes on.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use lab::distro::{self, CPU_PORT, Distro, HTTP_PORT};
-use lab::{HostNumber, Lab};
+use lab::{ExitStatus, HostNumber, Lab};
 use serde_json::{Value, json};
 
 use crate::distro::guest::{Guest, Place};
@@ -20,7 +21,8 @@ use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::vm::companion::Companion;
 use crate::vm::distro::TAP;
-use crate::vm::scenario::Scenario;
+use crate::vm::output::Output;
+use crate::vm::scenario::{self, Scenario};
 use crate::vm::summary;
 
 const POLL: Duration = Duration::from_millis(200);
@@ -82,17 +84,42 @@ pub(crate) fn run(scenario: &Scenario<'_>, distro: &Distro, keep: bool) -> Resul
         for cpu in 0..guest.cpus {
             guest.load(CPU_PORT + cpu, 2, LOAD_SECONDS)?;
         }
-        if keep { stay(scenario, distro, slices.vm) } else { Ok(()) }
+        if keep { stay(scenario, distro, slices) } else { Ok(()) }
     })
 }
 
 /// The slices of a VM whose guest is looked at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slices<'a> {
+    scenario: &'a Scenario<'a>,
     /// The bootstrap slice.
-    pub(crate) vm: &'a Vm,
+    vm: &'a Vm,
     /// All others, in order.
-    pub(crate) companions: &'a [Companion],
+    companions: &'a [Companion],
+    output: &'a Output,
+}
+
+impl Slices<'_> {
+    /// An error when the VM has ended.
+    pub(crate) fn alive(self) -> Result<()> {
+        let Err(error) = self.vm.alive() else { return Ok(()) };
+        let goes_on = self.companions.iter().any(|companion| !companion.is_over());
+        if goes_on && self.scenario.bootstrap_has_left()? { Ok(()) } else { Err(error) }
+    }
+
+    /// Waits until the process of a slice that has left has ended, well.
+    pub(crate) fn left(self, slice: usize, limit: Duration) -> Result<()> {
+        let (status, last) = if slice == 0 {
+            let status = self.vm.wait(limit).context("the bootstrap")?;
+            ensure!(self.scenario.bootstrap_has_left()?, "the bootstrap ended, and not as drained");
+            (status, self.output.tail().join("; "))
+        } else {
+            let companion = self.companions.get(slice - 1).context("a companion for each slice")?;
+            (companion.wait(limit)?, companion.last_words())
+        };
+        ensure!(status == ExitStatus::Code(0), "it ended with {status}: {last}");
+        Ok(())
+    }
 }
 
 /// What is done with a guest whose web server answers. An error ends the VM and is a problem of the run.
@@ -102,30 +129,38 @@ pub(crate) type Look<'a> = &'a mut dyn FnMut(&Guest<'_>, Slices<'_>) -> Result<(
 pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> Result<Shown> {
     let first = scenario.lab.host(HostNumber::new(1)?)?;
     first.tap(TAP, distro::HOST_ADDRESS)?;
-    let companions = scenario.start_companions()?;
+    let output = scenario.output(true);
+    let companions = scenario.start_companions_heard_by(&output)?;
     let start = Instant::now();
-    let mut vm = Vm::watch(scenario.start_bootstrap()?, scenario.progress);
+    let vm = Vm::watch(scenario.start_bootstrap()?, scenario.host(0)?.number(), &output);
     let mut shown = Shown::default();
-    let slices = Slices { vm: &vm, companions: &companions };
+    let slices = Slices { scenario, vm: &vm, companions: &companions, output: &output };
     if let Err(error) = look(scenario, distro, slices, start, see, &mut shown) {
         if scenario.interrupted.is_set() {
             bail!("interrupted");
         }
         shown.problems.push(format!("{error:#}"));
-        shown.problems.extend(vm.tail());
+        shown.problems.extend(output.tail());
         vm.stop();
     }
-    match vm.end(END_LIMIT) {
+    let asked = Instant::now();
+    let exit = vm.wait(END_LIMIT);
+    let well = exit.as_ref().is_ok_and(|exit| exit.success());
+    match exit {
         Ok(status) if status.success() => {}
         Ok(status) => shown.problems.push(format!("tessera bootstrap ended with {status}")),
         Err(error) => shown.problems.push(format!("tessera bootstrap: {error:#}")),
     }
-    if let Some(line) = vm.trouble() {
-        shown.problems.push(format!("the guest's kernel says: {line}"));
+    if shown.problems.is_empty() && scenario.bootstrap_has_left()? {
+        // It ended long ago: the VM has when all others have.
+        while slices.alive().is_ok() && asked.elapsed() < END_LIMIT {
+            thread::sleep(POLL);
+        }
     }
     drop(vm);
-    for companion in companions {
-        companion.finish(&mut shown.problems);
+    scenario::finish(companions, well, &mut shown.problems);
+    if let Some(line) = output.trouble() {
+        shown.problems.push(format!("the guest's kernel says: {line}"));
     }
     shown.seconds = start.elapsed().as_secs_f64();
     shown.report = scenario.read_report(&mut shown.problems)?;
@@ -142,9 +177,8 @@ fn look(
 ) -> Result<()> {
     let (progress, interrupted) = (scenario.progress, scenario.interrupted);
     let until = start + Duration::from_secs(scenario.options.timeout());
-    let vm = slices.vm;
-    while !vm.prompted() {
-        vm.alive()?;
+    while !slices.output.prompted() {
+        slices.alive()?;
         ensure!(!interrupted.is_set(), "interrupted");
         ensure!(Instant::now() < until, "no login prompt in time");
         progress.say_if_quiet(QUIET, || "the guest is starting".to_owned());
@@ -154,7 +188,7 @@ fn look(
     shown.prompt_seconds = Some(prompt);
     progress.say(&format!("login prompt after {prompt:.1} s"));
     let guest = guest(scenario.lab, distro, scenario.layout.all(), progress, interrupted)?;
-    guest.wait_for(HTTP_PORT, until, &mut || vm.alive())?;
+    guest.wait_for(HTTP_PORT, until, &mut || slices.alive())?;
     let answer = start.elapsed().as_secs_f64();
     shown.answer_seconds = Some(answer);
     progress.say(&format!("first answer of nginx after {answer:.1} s"));
@@ -184,7 +218,7 @@ pub(crate) fn guest<'a>(
 }
 
 /// Leaves the VM to the person until ctrl-c, a `lab down` from elsewhere, or its own end.
-fn stay(scenario: &Scenario<'_>, distro: &Distro, vm: &Vm) -> Result<()> {
+fn stay(scenario: &Scenario<'_>, distro: &Distro, slices: Slices<'_>) -> Result<()> {
     let ssh = distro.ssh(distro::GUEST_ADDRESS, 22, "COMMAND");
     let name = &scenario.options.name;
     scenario.progress.say(&format!(
@@ -192,7 +226,7 @@ fn stay(scenario: &Scenario<'_>, distro: &Distro, vm: &Vm) -> Result<()> {
         ssh.join(" ")
     ));
     while !scenario.interrupted.is_set() {
-        vm.alive()?;
+        slices.alive()?;
         thread::sleep(POLL);
     }
     bail!("interrupted")

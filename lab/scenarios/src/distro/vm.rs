@@ -6,14 +6,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use lab::{Event, ExitStatus, RemoteProcess, Stream};
+use lab::{Event, ExitStatus, HostNumber, RemoteProcess, Stream};
 
-use crate::distro::console::Console;
-use crate::progress::Progress;
+use crate::vm::output::Output;
 
 const POLL: Duration = Duration::from_millis(200);
-/// Lines of tessera and console that a failed run shows again.
-const TAIL: usize = 12;
 
 /// What is known about the bootstrap slice; a thread of its own keeps reading what it says.
 #[derive(Debug)]
@@ -24,8 +21,6 @@ pub(crate) struct Vm {
 
 #[derive(Debug, Default)]
 struct Shared {
-    console: Mutex<Console>,
-    tail: Mutex<Vec<String>>,
     end: Mutex<Option<Result<ExitStatus, String>>>,
     stop: AtomicBool,
 }
@@ -35,26 +30,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Vm {
-    pub(crate) fn watch(process: RemoteProcess, progress: &Arc<Progress>) -> Self {
+    /// `output` hears what it says.
+    pub(crate) fn watch(process: RemoteProcess, host: HostNumber, output: &Arc<Output>) -> Self {
         let shared = Arc::new(Shared::default());
-        let (own, progress) = (Arc::clone(&shared), Arc::clone(progress));
-        let reader = thread::spawn(move || own.read(process, &progress));
+        let (own, output) = (Arc::clone(&shared), Arc::clone(output));
+        let reader = thread::spawn(move || own.read(process, host, &output));
         Self { shared, reader: Some(reader) }
     }
 
-    pub(crate) fn prompted(&self) -> bool {
-        lock(&self.shared.console).prompted()
-    }
-
-    pub(crate) fn trouble(&self) -> Option<String> {
-        lock(&self.shared.console).trouble().map(str::to_owned)
-    }
-
-    pub(crate) fn tail(&self) -> Vec<String> {
-        lock(&self.shared.tail).clone()
-    }
-
-    /// An error when the VM has ended.
+    /// An error when it has ended.
     pub(crate) fn alive(&self) -> Result<()> {
         match &*lock(&self.shared.end) {
             None => Ok(()),
@@ -68,18 +52,18 @@ impl Vm {
         self.shared.stop.store(true, Ordering::SeqCst);
     }
 
-    /// Waits for the end.
-    pub(crate) fn end(&mut self, limit: Duration) -> Result<ExitStatus> {
+    /// Waits for the end of its process.
+    pub(crate) fn wait(&self, limit: Duration) -> Result<ExitStatus> {
         let until = Instant::now() + limit;
         let over = || self.reader.as_ref().is_none_or(JoinHandle::is_finished);
         while !over() && Instant::now() < until {
             thread::sleep(POLL);
         }
-        match lock(&self.shared.end).take() {
-            Some(Ok(status)) => Ok(status),
-            Some(Err(why)) => Err(anyhow!(why)),
+        match &*lock(&self.shared.end) {
+            Some(Ok(status)) => Ok(*status),
+            Some(Err(why)) => Err(anyhow!(why.clone())),
             None if self.shared.stop.load(Ordering::SeqCst) => Err(anyhow!("it was stopped")),
-            None => Err(anyhow!("it did not end within {limit:?} of the guest's power-off")),
+            None => Err(anyhow!("it did not end within {limit:?}")),
         }
     }
 }
@@ -96,15 +80,12 @@ impl Drop for Vm {
 
 impl Shared {
     /// Reads until the slice ends or is to be stopped; it is killed when the handle is dropped.
-    fn read(&self, mut process: RemoteProcess, progress: &Progress) {
-        let mut errors = Console::default();
+    fn read(&self, mut process: RemoteProcess, host: HostNumber, output: &Output) {
         while !self.stop.load(Ordering::SeqCst) {
-            let (mark, lines) = match process.next_event(POLL) {
-                None => continue,
-                Some(Event::Output(Stream::Out, bytes)) => {
-                    ("console", lock(&self.console).take(&bytes))
-                }
-                Some(Event::Output(Stream::Error, bytes)) => ("tessera", errors.take(&bytes)),
+            match process.next_event(POLL) {
+                None => {}
+                Some(Event::Output(Stream::Out, bytes)) => output.serial(host, &bytes),
+                Some(Event::Output(Stream::Error, bytes)) => output.bootstrap(host, &bytes),
                 Some(Event::Exit(status)) => {
                     *lock(&self.end) = Some(Ok(status));
                     return;
@@ -112,15 +93,6 @@ impl Shared {
                 Some(Event::Lost(why)) => {
                     *lock(&self.end) = Some(Err(why));
                     return;
-                }
-            };
-            for line in lines {
-                let line = format!("host 1 {mark}: {line}");
-                progress.say(&line);
-                let mut tail = lock(&self.tail);
-                tail.push(line);
-                if tail.len() > TAIL {
-                    tail.remove(0);
                 }
             }
         }

@@ -22,7 +22,7 @@ use crate::distro::visit;
 use crate::soak::clocks;
 use crate::soak::load::Load;
 use crate::soak::moments::random;
-use crate::soak::moves::{During, Mover, Moves};
+use crate::soak::moves::{During, LEAVE_LIMIT, Mover, Moves};
 use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
 use crate::vm::judge::Outcome;
 use crate::vm::layout::Layout;
@@ -110,6 +110,8 @@ pub fn run(options: &MigrateOptions) -> Result<ExitCode> {
     vm.offer_all(&rig.layout);
     let seed = options.seed.unwrap_or_else(|| random(u64::MAX));
     rig.say(&format!("seed {seed}"));
+    // The slice on the host with the devices cannot be drained: now this is the bootstrap's, now another.
+    vm.reversed = options.system == System::Debian && seed % 2 == 1;
     let mut good = true;
     for back_end in [Interrupts::Ghost, Interrupts::Userspace] {
         if options.rig.interrupts.is_some_and(|only| only != back_end) {
@@ -189,7 +191,8 @@ impl Run<'_> {
         let system = self.rig.distro()?;
         let lab = self.rig.hosts(self.vm, distro::disks(&system, false)?)?;
         let scenario = self.scenario(&lab);
-        let mut mover = Mover::new(&scenario, self.seed).with_relocations();
+        let bound = scenario.with_devices()?.0;
+        let mut mover = Mover::new(&scenario, self.seed).with_relocations().with_bound(bound);
         let mut more = String::new();
         let shown = visit::visit(&scenario, &system, &mut |guest, slices| {
             clocks::start(guest)?;
@@ -200,7 +203,7 @@ impl Run<'_> {
             }
             if mover.may_leave() {
                 let load = Load::start(&scenario, guest)?;
-                mover.leave(slices.companions)?;
+                mover.leave(|_, slice| slices.left(slice, LEAVE_LIMIT))?;
                 requests += load.end()?;
                 requests += under_load(&scenario, guest, &mut mover)?;
             }
@@ -224,13 +227,14 @@ fn tests_of_one(
     seed: u64,
     tests: &mut usize,
 ) -> Result<(Moves, Result<String>)> {
-    let companions = scenario.start_companions()?;
+    let output = scenario.output(scenario.loud);
+    let companions = scenario.start_companions_heard_by(&output)?;
     let mover = Mover::new(scenario, seed).with_relocations();
     let mut mover = mover.with_leaver(&companions, *tests);
     let during = During::default();
     let (outcome, moved) = thread::scope(|scope| {
         let moving = scope.spawn(|| mover.beside(&during));
-        let outcome = scenario.run_beside(&mut |guest| {
+        let outcome = scenario.run_beside((&companions, &output), &mut |guest| {
             during.tests.store(guest.tests.len(), Ordering::SeqCst);
         });
         during.over.store(true, Ordering::SeqCst);

@@ -44,6 +44,8 @@ pub(super) struct Plan {
     pub(super) places: Vec<usize>,
     /// Whether there is more than moves of single vCPUs.
     pub(super) relocates: bool,
+    /// A slice that cannot be drained: its host has devices.
+    pub(super) bound: Option<usize>,
 }
 
 impl Plan {
@@ -54,7 +56,8 @@ impl Plan {
             places.extend((0..count).map(|_| slice));
             members.push(slice);
         }
-        Self { random: fastrand::Rng::with_seed(seed), members, places, relocates: false }
+        let random = fastrand::Rng::with_seed(seed);
+        Self { random, members, places, relocates: false, bound: None }
     }
 
     /// Takes over where everything is.
@@ -85,7 +88,7 @@ impl Plan {
     fn act(&mut self) -> Act {
         let relocation = if self.relocates { self.random.u64(0..RELOCATIONS) } else { RELOCATIONS };
         match relocation {
-            0 => Act::Drain(self.companion()),
+            0 => Act::Drain(self.leaver()),
             1 => Act::Spread,
             2 => Act::Consolidate,
             _ => {
@@ -97,9 +100,11 @@ impl Plan {
         }
     }
 
-    /// A slice that is not the bootstrap slice, of a VM that has one.
-    pub(super) fn companion(&mut self) -> usize {
-        self.members[self.random.usize(1..self.members.len())]
+    /// A slice to drain, of a VM of several: any whose host has no devices.
+    pub(super) fn leaver(&mut self) -> usize {
+        let free = self.members.iter().copied().filter(|slice| Some(*slice) != self.bound);
+        let free: Vec<_> = free.collect();
+        free[self.random.usize(0..free.len())]
     }
 
     /// Whether a slice is a member of the VM.
@@ -116,6 +121,8 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn drawn(seed: u64, relocates: bool) -> Vec<Step> {
@@ -148,14 +155,23 @@ mod tests {
     }
 
     #[test]
-    fn each_companion_is_drained_and_the_bootstrap_slice_never() {
+    fn each_slice_is_drained() {
         let steps = drawn(7, true);
         let has = |act| steps.iter().any(|step| step.act == act);
-        for act in [Act::Drain(1), Act::Drain(2), Act::Spread, Act::Consolidate] {
+        for act in [Act::Drain(0), Act::Drain(1), Act::Drain(2), Act::Spread, Act::Consolidate] {
             assert!(has(act), "{act:?}");
         }
-        assert!(!has(Act::Drain(0)));
         assert_eq!(steps, drawn(7, true));
+    }
+
+    #[test]
+    fn slice_with_devices_is_never_drained() {
+        for bound in 0..3 {
+            let mut plan = Plan::new(7, [1, 1, 1].into_iter());
+            plan.bound = Some(bound);
+            let drawn: BTreeSet<_> = (0..100).map(|_| plan.leaver()).collect();
+            assert_eq!(drawn, (0..3).filter(|slice| *slice != bound).collect());
+        }
     }
 
     #[test]
@@ -168,7 +184,7 @@ mod tests {
         for _ in 0..200 {
             match plan.draw().unwrap().act {
                 Act::Move { vcpu, to } => assert_eq!(to, 2 - plan.places[vcpu]),
-                Act::Drain(slice) => assert_eq!(slice, 2),
+                Act::Drain(slice) => assert!([0, 2].contains(&slice)),
                 Act::Spread | Act::Consolidate => {}
             }
         }

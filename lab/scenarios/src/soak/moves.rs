@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(200);
 /// From the first error to the end of a VM that ends anyway.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// From the answer that a slice has left to the end of its process.
-const LEAVE_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LEAVE_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often something was done to a whole slice or VM, and how long it took, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,7 +37,7 @@ pub(crate) struct Relocations {
     pub(crate) nothing: usize,
 }
 
-/// What has come of moves. Times are in milliseconds, as the bootstrap slice tells them.
+/// What has come of moves. Times are in milliseconds, as the slice that coordinates tells them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Moves {
     /// Of single vCPUs.
@@ -180,6 +180,12 @@ impl<'a> Mover<'a> {
         self
     }
 
+    /// One that knows a slice with devices on its host: it cannot be drained.
+    pub(crate) fn with_bound(mut self, slice: usize) -> Self {
+        self.plan.bound = Some(slice);
+        self
+    }
+
     /// One that, in some VMs, has a slice leave once the guest has done the most of its tests.
     pub(crate) fn with_leaver(mut self, companions: &'a [Companion], tests: usize) -> Self {
         self.leave_after = self.plan.leave_after(tests);
@@ -247,9 +253,9 @@ impl<'a> Mover<'a> {
         Ok(done)
     }
 
-    /// A slice leaves: its process ends well, and the VM goes on without it.
-    pub(crate) fn leave(&mut self, companions: &[Companion]) -> Result<()> {
-        let slice = self.plan.companion();
+    /// A slice leaves, and the VM goes on without it. `ended` waits for its process to end well.
+    pub(crate) fn leave(&mut self, ended: impl Fn(&Self, usize) -> Result<()>) -> Result<()> {
+        let slice = self.plan.leaver();
         let words = ["drain".to_owned(), slice.to_string()];
         if !self.relocate("leave", &format!("slice{slice} leaves"), &words)? {
             return Ok(());
@@ -257,15 +263,25 @@ impl<'a> Mover<'a> {
         if self.plan.has(slice) {
             self.problems.push(format!("slice{slice} has left, and is a member"));
         }
-        let companion = companions.get(slice - 1).context("a companion for each slice")?;
-        let ended = companion.wait(LEAVE_LIMIT).and_then(|status| {
-            let last = companion.last_words();
-            ensure!(status == ExitStatus::Code(0), "it ended with {status}: {last}");
-            Ok(())
-        });
-        if let Err(error) = ended {
+        if let Err(error) = ended(self, slice) {
             self.problems.push(format!("slice{slice} has left: {error:#}"));
         }
+        Ok(())
+    }
+
+    /// Waits for the process of a slice that has left. How the bootstrap's ends is judged with the VM.
+    fn ended(&self, slice: usize) -> Result<()> {
+        if slice == 0 {
+            let until = Instant::now() + LEAVE_LIMIT;
+            while !self.scenario.bootstrap_has_left()? {
+                ensure!(Instant::now() < until, "its process does not say so");
+                thread::sleep(POLL);
+            }
+            return Ok(());
+        }
+        let companion = self.companions.get(slice - 1).context("a companion for each slice")?;
+        let (status, last) = (companion.wait(LEAVE_LIMIT)?, companion.last_words());
+        ensure!(status == ExitStatus::Code(0), "it ended with {status}: {last}");
         Ok(())
     }
 
@@ -275,7 +291,7 @@ impl<'a> Mover<'a> {
         while !is_over() {
             let tests = during.tests.load(Ordering::SeqCst);
             let result = match self.leave_after.take_if(|after| tests > *after) {
-                Some(_) => self.leave(self.companions),
+                Some(_) => self.leave(Self::ended),
                 None => self.step(),
             };
             let begun = self.moves.count() > 0;

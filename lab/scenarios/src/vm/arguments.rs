@@ -7,7 +7,7 @@ use super::companion::PORT;
 use super::distro;
 use super::options::VmOptions;
 use super::prepare::Prepared;
-use super::scenario::{Scenario, inside, text};
+use super::scenario::{REPORT, Scenario, inside, text};
 
 /// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
 /// guest's time than on real ones.
@@ -20,7 +20,7 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=t nokaslr mitiga
                             cryptomgr.notests 8250.nr_uarts=1";
 
 impl Scenario<'_> {
-    /// Words of `tessera bootstrap`, as the first host sees what they name.
+    /// Words of `tessera bootstrap`, as its host sees what they name.
     pub(super) fn arguments(&self, first: &Host<'_>) -> Result<Vec<String>> {
         let share = self.share();
         let mut words = vec![self.program()?, "bootstrap".to_owned()];
@@ -31,16 +31,16 @@ impl Scenario<'_> {
         option("--initrd", text(&self.prepared.initrd)?);
         option("--cmdline", self.command_line());
         let with_memory = self.layout.slices() - self.options.device_slices;
-        for (host, vcpus) in self.lab.hosts().zip(self.layout.vcpus()) {
-            let share = if host.number().get() > with_memory { 0 } else { share };
-            let place = match host.number().get() {
-                1 => "local".to_owned(),
+        for ((slice, host), vcpus) in self.hosts().iter().enumerate().zip(self.layout.vcpus()) {
+            let share = if slice >= with_memory { 0 } else { share };
+            let place = match slice {
+                0 => "local".to_owned(),
                 _ => format!("{}:{PORT}", host.address()),
             };
             option("--slice", format!("{place},cpus={vcpus},memory={share}M"));
         }
         option("--limit", self.options.timeout().to_string());
-        option("--report", inside(first, "run.json")?);
+        option("--report", inside(first, REPORT)?);
         if !self.options.bootstrap.iter().any(|word| word.starts_with("--control")) {
             option("--control", self.control(first.number()));
         }
@@ -69,7 +69,8 @@ impl Scenario<'_> {
             }
         }
         if self.prepared.distro.is_some() {
-            words.extend(distro::devices(first)?);
+            let (slice, host) = self.with_devices()?;
+            words.extend(distro::devices(&host, slice)?);
         }
         words.extend(self.options.bootstrap.iter().cloned());
         Ok(words)

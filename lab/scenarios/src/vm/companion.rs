@@ -6,9 +6,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use lab::{Command, ExitStatus, Host, HostNumber, RemoteProcess};
+use lab::{Command, Event, ExitStatus, Host, HostNumber, RemoteProcess, Stream};
 
-use crate::progress::{Progress, printable};
+use super::console::Console;
+use super::output::Output;
+use crate::progress::Progress;
 
 /// Port the companions listen on.
 pub(crate) const PORT: u16 = 7100;
@@ -30,7 +32,7 @@ pub(crate) fn wait_for_port(host: &Host<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A companion and the thread that prints what it says.
+/// A companion and the thread that takes what it says, and the guest's serial line if it coordinates.
 #[derive(Debug)]
 pub(crate) struct Companion {
     host: HostNumber,
@@ -46,28 +48,33 @@ impl Companion {
         process: RemoteProcess,
         host: HostNumber,
         progress: &Arc<Progress>,
+        output: &Arc<Output>,
         loud: bool,
     ) -> Self {
         let (stop, process) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(process)));
         let (seen, own, progress) = (Arc::clone(&stop), Arc::clone(&process), Arc::clone(progress));
         let words = Arc::new(Mutex::new(String::new()));
-        let last = Arc::clone(&words);
+        let (last, output) = (Arc::clone(&words), Arc::clone(output));
         let printer = thread::spawn(move || {
+            let mut errors = Console::default();
             while !seen.load(Ordering::SeqCst) {
                 let mut process = own.lock().unwrap_or_else(PoisonError::into_inner);
-                let line = process.next_line(POLL);
-                let over = process.is_over();
+                let event = process.next_event(POLL);
                 drop(process);
-                match line {
-                    Some(line) => {
-                        let text = printable(&line.text);
-                        if loud {
-                            progress.say(&format!("host {host} tessera: {text}"));
-                        }
-                        *last.lock().unwrap_or_else(PoisonError::into_inner) = text;
+                let lines = match event {
+                    None => continue,
+                    Some(Event::Output(Stream::Out, bytes)) => {
+                        output.serial(host, &bytes);
+                        continue;
                     }
-                    None if over => return,
-                    None => {}
+                    Some(Event::Output(Stream::Error, bytes)) => errors.take(&bytes),
+                    Some(Event::Exit(_) | Event::Lost(_)) => return,
+                };
+                for text in lines {
+                    if loud {
+                        progress.say(&format!("host {host} tessera: {text}"));
+                    }
+                    *last.lock().unwrap_or_else(PoisonError::into_inner) = text;
                 }
             }
         });
@@ -79,10 +86,15 @@ impl Companion {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).handle().signal(number)
     }
 
+    /// Whether it has ended, and all that it said was taken.
+    pub(crate) fn is_over(&self) -> bool {
+        self.printer.is_finished()
+    }
+
     /// Waits for its end by itself.
     pub(crate) fn wait(&self, limit: Duration) -> Result<ExitStatus> {
         let until = Instant::now() + limit;
-        while !self.printer.is_finished() {
+        while !self.is_over() {
             ensure!(Instant::now() < until, "the companion on host {} does not end", self.host);
             thread::sleep(Duration::from_millis(20));
         }
@@ -99,12 +111,17 @@ impl Companion {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).kill()
     }
 
-    /// Waits for the end; a companion that goes on after the VM is a problem.
-    pub(crate) fn finish(self, problems: &mut Vec<String>) {
+    /// Waits as long as it may go on after the VM.
+    pub(crate) fn settle(&self) {
         let until = Instant::now() + COMPANION_LIMIT;
-        while !self.printer.is_finished() && Instant::now() < until {
+        while !self.is_over() && Instant::now() < until {
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Waits for the end; a companion that goes on after the VM is a problem.
+    pub(crate) fn finish(self, problems: &mut Vec<String>) {
+        self.settle();
         self.stop.store(true, Ordering::SeqCst);
         // The printer only prints; what it had to say is said.
         drop(self.printer.join());
@@ -115,5 +132,18 @@ impl Companion {
         problems.push(format!("the companion on host {} did not end", self.host));
         drop(process.kill());
         drop(process.wait(Duration::from_secs(10)));
+    }
+
+    /// The same of a VM that has ended well: whoever coordinated has, and so have all others.
+    pub(crate) fn finish_well(self, problems: &mut Vec<String>) {
+        self.settle();
+        // One that goes on is told of next.
+        if let Ok(status) = self.wait(Duration::ZERO)
+            && status != ExitStatus::Code(0)
+        {
+            let (host, last) = (self.host, self.last_words());
+            problems.push(format!("the companion on host {host} ended with {status}: {last}"));
+        }
+        self.finish(problems);
     }
 }

@@ -26,10 +26,20 @@ pub(crate) fn command_line() -> String {
     format!("root=LABEL={LABEL} rw {QUIET_KERNEL}")
 }
 
-/// Options of `tessera bootstrap` for the devices of the first host.
-pub(crate) fn devices(first: &Host<'_>) -> Result<Vec<String>> {
+/// Options of `tessera bootstrap` for the devices of the first host, which has this slice.
+pub(super) fn devices(first: &Host<'_>, slice: usize) -> Result<Vec<String>> {
+    let at = if slice == 0 { String::new() } else { format!(",slice={slice}") };
+    let (disk, net) = (format!("{}{at}", disk(first)?), format!("{TAP}{at}"));
+    Ok(vec!["--disk".to_owned(), disk, "--net".to_owned(), net])
+}
+
+/// How a companion on the first host lends them.
+pub(super) fn lent(first: &Host<'_>) -> Result<Vec<String>> {
+    Ok(vec![format!("disk:rw:{}", disk(first)?), format!("tap:{TAP}")])
+}
+
+fn disk(first: &Host<'_>) -> Result<String> {
     let disks = first.state()?.disks;
     let disk = disks.first().and_then(|disk| disk.to_str());
-    let disk = disk.ok_or_else(|| anyhow!("host 1 has no disk for the guest"))?;
-    Ok(["--disk", disk, "--net", TAP].map(str::to_owned).to_vec())
+    Ok(disk.ok_or_else(|| anyhow!("host 1 has no disk for the guest"))?.to_owned())
 }

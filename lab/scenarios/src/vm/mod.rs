@@ -3,14 +3,17 @@
 mod arguments;
 pub(crate) mod attend;
 pub(crate) mod companion;
+pub(crate) mod console;
 pub(crate) mod distro;
 pub(crate) mod fault_classes;
 pub(crate) mod guest_console;
 pub(crate) mod judge;
 pub(crate) mod layout;
 mod options;
+pub(crate) mod output;
 pub(crate) mod prepare;
 pub(crate) mod relocate;
+mod reports;
 pub(crate) mod scenario;
 pub(crate) mod summary;
 

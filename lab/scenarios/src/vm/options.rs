@@ -104,6 +104,9 @@ pub struct VmOptions {
     /// So many slices, the last of the layout, have devices and nothing else
     #[arg(skip)]
     pub(crate) device_slices: usize,
+    /// Slices are on the hosts in reverse order: the bootstrap on the last one
+    #[arg(skip)]
+    pub(crate) reversed: bool,
     /// What companions lend
     #[arg(skip)]
     pub(crate) lend: Vec<String>,

@@ -1,9 +1,15 @@
-//! `tessera vm` on the host of the bootstrap slice: what a whole VM is asked to do, and where its parts are.
+//! `tessera vm` on the host of the slice that coordinates: what a whole VM is asked to do, and where its parts are.
+//!
+//! ```text
+//!   slice 0 ─┬─ it answers ─> Said
+//!            ├─ ask slice N ─> slice N ─> ...
+//!            └─ nobody there ─> slice 1 ─> ...
+//! ```
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use lab::{Command, HostNumber, Stream};
+use lab::{Command, Stream};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -17,6 +23,12 @@ const WHOLE_LIMIT: Duration = Duration::from_secs(900);
 const GIVEN_UP: &str = "it was not moved and runs on where it was: ";
 /// How it is told that all is as it was to be; why follows.
 const NOTHING: &str = "nothing to do: ";
+
+/// How a slice that does not coordinate says who does: its number is between the two.
+const ELSEWHERE: &str = "the slice refuses: ask slice";
+const COORDINATES: &str = ", which coordinates the VM";
+/// How it is told that nobody is at a control socket.
+const NOBODY: &str = "connect to the control socket";
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,17 +60,38 @@ impl Scenario<'_> {
 
     /// What each slice of the VM has.
     pub(crate) fn places(&self) -> Result<Vec<Places>> {
-        let (is_done, said) = self.tell_vm(&["show"], LIMIT)?;
-        ensure!(is_done, "tessera vm show: {said}");
-        read_places(&said)
+        let show = |(is_done, said): (bool, String)| {
+            ensure!(is_done, "tessera vm show: {said}");
+            read_shown(&said)
+        };
+        let shown = show(self.tell_vm(&["show"], LIMIT)?)?;
+        if shown.coordinator == 0 {
+            return Ok(shown.slices);
+        }
+        // Slice 0 may be about to end, and know less than the one that coordinates.
+        Ok(show(self.tell_slice(shown.coordinator, &["show"], LIMIT)?)?.slices)
     }
 
-    /// Whether it was done, and what it has said.
+    /// Whether it was done, and what was said: by the slice that coordinates, or by any that will do.
     fn tell_vm(&self, words: &[&str], limit: Duration) -> Result<(bool, String)> {
-        let first = self.lab.host(HostNumber::new(1)?)?;
-        let (program, control) = (self.program()?, self.control(first.number()));
+        let (mut slice, mut asked) = (0, 0);
+        loop {
+            let (is_done, said) = self.tell_slice(slice, words, limit)?;
+            let next = if is_done { None } else { next(slice, &said) };
+            asked += 1;
+            // The coordination may be elsewhere at each try, and half of the slices gone.
+            match next.filter(|next| *next < self.layout.slices()) {
+                Some(next) if asked <= 2 * self.layout.slices() => slice = next,
+                _ => return Ok((is_done, said)),
+            }
+        }
+    }
+
+    fn tell_slice(&self, slice: usize, words: &[&str], limit: Duration) -> Result<(bool, String)> {
+        let host = self.host(slice)?;
+        let (program, control) = (self.program()?, self.control(host.number()));
         let words = [&[&program, "vm"], words, &["--control", &control, "--json"]].concat();
-        let (status, lines) = first.run(&Command::new(words), limit)?;
+        let (status, lines) = host.run(&Command::new(words), limit)?;
         let of = |stream| {
             let lines = lines.iter().filter(|line| line.stream == stream);
             lines.map(|line| line.text.trim()).collect::<Vec<_>>().join(" ")
@@ -66,6 +99,16 @@ impl Scenario<'_> {
         let said = if status.success() { of(Stream::Out) } else { of(Stream::Error) };
         Ok((status.success(), said))
     }
+}
+
+/// The slice to ask instead of one that does not coordinate, or has left; none if that has answered, or nobody may know.
+fn next(slice: usize, said: &str) -> Option<usize> {
+    if said.contains(NOBODY) {
+        return Some(slice + 1);
+    }
+    let (_, behind) = said.split_once(ELSEWHERE)?;
+    let number = behind.split_once(COORDINATES)?.0;
+    number.parse().ok().filter(|other| *other != slice)
 }
 
 fn read(is_done: bool, said: &str) -> Result<Said> {
@@ -84,13 +127,15 @@ fn read(is_done: bool, said: &str) -> Result<Said> {
     }
 }
 
-fn read_places(said: &str) -> Result<Vec<Places>> {
-    #[derive(Deserialize)]
-    struct Shown {
-        slices: Vec<Places>,
-    }
-    let shown: Shown = serde_json::from_str(said).context("read where the VM's parts are")?;
-    Ok(shown.slices)
+/// Where everything is.
+#[derive(Debug, Deserialize)]
+struct Shown {
+    coordinator: usize,
+    slices: Vec<Places>,
+}
+
+fn read_shown(said: &str) -> Result<Shown> {
+    serde_json::from_str(said).context("read where the VM's parts are")
 }
 
 #[cfg(test)]
@@ -116,12 +161,33 @@ mod tests {
     }
 
     #[test]
+    fn slice_that_does_not_coordinate_names_the_next_to_ask() {
+        let ask = |slice, other| {
+            next(
+                slice,
+                &format!(
+                    "tessera: the slice refuses: ask slice{other}, which coordinates the VM, once the guest runs"
+                ),
+            )
+        };
+        assert_eq!((ask(0, "1"), ask(2, "0")), (Some(1), Some(0)));
+        // Before the guest runs.
+        assert_eq!((ask(0, "0"), ask(0, "x")), (None, None));
+        let gone = "tessera: connect to the control socket /run/vm.sock: No such file or directory";
+        assert_eq!(next(1, gone), Some(2));
+        assert_eq!(next(1, "tessera: the slice has ended"), None);
+        assert_eq!(next(0, "tessera: the slice refuses: nothing to do: all is even"), None);
+    }
+
+    #[test]
     fn places_are_what_the_slices_say() {
-        let said = r#"{"epoch":4,"slices":[
+        let said = r#"{"epoch":4,"coordinator":2,"slices":[
             {"slice":0,"vcpus":[0,2],"memory_mib":512,"devices":[0],"queues":[[0,0]]},
             {"slice":2,"vcpus":[],"memory_mib":0,"devices":[],"queues":[]}]}"#;
         let of = |slice, vcpus, memory_mib| Places { slice, vcpus, memory_mib };
-        assert_eq!(read_places(said).unwrap(), [of(0, vec![0, 2], 512), of(2, Vec::new(), 0)]);
-        assert!(read_places("{}").is_err());
+        let shown = read_shown(said).unwrap();
+        assert_eq!(shown.slices, [of(0, vec![0, 2], 512), of(2, Vec::new(), 0)]);
+        assert_eq!(shown.coordinator, 2);
+        assert!(read_shown("{}").is_err());
     }
 }

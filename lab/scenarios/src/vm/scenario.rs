@@ -2,37 +2,40 @@
 //!
 //! ```text
 //!   prepare: build tessera, get the guest's kernel and initramfs
-//!   run:     companions on hosts 2..N ─> bootstrap on host 1 ─> console lines ─> Outcome
+//!   run:     companions on hosts 2..N ─> bootstrap on host 1 ─> console lines ─┬──> Outcome
+//!                                           it leaves ─> those of a companion ─┘
 //! ```
 
 use std::fs;
 use std::io::Read;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use lab::{Command, Host, HostNumber, Lab, RemoteProcess, Stream};
-use serde_json::Value;
+use lab::{Command, Event, Host, HostNumber, Lab, RemoteProcess, Stream};
 
 use super::companion::{Companion, PORT, wait_for_port};
+use super::distro;
 use super::guest_console::GuestReport;
 use super::judge::Outcome;
 use super::layout::Layout;
 use super::options::{Interrupts, VmOptions};
+use super::output::Output;
 use super::prepare::Prepared;
 use crate::interrupt::Interrupted;
-use crate::progress::{Progress, printable};
+use crate::progress::Progress;
 
 /// Longest silence of the guest before a line says that it is still being waited for.
 const QUIET: Duration = Duration::from_secs(15);
 /// What tessera gets beyond its time limit, to end in order and write its report.
 const OVERTIME: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(200);
-/// Lines a host's output is kept for in an error message.
-const TAIL: usize = 12;
+/// What a slice writes at its end, in the job folder of its host.
+pub(super) const REPORT: &str = "run.json";
 
 /// One VM to run in a lab.
 #[derive(Clone, Copy, Debug)]
@@ -48,43 +51,85 @@ pub(crate) struct Scenario<'a> {
     pub(crate) loud: bool,
 }
 
-impl Scenario<'_> {
+impl<'a> Scenario<'a> {
     /// Runs the VM to its end.
     pub(crate) fn run(&self) -> Result<Outcome> {
-        let companions = self.start_companions()?;
-        let outcome = self.run_beside(&mut |_| {})?;
+        let output = self.output(self.loud);
+        let companions = self.start_companions_heard_by(&output)?;
+        let outcome = self.run_beside((&companions, &output), &mut |_| {})?;
         self.end(outcome, companions)
     }
 
-    /// Runs the bootstrap slice to its end beside companions that are there. `see` hears of what the guest says.
-    pub(crate) fn run_beside(&self, see: &mut dyn FnMut(&GuestReport)) -> Result<Outcome> {
+    /// Runs the VM to its end with companions that are there. `see` hears of what the guest says.
+    pub(crate) fn run_beside(
+        &self,
+        (companions, output): (&[Companion], &Output),
+        see: &mut dyn FnMut(&GuestReport),
+    ) -> Result<Outcome> {
         let start = Instant::now();
         let mut bootstrap = self.start_bootstrap()?;
-        let mut outcome = self.watch(&mut bootstrap, start, see)?;
+        let mut outcome = self.watch((&mut bootstrap, companions), output, start, see)?;
         outcome.seconds = start.elapsed().as_secs_f64();
         Ok(outcome)
     }
 
     /// Ends the companions of a VM that is over, and judges it.
     pub(crate) fn end(&self, mut outcome: Outcome, companions: Vec<Companion>) -> Result<Outcome> {
-        for companion in companions {
-            companion.finish(&mut outcome.problems);
-        }
+        let well = outcome.exit.as_ref().is_ok_and(|exit| exit.success());
+        finish(companions, well, &mut outcome.problems);
         outcome.report = self.read_report(&mut outcome.problems)?;
         outcome.judge((self.layout.slices(), self.layout.all()), self.options.strict());
         Ok(outcome)
     }
 
-    /// Starts the companions and waits until they listen.
+    /// Collects what the slices of this VM write.
+    pub(crate) fn output(&self, loud: bool) -> Arc<Output> {
+        Arc::new(Output::new(self.progress, loud))
+    }
+
+    /// The host of each slice, in order of the slices.
+    pub(crate) fn hosts(&self) -> Vec<Host<'a>> {
+        let mut hosts: Vec<_> = self.lab.hosts().take(self.layout.slices()).collect();
+        if self.options.reversed {
+            hosts.reverse();
+        }
+        hosts
+    }
+
+    /// The host of a slice.
+    pub(crate) fn host(&self, slice: usize) -> Result<Host<'a>> {
+        let host = self.hosts().get(slice).copied();
+        host.with_context(|| format!("there is no slice {slice}"))
+    }
+
+    /// The slice of host 1, which has the devices of a Debian system, and that host.
+    pub(crate) fn with_devices(&self) -> Result<(usize, Host<'a>)> {
+        let first = HostNumber::new(1)?;
+        let found = self.hosts().into_iter().enumerate().find(|of| of.1.number() == first);
+        found.context("host 1 has a slice")
+    }
+
+    /// Starts the companions and waits until they listen. Nobody hears the guest if one of them comes to coordinate.
     pub(crate) fn start_companions(&self) -> Result<Vec<Companion>> {
+        self.start_companions_heard_by(&self.output(false))
+    }
+
+    /// The same; `output` hears the guest then.
+    pub(crate) fn start_companions_heard_by(&self, output: &Arc<Output>) -> Result<Vec<Companion>> {
         self.put_secret()?;
         let mut companions = Vec::new();
         let slices = self.layout.slices();
-        for (slice, host) in self.lab.hosts().take(slices).enumerate().skip(1) {
+        let owner = self.prepared.distro.as_ref().map(|_| self.with_devices()).transpose()?;
+        for (slice, host) in self.hosts().into_iter().enumerate().skip(1) {
+            forget_report(&host)?;
             // A companion opens what it lends when it starts, so only a host with the devices can.
             let has_devices = slice >= slices - self.options.device_slices;
-            let lend = self.options.lend.iter().filter(|_| has_devices);
-            let lend = lend.flat_map(|what| ["--lend".to_owned(), what.clone()]);
+            let mut lend: Vec<_> =
+                self.options.lend.iter().filter(|_| has_devices).cloned().collect();
+            if owner.as_ref().is_some_and(|owner| owner.0 == slice) {
+                lend.extend(distro::lent(&host)?);
+            }
+            let lend = lend.into_iter().flat_map(|what| ["--lend".to_owned(), what]);
             let words = [
                 self.program()?,
                 "companion".to_owned(),
@@ -94,15 +139,21 @@ impl Scenario<'_> {
                 inside(&host, "vm.key")?,
                 "--control".to_owned(),
                 self.control(host.number()),
+                "--report".to_owned(),
+                inside(&host, REPORT)?,
             ];
             let more = self.options.companion.iter().cloned();
             let command = Command::new(words.into_iter().chain(lend).chain(more));
             let process = host.spawn(&command)?;
-            companions.push(Companion::new(process, host.number(), self.progress, self.loud));
+            companions.push(Companion::new(
+                process,
+                host.number(),
+                self.progress,
+                output,
+                self.loud,
+            ));
         }
-        for host in self.lab.hosts().take(self.layout.slices()).skip(1) {
-            wait_for_port(&host)?;
-        }
+        self.hosts().iter().skip(1).try_for_each(wait_for_port)?;
         Ok(companions)
     }
 
@@ -113,12 +164,11 @@ impl Scenario<'_> {
 
     /// The same with words before the command.
     pub(crate) fn start_bootstrap_through(&self, prefix: &[String]) -> Result<RemoteProcess> {
-        let first = self.lab.host(HostNumber::new(1)?)?;
-        // A report of an earlier run must not be taken for this one's.
-        drop(fs::remove_file(first.job()?.join("run.json")));
+        let first = self.host(0)?;
+        forget_report(&first)?;
         let command = Command::new([prefix, &self.arguments(&first)?].concat());
         if self.loud {
-            self.progress.say(&format!("host 1: {command}"));
+            self.progress.say(&format!("host {}: {command}", first.number()));
         }
         first.spawn(&command)
     }
@@ -153,17 +203,19 @@ impl Scenario<'_> {
         Ok(())
     }
 
-    /// Reads the bootstrap slice's output until it ends.
+    /// Takes what the slices write until the VM is over.
     fn watch(
         &self,
-        bootstrap: &mut RemoteProcess,
+        (bootstrap, companions): (&mut RemoteProcess, &[Companion]),
+        output: &Output,
         start: Instant,
         see: &mut dyn FnMut(&GuestReport),
     ) -> Result<Outcome> {
         let until = start + Duration::from_secs(self.options.timeout()) + OVERTIME;
         let mut guest = GuestReport::default();
-        let (mut boot_seconds, mut tail, mut problems) = (None, Vec::new(), Vec::new());
-        while !bootstrap.is_over() {
+        let (mut boot_seconds, mut problems) = (None, Vec::new());
+        let host = self.host(0)?.number();
+        while !self.is_over(bootstrap, companions)? {
             if self.interrupted.is_set() {
                 bail!("interrupted");
             }
@@ -171,48 +223,43 @@ impl Scenario<'_> {
                 problems.push("tessera does not end at its time limit".to_owned());
                 break;
             }
-            let Some(line) = bootstrap.next_line(POLL) else {
-                self.progress.say_if_quiet(QUIET, || waiting(&guest));
-                continue;
-            };
-            if line.stream == Stream::Out && guest.take(&line.text) {
+            match bootstrap.next_event(POLL) {
+                Some(Event::Output(Stream::Out, bytes)) => output.serial(host, &bytes),
+                Some(Event::Output(Stream::Error, bytes)) => output.bootstrap(host, &bytes),
+                Some(Event::Exit(_) | Event::Lost(_)) => {}
+                None => {
+                    self.progress.say_if_quiet(QUIET, || waiting(&guest));
+                    if bootstrap.is_over() {
+                        thread::sleep(POLL);
+                    }
+                }
+            }
+            if let Some(news) = output.news() {
                 boot_seconds.get_or_insert_with(|| start.elapsed().as_secs_f64());
-                see(&guest);
-            }
-            let mark = if line.stream == Stream::Out { "console" } else { "tessera" };
-            let shown = format!("host 1 {mark}: {}", printable(&line.text));
-            if self.loud {
-                self.progress.say(&shown);
-            }
-            tail.push(shown);
-            if tail.len() > TAIL {
-                tail.remove(0);
+                see(&news);
+                guest = news;
             }
         }
         let exit = bootstrap.wait(Duration::ZERO);
+        if exit.is_ok() {
+            // One of them may have coordinated: its last lines may be on their way.
+            companions.iter().for_each(Companion::settle);
+        }
+        guest = output.news().unwrap_or(guest);
+        let tail = output.tail();
         let (report, seconds) = (None, 0.0);
         Ok(Outcome { guest, exit, report, boot_seconds, seconds, problems, tail })
     }
 
-    /// What `tessera bootstrap --report` wrote.
-    pub(crate) fn read_report(&self, problems: &mut Vec<String>) -> Result<Option<Value>> {
-        let path = self.lab.host(HostNumber::new(1)?)?.job()?.join("run.json");
-        let Ok(bytes) = fs::read(&path) else {
-            problems.push("tessera wrote no report".to_owned());
-            return Ok(None);
-        };
-        match serde_json::from_slice(&bytes) {
-            Ok(report) => Ok(Some(report)),
-            Err(error) => {
-                problems.push(format!("tessera's report is no JSON: {error}"));
-                Ok(None)
-            }
-        }
+    /// Whether the bootstrap has ended; if its slice has left, whether all others have too.
+    fn is_over(&self, bootstrap: &RemoteProcess, companions: &[Companion]) -> Result<bool> {
+        Ok(bootstrap.is_over()
+            && (companions.iter().all(Companion::is_over) || !self.bootstrap_has_left()?))
     }
 
     /// Address of each slice's host, in order.
     pub(crate) fn addresses(&self) -> Vec<Ipv4Addr> {
-        self.lab.hosts().map(|host| host.address()).collect()
+        self.hosts().iter().map(Host::address).collect()
     }
 
     /// Memory of each slice in MiB.
@@ -221,11 +268,29 @@ impl Scenario<'_> {
     }
 }
 
+/// Ends the companions of a VM that has ended, or has ended well.
+pub(crate) fn finish(companions: Vec<Companion>, well: bool, problems: &mut Vec<String>) {
+    for companion in companions {
+        if well { companion.finish_well(problems) } else { companion.finish(problems) }
+    }
+}
+
 fn waiting(guest: &GuestReport) -> String {
     match (guest.cpus_online, guest.tests.len()) {
         (None, _) => "the guest is starting".to_owned(),
         (Some(_), count) => format!("the guest's tests are running, {count} done"),
     }
+}
+
+/// Where a slice writes its report, as this machine sees it.
+pub(super) fn report_of(host: &Host<'_>) -> Result<PathBuf> {
+    Ok(host.job()?.join(REPORT))
+}
+
+/// A report of an earlier run must not be taken for this one's.
+fn forget_report(host: &Host<'_>) -> Result<()> {
+    drop(fs::remove_file(report_of(host)?));
+    Ok(())
 }
 
 /// A path as a word of a command line.

@@ -1,9 +1,10 @@
-//! `./x demo --consolidate`: a Debian system over two hosts is drained to one and spread again under load, until its second
-//! slice leaves for good.
+//! `./x demo --consolidate`: a Debian system over two hosts is drained to one and spread again under load, until the host that
+//! it was started on is drained for good. The other one has its disk and its network.
 //!
 //! ```text
-//!   boot ─> clocks, compute, fio, requests ─> plan: drain, spread, ... ─> the slice leaves: status 0, its memory is free
-//!        ─> no request failed, fio verifies, results the same, clocks never back, no kernel warning ─> table, picture
+//!   boot ─> clocks, compute, fio, requests ─> plan: drain, spread, ... ─> slice 0 leaves: status 0, its memory is free
+//!        ─> no request failed, fio verifies, results the same, clocks never back, no kernel warning ─> power off: slice 1
+//!        ends with status 0 ─> table, picture
 //! ```
 
 mod picture;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::distro::Distro;
-use lab::{Command, ExitStatus, Host, HostNumber};
+use lab::{Command, Host};
 use outcome::table;
 use serde_json::{Value, json};
 
@@ -98,6 +99,7 @@ pub(super) fn prepare(vm: &mut VmOptions) -> Result<()> {
     ensure!(layout.slices() == 2, "--layout {layout}: --consolidate is about two slices");
     ensure!(layout.all() > 1, "--layout {layout}: one vCPU cannot be spread");
     vm.offer_all(&layout);
+    vm.reversed = true;
     Ok(())
 }
 
@@ -193,13 +195,7 @@ fn act(
     told.available.before = available(&host)?;
     let words = ["drain".to_owned(), DRAINED.to_string()];
     ask(scenario, sampler, ("leave", &words), told)?;
-    let companion = slices.companions.get(DRAINED - 1).context("the slice that is drained")?;
-    let status = companion.wait(LEAVE_LIMIT)?;
-    let last = companion.last_words();
-    ensure!(
-        status == ExitStatus::Code(0),
-        "slice{DRAINED} has left, and ended with {status}: {last}"
-    );
+    slices.left(DRAINED, LEAVE_LIMIT).with_context(|| format!("slice{DRAINED} has left"))?;
     let until = Instant::now() + BACK_LIMIT;
     loop {
         told.available.after = available(&host)?;
@@ -222,7 +218,7 @@ fn rest(
     let (from, until) = (sampler.now(), Instant::now() + LOOK);
     while Instant::now() < until {
         ensure!(!scenario.interrupted.is_set(), "interrupted");
-        slices.vm.alive()?;
+        slices.alive()?;
         sampler.check()?;
         thread::sleep(POLL);
     }
@@ -253,7 +249,7 @@ fn ask(
 }
 
 fn drained_host<'a>(scenario: &Scenario<'a>) -> Result<Host<'a>> {
-    scenario.lab.host(HostNumber::new(DRAINED + 1)?)
+    scenario.host(DRAINED)
 }
 
 /// KiB that a host has available.

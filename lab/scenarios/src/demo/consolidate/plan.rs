@@ -17,8 +17,8 @@ pub(super) enum Step {
     Look(String),
 }
 
-/// The slice that is drained.
-pub(super) const DRAINED: usize = 1;
+/// The slice that is drained: the bootstrap's. With its first drain the coordination goes to the other one, for good.
+pub(super) const DRAINED: usize = 0;
 
 /// All steps but the last drain. A VM whose vCPUs are all on one slice is spread first.
 pub(super) fn steps(vcpus: &[u32]) -> Vec<Step> {
@@ -27,7 +27,7 @@ pub(super) fn steps(vcpus: &[u32]) -> Vec<Step> {
         words: words.iter().map(|word| (*word).to_owned()).collect(),
     };
     let mut steps = vec![Step::Look("start".to_owned())];
-    if vcpus.iter().skip(1).all(|count| *count == 0) {
+    if vcpus.contains(&0) {
         steps.push(ask("spread".to_owned(), &["spread"]));
         steps.push(Step::Look("on two".to_owned()));
     }

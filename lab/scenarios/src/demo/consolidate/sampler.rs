@@ -37,7 +37,7 @@ impl Sampler {
     /// Begins.
     pub(super) fn start(scenario: &Scenario<'_>, guest: &Guest<'_>) -> Result<Self> {
         let mut hosts = Vec::new();
-        for host in scenario.lab.hosts().take(scenario.layout.slices()) {
+        for host in scenario.hosts() {
             hosts.push(host.spawn(&Command::new(["sh", "-c", &line(scenario, &host)?]))?);
         }
         let first = scenario.lab.hosts().next().context("a first host")?;
@@ -89,6 +89,7 @@ impl Sampler {
 fn line(scenario: &Scenario<'_>, host: &Host<'_>) -> Result<String> {
     let (program, control) = (scenario.program()?, scenario.control(host.number()));
     let show = format!("{program} vm show --control {control} --json; ");
+    // That slice stays.
     let show = if host.number().get() == 1 { &show } else { "" };
     let rest = if scenario.lab.mode() == Mode::Machines { 3 } else { 1 };
     // A slice that has left answers nothing more.
