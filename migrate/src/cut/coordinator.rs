@@ -150,6 +150,12 @@ impl Coordinator {
         self.phase == Phase::Idle
     }
 
+    /// Whether the coordinator before has not said yet that all slices run.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Waiting { .. })
+    }
+
     /// Whether another slice coordinates, and this one has nothing left to do.
     #[must_use]
     pub fn is_over(&self) -> bool {

@@ -52,6 +52,8 @@ use vm::Vm;
 const CLIENTS_MAX: usize = 8;
 /// The memory engine's time for an answer.
 const ENGINE_LIMIT: Duration = Duration::from_secs(2);
+/// For a slice that has come to coordinate to take requests.
+const READY_LIMIT: Duration = Duration::from_secs(2);
 /// A client's time to take an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -299,9 +301,25 @@ fn answer(
         | Request::Spread(_)
         | Request::Advise(_) => {
             // Other clients do not wait for this one's answer.
-            let vm = locked(&shared.vm).clone();
+            let vm = vm(shared);
             vm.map_or_else(|| Answer::Refused(whom_to_ask(shared)), |vm| vm.answer(request, tell))
         }
+    }
+}
+
+/// The VM, if this slice coordinates it. One that has come to do so is ready soon.
+fn vm(shared: &Shared) -> Option<Vm> {
+    let end = Instant::now() + READY_LIMIT;
+    loop {
+        let vm = locked(&shared.vm).clone();
+        let source = locked(&shared.source).clone();
+        let comes = source.is_some_and(|source| {
+            source.placement.load().coordinator() == source.placement.local()
+        });
+        if vm.is_some() || !comes || Instant::now() > end {
+            return vm;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -240,7 +240,7 @@ impl Vm {
         self.parts.keep_clocks(local.clock_test)?;
         self.parts.sample(&self.shape)?;
         let Self { parts, launch, back_ends, host, .. } = self;
-        Ok(Watch { parts, coordination, back_ends, launch, host }.run(control))
+        Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(control))
     }
 }
 

@@ -18,7 +18,7 @@ use crossbeam_channel::Sender;
 use devices::{Chipset, Fence};
 use dsm::Handle;
 use migrate::{PlacementOwner, PlacementView};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use transport::Class;
 use wire::control::{DeviceCall, InterruptEvent, OrderedChange, VcpuMessage};
@@ -87,6 +87,8 @@ pub(crate) struct Channels {
     pub(super) chipset: ArcSwapOption<Chipset>,
     /// Of other slices, while the VM runs.
     pub(super) reports: Reports,
+    /// This slice coordinates, and all others know.
+    pub(super) leads: AtomicBool,
     /// From one coordinator to the next.
     pub(super) succession: Succession,
 }
@@ -121,6 +123,7 @@ impl Channels {
             operations: Operations::default(),
             chipset: ArcSwapOption::empty(),
             reports: Reports::default(),
+            leads: AtomicBool::new(false),
             succession: Succession::default(),
         }
     }
@@ -130,10 +133,22 @@ impl Channels {
         self.placement.local()
     }
 
-    /// The slices that are there now, but for this one.
+    /// The slices that are there now, but for this one. One that is lost is no more.
     pub(crate) fn others(&self) -> Vec<SliceId> {
+        let mut there = self.there();
+        there.retain(|slice| *slice != self.local());
+        there
+    }
+
+    /// The slices that are there now, ascending.
+    pub(crate) fn there(&self) -> Vec<SliceId> {
         let placement = self.placement.load();
-        placement.members().iter().copied().filter(|slice| *slice != self.local()).collect()
+        placement.members().iter().copied().filter(|slice| !self.cut.is_lost(*slice)).collect()
+    }
+
+    /// Whether this slice coordinates and all others know, so that it may begin things.
+    pub(super) fn leads(&self) -> bool {
+        self.leads.load(Ordering::SeqCst)
     }
 
     /// The slice that coordinates now.

@@ -280,7 +280,7 @@ impl Keeper {
 
     /// The coordinator measures all others. Slices that were drained have no guest clock any more.
     fn look_who_is_there(&mut self, channels: &Channels) {
-        let others = if channels.coordinates() { channels.others() } else { Vec::new() };
+        let others = if channels.leads() { channels.others() } else { Vec::new() };
         while let Some(at) = self.companions.iter().position(|slice| !others.contains(slice)) {
             self.companions.remove(at);
             self.paces.remove(at);
@@ -305,6 +305,9 @@ impl Keeper {
         let (slice, pace) = (self.companions[at], &mut self.paces[at]);
         let mut exchanges: Vec<Exchange> = Vec::new();
         for _ in 0..EXCHANGES {
+            if !channels.leads() {
+                return None;
+            }
             self.next += 1;
             let sent = self.clock_sync.machine.clock().now();
             channels.send(slice, &Control::ClockPing { id: self.next });
@@ -423,6 +426,7 @@ mod tests {
         let machine = machine();
         let (channels, _told) = channels(SliceId(0));
         channels.owner.advance(&[Change::Leave(SliceId(2))], Epoch(2)).unwrap();
+        channels.leads.store(true, SeqCst);
         let start = machine.clock().offset();
         let us = |count: u64| count * u64::from(machine.true_tsc_khz()) / 1000;
         assert_eq!(machine.shared.gate.join(VcpuId(0)), None);

@@ -171,5 +171,5 @@ fn run(
     parts.keep_clocks(options.clock_test)?;
     parts.sample(&shape)?;
     tracing::info!("running as {local} with vCPUs {:?}", shape.placement.vcpus_on(local));
-    Ok(Watch { parts, coordination, back_ends, launch, host }.run(control))
+    Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(control))
 }

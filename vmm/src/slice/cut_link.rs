@@ -10,6 +10,7 @@ use super::operations::{Busy, Ongoing};
 use crate::control::PausesVm;
 use crossbeam_channel::{Sender, bounded};
 use migrate::cut::Message;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -122,8 +123,10 @@ struct Links {
     member: Option<Sender<(SliceId, Message)>>,
     /// On the coordinator.
     driver: Option<Sender<Input>>,
-    /// Slices that were gone before there was a driver to tell.
-    lost: Vec<SliceId>,
+    /// How often this slice has come to coordinate.
+    term: u64,
+    /// Slices that are gone and without which the VM goes on. The placement does not say so.
+    lost: BTreeSet<SliceId>,
 }
 
 impl CutLinks {
@@ -139,15 +142,25 @@ impl CutLinks {
     /// The VM can.
     pub(super) fn set_driver(&self, driver: Sender<Input>) {
         let mut links = self.lock();
-        for slice in links.lost.drain(..) {
-            let _ = driver.try_send(Input::Lost(slice));
+        for slice in &links.lost {
+            let _ = driver.try_send(Input::Lost(*slice));
         }
         links.driver = Some(driver);
     }
 
-    /// Another slice does that from now on.
-    pub(super) fn unset_driver(&self) {
-        self.lock().driver = None;
+    /// The number of the next driver.
+    pub(super) fn next_term(&self) -> u64 {
+        let mut links = self.lock();
+        links.term += 1;
+        links.term
+    }
+
+    /// Another slice does that from now on, unless this one has come to do so again.
+    pub(super) fn unset_driver(&self, term: u64) {
+        let mut links = self.lock();
+        if links.term == term {
+            links.driver = None;
+        }
     }
 
     /// Takes a message to where it belongs. While nobody here can come to rest the coordinator is not left waiting: gives
@@ -180,10 +193,15 @@ impl CutLinks {
     /// A slice is gone, and the VM goes on.
     pub(super) fn lost(&self, slice: SliceId) {
         let mut links = self.lock();
-        match &links.driver {
-            Some(driver) => drop(driver.try_send(Input::Lost(slice))),
-            None => links.lost.push(slice),
+        links.lost.insert(slice);
+        if let Some(driver) = &links.driver {
+            let _ = driver.try_send(Input::Lost(slice));
         }
+    }
+
+    /// Whether a slice is gone.
+    pub(super) fn is_lost(&self, slice: SliceId) -> bool {
+        self.lock().lost.contains(&slice)
     }
 
     /// On the coordinator: a VM that is paused, or about to be, runs on.
@@ -194,7 +212,8 @@ impl CutLinks {
     /// The VM is over: nobody is brought to rest any more, and who waits for that is told.
     pub(super) fn end(&self) {
         self.tell(Input::Over);
-        *self.lock() = Links::default();
+        let mut links = self.lock();
+        (links.member, links.driver) = (None, None);
     }
 }
 
@@ -233,5 +252,20 @@ mod tests {
         for lost in [PEER, SliceId(2)] {
             assert!(matches!(inputs.try_recv(), Ok(Input::Lost(slice)) if slice == lost));
         }
+    }
+
+    /// A slice that is gone is a member still: the placement does not say that it is lost.
+    #[test]
+    fn driver_of_a_later_term_hears_of_a_slice_that_was_lost_in_an_earlier_one() {
+        let links = CutLinks::default();
+        let (driver, inputs) = bounded(4);
+        links.set_driver(driver);
+        links.lost(PEER);
+        assert!(matches!(inputs.try_recv(), Ok(Input::Lost(PEER))));
+        // Another slice coordinates for a time.
+        links.unset_driver(0);
+        let (driver, inputs) = bounded(4);
+        links.set_driver(driver);
+        assert!(matches!(inputs.try_recv(), Ok(Input::Lost(PEER))), "cuts wait for it for ever");
     }
 }

@@ -119,11 +119,27 @@ impl Dispatcher {
         }
     }
 
+    /// A frame about clocks. Before the memory engine runs there is nothing to say.
+    fn clock(&self, from: SliceId, frame: &Control) {
+        let Some(clock) = self.clock_sync.get() else { return };
+        match frame {
+            Control::ClockPing { id } => self.channels.send(from, &clock.answer(*id)),
+            Control::ClockPong { id, ticks, stepped } => {
+                clock.answered(from, *id, *ticks, *stepped);
+            }
+            Control::ClockStep { sum } => clock.tell(*sum),
+            _ => {}
+        }
+    }
+
     fn control(&self, from: SliceId, frame: Control) {
         let (way, name) = frame.way();
         let placement = self.channels.placement.load();
         let local = self.channels.local();
-        if !way.permits(from, local, |slice| placement.coordinates_or_did(slice)) {
+        // Others may know earlier that this slice coordinates.
+        let chosen = || self.channels.succession.is_chosen();
+        let may = |slice| placement.coordinates_or_did(slice) || slice == local && chosen();
+        if !way.permits(from, local, may) {
             let text = format!("{from} sends {name} to {local}, which it must not");
             return self.channels.event(SliceEvent::Fatal(text));
         }
@@ -135,24 +151,14 @@ impl Dispatcher {
                 self.channels.job(from, DeviceJob::EndOfInterrupt(vector));
             }
             // Sent before the sender knew who coordinates now.
-            Control::WantEnd(_) | Control::WantStop if !self.channels.coordinates() => {
+            Control::WantEnd(_) | Control::WantStop
+                if !self.channels.coordinates() && !chosen() =>
+            {
                 self.channels.send(placement.coordinator(), &frame);
             }
             Control::WantEnd(cause) => self.channels.event(SliceEvent::WantEnd(from, cause)),
-            Control::ClockPing { id } => {
-                if let Some(clock) = self.clock_sync.get() {
-                    self.channels.send(from, &clock.answer(id));
-                }
-            }
-            Control::ClockPong { id, ticks, stepped } => {
-                if let Some(clock) = self.clock_sync.get() {
-                    clock.answered(from, id, ticks, stepped);
-                }
-            }
-            Control::ClockStep { sum } => {
-                if let Some(clock) = self.clock_sync.get() {
-                    clock.tell(sum);
-                }
+            Control::ClockPing { .. } | Control::ClockPong { .. } | Control::ClockStep { .. } => {
+                self.clock(from, &frame);
             }
             Control::WantStop => self.channels.event(SliceEvent::WantStop(from)),
             Control::EndSeen => self.channels.event(SliceEvent::EndSeen(from)),
@@ -162,7 +168,7 @@ impl Dispatcher {
                     self.channels.event(SliceEvent::Report(from, bytes));
                 }
             }
-            Control::End(cause) => self.channels.event(SliceEvent::End(cause)),
+            Control::End(cause) => self.channels.event(SliceEvent::End(from, cause)),
             Control::Apply { sequence, change } => {
                 self.channels.job(from, DeviceJob::Apply(sequence, change));
             }
@@ -369,9 +375,9 @@ impl Uplink for Link {
         }
         if is_bystander {
             tracing::error!("{peer} is lost, and its devices with it: {cause}");
+            channels.cut.lost(peer);
             // A full channel means that the device thread hangs, which it tells by itself.
             let _ = channels.applied.try_send((peer, GONE));
-            channels.cut.lost(peer);
             handovers.lost(peer);
             channels.event(SliceEvent::LostDevices(peer, cause));
             return;

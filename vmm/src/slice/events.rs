@@ -24,7 +24,7 @@ pub(crate) enum SliceEvent {
     /// The guest, or a slice, wants the VM to end.
     WantEnd(SliceId, EndCause),
     /// The coordinator says that the VM is over.
-    End(EndCause),
+    End(SliceId, EndCause),
     /// Another slice has heard that the VM is over.
     EndSeen(SliceId),
     /// A slice is gone.
@@ -51,7 +51,7 @@ impl SliceEvent {
     fn is_urgent(&self) -> bool {
         match self {
             Self::WantEnd(..)
-            | Self::End(_)
+            | Self::End(..)
             | Self::Lost(..)
             | Self::LostDevices(..)
             | Self::Dismissed

@@ -419,7 +419,7 @@ fn spawn_devices(work: impl FnOnce() + Send + 'static) -> Result<(), SliceError>
 pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> Option<Ending> {
     match event {
         SliceEvent::WantEnd(slice, cause) => Some(ending_by(*cause, *slice, panicked)),
-        SliceEvent::End(cause) => Some(Ending::Told(*cause)),
+        SliceEvent::End(_, cause) => Some(Ending::Told(*cause)),
         SliceEvent::Lost(slice, cause) => {
             Some(Ending::LostSlice { slice: *slice, cause: cause.clone() })
         }

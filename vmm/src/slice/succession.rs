@@ -13,8 +13,12 @@ use wire::SliceId;
 struct Links {
     /// What came last from the one that coordinates.
     state: Option<Vec<u8>>,
+    /// This slice is about to coordinate, or does: what is for the coordinator may come.
+    chosen: bool,
     /// To the thread that has slices leave, on the coordinator.
     thread: Option<Sender<SliceId>>,
+    /// A wish to leave that came before that thread was there.
+    early: Option<SliceId>,
     /// Who waits here for this slice to leave.
     waiting: Option<Sender<Result<(), String>>>,
 }
@@ -38,9 +42,24 @@ impl Succession {
         self.lock().state.take()
     }
 
+    /// This slice is about to coordinate, or does so no longer.
+    pub(super) fn choose(&self, chosen: bool) {
+        self.lock().chosen = chosen;
+    }
+
+    /// Whether what is for the coordinator may come here, as far as those know who send it.
+    pub(super) fn is_chosen(&self) -> bool {
+        self.lock().chosen
+    }
+
     /// From now on slices can leave by their own wish; none: no more.
     pub(super) fn set_thread(&self, thread: Option<Sender<SliceId>>) {
-        self.lock().thread = thread;
+        let mut links = self.lock();
+        let early = links.early.take();
+        if let (Some(thread), Some(slice)) = (&thread, early) {
+            let _ = thread.try_send(slice);
+        }
+        links.thread = thread;
     }
 
     /// A slice wants to leave.
@@ -48,9 +67,15 @@ impl Succession {
     /// # Errors
     /// Why it is not tried.
     pub(super) fn want_leave(&self, slice: SliceId) -> Result<(), &'static str> {
-        match &self.lock().thread {
+        let mut links = self.lock();
+        match &links.thread {
             Some(thread) => thread.try_send(slice).map_err(|_| "it has asked for that already"),
-            None => Err("the slice that coordinates is not ready"),
+            // The one before says that all know, and asks at once.
+            None if links.chosen => {
+                links.early = Some(slice);
+                Ok(())
+            }
+            None => Err("another slice coordinates"),
         }
     }
 
@@ -91,9 +116,10 @@ mod tests {
     fn wish_to_leave_is_heard_by_the_coordinator_or_refused() {
         let succession = Succession::default();
         assert!(succession.want_leave(SliceId(0)).is_err());
+        succession.choose(true);
+        assert_eq!(succession.want_leave(SliceId(0)), Ok(()));
         let (thread, wishes) = bounded(1);
         succession.set_thread(Some(thread));
-        assert_eq!(succession.want_leave(SliceId(0)), Ok(()));
         assert!(succession.want_leave(SliceId(0)).is_err());
         assert_eq!(wishes.try_recv(), Ok(SliceId(0)));
     }

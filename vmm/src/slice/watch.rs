@@ -37,6 +37,8 @@ pub(super) struct Watch {
     pub(super) launch: Launch,
     /// Name of this host.
     pub(super) host: String,
+    /// Who has said that the VM is over.
+    pub(super) told_by: Option<SliceId>,
 }
 
 impl Watch {
@@ -45,9 +47,12 @@ impl Watch {
         mut self,
         control: Option<&crate::control::ControlSocket>,
     ) -> (Ending, RunReport) {
-        let ending = self.wait_for_end();
+        let (ending, coordinates) = self.wait_for_end();
+        if coordinates {
+            // It stays with this slice to bring the VM to its end.
+            self.parts.channels.cut.end();
+        }
         let seconds = self.coordination.terms().started.elapsed().as_secs_f64();
-        let coordinates = self.parts.channels.coordinates();
         let (slices, lost_devices) = if coordinates {
             let slices = self.gather_reports(&ending);
             self.tell_all(&ending);
@@ -67,13 +72,14 @@ impl Watch {
         if let (Ending::Drained, Some(control)) = (&ending, control) {
             control.wait_until_answered(ANSWER_LIMIT);
         }
-        let Self { parts, coordination, back_ends, .. } = self;
+        let Self { parts, coordination, back_ends, told_by, .. } = self;
         if matches!(ending, Ending::Told(_)) && !coordinates {
             tracing::info!("the VM is over; the coordinator tells the other slices");
             parts.stop_vcpus();
             // As long as the fence is open: who closes first is lost to the others, which shuts theirs.
             back_ends.finish();
-            parts.channels.send(parts.channels.coordinator(), &Control::EndSeen);
+            let by = told_by.unwrap_or_else(|| parts.channels.coordinator());
+            parts.channels.send(by, &Control::EndSeen);
             end::stay_until_all_know(&parts.events);
         }
         parts.stop();
@@ -82,56 +88,77 @@ impl Watch {
         (ending, report)
     }
 
-    fn wait_for_end(&mut self) -> Ending {
+    /// How it has ended, and whether this slice coordinated then.
+    fn wait_for_end(&mut self) -> (Ending, bool) {
         let mut stop = StopPlan::new(self.coordination.terms().stop_limit);
         let mut asked = false;
+        // As far as this thread has been told, so that nothing is done before it knows the terms.
+        let mut leads = false;
+        // What came before all others know that this slice coordinates.
+        let mut early = Vec::new();
         loop {
             let channels = &self.parts.channels;
             let limit = self.coordination.terms().limit;
             let deadline = [limit, stop.due()].into_iter().flatten().min();
-            let event = match self.parts.events.recv(deadline.filter(|_| channels.coordinates())) {
+            let event = match self.parts.events.recv(deadline.filter(|_| leads)) {
                 Ok(event) => Some(event),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => {
                     Some(SliceEvent::Fatal("its threads are gone".into()))
                 }
             };
-            let coordinates = channels.coordinates();
-            match &event {
-                Some(SliceEvent::Fatal(cause)) if !coordinates => self.complain(cause),
-                // It came while this slice coordinated.
-                Some(SliceEvent::WantEnd(_, cause)) if !coordinates => {
-                    channels.send(channels.coordinator(), &Control::WantEnd(*cause));
-                    continue;
-                }
-                _ => {}
-            }
-            let panicked = self.coordination.has_panicked();
-            let local = self.parts.local;
-            let over = event.as_ref().and_then(|event| ending_of(event, local, panicked));
-            if let Some(ending) = over {
-                return ending;
-            }
-            let ending = match event {
-                Some(SliceEvent::Coordinates) if coordinates => {
+            match event {
+                Some(SliceEvent::Coordinates) if channels.leads() => {
+                    leads = true;
                     stop.set_limit(self.coordination.terms().stop_limit);
-                    None
+                    early.drain(..).for_each(|event| channels.events.send(event));
                 }
                 Some(SliceEvent::Coordinates) => {
+                    leads = false;
                     // The guest may not have heard the button, and the next one knows nothing of it.
                     if stop.is_asked() {
                         channels.send(channels.coordinator(), &Control::WantStop);
                     }
                     stop = StopPlan::new(Duration::ZERO);
-                    None
+                    early.drain(..).for_each(|event| channels.events.send(event));
                 }
-                event if coordinates => self.coordinate(event, limit, &mut stop),
-                event => self.follow(event.as_ref(), &mut asked),
-            };
-            if let Some(ending) = ending {
-                return ending;
+                Some(
+                    event @ (SliceEvent::Stop | SliceEvent::WantStop(_) | SliceEvent::WantEnd(..)),
+                ) if !leads && channels.succession.is_chosen() => early.push(event),
+                event => {
+                    if let Some(ending) = self.take(event, (leads, limit), &mut stop, &mut asked) {
+                        return (ending, leads);
+                    }
+                }
             }
         }
+    }
+
+    /// What follows from an event, or from the time.
+    fn take(
+        &mut self,
+        event: Option<SliceEvent>,
+        (leads, limit): (bool, Option<Instant>),
+        stop: &mut StopPlan,
+        asked: &mut bool,
+    ) -> Option<Ending> {
+        let channels = &self.parts.channels;
+        match &event {
+            Some(SliceEvent::Fatal(cause)) if !leads => self.complain(cause),
+            // It came while this slice coordinated.
+            Some(SliceEvent::WantEnd(_, cause)) if !leads => {
+                channels.send(channels.coordinator(), &Control::WantEnd(*cause));
+                return None;
+            }
+            Some(SliceEvent::End(from, _)) => self.told_by = Some(*from),
+            _ => {}
+        }
+        let (local, panicked) = (self.parts.local, self.coordination.has_panicked());
+        let over = event.as_ref().and_then(|event| ending_of(event, local, panicked));
+        if over.is_some() {
+            return over;
+        }
+        if leads { self.coordinate(event, limit, stop) } else { self.follow(event.as_ref(), asked) }
     }
 
     /// The coordinator is to end the VM: this slice cannot go on.
@@ -214,6 +241,10 @@ impl Watch {
                 );
                 channels.send(channels.coordinator(), &Control::WantStop);
             }
+            Some(SliceEvent::LostDevices(slice, cause)) => {
+                let (slice, cause) = (slice.0, cause.clone());
+                self.coordination.terms().lost.push(LostSlice { slice, cause });
+            }
             // It came while this slice coordinated.
             Some(SliceEvent::WantStop(_)) => {
                 channels.send(channels.coordinator(), &Control::WantStop);
@@ -240,9 +271,8 @@ impl Watch {
         // Whoever counts meanwhile gets no more.
         self.parts.channels.reports.end();
         self.tell(&Control::AskReport);
-        let lost = self.coordination.terms().lost.len();
         let deadline = Instant::now() + REPORT_LIMIT;
-        while reports.len() + lost < members && Instant::now() < deadline {
+        while reports.len() < members && Instant::now() < deadline {
             match self.parts.events.recv(Some(deadline)) {
                 Ok(SliceEvent::Report(from, bytes)) => match serde_json::from_slice(&bytes) {
                     Ok(report) => reports.push(report),
@@ -289,9 +319,7 @@ impl Watch {
             return;
         }
         self.parts.stop_vcpus();
-        let terms = self.coordination.terms();
-        let lost = |slice: &SliceId| terms.lost.iter().any(|lost| lost.slice == slice.0);
-        let told = self.parts.channels.others().into_iter().filter(|slice| !lost(slice)).collect();
+        let told = self.parts.channels.others().into_iter().collect();
         end::wait_until_all_know(told, &self.parts.events);
     }
 }

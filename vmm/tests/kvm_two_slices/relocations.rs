@@ -1,10 +1,12 @@
 //! Everything of a slice goes to the other one and comes back, again and again.
 
-use crate::rig::{PAUSE, RESUME, Vm, is_possible};
+use crate::rig::{PAUSE, RESUME, Vm, is_possible, move_to};
 use crate::{alone, guest};
+use std::thread;
 use std::time::Duration;
 use tessera_vmm::control::{
-    AdviseRequest, Answer, ConsolidateRequest, DrainRequest, Request, SlicePlaces, SpreadRequest,
+    AdviseRequest, Answer, ClientError, ConsolidateRequest, DrainRequest, Request, SlicePlaces,
+    SpreadRequest,
 };
 use tessera_vmm::slice::{Interrupts, check_forms};
 use transport::CarrierKind;
@@ -28,7 +30,7 @@ fn come_and_go(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
         if disk {
             let why = vm.refusal(0, drain(1));
             assert!(why.contains("device 0 has its real part there"), "{why}");
-            vm.relocate(crate::rig::move_to(1, 0));
+            vm.relocate(move_to(1, 0));
         } else {
             let heard = vm.relocate(way);
             let told: Vec<_> = heard.iter().map(|far| far.done).collect();
@@ -191,6 +193,28 @@ fn kvm_bootstrap_slice_leaves_and_the_vm_goes_on_with_userspace_apics() {
 fn kvm_bootstrap_slice_leaves_and_the_vm_goes_on_with_ghosts() {
     bootstrap_leaves(Interrupts::Ghost, CarrierKind::Shm, false);
     bootstrap_leaves(Interrupts::Ghost, CarrierKind::Tcp, true);
+}
+
+/// A program asks the next coordinator until it is heard, which may be while the cut lasts: not all slices know then.
+#[test]
+fn kvm_next_coordinator_begins_nothing_before_all_know_it() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+    for round in 0..10 * ROUNDS {
+        let [at, next] =
+            [round % 2, 1 - round % 2].map(|slice| u16::try_from(slice).expect("it is small"));
+        thread::scope(|threads| {
+            let ask =
+                || while matches!(vm.ask(next, move_to(1, at)), Err(ClientError::Refused(_))) {};
+            threads.spawn(ask);
+            vm.relocate_at(at, drain(at));
+        });
+        vm.moves_on();
+    }
+    assert_eq!(vm.power_off_at(1, 0), guest::AGREE, "additions to the page of both are lost");
 }
 
 #[test]

@@ -4,12 +4,13 @@
 //!   bootstrap: begin ----------------------------------> coordinates
 //!                                                          | save, in a cut
 //!                                                          v
-//!   another slice: prepare --Coordinate taken--> take_over: coordinates      the one before: step_down --WantLeave--> gone
+//!   another slice: prepare --Coordinate taken--> take_over --HandedOver--> leads   the one before: step_down --WantLeave--> gone
 //!                     \--prepared anew, or the VM ends                                  \--it is given parts, and stays
 //! ```
 //! The coordinator has the platform devices, orders changes of the devices on PCI (`peripherals`), decides about cuts and
 //! moves, keeps the clocks together, hears the requests of people (`relocation`, `control`) and ends the VM (`watch`). Which
-//! slice that is stands in the placement and nowhere else: all threads look there. So little has to be told.
+//! slice that is stands in the placement and nowhere else: all threads look there. So little has to be told. Others may learn of it
+//! earlier or later than that slice: until all know (`Channels::leads`) it answers, and begins nothing.
 
 mod error;
 mod leaves;
@@ -24,6 +25,7 @@ pub(super) use terms::Terms;
 use super::channels::Channels;
 use super::console::PanicWatch;
 use super::cut::{self, Failure, Succeeds};
+use super::cut_link::CutHandle;
 use super::events::SliceEvent;
 use super::handover::MoveHandle;
 use super::peripherals::{OrderState, Relay};
@@ -113,19 +115,29 @@ impl Coordination {
     /// There is no thread for it.
     pub(super) fn begin(&self) -> Result<(), SuccessionError> {
         let channels = &self.config.channels;
-        self.lead(Coordinator::new(channels.local(), channels.placement.load().members().to_vec()))
+        channels.succession.choose(true);
+        self.lead(Coordinator::new(channels.local(), channels.there()))
     }
 
     fn lead(&self, coordinator: Coordinator) -> Result<(), SuccessionError> {
         let CoordinationConfig { channels, moves, capacity, control, .. } = &self.config;
-        let cuts = cut::start_driver(channels, coordinator)?;
-        let relocations = Relocations::new(moves.clone(), cuts.clone(), channels, capacity.clone());
-        let relocations = Arc::new(relocations);
-        leaves::start(channels, &relocations)?;
-        if let Some(control) = control {
-            control.attach_vm(Arc::new(cuts), relocations);
-        }
-        Ok(())
+        let (moves, capacity, control) = (moves.clone(), capacity.clone(), control.clone());
+        let weak = Arc::downgrade(channels);
+        let ready = move |cuts: CutHandle| {
+            let Some(channels) = weak.upgrade() else { return };
+            let relocations = Relocations::new(moves, cuts.clone(), &channels, capacity);
+            let relocations = Arc::new(relocations);
+            if let Err(error) = leaves::start(&channels, &relocations) {
+                let text = format!("start a thread of the coordinator: {error}");
+                channels.event(SliceEvent::Fatal(text));
+            }
+            channels.leads.store(true, Ordering::SeqCst);
+            if let Some(control) = control {
+                control.attach_vm(Arc::new(cuts), relocations);
+            }
+            channels.event(SliceEvent::Coordinates);
+        };
+        Ok(cut::start_driver(channels, coordinator, ready)?)
     }
 
     /// What ends the VM.
@@ -158,6 +170,7 @@ impl Succeeds for Coordination {
             elapsed_ms: milliseconds(terms.started.elapsed()),
             left_ms: terms.left_ms(),
             stop_limit_ms: milliseconds(terms.stop_limit),
+            panicked: self.has_panicked(),
             lost: terms.lost_states(),
         };
         let bytes = encode(&state).map_err(SuccessionError::from)?;
@@ -172,11 +185,16 @@ impl Succeeds for Coordination {
             let (theirs, ours) = (state.order.last, order.last);
             return Err(SuccessionError::Order { theirs, ours }.into());
         }
-        let terms = Terms::of(&state);
+        let mut terms = Terms::of(&state);
+        terms.add_lost(self.terms().lost.clone());
+        if state.panicked {
+            self.config.panicked.store(true, Ordering::Relaxed);
+        }
         let mut chipset = self.chipset();
         chipset.restore(state.chipset).map_err(SuccessionError::from)?;
         self.config.moves.count_from(state.moves);
         *lock(&self.next) = Some((chipset, terms));
+        self.config.channels.succession.choose(true);
         Ok(())
     }
 
@@ -185,17 +203,17 @@ impl Succeeds for Coordination {
         let (chipset, terms) = lock(&self.next).take().ok_or(SuccessionError::Missing)?;
         channels.chipset.store(Some(Arc::new(chipset)));
         *self.terms() = terms;
-        let members = channels.placement.load().members().to_vec();
-        self.lead(Coordinator::after(before, cut, channels.local(), members))?;
+        self.lead(Coordinator::after(before, cut, channels.local(), channels.there()))?;
         tracing::info!(
             "this slice coordinates the VM: its serial line is here, and requests are made here"
         );
-        channels.event(SliceEvent::Coordinates);
         Ok(())
     }
 
     fn step_down(&self) {
         let channels = &self.config.channels;
+        channels.leads.store(false, Ordering::SeqCst);
+        channels.succession.choose(false);
         if let Some(control) = &self.config.control {
             control.detach_vm();
         }

@@ -38,6 +38,8 @@ pub(super) struct CoordinatorState {
     pub(super) left_ms: Option<u64>,
     /// The guest's time to shut down, in milliseconds.
     pub(super) stop_limit_ms: u64,
+    /// A panic of the guest has gone by.
+    pub(super) panicked: bool,
     /// Slices that were lost so far.
     pub(super) lost: Vec<LostState>,
 }

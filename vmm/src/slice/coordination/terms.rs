@@ -38,6 +38,13 @@ impl Terms {
         self.limit.map(|limit| milliseconds(left(limit)))
     }
 
+    /// Slices that this one has seen lost count too.
+    pub(super) fn add_lost(&mut self, lost: Vec<LostSlice>) {
+        let new = |lost: &LostSlice| self.lost.iter().all(|known| known.slice != lost.slice);
+        let new: Vec<_> = lost.into_iter().filter(new).collect();
+        self.lost.extend(new);
+    }
+
     pub(super) fn lost_states(&self) -> Vec<LostState> {
         let state =
             |lost: &LostSlice| LostState { slice: lost.slice, cause: shortened(&lost.cause) };

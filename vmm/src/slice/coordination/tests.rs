@@ -55,6 +55,7 @@ fn state() -> CoordinatorState {
         elapsed_ms: 60_000,
         left_ms: Some(1000),
         stop_limit_ms: 500,
+        panicked: true,
         lost: vec![LostState { slice: 2, cause: "silent".into() }],
     }
 }

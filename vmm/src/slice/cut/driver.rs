@@ -24,8 +24,9 @@ const INPUTS_MAX: usize = 1024;
 /// For all slices to come to rest.
 const REST_LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts the thread. `send` takes messages to members, this slice among them. It ends when another slice coordinates, and
-/// says so by `end`, or when nobody is left who could ask.
+/// Starts the thread. `send` takes messages to members, this slice among them. It says by
+/// `ready` that cuts can begin. It ends when another slice coordinates, or when nobody is left who could ask, and says so
+/// by `end`.
 ///
 /// # Errors
 /// There is no thread for it.
@@ -33,7 +34,8 @@ pub(super) fn start_driver(
     coordinator: Coordinator,
     operations: Operations,
     send: impl Fn(SliceId, Message) + Send + 'static,
-    (fail, end): (impl Fn(String) + Send + 'static, impl FnOnce() + Send + 'static),
+    fail: impl Fn(String) + Send + 'static,
+    (ready, end): (impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static),
 ) -> io::Result<Sender<Input>> {
     let (sender, inputs) = bounded(INPUTS_MAX);
     let mut thread = Thread {
@@ -49,7 +51,7 @@ pub(super) fn start_driver(
         over: false,
     };
     let run = move || {
-        thread.serve(&inputs);
+        thread.serve(&inputs, ready);
         end();
     };
     thread::Builder::new().name("cut-driver".into()).spawn(run)?;
@@ -98,8 +100,14 @@ struct Thread<S, F> {
 }
 
 impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
-    fn serve(&mut self, inputs: &Receiver<Input>) {
+    fn serve(&mut self, inputs: &Receiver<Input>, ready: impl FnOnce()) {
+        let mut ready = Some(ready);
         loop {
+            if !self.coordinator.is_waiting()
+                && let Some(ready) = ready.take()
+            {
+                ready();
+            }
             let input = match self.limit() {
                 None => inputs.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(limit) => inputs.recv_deadline(self.began + limit),
@@ -305,9 +313,14 @@ mod tests {
         let (sender, sent) = unbounded();
         let send = move |to, message| sender.send((to, message)).unwrap();
         let coordinator = Coordinator::new(SLICES[0], SLICES.to_vec());
-        let driver =
-            start_driver(coordinator, Operations::default(), send, (|why| panic!("{why}"), || ()))
-                .unwrap();
+        let driver = start_driver(
+            coordinator,
+            Operations::default(),
+            send,
+            |why| panic!("{why}"),
+            (|| (), || ()),
+        )
+        .unwrap();
         // As the links of a slice do, it goes before the thread can end.
         let handle = driver.clone();
         let members = thread::spawn(move || {

@@ -53,25 +53,37 @@ struct Part {
 
 impl Part {
     fn serve(&self, messages: &Receiver<(SliceId, Message)>, send: impl Fn(SliceId, Message)) {
-        let mut resting: Option<(u64, Quiesce)> = None;
+        // The cut, and who has asked for it.
+        let mut resting: Option<((u64, SliceId), Quiesce)> = None;
         for (from, message) in messages {
             match message {
                 Message::Take(number, step) => {
-                    if resting.as_ref().is_none_or(|(of, _)| *of != number) {
+                    if resting.as_ref().is_none_or(|(of, _)| *of != (number, from)) {
+                        // The one before may only bring its own cut to an end.
+                        if from != self.slice.channels.coordinator() {
+                            let why = "another slice coordinates".to_owned();
+                            send(from, Message::Failed(number, why));
+                            continue;
+                        }
                         // That of another cut goes on first.
                         drop(resting.take());
-                        resting = Some((number, Quiesce::new(self.slice.clone())));
+                        resting = Some(((number, from), Quiesce::new(self.slice.clone())));
                     }
                     if let Some((_, quiesce)) = &mut resting {
                         send(from, self.take(quiesce, number, step));
                     }
                 }
                 Message::GoOn(number) => {
-                    drop(resting.take());
+                    if resting.as_ref().is_some_and(|(of, _)| *of == (number, from)) {
+                        drop(resting.take());
+                    }
                     send(from, Message::GoesOn(number));
                 }
                 // It stays at rest until its process ends.
-                Message::Dismiss(_) => {
+                Message::Dismiss(number) => {
+                    if resting.as_ref().is_none_or(|(of, _)| *of != (number, from)) {
+                        continue;
+                    }
                     self.slice.channels.succession.told(Ok(()));
                     self.slice.channels.event(SliceEvent::Dismissed);
                 }

@@ -17,6 +17,7 @@ use super::SliceError;
 use super::channels::Channels;
 use super::cut_link::CutHandle;
 use super::events::SliceEvent;
+use crossbeam_channel::bounded;
 use migrate::cut::{Coordinator, Message};
 use std::io;
 use std::path::PathBuf;
@@ -33,26 +34,36 @@ pub(super) fn start(slice: Restable, forms: Option<PathBuf>) -> Result<(), Slice
     Ok(())
 }
 
-/// From now on the VM can be brought to rest, by what is returned. Of the slice that coordinates.
+/// From now on the VM can be brought to rest, by what is returned. Of the slice that coordinates; `ready` says when all
+/// others know it for that.
 ///
 /// # Errors
 /// There is no thread for it.
 pub(super) fn start_driver(
     channels: &Arc<Channels>,
     coordinator: Coordinator,
-) -> io::Result<CutHandle> {
+    ready: impl FnOnce(CutHandle) + Send + 'static,
+) -> io::Result<()> {
     let operations = channels.operations.clone();
     let events = channels.events.clone();
     let fail = move |why| events.send(SliceEvent::Fatal(why));
-    let weak = Arc::downgrade(channels);
+    let (weak, term) = (Arc::downgrade(channels), channels.cut.next_term());
     let end = move || {
         if let Some(channels) = weak.upgrade() {
-            channels.cut.unset_driver();
+            channels.cut.unset_driver(term);
         }
     };
-    let driver = driver::start_driver(coordinator, operations, sender(channels), (fail, end))?;
+    let (told, handle) = bounded(1);
+    let ready = move || {
+        if let Ok(driver) = handle.recv() {
+            ready(CutHandle::new(driver));
+        }
+    };
+    let send = sender(channels);
+    let driver = driver::start_driver(coordinator, operations, send, fail, (ready, end))?;
     channels.cut.set_driver(driver.clone());
-    Ok(CutHandle::new(driver))
+    let _ = told.send(driver);
+    Ok(())
 }
 
 /// Takes messages to slices, this one among them. The threads do not keep the slice alive.

@@ -20,6 +20,7 @@
 
 use crate::machine::{self, Machine, MachineError, Rest};
 use crate::slice::channels::{Channels, GONE};
+use crate::slice::events::SliceEvent;
 use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
 use crate::slice::peripherals::{self, OrderState, QueuesError, Resting, SliceDevices};
@@ -340,6 +341,12 @@ impl Drop for Quiesce {
             devices.resume_queues();
         }
         self.vcpus = None;
+        let channels = &self.slice.channels;
+        // It got ready, and the cut was given up.
+        if channels.succession.is_chosen() && !channels.coordinates() {
+            channels.succession.choose(false);
+            channels.event(SliceEvent::Coordinates);
+        }
     }
 }
 

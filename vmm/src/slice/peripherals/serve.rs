@@ -163,3 +163,48 @@ fn apply(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::channels::GONE;
+    use crate::slice::channels::tests::channels;
+    use crate::slice::pause::Pause;
+    use crossbeam_channel::bounded;
+    use std::thread::{scope, yield_now};
+    use wire::Epoch;
+
+    fn coordinate(thread: &mut DeviceThread, slice: u16, epoch: u32) {
+        let change = [Change::Coordinator(SliceId(slice))];
+        thread.channels.owner.advance(&change, Epoch(epoch)).unwrap();
+        let (pause, _told, until) = Pause::new();
+        drop(until);
+        thread.take(DeviceJob::Rest(pause)).unwrap();
+    }
+
+    /// A slice with devices only that is gone is a member still.
+    #[test]
+    fn coordinator_that_comes_back_waits_for_no_slice_that_it_knows_to_be_lost() {
+        let (channels, _events) = channels(SliceId(0));
+        let (acknowledge, applied) = bounded(8);
+        acknowledge.send((SliceId(2), GONE)).unwrap();
+        channels.cut.lost(SliceId(2));
+        let mut thread = DeviceThread::new(Arc::clone(&channels), None, applied);
+        scope(|threads| {
+            // Slice 1 acknowledges each change once it was sent to it.
+            threads.spawn(|| {
+                for sequence in 1..=2 {
+                    let sent = || channels.frames.save(|peer| peer == SliceId(1))[0].sent;
+                    while sent() < sequence {
+                        yield_now();
+                    }
+                    acknowledge.send((SliceId(1), sequence)).unwrap();
+                }
+            });
+            thread.take(DeviceJob::Broken(0)).unwrap();
+            coordinate(&mut thread, 1, 2);
+            coordinate(&mut thread, 0, 3);
+            assert_eq!(thread.take(DeviceJob::Broken(0)), Ok(()));
+        });
+    }
+}
