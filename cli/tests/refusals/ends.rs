@@ -145,7 +145,7 @@ fn kvm_companion_that_is_asked_has_the_guest_shut_down() {
     companion.process.signal(Signal::TERM);
     judge(&folder, &vm.end(), 0, "the guest powered off");
     let end = companion.process.end();
-    let said = "tessera: the bootstrap says that the VM is over: the guest powered off";
+    let said = "tessera: the coordinator says that the VM is over: the guest powered off";
     assert_eq!((end.status, &*end.said), (Some(0), &[said.to_owned()][..]), "{end:?}");
 }
 
@@ -163,7 +163,7 @@ fn kvm_companions_exit_well_when_a_vm_is_stopped_without_its_guest() {
     vm.signal(Signal::TERM);
     judge(&folder, &vm.end(), 8, "stopped: asked twice, the guest was not waited for");
     let end = companion.process.end();
-    let said = "tessera: the bootstrap says that the VM is over: it was stopped";
+    let said = "tessera: the coordinator says that the VM is over: it was stopped";
     assert_eq!((end.status, &*end.said), (Some(0), &[said.to_owned()][..]), "{end:?}");
 }
 

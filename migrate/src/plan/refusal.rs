@@ -102,10 +102,7 @@ impl Obstacle {
     pub(super) fn device(device: u16, kept: &[SliceId]) -> Self {
         let slices: Vec<_> = kept.iter().map(SliceId::to_string).collect();
         let have = if kept.len() == 1 { "has" } else { "have" };
-        Self::Device {
-            device,
-            why: format!("{} {have} no path to it, as far as Tessera knows", slices.join(", ")),
-        }
+        Self::Device { device, why: format!("{} {have} no path to it", slices.join(", ")) }
     }
 }
 

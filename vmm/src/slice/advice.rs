@@ -44,6 +44,9 @@ pub(super) enum AdviceError {
     /// A slice does not tell what it has counted.
     #[error("{0} has not told its counters within {REPORT_LIMIT:?}")]
     Silent(SliceId),
+    /// What a slice has told is no report.
+    #[error("read the report of {0}")]
+    Unreadable(SliceId, #[source] serde_json::Error),
     /// Too many slices.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -103,10 +106,12 @@ fn count(channels: &Channels) -> Result<Counted, AdviceError> {
     let mut slices = BTreeMap::from([(local, own)]);
     let deadline = Instant::now() + REPORT_LIMIT;
     while let Some(missing) = others.iter().find(|slice| !slices.contains_key(slice)) {
-        let Ok(SliceReport { slice, memory, .. }) = reports.recv_deadline(deadline) else {
+        let Ok((from, bytes)) = reports.recv_deadline(deadline) else {
             return Err(AdviceError::Silent(*missing));
         };
-        slices.insert(SliceId(slice), memory);
+        let report: SliceReport =
+            serde_json::from_slice(&bytes).map_err(|error| AdviceError::Unreadable(from, error))?;
+        slices.insert(from, report.memory);
     }
     channels.reports.end();
     Ok(Counted { at: Instant::now(), epoch, slices })
@@ -160,6 +165,16 @@ mod tests {
         };
         let slices = BTreeMap::from([(SliceId(0), report(1)), (SliceId(1), report(0))]);
         Counted { at, epoch: Epoch(epoch), slices }
+    }
+
+    /// Reports cross slices as JSON.
+    #[test]
+    fn report_is_read_back_with_the_pages_of_each_slice() {
+        let pages_from = vec![PagesFrom { slice: 3, pages: 5 }];
+        let memory = Report { pages_from, ..Report::default() };
+        let report = SliceReport { slice: 1, memory, ..SliceReport::default() };
+        let bytes = serde_json::to_vec(&report).unwrap();
+        assert_eq!(serde_json::from_slice::<SliceReport>(&bytes).unwrap(), report);
     }
 
     #[test]

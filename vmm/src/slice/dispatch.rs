@@ -164,7 +164,7 @@ impl Dispatcher {
             Control::EndSeen => self.channels.event(SliceEvent::EndSeen(from)),
             Control::AskReport => self.channels.event(SliceEvent::AskReport),
             Control::Report(bytes) => {
-                if !self.channels.reports.take(from, &bytes) {
+                if let Some(bytes) = self.channels.reports.take(from, bytes) {
                     self.channels.event(SliceEvent::Report(from, bytes));
                 }
             }

@@ -4,25 +4,27 @@
 //!   begin: waits --Report of each slice--> told --dropped--> nobody waits: reports go to the main thread, at the end
 //! ```
 
-use super::report::SliceReport;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::SliceId;
+
+/// A slice, and what it says.
+pub(super) type Report = (SliceId, Vec<u8>);
 
 /// One of each slice.
 const REPORTS_MAX: usize = 64;
 
 /// Who waits.
 #[derive(Debug, Default)]
-pub(super) struct Reports(Mutex<Option<Sender<SliceReport>>>);
+pub(super) struct Reports(Mutex<Option<Sender<Report>>>);
 
 impl Reports {
-    fn lock(&self) -> MutexGuard<'_, Option<Sender<SliceReport>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Sender<Report>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on reports come here. Whoever waited before gets no more.
-    pub(super) fn begin(&self) -> Receiver<SliceReport> {
+    pub(super) fn begin(&self) -> Receiver<Report> {
         let (sender, reports) = bounded(REPORTS_MAX);
         *self.lock() = Some(sender);
         reports
@@ -33,41 +35,30 @@ impl Reports {
         *self.lock() = None;
     }
 
-    /// Gives a report to whoever waits. False if nobody does; one that cannot be read, or is too many, is dropped.
-    pub(super) fn take(&self, from: SliceId, bytes: &[u8]) -> bool {
-        let waiting = self.lock().clone();
-        let Some(waiting) = waiting else { return false };
-        match serde_json::from_slice::<SliceReport>(bytes) {
-            // It speaks for itself only.
-            Ok(report) if report.slice == from.0 => drop(waiting.try_send(report)),
-            Ok(_) => tracing::warn!("{from} sent a report of another slice"),
-            Err(error) => tracing::warn!("{from} sent an unreadable report: {error}"),
+    /// Gives a report to whoever waits, or back if nobody does. One that is too many is dropped.
+    pub(super) fn take(&self, from: SliceId, bytes: Vec<u8>) -> Option<Vec<u8>> {
+        match &*self.lock() {
+            Some(waiting) => {
+                let _ = waiting.try_send((from, bytes));
+                None
+            }
+            None => Some(bytes),
         }
-        true
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dsm::{PagesFrom, Report};
 
     #[test]
-    fn reports_go_to_whoever_waits_and_say_who_they_are_of() {
-        let reports = Reports::default();
-        let bytes = |slice| {
-            let pages_from = vec![PagesFrom { slice: 3, pages: 5 }];
-            let memory = Report { pages_from, ..Report::default() };
-            serde_json::to_vec(&SliceReport { slice, memory, ..SliceReport::default() })
-        };
-        assert!(!reports.take(SliceId(1), &bytes(1).unwrap()));
+    fn reports_go_to_whoever_waits_as_long_as_somebody_does() {
+        let (reports, from) = (Reports::default(), SliceId(1));
+        assert_eq!(reports.take(from, vec![1]), Some(vec![1]));
         let waiting = reports.begin();
-        for (from, bytes) in [(1, bytes(1).unwrap()), (2, bytes(1).unwrap()), (2, b"{".to_vec())] {
-            assert!(reports.take(SliceId(from), &bytes));
-        }
-        let told: Vec<_> = waiting.try_iter().collect();
-        assert_eq!((told.len(), told[0].slice, told[0].memory.pages_from[0].pages), (1, 1, 5));
+        (0..100).for_each(|_| assert_eq!(reports.take(from, vec![2]), None));
+        assert_eq!(waiting.try_iter().collect::<Vec<_>>(), vec![(from, vec![2]); REPORTS_MAX]);
         reports.end();
-        assert!(!reports.take(SliceId(1), &bytes(1).unwrap()));
+        assert_eq!(reports.take(from, vec![3]), Some(vec![3]));
     }
 }

@@ -26,6 +26,8 @@ use wire::{Control, SliceId};
 
 /// For the reports of all slices.
 const REPORT_LIMIT: Duration = Duration::from_secs(4);
+/// Events that wait until all slices know that this one coordinates.
+const EARLY_MAX: usize = 64;
 /// For whoever has this slice drained to hear that it is.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
@@ -47,7 +49,9 @@ impl Watch {
         mut self,
         control: Option<&crate::control::ControlSocket>,
     ) -> (Ending, RunReport) {
-        let (ending, coordinates) = self.wait_for_end();
+        let (ending, led) = self.wait_for_end();
+        // One that has just come to coordinate may be told by the one before.
+        let coordinates = led && self.told_by.is_none();
         if coordinates {
             // It stays with this slice to bring the VM to its end.
             self.parts.channels.cut.end();
@@ -88,7 +92,7 @@ impl Watch {
         (ending, report)
     }
 
-    /// How it has ended, and whether this slice coordinated then.
+    /// How it has ended, and whether this slice coordinated then, as far as it knew.
     fn wait_for_end(&mut self) -> (Ending, bool) {
         let mut stop = StopPlan::new(self.coordination.terms().stop_limit);
         let mut asked = false;
@@ -124,7 +128,12 @@ impl Watch {
                 }
                 Some(
                     event @ (SliceEvent::Stop | SliceEvent::WantStop(_) | SliceEvent::WantEnd(..)),
-                ) if !leads && channels.succession.is_chosen() => early.push(event),
+                ) if !leads && channels.succession.is_chosen() => {
+                    // More than that say the same.
+                    if early.len() < EARLY_MAX {
+                        early.push(event);
+                    }
+                }
                 event => {
                     if let Some(ending) = self.take(event, (leads, limit), &mut stop, &mut asked) {
                         return (ending, leads);
