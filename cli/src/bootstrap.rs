@@ -173,8 +173,6 @@ pub(crate) fn window(text: &str) -> Result<(u64, u64), String> {
     Ok((min.parse().map_err(|_| error())?, max.parse().map_err(|_| error())?))
 }
 
-/// A run is not to end without a report because of a misspelt folder. Creates nothing: the VM may
-/// still be refused.
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let stop = signals::listen()?;
     let (local, remote) = arguments.slices.split_first().context("no --slice given")?;

@@ -16,7 +16,8 @@ pub(crate) struct ReportFile {
 }
 
 impl ReportFile {
-    /// Whether it can be written, as far as one can see before the run.
+    /// Whether it can be written, as far as one can see before the run, which is not to end without a report because of a
+    /// misspelt folder. Creates nothing: the VM may still be refused.
     pub(crate) fn check(&self) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -69,21 +69,18 @@ pub(super) fn advice(
     if !(u64::from(WINDOWS)..=SECONDS_MAX).contains(&seconds) {
         return Err(AdviceError::Seconds(seconds));
     }
-    let mut windows = Vec::new();
-    let first = count(channels)?;
-    let mut last = None;
+    let mut counted = vec![count(channels)?];
     for window in 0..WINDOWS {
         let done = usize::try_from(window).unwrap_or(usize::MAX);
         let next = "counting pages between slices".to_owned();
         tell(Progress { done, total: WINDOWS as usize, next });
         thread::sleep(Duration::from_secs(seconds) / WINDOWS);
-        let next = count(channels)?;
-        windows.extend(between(last.as_ref().unwrap_or(&first), &next));
-        last = Some(next);
+        counted.push(count(channels)?);
     }
-    let last = last.as_ref().unwrap_or(&first);
+    let pairs = counted.windows(2);
+    let windows: Vec<_> = pairs.filter_map(|pair| between(&pair[0], &pair[1])).collect();
     let terms = Terms {
-        fault: fault(&first, last),
+        fault: fault(&counted[0], &counted[counted.len() - 1]),
         interruption: INTERRUPTION,
         bytes_per_second: BYTES_PER_SECOND,
         hot_bytes: BTreeMap::new(),

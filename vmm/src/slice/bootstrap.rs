@@ -234,7 +234,6 @@ impl Vm {
         self.parts.allow_cuts(&coordination, local.forms.clone())?;
         self.parts.allow_moves()?;
         coordination.begin().map_err(|error| SliceError::Coordination(Box::new(error)))?;
-        coordination.terms().start_now();
         stop.attach(&self.parts.channels.events);
         self.parts.machine.start(bus)?;
         self.parts.keep_clocks(local.clock_test)?;

@@ -238,21 +238,21 @@ impl Channels {
 
     /// Tells the IOAPIC that a level-triggered interrupt was ended here.
     pub(super) fn end_of_interrupt(&self, vector: u8) {
-        let coordinator = self.coordinator();
-        if self.local() == coordinator {
-            self.job(coordinator, DeviceJob::EndOfInterrupt(vector));
-        } else {
-            self.send(coordinator, &Control::EndOfInterrupt { vector });
-        }
+        self.tell_devices(DeviceJob::EndOfInterrupt(vector), &Control::EndOfInterrupt { vector });
     }
 
     /// A driver has broken a device's ring.
     pub(crate) fn device_broken(&self, device: u16) {
+        self.tell_devices(DeviceJob::Broken(device), &Control::Broken { device });
+    }
+
+    /// Gives the coordinator's device thread a job, which is a frame on the way to another slice.
+    fn tell_devices(&self, job: DeviceJob, frame: &Control) {
         let coordinator = self.coordinator();
         if self.local() == coordinator {
-            self.job(coordinator, DeviceJob::Broken(device));
+            self.job(coordinator, job);
         } else {
-            self.send(coordinator, &Control::Broken { device });
+            self.send(coordinator, frame);
         }
     }
 }

@@ -26,13 +26,6 @@ impl Terms {
         Self { started, limit, stop_limit, lost: Vec::new() }
     }
 
-    /// The guest starts only now.
-    pub(in crate::slice) fn start_now(&mut self) {
-        let waited = self.started.elapsed();
-        self.started = Instant::now();
-        self.limit = self.limit.map(|limit| limit + waited);
-    }
-
     pub(super) fn left_ms(&self) -> Option<u64> {
         let left = |limit: Instant| limit.saturating_duration_since(Instant::now());
         self.limit.map(|limit| milliseconds(left(limit)))

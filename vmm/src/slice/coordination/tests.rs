@@ -3,47 +3,13 @@
 use super::state::{CoordinatorState, LostState, milliseconds, shortened};
 use super::terms::Terms;
 use crate::slice::peripherals::OrderState;
-use devices::{
-    Chipset, ChipsetConfig, GuestClock, InterruptMessage, InterruptSink, ShutdownCause,
-    ShutdownSink,
-};
+use crate::slice::peripherals::testing::chipset;
 use migrate::saved::{decode, encode};
 use migrate::{Saved, SavedError, SavedState};
 use proptest::prelude::*;
 use proptest::sample::Index;
-use std::sync::Arc;
 use std::time::Duration;
 use wire::control::COORDINATOR_STATE_BYTES_MAX;
-
-struct Outside;
-
-impl InterruptSink for Outside {
-    fn deliver(&self, _: InterruptMessage) {}
-}
-
-impl ShutdownSink for Outside {
-    fn shutdown(&self, _: ShutdownCause) {}
-}
-
-impl GuestClock for Outside {
-    fn ticks(&self) -> u64 {
-        1 << 40
-    }
-
-    fn frequency_hz(&self) -> u64 {
-        1_000_000_000
-    }
-}
-
-fn chipset() -> Chipset {
-    Chipset::new(ChipsetConfig {
-        vcpus: 2,
-        console: Box::new(std::io::sink()),
-        interrupts: Arc::new(Outside),
-        shutdown: Arc::new(Outside),
-        clock: Arc::new(Outside),
-    })
-}
 
 fn state() -> CoordinatorState {
     let chipset = chipset();

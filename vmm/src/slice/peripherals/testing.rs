@@ -5,7 +5,10 @@ use devices::msix::MsixView;
 use devices::pci::PciRoot;
 use devices::saved::{QueueState, WorkerState};
 use devices::virtio::rng;
-use devices::{InterruptMessage, InterruptSink};
+use devices::{
+    Chipset, ChipsetConfig, GuestClock, InterruptMessage, InterruptSink, ShutdownCause,
+    ShutdownSink,
+};
 use migrate::Saved;
 use std::sync::Arc;
 use wire::DeviceId;
@@ -14,6 +17,27 @@ struct Nowhere;
 
 impl InterruptSink for Nowhere {
     fn deliver(&self, _: InterruptMessage) {}
+}
+
+impl ShutdownSink for Nowhere {
+    fn shutdown(&self, _: ShutdownCause) {}
+}
+
+impl GuestClock for Nowhere {
+    fn ticks(&self) -> u64 {
+        1 << 40
+    }
+
+    fn frequency_hz(&self) -> u64 {
+        1_000_000_000
+    }
+}
+
+/// Platform devices that nobody is connected to.
+pub(in crate::slice) fn chipset() -> Chipset {
+    let console = Box::new(std::io::sink());
+    let (interrupts, shutdown, clock) = (Arc::new(Nowhere), Arc::new(Nowhere), Arc::new(Nowhere));
+    Chipset::new(ChipsetConfig { vcpus: 2, console, interrupts, shutdown, clock })
 }
 
 /// The form of a bus with a source of randomness, whose queue is served here or not.

@@ -4,47 +4,15 @@ use super::*;
 use crate::interrupts::saved::{ApicState, KernelApic};
 use crate::machine::saved::tests::some_state;
 use crate::slice::BOOTSTRAP;
-use crate::slice::peripherals::testing::devices_state;
-use devices::{
-    Chipset, ChipsetConfig, GuestClock, InterruptMessage, InterruptSink, ShutdownCause,
-    ShutdownSink,
-};
+use crate::slice::peripherals::testing::{chipset, devices_state};
 use dsm::saved::{Channel, FrameRuns, HolderKind, HoldersState, HomeState, TableScope};
 use migrate::saved::encode;
 use migrate::{DevicePlace, MemoryPlace, Saved};
 use proptest::prelude::*;
-use std::io;
 use std::slice::from_ref;
-use std::sync::Arc;
 use wire::Epoch;
 
 const SLICES: [SliceId; 2] = [SliceId(0), SliceId(1)];
-
-struct Nobody;
-
-impl InterruptSink for Nobody {
-    fn deliver(&self, _: InterruptMessage) {}
-}
-
-impl ShutdownSink for Nobody {
-    fn shutdown(&self, _: ShutdownCause) {}
-}
-
-impl GuestClock for Nobody {
-    fn ticks(&self) -> u64 {
-        0
-    }
-
-    fn frequency_hz(&self) -> u64 {
-        1
-    }
-}
-
-fn chipset() -> ChipsetState {
-    let console = Box::new(io::sink());
-    let (interrupts, shutdown, clock) = (Arc::new(Nobody), Arc::new(Nobody), Arc::new(Nobody));
-    Chipset::new(ChipsetConfig { vcpus: 2, console, interrupts, shutdown, clock }).save()
-}
 
 /// A vCPU and memory on each slice; a source of randomness whose queue is at slice 1.
 fn placement() -> Placement {
@@ -94,7 +62,7 @@ fn forms() -> [SliceState; 2] {
         placement: PlacementState::from(&placement()),
         ticks: 1_000,
         vcpus: vec![vcpu(slice.0)],
-        chipset: (slice == BOOTSTRAP).then(chipset),
+        chipset: (slice == BOOTSTRAP).then(|| chipset().save()),
         order: OrderState { last: 9 },
         devices: Some(devices_state(slice == SliceId(1))),
         frames: vec![PeerFrames { peer, sent, received }],
@@ -167,7 +135,7 @@ fn form_that_contradicts_itself_is_not_written() {
     refused("vcpus", 0, &|form| form.vcpus = vec![vcpu(1)]);
     refused("vcpus", 1, &|form| form.vcpus.push(vcpu(1)));
     refused("chipset", 0, &|form| form.chipset = None);
-    refused("chipset", 1, &|form| form.chipset = Some(chipset()));
+    refused("chipset", 1, &|form| form.chipset = Some(chipset().save()));
     refused("devices", 1, &|form| form.devices = None);
     refused("devices", 1, &|form| form.devices.as_mut().unwrap().devices.clear());
     // Slice 0 does not serve the queue.
