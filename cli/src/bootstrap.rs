@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// - A VM has at most 32 slices, 256 vCPUs and 31 devices, and at least 32 MiB of memory.
     #[arg(long = "slice", value_name = "SLICE", required = true, verbatim_doc_comment)]
     slices: Vec<SliceArgument>,
-    /// File with the VM's secret; needed with companions
+    /// File with the VM's secret; needed with companions, and for slices to join later (tessera vm add)
     ///
     /// It has 16 to 4096 bytes, is the same on all hosts, and only its owner may read it.
     /// One newline at its end does not count.

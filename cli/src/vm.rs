@@ -7,10 +7,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::fmt::Display;
 use std::io::{Write, stdout};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use vmm::control::{
-    AdviseRequest, Answer, Client, ConsolidateRequest, DrainRequest, MoveVcpuRequest, PauseRequest,
-    PlacementAnswer, PlacementRequest, Request, ResumeRequest, SpreadRequest,
+    AddRequest, AdviseRequest, Answer, Client, ConsolidateRequest, DrainRequest, MoveVcpuRequest,
+    PauseRequest, PlacementAnswer, PlacementRequest, Request, ResumeRequest, SpreadRequest,
 };
 
 #[derive(Args, Debug)]
@@ -33,6 +34,9 @@ enum Verb {
     Drain(DrainArguments),
     /// Drain all slices that are not needed, so that the VM is on as few as have room for it.
     Consolidate(ConsolidateArguments),
+    /// Have a companion join a VM that runs, as one slice more, and bring vCPUs to it until it has its share. The VM was
+    /// started with --secret-file, and the bootstrap's slice coordinates it.
+    Add(AddArguments),
     /// Bring vCPUs to slices that have fewer, until they are spread evenly.
     Spread(Target),
     /// Count for a while which slices send each other pages, and print where whole groups of vCPUs would be better placed:
@@ -81,6 +85,17 @@ struct ConsolidateArguments {
 }
 
 #[derive(Args, Debug)]
+struct AddArguments {
+    /// Where the companion listens (tessera companion --listen)
+    address: SocketAddr,
+    /// Bring nothing to it for now
+    #[arg(long)]
+    empty: bool,
+    #[command(flatten)]
+    target: Target,
+}
+
+#[derive(Args, Debug)]
 struct AdviseArguments {
     /// How long to count
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
@@ -124,6 +139,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Verb::Consolidate(ConsolidateArguments { stay, target }) => {
             let request = ConsolidateRequest { stay: stay.stay };
             (target, Request::Consolidate(request), "consolidated")
+        }
+        Verb::Add(AddArguments { address, empty, target }) => {
+            let request = AddRequest { address: *address, empty: *empty };
+            (target, Request::Add(request), "added")
         }
         Verb::Spread(target) => (target, Request::Spread(SpreadRequest {}), "spread"),
         Verb::Advise(arguments) => return advise(arguments),

@@ -205,11 +205,11 @@ impl SteppedSlice {
         parted.map_err(|error| error.to_string())
     }
 
-    /// Whether a slice may join.
+    /// Whether a slice may join. Gives its form.
     ///
     /// # Errors
     /// Why not.
-    pub fn may_join_with(&mut self, slice: SliceId) -> Result<(), JoinError> {
+    pub fn may_join_with(&mut self, slice: SliceId) -> Result<NodeState, JoinError> {
         self.engine.may_join_with(slice)
     }
 

@@ -5,7 +5,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use transport::control::Control;
-use transport::{BLOB_BYTES_MAX, MEMBERS_MAX, SUMMONS_BYTES_MAX, Summons};
+use transport::{BLOB_BYTES_MAX, MEMBERS_MAX, Summons};
+use wire::control::SUMMONS_BYTES_MAX;
 
 fuzz_target!(|input: &[u8]| {
     if let Ok(Control::Assign(assign)) = Control::decode(input) {

@@ -118,6 +118,8 @@ pub enum Control {
     Go(CarrierKind),
     /// To a companion: some slice cannot use this carrier; try the next one of the list.
     Next,
+    /// To a newcomer that is ready, before it is to go: how the VM stands that it joins.
+    State(Vec<u8>),
 }
 
 impl Control {
@@ -133,6 +135,7 @@ impl Control {
             Self::Commit(_) => "commit",
             Self::Abort(_) => "abort",
             Self::Ready(_) => "ready",
+            Self::State(_) => "state",
             Self::Go(_) => "go",
             Self::Next => "next",
         }
@@ -153,7 +156,9 @@ impl Control {
                 }
                 ("the configuration blob", assign.blob.len() <= BLOB_BYTES_MAX)
             }
-            Self::Agree(blob) | Self::Commit(blob) => ("the blob", blob.len() <= BLOB_BYTES_MAX),
+            Self::Agree(blob) | Self::Commit(blob) | Self::State(blob) => {
+                ("the blob", blob.len() <= BLOB_BYTES_MAX)
+            }
             Self::Refuse(text) | Self::Abort(text) => ("the text", text.len() <= TEXT_BYTES_MAX),
             Self::Ready(text) => {
                 ("the text", text.as_ref().is_none_or(|text| text.len() <= TEXT_BYTES_MAX))

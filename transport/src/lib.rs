@@ -50,7 +50,7 @@ pub use link::{AddPeerError, FormerPeer, PeerLink};
 pub use memory::PageMemory;
 pub use mesh::{
     Answer, Assignment, BootstrapMesh, Cancel, CompanionMesh, Invitation, Listener, Membership,
-    MeshError, MeshTransport, Plan, Refused, SUMMONS_BYTES_MAX, Summons,
+    MeshError, MeshTransport, Plan, Refused, Summons,
 };
 pub use rdma::{RdmaError, RdmaTransport};
 pub use secret::{Secret, SecretError};

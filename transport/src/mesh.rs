@@ -25,7 +25,7 @@
 //!         <------------------------------------------------- Ready, or Ready and why not | Refuse text
 //!         <-- by frames of the VM: met, or why not
 //!    add_peer                           add_peer                           |
-//!    admit ------------------------------------------- Go ---------> the transport to all
+//!    admit ------------------------------- State blob, Go ---------> the transport to all
 //! ```
 //!
 //! Up to `add_peer` nothing has changed in the mesh that runs; after it, `remove_peer` undoes it.
@@ -52,5 +52,5 @@ pub use error::MeshError;
 pub use invitation::{Cancel, Invitation};
 pub use listener::Listener;
 pub use membership::Membership;
-pub use summons::{SUMMONS_BYTES_MAX, Summons};
+pub use summons::Summons;
 pub use transport::MeshTransport;

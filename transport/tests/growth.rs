@@ -186,7 +186,7 @@ impl Vm {
             for (orders, link) in links {
                 ask(orders, |tell| Order::Add(link.unwrap(), tell)).unwrap();
             }
-            invitation.admit(soon()).unwrap();
+            invitation.admit(b"state", soon()).unwrap();
         });
         self.0.push(Running::start(newcomer.join().unwrap().unwrap()));
     }
@@ -247,7 +247,7 @@ fn removed_peer_is_gone_without_a_loss_and_the_others_go_on() {
         left.loses(THIRD);
         vm.goes_on();
         assert!(vm.0.iter().all(|slice| slice.count(SECOND) == 0));
-        vm.0[0].membership.forget(SECOND);
+        vm.0[0].membership.keep(|slice| slice != SECOND);
         vm.grows(SliceId(3));
         vm.goes_on();
         vm.finish();
@@ -262,7 +262,7 @@ fn newcomer_with_only_its_own_key_joins() {
     let newcomer = willing(listener);
     vm.meets(THIRD, address, soon(), |invitation, links| {
         assert!(links.iter().all(|(_, link)| link.as_ref().unwrap().peer() == THIRD));
-        invitation.admit(soon()).unwrap();
+        invitation.admit(b"state", soon()).unwrap();
     });
     assert_eq!(newcomer.join().unwrap().unwrap().transport.peers(), [SliceId(0), SECOND]);
     vm.goes_on();
@@ -292,7 +292,7 @@ fn number_and_address_of_a_newcomer_are_its_own() {
     let mut vm = Vm::of(3, CarrierKind::Tcp);
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let membership = &mut vm.0[0].membership;
-    membership.forget(THIRD);
+    membership.keep(|slice| slice != THIRD);
     for used in [SliceId(0), SECOND, THIRD] {
         let error = membership.invite(used, free, b"", soon()).unwrap_err();
         assert!(matches!(error, MeshError::NotFresh { slice } if slice == used), "{error}");
@@ -327,7 +327,7 @@ fn steps_out_of_order_are_refused() {
         let newcomer = willing(listener);
         let mut invitation = membership.invite(SECOND, address, b"join", soon()).unwrap();
         let error = match early {
-            true => invitation.admit(soon()).unwrap_err(),
+            true => invitation.admit(b"state", soon()).unwrap_err(),
             false => invitation.meet(soon()).unwrap_err(),
         };
         assert!(matches!(error, MeshError::OutOfOrder { .. }), "{error}");
@@ -434,7 +434,7 @@ fn newcomer_that_ends_when_all_have_met_it_can_be_removed() {
                 for (orders, link) in links.into_iter().filter(|_| added) {
                     ask(orders, |tell| Order::Add(link.unwrap(), tell)).unwrap();
                 }
-                let error = invitation.admit(soon()).unwrap_err();
+                let error = invitation.admit(b"state", soon()).unwrap_err();
                 assert!(matches!(&error, MeshError::Refused { slice: THIRD, .. }), "{error}");
             });
             for slice in vm.0.iter().filter(|_| added) {

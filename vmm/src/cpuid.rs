@@ -20,7 +20,7 @@ mod intersect;
 mod tests;
 mod vcpu;
 
-pub use intersect::{CpuidError, intersect};
+pub use intersect::{CpuidError, intersect, lacks};
 pub use vcpu::{Topology, for_vcpu};
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};

@@ -3,8 +3,8 @@
 //! ```text
 //!   all nodes at rest, replicas flushed, counts of messages agree
 //!     --may_join_with on each node--> one refuses: all go on as they were
-//!              \--all agree--> join_with on each: no page is a replica, and the newcomer is a member that holds nothing
-//!                                 \--the form of the newcomer--> Node::restored there, in the same epoch
+//!              \--all agree, and give the form of the newcomer--> Node::restored there, in the same epoch
+//!                    \--it has begun--> join_with on each: no page is a replica, and the newcomer is a member that holds nothing
 //! ```
 //!
 //! At such a moment nothing is on its way, so no message is needed. All members give the same form, and the newcomer
@@ -16,12 +16,12 @@
 
 use crate::channels::Counts;
 use crate::node::Node;
-use crate::pages::{Holders, PageCopy, SLICES_MAX};
+use crate::pages::{Holders, PageCopy};
 use crate::planted::PlantedBug;
 use crate::saved::{Channel, FrameRuns, NodeState, NotAtRest, RootState};
 use crate::store::PageStore;
 use thiserror::Error;
-use wire::{Epoch, Gfn, SliceId};
+use wire::{Epoch, Gfn, SLICES_MAX, SliceId};
 
 /// Why a slice cannot join now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -41,11 +41,16 @@ pub enum CannotJoin {
 }
 
 impl Node {
-    /// Whether a slice can join, as far as this node knows. Nothing changes.
+    /// Whether a slice can join, as far as this node knows. Gives the form that it begins with, the same on all nodes; the
+    /// newcomer may begin before the others take it in. Nothing changes.
     ///
     /// # Errors
     /// Why not.
-    pub fn may_join_with(&self, slice: SliceId, store: &impl PageStore) -> Result<(), CannotJoin> {
+    pub fn may_join_with(
+        &self,
+        slice: SliceId,
+        store: &impl PageStore,
+    ) -> Result<NodeState, CannotJoin> {
         if slice.0 >= SLICES_MAX {
             return Err(CannotJoin::TooHigh(slice));
         }
@@ -63,7 +68,7 @@ impl Node {
         let changed = self.tables.replicas().find(|(gfn, _)| !store.is_flushed(*gfn));
         match changed.filter(|_| !self.planted(PlantedBug::ReleaseWithoutFlush)) {
             Some((gfn, _)) => Err(CannotJoin::NotAtRest(NotAtRest::Unflushed(gfn))),
-            None => Ok(()),
+            None => Ok(self.newcomer(slice)),
         }
     }
 
@@ -77,14 +82,13 @@ impl Node {
         slice: SliceId,
         store: &mut impl PageStore,
     ) -> Result<NodeState, CannotJoin> {
-        self.may_join_with(slice, store)?;
+        let form = self.may_join_with(slice, store)?;
         if !self.planted(PlantedBug::ReplicasKeptFromNewcomer) {
             self.end_replicas(store);
         }
         let all = &mut self.config.slices;
         let place = all.partition_point(|member| *member < slice);
         all.insert(place, slice);
-        let form = self.newcomer(slice);
         if self.planted(PlantedBug::NewcomerNoMember) {
             self.config.slices.retain(|member| *member != slice);
         }
@@ -113,16 +117,18 @@ impl Node {
         self.overtaken.clear();
     }
 
-    /// The form of a slice that has joined: it knows what all know, and holds nothing.
+    /// The form of a slice that joins: it knows what all know, and holds nothing.
     fn newcomer(&self, slice: SliceId) -> NodeState {
         let Epoch(epoch) = self.config.epoch;
         let own = u32::from(self.planted(PlantedBug::NewcomerOwnEpoch));
-        let peers = self.config.slices.iter().copied().filter(|peer| *peer != slice);
+        let peers = self.config.slices.iter().copied();
+        let mut slices = self.config.slices.clone();
+        slices.insert(slices.partition_point(|member| *member < slice), slice);
         let roots = self.tables.roots().map(|(vcpu, page)| RootState { vcpu, page });
         NodeState {
             epoch: Epoch(epoch + own),
             slice,
-            slices: self.config.slices.clone(),
+            slices,
             homes: self.home_states(),
             vcpus: self.config.vcpus,
             tables: self.config.replicate.into(),
@@ -162,7 +168,9 @@ mod tests {
         let root = Input::Root { vcpu: VcpuId(4), gfn: Gfn(1) };
         one.step(0, root, &mut NoPages, &mut Vec::new()).unwrap();
 
+        let begins_with = one.may_join_with(SliceId(0), &NoPages).unwrap();
         let form = one.join_with(SliceId(0), &mut NoPages).unwrap();
+        assert_eq!(begins_with, form);
 
         assert_eq!((form.epoch, form.slice), (Epoch(3), SliceId(0)));
         assert_eq!(form.slices, [SliceId(0), SliceId(1)]);
@@ -176,7 +184,7 @@ mod tests {
         let before = one.clone();
         let refused = |node: &mut Node, slice| {
             let may = node.may_join_with(SliceId(slice), &NoPages);
-            assert_eq!(node.join_with(SliceId(slice), &mut NoPages).map(drop), may);
+            assert_eq!(node.join_with(SliceId(slice), &mut NoPages), may);
             may.unwrap_err()
         };
         assert_eq!(refused(&mut one, 1), CannotJoin::Member(SliceId(1)));

@@ -11,7 +11,7 @@ use crate::homes::HomeTable;
 use crate::input::Input;
 use crate::mechanisms::Mechanisms;
 use crate::outstanding_requests::{OutstandingRequest, OutstandingRequests};
-use crate::pages::{PageCopy, Pages, SLICES_MAX};
+use crate::pages::{PageCopy, Pages};
 use crate::pins::Pins;
 use crate::planted::PlantedBug;
 use crate::recalls::Recalls;
@@ -21,7 +21,7 @@ use crate::stats::Stats;
 use crate::store::PageStore;
 use crate::tables::Tables;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use wire::{Access, Epoch, Gfn, Message, SliceId, Table};
+use wire::{Access, Epoch, Gfn, Message, SLICES_MAX, SliceId, Table};
 
 /// One slice's share of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

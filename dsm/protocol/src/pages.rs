@@ -2,7 +2,7 @@
 
 use crate::homes::HomeTable;
 use std::ops::Range;
-use wire::{Access, DirectoryEntry, Gfn, HOME_MOVE_MAX, HolderKind, SliceId};
+use wire::{Access, DirectoryEntry, Gfn, HOME_MOVE_MAX, HolderKind, SLICES_MAX, SliceId};
 
 /// This slice's copy of a page. One byte per page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,8 +56,8 @@ pub(crate) struct Holders {
 /// So many readers make a page widely shared.
 const WIDELY_SHARED: u32 = 3;
 
-/// The most slices of one VM: a bit each.
-pub(crate) const SLICES_MAX: u16 = 64;
+// A bit for each slice.
+const _: () = assert!(SLICES_MAX as u32 <= u64::BITS);
 
 impl Holders {
     pub(crate) fn exclusive(slice: SliceId) -> Self {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 use thiserror::Error;
-use transport::Class;
+use transport::{Class, PeerLink};
 use wire::{Gfn, SliceId, VcpuId};
 
 /// Where a frame goes.
@@ -75,8 +75,12 @@ pub(crate) enum Command {
     MayPartWith { slice: SliceId, reply: Sender<Result<(), LeaveError>> },
     /// A slice leaves.
     PartWith { slice: SliceId, reply: Sender<Result<(), LeaveError>> },
+    /// Take one peer more into the transport.
+    AddPeer { link: PeerLink, reply: Sender<Result<(), JoinError>> },
+    /// Take one that has not joined out of it.
+    RemovePeer { slice: SliceId },
     /// Say whether a slice may join.
-    MayJoinWith { slice: SliceId, reply: Sender<Result<(), JoinError>> },
+    MayJoinWith { slice: SliceId, reply: Sender<Result<NodeState, JoinError>> },
     /// A slice joins.
     JoinWith { slice: SliceId, reply: Sender<Result<NodeState, JoinError>> },
     /// Log what is waited for.

@@ -107,6 +107,10 @@ impl Engine {
             Command::PartWith { slice, reply } => {
                 let _ = reply.send(self.part_with(slice)?);
             }
+            Command::AddPeer { link, reply } => {
+                let _ = reply.send(self.add_peer(link));
+            }
+            Command::RemovePeer { slice } => self.remove_peer(slice),
             Command::MayJoinWith { slice, reply } => {
                 let _ = reply.send(self.may_join_with(slice));
             }

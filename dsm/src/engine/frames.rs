@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// A slice that has left has closed its end too. What is left of the connections may take long to close.
-    fn forget_connections(&mut self, peer: SliceId) {
+    pub(super) fn forget_connections(&mut self, peer: SliceId) {
         if let Some(former) = self.outbound.transport.remove_peer(peer) {
             let close = Builder::new().name("former-peer".into()).spawn(move || drop(former));
             if let Err(error) = close {

@@ -3,9 +3,10 @@
 use super::rest::Unrest;
 use dsm_protocol::CannotJoin;
 use thiserror::Error;
+use wire::SliceId;
 
 /// Why an engine does not take a slice in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum JoinError {
     /// It was not brought to rest.
     #[error("the memory engine was not brought to rest")]
@@ -22,6 +23,14 @@ pub enum JoinError {
     /// The node does not take it in.
     #[error("share memory with a slice")]
     Refused(#[from] CannotJoin),
+    /// The transport does not take it.
+    #[error("reach {peer}: {why}")]
+    NoLink {
+        /// The slice.
+        peer: SliceId,
+        /// What the transport said.
+        why: String,
+    },
     /// The engine has stopped, or did not answer in time.
     #[error("the memory engine does not answer")]
     NoAnswer,

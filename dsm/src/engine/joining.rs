@@ -2,9 +2,11 @@
 //! (a cut), and that each of their transports reaches the newcomer.
 //!
 //! ```text
-//!   each engine that is there: Handle::may_join_with --all agree--> Handle::join_with --the same form from each-+--> Handle::go_on
-//!                                            \--one refuses--> Handle::go_on, nothing has changed               |
-//!   the newcomer: memory without contents, home of nothing ------------------------------------> Engine::join <-+
+//!   each engine that is there: Handle::add_peer, may_join_with --all agree--> Handle::join_with --> Handle::go_on
+//!                                |      \--one refuses--> remove_peer, go_on: nothing has changed
+//!                                |--the same form from each
+//!                                v
+//!   the newcomer:            Engine::join, with memory without contents, home of nothing
 //! ```
 //!
 //! Until then frames of that slice would break the protocol, and its loss is that of a bystander. The newcomer's engine
@@ -21,21 +23,38 @@ use dsm_protocol::saved::NodeState;
 use migrate::Invalid;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use transport::PeerLink;
 use wire::SliceId;
 
 impl Handle {
-    /// Whether a slice can join, as far as this engine knows. It must be at rest. Nothing changes.
+    /// Takes what leads to one peer more into the transport. It is a bystander until it joins.
+    ///
+    /// # Errors
+    /// The transport does not take it; an engine that does not answer within `limit`.
+    pub fn add_peer(&self, link: PeerLink, limit: Duration) -> Result<(), JoinError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::AddPeer { link, reply });
+        answer.recv_timeout(limit).unwrap_or(Err(JoinError::NoAnswer))
+    }
+
+    /// Ends the connections to a peer that has not joined. Nobody is told of its loss.
+    pub fn remove_peer(&self, slice: SliceId) {
+        self.post(Command::RemovePeer { slice });
+    }
+
+    /// Whether a slice can join, as far as this engine knows. It must be at rest. Nothing changes. Gives the form that the
+    /// newcomer begins with ([`Engine::join`]), before or after the others take it in: all give the same.
     ///
     /// # Errors
     /// Why not; an engine that does not answer within `limit`.
-    pub fn may_join_with(&self, slice: SliceId, limit: Duration) -> Result<(), JoinError> {
+    pub fn may_join_with(&self, slice: SliceId, limit: Duration) -> Result<NodeState, JoinError> {
         let (reply, answer) = bounded(1);
         self.post(Command::MayJoinWith { slice, reply });
         answer.recv_timeout(limit).unwrap_or(Err(JoinError::NoAnswer))
     }
 
     /// A slice joins. All engines that are there have been asked by [`Self::may_join_with`], and none has gone on since.
-    /// Gives back the form that the newcomer starts from ([`Engine::join`]): all give the same.
+    /// Gives the form once more.
     ///
     /// # Errors
     /// As for [`Self::may_join_with`], and nothing has changed then. After [`JoinError::NoAnswer`] it may happen later:
@@ -64,7 +83,23 @@ impl Engine {
         Self::restore(config, form)
     }
 
-    pub(crate) fn may_join_with(&mut self, slice: SliceId) -> Result<(), JoinError> {
+    pub(super) fn add_peer(&mut self, link: PeerLink) -> Result<(), JoinError> {
+        let peer = link.peer();
+        // A number is given out once, but to one that has never joined.
+        self.departed.retain(|gone| *gone != peer);
+        self.outbound
+            .transport
+            .add_peer(link)
+            .map_err(|error| JoinError::NoLink { peer, why: error.to_string() })
+    }
+
+    pub(super) fn remove_peer(&mut self, slice: SliceId) {
+        if !self.node.is_member(slice) {
+            self.forget_connections(slice);
+        }
+    }
+
+    pub(crate) fn may_join_with(&mut self, slice: SliceId) -> Result<NodeState, JoinError> {
         if !self.node.is_resting() {
             return Err(JoinError::Runs);
         }

@@ -50,6 +50,18 @@ fn slice_that_leaves_is_a_member_for_all_or_for_none() {
 }
 
 #[test]
+fn slice_that_joins_is_a_member_for_all_or_for_none_and_has_begun() {
+    let joins = Scenario { cuts: 2, join: true, ..Scenario::default() };
+    prove("a slice joins", Scenario { interrupts: [0, 1, 1], ..joins.clone() });
+    prove("a slice joins and calls", Scenario { calls: [0, 1, 1], ..joins.clone() });
+    prove("a slice joins beside a change", Scenario { broken: [1, 0, 0], ..joins.clone() });
+    prove("a slice that one cannot have", Scenario { refused: true, ..joins.clone() });
+    prove("given up while a slice joins", Scenario { give_up: true, ..joins.clone() });
+    prove("a slice joins and leaves", Scenario { leave: true, ..joins.clone() });
+    prove("a slice joins, and another one coordinates", Scenario { hand_over: true, ..joins });
+}
+
+#[test]
 fn slice_that_comes_to_coordinate_is_asked_by_all_and_no_other_is() {
     let hands_over = Scenario { cuts: 1, hand_over: true, ..Scenario::default() };
     prove("hand over, a call of each", Scenario { calls: [1, 1, 0], ..hands_over.clone() });
@@ -85,6 +97,10 @@ fn planted_bugs_are_caught() {
     let needed = Scenario { needed: true, ..leaves.clone() };
     assert_caught(NobodyAsked, &needed, names::NEEDED);
     assert_caught(GoesOnHalfParted, &Scenario { give_up: true, ..leaves }, names::SAME);
+    let joins = Scenario { join: true, ..scenario() };
+    assert_caught(NewcomerAtOnce, &joins, names::REACHED);
+    assert_caught(NobodyAsked, &Scenario { refused: true, ..joins.clone() }, names::READY);
+    assert_caught(GoesOnHalfParted, &Scenario { give_up: true, ..joins }, names::SAME);
     let hands_over = Scenario { hand_over: true, calls: [1, 0, 1], ..scenario() };
     assert_caught(HandedOverEarly, &hands_over, names::ONE_COORDINATOR);
     let twice = Scenario { cuts: 2, calls: [0; 3], ..hands_over };

@@ -15,6 +15,10 @@
 //!        at rest ---------> asking(MayCoordinate) ---> asking(Coordinate) ---> going on ---> over: HandedOver to the next
 //!                                | Failed, or given up: all go on    | no way back
 //!        the next: waiting ---------HandedOver---------> idle
+//!
+//!                take_in            all Taken, then the newcomer          all Taken
+//!        at rest ---------> asking(MayJoin) ----------------> asking(Join) ---------------> at rest, with the newcomer
+//!                                | Failed, or given up: all go on    | no way back
 //! ```
 
 use super::planted::PlantedBug;
@@ -39,6 +43,9 @@ pub enum Refusal {
     /// Another slice coordinates.
     #[error("{0} coordinates: ask there")]
     Elsewhere(SliceId),
+    /// It is a slice of the VM.
+    #[error("{0} is a member already")]
+    Member(SliceId),
 }
 
 /// What follows from an input.
@@ -59,6 +66,8 @@ pub enum News {
     GivenUp(String),
     /// A slice has left. The others are still at rest.
     Parted(SliceId),
+    /// A slice has joined. All are still at rest, and it is too.
+    Joined(SliceId),
     /// For all slices another one coordinates, which begins the next cut. They are still at rest.
     HandedOver(SliceId),
     /// Some slices have taken a step from which there is no way back, and some cannot: the VM must end.
@@ -229,15 +238,38 @@ impl Coordinator {
         Ok(self.ask(Step::MayCoordinate(slice), &[self.local], &[slice]))
     }
 
+    /// Has a slice join that all others can reach once they have taken [`Step::MayJoin`]. All slices are at rest, and stay so.
+    /// The newcomer is asked last for that step, and not at all for [`Step::Join`].
+    ///
+    /// # Errors
+    /// They are not at rest, or it is one of them.
+    pub fn take_in(&mut self, slice: SliceId) -> Result<Verdict, Refusal> {
+        if self.phase != Phase::AtRest || self.successor.is_some() {
+            return Err(Refusal::Busy);
+        }
+        if self.members.contains(&slice) {
+            return Err(Refusal::Member(slice));
+        }
+        let all = self.members.clone();
+        Ok(if self.planted.has(PlantedBug::NobodyAsked) {
+            self.ask(Step::Join(slice), &all, &[])
+        } else if self.planted.has(PlantedBug::NewcomerAtOnce) {
+            let both: Vec<_> = all.into_iter().chain([slice]).collect();
+            self.ask(Step::MayJoin(slice), &both, &[])
+        } else {
+            self.ask(Step::MayJoin(slice), &all, &[slice])
+        })
+    }
+
     /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none, or while a slice leaves or
-    /// another one comes to coordinate.
+    /// joins or another one comes to coordinate.
     pub fn go_on(&mut self, why: &str) -> Verdict {
         let news = match &self.phase {
             Phase::Waiting { .. } | Phase::Idle | Phase::GoingOn { .. } | Phase::Over => {
                 return Verdict::default();
             }
             Phase::Asking { step: Step::Coordinate(_), .. } => return Verdict::default(),
-            Phase::Asking { step: Step::Part(_), .. }
+            Phase::Asking { step: Step::Part(_) | Step::Join(_), .. }
                 if !self.planted.has(PlantedBug::GoesOnHalfParted) =>
             {
                 return Verdict::default();
@@ -261,9 +293,16 @@ impl Coordinator {
                 waiting.remove(&slice);
                 self.look_whether_all_run()
             }
+            // Some may have taken it in.
+            Phase::Asking { step: Step::Join(newcomer), .. } if *newcomer == slice => {
+                let news = Some(News::Broken(format!("{slice} is lost while it joins")));
+                Verdict { news, ..Verdict::default() }
+            }
             // Those that are left take a step from which there is no way back.
             Phase::Asking {
-                step: step @ (Step::Part(_) | Step::Coordinate(_)), waiting, ..
+                step: step @ (Step::Part(_) | Step::Coordinate(_) | Step::Join(_)),
+                waiting,
+                ..
             } => {
                 waiting.remove(&slice);
                 let (step, done) = (*step, waiting.is_empty());
@@ -314,9 +353,15 @@ impl Coordinator {
                     Step::MayCoordinate(next) | Step::Coordinate(next) => {
                         format!("{from} cannot have {next} coordinate: {why}")
                     }
+                    Step::MayJoin(newcomer) | Step::Join(newcomer) if newcomer == from => {
+                        format!("{from} cannot join: {why}")
+                    }
+                    Step::MayJoin(newcomer) | Step::Join(newcomer) => {
+                        format!("{from} cannot have {newcomer} join: {why}")
+                    }
                     step => format!("{from} cannot bring {step} to rest: {why}"),
                 };
-                if let Step::Part(_) | Step::Coordinate(_) = step {
+                if let Step::Part(_) | Step::Coordinate(_) | Step::Join(_) = step {
                     return Verdict { news: Some(News::Broken(text)), ..Verdict::default() };
                 }
                 self.go_on(&text)
@@ -372,6 +417,16 @@ impl Coordinator {
                 self.phase = Phase::AtRest;
                 let messages = vec![(leaver, Message::Dismiss(self.begun))];
                 return Verdict { messages, news: Some(News::Parted(leaver)) };
+            }
+            Step::MayJoin(newcomer) => {
+                let all = self.members.clone();
+                return self.ask(Step::Join(newcomer), &all, &[]);
+            }
+            Step::Join(newcomer) => {
+                let place = self.members.partition_point(|member| *member < newcomer);
+                self.members.insert(place, newcomer);
+                self.phase = Phase::AtRest;
+                return Verdict { messages: Vec::new(), news: Some(News::Joined(newcomer)) };
             }
             Step::MayCoordinate(next) => {
                 self.successor = Some(next);

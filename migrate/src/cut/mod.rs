@@ -22,6 +22,11 @@
 //!     |--Take(Coordinate)------------->| every slice: that one coordinates
 //!     |--GoOn------------------------->| every slice, from the one before; when all run:
 //!     |--HandedOver------------------->| that one: it may begin the next cut
+//!
+//!   at rest, one slice more can join
+//!     |--Take(MayJoin)-------------->| every slice: it takes that one into its transport; can it do with it?
+//!     |--Take(MayJoin)-------------->| that one, when all have: it begins, and has nothing
+//!     |--Take(Join)----------------->| every slice but that one: it is a member
 //! ```
 //! All slices take a step before any takes the next one, for a step needs what the next one ends (a vCPU waits for the
 //! answer of a device thread, a queue for a page). The coordinator's slice, which orders changes of devices, takes
@@ -35,6 +40,9 @@
 //! **A slice leaves** at a cut, since then nothing is on its way to it, and none is asked for anything. All others say first
 //! that they can do without it. From the first that does there is no way back, and none is needed: what is left to do cannot
 //! fail. It is dismissed last, so its end is a loss to nobody.
+//!
+//! **A slice joins** at a cut, since then nothing is counted for one slice less. All that can fail is done before the first takes it
+//! for a member: it begins, and it has nothing, so one that is not taken in is missed by nobody.
 //!
 //! **Another slice coordinates** from a cut on, at which no call waits for its answer. The one before drives its cut to the end, so there are never two that
 //! ask a slice to rest or to go on.

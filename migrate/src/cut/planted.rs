@@ -15,10 +15,12 @@ pub enum PlantedBug {
     DevicesAtOnce,
     /// The next cut begins before all slices run.
     NotAwaited,
-    /// Slices part with one that leaves without having been asked whether they can.
+    /// Slices part with one that leaves, or take one in, without having been asked whether they can.
     NobodyAsked,
-    /// The VM goes on although only some slices have parted with one that leaves.
+    /// The VM goes on although only some slices have parted with one that leaves, or taken in one that joins.
     GoesOnHalfParted,
+    /// A newcomer is asked before all others can reach it.
+    NewcomerAtOnce,
     /// A slice that coordinates now begins a cut before all run.
     BeginsUntold,
     /// A slice coordinates before all slices know.

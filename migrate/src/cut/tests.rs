@@ -278,3 +278,47 @@ proptest! {
         prop_assert!(coordinator.asking().is_none());
     }
 }
+
+#[test]
+fn newcomer_is_asked_when_all_others_can_reach_it() {
+    let (slices, newcomer) = ([0, 1, 2].map(SliceId), SliceId(7));
+    let mut coordinator = at_rest();
+    assert_eq!(coordinator.take_in(slices[2]), Err(Refusal::Member(slices[2])));
+    let may = coordinator.take_in(newcomer).unwrap();
+    let (step, join) = (Step::MayJoin(newcomer), Step::Join(newcomer));
+    assert_eq!(may.messages, slices.map(|slice| (slice, Message::Take(1, step))));
+    let mut last = Verdict::default();
+    for slice in slices {
+        assert_eq!(last, Verdict::default());
+        last = coordinator.message(slice, Message::Taken(1, step));
+    }
+    assert_eq!(last.messages, [(newcomer, Message::Take(1, step))]);
+    let all = coordinator.message(newcomer, Message::Taken(1, step));
+    assert_eq!(all.messages, slices.map(|slice| (slice, Message::Take(1, join))));
+    // There is no way back.
+    assert_eq!(coordinator.go_on("asked"), Verdict::default());
+    let mut gone = coordinator.clone();
+    assert!(matches!(gone.lost(newcomer).news, Some(News::Broken(_))));
+    for slice in slices {
+        last = coordinator.message(slice, Message::Taken(1, join));
+    }
+    assert_eq!(last.news, Some(News::Joined(newcomer)));
+    let on = coordinator.go_on("asked");
+    let with = [slices[0], slices[1], slices[2], newcomer];
+    assert_eq!(on.messages, with.map(|slice| (slice, Message::GoOn(1))));
+}
+
+#[test]
+fn newcomer_that_cannot_is_missed_by_nobody() {
+    let (slices, newcomer) = ([0, 1, 2].map(SliceId), SliceId(7));
+    for by in [slices[1], newcomer] {
+        let mut coordinator = at_rest();
+        coordinator.take_in(newcomer).unwrap();
+        for slice in slices.into_iter().filter(|_| by == newcomer) {
+            coordinator.message(slice, Message::Taken(1, Step::MayJoin(newcomer)));
+        }
+        let on = coordinator.message(by, Message::Failed(1, "no memory".into()));
+        assert!(matches!(&on.news, Some(News::GivenUp(why)) if why.contains("no memory")));
+        assert_eq!(on.messages, slices.map(|slice| (slice, Message::GoOn(1))));
+    }
+}

@@ -20,6 +20,9 @@ macro_rules! id {
     };
 }
 
+/// The most slices of one VM, those that have left it included: numbers are below that.
+pub const SLICES_MAX: u16 = 64;
+
 id!(
     /// A slice of one VM: the process that runs the VM's part on one host. The bootstrap slice is 0.
     SliceId(u16),

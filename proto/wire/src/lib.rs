@@ -15,4 +15,4 @@ pub use coherence::{
 };
 pub use control::Control;
 pub use device::DeviceFrame;
-pub use ids::{DeviceId, Epoch, Gfn, SliceId, VcpuId};
+pub use ids::{DeviceId, Epoch, Gfn, SLICES_MAX, SliceId, VcpuId};

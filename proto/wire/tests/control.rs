@@ -9,7 +9,7 @@ const EPOCH: Epoch = Epoch(0x0102_0304);
 
 /// Heads that get past the first checks often enough to reach all of them.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
-    let head = (0_u8..24, 0_u8..8, any::<u8>(), 0_u8..14, any::<[u8; 24]>());
+    let head = (0_u8..28, 0_u8..8, any::<u8>(), 0_u8..14, any::<[u8; 24]>());
     head.prop_map(|(kind, event, vector, length, rest)| {
         let mut bytes = vec![kind, event, vector, length];
         bytes.extend_from_slice(&EPOCH.0.to_le_bytes());

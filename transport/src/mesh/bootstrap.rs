@@ -425,7 +425,7 @@ fn tickets(context: &MeshContext, members: &[Member], from: SliceId) -> Vec<Tick
     called.filter_map(|member| context.keys.ticket(&connection(member.slice))).collect()
 }
 
-fn check_blob(blob: &[u8]) -> Result<(), MeshError> {
+pub(super) fn check_blob(blob: &[u8]) -> Result<(), MeshError> {
     if blob.len() > BLOB_BYTES_MAX {
         return Err(MeshError::BlobTooLarge { length: blob.len() });
     }

@@ -148,6 +148,9 @@ pub struct CompanionMesh {
     committed: bool,
 }
 
+/// How a VM stands that is joined while it runs.
+type State = Option<Vec<u8>>;
+
 /// The connections from one slice, as they come.
 type Partial = (SliceId, [Option<TcpStream>; Class::COUNT]);
 
@@ -231,7 +234,10 @@ impl CompanionMesh {
             return Err(MeshError::OutOfOrder { step: "into_transport before verdict" });
         }
         match self.join(deadline, refused) {
-            Ok((streams, links)) => MeshTransport::start(self.context, streams, links, None),
+            Ok((streams, links, state)) => {
+                let joined = MeshTransport::start(self.context, streams, links, None)?;
+                Ok(MeshTransport { state, ..joined })
+            }
             // The bootstrap knows.
             Err(error @ MeshError::Aborted { .. }) => Err(error),
             Err(error) => {
@@ -248,14 +254,21 @@ impl CompanionMesh {
         &mut self,
         deadline: Instant,
         refused: &mut dyn FnMut(&Refused),
-    ) -> Result<(Vec<Connected>, Links), MeshError> {
+    ) -> Result<(Vec<Connected>, Links, State), MeshError> {
         let mut streams = self.connect(deadline, refused)?;
         for kind in self.context.config.carriers.clone() {
             let meeting = self.context.negotiate(kind, &mut streams, deadline)?;
             let trouble = meeting.as_ref().err().map(|text| cut(text));
             self.send(&Control::Ready(trouble), deadline)?;
-            match (self.receive(deadline)?, meeting) {
-                (Control::Go(agreed), Ok(links)) if agreed == kind => return Ok((streams, links)),
+            let (mut said, mut state) = (self.receive(deadline)?, None);
+            if let Control::State(blob) = said {
+                state = Some(blob);
+                said = self.receive(deadline)?;
+            }
+            match (said, meeting) {
+                (Control::Go(agreed), Ok(links)) if agreed == kind => {
+                    return Ok((streams, links, state));
+                }
                 (Control::Next, _) => {}
                 (Control::Abort(text), _) => return Err(MeshError::Aborted { text }),
                 (other, _) => {

@@ -5,7 +5,7 @@
 //!     └─────────────┴──────────── abort, cancel, drop ──┴───────────────┴─> as if nothing had been
 //! ```
 
-use super::bootstrap::{Answer, BootstrapMesh};
+use super::bootstrap::{Answer, BootstrapMesh, check_blob};
 use super::context::{MeshContext, PARTING};
 use super::error::MeshError;
 use super::membership::{Membership, Roster, summons};
@@ -132,16 +132,20 @@ impl<'a> Invitation<'a> {
         self.mesh.control().map(Cancel)
     }
 
-    /// Starts the newcomer's transport: it is a member, and the next invitation can come. After `meet`, when all members
+    /// Starts the newcomer's transport, and tells it how the VM stands, in at most [`BLOB_BYTES_MAX`](crate::BLOB_BYTES_MAX)
+    /// bytes that mean nothing here: it is a member, and the next invitation can come. After `meet`, when all members
     /// have said that they have a link, best when all have added it. Its lease runs on all of them then.
     ///
     /// # Errors
-    /// The newcomer went away; its number stays free. One that goes away at this very moment is lost like any peer.
-    pub fn admit(mut self, deadline: Instant) -> Result<(), MeshError> {
+    /// The newcomer went away, or there are too many bytes; its number stays free. One that goes away at this very moment
+    /// is lost like any peer.
+    pub fn admit(mut self, state: &[u8], deadline: Instant) -> Result<(), MeshError> {
         if !self.met {
             return Err(MeshError::OutOfOrder { step: "admit before meet" });
         }
+        check_blob(state)?;
         self.mesh.check_waiting(deadline)?;
+        self.mesh.tell_all(&Control::State(state.to_vec()), deadline)?;
         self.mesh.tell_all(&Control::Go(self.kind), deadline)?;
         self.roster.admit(Member { slice: self.newcomer, address: Some(self.address) });
         Ok(())

@@ -69,11 +69,18 @@ impl Membership {
         self.kind
     }
 
-    /// On the bootstrap: a slice has left, and newcomers are not told of it any more. Its number stays used.
-    pub fn forget(&mut self, slice: SliceId) {
+    /// On the bootstrap: only these are members now, and newcomers are not told of others. Their numbers stay used.
+    pub fn keep(&mut self, is_member: impl Fn(SliceId) -> bool) {
         if let Some(roster) = &mut self.roster {
-            roster.members.retain(|member| member.slice != slice);
+            roster.members.retain(|member| is_member(member.slice));
         }
+    }
+
+    /// On the bootstrap: the lowest number above those that slices of this VM ever had, if there is one.
+    #[must_use]
+    pub fn next_slice(&self) -> Option<SliceId> {
+        let SliceId(last) = self.roster.as_ref()?.used.last()?;
+        last.checked_add(1).map(SliceId)
     }
 
     /// On any other member: calls the newcomer of a summons and sets up the carrier of the VM to it. Blocks until the

@@ -6,9 +6,7 @@ use crate::credential::Ticket;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use wire::SliceId;
-
-/// The most bytes of a summons.
-pub const SUMMONS_BYTES_MAX: usize = 64;
+use wire::control::SUMMONS_BYTES_MAX;
 
 /// Where a newcomer listens, and the key of the connection to it, sealed for one member. It goes over the running
 /// transport, from the bootstrap to that member, and is of no use to anybody else.

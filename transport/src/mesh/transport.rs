@@ -18,6 +18,8 @@ pub struct MeshTransport {
     pub transport: Box<dyn Transport>,
     /// What this slice needs when another one joins.
     pub membership: Membership,
+    /// On a slice that joins a VM that runs: what [`Invitation::admit`](super::Invitation::admit) was given.
+    pub state: Option<Vec<u8>>,
 }
 
 impl MeshTransport {
@@ -48,7 +50,7 @@ impl MeshTransport {
             }
         };
         let membership = Membership::new(context, kind, roster);
-        Ok(Self { kind, transport, membership })
+        Ok(Self { kind, transport, membership, state: None })
     }
 }
 

@@ -83,8 +83,10 @@ pub(crate) fn grow(mesh: &mut Vec<MeshTransport>) {
     for (companion, link) in companions.iter_mut().zip(links) {
         companion.transport.add_peer(link).unwrap();
     }
-    invitation.admit(soon()).unwrap();
-    mesh.push(newcomer.join().unwrap().unwrap());
+    invitation.admit(b"state", soon()).unwrap();
+    let joined = newcomer.join().unwrap().unwrap();
+    assert_eq!(joined.state.as_deref(), Some(&b"state"[..]));
+    mesh.push(joined);
 }
 
 /// Slices `0..n`, of which all but the first joined one after the other.

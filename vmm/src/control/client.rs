@@ -86,6 +86,7 @@ impl Client {
             | Request::Drain(_)
             | Request::Consolidate(_)
             | Request::Spread(_)
+            | Request::Add(_)
             | Request::Advise(_) => LIMIT_OF_A_PART,
             _ => LIMIT,
         };

@@ -4,6 +4,7 @@ use devices::delegate::Counts;
 use dsm::{PageTrace, Report};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read};
+use std::net::SocketAddr;
 use thiserror::Error;
 
 /// Bytes of a request at most, without the end of its line.
@@ -33,6 +34,8 @@ pub enum Request {
     Consolidate(ConsolidateRequest),
     /// Brings vCPUs to slices that have fewer. Of the coordinator.
     Spread(SpreadRequest),
+    /// Has a companion join as one slice more. Of the coordinator.
+    Add(AddRequest),
     /// Says where groups of vCPUs would be better placed. Of the coordinator.
     Advise(AdviseRequest),
     /// Where each part of the VM is.
@@ -104,6 +107,17 @@ pub struct ConsolidateRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpreadRequest {}
+
+/// Which companion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddRequest {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// It takes no vCPUs for now.
+    #[serde(default)]
+    pub empty: bool,
+}
 
 /// For how long pages are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

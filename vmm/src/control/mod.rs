@@ -18,7 +18,7 @@ mod vm;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    AdviceAnswer, AdviseRequest, Answer, ConsolidateRequest, DoneAnswer, DrainRequest,
+    AddRequest, AdviceAnswer, AdviseRequest, Answer, ConsolidateRequest, DoneAnswer, DrainRequest,
     ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest,
     Progress, REQUEST_MAX, ReportAnswer, ReportRequest, Request, ResumeRequest, Since, SlicePlaces,
     SpreadRequest, TraceAnswer, TraceRequest, TuneRequest,
@@ -299,6 +299,7 @@ fn answer(
         | Request::Drain(_)
         | Request::Consolidate(_)
         | Request::Spread(_)
+        | Request::Add(_)
         | Request::Advise(_) => {
             // Other clients do not wait for this one's answer.
             let vm = vm(shared);

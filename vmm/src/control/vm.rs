@@ -1,7 +1,8 @@
 //! What the control socket of the slice that coordinates does to the whole VM.
 
-use super::message::{AdviceAnswer, Answer, DoneAnswer, Progress, Request};
+use super::message::{AddRequest, AdviceAnswer, Answer, DoneAnswer, Progress, Request};
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use wire::{SliceId, VcpuId};
@@ -45,6 +46,13 @@ pub enum Relocation {
     },
     /// vCPUs go to slices that have fewer.
     Spread,
+    /// One slice more joins, and takes vCPUs.
+    Add {
+        /// Where its companion listens.
+        address: SocketAddr,
+        /// It takes none.
+        empty: bool,
+    },
 }
 
 impl Relocation {
@@ -53,7 +61,7 @@ impl Relocation {
     pub fn stays(&self) -> bool {
         match self {
             Self::Drain { stay, .. } | Self::Consolidate { stay } => *stay,
-            Self::Vcpu { .. } | Self::Spread => true,
+            Self::Vcpu { .. } | Self::Spread | Self::Add { .. } => true,
         }
     }
 }
@@ -111,6 +119,9 @@ impl Vm {
                 relocate(Relocation::Consolidate { stay: request.stay })
             }
             Request::Spread(_) => relocate(Relocation::Spread),
+            Request::Add(AddRequest { address, empty }) => {
+                relocate(Relocation::Add { address: *address, empty: *empty })
+            }
             Request::Advise(_)
             | Request::Trace(_)
             | Request::Report(_)

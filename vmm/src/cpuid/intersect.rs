@@ -76,6 +76,14 @@ pub fn intersect(hosts: &[Cpuid]) -> Result<Cpuid, CpuidError> {
     Ok(result)
 }
 
+/// The leaves of a VM's table that a host cannot give whole, by what both have in common: none if the VM can run there.
+#[must_use]
+pub fn lacks(vm: &Cpuid, common: &Cpuid) -> Vec<String> {
+    let whole = |leaf: &CpuidLeaf| common.get(leaf.function, leaf.index) == Some(leaf);
+    let missing = vm.leaves.iter().filter(|leaf| !whole(leaf));
+    missing.map(|leaf| format!("CPUID {:#x}.{}", leaf.function, leaf.index)).collect()
+}
+
 fn check(host: usize, first: &Cpuid, other: &Cpuid) -> Result<(), CpuidError> {
     let leaf = |table: &Cpuid, function| {
         table.get(function, 0).copied().ok_or(CpuidError::Missing { host, function })

@@ -3,12 +3,13 @@
 use super::coordination::Terms;
 use super::events::SliceEvent;
 use super::host::{self, HostFacts};
+use super::joining::Inviter;
 use super::launch::{DeviceQueues, Launch, LocalOptions, Parts, Slot};
 use super::negotiation::{
-    ANSWER_LIMIT, START_LIMIT, align_clock, choose_interrupts, compare_clocks, gather,
-    gather_shapes,
+    ANSWER_LIMIT, CLOCK_ROUNDS, Proposal, START_LIMIT, align_clock, choose_interrupts,
+    compare_clocks, gather, gather_shapes,
 };
-use super::peripherals::BackEnds;
+use super::peripherals::{BackEnds, OrderState};
 use super::report::RunReport;
 use super::spec::{Shape, SpecError, VmSpec};
 use super::stop::StopHandle;
@@ -18,6 +19,7 @@ use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
+use crate::tsc::host_ticks;
 use devices::acpi::{self, AcpiConfig};
 use dsm::CopyError;
 use std::io::Write;
@@ -25,8 +27,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use transport::{
-    BootstrapMesh, CarrierKind, Config, Member, PageMemory, Plan, RdmaMemory, Secret, Transport,
-    VmId,
+    BootstrapMesh, CarrierKind, Config, Member, MeshTransport, PageMemory, Plan, RdmaMemory,
+    Secret, VmId,
 };
 use wire::{Epoch, Gfn, SliceId, VcpuId};
 
@@ -38,7 +40,7 @@ pub struct BootstrapOptions {
     pub spec: VmSpec,
     /// Addresses of the companions: slice 1 and up.
     pub companions: Vec<SocketAddr>,
-    /// The VM's secret; needed when there are companions.
+    /// The VM's secret; needed when there are companions, or slices are to join later.
     pub secret: Option<Secret>,
     /// Kernel image: bzImage or ELF.
     pub kernel: PathBuf,
@@ -81,7 +83,9 @@ impl std::fmt::Debug for BootstrapOptions {
 pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
     let shape = options.spec.shape()?;
     let control = options.local.control()?;
-    host::check(&shape, BOOTSTRAP, options.local.memory, options.rdma_memory)?;
+    let shares = options.secret.is_some();
+    let pinned = (options.rdma_memory, shares);
+    host::check(&shape, BOOTSTRAP, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(options.spec.interrupts)?;
     let for_whom = (BOOTSTRAP, shape.vcpus());
     let back_ends = BackEnds::open(&shape.devices, for_whom, None, options.local.on_full)?;
@@ -117,6 +121,8 @@ struct Vm {
     /// Name of this host.
     host: String,
     launch: Launch,
+    /// For slices that join later.
+    inviter: Inviter,
     parts: Parts,
     queues: DeviceQueues,
     back_ends: BackEnds,
@@ -158,21 +164,33 @@ impl Vm {
             clocks: vec![(0, 0)],
             devices,
             offers: hosts.iter().map(|host| host.offered).collect(),
+            joins: None,
         };
         if let Some(mut mesh) = mesh {
             for slice in shape.companions() {
+                let measure = || {
+                    let deadline = Instant::now() + START_LIMIT;
+                    mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, deadline)
+                };
                 let (peer_offset, clock) =
-                    align_clock(&mut mesh, slice, offset, hosts[0].tsc_khz).map_err(lost)?;
+                    align_clock(measure, offset, hosts[0].tsc_khz).map_err(SliceError::Lost)?;
                 launch.tsc_offsets.push(peer_offset);
                 launch.clocks.push(clock);
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
-            let transport = commit(mesh, &blob, parts.remote_writable()).map_err(lost)?;
+            let joined = commit(mesh, &blob, parts.remote_writable()).map_err(lost)?;
             parts.take_lease(back_ends.fence(), options.lease);
-            parts.connect(&shape, transport, page_tables, &options.local, control)?;
+            let how = (page_tables, None);
+            parts.connect(&shape, joined, how, &options.local, control)?;
         }
-        let host = hosts.swap_remove(0).name;
-        Ok(Self { shape, host, launch, parts, queues, back_ends })
+        let facts = hosts.swap_remove(0);
+        let inviter = Inviter {
+            spec: options.spec.clone(),
+            launch: launch.clone(),
+            tsc_khz: facts.tsc_khz,
+            machine: parts.machine.clone(),
+        };
+        Ok(Self { shape, host: facts.name, launch, inviter, parts, queues, back_ends })
     }
 
     /// Writes the payload into guest memory and sets the boot vCPU's registers.
@@ -227,10 +245,12 @@ impl Vm {
     ) -> Result<(Ending, RunReport), SliceError> {
         let whole = (&self.shape, &self.launch);
         let panicked = self.back_ends.panicked();
-        let coordination = self.parts.coordination(whole, (console, panicked), terms, control)?;
+        let (serial, inviter) = ((console, panicked), Some(self.inviter));
+        let coordination = self.parts.coordination(whole, serial, (terms, inviter), control)?;
         coordination.power_on();
-        let bus = self.parts.attach_devices(&self.shape, &self.launch.devices, &self.back_ends)?;
-        self.parts.serve_devices(self.queues)?;
+        let devices = (&self.launch.devices[..], &self.back_ends);
+        let bus = self.parts.attach_devices(&self.shape, devices, None)?;
+        self.parts.serve_devices(self.queues, OrderState::default())?;
         self.parts.allow_cuts(&coordination, local.forms.clone())?;
         self.parts.allow_moves()?;
         coordination.begin().map_err(|error| SliceError::Coordination(Box::new(error)))?;
@@ -264,15 +284,15 @@ fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
 }
 
 fn connect(options: &BootstrapOptions, epoch: Epoch) -> Result<Option<BootstrapMesh>, SliceError> {
-    if options.companions.is_empty() {
-        return Ok(None);
-    }
-    let secret = options.secret.clone().ok_or_else(|| SliceError::Refused {
-        slice: BOOTSTRAP,
-        cause: "a VM with companions needs --secret-file".into(),
-    })?;
-    let blob =
-        serde_json::to_vec(&options.spec).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
+    let Some(secret) = options.secret.clone() else {
+        if options.companions.is_empty() {
+            return Ok(None);
+        }
+        let cause = "a VM with companions needs --secret-file".into();
+        return Err(SliceError::Refused { slice: BOOTSTRAP, cause });
+    };
+    let proposal = Proposal { spec: options.spec.clone(), joins: false };
+    let blob = serde_json::to_vec(&proposal).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
     let companions = (1u16..).zip(&options.companions);
     let mut members = vec![Member { slice: BOOTSTRAP, address: None }];
     members.extend(companions.map(|(id, at)| Member { slice: SliceId(id), address: Some(*at) }));
@@ -293,7 +313,7 @@ fn commit(
     mut mesh: BootstrapMesh,
     blob: &[u8],
     memory: Option<PageMemory>,
-) -> Result<Box<dyn Transport>, SliceError> {
+) -> Result<MeshTransport, SliceError> {
     let deadline = Instant::now() + START_LIMIT;
     mesh.commit(blob, deadline)?;
     if let Some(memory) = memory {
@@ -301,5 +321,5 @@ fn commit(
     }
     let joined = mesh.into_transport(deadline, &mut |text| tracing::warn!("{text}"))?;
     tracing::info!("frames between slices go over {}", joined.kind);
-    Ok(joined.transport)
+    Ok(joined)
 }

@@ -7,6 +7,7 @@ use super::calls::PendingCalls;
 use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};
 use super::frame_counts::FrameCounts;
+use super::joining::Joining;
 use super::operations::Operations;
 use super::pause::Pause;
 use super::pulls::Pulls;
@@ -67,7 +68,7 @@ pub(crate) struct Channels {
     jobs: Sender<DeviceJob>,
     /// To the device thread, while it waits for other slices on the coordinator.
     pub(super) applied: Sender<(SliceId, u64)>,
-    /// Set once the memory engine runs, which sends the frames; never in a VM of one slice.
+    /// Set once the memory engine runs, which sends the frames; never in a VM of one slice that nobody can join.
     pub(crate) handle: OnceLock<Handle>,
     /// Set before the memory engine starts.
     pub(crate) fence: OnceLock<Arc<Fence>>,
@@ -91,6 +92,8 @@ pub(crate) struct Channels {
     pub(super) leads: AtomicBool,
     /// From one coordinator to the next.
     pub(super) succession: Succession,
+    /// Slices that join.
+    pub(super) joining: Joining,
 }
 
 impl Channels {
@@ -102,8 +105,6 @@ impl Channels {
         (jobs, applied): (Sender<DeviceJob>, Sender<(SliceId, u64)>),
     ) -> Self {
         let placement = owner.view();
-        let local = placement.local();
-        let members = placement.load().members().to_vec();
         Self {
             epoch,
             placement,
@@ -116,7 +117,7 @@ impl Channels {
             fence: OnceLock::new(),
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
-            frames: FrameCounts::new(members.into_iter().filter(|member| *member != local)),
+            frames: FrameCounts::default(),
             cut: CutLinks::default(),
             pulls: Pulls::default(),
             queue_states: QueueStates::default(),
@@ -125,6 +126,7 @@ impl Channels {
             reports: Reports::default(),
             leads: AtomicBool::new(false),
             succession: Succession::default(),
+            joining: Joining::default(),
         }
     }
 

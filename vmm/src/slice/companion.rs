@@ -2,7 +2,9 @@
 
 use super::coordination::Terms;
 use super::host::{self, HostFacts};
+use super::joining::{JOIN_LIMIT, JoinState};
 use super::launch::{DeviceQueues, Launch, LocalOptions, Parts, Slot};
+use super::negotiation::Proposal;
 use super::peripherals::{BackEnds, Lend, Lent};
 use super::report::RunReport;
 use super::spec::{SpecError, VmSpec};
@@ -11,10 +13,13 @@ use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
+use migrate::saved::decode;
+use migrate::{Placement, PlacementState};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use transport::{Assignment, CompanionMesh, Credential, Listener, MeshError, Refused};
+use wire::SliceId;
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// From the answer to the start: the other companions may be slow.
@@ -74,6 +79,7 @@ fn warn_refused(refused: &Refused) {
 
 /// What a companion and a bootstrap have agreed on.
 struct Agreed {
+    /// The VM, which starts or, if the launch says so, runs.
     spec: VmSpec,
     /// Name of this host.
     host: String,
@@ -90,7 +96,7 @@ fn agree(
     lent: &Lent,
 ) -> Result<Agreed, SliceError> {
     let deadline = Instant::now() + ANSWER_LIMIT;
-    let (spec, facts, back_ends) = match consider(assignment, options, lent) {
+    let (proposal, facts, back_ends) = match consider(assignment, options, lent) {
         Ok(answer) => answer,
         Err(error) => {
             mesh.answer(Err(&one_line(&error)), deadline)?;
@@ -100,8 +106,12 @@ fn agree(
     let blob = serde_json::to_vec(&facts).map_err(|e| SliceError::Blob(assignment.local, e))?;
     mesh.answer(Ok(&blob), deadline)?;
     let verdict = mesh.verdict(&host_ticks, Instant::now() + START_LIMIT)?;
-    let launch =
+    let launch: Launch =
         serde_json::from_slice(&verdict).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
+    if launch.joins.is_some() != proposal.joins {
+        return Err(SliceError::Refused { slice: BOOTSTRAP, cause: "it says two things".into() });
+    }
+    let spec = proposal.spec;
     Ok(Agreed { spec, host: facts.name, mesh, launch, back_ends })
 }
 
@@ -111,22 +121,24 @@ fn consider(
     assignment: &Assignment,
     options: &CompanionOptions,
     lent: &Lent,
-) -> Result<(VmSpec, HostFacts, BackEnds), SliceError> {
-    let spec: VmSpec = serde_json::from_slice(&assignment.blob)
+) -> Result<(Proposal, HostFacts, BackEnds), SliceError> {
+    let proposal: Proposal = serde_json::from_slice(&assignment.blob)
         .map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
+    let (spec, joins) = (&proposal.spec, proposal.joins);
     let shape = spec.shape()?;
-    if !shape.placement.is_member(assignment.local) {
+    // One that joins is none that the VM started with.
+    if shape.placement.is_member(assignment.local) == joins {
         let cause = "the VM has no such slice".into();
         return Err(SliceError::Refused { slice: assignment.local, cause });
     }
-    let pinned = assignment.config.rdma_memory;
+    let pinned = (assignment.config.rdma_memory, true);
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(spec.interrupts)?;
     let (for_whom, on_full) = ((assignment.local, shape.vcpus()), options.local.on_full);
     let back_ends = BackEnds::open(&shape.devices, for_whom, Some(lent), on_full)?;
     facts.devices = back_ends.shapes();
     facts.offered = options.local.offer.of_host(&shape.placement, assignment.local);
-    Ok((spec, facts, back_ends))
+    Ok((proposal, facts, back_ends))
 }
 
 fn run(
@@ -147,29 +159,65 @@ fn run(
     let lease = assignment.config.lease;
     let slot = Slot { local, epoch: assignment.epoch, memory: options.memory, lease };
     let (to_devices, queues) = DeviceQueues::new();
-    let placement = shape.place(&launch.devices).map_err(SpecError::from)?;
+    let placement = match &launch.joins {
+        None => shape.place(&launch.devices).map_err(SpecError::from)?,
+        Some(state) => joined_placement(state, local)?,
+    };
     let mut parts = Parts::new((&shape, placement), slot, &launch.cpuid, back_end, to_devices)?;
     parts.machine.set_tsc_offset(offset)?;
-    let deadline = Instant::now() + START_LIMIT;
+    let limit = if launch.joins.is_some() { JOIN_LIMIT } else { START_LIMIT };
+    let deadline = Instant::now() + limit;
     if let Some(memory) = parts.remote_writable() {
         mesh.expose(memory);
     }
     let joined = mesh.into_transport(deadline, &mut warn_refused)?;
     tracing::info!("frames between slices go over {}", joined.kind);
+    let state = joined.state.as_deref().filter(|_| launch.joins.is_some());
+    let state = state.map(|bytes| how_it_stands(bytes, &parts)).transpose()?;
     parts.take_lease(back_ends.fence(), assignment.config.lease);
-    parts.connect(&shape, joined.transport, launch.page_tables, options, control)?;
+    let how = (launch.page_tables, state.as_ref().map(|state| &state.memory));
+    parts.connect(&shape, joined, how, options, control)?;
     // What a coordinator would know; it is told when it is to be one.
     let terms = Terms::new(None, Duration::ZERO);
     let serial = (console, back_ends.panicked());
-    let coordination = parts.coordination((&shape, &launch), serial, terms, control)?;
-    let bus = parts.attach_devices(&shape, &launch.devices, &back_ends)?;
-    parts.serve_devices(queues)?;
+    let coordination = parts.coordination((&shape, &launch), serial, (terms, None), control)?;
+    let (bus, order) =
+        state.as_ref().map(|state| (state.bus.clone(), state.order)).unwrap_or_default();
+    let bus = parts.attach_devices(&shape, (&launch.devices, &back_ends), bus)?;
+    parts.serve_devices(queues, order)?;
     stop.attach(&parts.channels.events);
     parts.allow_cuts(&coordination, options.forms.clone())?;
     parts.allow_moves()?;
     parts.machine.start(bus)?;
     parts.keep_clocks(options.clock_test)?;
     parts.sample(&shape)?;
-    tracing::info!("running as {local} with vCPUs {:?}", shape.placement.vcpus_on(local));
+    if let Some(state) = state {
+        parts.begin_at_rest(state.cut);
+    }
+    tracing::info!(
+        "running as {local} with vCPUs {:?}",
+        parts.channels.placement.load().vcpus_on(local)
+    );
     Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(control))
+}
+
+/// Where everything is in a VM that this slice joins, with the slice.
+fn joined_placement(state: &PlacementState, local: SliceId) -> Result<Placement, SliceError> {
+    let refused = |cause: String| SliceError::Refused { slice: BOOTSTRAP, cause };
+    let placement =
+        Placement::try_from(state.clone()).map_err(|error| refused(one_line(&error)))?;
+    if placement.is_member(local) {
+        Ok(placement)
+    } else {
+        Err(refused(format!("{local} is to join a VM without it")))
+    }
+}
+
+/// What a slice that joins begins with.
+fn how_it_stands(bytes: &[u8], parts: &Parts) -> Result<JoinState, SliceError> {
+    let refused = |cause| SliceError::Refused { slice: BOOTSTRAP, cause };
+    let state: JoinState = decode(bytes).map_err(|error| refused(one_line(&error)))?;
+    let placement = parts.channels.placement.load().epoch();
+    state.fits(parts.local, placement).map_err(|error| refused(one_line(&error)))?;
+    Ok(state)
 }

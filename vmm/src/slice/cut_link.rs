@@ -46,6 +46,9 @@ pub(super) enum CutError {
     Over,
 }
 
+/// Whoever has a newcomer begin is told so here, with the number of the cut.
+pub(super) type Admission = Sender<u64>;
+
 /// Who asked waits here; gives how long it took.
 pub(super) type Reply = Sender<Result<Duration, CutError>>;
 
@@ -59,6 +62,11 @@ pub(super) enum Input {
     Leave(SliceId, Arc<Ongoing>, Reply),
     /// Bring all slices to rest, have this one coordinate, and have all go on; as a part of an operation.
     HandOver(SliceId, Arc<Ongoing>, Reply),
+    /// Bring all slices to rest, have this one join that they all have a link to, and have all go on; as a part of an
+    /// operation.
+    Join(SliceId, (Arc<Ongoing>, Admission), Reply),
+    /// A newcomer is gone. The VM goes on, unless it is a member already for some.
+    Missed(SliceId),
     /// Have them go on, whether they are at rest or not; nobody waits for it.
     GoOn,
     /// What a slice answers.
@@ -67,6 +75,22 @@ pub(super) enum Input {
     Lost(SliceId),
     /// The VM is over.
     Over,
+}
+
+impl Input {
+    /// Tells whoever waits for the end of it that it is not done.
+    pub(super) fn refuse(self, error: CutError) {
+        let (Self::Pause(reply)
+        | Self::Resume(reply)
+        | Self::Leave(.., reply)
+        | Self::HandOver(.., reply)
+        | Self::Join(.., reply)) = self
+        else {
+            return;
+        };
+        // Whoever asked may have gone.
+        let _ = reply.try_send(Err(error));
+    }
 }
 
 /// Pauses a VM and has it go on. Clones are of the same VM.
@@ -90,6 +114,28 @@ impl CutHandle {
     pub(super) fn ask(&self, input: impl FnOnce(Reply) -> Input) -> Result<Duration, CutError> {
         let (reply, answer) = bounded(1);
         self.0.send(input(reply)).map_err(|_| CutError::Over)?;
+        answer.recv().unwrap_or(Err(CutError::Over))
+    }
+}
+
+impl CutHandle {
+    /// Has a slice join, as a part of an operation. `admit` is called when all slices are at rest and have taken it into
+    /// their transports.
+    pub(super) fn join(
+        &self,
+        slice: SliceId,
+        ongoing: Arc<Ongoing>,
+        admit: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Duration, CutError> {
+        let ((reply, answer), (admission, admitted)) = (bounded(1), bounded(1));
+        self.0.send(Input::Join(slice, (ongoing, admission), reply)).map_err(|_| CutError::Over)?;
+        // The driver forgets the one when it is asked for nothing else, and always answers.
+        if let Ok(number) = admitted.recv()
+            && let Err(why) = admit()
+        {
+            let failed = Input::Message(slice, Message::Failed(number, why));
+            self.0.send(failed).map_err(|_| CutError::Over)?;
+        }
         answer.recv().unwrap_or(Err(CutError::Over))
     }
 }
@@ -197,6 +243,11 @@ impl CutLinks {
         if let Some(driver) = &links.driver {
             let _ = driver.try_send(Input::Lost(slice));
         }
+    }
+
+    /// A slice that all have a link to, and that has not joined, is gone.
+    pub(super) fn missed(&self, slice: SliceId) {
+        self.tell(Input::Missed(slice));
     }
 
     /// Whether a slice is gone.

@@ -12,6 +12,7 @@ use super::clock_sync::ClockSync;
 use super::cut_link::TooMany;
 use super::events::SliceEvent;
 use super::handover::Handovers;
+use super::joining;
 use super::one_line;
 use super::peripherals::SliceDevices;
 use super::pulling;
@@ -47,7 +48,7 @@ pub(crate) struct Dispatcher {
     pub(super) handovers: Arc<Handovers>,
     /// Set before the guest starts, if it has PCI.
     pub(crate) devices: OnceLock<Arc<SliceDevices>>,
-    /// Set once the engine runs; never in a VM of one slice.
+    /// Set once the engine runs; never in a VM of one slice that nobody can join.
     pub(crate) clock_sync: OnceLock<Arc<ClockSync>>,
 }
 
@@ -194,6 +195,13 @@ impl Dispatcher {
                     self.channels.send(from, &Control::LeaveRefused(why.into()));
                 }
             }
+            Control::Summons(bytes) => {
+                if !joining::summoned(&self.channels, &bytes) {
+                    let text = format!("{from} has this slice call whom it cannot, or two at once");
+                    self.channels.event(SliceEvent::Fatal(text));
+                }
+            }
+            Control::Met { slice, failure } => self.channels.joining.met(from, slice, &failure),
             // It may go to a terminal, and who wrote it is not known.
             Control::LeaveRefused(why) => {
                 self.channels.succession.told(Err(why.replace(char::is_control, " ")));
@@ -365,6 +373,10 @@ impl Uplink for Link {
 
     fn lost(&mut self, peer: SliceId, cause: String) {
         let Dispatcher { channels, devices, handovers, .. } = &*self.dispatcher;
+        if !channels.placement.load().is_member(peer) {
+            tracing::warn!("{peer}, which was to join, is gone: {cause}");
+            return channels.cut.missed(peer);
+        }
         let is_bystander = channels.bystanders.contains(&peer);
         if !is_bystander && let Some(fence) = channels.fence.get() {
             // Before all else: others find their requests failed.

@@ -13,9 +13,8 @@
 
 use migrate::Invalid;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use wire::SliceId;
+use wire::{SLICES_MAX, SliceId};
 
 /// More frames than a slice can send in a million years.
 const COUNT_MAX: u64 = 1 << 56;
@@ -38,38 +37,44 @@ struct Pair {
     received: AtomicU64,
 }
 
-/// The counts of one slice.
+/// The counts of one slice, with all that are or can come: a number is given out once.
 #[derive(Debug)]
-pub(crate) struct FrameCounts(BTreeMap<SliceId, Pair>);
+pub(crate) struct FrameCounts([Pair; SLICES_MAX as usize]);
+
+impl Default for FrameCounts {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Pair::default()))
+    }
+}
 
 impl FrameCounts {
-    /// Nothing yet between this slice and these.
-    pub(crate) fn new(peers: impl IntoIterator<Item = SliceId>) -> Self {
-        Self(peers.into_iter().map(|peer| (peer, Pair::default())).collect())
+    fn pair(&self, peer: SliceId) -> Option<&Pair> {
+        self.0.get(usize::from(peer.0))
     }
 
     /// A frame is about to leave.
     pub(super) fn sent(&self, to: SliceId) {
-        if let Some(pair) = self.0.get(&to) {
+        if let Some(pair) = self.pair(to) {
             pair.sent.fetch_add(1, Ordering::Release);
         }
     }
 
     /// A frame was taken to its place.
     pub(super) fn received(&self, from: SliceId) {
-        if let Some(pair) = self.0.get(&from) {
+        if let Some(pair) = self.pair(from) {
             pair.received.fetch_add(1, Ordering::Release);
         }
     }
 
     /// The counts of these peers now, ascending.
     pub(crate) fn save(&self, of: impl Fn(SliceId) -> bool) -> Vec<PeerFrames> {
-        let counts = |(peer, pair): (&SliceId, &Pair)| PeerFrames {
-            peer: *peer,
+        let counts = |(peer, pair): (SliceId, &Pair)| PeerFrames {
+            peer,
             sent: pair.sent.load(Ordering::Acquire),
             received: pair.received.load(Ordering::Acquire),
         };
-        self.0.iter().filter(|(peer, _)| of(**peer)).map(counts).collect()
+        let all = (0..).map(SliceId).zip(&self.0);
+        all.filter(|(peer, _)| of(*peer)).map(counts).collect()
     }
 }
 
@@ -92,15 +97,15 @@ mod tests {
 
     #[test]
     fn frames_are_counted_for_each_peer_and_way() {
-        let counts = FrameCounts::new([SliceId(2), SliceId(1)]);
+        let counts = FrameCounts::default();
         counts.sent(SliceId(1));
         counts.sent(SliceId(1));
         counts.received(SliceId(2));
-        // Nobody that is counted.
-        counts.sent(SliceId(0));
+        // No slice of any VM.
+        counts.sent(SliceId(SLICES_MAX));
         let of = |peer, sent, received| PeerFrames { peer: SliceId(peer), sent, received };
         assert_eq!(counts.save(|peer| peer == SliceId(2)), [of(2, 0, 1)]);
-        let saved = counts.save(|_| true);
+        let saved = counts.save(|peer| [1, 2].contains(&peer.0));
         assert_eq!(saved, [of(1, 2, 0), of(2, 0, 1)]);
         let members = [0, 1, 2].map(SliceId);
         check(&saved, SliceId(0), &members).unwrap();

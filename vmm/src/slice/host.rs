@@ -123,15 +123,15 @@ impl HostFacts {
     }
 }
 
-/// Checks that the host has the memory that a slice is to be home of and, where slices share memory,
+/// Checks that the host has the memory that a slice is to be home of and, where slices share memory (`shares`),
 /// userfaultfd. If all of the VM's memory is to be pinned here, the host must have all of it.
 pub(crate) fn check(
     shape: &Shape,
     local: SliceId,
     memory: Memory,
-    pinned: RdmaMemory,
+    (pinned, shares): (RdmaMemory, bool),
 ) -> Result<(), HostError> {
-    if shape.placement.members().len() > 1 {
+    if shares {
         dsm::check_host()?;
     }
     let own = shape.placement.frames_of(local);
@@ -149,10 +149,7 @@ pub(crate) fn check(
     if asked > available {
         return Err(HostError::Memory { asked, available });
     }
-    if shape.placement.members().len() > 1
-        && pinned == RdmaMemory::Registered
-        && memory == Memory::Memfd
-    {
+    if shares && pinned == RdmaMemory::Registered && memory == Memory::Memfd {
         let all: u64 = shape.frames().iter().map(|range| range.end - range.start).sum();
         if all / 256 > available {
             return Err(HostError::Pinned { asked: all / 256, available });

@@ -9,7 +9,8 @@ use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
 use super::host::{Offer, Offered};
-use super::peripherals::{BackEndShape, BackEnds, DeviceThread, PciBus, SliceDevices};
+use super::joining::Inviter;
+use super::peripherals::{BackEndShape, BackEnds, DeviceThread, OrderState, PciBus, SliceDevices};
 use super::pulling;
 use super::relocation::capacity;
 use super::report::SliceReport;
@@ -23,18 +24,20 @@ use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crate::tsc::ticks_to_duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::back_end::image::OnFull;
+use devices::saved::PciRootState;
 use devices::{Fence, SharedBus};
+use dsm::saved::NodeState;
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Mechanisms, Memory, NodeConfig, Tracing};
-use migrate::{Placement, PlacementOwner, PlacementView};
+use migrate::{Placement, PlacementOwner, PlacementState, PlacementView};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use transport::{PageMemory, Transport};
-use wire::control::EndCause;
+use transport::{MeshTransport, PageMemory};
+use wire::control::{CutMessage, CutStep, EndCause};
 use wire::{Epoch, SliceId};
 
 /// What the device thread may have waiting.
@@ -62,8 +65,11 @@ pub(crate) struct Launch {
     /// The devices, in the order of the VM's description.
     #[serde(default)]
     pub(crate) devices: Vec<BackEndShape>,
-    /// What each slice's host offers.
+    /// What the host of each slice of the start offers.
     pub(crate) offers: Vec<Offered>,
+    /// For a slice that joins: where everything is then.
+    #[serde(default)]
+    pub(crate) joins: Option<PlacementState>,
 }
 
 /// What a slice's device thread receives from.
@@ -203,23 +209,29 @@ impl Parts {
         self.ram.remote_writable()
     }
 
-    /// From now on there are peers, which give this slice up after so long a silence.
+    /// From now on there are peers, which give this slice up after so long a silence; or one can join.
     pub(crate) fn take_lease(&self, fence: &Arc<Fence>, lease: Duration) {
-        fence.take_lease(Fence::now(), lease);
+        if !self.channels.others().is_empty() {
+            fence.take_lease(Fence::now(), lease);
+        }
         self.channels.fence.set(Arc::clone(fence)).expect("one mesh for each slice");
     }
 
-    /// Starts the memory engine on an open transport.
+    /// Starts the memory engine on an open transport; of a slice that joins with what the others give it.
     pub(crate) fn connect(
         &mut self,
         shape: &Shape,
-        transport: Box<dyn Transport>,
-        page_tables: PageTables,
+        joined: MeshTransport,
+        (page_tables, begins_with): (PageTables, Option<&NodeState>),
         options: &LocalOptions,
         control: Option<&ControlSocket>,
     ) -> Result<(), SliceError> {
-        let node = shape.node(self.local, self.channels.epoch, page_tables.scope());
-        let (handle, engine) = Engine::start(EngineConfig {
+        let MeshTransport { transport, membership, .. } = joined;
+        self.channels.joining.set_membership(membership, self.lease);
+        let placement = Placement::clone(&self.channels.placement.load());
+        let at = (self.local, self.channels.epoch);
+        let node = shape.node(&placement, at, page_tables.scope());
+        let config = EngineConfig {
             core: options.engine_core,
             wait_limit: self.lease * LEASES_MAX,
             node: NodeConfig { mechanisms: options.mechanisms, ..node },
@@ -228,7 +240,11 @@ impl Parts {
             transport,
             uplink: Box::new(Link::new(Arc::clone(&self.dispatcher))),
             trace: if options.trace { Tracing::On } else { Tracing::Off },
-        })?;
+        };
+        let (handle, engine) = match begins_with {
+            None => Engine::start(config)?,
+            Some(form) => Engine::join(config, form)?,
+        };
         if let Some(control) = control {
             let dispatcher = Arc::downgrade(&self.dispatcher);
             let delegated = move || dispatcher.upgrade()?.devices.get().map(|all| all.delegated());
@@ -247,7 +263,7 @@ impl Parts {
         &self,
         (shape, launch): (&Shape, &Launch),
         (console, panicked): (Box<dyn Write + Send>, Arc<AtomicBool>),
-        terms: Terms,
+        (terms, inviter): (Terms, Option<Inviter>),
         control: Option<&ControlSocket>,
     ) -> Result<Arc<Coordination>, SliceError> {
         let config = CoordinationConfig {
@@ -256,7 +272,8 @@ impl Parts {
             vcpus: shape.vcpus(),
             shutdown: Arc::clone(&self.dispatcher) as _,
             moves: self.moves(),
-            capacity: capacity(shape, &launch.offers, &launch.devices),
+            capacity: Arc::new(Mutex::new(capacity(shape, &launch.offers, &launch.devices))),
+            inviter: inviter.map(Arc::new),
             control: control.map(ControlSocket::handle),
             panicked,
         };
@@ -265,19 +282,23 @@ impl Parts {
         Ok(Arc::new(Coordination::new(config, console, terms).map_err(failed)?))
     }
 
-    /// Starts the device thread.
-    pub(super) fn serve_devices(&self, queues: DeviceQueues) -> Result<(), SliceError> {
+    /// Starts the device thread, of devices that have come so far.
+    pub(super) fn serve_devices(
+        &self,
+        queues: DeviceQueues,
+        order: OrderState,
+    ) -> Result<(), SliceError> {
         let devices = self.dispatcher.devices.get().cloned();
-        let work = DeviceThread::new(Arc::clone(&self.channels), devices, queues.applied);
+        let work = DeviceThread::new(Arc::clone(&self.channels), devices, queues.applied, order);
         spawn_devices(move || work.serve(&queues.jobs))
     }
 
-    /// The VM's bus: the platform devices, and those on PCI if there are any.
+    /// The VM's bus: the platform devices, and those on PCI if there are any, as they stand in a VM that runs.
     pub(crate) fn attach_devices(
         &mut self,
         shape: &Shape,
-        shapes: &[BackEndShape],
-        back_ends: &BackEnds,
+        (shapes, back_ends): (&[BackEndShape], &BackEnds),
+        state: Option<PciRootState>,
     ) -> Result<SharedBus, SliceError> {
         let rest: SharedBus = Arc::new(PlatformBus(Arc::clone(&self.channels)));
         if shape.devices.is_empty() {
@@ -286,6 +307,7 @@ impl Parts {
         back_ends.start()?;
         let (channels, ram) = (&self.channels, &self.ram);
         let devices = SliceDevices::new(shapes, back_ends, channels, ram, &self.machine)?;
+        state.map_or(Ok(()), |state| devices.take_up(state))?;
         let devices = Arc::new(devices);
         self.dispatcher.devices.set(Arc::clone(&devices)).expect("attached once");
         Ok(Arc::new(PciBus { devices, channels: Arc::clone(channels), rest }))
@@ -296,6 +318,14 @@ impl Parts {
         self.dispatcher.handovers.start()?;
         pulling::start(&self.channels)
             .map_err(|source| SliceError::Io { what: "start the thread that pulls", source })
+    }
+
+    /// This slice joins a VM whose slices are at rest in this cut: it comes to rest as well, and tells the coordinator that
+    /// it is there.
+    pub(super) fn begin_at_rest(&self, cut: u64) {
+        let (channels, step) = (&self.channels, CutStep::MayJoin(self.local));
+        // Nobody else asks it for anything yet.
+        let _ = channels.cut.take(channels.coordinator(), CutMessage::Take(cut, step));
     }
 
     fn moves(&self) -> MoveHandle {
@@ -353,6 +383,7 @@ impl Parts {
         self.dispatcher.handovers.end();
         self.channels.pulls.end();
         self.channels.succession.end();
+        self.channels.joining.end();
         if let Some(clock_sync) = self.dispatcher.clock_sync.get() {
             clock_sync.stop();
         }

@@ -27,6 +27,7 @@ mod events;
 mod frame_counts;
 mod handover;
 mod host;
+mod joining;
 mod launch;
 mod negotiation;
 mod operations;

@@ -7,11 +7,11 @@
 use super::SliceError;
 use super::host::HostFacts;
 use super::peripherals::{BackEndShape, DeviceSpec};
-use super::spec::{Interrupts, Shape};
+use super::spec::{Interrupts, Shape, VmSpec};
 use crate::clock::DRIFT_PPM;
-use crate::tsc::host_ticks;
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
-use transport::BootstrapMesh;
+use transport::{BootstrapMesh, ClockEstimate, MeshError};
 use wire::SliceId;
 
 /// How long a host may take to answer.
@@ -19,7 +19,17 @@ pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// How long a step of the start may take.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 /// Round trips of a clock measurement; the fastest counts.
-const CLOCK_ROUNDS: u32 = 200;
+pub(super) const CLOCK_ROUNDS: u32 = 200;
+
+/// What a companion is asked to be a slice of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Proposal {
+    /// The VM, as it started or is to start.
+    pub(super) spec: VmSpec,
+    /// It runs, and the companion is to be one slice more.
+    pub(super) joins: bool,
+}
 
 /// The interrupt back end that was asked for, or the best that every host has.
 pub(super) fn choose_interrupts(
@@ -70,11 +80,15 @@ pub(super) fn gather_shapes(
 
 pub(super) fn compare_clocks(hosts: &[HostFacts]) -> Result<(), SliceError> {
     let ours = hosts[0].tsc_khz;
-    for (id, host) in (0u16..).zip(hosts) {
-        let difference = u64::from(ours.abs_diff(host.tsc_khz));
-        if difference * 1_000_000 > u64::from(ours) * DRIFT_PPM {
-            return Err(SliceError::ClockSpeed { slice: SliceId(id), theirs: host.tsc_khz, ours });
-        }
+    let mut all = (0u16..).zip(hosts);
+    all.try_for_each(|(id, host)| compare_clock(ours, (SliceId(id), host.tsc_khz)))
+}
+
+/// Whether a slice's counter is as fast as ours, in kHz.
+pub(super) fn compare_clock(ours: u32, (slice, theirs): (SliceId, u32)) -> Result<(), SliceError> {
+    let difference = u64::from(ours.abs_diff(theirs));
+    if difference * 1_000_000 > u64::from(ours) * DRIFT_PPM {
+        return Err(SliceError::ClockSpeed { slice, theirs, ours });
     }
     Ok(())
 }
@@ -82,13 +96,10 @@ pub(super) fn compare_clocks(hosts: &[HostFacts]) -> Result<(), SliceError> {
 /// Measures a companion's counter twice. Returns the TSC offset that makes its guest clock equal to
 /// ours, and the difference of the measurements with its bound, in nanoseconds.
 pub(super) fn align_clock(
-    mesh: &mut BootstrapMesh,
-    slice: SliceId,
+    mut measure: impl FnMut() -> Result<ClockEstimate, MeshError>,
     offset: u64,
     khz: u32,
-) -> Result<(u64, (i64, u64)), SliceError> {
-    let mut measure =
-        || mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, Instant::now() + START_LIMIT);
+) -> Result<(u64, (i64, u64)), MeshError> {
     let first = measure()?;
     let again = measure()?;
     let best = if again.rtt_min < first.rtt_min { again } else { first };

@@ -307,14 +307,19 @@ impl Shape {
         blocks.iter().map(|b| b.start / 4096..(b.start + b.len) / 4096).collect()
     }
 
-    /// The configuration of a slice's part of the coherence protocol.
+    /// The configuration of a slice's part of the coherence protocol, with the homes of this placement.
     ///
     /// # Errors
     /// None for a placement, whose ranges are checked.
-    pub(crate) fn node(&self, local: SliceId, epoch: Epoch, replicate: Replicate) -> NodeConfig {
+    pub(crate) fn node(
+        &self,
+        placement: &Placement,
+        (local, epoch): (SliceId, Epoch),
+        replicate: Replicate,
+    ) -> NodeConfig {
         let member = |slice: &SliceId| *slice == local || !self.bystanders.contains(slice);
-        let members = self.placement.members().iter().copied().filter(member).collect();
-        let homes = HomeTable::from(&self.placement);
+        let members = placement.members().iter().copied().filter(member).collect();
+        let homes = HomeTable::from(placement);
         let mut config = NodeConfig::new(local, members, homes, epoch);
         config.hold = self.hold;
         config.replicate = replicate;

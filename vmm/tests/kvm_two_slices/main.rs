@@ -2,6 +2,7 @@
 //! the same memory, interrupt each other and use devices, on this machine's KVM.
 
 mod guest;
+mod joins;
 mod moves;
 mod pauses;
 mod relocations;

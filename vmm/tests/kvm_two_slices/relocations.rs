@@ -247,7 +247,7 @@ fn kvm_request_to_stop_is_heard_while_another_slice_comes_to_coordinate() {
             return;
         }
         let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
-        let asked = usize::from(after % 2 == 1);
+        let asked = u16::from(after % 2 == 1);
         let found = vm.power_off_amid(drain(0), Duration::from_millis(after * 12), asked);
         assert_eq!(found, guest::AGREE, "{after}: additions to the page of both are lost");
     }

@@ -1,4 +1,4 @@
-//! A VM of two slices in this process, and what can be seen of it from outside.
+//! A VM of two slices in this process, or of one that others join, and what can be seen of it from outside.
 
 use crate::guest::{
     self, AGREE, DIFFER, EXCEPTION, LOOPS, NOT_READ, ON_DISK, PAGES, READS, SENT, SLICE_BYTES,
@@ -18,8 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest,
-    Progress, ReportAnswer, ReportRequest, Request, ResumeRequest,
+    AddRequest, Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, PlacementAnswer,
+    PlacementRequest, Progress, ReportAnswer, ReportRequest, Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
     BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
@@ -69,7 +69,7 @@ struct Seen {
     /// What the guest has written to its serial line.
     text: Vec<u8>,
     /// By slice.
-    ends: [Option<End>; 2],
+    ends: BTreeMap<u16, Option<End>>,
 }
 
 impl Seen {
@@ -90,7 +90,16 @@ impl Seen {
             matches!(end, Ok(PowerOff | Stopped { .. } | Told(_) | Drained))
         };
         [EXCEPTION, NOT_READ].iter().any(|letter| self.text.contains(letter))
-            || !self.ends.iter().flatten().all(orderly)
+            || !self.ends.values().flatten().all(orderly)
+    }
+
+    /// How a slice has ended, if it has.
+    fn end(&self, slice: u16) -> Option<&End> {
+        self.ends.get(&slice)?.as_ref()
+    }
+
+    fn is_over(&self) -> bool {
+        self.ends.values().all(Option::is_some)
     }
 
     /// For messages.
@@ -136,7 +145,8 @@ impl Line {
 pub(crate) struct Vm {
     line: Line,
     /// By slice.
-    stops: [StopHandle; 2],
+    stops: BTreeMap<u16, StopHandle>,
+    secret: Secret,
     folder: Folder,
     /// What the guest writes.
     letters: Vec<u8>,
@@ -150,29 +160,58 @@ pub(crate) fn is_possible() -> bool {
 impl Vm {
     /// Starts it, and waits until all of it moves.
     pub(crate) fn start(interrupts: Interrupts, carrier: CarrierKind, disk: bool) -> Self {
+        let slices = vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2];
+        Self::launch(interrupts, carrier, slices, disk.then_some(1), true)
+    }
+
+    /// Starts it on one slice.
+    pub(crate) fn start_lone(interrupts: Interrupts, carrier: CarrierKind, disk: bool) -> Self {
+        let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }];
+        Self::launch(interrupts, carrier, slices, disk.then_some(0), true)
+    }
+
+    /// The same, and nobody can join it.
+    pub(crate) fn start_without_secret() -> Self {
+        let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }];
+        Self::launch(Interrupts::Userspace, CarrierKind::Shm, slices, None, false)
+    }
+
+    fn launch(
+        interrupts: Interrupts,
+        carrier: CarrierKind,
+        slices: Vec<SliceSpec>,
+        disk: Option<u16>,
+        secret: bool,
+    ) -> Self {
         let (folder, line) = (Folder::new(), Line::default());
-        let stops = [StopHandle::new(), StopHandle::new()];
         let kernel = folder.0.join("kernel");
-        fs::write(&kernel, guest::image(disk)).expect("write the kernel");
+        fs::write(&kernel, guest::image(disk.is_some())).expect("write the kernel");
         let image = folder.0.join("disk");
         fs::write(&image, [ON_DISK; 4096]).expect("write the disk");
-        let lend = format!("disk:ro:{}", image.display()).parse().expect("it is so lent");
-        let kind = DiskSpec { path: image, format: DiskFormat::Raw, read_only: true }.into();
-        let device = DeviceSpec { slice: 1, rings: Rings::Bypass, kind };
-        let secret = Secret::from_bytes(b"a secret of tests, and of no use").expect("long enough");
-        let address = free_address();
-        let lent = CompanionOptions {
-            listen: address,
-            credential: Credential::Secret(secret.clone()),
-            local: local(&folder.0, 1),
-            lend: vec![lend],
-            stop: stops[1].clone(),
-            console: Box::new(line.clone()),
+        let device = disk.map(|slice| {
+            let kind = DiskSpec { path: image, format: DiskFormat::Raw, read_only: true }.into();
+            DeviceSpec { slice, rings: Rings::Bypass, kind }
+        });
+        let used: &[[u8; 2]] = if disk.is_some() { &[LOOPS, SENT, READS] } else { &[LOOPS, SENT] };
+        let key = Secret::from_bytes(b"a secret of tests, and of no use").expect("long enough");
+        let mut vm = Self {
+            line: line.clone(),
+            stops: BTreeMap::from([(0, StopHandle::new())]),
+            secret: key,
+            folder,
+            letters: used.concat(),
         };
+        let companions = (1..slices.len()).map(|slice| {
+            vm.companion(
+                u16::try_from(slice).expect("it is small"),
+                Offer { vcpus: Some(2), bytes: None },
+            )
+        });
+        let companions = companions.collect();
         let options = BootstrapOptions {
-            spec: spec(interrupts, disk.then_some(device)),
-            companions: vec![address],
-            secret: Some(secret),
+            spec: spec(interrupts, slices, device),
+            companions,
+            secret: secret.then(|| vm.secret.clone()),
             kernel,
             initrd: None,
             cmdline: String::new(),
@@ -180,22 +219,49 @@ impl Vm {
             node_distance: 40,
             console: Box::new(line.clone()),
             limit: None,
-            stop: stops[0].clone(),
+            stop: vm.stops[&0].clone(),
             stop_limit: LIMIT,
             lease: Duration::from_secs(20),
             carriers: vec![carrier],
             rdma_memory: RdmaMemory::Pool,
-            local: local(&folder.0, 0),
+            local: local(&vm.folder.0, 0, Offer { vcpus: Some(2), bytes: None }),
         };
-        // Threads of a VM that hangs stay behind: the test fails without waiting for them.
-        run(&line, 1, move || Ok(companion(lent).map_err(|error| one_line(&error))?.0));
-        wait_for_listener(address);
         let first = move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0);
         run(&line, 0, first);
-        let used: &[[u8; 2]] = if disk { &[LOOPS, SENT, READS] } else { &[LOOPS, SENT] };
-        let vm = Self { line, stops, folder, letters: used.concat() };
         vm.moves_on();
         vm
+    }
+
+    /// A companion waits at this address; it is to be this slice.
+    pub(crate) fn companion(&mut self, slice: u16, offer: Offer) -> SocketAddr {
+        let image = self.folder.0.join("disk");
+        let lend = format!("disk:ro:{}", image.display()).parse().expect("it is so lent");
+        let (address, stop) = (free_address(), StopHandle::new());
+        self.stops.insert(slice, stop.clone());
+        let options = CompanionOptions {
+            listen: address,
+            credential: Credential::Secret(self.secret.clone()),
+            local: local(&self.folder.0, slice, offer),
+            lend: vec![lend],
+            stop,
+            console: Box::new(self.line.clone()),
+        };
+        // Threads of a VM that hangs stay behind: the test fails without waiting for them.
+        let work = move || Ok(companion(options).map_err(|error| one_line(&error))?.0);
+        run(&self.line, slice, work);
+        wait_for_listener(address);
+        address
+    }
+
+    /// A companion that is not of this VM waits for another one, longer than this test.
+    pub(crate) fn let_wait(&self, slice: u16) {
+        self.line.change(|seen| assert_eq!(seen.ends.remove(&slice), Some(None), "it waits"));
+    }
+
+    /// One slice more joins.
+    pub(crate) fn add(&mut self, slice: u16, empty: bool) {
+        let address = self.companion(slice, Offer { vcpus: Some(2), bytes: None });
+        self.relocate(Request::Add(AddRequest { address, empty }));
     }
 
     /// Waits until each vCPU has gone around and had interrupts counted once more.
@@ -224,7 +290,7 @@ impl Vm {
             Ok(Answer::Done(_)) => {}
             other => {
                 // A VM that is over says why when its slices have ended.
-                let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
+                let (seen, _) = self.line.wait_until(|seen| seen.is_over());
                 panic!("{request:?}: {other:?}; {}", seen.describe())
             }
         }
@@ -243,6 +309,14 @@ impl Vm {
         let [first, other] = [0, 1].map(|slice| self.placement_of(slice));
         assert_eq!(first, other);
         first
+    }
+
+    /// Where everything is; all of these slices see the same.
+    pub(crate) fn placement_by(&self, slices: &[u16]) -> PlacementAnswer {
+        let mut all: Vec<_> = slices.iter().map(|slice| self.placement_of(*slice)).collect();
+        all.dedup();
+        assert_eq!(all.len(), 1, "{all:?}");
+        all.remove(0)
     }
 
     /// Where everything is, as a slice sees it.
@@ -287,13 +361,19 @@ impl Vm {
 
     /// Takes the saved forms of both slices; there are none afterwards.
     pub(crate) fn take_forms(&self) -> Vec<Vec<u8>> {
-        let take = |slice: u16| {
+        self.take_forms_of(&[0, 1])
+    }
+
+    /// The same of these slices.
+    pub(crate) fn take_forms_of(&self, slices: &[u16]) -> Vec<Vec<u8>> {
+        let take = |slice: &u16| {
+            let slice = *slice;
             let path = forms(&self.folder.0, slice).join(format!("slice-{slice}"));
             let bytes = fs::read(&path).expect("read a form");
             fs::remove_file(&path).expect("remove a form");
             bytes
         };
-        [0, 1].map(take).to_vec()
+        slices.iter().map(take).collect()
     }
 
     /// What moves while the guest does: the text, the counters of both memory engines, and the pages that the guest
@@ -312,21 +392,26 @@ impl Vm {
     }
 
     /// The same by a request to one slice, while another coordinates.
-    pub(crate) fn power_off_at(self, asked: usize, coordinator: usize) -> u8 {
-        assert!(self.stops[asked].ask(), "it runs");
+    pub(crate) fn power_off_at(self, asked: u16, coordinator: u16) -> u8 {
+        assert!(self.stops[&asked].ask(), "it runs");
         let (seen, found) = self.line.wait_until(|seen| seen.found().is_some());
         assert!(found, "interrupts are lost: {}", seen.describe());
-        let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
-        let (first, other) = (&seen.ends[coordinator], &seen.ends[1 - coordinator]);
-        assert!(matches!(first, Some(Ok(Ending::PowerOff))), "{}", seen.describe());
-        assert!(matches!(other, Some(Ok(Ending::Told(_)))), "{}", seen.describe());
+        let (seen, _) = self.line.wait_until(|seen| seen.is_over());
+        let as_expected = |(slice, end): (&u16, &Option<End>)| match end {
+            Some(Ok(Ending::PowerOff)) => *slice == coordinator,
+            Some(Ok(Ending::Told(_))) => *slice != coordinator,
+            // It has left before.
+            Some(Ok(Ending::Drained)) => true,
+            _ => false,
+        };
+        assert!(seen.ends.iter().all(as_expected), "{}", seen.describe());
         seen.found().expect("it was there")
     }
 
     /// Has slice 0 do something, and asks a slice for the end meanwhile; what the guest has found. Whoever coordinates
     /// then says that it has powered off.
-    pub(crate) fn power_off_amid(self, request: Request, after: Duration, asked: usize) -> u8 {
-        let stop = self.stops[asked].clone();
+    pub(crate) fn power_off_amid(self, request: Request, after: Duration, asked: u16) -> u8 {
+        let stop = self.stops[&asked].clone();
         let asks = thread::spawn(move || {
             thread::sleep(after);
             assert!(stop.ask(), "it runs");
@@ -334,34 +419,33 @@ impl Vm {
         // It is done, or refused because the VM is to end; the client of a VM that is over has no answer.
         drop(self.ask(0, request));
         asks.join().expect("it asks");
-        let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
-        let off = |end: &Option<End>| matches!(end, Some(Ok(Ending::PowerOff)));
-        let told = |end: &Option<End>| matches!(end, Some(Ok(Ending::Told(_))));
-        let [first, other] = &seen.ends;
-        let orderly = off(first) && told(other) || told(first) && off(other);
+        let (seen, _) = self.line.wait_until(|seen| seen.is_over());
+        let off = |slice| matches!(seen.end(slice), Some(Ok(Ending::PowerOff)));
+        let told = |slice| matches!(seen.end(slice), Some(Ok(Ending::Told(_))));
+        let orderly = off(0) && told(1) || told(0) && off(1);
         assert!(orderly, "{after:?}: {}", seen.describe());
         seen.found().expect("it says so before it ends")
     }
 
     /// Waits until the slice that was drained has ended.
-    pub(crate) fn wait_until_drained(&self, slice: usize) {
-        let (seen, drained) = self.line.wait_until(|seen| seen.ends[slice].is_some());
-        assert!(drained && seen.ends[slice] == Some(Ok(Ending::Drained)), "{}", seen.describe());
+    pub(crate) fn wait_until_drained(&self, slice: u16) {
+        let (seen, drained) = self.line.wait_until(|seen| seen.end(slice).is_some());
+        assert!(drained && seen.end(slice) == Some(&Ok(Ending::Drained)), "{}", seen.describe());
     }
 
     /// Presses the power button of a VM whose other slice was drained; what the guest has found.
-    pub(crate) fn power_off_alone(self, slice: usize) -> u8 {
-        assert!(self.stops[slice].ask(), "it runs");
-        let (seen, ended) = self.line.wait_until(|seen| seen.ends[slice].is_some());
-        assert!(ended && seen.ends[slice] == Some(Ok(Ending::PowerOff)), "{}", seen.describe());
+    pub(crate) fn power_off_alone(self, slice: u16) -> u8 {
+        assert!(self.stops[&slice].ask(), "it runs");
+        let (seen, ended) = self.line.wait_until(|seen| seen.end(slice).is_some());
+        assert!(ended && seen.end(slice) == Some(&Ok(Ending::PowerOff)), "{}", seen.describe());
         seen.found().expect("it says so before it ends")
     }
 
     /// Asks twice for the end, so that the guest is not waited for.
     pub(crate) fn stop_at_once(self) {
-        assert!(self.stops[0].ask() && self.stops[0].ask(), "it runs");
-        let (seen, _) = self.line.wait_until(|seen| seen.ends.iter().all(Option::is_some));
-        let [first, other] = &seen.ends;
+        assert!(self.stops[&0].ask() && self.stops[&0].ask(), "it runs");
+        let (seen, _) = self.line.wait_until(|seen| seen.is_over());
+        let [first, other] = [0, 1].map(|slice| seen.end(slice));
         assert!(matches!(first, Some(Ok(Ending::Stopped { .. }))), "{}", seen.describe());
         assert!(matches!(other, Some(Ok(Ending::Told(_)))), "{}", seen.describe());
     }
@@ -394,9 +478,9 @@ fn pages() -> Vec<Vec<u8>> {
     files.values().flat_map(|file| PAGES.map(|at| page((file, at)))).collect()
 }
 
-fn spec(interrupts: Interrupts, device: Option<DeviceSpec>) -> VmSpec {
+fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpec>) -> VmSpec {
     VmSpec {
-        slices: vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2],
+        slices,
         interrupts,
         page_tables: PageTables::Auto,
         sample: None,
@@ -407,15 +491,15 @@ fn spec(interrupts: Interrupts, device: Option<DeviceSpec>) -> VmSpec {
     }
 }
 
-fn local(folder: &Path, slice: u16) -> LocalOptions {
+fn local(folder: &Path, slice: u16, offer: Offer) -> LocalOptions {
     let forms = forms(folder, slice);
-    fs::create_dir(&forms).expect("make a folder");
+    fs::create_dir_all(&forms).expect("make a folder");
     LocalOptions {
         engine_core: None,
         memory: Memory::Memfd,
         trace: false,
         mechanisms: Mechanisms::ALL,
-        offer: Offer { vcpus: Some(2), bytes: None },
+        offer,
         control: Some(socket(folder, slice)),
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
@@ -446,10 +530,11 @@ fn wait_for_listener(address: SocketAddr) {
     }
 }
 
-fn run(line: &Line, slice: usize, work: impl FnOnce() -> End + Send + 'static) {
+fn run(line: &Line, slice: u16, work: impl FnOnce() -> End + Send + 'static) {
     let line = line.clone();
+    line.change(|seen| drop(seen.ends.insert(slice, None)));
     thread::spawn(move || {
         let end = work();
-        line.change(|seen| seen.ends[slice] = Some(end));
+        line.change(|seen| drop(seen.ends.insert(slice, Some(end))));
     });
 }

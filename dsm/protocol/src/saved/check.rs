@@ -3,10 +3,9 @@
 use super::frames::FrameRuns;
 use super::state::{HolderKind, HoldersState, NodeState, TableScope};
 use crate::homes::HomeTable;
-use crate::pages::SLICES_MAX;
 use migrate::{Invalid, SavedState};
 use std::ops::Range;
-use wire::{Half, Level, SliceId};
+use wire::{Half, Level, SLICES_MAX, SliceId};
 
 /// No slice sends so many messages, a million in a second, in a thousand years.
 const COUNT_MAX: u64 = 1 << 56;

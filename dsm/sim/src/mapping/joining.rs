@@ -46,14 +46,14 @@ impl World {
     /// All that are there take the slice in, unless homes move.
     fn take_in(&mut self, joiner: SliceId) -> Result<Option<Vec<NodeState>>, Failure> {
         let there = self.staying();
+        let mut forms = Vec::new();
         for at in &there {
             match self.slices[*at].stepped.may_join_with(joiner) {
-                Ok(()) => {}
+                Ok(form) => forms.push(form),
                 Err(JoinError::HomesMove) => return Ok(None),
                 Err(refusal) => return self.fail(&refusal.to_string()),
             }
         }
-        let mut forms = Vec::new();
         for at in there {
             match self.slices[at].stepped.join_with(joiner) {
                 Ok(form) => forms.push(form),

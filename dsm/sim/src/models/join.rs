@@ -33,8 +33,10 @@ impl Cluster {
         let there = |slice: &&Slice| !slice.lost;
         let all = self.slices.iter().filter(there);
         let all_agree = all.map(|slice| slice.node.may_join_with(id, &*slice.store));
-        let all_agree = all_agree.collect::<Vec<_>>().iter().all(Result::is_ok);
-        let mut forms = Vec::new();
+        let may: Vec<_> = all_agree.collect();
+        let all_agree = may.iter().all(Result::is_ok);
+        // The newcomer begins with what they say now, or with what they say when they take it in.
+        let mut forms = if all_agree { may } else { Vec::new() };
         for slice in self.slices.iter_mut().filter(|slice| !slice.lost) {
             let node = Arc::make_mut(&mut slice.node);
             if all_agree {

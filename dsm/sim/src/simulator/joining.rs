@@ -41,11 +41,11 @@ impl World {
 
     /// All that are there take the slice in. At rest none refuses.
     fn take_in(&mut self, joiner: SliceId) -> Result<Vec<NodeState>, Failure> {
-        let refusals = self.living().map(|at| at.node.may_join_with(joiner, &at.store).err());
-        if let Some(refusal) = refusals.flatten().next() {
-            return self.fail(&refusal.to_string());
-        }
-        let mut forms = Vec::new();
+        let may = self.living().map(|at| at.node.may_join_with(joiner, &at.store));
+        let mut forms = match may.collect::<Result<Vec<_>, _>>() {
+            Ok(forms) => forms,
+            Err(refusal) => return self.fail(&refusal.to_string()),
+        };
         for at in self.members() {
             let slice = &mut self.slices[usize::from(at)];
             match slice.node.join_with(joiner, &mut slice.store) {

@@ -2,7 +2,7 @@
 
 use super::scenario::Scenario;
 use super::slice::{FIRST, Frame, LEAVER, SECOND, SLICES, Slice};
-use migrate::cut::{Coordinator, Message, Step, Verdict};
+use migrate::cut::{Coordinator, Message, News, Step, Verdict};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, VecDeque};
 use wire::SliceId;
@@ -16,6 +16,8 @@ pub enum Action {
     GoOn,
     /// The last slice, which has nothing any more, is to leave.
     Leave,
+    /// The last slice, which is none of the VM, is to join.
+    Join,
     /// The second slice is to coordinate.
     HandOver,
     /// The oldest frame between two slices arrives.
@@ -41,6 +43,11 @@ pub struct Cluster {
     given_up: bool,
     /// The last slice was to leave.
     leaving: bool,
+    /// It was to join, and has.
+    joining: bool,
+    outside: bool,
+    /// Somebody has sent to it without a link.
+    lost: bool,
 }
 
 impl Cluster {
@@ -52,16 +59,28 @@ impl Cluster {
         let slice = |id| Slice {
             needs_leaver: scenario.needed && id == 1,
             cannot_coordinate: scenario.unable,
+            parted: scenario.join,
+            linked: !scenario.join || id == LEAVER,
+            refuses: scenario.refused && id == 1,
+            absent: scenario.join && id == LEAVER,
             ..Slice::new(id, left(id))
         };
+        // One that begins knows all.
+        let mut slices: Vec<_> = (0..SLICES).map(slice).collect();
+        slices[usize::from(LEAVER)].parted = false;
+        let mut members = members();
+        members.retain(|slice| !scenario.join || slice.0 != LEAVER);
         Self {
-            first: scenario.planted(Coordinator::new(SliceId(FIRST), members())),
+            first: scenario.planted(Coordinator::new(SliceId(FIRST), members)),
             second: None,
-            slices: (0..SLICES).map(slice).collect(),
+            slices,
             channels: BTreeMap::new(),
             cuts: scenario.cuts,
             given_up: false,
             leaving: false,
+            joining: false,
+            outside: scenario.join,
+            lost: false,
         }
     }
 
@@ -85,6 +104,7 @@ impl Cluster {
 
     fn post(&mut self, from: u16, frames: Vec<(u16, Frame)>) {
         for (to, frame) in frames {
+            self.lost |= to == LEAVER && !self.slices[usize::from(from)].linked;
             if !matches!(frame, Frame::Cut(_) | Frame::State) {
                 self.slices[usize::from(from)].sent[usize::from(to)] += 1;
             }
@@ -94,6 +114,7 @@ impl Cluster {
 
     /// The coordinator's own slice hears it by a channel as well.
     fn judge(&mut self, from: u16, verdict: Verdict) {
+        self.outside &= !matches!(verdict.news, Some(News::Joined(_)));
         let frame = |(to, message): (SliceId, Message)| (to.0, Frame::Cut(message));
         self.post(from, verdict.messages.into_iter().map(frame).collect());
     }
@@ -140,6 +161,11 @@ impl Cluster {
         leaver.dismissed || asked || dismissed
     }
 
+    /// The slices of the VM: the last one is none before it has joined.
+    fn members(&self) -> impl Iterator<Item = &Slice> {
+        self.slices.iter().filter(|slice| !self.outside || slice.id != LEAVER)
+    }
+
     /// Nothing can happen any more but a new cut or the end of this one.
     fn is_quiet(&self) -> bool {
         let can = |slice: &Slice| {
@@ -172,6 +198,9 @@ impl Model for Scenario {
         let leaves = coordinator.clone().part_with(SliceId(LEAVER)).is_ok();
         if self.leave && !state.leaving && leaves && empty {
             actions.push(Action::Leave);
+        }
+        if self.join && !state.joining && coordinator.clone().take_in(SliceId(LEAVER)).is_ok() {
+            actions.push(Action::Join);
         }
         if self.hand_over && state.first.clone().hand_over(SliceId(SECOND)).is_ok() {
             actions.push(Action::HandOver);
@@ -208,6 +237,12 @@ impl Model for Scenario {
                 state.leaving = true;
                 let (by, coordinator) = state.ending_mut();
                 let verdict = coordinator.part_with(SliceId(LEAVER)).ok()?;
+                state.judge(by, verdict);
+            }
+            Action::Join => {
+                state.joining = true;
+                let (by, coordinator) = state.ending_mut();
+                let verdict = coordinator.take_in(SliceId(LEAVER)).ok()?;
                 state.judge(by, verdict);
             }
             Action::HandOver => {
@@ -252,16 +287,17 @@ impl Model for Scenario {
             }),
             Property::always(names::AT_REST, |_, state: &Cluster| {
                 let rests = |slice: &Slice| slice.vcpus && slice.queues && slice.devices;
-                !state.is_at_rest() || state.slices.iter().all(rests)
+                !state.is_at_rest() || state.members().all(rests)
             }),
             Property::always(names::RUNS, |_, state: &Cluster| {
                 let runs = |slice: &Slice| slice.runs() || slice.id == LEAVER && state.is_let_go();
-                !state.lead().1.is_idle() || state.slices.iter().all(runs)
+                !state.lead().1.is_idle() || state.members().all(runs)
             }),
             Property::always(names::SAME, |_, state: &Cluster| {
                 let decided = state.lead().1.is_idle() || state.is_at_rest();
                 let others = &state.slices[..usize::from(LEAVER)];
-                !decided || others.iter().all(|slice| slice.parted == state.is_let_go())
+                let gone = state.is_let_go() || state.outside;
+                !decided || others.iter().all(|slice| slice.parted == gone)
             }),
             Property::always(names::FORGOTTEN, |_, state: &Cluster| {
                 let others = &state.slices[..usize::from(LEAVER)];
@@ -273,6 +309,13 @@ impl Model for Scenario {
             Property::always(names::NEEDED, |_, state: &Cluster| {
                 !state.slices.iter().any(|slice| slice.parted && slice.needs_leaver)
             }),
+            Property::always(names::READY, |_, state: &Cluster| {
+                let others = &state.slices[..usize::from(LEAVER)];
+                let early = state.outside && state.slices[usize::from(LEAVER)].absent;
+                let cannot = |slice: &Slice| slice.refuses && !slice.parted;
+                !others.iter().any(|slice| early && !slice.parted || cannot(slice))
+            }),
+            Property::always(names::REACHED, |_, state: &Cluster| !state.lost),
             Property::always(names::ENDS, |_, state: &Cluster| {
                 let ended = state.lead().1.is_idle() || state.is_at_rest();
                 !state.is_quiet() || ended
@@ -282,7 +325,7 @@ impl Model for Scenario {
                 let by = state.lead().0;
                 let left = |slice: &Slice| slice.id == LEAVER && state.is_let_go();
                 let knows = |slice: &Slice| slice.coordinator == by || left(slice);
-                let agreed = state.slices.iter().all(knows);
+                let agreed = state.members().all(knows);
                 !misled && (!state.lead().1.is_idle() || agreed)
             }),
             Property::sometimes(names::CUT, |_, state: &Cluster| state.is_at_rest()),
@@ -314,6 +357,10 @@ pub mod names {
     pub const NEEDED: &str = "nobody parts with a slice that it needs";
     /// A slice that is to end is missed by nobody.
     pub const FORGOTTEN: &str = "a slice that is to end is missed by nobody";
+    /// A slice is a member for nobody before it has begun, nor for one that cannot have it.
+    pub const READY: &str = "a slice that joins has begun, and all can have it";
+    /// Nobody sends what cannot arrive.
+    pub const REACHED: &str = "nothing is sent to a newcomer before there is a link";
     /// Nobody asks a slice that does not coordinate.
     pub const ONE_COORDINATOR: &str = "slices that run agree on who coordinates, and ask no other";
     /// The model does come to a cut.

@@ -22,6 +22,10 @@ pub struct Scenario {
     pub leave: bool,
     /// The second slice cannot do without it.
     pub needed: bool,
+    /// The last slice is none of the VM at first, and joins at a cut, unless the second one refuses.
+    pub join: bool,
+    /// The second slice does.
+    pub refused: bool,
     /// The second slice comes to coordinate at a cut.
     pub hand_over: bool,
     /// It cannot.

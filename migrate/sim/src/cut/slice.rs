@@ -54,8 +54,14 @@ pub(super) struct Slice {
     pub(super) cannot_coordinate: bool,
     /// It was sent what only the coordinator is, or got a change from another slice.
     pub(super) misled: bool,
-    /// The last slice is no member any more, as far as this one knows.
+    /// The last slice is no member any more, or not yet, as far as this one knows.
     pub(super) parted: bool,
+    /// Frames of this slice reach the last one.
+    pub(super) linked: bool,
+    /// It cannot have the last one join.
+    pub(super) refuses: bool,
+    /// Of the last one: it is none of the VM, and has not begun.
+    pub(super) absent: bool,
     /// It cannot do without it.
     pub(super) needs_leaver: bool,
     /// It has been told to end.
@@ -84,6 +90,9 @@ impl Slice {
             cannot_coordinate: false,
             misled: false,
             parted: false,
+            linked: true,
+            refuses: false,
+            absent: false,
             needs_leaver: false,
             dismissed: false,
             jobs: Vec::new(),
@@ -105,7 +114,7 @@ impl Slice {
     /// What its vCPU, or a queue, can do now: the number of the kind.
     pub(super) fn can_send(&self, kind: usize) -> bool {
         let free = if kind == 2 { !self.queues } else { !self.vcpus && !self.calling };
-        free && self.left[kind] > 0
+        free && !self.absent && self.left[kind] > 0
     }
 
     /// Its vCPU sends an interrupt or calls, or a queue finds a broken ring.
@@ -227,6 +236,9 @@ impl Slice {
                     Step::Devices => self.devices = true,
                     Step::Memory | Step::Count | Step::MayPart(_) => {}
                     Step::Part(_) => self.parted = true,
+                    Step::MayJoin(slice) if slice.0 == self.id => self.begin(from),
+                    Step::MayJoin(_) => self.linked = true,
+                    Step::Join(_) => self.parted = false,
                     Step::MayCoordinate(to) if to.0 != self.id => sent.push((to.0, Frame::State)),
                     Step::MayCoordinate(_) => {}
                     Step::Coordinate(to) => self.coordinator = to.0,
@@ -235,6 +247,8 @@ impl Slice {
             }
             Message::GoOn(number) => {
                 (self.vcpus, self.queues, self.devices) = (false, false, false);
+                // One that was to join and has not.
+                self.linked &= !self.parted;
                 Message::GoesOn(number)
             }
             _ => {
@@ -246,9 +260,17 @@ impl Slice {
         sent
     }
 
+    /// A newcomer begins, at rest, and knows who coordinates.
+    fn begin(&mut self, coordinator: u16) {
+        self.coordinator = coordinator;
+        (self.vcpus, self.queues, self.devices) = (true, true, true);
+        self.absent = false;
+    }
+
     fn fails(&self, step: Step) -> bool {
         match step {
             Step::MayPart(_) => self.needs_leaver,
+            Step::MayJoin(_) => self.refuses,
             Step::MayCoordinate(to) if to.0 == self.id => self.cannot_coordinate || !self.has_state,
             _ => false,
         }

@@ -2,7 +2,8 @@
 
 use super::event::{decode_event, event_code};
 use super::frames::{
-    COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX, Space,
+    COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX,
+    SUMMONS_BYTES_MAX, Space,
 };
 use super::handover::VcpuMessage;
 use super::{change, cut, handover};
@@ -94,6 +95,8 @@ mod kind {
     pub(super) const COORDINATOR_STATE: u8 = 23;
     pub(super) const WANT_LEAVE: u8 = 24;
     pub(super) const LEAVE_REFUSED: u8 = 25;
+    pub(super) const SUMMONS: u8 = 26;
+    pub(super) const MET: u8 = 27;
 }
 
 impl Control {
@@ -125,6 +128,8 @@ impl Control {
             Self::CoordinatorState(_) => kind::COORDINATOR_STATE,
             Self::WantLeave => kind::WANT_LEAVE,
             Self::LeaveRefused(_) => kind::LEAVE_REFUSED,
+            Self::Summons(_) => kind::SUMMONS,
+            Self::Met { .. } => kind::MET,
         }
     }
 
@@ -153,7 +158,7 @@ impl Control {
             Self::ClockPing { .. } | Self::ClockPong { .. } | Self::ClockStep { .. } => {
                 encode_clock(self, &mut head);
             }
-            Self::Report(bytes) | Self::CoordinatorState(bytes) => {
+            Self::Report(bytes) | Self::CoordinatorState(bytes) | Self::Summons(bytes) => {
                 tail = Cow::Borrowed(bytes);
             }
             Self::Apply { sequence, change } => {
@@ -169,15 +174,8 @@ impl Control {
             Self::Broken { device } => {
                 head.address = u64::from(*device).into();
             }
-            Self::Doorbell { device, queue } => {
-                head.address = u64::from(*device).into();
-                head.data = u64::from(*queue).into();
-            }
-            Self::QueueState { device, queue, placement, state } => {
-                (head.id, head.address) =
-                    (u64::from(placement.0).into(), u64::from(*device).into());
-                head.data = u64::from(*queue).into();
-                tail = Cow::Borrowed(state);
+            Self::Doorbell { .. } | Self::QueueState { .. } => {
+                tail = encode_queue(self, &mut head);
             }
             Self::Cut(message) => {
                 let (fields, bytes) = cut::encode(message);
@@ -196,6 +194,10 @@ impl Control {
                 tail = Cow::Borrowed(cut::shortened(failure).as_bytes());
             }
             Self::LeaveRefused(why) => tail = Cow::Borrowed(cut::shortened(why).as_bytes()),
+            Self::Met { slice, failure } => {
+                head.address = u64::from(slice.0).into();
+                tail = Cow::Borrowed(cut::shortened(failure).as_bytes());
+            }
             Self::WantStop | Self::EndSeen | Self::AskReport | Self::WantLeave => {}
         }
         [head.as_bytes(), &tail].concat()
@@ -212,7 +214,8 @@ impl Control {
             kind::REPORT => REPORT_BYTES_MAX,
             kind::CUT => cut::TAIL_BYTES_MAX,
             kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
-            kind::PULLED | kind::LEAVE_REFUSED => cut::CAUSE_BYTES_MAX,
+            kind::PULLED | kind::LEAVE_REFUSED | kind::MET => cut::CAUSE_BYTES_MAX,
+            kind::SUMMONS => SUMMONS_BYTES_MAX,
             kind::COORDINATOR_STATE => COORDINATOR_STATE_BYTES_MAX,
             kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
             _ => 0,
@@ -259,21 +262,15 @@ impl Control {
             }
             kind::DOORBELL | kind::QUEUE_STATE => decode_queue(&head, tail).map_err(field)?,
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
-            kind::PULL => Self::Pull {
-                id: head.id.get(),
-                from: SliceId(u16::from_le_bytes([head.vector, head.length])),
-                first: head.address.get(),
-                frames: head.data.get(),
-            },
-            kind::PULLED => Self::Pulled {
-                id: head.id.get(),
-                failure: std::str::from_utf8(tail).map_err(|_| field("failure"))?.to_owned(),
-            },
+            kind::PULL | kind::PULLED => decode_pull(&head, tail).map_err(field)?,
             kind::COORDINATOR_STATE => Self::CoordinatorState(tail.to_vec()),
             kind::WANT_LEAVE => Self::WantLeave,
-            kind::LEAVE_REFUSED => {
-                Self::LeaveRefused(std::str::from_utf8(tail).map_err(|_| field("why"))?.to_owned())
-            }
+            kind::LEAVE_REFUSED => Self::LeaveRefused(text(tail).ok_or_else(|| field("why"))?),
+            kind::SUMMONS => Self::Summons(tail.to_vec()),
+            kind::MET => Self::Met {
+                slice: SliceId(small(head.address).ok_or_else(|| field("slice"))?),
+                failure: text(tail).ok_or_else(|| field("failure"))?,
+            },
             other => return Err(ControlError::Kind(other)),
         })
     }
@@ -319,6 +316,17 @@ fn decode_clock(head: &Head) -> Control {
     }
 }
 
+fn encode_queue<'a>(frame: &'a Control, head: &mut Head) -> Cow<'a, [u8]> {
+    let (Control::Doorbell { device, queue } | Control::QueueState { device, queue, .. }) = frame
+    else {
+        return Cow::Borrowed(&[]);
+    };
+    (head.address, head.data) = (u64::from(*device).into(), u64::from(*queue).into());
+    let Control::QueueState { placement, state, .. } = frame else { return Cow::Borrowed(&[]) };
+    head.id = u64::from(placement.0).into();
+    Cow::Borrowed(state)
+}
+
 /// A frame about one queue, or the name of the field that cannot be.
 fn decode_queue(head: &Head, tail: &[u8]) -> Result<Control, &'static str> {
     let (device, queue) = (small(head.address).ok_or("device")?, small(head.data).ok_or("queue")?);
@@ -352,6 +360,21 @@ fn decode_call(head: &Head) -> Option<DeviceCall> {
         length: head.length,
         data: head.data.get(),
     })
+}
+
+/// A frame about pages that go home, or the name of the field that cannot be.
+fn decode_pull(head: &Head, tail: &[u8]) -> Result<Control, &'static str> {
+    let id = head.id.get();
+    if head.kind == kind::PULLED {
+        return Ok(Control::Pulled { id, failure: text(tail).ok_or("failure")? });
+    }
+    let from = SliceId(u16::from_le_bytes([head.vector, head.length]));
+    Ok(Control::Pull { id, from, first: head.address.get(), frames: head.data.get() })
+}
+
+/// A text for people.
+fn text(tail: &[u8]) -> Option<String> {
+    std::str::from_utf8(tail).ok().map(str::to_owned)
 }
 
 /// A number of 16 bits.
@@ -438,6 +461,8 @@ mod tests {
             Control::CoordinatorState(vec![7; COORDINATOR_STATE_BYTES_MAX]),
             Control::WantLeave,
             Control::LeaveRefused("a page is there still".into()),
+            Control::Summons(vec![7; SUMMONS_BYTES_MAX]),
+            Control::Met { slice: SliceId(u16::MAX), failure: "nobody listens".into() },
         ];
 
         for frame in frames {

@@ -1,12 +1,12 @@
 //! What slices tell each other about a cut, and its bytes.
 //!
 //! ```text
-//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves or is to coordinate u16
+//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves, joins or is to coordinate u16
 //! behind it: the counts of each peer, 40 bytes each, or the text of a failure
 //! counts:    0 peer u16 | 2 zeros | 8 sent: frames u64, messages u64 | 24 received: frames u64, messages u64
 //! ```
 
-use crate::SliceId;
+use crate::{SLICES_MAX, SliceId};
 use std::fmt;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The most bytes of the text of a failure.
 pub const CAUSE_BYTES_MAX: usize = 1024;
 /// The most peers that a slice counts.
-const PEERS_MAX: usize = 64;
+const PEERS_MAX: usize = SLICES_MAX as usize;
 
 /// A step of a slice to rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +37,11 @@ pub enum CutStep {
     MayCoordinate(SliceId),
     /// This slice coordinates.
     Coordinate(SliceId),
+    /// It looks whether this slice can join, and takes it into its transport. The newcomer itself: it begins as a slice that
+    /// has nothing.
+    MayJoin(SliceId),
+    /// This slice is a member.
+    Join(SliceId),
 }
 
 impl CutStep {
@@ -44,13 +49,15 @@ impl CutStep {
     pub const ALL: [Self; 5] =
         [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];
 
-    /// The slice that is to leave or to coordinate.
+    /// The slice that is to leave, to coordinate or to join.
     fn slice(self) -> SliceId {
         match self {
             Self::MayPart(slice)
             | Self::Part(slice)
             | Self::MayCoordinate(slice)
-            | Self::Coordinate(slice) => slice,
+            | Self::Coordinate(slice)
+            | Self::MayJoin(slice)
+            | Self::Join(slice) => slice,
             Self::Vcpus | Self::Queues | Self::Devices | Self::Memory | Self::Count => SliceId(0),
         }
     }
@@ -69,6 +76,9 @@ impl fmt::Display for CutStep {
             }
             Self::MayCoordinate(slice) | Self::Coordinate(slice) => {
                 return write!(f, "the coordination, which goes to {slice},");
+            }
+            Self::MayJoin(slice) | Self::Join(slice) => {
+                return write!(f, "its part in a VM with {slice}");
             }
         })
     }
@@ -165,6 +175,8 @@ fn step_code(step: CutStep) -> u8 {
         CutStep::Part(_) => 6,
         CutStep::MayCoordinate(_) => 7,
         CutStep::Coordinate(_) => 8,
+        CutStep::MayJoin(_) => 9,
+        CutStep::Join(_) => 10,
     }
 }
 
@@ -213,6 +225,8 @@ pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static
         6 => Ok(CutStep::Part(slice)),
         7 => Ok(CutStep::MayCoordinate(slice)),
         8 => Ok(CutStep::Coordinate(slice)),
+        9 => Ok(CutStep::MayJoin(slice)),
+        10 => Ok(CutStep::Join(slice)),
         step => CutStep::ALL.get(usize::from(step)).copied().ok_or("step"),
     };
     let message = match variant {
@@ -266,6 +280,8 @@ mod tests {
             CutMessage::Take(7, CutStep::MayCoordinate(SliceId(1))),
             CutMessage::Taken(7, CutStep::Coordinate(SliceId(1))),
             CutMessage::HandedOver(7),
+            CutMessage::Take(7, CutStep::MayJoin(SliceId(3))),
+            CutMessage::Taken(7, CutStep::Join(SliceId(3))),
         ];
         for message in messages {
             let (fields, tail) = encode(&message);
@@ -284,7 +300,7 @@ mod tests {
     fn fields_that_cannot_be_are_refused() {
         let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1, slice: 0 };
         for (fields, tail, what) in [
-            (Fields { step: 9, ..good }, &[][..], "step"),
+            (Fields { step: 11, ..good }, &[][..], "step"),
             (Fields { variant: 8, ..good }, &[], "variant"),
             (Fields { step: 5, slice: 1 << 16, ..good }, &[], "slice"),
             (good, &[0], "tail"),

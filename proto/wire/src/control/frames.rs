@@ -11,6 +11,9 @@ pub const QUEUE_STATE_BYTES_MAX: usize = 60 * 1024;
 /// The most bytes of what a slice must know that is to coordinate.
 pub const COORDINATOR_STATE_BYTES_MAX: usize = 60 * 1024;
 
+/// The most bytes of what a slice needs to call one that is to join.
+pub const SUMMONS_BYTES_MAX: usize = 64;
+
 /// An access to a device that lives on another slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceCall {
@@ -170,6 +173,15 @@ pub enum Control {
     WantLeave,
     /// The answer, if it stays: why, for a person; at most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
     LeaveRefused(String),
+    /// To every other slice: call the newcomer, by what the transport says of it; at most [`SUMMONS_BYTES_MAX`] bytes.
+    Summons(Vec<u8>),
+    /// The answer: the sender has a link to it, or has none.
+    Met {
+        /// The newcomer.
+        slice: SliceId,
+        /// Why there is none, for a person; empty if there is one. At most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
+        failure: String,
+    },
 }
 
 /// Between whom a control frame may go.
@@ -245,6 +257,8 @@ impl Control {
             Self::CoordinatorState(_) => (Way::FromCoordinator, "what a coordinator must know"),
             Self::WantLeave => (Way::ToCoordinator, "a wish to leave"),
             Self::LeaveRefused(_) => (Way::FromCoordinator, "that it cannot leave"),
+            Self::Summons(_) => (Way::FromCoordinator, "whom to call"),
+            Self::Met { .. } => (Way::ToCoordinator, "that it has called a newcomer"),
         }
     }
 
@@ -280,7 +294,9 @@ impl Control {
             | Self::Pulled { .. }
             | Self::CoordinatorState(_)
             | Self::WantLeave
-            | Self::LeaveRefused(_) => false,
+            | Self::LeaveRefused(_)
+            | Self::Summons(_)
+            | Self::Met { .. } => false,
         }
     }
 }

@@ -28,6 +28,7 @@ use super::cut::{self, Failure, Succeeds};
 use super::cut_link::CutHandle;
 use super::events::SliceEvent;
 use super::handover::MoveHandle;
+use super::joining::Inviter;
 use super::peripherals::{OrderState, Relay};
 use super::relocation::Relocations;
 use crate::control::ControlHandle;
@@ -37,7 +38,7 @@ use migrate::Saved;
 use migrate::cut::Coordinator;
 use migrate::plan::Capacity;
 use migrate::saved::{decode, encode};
-use state::{CoordinatorState, milliseconds};
+use state::{CoordinatorState, milliseconds, offer_states, take_offers};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,7 +52,9 @@ pub(super) struct CoordinationConfig {
     pub(super) shutdown: Arc<dyn ShutdownSink>,
     pub(super) moves: MoveHandle,
     /// What all slices offer.
-    pub(super) capacity: Capacity,
+    pub(super) capacity: Arc<Mutex<Capacity>>,
+    /// On the slice that has the VM's secret: calls slices that join.
+    pub(super) inviter: Option<Arc<Inviter>>,
     /// The control socket, if there is one.
     pub(super) control: Option<ControlHandle>,
     /// Set when a panic of the guest goes by.
@@ -120,12 +123,14 @@ impl Coordination {
     }
 
     fn lead(&self, coordinator: Coordinator) -> Result<(), SuccessionError> {
-        let CoordinationConfig { channels, moves, capacity, control, .. } = &self.config;
-        let (moves, capacity, control) = (moves.clone(), capacity.clone(), control.clone());
+        let CoordinationConfig { channels, moves, capacity, inviter, control, .. } = &self.config;
+        let (moves, control) = (moves.clone(), control.clone());
+        let (capacity, inviter) = (Arc::clone(capacity), inviter.clone());
         let weak = Arc::downgrade(channels);
         let ready = move |cuts: CutHandle| {
             let Some(channels) = weak.upgrade() else { return };
-            let relocations = Relocations::new(moves, cuts.clone(), &channels, capacity);
+            let joining = (capacity, inviter);
+            let relocations = Relocations::new(moves, cuts.clone(), &channels, joining);
             let relocations = Arc::new(relocations);
             if let Err(error) = leaves::start(&channels, &relocations) {
                 let text = format!("start a thread of the coordinator: {error}");
@@ -172,6 +177,7 @@ impl Succeeds for Coordination {
             stop_limit_ms: milliseconds(terms.stop_limit),
             panicked: self.has_panicked(),
             lost: terms.lost_states(),
+            offers: offer_states(&lock(&self.config.capacity)),
         };
         let bytes = encode(&state).map_err(SuccessionError::from)?;
         channels.send(to, &Control::CoordinatorState(bytes));
@@ -193,6 +199,7 @@ impl Succeeds for Coordination {
         let mut chipset = self.chipset();
         chipset.restore(state.chipset).map_err(SuccessionError::from)?;
         self.config.moves.count_from(state.moves);
+        take_offers(&state.offers, &mut lock(&self.config.capacity));
         *lock(&self.next) = Some((chipset, terms));
         self.config.channels.succession.choose(true);
         Ok(())

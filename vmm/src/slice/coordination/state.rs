@@ -2,13 +2,18 @@
 
 use crate::slice::peripherals::OrderState;
 use devices::saved::ChipsetState;
+use migrate::plan::{Capacity, Offer};
 use migrate::{Invalid, SavedState};
 use serde::{Deserialize, Serialize};
 use wire::control::COORDINATOR_STATE_BYTES_MAX;
+use wire::{SLICES_MAX, SliceId};
 
 /// Slices that a VM can have lost, and the text about each.
 const LOST_MAX: usize = 64;
 const CAUSE_BYTES_MAX: usize = 256;
+/// Slices that offer something, and the text about each.
+const OFFERS_MAX: usize = SLICES_MAX as usize;
+const LACKS_BYTES_MAX: usize = 128;
 /// Longer than anything runs; times are added to.
 const MILLISECONDS_MAX: u64 = 1 << 42;
 
@@ -20,6 +25,19 @@ pub(super) struct LostState {
     pub(super) slice: u16,
     /// One line for a person.
     pub(super) cause: String,
+}
+
+/// What a slice offers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfferState {
+    pub(super) slice: u16,
+    /// vCPUs that may run there.
+    pub(super) vcpus: u32,
+    /// Bytes of memory that it may be home of.
+    pub(super) bytes: u64,
+    /// What its processors lack for vCPUs, for a person; empty if nothing.
+    pub(super) lacks: String,
 }
 
 /// What a slice has because it coordinates. All other slices have the same of everything else.
@@ -42,13 +60,18 @@ pub(super) struct CoordinatorState {
     pub(super) panicked: bool,
     /// Slices that were lost so far.
     pub(super) lost: Vec<LostState>,
+    /// What slices offer, those that have joined included.
+    pub(super) offers: Vec<OfferState>,
 }
 
 impl SavedState for CoordinatorState {
     const NAME: &'static str = "coordinator";
-    const VERSION: u16 = 1;
-    const MAX_BYTES: usize =
-        ChipsetState::MAX_BYTES + OrderState::MAX_BYTES + LOST_MAX * (CAUSE_BYTES_MAX + 24) + 192;
+    const VERSION: u16 = 2;
+    const MAX_BYTES: usize = ChipsetState::MAX_BYTES
+        + OrderState::MAX_BYTES
+        + LOST_MAX * (CAUSE_BYTES_MAX + 24)
+        + OFFERS_MAX * (LACKS_BYTES_MAX + 64)
+        + 192;
 
     fn check(&self) -> Result<(), Invalid> {
         self.chipset.check()?;
@@ -59,7 +82,10 @@ impl SavedState for CoordinatorState {
         unless(times.iter().all(|time| *time <= MILLISECONDS_MAX), "elapsed_ms", "too long")?;
         unless(self.lost.len() <= LOST_MAX, "lost", "more slices than a VM can have")?;
         let short = |lost: &LostState| lost.cause.len() <= CAUSE_BYTES_MAX;
-        unless(self.lost.iter().all(short), "lost", "a text that is too long")
+        unless(self.lost.iter().all(short), "lost", "a text that is too long")?;
+        unless(self.offers.len() <= OFFERS_MAX, "offers", "more slices than a VM can have")?;
+        let short = |offer: &OfferState| offer.lacks.len() <= LACKS_BYTES_MAX;
+        unless(self.offers.iter().all(short), "offers", "a text that is too long")
     }
 }
 
@@ -73,4 +99,23 @@ pub(super) fn milliseconds(time: std::time::Duration) -> u64 {
 /// As much of a text as a form has room for.
 pub(super) fn shortened(cause: &str) -> String {
     cause[..cause.floor_char_boundary(CAUSE_BYTES_MAX)].to_owned()
+}
+
+/// What all slices offer, as far as it does not follow from what each of them knows.
+pub(super) fn offer_states(capacity: &Capacity) -> Vec<OfferState> {
+    let offer = |(slice, offer): (&SliceId, &Offer)| {
+        let lacks = offer.lacks.join(", ");
+        let lacks = lacks[..lacks.floor_char_boundary(LACKS_BYTES_MAX)].to_owned();
+        OfferState { slice: slice.0, vcpus: offer.vcpus, bytes: offer.bytes, lacks }
+    };
+    capacity.offers.iter().take(OFFERS_MAX).map(offer).collect()
+}
+
+/// The other way.
+pub(super) fn take_offers(states: &[OfferState], capacity: &mut Capacity) {
+    for state in states {
+        let offer = capacity.offers.entry(SliceId(state.slice)).or_default();
+        (offer.vcpus, offer.bytes) = (state.vcpus, state.bytes);
+        offer.lacks = Some(state.lacks.clone()).filter(|it| !it.is_empty()).into_iter().collect();
+    }
 }

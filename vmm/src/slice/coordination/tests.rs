@@ -1,14 +1,18 @@
 //! What the next coordinator is told, as others may have written it.
 
-use super::state::{CoordinatorState, LostState, milliseconds, shortened};
+use super::state::{
+    CoordinatorState, LostState, OfferState, milliseconds, offer_states, shortened, take_offers,
+};
 use super::terms::Terms;
 use crate::slice::peripherals::OrderState;
 use crate::slice::peripherals::testing::chipset;
+use migrate::plan::{Capacity, Offer};
 use migrate::saved::{decode, encode};
 use migrate::{Saved, SavedError, SavedState};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::time::Duration;
+use wire::SliceId;
 use wire::control::COORDINATOR_STATE_BYTES_MAX;
 
 fn state() -> CoordinatorState {
@@ -23,7 +27,20 @@ fn state() -> CoordinatorState {
         stop_limit_ms: 500,
         panicked: true,
         lost: vec![LostState { slice: 2, cause: "silent".into() }],
+        offers: vec![OfferState { slice: 1, vcpus: 4, bytes: 1 << 30, lacks: "a leaf".into() }],
     }
+}
+
+#[test]
+fn offers_are_what_they_were_and_paths_to_devices_stay() {
+    let slice = SliceId(1);
+    let known = Offer { vcpus: 1, reaches: [7].into(), ..Offer::default() };
+    let mut capacity = Capacity { offers: [(slice, known)].into(), ..Capacity::default() };
+    take_offers(&state().offers, &mut capacity);
+    let lacks = vec!["a leaf".into()];
+    let expected = Offer { vcpus: 4, bytes: 1 << 30, lacks, reaches: [7].into() };
+    assert_eq!(capacity.offers[&slice], expected);
+    assert_eq!(offer_states(&capacity), state().offers);
 }
 
 #[test]
@@ -39,6 +56,8 @@ fn terms_are_what_they_were() {
 #[test]
 fn largest_state_fits_a_frame() {
     let lost = LostState { slice: u16::MAX, cause: shortened(&"é".repeat(1000)) };
+    let lacks = "a".repeat(128);
+    let offer = OfferState { slice: u16::MAX, vcpus: u32::MAX, bytes: u64::MAX, lacks };
     let largest = CoordinatorState {
         order: OrderState { last: u64::MAX >> 1 },
         moves: (1 << 56) - 1,
@@ -46,6 +65,7 @@ fn largest_state_fits_a_frame() {
         left_ms: Some(milliseconds(Duration::MAX)),
         stop_limit_ms: milliseconds(Duration::MAX),
         lost: vec![lost; 64],
+        offers: vec![offer; 64],
         ..state()
     };
     assert!(encode(&largest).unwrap().len() <= COORDINATOR_STATE_BYTES_MAX);
@@ -55,13 +75,15 @@ type Lie = (&'static str, fn(&mut CoordinatorState));
 
 #[test]
 fn states_that_lie_are_refused() {
-    let lies: [Lie; 6] = [
+    let lies: [Lie; 8] = [
         ("moves", |state| state.moves = u64::MAX),
         ("elapsed_ms", |state| state.elapsed_ms = u64::MAX),
         ("elapsed_ms", |state| state.left_ms = Some(u64::MAX)),
         ("elapsed_ms", |state| state.stop_limit_ms = u64::MAX),
         ("lost", |state| state.lost = vec![state.lost[0].clone(); 65]),
         ("lost", |state| state.lost[0].cause = "a".repeat(257)),
+        ("offers", |state| state.offers = vec![state.offers[0].clone(); 65]),
+        ("offers", |state| state.offers[0].lacks = "a".repeat(129)),
     ];
     for (field, lie) in lies {
         let mut state = state();

@@ -7,9 +7,12 @@
 //!   leave ----> coming to rest --News::AtRest--> part_with --News::Parted--> going on --News::Runs--> runs (the answer)
 //!
 //!   hand over > coming to rest --News::AtRest--> hand_over --News::HandedOver--> going on --News::Runs--> over (the answer)
+//!
+//!   join -----> coming to rest --News::AtRest--> take_in --the newcomer is asked: admission-->
+//!                                                        --News::Joined--> going on --News::Runs--> runs (the answer)
 //! ```
 
-use crate::slice::cut_link::{CutError, Input, RESUME_LIMIT, Reply};
+use crate::slice::cut_link::{Admission, CutError, Input, RESUME_LIMIT, Reply};
 use crate::slice::operations::{Ongoing, Operation, Operations};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use migrate::cut::{Coordinator, Message, News, Refusal, Step, Verdict};
@@ -23,6 +26,8 @@ use wire::SliceId;
 const INPUTS_MAX: usize = 1024;
 /// For all slices to come to rest.
 const REST_LIMIT: Duration = Duration::from_secs(60);
+/// For a newcomer to begin, while the guest stands still.
+const MAY_JOIN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Starts the thread. `send` takes messages to members, this slice among them. It says by
 /// `ready` that cuts can begin. It ends when another slice coordinates, or when nobody is left who could ask, and says so
@@ -46,6 +51,7 @@ pub(super) fn start_driver(
         fail,
         asked: None,
         goal: Goal::Rest,
+        admission: None,
         began: Instant::now(),
         stopping: false,
         over: false,
@@ -67,6 +73,8 @@ enum Goal {
     Leave(SliceId),
     /// This one coordinates.
     HandOver(SliceId),
+    /// This one is a slice more.
+    Join(SliceId),
 }
 
 impl Goal {
@@ -76,6 +84,7 @@ impl Goal {
             Self::Rest => "the VM was not paused",
             Self::Leave(_) => "no slice has left",
             Self::HandOver(_) => "no other slice coordinates",
+            Self::Join(_) => "no slice has joined",
         }
     }
 }
@@ -91,6 +100,8 @@ struct Thread<S, F> {
     /// Who waits for the end of what goes on.
     asked: Option<Reply>,
     goal: Goal,
+    /// Who has a newcomer begin, which frames do not reach yet.
+    admission: Option<Admission>,
     /// When that began.
     began: Instant,
     /// It is asked to stop: its guest is to have all the time that is left.
@@ -113,53 +124,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 Some(limit) => inputs.recv_deadline(self.began + limit),
             };
             match input {
-                Ok(
-                    Input::Pause(reply)
-                    | Input::Resume(reply)
-                    | Input::Leave(.., reply)
-                    | Input::HandOver(.., reply),
-                ) if self.over => {
-                    tell(&reply, Err(CutError::Over));
-                }
-                Ok(Input::Over) => {
-                    self.over = true;
-                    self.reply(Err(CutError::Over));
-                }
-                Ok(Input::Pause(reply) | Input::Leave(.., reply) | Input::HandOver(.., reply))
-                    if self.stopping =>
-                {
-                    tell(&reply, Err(CutError::Stopping));
-                }
-                Ok(Input::Pause(reply)) => match self.begin_cut() {
-                    Ok(verdict) => self.begin(reply, verdict),
-                    Err(error) => tell(&reply, Err(error)),
-                },
-                Ok(Input::Leave(slice, ongoing, reply)) => {
-                    self.begin_with(Goal::Leave(slice), ongoing, reply);
-                }
-                Ok(Input::HandOver(slice, ongoing, reply)) => {
-                    self.begin_with(Goal::HandOver(slice), ongoing, reply);
-                }
-                Ok(Input::Resume(reply)) if self.coordinator.is_at_rest() => {
-                    let verdict = self.coordinator.go_on("asked");
-                    self.begin(reply, verdict);
-                }
-                Ok(Input::Resume(reply)) => tell(&reply, Err(CutError::NotPaused)),
-                Ok(Input::GoOn) => {
-                    self.stopping = true;
-                    self.tell_of_end("it is asked to stop");
-                    let verdict = self.coordinator.go_on("the VM is asked to stop");
-                    self.follow(verdict);
-                }
-                Ok(Input::Message(from, message)) => {
-                    let verdict = self.coordinator.message(from, message);
-                    self.follow(verdict);
-                }
-                Ok(Input::Lost(slice)) => {
-                    self.tell_of_end(&format!("{slice} is lost"));
-                    let verdict = self.coordinator.lost(slice);
-                    self.follow(verdict);
-                }
+                Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout) => self.late(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -169,11 +134,79 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         }
     }
 
+    fn take(&mut self, input: Input) {
+        let input = match self.refusal(&input) {
+            Some(error) => return input.refuse(error),
+            None => input,
+        };
+        match input {
+            Input::Over => {
+                self.over = true;
+                self.reply(Err(CutError::Over));
+            }
+            Input::Pause(reply) => match self.begin_cut() {
+                Ok(verdict) => self.begin(reply, verdict),
+                Err(error) => tell(&reply, Err(error)),
+            },
+            Input::Leave(slice, ongoing, reply) => {
+                self.begin_with(Goal::Leave(slice), ongoing, reply);
+            }
+            Input::HandOver(slice, ongoing, reply) => {
+                self.begin_with(Goal::HandOver(slice), ongoing, reply);
+            }
+            Input::Join(slice, (ongoing, admission), reply) => {
+                self.admission = Some(admission);
+                self.begin_with(Goal::Join(slice), ongoing, reply);
+            }
+            Input::Resume(reply) => {
+                let verdict = self.coordinator.go_on("asked");
+                self.begin(reply, verdict);
+            }
+            Input::GoOn => {
+                self.stopping = true;
+                self.tell_of_end("it is asked to stop");
+                let verdict = self.coordinator.go_on("the VM is asked to stop");
+                self.follow(verdict);
+            }
+            Input::Message(from, message) => {
+                let verdict = self.coordinator.message(from, message);
+                self.follow(verdict);
+            }
+            // A newcomer that is gone is none of the VM, unless it is just being taken in.
+            Input::Missed(slice) if self.goal == Goal::Join(slice) => {
+                let verdict = self.coordinator.lost(slice);
+                self.follow(verdict);
+            }
+            Input::Missed(_) => {}
+            Input::Lost(slice) => {
+                self.tell_of_end(&format!("{slice} is lost"));
+                let verdict = self.coordinator.lost(slice);
+                self.follow(verdict);
+            }
+        }
+    }
+
+    /// Why a request is not followed, whatever it asks for.
+    fn refusal(&self, input: &Input) -> Option<CutError> {
+        let begins = matches!(
+            input,
+            Input::Pause(_) | Input::Leave(..) | Input::HandOver(..) | Input::Join(..)
+        );
+        match input {
+            Input::Resume(_) if self.over => Some(CutError::Over),
+            Input::Resume(_) if !self.coordinator.is_at_rest() => Some(CutError::NotPaused),
+            _ if begins && self.over => Some(CutError::Over),
+            _ if begins && self.stopping => Some(CutError::Stopping),
+            _ => None,
+        }
+    }
+
     /// How long what goes on may take.
     fn limit(&self) -> Option<Duration> {
-        let asking = !self.over && self.coordinator.asking().is_some();
-        let waits = self.asked.is_some();
-        if asking { Some(REST_LIMIT) } else { waits.then_some(RESUME_LIMIT) }
+        let asking = self.coordinator.asking().filter(|_| !self.over);
+        let limit =
+            |(step, _)| if let Step::MayJoin(_) = step { MAY_JOIN_LIMIT } else { REST_LIMIT };
+        asking.map(limit).or_else(|| self.asked.is_some().then_some(RESUME_LIMIT))
     }
 
     fn begin_cut(&mut self) -> Result<Verdict, CutError> {
@@ -190,7 +223,10 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 (self.goal, self.ongoing) = (goal, Some(ongoing));
                 self.begin(reply, verdict);
             }
-            Err(error) => tell(&reply, Err(error.into())),
+            Err(error) => {
+                self.admission = None;
+                tell(&reply, Err(error.into()));
+            }
         }
     }
 
@@ -201,7 +237,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
 
     fn follow(&mut self, verdict: Verdict) {
         for (to, message) in verdict.messages {
-            (self.send)(to, message);
+            self.post(to, message);
         }
         if self.coordinator.is_idle() {
             self.ongoing = None;
@@ -216,6 +252,10 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 let next = self.coordinator.hand_over(slice);
                 self.follow_on(next);
             }
+            (Some(News::AtRest), Goal::Join(slice)) => {
+                let next = self.coordinator.take_in(slice);
+                self.follow_on(next);
+            }
             (Some(News::AtRest | News::Runs), _) => {
                 self.goal = Goal::Rest;
                 self.reply(Ok(self.began.elapsed()));
@@ -224,6 +264,12 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 tracing::info!("{slice} has left");
                 self.began = Instant::now();
                 let verdict = self.coordinator.go_on("a slice has left");
+                self.follow(verdict);
+            }
+            (Some(News::Joined(slice)), _) => {
+                tracing::info!("{slice} has joined");
+                self.began = Instant::now();
+                let verdict = self.coordinator.go_on("a slice has joined");
                 self.follow(verdict);
             }
             (Some(News::HandedOver(slice)), _) => {
@@ -238,6 +284,21 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 self.goal = Goal::Rest;
                 self.reply(Err(CutError::GivenUp(why)));
             }
+        }
+    }
+
+    /// A newcomer is reached by frames once it has begun.
+    fn post(&mut self, to: SliceId, message: Message) {
+        match (message, self.goal) {
+            (Message::Take(number, Step::MayJoin(slice)), Goal::Join(newcomer))
+                if (slice, to) == (newcomer, newcomer) =>
+            {
+                if let Some(admission) = self.admission.take() {
+                    // Whoever waits there has nothing else to do.
+                    let _ = admission.try_send(number);
+                }
+            }
+            (message, _) => (self.send)(to, message),
         }
     }
 
@@ -270,12 +331,14 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             return self.reply(Err(CutError::Silent));
         };
         let slow: Vec<String> = waiting.iter().map(ToString::to_string).collect();
-        let why = if self.coordinator.has_differed() {
+        let why = if let Step::MayJoin(slice) | Step::Join(slice) = step {
+            format!("{} did not say in time that {slice} can join", slow.join(", "))
+        } else if self.coordinator.has_differed() {
             format!("what slices have sent and received did not agree within {REST_LIMIT:?}")
         } else {
             format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
         };
-        let parts = matches!(step, Step::Part(_) | Step::Coordinate(_));
+        let parts = matches!(step, Step::Part(_) | Step::Coordinate(_) | Step::Join(_));
         let verdict = self.coordinator.go_on(&why);
         if parts {
             // There is no way back.
@@ -287,6 +350,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
     }
 
     fn reply(&mut self, result: Result<Duration, CutError>) {
+        self.admission = None;
         if let Some(reply) = self.asked.take() {
             tell(&reply, result);
         }

@@ -4,6 +4,7 @@
 //!   runs --Take(first step)--> comes to rest --Take...--> at rest: it counts --GoOn--> runs
 //!                                                            |  \--Take(Part)--> at rest, without the slice that leaves
 //!                                                            |  \--Take(Coordinate)--> at rest, another slice coordinates
+//!                                                            |  \--Take(Join)--> at rest, with one slice more
 //!                                                            \--Dismiss--> it ends, at rest
 //! ```
 
@@ -99,11 +100,19 @@ impl Part {
 
     fn take(&self, quiesce: &mut Quiesce, number: u64, step: Step) -> Message {
         let failed = |error: &dyn Error| Message::Failed(number, one_line(error));
+        let taken = |()| Message::Taken(number, step);
+        if let Step::MayJoin(slice) = step {
+            let may = quiesce.may_join((slice, number), STEP_LIMIT);
+            return may.map_or_else(|error| failed(&error), taken);
+        }
+        if let Step::Join(slice) = step {
+            return quiesce.join(slice, PART_LIMIT).map_or_else(|error| failed(&error), taken);
+        }
         if let Step::MayPart(slice) | Step::Part(slice) = step {
             let parts = matches!(step, Step::Part(_));
             let within = if parts { PART_LIMIT } else { STEP_LIMIT };
             let parted = quiesce.part_with(slice, parts, within);
-            return parted.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
+            return parted.map_or_else(|error| failed(&error), taken);
         }
         let handed_over = match step {
             Step::MayCoordinate(to) => Some(quiesce.may_coordinate(to)),
@@ -111,7 +120,6 @@ impl Part {
             _ => None,
         };
         if let Some(handed_over) = handed_over {
-            let taken = |()| Message::Taken(number, step);
             return handed_over.map_or_else(|error| failed(&error), taken);
         }
         if step != Step::Count {

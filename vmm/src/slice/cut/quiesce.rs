@@ -23,10 +23,13 @@ use crate::slice::channels::{Channels, GONE};
 use crate::slice::events::SliceEvent;
 use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
+use crate::slice::joining::JoinState;
 use crate::slice::peripherals::{self, OrderState, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::SliceState;
+use devices::Fence;
 use dsm::saved::Channel;
 use migrate::cut::{PeerCounts, Step};
+use migrate::saved::{SavedError, encode};
 use migrate::{AdvanceError, Change, PlacementError, PlacementState, Saved};
 use std::error::Error;
 use std::fmt;
@@ -62,6 +65,15 @@ pub(crate) enum QuiesceError {
     /// There is no such placement.
     #[error(transparent)]
     Advance(#[from] AdvanceError),
+    /// A slice cannot join, as far as the memory engine is concerned.
+    #[error(transparent)]
+    Join(#[from] dsm::JoinError),
+    /// This slice has not called it.
+    #[error("it has no link to {0}")]
+    NoLink(SliceId),
+    /// What it is to begin with cannot be said.
+    #[error("tell it how the VM stands")]
+    Form(#[from] SavedError),
     /// The coordination stays where it is.
     #[error("hand the coordination over")]
     Succession(#[source] Failure),
@@ -127,12 +139,14 @@ pub(crate) struct Quiesce {
     queues: bool,
     devices: Option<Resting>,
     memory: bool,
+    /// A slice that is in the transport and has not joined.
+    linked: Option<SliceId>,
 }
 
 impl Quiesce {
     /// A slice that runs.
     pub(crate) fn new(slice: Restable) -> Self {
-        Self { slice, vcpus: None, queues: false, devices: None, memory: false }
+        Self { slice, vcpus: None, queues: false, devices: None, memory: false, linked: None }
     }
 
     /// Takes a step; [`Step::Devices`] and [`Step::Memory`] also once more.
@@ -149,7 +163,9 @@ impl Quiesce {
             | Step::MayPart(_)
             | Step::Part(_)
             | Step::MayCoordinate(_)
-            | Step::Coordinate(_) => false,
+            | Step::Coordinate(_)
+            | Step::MayJoin(_)
+            | Step::Join(_) => false,
         };
         if !turn {
             return Err(QuiesceError::Turn);
@@ -175,8 +191,64 @@ impl Quiesce {
             | Step::MayPart(_)
             | Step::Part(_)
             | Step::MayCoordinate(_)
-            | Step::Coordinate(_) => {}
+            | Step::Coordinate(_)
+            | Step::MayJoin(_)
+            | Step::Join(_) => {}
         }
+        Ok(())
+    }
+
+    /// Takes a slice that is to join into the transport, and looks whether it can. The slice itself comes to rest. The
+    /// coordinator leaves what the newcomer is to begin with.
+    ///
+    /// # Errors
+    /// This slice is not at rest, or it cannot. It is taken out again when this is dropped.
+    pub(crate) fn may_join(
+        &mut self,
+        (slice, cut): (SliceId, u64),
+        within: Duration,
+    ) -> Result<(), QuiesceError> {
+        if slice == self.slice.channels.local() {
+            let steps = [Step::Vcpus, Step::Queues, Step::Devices, Step::Memory];
+            return steps.into_iter().try_for_each(|step| self.take(step, within));
+        }
+        let (Some(order), true) = (&self.devices, self.memory) else {
+            return Err(QuiesceError::Turn);
+        };
+        let Restable { channels, devices, .. } = &self.slice;
+        let placement = channels.placement.load().next(&[Change::Join(slice)])?.epoch();
+        let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
+        let link = channels.joining.take_link(slice).ok_or(QuiesceError::NoLink(slice))?;
+        if let (Some(fence), []) = (channels.fence.get(), &channels.others()[..]) {
+            // From now on there is somebody who could take this slice for lost.
+            fence.take_lease(Fence::now(), channels.joining.lease());
+        }
+        self.linked = Some(slice);
+        engine.add_peer(link, within)?;
+        let memory = engine.may_join_with(slice, within)?;
+        if channels.coordinates() {
+            let bus = devices.as_ref().map(|devices| devices.bus_state());
+            let state = JoinState { cut, placement, order: order.state(), bus, memory };
+            channels.joining.put_state(encode(&state)?);
+        }
+        Ok(())
+    }
+
+    /// A slice has joined, and is at rest as all are.
+    ///
+    /// # Errors
+    /// This slice cannot: the VM must end.
+    pub(crate) fn join(&mut self, slice: SliceId, within: Duration) -> Result<(), QuiesceError> {
+        if self.linked.take() != Some(slice) {
+            return Err(QuiesceError::Turn);
+        }
+        let Restable { channels, handovers, .. } = &self.slice;
+        let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
+        engine.join_with(slice, within)?;
+        let join = [Change::Join(slice)];
+        let next = channels.placement.load().next(&join)?;
+        channels.owner.advance(&join, next.epoch())?;
+        handovers.joined(slice);
         Ok(())
     }
 
@@ -278,7 +350,8 @@ impl Quiesce {
         let channels = &self.slice.channels;
         // First of all: a frame that comes from now on may be in the form, but is not counted, and is seen to be missing.
         let placement = channels.placement.load();
-        let frames = channels.frames.save(|peer| placement.is_member(peer));
+        let local = channels.local();
+        let frames = channels.frames.save(|peer| peer != local && placement.is_member(peer));
         match channels.jobs().len() {
             0 => Ok(frames),
             waiting => Err(QuiesceError::Jobs(waiting)),
@@ -310,6 +383,17 @@ impl Quiesce {
         })
     }
 
+    fn let_newcomer_go(&mut self) {
+        let channels = &self.slice.channels;
+        let (Some(slice), Some(engine)) = (self.linked.take(), channels.handle.get()) else {
+            return;
+        };
+        engine.remove_peer(slice);
+        if let (Some(fence), []) = (channels.fence.get(), &channels.others()[..]) {
+            fence.end_lease();
+        }
+    }
+
     fn let_memory_go(&mut self) {
         if let (true, Some(engine)) =
             (std::mem::take(&mut self.memory), self.slice.channels.handle.get())
@@ -335,6 +419,7 @@ pub(super) fn peer_counts(frames: &[PeerFrames], messages: &[Channel]) -> Vec<Pe
 
 impl Drop for Quiesce {
     fn drop(&mut self) {
+        self.let_newcomer_go();
         self.let_memory_go();
         self.devices = None;
         if let (true, Some(devices)) = (self.queues, &self.slice.devices) {

@@ -156,9 +156,19 @@ impl Handovers {
 
     /// Another slice decides about moves from now on. None goes on.
     pub(super) fn coordinates(&self, slice: SliceId) {
+        self.all(|| Input::Coordinates(slice));
+    }
+
+    /// A slice has joined. No move goes on.
+    pub(super) fn joined(&self, slice: SliceId) {
+        self.all(|| Input::Joined(slice));
+    }
+
+    /// The same for all vCPUs.
+    fn all(&self, input: impl Fn() -> VcpuInput) {
         let mut turn = self.turn();
         for vcpu in (0..).map(VcpuId).take(turn.parts.members.len()) {
-            turn = turn.step(vcpu, Input::Coordinates(slice));
+            turn = turn.step(vcpu, input());
         }
         turn.end();
     }

@@ -57,15 +57,16 @@ use crate::machine::Machine;
 use devices::delegate::{Counts, Courier, Exchange};
 use devices::msix::MsixView;
 use devices::pci::{DeviceId, PciEffect, PciRoot};
+use devices::saved::PciRootState;
 use devices::virtio::{DeviceChange, DeviceFaults, Doorbell, QueueIndex, RingError, StopTimeout};
 use dsm::GuestRam;
-use migrate::{DevicePlace, PlacementView};
+use migrate::{DevicePlace, PlacementView, Saved};
 use model::Remote;
 use queues::{Queues, Slot};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use transport::Class;
-use wire::SliceId;
+use wire::{SLICES_MAX, SliceId};
 
 /// A doorbell that KVM rings by itself.
 #[derive(Debug)]
@@ -112,7 +113,8 @@ impl SliceDevices {
         let local = channels.local();
         let placement = channels.placement.load();
         let broken = |error: &dyn std::error::Error| SliceError::Devices(one_line(error));
-        let others = placement.members().iter().copied().filter(|slice| *slice != local);
+        // Others may join later.
+        let others = (0..SLICES_MAX).map(SliceId).filter(|slice| *slice != local);
         let others: Vec<SliceId> = others.collect();
         let courier = Arc::new(Bulk(Arc::clone(channels)));
         let exchange = Exchange::new(local, &others, channels.epoch, courier);
@@ -137,6 +139,25 @@ impl SliceDevices {
         let (pci, wired) = (RwLock::new(pci), Mutex::default());
         let placement = channels.placement.clone();
         Ok(Self { local, placement, pci, slots, exchange, machine, queues, wired, _guard: guard })
+    }
+
+    /// Puts the bus where it stands in a VM that this slice joins, before any vCPU is here.
+    ///
+    /// # Errors
+    /// It is that of another VM.
+    pub(crate) fn take_up(&self, state: PciRootState) -> Result<(), SliceError> {
+        let broken = |error: &dyn std::error::Error| SliceError::Devices(one_line(error));
+        let mut pci = self.pci.write().unwrap_or_else(PoisonError::into_inner);
+        pci.restore(state).map_err(|error| broken(&error))?;
+        let in_force = pci.in_force();
+        drop(pci);
+        let acted = in_force.into_iter().try_for_each(|effect| self.act(effect));
+        acted.map_err(|error| broken(&error))
+    }
+
+    /// The bus as it stands.
+    pub(crate) fn bus_state(&self) -> PciRootState {
+        self.pci.read().unwrap_or_else(PoisonError::into_inner).save()
     }
 
     /// True for addresses of PCI.

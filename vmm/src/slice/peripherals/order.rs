@@ -84,6 +84,15 @@ impl Sequencer {
         Self { last, others, applied }
     }
 
+    /// These are there now, between two changes. Those that are gone say so themselves.
+    pub(crate) fn take_in(&mut self, others: Vec<SliceId>) {
+        for other in others {
+            if !self.others.contains(&other) {
+                self.others.push(other);
+            }
+        }
+    }
+
     /// Brings a change to all slices; `apply` is for this one, and runs while the others do theirs.
     pub(crate) fn order(
         &mut self,
@@ -211,6 +220,16 @@ mod tests {
         let send = |to, _: &Control| acknowledge.send((to, 1)).unwrap();
         let result = sequencer.order(CHANGE, send, || Err(StopTimeout.into()));
         assert_eq!(result, Err(OrderError::Running(StopTimeout)));
+    }
+
+    #[test]
+    fn slice_that_has_joined_is_waited_for() {
+        let (acknowledge, applied) = unbounded();
+        let mut sequencer = Sequencer::new(7, vec![SliceId(1)], applied);
+        sequencer.take_in(vec![SliceId(1), SliceId(4)]);
+        let send = |to: SliceId, _: &Control| acknowledge.send((to, 8)).unwrap();
+        assert_eq!(sequencer.order(CHANGE, send, || Ok(())), Ok(()));
+        assert_eq!(sequencer.others, [SliceId(1), SliceId(4)]);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use super::{SliceDevices, lock};
 use devices::delegate::StillInFlight;
 use devices::virtio::RestError;
 use migrate::Saved;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use wire::DeviceId;
@@ -53,7 +52,7 @@ impl SliceDevices {
     /// A worker does not answer within this time. All of them go on then.
     pub(crate) fn save(&self, within: Duration) -> Result<DevicesState, QueuesError> {
         let mut served = lock(&self.queues).rest(within)?;
-        let bus = self.pci.read().unwrap_or_else(PoisonError::into_inner).save();
+        let bus = self.bus_state();
         let device = |(number, slot): (u16, &Slot)| DeviceState {
             front_end: slot.front_end.save(),
             raised: slot.msix.save(),

@@ -34,13 +34,14 @@ enum Role {
 }
 
 impl DeviceThread {
-    /// Of a slice that has made no change yet.
+    /// Of a slice whose devices have come so far.
     pub(crate) fn new(
         channels: Arc<Channels>,
         devices: Option<Arc<SliceDevices>>,
         applied: Receiver<(SliceId, u64)>,
+        order: OrderState,
     ) -> Self {
-        let role = Role::Follows(Turn::default());
+        let role = Role::Follows(Turn::after(order.last));
         let mut thread = Self { channels, devices, role, applied };
         thread.choose_role();
         thread
@@ -56,16 +57,18 @@ impl DeviceThread {
         }
     }
 
-    /// The slice that coordinates orders, all others follow. That changes only while this thread rests.
+    /// The slice that coordinates orders, all others follow. That, and who the others are, changes only while this thread
+    /// rests.
     fn choose_role(&mut self) {
         let OrderState { last } = self.order();
-        match (&self.role, self.channels.coordinates()) {
+        match (&mut self.role, self.channels.coordinates()) {
+            (Role::Orders(sequencer), true) => sequencer.take_in(self.channels.others()),
             (Role::Follows(_), true) => {
                 let others = self.channels.others();
                 self.role = Role::Orders(Sequencer::new(last, others, self.applied.clone()));
             }
             (Role::Orders(_), false) => self.role = Role::Follows(Turn::after(last)),
-            _ => {}
+            (Role::Follows(_), false) => {}
         }
     }
 
@@ -189,7 +192,8 @@ mod tests {
         let (acknowledge, applied) = bounded(8);
         acknowledge.send((SliceId(2), GONE)).unwrap();
         channels.cut.lost(SliceId(2));
-        let mut thread = DeviceThread::new(Arc::clone(&channels), None, applied);
+        let mut thread =
+            DeviceThread::new(Arc::clone(&channels), None, applied, OrderState::default());
         scope(|threads| {
             // Slice 1 acknowledges each change once it was sent to it.
             threads.spawn(|| {

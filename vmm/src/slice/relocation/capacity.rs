@@ -14,14 +14,18 @@ pub(in crate::slice) fn capacity(
     shapes: &[BackEndShape],
 ) -> Capacity {
     let offer = |(slice, offered): (u16, &Offered)| {
-        let Offered { vcpus, bytes } = *offered;
-        let offer = Offer { vcpus, bytes, ..Offer::default() };
+        let offer = offer(offered);
         // The VM is to survive the loss of a slice that has devices only.
         let bystander = shape.bystanders.contains(&SliceId(slice));
         (SliceId(slice), if bystander { Offer::default() } else { offer })
     };
     let offers = (0u16..).zip(offers).map(offer).collect();
     Capacity { offers, queues: owners(shape, shapes) }
+}
+
+/// What a host offers whose processors have all that the VM needs.
+pub(in crate::slice) fn offer(offered: &Offered) -> Offer {
+    Offer { vcpus: offered.vcpus, bytes: offered.bytes, ..Offer::default() }
 }
 
 /// The vCPU of each queue that has one.

@@ -6,11 +6,13 @@ use crate::slice::channels::{Channels, DeviceJob};
 use crate::slice::cut_link::{CutError, CutHandle, Input};
 use crate::slice::events::SliceEvent;
 use crate::slice::handover::MoveHandle;
+use crate::slice::joining::{Invited, JoinFailure};
 use crate::slice::one_line;
 use crate::slice::operations::Ongoing;
 use crate::slice::pulling;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use migrate::Placement;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +37,8 @@ pub(super) struct Executor<'a> {
     pub(super) channels: &'a Channels,
     /// Nothing else is done to the VM meanwhile.
     pub(super) ongoing: Arc<Ongoing>,
+    /// The slice that is to join, if one is.
+    pub(super) newcomer: RefCell<Option<Invited<'a>>>,
 }
 
 impl Executor<'_> {
@@ -53,6 +57,7 @@ impl Executor<'_> {
                 self.cuts.ask(|reply| Input::HandOver(*slice, ongoing, reply))?;
                 Ok(())
             }
+            Job::Join(slice) => self.join(*slice),
             Job::Leave(slice) if *slice == self.channels.local() => self.leave_oneself(),
             Job::Leave(slice) => self.leave(*slice),
             Job::Home { frames, to } => self.home(frames, *to),
@@ -78,6 +83,18 @@ impl Executor<'_> {
                 pulling::pull(self.channels, (home, frames), slice)?;
             }
         }
+        Ok(())
+    }
+
+    /// All slices call the newcomer; then it is a member, in a cut.
+    fn join(&self, slice: SliceId) -> Result<(), RelocationError> {
+        let newcomer = self.newcomer.borrow_mut().take().filter(|it| it.slice == slice);
+        let mut newcomer = newcomer.ok_or(JoinFailure::Uncalled)?;
+        newcomer.commit(&Placement::clone(&self.channels.placement.load()))?;
+        newcomer.meet(self.channels)?;
+        let ongoing = Arc::clone(&self.ongoing);
+        let admit = || newcomer.admit(self.channels).map_err(|error| one_line(&error));
+        self.cuts.join(slice, ongoing, admit)?;
         Ok(())
     }
 

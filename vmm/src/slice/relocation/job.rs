@@ -5,6 +5,7 @@
 //!                  Change::Queue  --> Queues (neighbours of one device together)
 //!                  Change::Memory --> Home, Home, ... (pieces)
 //!                  Change::Coordinator --> Pull, Pull, ... (as below), Coordinate
+//!                  Change::Join   --> Join
 //!                  Change::Leave  --> Pull, Pull, ... (what the slice still has of any home), Leave unless it is to stay
 //! ```
 
@@ -35,6 +36,8 @@ pub(in crate::slice) enum Job {
     Coordinate(SliceId),
     /// A slice that has nothing any more is a member no longer.
     Leave(SliceId),
+    /// A slice that has nothing yet is a member.
+    Join(SliceId),
 }
 
 impl fmt::Display for Job {
@@ -46,6 +49,7 @@ impl fmt::Display for Job {
             Self::Pull { home, from, .. } => write!(f, "pages of {from} to {home}"),
             Self::Coordinate(slice) => write!(f, "the coordination to {slice}"),
             Self::Leave(slice) => write!(f, "{slice} leaves"),
+            Self::Join(slice) => write!(f, "{slice} joins"),
         }
     }
 }
@@ -59,9 +63,6 @@ pub(in crate::slice) enum JobError {
     /// No code moves such a part.
     #[error("device {0} would have to move to another host, which no device can yet")]
     Device(u16),
-    /// No code has a slice join.
-    #[error("{0} would have to join a VM that runs, which no slice can yet")]
-    Join(SliceId),
 }
 
 /// All that a plan for this placement comes to. Slices that would leave can stay, empty.
@@ -114,7 +115,7 @@ fn push(
             push_pulls(jobs, now, now.coordinator());
             jobs.push(Job::Coordinate(*to));
         }
-        Change::Join(slice) => return Err(JobError::Join(*slice)),
+        Change::Join(slice) => jobs.push(Job::Join(*slice)),
         Change::Device { device, .. } => return Err(JobError::Device(*device)),
     }
     Ok(())
@@ -218,7 +219,7 @@ mod tests {
         let device = plan(Change::Device { device: 0, to: SLICES[0] });
         assert_eq!(jobs(&device, &placement, false), Err(JobError::Device(0)));
         let join = plan(Change::Join(SliceId(2)));
-        assert_eq!(jobs(&join, &placement, false), Err(JobError::Join(SliceId(2))));
+        assert_eq!(jobs(&join, &placement, false), Ok(vec![Job::Join(SliceId(2))]));
         let stale = plan(Change::Leave(SliceId(3)));
         assert!(matches!(jobs(&stale, &placement, false), Err(JobError::Placement(_))));
     }

@@ -5,7 +5,8 @@
 //!                                                      Queues --> order of changes
 //!                                                      Home   --> memory engine, then order of changes
 //!                                                      Pull   --> home of the pages
-//!                                                      Coordinate, Leave --> cut
+//!                                                      Coordinate, Join, Leave --> cut
+//!   control socket --add----> newcomer is called (`joining`) --its offer--> plan, as above
 //! ```
 //! All of it is one operation: nobody pauses the VM meanwhile. A job that fails ends it; what was done before stays done,
 //! and the VM runs. Of the coordinator, on the thread of who has asked. A coordinator that is drained itself hands over last
@@ -15,20 +16,23 @@ mod capacity;
 mod executor;
 mod job;
 
-pub(super) use capacity::capacity;
+pub(super) use capacity::{capacity, offer};
 
 use super::advice::advice;
 use super::channels::Channels;
 use super::cut_link::{CutError, CutHandle};
 use super::handover::{MoveError, MoveHandle};
-use super::operations::{Busy, Operation};
+use super::joining::{Invited, Inviter, JoinFailure};
+use super::operations::{Busy, Ongoing, Operation};
 use super::pulling::PullError;
 use crate::control::{Progress, Relocates, Relocation};
 use executor::Executor;
 use job::{Job, JobError, jobs};
 use migrate::Placement;
 use migrate::plan::{self, Capacity, Plan, Refusal};
-use std::sync::{Arc, Weak};
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use wire::SliceId;
@@ -51,9 +55,12 @@ pub(super) enum RelocationError {
     /// Some things may have been done.
     #[error(transparent)]
     Pull(#[from] PullError),
+    /// No slice has joined, and nothing was done.
+    #[error(transparent)]
+    Join(#[from] JoinFailure),
     /// Everything but that was done.
     #[error(transparent)]
-    Leave(#[from] CutError),
+    Cut(#[from] CutError),
     /// Everything but that was done: another slice coordinates.
     #[error(
         "everything has gone and another slice coordinates, but this one stays: {0}; drain it there"
@@ -86,7 +93,9 @@ pub(super) struct Relocations {
     moves: MoveHandle,
     cuts: CutHandle,
     channels: Weak<Channels>,
-    capacity: Capacity,
+    capacity: Arc<Mutex<Capacity>>,
+    /// None on a slice that cannot have others join.
+    inviter: Option<Arc<Inviter>>,
 }
 
 impl Relocations {
@@ -95,9 +104,13 @@ impl Relocations {
         moves: MoveHandle,
         cuts: CutHandle,
         channels: &Arc<Channels>,
-        capacity: Capacity,
+        (capacity, inviter): (Arc<Mutex<Capacity>>, Option<Arc<Inviter>>),
     ) -> Self {
-        Self { moves, cuts, channels: Arc::downgrade(channels), capacity }
+        Self { moves, cuts, channels: Arc::downgrade(channels), capacity, inviter }
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.capacity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn run(
@@ -109,9 +122,65 @@ impl Relocations {
         let began = Instant::now();
         let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
         let placement = Placement::clone(&channels.placement.load());
+        if let Relocation::Add { address, empty } = what {
+            self.add((*address, *empty), (&channels, &placement), ongoing, tell)?;
+            return Ok(began.elapsed());
+        }
         let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
+        self.do_all(jobs, &self.executor(&channels, ongoing, None), tell)?;
+        Ok(began.elapsed())
+    }
+
+    /// A companion joins, and takes vCPUs unless it is to be empty.
+    fn add(
+        &self,
+        (address, empty): (SocketAddr, bool),
+        (channels, placement): (&Channels, &Placement),
+        ongoing: Arc<Ongoing>,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<(), RelocationError> {
+        let mut membership = channels.joining.membership();
+        let membership = membership.as_mut().ok_or(JoinFailure::NoSecret)?;
+        let inviter = self.inviter.as_ref().ok_or_else(|| JoinFailure::elsewhere(channels))?;
+        tell(Progress { done: 0, total: 0, next: format!("a companion at {address}") });
+        let invited = inviter.invite(membership, &channels.there(), address)?;
+        let (slice, mut capacity) = (invited.slice, self.capacity());
+        let offer = invited.offer.clone();
+        capacity.offers.insert(slice, offer.clone());
+        let plan = match plan::add(placement, &capacity, slice) {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                invited.abort(&super::one_line(&refusal));
+                return Err(refusal.into());
+            }
+        };
+        let mut jobs = jobs(&plan, placement, true)?;
+        jobs.retain(|job| !empty || matches!(job, Job::Join(_)));
+        let executor = self.executor(channels, ongoing, Some(invited));
+        let done = self.do_all(jobs, &executor, tell);
+        if channels.placement.load().is_member(slice) {
+            let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
+            capacity.offers.insert(slice, offer);
+        }
+        done
+    }
+
+    fn executor<'a>(
+        &'a self,
+        channels: &'a Channels,
+        ongoing: Arc<Ongoing>,
+        newcomer: Option<Invited<'a>>,
+    ) -> Executor<'a> {
         let (moves, cuts) = (&self.moves, &self.cuts);
-        let executor = Executor { moves, cuts, channels: &channels, ongoing };
+        Executor { moves, cuts, channels, ongoing, newcomer: RefCell::new(newcomer) }
+    }
+
+    fn do_all(
+        &self,
+        jobs: Vec<Job>,
+        executor: &Executor<'_>,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<(), RelocationError> {
         let total = jobs.len();
         for (done, job) in jobs.into_iter().enumerate() {
             tell(Progress { done, total, next: job.to_string() });
@@ -122,24 +191,24 @@ impl Relocations {
                 });
             }
         }
-        Ok(began.elapsed())
+        Ok(())
     }
 
     /// Has a slice leave that is empty.
     pub(super) fn let_leave(&self, slice: SliceId) -> Result<(), RelocationError> {
         let channels = self.channels.upgrade().ok_or(RelocationError::Over)?;
         let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
-        let (moves, cuts) = (&self.moves, &self.cuts);
-        Executor { moves, cuts, channels: &channels, ongoing }.leave(slice)
+        self.executor(&channels, ongoing, None).leave(slice)
     }
 
     fn plan(&self, what: &Relocation, placement: &Placement) -> Result<Plan, Refusal> {
-        let capacity = &self.capacity;
+        let capacity = &self.capacity();
         match what {
             Relocation::Vcpu { vcpu, to } => Ok(plan::vcpu(placement, capacity, *vcpu, *to)),
             Relocation::Drain { slice, .. } => plan::drain(placement, capacity, *slice),
             Relocation::Consolidate { .. } => plan::consolidate(placement, capacity),
-            Relocation::Spread => plan::spread(placement, capacity),
+            // One that joins is called first.
+            Relocation::Spread | Relocation::Add { .. } => plan::spread(placement, capacity),
         }
     }
 }
@@ -156,6 +225,6 @@ impl Relocates for Relocations {
     fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, String> {
         let over = || super::one_line(&RelocationError::Over);
         let channels = self.channels.upgrade().ok_or_else(over)?;
-        advice(&channels, &self.capacity, seconds, tell).map_err(|error| super::one_line(&error))
+        advice(&channels, &self.capacity(), seconds, tell).map_err(|error| super::one_line(&error))
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const LAST_MAX: u64 = u64::MAX >> 1;
 
 /// How far the devices have come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OrderState {
     /// Number of the last change. All slices have applied it, and none is under way.

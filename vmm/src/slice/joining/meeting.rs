@@ -1,0 +1,49 @@
+//! A slice calls a newcomer, as the coordinator says.
+//!
+//! ```text
+//!   Summons --engine's thread--> [thread of its own: Membership::meet] --> link for the next cut, Met
+//! ```
+
+use super::MEET_LIMIT;
+use crate::crash;
+use crate::slice::channels::Channels;
+use crate::slice::one_line;
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+use std::time::Instant;
+use transport::{PeerLink, Summons};
+use wire::{Control, SliceId};
+
+/// A summons has come. Calling takes as long as the slowest of all slices, so a thread does it. False if one is being
+/// answered already, or this is none.
+pub(in crate::slice) fn summoned(channels: &Arc<Channels>, bytes: &[u8]) -> bool {
+    let Ok(summons) = Summons::decode(bytes) else { return false };
+    if channels.joining.calls.swap(true, SeqCst) {
+        return false;
+    }
+    let (own, slice) = (Arc::clone(channels), summons.newcomer());
+    let run = move || {
+        crash::point();
+        let met = meet(&own, &summons).map(|link| own.joining.put_link(link));
+        own.joining.calls.store(false, SeqCst);
+        answer(&own, slice, met.err().map(|error| one_line(&*error)));
+    };
+    if let Err(error) = thread::Builder::new().name("meeting".into()).spawn(run) {
+        channels.joining.calls.store(false, SeqCst);
+        answer(channels, slice, Some(format!("start a thread: {error}")));
+    }
+    true
+}
+
+fn answer(channels: &Channels, slice: SliceId, failure: Option<String>) {
+    let failure = failure.unwrap_or_default();
+    channels.send(channels.coordinator(), &Control::Met { slice, failure });
+}
+
+fn meet(channels: &Channels, summons: &Summons) -> Result<PeerLink, Box<dyn Error>> {
+    let membership = channels.joining.membership();
+    let membership = membership.as_ref().ok_or("it has no key of the VM")?;
+    Ok(membership.meet(summons, Instant::now() + MEET_LIMIT)?)
+}

@@ -1,0 +1,145 @@
+//! Slices join a VM that runs, take parts of it, and leave again.
+
+use crate::rig::{PAUSE, RESUME, Vm, is_possible, move_to};
+use crate::{alone, guest};
+use tessera_vmm::control::{AddRequest, DrainRequest, Request};
+use tessera_vmm::slice::{Interrupts, Offer, check_forms};
+use transport::CarrierKind;
+
+fn drain(slice: u16, stay: bool) -> Request {
+    Request::Drain(DrainRequest { slice, stay })
+}
+
+/// All slices rest at one moment, and their forms are a cut.
+fn assert_whole(vm: &Vm, slices: &[u16]) {
+    vm.must(PAUSE);
+    check_forms(&vm.take_forms_of(slices)).unwrap_or_else(|error| panic!("{slices:?}: {error:?}"));
+    vm.must(RESUME);
+    vm.moves_on();
+}
+
+/// A VM that starts on one slice is given another one, and another one when that has left.
+fn grow(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let mut vm = Vm::start_lone(interrupts, carrier, disk);
+    let whole = vm.placement_of(0).slices[0].memory_mib;
+    for slice in 1..=3 {
+        vm.add(slice, false);
+        let placement = vm.placement_by(&[0, slice]);
+        let [here, there] = &placement.slices[..] else { panic!("{placement:?}") };
+        assert_eq!((here.vcpus.as_slice(), there.vcpus.as_slice()), (&[0][..], &[1][..]));
+        assert_eq!((here.memory_mib, there.memory_mib), (whole, 0));
+        vm.moves_on();
+        assert_whole(&vm, &[0, slice]);
+        vm.relocate(drain(slice, true));
+        vm.relocate(move_to(0, slice));
+        vm.relocate(move_to(1, slice));
+        vm.moves_on();
+        assert_whole(&vm, &[0, slice]);
+        vm.relocate(drain(slice, false));
+        vm.wait_until_drained(slice);
+        vm.moves_on();
+    }
+    let before = vm.faults(0);
+    vm.moves_on();
+    assert_eq!(vm.faults(0), before, "nothing of guest memory is watched any more");
+    assert_eq!(vm.power_off_alone(0), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
+fn kvm_lone_slice_is_joined_again_and_again_with_userspace_apics() {
+    grow(Interrupts::Userspace, CarrierKind::Shm, false);
+    grow(Interrupts::Userspace, CarrierKind::Tcp, true);
+}
+
+#[test]
+fn kvm_lone_slice_is_joined_again_and_again_with_ghosts() {
+    grow(Interrupts::Ghost, CarrierKind::Tcp, false);
+    grow(Interrupts::Ghost, CarrierKind::Shm, true);
+}
+
+/// A third slice joins two at work, is given everything, and is left alone.
+fn take_over(interrupts: Interrupts, carrier: CarrierKind) {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let mut vm = Vm::start(interrupts, carrier, false);
+    let whole: u64 = vm.placement().slices.iter().map(|slice| slice.memory_mib).sum();
+    vm.add(2, true);
+    let placement = vm.placement_by(&[0, 1, 2]);
+    assert_eq!((placement.slices.len(), placement.slices[2].vcpus.len()), (3, 0));
+    vm.moves_on();
+    assert_whole(&vm, &[0, 1, 2]);
+    vm.relocate(move_to(1, 2));
+    vm.moves_on();
+    assert_whole(&vm, &[0, 1, 2]);
+    vm.relocate(move_to(0, 2));
+    vm.relocate(drain(1, false));
+    vm.wait_until_drained(1);
+    vm.moves_on();
+    assert_whole(&vm, &[0, 2]);
+    vm.relocate(drain(0, false));
+    vm.wait_until_drained(0);
+    vm.moves_on();
+    let placement = vm.placement_of(2);
+    assert_eq!((placement.slices.len(), placement.coordinator), (1, 2));
+    assert_eq!(placement.slices[0].memory_mib, whole);
+    assert_eq!(vm.power_off_alone(2), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
+fn kvm_third_slice_joins_and_takes_over_with_userspace_apics() {
+    take_over(Interrupts::Userspace, CarrierKind::Tcp);
+}
+
+#[test]
+fn kvm_third_slice_joins_and_takes_over_with_ghosts() {
+    take_over(Interrupts::Ghost, CarrierKind::Shm);
+}
+
+#[test]
+fn kvm_slice_that_cannot_join_is_told_why_and_the_vm_goes_on() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let mut vm = Vm::start_lone(Interrupts::Userspace, CarrierKind::Tcp, false);
+    let before = vm.placement_of(0);
+    let nobody = "127.0.0.1:1".parse().expect("an address");
+    let add = |address| Request::Add(AddRequest { address, empty: false });
+    let why = vm.refusal(0, add(nobody));
+    assert!(why.contains("127.0.0.1:1"), "{why}");
+    let nothing = Offer { vcpus: Some(0), bytes: Some(0) };
+    let address = vm.companion(7, nothing);
+    let why = vm.refusal(0, add(address));
+    assert!(why.contains("no cores, no memory"), "{why}");
+    // It waits on, for a VM that it can do something for.
+    let why = vm.refusal(0, add(address));
+    assert!(why.contains("no cores, no memory"), "{why}");
+    vm.let_wait(7);
+    vm.moves_on();
+    assert_eq!(vm.placement_of(0), before);
+    vm.must(PAUSE);
+    let address = vm.companion(1, Offer { vcpus: Some(2), bytes: None });
+    assert_eq!(vm.refusal(0, add(address)), "the VM is paused, or about to be");
+    vm.must(RESUME);
+    vm.relocate(add(address));
+    assert_eq!(vm.vcpus_by_slice(), [vec![0], vec![1]]);
+    assert_eq!(
+        vm.refusal(1, add(address)),
+        "ask slice0, which coordinates the VM, once the guest runs"
+    );
+    vm.relocate(drain(0, true));
+    let why = vm.refusal(1, add(address));
+    assert!(why.contains("slice0, the bootstrap's, has the secret"), "{why}");
+    assert_eq!(vm.power_off_at(0, 1), guest::AGREE);
+
+    let vm = Vm::start_without_secret();
+    let why = vm.refusal(0, add(nobody));
+    assert_eq!(why, "no slice can join: the VM was started without --secret-file");
+    assert_eq!(vm.power_off_alone(0), guest::AGREE);
+}
