@@ -2,9 +2,13 @@
 
 use crate::rig::{PAUSE, RESUME, Vm, is_possible, move_to};
 use crate::{alone, guest};
+use std::net::SocketAddr;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 use tessera_vmm::control::{AddRequest, DrainRequest, Request};
-use tessera_vmm::slice::{Interrupts, Offer, check_forms};
-use transport::CarrierKind;
+use tessera_vmm::slice::{HostFacts, Interrupts, Offer, check_forms};
+use tessera_vmm::tsc::host_ticks;
+use transport::{CarrierKind, Listener, Secret};
 
 fn drain(slice: u16, stay: bool) -> Request {
     Request::Drain(DrainRequest { slice, stay })
@@ -142,4 +146,67 @@ fn kvm_slice_that_cannot_join_is_told_why_and_the_vm_goes_on() {
     let why = vm.refusal(0, add(nobody));
     assert_eq!(why, "no slice can join: the VM was started without --secret-file");
     assert_eq!(vm.power_off_alone(0), guest::AGREE);
+}
+
+/// How far a newcomer goes before it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Until {
+    Called,
+    Answered,
+    Committed,
+    Admitted,
+}
+
+/// A newcomer that says what a companion says, and goes away at some point. Gives the address where it listens.
+fn newcomer(secret: Secret, until: Until) -> (SocketAddr, JoinHandle<()>) {
+    let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), secret);
+    let listener = listener.expect("listen");
+    let address = listener.address();
+    let thread = thread::spawn(move || {
+        let soon = || Instant::now() + Duration::from_secs(60);
+        let (_, mut mesh) = listener.accept(Some(soon()), &mut |_| {}).expect("it is called");
+        if until == Until::Called {
+            return;
+        }
+        let facts = HostFacts::gather(Interrupts::Userspace).expect("this host can");
+        let mut facts = serde_json::to_value(facts).expect("it is JSON");
+        facts["offered"] = serde_json::json!({ "vcpus": 2, "bytes": 1 << 30 });
+        mesh.answer(Ok(facts.to_string().as_bytes()), soon()).expect("answer");
+        if until == Until::Answered {
+            return;
+        }
+        mesh.verdict(&host_ticks, soon()).expect("it is wanted");
+        if until == Until::Admitted {
+            drop(mesh.into_transport(soon(), &mut |_| {}).expect("it is let in"));
+        }
+    });
+    (address, thread)
+}
+
+#[test]
+fn kvm_newcomer_that_goes_away_at_any_point_is_missed_by_nobody() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    for (lone, carrier) in [(true, CarrierKind::Tcp), (false, CarrierKind::Shm)] {
+        let mut vm = match lone {
+            true => Vm::start_lone(Interrupts::Userspace, carrier, false),
+            false => Vm::start(Interrupts::Userspace, carrier, false),
+        };
+        let before = vm.placement_of(0);
+        for until in [Until::Called, Until::Answered, Until::Committed, Until::Admitted] {
+            let (address, thread) = newcomer(vm.secret.clone(), until);
+            let why = vm.refusal(0, Request::Add(AddRequest { address, empty: false }));
+            thread.join().unwrap_or_else(|_| panic!("{until:?}: {why}"));
+            vm.moves_on();
+            assert_eq!(vm.placement_of(0), before, "{until:?}: {why}");
+        }
+        // The number of the one that was let in is not used again.
+        let slice = u16::try_from(before.slices.len()).expect("it is small") + 1;
+        vm.add(slice, true);
+        assert_eq!(vm.placement_of(0).slices.last().map(|it| it.slice), Some(slice));
+        vm.moves_on();
+        assert_eq!(vm.power_off(), guest::AGREE);
+    }
 }

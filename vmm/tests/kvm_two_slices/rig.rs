@@ -146,7 +146,7 @@ pub(crate) struct Vm {
     line: Line,
     /// By slice.
     stops: BTreeMap<u16, StopHandle>,
-    secret: Secret,
+    pub(crate) secret: Secret,
     folder: Folder,
     /// What the guest writes.
     letters: Vec<u8>,

@@ -53,6 +53,7 @@ pub(super) fn start_driver(
         goal: Goal::Rest,
         admission: None,
         began: Instant::now(),
+        asked_at: Instant::now(),
         stopping: false,
         over: false,
     };
@@ -104,6 +105,8 @@ struct Thread<S, F> {
     admission: Option<Admission>,
     /// When that began.
     began: Instant,
+    /// When somebody asked for it.
+    asked_at: Instant,
     /// It is asked to stop: its guest is to have all the time that is left.
     stopping: bool,
     /// The VM is over.
@@ -232,6 +235,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
 
     fn begin(&mut self, reply: Reply, verdict: Verdict) {
         (self.asked, self.began) = (Some(reply), Instant::now());
+        self.asked_at = self.began;
         self.follow(verdict);
     }
 
@@ -260,23 +264,10 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 self.goal = Goal::Rest;
                 self.reply(Ok(self.began.elapsed()));
             }
-            (Some(News::Parted(slice)), _) => {
-                tracing::info!("{slice} has left");
-                self.began = Instant::now();
-                let verdict = self.coordinator.go_on("a slice has left");
-                self.follow(verdict);
-            }
-            (Some(News::Joined(slice)), _) => {
-                tracing::info!("{slice} has joined");
-                self.began = Instant::now();
-                let verdict = self.coordinator.go_on("a slice has joined");
-                self.follow(verdict);
-            }
+            (Some(News::Parted(slice)), _) => self.reached(slice, "has left"),
+            (Some(News::Joined(slice)), _) => self.reached(slice, "has joined"),
             (Some(News::HandedOver(slice)), _) => {
-                tracing::info!("{slice} coordinates the VM from now on");
-                self.began = Instant::now();
-                let verdict = self.coordinator.go_on("another slice coordinates");
-                self.follow(verdict);
+                self.reached(slice, "coordinates the VM from now on");
             }
             (Some(News::Broken(why)), _) => (self.fail)(why),
             (Some(News::GivenUp(why)), goal) => {
@@ -285,6 +276,15 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 self.reply(Err(CutError::GivenUp(why)));
             }
         }
+    }
+
+    /// What the cut was for is done: all go on.
+    fn reached(&mut self, slice: SliceId, what: &str) {
+        let why = format!("{slice} {what}");
+        tracing::info!("{why}; the guest stood still for {:.1?}", self.asked_at.elapsed());
+        self.began = Instant::now();
+        let verdict = self.coordinator.go_on(&why);
+        self.follow(verdict);
     }
 
     /// A newcomer is reached by frames once it has begun.
