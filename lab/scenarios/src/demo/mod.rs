@@ -21,6 +21,7 @@ use crate::distro::visit;
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::vm::attend::Attendant;
+use crate::vm::joined::Joined;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions, distro, summary};
@@ -102,6 +103,7 @@ impl Demo {
             progress,
             interrupted,
             loud: true,
+            joined: Joined::nobody(),
         };
         if let Some(distro) = &prepared.distro {
             let (shown, report) = if let Some(wanted) = &self.consolidate {

@@ -15,6 +15,7 @@ use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::vm::fault_classes::Classes;
 use crate::vm::guest_console::Verdict;
+use crate::vm::joined::Joined;
 use crate::vm::judge::Outcome;
 use crate::vm::layout::Layout;
 use crate::vm::prepare::{self, Prepared};
@@ -134,6 +135,7 @@ impl Soak {
             progress: &self.progress,
             interrupted: &self.interrupted,
             loud: self.options.loud,
+            joined: Joined::nobody(),
         };
         let run = format!("{} run {number} of {}", back_end.name(), self.options.runs);
         let result = scenario.run();

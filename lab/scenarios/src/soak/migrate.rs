@@ -4,7 +4,8 @@
 //! ```text
 //!   tests:  hosts ─> VM boots ─> tests, power off ─> judged ─┐      Debian: boot, load and clocks begin ─> no request failed
 //!             ^        moves all the time, late ones         │                     moves meanwhile          the clock never
-//!             │        without a slice that has left         │                     a slice leaves           went back ─> told
+//!             │        without a slice that has left,        │                     a slice leaves           went back ─> told
+//!             │        or with another one in its place      │
 //!             └── not enough moves yet ──────────────────────┴─> told
 //! ```
 
@@ -228,9 +229,10 @@ fn tests_of_one(
     tests: &mut usize,
 ) -> Result<(Moves, Result<String>)> {
     let output = scenario.output(scenario.loud);
-    let companions = scenario.start_companions_heard_by(&output)?;
+    scenario.joined.clear();
+    let mut companions = scenario.start_companions_heard_by(&output)?;
     let mover = Mover::new(scenario, seed).with_relocations();
-    let mut mover = mover.with_leaver(&companions, *tests);
+    let mut mover = mover.with_leaver(&companions, *tests).with_newcomer(&output);
     let during = During::default();
     let (outcome, moved) = thread::scope(|scope| {
         let moving = scope.spawn(|| mover.beside(&during));
@@ -242,7 +244,8 @@ fn tests_of_one(
         (outcome, moved)
     });
     *tests = during.tests.into_inner().max(*tests);
-    let Mover { moves, mut problems, .. } = mover;
+    let Mover { moves, mut problems, newcomers, .. } = mover;
+    companions.extend(newcomers);
     problems.extend(moved.err().map(|error| format!("{error:#}")));
     let result = outcome.and_then(|outcome| scenario.end(outcome, companions));
     Ok((moves, result.and_then(|outcome| judge(outcome, problems))))

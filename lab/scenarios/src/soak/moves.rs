@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,8 +20,9 @@ use lab::ExitStatus;
 
 use crate::soak::move_plan::{Act, Plan, Step};
 use crate::vm::companion::Companion;
+use crate::vm::output::Output;
 use crate::vm::relocate::Said;
-use crate::vm::scenario::Scenario;
+use crate::vm::scenario::{Scenario, listens_at};
 
 /// Between tries before the guest runs.
 const POLL: Duration = Duration::from_millis(200);
@@ -153,6 +155,12 @@ pub(crate) struct Mover<'a> {
     leave_after: Option<usize>,
     /// Those of the VM, if a slice may leave.
     companions: &'a [Companion],
+    /// Who hears what slices that join say, if slices may.
+    heard_by: Option<&'a Arc<Output>>,
+    /// The slice that has left, and may have another one come to its host.
+    left: Option<usize>,
+    /// Those of slices that have joined.
+    pub(crate) newcomers: Vec<Companion>,
 }
 
 impl<'a> Mover<'a> {
@@ -166,6 +174,9 @@ impl<'a> Mover<'a> {
             rests: true,
             leave_after: None,
             companions: &[],
+            heard_by: None,
+            left: None,
+            newcomers: Vec::new(),
         }
     }
 
@@ -190,6 +201,11 @@ impl<'a> Mover<'a> {
     pub(crate) fn with_leaver(mut self, companions: &'a [Companion], tests: usize) -> Self {
         self.leave_after = self.plan.leave_after(tests);
         Self { companions, ..self }
+    }
+
+    /// One that has another slice join on the host of the one that has left.
+    pub(crate) fn with_newcomer(self, heard_by: &'a Arc<Output>) -> Self {
+        Self { heard_by: Some(heard_by), ..self }
     }
 
     /// Whether a slice of this VM is to leave once no more moves are wanted.
@@ -263,8 +279,26 @@ impl<'a> Mover<'a> {
         if self.plan.has(slice) {
             self.problems.push(format!("slice{slice} has left, and is a member"));
         }
-        if let Err(error) = ended(self, slice) {
-            self.problems.push(format!("slice{slice} has left: {error:#}"));
+        match ended(self, slice) {
+            Ok(()) => self.left = Some(slice),
+            Err(error) => self.problems.push(format!("slice{slice} has left: {error:#}")),
+        }
+        Ok(())
+    }
+
+    /// A slice joins on the host of the one that has left, if the bootstrap's coordinates, which has the secret.
+    fn join(&mut self, output: &Arc<Output>, left: usize) -> Result<()> {
+        if left == 0 || !self.scenario.is_led_by_the_bootstrap()? {
+            return Ok(());
+        }
+        let (joined, host) = (self.scenario.joined, self.scenario.host(left)?);
+        let slice = joined.bound(self.scenario.layout.slices());
+        self.newcomers.push(self.scenario.start_newcomer(left, output)?);
+        joined.note(slice, left);
+        let words = ["add".to_owned(), listens_at(&host)];
+        let what = format!("slice{slice} joins on host {}", host.number());
+        if self.relocate("add", &what, &words)? && !self.plan.has(slice) {
+            self.problems.push(format!("slice{slice} has joined, and is no member"));
         }
         Ok(())
     }
@@ -292,7 +326,10 @@ impl<'a> Mover<'a> {
             let tests = during.tests.load(Ordering::SeqCst);
             let result = match self.leave_after.take_if(|after| tests > *after) {
                 Some(_) => self.leave(Self::ended),
-                None => self.step(),
+                None => match (self.heard_by, self.left.take()) {
+                    (Some(output), Some(left)) => self.join(output, left),
+                    _ => self.step(),
+                },
             };
             let begun = self.moves.count() > 0;
             during.begun.store(begun, Ordering::SeqCst);

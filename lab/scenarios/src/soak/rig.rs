@@ -15,6 +15,7 @@ use lab::{Disk, Lab};
 
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
+use crate::vm::joined::Joined;
 use crate::vm::layout::Layout;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
@@ -39,6 +40,7 @@ pub(crate) struct Rig {
     pub(crate) layout: Layout,
     prepared: Prepared,
     options: RigOptions,
+    joined: Joined,
 }
 
 impl Rig {
@@ -70,7 +72,7 @@ impl Rig {
         let layout = vm.layout()?;
         fits(&layout)?;
         let prepared = prepare(vm, &progress)?;
-        Ok(Self { progress, interrupted, layout, prepared, options })
+        Ok(Self { progress, interrupted, layout, prepared, options, joined: Joined::default() })
     }
 
     pub(crate) fn say(&self, line: &str) {
@@ -104,6 +106,7 @@ impl Rig {
             progress: &self.progress,
             interrupted: &self.interrupted,
             loud: self.options.loud,
+            joined: &self.joined,
         }
     }
 }

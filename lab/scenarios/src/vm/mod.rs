@@ -7,6 +7,7 @@ pub(crate) mod console;
 pub(crate) mod distro;
 pub(crate) mod fault_classes;
 pub(crate) mod guest_console;
+pub(crate) mod joined;
 pub(crate) mod judge;
 pub(crate) mod layout;
 mod options;

@@ -52,10 +52,17 @@ pub(crate) struct Places {
 impl Scenario<'_> {
     /// `tessera vm WORDS`. Whatever is not in [`Said`] is an error.
     pub(crate) fn ask_vm(&self, words: &[&str]) -> Result<Said> {
-        let whole = matches!(words, ["drain" | "spread" | "consolidate", ..]);
+        let whole = matches!(words, ["drain" | "spread" | "consolidate" | "add", ..]);
         let limit = if whole { WHOLE_LIMIT } else { LIMIT };
         let (is_done, said) = self.tell_vm(words, limit)?;
         read(is_done, &said).with_context(|| format!("tessera vm {}", words.join(" ")))
+    }
+
+    /// Whether slice 0 coordinates, which alone can have others join.
+    pub(crate) fn is_led_by_the_bootstrap(&self) -> Result<bool> {
+        let (is_done, said) = self.tell_vm(&["show"], LIMIT)?;
+        ensure!(is_done, "tessera vm show: {said}");
+        Ok(read_shown(&said)?.coordinator == 0)
     }
 
     /// What each slice of the VM has.
@@ -75,13 +82,14 @@ impl Scenario<'_> {
     /// Whether it was done, and what was said: by the slice that coordinates, or by any that will do.
     fn tell_vm(&self, words: &[&str], limit: Duration) -> Result<(bool, String)> {
         let (mut slice, mut asked) = (0, 0);
+        let bound = self.joined.bound(self.layout.slices());
         loop {
             let (is_done, said) = self.tell_slice(slice, words, limit)?;
             let next = if is_done { None } else { next(slice, &said) };
             asked += 1;
             // The coordination may be elsewhere at each try, and half of the slices gone.
-            match next.filter(|next| *next < self.layout.slices()) {
-                Some(next) if asked <= 2 * self.layout.slices() => slice = next,
+            match next.filter(|next| *next < bound) {
+                Some(next) if asked <= 2 * bound => slice = next,
                 _ => return Ok((is_done, said)),
             }
         }

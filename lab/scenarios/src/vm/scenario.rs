@@ -21,6 +21,7 @@ use lab::{Command, Event, Host, HostNumber, Lab, RemoteProcess, Stream};
 use super::companion::{Companion, PORT, wait_for_port};
 use super::distro;
 use super::guest_console::GuestReport;
+use super::joined::Joined;
 use super::judge::Outcome;
 use super::layout::Layout;
 use super::options::{Interrupts, VmOptions};
@@ -49,6 +50,8 @@ pub(crate) struct Scenario<'a> {
     pub(crate) interrupted: &'a Interrupted,
     /// Print what the hosts print.
     pub(crate) loud: bool,
+    /// Slices that have joined it.
+    pub(crate) joined: &'a Joined,
 }
 
 impl<'a> Scenario<'a> {
@@ -98,7 +101,7 @@ impl<'a> Scenario<'a> {
 
     /// The host of a slice.
     pub(crate) fn host(&self, slice: usize) -> Result<Host<'a>> {
-        let host = self.hosts().get(slice).copied();
+        let host = self.hosts().get(self.joined.host(slice)).copied();
         host.with_context(|| format!("there is no slice {slice}"))
     }
 
@@ -117,44 +120,47 @@ impl<'a> Scenario<'a> {
     /// The same; `output` hears the guest then.
     pub(crate) fn start_companions_heard_by(&self, output: &Arc<Output>) -> Result<Vec<Companion>> {
         self.put_secret()?;
-        let mut companions = Vec::new();
-        let slices = self.layout.slices();
-        let owner = self.prepared.distro.as_ref().map(|_| self.with_devices()).transpose()?;
-        for (slice, host) in self.hosts().into_iter().enumerate().skip(1) {
-            forget_report(&host)?;
-            // A companion opens what it lends when it starts, so only a host with the devices can.
-            let has_devices = slice >= slices - self.options.device_slices;
-            let mut lend: Vec<_> =
-                self.options.lend.iter().filter(|_| has_devices).cloned().collect();
-            if owner.as_ref().is_some_and(|owner| owner.0 == slice) {
-                lend.extend(distro::lent(&host)?);
-            }
-            let lend = lend.into_iter().flat_map(|what| ["--lend".to_owned(), what]);
-            let words = [
-                self.program()?,
-                "companion".to_owned(),
-                "--listen".to_owned(),
-                format!("{}:{PORT}", host.address()),
-                "--secret-file".to_owned(),
-                inside(&host, "vm.key")?,
-                "--control".to_owned(),
-                self.control(host.number()),
-                "--report".to_owned(),
-                inside(&host, REPORT)?,
-            ];
-            let more = self.options.companion.iter().cloned();
-            let command = Command::new(words.into_iter().chain(lend).chain(more));
-            let process = host.spawn(&command)?;
-            companions.push(Companion::new(
-                process,
-                host.number(),
-                self.progress,
-                output,
-                self.loud,
-            ));
-        }
+        let slices = 1..self.layout.slices();
+        let companions = slices.map(|slice| self.start_companion(slice, output));
+        let companions = companions.collect::<Result<_>>()?;
         self.hosts().iter().skip(1).try_for_each(wait_for_port)?;
         Ok(companions)
+    }
+
+    /// A companion on the host of a slice whose process has ended, which may join.
+    pub(crate) fn start_newcomer(&self, slice: usize, output: &Arc<Output>) -> Result<Companion> {
+        let companion = self.start_companion(slice, output)?;
+        wait_for_port(&self.host(slice)?)?;
+        Ok(companion)
+    }
+
+    fn start_companion(&self, slice: usize, output: &Arc<Output>) -> Result<Companion> {
+        let (slices, host) = (self.layout.slices(), self.host(slice)?);
+        let owner = self.prepared.distro.as_ref().map(|_| self.with_devices()).transpose()?;
+        forget_report(&host)?;
+        // A companion opens what it lends when it starts, so only a host with the devices can.
+        let has_devices = slice >= slices - self.options.device_slices;
+        let mut lend: Vec<_> = self.options.lend.iter().filter(|_| has_devices).cloned().collect();
+        if owner.as_ref().is_some_and(|owner| owner.0 == slice) {
+            lend.extend(distro::lent(&host)?);
+        }
+        let lend = lend.into_iter().flat_map(|what| ["--lend".to_owned(), what]);
+        let words = [
+            self.program()?,
+            "companion".to_owned(),
+            "--listen".to_owned(),
+            listens_at(&host),
+            "--secret-file".to_owned(),
+            inside(&host, "vm.key")?,
+            "--control".to_owned(),
+            self.control(host.number()),
+            "--report".to_owned(),
+            inside(&host, REPORT)?,
+        ];
+        let more = self.options.companion.iter().cloned();
+        let command = Command::new(words.into_iter().chain(lend).chain(more));
+        let process = host.spawn(&command)?;
+        Ok(Companion::new(process, host.number(), self.progress, output, self.loud))
     }
 
     /// Starts the bootstrap slice.
@@ -280,6 +286,11 @@ fn waiting(guest: &GuestReport) -> String {
         (None, _) => "the guest is starting".to_owned(),
         (Some(_), count) => format!("the guest's tests are running, {count} done"),
     }
+}
+
+/// Where the companion of a host listens.
+pub(crate) fn listens_at(host: &Host<'_>) -> String {
+    format!("{}:{PORT}", host.address())
 }
 
 /// Where a slice writes its report, as this machine sees it.

@@ -18,6 +18,7 @@ use crate::bench::BenchOptions;
 use crate::bench::rig::{self, Figures, Rig};
 use crate::distro::guest::Guest;
 use crate::distro::visit;
+use crate::vm::joined::Joined;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
 use crate::vm::{VmOptions, distro};
@@ -129,6 +130,7 @@ impl Bench<'_> {
             progress: &self.rig.progress,
             interrupted: &self.rig.interrupted,
             loud: false,
+            joined: Joined::nobody(),
         };
         let distro = self.prepared.distro.as_ref().context("a system to boot")?;
         // A login of the guest before may be left.

@@ -18,6 +18,7 @@ use outcome::Outcome;
 
 use crate::bench::rig::{self, LAYOUT, Rig};
 use crate::distro::visit;
+use crate::vm::joined::Joined;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
 use crate::vm::{VmOptions, distro};
@@ -141,6 +142,7 @@ fn measured(
         progress: &rig.progress,
         interrupted: &rig.interrupted,
         loud: true,
+        joined: Joined::nobody(),
     };
     let distro = prepared.distro.as_ref().context("the system that was just built")?;
     let mut outcome = Outcome::new(experiment.name);

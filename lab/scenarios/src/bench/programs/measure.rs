@@ -8,6 +8,7 @@ use crate::bench::rig::{Figures, Rig, count};
 use crate::vm::VmOptions;
 use crate::vm::fault_classes::Classes;
 use crate::vm::guest_console::{GuestReport, Verdict};
+use crate::vm::joined::Joined;
 use crate::vm::layout::Layout;
 use crate::vm::prepare::Prepared;
 use crate::vm::scenario::Scenario;
@@ -58,6 +59,7 @@ impl Bench<'_> {
             progress: &self.rig.progress,
             interrupted: &self.rig.interrupted,
             loud: false,
+            joined: Joined::nobody(),
         };
         self.clock = scenario.guest_clock()?;
         let outcome = scenario.run()?;
