@@ -148,6 +148,11 @@ impl Channels {
         placement.members().iter().copied().filter(|slice| !self.cut.is_lost(*slice)).collect()
     }
 
+    /// Whether no memory of the guest is ever here.
+    pub(super) fn has_devices_only(&self) -> bool {
+        self.bystanders.contains(&self.local())
+    }
+
     /// Whether this slice coordinates and all others know, so that it may begin things.
     pub(super) fn leads(&self) -> bool {
         self.leads.load(Ordering::SeqCst)

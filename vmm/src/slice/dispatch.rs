@@ -197,7 +197,7 @@ impl Dispatcher {
             }
             Control::Summons(bytes) => {
                 if !joining::summoned(&self.channels, &bytes) {
-                    let text = format!("{from} has this slice call whom it cannot, or two at once");
+                    let text = format!("{from} has this slice call nobody that can be called");
                     self.channels.event(SliceEvent::Fatal(text));
                 }
             }

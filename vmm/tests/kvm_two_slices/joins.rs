@@ -106,6 +106,27 @@ fn kvm_third_slice_joins_and_takes_over_with_ghosts() {
 }
 
 #[test]
+fn kvm_slice_joins_beside_one_that_has_devices_only() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let mut vm = Vm::start_with_disk_apart(Interrupts::Ghost, CarrierKind::Tcp);
+    vm.add(2, false);
+    let placement = vm.placement_by(&[0, 1, 2]);
+    let vcpus: Vec<_> = placement.slices.iter().map(|slice| slice.vcpus.as_slice()).collect();
+    assert_eq!(vcpus, [&[0][..], &[], &[1]]);
+    vm.moves_on();
+    vm.must(PAUSE);
+    vm.must(RESUME);
+    vm.moves_on();
+    vm.relocate(drain(2, false));
+    vm.wait_until_drained(2);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE, "additions to the page of both are lost");
+}
+
+#[test]
 fn kvm_slice_that_cannot_join_is_told_why_and_the_vm_goes_on() {
     let _alone = alone();
     if !is_possible() {

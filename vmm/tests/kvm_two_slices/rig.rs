@@ -170,6 +170,13 @@ impl Vm {
         Self::launch(interrupts, carrier, slices, disk.then_some(0), true)
     }
 
+    /// The same, with its disk on another slice, which has nothing else.
+    pub(crate) fn start_with_disk_apart(interrupts: Interrupts, carrier: CarrierKind) -> Self {
+        let apart = SliceSpec { vcpus: 0, memory: 0 };
+        let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }, apart];
+        Self::launch(interrupts, carrier, slices, Some(1), true)
+    }
+
     /// The same, and nobody can join it.
     pub(crate) fn start_without_secret() -> Self {
         let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }];

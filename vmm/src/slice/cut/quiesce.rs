@@ -225,6 +225,9 @@ impl Quiesce {
         }
         self.linked = Some(slice);
         engine.add_peer(link, within)?;
+        if channels.has_devices_only() {
+            return Ok(());
+        }
         let memory = engine.may_join_with(slice, within)?;
         if channels.coordinates() {
             let bus = devices.as_ref().map(|devices| devices.bus_state());
@@ -244,7 +247,9 @@ impl Quiesce {
         }
         let Restable { channels, handovers, .. } = &self.slice;
         let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
-        engine.join_with(slice, within)?;
+        if !channels.has_devices_only() {
+            engine.join_with(slice, within)?;
+        }
         let join = [Change::Join(slice)];
         let next = channels.placement.load().next(&join)?;
         channels.owner.advance(&join, next.epoch())?;

@@ -16,14 +16,15 @@ use std::time::Instant;
 use transport::{PeerLink, Summons};
 use wire::{Control, SliceId};
 
-/// A summons has come. Calling takes as long as the slowest of all slices, so a thread does it. False if one is being
-/// answered already, or this is none.
+/// A summons has come. Calling takes as long as the slowest of all slices, so a thread does it. While one calls another
+/// newcomer, which may have been given up meanwhile, this one is not called. False if it is no summons.
 pub(in crate::slice) fn summoned(channels: &Arc<Channels>, bytes: &[u8]) -> bool {
     let Ok(summons) = Summons::decode(bytes) else { return false };
-    if channels.joining.calls.swap(true, SeqCst) {
-        return false;
-    }
     let (own, slice) = (Arc::clone(channels), summons.newcomer());
+    if channels.joining.calls.swap(true, SeqCst) {
+        answer(channels, slice, Some("it is still calling the one before; try again".into()));
+        return true;
+    }
     let run = move || {
         crash::point();
         let met = meet(&own, &summons).map(|link| own.joining.put_link(link));
