@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     /// - `console:stdio`, `console:file=PATH`, `console:socket=PATH`: an end for a console.
     /// - `vsock:PATH`: a UNIX socket for the guest's sockets.
     ///
-    /// PATH must be spelled as in the bootstrap's option, such as `--disk PATH,slice=K`. See docs/operations.md.
+    /// PATH must be spelled as in the bootstrap's option, such as `--disk PATH,slice=K` or `standby=K:PATH`. See docs/operations.md.
     #[arg(long, value_name = "KIND:NAME", verbatim_doc_comment)]
     lend: Vec<Lend>,
     #[command(flatten)]

@@ -13,10 +13,15 @@ mod bounds;
 mod cable;
 pub mod image;
 mod memory;
+pub mod sample;
+mod switch;
+mod switch_nic;
 pub mod tap;
 
 pub use cable::cable;
 pub use memory::{MemoryDisk, NullDisk};
+pub use switch::SwitchDisk;
+pub use switch_nic::SwitchNic;
 
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;

@@ -21,8 +21,10 @@ pub struct Exchange {
     local: SliceId,
     members: Vec<SliceId>,
     outbound: Arc<Outbound>,
-    /// Written while the slice is set up.
+    /// Written while the slice is set up, and when the real part of a device moves.
     roles: RwLock<BTreeMap<DeviceId, Arc<dyn Role>>>,
+    /// How often that of a device has.
+    moves: RwLock<BTreeMap<DeviceId, u32>>,
     /// Only `frame` and `lost` take these.
     peers: BTreeMap<SliceId, Mutex<Inbound>>,
 }
@@ -38,7 +40,8 @@ impl Exchange {
     ) -> Self {
         let outbound = Arc::new(Outbound::new(epoch, members, courier));
         let peers = members.iter().map(|member| (*member, Mutex::default())).collect();
-        Self { local, members: members.to_vec(), outbound, roles: RwLock::default(), peers }
+        let (roles, moves) = (RwLock::default(), RwLock::default());
+        Self { local, members: members.to_vec(), outbound, roles, moves, peers }
     }
 
     /// Serves a disk of this slice to all others. Both sides must name the same number of queues,
@@ -76,7 +79,7 @@ impl Exchange {
         Ok(server)
     }
 
-    /// A disk that slice `owner` serves with so many queues.
+    /// A disk that slice `owner` serves with so many queues, from now on.
     pub fn remote_disk(
         &self,
         device: DeviceId,
@@ -92,14 +95,32 @@ impl Exchange {
 
     /// A network that slice `owner` serves.
     pub fn remote_nic(&self, device: DeviceId, owner: SliceId, shape: NicShape) -> Arc<dyn Nic> {
-        let nic = RemoteNic::new(device, owner, shape, Arc::clone(&self.outbound));
-        let nic = Arc::new(nic);
+        let outbound = Arc::clone(&self.outbound);
+        let generation = self.next_generation(device);
+        let nic = Arc::new(RemoteNic::new(device, owner, shape, outbound, generation));
         self.enter(device, Arc::<RemoteNic>::clone(&nic));
         nic
     }
 
     fn enter(&self, device: DeviceId, role: Arc<dyn Role>) {
-        self.roles.write().unwrap_or_else(PoisonError::into_inner).insert(device, role);
+        let before =
+            self.roles.write().unwrap_or_else(PoisonError::into_inner).insert(device, role);
+        if before.is_some() {
+            let mut moves = self.moves.write().unwrap_or_else(PoisonError::into_inner);
+            *moves.entry(device).or_default() += 1;
+        }
+    }
+
+    /// How often the real part of a device has moved.
+    fn moves(&self, device: DeviceId) -> u32 {
+        let moves = self.moves.read().unwrap_or_else(PoisonError::into_inner);
+        moves.get(&device).copied().unwrap_or(0)
+    }
+
+    /// The number of moves when a role is entered that is made now.
+    fn next_generation(&self, device: DeviceId) -> u32 {
+        let roles = self.roles.read().unwrap_or_else(PoisonError::into_inner);
+        self.moves(device) + u32::from(roles.contains_key(&device))
     }
 
     /// What went through.
@@ -123,7 +144,20 @@ impl Exchange {
         let device = frame.device();
         let role = self.roles.read().unwrap_or_else(PoisonError::into_inner).get(&device).cloned();
         let role = role.ok_or(ExchangeError::Device { device, from })?;
-        role.take(frame, &Origin { slice: from, inbound })
+        // Nobody waits for these, so some may be on their way while the real part moves.
+        let may_be_late = matches!(
+            frame,
+            DeviceFrame::PacketsIn { .. } | DeviceFrame::Allow { .. } | DeviceFrame::Connect { .. }
+        );
+        match role.take(frame, &Origin { slice: from, inbound }) {
+            Err(ExchangeError::Device { .. } | ExchangeError::Part(_))
+                if may_be_late && self.moves(device) > 0 =>
+            {
+                add(&self.outbound.counters.dropped, 1);
+                Ok(())
+            }
+            taken => taken,
+        }
     }
 
     /// Waits until what front ends here have asked of other slices is answered and they know it, and what other slices

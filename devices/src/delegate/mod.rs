@@ -13,6 +13,9 @@
 //! anybody works. What a peer may have under way is bounded ([`Limits`]); a peer that overruns a
 //! bound or says what it must not is an error value, on which the VM ends.
 //!
+//! The real part of a device may go to another slice while all rest: each slice enters its new role, and frames of packets that come late are
+//! dropped.
+//!
 //! To bring a VM to rest, first the workers of all slices rest, which wait for their answers; exchanges work on meanwhile.
 //! Then nothing new comes, and [`Exchange::wait_until_idle`] says when nothing is under way in between either.
 //!

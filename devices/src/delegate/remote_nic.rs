@@ -24,6 +24,9 @@ impl Drop for Batch {
     }
 }
 
+/// Connections between two moves of the real part, as a power of two.
+const GENERATION_SHIFT: u32 = 16;
+
 struct State {
     connection: u32,
     /// The batch of each message under way.
@@ -51,9 +54,12 @@ impl RemoteNic {
         owner: SliceId,
         shape: NicShape,
         outbound: Arc<Outbound>,
+        generation: u32,
     ) -> Self {
         let in_flight = InFlight::new(Limits::of_queues(shape.pairs));
-        let state = Mutex::new(State { connection: 0, in_flight, allowed: Vec::new() });
+        // No number of a connection comes again, wherever the real part has been.
+        let connection = generation.wrapping_shl(GENERATION_SHIFT);
+        let state = Mutex::new(State { connection, in_flight, allowed: Vec::new() });
         let (idle, sink) = (Condvar::new(), RwLock::default());
         Self { device, owner, shape, outbound, state, idle, sink }
     }

@@ -77,6 +77,18 @@ fn slice_that_comes_to_coordinate_is_asked_by_all_and_no_other_is() {
     prove("hand over, and a slice leaves", Scenario { leave: true, ..twice });
 }
 
+#[test]
+fn device_is_open_at_one_host_and_where_all_ask_for_it() {
+    let moves = Scenario { cuts: 1, move_device: true, ..Scenario::default() };
+    prove("a device moves", Scenario { calls: [0, 1, 0], ..moves.clone() });
+    let stays = Scenario { unopenable: true, interrupts: [0, 1, 0], ..moves.clone() };
+    prove("a device cannot be opened elsewhere", stays);
+    let twice = Scenario { cuts: 2, ..moves };
+    prove("given up while a device moves", Scenario { give_up: true, ..twice.clone() });
+    prove("a device moves, and its slice leaves", Scenario { leave: true, ..twice.clone() });
+    prove("a device moves, and another slice coordinates", Scenario { hand_over: true, ..twice });
+}
+
 #[track_caller]
 fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
     let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
@@ -105,4 +117,7 @@ fn planted_bugs_are_caught() {
     assert_caught(HandedOverEarly, &hands_over, names::ONE_COORDINATOR);
     let twice = Scenario { cuts: 2, calls: [0; 3], ..hands_over };
     assert_caught(BeginsUntold, &twice, names::AT_REST);
+    let moves = Scenario { move_device: true, ..scenario() };
+    assert_caught(OpensUnclosed, &moves, names::ONE_OWNER);
+    assert_caught(AllGoOnAtOnce, &Scenario { give_up: true, ..moves }, names::ONE_OWNER);
 }

@@ -19,10 +19,14 @@
 //!                take_in            all Taken, then the newcomer          all Taken
 //!        at rest ---------> asking(MayJoin) ----------------> asking(Join) ---------------> at rest, with the newcomer
 //!                                | Failed, or given up: all go on    | no way back
+//!
+//!                move_device        all Taken                Taken                   Taken                     all Taken
+//!        at rest -----> asking(MayMove) -> asking(CloseDevice) -> asking(OpenDevice) -> asking(DeviceMoved) -----> at rest
+//!                                | Failed, or given up: all go on, and it is where it was    | no way back
 //! ```
 
 use super::planted::PlantedBug;
-use super::{Message, PeerCounts, Step};
+use super::{DeviceMove, Message, PeerCounts, Step};
 use crate::planted::Planted;
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
@@ -40,6 +44,9 @@ pub enum Refusal {
     /// The coordinator's own slice, or one that is none of the VM.
     #[error("{0} cannot be given the coordination")]
     NotToThat(SliceId),
+    /// It is there already, or one of its places is none of the VM.
+    #[error("device {} cannot go from {} to {}", .0.device, .0.from, .0.to)]
+    NoMove(DeviceMove),
     /// Another slice coordinates.
     #[error("{0} coordinates: ask there")]
     Elsewhere(SliceId),
@@ -70,6 +77,8 @@ pub enum News {
     Joined(SliceId),
     /// For all slices another one coordinates, which begins the next cut. They are still at rest.
     HandedOver(SliceId),
+    /// For all slices a device has its real part there. They are still at rest.
+    Moved(DeviceMove),
     /// Some slices have taken a step from which there is no way back, and some cannot: the VM must end.
     Broken(String),
     /// All slices run.
@@ -90,9 +99,10 @@ enum Phase {
         later: Vec<SliceId>,
     },
     AtRest,
-    /// These have not said that they run.
+    /// These have not said that they run; `later` are told to when they have.
     GoingOn {
         waiting: BTreeSet<SliceId>,
+        later: Vec<SliceId>,
     },
     /// Another slice coordinates.
     Over,
@@ -261,36 +271,69 @@ impl Coordinator {
         })
     }
 
-    /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none, or while a slice leaves or
-    /// joins or another one comes to coordinate.
+    /// Has another slice have the real part of a device. All slices are at rest, and stay so.
+    ///
+    /// # Errors
+    /// They are not, or there are no such slices.
+    pub fn move_device(&mut self, moved: DeviceMove) -> Result<Verdict, Refusal> {
+        if self.phase != Phase::AtRest || self.successor.is_some() {
+            return Err(Refusal::Busy);
+        }
+        let unknown = [moved.from, moved.to].iter().any(|slice| !self.members.contains(slice));
+        if unknown || moved.from == moved.to {
+            return Err(Refusal::NoMove(moved));
+        }
+        Ok(self.ask_all(Step::MayMove(moved)))
+    }
+
+    /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none, or while a slice leaves
+    /// or joins, another one comes to coordinate, or a device has another place.
     pub fn go_on(&mut self, why: &str) -> Verdict {
+        let (mut first, mut later) = (self.members.clone(), Vec::new());
         let news = match &self.phase {
             Phase::Waiting { .. } | Phase::Idle | Phase::GoingOn { .. } | Phase::Over => {
                 return Verdict::default();
             }
-            Phase::Asking { step: Step::Coordinate(_), .. } => return Verdict::default(),
+            Phase::Asking { step: Step::Coordinate(_) | Step::DeviceMoved(_), .. } => {
+                return Verdict::default();
+            }
             Phase::Asking { step: Step::Part(_) | Step::Join(_), .. }
                 if !self.planted.has(PlantedBug::GoesOnHalfParted) =>
             {
                 return Verdict::default();
             }
-            Phase::Asking { .. } => Some(News::GivenUp(why.to_owned())),
+            Phase::Asking { step, .. } => {
+                // It lets the device go before the former place opens it again.
+                if let Step::OpenDevice(DeviceMove { to, .. }) = *step
+                    && self.members.contains(&to)
+                    && !self.planted.has(PlantedBug::AllGoOnAtOnce)
+                {
+                    (first, later) = first.into_iter().partition(|slice| *slice == to);
+                }
+                Some(News::GivenUp(why.to_owned()))
+            }
             Phase::AtRest => None,
         };
         self.counts.clear();
-        let go_on = |slice: &SliceId| (*slice, Message::GoOn(self.begun));
-        let messages = self.members.iter().map(go_on).collect();
-        let waiting = self.members.iter().copied().collect();
-        self.phase = Phase::GoingOn { waiting };
-        Verdict { messages, news }
+        self.phase = Phase::GoingOn { waiting: BTreeSet::new(), later };
+        Verdict { messages: self.tell_to_go_on(&first), news }
+    }
+
+    /// Has these go on. They are waited for.
+    fn tell_to_go_on(&mut self, slices: &[SliceId]) -> Vec<(SliceId, Message)> {
+        if let Phase::GoingOn { waiting, .. } = &mut self.phase {
+            waiting.extend(slices);
+        }
+        slices.iter().map(|slice| (*slice, Message::GoOn(self.begun))).collect()
     }
 
     /// A slice is gone, and the VM goes on without it: it is not waited for, and a cut in which it took part is none.
     pub fn lost(&mut self, slice: SliceId) -> Verdict {
         self.members.retain(|member| *member != slice);
         match &mut self.phase {
-            Phase::GoingOn { waiting } => {
+            Phase::GoingOn { waiting, later } => {
                 waiting.remove(&slice);
+                later.retain(|other| *other != slice);
                 self.look_whether_all_run()
             }
             // Some may have taken it in.
@@ -300,7 +343,8 @@ impl Coordinator {
             }
             // Those that are left take a step from which there is no way back.
             Phase::Asking {
-                step: step @ (Step::Part(_) | Step::Coordinate(_) | Step::Join(_)),
+                step:
+                    step @ (Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_)),
                 waiting,
                 ..
             } => {
@@ -347,26 +391,19 @@ impl Coordinator {
                 let why = why.replace(char::is_control, " ");
                 let step = *step;
                 let text = match step {
-                    Step::MayPart(leaver) | Step::Part(leaver) => {
-                        format!("{from} cannot do without {leaver}: {why}")
-                    }
-                    Step::MayCoordinate(next) | Step::Coordinate(next) => {
-                        format!("{from} cannot have {next} coordinate: {why}")
-                    }
                     Step::MayJoin(newcomer) | Step::Join(newcomer) if newcomer == from => {
                         format!("{from} cannot join: {why}")
                     }
-                    Step::MayJoin(newcomer) | Step::Join(newcomer) => {
-                        format!("{from} cannot have {newcomer} join: {why}")
-                    }
-                    step => format!("{from} cannot bring {step} to rest: {why}"),
+                    step => format!("{from} {}: {why}", failure(step)),
                 };
-                if let Step::Part(_) | Step::Coordinate(_) | Step::Join(_) = step {
+                if let Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_) =
+                    step
+                {
                     return Verdict { news: Some(News::Broken(text)), ..Verdict::default() };
                 }
                 self.go_on(&text)
             }
-            (Message::GoesOn(_), Phase::GoingOn { waiting }) => {
+            (Message::GoesOn(_), Phase::GoingOn { waiting, .. }) => {
                 waiting.remove(&from);
                 self.look_whether_all_run()
             }
@@ -437,16 +474,32 @@ impl Coordinator {
                 let news = Some(News::HandedOver(next));
                 return Verdict { messages: Vec::new(), news };
             }
+            Step::MayMove(moved) if self.planted.has(PlantedBug::OpensUnclosed) => {
+                return self.ask(Step::OpenDevice(moved), &[moved.to], &[]);
+            }
+            Step::MayMove(moved) => return self.ask(Step::CloseDevice(moved), &[moved.from], &[]),
+            Step::CloseDevice(moved) => return self.ask(Step::OpenDevice(moved), &[moved.to], &[]),
+            Step::OpenDevice(moved) => return self.ask_all(Step::DeviceMoved(moved)),
+            Step::DeviceMoved(moved) => {
+                self.phase = Phase::AtRest;
+                return Verdict { messages: Vec::new(), news: Some(News::Moved(moved)) };
+            }
         };
         self.counts.clear();
         self.ask_all(next)
     }
 
     fn look_whether_all_run(&mut self) -> Verdict {
-        let all = match &self.phase {
-            Phase::GoingOn { waiting } => waiting.is_empty(),
+        let (all, later) = match &mut self.phase {
+            Phase::GoingOn { waiting, later } => {
+                let all = waiting.is_empty();
+                (all, if all { std::mem::take(later) } else { Vec::new() })
+            }
             _ => return Verdict::default(),
         };
+        if !later.is_empty() {
+            return Verdict { messages: self.tell_to_go_on(&later), news: None };
+        }
         if !all && !self.planted.has(PlantedBug::NotAwaited) {
             return Verdict::default();
         }
@@ -479,5 +532,22 @@ impl Coordinator {
                 matches!((there, here), (Some(there), Some(here)) if there.sent == here.received)
             })
         })
+    }
+}
+
+/// What a slice cannot do that fails a step.
+fn failure(step: Step) -> String {
+    match step {
+        Step::MayPart(leaver) | Step::Part(leaver) => format!("cannot do without {leaver}"),
+        Step::MayCoordinate(next) | Step::Coordinate(next) => {
+            format!("cannot have {next} coordinate")
+        }
+        Step::MayMove(moved) | Step::DeviceMoved(moved) => {
+            format!("cannot have device {} at {}", moved.device, moved.to)
+        }
+        Step::MayJoin(newcomer) | Step::Join(newcomer) => format!("cannot have {newcomer} join"),
+        Step::CloseDevice(moved) => format!("cannot close device {}", moved.device),
+        Step::OpenDevice(moved) => format!("cannot open device {}", moved.device),
+        step => format!("cannot bring {step} to rest"),
     }
 }

@@ -27,6 +27,12 @@
 //!     |--Take(MayJoin)-------------->| every slice: it takes that one into its transport; can it do with it?
 //!     |--Take(MayJoin)-------------->| that one, when all have: it begins, and has nothing
 //!     |--Take(Join)----------------->| every slice but that one: it is a member
+//!
+//!   at rest, the real part of a device can go to another host
+//!     |--Take(MayMove)---------------->| every slice: may it be there?
+//!     |--Take(CloseDevice)------------>| the one that has it closes it, and tells the other one what it is
+//!     |--Take(OpenDevice)------------->| that one opens it
+//!     |--Take(DeviceMoved)------------>| every slice: it is there
 //! ```
 //! All slices take a step before any takes the next one, for a step needs what the next one ends (a vCPU waits for the
 //! answer of a device thread, a queue for a page). The coordinator's slice, which orders changes of devices, takes
@@ -47,6 +53,9 @@
 //! **Another slice coordinates** from a cut on, at which no call waits for its answer. The one before drives its cut to the end, so there are never two that
 //! ask a slice to rest or to go on.
 //!
+//! **A device moves** without ever being open at two hosts. Its next place opens it when the former one has closed it. A slice that goes
+//! on, and has closed a device that has not moved, opens it again, once the other one has let it go.
+//!
 //! **The VM goes on.** A step that fails, a limit that passes, or a wish: all slices are told to go on, and the next cut
 //! begins when all have said that they do.
 
@@ -58,4 +67,4 @@ mod tests;
 pub use coordinator::{Coordinator, News, Refusal, Verdict};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
-pub use wire::control::{CutMessage as Message, CutStep as Step, PeerCounts};
+pub use wire::control::{CutMessage as Message, CutStep as Step, DeviceMove, PeerCounts};

@@ -25,4 +25,8 @@ pub enum PlantedBug {
     BeginsUntold,
     /// A slice coordinates before all slices know.
     HandedOverEarly,
+    /// A device is opened at its next place before it is closed at the former one.
+    OpensUnclosed,
+    /// A device is opened again at its former place while the next one may have it open.
+    AllGoOnAtOnce,
 }

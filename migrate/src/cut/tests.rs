@@ -227,6 +227,92 @@ fn loss_of_a_bystander_does_not_stop_half_a_farewell() {
     assert_eq!(news, Some(News::Broken("slice0 cannot do without slice2: no".into())));
 }
 
+const THREE: [SliceId; 3] = [SliceId(0), SliceId(1), SliceId(2)];
+const MOVED: DeviceMove = DeviceMove { device: 4, from: SliceId(1), to: SliceId(2) };
+
+/// A coordinator whose slices have taken all steps of a move until this one, which is asked for.
+fn moving(until: Step) -> Coordinator {
+    let mut coordinator = at_rest();
+    let mut verdict = coordinator.move_device(MOVED).unwrap();
+    loop {
+        let step = coordinator.asking().expect("it asks").0;
+        if step == until {
+            return coordinator;
+        }
+        let asked: Vec<_> = verdict.messages.iter().map(|(to, _)| *to).collect();
+        for slice in asked {
+            verdict = coordinator.message(slice, Message::Taken(1, step));
+        }
+    }
+}
+
+#[test]
+fn device_is_closed_before_it_is_opened_and_all_know_at_the_end() {
+    let mut coordinator = at_rest();
+    let wrong = [
+        DeviceMove { to: MOVED.from, ..MOVED },
+        DeviceMove { to: SliceId(3), ..MOVED },
+        DeviceMove { from: SliceId(3), ..MOVED },
+    ];
+    for moved in wrong {
+        assert_eq!(coordinator.move_device(moved), Err(Refusal::NoMove(moved)));
+    }
+    let take = |step, slices: &[SliceId]| {
+        slices.iter().map(|slice| (*slice, Message::Take(1, step))).collect::<Vec<_>>()
+    };
+    let may = coordinator.move_device(MOVED).unwrap();
+    assert_eq!(may.messages, take(Step::MayMove(MOVED), &THREE));
+    assert_eq!(coordinator.move_device(MOVED), Err(Refusal::Busy));
+    let mut told = |step| {
+        let all = THREE.map(|slice| coordinator.message(slice, Message::Taken(1, step)));
+        all.into_iter().find(|verdict| *verdict != Verdict::default()).unwrap()
+    };
+    let closes = told(Step::MayMove(MOVED));
+    assert_eq!(closes.messages, take(Step::CloseDevice(MOVED), &[MOVED.from]));
+    let opens = told(Step::CloseDevice(MOVED));
+    assert_eq!(opens.messages, take(Step::OpenDevice(MOVED), &[MOVED.to]));
+    let moved = told(Step::OpenDevice(MOVED));
+    assert_eq!(moved.messages, take(Step::DeviceMoved(MOVED), &THREE));
+    let end = told(Step::DeviceMoved(MOVED));
+    assert_eq!(end, Verdict { messages: Vec::new(), news: Some(News::Moved(MOVED)) });
+    assert!(coordinator.is_at_rest());
+}
+
+#[test]
+fn device_that_cannot_be_opened_stays_and_all_go_on() {
+    for step in [Step::MayMove(MOVED), Step::CloseDevice(MOVED), Step::OpenDevice(MOVED)] {
+        let fails = if matches!(step, Step::OpenDevice(_)) { MOVED.to } else { MOVED.from };
+        let mut coordinator = moving(step);
+        let verdict = coordinator.message(fails, Message::Failed(1, "it is in use".into()));
+        let go_on = |slices: &[SliceId]| {
+            slices.iter().map(|slice| (*slice, Message::GoOn(1))).collect::<Vec<_>>()
+        };
+        if fails == MOVED.to {
+            // The former place opens it again when the other one has let it go.
+            assert_eq!(verdict.messages, go_on(&[MOVED.to]));
+            let others = coordinator.message(MOVED.to, Message::GoesOn(1));
+            assert_eq!(others.messages, go_on(&THREE[..2]));
+        } else {
+            assert_eq!(verdict.messages, go_on(&THREE));
+        }
+        let Some(News::GivenUp(why)) = verdict.news else { panic!("{:?}", verdict.news) };
+        assert!(why.contains("device 4") && why.ends_with(": it is in use"), "{why}");
+        // So does a wish, a loss, and time that is over.
+        assert!(!moving(step).go_on("asked").messages.is_empty());
+        assert_eq!(moving(step).lost(MOVED.to).messages.len(), 2);
+    }
+    // Not all know: there is no way back.
+    let step = Step::DeviceMoved(MOVED);
+    assert_eq!(moving(step).go_on("asked"), Verdict::default());
+    let news = moving(step).message(MOVED.from, Message::Failed(1, "no".into())).news;
+    assert_eq!(news, Some(News::Broken("slice1 cannot have device 4 at slice2: no".into())));
+    let mut coordinator = moving(step);
+    for slice in [0, 1].map(SliceId) {
+        assert_eq!(coordinator.message(slice, Message::Taken(1, step)), Verdict::default());
+    }
+    assert_eq!(coordinator.lost(MOVED.to).news, Some(News::Moved(MOVED)));
+}
+
 fn message() -> impl Strategy<Value = (u16, Message)> {
     let step = prop::sample::select(vec![
         Step::Vcpus,
@@ -236,6 +322,8 @@ fn message() -> impl Strategy<Value = (u16, Message)> {
         Step::Count,
         Step::MayPart(SLICES[1]),
         Step::Part(SLICES[1]),
+        Step::MayMove(MOVED),
+        Step::OpenDevice(MOVED),
     ]);
     let count = prop::option::of(vec((0..4_u16, any::<u64>(), any::<u64>()), 0..4));
     (0..4_u16, 0..3_u64, step, count, 0..5).prop_map(|(from, number, step, count, kind)| {

@@ -107,9 +107,10 @@ impl Evacuation<'_> {
     }
 
     /// Decides who has the devices of the slices that leave: of those with a path, the one that will serve most of the
-    /// device's queues.
+    /// device's queues, and of these the one that will coordinate.
     fn assign_devices(&self, obstacles: &mut Vec<Obstacle>) -> BTreeMap<u16, SliceId> {
         let mut devices = BTreeMap::new();
+        let coordinator = self.coordinator_after();
         for (device, place) in (0u16..).zip(self.placement.devices()) {
             if !self.leaving.contains(&place.owner) {
                 continue;
@@ -117,7 +118,9 @@ impl Evacuation<'_> {
             let queues = self.queues_after(device, place);
             let reach = self.kept.iter().filter(|slice| self.capacity.reaches(**slice, device));
             let served = |slice: &SliceId| queues.iter().filter(|at| **at == Some(*slice)).count();
-            match reach.min_by_key(|slice| (Reverse(served(slice)), **slice)) {
+            let rank =
+                |slice: &&SliceId| (Reverse(served(slice)), Some(**slice) != coordinator, **slice);
+            match reach.min_by_key(rank) {
                 Some(slice) => drop(devices.insert(device, *slice)),
                 None => obstacles.push(Obstacle::device(device, &self.kept)),
             }
@@ -143,14 +146,22 @@ impl Evacuation<'_> {
         (0u16..).zip(&place.queues).map(after).collect()
     }
 
-    /// The slice with most vCPUs then coordinates: most of those that ask the platform devices are there.
     fn plan_coordination(&self, plan: &mut Plan) {
+        plan.push(self.coordinator_after().map(Change::Coordinator).into_iter().collect());
+    }
+
+    /// Who coordinates after the plan: who does now, or else the slice with most vCPUs then, since most of those that ask the
+    /// platform devices are there.
+    fn coordinator_after(&self) -> Option<SliceId> {
+        let now = self.placement.coordinator();
+        if !self.leaving.contains(&now) {
+            return Some(now);
+        }
         let vcpus = |slice: &SliceId| {
             let all = (0..).map(VcpuId).take(self.placement.vcpus().len());
             all.filter(|vcpu| self.vcpu_after(*vcpu) == Some(*slice)).count()
         };
-        let next = self.kept.iter().max_by_key(|slice| (vcpus(slice), Reverse(**slice)));
-        plan.push(next.map(|slice| Change::Coordinator(*slice)).into_iter().collect());
+        self.kept.iter().copied().max_by_key(|slice| (vcpus(slice), Reverse(*slice)))
     }
 
     fn plan_devices(&self, slice: SliceId, devices: &BTreeMap<u16, SliceId>, plan: &mut Plan) {

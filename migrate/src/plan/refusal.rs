@@ -102,7 +102,9 @@ impl Obstacle {
     pub(super) fn device(device: u16, kept: &[SliceId]) -> Self {
         let slices: Vec<_> = kept.iter().map(SliceId::to_string).collect();
         let have = if kept.len() == 1 { "has" } else { "have" };
-        Self::Device { device, why: format!("{} {have} no path to it", slices.join(", ")) }
+        let slices = slices.join(", ");
+        let advice = "a disk or network has one where its option says standby=";
+        Self::Device { device, why: format!("{slices} {have} no path to it ({advice})") }
     }
 }
 

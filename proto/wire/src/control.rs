@@ -16,10 +16,10 @@ mod handover;
 
 pub use change::{OrderedChange, RelocatedPart};
 pub use codec::{ControlError, REPORT_BYTES_MAX};
-pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, PeerCounts};
+pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, DeviceMove, PeerCounts};
 pub use event::InterruptEvent;
 pub use frames::{
-    COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX,
-    SUMMONS_BYTES_MAX, Space, Way,
+    CLOSED_DEVICE_BYTES_MAX, COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause,
+    QUEUE_STATE_BYTES_MAX, SUMMONS_BYTES_MAX, Space, Way,
 };
 pub use handover::{Move, VCPU_STATE_BYTES_MAX, VcpuMessage};

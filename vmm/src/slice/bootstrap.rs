@@ -7,7 +7,7 @@ use super::joining::Inviter;
 use super::launch::{DeviceQueues, Launch, LocalOptions, Parts, Slot};
 use super::negotiation::{
     ANSWER_LIMIT, CLOCK_ROUNDS, Proposal, START_LIMIT, align_clock, choose_interrupts,
-    compare_clocks, gather, gather_shapes,
+    compare_clocks, compare_standbys, gather, gather_shapes,
 };
 use super::peripherals::{BackEnds, OrderState};
 use super::report::RunReport;
@@ -89,7 +89,7 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let mut facts = HostFacts::gather(options.spec.interrupts)?;
     let for_whom = (BOOTSTRAP, shape.vcpus());
     let back_ends = BackEnds::open(&shape.devices, for_whom, None, options.local.on_full)?;
-    facts.devices = back_ends.shapes();
+    facts = facts.with_devices(&back_ends)?;
     facts.offered = options.local.offer.of_host(&shape.placement, BOOTSTRAP);
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables =
@@ -150,6 +150,7 @@ impl Vm {
         let (memory, lease) = (options.local.memory, options.lease);
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
         let devices = gather_shapes(&shape, &hosts)?;
+        compare_standbys(&shape, &hosts, &devices)?;
         let placement = shape.place(&devices).map_err(SpecError::from)?;
         let mut parts = Parts::new((&shape, placement), slot, &cpuid, back_end, to_devices)?;
         let offset = parts.machine.tsc_offset()?;

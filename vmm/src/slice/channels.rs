@@ -4,6 +4,7 @@
 //! Nothing here blocks. What arrives by frames is taken to its place by `dispatch`.
 
 use super::calls::PendingCalls;
+use super::closed_devices::ClosedDevices;
 use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};
 use super::frame_counts::FrameCounts;
@@ -82,6 +83,8 @@ pub(crate) struct Channels {
     pub(super) pulls: Pulls,
     /// Of queues that come here.
     pub(super) queue_states: QueueStates,
+    /// Of devices that come to this host.
+    pub(super) closed_devices: ClosedDevices,
     /// What is done to the whole VM. Of the coordinator.
     pub(super) operations: Operations,
     /// The platform devices, while this slice coordinates.
@@ -121,6 +124,7 @@ impl Channels {
             cut: CutLinks::default(),
             pulls: Pulls::default(),
             queue_states: QueueStates::default(),
+            closed_devices: ClosedDevices::default(),
             operations: Operations::default(),
             chipset: ArcSwapOption::empty(),
             reports: Reports::default(),

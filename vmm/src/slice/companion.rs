@@ -136,7 +136,7 @@ fn consider(
     let mut facts = HostFacts::gather(spec.interrupts)?;
     let (for_whom, on_full) = ((assignment.local, shape.vcpus()), options.local.on_full);
     let back_ends = BackEnds::open(&shape.devices, for_whom, Some(lent), on_full)?;
-    facts.devices = back_ends.shapes();
+    facts = facts.with_devices(&back_ends)?;
     facts.offered = options.local.offer.of_host(&shape.placement, assignment.local);
     Ok((proposal, facts, back_ends))
 }

@@ -9,7 +9,7 @@
 use super::operations::{Busy, Ongoing};
 use crate::control::PausesVm;
 use crossbeam_channel::{Sender, bounded};
-use migrate::cut::Message;
+use migrate::cut::{DeviceMove, Message};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +67,8 @@ pub(super) enum Input {
     Join(SliceId, (Arc<Ongoing>, Admission), Reply),
     /// A newcomer is gone. The VM goes on, unless it is a member already for some.
     Missed(SliceId),
+    /// Bring all slices to rest, have a device go to another host, and have all go on; as a part of an operation.
+    MoveDevice(DeviceMove, Arc<Ongoing>, Reply),
     /// Have them go on, whether they are at rest or not; nobody waits for it.
     GoOn,
     /// What a slice answers.
@@ -84,6 +86,7 @@ impl Input {
         | Self::Resume(reply)
         | Self::Leave(.., reply)
         | Self::HandOver(.., reply)
+        | Self::MoveDevice(.., reply)
         | Self::Join(.., reply)) = self
         else {
             return;
@@ -109,8 +112,8 @@ impl CutHandle {
         Self(inputs)
     }
 
-    /// [`Input::Pause`], [`Input::Resume`], [`Input::Leave`] or [`Input::HandOver`]; waits for the end of it, which has a
-    /// limit.
+    /// [`Input::Pause`], [`Input::Resume`], [`Input::Leave`], [`Input::HandOver`] or [`Input::MoveDevice`]; waits for the
+    /// end of it, which has a limit.
     pub(super) fn ask(&self, input: impl FnOnce(Reply) -> Input) -> Result<Duration, CutError> {
         let (reply, answer) = bounded(1);
         self.0.send(input(reply)).map_err(|_| CutError::Over)?;

@@ -179,6 +179,9 @@ impl Dispatcher {
             Control::QueueState { device, queue, placement, state } => {
                 self.queue_state(StateOf { from, placement, device, queue }, state);
             }
+            Control::ClosedDevice { device, cut, state } => {
+                self.channels.closed_devices.put((from, device, cut), state);
+            }
             Control::Cut(message) => self.cut(from, message),
             Control::Pull { id, from: other, first, frames } => {
                 // One that has no end has no pages either.

@@ -1,7 +1,7 @@
 //! What a host brings, and whether it can run a slice at all.
 
 use super::one_line;
-use super::peripherals::BackEndShape;
+use super::peripherals::{BackEndShape, BackEnds, OpenError};
 use super::spec::{Interrupts, Shape};
 use crate::cpuid::Cpuid;
 use crate::machine::{MachineError, ghost_self_test, host_tsc_khz};
@@ -36,6 +36,12 @@ pub struct HostFacts {
     /// The devices that it has for the VM: their numbers in the VM's description, and what they are.
     #[serde(default)]
     pub devices: Vec<(u16, BackEndShape)>,
+    /// The devices that it can have later, and what they are there.
+    #[serde(default)]
+    pub(crate) standbys: Vec<(u16, BackEndShape)>,
+    /// What devices that can move contain here, as far as one looks.
+    #[serde(default)]
+    pub(crate) samples: Vec<(u16, String)>,
     /// What it offers to the VM.
     #[serde(default)]
     pub(crate) offered: Offered,
@@ -118,6 +124,8 @@ impl HostFacts {
                 _ => ghost_self_test().err().map(|e| one_line(&e)).unwrap_or_default(),
             },
             devices: Vec::new(),
+            standbys: Vec::new(),
+            samples: Vec::new(),
             offered: Offered::default(),
         })
     }
@@ -170,6 +178,19 @@ impl Offer {
             vcpus: self.vcpus.unwrap_or_else(cores).max(vcpus),
             bytes: self.bytes.unwrap_or_else(available).max(bytes),
         }
+    }
+}
+
+impl HostFacts {
+    /// With the devices that this host has for the VM, or can have later.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub(crate) fn with_devices(mut self, back_ends: &BackEnds) -> Result<Self, OpenError> {
+        self.devices = back_ends.shapes();
+        self.standbys = back_ends.standby_shapes();
+        self.samples = back_ends.samples()?;
+        Ok(self)
     }
 }
 

@@ -16,6 +16,7 @@ mod bus;
 mod calls;
 mod channels;
 mod clock_sync;
+mod closed_devices;
 mod companion;
 mod console;
 mod coordination;
@@ -50,7 +51,7 @@ pub use dsm::Memory;
 
 pub use peripherals::{
     BackEndShape, ConsoleEnd, ConsoleSpec, DeviceKind, DeviceSpec, DiskFormat, DiskSpec, Lend,
-    NicSpec, OpenError, Rings, RngSpec, VsockShape, VsockSpec,
+    NicSpec, OpenError, Rings, RngSpec, Standby, VsockShape, VsockSpec,
 };
 
 pub use bootstrap::{BootstrapOptions, bootstrap};

@@ -78,6 +78,36 @@ pub(super) fn gather_shapes(
     (0u16..).zip(&shape.devices).map(found).collect()
 }
 
+/// Whether hosts that are to have a device later have the same one, as far as can be told before the guest has changed it.
+pub(super) fn compare_standbys(
+    shape: &Shape,
+    hosts: &[HostFacts],
+    devices: &[BackEndShape],
+) -> Result<(), SliceError> {
+    for (number, (spec, of)) in (0u16..).zip(shape.devices.iter().zip(devices)) {
+        let sample = |slice: u16| {
+            let samples = &hosts.get(usize::from(slice))?.samples;
+            samples.iter().find(|(device, _)| *device == number).map(|(_, sample)| sample)
+        };
+        for standby in &spec.standby {
+            let slice = SliceId(standby.slice);
+            let refused = |why: &str| {
+                let kind = &spec.kind;
+                let cause = format!("it cannot have {kind:?} later, as standby= asks for: {why}");
+                SliceError::Refused { slice, cause }
+            };
+            let shapes = hosts.get(usize::from(slice.0)).map_or(&[][..], |host| &host.standbys);
+            let there = shapes.iter().find(|(device, _)| *device == number);
+            let (_, there) = there.ok_or_else(|| refused("it says nothing of it"))?;
+            there.carries_on(of).map_err(|why| refused(&why))?;
+            if sample(slice.0) != sample(spec.slice) {
+                return Err(refused("it contains something else there"));
+            }
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn compare_clocks(hosts: &[HostFacts]) -> Result<(), SliceError> {
     let ours = hosts[0].tsc_khz;
     let mut all = (0u16..).zip(hosts);

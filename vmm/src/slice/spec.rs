@@ -174,7 +174,7 @@ pub enum SpecError {
     #[error("a VM has at most {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
     /// A device on a slice that is not.
-    #[error("device {device} is to be on slice {slice}, which the VM does not have")]
+    #[error("device {device} is to be on slice {slice}, now or later, which the VM does not have")]
     DeviceSlice {
         /// The device, counted from 0.
         device: usize,
@@ -235,9 +235,11 @@ impl VmSpec {
         if self.devices.len() > DEVICES_MAX {
             return Err(SpecError::Devices(self.devices.len()));
         }
-        let outside = |device: &DeviceSpec| usize::from(device.slice) >= count;
-        if let Some(device) = self.devices.iter().position(outside) {
-            return Err(SpecError::DeviceSlice { device, slice: self.devices[device].slice });
+        for (device, spec) in self.devices.iter().enumerate() {
+            let mut places = spec.standby.iter().map(|standby| standby.slice).chain([spec.slice]);
+            if let Some(slice) = places.find(|slice| usize::from(*slice) >= count) {
+                return Err(SpecError::DeviceSlice { device, slice });
+            }
         }
         let choice = |what, text: &str| SpecError::Choice { what, text: text.into() };
         // A peer's zero would mean a flood of kicks.

@@ -17,6 +17,17 @@ pub(crate) const DIFFER: u8 = b'?';
 /// What has no business here: an exception; a read that failed.
 pub(crate) const EXCEPTION: u8 = b'E';
 pub(crate) const NOT_READ: u8 = b'D';
+/// What the guest does with its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disk {
+    /// It has none.
+    None,
+    /// Each vCPU reads the first sector, which must be what was there at the start.
+    Reads,
+    /// Each vCPU writes a sector of its own and reads it, in turns. What it reads must be what it has written last.
+    Writes,
+}
+
 /// What the disk is full of.
 pub(crate) const ON_DISK: u8 = 0x5a;
 
@@ -47,6 +58,8 @@ const DEVICE_AREA: u32 = 0x200;
 const ANSWERED: u32 = 0x202;
 const HEADER: u32 = 0x300;
 const STATUS: u32 = 0x310;
+/// The number that was written last.
+const LAST: u32 = 0x320;
 const DATA: u32 = 0x800;
 /// Sizes of the three, and their descriptors' flags and successors (virtio 1.3, 2.7.5).
 const DESCRIPTORS: [(u32, u32, u32); 3] =
@@ -142,6 +155,12 @@ impl Code {
             .number(one)
             .bytes(&[0x48, 0x3b, 0x04, 0x25])
             .number(other)
+    }
+
+    /// mov rax, [from] ; mov [to], rax
+    fn copy(self, from: u32, to: u32) -> Self {
+        let code = self.bytes(&[0x48, 0x8b, 0x04, 0x25]).number(from);
+        code.bytes(&[0x48, 0x89, 0x04, 0x25]).number(to)
     }
 
     /// cmp byte [at], 0
@@ -241,7 +260,7 @@ fn boot(code: Code) -> Code {
 }
 
 /// Puts the disk to use, with a queue for each vCPU.
-fn start_disk(code: Code) -> Code {
+fn start_disk(code: Code, disk: Disk) -> Code {
     let code = code.register(COMMAND, &[6, 0]).register(DEVICE_STATUS, &[3]);
     // Several queues (bit 12), and VERSION_1 (bit 32).
     let features = [(0, 1 << 12), (1, 1)];
@@ -259,7 +278,11 @@ fn start_disk(code: Code) -> Code {
                     .store(descriptor + 12, rest)
             });
             let code = code.store(page + DRIVER_AREA, 1); // no interrupts
-            let code = code.store(page + DATA, ON_DISK.into()); // as if a request had been answered
+            let code = match disk {
+                Disk::Writes => code.store(page + HEADER + 8, number.into()),
+                // As if a request had been answered.
+                _ => code.store(page + DATA, ON_DISK.into()),
+            };
             let code = code.register(QUEUE_SELECT, &[number, 0]).register(QUEUE_SIZE, &[8, 0]);
             let areas = [page, page + DRIVER_AREA, page + DEVICE_AREA];
             let code = (0..).zip(areas).fold(code, |code, (area, at)| {
@@ -296,15 +319,51 @@ fn read_disk(code: Code, vcpu: usize) -> Code {
     })
 }
 
-/// Waits for the last answer, and looks at it.
-fn finish_disk(code: Code, vcpu: usize) -> Code {
+/// A request's type is 1 for a write, and then its data is not for the device to write.
+fn set_type(code: Code, page: u32, is_write: bool) -> Code {
+    let (kind, flags) = if is_write { (1, 2 << 16 | 1) } else { (0, 2 << 16 | 3) };
+    code.store(page + HEADER, kind).store(page + 16 + 12, flags)
+}
+
+/// Stops where the last request has failed, or was a read (an even one) of something else than was written.
+fn check_written(code: Code, page: u32) -> Code {
+    let stop = |code: Code| code.out(SERIAL, NOT_READ).sleep();
+    let code = code.compare_zero(page + STATUS).unless(Equal, stop);
+    code.test(page + ASKED, 1)
+        .unless(Unequal, |code| code.compare(page + DATA, page + LAST).unless(Equal, stop))
+}
+
+/// Has the next request made if the last one has its answer: a write of the next number after a read, and the other way
+/// round.
+fn write_disk(code: Code, vcpu: usize) -> Code {
     let page = QUEUES[vcpu];
-    check_answer(code.again_while(Unequal, |code| is_answered(code, page)), page)
+    let queue = u32::try_from(vcpu).expect("0 or 1");
+    is_answered(code, page).unless(Unequal, |code| {
+        let code = check_written(code, page);
+        let code = code.test(page + ASKED, 1).unless(Unequal, |code| {
+            let code = code.count(page + LAST).copy(page + LAST, page + DATA);
+            set_type(code, page, true)
+        });
+        let code = code
+            .test(page + ASKED, 1)
+            .unless(Equal, |code| set_type(code.store(page + DATA, 0), page, false));
+        let code = code.store(page + STATUS, 0xff);
+        let code = code.bytes(&[0x66, 0xff, 0x04, 0x25]).number(page + ASKED); // inc word [asked]
+        let code = code.register(NOTIFY + 4 * queue, &queue.to_le_bytes()[..2]);
+        code.test(page + ASKED, 1).unless(Unequal, |code| code.out(SERIAL, READS[vcpu]))
+    })
+}
+
+/// Waits for the last answer, and looks at it.
+fn finish_disk(code: Code, vcpu: usize, disk: Disk) -> Code {
+    let page = QUEUES[vcpu];
+    let code = code.again_while(Unequal, |code| is_answered(code, page));
+    if disk == Disk::Writes { check_written(code, page) } else { check_answer(code, page) }
 }
 
 /// Uses devices of the bootstrap slice, by ports and by memory, and changes a register that all slices have.
-fn devices(code: Code, vcpu: usize, disk: bool) -> Code {
-    let code = if disk {
+fn devices(code: Code, vcpu: usize, disk: Disk) -> Code {
+    let code = if disk != Disk::None {
         let select = u32::try_from(vcpu).expect("0 or 1").to_le_bytes();
         code.register(DEVICE_FEATURE_SELECT, &select)
     } else {
@@ -320,7 +379,7 @@ fn devices(code: Code, vcpu: usize, disk: bool) -> Code {
     code.input(PM1_STATUS).bytes(&[0xa8, 1]).unless(Equal, |code| code.count(STOP))
 }
 
-fn rounds(code: Code, vcpu: usize, disk: bool) -> Code {
+fn rounds(code: Code, vcpu: usize, disk: Disk) -> Code {
     let (own, other) = (OWN[vcpu], OWN[1 - vcpu]);
     let receiver = u32::try_from(1 - vcpu).expect("0 or 1");
     let code = code.again_while(Equal, |code| {
@@ -330,10 +389,14 @@ fn rounds(code: Code, vcpu: usize, disk: bool) -> Code {
             code.test(own + SENDS, 1).unless(Unequal, |code| code.out(SERIAL, SENT[vcpu]))
         });
         let code = code.test(own + ROUNDS, 15).unless(Unequal, |code| devices(code, vcpu, disk));
-        let code = if disk { read_disk(code, vcpu) } else { code };
+        let code = match disk {
+            Disk::None => code,
+            Disk::Reads => read_disk(code, vcpu),
+            Disk::Writes => write_disk(code, vcpu),
+        };
         code.compare_zero(STOP)
     });
-    if disk { finish_disk(code, vcpu) } else { code }
+    if disk == Disk::None { code } else { finish_disk(code, vcpu, disk) }
 }
 
 /// Waits until nothing is missing, and tells whether additions were lost.
@@ -351,12 +414,12 @@ fn compare_counts(code: Code) -> Code {
     code.out(PM1_CONTROL, 0x34).sleep() // SLP_EN, sleep type 5
 }
 
-fn vcpu_code(vcpu: usize, disk: bool) -> Code {
+fn vcpu_code(vcpu: usize, disk: Disk) -> Code {
     const STI: u8 = 0xfb;
     let code = Code::default();
     if vcpu == 0 {
         let code = prologue(code, 0);
-        let code = boot(if disk { start_disk(code) } else { code });
+        let code = boot(if disk == Disk::None { code } else { start_disk(code, disk) });
         return compare_counts(rounds(code.bytes(&[STI]), 0, disk));
     }
     let code = code.bytes(&[0x66, 0xb8, 0x18, 0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0]); // ds, es, ss: 0x18
@@ -387,8 +450,7 @@ fn idt_pointer(vcpu: usize) -> Vec<u8> {
 }
 
 /// The image as a file (ELF-64 object file format, version 1.5): a header, a program header and one segment.
-/// With `disk` the guest uses one.
-pub(crate) fn image(disk: bool) -> Vec<u8> {
+pub(crate) fn image(disk: Disk) -> Vec<u8> {
     const HEADERS: u64 = 64 + 56;
     let exception = Code::default().out(SERIAL, EXCEPTION).sleep();
     let mut memory = vec![0; usize::try_from(END - IMAGE).expect("it is small")];

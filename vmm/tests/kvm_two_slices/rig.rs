@@ -23,8 +23,8 @@ use tessera_vmm::control::{
 };
 use tessera_vmm::slice::{
     BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
-    Interrupts, LocalOptions, Memory, Offer, OnFull, PageTables, Rings, SliceSpec, StopHandle,
-    VmSpec, bootstrap, companion, one_line,
+    Interrupts, Lend, LocalOptions, Memory, Offer, OnFull, PageTables, Rings, SliceSpec,
+    Standby as StandbySpec, StopHandle, VmSpec, bootstrap, companion, one_line,
 };
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 
@@ -42,7 +42,7 @@ pub(crate) fn move_to(vcpu: usize, slice: u16) -> Request {
 }
 
 /// A folder that goes away with its test.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
     fn new() -> Self {
@@ -147,9 +147,25 @@ pub(crate) struct Vm {
     /// By slice.
     stops: BTreeMap<u16, StopHandle>,
     pub(crate) secret: Secret,
-    folder: Folder,
+    /// What each companion lends.
+    lend: Lend,
+    pub(crate) folder: Folder,
     /// What the guest writes.
     letters: Vec<u8>,
+}
+
+/// The name of the disk on the other slice's host.
+pub(crate) const STANDBY: &str = "disk-there";
+
+/// What the other slice has of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standby {
+    /// Nothing.
+    None,
+    /// The same.
+    Same,
+    /// A file that was the same once.
+    Copy,
 }
 
 /// Whether this machine can run it.
@@ -160,48 +176,76 @@ pub(crate) fn is_possible() -> bool {
 impl Vm {
     /// Starts it, and waits until all of it moves.
     pub(crate) fn start(interrupts: Interrupts, carrier: CarrierKind, disk: bool) -> Self {
+        let disk = if disk { guest::Disk::Reads } else { guest::Disk::None };
+        Self::start_with(interrupts, carrier, disk, Standby::None)
+    }
+
+    /// The same with this use of a disk of slice 1, which slice 0 may have later.
+    pub(crate) fn start_with(
+        interrupts: Interrupts,
+        carrier: CarrierKind,
+        disk: guest::Disk,
+        standby: Standby,
+    ) -> Self {
         let slices = vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2];
-        Self::launch(interrupts, carrier, slices, disk.then_some(1), true)
+        Self::launch((interrupts, carrier), slices, (disk, 1, standby), true)
     }
 
     /// Starts it on one slice.
     pub(crate) fn start_lone(interrupts: Interrupts, carrier: CarrierKind, disk: bool) -> Self {
         let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }];
-        Self::launch(interrupts, carrier, slices, disk.then_some(0), true)
+        let disk = if disk { guest::Disk::Reads } else { guest::Disk::None };
+        Self::launch((interrupts, carrier), slices, (disk, 0, Standby::None), true)
     }
 
     /// The same, with its disk on another slice, which has nothing else.
     pub(crate) fn start_with_disk_apart(interrupts: Interrupts, carrier: CarrierKind) -> Self {
         let apart = SliceSpec { vcpus: 0, memory: 0 };
         let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }, apart];
-        Self::launch(interrupts, carrier, slices, Some(1), true)
+        let disk = (guest::Disk::Reads, 1, Standby::None);
+        Self::launch((interrupts, carrier), slices, disk, true)
     }
 
     /// The same, and nobody can join it.
     pub(crate) fn start_without_secret() -> Self {
         let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }];
-        Self::launch(Interrupts::Userspace, CarrierKind::Shm, slices, None, false)
+        let how = (Interrupts::Userspace, CarrierKind::Shm);
+        Self::launch(how, slices, (guest::Disk::None, 0, Standby::None), false)
     }
 
     fn launch(
-        interrupts: Interrupts,
-        carrier: CarrierKind,
+        (interrupts, carrier): (Interrupts, CarrierKind),
         slices: Vec<SliceSpec>,
-        disk: Option<u16>,
+        (disk, disk_at, standby): (guest::Disk, u16, Standby),
         secret: bool,
     ) -> Self {
         let (folder, line) = (Folder::new(), Line::default());
         let kernel = folder.0.join("kernel");
-        fs::write(&kernel, guest::image(disk.is_some())).expect("write the kernel");
+        fs::write(&kernel, guest::image(disk)).expect("write the kernel");
         let image = folder.0.join("disk");
+        // What a guest that writes finds in its sectors at first does not matter: it writes before it reads.
         fs::write(&image, [ON_DISK; 4096]).expect("write the disk");
-        let device = disk.map(|slice| {
-            let kind = DiskSpec { path: image, format: DiskFormat::Raw, read_only: true }.into();
-            DeviceSpec { slice, rings: Rings::Bypass, kind }
-        });
-        let used: &[[u8; 2]] = if disk.is_some() { &[LOOPS, SENT, READS] } else { &[LOOPS, SENT] };
+        let there = folder.0.join(STANDBY);
+        match standby {
+            Standby::None => {}
+            // Two names of one file, as two hosts may have for one on storage that they share.
+            Standby::Same => fs::hard_link(&image, &there).expect("give it another name"),
+            Standby::Copy => drop(fs::copy(&image, &there).expect("copy the disk")),
+        }
+        let read_only = disk == guest::Disk::Reads;
+        let kind = DiskSpec { path: image, format: DiskFormat::Raw, read_only }.into();
+        let name = there.into_os_string().into_string().ok();
+        let standby = (standby != Standby::None).then_some(StandbySpec { slice: 0, name });
+        let standby = standby.into_iter().collect();
+        let device = DeviceSpec { slice: disk_at, rings: Rings::Bypass, standby, kind };
+        let device = (disk != guest::Disk::None).then_some(device);
+        let used: &[[u8; 2]] =
+            if device.is_some() { &[LOOPS, SENT, READS] } else { &[LOOPS, SENT] };
         let key = Secret::from_bytes(b"a secret of tests, and of no use").expect("long enough");
+        let mode = if read_only { "ro" } else { "rw" };
+        let lend = format!("disk:{mode}:{}", folder.0.join("disk").display());
         let mut vm = Self {
+            lend: lend.parse().expect("it is so lent"),
             line: line.clone(),
             stops: BTreeMap::from([(0, StopHandle::new())]),
             secret: key,
@@ -241,15 +285,13 @@ impl Vm {
 
     /// A companion waits at this address; it is to be this slice.
     pub(crate) fn companion(&mut self, slice: u16, offer: Offer) -> SocketAddr {
-        let image = self.folder.0.join("disk");
-        let lend = format!("disk:ro:{}", image.display()).parse().expect("it is so lent");
         let (address, stop) = (free_address(), StopHandle::new());
         self.stops.insert(slice, stop.clone());
         let options = CompanionOptions {
             listen: address,
             credential: Credential::Secret(self.secret.clone()),
             local: local(&self.folder.0, slice, offer),
-            lend: vec![lend],
+            lend: vec![self.lend.clone()],
             stop,
             console: Box::new(self.line.clone()),
         };

@@ -3,6 +3,7 @@
 use super::{ImageFormat, ImageOptions};
 use imago::file::File as PlainFile;
 use imago::{Storage, StorageOpenOptions};
+use rustix::fs::{Advice, fadvise};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -96,7 +97,8 @@ pub(super) fn open(options: &ImageOptions) -> Result<Opened, ImageError> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(ImageError::Kind(path.clone()));
     }
-    let writable = !options.read_only && !metadata.permissions().readonly();
+    let read_only = options.read_only || options.look;
+    let writable = !read_only && !metadata.permissions().readonly();
     let open = |writable, direct| {
         let opened = open_with(at, writable, direct)?;
         // Whoever reads messages, and an image that names files beside it, means this one.
@@ -107,7 +109,12 @@ pub(super) fn open(options: &ImageOptions) -> Result<Opened, ImageError> {
         other => other,
     };
     let mut opened = opened.map_err(failed)?;
+    let lock = |opened: &Opened| if options.look { Ok(()) } else { lock(opened) };
     lock(&opened)?;
+    if options.fresh || options.look {
+        // Of a block device the cache outlives who had it open. Where there is none to drop, nothing is lost.
+        let _ = fadvise(&opened.file, 0, None, Advice::DontNeed);
+    }
     if opened.direct && !suits_direct(&opened, options.format).map_err(failed)? {
         let buffered = open(opened.writable, false).map_err(failed)?;
         // Two open files have two locks, so the first must go before the second can come.

@@ -49,6 +49,10 @@ pub struct ImageOptions {
     /// Never write. Also what a file gets that cannot be written, or has no permission to write
     /// for anybody.
     pub read_only: bool,
+    /// Only look at it: it is neither written nor locked, and another process may use it.
+    pub look: bool,
+    /// Another host may have written it: what the page cache here has of it is dropped first.
+    pub fresh: bool,
     /// Try to go around the page cache.
     pub direct: bool,
     /// Use `io_uring` if the kernel has it.
@@ -72,12 +76,15 @@ impl ImageOptions {
         let id = path.file_name().map(|name| name.to_string_lossy().into_owned());
         let id = id.unwrap_or_default();
         let (read_only, other_files) = (false, false);
+        let (look, fresh) = (false, false);
         let (fence, on_full) = (Arc::default(), OnFull::default());
         Self {
             path,
             at: None,
             format,
             read_only,
+            look,
+            fresh,
             direct: true,
             ring: true,
             other_files,

@@ -1,7 +1,7 @@
 //! A network of another slice.
 
 use super::{EPOCH, OWNER, World};
-use crate::back_end::{Nic, NicShape, PacketSink, cable};
+use crate::back_end::{Nic, NicShape, PacketSink, SwitchNic, cable};
 use crate::delegate::ExchangeError;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -284,4 +284,112 @@ fn peer_that_says_what_it_must_not_is_an_error() {
     assert_eq!(say(guest, OWNER, &unasked), Err(overrun));
     let done = DeviceFrame::PacketsDone { device, queue: 0, tag: 77 };
     assert_eq!(say(guest, OWNER, &done), Err(ExchangeError::Answer { device, from: OWNER }));
+}
+
+/// Three slices whose front ends keep their way while the real part goes from slice to slice.
+struct Moving {
+    world: World,
+    front: [Arc<SwitchNic>; 3],
+    inboxes: [Arc<Inbox>; 3],
+    /// The far end of the network that is in use, and what it has got.
+    far: (Arc<dyn Nic>, Arc<Inbox>),
+}
+
+impl Moving {
+    fn new(dice: u64) -> Self {
+        let Net { world, far, far_inbox, near, inboxes, .. } = Net::new(dice);
+        let front = near.map(|nic| Arc::new(SwitchNic::new(shape(), nic)));
+        for (front, inbox) in front.iter().zip(&inboxes) {
+            front.connect(1, PAIRS, Some(Arc::clone(inbox) as _));
+        }
+        // Pair n is used on slice n.
+        (0..PAIRS).zip(&front).for_each(|(pair, front)| front.allow(pair, 1 << 20));
+        (0..PAIRS).for_each(|pair| far.allow(pair, 1 << 20));
+        Self { world, front, inboxes, far: (far, far_inbox) }
+    }
+
+    /// The real part goes to a slice. What is on its way may come at any time.
+    fn move_to(&mut self, slice: usize) {
+        let (far, near) = cable(&shape());
+        let inbox = Arc::new(Inbox::default());
+        far.connect(0, PAIRS, Some(Arc::clone(&inbox) as _));
+        (0..PAIRS).for_each(|pair| far.allow(pair, 1 << 20));
+        self.far = (far, inbox);
+        let owner = SliceId(u16::try_from(slice).unwrap());
+        let mut near = Some(near);
+        for id in [0, 1, 2].map(SliceId) {
+            let exchange = self.world.slice(id);
+            let nic = match near.take_if(|_| id == owner) {
+                Some(near) => exchange.serve_nic(NIC, near).expect("a thread"),
+                None => exchange.remote_nic(NIC, owner, shape()),
+            };
+            self.front[usize::from(id.0)].put(nic);
+        }
+        self.front.iter().for_each(|front| front.connect_anew());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Frames of packets come late, in any order of slices. Nobody takes them for a fault, and packets go on both ways.
+    #[test]
+    fn network_goes_from_slice_to_slice_while_packets_are_on_their_way(
+        places in vec(0..3_usize, 1..8),
+        dice in any::<u64>(),
+    ) {
+        let mut net = Moving::new(dice);
+        for (number, place) in (1..).zip(places) {
+            for pair in 0..PAIRS {
+                net.far.0.transmit(pair, vec![vec![0; 7000]; 20], Box::new(|| ()));
+                net.front[usize::from(pair)].allow(pair, 2);
+            }
+            for _ in 0..net.world.roll(12) {
+                net.world.deliver().expect("honest slices");
+            }
+            net.move_to(place);
+            for pair in 0..PAIRS {
+                let (far, inbox) = (Arc::clone(&net.far.0), Arc::clone(&net.inboxes[usize::from(pair)]));
+                let packet = vec![number; 100];
+                let came = || inbox.of(pair).contains(&packet);
+                // One that comes before it is allowed may be lost.
+                let mut again = 0_u32;
+                net.world.run_until(|| {
+                    again += 1;
+                    if again.is_multiple_of(16) {
+                        far.transmit(pair, vec![packet.clone()], Box::new(|| ()));
+                    }
+                    came()
+                });
+                let left = Arc::clone(&net.far.1);
+                // Nothing moves before the sender knows that its packets have left.
+                let done = Arc::new(AtomicUsize::new(0));
+                let told = Arc::clone(&done);
+                let tell = move || {
+                    told.fetch_add(1, Ordering::Release);
+                };
+                let packets = vec![vec![number; 50]];
+                net.front[usize::from(pair)].transmit(pair, packets, Box::new(tell));
+                net.world.run_until(|| {
+                    left.of(pair).contains(&vec![number; 50]) && done.load(Ordering::Acquire) == 1
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn late_frames_are_a_fault_of_a_network_that_has_not_moved() {
+    let net = Moving::new(1);
+    let late = DeviceFrame::Allow { device: NIC, queue: 0, connection: 1, packets: 1 };
+    let frame = late.encode(EPOCH);
+    let (from, local) = (SliceId(2), SliceId(1));
+    let refused = net.world.slice(local).frame(from, &frame);
+    assert_eq!(refused, Err(ExchangeError::Device { device: NIC, from }));
+    let mut net = net;
+    net.move_to(0);
+    assert_eq!(net.world.slice(local).frame(from, &frame), Ok(()));
+    // An answer that nobody waits for is one still.
+    let done = DeviceFrame::PacketsDone { device: NIC, queue: 0, tag: 7 }.encode(EPOCH);
+    assert!(net.world.slice(local).frame(from, &done).is_err());
 }

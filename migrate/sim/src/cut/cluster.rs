@@ -2,7 +2,7 @@
 
 use super::scenario::Scenario;
 use super::slice::{FIRST, Frame, LEAVER, SECOND, SLICES, Slice};
-use migrate::cut::{Coordinator, Message, News, Step, Verdict};
+use migrate::cut::{Coordinator, DeviceMove, Message, News, Step, Verdict};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, VecDeque};
 use wire::SliceId;
@@ -20,6 +20,8 @@ pub enum Action {
     Join,
     /// The second slice is to coordinate.
     HandOver,
+    /// The second slice is to have the device of the last one.
+    MoveDevice,
     /// The oldest frame between two slices arrives.
     Arrive(u16, u16),
     /// A slice does what it is asked for.
@@ -48,7 +50,12 @@ pub struct Cluster {
     outside: bool,
     /// Somebody has sent to it without a link.
     lost: bool,
+    /// The device was to move.
+    moving: bool,
 }
+
+/// Of the model's device.
+const MOVED: DeviceMove = DeviceMove { device: 0, from: SliceId(LEAVER), to: SliceId(SECOND) };
 
 impl Cluster {
     fn new(scenario: &Scenario) -> Self {
@@ -56,7 +63,11 @@ impl Cluster {
             let at = usize::from(id);
             [scenario.interrupts[at], scenario.calls[at], scenario.broken[at]]
         };
+        let has_device = if scenario.move_device { LEAVER } else { FIRST };
         let slice = |id| Slice {
+            open: id == has_device,
+            device_at: has_device,
+            cannot_open: scenario.unopenable,
             needs_leaver: scenario.needed && id == 1,
             cannot_coordinate: scenario.unable,
             parted: scenario.join,
@@ -81,6 +92,7 @@ impl Cluster {
             joining: false,
             outside: scenario.join,
             lost: false,
+            moving: false,
         }
     }
 
@@ -202,6 +214,10 @@ impl Model for Scenario {
         if self.join && !state.joining && coordinator.clone().take_in(SliceId(LEAVER)).is_ok() {
             actions.push(Action::Join);
         }
+        let moves = coordinator.clone().move_device(MOVED).is_ok();
+        if self.move_device && !state.moving && moves {
+            actions.push(Action::MoveDevice);
+        }
         if self.hand_over && state.first.clone().hand_over(SliceId(SECOND)).is_ok() {
             actions.push(Action::HandOver);
         }
@@ -243,6 +259,12 @@ impl Model for Scenario {
                 state.joining = true;
                 let (by, coordinator) = state.ending_mut();
                 let verdict = coordinator.take_in(SliceId(LEAVER)).ok()?;
+                state.judge(by, verdict);
+            }
+            Action::MoveDevice => {
+                state.moving = true;
+                let (by, coordinator) = state.ending_mut();
+                let verdict = coordinator.move_device(MOVED).ok()?;
                 state.judge(by, verdict);
             }
             Action::HandOver => {
@@ -328,6 +350,17 @@ impl Model for Scenario {
                 let agreed = state.members().all(knows);
                 !misled && (!state.lead().1.is_idle() || agreed)
             }),
+            Property::always(names::ONE_OWNER, |_, state: &Cluster| {
+                state.slices.iter().filter(|slice| slice.open).count() <= 1
+            }),
+            Property::always(names::DEVICE, |_, state: &Cluster| {
+                let idle = state.lead().1.is_idle();
+                let left = |slice: &Slice| slice.id == LEAVER && state.is_let_go();
+                let slices = || state.slices.iter().filter(|slice| !left(slice));
+                let at = state.slices[usize::from(FIRST)].device_at;
+                let agreed = slices().all(|it| it.device_at == at && it.open == (it.id == at));
+                !idle || agreed
+            }),
             Property::sometimes(names::CUT, |_, state: &Cluster| state.is_at_rest()),
         ]
     }
@@ -363,6 +396,10 @@ pub mod names {
     pub const REACHED: &str = "nothing is sent to a newcomer before there is a link";
     /// Nobody asks a slice that does not coordinate.
     pub const ONE_COORDINATOR: &str = "slices that run agree on who coordinates, and ask no other";
+    /// Nothing is written by two hosts.
+    pub const ONE_OWNER: &str = "a device is open at one host at most";
+    /// Whoever asks a device asks the host that has it.
+    pub const DEVICE: &str = "slices that run agree on where a device is, and it is open there";
     /// The model does come to a cut.
     pub const CUT: &str = "a cut comes";
 }

@@ -30,6 +30,10 @@ pub struct Scenario {
     pub hand_over: bool,
     /// It cannot.
     pub unable: bool,
+    /// The last slice has the device, which moves to the second at a cut.
+    pub move_device: bool,
+    /// The second slice cannot open it.
+    pub unopenable: bool,
     /// A bug to be found.
     pub planted: Option<PlantedBug>,
 }

@@ -66,6 +66,11 @@ pub(super) struct Slice {
     pub(super) needs_leaver: bool,
     /// It has been told to end.
     pub(super) dismissed: bool,
+    /// It has the real part of the device open.
+    pub(super) open: bool,
+    /// Who has that, as far as it knows.
+    pub(super) device_at: u16,
+    pub(super) cannot_open: bool,
     /// What waits for its device thread: the slice to be answered, if there is one.
     pub(super) jobs: Vec<Option<u16>>,
     /// The coordinator brings a change to these, and then answers this slice.
@@ -95,6 +100,9 @@ impl Slice {
             absent: false,
             needs_leaver: false,
             dismissed: false,
+            open: id == FIRST,
+            device_at: FIRST,
+            cannot_open: false,
             jobs: Vec::new(),
             change: None,
             sent: [0; 3],
@@ -242,6 +250,10 @@ impl Slice {
                     Step::MayCoordinate(to) if to.0 != self.id => sent.push((to.0, Frame::State)),
                     Step::MayCoordinate(_) => {}
                     Step::Coordinate(to) => self.coordinator = to.0,
+                    Step::MayMove(_) => {}
+                    Step::CloseDevice(_) => self.open = false,
+                    Step::OpenDevice(_) => self.open = true,
+                    Step::DeviceMoved(moved) => self.device_at = moved.to.0,
                 }
                 Message::Taken(number, step)
             }
@@ -249,6 +261,8 @@ impl Slice {
                 (self.vcpus, self.queues, self.devices) = (false, false, false);
                 // One that was to join and has not.
                 self.linked &= !self.parted;
+                // Closed again, or opened again, whatever has been given up.
+                self.open = self.device_at == self.id;
                 Message::GoesOn(number)
             }
             _ => {
@@ -269,8 +283,9 @@ impl Slice {
 
     fn fails(&self, step: Step) -> bool {
         match step {
-            Step::MayPart(_) => self.needs_leaver,
+            Step::MayPart(leaver) => self.needs_leaver || self.device_at == leaver.0,
             Step::MayJoin(_) => self.refuses,
+            Step::OpenDevice(_) => self.cannot_open,
             Step::MayCoordinate(to) if to.0 == self.id => self.cannot_coordinate || !self.has_state,
             _ => false,
         }

@@ -312,6 +312,25 @@ fn queues_go_with_their_vcpu_and_memory_goes_toward_it() {
     assert_eq!(plan.steps.iter().map(|step| step.changes.clone()).collect::<Vec<_>>(), expected);
 }
 
+/// Of two slices with a path to devices that nobody uses.
+#[test]
+fn devices_go_where_their_queues_are_or_the_vm_is_coordinated() {
+    let devices = vec![device_at(3, &[1, 2, 2]), device_at(3, &[])];
+    let before = placement(4, &[1, 2], (4, &[3]), devices);
+    let mut capacity = offers(&[(0, 0), (1, 9000), (1, 9000), (1, 9000)]);
+    for slice in [1, 2] {
+        capacity.offers.entry(SliceId(slice)).and_modify(|offer| offer.reaches = [0, 1].into());
+    }
+    let place = |before: &Placement| {
+        let plan = drain(before, &capacity, SliceId(3)).unwrap();
+        let after = plan.result(before).unwrap();
+        after.devices().iter().map(|device| device.owner.0).collect::<Vec<_>>()
+    };
+    assert_eq!(place(&before), [2, 1], "most queues of the first are there");
+    let coordinated = before.next(&[Change::Coordinator(SliceId(2))]).unwrap();
+    assert_eq!(place(&coordinated), [2, 2]);
+}
+
 /// A queue is not where its vCPU is, and both slices leave.
 #[test]
 fn slice_leaves_once_its_queues_have_followed_vcpus_of_others() {
@@ -357,8 +376,9 @@ fn refusals_name_each_part_and_why() {
     assert_eq!(
         says(drain(&before, &capacity, SliceId(1))),
         "slice1 cannot be drained: no core for vcpu2 to vcpu3: slice0 has 1 of 2 cores free, slice2 lacks avx512f, \
-         slice3 offers nothing; device 0 has its real part there: slice0, slice2, slice3 have no path to it; \
-         device 2 has its real part there: slice0, slice2, slice3 have no path to it; \
+         slice3 offers nothing; device 0 has its real part there: slice0, slice2, slice3 have no path to it \
+         (a disk or network has one where its option says standby=); device 2 has its real part there: slice0, slice2, slice3 have no path to it \
+         (a disk or network has one where its option says standby=); \
          no room for 1.6 MiB of memory: slice0 has 400.0 KiB of 2.4 MiB left, slice2 has 0 B of 0 B left, \
          slice3 offers nothing"
     );

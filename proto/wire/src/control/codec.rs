@@ -2,8 +2,8 @@
 
 use super::event::{decode_event, event_code};
 use super::frames::{
-    COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause, QUEUE_STATE_BYTES_MAX,
-    SUMMONS_BYTES_MAX, Space,
+    CLOSED_DEVICE_BYTES_MAX, COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause,
+    QUEUE_STATE_BYTES_MAX, SUMMONS_BYTES_MAX, Space,
 };
 use super::handover::VcpuMessage;
 use super::{change, cut, handover};
@@ -97,6 +97,7 @@ mod kind {
     pub(super) const LEAVE_REFUSED: u8 = 25;
     pub(super) const SUMMONS: u8 = 26;
     pub(super) const MET: u8 = 27;
+    pub(super) const CLOSED_DEVICE: u8 = 28;
 }
 
 impl Control {
@@ -130,6 +131,7 @@ impl Control {
             Self::LeaveRefused(_) => kind::LEAVE_REFUSED,
             Self::Summons(_) => kind::SUMMONS,
             Self::Met { .. } => kind::MET,
+            Self::ClosedDevice { .. } => kind::CLOSED_DEVICE,
         }
     }
 
@@ -171,17 +173,15 @@ impl Control {
             Self::Applied { sequence } => {
                 head.id = (*sequence).into();
             }
-            Self::Broken { device } => {
-                head.address = u64::from(*device).into();
-            }
-            Self::Doorbell { .. } | Self::QueueState { .. } => {
-                tail = encode_queue(self, &mut head);
-            }
+            Self::Broken { .. }
+            | Self::Doorbell { .. }
+            | Self::QueueState { .. }
+            | Self::ClosedDevice { .. } => tail = Cow::Borrowed(encode_device(self, &mut head)),
             Self::Cut(message) => {
                 let (fields, bytes) = cut::encode(message);
                 (head.event, head.vector) = (fields.variant, fields.step);
                 (head.length, head.id) = (fields.has_counts, fields.number.into());
-                head.address = fields.slice.into();
+                head.address = fields.about.into();
                 tail = Cow::Owned(bytes);
             }
             Self::Pull { id, from, first, frames } => {
@@ -218,6 +218,7 @@ impl Control {
             kind::SUMMONS => SUMMONS_BYTES_MAX,
             kind::COORDINATOR_STATE => COORDINATOR_STATE_BYTES_MAX,
             kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
+            kind::CLOSED_DEVICE => CLOSED_DEVICE_BYTES_MAX,
             _ => 0,
         };
         if tail.len() > limit {
@@ -257,10 +258,9 @@ impl Control {
                 change: change::decode(head.change()).ok_or_else(|| field("change"))?,
             },
             kind::APPLIED => Self::Applied { sequence: head.id.get() },
-            kind::BROKEN => {
-                Self::Broken { device: small(head.address).ok_or_else(|| field("device"))? }
+            kind::BROKEN | kind::DOORBELL | kind::QUEUE_STATE | kind::CLOSED_DEVICE => {
+                decode_device(&head, tail).map_err(field)?
             }
-            kind::DOORBELL | kind::QUEUE_STATE => decode_queue(&head, tail).map_err(field)?,
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
             kind::PULL | kind::PULLED => decode_pull(&head, tail).map_err(field)?,
             kind::COORDINATOR_STATE => Self::CoordinatorState(tail.to_vec()),
@@ -316,25 +316,36 @@ fn decode_clock(head: &Head) -> Control {
     }
 }
 
-fn encode_queue<'a>(frame: &'a Control, head: &mut Head) -> Cow<'a, [u8]> {
-    let (Control::Doorbell { device, queue } | Control::QueueState { device, queue, .. }) = frame
-    else {
-        return Cow::Borrowed(&[]);
+/// A frame about one device or one of its queues; what is behind the head.
+fn encode_device<'a>(frame: &'a Control, head: &mut Head) -> &'a [u8] {
+    let (device, queue, id, tail) = match frame {
+        Control::Broken { device } => (*device, 0, 0, &[][..]),
+        Control::Doorbell { device, queue } => (*device, *queue, 0, &[][..]),
+        Control::QueueState { device, queue, placement, state } => {
+            (*device, *queue, u64::from(placement.0), &state[..])
+        }
+        Control::ClosedDevice { device, cut, state } => (*device, 0, *cut, &state[..]),
+        _ => return &[],
     };
-    (head.address, head.data) = (u64::from(*device).into(), u64::from(*queue).into());
-    let Control::QueueState { placement, state, .. } = frame else { return Cow::Borrowed(&[]) };
-    head.id = u64::from(placement.0).into();
-    Cow::Borrowed(state)
+    (head.id, head.address, head.data) =
+        (id.into(), u64::from(device).into(), u64::from(queue).into());
+    tail
 }
 
-/// A frame about one queue, or the name of the field that cannot be.
-fn decode_queue(head: &Head, tail: &[u8]) -> Result<Control, &'static str> {
-    let (device, queue) = (small(head.address).ok_or("device")?, small(head.data).ok_or("queue")?);
-    if head.kind == kind::DOORBELL {
-        return Ok(Control::Doorbell { device, queue });
-    }
-    let placement = u32::try_from(head.id.get()).map(Epoch).map_err(|_| "placement")?;
-    Ok(Control::QueueState { device, queue, placement, state: tail.to_vec() })
+/// Such a frame, or the name of the field that cannot be.
+fn decode_device(head: &Head, tail: &[u8]) -> Result<Control, &'static str> {
+    let device = small(head.address).ok_or("device")?;
+    let queue = || small(head.data).ok_or("queue");
+    let (cut, state) = (head.id.get(), tail.to_vec());
+    Ok(match head.kind {
+        kind::BROKEN => Control::Broken { device },
+        kind::DOORBELL => Control::Doorbell { device, queue: queue()? },
+        kind::CLOSED_DEVICE => Control::ClosedDevice { device, cut, state },
+        _ => {
+            let placement = u32::try_from(head.id.get()).map(Epoch).map_err(|_| "placement")?;
+            Control::QueueState { device, queue: queue()?, placement, state }
+        }
+    })
 }
 
 fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str> {
@@ -343,7 +354,7 @@ fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str>
         step: head.vector,
         has_counts: head.length,
         number: head.id.get(),
-        slice: head.address.get(),
+        about: head.address.get(),
     };
     cut::decode(fields, tail)
 }
@@ -463,6 +474,11 @@ mod tests {
             Control::LeaveRefused("a page is there still".into()),
             Control::Summons(vec![7; SUMMONS_BYTES_MAX]),
             Control::Met { slice: SliceId(u16::MAX), failure: "nobody listens".into() },
+            Control::ClosedDevice {
+                device: 3,
+                cut: 1 << 40,
+                state: vec![7; CLOSED_DEVICE_BYTES_MAX],
+            },
         ];
 
         for frame in frames {

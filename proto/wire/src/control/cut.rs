@@ -1,7 +1,8 @@
 //! What slices tell each other about a cut, and its bytes.
 //!
 //! ```text
-//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves, joins or is to coordinate u16
+//! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves, joins or is to coordinate u16,
+//!       or a device that moves: new place u16, device u16, former place u16, zeros
 //! behind it: the counts of each peer, 40 bytes each, or the text of a failure
 //! counts:    0 peer u16 | 2 zeros | 8 sent: frames u64, messages u64 | 24 received: frames u64, messages u64
 //! ```
@@ -15,6 +16,29 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const CAUSE_BYTES_MAX: usize = 1024;
 /// The most peers that a slice counts.
 const PEERS_MAX: usize = SLICES_MAX as usize;
+
+/// The real part of a device goes to another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceMove {
+    /// The device, by its number on the bus.
+    pub device: u16,
+    /// The slice that has it.
+    pub from: SliceId,
+    /// The slice that is to have it.
+    pub to: SliceId,
+}
+
+impl DeviceMove {
+    fn code(self) -> u64 {
+        u64::from(self.to.0) | u64::from(self.device) << 16 | u64::from(self.from.0) << 32
+    }
+
+    fn of_code(code: u64) -> Option<Self> {
+        let part = |at: u32| u16::try_from(code >> at & 0xffff).ok();
+        let (to, device, from) = (part(0)?, part(16)?, part(32)?);
+        (code >> 48 == 0).then_some(Self { device, from: SliceId(from), to: SliceId(to) })
+    }
+}
 
 /// A step of a slice to rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +66,14 @@ pub enum CutStep {
     MayJoin(SliceId),
     /// This slice is a member.
     Join(SliceId),
+    /// It looks whether a device may have its real part at another slice.
+    MayMove(DeviceMove),
+    /// The slice that has it closes it, and tells the other one what it is.
+    CloseDevice(DeviceMove),
+    /// The other one opens it, and looks whether it is that.
+    OpenDevice(DeviceMove),
+    /// It is there.
+    DeviceMoved(DeviceMove),
 }
 
 impl CutStep {
@@ -49,16 +81,20 @@ impl CutStep {
     pub const ALL: [Self; 5] =
         [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];
 
-    /// The slice that is to leave, to coordinate or to join.
-    fn slice(self) -> SliceId {
+    /// The slice that is to leave, to coordinate or to join, or the device that moves.
+    fn about(self) -> u64 {
         match self {
             Self::MayPart(slice)
             | Self::Part(slice)
             | Self::MayCoordinate(slice)
             | Self::Coordinate(slice)
             | Self::MayJoin(slice)
-            | Self::Join(slice) => slice,
-            Self::Vcpus | Self::Queues | Self::Devices | Self::Memory | Self::Count => SliceId(0),
+            | Self::Join(slice) => slice.0.into(),
+            Self::MayMove(moved)
+            | Self::CloseDevice(moved)
+            | Self::OpenDevice(moved)
+            | Self::DeviceMoved(moved) => moved.code(),
+            Self::Vcpus | Self::Queues | Self::Devices | Self::Memory | Self::Count => 0,
         }
     }
 }
@@ -79,6 +115,12 @@ impl fmt::Display for CutStep {
             }
             Self::MayJoin(slice) | Self::Join(slice) => {
                 return write!(f, "its part in a VM with {slice}");
+            }
+            Self::MayMove(moved)
+            | Self::CloseDevice(moved)
+            | Self::OpenDevice(moved)
+            | Self::DeviceMoved(moved) => {
+                return write!(f, "device {}, which goes to {},", moved.device, moved.to);
             }
         })
     }
@@ -156,7 +198,8 @@ pub(super) struct Fields {
     pub(super) step: u8,
     pub(super) has_counts: u8,
     pub(super) number: u64,
-    pub(super) slice: u64,
+    /// The slice, or the device that moves.
+    pub(super) about: u64,
 }
 
 /// Most bytes behind the head.
@@ -177,6 +220,10 @@ fn step_code(step: CutStep) -> u8 {
         CutStep::Coordinate(_) => 8,
         CutStep::MayJoin(_) => 9,
         CutStep::Join(_) => 10,
+        CutStep::MayMove(_) => 11,
+        CutStep::CloseDevice(_) => 12,
+        CutStep::OpenDevice(_) => 13,
+        CutStep::DeviceMoved(_) => 14,
     }
 }
 
@@ -193,11 +240,11 @@ pub(super) fn encode(message: &CutMessage) -> (Fields, Vec<u8>) {
         CutMessage::Dismiss(_) => (6, 0, 0, Vec::new()),
         CutMessage::HandedOver(_) => (7, 0, 0, Vec::new()),
     };
-    let slice = match message {
-        CutMessage::Take(_, step) | CutMessage::Taken(_, step) => step.slice().0.into(),
+    let about = match message {
+        CutMessage::Take(_, step) | CutMessage::Taken(_, step) => step.about(),
         _ => 0,
     };
-    (Fields { variant, step, has_counts, number: message.number(), slice }, tail)
+    (Fields { variant, step, has_counts, number: message.number(), about }, tail)
 }
 
 /// As much of a text as may be sent.
@@ -218,17 +265,8 @@ fn encode_counts(counts: &[PeerCounts]) -> Vec<u8> {
 
 /// The message, or the name of the field that cannot be.
 pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static str> {
-    let Fields { variant, step, has_counts, number, slice } = fields;
-    let slice = SliceId(u16::try_from(slice).map_err(|_| "slice")?);
-    let step_of = || match step {
-        5 => Ok(CutStep::MayPart(slice)),
-        6 => Ok(CutStep::Part(slice)),
-        7 => Ok(CutStep::MayCoordinate(slice)),
-        8 => Ok(CutStep::Coordinate(slice)),
-        9 => Ok(CutStep::MayJoin(slice)),
-        10 => Ok(CutStep::Join(slice)),
-        step => CutStep::ALL.get(usize::from(step)).copied().ok_or("step"),
-    };
+    let Fields { variant, step, has_counts, number, about } = fields;
+    let step_of = || step_of(step, about);
     let message = match variant {
         0 => CutMessage::Take(number, step_of()?),
         1 => CutMessage::Taken(number, step_of()?),
@@ -248,6 +286,27 @@ pub(super) fn decode(fields: Fields, tail: &[u8]) -> Result<CutMessage, &'static
     if tail.is_empty() { Ok(message) } else { Err("tail") }
 }
 
+fn step_of(step: u8, about: u64) -> Result<CutStep, &'static str> {
+    let moved = || DeviceMove::of_code(about).ok_or("device");
+    match step {
+        11 => return Ok(CutStep::MayMove(moved()?)),
+        12 => return Ok(CutStep::CloseDevice(moved()?)),
+        13 => return Ok(CutStep::OpenDevice(moved()?)),
+        14 => return Ok(CutStep::DeviceMoved(moved()?)),
+        _ => {}
+    }
+    let slice = SliceId(u16::try_from(about).map_err(|_| "slice")?);
+    match step {
+        5 => Ok(CutStep::MayPart(slice)),
+        6 => Ok(CutStep::Part(slice)),
+        7 => Ok(CutStep::MayCoordinate(slice)),
+        8 => Ok(CutStep::Coordinate(slice)),
+        9 => Ok(CutStep::MayJoin(slice)),
+        10 => Ok(CutStep::Join(slice)),
+        step => CutStep::ALL.get(usize::from(step)).copied().ok_or("step"),
+    }
+}
+
 fn decode_counts(tail: &[u8]) -> Result<Vec<PeerCounts>, &'static str> {
     let counts = <[Counts]>::ref_from_bytes(tail).map_err(|_| "counts")?;
     let decoded = |counts: &Counts| PeerCounts {
@@ -261,6 +320,8 @@ fn decode_counts(tail: &[u8]) -> Result<Vec<PeerCounts>, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MOVED: DeviceMove = DeviceMove { device: 3, from: SliceId(0x102), to: SliceId(u16::MAX) };
 
     #[test]
     fn decode_of_encode_gives_the_message() {
@@ -282,6 +343,10 @@ mod tests {
             CutMessage::HandedOver(7),
             CutMessage::Take(7, CutStep::MayJoin(SliceId(3))),
             CutMessage::Taken(7, CutStep::Join(SliceId(3))),
+            CutMessage::Take(7, CutStep::MayMove(MOVED)),
+            CutMessage::Taken(7, CutStep::CloseDevice(MOVED)),
+            CutMessage::Take(7, CutStep::OpenDevice(MOVED)),
+            CutMessage::Take(7, CutStep::DeviceMoved(MOVED)),
         ];
         for message in messages {
             let (fields, tail) = encode(&message);
@@ -298,11 +363,12 @@ mod tests {
 
     #[test]
     fn fields_that_cannot_be_are_refused() {
-        let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1, slice: 0 };
+        let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1, about: 0 };
         for (fields, tail, what) in [
-            (Fields { step: 11, ..good }, &[][..], "step"),
+            (Fields { step: 15, ..good }, &[][..], "step"),
             (Fields { variant: 8, ..good }, &[], "variant"),
-            (Fields { step: 5, slice: 1 << 16, ..good }, &[], "slice"),
+            (Fields { step: 5, about: 1 << 16, ..good }, &[], "slice"),
+            (Fields { step: 14, about: 1 << 48, ..good }, &[], "device"),
             (good, &[0], "tail"),
             (Fields { variant: 2, ..good }, &[0; 40], "tail"),
             (Fields { variant: 2, has_counts: 1, ..good }, &[0; 41], "counts"),

@@ -14,6 +14,9 @@ pub const COORDINATOR_STATE_BYTES_MAX: usize = 60 * 1024;
 /// The most bytes of what a slice needs to call one that is to join.
 pub const SUMMONS_BYTES_MAX: usize = 64;
 
+/// The most bytes of what the next place of a device's real part must know.
+pub const CLOSED_DEVICE_BYTES_MAX: usize = 16 * 1024;
+
 /// An access to a device that lives on another slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceCall {
@@ -182,6 +185,15 @@ pub enum Control {
         /// Why there is none, for a person; empty if there is one. At most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
         failure: String,
     },
+    /// To the next place of a device's real part: it is closed at the sender.
+    ClosedDevice {
+        /// The device.
+        device: u16,
+        /// Number of the cut.
+        cut: u64,
+        /// What it is, saved, at most [`CLOSED_DEVICE_BYTES_MAX`] bytes.
+        state: Vec<u8>,
+    },
 }
 
 /// Between whom a control frame may go.
@@ -259,6 +271,7 @@ impl Control {
             Self::LeaveRefused(_) => (Way::FromCoordinator, "that it cannot leave"),
             Self::Summons(_) => (Way::FromCoordinator, "whom to call"),
             Self::Met { .. } => (Way::ToCoordinator, "that it has called a newcomer"),
+            Self::ClosedDevice { .. } => (Way::Any, "that a device is closed"),
         }
     }
 
@@ -296,7 +309,8 @@ impl Control {
             | Self::WantLeave
             | Self::LeaveRefused(_)
             | Self::Summons(_)
-            | Self::Met { .. } => false,
+            | Self::Met { .. }
+            | Self::ClosedDevice { .. } => false,
         }
     }
 }

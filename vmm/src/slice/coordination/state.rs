@@ -1,6 +1,7 @@
 //! What the next coordinator must know, in a saved form.
 
 use crate::slice::peripherals::OrderState;
+use crate::slice::spec::DEVICES_MAX;
 use devices::saved::ChipsetState;
 use migrate::plan::{Capacity, Offer};
 use migrate::{Invalid, SavedState};
@@ -38,6 +39,8 @@ pub(super) struct OfferState {
     pub(super) bytes: u64,
     /// What its processors lack for vCPUs, for a person; empty if nothing.
     pub(super) lacks: String,
+    /// Devices whose real part may go there.
+    pub(super) reaches: Vec<u16>,
 }
 
 /// What a slice has because it coordinates. All other slices have the same of everything else.
@@ -70,7 +73,7 @@ impl SavedState for CoordinatorState {
     const MAX_BYTES: usize = ChipsetState::MAX_BYTES
         + OrderState::MAX_BYTES
         + LOST_MAX * (CAUSE_BYTES_MAX + 24)
-        + OFFERS_MAX * (LACKS_BYTES_MAX + 64)
+        + OFFERS_MAX * (LACKS_BYTES_MAX + 3 * DEVICES_MAX + 64)
         + 192;
 
     fn check(&self) -> Result<(), Invalid> {
@@ -84,6 +87,8 @@ impl SavedState for CoordinatorState {
         let short = |lost: &LostState| lost.cause.len() <= CAUSE_BYTES_MAX;
         unless(self.lost.iter().all(short), "lost", "a text that is too long")?;
         unless(self.offers.len() <= OFFERS_MAX, "offers", "more slices than a VM can have")?;
+        let few = |offer: &OfferState| offer.reaches.len() <= DEVICES_MAX;
+        unless(self.offers.iter().all(few), "offers", "more devices than a VM can have")?;
         let short = |offer: &OfferState| offer.lacks.len() <= LACKS_BYTES_MAX;
         unless(self.offers.iter().all(short), "offers", "a text that is too long")
     }
@@ -101,12 +106,13 @@ pub(super) fn shortened(cause: &str) -> String {
     cause[..cause.floor_char_boundary(CAUSE_BYTES_MAX)].to_owned()
 }
 
-/// What all slices offer, as far as it does not follow from what each of them knows.
+/// What all slices offer.
 pub(super) fn offer_states(capacity: &Capacity) -> Vec<OfferState> {
     let offer = |(slice, offer): (&SliceId, &Offer)| {
         let lacks = offer.lacks.join(", ");
         let lacks = lacks[..lacks.floor_char_boundary(LACKS_BYTES_MAX)].to_owned();
-        OfferState { slice: slice.0, vcpus: offer.vcpus, bytes: offer.bytes, lacks }
+        let reaches = offer.reaches.iter().copied().take(DEVICES_MAX).collect();
+        OfferState { slice: slice.0, vcpus: offer.vcpus, bytes: offer.bytes, lacks, reaches }
     };
     capacity.offers.iter().take(OFFERS_MAX).map(offer).collect()
 }
@@ -116,6 +122,7 @@ pub(super) fn take_offers(states: &[OfferState], capacity: &mut Capacity) {
     for state in states {
         let offer = capacity.offers.entry(SliceId(state.slice)).or_default();
         (offer.vcpus, offer.bytes) = (state.vcpus, state.bytes);
+        offer.reaches = state.reaches.iter().copied().collect();
         offer.lacks = Some(state.lacks.clone()).filter(|it| !it.is_empty()).into_iter().collect();
     }
 }

@@ -6,6 +6,8 @@
 //!
 //!   leave ----> coming to rest --News::AtRest--> part_with --News::Parted--> going on --News::Runs--> runs (the answer)
 //!
+//!   device ---> coming to rest --News::AtRest--> move_device --News::Moved--> going on --News::Runs--> runs (the answer)
+//!
 //!   hand over > coming to rest --News::AtRest--> hand_over --News::HandedOver--> going on --News::Runs--> over (the answer)
 //!
 //!   join -----> coming to rest --News::AtRest--> take_in --the newcomer is asked: admission-->
@@ -15,7 +17,7 @@
 use crate::slice::cut_link::{Admission, CutError, Input, RESUME_LIMIT, Reply};
 use crate::slice::operations::{Ongoing, Operation, Operations};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use migrate::cut::{Coordinator, Message, News, Refusal, Step, Verdict};
+use migrate::cut::{Coordinator, DeviceMove, Message, News, Refusal, Step, Verdict};
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -50,6 +52,7 @@ pub(super) fn start_driver(
         send,
         fail,
         asked: None,
+        given_up: None,
         goal: Goal::Rest,
         admission: None,
         began: Instant::now(),
@@ -76,6 +79,8 @@ enum Goal {
     HandOver(SliceId),
     /// This one is a slice more.
     Join(SliceId),
+    /// This device goes to another host.
+    MoveDevice(DeviceMove),
 }
 
 impl Goal {
@@ -86,6 +91,7 @@ impl Goal {
             Self::Leave(_) => "no slice has left",
             Self::HandOver(_) => "no other slice coordinates",
             Self::Join(_) => "no slice has joined",
+            Self::MoveDevice(_) => "the device has not moved",
         }
     }
 }
@@ -100,6 +106,8 @@ struct Thread<S, F> {
     fail: F,
     /// Who waits for the end of what goes on.
     asked: Option<Reply>,
+    /// Why they will be told that it was not done, when all slices run.
+    given_up: Option<String>,
     goal: Goal,
     /// Who has a newcomer begin, which frames do not reach yet.
     admission: Option<Admission>,
@@ -157,6 +165,9 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             Input::HandOver(slice, ongoing, reply) => {
                 self.begin_with(Goal::HandOver(slice), ongoing, reply);
             }
+            Input::MoveDevice(moved, ongoing, reply) => {
+                self.begin_with(Goal::MoveDevice(moved), ongoing, reply);
+            }
             Input::Join(slice, (ongoing, admission), reply) => {
                 self.admission = Some(admission);
                 self.begin_with(Goal::Join(slice), ongoing, reply);
@@ -193,7 +204,11 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
     fn refusal(&self, input: &Input) -> Option<CutError> {
         let begins = matches!(
             input,
-            Input::Pause(_) | Input::Leave(..) | Input::HandOver(..) | Input::Join(..)
+            Input::Pause(_)
+                | Input::Leave(..)
+                | Input::HandOver(..)
+                | Input::Join(..)
+                | Input::MoveDevice(..)
         );
         match input {
             Input::Resume(_) if self.over => Some(CutError::Over),
@@ -260,20 +275,33 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 let next = self.coordinator.take_in(slice);
                 self.follow_on(next);
             }
+            (Some(News::AtRest), Goal::MoveDevice(moved)) => {
+                let next = self.coordinator.move_device(moved);
+                self.follow_on(next);
+            }
             (Some(News::AtRest | News::Runs), _) => {
                 self.goal = Goal::Rest;
-                self.reply(Ok(self.began.elapsed()));
+                let given_up = self.given_up.take().map(CutError::GivenUp);
+                self.reply(given_up.map_or(Ok(self.began.elapsed()), Err));
             }
             (Some(News::Parted(slice)), _) => self.reached(slice, "has left"),
             (Some(News::Joined(slice)), _) => self.reached(slice, "has joined"),
             (Some(News::HandedOver(slice)), _) => {
                 self.reached(slice, "coordinates the VM from now on");
             }
+            (Some(News::Moved(moved)), _) => {
+                self.reached(moved.to, &format!("has device {} from now on", moved.device));
+            }
             (Some(News::Broken(why)), _) => (self.fail)(why),
             (Some(News::GivenUp(why)), goal) => {
                 tracing::warn!("{}: {why}", goal.missed());
-                self.goal = Goal::Rest;
-                self.reply(Err(CutError::GivenUp(why)));
+                (self.admission, self.began) = (None, Instant::now());
+                if self.goal == Goal::Rest {
+                    self.reply(Err(CutError::GivenUp(why)));
+                } else {
+                    // Whoever asked for more than rest may begin the next thing once all run.
+                    self.given_up = Some(why);
+                }
             }
         }
     }
@@ -338,7 +366,10 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         } else {
             format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
         };
-        let parts = matches!(step, Step::Part(_) | Step::Coordinate(_) | Step::Join(_));
+        let parts = matches!(
+            step,
+            Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_)
+        );
         let verdict = self.coordinator.go_on(&why);
         if parts {
             // There is no way back.

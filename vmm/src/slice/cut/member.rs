@@ -5,6 +5,7 @@
 //!                                                            |  \--Take(Part)--> at rest, without the slice that leaves
 //!                                                            |  \--Take(Coordinate)--> at rest, another slice coordinates
 //!                                                            |  \--Take(Join)--> at rest, with one slice more
+//!                                                            |  \--Take(DeviceMoved)--> at rest, a device is elsewhere
 //!                                                            \--Dismiss--> it ends, at rest
 //! ```
 
@@ -29,6 +30,9 @@ const MESSAGES_MAX: usize = 16;
 const STEP_LIMIT: Duration = Duration::from_secs(10);
 /// To do without another slice: one that is left alone ends the watch over all of its memory.
 const PART_LIMIT: Duration = Duration::from_secs(50);
+
+/// To close an image or to open one, which may be on another machine's disks.
+const DEVICE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Starts the thread. It ends when nobody is left who could ask.
 ///
@@ -113,6 +117,14 @@ impl Part {
             let within = if parts { PART_LIMIT } else { STEP_LIMIT };
             let parted = quiesce.part_with(slice, parts, within);
             return parted.map_or_else(|error| failed(&error), taken);
+        }
+        if let Step::MayMove(_)
+        | Step::CloseDevice(_)
+        | Step::OpenDevice(_)
+        | Step::DeviceMoved(_) = step
+        {
+            let done = quiesce.move_device(step, number, DEVICE_LIMIT);
+            return done.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
         }
         let handed_over = match step {
             Step::MayCoordinate(to) => Some(quiesce.may_coordinate(to)),

@@ -24,7 +24,7 @@ use crate::slice::events::SliceEvent;
 use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
 use crate::slice::joining::JoinState;
-use crate::slice::peripherals::{self, OrderState, QueuesError, Resting, SliceDevices};
+use crate::slice::peripherals::{self, OrderState, PartError, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::SliceState;
 use devices::Fence;
 use dsm::saved::Channel;
@@ -58,7 +58,7 @@ pub(crate) enum QuiesceError {
     Save(#[from] MachineError),
     /// The memory engine cannot do without a slice.
     #[error(transparent)]
-    Part(#[from] dsm::LeaveError),
+    Leave(#[from] dsm::LeaveError),
     /// The slice that leaves has a part of the VM, or is none of it.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -77,6 +77,9 @@ pub(crate) enum QuiesceError {
     /// The coordination stays where it is.
     #[error("hand the coordination over")]
     Succession(#[source] Failure),
+    /// A device stays where it is.
+    #[error(transparent)]
+    Part(#[from] PartError),
     /// A step before this one was not taken.
     #[error("that is not the next step")]
     Turn,
@@ -165,7 +168,11 @@ impl Quiesce {
             | Step::MayCoordinate(_)
             | Step::Coordinate(_)
             | Step::MayJoin(_)
-            | Step::Join(_) => false,
+            | Step::Join(_)
+            | Step::MayMove(_)
+            | Step::CloseDevice(_)
+            | Step::OpenDevice(_)
+            | Step::DeviceMoved(_) => false,
         };
         if !turn {
             return Err(QuiesceError::Turn);
@@ -193,7 +200,11 @@ impl Quiesce {
             | Step::MayCoordinate(_)
             | Step::Coordinate(_)
             | Step::MayJoin(_)
-            | Step::Join(_) => {}
+            | Step::Join(_)
+            | Step::MayMove(_)
+            | Step::CloseDevice(_)
+            | Step::OpenDevice(_)
+            | Step::DeviceMoved(_) => {}
         }
         Ok(())
     }
@@ -336,6 +347,24 @@ impl Quiesce {
         Ok(())
     }
 
+    /// Takes a step of a device whose real part goes to another host. This slice is at rest and stays so.
+    ///
+    /// # Errors
+    /// It cannot. From the last step on the VM must end then.
+    pub(crate) fn move_device(
+        &self,
+        step: Step,
+        cut: u64,
+        within: Duration,
+    ) -> Result<(), QuiesceError> {
+        if !self.memory {
+            return Err(QuiesceError::Turn);
+        }
+        let Restable { channels, devices, .. } = &self.slice;
+        let devices = devices.as_ref().ok_or(QuiesceError::Turn)?;
+        Ok(devices.move_part(channels, (step, cut), within)?)
+    }
+
     /// What went between this slice and each other one, which is at rest and stays so.
     ///
     /// # Errors
@@ -425,6 +454,9 @@ pub(super) fn peer_counts(frames: &[PeerFrames], messages: &[Channel]) -> Vec<Pe
 impl Drop for Quiesce {
     fn drop(&mut self) {
         self.let_newcomer_go();
+        if let Some(devices) = &self.slice.devices {
+            devices.settle(&self.slice.channels);
+        }
         self.let_memory_go();
         self.devices = None;
         if let (true, Some(devices)) = (self.queues, &self.slice.devices) {

@@ -95,7 +95,8 @@ impl Inviter {
         }
         let common = intersect(&[cpuid.clone(), facts.cpuid.clone()]).map_err(SliceError::from)?;
         let lacks = lacks(cpuid, &common);
-        Ok(Offer { lacks, ..relocation::offer(&facts.offered) })
+        let at = (slice, &self.spec.devices[..]);
+        Ok(Offer { lacks, ..relocation::offer(&facts.offered, at) })
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::lend::Lent;
 use super::model::{BackEnd, FrontEnd, OpenError, Opening, Remote};
+use super::parts::RealPart;
 use super::registry::{BackEndShape, DeviceSpec};
 use devices::Fence;
 use devices::back_end::image::OnFull;
@@ -16,6 +17,8 @@ use wire::SliceId;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackEnds {
     open: BTreeMap<u16, (BackEndShape, Arc<dyn BackEnd>)>,
+    /// Those that may be opened later.
+    standbys: BTreeMap<u16, (BackEndShape, Arc<dyn RealPart>)>,
     /// Set when the guest's panic went by on a console of this host.
     panicked: Arc<AtomicBool>,
     fence: Arc<Fence>,
@@ -30,9 +33,9 @@ impl BackEnds {
         on_full: OnFull,
     ) -> Result<Self, OpenError> {
         let mut all = Self::default();
-        let here = (0u16..).zip(devices).filter(|(_, device)| device.slice == local.0);
-        for (number, device) in here {
-            let names = device.kind.names();
+        for (number, device) in (0u16..).zip(devices) {
+            let Some(kind) = device.at(local) else { continue };
+            let names = kind.names();
             let lend = lend.filter(|_| !names.is_empty());
             let opening = Opening {
                 number,
@@ -40,10 +43,16 @@ impl BackEnds {
                 fence: &all.fence,
                 on_full,
                 panicked: &all.panicked,
+                moves: !device.standby.is_empty(),
                 lent: lend.map(|lent| lent.find(&names)).transpose()?,
             };
-            let open = device.kind.open(&opening)?;
-            all.open.insert(number, open);
+            if device.slice == local.0 {
+                let open = kind.open(&opening)?;
+                all.open.insert(number, open);
+            } else {
+                let standby = kind.stand_by(&opening)?;
+                all.standbys.insert(number, standby);
+            }
         }
         Ok(all)
     }
@@ -71,6 +80,30 @@ impl BackEnds {
     /// What they are.
     pub(crate) fn shapes(&self) -> Vec<(u16, BackEndShape)> {
         self.open.iter().map(|(number, (shape, _))| (*number, shape.clone())).collect()
+    }
+
+    /// What they are that may be opened here later.
+    pub(crate) fn standby_shapes(&self) -> Vec<(u16, BackEndShape)> {
+        self.standbys.iter().map(|(number, (shape, _))| (*number, shape.clone())).collect()
+    }
+
+    /// What can move to this host or from it, by the devices' numbers.
+    pub(super) fn parts(&self) -> BTreeMap<u16, Arc<dyn RealPart>> {
+        let open = self.open.iter().filter_map(|(number, (_, open))| Some((*number, open.part()?)));
+        let standbys = self.standbys.iter();
+        open.chain(standbys.map(|(number, (_, part))| (*number, Arc::clone(part)))).collect()
+    }
+
+    /// What each of them contains, as far as one looks: equal on all hosts that have the same one.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub(crate) fn samples(&self) -> Result<Vec<(u16, String)>, OpenError> {
+        let unread = OpenError::of("a device that can move");
+        let sample = |(number, part): (u16, Arc<dyn RealPart>)| {
+            Ok((number, part.sample().map_err(&unread)?))
+        };
+        self.parts().into_iter().map(sample).collect()
     }
 
     /// The front end of a device on this slice: of the one that is open here, which is served to the other slices as

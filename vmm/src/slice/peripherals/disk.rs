@@ -1,14 +1,18 @@
 //! Disks: an image file or block device of one host, seen by front ends on all slices.
 
+mod part;
+
 use super::model::{
-    BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, QUEUES_MAX, Remote,
-    Starting, Worker, unknown,
+    BackEnd, FrontEnd, Lending, LentThing, Model, Moves, OpenError, Opening, Places, QUEUES_MAX,
+    Remote, Starting, Worker, unknown,
 };
+use super::parts::{RealPart, Switch};
 use devices::back_end::image::{ImageDisk, ImageFormat, ImageOptions};
-use devices::back_end::{Disk, DiskShape};
+use devices::back_end::{Disk, DiskShape, SwitchDisk};
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::DeviceShape;
 use devices::virtio::blk::{self, DiskQueue};
+use part::DiskPart;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs::File;
@@ -50,6 +54,7 @@ impl Model for DiskSpec {
     type Shape = DiskShape;
 
     const OPTION: &'static str = "disk";
+    const MOVES: Moves = Moves::ByName;
     const LENDING: Option<Lending> =
         Some(Lending { kind: "disk", forms: &["disk:ro:PATH", "disk:rw:PATH"], check, open: lend });
 
@@ -62,7 +67,7 @@ impl Model for DiskSpec {
                 "readonly" => disk.read_only = true,
                 "format=raw" => disk.format = DiskFormat::Raw,
                 "format=qcow2" => disk.format = DiskFormat::Qcow2,
-                _ => return Err(unknown(part, "readonly, format=, rings=, slice=")),
+                _ => return Err(unknown(part, "readonly, format=, rings=, slice=, standby=")),
             }
         }
         Ok(disk)
@@ -74,21 +79,40 @@ impl Model for DiskSpec {
         if self.read_only { vec![name("ro"), name("rw")] } else { vec![name("rw")] }
     }
 
+    fn named(&self, name: &str) -> Option<Self> {
+        Some(Self { path: name.into(), ..self.clone() })
+    }
+
     fn open(&self, opening: &Opening<'_>) -> Result<(DiskShape, Arc<dyn BackEnd>), OpenError> {
-        let format = match self.format {
-            DiskFormat::Raw => ImageFormat::Raw,
-            DiskFormat::Qcow2 => ImageFormat::Qcow2,
+        let part = opening.moves.then(|| DiskPart::new(self, opening)).transpose()?;
+        let image = match &part {
+            Some(part) => part.open_image()?,
+            None => ImageDisk::open(&self.options(opening)).map_err(OpenError::of(WHAT))?,
         };
-        // The very file that is lent, whatever has the name now.
-        let at = opening.lent.and_then(|lent| match lent {
-            LentThing::File(file) => Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into()),
-            LentThing::Interface(_) | LentThing::Later => None,
-        });
-        let read_only = self.read_only;
-        let mut options = ImageOptions { read_only, at, ..ImageOptions::new(&self.path, format) };
-        (options.fence, options.on_full) = (Arc::clone(opening.fence), opening.on_full);
-        let image = ImageDisk::open(&options).map_err(OpenError::of(WHAT))?;
-        Ok((image.shape(), Arc::new(OpenDisk(Arc::new(image)))))
+        let shape = image.shape();
+        let switch = Arc::new(SwitchDisk::new(shape.clone(), Arc::new(image)));
+        Ok((shape, Arc::new(OpenDisk { switch, part: part.map(Arc::new) })))
+    }
+
+    fn stand_by(&self, opening: &Opening<'_>) -> Result<(DiskShape, Arc<dyn RealPart>), OpenError> {
+        let part = DiskPart::new(self, opening)?;
+        Ok((part.look()?, Arc::new(part)))
+    }
+
+    fn carries_on(shape: &DiskShape, of: &DiskShape) -> Result<(), String> {
+        let differs = |what: &str, here: u64, there: u64| {
+            Err(format!("it has {what} of {here} bytes, and the disk of the guest has {there}"))
+        };
+        if shape.sectors != of.sectors {
+            return differs("a size", shape.bytes(), of.bytes());
+        }
+        if shape.block_bytes > of.block_bytes {
+            return differs("blocks", shape.block_bytes.into(), of.block_bytes.into());
+        }
+        if shape.read_only && !of.read_only {
+            return Err("it cannot be written here".into());
+        }
+        Ok(())
     }
 
     fn fits(&self, shape: &DiskShape) -> bool {
@@ -111,7 +135,25 @@ impl Model for DiskSpec {
 
     fn remote(shape: &DiskShape, at: &Remote<'_>) -> Arc<dyn FrontEnd> {
         let disk = at.exchange.remote_disk(at.device, at.owner, shape.clone(), at.queues);
-        Arc::new(DiskFront(disk))
+        Arc::new(DiskFront(Arc::new(SwitchDisk::new(shape.clone(), disk))))
+    }
+}
+
+impl DiskSpec {
+    fn options(&self, opening: &Opening<'_>) -> ImageOptions {
+        let format = match self.format {
+            DiskFormat::Raw => ImageFormat::Raw,
+            DiskFormat::Qcow2 => ImageFormat::Qcow2,
+        };
+        // The very file that is lent, whatever has the name now.
+        let at = opening.lent.and_then(|lent| match lent {
+            LentThing::File(file) => Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into()),
+            LentThing::Interface(_) | LentThing::Later => None,
+        });
+        let read_only = self.read_only;
+        let mut options = ImageOptions { read_only, at, ..ImageOptions::new(&self.path, format) };
+        (options.fence, options.on_full) = (Arc::clone(opening.fence), opening.on_full);
+        options
     }
 }
 
@@ -139,7 +181,11 @@ fn lend(name: &str) -> Result<LentThing, Box<dyn Error + Send + Sync>> {
 }
 
 #[derive(Debug)]
-struct OpenDisk(Arc<dyn Disk>);
+struct OpenDisk {
+    switch: Arc<SwitchDisk>,
+    /// If it can move.
+    part: Option<Arc<DiskPart>>,
+}
 
 impl BackEnd for OpenDisk {
     fn front_end(
@@ -148,23 +194,31 @@ impl BackEnd for OpenDisk {
         device: DeviceId,
         queues: u16,
     ) -> Result<Arc<dyn FrontEnd>, ServeError> {
-        exchange.serve_disk(device, Arc::clone(&self.0), queues)?;
-        Ok(Arc::new(DiskFront(Arc::clone(&self.0))))
+        exchange.serve_disk(device, Arc::clone(&self.switch) as _, queues)?;
+        Ok(Arc::new(DiskFront(Arc::clone(&self.switch))))
+    }
+
+    fn part(&self) -> Option<Arc<dyn RealPart>> {
+        self.part.clone().map(|part| part as _)
     }
 }
 
 /// A disk here or elsewhere.
 #[derive(Debug)]
-pub(super) struct DiskFront(pub(super) Arc<dyn Disk>);
+pub(super) struct DiskFront(pub(super) Arc<SwitchDisk>);
 
 impl FrontEnd for DiskFront {
+    fn switch(&self) -> Option<Switch> {
+        Some(Switch::Disk(Arc::clone(&self.0)))
+    }
+
     /// Nothing from before the reset waits any more.
     fn start(&self, _: u64) {
         self.0.may_wait(true);
     }
 
     fn worker(&self, at: &Starting<'_>) -> Worker {
-        let (features, disk) = (at.activation.features, Arc::clone(&self.0));
+        let (features, disk) = (at.activation.features, Arc::clone(&self.0) as Arc<dyn Disk>);
         let queue = DiskQueue::new(at.context, features, at.setup, disk, at.bell.clone())?;
         Ok(Some(Box::new(queue)))
     }
@@ -187,6 +241,21 @@ mod tests {
         assert_eq!(disk, DiskSpec { path: "/a b.img".into(), format, read_only: true });
         for parts in [&[""][..], &["", "readonly"], &["a", "rw"], &["a", "format=vmdk"]] {
             assert!(DiskSpec::parse(parts).is_err(), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn disk_of_another_size_or_kind_takes_no_place() {
+        let (sectors, block_bytes, id) = (8, 4096, [0; 20]);
+        let of = DiskShape { sectors, block_bytes, read_only: false, discard: true, id };
+        let carries_on = |shape: DiskShape| DiskSpec::carries_on(&shape, &of);
+        carries_on(DiskShape { block_bytes: 512, id: [7; 20], ..of.clone() }).unwrap();
+        for shape in [
+            DiskShape { sectors: 16, ..of.clone() },
+            DiskShape { block_bytes: 8192, ..of.clone() },
+            DiskShape { read_only: true, ..of.clone() },
+        ] {
+            carries_on(shape).unwrap_err();
         }
     }
 

@@ -21,6 +21,7 @@ mod move_error;
 mod moves;
 mod nic;
 mod order;
+mod parts;
 mod queues;
 mod quiesce;
 mod registry;
@@ -42,8 +43,9 @@ pub(crate) use lend::Lent;
 pub use model::OpenError;
 pub use nic::NicSpec;
 pub(crate) use order::OrderState;
+pub(crate) use parts::PartError;
 pub(crate) use quiesce::QueuesError;
-pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings};
+pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings, Standby};
 pub(crate) use rest::{RestError, Resting, rest};
 pub use rng::RngSpec;
 pub(crate) use saved::DevicesState;
@@ -60,9 +62,12 @@ use devices::pci::{DeviceId, PciEffect, PciRoot};
 use devices::saved::PciRootState;
 use devices::virtio::{DeviceChange, DeviceFaults, Doorbell, QueueIndex, RingError, StopTimeout};
 use dsm::GuestRam;
+use migrate::cut::DeviceMove;
 use migrate::{DevicePlace, PlacementView, Saved};
 use model::Remote;
+use parts::{RealPart, Stage};
 use queues::{Queues, Slot};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use transport::Class;
@@ -88,6 +93,10 @@ pub(crate) struct SliceDevices {
     queues: Mutex<Queues>,
     /// Only the device thread takes it.
     wired: Mutex<Vec<Wired>>,
+    /// What can move to this host or from it.
+    parts: BTreeMap<u16, Arc<dyn RealPart>>,
+    /// A device that is on its way. Only the thread for cuts takes it.
+    moving: Mutex<Option<(DeviceMove, Stage)>>,
     _guard: Option<Guard>,
 }
 
@@ -138,7 +147,20 @@ impl SliceDevices {
         let (queues, machine) = (Mutex::new(Queues::new(memory, faults)), machine.clone());
         let (pci, wired) = (RwLock::new(pci), Mutex::default());
         let placement = channels.placement.clone();
-        Ok(Self { local, placement, pci, slots, exchange, machine, queues, wired, _guard: guard })
+        let (parts, moving) = (back_ends.parts(), Mutex::default());
+        Ok(Self {
+            local,
+            placement,
+            pci,
+            slots,
+            exchange,
+            machine,
+            queues,
+            wired,
+            parts,
+            moving,
+            _guard: guard,
+        })
     }
 
     /// Puts the bus where it stands in a VM that this slice joins, before any vCPU is here.

@@ -7,8 +7,11 @@
 //!                 FrontEnd, on every slice <--front_end: here-------------------+
 //!                 (workers of the queues    <--remote: elsewhere----- Exchange
 //!                  that are at home there)
+//!
+//!   option --named, stand_by, on another slice--> RealPart: closed, may be opened later (`parts`)
 //! ```
 
+use super::parts::{RealPart, Switch};
 use super::saved::FrontEndState;
 use devices::Fence;
 use devices::back_end::image::OnFull;
@@ -119,6 +122,8 @@ pub(super) struct Opening<'a> {
     pub(super) on_full: OnFull,
     /// Set when the guest's panic goes by.
     pub(super) panicked: &'a Arc<AtomicBool>,
+    /// Its real part may move: it can be closed and opened again.
+    pub(super) moves: bool,
     /// What the operator has lent for it; none on the bootstrap slice, where the operator asks for it himself.
     pub(super) lent: Option<&'a LentThing>,
 }
@@ -149,6 +154,17 @@ pub(super) struct Remote<'a> {
     pub(super) queues: u16,
 }
 
+/// Whether the real part of a device can be on another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moves {
+    /// Processes of its host use it.
+    Nowhere,
+    /// Where the operator has named it.
+    ByName,
+    /// There is nothing to move.
+    Anywhere,
+}
+
 /// A kind of device: what a VM's description says of one.
 pub(super) trait Model: Sized {
     /// What the slice with the real device tells the others. Without back ends elsewhere there may be nothing.
@@ -159,6 +175,9 @@ pub(super) trait Model: Sized {
 
     /// The option that asks for one, without dashes.
     const OPTION: &'static str;
+
+    /// Whether its real part can be elsewhere.
+    const MOVES: Moves = Moves::Nowhere;
 
     /// How a companion's operator lends what it needs, if anything.
     const LENDING: Option<Lending> = None;
@@ -176,6 +195,33 @@ pub(super) trait Model: Sized {
 
     /// Opens the real device, and says what the other slices are told.
     fn open(&self, opening: &Opening<'_>) -> Result<(Self::Shape, Arc<dyn BackEnd>), OpenError>;
+
+    /// The same device under the name that it has on another host. None if its real part cannot move.
+    fn named(&self, name: &str) -> Option<Self> {
+        let _ = name;
+        None
+    }
+
+    /// Looks at the real device, which may be opened here later, and says what it is.
+    ///
+    /// # Errors
+    /// It could not be opened.
+    fn stand_by(
+        &self,
+        opening: &Opening<'_>,
+    ) -> Result<(Self::Shape, Arc<dyn RealPart>), OpenError> {
+        let _ = opening;
+        Err(OpenError::of("a device that cannot move")("it has no other place"))
+    }
+
+    /// Whether a real device of this shape can take the place of one of the shape `of`, which the guest knows.
+    ///
+    /// # Errors
+    /// In what it differs.
+    fn carries_on(shape: &Self::Shape, of: &Self::Shape) -> Result<(), String> {
+        let _ = (shape, of);
+        Err("its real part cannot move".into())
+    }
 
     /// Whether it is what was asked for. A companion's word is checked before it is shown to the guest.
     fn fits(&self, shape: &Self::Shape) -> bool;
@@ -199,6 +245,11 @@ pub(super) trait BackEnd: Debug + Send + Sync {
         device: DeviceId,
         queues: u16,
     ) -> Result<Arc<dyn FrontEnd>, ServeError>;
+
+    /// What of it can move.
+    fn part(&self) -> Option<Arc<dyn RealPart>> {
+        None
+    }
 
     /// The VM begins.
     fn start(&self) -> Result<(), OpenError> {
@@ -241,6 +292,11 @@ pub(super) trait FrontEnd: Debug + Send + Sync {
     /// # Errors
     /// The queue cannot be: the driver has broken the device.
     fn worker(&self, queue: &Starting<'_>) -> Worker;
+
+    /// The way to the real part, which can be changed. None if that stays where it is.
+    fn switch(&self) -> Option<Switch> {
+        None
+    }
 
     /// The device is to be reset: nothing keeps its workers from stopping.
     fn stop(&self) {}

@@ -1,16 +1,20 @@
 //! Network devices: a tap interface of one host, seen by front ends on all slices.
 
+mod part;
+
 use super::model::{
-    BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, QUEUES_MAX, Remote,
-    Starting, Worker, unknown,
+    BackEnd, FrontEnd, Lending, LentThing, Model, Moves, OpenError, Opening, Places, QUEUES_MAX,
+    Remote, Starting, Worker, unknown,
 };
+use super::parts::{RealPart, Switch};
 use super::saved::FrontEndState;
 use devices::back_end::tap::{TapNic, TapOptions};
-use devices::back_end::{Nic, NicShape};
+use devices::back_end::{Nic, NicShape, SwitchNic};
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::net::{self, NetControl, NetDevice, NetPair, NetQueue};
 use devices::virtio::{DeviceShape, Doorbell, QueueIndex, RingError};
 use migrate::Invalid;
+use part::NicPart;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs;
@@ -36,6 +40,7 @@ impl Model for NicSpec {
     type Shape = NicShape;
 
     const OPTION: &'static str = "net";
+    const MOVES: Moves = Moves::ByName;
     const LENDING: Option<Lending> =
         Some(Lending { kind: "tap", forms: &["tap:NAME"], check: |_| Ok(()), open: lend });
 
@@ -46,7 +51,7 @@ impl Model for NicSpec {
         for part in &parts[1..] {
             match part.split_once('=') {
                 Some(("mac", value)) => nic.mac = Some(address(value)?),
-                _ => return Err(unknown(part, "mac=, rings=, slice=")),
+                _ => return Err(unknown(part, "mac=, rings=, slice=, standby=")),
             }
         }
         Ok(nic)
@@ -57,19 +62,46 @@ impl Model for NicSpec {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<(NicShape, Arc<dyn BackEnd>), OpenError> {
-        if let Some(LentThing::Interface(number)) = opening.lent {
-            let failed = |source| OpenError::Lend { what: format!("tap:{}", self.tap), source };
-            let now = interface(&self.tap).map_err(|error| failed(error.into()))?;
-            if now != *number {
-                return Err(failed("it is another interface than at the start".into()));
+        let part = opening.moves.then(|| NicPart::new(self, opening)).transpose()?;
+        let tap = match &part {
+            Some(part) => part.open_tap()?,
+            None => {
+                if let Some(LentThing::Interface(_)) = opening.lent {
+                    let now = interface(&self.tap).map_err(|error| self.not_lent(error.into()))?;
+                    self.check_lent(opening, now)?;
+                }
+                TapNic::open(&self.options(opening)).map_err(OpenError::of(WHAT))?
             }
+        };
+        let shape = tap.shape();
+        let switch = Arc::new(SwitchNic::new(shape.clone(), Arc::new(tap)));
+        if let Some(part) = &part {
+            part.serve(&switch);
         }
-        let mac = self.mac.unwrap_or_else(|| own_address(opening.number));
-        let pairs = u16::try_from(opening.vcpus).unwrap_or(u16::MAX);
-        let (name, fence) = (self.tap.clone(), Arc::clone(opening.fence));
-        let tap = TapNic::open(&TapOptions { name, mac, pairs, fence });
-        let tap = tap.map_err(OpenError::of(WHAT))?;
-        Ok((tap.shape(), Arc::new(OpenNic(Arc::new(tap)))))
+        Ok((shape, Arc::new(OpenNic { switch, part: part.map(Arc::new) })))
+    }
+
+    fn named(&self, name: &str) -> Option<Self> {
+        Some(Self { tap: name.to_owned(), mac: self.mac })
+    }
+
+    fn stand_by(&self, opening: &Opening<'_>) -> Result<(NicShape, Arc<dyn RealPart>), OpenError> {
+        let part = NicPart::new(self, opening)?;
+        Ok((part.look()?, Arc::new(part)))
+    }
+
+    fn carries_on(shape: &NicShape, of: &NicShape) -> Result<(), String> {
+        if shape.mtu < of.mtu {
+            return Err(format!(
+                "its MTU is {}, and the guest has been told {}",
+                shape.mtu, of.mtu
+            ));
+        }
+        if shape.offloads & of.offloads != of.offloads {
+            return Err("it lacks an offload that the guest may use".into());
+        }
+        let same = (shape.mac, shape.pairs) == (of.mac, of.pairs);
+        if same { Ok(()) } else { Err("it has another address or other queues".into()) }
     }
 
     fn fits(&self, shape: &NicShape) -> bool {
@@ -89,7 +121,30 @@ impl Model for NicSpec {
 
     fn remote(shape: &NicShape, at: &Remote<'_>) -> Arc<dyn FrontEnd> {
         let nic = at.exchange.remote_nic(at.device, at.owner, shape.clone());
-        Arc::new(NicFront { device: NetDevice::new(nic), pairs: at.queues / 2 })
+        Arc::new(NicFront::new(SwitchNic::new(shape.clone(), nic), at.queues))
+    }
+}
+
+impl NicSpec {
+    fn options(&self, opening: &Opening<'_>) -> TapOptions {
+        let mac = self.mac.unwrap_or_else(|| own_address(opening.number));
+        let pairs = u16::try_from(opening.vcpus).unwrap_or(u16::MAX);
+        let (name, fence) = (self.tap.clone(), Arc::clone(opening.fence));
+        TapOptions { name, mac, pairs, fence }
+    }
+
+    fn not_lent(&self, source: Box<dyn Error + Send + Sync>) -> OpenError {
+        OpenError::Lend { what: format!("tap:{}", self.tap), source }
+    }
+
+    /// Whether the interface that has this number now is the one that is lent, if one is.
+    fn check_lent(&self, opening: &Opening<'_>, now: u32) -> Result<(), OpenError> {
+        match opening.lent {
+            Some(LentThing::Interface(number)) if *number != now => {
+                Err(self.not_lent("it is another interface than at the start".into()))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -130,8 +185,19 @@ fn interface(name: &str) -> io::Result<u32> {
     number.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Largest payload of a frame of an interface.
+fn mtu(name: &str) -> io::Result<u16> {
+    let text = fs::read_to_string(Path::new("/sys/class/net").join(name).join("mtu"))?;
+    let mtu: u32 = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+}
+
 #[derive(Debug)]
-struct OpenNic(Arc<dyn Nic>);
+struct OpenNic {
+    switch: Arc<SwitchNic>,
+    /// If it can move.
+    part: Option<Arc<NicPart>>,
+}
 
 impl BackEnd for OpenNic {
     fn front_end(
@@ -140,19 +206,37 @@ impl BackEnd for OpenNic {
         device: DeviceId,
         queues: u16,
     ) -> Result<Arc<dyn FrontEnd>, ServeError> {
-        let nic = exchange.serve_nic(device, Arc::clone(&self.0))?;
-        Ok(Arc::new(NicFront { device: NetDevice::new(nic), pairs: queues / 2 }))
+        let shape = self.switch.shape();
+        let nic = exchange.serve_nic(device, Arc::clone(&self.switch) as _)?;
+        Ok(Arc::new(NicFront::new(SwitchNic::new(shape, nic), queues)))
+    }
+
+    fn part(&self) -> Option<Arc<dyn RealPart>> {
+        self.part.clone().map(|part| part as _)
     }
 }
 
 /// A network device here or elsewhere.
 #[derive(Debug)]
 struct NicFront {
+    switch: Arc<SwitchNic>,
     device: Arc<NetDevice>,
     pairs: u16,
 }
 
+impl NicFront {
+    fn new(switch: SwitchNic, queues: u16) -> Self {
+        let switch = Arc::new(switch);
+        let device = NetDevice::new(Arc::clone(&switch) as _);
+        Self { switch, device, pairs: queues / 2 }
+    }
+}
+
 impl FrontEnd for NicFront {
+    fn switch(&self) -> Option<Switch> {
+        Some(Switch::Nic(Arc::clone(&self.switch)))
+    }
+
     /// The queues of a pair are one worker's.
     fn bell(&self, queue: usize, before: &[Option<Doorbell>]) -> Option<Doorbell> {
         if queue % 2 == 1 { before.last().cloned().flatten() } else { None }
@@ -283,6 +367,22 @@ mod tests {
         other.take_over(receive, MULTIQUEUE, FrontEndState::Nothing).unwrap();
         // Without that feature the third queue is the one of control.
         one.take_over(receive, 0, net(1)).unwrap();
+    }
+
+    #[test]
+    fn tap_that_lacks_what_the_guest_was_told_takes_no_place() {
+        let of = NicShape { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, pairs: 3, offloads: 6 };
+        for shape in [of.clone(), NicShape { mtu: 9000, offloads: u64::MAX, ..of.clone() }] {
+            NicSpec::carries_on(&shape, &of).unwrap();
+        }
+        for shape in [
+            NicShape { mtu: 1400, ..of.clone() },
+            NicShape { pairs: 2, ..of.clone() },
+            NicShape { offloads: 5, ..of.clone() },
+            NicShape { mac: [2, 0, 0, 0, 0, 2], ..of.clone() },
+        ] {
+            NicSpec::carries_on(&shape, &of).unwrap_err();
+        }
     }
 
     #[test]

@@ -248,7 +248,7 @@ mod tests {
     use super::super::rng::Rng;
     use super::super::saved::FrontEndState;
     use super::*;
-    use devices::back_end::{Disk, DiskDone, DiskRequest, DiskShape, NullDisk};
+    use devices::back_end::{Disk, DiskDone, DiskRequest, DiskShape, NullDisk, SwitchDisk};
     use devices::saved::NetDeviceState;
     use devices::virtio::{NetPairState, QueueSetup, QueueState, RingError};
     use devices::{InterruptMessage, InterruptSink};
@@ -359,7 +359,8 @@ mod tests {
         let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
         let ((go, held), (busy, is_busy)) = (channel(), channel());
         let disk = Arc::new(Full(Mutex::new(vec![go]), AtomicBool::new(true)));
-        let front = Arc::new(DiskFront(disk.clone()));
+        let switch = SwitchDisk::new(disk.shape(), disk.clone());
+        let front = Arc::new(DiskFront(Arc::new(switch)));
         let slot = Slot::new(SliceId(0), &[SliceId(0)], front, msix).unwrap();
         let bell = Doorbell::new().unwrap();
         let stuck = Box::new(Stuck(busy, held));

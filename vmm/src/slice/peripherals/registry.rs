@@ -3,13 +3,15 @@
 
 use super::console::ConsoleSpec;
 use super::disk::DiskSpec;
-use super::model::{BackEnd, FrontEnd, Lending, Model, OpenError, Opening, Places, Remote};
+use super::model::{BackEnd, FrontEnd, Lending, Model, Moves, OpenError, Opening, Places, Remote};
 use super::nic::NicSpec;
+use super::parts::RealPart;
 use super::rng::RngSpec;
 use super::vsock::{VsockShape, VsockSpec};
 use devices::back_end::{DiskShape, NicShape};
 use devices::virtio::DeviceShape;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use wire::{SliceId, VcpuId};
 
@@ -25,6 +27,30 @@ pub enum Rings {
     Coherent,
 }
 
+/// Another slice that may have the real part of a device later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Standby {
+    /// The slice.
+    pub slice: u16,
+    /// What it is called on its host, if not as on the first one.
+    #[serde(default)]
+    pub name: Option<String>,
+}
+
+impl Standby {
+    /// `K` or `K:NAME`
+    fn parse(value: &str) -> Result<Self, String> {
+        let (slice, name) = match value.split_once(':') {
+            Some((_, "")) => return Err(format!("standby={value:?}: the name is missing")),
+            Some((slice, name)) => (slice, Some(name.to_owned())),
+            None => (value, None),
+        };
+        let error = |_| format!("standby={value:?} does not begin with the number of a slice");
+        Ok(Self { slice: slice.parse().map_err(error)?, name })
+    }
+}
+
 /// A device of the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,25 +60,29 @@ pub struct DeviceSpec {
     /// Where its rings are read.
     #[serde(default)]
     pub rings: Rings,
+    /// Slices that may have the real device later.
+    #[serde(default)]
+    pub standby: Vec<Standby>,
     /// What it is.
     pub kind: DeviceKind,
 }
 
 impl DeviceSpec {
     /// Reads what is said behind `--option`: the device's own words, with `slice=K` and, where vCPUs' slices may
-    /// read its rings, `rings=WHERE` among them. The first word is always the device's own.
+    /// read its rings, `rings=WHERE`, and, where it may move, `standby=K` or `standby=K:NAME` among them. The first word is always the device's own.
     ///
     /// # Errors
     /// What is wrong, for who has typed it.
     pub fn parse(option: &str, text: &str) -> Result<Self, String> {
         let mut own = Vec::new();
-        let (mut slice, mut rings) = (0, None);
+        let (mut slice, mut rings, mut standby) = (0, None, Vec::new());
         for part in text.split(',') {
             match part.split_once('=') {
                 Some(("slice", value)) if !own.is_empty() => {
                     let error = |_| format!("slice={value:?} is no number of a slice");
                     slice = value.parse().map_err(error)?;
                 }
+                Some(("standby", value)) if !own.is_empty() => standby.push(Standby::parse(value)?),
                 Some(("rings", value)) if !own.is_empty() => rings = Some(value),
                 _ => own.push(part),
             }
@@ -69,7 +99,34 @@ impl DeviceSpec {
                 return Err(format!("rings={value:?} is neither bypass nor coherent"));
             }
         };
-        Ok(Self { slice, rings, kind })
+        if !standby.is_empty() && kind.moves() != Moves::ByName {
+            return Err(
+                "standby= makes no sense: this device has no real part that can move".into()
+            );
+        }
+        let mut places = standby.iter().map(|other: &Standby| other.slice).chain([slice]);
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = places.find(|place| !seen.insert(*place)) {
+            return Err(format!("standby={twice}: that slice has it already"));
+        }
+        Ok(Self { slice, rings, standby, kind })
+    }
+
+    /// The real device as a slice has it, or may have it later.
+    pub(super) fn at(&self, slice: SliceId) -> Option<DeviceKind> {
+        if self.slice == slice.0 {
+            return Some(self.kind.clone());
+        }
+        let standby = self.standby.iter().find(|standby| standby.slice == slice.0)?;
+        match &standby.name {
+            Some(name) => self.kind.named(name),
+            None => Some(self.kind.clone()),
+        }
+    }
+
+    /// Whether a slice can have the real device.
+    pub(crate) fn reaches(&self, slice: SliceId) -> bool {
+        self.kind.moves() == Moves::Anywhere || self.at(slice).is_some()
     }
 
     /// True when its rings are read on its own slice, wherever vCPUs are.
@@ -131,6 +188,29 @@ macro_rules! kinds {
                 match self { $(Self::$kind(_) => <$spec as Model>::AT_OWNER,)* }
             }
 
+            /// Whether its real part can move.
+            fn moves(&self) -> Moves {
+                match self { $(Self::$kind(_) => <$spec as Model>::MOVES,)* }
+            }
+
+            /// The same by another name, if it can be elsewhere.
+            fn named(&self, name: &str) -> Option<Self> {
+                match self { $(Self::$kind(spec) => spec.named(name).map(Self::$kind),)* }
+            }
+
+            /// Looks at a real device that may be opened here later.
+            pub(super) fn stand_by(
+                &self,
+                opening: &Opening<'_>,
+            ) -> Result<(BackEndShape, Arc<dyn RealPart>), OpenError> {
+                match self {
+                    $(Self::$kind(spec) => {
+                        let (shape, part) = spec.stand_by(opening)?;
+                        Ok((BackEndShape::$kind(shape), part))
+                    })*
+                }
+            }
+
             /// Names under which it may be lent.
             pub(super) fn names(&self) -> Vec<String> {
                 match self { $(Self::$kind(spec) => spec.names(),)* }
@@ -156,6 +236,17 @@ macro_rules! kinds {
                 match (self, kind) {
                     $((Self::$kind(shape), DeviceKind::$kind(spec)) => spec.fits(shape),)*
                     _ => false,
+                }
+            }
+
+            /// Whether a real device like this can take the place of that one, which the guest knows.
+            ///
+            /// # Errors
+            /// In what it differs.
+            pub(crate) fn carries_on(&self, of: &Self) -> Result<(), String> {
+                match (self, of) {
+                    $((Self::$kind(shape), Self::$kind(of)) => <$spec as Model>::carries_on(shape, of),)*
+                    _ => Err("it is of another kind".into()),
                 }
             }
 
@@ -212,6 +303,11 @@ mod tests {
             ("console", "stdio,rings=bypass"),
             ("vsock", "cid=3,socket=/s,rings=coherent"),
             ("floppy", "/d"),
+            ("disk", "/d,standby=x"),
+            ("disk", "/d,standby=1:"),
+            ("disk", "/d,standby=0"),
+            ("disk", "/d,standby=1,standby=1:/e"),
+            ("console", "stdio,standby=1"),
         ] {
             assert!(DeviceSpec::parse(option, text).is_err(), "--{option} {text}");
         }
@@ -247,6 +343,25 @@ mod tests {
     }
 
     #[test]
+    fn other_slices_reach_what_is_named_there() {
+        let disk = DeviceSpec::parse("disk", "/d,slice=1,readonly,standby=0,standby=3:/e").unwrap();
+        let path = |slice| match disk.at(SliceId(slice)) {
+            Some(DeviceKind::Disk(disk)) if disk.read_only => Some(disk.path),
+            _ => None,
+        };
+        let paths = [0, 1, 2, 3].map(path);
+        assert_eq!(paths, [Some("/d"), Some("/d"), None, Some("/e")].map(|it| it.map(Into::into)));
+        assert_eq!(
+            [0, 1, 2, 3].map(|slice| disk.reaches(SliceId(slice))),
+            [true, true, false, true]
+        );
+        let console = DeviceSpec::parse("console", "stdio,slice=1").unwrap();
+        assert!(!console.reaches(SliceId(0)));
+        let rng = DeviceSpec::parse("rng", "").unwrap();
+        assert!(rng.reaches(SliceId(7)));
+    }
+
+    #[test]
     fn shape_of_another_kind_fits_nothing() {
         let rng = DeviceKind::Rng(RngSpec {});
         let console = DeviceSpec::parse("console", "stdio").unwrap().kind;
@@ -258,6 +373,7 @@ mod tests {
     fn description_survives_the_way_to_another_slice() {
         for (option, text) in [
             ("disk", "/d,readonly"),
+            ("disk", "/d,standby=1,standby=2:/e"),
             ("net", "t"),
             ("rng", ""),
             ("console", "file=/f"),

@@ -1,8 +1,9 @@
 //! Sources of randomness: each slice has the host's own.
 
 use super::model::{
-    BackEnd, FrontEnd, Model, OpenError, Opening, Places, Remote, Starting, Worker,
+    BackEnd, FrontEnd, Model, Moves, OpenError, Opening, Places, Remote, Starting, Worker,
 };
+use super::parts::Switch;
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::DeviceShape;
 use devices::virtio::rng::{self, RngQueue};
@@ -19,6 +20,7 @@ impl Model for RngSpec {
     type Shape = ();
 
     const OPTION: &'static str = "rng";
+    const MOVES: Moves = Moves::Anywhere;
 
     /// Nothing.
     fn parse(parts: &[&str]) -> Result<Self, String> {
@@ -62,6 +64,10 @@ impl BackEnd for Rng {
 }
 
 impl FrontEnd for Rng {
+    fn switch(&self) -> Option<Switch> {
+        Some(Switch::Nothing)
+    }
+
     fn worker(&self, at: &Starting<'_>) -> Worker {
         let source = Arc::new(|bytes: &mut [u8]| fill_random(bytes));
         let queue = RngQueue::new(at.context, at.activation.features, at.setup, source)?;

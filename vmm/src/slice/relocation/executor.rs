@@ -12,6 +12,7 @@ use crate::slice::operations::Ongoing;
 use crate::slice::pulling;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use migrate::Placement;
+use migrate::cut::DeviceMove;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ impl Executor<'_> {
                 let (device, first, queues) = (*device, *first, *queues);
                 self.place(RelocatedPart::Queues { device, first, queues }, *to, self.next_epoch())
             }
+            Job::Device { device, to } => self.move_device(*device, *to),
             Job::Coordinate(slice) => {
                 let ongoing = Arc::clone(&self.ongoing);
                 self.cuts.ask(|reply| Input::HandOver(*slice, ongoing, reply))?;
@@ -65,6 +67,16 @@ impl Executor<'_> {
                 Ok(pulling::pull(self.channels, (*home, frames.clone()), *from)?)
             }
         }
+    }
+
+    /// Brings all slices to rest for it.
+    fn move_device(&self, device: u16, to: SliceId) -> Result<(), RelocationError> {
+        let placement = self.channels.placement.load();
+        let place = placement.devices().get(usize::from(device)).ok_or(RelocationError::Over)?;
+        let moved = DeviceMove { device, from: place.owner, to };
+        let ongoing = Arc::clone(&self.ongoing);
+        self.cuts.ask(|reply| Input::MoveDevice(moved, ongoing, reply))?;
+        Ok(())
     }
 
     /// A page that was being brought elsewhere may have come to the slice since it was pulled empty: it is pulled again then.

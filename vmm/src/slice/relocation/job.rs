@@ -3,6 +3,7 @@
 //! ```text
 //!   Plan --Step--> Change::Vcpu   --> Vcpu
 //!                  Change::Queue  --> Queues (neighbours of one device together)
+//!                  Change::Device --> Device
 //!                  Change::Memory --> Home, Home, ... (pieces)
 //!                  Change::Coordinator --> Pull, Pull, ... (as below), Coordinate
 //!                  Change::Join   --> Join
@@ -28,6 +29,8 @@ pub(in crate::slice) enum Job {
     Vcpu { vcpu: VcpuId, to: SliceId },
     /// Queues of a device are served elsewhere.
     Queues { device: u16, first: u16, queues: u16, to: SliceId },
+    /// A device has its real part on another host.
+    Device { device: u16, to: SliceId },
     /// Frames have another home.
     Home { frames: Range<u64>, to: SliceId },
     /// What a slice has of these frames comes to their home.
@@ -45,6 +48,7 @@ impl fmt::Display for Job {
         match self {
             Self::Vcpu { vcpu, to } => write!(f, "{vcpu} to {to}"),
             Self::Queues { device, to, .. } => write!(f, "queues of device {device} to {to}"),
+            Self::Device { device, to } => write!(f, "device {device} to {to}"),
             Self::Home { to, .. } => write!(f, "homes of memory to {to}"),
             Self::Pull { home, from, .. } => write!(f, "pages of {from} to {home}"),
             Self::Coordinate(slice) => write!(f, "the coordination to {slice}"),
@@ -60,9 +64,6 @@ pub(in crate::slice) enum JobError {
     /// It was made for another placement.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// No code moves such a part.
-    #[error("device {0} would have to move to another host, which no device can yet")]
-    Device(u16),
 }
 
 /// All that a plan for this placement comes to. Slices that would leave can stay, empty.
@@ -116,7 +117,7 @@ fn push(
             jobs.push(Job::Coordinate(*to));
         }
         Change::Join(slice) => jobs.push(Job::Join(*slice)),
-        Change::Device { device, .. } => return Err(JobError::Device(*device)),
+        Change::Device { device, to } => jobs.push(Job::Device { device: *device, to: *to }),
     }
     Ok(())
 }
@@ -217,7 +218,8 @@ mod tests {
             Placement::new(Epoch(1), SLICES.to_vec(), vcpus, memory, vec![disk]).unwrap();
         let plan = |change| Plan { steps: vec![migrate::plan::Step { changes: vec![change] }] };
         let device = plan(Change::Device { device: 0, to: SLICES[0] });
-        assert_eq!(jobs(&device, &placement, false), Err(JobError::Device(0)));
+        let moved = Job::Device { device: 0, to: SLICES[0] };
+        assert_eq!(jobs(&device, &placement, false), Ok(vec![moved]));
         let join = plan(Change::Join(SliceId(2)));
         assert_eq!(jobs(&join, &placement, false), Ok(vec![Job::Join(SliceId(2))]));
         let stale = plan(Change::Leave(SliceId(3)));

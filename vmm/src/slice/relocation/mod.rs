@@ -5,7 +5,7 @@
 //!                                                      Queues --> order of changes
 //!                                                      Home   --> memory engine, then order of changes
 //!                                                      Pull   --> home of the pages
-//!                                                      Coordinate, Join, Leave --> cut
+//!                                                      Device, Coordinate, Join, Leave --> cut
 //!   control socket --add----> newcomer is called (`joining`) --its offer--> plan, as above
 //! ```
 //! All of it is one operation: nobody pauses the VM meanwhile. A job that fails ends it; what was done before stays done,
