@@ -23,11 +23,12 @@ Example: a guest with one vCPU and 512 MiB here, and one vCPU and 512 MiB of 10.
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// A slice, the local one first: `local,cpus=N,memory=SIZE` or `ADDRESS:PORT,cpus=N,memory=SIZE`
+    /// A slice, the local one first: `local,cpus=N[,max-cpus=M],memory=SIZE` or `ADDRESS:PORT,cpus=N,...`
     ///
     /// - ADDRESS is numeric. It is where that slice's companion listens.
     /// - SIZE is a number of bytes or ends with M or G. It is a multiple of 2 MiB and may be 0.
     /// - N may be 0, but not for the first slice.
+    /// - M is N or more: vCPUs beyond N wait there until the guest is told of them (`tessera vm cpus`).
     /// - Slices may be unequal. A slice may have memory and no vCPU, or devices and nothing else
     ///   (`cpus=0,memory=0`).
     /// - A VM has at most 32 slices, 256 vCPUs and 31 devices, and at least 32 MiB of memory.

@@ -1,4 +1,4 @@
-//! The grammar of `--slice`: `local,cpus=N,memory=SIZE` or `ADDRESS:PORT,cpus=N,memory=SIZE`.
+//! The grammar of `--slice`: `local,cpus=N,memory=SIZE` or `ADDRESS:PORT,cpus=N,memory=SIZE`, either with `max-cpus=N`.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -25,21 +25,22 @@ impl FromStr for SliceArgument {
                     .map_err(|_| format!("{place:?} is neither `local` nor ADDRESS:PORT"))?,
             ),
         };
-        let (mut vcpus, mut memory) = (None, None);
+        let (mut vcpus, mut most, mut memory) = (None, None, None);
         for part in parts {
             let (key, value) =
                 part.split_once('=').ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
             let slot_taken = match key {
-                "cpus" => {
-                    let number =
-                        value.parse().map_err(|_| format!("cpus={value:?} is no number"))?;
-                    vcpus.replace(number).is_some()
+                "cpus" | "max-cpus" => {
+                    let number: u32 =
+                        value.parse().map_err(|_| format!("{key}={value:?} is no number"))?;
+                    let slot = if key == "cpus" { &mut vcpus } else { &mut most };
+                    slot.replace(number).is_some()
                 }
                 "memory" => {
                     let bytes = bytes(value).map_err(|error| format!("memory={error}"))?;
                     memory.replace(bytes).is_some()
                 }
-                _ => return Err(format!("{key:?} is none of cpus, memory")),
+                _ => return Err(format!("{key:?} is none of cpus, max-cpus, memory")),
             };
             if slot_taken {
                 return Err(format!("{key} is given twice"));
@@ -47,7 +48,9 @@ impl FromStr for SliceArgument {
         }
         let vcpus = vcpus.ok_or("cpus= is missing")?;
         let memory = memory.ok_or("memory= is missing")?;
-        Ok(Self { address, spec: SliceSpec { vcpus, memory } })
+        let spare_vcpus = most.unwrap_or(vcpus).checked_sub(vcpus);
+        let spare_vcpus = spare_vcpus.ok_or("max-cpus= is less than cpus=")?;
+        Ok(Self { address, spec: SliceSpec { vcpus, spare_vcpus, memory } })
     }
 }
 
@@ -72,7 +75,14 @@ mod tests {
         let slice: SliceArgument = "10.9.0.2:7100,cpus=2,memory=256M".parse().unwrap();
 
         assert_eq!(slice.address, Some("10.9.0.2:7100".parse().unwrap()));
-        assert_eq!(slice.spec, SliceSpec { vcpus: 2, memory: 256 << 20 });
+        assert_eq!(slice.spec, SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 256 << 20 });
+    }
+
+    #[test]
+    fn parse_with_more_vcpus_for_later_gives_their_number() {
+        let slice: SliceArgument = "local,max-cpus=5,cpus=2,memory=256M".parse().unwrap();
+
+        assert_eq!((slice.spec.vcpus, slice.spec.spare_vcpus), (2, 3));
     }
 
     #[test]
@@ -84,6 +94,8 @@ mod tests {
             "local,cpus=1,cpus=2,memory=1M",
             "nowhere,cpus=1,memory=1M",
             "local,cpus=one,memory=1M",
+            "local,cpus=2,max-cpus=1,memory=1M",
+            "local,cpus=1,max-cpus=2,max-cpus=2,memory=1M",
             "local,cpus=1,memory=999999999999G",
         ] {
             assert!(text.parse::<SliceArgument>().is_err(), "{text}");

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use vmm::control::{
     AddRequest, AdviseRequest, Answer, Client, ConsolidateRequest, DrainRequest, MoveVcpuRequest,
     PauseRequest, PlacementAnswer, PlacementRequest, Request, ResumeRequest, SpreadRequest,
+    VcpusAnswer, VcpusRequest,
 };
 
 #[derive(Args, Debug)]
@@ -39,6 +40,8 @@ enum Verb {
     Add(AddArguments),
     /// Bring vCPUs to slices that have fewer, until they are spread evenly.
     Spread(Target),
+    /// Print which vCPUs the guest has, or have it get or give some back, if the VM was started with max-cpus= for a slice.
+    Cpus(CpusArguments),
     /// Count for a while which slices send each other pages, and print where whole groups of vCPUs would be better placed:
     /// what that saves, and what it costs. Nothing is moved.
     Advise(AdviseArguments),
@@ -96,6 +99,17 @@ struct AddArguments {
 }
 
 #[derive(Args, Debug)]
+struct CpusArguments {
+    /// How many vCPUs the guest is to have. It is told so by ACPI, and waited for
+    ///
+    /// The lowest numbers come first, and the highest go first. Linux knows a vCPU that has come, and uses it once somebody in
+    /// the guest writes 1 into /sys/devices/system/cpu/cpuN/online. One that is to go it takes off line by itself.
+    count: Option<u32>,
+    #[command(flatten)]
+    target: Target,
+}
+
+#[derive(Args, Debug)]
 struct AdviseArguments {
     /// How long to count
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
@@ -145,6 +159,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             (target, Request::Add(request), "added")
         }
         Verb::Spread(target) => (target, Request::Spread(SpreadRequest {}), "spread"),
+        Verb::Cpus(arguments) => return cpus(arguments),
         Verb::Advise(arguments) => return advise(arguments),
         Verb::Show(target) => return show(target),
     };
@@ -181,6 +196,24 @@ fn advise(AdviseArguments { seconds, target }: &AdviseArguments) -> Result<()> {
         answer.proposals.join("\n")
     };
     writeln!(stdout(), "{text}").context("print the answer")
+}
+
+fn cpus(CpusArguments { count, target }: &CpusArguments) -> Result<()> {
+    let request = Request::Vcpus(VcpusRequest { count: *count });
+    let Answer::Vcpus(answer) = ask(target, &request)? else { anyhow::bail!(OTHER_VERSION) };
+    let text = if target.json { serde_json::to_string(&answer)? } else { lines_of(&answer) };
+    writeln!(stdout(), "{text}").context("print the answer")
+}
+
+fn lines_of(VcpusAnswer { present, coming, leaving, absent }: &VcpusAnswer) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    for (state, vcpus) in
+        [("present", present), ("coming", coming), ("leaving", leaving), ("absent", absent)]
+    {
+        table.add_row([state.to_owned(), list(vcpus)]);
+    }
+    table.to_string()
 }
 
 /// Shown on a terminal only, once there is something to tell.
@@ -228,6 +261,15 @@ fn list(of: impl IntoIterator<Item = impl Display>) -> String {
 mod tests {
     use super::*;
     use vmm::control::SlicePlaces;
+
+    #[test]
+    fn lines_show_each_vcpu() {
+        let answer =
+            VcpusAnswer { present: vec![0, 1], absent: vec![2, 3], ..VcpusAnswer::default() };
+        let text = lines_of(&answer);
+        let words: Vec<_> = text.split_whitespace().collect();
+        assert_eq!(words, ["present", "0", "1", "coming", "-", "leaving", "-", "absent", "2", "3"]);
+    }
 
     #[test]
     fn table_shows_each_slice() {

@@ -10,9 +10,13 @@
 //! * Every vCPU has an x2APIC entry, also those with ids below 255: there is no xAPIC mode.
 //! * "Force physical destination mode": without interrupt remapping, logical x2APIC destinations
 //!   do not fit in an IOAPIC entry.
+//! * vCPUs that can come later are "online capable" and not "enabled", and only then there are processor devices and a
+//!   general-purpose event (`acpi/vcpus.rs`).
 
 mod pci;
+mod vcpus;
 
+use crate::hotplug::GPE_PORT;
 use crate::ioapic::{IOAPIC_BASE, IOAPIC_ID};
 use crate::layout::{ACPI_END, ACPI_START, MemoryLayout, NodeRange};
 use crate::pm;
@@ -52,6 +56,14 @@ pub enum AcpiError {
         /// Number of nodes.
         nodes: u32,
     },
+    /// vCPUs that can come later, and none that boots.
+    #[error("ACPI tables of {vcpus} vCPUs cannot have {present} of them present")]
+    Present {
+        /// Number of vCPUs.
+        vcpus: usize,
+        /// How many are to be present.
+        present: u32,
+    },
     /// Distances that ACPI does not allow.
     #[error("node distances {local} (local) and {remote} (remote) are not 10 and 11 to 254")]
     Distance {
@@ -86,6 +98,9 @@ pub struct AcpiConfig {
     pub remote_distance: u8,
     /// There is a PCI bus ([`PciRoot`](crate::pci::PciRoot)).
     pub pci: bool,
+    /// How many of the vCPUs, the first ones, the guest has at the start, if others can come later; none: it has all, for
+    /// ever.
+    pub present: Option<u32>,
 }
 
 impl AcpiConfig {
@@ -99,6 +114,7 @@ impl AcpiConfig {
             local_distance: 10,
             remote_distance: 20,
             pci: false,
+            present: None,
         }
     }
 
@@ -108,11 +124,22 @@ impl AcpiConfig {
         Self { pci: true, ..self }
     }
 
+    /// The same machine, in which the guest has so many vCPUs at the start and can have the others later.
+    #[must_use]
+    pub fn with_present(self, present: u32) -> Self {
+        Self { present: Some(present), ..self }
+    }
+
     fn check(&self) -> Result<(), AcpiError> {
         let places = self.vcpus.iter().map(|vcpu| vcpu.node);
         let memory = self.memory.iter().map(|range| range.node);
         if let Some(node) = places.chain(memory).find(|&node| node >= self.nodes) {
             return Err(AcpiError::NoSuchNode { node, nodes: self.nodes });
+        }
+        if let Some(present) = self.present
+            && !(1..=self.vcpus.len()).contains(&usize::try_from(present).unwrap_or(usize::MAX))
+        {
+            return Err(AcpiError::Present { vcpus: self.vcpus.len(), present });
         }
         let (local, remote) = (self.local_distance, self.remote_distance);
         if local != 10 || !(11..=254).contains(&remote) {
@@ -150,9 +177,10 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
     let rsdp_len = u64::try_from(Rsdp::len()).unwrap_or(u64::MAX);
     let mut area = Area { next: ACPI_START + rsdp_len, blobs: Vec::new() };
     let facs = area.place(bytes_of(&FACS::new()));
-    let dsdt = area.place(dsdt(config.pci));
+    let dsdt = area.place(dsdt(config));
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    let tables = [fadt(facs, dsdt), madt(config), srat(config), slit(config)];
+    let tables =
+        [fadt(facs, dsdt, config.present.is_some()), madt(config), srat(config), slit(config)];
     for table in tables.into_iter().chain(config.pci.then(pci::mcfg)) {
         xsdt.add_entry(area.place(table));
     }
@@ -192,8 +220,8 @@ fn sdt(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     table.as_slice().to_vec()
 }
 
-/// Sleep state S5, the panic device and PCI if there is; everything else is fixed hardware.
-fn dsdt(with_pci: bool) -> Vec<u8> {
+/// Sleep state S5, the panic device, and PCI and vCPUs that can come if there are any; everything else is fixed hardware.
+fn dsdt(config: &AcpiConfig) -> Vec<u8> {
     let mut body = Vec::new();
     let typ = pm::SLEEP_TYPE_S5;
     Name::new("_S5_".into(), &Package::new(vec![&typ, &typ, &0_u8, &0_u8])).to_aml_bytes(&mut body);
@@ -211,8 +239,11 @@ fn dsdt(with_pci: bool) -> Vec<u8> {
         )],
     )
     .to_aml_bytes(&mut body);
-    if with_pci {
+    if config.pci {
         pci::devices(&mut body);
+    }
+    if config.present.is_some() {
+        vcpus::devices(config, &mut body);
     }
     sdt(*b"DSDT", 2, &body)
 }
@@ -222,7 +253,7 @@ fn port(address: u16, bits: u8, access: AccessSize) -> GAS {
 }
 
 /// Fixed registers (ACPI 6.5, 5.2.9).
-fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
+fn fadt(facs: u64, dsdt: u64, events: bool) -> Vec<u8> {
     /// Devices on the legacy bus; the other bits are explained in the module documentation.
     const LEGACY_DEVICES: u16 = 1 << 0;
     const NO_VGA: u16 = 1 << 2;
@@ -251,6 +282,11 @@ fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
     fadt.pm_tmr_blk = u32::from(pm::PM_TIMER_PORT).into();
     fadt.pm_tmr_len = 4;
     fadt.x_pm_tmr_blk = port(pm::PM_TIMER_PORT, 32, AccessSize::DwordAccess);
+    if events {
+        fadt.gpe0_blk = u32::from(GPE_PORT).into();
+        fadt.gpe0_blk_len = 2;
+        fadt.x_gpe0_blk = port(GPE_PORT, 16, AccessSize::ByteAccess);
+    }
     // No C2 and no C3 (ACPI 6.5, table 5.9).
     fadt.p_lvl2_lat = 0xfff.into();
     fadt.p_lvl3_lat = 0xfff.into();
@@ -268,12 +304,9 @@ fn madt(config: &AcpiConfig) -> Vec<u8> {
     let mut body = Vec::new();
     body.dword(LOCAL_APIC);
     body.dword(PCAT_COMPAT);
+    let present = config.present.unwrap_or(u32::MAX);
     for (uid, vcpu) in (0_u32..).zip(&config.vcpus) {
-        // Type 9, processor local x2APIC: enabled.
-        body.vec(&[9, 16, 0, 0]);
-        body.dword(vcpu.apic_id);
-        body.dword(1);
-        body.dword(uid);
+        x2apic(&mut body, vcpu.apic_id, uid, uid < present);
     }
     // Type 1, IOAPIC with the global interrupts from 0.
     body.vec(&[1, 12, IOAPIC_ID, 0]);
@@ -287,6 +320,16 @@ fn madt(config: &AcpiConfig) -> Vec<u8> {
     body.dword(u32::MAX);
     body.vec(&[1, 0, 0, 0]);
     sdt(*b"APIC", 5, &body)
+}
+
+/// An entry of type 9, processor local x2APIC (ACPI 6.5, 5.2.12.12).
+fn x2apic(body: &mut dyn AmlSink, apic_id: u32, uid: u32, present: bool) {
+    const ENABLED: u32 = 1 << 0;
+    const ONLINE_CAPABLE: u32 = 1 << 1;
+    body.vec(&[9, 16, 0, 0]);
+    body.dword(apic_id);
+    body.dword(if present { ENABLED } else { ONLINE_CAPABLE });
+    body.dword(uid);
 }
 
 /// Which node vCPUs and memory are on (ACPI 6.5, 5.2.16).
@@ -462,7 +505,35 @@ mod tests {
     }
 
     #[test]
+    fn vcpus_that_can_come_are_told_of_only_when_there_are_some() {
+        let plain = config(4, &[64]);
+        let tables = |config: &AcpiConfig| build(config).unwrap();
+        let (without, with) = (tables(&plain), tables(&plain.clone().with_present(3)));
+        let flags = |tables: &AcpiTables| {
+            [0, 1, 2, 3].map(|vcpu| u32_at(table(tables, b"APIC"), 44 + 16 * vcpu + 8))
+        };
+        assert_eq!((flags(&without), flags(&with)), ([1; 4], [1, 1, 1, 2]));
+        let event = |tables: &AcpiTables| {
+            let fadt = table(tables, b"FACP");
+            (u32_at(fadt, 80), fadt[92], u64_at(fadt, 224))
+        };
+        assert_eq!((event(&without), event(&with)), ((0, 0, 0), (0x610, 2, 0x610)));
+        assert_eq!(table(&without, b"SRAT"), table(&with, b"SRAT"));
+        let names = |tables: &AcpiTables| {
+            let dsdt = table(tables, b"DSDT");
+            let has = |name: &str| dsdt.windows(4).any(|window| window == name.as_bytes());
+            ["CPUS", "_E00", "C000", "C003", "C004", "_MAT", "_OST"].map(has)
+        };
+        assert_eq!(names(&without), [false; 7]);
+        assert_eq!(names(&with), [true, true, true, true, false, true, true]);
+    }
+
+    #[test]
     fn build_impossible_configurations_are_refused() {
+        for present in [0, 3] {
+            let wrong = config(2, &[64]).with_present(present);
+            assert_eq!(build(&wrong), Err(AcpiError::Present { vcpus: 2, present }));
+        }
         let mut wrong = config(1, &[64]);
         wrong.vcpus[0].node = 1;
         assert_eq!(build(&wrong), Err(AcpiError::NoSuchNode { node: 1, nodes: 1 }));
@@ -475,11 +546,21 @@ mod tests {
         assert!(matches!(build(&wrong), Err(AcpiError::TooLarge { .. })));
     }
 
+    #[test]
+    fn tables_of_the_most_vcpus_that_can_come_fit() {
+        build(&config(256, &[64; 32]).with_pci().with_present(1)).unwrap();
+    }
+
     proptest! {
         #[test]
-        fn tables_any_size_never_overlap(vcpus in 0_u32..3000, nodes in 1_usize..200) {
+        fn tables_any_size_never_overlap(
+            vcpus in 0_u32..3000,
+            nodes in 1_usize..200,
+            present in prop::option::of(0_u32..300),
+        ) {
             let sizes = vec![32; nodes];
-            if let Ok(mut tables) = build(&config(vcpus, &sizes)) {
+            let config = AcpiConfig { present, ..config(vcpus, &sizes) };
+            if let Ok(mut tables) = build(&config) {
                 tables.blobs.sort();
                 let mut end = ACPI_START;
                 for (address, bytes) in &tables.blobs {

@@ -10,6 +10,7 @@
 //! | 0x3f8-0x3ff | serial line |
 //! | 0x505 | panic notifier |
 //! | 0x600-0x60b | ACPI PM1 and PM timer |
+//! | 0x610, 0x611, 0x620-0x633 | general-purpose event and CPU hot-plug, if vCPUs can come later |
 //! | 0xcf9 | reset control |
 //! | 0xfec00000 | IOAPIC |
 //!
@@ -24,6 +25,9 @@ pub use saved::ChipsetState;
 
 use crate::acpi::SCI_IRQ;
 use crate::cmos::Cmos;
+use crate::hotplug::{
+    GPE_PORT, HOTPLUG_BYTES, HOTPLUG_PORT, Hotplug, HotplugConfig, Plug, PlugError,
+};
 use crate::ioapic::{IOAPIC_BASE, IoApic};
 use crate::pit::Pit;
 use crate::pm::{self, Pm1, Pm1Write};
@@ -43,6 +47,8 @@ const KEYBOARD_RESET: u8 = 0xfe;
 const SERIAL_END: u16 = SERIAL_PORT + 7;
 const PM1_END: u16 = pm::PM1_CONTROL_PORT + 1;
 const PM_TIMER_END: u16 = pm::PM_TIMER_PORT + 3;
+const GPE_END: u16 = GPE_PORT + 1;
+const HOTPLUG_END: u16 = HOTPLUG_PORT + HOTPLUG_BYTES as u16 - 1;
 const IOAPIC_START: u64 = IOAPIC_BASE as u64;
 const IOAPIC_END: u64 = IOAPIC_START + 0xfff;
 
@@ -50,6 +56,8 @@ const IOAPIC_END: u64 = IOAPIC_START + 0xfff;
 pub struct ChipsetConfig {
     /// Number of vCPUs: an IOAPIC message to a physical id at or above it is dropped.
     pub vcpus: u32,
+    /// Which of them the guest has at the start, if others can come later.
+    pub hotplug: Option<HotplugConfig>,
     /// Takes the output of the guest, byte by byte. It should not block for long: the writing vCPU
     /// waits for it.
     pub console: Box<dyn Write + Send>,
@@ -97,6 +105,8 @@ struct Legacy {
     pm1: Pm1,
     pit: Pit,
     interrupt_masks: [u8; 2],
+    /// Where vCPUs can come later.
+    hotplug: Option<Hotplug>,
 }
 
 /// All platform devices of a machine. Any thread may use it.
@@ -124,13 +134,16 @@ impl Chipset {
     /// Devices in their state at power-on.
     #[must_use]
     pub fn new(config: ChipsetConfig) -> Self {
-        let ChipsetConfig { vcpus, console, interrupts, shutdown, clock } = config;
+        let ChipsetConfig { vcpus, hotplug, console, interrupts, shutdown, clock } = config;
         let console = Console::new(console);
         let ioapic = Arc::new(IoApicPort { ioapic: Mutex::default(), interrupts, vcpus });
         let line = Arc::clone(&ioapic);
         let interrupt = SerialInterrupt::new(move || line.with(|io| io.pulse(SERIAL_IRQ)));
         Self {
-            legacy: Mutex::default(),
+            legacy: Mutex::new(Legacy {
+                hotplug: hotplug.as_ref().map(Hotplug::new),
+                ..Legacy::default()
+            }),
             serial: Mutex::new(SerialLine::new(console.clone(), interrupt)),
             ioapic,
             console,
@@ -161,6 +174,41 @@ impl Chipset {
         heard
     }
 
+    /// All vCPUs, by their numbers, if some can come later.
+    pub fn plugs(&self) -> Option<Vec<Plug>> {
+        lock(&self.legacy).hotplug.as_ref().map(|hotplug| hotplug.plugs().to_vec())
+    }
+
+    /// Tells the guest of a vCPU that it does not have, and at which node that is, or takes back a request for it that the guest has not seen. One that it
+    /// has is fine.
+    ///
+    /// # Errors
+    /// There is no such vCPU, or none can come, or the guest is giving it back.
+    pub fn add_vcpu(&self, vcpu: u32, node: u8) -> Result<(), PlugError> {
+        self.with_hotplug(|hotplug| hotplug.add(vcpu, node))
+    }
+
+    /// Asks the guest for a vCPU, again if it was asked before. One that it does not have is fine.
+    ///
+    /// # Errors
+    /// There is no such vCPU, or it is the first one, or none can come and go.
+    pub fn remove_vcpu(&self, vcpu: u32) -> Result<(), PlugError> {
+        self.with_hotplug(|hotplug| hotplug.remove(vcpu))
+    }
+
+    fn with_hotplug(
+        &self,
+        ask: impl FnOnce(&mut Hotplug) -> Result<bool, PlugError>,
+    ) -> Result<(), PlugError> {
+        let mut legacy = lock(&self.legacy);
+        let due = ask(legacy.hotplug.as_mut().ok_or(PlugError::NoHotplug)?)?;
+        drop(legacy);
+        if due {
+            self.raise_sci();
+        }
+        Ok(())
+    }
+
     fn raise_sci(&self) {
         self.ioapic.with(|ioapic| ioapic.pulse(SCI_IRQ));
     }
@@ -181,6 +229,10 @@ impl Chipset {
             SERIAL_PORT..=SERIAL_END => lock(&self.serial).read(register(port, SERIAL_PORT)),
             pm::PVPANIC_PORT => pm::PVPANIC_PANICKED,
             pm::PM1_EVENT_PORT..=PM1_END => lock(&self.legacy).pm1.read(port - pm::PM1_EVENT_PORT),
+            GPE_PORT..=GPE_END => match &lock(&self.legacy).hotplug {
+                Some(hotplug) => hotplug.read_event(port - GPE_PORT),
+                None => 0xff,
+            },
             _ => 0xff,
         }
     }
@@ -205,6 +257,15 @@ impl Chipset {
                     Pm1Write::Stored => {}
                     Pm1Write::Event => self.raise_sci(),
                     Pm1Write::PowerOff => self.end(ShutdownCause::PowerOff),
+                }
+            }
+            GPE_PORT..=GPE_END => {
+                let mut legacy = lock(&self.legacy);
+                let hotplug = legacy.hotplug.as_mut();
+                let due = hotplug.is_some_and(|it| it.write_event(port - GPE_PORT, value));
+                drop(legacy);
+                if due {
+                    self.raise_sci();
                 }
             }
             _ => {}
@@ -234,6 +295,14 @@ impl Bus for Chipset {
                 }
             }
             (pm::RESET_PORT, [byte]) => *byte = 0,
+            (HOTPLUG_PORT..=HOTPLUG_END, _) => {
+                data.fill(0xff);
+                let hotplug = &mut lock(&self.legacy).hotplug;
+                if let (Some(hotplug), Ok(data)) = (hotplug, data.try_into()) {
+                    let data: &mut [u8; 4] = data;
+                    *data = hotplug.read(port - HOTPLUG_PORT).to_le_bytes();
+                }
+            }
             _ => {
                 for (byte, offset) in data.iter_mut().zip(0..) {
                     *byte = self.read_port(port.wrapping_add(offset));
@@ -248,6 +317,12 @@ impl Bus for Chipset {
             (pm::RESET_PORT, [value]) => {
                 if value & (pm::RESET_VALUE & 4) != 0 {
                     self.end(ShutdownCause::Reset);
+                }
+            }
+            (HOTPLUG_PORT..=HOTPLUG_END, _) => {
+                let hotplug = &mut lock(&self.legacy).hotplug;
+                if let (Some(hotplug), Ok(data)) = (hotplug, data.try_into()) {
+                    hotplug.write(port - HOTPLUG_PORT, u32::from_le_bytes(data));
                 }
             }
             _ => {

@@ -13,6 +13,7 @@ mod chipset;
 mod cmos;
 pub mod delegate;
 mod fence;
+mod hotplug;
 mod ioapic;
 pub mod layout;
 pub mod msix;
@@ -26,6 +27,7 @@ pub mod virtio;
 
 pub use chipset::{Chipset, ChipsetConfig};
 pub use fence::{Fence, Standing};
+pub use hotplug::{HotplugConfig, Plug, PlugError, PlugState};
 pub use ioapic::{IOAPIC_BASE, IOAPIC_PINS};
 pub use traits::{
     Bus, DeliveryMode, GuestClock, InterruptMessage, InterruptSink, SharedBus, ShutdownCause,

@@ -157,6 +157,7 @@ fn run(options: &Options) -> Result<i32> {
     load(options, &machine, &layout, &memory)?;
     let chipset = Arc::new(Chipset::new(ChipsetConfig {
         vcpus: options.vcpus,
+        hotplug: None,
         console: Box::new(io::stdout()),
         interrupts: Arc::new(machine.clone()) as Arc<dyn InterruptSink>,
         shutdown: Arc::clone(&events) as Arc<dyn ShutdownSink>,

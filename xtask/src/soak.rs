@@ -11,6 +11,7 @@ use scenarios::soak::guest::{self, GuestOptions};
 use scenarios::soak::kill::{self, KillOptions};
 use scenarios::soak::migrate::{self, MigrateOptions};
 use scenarios::soak::pause::{self, PauseOptions};
+use scenarios::soak::vcpus::{self, VcpusOptions};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SoakVerb {
@@ -28,6 +29,9 @@ pub(crate) enum SoakVerb {
     /// Move vCPUs between slices and drain slices at random, while the guest runs its tests or is a Debian system under
     /// load: no test and no request fails, each move is done or given up with a cause, and a slice may leave in the end
     Migrate(MigrateOptions),
+    /// A guest gets a vCPU more and gives it back by ACPI, again and again; it runs programs there, and its kernel has nothing
+    /// to complain of
+    Vcpus(VcpusOptions),
     /// Kill the whole VM while its guest writes to disks, again and again: what was flushed must be there
     GuestKill(GuestOptions),
     /// Kill a slice that has nothing but the guest's disks: the guest must see errors and go on
@@ -41,6 +45,7 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
         SoakVerb::Kill(options) => kill::run(options),
         SoakVerb::Pause(options) => pause::run(options),
         SoakVerb::Migrate(options) => migrate::run(options),
+        SoakVerb::Vcpus(options) => vcpus::run(options),
         SoakVerb::GuestKill(options) => guest::run(options),
         SoakVerb::DeviceSlice(options) => device::run(options),
     }

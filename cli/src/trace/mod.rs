@@ -108,6 +108,7 @@ fn ask(client: &mut Client, top: usize) -> Result<TraceAnswer, ClientError> {
         | Answer::Done(_)
         | Answer::Placement(_)
         | Answer::Advice(_)
+        | Answer::Vcpus(_)
         | Answer::Refused(_) => TraceAnswer::default(),
     })
 }

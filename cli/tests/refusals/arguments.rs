@@ -33,8 +33,10 @@ fn slices_that_are_none_are_refused() {
         (&["local,cpus=4294967296,memory=64M"], "is no number"),
         (&["local,cpus=-1,memory=64M"], "is no number"),
         (&["local,cpus=1,memory=64T"], "memory=\"64T\" is no size"),
-        (&["local,cpus=1,memory=64M,disk=1"], "\"disk\" is none of cpus, memory"),
+        (&["local,cpus=1,memory=64M,disk=1"], "\"disk\" is none of cpus, max-cpus, memory"),
         (&["local,cpus=1,cpus=1,memory=64M"], "cpus is given twice"),
+        (&["local,cpus=2,max-cpus=1,memory=64M"], "max-cpus= is less than cpus="),
+        (&["local,cpus=1,max-cpus=257,memory=64M"], "1 to 256 vCPUs, not 257"),
         (&["nowhere,cpus=1,memory=64M"], "\"nowhere\" is neither `local` nor ADDRESS:PORT"),
     ]);
 }

@@ -2,6 +2,7 @@
 
 use super::{Chipset, lock};
 use crate::cmos::CmosState;
+use crate::hotplug::HotplugState;
 use crate::ioapic::IoApicState;
 use crate::pit::PitState;
 use crate::pm::Pm1State;
@@ -25,23 +26,27 @@ pub struct ChipsetState {
     pub pm1: Pm1State,
     /// The IOAPIC.
     pub ioapic: IoApicState,
+    /// CPU hot-plug, in a machine in which vCPUs can come later.
+    pub hotplug: Option<HotplugState>,
 }
 
 impl SavedState for ChipsetState {
     const NAME: &'static str = "chipset";
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
     const MAX_BYTES: usize = SerialLineState::MAX_BYTES
         + PitState::MAX_BYTES
         + CmosState::MAX_BYTES
         + Pm1State::MAX_BYTES
         + IoApicState::MAX_BYTES
-        + 64;
+        + HotplugState::MAX_BYTES
+        + 80;
 
     fn check(&self) -> Result<(), Invalid> {
         self.serial.check()?;
         self.pit.check()?;
         self.cmos.check()?;
         self.pm1.check()?;
+        self.hotplug.as_ref().map_or(Ok(()), HotplugState::check)?;
         self.ioapic.check()
     }
 }
@@ -60,15 +65,21 @@ impl Saved for Chipset {
             cmos: legacy.cmos.save(),
             pm1: legacy.pm1.save(),
             ioapic: lock(&self.ioapic.ioapic).save(),
+            hotplug: legacy.hotplug.as_ref().map(Saved::save),
         }
     }
 
     /// Sends no interrupt and no output.
     fn restore(&mut self, state: ChipsetState) -> Result<(), Invalid> {
-        // Nothing but this can be wrong with it: there is one configuration.
         state.check()?;
-        lock(&self.serial).restore(state.serial)?;
         let mut legacy = lock(&self.legacy);
+        // Only this depends on the configuration. It goes first: what is refused changes nothing.
+        match (&mut legacy.hotplug, state.hotplug) {
+            (None, None) => {}
+            (Some(hotplug), Some(state)) => hotplug.restore(state)?,
+            _ => return Err(Invalid::new("hotplug", "only one of the two machines has it")),
+        }
+        lock(&self.serial).restore(state.serial)?;
         legacy.interrupt_masks = state.interrupt_masks;
         legacy.pit.restore(state.pit)?;
         legacy.cmos.restore(state.cmos)?;

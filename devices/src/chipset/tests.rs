@@ -3,6 +3,7 @@
 mod saved;
 
 use super::*;
+use crate::hotplug::PlugState;
 use crate::serial::INPUT_LIMIT;
 use crate::traits::DeliveryMode;
 use proptest::prelude::*;
@@ -49,9 +50,15 @@ impl Write for Output {
 }
 
 fn machine() -> (Arc<World>, Chipset) {
+    machine_with(None)
+}
+
+/// With so many vCPUs present, where others can come.
+fn machine_with(present: Option<u32>) -> (Arc<World>, Chipset) {
     let world = Arc::new(World::default());
     let chipset = Chipset::new(ChipsetConfig {
         vcpus: 2,
+        hotplug: present.map(|present| HotplugConfig { present, vcpu_nodes: vec![0, 1], nodes: 2 }),
         console: Box::new(Output(Arc::clone(&world))),
         interrupts: Arc::<World>::clone(&world),
         shutdown: Arc::<World>::clone(&world),
@@ -110,6 +117,42 @@ fn serial_input_beyond_the_bound_is_left_to_the_caller() {
     let taken = chipset.console_input(&[0; 10_000]);
     assert!((INPUT_LIMIT..INPUT_LIMIT + 65).contains(&(taken + chipset.console_input(&[0; 100]))));
     assert_eq!(chipset.console_input(&[0]), 0);
+}
+
+#[test]
+fn vcpu_that_comes_interrupts_a_guest_that_has_enabled_the_event() {
+    let (world, chipset) = machine_with(Some(1));
+    route(&chipset, SCI_IRQ, 0x39, 1);
+    chipset.add_vcpu(1, 0).unwrap();
+    assert!(lock(&world.messages).is_empty());
+    chipset.pio_write(GPE_PORT + 1, &[1]);
+    assert_eq!(lock(&world.messages).len(), 1);
+    assert_eq!(inb(&chipset, GPE_PORT), 1);
+    chipset.pio_write(GPE_PORT, &[1]);
+    let read = |offset| {
+        let mut data = [0; 4];
+        chipset.pio_read(HOTPLUG_PORT + offset, &mut data);
+        u32::from_le_bytes(data)
+    };
+    // In bytes or words there is nothing to see, and nothing is taken.
+    let mut word = [0; 2];
+    chipset.pio_read(HOTPLUG_PORT + 4, &mut word);
+    assert_eq!((inb(&chipset, HOTPLUG_PORT + 4), word), (0xff, [0xff; 2]));
+    assert_eq!([read(4), read(4), read(8)], [0x1_0001, u32::MAX, 0xf]);
+    chipset.pio_write(HOTPLUG_PORT + 12, &0x1_0000_u32.to_le_bytes());
+    assert_eq!(chipset.plugs().unwrap()[1].state, PlugState::Present);
+    chipset.remove_vcpu(1).unwrap();
+    assert_eq!(lock(&world.messages).len(), 2);
+}
+
+#[test]
+fn machine_whose_vcpus_stay_has_no_registers_for_them() {
+    let (_, chipset) = machine();
+    chipset.pio_write(GPE_PORT + 1, &[1]);
+    let mut data = [0; 4];
+    chipset.pio_read(HOTPLUG_PORT, &mut data);
+    assert_eq!((inb(&chipset, GPE_PORT + 1), data), (0xff, [0xff; 4]));
+    assert_eq!((chipset.plugs(), chipset.add_vcpu(1, 0)), (None, Err(PlugError::NoHotplug)));
 }
 
 #[test]

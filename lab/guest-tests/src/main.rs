@@ -6,7 +6,8 @@
 //! as well: a test that fails natively says nothing about a VM.
 //!
 //! ```text
-//! main -> init (pid 1) \ (or disks: writers until the machine is killed; or programs: loads that are timed)
+//! main -> init (pid 1) \ (or disks: writers until the machine is killed; or programs: loads that are timed;
+//!                         or vcpus: CPUs that come and go)
 //!      -> run           -> list -> litmus, counters, clock, tlb, process, memory, hotplug, stress
 //!                                    each on a bench: worker processes (pool) + topology
 //! ```
@@ -46,6 +47,7 @@ mod selfcheck;
 mod stress;
 mod sys;
 mod tlb;
+mod vcpus;
 mod vsock;
 
 use std::env;
@@ -128,6 +130,9 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
     if let Some(run) = config.disks {
         disks::run(run, config.talk, &topology)?;
         return Ok(Score::default());
+    }
+    if let Some(times) = config.vcpus {
+        return Ok(vcpus::run(times));
     }
     if let Some(rounds) = config.programs {
         return Ok(programs::run(rounds, started));

@@ -87,6 +87,7 @@ impl Client {
             | Request::Consolidate(_)
             | Request::Spread(_)
             | Request::Add(_)
+            | Request::Vcpus(_)
             | Request::Advise(_) => LIMIT_OF_A_PART,
             _ => LIMIT,
         };

@@ -40,6 +40,8 @@ pub enum Request {
     Advise(AdviseRequest),
     /// Where each part of the VM is.
     Placement(PlacementRequest),
+    /// Which vCPUs the guest has, once it has as many as wished. Of the coordinator.
+    Vcpus(VcpusRequest),
 }
 
 /// Whose pages count from then on.
@@ -127,6 +129,15 @@ pub struct AdviseRequest {
     pub seconds: u64,
 }
 
+/// How many vCPUs the guest is to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VcpusRequest {
+    /// As many as it has unless given.
+    #[serde(default)]
+    pub count: Option<u32>,
+}
+
 /// Which vCPU, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -175,6 +186,8 @@ pub enum Answer {
     Placement(PlacementAnswer),
     /// Where groups of vCPUs would be better placed.
     Advice(AdviceAnswer),
+    /// Which vCPUs the guest has.
+    Vcpus(VcpusAnswer),
     /// Why there is no answer, in one line.
     Refused(String),
 }
@@ -184,6 +197,19 @@ pub enum Answer {
 pub struct AdviceAnswer {
     /// A line for each, the most worth first. They exclude each other.
     pub proposals: Vec<String>,
+}
+
+/// The vCPUs of a VM in which some can come and go, each in one of the lists, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpusAnswer {
+    /// The guest has them. Whether it uses them, it alone knows.
+    pub present: Vec<u32>,
+    /// It is told of them, and has not said what came of it.
+    pub coming: Vec<u32>,
+    /// It is asked for them, and has not given them back.
+    pub leaving: Vec<u32>,
+    /// It does not know them.
+    pub absent: Vec<u32>,
 }
 
 /// How far something has come that takes long.
@@ -324,6 +350,9 @@ mod tests {
         let tune = TuneRequest { hold_us: Some((20, 500)), correlation: None };
         assert_eq!(parse(r#"{"tune":{"hold_us":[20,500]}}"#).unwrap(), Request::Tune(tune));
         assert!(parse(r#"{"tune":{"hold_us":[20]}}"#).is_err());
+        let vcpus = |count| Request::Vcpus(VcpusRequest { count });
+        assert_eq!(parse(r#"{"vcpus":{}}"#).unwrap(), vcpus(None));
+        assert_eq!(parse(r#"{"vcpus":{"count":3}}"#).unwrap(), vcpus(Some(3)));
         assert!(parse(r#"{"report":{"top":1}}"#).is_err());
         for text in ["", "{}", "trace", r#"{"trace":{}}"#, r#"{"trace":{"top":-1}}"#] {
             assert!(parse(text).is_err(), "{text}");

@@ -21,10 +21,10 @@ pub use message::{
     AddRequest, AdviceAnswer, AdviseRequest, Answer, ConsolidateRequest, DoneAnswer, DrainRequest,
     ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest,
     Progress, REQUEST_MAX, ReportAnswer, ReportRequest, Request, ResumeRequest, Since, SlicePlaces,
-    SpreadRequest, TraceAnswer, TraceRequest, TuneRequest,
+    SpreadRequest, TraceAnswer, TraceRequest, TuneRequest, VcpusAnswer, VcpusRequest,
 };
 pub use view::TOP_MAX;
-pub use vm::{PausesVm, Relocates, Relocation};
+pub use vm::{PausesVm, PlugsVcpus, Relocates, Relocation};
 
 pub use crate::local_socket::SocketError;
 
@@ -146,9 +146,14 @@ impl ControlSocket {
 pub struct ControlHandle(Arc<Shared>);
 
 impl ControlHandle {
-    /// From now on the VM can be paused, and its parts move.
-    pub fn attach_vm(&self, pauses: Arc<dyn PausesVm>, relocates: Arc<dyn Relocates>) {
-        *locked(&self.0.vm) = Some(Vm { pauses, relocates });
+    /// From now on the VM can be paused, its parts move, and its vCPUs come and go.
+    pub fn attach_vm(
+        &self,
+        pauses: Arc<dyn PausesVm>,
+        relocates: Arc<dyn Relocates>,
+        plugs: Arc<dyn PlugsVcpus>,
+    ) {
+        *locked(&self.0.vm) = Some(Vm { pauses, relocates, plugs });
     }
 
     /// From now on that is asked of another slice. Whoever has asked already is answered here.
@@ -300,6 +305,7 @@ fn answer(
         | Request::Consolidate(_)
         | Request::Spread(_)
         | Request::Add(_)
+        | Request::Vcpus(_)
         | Request::Advise(_) => {
             // Other clients do not wait for this one's answer.
             let vm = vm(shared);

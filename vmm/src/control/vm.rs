@@ -1,6 +1,8 @@
 //! What the control socket of the slice that coordinates does to the whole VM.
 
-use super::message::{AddRequest, AdviceAnswer, Answer, DoneAnswer, Progress, Request};
+use super::message::{
+    AddRequest, AdviceAnswer, Answer, DoneAnswer, Progress, Request, VcpusAnswer,
+};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -87,11 +89,28 @@ pub trait Relocates: fmt::Debug + Send + Sync {
     fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, String>;
 }
 
+/// Has a guest get and give back vCPUs. Each call says which it has then, or why that is not what was wished.
+pub trait PlugsVcpus: fmt::Debug + Send + Sync {
+    /// Which it has.
+    ///
+    /// # Errors
+    /// None can come or go, or the VM is over.
+    fn vcpus(&self) -> Result<VcpusAnswer, String>;
+
+    /// Asks the guest for so many, and waits for its answers. `tell` hears of each vCPU before it is asked about.
+    ///
+    /// # Errors
+    /// None can come or go, or not so many, or something else goes on: nothing was done. Or the guest refuses, or does not
+    /// answer: what it was asked before is done.
+    fn set_vcpus(&self, count: u32, tell: &mut dyn FnMut(Progress)) -> Result<VcpusAnswer, String>;
+}
+
 /// What can be done to a VM.
 #[derive(Clone, Debug)]
 pub(super) struct Vm {
     pub(super) pauses: Arc<dyn PausesVm>,
     pub(super) relocates: Arc<dyn Relocates>,
+    pub(super) plugs: Arc<dyn PlugsVcpus>,
 }
 
 impl Vm {
@@ -102,6 +121,11 @@ impl Vm {
             return advice.map_or_else(Answer::Refused, |proposals| {
                 Answer::Advice(AdviceAnswer { proposals })
             });
+        }
+        if let Request::Vcpus(request) = request {
+            let plugs = &self.plugs;
+            let vcpus = request.count.map_or_else(|| plugs.vcpus(), |n| plugs.set_vcpus(n, tell));
+            return vcpus.map_or_else(Answer::Refused, Answer::Vcpus);
         }
         let mut relocate = |what| self.relocates.relocate(&what, tell);
         let result = match request {
@@ -123,6 +147,7 @@ impl Vm {
                 relocate(Relocation::Add { address: *address, empty: *empty })
             }
             Request::Advise(_)
+            | Request::Vcpus(_)
             | Request::Trace(_)
             | Request::Report(_)
             | Request::ForgetDevicePages(_)

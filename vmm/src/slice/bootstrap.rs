@@ -94,10 +94,9 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
     let tables =
         acpi::build(&AcpiConfig { remote_distance: options.node_distance, ..shape.acpi() })?;
-    let borrowed = options.spec.slices[0].vcpus..shape.vcpus();
     let cmdline = recommended_cmdline(&GuestCmdline {
         tsc_khz: told_khz,
-        borrowed: vec![borrowed],
+        borrowed: shape.borrowed(),
         preset: options.guest_preset,
         user: &options.cmdline,
     });

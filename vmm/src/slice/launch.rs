@@ -270,6 +270,7 @@ impl Parts {
             channels: Arc::clone(&self.channels),
             machine: self.machine.clone(),
             vcpus: shape.vcpus(),
+            hotplug: shape.hotplug(),
             shutdown: Arc::clone(&self.dispatcher) as _,
             moves: self.moves(),
             capacity: Arc::new(Mutex::new(capacity(shape, &launch.offers, &launch.devices))),

@@ -28,6 +28,7 @@ mod events;
 mod frame_counts;
 mod handover;
 mod host;
+mod hotplug;
 mod joining;
 mod launch;
 mod negotiation;

@@ -17,6 +17,9 @@ pub(super) enum Operation {
     /// Parts of the VM go to other slices.
     #[error("parts of the VM are being moved")]
     Move,
+    /// The guest is asked about vCPUs.
+    #[error("the guest is being told of vCPUs, or asked for them")]
+    Hotplug,
 }
 
 /// What goes on. Of the coordinator, which begins all of it.

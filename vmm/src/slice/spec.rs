@@ -5,11 +5,13 @@ use super::peripherals::{BackEndShape, DeviceSpec};
 use crate::interrupts::InterruptBackEnd;
 use crate::timer_spacing::TimerSpacing;
 use crate::tsc::ClockRate;
+use devices::HotplugConfig;
 use devices::acpi::{AcpiConfig, VcpuPlace};
 use devices::layout::{LayoutError, MemoryLayout};
 use dsm::{HoldError, HoldPolicy, HomeTable, NodeConfig, Replicate};
 use migrate::{DevicePlace, MemoryPlace, Placement, PlacementError};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
@@ -29,8 +31,11 @@ pub(crate) const FIRST_EPOCH: Epoch = Epoch(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SliceSpec {
-    /// vCPUs that run there.
+    /// vCPUs that run there at the start.
     pub vcpus: u32,
+    /// More vCPUs that wait there for the guest to be told of them. Their numbers come after those of all slices at the start.
+    #[serde(default)]
+    pub spare_vcpus: u32,
     /// Bytes of memory that it is home of; a multiple of 2 MiB, zero allowed.
     pub memory: u64,
 }
@@ -192,6 +197,8 @@ pub(crate) struct Shape {
     pub(crate) layout: MemoryLayout,
     /// Where vCPUs and memory are at the start. Devices are placed once their shapes are known ([`Self::place`]).
     pub(crate) placement: Placement,
+    /// How many of the vCPUs, the first ones, the guest has at the start, if others can come later.
+    pub(crate) present: Option<u32>,
     pub(crate) clock_rate: ClockRate,
     pub(crate) timer_spacing: TimerSpacing,
     pub(crate) hold: HoldPolicy,
@@ -208,8 +215,11 @@ impl VmSpec {
         if count == 0 || count > SLICES_MAX {
             return Err(SpecError::Slices(count));
         }
-        let vcpus = self.slices.iter().try_fold(0u32, |sum, s| sum.checked_add(s.vcpus));
-        let vcpus = vcpus.unwrap_or(u32::MAX);
+        let all = |of: fn(&SliceSpec) -> u32| {
+            self.slices.iter().fold(0u32, |sum, slice| sum.saturating_add(of(slice)))
+        };
+        let (present, spare) = (all(|slice| slice.vcpus), all(|slice| slice.spare_vcpus));
+        let vcpus = present.saturating_add(spare);
         if vcpus == 0 || vcpus > VCPUS_MAX {
             return Err(SpecError::Vcpus(vcpus));
         }
@@ -224,11 +234,11 @@ impl VmSpec {
             home: slice_of(range.node),
         });
         let slices: Vec<SliceId> = (0u32..).take(count).map(slice_of).collect();
-        let vcpus = slices
-            .iter()
-            .zip(&self.slices)
-            .flat_map(|(id, spec)| (0..spec.vcpus).map(|_| *id))
-            .collect();
+        let each = |of: fn(&SliceSpec) -> u32| {
+            let specs = slices.iter().zip(&self.slices);
+            specs.flat_map(move |(id, spec)| (0..of(spec)).map(|_| *id))
+        };
+        let vcpus = each(|slice| slice.vcpus).chain(each(|slice| slice.spare_vcpus)).collect();
         let placement =
             Placement::new(FIRST_EPOCH, slices.clone(), vcpus, memory.collect(), Vec::new())?;
         let hold = HoldPolicy::between(self.hold_us)?;
@@ -248,7 +258,9 @@ impl VmSpec {
             let spec = &self.slices[usize::from(slice.0)];
             let reads_memory =
                 |device: &DeviceSpec| device.slice == slice.0 && device.has_rings_at_home();
-            spec.vcpus == 0 && spec.memory == 0 && !self.devices.iter().any(reads_memory)
+            spec.vcpus + spec.spare_vcpus == 0
+                && spec.memory == 0
+                && !self.devices.iter().any(reads_memory)
         };
         let bystanders = slices.iter().filter(bystander).copied().collect();
         Ok(Shape {
@@ -257,6 +269,7 @@ impl VmSpec {
             sample,
             layout,
             placement,
+            present: (spare > 0).then_some(present),
             clock_rate: ClockRate::new(self.clock_rate)
                 .map_err(|_| choice("the guest clock rate", &self.clock_rate.to_string()))?,
             timer_spacing: self
@@ -272,6 +285,30 @@ impl Shape {
     /// Number of vCPUs.
     pub(crate) fn vcpus(&self) -> u32 {
         u32::try_from(self.placement.vcpus().len()).expect("at most 256 vCPUs")
+    }
+
+    /// Which vCPUs the guest has at the start and where, if others can come later.
+    pub(crate) fn hotplug(&self) -> Option<HotplugConfig> {
+        let node = |slice: &SliceId| slice.0.to_le_bytes()[0];
+        let (vcpus, members) = (self.placement.vcpus(), self.placement.members());
+        Some(HotplugConfig {
+            present: self.present?,
+            vcpu_nodes: vcpus.iter().map(node).collect(),
+            nodes: members.last().map_or(1, |last| node(last) + 1),
+        })
+    }
+
+    /// Ranges of the vCPUs that are not the bootstrap's at the start.
+    pub(crate) fn borrowed(&self) -> Vec<Range<u32>> {
+        let mut ranges: Vec<Range<u32>> = Vec::new();
+        for (vcpu, slice) in (0u32..).zip(self.placement.vcpus()) {
+            match ranges.last_mut() {
+                _ if *slice == BOOTSTRAP => {}
+                Some(last) if last.end == vcpu => last.end += 1,
+                _ => ranges.push(vcpu..vcpu + 1),
+            }
+        }
+        ranges
     }
 
     /// The slices but for the bootstrap.
@@ -300,11 +337,12 @@ impl Shape {
             .zip(self.placement.vcpus())
             .map(|(apic_id, slice)| VcpuPlace { apic_id, node: u32::from(slice.0) });
         let config = AcpiConfig::new(places.collect(), &self.layout);
+        let config = AcpiConfig { present: self.present, ..config };
         if self.devices.is_empty() { config } else { config.with_pci() }
     }
 
     /// Frame ranges that hold memory, ascending.
-    pub(crate) fn frames(&self) -> Vec<std::ops::Range<u64>> {
+    pub(crate) fn frames(&self) -> Vec<Range<u64>> {
         let blocks = self.layout.blocks();
         blocks.iter().map(|b| b.start / 4096..(b.start + b.len) / 4096).collect()
     }
@@ -338,7 +376,7 @@ mod tests {
         VmSpec {
             slices: slices
                 .iter()
-                .map(|(vcpus, mib)| SliceSpec { vcpus: *vcpus, memory: mib << 20 })
+                .map(|(vcpus, mib)| SliceSpec { vcpus: *vcpus, spare_vcpus: 0, memory: mib << 20 })
                 .collect(),
             interrupts: Interrupts::Auto,
             page_tables: PageTables::Auto,
@@ -358,6 +396,22 @@ mod tests {
         assert_eq!(placement.vcpus(), [SliceId(0), SliceId(0), SliceId(1)]);
         assert_eq!(placement.home_of(wire::Gfn((256 + 64) << 8)), Some(SliceId(2)));
         assert_eq!(placement.vcpus_on(SliceId(2)), []);
+    }
+
+    #[test]
+    fn vcpus_that_come_later_have_the_last_numbers() {
+        let mut spec = spec(&[(2, 256), (1, 64)]);
+        let places = |spec: &VmSpec| {
+            let shape = spec.shape().unwrap();
+            let slices = shape.placement.vcpus().iter().map(|slice| slice.0).collect::<Vec<_>>();
+            let borrowed: Vec<u32> = shape.borrowed().into_iter().flatten().collect();
+            (slices, shape.present, borrowed)
+        };
+        assert_eq!(places(&spec), (vec![0, 0, 1], None, vec![2]));
+        (spec.slices[0].spare_vcpus, spec.slices[1].spare_vcpus) = (1, 2);
+        assert_eq!(places(&spec), (vec![0, 0, 1, 0, 1, 1], Some(3), vec![2, 4, 5]));
+        spec.slices[1].spare_vcpus = 253;
+        assert!(matches!(spec.shape(), Err(SpecError::Vcpus(257))));
     }
 
     #[test]

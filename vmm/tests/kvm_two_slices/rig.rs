@@ -187,28 +187,28 @@ impl Vm {
         disk: guest::Disk,
         standby: Standby,
     ) -> Self {
-        let slices = vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2];
+        let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
         Self::launch((interrupts, carrier), slices, (disk, 1, standby), true)
     }
 
     /// Starts it on one slice.
     pub(crate) fn start_lone(interrupts: Interrupts, carrier: CarrierKind, disk: bool) -> Self {
-        let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }];
+        let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }];
         let disk = if disk { guest::Disk::Reads } else { guest::Disk::None };
         Self::launch((interrupts, carrier), slices, (disk, 0, Standby::None), true)
     }
 
     /// The same, with its disk on another slice, which has nothing else.
     pub(crate) fn start_with_disk_apart(interrupts: Interrupts, carrier: CarrierKind) -> Self {
-        let apart = SliceSpec { vcpus: 0, memory: 0 };
-        let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }, apart];
+        let apart = SliceSpec { vcpus: 0, spare_vcpus: 0, memory: 0 };
+        let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }, apart];
         let disk = (guest::Disk::Reads, 1, Standby::None);
         Self::launch((interrupts, carrier), slices, disk, true)
     }
 
     /// The same, and nobody can join it.
     pub(crate) fn start_without_secret() -> Self {
-        let slices = vec![SliceSpec { vcpus: 2, memory: 2 * SLICE_BYTES }];
+        let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }];
         let how = (Interrupts::Userspace, CarrierKind::Shm);
         Self::launch(how, slices, (guest::Disk::None, 0, Standby::None), false)
     }

@@ -85,7 +85,7 @@ impl Vm {
         fs::create_dir(&folder).context("make a folder")?;
         companion.wait_until_it_listens()?;
         let line = Line::default();
-        let slices = vec![SliceSpec { vcpus: 1, memory: SLICE_BYTES }; 2];
+        let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
         let local = (Memory::Memfd, folder.join("socket"));
         let mut options = bootstrap_options(guest, slices, Box::new(line.clone()), local)?;
         options.spec.interrupts = setup.interrupts;

@@ -17,12 +17,14 @@ enum Step {
     Line(u8, bool),
     End(u8),
     Button,
+    Plug(u32, bool),
 }
 
 fn port() -> impl Strategy<Value = u16> {
     prop_oneof![
         3 => 0x3f8_u16..0x400,
         2 => 0x600_u16..0x60c,
+        2 => prop::sample::select(vec![0x610, 0x611, 0x620, 0x624, 0x628, 0x62c, 0x630]),
         1 => prop::sample::select(vec![0x21, 0xa1, 0x40, 0x42, 0x43, 0x61, 0x70, 0x71]),
         1 => any::<u16>(),
     ]
@@ -41,6 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_u8..26, any::<bool>()).prop_map(|(pin, high)| Step::Line(pin, high)),
         1 => any::<u8>().prop_map(Step::End),
         1 => Just(Step::Button),
+        1 => (0_u32..3, any::<bool>()).prop_map(|(vcpu, add)| Step::Plug(vcpu, add)),
     ]
 }
 
@@ -69,6 +72,10 @@ fn run(chipset: &Chipset, step: &Step) -> Vec<u8> {
         Step::Input(bytes) => return vec![u8::try_from(chipset.console_input(bytes)).unwrap()],
         Step::Line(pin, high) => chipset.set_line(*pin, *high),
         Step::End(vector) => chipset.end_of_interrupt(*vector),
+        Step::Plug(vcpu, add) => {
+            let asked = if *add { chipset.add_vcpu(*vcpu, 1) } else { chipset.remove_vcpu(*vcpu) };
+            return vec![u8::from(asked.is_ok())];
+        }
         Step::Button => return vec![u8::from(chipset.press_power_button())],
     }
     Vec::new()
@@ -86,7 +93,7 @@ proptest! {
         before in prop::collection::vec(step(), 0..120),
         after in prop::collection::vec(step(), 0..120),
     ) {
-        let ((here, one), (there, mut two)) = (machine(), machine());
+        let ((here, one), (there, mut two)) = (machine_with(Some(1)), machine_with(Some(2)));
         for step in &before {
             run(&one, step);
         }
@@ -112,6 +119,17 @@ fn chipset_refuses_a_bad_part_as_a_whole() {
     let bad = ChipsetState { cmos, interrupt_masks: [1, 2], ..before.clone() };
     assert_eq!(chipset.restore(bad).unwrap_err().field, "memory");
     assert_eq!(chipset.save(), before);
+}
+
+#[test]
+fn chipset_of_another_configuration_is_refused_as_a_whole() {
+    for (one, two) in [(None, Some(1)), (Some(1), None)] {
+        let ((_, other), (_, mut chipset)) = (machine_with(one), machine_with(two));
+        other.pio_write(0x21, &[0x5a]);
+        let before = chipset.save();
+        assert_eq!(chipset.restore(other.save()).unwrap_err().field, "hotplug");
+        assert_eq!(chipset.save(), before);
+    }
 }
 
 #[test]

@@ -17,4 +17,5 @@ mod move_plan;
 pub(crate) mod moves;
 pub mod pause;
 pub(crate) mod rig;
+pub mod vcpus;
 pub(crate) mod verify;

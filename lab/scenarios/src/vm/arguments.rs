@@ -37,7 +37,11 @@ impl Scenario<'_> {
                 0 => "local".to_owned(),
                 _ => format!("{}:{PORT}", host.address()),
             };
-            option("--slice", format!("{place},cpus={vcpus},memory={share}M"));
+            let most = match self.options.spare {
+                0 => String::new(),
+                spare => format!(",max-cpus={}", vcpus + spare),
+            };
+            option("--slice", format!("{place},cpus={vcpus}{most},memory={share}M"));
         }
         option("--limit", self.options.timeout().to_string());
         option("--report", inside(first, REPORT)?);

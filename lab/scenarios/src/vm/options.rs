@@ -101,6 +101,9 @@ pub struct VmOptions {
     /// Use this tessera instead of building it
     #[arg(long)]
     pub(crate) program: Option<PathBuf>,
+    /// So many vCPUs more on each slice with some, which come later
+    #[arg(skip)]
+    pub(crate) spare: u32,
     /// So many slices, the last of the layout, have devices and nothing else
     #[arg(skip)]
     pub(crate) device_slices: usize,
@@ -158,7 +161,7 @@ impl VmOptions {
         }
         let slices = u32::try_from(layout.slices()).unwrap_or(u32::MAX);
         let memory = self.share(layout.slices()).saturating_mul(slices);
-        let cpus = layout.all().to_string();
+        let cpus = (layout.all() + self.spare * slices).to_string();
         let words =
             ["--offer-cpus".to_owned(), cpus, "--offer-memory".to_owned(), format!("{memory}M")];
         self.bootstrap.extend(words.clone());

@@ -65,6 +65,14 @@ impl Scenario<'_> {
         Ok(read_shown(&said)?.coordinator == 0)
     }
 
+    /// Has the guest have so many vCPUs; which it has then.
+    pub(crate) fn ask_cpus(&self, count: usize) -> Result<Vec<usize>> {
+        let (is_done, said) = self.tell_vm(&["cpus", &count.to_string()], LIMIT)?;
+        ensure!(is_done, "tessera vm cpus {count}: {said}");
+        let answer: Value = serde_json::from_str(&said).context("read what it says")?;
+        serde_json::from_value(answer["present"].clone()).context("read which vCPUs it has")
+    }
+
     /// What each slice of the VM has.
     pub(crate) fn places(&self) -> Result<Vec<Places>> {
         let show = |(is_done, said): (bool, String)| {

@@ -28,12 +28,13 @@ use super::cut::{self, Failure, Succeeds};
 use super::cut_link::CutHandle;
 use super::events::SliceEvent;
 use super::handover::MoveHandle;
+use super::hotplug::Hotplugs;
 use super::joining::Inviter;
 use super::peripherals::{OrderState, Relay};
 use super::relocation::Relocations;
 use crate::control::ControlHandle;
 use crate::machine::Machine;
-use devices::{Chipset, ChipsetConfig, ShutdownSink};
+use devices::{Chipset, ChipsetConfig, HotplugConfig, ShutdownSink};
 use migrate::Saved;
 use migrate::cut::Coordinator;
 use migrate::plan::Capacity;
@@ -41,7 +42,7 @@ use migrate::saved::{decode, encode};
 use state::{CoordinatorState, milliseconds, offer_states, take_offers};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use wire::{Control, SliceId};
 
 /// What a slice needs to coordinate, whether it does or not.
@@ -49,6 +50,8 @@ pub(super) struct CoordinationConfig {
     pub(super) channels: Arc<Channels>,
     pub(super) machine: Machine,
     pub(super) vcpus: u32,
+    /// If vCPUs can come later.
+    pub(super) hotplug: Option<HotplugConfig>,
     pub(super) shutdown: Arc<dyn ShutdownSink>,
     pub(super) moves: MoveHandle,
     /// What all slices offer.
@@ -100,6 +103,7 @@ impl Coordination {
         let CoordinationConfig { machine, panicked, .. } = &self.config;
         Chipset::new(ChipsetConfig {
             vcpus: self.config.vcpus,
+            hotplug: self.config.hotplug.clone(),
             console: Box::new(PanicWatch::new(self.serial.output(), Arc::clone(panicked))),
             interrupts: Arc::new(machine.clone()),
             shutdown: Arc::clone(&self.config.shutdown),
@@ -138,7 +142,8 @@ impl Coordination {
             }
             channels.leads.store(true, Ordering::SeqCst);
             if let Some(control) = control {
-                control.attach_vm(Arc::new(cuts), relocations);
+                let plugs = Arc::new(Hotplugs(Weak::clone(&weak)));
+                control.attach_vm(Arc::new(cuts), relocations, plugs);
             }
             channels.event(SliceEvent::Coordinates);
         };

@@ -6,8 +6,8 @@ use devices::pci::PciRoot;
 use devices::saved::{QueueState, WorkerState};
 use devices::virtio::rng;
 use devices::{
-    Chipset, ChipsetConfig, GuestClock, InterruptMessage, InterruptSink, ShutdownCause,
-    ShutdownSink,
+    Chipset, ChipsetConfig, GuestClock, HotplugConfig, InterruptMessage, InterruptSink,
+    ShutdownCause, ShutdownSink,
 };
 use migrate::Saved;
 use std::sync::Arc;
@@ -35,9 +35,19 @@ impl GuestClock for Nowhere {
 
 /// Platform devices that nobody is connected to.
 pub(in crate::slice) fn chipset() -> Chipset {
+    chipset_of(2, None)
+}
+
+/// Those of a machine of so many vCPUs, and how many of them its guest has at the start if others can come.
+pub(in crate::slice) fn chipset_of(vcpus: u32, present: Option<u32>) -> Chipset {
     let console = Box::new(std::io::sink());
     let (interrupts, shutdown, clock) = (Arc::new(Nowhere), Arc::new(Nowhere), Arc::new(Nowhere));
-    Chipset::new(ChipsetConfig { vcpus: 2, console, interrupts, shutdown, clock })
+    let hotplug = present.map(|present| HotplugConfig {
+        present,
+        vcpu_nodes: (0..vcpus).map(|_| 0).collect(),
+        nodes: 2,
+    });
+    Chipset::new(ChipsetConfig { vcpus, hotplug, console, interrupts, shutdown, clock })
 }
 
 /// The form of a bus with a source of randomness, whose queue is served here or not.

@@ -98,7 +98,7 @@ impl Vm {
     /// # Errors
     /// KVM refuses, or the guest does not start.
     pub(super) fn on_one_slice(guest: &Path) -> Result<Self> {
-        Self::start(guest, vec![SliceSpec { vcpus: 2, memory: BYTES }], None)
+        Self::start(guest, vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: BYTES }], None)
     }
 
     /// The same on two slices with half of all each.
@@ -108,7 +108,7 @@ impl Vm {
     pub(super) fn on_two_slices(guest: &Path) -> Result<Self> {
         let companion = Companion::fork(MEMORY)?;
         companion.wait_until_it_listens()?;
-        let slices = vec![SliceSpec { vcpus: 1, memory: BYTES / 2 }; 2];
+        let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: BYTES / 2 }; 2];
         Self::start(guest, slices, Some(companion))
     }
 
