@@ -60,11 +60,13 @@
 //! begins when all have said that they do.
 
 mod coordinator;
+mod news;
 mod planted;
 #[cfg(test)]
 mod tests;
 
-pub use coordinator::{Coordinator, News, Refusal, Verdict};
+pub use coordinator::Coordinator;
+pub use news::{News, Refusal, Verdict};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 pub use wire::control::{CutMessage as Message, CutStep as Step, DeviceMove, PeerCounts};

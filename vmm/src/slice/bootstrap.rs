@@ -4,9 +4,9 @@ use super::coordination::Terms;
 use super::events::SliceEvent;
 use super::host::{self, HostFacts};
 use super::joining::Inviter;
-use super::launch::{DeviceQueues, Launch, LocalOptions, Parts, Slot};
+use super::launch::{DeviceQueues, LocalOptions, Parts, Slot};
 use super::negotiation::{
-    ANSWER_LIMIT, CLOCK_ROUNDS, Proposal, START_LIMIT, align_clock, choose_interrupts,
+    ANSWER_LIMIT, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock, choose_interrupts,
     compare_clocks, compare_standbys, gather, gather_shapes,
 };
 use super::peripherals::{BackEnds, OrderState};

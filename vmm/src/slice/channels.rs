@@ -8,7 +8,7 @@ use super::closed_devices::ClosedDevices;
 use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};
 use super::frame_counts::FrameCounts;
-use super::joining::Joining;
+use super::join_link::Joining;
 use super::operations::Operations;
 use super::pause::Pause;
 use super::pulls::Pulls;

@@ -2,11 +2,12 @@
 
 use super::coordination::Terms;
 use super::host::{self, HostFacts};
-use super::joining::{JOIN_LIMIT, JoinState};
-use super::launch::{DeviceQueues, Launch, LocalOptions, Parts, Slot};
-use super::negotiation::Proposal;
+use super::joining::JOIN_LIMIT;
+use super::launch::{DeviceQueues, LocalOptions, Parts, Slot};
+use super::negotiation::{Launch, Proposal};
 use super::peripherals::{BackEnds, Lend, Lent};
 use super::report::RunReport;
+use super::saved::JoinState;
 use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;

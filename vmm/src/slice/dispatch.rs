@@ -120,6 +120,14 @@ impl Dispatcher {
         }
     }
 
+    /// This slice is to call a newcomer.
+    fn summoned(&self, from: SliceId, bytes: &[u8]) {
+        if !joining::summoned(&self.channels, bytes) {
+            let text = format!("{from} has this slice call nobody that can be called");
+            self.channels.event(SliceEvent::Fatal(text));
+        }
+    }
+
     /// A frame about clocks. Before the memory engine runs there is nothing to say.
     fn clock(&self, from: SliceId, frame: &Control) {
         let Some(clock) = self.clock_sync.get() else { return };
@@ -198,12 +206,7 @@ impl Dispatcher {
                     self.channels.send(from, &Control::LeaveRefused(why.into()));
                 }
             }
-            Control::Summons(bytes) => {
-                if !joining::summoned(&self.channels, &bytes) {
-                    let text = format!("{from} has this slice call nobody that can be called");
-                    self.channels.event(SliceEvent::Fatal(text));
-                }
-            }
+            Control::Summons(bytes) => self.summoned(from, &bytes),
             Control::Met { slice, failure } => self.channels.joining.met(from, slice, &failure),
             // It may go to a terminal, and who wrote it is not known.
             Control::LeaveRefused(why) => {

@@ -1,7 +1,7 @@
 //! What a host brings, and whether it can run a slice at all.
 
 use super::one_line;
-use super::peripherals::{BackEndShape, BackEnds, OpenError};
+use super::peripherals::{BackEndShape, BackEnds, DeviceSpec, OpenError};
 use super::spec::{Interrupts, Shape};
 use crate::cpuid::Cpuid;
 use crate::machine::{MachineError, ghost_self_test, host_tsc_khz};
@@ -9,7 +9,7 @@ use crate::walk_probe::walks_need_write;
 use dsm::{Memory, RamError, UffdError};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::Kvm;
-use migrate::Placement;
+use migrate::{Placement, plan};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::thread;
@@ -55,6 +55,15 @@ pub(crate) struct Offered {
     pub(crate) vcpus: u32,
     /// Bytes of memory that it may be home of.
     pub(crate) bytes: u64,
+}
+
+impl Offered {
+    /// To a slice of a VM with these devices, if its processors have all that the VM needs.
+    pub(crate) fn of_slice(&self, slice: SliceId, devices: &[DeviceSpec]) -> plan::Offer {
+        let reached = (0u16..).zip(devices).filter(|(_, device)| device.reaches(slice));
+        let reaches = reached.map(|(number, _)| number).collect();
+        plan::Offer { vcpus: self.vcpus, bytes: self.bytes, reaches, ..plan::Offer::default() }
+    }
 }
 
 /// How much a host's operator lets a VM have, what its slice has at the start included.

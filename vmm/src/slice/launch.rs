@@ -8,13 +8,14 @@ use super::cut::{self, Restable};
 use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
-use super::host::{Offer, Offered};
+use super::host::Offer;
 use super::joining::Inviter;
+use super::negotiation::Launch;
 use super::peripherals::{BackEndShape, BackEnds, DeviceThread, OrderState, PciBus, SliceDevices};
 use super::pulling;
 use super::relocation::capacity;
 use super::report::SliceReport;
-use super::spec::{Interrupts, PageTables, Shape};
+use super::spec::{PageTables, Shape};
 use super::{Ending, SliceError};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
@@ -28,8 +29,7 @@ use devices::saved::PciRootState;
 use devices::{Fence, SharedBus};
 use dsm::saved::NodeState;
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Mechanisms, Memory, NodeConfig, Tracing};
-use migrate::{Placement, PlacementOwner, PlacementState, PlacementView};
-use serde::{Deserialize, Serialize};
+use migrate::{Placement, PlacementOwner, PlacementView};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,30 +47,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// So many leases may pass before a page comes: peers that are lost are known after one.
 const LEASES_MAX: u32 = 10;
 const REPORT_LIMIT: Duration = Duration::from_secs(2);
-
-/// What the bootstrap decides once every slice has agreed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Launch {
-    /// What every host's processor has.
-    pub(crate) cpuid: Cpuid,
-    /// TSC offset of each slice's vCPUs.
-    pub(crate) tsc_offsets: Vec<u64>,
-    /// How page tables are kept; not `auto`.
-    pub(crate) page_tables: PageTables,
-    /// `ghost` or `userspace`.
-    pub(crate) interrupts: Interrupts,
-    /// Clock measurement of each slice against the bootstrap: skew and bound, nanoseconds.
-    pub(crate) clocks: Vec<(i64, u64)>,
-    /// The devices, in the order of the VM's description.
-    #[serde(default)]
-    pub(crate) devices: Vec<BackEndShape>,
-    /// What the host of each slice of the start offers.
-    pub(crate) offers: Vec<Offered>,
-    /// For a slice that joins: where everything is then.
-    #[serde(default)]
-    pub(crate) joins: Option<PlacementState>,
-}
 
 /// What a slice's device thread receives from.
 pub(crate) struct DeviceQueues {

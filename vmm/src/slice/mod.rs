@@ -29,6 +29,7 @@ mod frame_counts;
 mod handover;
 mod host;
 mod hotplug;
+mod join_link;
 mod joining;
 mod launch;
 mod negotiation;

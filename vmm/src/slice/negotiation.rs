@@ -5,10 +5,12 @@
 //! ```
 
 use super::SliceError;
-use super::host::HostFacts;
+use super::host::{HostFacts, Offered};
 use super::peripherals::{BackEndShape, DeviceSpec};
-use super::spec::{Interrupts, Shape, VmSpec};
+use super::spec::{Interrupts, PageTables, Shape, VmSpec};
 use crate::clock::DRIFT_PPM;
+use crate::cpuid::Cpuid;
+use migrate::PlacementState;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use transport::{BootstrapMesh, ClockEstimate, MeshError};
@@ -20,6 +22,30 @@ pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 /// Round trips of a clock measurement; the fastest counts.
 pub(super) const CLOCK_ROUNDS: u32 = 200;
+
+/// What the bootstrap decides once every slice has agreed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Launch {
+    /// What every host's processor has.
+    pub(crate) cpuid: Cpuid,
+    /// TSC offset of each slice's vCPUs.
+    pub(crate) tsc_offsets: Vec<u64>,
+    /// How page tables are kept; not `auto`.
+    pub(crate) page_tables: PageTables,
+    /// `ghost` or `userspace`.
+    pub(crate) interrupts: Interrupts,
+    /// Clock measurement of each slice against the bootstrap: skew and bound, nanoseconds.
+    pub(crate) clocks: Vec<(i64, u64)>,
+    /// The devices, in the order of the VM's description.
+    #[serde(default)]
+    pub(crate) devices: Vec<BackEndShape>,
+    /// What the host of each slice of the start offers.
+    pub(crate) offers: Vec<Offered>,
+    /// For a slice that joins: where everything is then.
+    #[serde(default)]
+    pub(crate) joins: Option<PlacementState>,
+}
 
 /// What a companion is asked to be a slice of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -13,7 +13,8 @@
 use super::coordination::Coordination;
 use super::end;
 use super::events::SliceEvent;
-use super::launch::{Launch, Parts, ending_of};
+use super::launch::{Parts, ending_of};
+use super::negotiation::Launch;
 use super::peripherals::BackEnds;
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::stop::{StopPlan, StopStep, WhyStopped};

@@ -282,7 +282,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             (Some(News::AtRest | News::Runs), _) => {
                 self.goal = Goal::Rest;
                 let given_up = self.given_up.take().map(CutError::GivenUp);
-                self.reply(given_up.map_or(Ok(self.began.elapsed()), Err));
+                self.reply(given_up.map_or_else(|| Ok(self.began.elapsed()), Err));
             }
             (Some(News::Parted(slice)), _) => self.reached(slice, "has left"),
             (Some(News::Joined(slice)), _) => self.reached(slice, "has joined"),

@@ -5,18 +5,18 @@
 //!                          \------------------------------ dropped, or a failure ------------> as if nothing had been
 //! ```
 
-use super::{JOIN_LIMIT, JoinFailure, MEET_LIMIT, Met};
+use super::{JOIN_LIMIT, JoinFailure, MEET_LIMIT};
 use crate::cpuid::{intersect, lacks};
 use crate::machine::Machine;
+use crate::slice::SliceError;
 use crate::slice::channels::Channels;
 use crate::slice::host::HostFacts;
-use crate::slice::launch::Launch;
+use crate::slice::join_link::Met;
 use crate::slice::negotiation::{
-    ANSWER_LIMIT, CLOCK_ROUNDS, Proposal, START_LIMIT, align_clock, compare_clock,
+    ANSWER_LIMIT, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock, compare_clock,
 };
 use crate::slice::one_line;
 use crate::slice::spec::{Interrupts, VmSpec};
-use crate::slice::{SliceError, relocation};
 use crate::tsc::host_ticks;
 use crossbeam_channel::Receiver;
 use dsm::Replicate;
@@ -95,8 +95,7 @@ impl Inviter {
         }
         let common = intersect(&[cpuid.clone(), facts.cpuid.clone()]).map_err(SliceError::from)?;
         let lacks = lacks(cpuid, &common);
-        let at = (slice, &self.spec.devices[..]);
-        Ok(Offer { lacks, ..relocation::offer(&facts.offered, at) })
+        Ok(Offer { lacks, ..facts.offered.of_slice(slice, &self.spec.devices) })
     }
 }
 

@@ -2,9 +2,11 @@
 //! nothing has been promised.
 
 use super::lend::Lent;
-use super::model::{BackEnd, FrontEnd, OpenError, Opening, Remote};
+use super::model::{BackEnd, FrontEnd, Opening};
+use super::open_error::OpenError;
 use super::parts::RealPart;
 use super::registry::{BackEndShape, DeviceSpec};
+use super::remote::Remote;
 use devices::Fence;
 use devices::back_end::image::OnFull;
 use devices::delegate::ServeError;

@@ -3,10 +3,12 @@
 mod part;
 
 use super::model::{
-    BackEnd, FrontEnd, Lending, LentThing, Model, Moves, OpenError, Opening, Places, QUEUES_MAX,
-    Remote, Starting, Worker, unknown,
+    BackEnd, FrontEnd, Lending, LentThing, Model, Moves, Opening, Places, QUEUES_MAX, Starting,
+    Worker, unknown,
 };
+use super::open_error::OpenError;
 use super::parts::{RealPart, Switch};
+use super::remote::Remote;
 use devices::back_end::image::{ImageDisk, ImageFormat, ImageOptions};
 use devices::back_end::{Disk, DiskShape, SwitchDisk};
 use devices::delegate::{Exchange, ServeError};

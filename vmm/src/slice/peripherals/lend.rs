@@ -3,7 +3,8 @@
 //! The bootstrap names what it wants; the name only chooses among what is open. Who may change folders or
 //! links of this host later changes nothing, and a disk is never taken for the file of a console.
 
-use super::model::{Lending, LentThing, OpenError};
+use super::model::{Lending, LentThing};
+use super::open_error::OpenError;
 use super::registry::lendings;
 use std::fmt;
 use std::str::FromStr;

@@ -11,7 +11,9 @@
 //!   option --named, stand_by, on another slice--> RealPart: closed, may be opened later (`parts`)
 //! ```
 
+use super::open_error::OpenError;
 use super::parts::{RealPart, Switch};
+use super::remote::Remote;
 use super::saved::FrontEndState;
 use devices::Fence;
 use devices::back_end::image::OnFull;
@@ -23,59 +25,10 @@ use migrate::Invalid;
 use std::error::Error;
 use std::fmt::Debug;
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use thiserror::Error;
 use wire::{DeviceId, SliceId};
-
-/// Why a device of this host cannot be used.
-#[derive(Debug, Error)]
-pub enum OpenError {
-    /// It is not there, or not as it must be.
-    #[error("open {what}")]
-    Open {
-        /// What kind of device.
-        what: &'static str,
-        /// Why.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
-    /// No thread for it.
-    #[error("start the thread of {what}")]
-    Start {
-        /// What kind of device.
-        what: &'static str,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The operator of this host has not lent it, or not so.
-    #[error("{what} is not lent to VMs here; start the companion with --lend {what}")]
-    NotLent {
-        /// Kind, mode and name.
-        what: String,
-    },
-    /// It cannot be lent.
-    #[error("lend {what}")]
-    Lend {
-        /// Kind, mode and name.
-        what: String,
-        /// Why.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
-}
-
-impl OpenError {
-    /// For `map_err`.
-    pub(super) fn of<E: Into<Box<dyn Error + Send + Sync>>>(
-        what: &'static str,
-    ) -> impl Fn(E) -> Self {
-        move |error| Self::Open { what, source: error.into() }
-    }
-}
 
 /// Most queues, or pairs, of a device. A vCPU beyond that shares the queue of another.
 pub(super) const QUEUES_MAX: usize = 64;
@@ -142,16 +95,6 @@ impl Places {
     pub(super) fn boot(&self) -> SliceId {
         self.vcpus.first().copied().unwrap_or(self.owner)
     }
-}
-
-/// A device of another slice.
-#[derive(Debug)]
-pub(super) struct Remote<'a> {
-    pub(super) exchange: &'a Exchange,
-    pub(super) device: DeviceId,
-    pub(super) owner: SliceId,
-    /// Number of queues.
-    pub(super) queues: u16,
 }
 
 /// Whether the real part of a device can be on another host.

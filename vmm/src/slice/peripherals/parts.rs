@@ -8,7 +8,8 @@
 //! ```
 //! Front ends and their workers stay. What changes is the way behind them ([`Switch`]).
 
-use super::model::{OpenError, Remote};
+use super::open_error::OpenError;
+use super::remote::Remote;
 use super::{SliceDevices, lock};
 use crate::slice::channels::Channels;
 use crate::slice::events::SliceEvent;

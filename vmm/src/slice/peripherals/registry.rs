@@ -3,9 +3,11 @@
 
 use super::console::ConsoleSpec;
 use super::disk::DiskSpec;
-use super::model::{BackEnd, FrontEnd, Lending, Model, Moves, OpenError, Opening, Places, Remote};
+use super::model::{BackEnd, FrontEnd, Lending, Model, Moves, Opening, Places};
 use super::nic::NicSpec;
+use super::open_error::OpenError;
 use super::parts::RealPart;
+use super::remote::Remote;
 use super::rng::RngSpec;
 use super::vsock::{VsockShape, VsockSpec};
 use devices::back_end::{DiskShape, NicShape};

@@ -1,9 +1,9 @@
 //! Sources of randomness: each slice has the host's own.
 
-use super::model::{
-    BackEnd, FrontEnd, Model, Moves, OpenError, Opening, Places, Remote, Starting, Worker,
-};
+use super::model::{BackEnd, FrontEnd, Model, Moves, Opening, Places, Starting, Worker};
+use super::open_error::OpenError;
 use super::parts::Switch;
+use super::remote::Remote;
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::DeviceShape;
 use devices::virtio::rng::{self, RngQueue};

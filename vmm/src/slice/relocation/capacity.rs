@@ -1,9 +1,9 @@
 //! What the slices of a VM offer, as their hosts say, and which queue belongs to which vCPU.
 
 use crate::slice::host::Offered;
-use crate::slice::peripherals::{BackEndShape, DeviceSpec};
+use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::Shape;
-use migrate::plan::{Capacity, Offer};
+use migrate::plan::Capacity;
 use std::collections::BTreeMap;
 use wire::{SliceId, VcpuId};
 
@@ -17,7 +17,7 @@ pub(in crate::slice) fn capacity(
         let slice = SliceId(slice);
         // The VM is to survive the loss of a slice that has devices only: no guest memory goes there.
         let bystander = shape.bystanders.contains(&slice);
-        let mut offer = offer(offered, (slice, &shape.devices));
+        let mut offer = offered.of_slice(slice, &shape.devices);
         if bystander {
             (offer.vcpus, offer.bytes) = (0, 0);
             let at_home = |device: &u16| shape.devices[usize::from(*device)].has_rings_at_home();
@@ -27,17 +27,6 @@ pub(in crate::slice) fn capacity(
     };
     let offers = (0u16..).zip(offers).map(offer).collect();
     Capacity { offers, queues: owners(shape, shapes) }
-}
-
-/// What a host offers that has a slice, whose processors have all that the VM needs, with these devices.
-pub(in crate::slice) fn offer(
-    offered: &Offered,
-    (slice, devices): (SliceId, &[DeviceSpec]),
-) -> Offer {
-    let Offered { vcpus, bytes } = *offered;
-    let reached = (0u16..).zip(devices).filter(|(_, device)| device.reaches(slice));
-    let reaches = reached.map(|(number, _)| number).collect();
-    Offer { vcpus, bytes, reaches, ..Offer::default() }
 }
 
 /// The vCPU of each queue that has one.

@@ -16,7 +16,7 @@ mod capacity;
 mod executor;
 mod job;
 
-pub(super) use capacity::{capacity, offer};
+pub(super) use capacity::capacity;
 
 use super::advice::advice;
 use super::channels::Channels;

@@ -6,11 +6,13 @@
 //! Each part has its form beside it; this one only puts them together and checks what no part can see: that each vCPU and
 //! queue is where the placement says, once, and that nothing is on its way between two slices.
 
+mod join;
 mod together;
 
 #[cfg(test)]
 mod tests;
 
+pub(super) use join::JoinState;
 pub use together::Disagreement;
 
 use together::check_together;

@@ -6,9 +6,10 @@ mod terminal;
 pub(crate) use terminal::Relay;
 
 use super::model::{
-    BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, Remote, Starting,
-    Worker, unknown,
+    BackEnd, FrontEnd, Lending, LentThing, Model, Opening, Places, Starting, Worker, unknown,
 };
+use super::open_error::OpenError;
+use super::remote::Remote;
 use super::saved::FrontEndState;
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::console::{self, ConsoleReceive, ConsoleTransmit};

@@ -6,8 +6,10 @@
 //!                                         \--let_go--> closed
 //! ```
 
-use super::super::model::{LentThing, OpenError, Opening, Remote};
+use super::super::model::{LentThing, Opening};
+use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, RealPart, Switch};
+use super::super::remote::Remote;
 use super::{DiskSpec, Model, WHAT};
 use devices::back_end::image::{ImageDisk, ImageOptions};
 use devices::back_end::sample::{Place, sample};

@@ -6,8 +6,10 @@
 //!                         \--let_go--> closed
 //! ```
 
-use super::super::model::{OpenError, Opening, Remote};
+use super::super::model::Opening;
+use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, RealPart, Switch};
+use super::super::remote::Remote;
 use super::{Model, NicSpec, WHAT, interface, mtu};
 use devices::back_end::tap::{TapNic, TapOptions};
 use devices::back_end::{Nic, NicShape, SwitchNic};

@@ -11,9 +11,10 @@ mod host;
 mod stream;
 
 use super::model::{
-    BackEnd, FrontEnd, Lending, LentThing, Model, OpenError, Opening, Places, Remote, Starting,
-    Worker, unknown,
+    BackEnd, FrontEnd, Lending, LentThing, Model, Opening, Places, Starting, Worker, unknown,
 };
+use super::open_error::OpenError;
+use super::remote::Remote;
 use super::saved::FrontEndState;
 use crate::local_socket::LocalSocket;
 use devices::Fence;

@@ -11,17 +11,17 @@ use wire::{Epoch, SliceId};
 /// What all slices have, and a newcomer begins with. Where everything is it knows already.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::slice) struct JoinState {
+pub(crate) struct JoinState {
     /// The number of the cut at which it joins.
-    pub(in crate::slice) cut: u64,
+    pub(crate) cut: u64,
     /// Epoch of the placement of which it is a member.
-    pub(in crate::slice) placement: Epoch,
+    pub(crate) placement: Epoch,
     /// How far the devices have come.
-    pub(in crate::slice) order: OrderState,
+    pub(crate) order: OrderState,
     /// The bus, if the VM has one.
-    pub(in crate::slice) bus: Option<PciRootState>,
+    pub(crate) bus: Option<PciRootState>,
     /// What its memory engine begins with.
-    pub(in crate::slice) memory: NodeState,
+    pub(crate) memory: NodeState,
 }
 
 impl JoinState {
@@ -29,7 +29,7 @@ impl JoinState {
     ///
     /// # Errors
     /// What does not fit.
-    pub(in crate::slice) fn fits(&self, slice: SliceId, placement: Epoch) -> Result<(), Invalid> {
+    pub(crate) fn fits(&self, slice: SliceId, placement: Epoch) -> Result<(), Invalid> {
         Invalid::unless(self.memory.slice == slice, "memory", "of another slice")?;
         Invalid::unless(self.placement == placement, "placement", "not that which was agreed on")
     }

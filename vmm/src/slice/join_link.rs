@@ -1,0 +1,148 @@
+//! What passes between the threads of a slice when another one joins. `joining` does it.
+//!
+//! ```text
+//!   a thread that has called the newcomer --put_link--> kept --take_link--> the next cut
+//!   frames: Met --met--> whoever waits for all slices to have called it (`wait_for`)
+//!   the cut --put_state--> kept --take_state--> whoever lets the newcomer begin
+//! ```
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use transport::{Membership, PeerLink};
+use wire::{SLICES_MAX, SliceId};
+
+/// What a slice says about a newcomer: that it has a link, or why it has none.
+pub(super) type Met = (SliceId, Result<(), String>);
+
+#[derive(Debug, Default)]
+struct Links {
+    /// To a newcomer, until a cut takes it.
+    link: Option<PeerLink>,
+    /// On the coordinator: who waits for others to have met which one.
+    waiting: Option<(SliceId, Sender<Met>)>,
+    /// On the coordinator: what the newcomer is to begin with.
+    state: Option<Vec<u8>>,
+    lease: Duration,
+}
+
+/// The part of a slice in others joining.
+#[derive(Debug)]
+pub(super) struct Joining {
+    /// None in a VM that nobody can join. Held while somebody is met: never taken on the engine's thread.
+    membership: Mutex<Option<Membership>>,
+    links: Mutex<Links>,
+    /// This slice is calling a newcomer.
+    pub(super) calls: AtomicBool,
+}
+
+impl Default for Joining {
+    fn default() -> Self {
+        Self {
+            membership: Mutex::new(None),
+            links: Mutex::default(),
+            calls: AtomicBool::new(false),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Joining {
+    /// From now on others can join. A peer that is silent for so long is lost.
+    pub(super) fn set_membership(&self, membership: Membership, lease: Duration) {
+        *lock(&self.membership) = Some(membership);
+        lock(&self.links).lease = lease;
+    }
+
+    /// How long a peer may be silent.
+    pub(super) fn lease(&self) -> Duration {
+        lock(&self.links).lease
+    }
+
+    /// What this slice needs when another one joins, for as long as it is held.
+    pub(super) fn membership(&self) -> MutexGuard<'_, Option<Membership>> {
+        lock(&self.membership)
+    }
+
+    /// There is a link to a newcomer. One to another that never joined is closed.
+    pub(super) fn put_link(&self, link: PeerLink) {
+        lock(&self.links).link = Some(link);
+    }
+
+    /// The link to this newcomer.
+    pub(super) fn take_link(&self, slice: SliceId) -> Option<PeerLink> {
+        lock(&self.links).link.take_if(|link| link.peer() == slice)
+    }
+
+    /// Where those are told of that have called this newcomer.
+    pub(super) fn wait_for(&self, slice: SliceId) -> Receiver<Met> {
+        let (waiting, met) = bounded(usize::from(SLICES_MAX));
+        lock(&self.links).waiting = Some((slice, waiting));
+        met
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn wait_for_nobody(&self) {
+        lock(&self.links).waiting = None;
+    }
+
+    /// A slice has called a newcomer. Nobody may wait for it any more.
+    pub(super) fn met(&self, from: SliceId, slice: SliceId, failure: &str) {
+        let links = lock(&self.links);
+        if let Some((_, waiting)) = links.waiting.as_ref().filter(|(of, _)| *of == slice) {
+            // It may go to a terminal, and who wrote it is not known.
+            let why = failure.replace(char::is_control, " ");
+            let result = if why.is_empty() { Ok(()) } else { Err(why) };
+            let _ = waiting.try_send((from, result));
+        }
+    }
+
+    /// What a newcomer is to begin with is known.
+    pub(super) fn put_state(&self, state: Vec<u8>) {
+        lock(&self.links).state = Some(state);
+    }
+
+    pub(super) fn take_state(&self) -> Option<Vec<u8>> {
+        lock(&self.links).state.take()
+    }
+
+    /// The VM is over.
+    pub(super) fn end(&self) {
+        *lock(&self.links) = Links::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEWCOMER: SliceId = SliceId(3);
+
+    #[test]
+    fn who_has_met_another_newcomer_is_not_heard() {
+        let joining = Joining::default();
+        joining.met(SliceId(1), NEWCOMER, "");
+        let met = joining.wait_for(NEWCOMER);
+        joining.met(SliceId(1), SliceId(4), "");
+        joining.met(SliceId(1), NEWCOMER, "");
+        joining.met(SliceId(2), NEWCOMER, "nobody\x1blistens");
+        joining.wait_for_nobody();
+        joining.met(SliceId(2), NEWCOMER, "");
+        let heard: Vec<_> = met.iter().collect();
+        assert_eq!(heard, [(SliceId(1), Ok(())), (SliceId(2), Err("nobody listens".into()))]);
+    }
+
+    #[test]
+    fn state_is_taken_once_and_not_after_the_end() {
+        let joining = Joining::default();
+        joining.put_state(vec![1]);
+        assert_eq!((joining.take_state(), joining.take_state()), (Some(vec![1]), None));
+        joining.put_state(vec![2]);
+        joining.end();
+        assert_eq!(joining.take_state(), None);
+    }
+}
