@@ -1,5 +1,5 @@
 //! `./x soak kill`: a companion dies, or its host is cut off the network, at a random moment of the VM's
-//! life, with `--moves` while vCPUs move.
+//! life, with `--moves` while vCPUs move, slices are drained and the coordination goes to and fro.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +55,7 @@ pub struct KillOptions {
     /// Latest moment of a kill, in seconds after the start, or after the first move
     #[arg(long, default_value_t = 90)]
     within: u64,
-    /// Move vCPUs between slices meanwhile, one after the other
+    /// Move vCPUs between slices meanwhile, one after the other, drain slices, and spread vCPUs
     #[arg(long)]
     moves: bool,
     /// Where interrupts are handled; tessera's own choice unless given
@@ -86,16 +86,20 @@ struct Try {
 /// Something that is needed is missing, or somebody interrupts; a bad end is no error.
 pub fn run(options: &KillOptions) -> Result<ExitCode> {
     let shown = RigOptions { interrupts: options.interrupts, loud: false };
-    let rig = Rig::new(&options.vm, shown, |layout| {
+    let mut vm = options.vm.clone();
+    let rig = Rig::new(&vm, shown, |layout| {
         ensure!(layout.slices() >= 2, "one slice has no companion to kill");
         Ok(())
     })?;
-    let mut hosts = Hosts::new(|| rig.hosts(&options.vm, Vec::new()));
+    if options.moves {
+        vm.offer_all(&rig.layout);
+    }
+    let mut hosts = Hosts::new(|| rig.hosts(&vm, Vec::new()));
     let mut good = 0;
     for number in 1..=options.tries {
         let tried = hosts.attempt(|lab| {
             let moment = random(options.within * 1000);
-            let scenario = rig.scenario(&options.vm, lab);
+            let scenario = rig.scenario(&vm, lab);
             let harm = |begun: &AtomicBool| {
                 one(&scenario, options.how, (begun, moment), rig.layout.slices())
             };
@@ -115,13 +119,15 @@ pub fn run(options: &KillOptions) -> Result<ExitCode> {
     Ok(exit(good == options.tries))
 }
 
-/// Moves vCPUs all the time, from before the guest runs until all is over. `harm` hears of the first move.
+/// Moves vCPUs, drains slices, the one that coordinates too, and spreads vCPUs all the time, from before the guest runs until
+/// all is over. `harm` hears of the first move.
 fn amid_moves(
     scenario: &Scenario<'_>,
     harm: impl FnOnce(&AtomicBool) -> Result<Try>,
 ) -> Result<Try> {
     let during = During::default();
-    let mut mover = Mover::new(scenario, random(u64::MAX)).without_rest();
+    let mover = Mover::new(scenario, random(u64::MAX)).without_rest();
+    let mut mover = mover.with_relocations();
     let (result, moved) = thread::scope(|scope| {
         let moving = scope.spawn(|| mover.beside(&during));
         let result = harm(&during.begun);
