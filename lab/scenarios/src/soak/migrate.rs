@@ -252,14 +252,10 @@ fn tests_of_one(
 }
 
 /// What the tests say, or all that is wrong.
-fn judge(outcome: Outcome, more: Vec<String>) -> Result<String> {
+fn judge(mut outcome: Outcome, more: Vec<String>) -> Result<String> {
+    outcome.judge_kernel();
     let mut problems = outcome.problems;
     problems.extend(more);
-    match outcome.guest.kernel_warnings {
-        Some(0) => {}
-        Some(count) => problems.push(format!("{count} warnings in the guest's kernel log")),
-        None => problems.push("the guest's kernel log was not read".to_owned()),
-    }
     if !problems.is_empty() {
         problems.extend(outcome.tail);
         return Err(anyhow!(problems.join("; ")));

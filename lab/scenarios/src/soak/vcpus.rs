@@ -97,15 +97,11 @@ fn one(scenario: &Scenario<'_>, times: usize) -> Result<Vec<String>> {
         let asked = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (outcome, asked)
     });
-    let outcome = scenario.end(outcome?, companions)?;
+    let mut outcome = scenario.end(outcome?, companions)?;
+    outcome.judge_kernel();
     let mut problems = outcome.problems;
     problems.extend(asked.err().map(|error| format!("{error:#}")));
     problems.extend((0..times).filter_map(|at| misplaced(&outcome.guest, at)));
-    match outcome.guest.kernel_warnings {
-        Some(0) => {}
-        Some(count) => problems.push(format!("{count} warnings in the guest's kernel log")),
-        None => problems.push("the guest's kernel log was not read".to_owned()),
-    }
     if !problems.is_empty() {
         problems.extend(outcome.tail);
     }

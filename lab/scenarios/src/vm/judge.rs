@@ -23,6 +23,17 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// Takes warnings of the guest's kernel, and a log that was not read, for problems.
+    pub(crate) fn judge_kernel(&mut self) {
+        match self.guest.kernel_warnings {
+            Some(0) => {}
+            Some(count) => {
+                self.problems.push(format!("{count} warnings in the guest's kernel log"));
+            }
+            None => self.problems.push("the guest's kernel log was not read".to_owned()),
+        }
+    }
+
     /// Adds what is not as it should be to the problems. The VM began with so many slices, and the guest should have so many
     /// CPUs; `strict` takes warnings of its kernel for failures.
     pub(crate) fn judge(&mut self, (slices, cpus): (usize, u32), strict: bool) {

@@ -22,7 +22,7 @@ use migrate::saved::{SavedError, decode, encode};
 use migrate::{AdvanceError, Change, Invalid, PlacementError, SavedState};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -215,6 +215,13 @@ pub(super) enum Stage {
     Moved,
 }
 
+/// A part that is about to be closed or opened.
+struct Beginning<'a> {
+    switch: Switch,
+    part: &'a Arc<dyn RealPart>,
+    moving: MutexGuard<'a, Option<(DeviceMove, Stage)>>,
+}
+
 impl SliceDevices {
     /// Takes a step of a device that moves, in the cut of this number. All slices are at rest.
     ///
@@ -270,21 +277,30 @@ impl SliceDevices {
         if moved.to == self.local { part.check() } else { Ok(()) }
     }
 
+    /// The part that is to be closed or opened, and the turn for it; none of a device that each slice has its own of.
+    fn begin(
+        &self,
+        channels: &Channels,
+        moved: DeviceMove,
+    ) -> Result<Option<Beginning<'_>>, PartError> {
+        let switch = self.switch(channels, moved)?;
+        if matches!(switch, Switch::Nothing) {
+            return Ok(None);
+        }
+        let (part, moving) = (self.part(moved.device)?, lock(&self.moving));
+        let free = moving.is_none();
+        free.then_some(Some(Beginning { switch, part, moving })).ok_or(PartError::Turn)
+    }
+
     fn close(
         &self,
         channels: &Channels,
         (moved, cut): (DeviceMove, u64),
         within: Duration,
     ) -> Result<(), PartError> {
-        let switch = self.switch(channels, moved)?;
-        if matches!(switch, Switch::Nothing) {
+        let Some(Beginning { switch, part, mut moving }) = self.begin(channels, moved)? else {
             return Ok(());
-        }
-        let part = self.part(moved.device)?;
-        let mut moving = lock(&self.moving);
-        if moving.is_some() {
-            return Err(PartError::Turn);
-        }
+        };
         let closed = part.close(&switch, within)?;
         // From here on it is opened again if it has not moved.
         *moving = Some((moved, Stage::Closed));
@@ -299,15 +315,9 @@ impl SliceDevices {
         (moved, cut): (DeviceMove, u64),
         within: Duration,
     ) -> Result<(), PartError> {
-        let switch = self.switch(channels, moved)?;
-        if matches!(switch, Switch::Nothing) {
+        let Some(Beginning { part, mut moving, .. }) = self.begin(channels, moved)? else {
             return Ok(());
-        }
-        let part = self.part(moved.device)?;
-        let mut moving = lock(&self.moving);
-        if moving.is_some() {
-            return Err(PartError::Turn);
-        }
+        };
         let deadline = Instant::now() + within;
         let bytes = channels.closed_devices.take((moved.from, moved.device, cut), deadline);
         let closed = decode(&bytes.ok_or(PartError::Silent(moved.from))?)?;
