@@ -1,8 +1,9 @@
-//! The companion role.
+//! The companion role: of a VM that another host starts, or that runs and takes it in (`tessera vm add`).
 
 use crate::local::Local;
 use crate::report::ReportFile;
 use crate::signals;
+use crate::slices::address;
 use anyhow::{Context, Result};
 use clap::Args;
 use std::io::stdout;
@@ -22,8 +23,8 @@ exit status says how the VM ended.";
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Address and port to wait for a bootstrap at, e.g. 10.9.0.2:7100
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    /// Address and port to wait for a bootstrap at, e.g. 10.9.0.2:7100; the other slices must reach it there too
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     listen: SocketAddr,
     /// File with the VM's secret, or with the key of one slice (tessera slice-key); readable by its owner only
     ///

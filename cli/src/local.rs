@@ -34,7 +34,7 @@ pub(crate) struct Local {
     /// docs/tracing.md says what this shows.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     trace: Switch,
-    /// vCPUs that the VM may run on this host when its parts move (tessera vm drain, consolidate, spread); as many as this
+    /// vCPUs that the VM may run on this host when its parts move (tessera vm drain, consolidate, spread, add); as many as this
     /// process may use cores unless given, and never fewer than at the start
     #[arg(long, value_name = "N")]
     offer_cpus: Option<u32>,

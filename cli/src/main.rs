@@ -60,7 +60,7 @@ enum Role {
     /// Start a VM: plan it, connect its companions, boot the guest.
     #[command(after_long_help = bootstrap::EXAMPLE)]
     Bootstrap(bootstrap::Arguments),
-    /// Give vCPUs, memory and devices of this host to a VM that another host starts.
+    /// Give vCPUs, memory and devices of this host to a VM that another host starts, or has started (tessera vm add).
     #[command(after_long_help = companion::EXAMPLE)]
     Companion(companion::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.

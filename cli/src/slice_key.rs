@@ -8,14 +8,15 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use transport::Secret;
-use wire::SliceId;
+use wire::{SLICES_MAX, SliceId};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// File with the VM's secret
     #[arg(long, value_name = "FILE")]
     secret_file: PathBuf,
-    /// Number of the slice in the bootstrap's list, from 1 on; 0 is the bootstrap, which needs the secret
+    /// Number of the slice in the bootstrap's list, from 1 on; of one that is to join later, one above the highest that the VM
+    /// has ever had. 0 is the bootstrap, which needs the secret
     #[arg(long, value_name = "NUMBER")]
     slice: u16,
     /// File to write the key to, which must not exist; the companion is given it as --secret-file
@@ -27,6 +28,9 @@ pub(crate) struct Arguments {
 
 /// Writes a file that only its owner may read.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.slice >= SLICES_MAX {
+        bail!("a VM has slices 0 to {}, and no slice {}", SLICES_MAX - 1, arguments.slice);
+    }
     if arguments.slice == 0 {
         bail!("slice 0 is the bootstrap, which needs the secret of the VM");
     }

@@ -49,9 +49,14 @@ impl FromStr for SliceArgument {
         let vcpus = vcpus.ok_or("cpus= is missing")?;
         let memory = memory.ok_or("memory= is missing")?;
         let spare_vcpus = most.unwrap_or(vcpus).checked_sub(vcpus);
-        let spare_vcpus = spare_vcpus.ok_or("max-cpus= is less than cpus=")?;
+        let spare_vcpus = spare_vcpus.ok_or("max-cpus= is less than cpus=, which it includes")?;
         Ok(Self { address, spec: SliceSpec { vcpus, spare_vcpus, memory } })
     }
+}
+
+/// Where a companion listens: names of hosts are not looked up.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write a numeric ADDRESS:PORT, as 10.9.0.2:7100".to_owned())
 }
 
 /// Bytes of a size with unit: `256M`, `2G`, or plain bytes.

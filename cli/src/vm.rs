@@ -1,5 +1,6 @@
-//! `tessera vm`: what a whole VM is asked, by its bootstrap slice.
+//! `tessera vm`: what a whole VM is asked, by the slice that coordinates it.
 
+use crate::slices::address;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
@@ -30,8 +31,9 @@ enum Verb {
     Resume(Target),
     /// Bring a vCPU to another slice, where it runs on. The guest runs meanwhile and notices nothing.
     Move(MoveArguments),
-    /// Bring everything of a slice to others: its vCPUs with their queues, and its memory. The guest runs meanwhile. Then the
-    /// slice leaves: its process ends with status 0, and its memory is free.
+    /// Bring everything of a slice to others: its vCPUs with their queues, its memory, and the disks and networks that others
+    /// reach (standby=). The guest runs meanwhile. Then the slice leaves: its process ends with status 0, and its memory is
+    /// free.
     Drain(DrainArguments),
     /// Drain all slices that are not needed, so that the VM is on as few as have room for it.
     Consolidate(ConsolidateArguments),
@@ -51,7 +53,7 @@ enum Verb {
 
 #[derive(Args, Debug)]
 struct ShowTarget {
-    /// Control socket of any slice of a VM that has several
+    /// Control socket of any slice
     #[arg(long, value_name = "PATH")]
     control: PathBuf,
     /// Print JSON
@@ -63,7 +65,7 @@ struct ShowTarget {
 struct MoveArguments {
     /// Number of the vCPU
     vcpu: u32,
-    /// Number of the slice that is to have it; 0 is the bootstrap slice
+    /// Number of the slice that is to have it; 0 is the bootstrap's
     slice: u16,
     #[command(flatten)]
     target: Target,
@@ -89,7 +91,8 @@ struct ConsolidateArguments {
 
 #[derive(Args, Debug)]
 struct AddArguments {
-    /// Where the companion listens (tessera companion --listen)
+    /// Where the companion listens (tessera companion --listen); all slices must reach it there
+    #[arg(value_name = "ADDRESS:PORT", value_parser = address)]
     address: SocketAddr,
     /// Bring nothing to it for now
     #[arg(long)]

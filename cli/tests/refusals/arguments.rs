@@ -35,7 +35,10 @@ fn slices_that_are_none_are_refused() {
         (&["local,cpus=1,memory=64T"], "memory=\"64T\" is no size"),
         (&["local,cpus=1,memory=64M,disk=1"], "\"disk\" is none of cpus, max-cpus, memory"),
         (&["local,cpus=1,cpus=1,memory=64M"], "cpus is given twice"),
-        (&["local,cpus=2,max-cpus=1,memory=64M"], "max-cpus= is less than cpus="),
+        (
+            &["local,cpus=2,max-cpus=1,memory=64M"],
+            "max-cpus= is less than cpus=, which it includes",
+        ),
         (&["local,cpus=1,max-cpus=257,memory=64M"], "1 to 256 vCPUs, not 257"),
         (&["nowhere,cpus=1,memory=64M"], "\"nowhere\" is neither `local` nor ADDRESS:PORT"),
     ]);
@@ -129,7 +132,7 @@ fn socket_devices_that_are_none_are_refused() {
         (&["--vsock", "cid=3,socket=s,port=5"], "\"port=5\" is none of cid=, socket=, slice="),
         (&["--vsock", "cid=3,socket=s,rings=coherent"], "they are always where this device is"),
         (&["--vsock", "cid=3,socket=s,slice=x"], "slice=\"x\" is no number of a slice"),
-        (&["--vsock", "cid=3,socket=s,slice=1"], "device 0 is to be on slice 1"),
+        (&["--vsock", "cid=3,socket=s,slice=1"], "device 0 names slice 1"),
         (
             &["--vsock", "cid=3,socket=s", "--vsock", "cid=4,socket=t"],
             "cannot be used multiple times",

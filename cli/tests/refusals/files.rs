@@ -38,11 +38,13 @@ fn key_of_a_slice_is_written_once_and_is_no_secret() {
         folder.tessera(&arguments)
     };
     let zero = folder.must_refuse(&mut slice_key("0", "zero.key"));
+    let beyond = folder.must_refuse(&mut slice_key("64", "beyond.key"));
     assert!(slice_key("2", "two.key").status().unwrap().success());
     let again = folder.must_refuse(&mut slice_key("1", "two.key"));
     let bootstrap = folder.refuse(&[LOCAL], &["--secret-file", "two.key"]);
 
     assert_eq!(zero, "slice 0 is the bootstrap, which needs the secret of the VM");
+    assert_eq!(beyond, "a VM has slices 0 to 63, and no slice 64");
     assert_eq!(again, "write two.key: File exists (os error 17)");
     let key = folder.read("two.key");
     assert!(key.starts_with("tessera-slice-key 2 ") && key.len() == 20 + 64 + 1, "{key}");
@@ -90,7 +92,7 @@ fn console_that_cannot_be_is_refused_and_leaves_nothing() {
     let line = folder.refuse(&[LOCAL], &["--console", "pty"]);
     assert!(line.contains("\"pty\" is none of stdio, file=PATH, socket=PATH"), "{line}");
     let line = folder.refuse(&[LOCAL], &["--console", "stdio,slice=1"]);
-    assert!(line.contains("device 0 is to be on slice 1, which the VM does not have"), "{line}");
+    assert!(line.contains("device 0 names slice 1 by slice= or standby=, which the VM"), "{line}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! exit status 2, one line on standard error that names the cause, and nothing left behind. And, in `ends`, how
 //! what has started is stopped; in `panics`, how a slice ends that has a defect.
 //!
-//! Each part needs less or more of the machine: `arguments` and `trace` nothing, `devices` a mount namespace,
+//! Each part needs less or more of the machine: `arguments`, `trace` and `vm` nothing, `devices` a mount namespace,
 //! `peers` loopback, and everything named `kvm_` a KVM that works. What is missing is printed, and
 //! the test skipped. Frames that are cut or too large come after the handshake; they are tested in
 //! `transport/tests/garbage.rs`.
@@ -19,3 +19,4 @@ mod panics;
 mod peers;
 mod support;
 mod trace;
+mod vm;

@@ -117,20 +117,27 @@ fn companion_waits_for_a_silent_caller_a_bounded_time_only() {
 fn companion_turns_wrong_secret_and_wrong_plans_away_and_serves_the_next() {
     let folder = Folder::new();
     let companion = Companion::start(&folder);
-    let no_vcpu = br#"{"slices":[{"vcpus":0,"memory":67108864},{"vcpus":0,"memory":0}],
+    let no_vcpu = br#"{"spec":{"slices":[{"vcpus":0,"memory":67108864},{"vcpus":0,"memory":0}],
         "interrupts":"auto","page_tables":"auto","clock_rate":1.0,"timer_spacing":"off",
-        "hold_us":[20,2000]}"#;
-    let one_slice = br#"{"slices":[{"vcpus":1,"memory":67108864}],
+        "hold_us":[20,2000]},"joins":false}"#;
+    let one_slice = br#"{"spec":{"slices":[{"vcpus":1,"memory":67108864}],
         "interrupts":"auto","page_tables":"auto","clock_rate":1.0,"timer_spacing":"off",
-        "hold_us":[20,2000]}"#;
+        "hold_us":[20,2000]},"joins":false}"#;
+    let one_more = br#"{"spec":{"slices":[{"vcpus":0,"memory":67108864}],
+        "interrupts":"auto","page_tables":"auto","clock_rate":1.0,"timer_spacing":"off",
+        "hold_us":[20,2000]},"joins":true}"#;
 
     let wrong = call_with(&companion, &[8; 32], b"").unwrap_err();
     companion.process.line_with("the peer could not prove that it knows the secret");
     let no_vcpu = call_with(&companion, &SECRET, no_vcpu).unwrap();
     let one_slice = call_with(&companion, &SECRET, one_slice).unwrap();
+    companion.process.line_with("the VM was not started: slice1 refuses");
+    let one_more = call_with(&companion, &SECRET, one_more).unwrap();
+    companion.process.line_with("this host has not joined the VM: plan the VM");
 
     assert!(matches!(wrong, MeshError::Handshake { .. }), "{wrong}");
     assert_eq!(no_vcpu, "plan the VM: a VM has 1 to 256 vCPUs, not 0");
+    assert_eq!(one_more, no_vcpu);
     assert_eq!(one_slice, "slice1 refuses: the VM has no such slice");
     still_serves(&companion);
 }

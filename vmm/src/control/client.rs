@@ -20,7 +20,7 @@ const LIMIT_OF_A_PART: Duration = Duration::from_secs(300);
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// Nobody listens.
-    #[error("connect to the control socket {}", .path.display())]
+    #[error("connect to the control socket {}, which a running slice makes (--control)", .path.display())]
     Connect {
         /// Where.
         path: PathBuf,

@@ -335,14 +335,15 @@ fn whom_to_ask(shared: &Shared) -> String {
     let known = source.as_ref().map(|source| source.placement.load().coordinator());
     match known {
         Some(slice) => format!("ask {slice}, which coordinates the VM, once the guest runs"),
-        None => "ask the slice that coordinates, once the guest runs".into(),
+        None => "ask the slice that coordinates the VM, once its guest runs".into(),
     }
 }
 
 fn with_memory(shared: &Shared, ask: impl FnOnce(&Source) -> Answer) -> Answer {
     // Other clients do not wait for this one's answer.
     let source = locked(&shared.source).clone();
-    let none = "no memory engine runs here: no VM yet, or one of one slice";
+    let none =
+        "no memory engine runs here: no VM yet, or one of a single slice without --secret-file";
     source.map_or_else(|| Answer::Refused(none.into()), |source| ask(&source))
 }
 

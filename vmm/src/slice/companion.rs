@@ -1,4 +1,4 @@
-//! The companion role: give vCPUs, memory or both to a VM that another host starts.
+//! The companion role: give vCPUs, memory, devices or several of these to a VM that another host starts or runs.
 
 use super::coordination::Terms;
 use super::host::{self, HostFacts};
@@ -48,7 +48,7 @@ impl std::fmt::Debug for CompanionOptions {
     }
 }
 
-/// Waits for a bootstrap, runs one slice of its VM, and returns how the VM ended, with the reports of all slices if this one
+/// Waits for a bootstrap whose VM starts, or is to have one slice more, runs one slice of it, and returns how the VM ended, with the reports of all slices if this one
 /// coordinated then, else with its own. Callers that cannot prove the secret, and VMs that do not fit, are refused; the
 /// companion keeps waiting.
 ///
@@ -69,13 +69,23 @@ pub fn companion(options: CompanionOptions) -> Result<(Ending, RunReport), Slice
                 drop(listener);
                 return run(&assignment, agreed, options, control.as_ref());
             }
-            Err(error) => tracing::warn!("the VM was not started: {}", one_line(&error)),
+            Err(error) => tracing::warn!("{}: {}", not_done(&assignment), one_line(&error)),
         }
     }
 }
 
 fn warn_refused(refused: &Refused) {
     tracing::warn!("{refused}");
+}
+
+/// What has not come about, for the log of a companion that waits on.
+fn not_done(assignment: &Assignment) -> &'static str {
+    let proposal = serde_json::from_slice::<Proposal>(&assignment.blob);
+    if proposal.is_ok_and(|it| it.joins) {
+        "this host has not joined the VM"
+    } else {
+        "the VM was not started"
+    }
 }
 
 /// What a companion and a bootstrap have agreed on.

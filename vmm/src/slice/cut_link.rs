@@ -30,7 +30,7 @@ pub(super) enum CutError {
     #[error(transparent)]
     Busy(#[from] Busy),
     /// It runs on.
-    #[error("the VM was not paused and runs on: {0}")]
+    #[error("given up, and the VM runs on: {0}")]
     GivenUp(String),
     /// There is nothing to resume.
     #[error("the VM is not paused")]

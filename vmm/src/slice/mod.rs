@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   bootstrap: plan -> connect -> gather answers -> measure clocks -> commit -> run -> end
-//!   companion: listen -> accept -> answer -> verdict ------------------------> run -> end
+//!   companion: listen -> accept -> answer -> verdict ------------------------> run -> end   (of a VM that runs: `joining`)
 //!                  ^______________refused, aborted_____|
 //! ```
 //!

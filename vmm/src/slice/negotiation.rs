@@ -98,7 +98,7 @@ pub(super) fn gather_shapes(
         let shape = shapes.find(|(of, shape)| *of == number && shape.fits(&device.kind));
         shape.map(|(_, shape)| shape.clone()).ok_or_else(|| SliceError::Refused {
             slice: SliceId(device.slice),
-            cause: format!("it has no device that fits {:?}", device.kind),
+            cause: format!("what it has for device {number} of the VM is not what was asked for"),
         })
     };
     (0u16..).zip(&shape.devices).map(found).collect()
@@ -118,8 +118,8 @@ pub(super) fn compare_standbys(
         for standby in &spec.standby {
             let slice = SliceId(standby.slice);
             let refused = |why: &str| {
-                let kind = &spec.kind;
-                let cause = format!("it cannot have {kind:?} later, as standby= asks for: {why}");
+                let why = format!("as standby={} asks for: {why}", standby.slice);
+                let cause = format!("it cannot have device {number} of the VM later, {why}");
                 SliceError::Refused { slice, cause }
             };
             let shapes = hosts.get(usize::from(slice.0)).map_or(&[][..], |host| &host.standbys);

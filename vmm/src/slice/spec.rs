@@ -179,7 +179,9 @@ pub enum SpecError {
     #[error("a VM has at most {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
     /// A device on a slice that is not.
-    #[error("device {device} is to be on slice {slice}, now or later, which the VM does not have")]
+    #[error(
+        "device {device} names slice {slice} by slice= or standby=, which the VM does not have"
+    )]
     DeviceSlice {
         /// The device, counted from 0.
         device: usize,

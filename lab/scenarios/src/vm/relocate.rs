@@ -166,7 +166,7 @@ mod tests {
         let given_up = Said::GivenUp("slice1: it waits".to_owned());
         assert_eq!(cause(&format!("tessera: {GIVEN_UP}slice1: it waits")), given_up);
         let partly = format!(
-            "1 of 7 parts have gone, and vcpu1 to slice0 failed: {GIVEN_UP}slice1: it waits"
+            "1 of 7 steps are done, and the next one (vcpu1 to slice0) failed: {GIVEN_UP}slice1: it waits"
         );
         assert_eq!(cause(&partly), given_up);
         let nothing = "tessera: the slice refuses: nothing to do: the VM is on slice0 alone";

@@ -28,7 +28,7 @@ use wire::SliceId;
 const INPUTS_MAX: usize = 1024;
 /// For all slices to come to rest.
 const REST_LIMIT: Duration = Duration::from_secs(60);
-/// For a newcomer to begin, while the guest stands still.
+/// For all slices to take a newcomer into their transports, and for it to begin, while the guest stands still.
 const MAY_JOIN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Starts the thread. `send` takes messages to members, this slice among them. It says by

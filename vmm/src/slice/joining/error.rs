@@ -12,12 +12,14 @@ use wire::{SLICES_MAX, SliceId};
 #[derive(Debug, Error)]
 pub(in crate::slice) enum JoinFailure {
     /// Nobody can join this VM.
-    #[error("no slice can join: the VM was started without --secret-file")]
+    #[error(
+        "no slice can join: the VM was started without --secret-file; start it with one the next time"
+    )]
     NoSecret,
     /// The secret is elsewhere.
     #[error(
         "no slice can join while {coordinator} coordinates: slice0, the bootstrap's, has the secret; hand the \
-         coordination back to it by tessera vm drain {number} --stay, if it is still there"
+         coordination back to it by tessera vm drain {number} --stay, if it is still there and takes most of the vCPUs"
     )]
     Elsewhere {
         /// The slice that coordinates.
@@ -26,22 +28,22 @@ pub(in crate::slice) enum JoinFailure {
         number: u16,
     },
     /// All numbers were used.
-    #[error("{SLICES_MAX} slices have been of this VM, and no number is left")]
+    #[error("this VM has had {SLICES_MAX} slices, and no number is left for another one")]
     Full,
     /// Its host cannot run a slice of this VM.
     #[error(transparent)]
     Host(#[from] SliceError),
     /// Page walks there write, and tables have no replicas.
     #[error(
-        "its page walks need write access to page tables, which this VM keeps coherent: start it with \
-         --page-tables replicate"
+        "page walks of the companion's host need write access to page tables, which this VM keeps coherent: start \
+         the VM with --page-tables replicate"
     )]
     PageTables,
     /// It was not reached.
-    #[error("reach it")]
+    #[error("reach the companion")]
     Mesh(#[from] MeshError),
     /// Some slice does not reach it.
-    #[error("{slice} does not reach it: {why}")]
+    #[error("{slice} does not reach the companion: {why}")]
     Unmet {
         /// Which.
         slice: SliceId,
@@ -49,13 +51,13 @@ pub(in crate::slice) enum JoinFailure {
         why: String,
     },
     /// Some slice has not said that it reaches it.
-    #[error("{0} has not said within {MEET_LIMIT:?} that it reaches it")]
+    #[error("{0} has not said within {MEET_LIMIT:?} that it reaches the companion")]
     Silent(SliceId),
     /// There is no such placement.
     #[error(transparent)]
     Placement(#[from] PlacementError),
     /// What it is to begin with cannot be said.
-    #[error("tell it how the VM stands")]
+    #[error("tell the companion how the VM stands")]
     State(#[from] SavedError),
     /// What it is told is no JSON.
     #[error("describe the VM")]

@@ -73,7 +73,7 @@ pub(super) enum RelocationError {
     #[error("the VM is over, or has not begun")]
     Over,
     /// What of it was done.
-    #[error("{done} of {total} parts have gone, and {job} failed: {why}")]
+    #[error("{done} of {total} steps are done, and the next one ({job}) failed: {why}")]
     Partly {
         /// Jobs that were done.
         done: usize,

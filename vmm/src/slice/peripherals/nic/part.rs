@@ -36,7 +36,10 @@ impl NicPart {
     /// Finds the interface, which is there already. Nothing is sent or received.
     pub(super) fn new(spec: &NicSpec, opening: &Opening<'_>) -> Result<Self, OpenError> {
         let number = interface(&spec.tap).map_err(|error| {
-            OpenError::of(WHAT)(format!("{}, which is to be in a network: {error}", spec.tap))
+            OpenError::of(WHAT)(format!(
+                "{} must exist before, as standby= is said: {error}",
+                spec.tap
+            ))
         })?;
         spec.check_lent(opening, number)?;
         let options = spec.options(opening);
