@@ -185,6 +185,7 @@ fn run(
     tracing::info!("frames between slices go over {}", joined.kind);
     let state = joined.state.as_deref().filter(|_| launch.joins.is_some());
     let state = state.map(|bytes| how_it_stands(bytes, &parts)).transpose()?;
+    parts.do_without(state.as_ref().map_or(&[], |state| &state.lost));
     parts.take_lease(back_ends.fence(), assignment.config.lease);
     let how = (launch.page_tables, state.as_ref().map(|state| &state.memory));
     parts.connect(&shape, joined, how, options, control)?;

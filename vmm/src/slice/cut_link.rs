@@ -258,6 +258,11 @@ impl CutLinks {
         self.lock().lost.contains(&slice)
     }
 
+    /// All that are gone, ascending.
+    pub(super) fn lost_slices(&self) -> Vec<SliceId> {
+        self.lock().lost.iter().copied().collect()
+    }
+
     /// On the coordinator: a VM that is paused, or about to be, runs on.
     pub(super) fn go_on(&self) {
         self.tell(Input::GoOn);

@@ -287,6 +287,8 @@ impl Parts {
         state.map_or(Ok(()), |state| devices.take_up(state))?;
         let devices = Arc::new(devices);
         self.dispatcher.devices.set(Arc::clone(&devices)).expect("attached once");
+        // Their loss was known before there was anybody to tell.
+        self.channels.cut.lost_slices().into_iter().for_each(|slice| devices.lost(slice));
         Ok(Arc::new(PciBus { devices, channels: Arc::clone(channels), rest }))
     }
 
@@ -295,6 +297,14 @@ impl Parts {
         self.dispatcher.handovers.start()?;
         pulling::start(&self.channels)
             .map_err(|source| SliceError::Io { what: "start the thread that pulls", source })
+    }
+
+    /// This slice joins a VM that has lost these: nobody here waits for them. Before the memory engine starts.
+    pub(super) fn do_without(&self, lost: &[SliceId]) {
+        for slice in lost {
+            self.channels.cut.lost(*slice);
+            self.dispatcher.handovers.lost(*slice);
+        }
     }
 
     /// This slice joins a VM whose slices are at rest in this cut: it comes to rest as well, and tells the coordinator that

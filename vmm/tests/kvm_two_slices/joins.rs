@@ -1,8 +1,9 @@
 //! Slices join a VM that runs, take parts of it, and leave again.
 
-use crate::rig::{PAUSE, RESUME, Vm, is_possible, move_to};
+use crate::rig::{PAUSE, RESUME, Vm, is_possible, key, move_to};
 use crate::{alone, guest};
 use std::net::SocketAddr;
+use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{AddRequest, DrainRequest, Request};
@@ -233,4 +234,54 @@ fn kvm_newcomer_that_goes_away_at_any_point_is_missed_by_nobody() {
         vm.moves_on();
         assert_eq!(vm.power_off(), guest::AGREE);
     }
+}
+
+/// A companion that has nothing of its VM, and goes away with the sender.
+fn bystander() -> (SocketAddr, Sender<()>, JoinHandle<()>) {
+    let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), key());
+    let listener = listener.expect("listen");
+    let (address, (stay, told)) = (listener.address(), channel());
+    let thread = thread::spawn(move || {
+        let soon = || Instant::now() + Duration::from_secs(60);
+        let (_, mut mesh) = listener.accept(Some(soon()), &mut |_| {}).expect("it is called");
+        let facts = HostFacts::gather(Interrupts::Userspace).expect("this host can");
+        mesh.answer(Ok(&serde_json::to_vec(&facts).expect("it is JSON")), soon()).expect("answer");
+        mesh.verdict(&host_ticks, soon()).expect("it is wanted");
+        let mut joined = mesh.into_transport(soon(), &mut |_| {}).expect("it is let in");
+        while told.try_recv() == Err(TryRecvError::Empty) {
+            joined.transport.poll(64, &mut |_| {});
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    (address, stay, thread)
+}
+
+/// A slice with devices only is lost. One that joins later has never heard of it, and must not wait for it.
+#[test]
+fn kvm_slice_joins_a_vm_that_has_lost_one_and_coordinates_it() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (address, stay, thread) = bystander();
+    let mut vm = Vm::start_beside(address, CarrierKind::Tcp);
+    drop(stay);
+    thread.join().expect("it goes away");
+    // Until the loss is known a pause asks it too.
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = vm.ask(0, PAUSE) {
+        assert!(Instant::now() < end, "{error:?}");
+    }
+    vm.must(RESUME);
+    vm.add(2, false);
+    vm.moves_on();
+    vm.relocate(move_to(1, 0));
+    vm.relocate(move_to(1, 2));
+    vm.relocate(drain(0, true));
+    vm.moves_on();
+    vm.must_at(2, PAUSE);
+    vm.must_at(2, RESUME);
+    vm.relocate_at(2, move_to(0, 0));
+    vm.moves_on();
+    assert_eq!(vm.power_off_at(0, 2), guest::AGREE, "additions to the page of both are lost");
 }

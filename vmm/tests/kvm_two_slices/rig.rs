@@ -168,6 +168,11 @@ pub(crate) enum Standby {
     Copy,
 }
 
+/// The secret of all VMs here.
+pub(crate) fn key() -> Secret {
+    Secret::from_bytes(b"a secret of tests, and of no use").expect("long enough")
+}
+
 /// Whether this machine can run it.
 pub(crate) fn is_possible() -> bool {
     needs::kvm() && needs::has(Need::Uffd, dsm::check_host())
@@ -206,6 +211,15 @@ impl Vm {
         Self::launch((interrupts, carrier), slices, disk, true)
     }
 
+    /// Starts it on one slice, beside one that has nothing, whose host is called at this address.
+    pub(crate) fn start_beside(bystander: SocketAddr, carrier: CarrierKind) -> Self {
+        let apart = SliceSpec { vcpus: 0, spare_vcpus: 0, memory: 0 };
+        let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }, apart];
+        let how = (Interrupts::Userspace, carrier);
+        let disk = (guest::Disk::None, 1, Standby::None);
+        Self::launch_with(how, slices, disk, (true, Some(vec![bystander])))
+    }
+
     /// The same, and nobody can join it.
     pub(crate) fn start_without_secret() -> Self {
         let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }];
@@ -214,10 +228,20 @@ impl Vm {
     }
 
     fn launch(
+        how: (Interrupts, CarrierKind),
+        slices: Vec<SliceSpec>,
+        disk: (guest::Disk, u16, Standby),
+        secret: bool,
+    ) -> Self {
+        Self::launch_with(how, slices, disk, (secret, None))
+    }
+
+    /// With these companions, or with those that it takes.
+    fn launch_with(
         (interrupts, carrier): (Interrupts, CarrierKind),
         slices: Vec<SliceSpec>,
         (disk, disk_at, standby): (guest::Disk, u16, Standby),
-        secret: bool,
+        (secret, companions): (bool, Option<Vec<SocketAddr>>),
     ) -> Self {
         let (folder, line) = (Folder::new(), Line::default());
         let kernel = folder.0.join("kernel");
@@ -241,24 +265,21 @@ impl Vm {
         let device = (disk != guest::Disk::None).then_some(device);
         let used: &[[u8; 2]] =
             if device.is_some() { &[LOOPS, SENT, READS] } else { &[LOOPS, SENT] };
-        let key = Secret::from_bytes(b"a secret of tests, and of no use").expect("long enough");
         let mode = if read_only { "ro" } else { "rw" };
         let lend = format!("disk:{mode}:{}", folder.0.join("disk").display());
         let mut vm = Self {
             lend: lend.parse().expect("it is so lent"),
             line: line.clone(),
             stops: BTreeMap::from([(0, StopHandle::new())]),
-            secret: key,
+            secret: key(),
             folder,
             letters: used.concat(),
         };
-        let companions = (1..slices.len()).map(|slice| {
-            vm.companion(
-                u16::try_from(slice).expect("it is small"),
-                Offer { vcpus: Some(2), bytes: None },
-            )
+        let companions = companions.unwrap_or_else(|| {
+            let numbers = (1..slices.len()).map(|slice| u16::try_from(slice).expect("it is small"));
+            let offer = || Offer { vcpus: Some(2), bytes: None };
+            numbers.map(|slice| vm.companion(slice, offer())).collect()
         });
-        let companions = companions.collect();
         let options = BootstrapOptions {
             spec: spec(interrupts, slices, device),
             companions,

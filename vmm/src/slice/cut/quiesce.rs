@@ -241,7 +241,8 @@ impl Quiesce {
         let memory = engine.may_join_with(slice, within)?;
         if channels.coordinates() {
             let bus = devices.as_ref().map(|devices| devices.bus_state());
-            let state = JoinState { cut, placement, order: order.state(), bus, memory };
+            let (order, lost) = (order.state(), channels.cut.lost_slices());
+            let state = JoinState { cut, placement, order, bus, memory, lost };
             channels.joining.put_state(encode(&state)?);
         }
         Ok(())

@@ -6,7 +6,7 @@ use dsm::saved::NodeState;
 use migrate::{Invalid, SavedState};
 use serde::{Deserialize, Serialize};
 use transport::BLOB_BYTES_MAX;
-use wire::{Epoch, SliceId};
+use wire::{Epoch, SLICES_MAX, SliceId};
 
 /// What all slices have, and a newcomer begins with. Where everything is it knows already.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,8 @@ pub(crate) struct JoinState {
     pub(crate) bus: Option<PciRootState>,
     /// What its memory engine begins with.
     pub(crate) memory: NodeState,
+    /// Slices that are gone, and without which the VM went on: the placement names them still.
+    pub(crate) lost: Vec<SliceId>,
 }
 
 impl JoinState {
@@ -45,6 +47,8 @@ impl SavedState for JoinState {
         Invalid::unless(self.cut > 0, "cut", "none has been begun")?;
         self.order.check()?;
         self.bus.as_ref().map_or(Ok(()), SavedState::check)?;
+        let few = self.lost.len() <= usize::from(SLICES_MAX);
+        Invalid::unless(few, "lost", "more slices than a VM can have")?;
         self.memory.check()
     }
 }
@@ -74,7 +78,8 @@ mod tests {
             channels: vec![Channel { peer: SliceId(0), sent: 0, received: 0 }],
         };
         let order = OrderState { last: 3 };
-        JoinState { cut: 1, placement: Epoch(4), order, bus: None, memory }
+        let lost = vec![SliceId(2)];
+        JoinState { cut: 1, placement: Epoch(4), order, bus: None, memory, lost }
     }
 
     #[test]
