@@ -18,6 +18,7 @@ use migrate::saved::decode;
 use migrate::{Placement, PlacementState};
 use std::io::Write;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use transport::{Assignment, CompanionMesh, Credential, Listener, MeshError, Refused};
 use wire::SliceId;
@@ -172,7 +173,10 @@ fn run(
     let (to_devices, queues) = DeviceQueues::new();
     let placement = match &launch.joins {
         None => shape.place(&launch.devices).map_err(SpecError::from)?,
-        Some(state) => joined_placement(state, local)?,
+        Some(state) => {
+            let at_start = shape.place(&launch.devices).map_err(SpecError::from)?;
+            joined_placement(state, local, &at_start)?
+        }
     };
     let mut parts = Parts::new((&shape, placement), slot, &launch.cpuid, back_end, to_devices)?;
     parts.machine.set_tsc_offset(offset)?;
@@ -213,16 +217,35 @@ fn run(
     Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(control))
 }
 
-/// Where everything is in a VM that this slice joins, with the slice.
-fn joined_placement(state: &PlacementState, local: SliceId) -> Result<Placement, SliceError> {
+/// Where everything is in a VM that this slice joins, with the slice. `at_start` is where it was when the VM started.
+fn joined_placement(
+    state: &PlacementState,
+    local: SliceId,
+    at_start: &Placement,
+) -> Result<Placement, SliceError> {
     let refused = |cause: String| SliceError::Refused { slice: BOOTSTRAP, cause };
     let placement =
         Placement::try_from(state.clone()).map_err(|error| refused(one_line(&error)))?;
-    if placement.is_member(local) {
-        Ok(placement)
-    } else {
-        Err(refused(format!("{local} is to join a VM without it")))
+    if !placement.is_member(local) {
+        return Err(refused(format!("{local} is to join a VM without it")));
     }
+    if parts_of(&placement) != parts_of(at_start) {
+        return Err(refused("the VM has other parts than its description".into()));
+    }
+    Ok(placement)
+}
+
+/// What a VM consists of, wherever it is: how many vCPUs, which frames, and how many queues of each device.
+fn parts_of(placement: &Placement) -> (usize, Vec<Range<u64>>, Vec<usize>) {
+    let mut frames: Vec<Range<u64>> = Vec::new();
+    for place in placement.memory() {
+        match frames.last_mut() {
+            Some(last) if last.end == place.frames.start => last.end = place.frames.end,
+            _ => frames.push(place.frames.clone()),
+        }
+    }
+    let queues = placement.devices().iter().map(|device| device.queues.len()).collect();
+    (placement.vcpus().len(), frames, queues)
 }
 
 /// What a slice that joins begins with.
@@ -232,4 +255,48 @@ fn how_it_stands(bytes: &[u8], parts: &Parts) -> Result<JoinState, SliceError> {
     let placement = parts.channels.placement.load().epoch();
     state.fits(parts.local, placement).map_err(|error| refused(one_line(&error)))?;
     Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use migrate::{DevicePlace, MemoryPlace};
+    use wire::Epoch;
+
+    /// Of two slices, or of one of them and the newcomer, with memory in so many pieces.
+    fn placement(
+        members: &[u16],
+        vcpus: usize,
+        memory: &[(u64, u64)],
+        queues: &[usize],
+    ) -> Placement {
+        let members: Vec<_> = members.iter().copied().map(SliceId).collect();
+        let home = members[0];
+        let memory = memory.iter().zip(members.iter().cycle());
+        let memory =
+            memory.map(|((start, end), home)| MemoryPlace { frames: *start..*end, home: *home });
+        let device = |queues: &usize| DevicePlace { owner: home, queues: vec![home; *queues] };
+        let devices = queues.iter().map(device).collect();
+        Placement::new(Epoch(3), members.clone(), vec![home; vcpus], memory.collect(), devices)
+            .unwrap()
+    }
+
+    #[test]
+    fn newcomer_takes_no_placement_of_another_vm() {
+        let at_start = placement(&[0, 1], 2, &[(0, 8), (16, 24)], &[2, 3]);
+        let joins =
+            |now: &Placement| joined_placement(&PlacementState::from(now), SliceId(2), &at_start);
+        let now = placement(&[0, 2], 2, &[(0, 4), (4, 8), (16, 24)], &[2, 3]);
+        assert_eq!(joins(&now).unwrap(), now);
+        for other in [
+            placement(&[0, 1], 2, &[(0, 8), (16, 24)], &[2, 3]),
+            placement(&[0, 2], 3, &[(0, 8), (16, 24)], &[2, 3]),
+            placement(&[0, 2], 2, &[(0, 8), (16, 25)], &[2, 3]),
+            placement(&[0, 2], 2, &[(0, 8), (16, 24)], &[2, 3, 1]),
+            placement(&[0, 2], 2, &[(0, 8), (16, 24)], &[2]),
+            placement(&[0, 2], 2, &[(0, 8), (16, 24)], &[3, 2]),
+        ] {
+            assert!(matches!(joins(&other), Err(SliceError::Refused { .. })), "{other:?}");
+        }
+    }
 }
