@@ -35,7 +35,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use wire::SliceId;
+use wire::{SliceId, VcpuId};
 
 /// Why parts are not where they were asked to be.
 #[derive(Debug, Error)]
@@ -46,6 +46,16 @@ pub(super) enum RelocationError {
     /// Nothing was begun: there is no plan.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// Nothing was begun: the guest would miss what it was promised.
+    #[error("{slice} cannot run {vcpu}: its host lacks {lacks}")]
+    Lacks {
+        /// The slice that it was to go to.
+        slice: SliceId,
+        /// The vCPU.
+        vcpu: VcpuId,
+        /// Features of its processors.
+        lacks: String,
+    },
     /// Nothing was begun: no code can do it.
     #[error(transparent)]
     Impossible(#[from] JobError),
@@ -125,6 +135,9 @@ impl Relocations {
         if let Relocation::Add { address, empty } = what {
             self.add((*address, *empty), (&channels, &placement), ongoing, tell)?;
             return Ok(began.elapsed());
+        }
+        if let Relocation::Vcpu { vcpu, to } = what {
+            can_run(&self.capacity(), *vcpu, *to)?;
         }
         let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
         self.do_all(jobs, &self.executor(&channels, ongoing, None), tell)?;
@@ -213,6 +226,14 @@ impl Relocations {
     }
 }
 
+/// Whether the processors of a slice's host have what a vCPU needs. People may give it more vCPUs than it has cores.
+fn can_run(capacity: &Capacity, vcpu: VcpuId, slice: SliceId) -> Result<(), RelocationError> {
+    match capacity.offers.get(&slice).map_or(&[][..], |offer| &offer.lacks) {
+        [] => Ok(()),
+        lacks => Err(RelocationError::Lacks { slice, vcpu, lacks: lacks.join(", ") }),
+    }
+}
+
 impl Relocates for Relocations {
     fn relocate(
         &self,
@@ -226,5 +247,25 @@ impl Relocates for Relocations {
         let over = || super::one_line(&RelocationError::Over);
         let channels = self.channels.upgrade().ok_or_else(over)?;
         advice(&channels, &self.capacity(), seconds, tell).map_err(|error| super::one_line(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use migrate::plan::Offer;
+
+    #[test]
+    fn no_vcpu_goes_by_hand_to_a_host_that_lacks_what_the_guest_uses() {
+        let mut capacity = Capacity::default();
+        let lacks = vec!["avx512f".to_owned(), "amx".to_owned()];
+        capacity.offers.insert(SliceId(1), Offer::default());
+        capacity.offers.insert(SliceId(2), Offer { lacks, ..Offer::default() });
+        let vcpu = VcpuId(3);
+        for slice in [0, 1].map(SliceId) {
+            can_run(&capacity, vcpu, slice).unwrap();
+        }
+        let why = can_run(&capacity, vcpu, SliceId(2)).unwrap_err().to_string();
+        assert_eq!(why, "slice2 cannot run vcpu3: its host lacks avx512f, amx");
     }
 }
