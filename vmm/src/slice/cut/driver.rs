@@ -183,7 +183,13 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 self.follow(verdict);
             }
             Input::Message(from, message) => {
+                let before = self.coordinator.asking().map(|(step, _)| step);
                 let verdict = self.coordinator.message(from, message);
+                let now = self.coordinator.asking().map(|(step, _)| step);
+                if now != before && now.is_some_and(is_final) {
+                    // Whatever the steps before have taken, it is not too late any more.
+                    self.began = Instant::now();
+                }
                 self.follow(verdict);
             }
             // A newcomer that is gone is none of the VM, unless it is just being taken in.
@@ -366,13 +372,8 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         } else {
             format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
         };
-        let parts = matches!(
-            step,
-            Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_)
-        );
         let verdict = self.coordinator.go_on(&why);
-        if parts {
-            // There is no way back.
+        if is_final(step) {
             (self.fail)(why);
             self.over = true;
             self.reply(Err(CutError::Over));
@@ -386,6 +387,11 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             tell(&reply, result);
         }
     }
+}
+
+/// Whether there is no way back from a step once a slice has taken it.
+fn is_final(step: Step) -> bool {
+    matches!(step, Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_))
 }
 
 fn tell(reply: &Reply, result: Result<Duration, CutError>) {
@@ -493,5 +499,56 @@ mod tests {
         }
         drop((driver, handle));
         members.join().unwrap();
+    }
+
+    /// An image took as long to open as slices have for all steps until then.
+    #[test]
+    fn last_step_of_a_move_has_time_of_its_own() {
+        let moved = DeviceMove { device: 0, from: SLICES[0], to: SLICES[1] };
+        let (sender, sent) = unbounded();
+        let operations = Operations::default();
+        let ongoing = Arc::new(operations.begin(Operation::Move).unwrap());
+        let began = Instant::now();
+        let mut thread = Thread {
+            coordinator: Coordinator::new(SLICES[0], SLICES.to_vec()),
+            operations,
+            ongoing: None,
+            send: move |to, message| sender.send((to, message)).unwrap(),
+            fail: |why| panic!("{why}"),
+            asked: None,
+            given_up: None,
+            goal: Goal::Rest,
+            admission: None,
+            began,
+            asked_at: began,
+            stopping: false,
+            over: false,
+        };
+        thread.take(Input::MoveDevice(moved, ongoing, bounded(1).0));
+        let mut began = thread.began;
+        let mut last = Step::Vcpus;
+        while last != Step::DeviceMoved(moved) {
+            let asked: Vec<_> = sent.try_iter().collect();
+            assert!(!asked.is_empty(), "nothing follows {last:?}");
+            for (to, message) in asked {
+                let Message::Take(number, step) = message else { panic!("{message:?}") };
+                if step != last && step == Step::MayMove(moved) {
+                    began = thread.began;
+                }
+                last = step;
+                if step == Step::DeviceMoved(moved) {
+                    break;
+                }
+                assert_eq!(thread.began, began, "{step:?}");
+                let peer = if to == SLICES[0] { SLICES[1] } else { SLICES[0] };
+                let counts = PeerCounts { peer, sent: [4, 4], received: [4, 4] };
+                let answer = match step {
+                    Step::Count => Message::Counted(number, Some(vec![counts])),
+                    step => Message::Taken(number, step),
+                };
+                thread.take(Input::Message(to, answer));
+            }
+        }
+        assert!(thread.began > began, "what is left of another step's time may be nothing");
     }
 }
