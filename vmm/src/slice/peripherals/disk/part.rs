@@ -50,8 +50,12 @@ impl DiskPart {
         Ok(Self { options, file, aside: Mutex::default() })
     }
 
-    /// Opens it for use.
+    /// Opens it for use. That alone may rewrite blocks near its start, to find out alignments, so a slice that has been given
+    /// up must not.
     pub(super) fn open_image(&self) -> Result<ImageDisk, OpenError> {
+        if !self.options.fence.pass() {
+            return Err(OpenError::of(WHAT)("this slice may have been given up by the others"));
+        }
         // Another host may have written it since it was looked at.
         let options = ImageOptions { fresh: true, ..self.options.clone() };
         ImageDisk::open(&options).map_err(OpenError::of(WHAT))
@@ -258,6 +262,21 @@ mod tests {
         assert_eq!(answer.recv_timeout(LIMIT), Ok(DiskReply::Done(Vec::new())));
         let read = DiskRequest::Read { sector: 5, bytes: 512 };
         assert_eq!(ask(&*disk, read), DiskReply::Done(vec![3; 512]));
+    }
+
+    #[test]
+    fn slice_that_was_given_up_opens_nothing() {
+        let folder = Folder::new("given-up");
+        let (here, there, disk) = two(&folder);
+        let switch = Switch::Disk(Arc::clone(&disk));
+        let closed = here.close(&switch, LIMIT).unwrap();
+        for part in [&here, &there] {
+            part.options.fence.shut();
+        }
+        assert!(matches!(here.reopen(&switch), Err(PartError::Open(_))));
+        assert!(matches!(there.open(&closed, LIMIT), Err(PartError::Open(_))));
+        // Nobody holds its lock.
+        part(&folder.0.join("here")).open_image().unwrap();
     }
 
     #[test]
