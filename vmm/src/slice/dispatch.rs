@@ -121,8 +121,8 @@ impl Dispatcher {
     }
 
     /// This slice is to call a newcomer.
-    fn summoned(&self, from: SliceId, bytes: &[u8]) {
-        if !joining::summoned(&self.channels, bytes) {
+    fn summoned(&self, from: SliceId, summons: (u64, &[u8])) {
+        if !joining::summoned(&self.channels, summons) {
             let text = format!("{from} has this slice call nobody that can be called");
             self.channels.event(SliceEvent::Fatal(text));
         }
@@ -206,8 +206,8 @@ impl Dispatcher {
                     self.channels.send(from, &Control::LeaveRefused(why.into()));
                 }
             }
-            Control::Summons(bytes) => self.summoned(from, &bytes),
-            Control::Met { slice, failure } => self.channels.joining.met(from, slice, &failure),
+            Control::Summons { id, bytes } => self.summoned(from, (id, &bytes)),
+            Control::Met { id, failure, .. } => self.channels.joining.met(from, id, &failure),
             // It may go to a terminal, and who wrote it is not known.
             Control::LeaveRefused(why) => {
                 self.channels.succession.told(Err(why.replace(char::is_control, " ")));

@@ -20,8 +20,10 @@ pub(super) type Met = (SliceId, Result<(), String>);
 struct Links {
     /// To a newcomer, until a cut takes it.
     link: Option<PeerLink>,
-    /// On the coordinator: who waits for others to have met which one.
-    waiting: Option<(SliceId, Sender<Met>)>,
+    /// On the coordinator: who waits for answers to which summons.
+    waiting: Option<(u64, Sender<Met>)>,
+    /// The number of the last one. Newcomers that failed leave theirs to others, so that does not tell them apart.
+    summons: u64,
     /// On the coordinator: what the newcomer is to begin with.
     state: Option<Vec<u8>>,
     lease: Duration,
@@ -70,7 +72,9 @@ impl Joining {
 
     /// There is a link to a newcomer. One to another that never joined is closed.
     pub(super) fn put_link(&self, link: PeerLink) {
-        lock(&self.links).link = Some(link);
+        let former = lock(&self.links).link.replace(link);
+        // It may take long, and the engine's thread takes the lock.
+        drop(former);
     }
 
     /// The link to this newcomer.
@@ -78,11 +82,13 @@ impl Joining {
         lock(&self.links).link.take_if(|link| link.peer() == slice)
     }
 
-    /// Where those are told of that have called this newcomer.
-    pub(super) fn wait_for(&self, slice: SliceId) -> Receiver<Met> {
+    /// The number of the next summons, and where those are told of that have answered it.
+    pub(super) fn summon(&self) -> (u64, Receiver<Met>) {
         let (waiting, met) = bounded(usize::from(SLICES_MAX));
-        lock(&self.links).waiting = Some((slice, waiting));
-        met
+        let mut links = lock(&self.links);
+        links.summons += 1;
+        links.waiting = Some((links.summons, waiting));
+        (links.summons, met)
     }
 
     /// Nobody waits any more.
@@ -90,10 +96,10 @@ impl Joining {
         lock(&self.links).waiting = None;
     }
 
-    /// A slice has called a newcomer. Nobody may wait for it any more.
-    pub(super) fn met(&self, from: SliceId, slice: SliceId, failure: &str) {
+    /// A slice has answered a summons. Nobody may wait for it any more.
+    pub(super) fn met(&self, from: SliceId, summons: u64, failure: &str) {
         let links = lock(&self.links);
-        if let Some((_, waiting)) = links.waiting.as_ref().filter(|(of, _)| *of == slice) {
+        if let Some((_, waiting)) = links.waiting.as_ref().filter(|(of, _)| *of == summons) {
             // It may go to a terminal, and who wrote it is not known.
             let why = failure.replace(char::is_control, " ");
             let result = if why.is_empty() { Ok(()) } else { Err(why) };
@@ -120,18 +126,17 @@ impl Joining {
 mod tests {
     use super::*;
 
-    const NEWCOMER: SliceId = SliceId(3);
-
     #[test]
-    fn who_has_met_another_newcomer_is_not_heard() {
+    fn answer_to_another_summons_is_not_heard() {
         let joining = Joining::default();
-        joining.met(SliceId(1), NEWCOMER, "");
-        let met = joining.wait_for(NEWCOMER);
-        joining.met(SliceId(1), SliceId(4), "");
-        joining.met(SliceId(1), NEWCOMER, "");
-        joining.met(SliceId(2), NEWCOMER, "nobody\x1blistens");
+        joining.met(SliceId(1), 1, "");
+        let (before, _) = joining.summon();
+        let (summons, met) = joining.summon();
+        joining.met(SliceId(1), before, "");
+        joining.met(SliceId(1), summons, "");
+        joining.met(SliceId(2), summons, "nobody\x1blistens");
         joining.wait_for_nobody();
-        joining.met(SliceId(2), NEWCOMER, "");
+        joining.met(SliceId(2), summons, "");
         let heard: Vec<_> = met.iter().collect();
         assert_eq!(heard, [(SliceId(1), Ok(())), (SliceId(2), Err("nobody listens".into()))]);
     }

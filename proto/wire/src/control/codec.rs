@@ -129,7 +129,7 @@ impl Control {
             Self::CoordinatorState(_) => kind::COORDINATOR_STATE,
             Self::WantLeave => kind::WANT_LEAVE,
             Self::LeaveRefused(_) => kind::LEAVE_REFUSED,
-            Self::Summons(_) => kind::SUMMONS,
+            Self::Summons { .. } => kind::SUMMONS,
             Self::Met { .. } => kind::MET,
             Self::ClosedDevice { .. } => kind::CLOSED_DEVICE,
         }
@@ -160,7 +160,11 @@ impl Control {
             Self::ClockPing { .. } | Self::ClockPong { .. } | Self::ClockStep { .. } => {
                 encode_clock(self, &mut head);
             }
-            Self::Report(bytes) | Self::CoordinatorState(bytes) | Self::Summons(bytes) => {
+            Self::Summons { id, bytes } => {
+                head.id = (*id).into();
+                tail = Cow::Borrowed(bytes);
+            }
+            Self::Report(bytes) | Self::CoordinatorState(bytes) => {
                 tail = Cow::Borrowed(bytes);
             }
             Self::Apply { sequence, change } => {
@@ -194,7 +198,8 @@ impl Control {
                 tail = Cow::Borrowed(cut::shortened(failure).as_bytes());
             }
             Self::LeaveRefused(why) => tail = Cow::Borrowed(cut::shortened(why).as_bytes()),
-            Self::Met { slice, failure } => {
+            Self::Met { id, slice, failure } => {
+                head.id = (*id).into();
                 head.address = u64::from(slice.0).into();
                 tail = Cow::Borrowed(cut::shortened(failure).as_bytes());
             }
@@ -266,8 +271,9 @@ impl Control {
             kind::COORDINATOR_STATE => Self::CoordinatorState(tail.to_vec()),
             kind::WANT_LEAVE => Self::WantLeave,
             kind::LEAVE_REFUSED => Self::LeaveRefused(text(tail).ok_or_else(|| field("why"))?),
-            kind::SUMMONS => Self::Summons(tail.to_vec()),
+            kind::SUMMONS => Self::Summons { id: head.id.get(), bytes: tail.to_vec() },
             kind::MET => Self::Met {
+                id: head.id.get(),
                 slice: SliceId(small(head.address).ok_or_else(|| field("slice"))?),
                 failure: text(tail).ok_or_else(|| field("failure"))?,
             },
@@ -472,8 +478,12 @@ mod tests {
             Control::CoordinatorState(vec![7; COORDINATOR_STATE_BYTES_MAX]),
             Control::WantLeave,
             Control::LeaveRefused("a page is there still".into()),
-            Control::Summons(vec![7; SUMMONS_BYTES_MAX]),
-            Control::Met { slice: SliceId(u16::MAX), failure: "nobody listens".into() },
+            Control::Summons { id: 3, bytes: vec![7; SUMMONS_BYTES_MAX] },
+            Control::Met {
+                id: u64::MAX,
+                slice: SliceId(u16::MAX),
+                failure: "nobody listens".into(),
+            },
             Control::ClosedDevice {
                 device: 3,
                 cut: 1 << 40,

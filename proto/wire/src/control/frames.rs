@@ -176,10 +176,17 @@ pub enum Control {
     WantLeave,
     /// The answer, if it stays: why, for a person; at most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
     LeaveRefused(String),
-    /// To every other slice: call the newcomer, by what the transport says of it; at most [`SUMMONS_BYTES_MAX`] bytes.
-    Summons(Vec<u8>),
+    /// To every other slice: call the newcomer.
+    Summons {
+        /// The answer repeats it.
+        id: u64,
+        /// What the transport says of the newcomer, at most [`SUMMONS_BYTES_MAX`] bytes.
+        bytes: Vec<u8>,
+    },
     /// The answer: the sender has a link to it, or has none.
     Met {
+        /// Number of the summons.
+        id: u64,
         /// The newcomer.
         slice: SliceId,
         /// Why there is none, for a person; empty if there is one. At most [`CAUSE_BYTES_MAX`](super::CAUSE_BYTES_MAX) bytes.
@@ -269,7 +276,7 @@ impl Control {
             Self::CoordinatorState(_) => (Way::FromCoordinator, "what a coordinator must know"),
             Self::WantLeave => (Way::ToCoordinator, "a wish to leave"),
             Self::LeaveRefused(_) => (Way::FromCoordinator, "that it cannot leave"),
-            Self::Summons(_) => (Way::FromCoordinator, "whom to call"),
+            Self::Summons { .. } => (Way::FromCoordinator, "whom to call"),
             Self::Met { .. } => (Way::ToCoordinator, "that it has called a newcomer"),
             Self::ClosedDevice { .. } => (Way::Any, "that a device is closed"),
         }
@@ -308,7 +315,7 @@ impl Control {
             | Self::CoordinatorState(_)
             | Self::WantLeave
             | Self::LeaveRefused(_)
-            | Self::Summons(_)
+            | Self::Summons { .. }
             | Self::Met { .. }
             | Self::ClosedDevice { .. } => false,
         }

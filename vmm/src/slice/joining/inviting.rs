@@ -130,12 +130,12 @@ impl Invited<'_> {
     /// # Errors
     /// One does not reach it; it was told.
     pub(in crate::slice) fn meet(&mut self, channels: &Channels) -> Result<(), JoinFailure> {
-        let (slice, deadline) = (self.slice, Instant::now() + MEET_LIMIT);
-        let met = channels.joining.wait_for(slice);
+        let deadline = Instant::now() + MEET_LIMIT;
+        let (id, met) = channels.joining.summon();
         let cancel = self.invitation.cancel()?;
         let mut waiting = BTreeSet::new();
         for (member, summons) in self.invitation.summons() {
-            channels.send(*member, &Control::Summons(summons.encode()?));
+            channels.send(*member, &Control::Summons { id, bytes: summons.encode()? });
             waiting.insert(*member);
         }
         thread::scope(|scope| {

@@ -18,29 +18,29 @@ use wire::{Control, SliceId};
 
 /// A summons has come. Calling takes as long as the slowest of all slices, so a thread does it. While one calls another
 /// newcomer, which may have been given up meanwhile, this one is not called. False if it is no summons.
-pub(in crate::slice) fn summoned(channels: &Arc<Channels>, bytes: &[u8]) -> bool {
+pub(in crate::slice) fn summoned(channels: &Arc<Channels>, (id, bytes): (u64, &[u8])) -> bool {
     let Ok(summons) = Summons::decode(bytes) else { return false };
-    let (own, slice) = (Arc::clone(channels), summons.newcomer());
+    let (own, about) = (Arc::clone(channels), (id, summons.newcomer()));
     if channels.joining.calls.swap(true, SeqCst) {
-        answer(channels, slice, Some("it is still calling the one before; try again".into()));
+        answer(channels, about, Some("it is still calling the one before; try again".into()));
         return true;
     }
     let run = move || {
         crash::point();
         let met = meet(&own, &summons).map(|link| own.joining.put_link(link));
         own.joining.calls.store(false, SeqCst);
-        answer(&own, slice, met.err().map(|error| one_line(&*error)));
+        answer(&own, about, met.err().map(|error| one_line(&*error)));
     };
     if let Err(error) = thread::Builder::new().name("meeting".into()).spawn(run) {
         channels.joining.calls.store(false, SeqCst);
-        answer(channels, slice, Some(format!("start a thread: {error}")));
+        answer(channels, about, Some(format!("start a thread: {error}")));
     }
     true
 }
 
-fn answer(channels: &Channels, slice: SliceId, failure: Option<String>) {
+fn answer(channels: &Channels, (id, slice): (u64, SliceId), failure: Option<String>) {
     let failure = failure.unwrap_or_default();
-    channels.send(channels.coordinator(), &Control::Met { slice, failure });
+    channels.send(channels.coordinator(), &Control::Met { id, slice, failure });
 }
 
 fn meet(channels: &Channels, summons: &Summons) -> Result<PeerLink, Box<dyn Error>> {
