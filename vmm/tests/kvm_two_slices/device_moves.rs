@@ -98,7 +98,7 @@ fn kvm_disk_stays_where_it_is_if_the_other_slice_has_another_one() {
     let before = vm.placement();
     for _ in 0..ROUNDS {
         let why = vm.refusal(0, drain(1, true));
-        assert!(why.contains("device 0 to slice0 failed"), "{why}");
+        assert!(why.contains("(device 0 to slice0) failed: "), "{why}");
         assert!(why.contains("does not contain what was on the disk"), "{why}");
         assert_eq!(vm.placement(), before);
         vm.moves_on();

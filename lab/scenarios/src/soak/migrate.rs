@@ -62,6 +62,10 @@ pub struct MigrateOptions {
     /// Seed that vCPUs, slices and moments are drawn from; a random one unless given
     #[arg(long)]
     seed: Option<u64>,
+    /// In each VM with tests, have a companion's slice leave half-way, and another one join in its place; the bootstrap's slice
+    /// is not drained
+    #[arg(long)]
+    join: bool,
     /// What runs in the VM
     #[arg(long, value_enum, default_value_t = System::Tests)]
     system: System,
@@ -120,8 +124,8 @@ pub fn run(options: &MigrateOptions) -> Result<ExitCode> {
         }
         let minutes = options.minutes.map(|m| Instant::now() + Duration::from_secs(60 * m));
         let times = Aim::Times(options.times.unwrap_or(TIMES));
-        let run =
-            Run { rig: &rig, vm: &vm, back_end, aim: minutes.map_or(times, Aim::Until), seed };
+        let aim = minutes.map_or(times, Aim::Until);
+        let run = Run { rig: &rig, vm: &vm, back_end, aim, seed, join: options.join };
         let Told { moves, problems, more } = match options.system {
             System::Tests => run.tests()?,
             System::Debian => run.debian()?,
@@ -142,6 +146,7 @@ struct Run<'a> {
     back_end: Interrupts,
     aim: Aim,
     seed: u64,
+    join: bool,
 }
 
 /// What came of it.
@@ -167,8 +172,8 @@ impl Run<'_> {
             let name = format!("{} VM {vms} of seed {}", self.back_end.name(), self.seed);
             let tried = hosts.attempt(|lab| {
                 let scenario = self.scenario(lab);
-                let (moves, result) =
-                    tests_of_one(&scenario, self.seed.wrapping_add(vms), &mut tests)?;
+                let how = (self.seed.wrapping_add(vms), self.join);
+                let (moves, result) = tests_of_one(&scenario, how, &mut tests)?;
                 self.rig.say(&format!("{name}: {moves}"));
                 told.moves.add(moves);
                 Ok(result)
@@ -225,7 +230,7 @@ impl Run<'_> {
 /// Boots a VM, moves its parts until it is over, and judges its tests, of which there may be more than so many.
 fn tests_of_one(
     scenario: &Scenario<'_>,
-    seed: u64,
+    (seed, join): (u64, bool),
     tests: &mut usize,
 ) -> Result<(Moves, Result<String>)> {
     let output = scenario.output(scenario.loud);
@@ -233,6 +238,9 @@ fn tests_of_one(
     let mut companions = scenario.start_companions_heard_by(&output)?;
     let mover = Mover::new(scenario, seed).with_relocations();
     let mut mover = mover.with_leaver(&companions, *tests).with_newcomer(&output);
+    if join {
+        mover = mover.with_bound(0).with_leave_after(*tests / 2);
+    }
     let during = During::default();
     let (outcome, moved) = thread::scope(|scope| {
         let moving = scope.spawn(|| mover.beside(&during));

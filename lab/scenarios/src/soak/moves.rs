@@ -203,6 +203,11 @@ impl<'a> Mover<'a> {
         Self { companions, ..self }
     }
 
+    /// One that has a slice leave in each VM, after so many tests.
+    pub(crate) fn with_leave_after(self, tests: usize) -> Self {
+        Self { leave_after: Some(tests), ..self }
+    }
+
     /// One that has another slice join on the host of the one that has left.
     pub(crate) fn with_newcomer(self, heard_by: &'a Arc<Output>) -> Self {
         Self { heard_by: Some(heard_by), ..self }

@@ -83,7 +83,7 @@ pub(super) enum RelocationError {
     #[error("the VM is over, or has not begun")]
     Over,
     /// What of it was done.
-    #[error("{done} of {total} steps are done, and the next one ({job}) failed: {why}")]
+    #[error("{done} of {total} steps are done, and the next one ({job}) failed")]
     Partly {
         /// Jobs that were done.
         done: usize,
