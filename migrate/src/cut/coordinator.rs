@@ -241,11 +241,8 @@ impl Coordinator {
             Phase::Waiting { .. } | Phase::Idle | Phase::GoingOn { .. } | Phase::Over => {
                 return Verdict::default();
             }
-            Phase::Asking { step: Step::Coordinate(_) | Step::DeviceMoved(_), .. } => {
-                return Verdict::default();
-            }
-            Phase::Asking { step: Step::Part(_) | Step::Join(_), .. }
-                if !self.planted.has(PlantedBug::GoesOnHalfParted) =>
+            Phase::Asking { step, .. }
+                if step.is_final() && !self.planted.has(PlantedBug::GoesOnHalfParted) =>
             {
                 return Verdict::default();
             }
@@ -288,13 +285,8 @@ impl Coordinator {
                 let news = Some(News::Broken(format!("{slice} is lost while it joins")));
                 Verdict { news, ..Verdict::default() }
             }
-            // Those that are left take a step from which there is no way back.
-            Phase::Asking {
-                step:
-                    step @ (Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_)),
-                waiting,
-                ..
-            } => {
+            // Those that are left take it.
+            Phase::Asking { step, waiting, .. } if step.is_final() => {
                 waiting.remove(&slice);
                 let (step, done) = (*step, waiting.is_empty());
                 if done { self.all_taken(step) } else { Verdict::default() }
@@ -343,9 +335,7 @@ impl Coordinator {
                     }
                     step => format!("{from} {}: {why}", failure(step)),
                 };
-                if let Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_) =
-                    step
-                {
+                if step.is_final() {
                     return Verdict { news: Some(News::Broken(text)), ..Verdict::default() };
                 }
                 self.go_on(&text)

@@ -48,13 +48,6 @@ pub enum Relocation {
     },
     /// vCPUs go to slices that have fewer.
     Spread,
-    /// One slice more joins, and takes vCPUs.
-    Add {
-        /// Where its companion listens.
-        address: SocketAddr,
-        /// It takes none.
-        empty: bool,
-    },
 }
 
 impl Relocation {
@@ -63,7 +56,7 @@ impl Relocation {
     pub fn stays(&self) -> bool {
         match self {
             Self::Drain { stay, .. } | Self::Consolidate { stay } => *stay,
-            Self::Vcpu { .. } | Self::Spread | Self::Add { .. } => true,
+            Self::Vcpu { .. } | Self::Spread => true,
         }
     }
 }
@@ -79,6 +72,18 @@ pub trait Relocates: fmt::Debug + Send + Sync {
     fn relocate(
         &self,
         what: &Relocation,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<Duration, String>;
+
+    /// Has the companion that listens there join as one slice more, and take vCPUs unless it is to be empty. Otherwise as
+    /// [`Self::relocate`].
+    ///
+    /// # Errors
+    /// It has not joined, and the VM runs as before; or it has, and a vCPU could not go there.
+    fn add(
+        &self,
+        address: SocketAddr,
+        empty: bool,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, String>;
 
@@ -144,7 +149,7 @@ impl Vm {
             }
             Request::Spread(_) => relocate(Relocation::Spread),
             Request::Add(AddRequest { address, empty }) => {
-                relocate(Relocation::Add { address: *address, empty: *empty })
+                self.relocates.add(*address, *empty, tell)
             }
             Request::Advise(_)
             | Request::Vcpus(_)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a thread that has called the newcomer --put_link--> kept --take_link--> the next cut
-//!   frames: Met --met--> whoever waits for all slices to have called it (`wait_for`)
+//!   frames: Met --met--> whoever waits for all slices to have called it (`summon`)
 //!   the cut --put_state--> kept --take_state--> whoever lets the newcomer begin
 //! ```
 

@@ -60,9 +60,7 @@ impl Scenario<'_> {
 
     /// Whether slice 0 coordinates, which alone can have others join.
     pub(crate) fn is_led_by_the_bootstrap(&self) -> Result<bool> {
-        let (is_done, said) = self.tell_vm(&["show"], LIMIT)?;
-        ensure!(is_done, "tessera vm show: {said}");
-        Ok(read_shown(&said)?.coordinator == 0)
+        Ok(shown(self.tell_vm(&["show"], LIMIT)?)?.coordinator == 0)
     }
 
     /// Has the guest have so many vCPUs; which it has then.
@@ -75,16 +73,12 @@ impl Scenario<'_> {
 
     /// What each slice of the VM has.
     pub(crate) fn places(&self) -> Result<Vec<Places>> {
-        let show = |(is_done, said): (bool, String)| {
-            ensure!(is_done, "tessera vm show: {said}");
-            read_shown(&said)
-        };
-        let shown = show(self.tell_vm(&["show"], LIMIT)?)?;
-        if shown.coordinator == 0 {
-            return Ok(shown.slices);
+        let known = shown(self.tell_vm(&["show"], LIMIT)?)?;
+        if known.coordinator == 0 {
+            return Ok(known.slices);
         }
         // Slice 0 may be about to end, and know less than the one that coordinates.
-        Ok(show(self.tell_slice(shown.coordinator, &["show"], LIMIT)?)?.slices)
+        Ok(shown(self.tell_slice(known.coordinator, &["show"], LIMIT)?)?.slices)
     }
 
     /// Whether it was done, and what was said: by the slice that coordinates, or by any that will do.
@@ -148,6 +142,12 @@ fn read(is_done: bool, said: &str) -> Result<Said> {
 struct Shown {
     coordinator: usize,
     slices: Vec<Places>,
+}
+
+/// What `tessera vm show` says, if it was done.
+fn shown((is_done, said): (bool, String)) -> Result<Shown> {
+    ensure!(is_done, "tessera vm show: {said}");
+    read_shown(&said)
 }
 
 fn read_shown(said: &str) -> Result<Shown> {

@@ -77,6 +77,12 @@ pub enum CutStep {
 }
 
 impl CutStep {
+    /// Whether there is no way back once a slice has taken it: the others must take it too, or the VM ends.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Part(_) | Self::Coordinate(_) | Self::Join(_) | Self::DeviceMoved(_))
+    }
+
     /// All steps to rest, in their order.
     pub const ALL: [Self; 5] =
         [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];

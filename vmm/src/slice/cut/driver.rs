@@ -186,7 +186,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 let before = self.coordinator.asking().map(|(step, _)| step);
                 let verdict = self.coordinator.message(from, message);
                 let now = self.coordinator.asking().map(|(step, _)| step);
-                if now != before && now.is_some_and(is_final) {
+                if now != before && now.is_some_and(Step::is_final) {
                     // Whatever the steps before have taken, it is not too late any more.
                     self.began = Instant::now();
                 }
@@ -373,7 +373,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
         };
         let verdict = self.coordinator.go_on(&why);
-        if is_final(step) {
+        if step.is_final() {
             (self.fail)(why);
             self.over = true;
             self.reply(Err(CutError::Over));
@@ -387,11 +387,6 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             tell(&reply, result);
         }
     }
-}
-
-/// Whether there is no way back from a step once a slice has taken it.
-fn is_final(step: Step) -> bool {
-    matches!(step, Step::Part(_) | Step::Coordinate(_) | Step::Join(_) | Step::DeviceMoved(_))
 }
 
 fn tell(reply: &Reply, result: Result<Duration, CutError>) {

@@ -156,54 +156,26 @@ impl Quiesce {
     /// # Errors
     /// It has not come so far within this time, or the step is not the next one.
     pub(crate) fn take(&mut self, step: Step, within: Duration) -> Result<(), QuiesceError> {
-        let turn = match step {
-            Step::Vcpus => self.vcpus.is_none(),
-            Step::Queues => self.vcpus.is_some() && !self.queues,
-            Step::Devices => self.queues,
-            Step::Memory => self.devices.is_some(),
-            Step::Count
-            | Step::MayPart(_)
-            | Step::Part(_)
-            | Step::MayCoordinate(_)
-            | Step::Coordinate(_)
-            | Step::MayJoin(_)
-            | Step::Join(_)
-            | Step::MayMove(_)
-            | Step::CloseDevice(_)
-            | Step::OpenDevice(_)
-            | Step::DeviceMoved(_) => false,
-        };
-        if !turn {
-            return Err(QuiesceError::Turn);
-        }
         match step {
-            Step::Vcpus => self.vcpus = Some(self.slice.machine.rest(within)?),
-            Step::Queues => {
+            Step::Vcpus if self.vcpus.is_none() => {
+                self.vcpus = Some(self.slice.machine.rest(within)?);
+            }
+            Step::Queues if self.vcpus.is_some() && !self.queues => {
                 self.slice.devices.as_ref().map_or(Ok(()), |it| it.rest_queues(within))?;
                 self.queues = true;
             }
-            Step::Devices => {
+            Step::Devices if self.queues => {
                 self.let_memory_go();
                 self.devices = None;
                 self.devices = Some(peripherals::rest(self.slice.channels.jobs(), within)?);
             }
-            Step::Memory => {
+            Step::Memory if self.devices.is_some() => {
                 self.let_memory_go();
                 let engine = self.slice.channels.handle.get();
                 engine.map_or(Ok(()), |engine| engine.rest(within))?;
                 self.memory = true;
             }
-            Step::Count
-            | Step::MayPart(_)
-            | Step::Part(_)
-            | Step::MayCoordinate(_)
-            | Step::Coordinate(_)
-            | Step::MayJoin(_)
-            | Step::Join(_)
-            | Step::MayMove(_)
-            | Step::CloseDevice(_)
-            | Step::OpenDevice(_)
-            | Step::DeviceMoved(_) => {}
+            _ => return Err(QuiesceError::Turn),
         }
         Ok(())
     }

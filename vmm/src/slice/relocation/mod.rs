@@ -132,10 +132,6 @@ impl Relocations {
         let began = Instant::now();
         let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
         let placement = Placement::clone(&channels.placement.load());
-        if let Relocation::Add { address, empty } = what {
-            self.add((*address, *empty), (&channels, &placement), ongoing, tell)?;
-            return Ok(began.elapsed());
-        }
         if let Relocation::Vcpu { vcpu, to } = what {
             can_run(&self.capacity(), *vcpu, *to)?;
         }
@@ -145,13 +141,15 @@ impl Relocations {
     }
 
     /// A companion joins, and takes vCPUs unless it is to be empty.
-    fn add(
+    fn join(
         &self,
         (address, empty): (SocketAddr, bool),
-        (channels, placement): (&Channels, &Placement),
-        ongoing: Arc<Ongoing>,
         tell: &mut dyn FnMut(Progress),
-    ) -> Result<(), RelocationError> {
+    ) -> Result<Duration, RelocationError> {
+        let channels = &*self.channels.upgrade().ok_or(RelocationError::Over)?;
+        let began = Instant::now();
+        let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
+        let placement = &Placement::clone(&channels.placement.load());
         let mut membership = channels.joining.membership();
         let membership = membership.as_mut().ok_or(JoinFailure::NoSecret)?;
         let inviter = self.inviter.as_ref().ok_or_else(|| JoinFailure::elsewhere(channels))?;
@@ -175,7 +173,7 @@ impl Relocations {
             let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
             capacity.offers.insert(slice, offer);
         }
-        done
+        done.map(|()| began.elapsed())
     }
 
     fn executor<'a>(
@@ -220,8 +218,7 @@ impl Relocations {
             Relocation::Vcpu { vcpu, to } => Ok(plan::vcpu(placement, capacity, *vcpu, *to)),
             Relocation::Drain { slice, .. } => plan::drain(placement, capacity, *slice),
             Relocation::Consolidate { .. } => plan::consolidate(placement, capacity),
-            // One that joins is called first.
-            Relocation::Spread | Relocation::Add { .. } => plan::spread(placement, capacity),
+            Relocation::Spread => plan::spread(placement, capacity),
         }
     }
 }
@@ -241,6 +238,15 @@ impl Relocates for Relocations {
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, String> {
         self.run(what, tell).map_err(|error| super::one_line(&error))
+    }
+
+    fn add(
+        &self,
+        address: SocketAddr,
+        empty: bool,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<Duration, String> {
+        self.join((address, empty), tell).map_err(|error| super::one_line(&error))
     }
 
     fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, String> {

@@ -6,6 +6,7 @@
 //!                                         \--let_go--> closed
 //! ```
 
+use super::super::lock;
 use super::super::model::{LentThing, Opening};
 use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, RealPart, Switch};
@@ -18,7 +19,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// For a look at an image before the VM is there.
@@ -86,10 +87,6 @@ impl DiskPart {
             Err(error) => Err(OpenError::of(WHAT)(error)),
         }
     }
-
-    fn aside(&self) -> std::sync::MutexGuard<'_, Option<ImageDisk>> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl RealPart for DiskPart {
@@ -129,12 +126,12 @@ impl RealPart for DiskPart {
             let why = "it does not contain what was on the disk when it was closed there";
             return Err(PartError::Differs(why.into()));
         }
-        *self.aside() = Some(image);
+        *lock(&self.aside) = Some(image);
         Ok(())
     }
 
     fn let_go(&self) {
-        drop(self.aside().take());
+        drop(lock(&self.aside).take());
     }
 
     fn reopen(&self, switch: &Switch) -> Result<(), PartError> {
@@ -146,7 +143,7 @@ impl RealPart for DiskPart {
     }
 
     fn take_over(&self, switch: &Switch, at: &Remote<'_>) -> Result<(), PartError> {
-        let (Switch::Disk(switch), Some(image)) = (switch, self.aside().take()) else {
+        let (Switch::Disk(switch), Some(image)) = (switch, lock(&self.aside).take()) else {
             return Err(PartError::Turn);
         };
         drop(switch.close());
@@ -239,7 +236,7 @@ mod tests {
         there.open(&closed, LIMIT).unwrap();
         // The lock says so too.
         assert!(matches!(here.reopen(&switch), Err(PartError::Open(_))));
-        let image = there.aside().take().unwrap();
+        let image = lock(&there.aside).take().unwrap();
         let read = DiskRequest::Read { sector: 777, bytes: 512 };
         assert_eq!(ask(&image, read), DiskReply::Done(vec![9; 512]));
     }

@@ -6,6 +6,7 @@
 //!                         \--let_go--> closed
 //! ```
 
+use super::super::lock;
 use super::super::model::Opening;
 use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, RealPart, Switch};
@@ -13,7 +14,7 @@ use super::super::remote::Remote;
 use super::{Model, NicSpec, WHAT, interface, mtu};
 use devices::back_end::tap::{TapNic, TapOptions};
 use devices::back_end::{Nic, NicShape, SwitchNic};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The way to a tap of this host.
@@ -26,10 +27,6 @@ pub(super) struct NicPart {
     served: Mutex<Option<Arc<SwitchNic>>>,
     /// Opened, and not yet the network of the VM.
     aside: Mutex<Option<TapNic>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl NicPart {
