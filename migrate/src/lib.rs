@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod cut;
 pub mod handover;
 mod owner;

@@ -23,6 +23,14 @@
 //!                move_device        all Taken                Taken                   Taken                     all Taken
 //!        at rest -----> asking(MayMove) -> asking(CloseDevice) -> asking(OpenDevice) -> asking(DeviceMoved) -----> at rest
 //!                                | Failed, or given up: all go on, and it is where it was    | no way back
+//!
+//!                capture            all Taken
+//!        at rest ---------> asking(Capture) ---------> at rest
+//!                                | Failed, or given up: all go on
+//!
+//!        restored                        all Taken, unasked      go_on
+//!                 ------> asking(Begin) ------------------> at rest -----> going on
+//!                                | no way back
 //! ```
 
 use super::news::{News, Refusal, Verdict, failure};
@@ -54,6 +62,9 @@ enum Phase {
     /// Another slice coordinates.
     Over,
 }
+
+/// The number of the cut in which a VM is that is restored.
+pub const FIRST_CUT: u64 = 1;
 
 /// The one that decides about cuts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +106,15 @@ impl Coordinator {
     #[must_use]
     pub fn after(before: SliceId, cut: u64, local: SliceId, members: Vec<SliceId>) -> Self {
         Self { phase: Phase::Waiting { on: before }, begun: cut, ..Self::new(local, members) }
+    }
+
+    /// The coordinator, on the slice `local`, of a VM of these slices, ascending, that is restored: all begin at rest, and
+    /// say so by [`Step::Begin`]. That is the first cut.
+    #[must_use]
+    pub fn restored(local: SliceId, members: Vec<SliceId>) -> Self {
+        let (waiting, later) = (members.iter().copied().collect(), Vec::new());
+        let phase = Phase::Asking { step: Step::Begin, waiting, later };
+        Self { phase, begun: FIRST_CUT, ..Self::new(local, members) }
     }
 
     /// With a bug that a model is to find.
@@ -231,6 +251,17 @@ impl Coordinator {
             return Err(Refusal::NoMove(moved));
         }
         Ok(self.ask_all(Step::MayMove(moved)))
+    }
+
+    /// Has all slices begin to write a checkpoint, of this number. They are at rest, and stay so.
+    ///
+    /// # Errors
+    /// They are not at rest.
+    pub fn capture(&mut self, number: u64) -> Result<Verdict, Refusal> {
+        if self.phase != Phase::AtRest || self.successor.is_some() {
+            return Err(Refusal::Busy);
+        }
+        Ok(self.ask_all(Step::Capture(number)))
     }
 
     /// Ends a cut, whether all slices are at rest or not yet. Does nothing if there is none, or while a slice leaves
@@ -410,6 +441,14 @@ impl Coordinator {
                 self.phase = Phase::AtRest;
                 let news = Some(News::HandedOver(next));
                 return Verdict { messages: Vec::new(), news };
+            }
+            Step::Capture(number) => {
+                self.phase = Phase::AtRest;
+                return Verdict { messages: Vec::new(), news: Some(News::Captured(number)) };
+            }
+            Step::Begin => {
+                self.phase = Phase::AtRest;
+                return Verdict { messages: Vec::new(), news: Some(News::AtRest) };
             }
             Step::MayMove(moved) if self.planted.has(PlantedBug::OpensUnclosed) => {
                 return self.ask(Step::OpenDevice(moved), &[moved.to], &[]);

@@ -33,6 +33,13 @@
 //!     |--Take(CloseDevice)------------>| the one that has it closes it, and tells the other one what it is
 //!     |--Take(OpenDevice)------------->| that one opens it
 //!     |--Take(DeviceMoved)------------>| every slice: it is there
+//!
+//!   at rest, all slices can begin to write a checkpoint
+//!     |--Take(Capture)--------------->| every slice takes its form; it writes its part while it rests
+//!
+//!   a VM that is restored begins at rest, in its first cut
+//!     |<-----------------Taken(Begin)-| every slice: it is at rest, with all that it had
+//!     |--GoOn------------------------>| when all are
 //! ```
 //! All slices take a step before any takes the next one, for a step needs what the next one ends (a vCPU waits for the
 //! answer of a device thread, a queue for a page). The coordinator's slice, which orders changes of devices, takes
@@ -65,7 +72,7 @@ mod planted;
 #[cfg(test)]
 mod tests;
 
-pub use coordinator::Coordinator;
+pub use coordinator::{Coordinator, FIRST_CUT};
 pub use news::{News, Refusal, Verdict};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

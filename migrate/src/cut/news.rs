@@ -51,6 +51,8 @@ pub enum News {
     HandedOver(SliceId),
     /// For all slices a device has its real part there. They are still at rest.
     Moved(DeviceMove),
+    /// All slices have their forms for the checkpoint of this number. They are still at rest.
+    Captured(u64),
     /// Some slices have taken a step from which there is no way back, and some cannot: the VM must end.
     Broken(String),
     /// All slices run.
@@ -68,6 +70,8 @@ pub(super) fn failure(step: Step) -> String {
             format!("cannot have device {} at {}", moved.device, moved.to)
         }
         Step::MayJoin(newcomer) | Step::Join(newcomer) => format!("cannot have {newcomer} join"),
+        Step::Capture(_) => "cannot begin its part of the checkpoint".to_owned(),
+        Step::Begin => "cannot begin".to_owned(),
         Step::CloseDevice(moved) => format!("cannot close device {}", moved.device),
         Step::OpenDevice(moved) => format!("cannot open device {}", moved.device),
         step => format!("cannot bring {step} to rest"),

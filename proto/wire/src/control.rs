@@ -1,13 +1,14 @@
 //! Frames between slices that are not about coherence: interrupts, hand-overs, device calls, the end of the VM.
 //!
-//! A frame is a 32-byte little-endian head. Only a report, the state of a vCPU or of a queue, what a slice counts for a cut,
-//! and the text of a failure are behind it.
+//! A frame is a 32-byte little-endian head. Only a report, the state of a vCPU or of a queue, what a slice counts for a cut
+//! or writes for a checkpoint, and the text of a failure are behind it.
 //!
 //! ```text
 //! 0 kind | 1 event | 2 vector | 3 length | 4 epoch u32 | 8 id u64 | 16 address u64 | 24 data u64
 //! ```
 
 mod change;
+mod checkpoint;
 mod codec;
 mod cut;
 mod event;
@@ -15,6 +16,7 @@ mod frames;
 mod handover;
 
 pub use change::{OrderedChange, RelocatedPart};
+pub use checkpoint::{CHECKPOINT_BYTES_MAX, CheckpointMessage};
 pub use codec::{ControlError, REPORT_BYTES_MAX};
 pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, DeviceMove, PeerCounts};
 pub use event::InterruptEvent;

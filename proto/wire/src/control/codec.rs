@@ -6,7 +6,7 @@ use super::frames::{
     QUEUE_STATE_BYTES_MAX, SUMMONS_BYTES_MAX, Space,
 };
 use super::handover::VcpuMessage;
-use super::{change, cut, handover};
+use super::{change, checkpoint, cut, handover};
 use crate::{Epoch, SliceId, VcpuId};
 use std::borrow::Cow;
 use thiserror::Error;
@@ -98,6 +98,7 @@ mod kind {
     pub(super) const SUMMONS: u8 = 26;
     pub(super) const MET: u8 = 27;
     pub(super) const CLOSED_DEVICE: u8 = 28;
+    pub(super) const CHECKPOINT: u8 = 29;
 }
 
 impl Control {
@@ -124,6 +125,7 @@ impl Control {
             Self::Doorbell { .. } => kind::DOORBELL,
             Self::QueueState { .. } => kind::QUEUE_STATE,
             Self::Cut(_) => kind::CUT,
+            Self::Checkpoint(_) => kind::CHECKPOINT,
             Self::Pull { .. } => kind::PULL,
             Self::Pulled { .. } => kind::PULLED,
             Self::CoordinatorState(_) => kind::COORDINATOR_STATE,
@@ -188,6 +190,11 @@ impl Control {
                 head.address = fields.about.into();
                 tail = Cow::Owned(bytes);
             }
+            Self::Checkpoint(message) => {
+                let (variant, number, bytes) = checkpoint::encode(message);
+                (head.event, head.id) = (variant, number.into());
+                tail = Cow::Borrowed(bytes);
+            }
             Self::Pull { id, from, first, frames } => {
                 [head.vector, head.length] = from.0.to_le_bytes();
                 (head.id, head.address, head.data) =
@@ -221,6 +228,7 @@ impl Control {
             kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
             kind::PULLED | kind::LEAVE_REFUSED | kind::MET => cut::CAUSE_BYTES_MAX,
             kind::SUMMONS => SUMMONS_BYTES_MAX,
+            kind::CHECKPOINT => checkpoint::CHECKPOINT_BYTES_MAX,
             kind::COORDINATOR_STATE => COORDINATOR_STATE_BYTES_MAX,
             kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
             kind::CLOSED_DEVICE => CLOSED_DEVICE_BYTES_MAX,
@@ -267,6 +275,10 @@ impl Control {
                 decode_device(&head, tail).map_err(field)?
             }
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
+            kind::CHECKPOINT => {
+                let decoded = checkpoint::decode(head.event, head.id.get(), tail);
+                Self::Checkpoint(decoded.map_err(field)?)
+            }
             kind::PULL | kind::PULLED => decode_pull(&head, tail).map_err(field)?,
             kind::COORDINATOR_STATE => Self::CoordinatorState(tail.to_vec()),
             kind::WANT_LEAVE => Self::WantLeave,
@@ -472,6 +484,7 @@ mod tests {
             queue_state(Vec::new()),
             queue_state(vec![7; QUEUE_STATE_BYTES_MAX]),
             Control::Cut(cut::CutMessage::Failed(3, "no".into())),
+            Control::Checkpoint(checkpoint::CheckpointMessage::Failed(3, "no".into())),
             Control::Pull { id: 4, from: SliceId(0x102), first: 1 << 40, frames: 512 },
             Control::Pulled { id: 4, failure: String::new() },
             Control::Pulled { id: 5, failure: "the pages have not come".into() },

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! head: 1 variant | 2 step | 3 whether counts follow | 8 number of the cut | 16 the slice that leaves, joins or is to coordinate u16,
-//!       or a device that moves: new place u16, device u16, former place u16, zeros
+//!       or a device that moves: new place u16, device u16, former place u16, zeros; or the number of a checkpoint
 //! behind it: the counts of each peer, 40 bytes each, or the text of a failure
 //! counts:    0 peer u16 | 2 zeros | 8 sent: frames u64, messages u64 | 24 received: frames u64, messages u64
 //! ```
@@ -74,20 +74,31 @@ pub enum CutStep {
     OpenDevice(DeviceMove),
     /// It is there.
     DeviceMoved(DeviceMove),
+    /// It takes its form for the checkpoint of this number, and begins to write its part.
+    Capture(u64),
+    /// Nobody asks for it: a slice of a VM that is restored says that it is at rest, with all that it had.
+    Begin,
 }
 
 impl CutStep {
     /// Whether there is no way back once a slice has taken it: the others must take it too, or the VM ends.
     #[must_use]
     pub fn is_final(self) -> bool {
-        matches!(self, Self::Part(_) | Self::Coordinate(_) | Self::Join(_) | Self::DeviceMoved(_))
+        matches!(
+            self,
+            Self::Part(_)
+                | Self::Coordinate(_)
+                | Self::Join(_)
+                | Self::DeviceMoved(_)
+                | Self::Begin
+        )
     }
 
     /// All steps to rest, in their order.
     pub const ALL: [Self; 5] =
         [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];
 
-    /// The slice that is to leave, to coordinate or to join, or the device that moves.
+    /// The slice that is to leave, to coordinate or to join, the device that moves, or the checkpoint.
     fn about(self) -> u64 {
         match self {
             Self::MayPart(slice)
@@ -100,7 +111,13 @@ impl CutStep {
             | Self::CloseDevice(moved)
             | Self::OpenDevice(moved)
             | Self::DeviceMoved(moved) => moved.code(),
-            Self::Vcpus | Self::Queues | Self::Devices | Self::Memory | Self::Count => 0,
+            Self::Capture(number) => number,
+            Self::Vcpus
+            | Self::Queues
+            | Self::Devices
+            | Self::Memory
+            | Self::Count
+            | Self::Begin => 0,
         }
     }
 }
@@ -113,6 +130,8 @@ impl fmt::Display for CutStep {
             Self::Devices => "the devices",
             Self::Memory => "the memory engine",
             Self::Count => "the counts",
+            Self::Capture(_) => "its part of the checkpoint",
+            Self::Begin => "what was restored",
             Self::MayPart(slice) | Self::Part(slice) => {
                 return write!(f, "what it knows of {slice}");
             }
@@ -204,7 +223,7 @@ pub(super) struct Fields {
     pub(super) step: u8,
     pub(super) has_counts: u8,
     pub(super) number: u64,
-    /// The slice, or the device that moves.
+    /// The slice, the device that moves, or the checkpoint.
     pub(super) about: u64,
 }
 
@@ -230,6 +249,8 @@ fn step_code(step: CutStep) -> u8 {
         CutStep::CloseDevice(_) => 12,
         CutStep::OpenDevice(_) => 13,
         CutStep::DeviceMoved(_) => 14,
+        CutStep::Capture(_) => 15,
+        CutStep::Begin => 16,
     }
 }
 
@@ -299,6 +320,8 @@ fn step_of(step: u8, about: u64) -> Result<CutStep, &'static str> {
         12 => return Ok(CutStep::CloseDevice(moved()?)),
         13 => return Ok(CutStep::OpenDevice(moved()?)),
         14 => return Ok(CutStep::DeviceMoved(moved()?)),
+        15 => return Ok(CutStep::Capture(about)),
+        16 => return Ok(CutStep::Begin),
         _ => {}
     }
     let slice = SliceId(u16::try_from(about).map_err(|_| "slice")?);
@@ -353,6 +376,8 @@ mod tests {
             CutMessage::Taken(7, CutStep::CloseDevice(MOVED)),
             CutMessage::Take(7, CutStep::OpenDevice(MOVED)),
             CutMessage::Take(7, CutStep::DeviceMoved(MOVED)),
+            CutMessage::Take(7, CutStep::Capture(u64::MAX)),
+            CutMessage::Taken(1, CutStep::Begin),
         ];
         for message in messages {
             let (fields, tail) = encode(&message);
@@ -371,7 +396,7 @@ mod tests {
     fn fields_that_cannot_be_are_refused() {
         let good = Fields { variant: 0, step: 0, has_counts: 0, number: 1, about: 0 };
         for (fields, tail, what) in [
-            (Fields { step: 15, ..good }, &[][..], "step"),
+            (Fields { step: 17, ..good }, &[][..], "step"),
             (Fields { variant: 8, ..good }, &[], "variant"),
             (Fields { step: 5, about: 1 << 16, ..good }, &[], "slice"),
             (Fields { step: 14, about: 1 << 48, ..good }, &[], "device"),

@@ -1,6 +1,7 @@
 //! What control frames say, and between whom they may go.
 
 use super::change::OrderedChange;
+use super::checkpoint::CheckpointMessage;
 use super::cut::CutMessage;
 use super::handover::{VcpuFrame, VcpuMessage};
 use crate::{Epoch, SliceId, VcpuId};
@@ -152,6 +153,8 @@ pub enum Control {
     },
     /// About a cut: all slices come to rest, or go on.
     Cut(CutMessage),
+    /// About a checkpoint: slices write their parts.
+    Checkpoint(CheckpointMessage),
     /// To a home of frames: bring their pages there from another slice.
     Pull {
         /// The answer repeats it.
@@ -271,6 +274,10 @@ impl Control {
                 (Way::FromCoordinator, "a request to come to rest, to go on or to leave")
             }
             Self::Cut(_) => (Way::ToCoordinator, "how far it has come to rest"),
+            Self::Checkpoint(message) if message.is_asking() => {
+                (Way::FromCoordinator, "a request to write a part of a checkpoint")
+            }
+            Self::Checkpoint(_) => (Way::ToCoordinator, "how its part of a checkpoint stands"),
             Self::Pull { .. } => (Way::FromCoordinator, "a request to bring pages home"),
             Self::Pulled { .. } => (Way::ToCoordinator, "that pages are at home"),
             Self::CoordinatorState(_) => (Way::FromCoordinator, "what a coordinator must know"),
@@ -310,6 +317,7 @@ impl Control {
             | Self::EndSeen
             | Self::Report(_)
             | Self::Cut(_)
+            | Self::Checkpoint(_)
             | Self::Pull { .. }
             | Self::Pulled { .. }
             | Self::CoordinatorState(_)

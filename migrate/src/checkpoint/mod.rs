@@ -1,0 +1,36 @@
+//! A checkpoint: all slices of a VM write down what they have at one moment. Decided here, done by the slices; nothing here
+//! waits, reads a clock, sends or touches a file.
+//!
+//! ```text
+//!   coordinator                        every slice
+//!     |--Prepare---------------------->| makes the file of its part: what can fail early, fails while the guest runs
+//!     |<-----------------------Prepared|
+//!     | Effect::Cut                    | all come to rest (`cut`), and take their forms: Step::Capture
+//!     |<------------------------Written| its part is written, and on the disk
+//!     | Effect::Commit                 | the manifest is written: from here on the checkpoint exists
+//!     |--Committed-------------------->|
+//!     | Effect::GoOn                   | the guest goes on, or the VM ends
+//!
+//!   Failed, a slice that is lost, a cut that is given up, or the user: at any point before the commit
+//!     |--Discard---------------------->| its file goes; there is no manifest, so there is no checkpoint
+//!     | Effect::GoOn                   | the guest goes on
+//! ```
+//! **The guest stands still until all parts are written.** What a slice writes is what its memory is then. One that goes on
+//! before its part is written has no part, and says so.
+//!
+//! **One moment, or none.** A part belongs to a checkpoint by its number, which is never used again. The manifest names all
+//! parts by their digests, and is written when all slices of the cut have said what they have written. A slice that is
+//! lost in between is not done without: its part is missing.
+//!
+//! **It ends.** Whatever happens, the guest goes on, or the VM ends because it was to: `Effect::GoOn` comes once for each cut
+//! that was asked for, and never before the parts are written or given up.
+
+mod coordinator;
+mod planted;
+#[cfg(test)]
+mod tests;
+
+pub use coordinator::{Coordinator, Effect, Refusal, Verdict};
+#[cfg(feature = "planted-bugs")]
+pub use planted::PlantedBug;
+pub use wire::control::CheckpointMessage as Message;
