@@ -115,6 +115,11 @@ impl Secret {
     pub fn slice_key(&self, slice: SliceId) -> SliceKey {
         slice_key(&self.0, slice)
     }
+
+    /// What somebody derives from the bytes of the secret, as a key for another purpose. Nothing else is to be done with them.
+    pub fn derive<T>(&self, derive: impl FnOnce(&[u8]) -> T) -> T {
+        derive(&self.0)
+    }
 }
 
 /// Reads a file that is a secret, or a key: without one newline at its end.

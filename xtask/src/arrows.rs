@@ -10,11 +10,15 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 8] = [
-    ("tessera", &["tessera-vmm", "tessera-dsm", "tessera-transport", "tessera-wire"]),
+const ALLOWED: [(&str, &[&str]); 9] = [
+    (
+        "tessera",
+        &["tessera-vmm", "tessera-checkpoint", "tessera-dsm", "tessera-transport", "tessera-wire"],
+    ),
     (
         "tessera-vmm",
         &[
+            "tessera-checkpoint",
             "tessera-devices",
             "tessera-dsm",
             "tessera-dsm-protocol",
@@ -30,6 +34,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ),
     ("tessera-dsm-protocol", &["tessera-migrate", "tessera-wire"]),
     ("tessera-transport", &["tessera-wire"]),
+    ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
     ("tessera-wire", &[]),
 ];

@@ -1,0 +1,147 @@
+//! The folder that checkpoints are in: what is there, and how one is deleted.
+
+use crate::chain::read_manifest;
+use crate::checkpoint::{Authenticity, Checkpoint};
+use crate::contents::Contents;
+use crate::error::Error;
+use crate::files::{self, MANIFEST, MANIFEST_TEMPORARY};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A folder with something of a checkpoint in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// What is in it.
+    pub state: State,
+}
+
+/// How much of a checkpoint there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// All that can be seen without a secret and without reading every byte.
+    Whole(Box<Whole>),
+    /// It has no manifest: it is being written or deleted, or that was interrupted.
+    Unfinished,
+    /// It cannot be opened, for this reason.
+    Damaged(String),
+}
+
+/// A checkpoint that can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// What its manifest says.
+    pub contents: Contents,
+    /// Whether its manifest says that it is authenticated. Nobody has checked it.
+    pub authenticated: bool,
+    /// Bytes of its files, without those of its bases.
+    pub bytes: u64,
+}
+
+/// All checkpoints in a folder, by name; folders with nothing of a checkpoint are left out.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn list(parent: &Path) -> Result<Vec<Listed>, Error> {
+    let mut listed = Vec::new();
+    for name in folders(parent)? {
+        let folder = parent.join(&name);
+        let state = match Checkpoint::open(&folder, None) {
+            Ok(checkpoint) => State::Whole(Box::new(Whole {
+                contents: checkpoint.contents().clone(),
+                authenticated: checkpoint.authenticity() != Authenticity::Nobody,
+                bytes: checkpoint.layers[0].bytes(),
+            })),
+            Err(Error::Unfinished { .. }) if !has_parts(&folder) => continue,
+            Err(Error::Unfinished { .. }) => State::Unfinished,
+            Err(error) => State::Damaged(error.to_string()),
+        };
+        listed.push(Listed { name, state });
+    }
+    Ok(listed)
+}
+
+/// Deletes a checkpoint, or what there is of one: the manifest first, so that what an interruption leaves is none.
+///
+/// # Errors
+/// Another checkpoint in the same folder is an increment of it, or may be, for its manifest cannot be read; the folder has
+/// other files, or nothing of a checkpoint; something cannot be deleted.
+pub fn delete(folder: &Path) -> Result<(), Error> {
+    let folder = &files::real(folder)?;
+    let names = own_files(folder)?;
+    refuse_base(folder)?;
+    let remove = |name: &str| {
+        let path = folder.join(name);
+        fs::remove_file(&path).map_err(Error::io("delete", &path))
+    };
+    if names.iter().any(|name| name == MANIFEST) {
+        remove(MANIFEST)?;
+        files::sync_folder(folder)?;
+    }
+    for name in names.iter().filter(|name| *name != MANIFEST) {
+        remove(name)?;
+    }
+    fs::remove_dir(folder).map_err(Error::io("delete the folder", folder))?;
+    files::sync_folder(&files::parent(folder))
+}
+
+/// Names of all files in the folder, which are those of a checkpoint.
+fn own_files(folder: &Path) -> Result<Vec<String>, Error> {
+    let refuse = |why: String| Err(Error::NoCheckpoint { folder: folder.to_path_buf(), why });
+    let mut names = Vec::new();
+    for (name, _) in entries(folder)? {
+        if !is_own(&name) {
+            return refuse(format!("it has a file {name:?}"));
+        }
+        names.push(name);
+    }
+    if names.is_empty() {
+        return refuse("it is empty".into());
+    }
+    Ok(names)
+}
+
+fn is_own(name: &str) -> bool {
+    name == MANIFEST || name == MANIFEST_TEMPORARY || files::is_part_name(name)
+}
+
+/// Refuses if the checkpoint is, or may be, the base of another.
+fn refuse_base(folder: &Path) -> Result<(), Error> {
+    let (parent, own) = (files::parent(folder), files::name_of(folder));
+    for increment in folders(&parent)?.into_iter().filter(|name| *name != own) {
+        let why = match read_manifest(&parent.join(&increment), None) {
+            Ok((manifest, _)) => match manifest.contents.base {
+                Some(base) if base.folder == own => "is an increment of it".to_owned(),
+                _ => continue,
+            },
+            Err(Error::Unfinished { .. }) => continue,
+            Err(error) => format!("may be an increment of it: {error}"),
+        };
+        return Err(Error::HasIncrement { folder: folder.to_path_buf(), increment, why });
+    }
+    Ok(())
+}
+
+fn has_parts(folder: &Path) -> bool {
+    entries(folder).is_ok_and(|entries| entries.iter().any(|(name, _)| is_own(name)))
+}
+
+/// Names of the folders in a folder, but for hidden ones.
+fn folders(parent: &Path) -> Result<Vec<String>, Error> {
+    let mut names = entries(parent)?;
+    names.retain(|(name, path)| files::is_plain_name(name) && path.is_dir());
+    Ok(names.into_iter().map(|(name, _)| name).collect())
+}
+
+/// What is in a folder, by name.
+fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
+    let io = || Error::io("read the folder", folder);
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io())? {
+        let entry = entry.map_err(io())?;
+        entries.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    }
+    entries.sort();
+    Ok(entries)
+}

@@ -1,0 +1,202 @@
+//! Contents of pages, whichever part of whichever checkpoint of the chain has them.
+//!
+//! ```text
+//!   frame --> this checkpoint: part of the lowest slice, ..., part of the highest --> its base: ... --> the full one: ... --> zero
+//! ```
+//! The first that mentions a frame says what it is.
+
+use crate::checkpoint::Checkpoint;
+use crate::error::Error;
+use crate::frames::common;
+use crate::index::{Presence, Run};
+use crate::layout::{PAGE_BYTES, narrow};
+use crate::part::Part;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+
+/// Chunks that single pages were read from, and are kept: 32 MiB.
+const CACHED: usize = 16;
+
+/// A chunk: which checkpoint of the chain, which of its parts, which of that one's chunks.
+type Key = (usize, usize, u32);
+
+/// Chunks that were read last, the latest last.
+#[derive(Debug, Default)]
+pub(crate) struct Cache(Vec<(Key, Arc<Vec<u8>>)>);
+
+impl Cache {
+    fn get(&mut self, key: Key) -> Option<Arc<Vec<u8>>> {
+        let at = self.0.iter().position(|(cached, _)| *cached == key)?;
+        let entry = self.0.remove(at);
+        let pages = Arc::clone(&entry.1);
+        self.0.push(entry);
+        Some(pages)
+    }
+
+    fn put(&mut self, key: Key, pages: Arc<Vec<u8>>) {
+        self.0.retain(|(cached, _)| *cached != key);
+        if self.0.len() == CACHED {
+            self.0.remove(0);
+        }
+        self.0.push((key, pages));
+    }
+}
+
+/// Who says what a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A run of a part: checkpoint of the chain, part, run.
+    Run(usize, usize, u32),
+    Zero,
+}
+
+impl Checkpoint {
+    /// Gives a sink the contents of all pages in a range: runs of consecutive frames, 2 MiB at most, in any order, each frame
+    /// once. Pages that are zero are left out. A chunk was compared with its digest before the sink sees anything of it.
+    ///
+    /// # Errors
+    /// What the sink says; or a chunk is damaged or cannot be read. The sink has seen other chunks then.
+    pub fn read<E: From<Error>>(
+        &self,
+        frames: Range<u64>,
+        sink: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (layer, part, of) in self.parts() {
+            for chunk in chunks_with(of, &frames) {
+                self.read_chunk((layer, part, chunk), &frames, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The contents of one page, and whether it has any: one that is zero has none. What lies near it is read with it, and kept
+    /// for a while.
+    ///
+    /// # Errors
+    /// The frame is no memory of the VM, or its chunk is damaged or cannot be read.
+    pub fn page(&self, frame: u64, out: &mut [u8; PAGE_BYTES]) -> Result<bool, Error> {
+        let end = frame.saturating_add(1);
+        if !self.contents().has(&(frame..end)) {
+            return Err(Error::Frames { first: frame, end, why: "no memory of the VM" });
+        }
+        let (Place::Run(layer, part, run), _) = self.place(frame, end) else {
+            out.fill(0);
+            return Ok(false);
+        };
+        self.page_of((layer, part, run), frame, out)?;
+        Ok(true)
+    }
+
+    /// The frames in a range whose pages are not zero, from the lowest on, in ranges that do not meet.
+    #[must_use]
+    pub fn present(&self, frames: Range<u64>) -> Vec<Range<u64>> {
+        let mut present: Vec<Range<u64>> = Vec::new();
+        self.each_place(&frames, &mut |place, piece| match present.last_mut() {
+            _ if place == Place::Zero => {}
+            Some(last) if last.end == piece.start => last.end = piece.end,
+            _ => present.push(piece),
+        });
+        present
+    }
+
+    /// All parts of the chain in the order in which they are asked, with their places.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (usize, usize, &Part)> {
+        self.layers.iter().enumerate().flat_map(|(number, layer)| {
+            layer.parts.iter().enumerate().map(move |(part, of)| (number, part, of))
+        })
+    }
+
+    pub(crate) fn run(&self, layer: usize, part: usize, run: u32) -> &Run {
+        &self.layers[layer].parts[part].index.runs[narrow(run.into())]
+    }
+
+    /// Who says what a frame is, and one past the last frame, up to a limit, of which the same is true.
+    fn place(&self, frame: u64, limit: u64) -> (Place, u64) {
+        let mut end = limit;
+        for (layer, part, of) in self.parts() {
+            let (presence, until) = of.index.presence(frame);
+            end = end.min(until);
+            match presence {
+                Presence::Run(run) => return (Place::Run(layer, part, run), end),
+                Presence::Zero => return (Place::Zero, end),
+                Presence::Absent => {}
+            }
+        }
+        (Place::Zero, end)
+    }
+
+    /// Who says what each frame of a range is, piece by piece.
+    fn each_place(&self, frames: &Range<u64>, each: &mut dyn FnMut(Place, Range<u64>)) {
+        let mut at = frames.start;
+        while at < frames.end {
+            let (place, end) = self.place(at, frames.end);
+            each(place, at..end);
+            at = end;
+        }
+    }
+
+    /// Gives a sink what a chunk says of frames in a range, and nobody before it says otherwise.
+    pub(crate) fn read_chunk<E: From<Error>>(
+        &self,
+        (layer, part, chunk): Key,
+        frames: &Range<u64>,
+        sink: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let of = &self.layers[layer].parts[part];
+        let runs = of.index.chunks[narrow(chunk.into())].runs.clone();
+        let mut pages = None;
+        for number in runs {
+            let run = self.run(layer, part, number);
+            let mut pieces = Vec::new();
+            self.each_place(&common(&run.frames(), frames), &mut |place, piece| {
+                if place == Place::Run(layer, part, number) {
+                    pieces.push(piece);
+                }
+            });
+            for piece in pieces {
+                let pages = match &mut pages {
+                    Some(pages) => pages,
+                    none => none.insert(of.chunk(chunk)?),
+                };
+                sink(piece.start, &pages[bytes_of(run, &piece)])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A page of a run.
+    pub(crate) fn page_of(
+        &self,
+        (layer, part, run): (usize, usize, u32),
+        frame: u64,
+        out: &mut [u8; PAGE_BYTES],
+    ) -> Result<(), Error> {
+        let run = self.run(layer, part, run);
+        let key = (layer, part, run.chunk);
+        let cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(key);
+        let pages = match cached {
+            Some(pages) => pages,
+            None => {
+                let pages = Arc::new(self.layers[layer].parts[part].chunk(run.chunk)?);
+                let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+                cache.put(key, Arc::clone(&pages));
+                pages
+            }
+        };
+        out.copy_from_slice(&pages[bytes_of(run, &(frame..frame + 1))]);
+        Ok(())
+    }
+}
+
+/// The chunks that have frames of a range, in the order of the file.
+fn chunks_with(part: &Part, frames: &Range<u64>) -> BTreeSet<u32> {
+    let runs = part.index.in_order(frames.start);
+    runs.take_while(|run| run.first < frames.end).map(|run| run.chunk).collect()
+}
+
+/// Where frames of a run are in the pages of its chunk.
+fn bytes_of(run: &Run, frames: &Range<u64>) -> Range<usize> {
+    let at = |frame: u64| (usize::from(run.at) + narrow(frame - run.first)) * PAGE_BYTES;
+    at(frames.start)..at(frames.end)
+}
