@@ -101,6 +101,15 @@ impl Credential {
         SliceKey::parse(&bytes).map(Self::Slice).ok_or_else(malformed)
     }
 
+    /// The VM's secret, if it is that.
+    #[must_use]
+    pub fn secret(&self) -> Option<&Secret> {
+        match self {
+            Self::Secret(secret) => Some(secret),
+            Self::Slice(_) => None,
+        }
+    }
+
     /// The key of that slice, if it can be it.
     pub(crate) fn slice_key(&self, slice: SliceId) -> Option<SliceKey> {
         match self {

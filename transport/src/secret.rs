@@ -110,6 +110,12 @@ impl Secret {
         Ok(Self(bytes.into()))
     }
 
+    /// The bytes, for keys of other things.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// The key with which a companion proves that it is that slice, and no other.
     #[must_use]
     pub fn slice_key(&self, slice: SliceId) -> SliceKey {

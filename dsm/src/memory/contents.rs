@@ -109,6 +109,21 @@ impl GuestRam {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
     }
 
+    /// Brings the contents of neighbouring frames here, before anybody uses the memory; says how many pages.
+    ///
+    /// # Panics
+    /// When a frame has no memory, or the bytes are no whole pages.
+    pub fn write_run(&self, first: Gfn, bytes: &[u8]) -> u64 {
+        let (pages, rest) = bytes.as_chunks::<PAGE_SIZE>();
+        assert!(rest.is_empty(), "whole pages");
+        let mut frame = first.0;
+        for page in pages {
+            self.write(Gfn(frame), 0, page);
+            frame += 1;
+        }
+        frame - first.0
+    }
+
     /// The 512 entries of a table page, through the alias.
     pub(crate) fn entries(&self, gfn: Gfn) -> &[AtomicU64; 512] {
         let page = self.alias_page(gfn).cast::<[AtomicU64; 512]>();

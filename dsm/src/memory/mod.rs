@@ -9,6 +9,7 @@
 //!   frame --layout--> offset in the memory file <--into_file-- off file (anonymous, hugetlbfs)
 //!                            |
 //!                            +-- places: where each chunk is    backed: which pages the file has
+//!                            +-- written: what there is to write down
 //!                            +-- huge, prepare: chunks on huge pages, later or from the start
 //! ```
 
@@ -27,6 +28,7 @@ mod prepare;
 mod prepared;
 mod ram;
 mod smaps;
+mod written;
 
 pub(crate) use chunk::{CHUNK_PAGES, ChunkId, whole_chunks};
 pub use device_pages::DeviceUse;

@@ -88,6 +88,7 @@ impl Client {
             | Request::Spread(_)
             | Request::Add(_)
             | Request::Vcpus(_)
+            | Request::Checkpoint(_)
             | Request::Advise(_) => LIMIT_OF_A_PART,
             _ => LIMIT,
         };

@@ -11,7 +11,7 @@ use thiserror::Error;
 pub const REQUEST_MAX: usize = 4096;
 
 /// Something that a slice is asked. Commands to come are further variants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     /// The hottest pages.
@@ -42,6 +42,25 @@ pub enum Request {
     Placement(PlacementRequest),
     /// Which vCPUs the guest has, once it has as many as wished. Of the coordinator.
     Vcpus(VcpusRequest),
+    /// Writes down the whole VM. Of the coordinator.
+    Checkpoint(CheckpointRequest),
+}
+
+/// Where a checkpoint goes, and what of it is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointRequest {
+    /// Absolute path of its folder, which does not exist yet.
+    pub path: String,
+    /// The VM ends when it is written.
+    #[serde(default)]
+    pub end: bool,
+    /// Pages are made shorter.
+    #[serde(default)]
+    pub compress: bool,
+    /// Disks may go on changing after it.
+    #[serde(default)]
+    pub no_disk_guarantee: bool,
 }
 
 /// Whose pages count from then on.
@@ -188,6 +207,8 @@ pub enum Answer {
     Advice(AdviceAnswer),
     /// Which vCPUs the guest has.
     Vcpus(VcpusAnswer),
+    /// The VM is written down.
+    Checkpoint(CheckpointAnswer),
     /// Why there is no answer, in one line.
     Refused(String),
 }
@@ -228,6 +249,21 @@ pub struct Progress {
 pub struct DoneAnswer {
     /// How long that took.
     pub milliseconds: f64,
+}
+
+/// A checkpoint that is whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointAnswer {
+    /// How long it took.
+    pub milliseconds: f64,
+    /// How long of that the guest stood still.
+    pub paused_milliseconds: f64,
+    /// Bytes of all parts.
+    pub bytes: u64,
+    /// Pages in all parts.
+    pub pages: u64,
+    /// What names it.
+    pub digest: String,
 }
 
 /// Where each part of the VM is, as the slice that was asked sees it.

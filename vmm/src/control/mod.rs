@@ -18,13 +18,14 @@ mod vm;
 
 pub use client::{Client, ClientError};
 pub use message::{
-    AddRequest, AdviceAnswer, AdviseRequest, Answer, ConsolidateRequest, DoneAnswer, DrainRequest,
-    ForgetRequest, LineError, MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest,
-    Progress, REQUEST_MAX, ReportAnswer, ReportRequest, Request, ResumeRequest, Since, SlicePlaces,
-    SpreadRequest, TraceAnswer, TraceRequest, TuneRequest, VcpusAnswer, VcpusRequest,
+    AddRequest, AdviceAnswer, AdviseRequest, Answer, CheckpointAnswer, CheckpointRequest,
+    ConsolidateRequest, DoneAnswer, DrainRequest, ForgetRequest, LineError, MoveVcpuRequest,
+    PauseRequest, PlacementAnswer, PlacementRequest, Progress, REQUEST_MAX, ReportAnswer,
+    ReportRequest, Request, ResumeRequest, Since, SlicePlaces, SpreadRequest, TraceAnswer,
+    TraceRequest, TuneRequest, VcpusAnswer, VcpusRequest,
 };
 pub use view::TOP_MAX;
-pub use vm::{PausesVm, PlugsVcpus, Relocates, Relocation};
+pub use vm::{PausesVm, PlugsVcpus, Relocates, Relocation, VmHandles, WritesCheckpoints};
 
 pub use crate::local_socket::SocketError;
 
@@ -46,7 +47,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use view::View;
-use vm::Vm;
 
 /// Clients at a time.
 const CLIENTS_MAX: usize = 8;
@@ -78,7 +78,7 @@ impl fmt::Debug for Source {
 struct Shared {
     source: Mutex<Option<Source>>,
     /// On the slice that coordinates, once the guest runs.
-    vm: Mutex<Option<Vm>>,
+    vm: Mutex<Option<VmHandles>>,
     /// Requests that are being answered.
     answering: AtomicUsize,
     /// By number; none once the socket is closed.
@@ -146,14 +146,9 @@ impl ControlSocket {
 pub struct ControlHandle(Arc<Shared>);
 
 impl ControlHandle {
-    /// From now on the VM can be paused, its parts move, and its vCPUs come and go.
-    pub fn attach_vm(
-        &self,
-        pauses: Arc<dyn PausesVm>,
-        relocates: Arc<dyn Relocates>,
-        plugs: Arc<dyn PlugsVcpus>,
-    ) {
-        *locked(&self.0.vm) = Some(Vm { pauses, relocates, plugs });
+    /// From now on the VM can be paused and written down, its parts move, and its vCPUs come and go.
+    pub fn attach_vm(&self, vm: VmHandles) {
+        *locked(&self.0.vm) = Some(vm);
     }
 
     /// From now on that is asked of another slice. Whoever has asked already is answered here.
@@ -306,6 +301,7 @@ fn answer(
         | Request::Spread(_)
         | Request::Add(_)
         | Request::Vcpus(_)
+        | Request::Checkpoint(_)
         | Request::Advise(_) => {
             // Other clients do not wait for this one's answer.
             let vm = vm(shared);
@@ -315,7 +311,7 @@ fn answer(
 }
 
 /// The VM, if this slice coordinates it. One that has come to do so is ready soon.
-fn vm(shared: &Shared) -> Option<Vm> {
+fn vm(shared: &Shared) -> Option<VmHandles> {
     let end = Instant::now() + READY_LIMIT;
     loop {
         let vm = locked(&shared.vm).clone();

@@ -1,7 +1,8 @@
 //! What the control socket of the slice that coordinates does to the whole VM.
 
 use super::message::{
-    AddRequest, AdviceAnswer, Answer, DoneAnswer, Progress, Request, VcpusAnswer,
+    AddRequest, AdviceAnswer, Answer, CheckpointAnswer, CheckpointRequest, DoneAnswer, Progress,
+    Request, VcpusAnswer,
 };
 use std::fmt;
 use std::net::SocketAddr;
@@ -110,15 +111,34 @@ pub trait PlugsVcpus: fmt::Debug + Send + Sync {
     fn set_vcpus(&self, count: u32, tell: &mut dyn FnMut(Progress)) -> Result<VcpusAnswer, String>;
 }
 
-/// What can be done to a VM.
-#[derive(Clone, Debug)]
-pub(super) struct Vm {
-    pub(super) pauses: Arc<dyn PausesVm>,
-    pub(super) relocates: Arc<dyn Relocates>,
-    pub(super) plugs: Arc<dyn PlugsVcpus>,
+/// Has checkpoints of a VM written.
+pub trait WritesCheckpoints: fmt::Debug + Send + Sync {
+    /// Has one written, and waits for it. `tell` hears how far it has come. The guest stands still meanwhile, and goes on
+    /// then, or the VM ends.
+    ///
+    /// # Errors
+    /// There is none, and the VM runs as before.
+    fn checkpoint(
+        &self,
+        request: &CheckpointRequest,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<CheckpointAnswer, String>;
 }
 
-impl Vm {
+/// What can be done to a VM.
+#[derive(Clone, Debug)]
+pub struct VmHandles {
+    /// Pauses it.
+    pub pauses: Arc<dyn PausesVm>,
+    /// Moves its parts.
+    pub relocates: Arc<dyn Relocates>,
+    /// Gives it vCPUs.
+    pub plugs: Arc<dyn PlugsVcpus>,
+    /// Writes it down.
+    pub checkpoints: Arc<dyn WritesCheckpoints>,
+}
+
+impl VmHandles {
     /// Does what is asked of the whole VM; `tell` hears how far it has come.
     pub(super) fn answer(&self, request: &Request, tell: &mut dyn FnMut(Progress)) -> Answer {
         if let Request::Advise(request) = request {
@@ -131,6 +151,10 @@ impl Vm {
             let plugs = &self.plugs;
             let vcpus = request.count.map_or_else(|| plugs.vcpus(), |n| plugs.set_vcpus(n, tell));
             return vcpus.map_or_else(Answer::Refused, Answer::Vcpus);
+        }
+        if let Request::Checkpoint(request) = request {
+            let written = self.checkpoints.checkpoint(request, tell);
+            return written.map_or_else(Answer::Refused, Answer::Checkpoint);
         }
         let mut relocate = |what| self.relocates.relocate(&what, tell);
         let result = match request {
@@ -153,6 +177,7 @@ impl Vm {
             }
             Request::Advise(_)
             | Request::Vcpus(_)
+            | Request::Checkpoint(_)
             | Request::Trace(_)
             | Request::Report(_)
             | Request::ForgetDevicePages(_)

@@ -1,16 +1,19 @@
 //! The bootstrap role: plan the VM, bring the companions together, and start the guest. `watch` ends it.
 
+use super::checkpoint::Identity;
 use super::coordination::Terms;
+use super::cut;
 use super::events::SliceEvent;
 use super::host::{self, HostFacts};
 use super::joining::Inviter;
-use super::launch::{DeviceQueues, LocalOptions, Parts, Slot};
+use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
 use super::negotiation::{
-    ANSWER_LIMIT, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock, choose_interrupts,
-    compare_clocks, compare_standbys, gather, gather_shapes,
+    ANSWER_LIMIT, Begins, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock,
+    choose_interrupts, compare_clocks, compare_standbys, gather, gather_shapes,
 };
-use super::peripherals::{BackEnds, OrderState};
+use super::peripherals::BackEnds;
 use super::report::RunReport;
+use super::restore::{LOAD_LIMIT, RestoreOptions, Restored, RestoredClock, SliceStart};
 use super::spec::{Shape, SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;
@@ -32,16 +35,21 @@ use transport::{
 };
 use wire::{Epoch, Gfn, SliceId, VcpuId};
 
-const LOAD_LIMIT: Duration = Duration::from_secs(120);
+/// To write one piece of what the guest boots with.
+const WRITE_LIMIT: Duration = Duration::from_secs(120);
 
-/// What a bootstrap is started with.
-pub struct BootstrapOptions {
-    /// The VM.
-    pub spec: VmSpec,
-    /// Addresses of the companions: slice 1 and up.
-    pub companions: Vec<SocketAddr>,
-    /// The VM's secret; needed when there are companions, or slices are to join later.
-    pub secret: Option<Secret>,
+/// How a guest begins.
+#[derive(Clone, Debug)]
+pub enum Start {
+    /// With its kernel.
+    Boot(Boot),
+    /// With what it had when a checkpoint was written.
+    Restore(RestoreOptions),
+}
+
+/// What a guest boots with.
+#[derive(Clone, Debug)]
+pub struct Boot {
     /// Kernel image: bzImage or ELF.
     pub kernel: PathBuf,
     /// Initial RAM disk.
@@ -52,6 +60,18 @@ pub struct BootstrapOptions {
     pub guest_preset: GuestPreset,
     /// Distance between the memory nodes of two slices (ACPI SLIT; 10 is within a node).
     pub node_distance: u8,
+}
+
+/// What a bootstrap is started with.
+pub struct BootstrapOptions {
+    /// The VM.
+    pub spec: VmSpec,
+    /// Addresses of the companions: slice 1 and up.
+    pub companions: Vec<SocketAddr>,
+    /// The VM's secret; needed when there are companions, or slices are to join later.
+    pub secret: Option<Secret>,
+    /// How its guest begins.
+    pub start: Start,
     /// Where the guest's console goes.
     pub console: Box<dyn Write + Send>,
     /// Ends the VM after this time.
@@ -80,7 +100,7 @@ impl std::fmt::Debug for BootstrapOptions {
 ///
 /// # Errors
 /// Everything that keeps the VM from starting; nothing runs then, on any host.
-pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
+pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
     let shape = options.spec.shape()?;
     let control = options.local.control()?;
     let shares = options.secret.is_some();
@@ -91,27 +111,54 @@ pub fn bootstrap(options: BootstrapOptions) -> Result<(Ending, RunReport), Slice
     let back_ends = BackEnds::open(&shape.devices, for_whom, None, options.local.on_full)?;
     facts = facts.with_devices(&back_ends)?;
     facts.offered = options.local.offer.of_host(&shape.placement, BOOTSTRAP);
-    let told_khz = shape.clock_rate.told_khz(facts.tsc_khz);
-    let tables =
-        acpi::build(&AcpiConfig { remote_distance: options.node_distance, ..shape.acpi() })?;
+    let begins = match &options.start {
+        Start::Boot(boot) => Beginning::Boot(plan_boot(boot, &shape, facts.tsc_khz)?),
+        Start::Restore(restore) => {
+            let restored = Restored::open(&restore.path, restore.secret(options.secret.as_ref()))?;
+            restored.fits(&options.spec, &shape)?;
+            Beginning::Restore(Box::new(restored), restore.clock)
+        }
+    };
+    let mut vm = Vm::assemble(&options, shape, (facts, back_ends), (&begins, control.as_ref()))?;
+    if let Beginning::Boot(plan) = &begins {
+        vm.load(plan)?;
+    }
+    let terms = Terms::new(options.limit, options.stop_limit);
+    let console = std::mem::replace(&mut options.console, Box::new(std::io::sink()));
+    vm.run(console, terms, &options, control.as_ref())
+}
+
+/// How the guest begins, checked.
+enum Beginning {
+    Boot(BootPlan),
+    Restore(Box<Restored>, RestoredClock),
+}
+
+impl Beginning {
+    fn restored(&self) -> Option<&Restored> {
+        match self {
+            Self::Boot(_) => None,
+            Self::Restore(restored, _) => Some(restored),
+        }
+    }
+}
+
+fn plan_boot(boot: &Boot, shape: &Shape, khz: u32) -> Result<BootPlan, SliceError> {
+    let tables = acpi::build(&AcpiConfig { remote_distance: boot.node_distance, ..shape.acpi() })?;
     let cmdline = recommended_cmdline(&GuestCmdline {
-        tsc_khz: told_khz,
+        tsc_khz: shape.clock_rate.told_khz(khz),
         borrowed: shape.borrowed(),
-        preset: options.guest_preset,
-        user: &options.cmdline,
+        preset: boot.guest_preset,
+        user: &boot.cmdline,
     });
-    let plan = boot::plan(&BootConfig {
-        kernel: &options.kernel,
-        initrd: options.initrd.as_deref(),
+    Ok(boot::plan(&BootConfig {
+        kernel: &boot.kernel,
+        initrd: boot.initrd.as_deref(),
         cmdline: &cmdline,
         layout: &shape.layout,
         boot_node: 0,
         acpi: &tables,
-    })?;
-    let mut vm = Vm::assemble(&options, shape, (facts, back_ends), control.as_ref())?;
-    vm.load(&plan)?;
-    let terms = Terms::new(options.limit, options.stop_limit);
-    vm.run(options.console, terms, (&options.local, &options.stop), control.as_ref())
+    })?)
 }
 
 /// The VM, assembled but not started.
@@ -125,6 +172,8 @@ struct Vm {
     parts: Parts,
     queues: DeviceQueues,
     back_ends: BackEnds,
+    /// What its devices go on from, if it is restored.
+    start: Option<SliceStart>,
 }
 
 impl Vm {
@@ -132,27 +181,42 @@ impl Vm {
         options: &BootstrapOptions,
         shape: Shape,
         (facts, back_ends): (HostFacts, BackEnds),
-        control: Option<&ControlSocket>,
+        (begins, control): (&Beginning, Option<&ControlSocket>),
     ) -> Result<Self, SliceError> {
+        let restored = begins.restored();
         let epoch = shape.placement.epoch();
         let (to_devices, queues) = DeviceQueues::new();
-        let mut mesh = connect(options, epoch)?;
+        let mut mesh = connect(options, epoch, restored)?;
         let mut hosts = vec![facts];
         if let Some(mesh) = &mut mesh {
             hosts.extend(gather(mesh).map_err(lost)?);
         }
         compare_clocks(&hosts)?;
-        let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
-        let cpuid = intersect(&cpuids)?;
-        let interrupts = choose_interrupts(options.spec.interrupts, &hosts)?;
+        let (cpuid, asked) = match restored {
+            Some(restored) => {
+                restored.hosts_fit(&hosts)?;
+                (restored.vm.cpuid.clone(), restored.vm.interrupts)
+            }
+            None => (common_cpuid(&hosts)?, options.spec.interrupts),
+        };
+        let interrupts = choose_interrupts(asked, &hosts)?;
         let back_end = interrupts.back_end();
         let (memory, lease) = (options.local.memory, options.lease);
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
         let devices = gather_shapes(&shape, &hosts)?;
         compare_standbys(&shape, &hosts, &devices)?;
+        if let Some(restored) = restored {
+            restored.devices_fit(&devices)?;
+        }
         let placement = shape.place(&devices).map_err(SpecError::from)?;
         let mut parts = Parts::new((&shape, placement), slot, &cpuid, back_end, to_devices)?;
-        let offset = parts.machine.tsc_offset()?;
+        let offset = match begins {
+            Beginning::Boot(_) => parts.machine.tsc_offset()?,
+            Beginning::Restore(restored, clock) => {
+                parts.machine.set_clock(restored.ticks(*clock))?;
+                parts.machine.clock().offset()
+            }
+        };
         parts.machine.set_tsc_offset(offset)?;
         let walks_write = hosts.iter().any(|host| host.walks_write);
         let page_tables = options.spec.page_tables.settle(walks_write);
@@ -164,8 +228,14 @@ impl Vm {
             clocks: vec![(0, 0)],
             devices,
             offers: hosts.iter().map(|host| host.offered).collect(),
+            tsc_khz: hosts[0].tsc_khz,
+            identity: identity(restored)?,
             joins: None,
         };
+        let mut start = None;
+        if let Some(restored) = restored {
+            start = Some(parts.take_up(restored)?);
+        }
         if let Some(mut mesh) = mesh {
             for slice in shape.companions() {
                 let measure = || {
@@ -178,7 +248,8 @@ impl Vm {
                 launch.clocks.push(clock);
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
-            let joined = commit(mesh, &blob, parts.remote_writable()).map_err(lost)?;
+            let limit = if restored.is_some() { LOAD_LIMIT } else { START_LIMIT };
+            let joined = commit(mesh, &blob, parts.remote_writable(), limit).map_err(lost)?;
             parts.take_lease(back_ends.fence(), options.lease);
             let how = (page_tables, None);
             parts.connect(&shape, joined, how, &options.local, control)?;
@@ -190,7 +261,8 @@ impl Vm {
             tsc_khz: facts.tsc_khz,
             machine: parts.machine.clone(),
         };
-        Ok(Self { shape, host: facts.name, launch, inviter, parts, queues, back_ends })
+        let host = facts.name;
+        Ok(Self { shape, host, launch, inviter, parts, queues, back_ends, start })
     }
 
     /// Writes the payload into guest memory and sets the boot vCPU's registers.
@@ -198,7 +270,7 @@ impl Vm {
         for piece in &plan.payload {
             match self.parts.channels.handle.get() {
                 Some(handle) => handle
-                    .write(piece.gpa, piece.bytes.clone(), LOAD_LIMIT)
+                    .write(piece.gpa, piece.bytes.clone(), WRITE_LIMIT)
                     .map_err(|error| self.not_loaded(error))?,
                 None => write_directly(&self.parts, piece.gpa, &piece.bytes),
             }
@@ -240,24 +312,32 @@ impl Vm {
         mut self,
         console: Box<dyn Write + Send>,
         terms: Terms,
-        (local, stop): (&LocalOptions, &StopHandle),
+        options: &BootstrapOptions,
         control: Option<&ControlSocket>,
     ) -> Result<(Ending, RunReport), SliceError> {
         let whole = (&self.shape, &self.launch);
         let panicked = self.back_ends.panicked();
         let (serial, inviter) = ((console, panicked), Some(self.inviter));
-        let coordination = self.parts.coordination(whole, serial, (terms, inviter), control)?;
-        coordination.power_on();
+        let vm = (self.launch.describe(&options.spec), options.secret.as_ref());
+        let terms = (terms, inviter);
+        let coordination = self.parts.coordination(whole, serial, terms, vm, control)?;
+        let failed = |error| SliceError::Coordination(Box::new(error));
+        let restored = self.start.is_some();
+        let chipset = self.start.as_mut().and_then(|start| start.chipset.take());
+        coordination.power_on(chipset).map_err(failed)?;
         let devices = (&self.launch.devices[..], &self.back_ends);
-        let bus = self.parts.attach_devices(&self.shape, devices, None)?;
-        self.parts.serve_devices(self.queues, OrderState::default())?;
-        self.parts.allow_cuts(&coordination, local.forms.clone())?;
+        let stands = self.start.map_or(Stands::New, Stands::Restored);
+        let bus = self.parts.attach_devices(&self.shape, devices, self.queues, stands)?;
+        self.parts.allow_cuts(&coordination, &options.local, restored)?;
         self.parts.allow_moves()?;
-        coordination.begin().map_err(|error| SliceError::Coordination(Box::new(error)))?;
-        stop.attach(&self.parts.channels.events);
+        coordination.begin(restored).map_err(failed)?;
+        options.stop.attach(&self.parts.channels.events);
         self.parts.machine.start(bus)?;
-        self.parts.keep_clocks(local.clock_test)?;
+        self.parts.keep_clocks(options.local.clock_test)?;
         self.parts.sample(&self.shape)?;
+        if restored {
+            cut::begun(&self.parts.channels);
+        }
         let Self { parts, launch, back_ends, host, .. } = self;
         Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(control))
     }
@@ -283,7 +363,23 @@ fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
     }
 }
 
-fn connect(options: &BootstrapOptions, epoch: Epoch) -> Result<Option<BootstrapMesh>, SliceError> {
+fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {
+    let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
+    Ok(intersect(&cpuids)?)
+}
+
+/// Which VM it is: a new one, or the next life of that in the checkpoint.
+fn identity(restored: Option<&Restored>) -> Result<Identity, SliceError> {
+    let what = "choose an identity for the VM";
+    let new = || Identity::random().map_err(|source| SliceError::Io { what, source });
+    restored.map_or_else(new, |restored| Ok(restored.vm.identity.restored()))
+}
+
+fn connect(
+    options: &BootstrapOptions,
+    epoch: Epoch,
+    restored: Option<&Restored>,
+) -> Result<Option<BootstrapMesh>, SliceError> {
     let Some(secret) = options.secret.clone() else {
         if options.companions.is_empty() {
             return Ok(None);
@@ -291,7 +387,9 @@ fn connect(options: &BootstrapOptions, epoch: Epoch) -> Result<Option<BootstrapM
         let cause = "a VM with companions needs --secret-file".into();
         return Err(SliceError::Refused { slice: BOOTSTRAP, cause });
     };
-    let proposal = Proposal { spec: options.spec.clone(), joins: false };
+    let name = restored.map(Restored::name).transpose()?;
+    let begins = name.map_or(Begins::Boot, Begins::Restore);
+    let proposal = Proposal { spec: options.spec.clone(), begins };
     let blob = serde_json::to_vec(&proposal).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
     let companions = (1u16..).zip(&options.companions);
     let mut members = vec![Member { slice: BOOTSTRAP, address: None }];
@@ -313,8 +411,9 @@ fn commit(
     mut mesh: BootstrapMesh,
     blob: &[u8],
     memory: Option<PageMemory>,
+    limit: Duration,
 ) -> Result<MeshTransport, SliceError> {
-    let deadline = Instant::now() + START_LIMIT;
+    let deadline = Instant::now() + limit;
     mesh.commit(blob, deadline)?;
     if let Some(memory) = memory {
         mesh.expose(memory);

@@ -4,6 +4,7 @@
 //! Nothing here blocks. What arrives by frames is taken to its place by `dispatch`.
 
 use super::calls::PendingCalls;
+use super::checkpoint::CheckpointLinks;
 use super::closed_devices::ClosedDevices;
 use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};
@@ -79,6 +80,8 @@ pub(crate) struct Channels {
     pub(crate) frames: FrameCounts,
     /// To the threads that bring this slice to rest.
     pub(super) cut: CutLinks,
+    /// To the threads that write checkpoints.
+    pub(super) checkpoints: CheckpointLinks,
     /// Pages that are to come home.
     pub(super) pulls: Pulls,
     /// Of queues that come here.
@@ -122,6 +125,7 @@ impl Channels {
             traffic: Traffic::default(),
             frames: FrameCounts::default(),
             cut: CutLinks::default(),
+            checkpoints: CheckpointLinks::default(),
             pulls: Pulls::default(),
             queue_states: QueueStates::default(),
             closed_devices: ClosedDevices::default(),

@@ -1,12 +1,14 @@
 //! The companion role: give vCPUs, memory, devices or several of these to a VM that another host starts or runs.
 
 use super::coordination::Terms;
+use super::cut;
 use super::host::{self, HostFacts};
 use super::joining::JOIN_LIMIT;
-use super::launch::{DeviceQueues, LocalOptions, Parts, Slot};
-use super::negotiation::{Launch, Proposal};
+use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
+use super::negotiation::{Begins, Launch, Proposal};
 use super::peripherals::{BackEnds, Lend, Lent};
 use super::report::RunReport;
+use super::restore::{LOAD_LIMIT, Restored};
 use super::saved::JoinState;
 use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
@@ -82,10 +84,10 @@ fn warn_refused(refused: &Refused) {
 /// What has not come about, for the log of a companion that waits on.
 fn not_done(assignment: &Assignment) -> &'static str {
     let proposal = serde_json::from_slice::<Proposal>(&assignment.blob);
-    if proposal.is_ok_and(|it| it.joins) {
-        "this host has not joined the VM"
-    } else {
-        "the VM was not started"
+    match proposal.map(|it| it.begins) {
+        Ok(Begins::Join) => "this host has not joined the VM",
+        Ok(Begins::Restore(_)) => "the VM was not restored",
+        Ok(Begins::Boot) | Err(_) => "the VM was not started",
     }
 }
 
@@ -98,6 +100,8 @@ struct Agreed {
     mesh: CompanionMesh,
     launch: Launch,
     back_ends: BackEnds,
+    /// What it goes on from, if it does.
+    restored: Option<Restored>,
 }
 
 /// Answers the assignment and waits for the verdict.
@@ -108,23 +112,33 @@ fn agree(
     lent: &Lent,
 ) -> Result<Agreed, SliceError> {
     let deadline = Instant::now() + ANSWER_LIMIT;
-    let (proposal, facts, back_ends) = match consider(assignment, options, lent) {
-        Ok(answer) => answer,
-        Err(error) => {
-            mesh.answer(Err(&one_line(&error)), deadline)?;
-            return Err(error);
-        }
-    };
+    let Considered { proposal, facts, back_ends, restored } =
+        match consider(assignment, options, lent) {
+            Ok(answer) => answer,
+            Err(error) => {
+                mesh.answer(Err(&one_line(&error)), deadline)?;
+                return Err(error);
+            }
+        };
     let blob = serde_json::to_vec(&facts).map_err(|e| SliceError::Blob(assignment.local, e))?;
     mesh.answer(Ok(&blob), deadline)?;
-    let verdict = mesh.verdict(&host_ticks, Instant::now() + START_LIMIT)?;
+    let limit = if restored.is_some() { LOAD_LIMIT } else { START_LIMIT };
+    let verdict = mesh.verdict(&host_ticks, Instant::now() + limit)?;
     let launch: Launch =
         serde_json::from_slice(&verdict).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
-    if launch.joins.is_some() != proposal.joins {
+    if launch.joins.is_some() != (proposal.begins == Begins::Join) {
         return Err(SliceError::Refused { slice: BOOTSTRAP, cause: "it says two things".into() });
     }
     let spec = proposal.spec;
-    Ok(Agreed { spec, host: facts.name, mesh, launch, back_ends })
+    Ok(Agreed { spec, host: facts.name, mesh, launch, back_ends, restored })
+}
+
+/// What this host has for a slice that it is asked to be.
+struct Considered {
+    proposal: Proposal,
+    facts: HostFacts,
+    back_ends: BackEnds,
+    restored: Option<Restored>,
 }
 
 /// Checks whether this host can be that slice, and opens the devices that it has for the VM; they are
@@ -133,15 +147,23 @@ fn consider(
     assignment: &Assignment,
     options: &CompanionOptions,
     lent: &Lent,
-) -> Result<(Proposal, HostFacts, BackEnds), SliceError> {
+) -> Result<Considered, SliceError> {
     let proposal: Proposal = serde_json::from_slice(&assignment.blob)
         .map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
-    let (spec, joins) = (&proposal.spec, proposal.joins);
+    let (spec, joins) = (&proposal.spec, proposal.begins == Begins::Join);
     let shape = spec.shape()?;
     // One that joins is none that the VM started with.
     if shape.placement.is_member(assignment.local) == joins {
         let cause = "the VM has no such slice".into();
         return Err(SliceError::Refused { slice: assignment.local, cause });
+    }
+    let folder = options.local.checkpoints.as_deref();
+    let restored = match &proposal.begins {
+        Begins::Restore(name) => Some(Restored::open_named(folder, name)?),
+        Begins::Boot | Begins::Join => None,
+    };
+    if let Some(restored) = &restored {
+        restored.fits(spec, &shape)?;
     }
     let pinned = (assignment.config.rdma_memory, true);
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
@@ -150,7 +172,7 @@ fn consider(
     let back_ends = BackEnds::open(&shape.devices, for_whom, Some(lent), on_full)?;
     facts = facts.with_devices(&back_ends)?;
     facts.offered = options.local.offer.of_host(&shape.placement, assignment.local);
-    Ok((proposal, facts, back_ends))
+    Ok(Considered { proposal, facts, back_ends, restored })
 }
 
 fn run(
@@ -159,9 +181,9 @@ fn run(
     options: CompanionOptions,
     control: Option<&ControlSocket>,
 ) -> Result<(Ending, RunReport), SliceError> {
-    let CompanionOptions { local: options, stop, console, .. } = options;
+    let CompanionOptions { local: options, stop, console, credential, .. } = options;
     let options = &options;
-    let Agreed { spec, host, mut mesh, launch, back_ends } = agreed;
+    let Agreed { spec, host, mut mesh, launch, back_ends, restored } = agreed;
     let shape = spec.shape()?;
     let local = assignment.local;
     let index = usize::from(local.0);
@@ -180,7 +202,12 @@ fn run(
     };
     let mut parts = Parts::new((&shape, placement), slot, &launch.cpuid, back_end, to_devices)?;
     parts.machine.set_tsc_offset(offset)?;
-    let limit = if launch.joins.is_some() { JOIN_LIMIT } else { START_LIMIT };
+    let start = restored.map(|restored| parts.take_up(&restored)).transpose()?;
+    let limit = match (&launch.joins, &start) {
+        (Some(_), _) => JOIN_LIMIT,
+        (None, Some(_)) => LOAD_LIMIT,
+        (None, None) => START_LIMIT,
+    };
     let deadline = Instant::now() + limit;
     if let Some(memory) = parts.remote_writable() {
         mesh.expose(memory);
@@ -196,19 +223,27 @@ fn run(
     // What a coordinator would know; it is told when it is to be one.
     let terms = Terms::new(None, Duration::ZERO);
     let serial = (console, back_ends.panicked());
-    let coordination = parts.coordination((&shape, &launch), serial, (terms, None), control)?;
-    let (bus, order) =
-        state.as_ref().map(|state| (state.bus.clone(), state.order)).unwrap_or_default();
-    let bus = parts.attach_devices(&shape, (&launch.devices, &back_ends), bus)?;
-    parts.serve_devices(queues, order)?;
+    let vm = (launch.describe(&spec), credential.secret());
+    let coordination = parts.coordination((&shape, &launch), serial, (terms, None), vm, control)?;
+    let joined = state.as_ref().map(|state| (state.bus.clone(), state.order));
+    let begins = start.is_some();
+    let stands = match (joined, start) {
+        (Some((bus, order)), _) => Stands::Joined(bus, order),
+        (None, Some(start)) => Stands::Restored(start),
+        (None, None) => Stands::New,
+    };
+    let bus = parts.attach_devices(&shape, (&launch.devices, &back_ends), queues, stands)?;
     stop.attach(&parts.channels.events);
-    parts.allow_cuts(&coordination, options.forms.clone())?;
+    parts.allow_cuts(&coordination, options, begins)?;
     parts.allow_moves()?;
     parts.machine.start(bus)?;
     parts.keep_clocks(options.clock_test)?;
     parts.sample(&shape)?;
     if let Some(state) = state {
         parts.begin_at_rest(state.cut);
+    }
+    if begins {
+        cut::begun(&parts.channels);
     }
     tracing::info!(
         "running as {local} with vCPUs {:?}",

@@ -9,13 +9,13 @@
 use super::operations::{Busy, Ongoing};
 use crate::control::PausesVm;
 use crossbeam_channel::{Sender, bounded};
-use migrate::cut::{DeviceMove, Message};
+use migrate::cut::{DeviceMove, FIRST_CUT, Message, Step};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
-use wire::SliceId;
+use wire::{SLICES_MAX, SliceId};
 
 /// For all slices to say that they run.
 pub(super) const RESUME_LIMIT: Duration = Duration::from_secs(30);
@@ -69,6 +69,9 @@ pub(super) enum Input {
     Missed(SliceId),
     /// Bring all slices to rest, have a device go to another host, and have all go on; as a part of an operation.
     MoveDevice(DeviceMove, Arc<Ongoing>, Reply),
+    /// Bring all slices to rest, and have them begin to write the checkpoint of this number; as a part of an operation.
+    /// They stay at rest.
+    Capture(u64, Arc<Ongoing>, Reply),
     /// Have them go on, whether they are at rest or not; nobody waits for it.
     GoOn,
     /// What a slice answers.
@@ -87,6 +90,7 @@ impl Input {
         | Self::Leave(.., reply)
         | Self::HandOver(.., reply)
         | Self::MoveDevice(.., reply)
+        | Self::Capture(.., reply)
         | Self::Join(.., reply)) = self
         else {
             return;
@@ -112,8 +116,7 @@ impl CutHandle {
         Self(inputs)
     }
 
-    /// [`Input::Pause`], [`Input::Resume`], [`Input::Leave`], [`Input::HandOver`] or [`Input::MoveDevice`]; waits for the
-    /// end of it, which has a limit.
+    /// Asks for something that has a [`Reply`]; waits for the end of it, which has a limit.
     pub(super) fn ask(&self, input: impl FnOnce(Reply) -> Input) -> Result<Duration, CutError> {
         let (reply, answer) = bounded(1);
         self.0.send(input(reply)).map_err(|_| CutError::Over)?;
@@ -172,6 +175,8 @@ struct Links {
     member: Option<Sender<(SliceId, Message)>>,
     /// On the coordinator.
     driver: Option<Sender<Input>>,
+    /// What slices of a VM that is restored have said before this one could decide.
+    early: Vec<(SliceId, Message)>,
     /// How often this slice has come to coordinate.
     term: u64,
     /// Slices that are gone and without which the VM goes on. The placement does not say so.
@@ -191,6 +196,9 @@ impl CutLinks {
     /// The VM can.
     pub(super) fn set_driver(&self, driver: Sender<Input>) {
         let mut links = self.lock();
+        for (from, message) in links.early.drain(..) {
+            let _ = driver.try_send(Input::Message(from, message));
+        }
         for slice in &links.lost {
             let _ = driver.try_send(Input::Lost(*slice));
         }
@@ -215,7 +223,13 @@ impl CutLinks {
     /// Takes a message to where it belongs. While nobody here can come to rest the coordinator is not left waiting: gives
     /// the answer that it is to have.
     pub(super) fn take(&self, from: SliceId, message: Message) -> Result<Option<Message>, TooMany> {
-        let links = self.lock();
+        let mut links = self.lock();
+        if let (Message::Taken(FIRST_CUT, Step::Begin), None) = (&message, &links.driver)
+            && links.early.len() < usize::from(SLICES_MAX)
+        {
+            links.early.push((from, message));
+            return Ok(None);
+        }
         let sent = match (message, &links.member, &links.driver) {
             (message, Some(member), _) if message.is_asking() => {
                 member.try_send((from, message)).is_ok()
@@ -279,7 +293,6 @@ impl CutLinks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use migrate::cut::Step;
 
     const PEER: SliceId = SliceId(1);
 

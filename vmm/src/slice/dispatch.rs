@@ -29,7 +29,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use transport::Class;
-use wire::control::{CutMessage, EndCause, VcpuMessage};
+use wire::control::{CheckpointMessage, CutMessage, EndCause, VcpuMessage};
 use wire::{Control, Gfn, SliceId, VcpuId};
 
 /// How long a vCPU that was refused memory waits for the memory engine; one that is busy takes
@@ -120,6 +120,17 @@ impl Dispatcher {
         }
     }
 
+    fn checkpoint(&self, from: SliceId, message: CheckpointMessage) {
+        match self.channels.checkpoints.take(from, message) {
+            Ok(None) => {}
+            Ok(Some(answer)) => self.channels.send(from, &Control::Checkpoint(answer)),
+            Err(_) => {
+                let text = format!("{from} says more about a checkpoint than it was asked");
+                self.channels.event(SliceEvent::Fatal(text));
+            }
+        }
+    }
+
     /// This slice is to call a newcomer.
     fn summoned(&self, from: SliceId, summons: (u64, &[u8])) {
         if !joining::summoned(&self.channels, summons) {
@@ -191,6 +202,7 @@ impl Dispatcher {
                 self.channels.closed_devices.put((from, device, cut), state);
             }
             Control::Cut(message) => self.cut(from, message),
+            Control::Checkpoint(message) => self.checkpoint(from, message),
             Control::Pull { id, from: other, first, frames } => {
                 // One that has no end has no pages either.
                 let frames = first..first.saturating_add(frames);
@@ -394,6 +406,7 @@ impl Uplink for Link {
         if is_bystander {
             tracing::error!("{peer} is lost, and its devices with it: {cause}");
             channels.cut.lost(peer);
+            channels.checkpoints.lost(peer);
             // A full channel means that the device thread hangs, which it tells by itself.
             let _ = channels.applied.try_send((peer, GONE));
             handovers.lost(peer);

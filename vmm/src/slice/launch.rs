@@ -2,6 +2,7 @@
 
 use super::bus::PlatformBus;
 use super::channels::{Channels, DeviceJob};
+use super::checkpoint::{self, Description};
 use super::clock_sync::{self, ClockSync, ClockTest};
 use super::coordination::{Coordination, CoordinationConfig, Terms};
 use super::cut::{self, Restable};
@@ -15,6 +16,7 @@ use super::peripherals::{BackEndShape, BackEnds, DeviceThread, OrderState, PciBu
 use super::pulling;
 use super::relocation::capacity;
 use super::report::SliceReport;
+use super::restore::{Restored, SliceStart};
 use super::spec::{PageTables, Shape};
 use super::{Ending, SliceError};
 use crate::control::ControlSocket;
@@ -23,6 +25,7 @@ use crate::crash;
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
 use crate::tsc::ticks_to_duration;
+use ::checkpoint::Key;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::back_end::image::OnFull;
 use devices::saved::PciRootState;
@@ -36,7 +39,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use transport::{MeshTransport, PageMemory};
+use transport::{MeshTransport, PageMemory, Secret};
 use wire::control::{CutMessage, CutStep, EndCause};
 use wire::{Epoch, SliceId};
 
@@ -76,6 +79,17 @@ pub(crate) struct Slot {
     pub(crate) lease: Duration,
 }
 
+/// How the devices of a slice stand when it starts.
+#[derive(Debug)]
+pub(crate) enum Stands {
+    /// As at power-on.
+    New,
+    /// As in the VM that the slice joins: the bus, and how far it has come.
+    Joined(Option<PciRootState>, OrderState),
+    /// As in the checkpoint that the VM goes on from.
+    Restored(SliceStart),
+}
+
 /// What a slice is told by who starts it, and no other slice needs to know.
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
@@ -95,6 +109,8 @@ pub struct LocalOptions {
     pub on_full: OnFull,
     /// For tests: what is wrong with the clock of this slice.
     pub clock_test: ClockTest,
+    /// Where parts of checkpoints go that another slice has this one write.
+    pub checkpoints: Option<PathBuf>,
     /// For tests: the folder that gets the saved form of this slice at each pause.
     pub forms: Option<PathBuf>,
 }
@@ -240,6 +256,7 @@ impl Parts {
         (shape, launch): (&Shape, &Launch),
         (console, panicked): (Box<dyn Write + Send>, Arc<AtomicBool>),
         (terms, inviter): (Terms, Option<Inviter>),
+        (vm, secret): (Description, Option<&Secret>),
         control: Option<&ControlSocket>,
     ) -> Result<Arc<Coordination>, SliceError> {
         let config = CoordinationConfig {
@@ -252,6 +269,8 @@ impl Parts {
             capacity: Arc::new(Mutex::new(capacity(shape, &launch.offers, &launch.devices))),
             inviter: inviter.map(Arc::new),
             control: control.map(ControlSocket::handle),
+            vm: Arc::new(vm),
+            key: secret.map(|secret| Key::of_secret(secret.bytes())),
             panicked,
         };
         let failed =
@@ -259,19 +278,51 @@ impl Parts {
         Ok(Arc::new(Coordination::new(config, console, terms).map_err(failed)?))
     }
 
-    /// Starts the device thread, of devices that have come so far.
-    pub(super) fn serve_devices(
-        &self,
+    /// Gives this slice of a VM that goes on from a checkpoint its memory and the state of its vCPUs, before anybody can
+    /// interrupt them. What is left for its devices.
+    pub(super) fn take_up(&mut self, restored: &Restored) -> Result<SliceStart, SliceError> {
+        let placement = self.channels.placement.load();
+        let start = restored.start_of(&placement, self.local);
+        for state in &start.vcpus {
+            self.machine.restore_vcpu(state)?;
+        }
+        let pages = restored.load(&self.ram, &placement.frames_of(self.local))?;
+        tracing::info!("{pages} pages are read from the checkpoint");
+        Ok(start)
+    }
+
+    /// The VM's bus: the platform devices, and those on PCI if there are any. The device thread serves them from now on.
+    pub(super) fn attach_devices(
+        &mut self,
+        shape: &Shape,
+        devices: (&[BackEndShape], &BackEnds),
         queues: DeviceQueues,
-        order: OrderState,
-    ) -> Result<(), SliceError> {
+        stands: Stands,
+    ) -> Result<SharedBus, SliceError> {
+        let (bus, order) = match stands {
+            Stands::New => (self.bus(shape, devices, None)?, OrderState::default()),
+            Stands::Joined(bus, order) => (self.bus(shape, devices, bus)?, order),
+            Stands::Restored(start) => {
+                let bus = self.bus(shape, devices, None)?;
+                if let (Some(devices), Some(state)) = (self.dispatcher.devices.get(), start.bus) {
+                    devices.go_on(state, start.devices)?;
+                }
+                (bus, start.order)
+            }
+        };
+        self.serve_devices(queues, order)?;
+        Ok(bus)
+    }
+
+    /// Starts the device thread, of devices that have come so far.
+    fn serve_devices(&self, queues: DeviceQueues, order: OrderState) -> Result<(), SliceError> {
         let devices = self.dispatcher.devices.get().cloned();
         let work = DeviceThread::new(Arc::clone(&self.channels), devices, queues.applied, order);
         spawn_devices(move || work.serve(&queues.jobs))
     }
 
-    /// The VM's bus: the platform devices, and those on PCI if there are any, as they stand in a VM that runs.
-    pub(crate) fn attach_devices(
+    /// The bus, with devices on PCI as they stand in a VM that runs.
+    fn bus(
         &mut self,
         shape: &Shape,
         (shapes, back_ends): (&[BackEndShape], &BackEnds),
@@ -319,17 +370,23 @@ impl Parts {
         MoveHandle(Arc::downgrade(&self.dispatcher.handovers))
     }
 
-    /// From now on this slice can be brought to rest.
+    /// From now on this slice can be brought to rest, and write its part of a checkpoint. One of a VM that is restored is at
+    /// rest from now on.
     pub(super) fn allow_cuts(
         &self,
         coordination: &Arc<Coordination>,
-        forms: Option<PathBuf>,
+        options: &LocalOptions,
+        begins: bool,
     ) -> Result<(), SliceError> {
         let succeeds = Arc::clone(coordination) as _;
         let (machine, channels) = (self.machine.clone(), Arc::clone(&self.channels));
         let devices = self.dispatcher.devices.get().cloned();
         let handovers = Arc::clone(&self.dispatcher.handovers);
-        cut::start(Restable { machine, channels, handovers, devices, succeeds }, forms)
+        let failed = |source| SliceError::Io { what: "start the thread for checkpoints", source };
+        checkpoint::start_member(&channels, options.checkpoints.clone()).map_err(failed)?;
+        let ram = Arc::clone(&self.ram);
+        let slice = Restable { machine, channels, handovers, ram, devices, succeeds };
+        cut::start(slice, options.forms.clone(), begins)
     }
 
     /// What this slice did until now.
@@ -367,6 +424,7 @@ impl Parts {
     /// The guest stops; the memory engine goes on. Nobody brings the slice to rest, or moves a vCPU, any more.
     pub(crate) fn stop_vcpus(&self) {
         self.channels.cut.end();
+        self.channels.checkpoints.end();
         self.dispatcher.handovers.end();
         self.channels.pulls.end();
         self.channels.succession.end();
@@ -459,6 +517,7 @@ fn ending_by(cause: EndCause, said_by: SliceId, panicked: bool) -> Ending {
         EndCause::Reset if !panicked => Ending::Reset,
         EndCause::Reset | EndCause::GuestPanic => Ending::GuestPanic,
         EndCause::TimeLimit => Ending::TimeLimit,
+        EndCause::Saved => Ending::Saved,
         EndCause::Stopped => Ending::Stopped { cause: "another slice says so".into() },
         EndCause::Failure => {
             Ending::Failed { slice: said_by, cause: "its own output says why".into() }

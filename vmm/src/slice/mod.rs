@@ -15,6 +15,7 @@ mod bootstrap;
 mod bus;
 mod calls;
 mod channels;
+mod checkpoint;
 mod clock_sync;
 mod closed_devices;
 mod companion;
@@ -42,6 +43,7 @@ mod queue_states;
 mod relocation;
 mod report;
 mod reports;
+mod restore;
 mod saved;
 mod spec;
 mod stop;
@@ -56,12 +58,13 @@ pub use peripherals::{
     NicSpec, OpenError, Rings, RngSpec, Standby, VsockShape, VsockSpec,
 };
 
-pub use bootstrap::{BootstrapOptions, bootstrap};
+pub use bootstrap::{Boot, BootstrapOptions, Start, bootstrap};
 pub use clock_sync::ClockTest;
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts, Offer};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
+pub use restore::{RestoreError, RestoreOptions, RestoredClock, saved_spec};
 pub use saved::{Disagreement, FormError, check_forms};
 pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
 pub use stop::StopHandle;
@@ -110,6 +113,8 @@ pub enum Ending {
         /// One line for a person.
         cause: String,
     },
+    /// It is in a checkpoint, and was to end then.
+    Saved,
     /// Told by the coordinator that the VM is over, which is all that it was to wait for.
     Told(EndCause),
     /// This slice was drained: the VM goes on without it.
@@ -121,7 +126,7 @@ impl Ending {
     #[must_use]
     pub fn status(&self) -> u8 {
         match self {
-            Self::PowerOff | Self::Told(_) | Self::Drained => 0,
+            Self::PowerOff | Self::Saved | Self::Told(_) | Self::Drained => 0,
             Self::Reset => 3,
             Self::GuestPanic => 4,
             Self::LostSlice { .. } => STATUS_LOST,
@@ -145,6 +150,7 @@ impl Ending {
             Self::Told(cause) => {
                 format!("the coordinator says that the VM is over: {}", told(*cause))
             }
+            Self::Saved => "the VM is saved in a checkpoint".into(),
             Self::Drained => "the slice was drained; the VM goes on without it".into(),
         }
     }
@@ -158,6 +164,7 @@ fn told(cause: EndCause) -> &'static str {
         EndCause::Failure => "a slice is lost, or cannot go on",
         EndCause::TimeLimit => "the time limit was reached",
         EndCause::Stopped => "it was stopped",
+        EndCause::Saved => "it is saved in a checkpoint",
     }
 }
 
@@ -265,6 +272,12 @@ pub enum SliceError {
     /// The first slice cannot coordinate.
     #[error("coordinate the VM")]
     Coordination(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The VM does not go on from a checkpoint.
+    #[error("restore the VM from a checkpoint")]
+    Restore(#[from] RestoreError),
+    /// What was restored does not come to rest.
+    #[error("bring what was restored to rest")]
+    Rest(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Console or report file.
     #[error("{what}")]
     Io {

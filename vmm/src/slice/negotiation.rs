@@ -5,8 +5,10 @@
 //! ```
 
 use super::SliceError;
+use super::checkpoint::{Description, Identity};
 use super::host::{HostFacts, Offered};
 use super::peripherals::{BackEndShape, DeviceSpec};
+use super::restore::CheckpointName;
 use super::spec::{Interrupts, PageTables, Shape, VmSpec};
 use crate::clock::DRIFT_PPM;
 use crate::cpuid::Cpuid;
@@ -42,9 +44,27 @@ pub(crate) struct Launch {
     pub(crate) devices: Vec<BackEndShape>,
     /// What the host of each slice of the start offers.
     pub(crate) offers: Vec<Offered>,
+    /// Frequency of the bootstrap's counter, or of that of the host on which the VM began.
+    pub(crate) tsc_khz: u32,
+    /// Which VM it is.
+    pub(crate) identity: Identity,
     /// For a slice that joins: where everything is then.
     #[serde(default)]
     pub(crate) joins: Option<PlacementState>,
+}
+
+impl Launch {
+    /// The VM with this description.
+    pub(super) fn describe(&self, spec: &VmSpec) -> Description {
+        Description {
+            spec: spec.clone(),
+            cpuid: self.cpuid.clone(),
+            interrupts: self.interrupts,
+            tsc_khz: self.tsc_khz,
+            devices: self.devices.clone(),
+            identity: self.identity,
+        }
+    }
 }
 
 /// What a companion is asked to be a slice of.
@@ -53,8 +73,20 @@ pub(crate) struct Launch {
 pub(super) struct Proposal {
     /// The VM, as it started or is to start.
     pub(super) spec: VmSpec,
-    /// It runs, and the companion is to be one slice more.
-    pub(super) joins: bool,
+    /// How the companion's slice begins.
+    pub(super) begins: Begins,
+}
+
+/// How a slice begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Begins {
+    /// With the guest.
+    Boot,
+    /// The VM runs, and the companion is to be one slice more.
+    Join,
+    /// With what the slices of a checkpoint had.
+    Restore(CheckpointName),
 }
 
 /// The interrupt back end that was asked for, or the best that every host has.

@@ -17,6 +17,9 @@ pub(super) enum Operation {
     /// Parts of the VM go to other slices.
     #[error("parts of the VM are being moved")]
     Move,
+    /// All slices write down what they have.
+    #[error("a checkpoint of the VM is written")]
+    Checkpoint,
     /// The guest is asked about vCPUs.
     #[error("the guest is being told of vCPUs, or asked for them")]
     Hotplug,

@@ -56,6 +56,7 @@ impl Watch {
         if coordinates {
             // It stays with this slice to bring the VM to its end.
             self.parts.channels.cut.end();
+            self.parts.channels.checkpoints.end();
         }
         let seconds = self.coordination.terms().started.elapsed().as_secs_f64();
         let (slices, lost_devices) = if coordinates {
@@ -74,7 +75,7 @@ impl Watch {
             lost_devices,
             slices,
         };
-        if let (Ending::Drained, Some(control)) = (&ending, control) {
+        if let (Ending::Drained | Ending::Saved, Some(control)) = (&ending, control) {
             control.wait_until_answered(ANSWER_LIMIT);
         }
         let Self { parts, coordination, back_ends, told_by, .. } = self;
@@ -319,6 +320,7 @@ impl Watch {
             Ending::PowerOff => EndCause::PowerOff,
             Ending::TimeLimit => EndCause::TimeLimit,
             Ending::Stopped { .. } => EndCause::Stopped,
+            Ending::Saved => EndCause::Saved,
             Ending::Told(cause) => *cause,
             // The coordinator is not dismissed.
             Ending::Drained => EndCause::Stopped,

@@ -18,13 +18,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    AddRequest, Answer, Client, ClientError, MoveVcpuRequest, PauseRequest, PlacementAnswer,
-    PlacementRequest, Progress, ReportAnswer, ReportRequest, Request, ResumeRequest,
+    AddRequest, Answer, CheckpointRequest, Client, ClientError, MoveVcpuRequest, PauseRequest,
+    PlacementAnswer, PlacementRequest, Progress, ReportAnswer, ReportRequest, Request,
+    ResumeRequest,
 };
 use tessera_vmm::slice::{
-    BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
-    Interrupts, Lend, LocalOptions, Memory, Offer, OnFull, PageTables, Rings, SliceSpec,
-    Standby as StandbySpec, StopHandle, VmSpec, bootstrap, companion, one_line,
+    Boot, BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
+    Interrupts, Lend, LocalOptions, Memory, Offer, OnFull, PageTables, RestoreOptions,
+    RestoredClock, Rings, SliceSpec, Standby as StandbySpec, Start, StopHandle, VmSpec, bootstrap,
+    companion, one_line, saved_spec,
 };
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 
@@ -49,7 +51,7 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("tessera-pause-{}-{number}", id()));
-        fs::create_dir(&path).expect("make a folder");
+        fs::create_dir_all(checkpoints(&path)).expect("make a folder");
         Self(path)
     }
 }
@@ -86,8 +88,8 @@ impl Seen {
 
     fn has_failed(&self) -> bool {
         let orderly = |end: &End| {
-            use Ending::{Drained, PowerOff, Stopped, Told};
-            matches!(end, Ok(PowerOff | Stopped { .. } | Told(_) | Drained))
+            use Ending::{Drained, PowerOff, Saved, Stopped, Told};
+            matches!(end, Ok(PowerOff | Saved | Stopped { .. } | Told(_) | Drained))
         };
         [EXCEPTION, NOT_READ].iter().any(|letter| self.text.contains(letter))
             || !self.ends.values().flatten().all(orderly)
@@ -141,6 +143,14 @@ impl Line {
     }
 }
 
+/// A VM that is written down, and does not run.
+#[derive(Clone)]
+pub(crate) struct Saved {
+    pub(crate) folder: Arc<Folder>,
+    pub(crate) name: String,
+    letters: Vec<u8>,
+}
+
 /// A VM that runs.
 pub(crate) struct Vm {
     line: Line,
@@ -149,7 +159,7 @@ pub(crate) struct Vm {
     pub(crate) secret: Secret,
     /// What each companion lends.
     lend: Lend,
-    pub(crate) folder: Folder,
+    pub(crate) folder: Arc<Folder>,
     /// What the guest writes.
     letters: Vec<u8>,
 }
@@ -243,7 +253,7 @@ impl Vm {
         (disk, disk_at, standby): (guest::Disk, u16, Standby),
         (secret, companions): (bool, Option<Vec<SocketAddr>>),
     ) -> Self {
-        let (folder, line) = (Folder::new(), Line::default());
+        let (folder, line) = (Arc::new(Folder::new()), Line::default());
         let kernel = folder.0.join("kernel");
         fs::write(&kernel, guest::image(disk)).expect("write the kernel");
         let image = folder.0.join("disk");
@@ -284,24 +294,106 @@ impl Vm {
             spec: spec(interrupts, slices, device),
             companions,
             secret: secret.then(|| vm.secret.clone()),
-            kernel,
-            initrd: None,
-            cmdline: String::new(),
-            guest_preset: GuestPreset::None,
-            node_distance: 40,
-            console: Box::new(line.clone()),
-            limit: None,
-            stop: vm.stops[&0].clone(),
-            stop_limit: LIMIT,
-            lease: Duration::from_secs(20),
-            carriers: vec![carrier],
-            rdma_memory: RdmaMemory::Pool,
-            local: local(&vm.folder.0, 0, Offer { vcpus: Some(2), bytes: None }),
+            start: Start::Boot(Boot {
+                kernel,
+                initrd: None,
+                cmdline: String::new(),
+                guest_preset: GuestPreset::None,
+                node_distance: 40,
+            }),
+            ..vm.options(carrier)
         };
         let first = move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0);
         run(&line, 0, first);
         vm.moves_on();
         vm
+    }
+
+    /// What all bootstraps here have; who calls sets the rest.
+    fn options(&self, carrier: CarrierKind) -> BootstrapOptions {
+        let nowhere = RestoreOptions {
+            path: PathBuf::new(),
+            clock: RestoredClock::Keep,
+            unauthenticated: false,
+        };
+        BootstrapOptions {
+            spec: spec(Interrupts::Auto, Vec::new(), None),
+            companions: Vec::new(),
+            secret: Some(self.secret.clone()),
+            start: Start::Restore(nowhere),
+            console: Box::new(self.line.clone()),
+            limit: None,
+            stop: self.stops[&0].clone(),
+            stop_limit: LIMIT,
+            lease: Duration::from_secs(20),
+            carriers: vec![carrier],
+            rdma_memory: RdmaMemory::Pool,
+            local: local(&self.folder.0, 0, Offer { vcpus: Some(2), bytes: None }),
+        }
+    }
+
+    /// Goes on from a checkpoint on slices of this shape.
+    pub(crate) fn restore(
+        Saved { folder, name, letters }: Saved,
+        carrier: CarrierKind,
+        slices: Vec<SliceSpec>,
+    ) -> Self {
+        let (line, checkpoint) = (Line::default(), checkpoints(&folder.0).join(name));
+        let lend = format!("disk:ro:{}", folder.0.join("disk").display());
+        let mut vm = Self {
+            lend: lend.parse().expect("it is so lent"),
+            line: line.clone(),
+            stops: BTreeMap::from([(0, StopHandle::new())]),
+            secret: key(),
+            folder,
+            letters,
+        };
+        let saved = saved_spec(&checkpoint, Some(&vm.secret)).expect("it is a checkpoint");
+        let numbers = (1..slices.len()).map(|slice| u16::try_from(slice).expect("it is small"));
+        let offer = || Offer { vcpus: Some(2), bytes: None };
+        let companions = numbers.map(|slice| vm.companion(slice, offer())).collect();
+        let start = Start::Restore(RestoreOptions {
+            path: checkpoint,
+            clock: RestoredClock::Keep,
+            unauthenticated: false,
+        });
+        let mut devices = saved.devices.clone();
+        if slices.len() == 1 {
+            devices.iter_mut().for_each(|device| device.slice = 0);
+        }
+        let options = BootstrapOptions {
+            spec: VmSpec { slices, devices, ..saved },
+            companions,
+            start,
+            ..vm.options(carrier)
+        };
+        run(&line, 0, move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0));
+        vm.moves_on();
+        vm
+    }
+
+    /// Writes a checkpoint, with which the VM ends.
+    pub(crate) fn save(self, name: &str) -> Saved {
+        let request = CheckpointRequest { end: true, ..self.checkpoint(name) };
+        match self.ask(0, Request::Checkpoint(request)) {
+            Ok(Answer::Checkpoint(answer)) => println!("{answer:?}"),
+            other => panic!("{other:?}; {}", self.line.seen().describe()),
+        }
+        let (seen, _) = self.line.wait_until(|seen| seen.is_over());
+        let saved = |(slice, end): (&u16, &Option<End>)| match end {
+            Some(Ok(Ending::Saved)) => *slice == 0,
+            Some(Ok(Ending::Told(_))) => *slice != 0,
+            _ => false,
+        };
+        assert!(seen.ends.iter().all(saved), "{}", seen.describe());
+        Saved { folder: self.folder, name: name.to_owned(), letters: self.letters }
+    }
+
+    /// What is asked for a checkpoint of this name.
+    pub(crate) fn checkpoint(&self, name: &str) -> CheckpointRequest {
+        let path = checkpoints(&self.folder.0).join(name);
+        let path = path.to_str().expect("it is plain").to_owned();
+        CheckpointRequest { path, end: false, compress: false, no_disk_guarantee: false }
     }
 
     /// A companion waits at this address; it is to be this slice.
@@ -356,7 +448,7 @@ impl Vm {
 
     /// The same of the slice that coordinates.
     pub(crate) fn must_at(&self, slice: u16, request: Request) {
-        match self.ask(slice, request) {
+        match self.ask(slice, request.clone()) {
             Ok(Answer::Done(_)) => {}
             other => {
                 // A VM that is over says why when its slices have ended.
@@ -368,7 +460,7 @@ impl Vm {
 
     /// The same where it must be refused; why.
     pub(crate) fn refusal(&self, slice: u16, request: Request) -> String {
-        match self.ask(slice, request) {
+        match self.ask(slice, request.clone()) {
             Err(ClientError::Refused(why)) => why,
             other => panic!("{request:?}: {other:?}; {}", self.line.seen().describe()),
         }
@@ -573,8 +665,14 @@ fn local(folder: &Path, slice: u16, offer: Offer) -> LocalOptions {
         control: Some(socket(folder, slice)),
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
+        checkpoints: Some(checkpoints(folder)),
         forms: Some(forms),
     }
+}
+
+/// Where checkpoints go that are of no other test.
+pub(crate) fn checkpoints(folder: &Path) -> PathBuf {
+    folder.join("checkpoints")
 }
 
 fn socket(folder: &Path, slice: u16) -> PathBuf {

@@ -419,6 +419,7 @@ fn cause_code(cause: EndCause) -> u8 {
         EndCause::Failure => 3,
         EndCause::TimeLimit => 4,
         EndCause::Stopped => 5,
+        EndCause::Saved => 6,
     }
 }
 
@@ -430,6 +431,7 @@ fn decode_cause(code: u8) -> Option<EndCause> {
         3 => Some(EndCause::Failure),
         4 => Some(EndCause::TimeLimit),
         5 => Some(EndCause::Stopped),
+        6 => Some(EndCause::Saved),
         _ => None,
     }
 }

@@ -59,6 +59,8 @@ pub enum EndCause {
     TimeLimit,
     /// It was asked to stop, and the guest was not waited for any more.
     Stopped,
+    /// It is in a checkpoint, and was to end then.
+    Saved,
 }
 
 /// A frame that is not about coherence.

@@ -23,6 +23,7 @@ pub(super) use error::SuccessionError;
 pub(super) use terms::Terms;
 
 use super::channels::Channels;
+use super::checkpoint::{Checkpoints, Description};
 use super::console::PanicWatch;
 use super::cut::{self, Failure, Succeeds};
 use super::cut_link::CutHandle;
@@ -32,8 +33,10 @@ use super::hotplug::Hotplugs;
 use super::joining::Inviter;
 use super::peripherals::{OrderState, Relay};
 use super::relocation::Relocations;
-use crate::control::ControlHandle;
+use crate::control::{ControlHandle, VmHandles};
 use crate::machine::Machine;
+use checkpoint::Key;
+use devices::saved::ChipsetState;
 use devices::{Chipset, ChipsetConfig, HotplugConfig, ShutdownSink};
 use migrate::Saved;
 use migrate::cut::Coordinator;
@@ -58,6 +61,9 @@ pub(super) struct CoordinationConfig {
     pub(super) capacity: Arc<Mutex<Capacity>>,
     /// On the slice that has the VM's secret: calls slices that join.
     pub(super) inviter: Option<Arc<Inviter>>,
+    /// The VM, for checkpoints, and the key of its secret where that is known.
+    pub(super) vm: Arc<Description>,
+    pub(super) key: Option<Key>,
     /// The control socket, if there is one.
     pub(super) control: Option<ControlHandle>,
     /// Set when a panic of the guest goes by.
@@ -111,24 +117,33 @@ impl Coordination {
         })
     }
 
-    /// The platform devices come up: on the slice that starts the VM, before its guest runs.
-    pub(super) fn power_on(&self) {
-        self.config.channels.chipset.store(Some(Arc::new(self.chipset())));
+    /// The platform devices come up: on the slice that starts the VM, before its guest runs. In a VM that is restored they go
+    /// on from this state.
+    ///
+    /// # Errors
+    /// It is that of another VM.
+    pub(super) fn power_on(&self, state: Option<ChipsetState>) -> Result<(), SuccessionError> {
+        let mut chipset = self.chipset();
+        state.map_or(Ok(()), |state| chipset.restore(state))?;
+        self.config.channels.chipset.store(Some(Arc::new(chipset)));
+        Ok(())
     }
 
-    /// From now on people can have things done to the VM.
+    /// From now on people can have things done to the VM. One that is restored goes on when all slices have begun.
     ///
     /// # Errors
     /// There is no thread for it.
-    pub(super) fn begin(&self) -> Result<(), SuccessionError> {
+    pub(super) fn begin(&self, restored: bool) -> Result<(), SuccessionError> {
         let channels = &self.config.channels;
         channels.succession.choose(true);
-        self.lead(Coordinator::new(channels.local(), channels.there()))
+        let new = if restored { Coordinator::restored } else { Coordinator::new };
+        self.lead(new(channels.local(), channels.there()))
     }
 
     fn lead(&self, coordinator: Coordinator) -> Result<(), SuccessionError> {
         let CoordinationConfig { channels, moves, capacity, inviter, control, .. } = &self.config;
         let (moves, control) = (moves.clone(), control.clone());
+        let vm = (Arc::clone(&self.config.vm), self.config.key.clone());
         let (capacity, inviter) = (Arc::clone(capacity), inviter.clone());
         let weak = Arc::downgrade(channels);
         let ready = move |cuts: CutHandle| {
@@ -143,7 +158,9 @@ impl Coordination {
             channels.leads.store(true, Ordering::SeqCst);
             if let Some(control) = control {
                 let plugs = Arc::new(Hotplugs(Weak::clone(&weak)));
-                control.attach_vm(Arc::new(cuts), relocations, plugs);
+                let checkpoints = Arc::new(Checkpoints::new(&channels, cuts.clone(), vm));
+                let pauses = Arc::new(cuts);
+                control.attach_vm(VmHandles { pauses, relocates: relocations, plugs, checkpoints });
             }
             channels.event(SliceEvent::Coordinates);
         };

@@ -12,6 +12,10 @@
 //!
 //!   join -----> coming to rest --News::AtRest--> take_in --the newcomer is asked: admission-->
 //!                                                        --News::Joined--> going on --News::Runs--> runs (the answer)
+//!
+//!   capture --> coming to rest --News::AtRest--> capture --News::Captured--> at rest (the answer) --resume--> as above
+//!
+//!   restored -> News::AtRest (all have begun) -> going on --News::Runs--> runs
 //! ```
 
 use crate::slice::cut_link::{Admission, CutError, Input, RESUME_LIMIT, Reply};
@@ -45,15 +49,18 @@ pub(super) fn start_driver(
     (ready, end): (impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static),
 ) -> io::Result<Sender<Input>> {
     let (sender, inputs) = bounded(INPUTS_MAX);
+    let begins = coordinator.asking().is_some();
+    // Nothing else is done to a VM that is restored before it runs.
+    let ongoing = begins.then(|| operations.begin(Operation::Cut).ok()).flatten().map(Arc::new);
     let mut thread = Thread {
         coordinator,
         operations,
-        ongoing: None,
+        ongoing,
         send,
         fail,
         asked: None,
         given_up: None,
-        goal: Goal::Rest,
+        goal: if begins { Goal::Begin } else { Goal::Rest },
         admission: None,
         began: Instant::now(),
         asked_at: Instant::now(),
@@ -81,6 +88,10 @@ enum Goal {
     Join(SliceId),
     /// This device goes to another host.
     MoveDevice(DeviceMove),
+    /// The checkpoint of this number is written, while they rest.
+    Capture(u64),
+    /// They run: the VM is restored.
+    Begin,
 }
 
 impl Goal {
@@ -92,6 +103,8 @@ impl Goal {
             Self::HandOver(_) => "no other slice coordinates",
             Self::Join(_) => "no slice has joined",
             Self::MoveDevice(_) => "the device has not moved",
+            Self::Capture(_) => "no checkpoint is written",
+            Self::Begin => "the VM is not restored",
         }
     }
 }
@@ -172,6 +185,9 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 self.admission = Some(admission);
                 self.begin_with(Goal::Join(slice), ongoing, reply);
             }
+            Input::Capture(number, ongoing, reply) => {
+                self.begin_with(Goal::Capture(number), ongoing, reply);
+            }
             Input::Resume(reply) => {
                 let verdict = self.coordinator.go_on("asked");
                 self.begin(reply, verdict);
@@ -215,6 +231,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 | Input::HandOver(..)
                 | Input::Join(..)
                 | Input::MoveDevice(..)
+                | Input::Capture(..)
         );
         match input {
             Input::Resume(_) if self.over => Some(CutError::Over),
@@ -285,7 +302,17 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 let next = self.coordinator.move_device(moved);
                 self.follow_on(next);
             }
-            (Some(News::AtRest | News::Runs), _) => {
+            (Some(News::AtRest), Goal::Capture(number)) => {
+                let next = self.coordinator.capture(number);
+                self.follow_on(next);
+            }
+            (Some(News::AtRest), Goal::Begin) => {
+                self.goal = Goal::Rest;
+                self.began = Instant::now();
+                let verdict = self.coordinator.go_on("all have begun");
+                self.follow(verdict);
+            }
+            (Some(News::AtRest | News::Runs | News::Captured(_)), _) => {
                 self.goal = Goal::Rest;
                 let given_up = self.given_up.take().map(CutError::GivenUp);
                 self.reply(given_up.map_or_else(|| Ok(self.began.elapsed()), Err));

@@ -6,6 +6,7 @@
 //!                                                            |  \--Take(Coordinate)--> at rest, another slice coordinates
 //!                                                            |  \--Take(Join)--> at rest, with one slice more
 //!                                                            |  \--Take(DeviceMoved)--> at rest, a device is elsewhere
+//!                                                            |  \--Take(Capture)--> at rest, its part of a checkpoint is written
 //!                                                            \--Dismiss--> it ends, at rest
 //! ```
 
@@ -13,7 +14,7 @@ use super::quiesce::{Quiesce, QuiesceError, Restable, peer_counts};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use migrate::cut::{Message, PeerCounts, Step};
+use migrate::cut::{FIRST_CUT, Message, PeerCounts, Step};
 use migrate::saved::{SavedError, encode};
 use std::error::Error;
 use std::fs;
@@ -34,17 +35,19 @@ const PART_LIMIT: Duration = Duration::from_secs(50);
 /// To close an image or to open one, which may be on another machine's disks.
 const DEVICE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Starts the thread. It ends when nobody is left who could ask.
+/// Starts the thread. A slice of a VM that is restored is at rest already, in the first cut. It ends when nobody is left who
+/// could ask.
 ///
 /// # Errors
 /// There is no thread for it.
 pub(super) fn start_member(
     (slice, forms): (Restable, Option<PathBuf>),
+    at_rest: Option<Quiesce>,
     send: impl Fn(SliceId, Message) + Send + 'static,
 ) -> io::Result<Sender<(SliceId, Message)>> {
     let (sender, messages) = bounded(MESSAGES_MAX);
     let part = Part { slice, forms };
-    let run = move || part.serve(&messages, send);
+    let run = move || part.serve(at_rest, &messages, send);
     thread::Builder::new().name("cut".into()).spawn(run)?;
     Ok(sender)
 }
@@ -57,9 +60,16 @@ struct Part {
 }
 
 impl Part {
-    fn serve(&self, messages: &Receiver<(SliceId, Message)>, send: impl Fn(SliceId, Message)) {
+    fn serve(
+        &self,
+        at_rest: Option<Quiesce>,
+        messages: &Receiver<(SliceId, Message)>,
+        send: impl Fn(SliceId, Message),
+    ) {
         // The cut, and who has asked for it.
-        let mut resting: Option<((u64, SliceId), Quiesce)> = None;
+        let coordinator = self.slice.channels.coordinator();
+        let mut resting: Option<((u64, SliceId), Quiesce)> =
+            at_rest.map(|quiesce| ((FIRST_CUT, coordinator), quiesce));
         for (from, message) in messages {
             match message {
                 Message::Take(number, step) => {
@@ -125,6 +135,10 @@ impl Part {
         {
             let done = quiesce.move_device(step, number, DEVICE_LIMIT);
             return done.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
+        }
+        if let Step::Capture(checkpoint) = step {
+            let captured = quiesce.capture(checkpoint, STEP_LIMIT);
+            return captured.map_or_else(|error| failed(&error), taken);
         }
         let handed_over = match step {
             Step::MayCoordinate(to) => Some(quiesce.may_coordinate(to)),

@@ -13,25 +13,41 @@ mod quiesce;
 
 pub(super) use quiesce::{Failure, Restable, Succeeds};
 
+use quiesce::Quiesce;
+
 use super::SliceError;
 use super::channels::Channels;
 use super::cut_link::CutHandle;
 use super::events::SliceEvent;
 use crossbeam_channel::bounded;
-use migrate::cut::{Coordinator, Message};
+use migrate::cut::{Coordinator, FIRST_CUT, Message, Step};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use wire::{Control, SliceId};
 
 /// From now on this slice can be brought to rest. The folder `forms` gets the saved form of this slice each time.
-pub(super) fn start(slice: Restable, forms: Option<PathBuf>) -> Result<(), SliceError> {
+/// One of a VM that is restored is brought to rest at once (`begins`): its vCPUs are not started yet.
+pub(super) fn start(
+    slice: Restable,
+    forms: Option<PathBuf>,
+    begins: bool,
+) -> Result<(), SliceError> {
     let failed =
         |source: io::Error| SliceError::Io { what: "start the threads for pauses", source };
     let channels = Arc::clone(&slice.channels);
-    let member = member::start_member((slice, forms), sender(&channels)).map_err(failed)?;
+    let at_rest = begins.then(|| Quiesce::at_the_start(slice.clone())).transpose();
+    let at_rest = at_rest.map_err(|error| SliceError::Rest(Box::new(error)))?;
+    let member = member::start_member((slice, forms), at_rest, sender(&channels));
+    let member = member.map_err(failed)?;
     channels.cut.set_member(member);
     Ok(())
+}
+
+/// This slice of a VM that is restored has all that it had, and is at rest: tells the coordinator.
+pub(super) fn begun(channels: &Arc<Channels>) {
+    let say = sender(channels);
+    say(channels.coordinator(), Message::Taken(FIRST_CUT, Step::Begin));
 }
 
 /// From now on the VM can be brought to rest, by what is returned. Of the slice that coordinates; `ready` says when all

@@ -20,12 +20,14 @@
 
 use crate::machine::{self, Machine, MachineError, Rest};
 use crate::slice::channels::{Channels, GONE};
+use crate::slice::checkpoint::{PartError as CheckpointPartError, Writing};
 use crate::slice::events::SliceEvent;
 use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
 use crate::slice::peripherals::{self, OrderState, PartError, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::{JoinState, SliceState};
 use devices::Fence;
+use dsm::GuestRam;
 use dsm::saved::Channel;
 use migrate::cut::{PeerCounts, Step};
 use migrate::saved::{SavedError, encode};
@@ -36,6 +38,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error as ThisError;
 use wire::SliceId;
+
+/// For each step of a slice that begins: the queues that it serves may wait for pages of others that have not begun.
+const BEGIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a slice is not at rest, or has no form. It stays where it was before the step.
 #[derive(Debug, ThisError)]
@@ -79,6 +84,9 @@ pub(crate) enum QuiesceError {
     /// A device stays where it is.
     #[error(transparent)]
     Part(#[from] PartError),
+    /// Its part of a checkpoint cannot be begun.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointPartError),
     /// A step before this one was not taken.
     #[error("that is not the next step")]
     Turn,
@@ -127,6 +135,8 @@ pub(crate) struct Restable {
     pub(crate) machine: Machine,
     pub(crate) channels: Arc<Channels>,
     pub(crate) handovers: Arc<Handovers>,
+    /// Its memory, for checkpoints.
+    pub(crate) ram: Arc<GuestRam>,
     /// None in a VM without devices on PCI.
     pub(crate) devices: Option<Arc<SliceDevices>>,
     /// Its part in coordinating.
@@ -143,12 +153,34 @@ pub(crate) struct Quiesce {
     memory: bool,
     /// A slice that is in the transport and has not joined.
     linked: Option<SliceId>,
+    /// Its part of a checkpoint, which is being written or is.
+    writing: Option<Writing>,
 }
 
 impl Quiesce {
     /// A slice that runs.
     pub(crate) fn new(slice: Restable) -> Self {
-        Self { slice, vcpus: None, queues: false, devices: None, memory: false, linked: None }
+        Self {
+            slice,
+            vcpus: None,
+            queues: false,
+            devices: None,
+            memory: false,
+            linked: None,
+            writing: None,
+        }
+    }
+
+    /// A slice that is at rest before its vCPUs are started: they stop in front of the guest.
+    ///
+    /// # Errors
+    /// It does not come to rest.
+    pub(crate) fn at_the_start(slice: Restable) -> Result<Self, QuiesceError> {
+        let mut quiesce = Self::new(slice);
+        for step in [Step::Vcpus, Step::Queues, Step::Devices, Step::Memory] {
+            quiesce.take(step, BEGIN_LIMIT)?;
+        }
+        Ok(quiesce)
     }
 
     /// Takes a step; [`Step::Devices`] and [`Step::Memory`] also once more.
@@ -389,6 +421,20 @@ impl Quiesce {
         })
     }
 
+    /// Takes the form for this checkpoint, and begins to write the part of it. This slice is at rest; it ends the writing before
+    /// it goes on.
+    ///
+    /// # Errors
+    /// It is not at rest, no file was made for the part, or it cannot be begun.
+    pub(crate) fn capture(&mut self, number: u64, within: Duration) -> Result<(), QuiesceError> {
+        let part = self.slice.channels.checkpoints.take_ready(number);
+        let part = part.ok_or(QuiesceError::Checkpoint(CheckpointPartError::NotReady))?;
+        let state = self.save(within)?;
+        let Restable { channels, ram, .. } = &self.slice;
+        self.writing = Some(Writing::start(part, &state, (channels, ram))?);
+        Ok(())
+    }
+
     fn let_newcomer_go(&mut self) {
         let channels = &self.slice.channels;
         let (Some(slice), Some(engine)) = (self.linked.take(), channels.handle.get()) else {
@@ -425,6 +471,7 @@ pub(super) fn peer_counts(frames: &[PeerFrames], messages: &[Channel]) -> Vec<Pe
 
 impl Drop for Quiesce {
     fn drop(&mut self) {
+        self.writing = None;
         self.let_newcomer_go();
         if let Some(devices) = &self.slice.devices {
             devices.settle(&self.slice.channels);

@@ -13,7 +13,7 @@ use crate::slice::channels::Channels;
 use crate::slice::host::HostFacts;
 use crate::slice::join_link::Met;
 use crate::slice::negotiation::{
-    ANSWER_LIMIT, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock, compare_clock,
+    ANSWER_LIMIT, Begins, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock, compare_clock,
 };
 use crate::slice::one_line;
 use crate::slice::spec::{Interrupts, VmSpec};
@@ -63,7 +63,7 @@ impl Inviter {
         membership.keep(|slice| there.contains(&slice));
         let slice = membership.next_slice().filter(|slice| slice.0 < SLICES_MAX);
         let slice = slice.ok_or(JoinFailure::Full)?;
-        let proposal = Proposal { spec: self.spec.clone(), joins: true };
+        let proposal = Proposal { spec: self.spec.clone(), begins: Begins::Join };
         let (blob, deadline) = (serde_json::to_vec(&proposal)?, Instant::now() + ANSWER_LIMIT);
         let mut invitation = membership.invite(slice, address, &blob, deadline)?;
         match self.agree(&mut invitation, slice) {

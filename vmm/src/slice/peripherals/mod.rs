@@ -50,16 +50,17 @@ pub(crate) use quiesce::QueuesError;
 pub use registry::{BackEndShape, DeviceKind, DeviceSpec, Rings, Standby};
 pub(crate) use rest::{RestError, Resting, rest};
 pub use rng::RngSpec;
-pub(crate) use saved::DevicesState;
+pub(crate) use saved::{DeviceState, DevicesState, FrontEndState};
 pub(crate) use serve::DeviceThread;
 pub use vsock::{VsockShape, VsockSpec};
 
 use super::channels::Channels;
+use super::restore::DeviceStart;
 use super::{SliceError, one_line};
 use crate::guest_memory::{Guard, GuestMemory};
 use crate::machine::Machine;
 use devices::delegate::{Counts, Courier, Exchange};
-use devices::msix::MsixView;
+use devices::msix::{MsixVector, MsixView};
 use devices::pci::{DeviceId, PciEffect, PciRoot};
 use devices::saved::PciRootState;
 use devices::virtio::{DeviceChange, DeviceFaults, Doorbell, QueueIndex, RingError, StopTimeout};
@@ -177,6 +178,37 @@ impl SliceDevices {
         drop(pci);
         let acted = in_force.into_iter().try_for_each(|effect| self.act(effect));
         acted.map_err(|error| broken(&error))
+    }
+
+    /// Puts the devices where they stand in a VM that is restored, before any vCPU runs. The vCPUs here have their state: they
+    /// may be interrupted.
+    ///
+    /// # Errors
+    /// They are those of another VM.
+    pub(crate) fn go_on(
+        &self,
+        state: PciRootState,
+        devices: Vec<DeviceStart>,
+    ) -> Result<(), SliceError> {
+        let broken = |error: &dyn std::error::Error| SliceError::Devices(one_line(error));
+        let mut pci = self.pci.write().unwrap_or_else(PoisonError::into_inner);
+        pci.restore(state).map_err(|error| broken(&error))?;
+        let in_force = pci.in_force();
+        drop(pci);
+        let mut devices: Vec<_> = devices.into_iter().map(Some).collect();
+        for effect in in_force {
+            let PciEffect::Activated { device, activation } = effect else {
+                self.act(effect).map_err(|error| broken(&error))?;
+                continue;
+            };
+            let at = usize::from(device.0);
+            let start = devices.get_mut(at).and_then(Option::take);
+            let (Some(slot), Some(start)) = (self.slots.get(at), start) else { continue };
+            start.raised.iter().for_each(|vector| slot.msix.raise(Some(MsixVector(*vector))));
+            let gone_on = lock(&self.queues).go_on((device, slot), &activation, start);
+            gone_on.map_err(|error| broken(&error))?;
+        }
+        Ok(())
     }
 
     /// The bus as it stands.

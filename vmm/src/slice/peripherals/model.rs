@@ -271,6 +271,22 @@ pub(super) trait FrontEnd: Debug + Send + Sync {
         Invalid::unless(nothing, "front_end", "nothing goes with this queue")
     }
 
+    /// The device goes on in a VM that is restored: [`Self::start`] was called, these queues are here, and their workers are made
+    /// next. The state is what was saved where it was known.
+    ///
+    /// # Errors
+    /// It is not of such a device.
+    fn restore(
+        &self,
+        queues: &[QueueIndex],
+        features: u64,
+        state: FrontEndState,
+    ) -> Result<(), Invalid> {
+        let _ = (queues, features);
+        let nothing = state == FrontEndState::Nothing;
+        Invalid::unless(nothing, "front_end", "of another kind of device")
+    }
+
     /// What it knows that neither the driver's registers nor its queues show. Its workers are at rest.
     fn save(&self) -> FrontEndState {
         FrontEndState::Nothing

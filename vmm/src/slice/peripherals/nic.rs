@@ -296,6 +296,22 @@ impl FrontEnd for NicFront {
         }
     }
 
+    fn restore(
+        &self,
+        queues: &[QueueIndex],
+        features: u64,
+        state: FrontEndState,
+    ) -> Result<(), Invalid> {
+        let is_control = |queue: &&QueueIndex| {
+            NetQueue::of(**queue, self.pairs, features) == Some(NetQueue::Control)
+        };
+        match (queues.iter().find(is_control), state) {
+            (Some(control), state) => self.take_over(*control, features, state),
+            (None, FrontEndState::Net(_) | FrontEndState::Nothing) => Ok(()),
+            (None, _) => Err(Invalid::new("front_end", "of another kind of device")),
+        }
+    }
+
     fn save(&self) -> FrontEndState {
         FrontEndState::Net(self.device.save())
     }

@@ -16,6 +16,7 @@ use super::model::{FrontEnd, Starting};
 use super::move_error::MoveError;
 use super::saved::{MovingQueue, ServedQueue};
 use crate::guest_memory::GuestMemory;
+use crate::slice::restore::DeviceStart;
 use devices::msix::MsixView;
 use devices::pci::DeviceId;
 use devices::virtio::{
@@ -131,6 +132,42 @@ impl Queues {
             }
         }
         self.running.insert(device, workers);
+    }
+
+    /// Starts the workers of a device's queues that are here, of a VM that is restored, where they were.
+    ///
+    /// # Errors
+    /// A state is of another device, or there is no thread for a worker.
+    pub(super) fn go_on(
+        &mut self,
+        (device, slot): (DeviceId, &Slot),
+        activation: &Activation,
+        mut start: DeviceStart,
+    ) -> Result<(), MoveError> {
+        let context = self.context(device, slot);
+        let here = |(queue, _): &(QueueIndex, _)| slot.bell(*queue).is_some().then_some(*queue);
+        let here: Vec<QueueIndex> = activation.queues.iter().filter_map(here).collect();
+        slot.front_end.start(activation.features);
+        slot.front_end.restore(&here, activation.features, start.front_end)?;
+        let mut workers = Vec::new();
+        for (queue, setup) in &activation.queues {
+            let Some(bell) = slot.bell(*queue) else { continue };
+            let starting =
+                Starting { context: &context, queue: *queue, setup, bell: &bell, activation };
+            let worker = slot.front_end.worker(&starting).map_err(MoveError::Setup)?;
+            let Some(mut worker) = worker else { continue };
+            // One that had no worker was broken, and stays so until its driver resets the device.
+            let Some(state) = start.queues.remove(&queue.0) else { continue };
+            worker.restore(state)?;
+            let thread = spawn(device, *queue, worker, &bell).ok_or(MoveError::Thread)?;
+            workers.push((*queue, thread));
+            // The former place may have had an interrupt that was masked. One too many does no harm.
+            let served = slot.front_end.together(queue.0);
+            let served = activation.queues.iter().filter(|(number, _)| served.contains(&number.0));
+            served.for_each(|(_, setup)| slot.msix.raise(setup.vector));
+        }
+        self.running.insert(device, workers);
+        Ok(())
     }
 
     /// Brings the workers of these queues to rest and stops them; what goes with each to the next slice, by queue. A queue

@@ -185,6 +185,11 @@ macro_rules! kinds {
                 Err(format!("no device has the option --{option}"))
             }
 
+            /// The option that asks for one, without dashes.
+            pub(crate) fn option(&self) -> &'static str {
+                match self { $(Self::$kind(_) => <$spec as Model>::OPTION,)* }
+            }
+
             /// Its rings are read on the slice with the real device, wherever vCPUs are.
             fn is_at_owner(&self) -> bool {
                 match self { $(Self::$kind(_) => <$spec as Model>::AT_OWNER,)* }

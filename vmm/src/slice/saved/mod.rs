@@ -15,7 +15,7 @@ mod tests;
 pub(super) use join::JoinState;
 pub use together::Disagreement;
 
-use together::check_together;
+pub(super) use together::check_together;
 
 use super::frame_counts::{self, PeerFrames};
 use super::peripherals::{DevicesState, OrderState};

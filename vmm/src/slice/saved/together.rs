@@ -71,7 +71,12 @@ pub(crate) fn check_together(states: &[SliceState]) -> Result<(), Disagreement> 
         same(first, other)?;
     }
     frames(&states)?;
-    let memory: Vec<_> = states.iter().filter_map(|state| state.memory.clone()).collect();
+    // A slice with devices only has an engine, which is none of those that share memory.
+    let coordinator = states.iter().find(|state| state.chipset.is_some());
+    let sharing = coordinator.and_then(|state| state.memory.as_ref()).map(|it| &it.slices);
+    let shares = |state: &&&SliceState| sharing.is_some_and(|all| all.contains(&state.slice));
+    let memory: Vec<_> =
+        states.iter().filter(shares).filter_map(|state| state.memory.clone()).collect();
     if !memory.is_empty() {
         dsm::saved::check_all(&memory)?;
     }

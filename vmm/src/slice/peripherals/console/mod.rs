@@ -14,7 +14,7 @@ use super::saved::FrontEndState;
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::console::{self, ConsoleReceive, ConsoleTransmit};
 use devices::virtio::{DeviceShape, Doorbell, QueueIndex};
-use migrate::Saved;
+use migrate::{Invalid, Saved};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::path::PathBuf;
@@ -173,6 +173,16 @@ impl FrontEnd for ConsoleFront {
             let output = terminal.output();
             Box::new(ConsoleTransmit::new(at.context, features, at.setup, output)?)
         }))
+    }
+
+    fn restore(&self, _: &[QueueIndex], _: u64, state: FrontEndState) -> Result<(), Invalid> {
+        match (&self.0, state) {
+            (Some(terminal), FrontEndState::Console(state)) => {
+                Saved::restore(&mut terminal.input.clone(), state)
+            }
+            (_, FrontEndState::Console(_) | FrontEndState::Nothing) => Ok(()),
+            _ => Err(Invalid::new("front_end", "of another kind of device")),
+        }
     }
 
     fn save(&self) -> FrontEndState {

@@ -23,7 +23,7 @@ use devices::virtio::vsock::{self, Events, HOST_CID, Receive, Transmit, Vsock};
 use devices::virtio::vsock::{VsockEvents, VsockReceive, VsockTransmit};
 use devices::virtio::{DeviceShape, Doorbell, QueueIndex};
 use host::Host;
-use migrate::Saved;
+use migrate::{Invalid, Saved};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
@@ -222,6 +222,14 @@ impl FrontEnd for VsockFront {
     fn stop(&self) {
         if let Some(vsock) = &self.0 {
             vsock.set_active(false);
+        }
+    }
+
+    fn restore(&self, _: &[QueueIndex], _: u64, state: FrontEndState) -> Result<(), Invalid> {
+        match (&self.0, state) {
+            (Some(vsock), FrontEndState::Vsock(state)) => Saved::restore(&mut vsock.clone(), state),
+            (_, FrontEndState::Vsock(_) | FrontEndState::Nothing) => Ok(()),
+            _ => Err(Invalid::new("front_end", "of another kind of device")),
         }
     }
 

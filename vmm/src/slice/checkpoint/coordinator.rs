@@ -1,0 +1,352 @@
+//! Has a checkpoint written, on the thread of who asks for it. [`migrate::checkpoint`] decides what follows from what.
+
+use super::description::Description;
+use super::error::CheckpointError;
+use super::link::Input;
+use super::part::tell;
+use super::request::{PartRequest, WrittenPart, check_name};
+use crate::control::{CheckpointAnswer, CheckpointRequest, Progress, WritesCheckpoints};
+use crate::slice::channels::Channels;
+use crate::slice::cut_link::{CutError, CutHandle, Input as CutInput};
+use crate::slice::events::SliceEvent;
+use crate::slice::one_line;
+use crate::slice::operations::{Ongoing, Operation};
+use crate::slice::peripherals::DeviceKind;
+use checkpoint::{Checkpoint, Contents, Digest, Key, PartSummary};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use migrate::checkpoint::{Coordinator, Effect, Verdict};
+use migrate::saved::{decode, encode};
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use wire::SliceId;
+use wire::control::EndCause;
+
+/// For all slices to make their files.
+const PREPARE_LIMIT: Duration = Duration::from_secs(30);
+/// For all slices to write their parts. Whoever does not want to wait so long has the VM resumed.
+const WRITE_LIMIT: Duration = Duration::from_secs(3600);
+/// Between two words on how it stands.
+const TELL_EVERY: Duration = Duration::from_millis(500);
+
+/// Has checkpoints written, one at a time. It does not keep the VM alive.
+#[derive(Debug)]
+pub(in crate::slice) struct Checkpoints {
+    channels: Weak<Channels>,
+    cuts: CutHandle,
+    vm: Arc<Description>,
+    /// Of the VM's secret, where it is known.
+    key: Option<Key>,
+    decides: Mutex<Coordinator>,
+}
+
+/// Where a checkpoint goes.
+struct Target {
+    /// The folder in which its own is.
+    parent: PathBuf,
+    name: String,
+}
+
+impl Target {
+    fn of(path: &str) -> Result<Self, CheckpointError> {
+        let path = Path::new(path);
+        if !path.is_absolute() {
+            return Err(CheckpointError::Relative(path.to_owned()));
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let no_name = |why| CheckpointError::Name { path: path.to_owned(), why };
+        check_name(&name).map_err(no_name)?;
+        let parent = path.parent().unwrap_or(path).to_owned();
+        Ok(Self { parent, name })
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.parent.join(&self.name)
+    }
+}
+
+/// A checkpoint that is being written.
+struct Run<'a> {
+    of: &'a Checkpoints,
+    channels: &'a Arc<Channels>,
+    target: &'a Target,
+    ends: bool,
+    ongoing: Arc<Ongoing>,
+    inputs: Receiver<Input>,
+    /// How long the guest has stood still, once it is over.
+    at_rest: Option<Instant>,
+    paused: Duration,
+    committed: Option<(Digest, Vec<PartSummary>)>,
+}
+
+impl Checkpoints {
+    /// Of a VM that this describes.
+    pub(in crate::slice) fn new(
+        channels: &Arc<Channels>,
+        cuts: CutHandle,
+        (vm, key): (Arc<Description>, Option<Key>),
+    ) -> Self {
+        let decides = Mutex::new(Coordinator::new(first_number()));
+        Self { channels: Arc::downgrade(channels), cuts, vm, key, decides }
+    }
+
+    fn write(
+        &self,
+        request: &CheckpointRequest,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<CheckpointAnswer, CheckpointError> {
+        let channels = &self.channels.upgrade().ok_or(CheckpointError::Over)?;
+        let target = &Target::of(&request.path)?;
+        if !(request.end || request.no_disk_guarantee) {
+            self.check_disks()?;
+        }
+        if let Some(lost) = channels.cut.lost_slices().first() {
+            return Err(CheckpointError::Lost(*lost));
+        }
+        let ongoing = Arc::new(channels.operations.begin(Operation::Checkpoint)?);
+        let began = Instant::now();
+        let inputs = channels.checkpoints.begin_one(target.parent.clone());
+        let mut run = Run {
+            of: self,
+            channels,
+            target,
+            ends: request.end,
+            ongoing,
+            inputs,
+            at_rest: None,
+            paused: Duration::ZERO,
+            committed: None,
+        };
+        let result = run.run(request.compress, tell);
+        channels.checkpoints.end_one();
+        result?;
+        Ok(run.answer(began.elapsed()))
+    }
+
+    /// A disk that goes on changing belongs to no moment.
+    fn check_disks(&self) -> Result<(), CheckpointError> {
+        let changes = |kind: &DeviceKind| matches!(kind, DeviceKind::Disk(disk) if !disk.read_only);
+        let devices = (0u16..).zip(&self.vm.spec.devices);
+        match devices.into_iter().find(|(_, device)| changes(&device.kind)) {
+            Some((device, _)) => Err(CheckpointError::Disk { device }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Run<'_> {
+    fn run(
+        &mut self,
+        compressed: bool,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<(), CheckpointError> {
+        let identity = self.of.vm.identity;
+        let request = PartRequest {
+            name: self.target.name.clone(),
+            vm: identity.vm,
+            generation: identity.generation,
+            compressed,
+        };
+        let request = encode(&request)?;
+        let members = self.channels.there();
+        let requests = members.iter().map(|slice| (*slice, request.clone())).collect();
+        let mut decides = self.of.decides.lock().unwrap_or_else(PoisonError::into_inner);
+        let verdict = decides.begin(requests)?;
+        if let Some(over) = self.follow(verdict, &mut decides) {
+            return over;
+        }
+        let begun = Instant::now();
+        loop {
+            let limit = if self.at_rest.is_some() { WRITE_LIMIT } else { PREPARE_LIMIT };
+            let verdict = match self.inputs.recv_timeout(TELL_EVERY) {
+                Ok(Input::Message(from, message)) => decides.message(from, message),
+                Ok(Input::Lost(slice)) => decides.lost(slice),
+                Err(RecvTimeoutError::Disconnected) => decides.failed("the VM is over"),
+                Err(RecvTimeoutError::Timeout) => {
+                    let waiting = decides.waiting();
+                    let (total, done) = (members.len(), members.len() - waiting.len());
+                    tell(Progress { done, total, next: self.what(&waiting) });
+                    if begun.elapsed() < limit {
+                        continue;
+                    }
+                    let silent = CheckpointError::Silent { slices: waiting, limit };
+                    decides.failed(&one_line(&silent))
+                }
+            };
+            if let Some(over) = self.follow(verdict, &mut decides) {
+                return over;
+            }
+        }
+    }
+
+    /// For a person who waits.
+    fn what(&self, waiting: &[SliceId]) -> String {
+        let names: Vec<_> = waiting.iter().map(ToString::to_string).collect();
+        let what = if self.at_rest.is_some() { "written by" } else { "begun by" };
+        format!("part {what} {}", names.join(", "))
+    }
+
+    /// Does what is to be done; the result when it is over.
+    fn follow(
+        &mut self,
+        verdict: Verdict,
+        decides: &mut Coordinator,
+    ) -> Option<Result<(), CheckpointError>> {
+        let mut effects: std::collections::VecDeque<Effect> = verdict.into();
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                Effect::Send(to, message) => tell(self.channels, to, message),
+                Effect::Cut(number) => effects.extend(self.cut(number, decides)),
+                Effect::Commit(parts) => effects.extend(match self.commit(decides, &parts) {
+                    Ok(committed) => {
+                        self.committed = Some(committed);
+                        decides.committed()
+                    }
+                    Err(error) => decides.failed(&one_line(&error)),
+                }),
+                Effect::GoOn => self.go_on(),
+                Effect::Over(Ok(())) => return Some(Ok(())),
+                Effect::Over(Err(why)) => return Some(Err(CheckpointError::GivenUp(why))),
+            }
+        }
+        None
+    }
+
+    fn cut(&mut self, number: u64, decides: &mut Coordinator) -> Verdict {
+        let ongoing = Arc::clone(&self.ongoing);
+        let began = Instant::now();
+        match self.of.cuts.ask(|reply| CutInput::Capture(number, ongoing, reply)) {
+            Ok(_) => {
+                self.at_rest = Some(began);
+                decides.captured()
+            }
+            Err(error) => decides.failed(&one_line(&error)),
+        }
+    }
+
+    /// The guest goes on, or the VM ends with what was written.
+    fn go_on(&mut self) {
+        let ends = self.ends && self.committed.is_some();
+        if ends {
+            let local = self.channels.local();
+            self.channels.event(SliceEvent::WantEnd(local, EndCause::Saved));
+        } else {
+            match self.of.cuts.ask(CutInput::Resume) {
+                // It went on by itself.
+                Ok(_) | Err(CutError::NotPaused | CutError::Over) => {}
+                Err(error) => tracing::warn!("after a checkpoint: {error}"),
+            }
+        }
+        if let Some(began) = self.at_rest.take() {
+            self.paused = began.elapsed();
+        }
+    }
+
+    fn commit(
+        &self,
+        decides: &Coordinator,
+        parts: &[(SliceId, Vec<u8>)],
+    ) -> Result<(Digest, Vec<PartSummary>), CheckpointError> {
+        let read = |(slice, bytes): &(SliceId, Vec<u8>)| {
+            let WrittenPart(summary) = decode(bytes)?;
+            let same = summary.slice == *slice;
+            let other = || CheckpointError::GivenUp(format!("{slice} has written another part"));
+            if same { Ok(summary) } else { Err(other()) }
+        };
+        let parts: Vec<PartSummary> = parts.iter().map(read).collect::<Result<_, _>>()?;
+        let vm = &self.of.vm;
+        let contents = Contents {
+            vm: vm.identity.vm,
+            generation: vm.identity.generation,
+            cut: decides.number(),
+            created_unix_ms: unix_ms(),
+            base: None,
+            frames: frames(self.channels),
+            parts: parts.clone(),
+            spec: serde_json::to_string(&**vm)?,
+            extra: BTreeMap::new(),
+            producer: concat!("tessera ", env!("CARGO_PKG_VERSION")).to_owned(),
+        };
+        let digest = Checkpoint::commit(&self.target.folder(), &contents, self.of.key.as_ref())?;
+        Ok((digest, parts))
+    }
+
+    fn answer(&self, took: Duration) -> CheckpointAnswer {
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let (digest, parts) = match &self.committed {
+            Some((digest, parts)) => (digest.to_string(), &parts[..]),
+            None => (String::new(), &[][..]),
+        };
+        CheckpointAnswer {
+            milliseconds: milliseconds(took),
+            paused_milliseconds: milliseconds(self.paused),
+            bytes: parts.iter().map(|part| part.bytes).sum(),
+            pages: parts.iter().map(|part| part.pages).sum(),
+            digest,
+        }
+    }
+}
+
+/// All memory of the VM.
+fn frames(channels: &Channels) -> Vec<Range<u64>> {
+    let mut frames: Vec<Range<u64>> = Vec::new();
+    for place in channels.placement.load().memory() {
+        match frames.last_mut() {
+            Some(last) if last.end == place.frames.start => last.end = place.frames.end,
+            _ => frames.push(place.frames.clone()),
+        }
+    }
+    frames
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Numbers of checkpoints are never used again, also not by the next slice that coordinates.
+fn first_number() -> u64 {
+    unix_ms()
+}
+
+impl WritesCheckpoints for Checkpoints {
+    fn checkpoint(
+        &self,
+        request: &CheckpointRequest,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<CheckpointAnswer, String> {
+        let result = self.write(request, tell);
+        if let Err(CheckpointError::Busy(_) | CheckpointError::Disk { .. }) = &result {
+            // Nothing was made.
+        } else if result.is_err() {
+            remove_if_empty(request);
+        }
+        result.map_err(|error| one_line(&error))
+    }
+}
+
+/// The folder of a checkpoint that was given up, if no slice has anything in it.
+fn remove_if_empty(request: &CheckpointRequest) {
+    if let Ok(target) = Target::of(&request.path) {
+        // What is in use, or has something in it, stays.
+        let _ = fs::remove_dir(target.folder());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_has_a_folder_and_a_name() {
+        let target = Target::of("/var/lib/checkpoints/monday").unwrap();
+        assert_eq!(target.parent, Path::new("/var/lib/checkpoints"));
+        assert_eq!(target.folder(), Path::new("/var/lib/checkpoints/monday"));
+        for path in ["monday", "/", "/a/..", "/a/b c", "/a/.b"] {
+            assert!(Target::of(path).is_err(), "{path}");
+        }
+    }
+}

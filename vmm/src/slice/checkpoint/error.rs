@@ -1,0 +1,101 @@
+//! Why there is no checkpoint, or no part of one.
+
+use crate::slice::cut_link::CutError;
+use crate::slice::operations::Busy;
+use migrate::{Invalid, SavedError};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+use thiserror::Error;
+use wire::SliceId;
+
+/// Why a slice has no part.
+#[derive(Debug, Error)]
+pub(crate) enum PartError {
+    /// It was not asked for, or given up.
+    #[error("no file was made for it")]
+    NotReady,
+    /// It is asked for something that cannot be.
+    #[error("read what is asked for")]
+    Request(#[source] SavedError),
+    /// Its operator has not said where.
+    #[error("its process was started without --checkpoints DIR, the folder for its parts")]
+    NoFolder,
+    /// A form cannot be written down.
+    #[error("encode the saved form")]
+    Encode(#[from] SavedError),
+    /// The file.
+    #[error(transparent)]
+    File(#[from] checkpoint::Error),
+    /// There is no thread.
+    #[error("start the thread that writes it")]
+    Thread(#[source] io::Error),
+    /// The guest does not stand still any more.
+    #[error("the guest goes on before it is written")]
+    GoesOn,
+}
+
+/// Why there is no checkpoint.
+#[derive(Debug, Error)]
+pub(crate) enum CheckpointError {
+    /// Something else goes on.
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    /// The VM is over, or has not begun.
+    #[error("the VM is over, or has not begun")]
+    Over,
+    /// It has no such name.
+    #[error("{}: a checkpoint cannot have this name", .path.display())]
+    Name {
+        /// What was asked for.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        why: Invalid,
+    },
+    /// It leads nowhere.
+    #[error("{} is no absolute path", .0.display())]
+    Relative(PathBuf),
+    /// A slice without which the VM goes on is lost, and its devices with it.
+    #[error("{0} is lost: a VM that lacks a slice has no checkpoint")]
+    Lost(SliceId),
+    /// A disk goes on after the checkpoint.
+    #[error(
+        "device {device} is a disk whose image goes on changing: a restored VM would find it later than its memory. Use \
+         --end, or --no-disk-guarantee if that is wanted"
+    )]
+    Disk {
+        /// Its number.
+        device: u16,
+    },
+    /// What is asked of slices cannot be written down.
+    #[error("say what slices are to write")]
+    Request(#[from] SavedError),
+    /// The description cannot be written down.
+    #[error("describe the VM")]
+    Describe(#[from] serde_json::Error),
+    /// Another one is written.
+    #[error(transparent)]
+    Refused(#[from] migrate::checkpoint::Refusal),
+    /// The cut.
+    #[error(transparent)]
+    Cut(#[from] CutError),
+    /// The manifest.
+    #[error(transparent)]
+    Manifest(#[from] checkpoint::Error),
+    /// It was not written, and the VM goes on.
+    #[error("there is no checkpoint: {0}")]
+    GivenUp(String),
+    /// Some slices do not get ready.
+    #[error("{} did not make ready within {limit:?}", names(.slices))]
+    Silent {
+        /// Which.
+        slices: Vec<SliceId>,
+        /// The time that they had.
+        limit: Duration,
+    },
+}
+
+fn names(slices: &[SliceId]) -> String {
+    slices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,127 @@
+//! The ways to the threads that write checkpoints. The threads themselves are beside this.
+//!
+//! ```text
+//!   frames of the coordinator --take--> member: makes files, removes them
+//!   frames of other slices ----take--> whoever writes a checkpoint on the coordinator
+//!   member --put--> the part that is ready --take_ready--> the cut
+//! ```
+
+use super::part::ReadyPart;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use migrate::checkpoint::Message;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use wire::{SLICES_MAX, SliceId};
+
+/// What may wait: of each slice a few.
+const INPUTS_MAX: usize = 4 * SLICES_MAX as usize;
+
+/// What whoever writes a checkpoint is told.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// By a slice.
+    Message(SliceId, Message),
+    /// A slice is gone.
+    Lost(SliceId),
+}
+
+/// More has come than anybody has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooMany;
+
+#[derive(Default)]
+struct Links {
+    member: Option<Sender<(SliceId, Message)>>,
+    /// On the coordinator, while it writes one.
+    coordinator: Option<Sender<Input>>,
+    /// On the coordinator, while it writes one: the folder in which the checkpoint's is.
+    folder: Option<PathBuf>,
+    /// Made and not begun.
+    ready: Option<ReadyPart>,
+}
+
+/// The ways of one slice. Nobody is there before the guest starts and when it has ended.
+#[derive(Default)]
+pub(crate) struct CheckpointLinks(Mutex<Links>);
+
+impl fmt::Debug for CheckpointLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CheckpointLinks")
+    }
+}
+
+impl CheckpointLinks {
+    fn lock(&self) -> MutexGuard<'_, Links> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This slice can write its part.
+    pub(super) fn set_member(&self, member: Sender<(SliceId, Message)>) {
+        self.lock().member = Some(member);
+    }
+
+    /// A checkpoint is written, into a folder in this one. Tells what slices say, until [`Self::end_one`].
+    pub(super) fn begin_one(&self, folder: PathBuf) -> Receiver<Input> {
+        let (sender, inputs) = bounded(INPUTS_MAX);
+        let mut links = self.lock();
+        (links.coordinator, links.folder) = (Some(sender), Some(folder));
+        inputs
+    }
+
+    /// Where the checkpoint goes that this slice has all others write too.
+    pub(super) fn own_folder(&self) -> Option<PathBuf> {
+        self.lock().folder.clone()
+    }
+
+    /// None is written any more.
+    pub(super) fn end_one(&self) {
+        let mut links = self.lock();
+        (links.coordinator, links.folder) = (None, None);
+    }
+
+    /// Takes a message to where it belongs. While nobody here can write the coordinator is not left waiting: gives the
+    /// answer that it is to have.
+    pub(crate) fn take(&self, from: SliceId, message: Message) -> Result<Option<Message>, TooMany> {
+        let links = self.lock();
+        let sent = match (message, &links.member, &links.coordinator) {
+            (message, Some(member), _) if message.is_asking() => {
+                member.try_send((from, message)).is_ok()
+            }
+            (Message::Prepare(number, _), None, _) => {
+                return Ok(Some(Message::Failed(number, "its guest does not run".into())));
+            }
+            (Message::Committed(_) | Message::Discard(_), None, _) => true,
+            (message, _, Some(told)) => told.try_send(Input::Message(from, message)).is_ok(),
+            // Of one that was given up.
+            (_, _, None) => true,
+        };
+        if sent { Ok(None) } else { Err(TooMany) }
+    }
+
+    /// The file of a part is there. One that was not begun goes.
+    pub(super) fn put_ready(&self, part: Option<ReadyPart>) {
+        let former = std::mem::replace(&mut self.lock().ready, part);
+        // It may take long, and the engine's thread takes the lock.
+        drop(former);
+    }
+
+    /// The part of this checkpoint, if its file is there.
+    pub(crate) fn take_ready(&self, number: u64) -> Option<ReadyPart> {
+        self.lock().ready.take_if(|part| part.number == number)
+    }
+
+    /// A slice is gone.
+    pub(crate) fn lost(&self, slice: SliceId) {
+        if let Some(told) = &self.lock().coordinator {
+            // Whoever writes one is told of it by the silence of that slice too.
+            let _ = told.try_send(Input::Lost(slice));
+        }
+    }
+
+    /// The VM is over.
+    pub(crate) fn end(&self) {
+        let links = std::mem::take(&mut *self.lock());
+        drop(links);
+    }
+}

@@ -1,0 +1,117 @@
+//! A slice's part in checkpoints: makes the file for its part before the guest is stopped, and removes that of a checkpoint
+//! that was given up.
+//!
+//! ```text
+//!   --Prepare--> file made, ready --the cut takes it: Capture--> written (`part`) --Committed--> kept
+//!                      \-----------------------------------------------\--Discard--> removed
+//! ```
+
+use super::error::PartError;
+use super::part::{ReadyPart, tell};
+use super::request::{PartRequest, WrittenPart};
+use crate::slice::channels::Channels;
+use crate::slice::one_line;
+use checkpoint::{Compression, PartHead, PartSummary, PartWriter};
+use crossbeam_channel::{Receiver, bounded};
+use migrate::checkpoint::Message;
+use migrate::saved::{decode, encode};
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::thread;
+use wire::SliceId;
+
+/// What may wait. The coordinator asks for one thing at a time.
+const MESSAGES_MAX: usize = 16;
+
+/// From now on this slice can write its part. `folder` is where its operator wants parts; the coordinator's own goes where
+/// whoever asks has said.
+///
+/// # Errors
+/// There is no thread for it.
+pub(crate) fn start_member(channels: &Arc<Channels>, folder: Option<PathBuf>) -> io::Result<()> {
+    let (sender, messages) = bounded(MESSAGES_MAX);
+    let member = Member { channels: Arc::downgrade(channels), folder };
+    thread::Builder::new().name("checkpoint".into()).spawn(move || member.serve(&messages))?;
+    channels.checkpoints.set_member(sender);
+    Ok(())
+}
+
+/// The part that was made last, until it is said what becomes of it.
+struct Made {
+    number: u64,
+    file: PathBuf,
+}
+
+struct Member {
+    channels: Weak<Channels>,
+    folder: Option<PathBuf>,
+}
+
+impl Member {
+    fn serve(&self, messages: &Receiver<(SliceId, Message)>) {
+        let mut made: Option<Made> = None;
+        for (from, message) in messages {
+            let Some(channels) = self.channels.upgrade() else { return };
+            match message {
+                Message::Prepare(number, request) => {
+                    discard(&channels, made.take());
+                    let said = match self.prepare(&channels, number, &request) {
+                        Ok((part, file)) => {
+                            made = Some(Made { number, file });
+                            channels.checkpoints.put_ready(Some(part));
+                            Message::Prepared(number)
+                        }
+                        Err(error) => Message::Failed(number, one_line(&error)),
+                    };
+                    tell(&channels, from, said);
+                }
+                Message::Committed(number) => {
+                    made.take_if(|made| made.number == number);
+                }
+                Message::Discard(number) => {
+                    discard(&channels, made.take_if(|made| made.number == number));
+                }
+                // For the coordinator.
+                Message::Prepared(_) | Message::Written(..) | Message::Failed(..) => {}
+            }
+        }
+    }
+
+    fn prepare(
+        &self,
+        channels: &Channels,
+        number: u64,
+        request: &[u8],
+    ) -> Result<(ReadyPart, PathBuf), PartError> {
+        let request: PartRequest = decode(request).map_err(PartError::Request)?;
+        let folder = match channels.checkpoints.own_folder() {
+            Some(folder) if channels.coordinates() => folder,
+            _ => self.folder.clone().ok_or(PartError::NoFolder)?,
+        };
+        let folder = folder.join(&request.name);
+        let PartRequest { vm, generation, compressed, .. } = request;
+        let head = PartHead { vm, generation, cut: number, slice: channels.local() };
+        let how = if compressed { Compression::Zstd } else { Compression::None };
+        let writer = PartWriter::create(&folder, &head, how)?;
+        let file = folder.join(checkpoint::part_name(channels.local()));
+        Ok((ReadyPart { number, writer }, file))
+    }
+}
+
+/// Removes the file of a part, and its folder if nothing else is in it.
+fn discard(channels: &Channels, made: Option<Made>) {
+    let Some(Made { file, .. }) = made else { return };
+    channels.checkpoints.put_ready(None);
+    if let Err(error) = fs::remove_file(&file) {
+        tracing::warn!("remove {}: {error}", file.display());
+    }
+    // Others may have parts in it still.
+    let _ = file.parent().map(fs::remove_dir);
+}
+
+/// What a slice says of its part.
+pub(super) fn encode_summary(summary: &PartSummary) -> Result<Vec<u8>, PartError> {
+    Ok(encode(&WrittenPart(summary.clone()))?)
+}

@@ -1,0 +1,75 @@
+//! Why a VM does not go on from a checkpoint.
+
+use crate::slice::saved::Disagreement;
+use crate::slice::spec::SpecError;
+use migrate::{Invalid, SavedError};
+use std::path::PathBuf;
+use thiserror::Error;
+use wire::SliceId;
+
+/// Why a VM does not go on from a checkpoint. Nothing runs then.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The VM is not described.
+    #[error("read what VM it is of")]
+    Describe(#[source] serde_json::Error),
+    /// The form of a slice cannot be read.
+    #[error("read the form of {slice}")]
+    Form {
+        /// The former slice.
+        slice: SliceId,
+        /// What is wrong.
+        #[source]
+        source: SavedError,
+    },
+    /// The forms are not of one moment.
+    #[error("its forms are not a cut of a VM")]
+    Together(#[from] Disagreement),
+    /// The VM in it cannot be.
+    #[error("its VM cannot be")]
+    Spec(#[source] SpecError),
+    /// Its parts contradict each other.
+    #[error("it contradicts itself: {0} is not that of its VM")]
+    Contradicts(&'static str),
+    /// This host has no checkpoints.
+    #[error("start it with --checkpoints DIR, the folder that has the checkpoint")]
+    NoFolder,
+    /// The name cannot be one.
+    #[error("read the name of the checkpoint")]
+    Name(#[source] Invalid),
+    /// It has another digest.
+    #[error("{} is another checkpoint than the bootstrap's", .0.display())]
+    Other(PathBuf),
+    /// What is asked for is another VM.
+    #[error("{what}: the checkpoint has {saved}, and {asked} is asked for")]
+    Shape {
+        /// Of what.
+        what: &'static str,
+        /// In the checkpoint.
+        saved: String,
+        /// On the command line.
+        asked: String,
+    },
+    /// A device is another one.
+    #[error("device {device} is not what the guest knows: {why}")]
+    Device {
+        /// Its number.
+        device: usize,
+        /// In what it differs.
+        why: String,
+    },
+    /// A host cannot show the guest what it knows of its processors.
+    #[error("the processors of {slice} lack what the guest uses: {}", .lacks.join(", "))]
+    Lacks {
+        /// The slice that was to run there.
+        slice: SliceId,
+        /// Features.
+        lacks: Vec<String>,
+    },
+    /// A part of the slice does not take its state.
+    #[error("give the slice what it had")]
+    State(#[from] Invalid),
+}

@@ -1,0 +1,103 @@
+//! Whether a VM, and the hosts that it is to run on, fit a checkpoint.
+
+use super::{RestoreError, Restored};
+use crate::cpuid::{intersect, lacks};
+use crate::slice::host::HostFacts;
+use crate::slice::peripherals::BackEndShape;
+use crate::slice::spec::{Shape, VmSpec};
+use std::ops::Range;
+use wire::SliceId;
+
+impl Restored {
+    /// Whether manifest, description and forms are of the same VM.
+    pub(super) fn agrees(&self) -> Result<(), RestoreError> {
+        let contents = self.checkpoint.contents();
+        let shape = self.vm.spec.shape().map_err(RestoreError::Spec)?;
+        let unless = |holds: bool, what| {
+            if holds { Ok(()) } else { Err(RestoreError::Contradicts(what)) }
+        };
+        unless(whole(shape.frames()) == contents.frames, "the memory")?;
+        let identity = self.vm.identity;
+        let same = (identity.vm, identity.generation) == (contents.vm, contents.generation);
+        unless(same, "the identity")?;
+        let placement = &self.states[0].placement;
+        unless(placement.vcpus.len() == shape.placement.vcpus().len(), "the number of vCPUs")?;
+        let devices = [placement.devices.len(), self.vm.devices.len()];
+        unless(devices == [shape.devices.len(); 2], "the number of devices")
+    }
+
+    /// Whether it is the same VM for its guest: as much memory, as many vCPUs, devices of the same kinds in the same order.
+    ///
+    /// # Errors
+    /// In what it differs.
+    pub(in crate::slice) fn fits(&self, spec: &VmSpec, shape: &Shape) -> Result<(), RestoreError> {
+        let saved = &self.vm.spec;
+        let saved_shape = saved.shape().map_err(RestoreError::Spec)?;
+        let same = |what, saved: String, asked: String| {
+            if saved == asked { Ok(()) } else { Err(RestoreError::Shape { what, saved, asked }) }
+        };
+        let mib = |shape: &Shape| format!("{} MiB", shape.layout.total() >> 20);
+        same("memory", mib(&saved_shape), mib(shape))?;
+        let vcpus = |spec: &VmSpec| {
+            let (there, more) = spec
+                .slices
+                .iter()
+                .fold((0, 0), |sum, slice| (sum.0 + slice.vcpus, sum.1 + slice.spare_vcpus));
+            if more == 0 { there.to_string() } else { format!("{there}, and {more} more") }
+        };
+        same("vCPUs", vcpus(saved), vcpus(spec))?;
+        let kinds = |spec: &VmSpec| {
+            let kinds = spec.devices.iter().map(|device| device.kind.option());
+            let kinds = kinds.collect::<Vec<_>>().join(", ");
+            if kinds.is_empty() { "none".to_owned() } else { kinds }
+        };
+        same("devices", kinds(saved), kinds(spec))?;
+        same("guest clock rate", saved.clock_rate.to_string(), spec.clock_rate.to_string())
+    }
+
+    /// Whether devices of these shapes can take the places of those that the guest knows.
+    ///
+    /// # Errors
+    /// The first that cannot, and in what it differs.
+    pub(in crate::slice) fn devices_fit(
+        &self,
+        shapes: &[BackEndShape],
+    ) -> Result<(), RestoreError> {
+        for (device, (shape, known)) in shapes.iter().zip(&self.vm.devices).enumerate() {
+            if shape != known {
+                shape.carries_on(known).map_err(|why| RestoreError::Device { device, why })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all hosts can show the guest the processors that it knows.
+    ///
+    /// # Errors
+    /// One lacks something.
+    pub(in crate::slice) fn hosts_fit(&self, hosts: &[HostFacts]) -> Result<(), RestoreError> {
+        for (slice, host) in (0u16..).map(SliceId).zip(hosts) {
+            let common = intersect(&[self.vm.cpuid.clone(), host.cpuid.clone()]);
+            let lacks = match common {
+                Ok(common) => lacks(&self.vm.cpuid, &common),
+                Err(error) => vec![error.to_string()],
+            };
+            if !lacks.is_empty() {
+                return Err(RestoreError::Lacks { slice, lacks });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ranges that touch as one.
+fn whole(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut whole: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match whole.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => whole.push(range),
+        }
+    }
+    whole
+}

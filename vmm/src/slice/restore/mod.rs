@@ -1,0 +1,171 @@
+//! A VM goes on from a checkpoint, on any number of slices.
+//!
+//! ```text
+//!   open: manifest, forms of all former slices, checked together --> is it the VM that is wanted, can these hosts run it?
+//!     --load--> memory of each new slice's own home --SliceStart--> vCPUs, platform devices, bus, queues
+//!     --> engines start with nothing shared --> all at rest --Begin--> the guest goes on
+//! ```
+//! The memory engines begin as those of a new VM: each page is at its home, and nobody shares any. So the former slices and
+//! their memory engines need not be there again, and the new ones may be of any number. vCPUs, queues and the platform
+//! devices go where the new placement has them.
+
+mod error;
+mod fit;
+mod slice_start;
+
+pub use error::RestoreError;
+pub(super) use slice_start::{DeviceStart, SliceStart};
+
+use super::checkpoint::{Description, FORM};
+use super::saved::{SliceState, check_together};
+use super::spec::VmSpec;
+use checkpoint::{Checkpoint, Key};
+use dsm::GuestRam;
+use migrate::saved::decode;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use transport::Secret;
+use wire::{Gfn, SliceId};
+
+/// For all slices to read the memory of their homes.
+pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(1800);
+
+/// What the guest's clock shows first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RestoredClock {
+    /// What it showed last: the guest does not see the time that it was away.
+    #[default]
+    Keep,
+    /// As if it had run on.
+    CatchUp,
+}
+
+/// From where a VM goes on, as the bootstrap is told.
+#[derive(Clone, Debug)]
+pub struct RestoreOptions {
+    /// Folder of the checkpoint.
+    pub path: PathBuf,
+    /// What the guest's clock shows first.
+    pub clock: RestoredClock,
+    /// It may have been written by somebody who does not know the VM's secret.
+    pub unauthenticated: bool,
+}
+
+impl RestoreOptions {
+    /// The secret by which its writer is known, if that matters.
+    pub(super) fn secret<'a>(&self, secret: Option<&'a Secret>) -> Option<&'a Secret> {
+        secret.filter(|_| !self.unauthenticated)
+    }
+}
+
+/// Which checkpoint all slices of a VM go on from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CheckpointName {
+    /// Name of its folder.
+    pub(super) folder: String,
+    /// What names its contents.
+    pub(super) digest: String,
+}
+
+/// A checkpoint that a VM goes on from, open.
+#[derive(Debug)]
+pub(super) struct Restored {
+    checkpoint: Checkpoint,
+    folder: PathBuf,
+    /// Forms of the former slices, ascending.
+    states: Vec<SliceState>,
+    pub(super) vm: Description,
+}
+
+impl Restored {
+    /// Opens it, and checks all but the contents of memory. With a secret it must have been written by who knows that.
+    ///
+    /// # Errors
+    /// It is not there, damaged, or no cut of a VM.
+    pub(super) fn open(folder: &Path, secret: Option<&Secret>) -> Result<Self, RestoreError> {
+        let key = secret.map(|secret| Key::of_secret(secret.bytes()));
+        let checkpoint = Checkpoint::open(folder, key.as_ref())?;
+        let vm: Description =
+            serde_json::from_str(&checkpoint.contents().spec).map_err(RestoreError::Describe)?;
+        let read = |slice: SliceId| {
+            let bytes = checkpoint.section(slice, FORM)?;
+            decode(&bytes).map_err(|source| RestoreError::Form { slice, source })
+        };
+        let slices = checkpoint.contents().parts.iter().map(|part| part.slice);
+        let states: Vec<SliceState> = slices.map(read).collect::<Result<_, _>>()?;
+        check_together(&states)?;
+        let restored = Self { checkpoint, folder: folder.to_owned(), states, vm };
+        restored.agrees()?;
+        Ok(restored)
+    }
+
+    /// The same on a host that another one tells which it is.
+    ///
+    /// # Errors
+    /// As for [`Self::open`], or it is another one.
+    pub(super) fn open_named(
+        parent: Option<&Path>,
+        name: &CheckpointName,
+    ) -> Result<Self, RestoreError> {
+        let parent = parent.ok_or(RestoreError::NoFolder)?;
+        super::checkpoint::check_name(&name.folder).map_err(RestoreError::Name)?;
+        let restored = Self::open(&parent.join(&name.folder), None)?;
+        if restored.name()?.digest != name.digest {
+            return Err(RestoreError::Other(restored.folder));
+        }
+        Ok(restored)
+    }
+
+    /// Which it is.
+    ///
+    /// # Errors
+    /// Its folder has no name.
+    pub(super) fn name(&self) -> Result<CheckpointName, RestoreError> {
+        let folder = self.folder.canonicalize().ok();
+        let folder = folder.as_deref().and_then(Path::file_name);
+        let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
+        let folder = folder.to_string_lossy().into_owned();
+        Ok(CheckpointName { folder, digest: self.checkpoint.digest().to_string() })
+    }
+
+    /// What the guest's counter is to show first.
+    pub(super) fn ticks(&self, clock: RestoredClock) -> u64 {
+        let ticks = self.states.iter().map(|state| state.ticks).max().unwrap_or(0);
+        let away = match clock {
+            RestoredClock::Keep => 0,
+            RestoredClock::CatchUp => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let then = Duration::from_millis(self.checkpoint.contents().created_unix_ms);
+                now.saturating_sub(then).as_millis()
+            }
+        };
+        let away = away.saturating_mul(self.vm.tsc_khz.into());
+        ticks.saturating_add(u64::try_from(away).unwrap_or(0))
+    }
+
+    /// Brings the contents of these frames into memory that nobody uses yet; says how many pages.
+    ///
+    /// # Errors
+    /// They are damaged or cannot be read. The memory is of no use then.
+    pub(super) fn load(&self, ram: &GuestRam, frames: &[Range<u64>]) -> Result<u64, RestoreError> {
+        let mut pages = 0;
+        for range in frames {
+            self.checkpoint.read(range.clone(), &mut |first, bytes: &[u8]| {
+                pages += ram.write_run(Gfn(first), bytes);
+                Ok::<(), checkpoint::Error>(())
+            })?;
+        }
+        Ok(pages)
+    }
+}
+
+/// The description of a VM in a checkpoint, as it was started.
+///
+/// # Errors
+/// There is no checkpoint, or it is damaged.
+pub fn saved_spec(folder: &Path, secret: Option<&Secret>) -> Result<VmSpec, RestoreError> {
+    Ok(Restored::open(folder, secret)?.vm.spec)
+}
