@@ -89,6 +89,26 @@ fn device_is_open_at_one_host_and_where_all_ask_for_it() {
     prove("a device moves, and another slice coordinates", Scenario { hand_over: true, ..twice });
 }
 
+#[test]
+fn checkpoint_is_captured_by_all_slices_at_rest() {
+    let captures = Scenario { cuts: 2, capture: true, ..Scenario::default() };
+    prove("a checkpoint", Scenario { interrupts: [0, 1, 1], ..captures.clone() });
+    prove("a checkpoint, and a call", Scenario { calls: [0, 1, 0], ..captures.clone() });
+    prove("no room for a checkpoint", Scenario { full: true, ..captures.clone() });
+    prove("a checkpoint that is given up", Scenario { give_up: true, ..captures.clone() });
+    prove("a checkpoint, and a slice leaves", Scenario { leave: true, ..captures });
+}
+
+#[test]
+fn restored_vm_goes_on_when_all_slices_have_begun() {
+    let begins = Scenario { restored: true, cuts: 1, ..Scenario::default() };
+    prove("restored", Scenario { interrupts: [1, 1, 0], ..begins.clone() });
+    prove("restored, and a call", Scenario { calls: [0, 0, 1], ..begins.clone() });
+    prove("restored, and given up", Scenario { give_up: true, ..begins.clone() });
+    prove("restored, and captured", Scenario { capture: true, ..begins.clone() });
+    prove("restored, and another slice coordinates", Scenario { hand_over: true, ..begins });
+}
+
 #[track_caller]
 fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
     let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
@@ -120,4 +140,9 @@ fn planted_bugs_are_caught() {
     let moves = Scenario { move_device: true, ..scenario() };
     assert_caught(OpensUnclosed, &moves, names::ONE_OWNER);
     assert_caught(AllGoOnAtOnce, &Scenario { give_up: true, ..moves }, names::ONE_OWNER);
+    let captures = Scenario { capture: true, ..scenario() };
+    assert_caught(NotAllTaken, &captures, names::CAPTURED);
+    let begins = Scenario { restored: true, ..scenario() };
+    assert_caught(NotAllTaken, &begins, names::BEGUN);
+    assert_caught(GoesOnUnbegun, &Scenario { give_up: true, ..begins }, names::BEGUN);
 }

@@ -19,6 +19,8 @@ pub enum PlantedBug {
     NobodyAsked,
     /// The VM goes on although only some slices have parted with one that leaves, or taken in one that joins.
     GoesOnHalfParted,
+    /// A VM that is restored goes on before all slices have begun.
+    GoesOnUnbegun,
     /// A newcomer is asked before all others can reach it.
     NewcomerAtOnce,
     /// A slice that coordinates now begins a cut before all run.

@@ -324,6 +324,8 @@ fn message() -> impl Strategy<Value = (u16, Message)> {
         Step::Part(SLICES[1]),
         Step::MayMove(MOVED),
         Step::OpenDevice(MOVED),
+        Step::Capture(1),
+        Step::Begin,
     ]);
     let count = prop::option::of(vec((0..4_u16, any::<u64>(), any::<u64>()), 0..4));
     (0..4_u16, 0..3_u64, step, count, 0..5).prop_map(|(from, number, step, count, kind)| {
@@ -409,4 +411,48 @@ fn newcomer_that_cannot_is_missed_by_nobody() {
         assert!(matches!(&on.news, Some(News::GivenUp(why)) if why.contains("no memory")));
         assert_eq!(on.messages, slices.map(|slice| (slice, Message::GoOn(1))));
     }
+}
+
+#[test]
+fn checkpoint_is_captured_at_rest_and_given_up_if_one_cannot() {
+    let mut coordinator = Coordinator::new(THREE[0], THREE.to_vec());
+    assert_eq!(coordinator.capture(9), Err(Refusal::Busy), "they run");
+    let mut coordinator = at_rest();
+    let step = Step::Capture(9);
+    let asked = coordinator.capture(9).unwrap().messages;
+    assert_eq!(asked, THREE.map(|slice| (slice, Message::Take(1, step))));
+    assert_eq!(coordinator.capture(9), Err(Refusal::Busy));
+    for slice in [0, 2].map(SliceId) {
+        assert_eq!(coordinator.message(slice, Message::Taken(1, step)), Verdict::default());
+    }
+    let mut other = coordinator.clone();
+    let captured = coordinator.message(THREE[1], Message::Taken(1, step));
+    assert_eq!(captured, Verdict { messages: Vec::new(), news: Some(News::Captured(9)) });
+    assert!(coordinator.is_at_rest());
+    let failed = other.message(THREE[1], Message::Failed(1, "no room".into()));
+    let why = "slice1 cannot begin its part of the checkpoint: no room";
+    assert_eq!(failed.news, Some(News::GivenUp(why.into())));
+    assert_eq!(failed.messages, THREE.map(|slice| (slice, Message::GoOn(1))));
+}
+
+#[test]
+fn restored_vm_is_at_rest_when_all_slices_have_begun() {
+    let mut coordinator = Coordinator::restored(THREE[0], THREE.to_vec());
+    assert_eq!(coordinator.begin(), Err(Refusal::Busy));
+    let taken = Message::Taken(FIRST_CUT, Step::Begin);
+    for slice in [2, 0].map(SliceId) {
+        assert_eq!(coordinator.message(slice, taken.clone()), Verdict::default());
+    }
+    // It would run without what the last one has.
+    assert_eq!(coordinator.go_on("asked"), Verdict::default());
+    let mut broken = coordinator.clone();
+    let news = broken.message(THREE[1], Message::Failed(FIRST_CUT, "no memory".into())).news;
+    assert_eq!(news, Some(News::Broken("slice1 cannot begin: no memory".into())));
+    assert_eq!(coordinator.message(THREE[1], taken).news, Some(News::AtRest));
+    assert_eq!(coordinator.go_on("asked").messages.len(), 3);
+    for slice in THREE {
+        coordinator.message(slice, Message::GoesOn(FIRST_CUT));
+    }
+    let next = coordinator.begin().unwrap().messages;
+    assert_eq!(next[0], (THREE[0], Message::Take(FIRST_CUT + 1, Step::Vcpus)));
 }

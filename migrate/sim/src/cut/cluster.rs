@@ -2,7 +2,7 @@
 
 use super::scenario::Scenario;
 use super::slice::{FIRST, Frame, LEAVER, SECOND, SLICES, Slice};
-use migrate::cut::{Coordinator, DeviceMove, Message, News, Step, Verdict};
+use migrate::cut::{Coordinator, DeviceMove, Message, News, Refusal, Step, Verdict};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, VecDeque};
 use wire::SliceId;
@@ -22,6 +22,10 @@ pub enum Action {
     HandOver,
     /// The second slice is to have the device of the last one.
     MoveDevice,
+    /// All slices are to take their forms for a checkpoint.
+    Capture,
+    /// A slice of a VM that is restored has what it had.
+    Start(u16),
     /// The oldest frame between two slices arrives.
     Arrive(u16, u16),
     /// A slice does what it is asked for.
@@ -52,7 +56,14 @@ pub struct Cluster {
     lost: bool,
     /// The device was to move.
     moving: bool,
+    /// A checkpoint was to be captured.
+    capturing: bool,
+    /// It was, while a slice had no form for it.
+    torn: bool,
 }
+
+/// The number of the model's checkpoint.
+const CHECKPOINT: u64 = 7;
 
 /// Of the model's device.
 const MOVED: DeviceMove = DeviceMove { device: 0, from: SliceId(LEAVER), to: SliceId(SECOND) };
@@ -74,6 +85,11 @@ impl Cluster {
             linked: !scenario.join || id == LEAVER,
             refuses: scenario.refused && id == 1,
             absent: scenario.join && id == LEAVER,
+            begun: !scenario.restored,
+            vcpus: scenario.restored,
+            queues: scenario.restored,
+            devices: scenario.restored,
+            full: scenario.full && id == SECOND,
             ..Slice::new(id, left(id))
         };
         // One that begins knows all.
@@ -82,7 +98,11 @@ impl Cluster {
         let mut members = members();
         members.retain(|slice| !scenario.join || slice.0 != LEAVER);
         Self {
-            first: scenario.planted(Coordinator::new(SliceId(FIRST), members)),
+            first: scenario.planted(if scenario.restored {
+                Coordinator::restored(SliceId(FIRST), members)
+            } else {
+                Coordinator::new(SliceId(FIRST), members)
+            }),
             second: None,
             slices,
             channels: BTreeMap::new(),
@@ -93,6 +113,8 @@ impl Cluster {
             outside: scenario.join,
             lost: false,
             moving: false,
+            capturing: false,
+            torn: false,
         }
     }
 
@@ -124,9 +146,25 @@ impl Cluster {
         }
     }
 
+    /// Asks the coordinator for something that is done at rest.
+    fn decide(
+        &mut self,
+        ask: impl FnOnce(&mut Coordinator) -> Result<Verdict, Refusal>,
+    ) -> Option<()> {
+        let (by, coordinator) = self.ending_mut();
+        let verdict = ask(coordinator).ok()?;
+        self.judge(by, verdict);
+        Some(())
+    }
+
     /// The coordinator's own slice hears it by a channel as well.
     fn judge(&mut self, from: u16, verdict: Verdict) {
         self.outside &= !matches!(verdict.news, Some(News::Joined(_)));
+        if let Some(News::Captured(number)) = verdict.news {
+            let left = |slice: &Slice| slice.id == LEAVER && self.is_let_go();
+            let whole = self.members().all(|slice| slice.captured == number || left(slice));
+            self.torn |= !whole;
+        }
         let frame = |(to, message): (SliceId, Message)| (to.0, Frame::Cut(message));
         self.post(from, verdict.messages.into_iter().map(frame).collect());
     }
@@ -181,7 +219,10 @@ impl Cluster {
     /// Nothing can happen any more but a new cut or the end of this one.
     fn is_quiet(&self) -> bool {
         let can = |slice: &Slice| {
-            slice.can_act() || slice.can_work() || (0..3).any(|it| slice.can_send(it))
+            !slice.begun
+                || slice.can_act()
+                || slice.can_work()
+                || (0..3).any(|it| slice.can_send(it))
         };
         self.channels.is_empty() && !self.slices.iter().any(can)
     }
@@ -218,11 +259,17 @@ impl Model for Scenario {
         if self.move_device && !state.moving && moves {
             actions.push(Action::MoveDevice);
         }
+        if self.capture && !state.capturing && coordinator.clone().capture(CHECKPOINT).is_ok() {
+            actions.push(Action::Capture);
+        }
         if self.hand_over && state.first.clone().hand_over(SliceId(SECOND)).is_ok() {
             actions.push(Action::HandOver);
         }
         actions.extend(state.channels.keys().map(|(from, to)| Action::Arrive(*from, *to)));
         for slice in &state.slices {
+            if !slice.begun {
+                actions.push(Action::Start(slice.id));
+            }
             if slice.can_act() {
                 actions.push(Action::Act(slice.id));
             }
@@ -251,21 +298,23 @@ impl Model for Scenario {
             }
             Action::Leave => {
                 state.leaving = true;
-                let (by, coordinator) = state.ending_mut();
-                let verdict = coordinator.part_with(SliceId(LEAVER)).ok()?;
-                state.judge(by, verdict);
+                state.decide(|it| it.part_with(SliceId(LEAVER)))?;
             }
             Action::Join => {
                 state.joining = true;
-                let (by, coordinator) = state.ending_mut();
-                let verdict = coordinator.take_in(SliceId(LEAVER)).ok()?;
-                state.judge(by, verdict);
+                state.decide(|it| it.take_in(SliceId(LEAVER)))?;
             }
             Action::MoveDevice => {
                 state.moving = true;
-                let (by, coordinator) = state.ending_mut();
-                let verdict = coordinator.move_device(MOVED).ok()?;
-                state.judge(by, verdict);
+                state.decide(|it| it.move_device(MOVED))?;
+            }
+            Action::Capture => {
+                state.capturing = true;
+                state.decide(|it| it.capture(CHECKPOINT))?;
+            }
+            Action::Start(slice) => {
+                let said = state.slices[usize::from(slice)].say_begun();
+                state.post(slice, said);
             }
             Action::HandOver => {
                 let verdict = state.first.hand_over(SliceId(SECOND)).ok()?;
@@ -361,6 +410,11 @@ impl Model for Scenario {
                 let agreed = slices().all(|it| it.device_at == at && it.open == (it.id == at));
                 !idle || agreed
             }),
+            Property::always(names::CAPTURED, |_, state: &Cluster| !state.torn),
+            Property::always(names::BEGUN, |_, state: &Cluster| {
+                let any_runs = state.slices.iter().any(|slice| !slice.vcpus);
+                !any_runs || state.slices.iter().all(|slice| slice.begun)
+            }),
             Property::sometimes(names::CUT, |_, state: &Cluster| state.is_at_rest()),
         ]
     }
@@ -400,6 +454,10 @@ pub mod names {
     pub const ONE_OWNER: &str = "a device is open at one host at most";
     /// Whoever asks a device asks the host that has it.
     pub const DEVICE: &str = "slices that run agree on where a device is, and it is open there";
+    /// A checkpoint is captured when all slices have their forms.
+    pub const CAPTURED: &str = "what is captured is the form of all slices at one cut";
+    /// No slice runs beside one that has not what it had.
+    pub const BEGUN: &str = "a VM that is restored runs when all slices have begun";
     /// The model does come to a cut.
     pub const CUT: &str = "a cut comes";
 }

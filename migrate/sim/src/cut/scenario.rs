@@ -34,6 +34,12 @@ pub struct Scenario {
     pub move_device: bool,
     /// The second slice cannot open it.
     pub unopenable: bool,
+    /// A checkpoint is captured at a cut, unless the second slice has no room for it.
+    pub capture: bool,
+    /// The second slice has none.
+    pub full: bool,
+    /// The VM is restored: all slices begin at rest, and say so.
+    pub restored: bool,
     /// A bug to be found.
     pub planted: Option<PlantedBug>,
 }

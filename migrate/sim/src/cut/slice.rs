@@ -1,6 +1,6 @@
 //! A slice of the model.
 
-use migrate::cut::{Message, PeerCounts, Step};
+use migrate::cut::{FIRST_CUT, Message, PeerCounts, Step};
 use wire::SliceId;
 
 /// Slices of the model.
@@ -71,6 +71,12 @@ pub(super) struct Slice {
     /// Who has that, as far as it knows.
     pub(super) device_at: u16,
     pub(super) cannot_open: bool,
+    /// It has what it had, in a VM that is restored.
+    pub(super) begun: bool,
+    /// The checkpoint for which it has its form, while it is at rest; 0 for none.
+    pub(super) captured: u64,
+    /// It has no room for a checkpoint.
+    pub(super) full: bool,
     /// What waits for its device thread: the slice to be answered, if there is one.
     pub(super) jobs: Vec<Option<u16>>,
     /// The coordinator brings a change to these, and then answers this slice.
@@ -103,6 +109,9 @@ impl Slice {
             open: id == FIRST,
             device_at: FIRST,
             cannot_open: false,
+            begun: true,
+            captured: 0,
+            full: false,
             jobs: Vec::new(),
             change: None,
             sent: [0; 3],
@@ -254,11 +263,15 @@ impl Slice {
                     Step::CloseDevice(_) => self.open = false,
                     Step::OpenDevice(_) => self.open = true,
                     Step::DeviceMoved(moved) => self.device_at = moved.to.0,
+                    Step::Capture(of) => self.captured = of,
+                    // Nobody asks for it.
+                    Step::Begin => {}
                 }
                 Message::Taken(number, step)
             }
             Message::GoOn(number) => {
                 (self.vcpus, self.queues, self.devices) = (false, false, false);
+                self.captured = 0;
                 // One that was to join and has not.
                 self.linked &= !self.parted;
                 // Closed again, or opened again, whatever has been given up.
@@ -281,8 +294,15 @@ impl Slice {
         self.absent = false;
     }
 
+    /// A slice of a VM that is restored has all that it had, and says so.
+    pub(super) fn say_begun(&mut self) -> Vec<(u16, Frame)> {
+        self.begun = true;
+        vec![(self.coordinator, Frame::Cut(Message::Taken(FIRST_CUT, Step::Begin)))]
+    }
+
     fn fails(&self, step: Step) -> bool {
         match step {
+            Step::Capture(_) => self.full,
             Step::MayPart(leaver) => self.needs_leaver || self.device_at == leaver.0,
             Step::MayJoin(_) => self.refuses,
             Step::OpenDevice(_) => self.cannot_open,
