@@ -4,8 +4,9 @@
 //!        begin            all Prepared       captured         all Written          committed
 //!   idle -----> preparing ------------> cutting -----> writing -----------> committing -----> idle: Committed, GoOn
 //!                   |                     |               |                     |
-//!                   +---------------------+---------------+---------------------+---> idle: Discard; GoOn if a cut was begun
-//!                     Failed, lost, given up, the cut or the commit has failed
+//!                   +---------------------+---------------+                     |
+//!                   |  Failed, lost, given up, the cut has failed               | the commit has failed
+//!                   +-----------------------------------------------------------+---> idle: Discard; GoOn if a cut was asked for
 //! ```
 
 use super::Message;
@@ -32,9 +33,10 @@ pub enum Effect {
     /// [`Coordinator::captured`] or [`Coordinator::failed`].
     Cut(u64),
     /// Make it a checkpoint: all slices have written these parts. Its outcome is told by [`Coordinator::committed`] or
-    /// [`Coordinator::failed`].
+    /// [`Coordinator::not_committed`].
     Commit(Vec<(SliceId, Vec<u8>)>),
-    /// Whoever is at rest goes on. Also after a cut that was given up, where there may be nothing left to do.
+    /// The cut that was asked for ends. It may have ended before, or have been refused; then there is nothing to do, and a cut
+    /// of somebody else goes on.
     GoOn,
     /// It is done, or it is not, and why.
     Over(Result<(), String>),
@@ -154,13 +156,26 @@ impl Coordinator {
         verdict
     }
 
-    /// The cut or the commit has failed, or it takes too long, or nobody wants it any more. Does nothing if nothing goes on.
+    /// The cut has failed, or it takes too long, or nobody wants it any more. Does nothing if nothing goes on, nor while it
+    /// is being committed: it may be a checkpoint already, and then it keeps its parts.
     pub fn failed(&mut self, why: &str) -> Verdict {
-        let mut verdict = match self.phase {
-            Phase::Idle => return Vec::new(),
-            _ if self.planted.has(PlantedBug::NotDiscarded) => Vec::new(),
-            _ => self.to_all(&Message::Discard(self.begun)),
-        };
+        match self.phase {
+            Phase::Idle => Vec::new(),
+            Phase::Committing if !self.planted.has(PlantedBug::CommitNotAwaited) => Vec::new(),
+            _ => self.give_up(why),
+        }
+    }
+
+    /// There is no manifest, and there will be none.
+    pub fn not_committed(&mut self, why: &str) -> Verdict {
+        if self.phase == Phase::Committing { self.give_up(why) } else { Vec::new() }
+    }
+
+    fn give_up(&mut self, why: &str) -> Verdict {
+        let mut verdict = self.to_all(&Message::Discard(self.begun));
+        if self.planted.has(PlantedBug::NotDiscarded) {
+            verdict.clear();
+        }
         if !matches!(self.phase, Phase::Preparing { .. })
             && !self.planted.has(PlantedBug::StaysAtRest)
         {
@@ -168,6 +183,7 @@ impl Coordinator {
         }
         verdict.push(Effect::Over(Err(why.to_owned())));
         self.phase = Phase::Idle;
+        self.begun -= u64::from(self.planted.has(PlantedBug::NumberAgain));
         verdict
     }
 
@@ -227,7 +243,11 @@ impl Coordinator {
         }
         let parts = std::mem::take(parts).into_iter().collect();
         self.phase = Phase::Committing;
-        vec![Effect::Commit(parts)]
+        let mut verdict = vec![Effect::Commit(parts)];
+        if self.planted.has(PlantedBug::GoesOnUncommitted) {
+            verdict.push(Effect::GoOn);
+        }
+        verdict
     }
 
     fn to_all(&self, message: &Message) -> Verdict {

@@ -11,7 +11,7 @@
 //!     |--Committed-------------------->|
 //!     | Effect::GoOn                   | the guest goes on, or the VM ends
 //!
-//!   Failed, a slice that is lost, a cut that is given up, or the user: at any point before the commit
+//!   Failed, a slice that is lost, a cut that is given up, or the user: at any point before Effect::Commit
 //!     |--Discard---------------------->| its file goes; there is no manifest, so there is no checkpoint
 //!     | Effect::GoOn                   | the guest goes on
 //! ```
@@ -22,8 +22,12 @@
 //! parts by their digests, and is written when all slices of the cut have said what they have written. A slice that is
 //! lost in between is not done without: its part is missing.
 //!
+//! **Once it is being committed, it is not given up.** Whether there is a manifest knows only the one that writes it, and parts
+//! of a checkpoint stay. So nothing but its outcome counts then, neither a wish nor a loss.
+//!
 //! **It ends.** Whatever happens, the guest goes on, or the VM ends because it was to: `Effect::GoOn` comes once for each cut
-//! that was asked for, and never before the parts are written or given up.
+//! that was asked for, and never before the checkpoint exists or is given up. The cut may have ended before, and another one
+//! have begun (a pause that somebody asked for): that one does not end by it.
 
 mod coordinator;
 mod planted;

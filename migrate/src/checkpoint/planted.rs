@@ -11,6 +11,10 @@ pub enum PlantedBug {
     CommitsEarly,
     /// The guest goes on before all parts are written.
     GoesOnEarly,
+    /// The guest goes on when all parts are written, and before there is a manifest.
+    GoesOnUncommitted,
+    /// The next checkpoint after one that was given up has its number.
+    NumberAgain,
     /// What a slice says of an earlier checkpoint counts.
     NumberIgnored,
     /// A slice that is lost is done without.
@@ -21,4 +25,6 @@ pub enum PlantedBug {
     StaysAtRest,
     /// The guest is stopped before all slices can begin.
     CutsUnprepared,
+    /// One that is given up while it is being committed is discarded, although it may be a checkpoint already.
+    CommitNotAwaited,
 }

@@ -63,6 +63,32 @@ fn failure_of_a_slice_is_told_without_control_characters() {
     assert_eq!(coordinator.message(SLICES[1], failed), discarded(true, why));
 }
 
+/// A coordinator that waits for the manifest.
+fn committing() -> Coordinator {
+    let mut coordinator = cutting();
+    coordinator.captured();
+    for slice in SLICES {
+        coordinator.message(slice, Message::Written(5, vec![]));
+    }
+    coordinator
+}
+
+#[test]
+fn what_may_be_a_checkpoint_already_is_not_given_up() {
+    let mut coordinator = committing();
+    assert_eq!(coordinator.failed("enough"), []);
+    assert_eq!(coordinator.message(SLICES[1], Message::Failed(5, "no".into())), []);
+    assert!(!coordinator.is_idle());
+    assert_eq!(coordinator.clone().committed().len(), 4);
+    // Whoever writes the manifest knows that there is none.
+    assert_eq!(coordinator.not_committed("no room"), discarded(true, "no room"));
+    assert_eq!(coordinator.not_committed("no room"), []);
+    assert_eq!(coordinator.committed(), []);
+    let mut writing = cutting();
+    assert_eq!(writing.not_committed("it is not asked for"), []);
+    assert!(!writing.is_idle());
+}
+
 #[test]
 fn slice_that_is_lost_has_no_part_unless_all_are_written() {
     let mut coordinator = cutting();
@@ -70,11 +96,7 @@ fn slice_that_is_lost_has_no_part_unless_all_are_written() {
     let discard = Effect::Send(SLICES[0], Message::Discard(5));
     let over = Effect::Over(Err("slice1 is lost".into()));
     assert_eq!(lost, [discard, Effect::GoOn, over]);
-    let mut coordinator = cutting();
-    coordinator.captured();
-    for slice in SLICES {
-        coordinator.message(slice, Message::Written(5, vec![]));
-    }
+    let mut coordinator = committing();
     assert_eq!(coordinator.lost(SLICES[1]), []);
     assert_eq!(coordinator.lost(SliceId(9)), []);
     let committed = Effect::Send(SLICES[0], Message::Committed(5));
