@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::slice::{
-    BootstrapOptions, ClockTest, CompanionOptions, Ending, Interrupts, LocalOptions, Memory, Offer,
-    OnFull, PageTables, SliceSpec, StopHandle, VmSpec, companion, one_line,
+    Boot, BootstrapOptions, ClockTest, CompanionOptions, Ending, Interrupts, LocalOptions, Memory,
+    Offer, OnFull, PageTables, SliceSpec, Start, StopHandle, VmSpec, companion, one_line,
 };
 
 /// Patience with a loaded machine; nothing depends on its value.
@@ -94,11 +94,13 @@ pub fn bootstrap_options(
         },
         companions: Vec::new(),
         secret: Some(secret()?),
-        kernel: guest.to_owned(),
-        initrd: None,
-        cmdline: String::new(),
-        guest_preset: GuestPreset::None,
-        node_distance: 40,
+        start: Start::Boot(Boot {
+            kernel: guest.to_owned(),
+            initrd: None,
+            cmdline: String::new(),
+            guest_preset: GuestPreset::None,
+            node_distance: 40,
+        }),
         console,
         limit: None,
         stop: StopHandle::new(),
@@ -124,6 +126,7 @@ fn local(memory: Memory, control: Option<PathBuf>) -> LocalOptions {
         control,
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
+        checkpoints: None,
         forms: None,
     }
 }

@@ -3,6 +3,7 @@
 use crate::devices::Devices;
 use crate::local::Local;
 use crate::report::ReportFile;
+use crate::restore::{self, Restore};
 use crate::signals;
 use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
-use vmm::slice::{BootstrapOptions, Ending, Interrupts, PageTables, VmSpec, bootstrap};
+use vmm::slice::{
+    Boot, BootstrapOptions, Ending, Interrupts, PageTables, Start, VmSpec, bootstrap,
+};
 
 /// Ends the help.
 pub(crate) const EXAMPLE: &str = "\
@@ -32,7 +35,12 @@ pub(crate) struct Arguments {
     /// - Slices may be unequal. A slice may have memory and no vCPU, or devices and nothing else
     ///   (`cpus=0,memory=0`).
     /// - A VM has at most 32 slices, 256 vCPUs and 31 devices, and at least 32 MiB of memory.
-    #[arg(long = "slice", value_name = "SLICE", required = true, verbatim_doc_comment)]
+    #[arg(
+        long = "slice",
+        value_name = "SLICE",
+        required_unless_present = "restore",
+        verbatim_doc_comment
+    )]
     slices: Vec<SliceArgument>,
     /// File with the VM's secret; needed with companions, and for slices to join later (tessera vm add)
     ///
@@ -41,10 +49,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// Kernel of the guest: bzImage or ELF
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "restore",
+        conflicts_with = "restore"
+    )]
+    kernel: Option<PathBuf>,
     /// Initial RAM disk of the guest
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "restore")]
     initrd: Option<PathBuf>,
     /// Command line of the guest's kernel; it follows the words of the preset
     #[arg(long, default_value = "console=ttyS0")]
@@ -141,6 +154,8 @@ pub(crate) struct Arguments {
     )]
     rdma_memory: RdmaMemory,
     #[command(flatten)]
+    restore: Restore,
+    #[command(flatten)]
     devices: Devices,
     #[command(flatten)]
     local: Local,
@@ -176,8 +191,10 @@ pub(crate) fn window(text: &str) -> Result<(u64, u64), String> {
 
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let stop = signals::listen()?;
-    let (local, remote) = arguments.slices.split_first().context("no --slice given")?;
-    if local.address.is_some() || remote.iter().any(|slice| slice.address.is_none()) {
+    let (local, remote) = arguments.slices.split_at(arguments.slices.len().min(1));
+    if local.iter().any(|slice| slice.address.is_some())
+        || remote.iter().any(|slice| slice.address.is_none())
+    {
         bail!("the first --slice must be local and all others must have an address");
     }
     let companions: Vec<_> = remote.iter().filter_map(|slice| slice.address).collect();
@@ -194,24 +211,38 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     }
     arguments.report.check()?;
     let secret = arguments.secret_file.as_deref().map(Secret::load).transpose();
+    let secret = secret.context("load the VM's secret")?;
+    let asked = VmSpec {
+        slices: arguments.slices.iter().map(|slice| slice.spec).collect(),
+        interrupts: arguments.interrupts,
+        page_tables: arguments.page_tables,
+        sample: arguments.sample,
+        clock_rate: arguments.guest_clock_rate,
+        timer_spacing: arguments.timer_spacing,
+        hold_us: arguments.hold,
+        devices: arguments.devices.specs(),
+    };
+    let (spec, start) = match (arguments.restore.options(), arguments.kernel) {
+        (Some(restore), _) => {
+            (restore::spec(&restore, secret.as_ref(), asked)?, Start::Restore(restore))
+        }
+        (None, Some(kernel)) => {
+            let boot = Boot {
+                kernel,
+                initrd: arguments.initrd,
+                cmdline: arguments.cmdline,
+                guest_preset: arguments.guest_preset.into(),
+                node_distance: arguments.node_distance,
+            };
+            (asked, Start::Boot(boot))
+        }
+        (None, None) => bail!("a VM begins with --kernel, or goes on with --restore"),
+    };
     let options = BootstrapOptions {
-        spec: VmSpec {
-            slices: arguments.slices.iter().map(|slice| slice.spec).collect(),
-            interrupts: arguments.interrupts,
-            page_tables: arguments.page_tables,
-            sample: arguments.sample,
-            clock_rate: arguments.guest_clock_rate,
-            timer_spacing: arguments.timer_spacing,
-            hold_us: arguments.hold,
-            devices: arguments.devices.specs(),
-        },
+        spec,
         companions,
-        secret: secret.context("load the VM's secret")?,
-        kernel: arguments.kernel,
-        initrd: arguments.initrd,
-        cmdline: arguments.cmdline,
-        guest_preset: arguments.guest_preset.into(),
-        node_distance: arguments.node_distance,
+        secret,
+        start,
         console: Box::new(stdout()),
         limit: arguments.limit.map(Duration::from_secs),
         stop,

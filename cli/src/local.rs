@@ -45,6 +45,10 @@ pub(crate) struct Local {
     /// Create the control socket of this slice there, for tessera trace, counters, tune and, on the slice that coordinates the VM, vm
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Folder for the parts of checkpoints that another slice has this one write (tessera vm checkpoint), and from which a
+    /// companion reads when a VM goes on from one (--restore). All slices reach the same files by it
+    #[arg(long, value_name = "DIR")]
+    checkpoints: Option<PathBuf>,
     /// What follows when the file system of an image on this host is full; both are logged
     #[arg(long, value_enum, default_value_t = WhenFull::Report)]
     on_full: WhenFull,
@@ -104,6 +108,7 @@ impl From<Local> for LocalOptions {
             control,
             clock_test,
             on_full,
+            checkpoints: arguments.checkpoints,
             forms: arguments.test_forms,
         }
     }

@@ -12,6 +12,7 @@ mod local;
 mod log;
 mod reference;
 mod report;
+mod restore;
 mod signals;
 mod slice_key;
 mod slices;

@@ -9,11 +9,11 @@ use serde_json::json;
 use std::fmt::Display;
 use std::io::{Write, stdout};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 use vmm::control::{
-    AddRequest, AdviseRequest, Answer, Client, ConsolidateRequest, DrainRequest, MoveVcpuRequest,
-    PauseRequest, PlacementAnswer, PlacementRequest, Request, ResumeRequest, SpreadRequest,
-    VcpusAnswer, VcpusRequest,
+    AddRequest, AdviseRequest, Answer, CheckpointAnswer, CheckpointRequest, Client,
+    ConsolidateRequest, DrainRequest, MoveVcpuRequest, PauseRequest, PlacementAnswer,
+    PlacementRequest, Request, ResumeRequest, SpreadRequest, VcpusAnswer, VcpusRequest,
 };
 
 #[derive(Args, Debug)]
@@ -47,6 +47,9 @@ enum Verb {
     /// Count for a while which slices send each other pages, and print where whole groups of vCPUs would be better placed:
     /// what that saves, and what it costs. Nothing is moved.
     Advise(AdviseArguments),
+    /// Write the whole VM into a folder: memory, vCPUs and devices of all slices at one moment. The guest stands still until
+    /// it is written. Other slices write their parts into the folder that their --checkpoints names; all must be one folder.
+    Checkpoint(CheckpointArguments),
     /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
     Show(ShowTarget),
 }
@@ -122,6 +125,23 @@ struct AdviseArguments {
 }
 
 #[derive(Args, Debug)]
+struct CheckpointArguments {
+    /// The folder of the checkpoint; it must not exist, and the folder that it is in must
+    path: PathBuf,
+    /// End the VM when it is written, as a suspend to disk
+    #[arg(long)]
+    end: bool,
+    /// Make pages shorter (zstd)
+    #[arg(long)]
+    compress: bool,
+    /// Write it although disks of the VM go on changing: a restored guest would find them later than its memory
+    #[arg(long)]
+    no_disk_guarantee: bool,
+    #[command(flatten)]
+    target: Target,
+}
+
+#[derive(Args, Debug)]
 struct Stay {
     /// Have slices that are empty then stay, so that they can be given parts again
     #[arg(long)]
@@ -164,6 +184,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Verb::Spread(target) => (target, Request::Spread(SpreadRequest {}), "spread"),
         Verb::Cpus(arguments) => return cpus(arguments),
         Verb::Advise(arguments) => return advise(arguments),
+        Verb::Checkpoint(arguments) => return checkpoint(arguments),
         Verb::Show(target) => return show(target),
     };
     let answer = ask(target, &request)?;
@@ -206,6 +227,27 @@ fn cpus(CpusArguments { count, target }: &CpusArguments) -> Result<()> {
     let Answer::Vcpus(answer) = ask(target, &request)? else { anyhow::bail!(OTHER_VERSION) };
     let text = if target.json { serde_json::to_string(&answer)? } else { lines_of(&answer) };
     writeln!(stdout(), "{text}").context("print the answer")
+}
+
+fn checkpoint(arguments: &CheckpointArguments) -> Result<()> {
+    let CheckpointArguments { path, end, compress, no_disk_guarantee, target } = arguments;
+    let path = absolute(path).context("find the folder of the checkpoint")?;
+    let path = path.to_str().context("the path of the checkpoint is no text")?.to_owned();
+    let (end, compress, no_disk_guarantee) = (*end, *compress, *no_disk_guarantee);
+    let request = CheckpointRequest { path: path.clone(), end, compress, no_disk_guarantee };
+    let answer = ask(target, &Request::Checkpoint(request))?;
+    let Answer::Checkpoint(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
+    let text = if target.json { serde_json::to_string(&answer)? } else { written(&path, &answer) };
+    writeln!(stdout(), "{text}").context("print the answer")
+}
+
+fn written(path: &str, answer: &CheckpointAnswer) -> String {
+    let CheckpointAnswer { milliseconds, paused_milliseconds, bytes, pages, .. } = answer;
+    format!(
+        "{path} is written after {milliseconds:.1} ms: {pages} pages in {} MiB; the guest stood still for \
+         {paused_milliseconds:.1} ms",
+        bytes >> 20
+    )
 }
 
 fn lines_of(VcpusAnswer { present, coming, leaving, absent }: &VcpusAnswer) -> String {

@@ -109,6 +109,7 @@ fn ask(client: &mut Client, top: usize) -> Result<TraceAnswer, ClientError> {
         | Answer::Placement(_)
         | Answer::Advice(_)
         | Answer::Vcpus(_)
+        | Answer::Checkpoint(_)
         | Answer::Refused(_) => TraceAnswer::default(),
     })
 }

@@ -205,7 +205,7 @@ impl Run<'_> {
                         self.committed = Some(committed);
                         decides.committed()
                     }
-                    Err(error) => decides.failed(&one_line(&error)),
+                    Err(error) => decides.not_committed(&one_line(&error)),
                 }),
                 Effect::GoOn => self.go_on(),
                 Effect::Over(Ok(())) => return Some(Ok(())),
@@ -227,8 +227,10 @@ impl Run<'_> {
         }
     }
 
-    /// The guest goes on, or the VM ends with what was written.
+    /// The guest goes on, or the VM ends with what was written. Nothing is ended but the cut of this checkpoint: nobody has
+    /// the VM pause while one is written.
     fn go_on(&mut self) {
+        let Some(began) = self.at_rest.take() else { return };
         let ends = self.ends && self.committed.is_some();
         if ends {
             let local = self.channels.local();
@@ -240,9 +242,7 @@ impl Run<'_> {
                 Err(error) => tracing::warn!("after a checkpoint: {error}"),
             }
         }
-        if let Some(began) = self.at_rest.take() {
-            self.paused = began.elapsed();
-        }
+        self.paused = began.elapsed();
     }
 
     fn commit(

@@ -162,10 +162,11 @@ impl Restored {
     }
 }
 
-/// The description of a VM in a checkpoint, as it was started.
+/// The description of a VM in a checkpoint, as it was started, and with the interrupts that it has.
 ///
 /// # Errors
 /// There is no checkpoint, or it is damaged.
 pub fn saved_spec(folder: &Path, secret: Option<&Secret>) -> Result<VmSpec, RestoreError> {
-    Ok(Restored::open(folder, secret)?.vm.spec)
+    let Description { spec, interrupts, .. } = Restored::open(folder, secret)?.vm;
+    Ok(VmSpec { interrupts, ..spec })
 }

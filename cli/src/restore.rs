@@ -1,0 +1,83 @@
+//! A bootstrap that goes on from a checkpoint: what of the VM is as it was, and what the command line says anew.
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+use transport::Secret;
+use vmm::slice::{DeviceSpec, RestoreOptions, RestoredClock, SliceSpec, VmSpec, saved_spec};
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Restore {
+    /// Go on from the checkpoint in this folder (tessera vm checkpoint), on any number of slices
+    ///
+    /// - Together the slices have as many vCPUs and as much memory as the VM had. Without --slice all of it is here.
+    /// - Companions are started with `--checkpoints DIR`, where DIR has the checkpoint's folder.
+    /// - Devices are those of the VM. If any is given, all are: of the same kinds, in the same order.
+    #[arg(long, value_name = "FOLDER", verbatim_doc_comment)]
+    restore: Option<PathBuf>,
+    /// What the guest's clock shows first when the VM goes on from a checkpoint
+    #[arg(long, value_enum, default_value_t = Clock::Keep, requires = "restore")]
+    clock: Clock,
+    /// Accept a checkpoint that was written without the VM's secret
+    #[arg(long, requires = "restore")]
+    unauthenticated: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Clock {
+    /// What it showed last
+    Keep,
+    /// As if it had run on
+    CatchUp,
+}
+
+impl Restore {
+    /// Whether it is wanted, and how.
+    pub(crate) fn options(&self) -> Option<RestoreOptions> {
+        let clock = match self.clock {
+            Clock::Keep => RestoredClock::Keep,
+            Clock::CatchUp => RestoredClock::CatchUp,
+        };
+        let path = self.restore.clone()?;
+        Some(RestoreOptions { path, clock, unauthenticated: self.unauthenticated })
+    }
+}
+
+/// The VM in a checkpoint on these slices, or on one, and with these devices, or with those that it had.
+pub(crate) fn spec(
+    restore: &RestoreOptions,
+    secret: Option<&Secret>,
+    asked: VmSpec,
+) -> Result<VmSpec> {
+    let secret = secret.filter(|_| !restore.unauthenticated);
+    let saved = saved_spec(&restore.path, secret).context("read the checkpoint")?;
+    let slices = if asked.slices.is_empty() { vec![whole(&saved)] } else { asked.slices };
+    let devices = if asked.devices.is_empty() {
+        saved.devices.into_iter().map(|device| placed(device, slices.len())).collect()
+    } else {
+        asked.devices
+    };
+    let (interrupts, clock_rate) = (saved.interrupts, saved.clock_rate);
+    Ok(VmSpec { slices, devices, interrupts, clock_rate, ..asked })
+}
+
+/// One slice with all of a VM.
+fn whole(spec: &VmSpec) -> SliceSpec {
+    let all = |of: fn(&SliceSpec) -> u32| spec.slices.iter().map(of).sum();
+    SliceSpec {
+        vcpus: all(|slice| slice.vcpus),
+        spare_vcpus: all(|slice| slice.spare_vcpus),
+        memory: spec.slices.iter().map(|slice| slice.memory).sum(),
+    }
+}
+
+/// A device where it was, or, if there are not so many slices, at the first one.
+fn placed(mut device: DeviceSpec, slices: usize) -> DeviceSpec {
+    let is_there = |slice: u16| usize::from(slice) < slices;
+    if !is_there(device.slice) {
+        device.slice = 0;
+    }
+    let own = device.slice;
+    device.standby.retain(|other| is_there(other.slice) && other.slice != own);
+    device
+}
