@@ -177,6 +177,8 @@ struct Links {
     driver: Option<Sender<Input>>,
     /// What slices of a VM that is restored have said before this one could decide.
     early: Vec<(SliceId, Message)>,
+    /// The VM is over: who is at rest stays so.
+    is_over: bool,
     /// How often this slice has come to coordinate.
     term: u64,
     /// Slices that are gone and without which the VM goes on. The placement does not say so.
@@ -286,7 +288,13 @@ impl CutLinks {
     pub(super) fn end(&self) {
         self.tell(Input::Over);
         let mut links = self.lock();
+        links.is_over = true;
         (links.member, links.driver) = (None, None);
+    }
+
+    /// Whether the VM is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().is_over
     }
 }
 

@@ -1,10 +1,21 @@
 //! It is written down, and goes on on other slices.
 
-use crate::guest::SLICE_BYTES;
-use crate::rig::{Vm, is_possible};
-use crate::{alone, guest};
+use crate::guest::{Disk, SLICE_BYTES};
+use crate::rig::{PAUSE, RESUME, Standby, Vm, is_possible, key};
+use crate::{alone, guest, moments};
+use checkpoint::Checkpoint;
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tessera_vmm::control::{CheckpointRequest, Request};
 use tessera_vmm::slice::{Interrupts, SliceSpec};
-use transport::CarrierKind;
+use transport::{CarrierKind, Secret};
+use wire::SliceId;
+
+/// Patience with a loaded machine; nothing depends on its value.
+const LIMIT: Duration = Duration::from_secs(60);
+const ASK_SLICE_0: &str = "ask slice0, which coordinates the VM, once the guest runs";
 
 /// vCPUs of each slice, and halves of what a slice has at the start, of a VM that has two vCPUs and four halves.
 type Layout = &'static [(u32, u64)];
@@ -20,6 +31,23 @@ fn slices(of: Layout) -> Vec<SliceSpec> {
         memory: halves * SLICE_BYTES / 2,
     };
     of.iter().map(slice).collect()
+}
+
+/// Where the pages of slice 1 begin in its part: behind the head and the form.
+fn first_page(folder: &Path) -> usize {
+    let checkpoint = Checkpoint::open(folder, None).expect("it is whole");
+    let sections = checkpoint.sections(SliceId(1)).expect("it has a part");
+    let bytes: u64 = sections.iter().map(|(_, bytes)| bytes).sum();
+    64 + usize::try_from(bytes).expect("it fits")
+}
+
+/// Waits for what other threads do.
+fn wait_until(so: impl Fn() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !so() {
+        assert!(Instant::now() < end, "it does not come about");
+        sleep(Duration::from_millis(5));
+    }
 }
 
 /// Goes on from a checkpoint on each of these layouts, one after another.
@@ -44,4 +72,119 @@ fn kvm_vm_goes_on_from_checkpoints_on_other_slices_with_userspace_apics() {
 #[test]
 fn kvm_vm_goes_on_from_checkpoints_on_other_slices_with_ghosts() {
     wander(Interrupts::Ghost, false, &[ONE, TWO, THREE, TWO]);
+}
+
+/// Each vCPU has a queue of the disk on its own slice. A disk that is written is the same in the end as in the checkpoint.
+#[test]
+fn kvm_vm_goes_on_from_checkpoints_with_queues_of_a_disk() {
+    for disk in [Disk::Reads, Disk::Writes] {
+        for interrupts in [Interrupts::Userspace, Interrupts::Ghost] {
+            let _alone = alone();
+            if !is_possible() {
+                return;
+            }
+            let mut vm = Vm::start_with(interrupts, CarrierKind::Shm, disk, Standby::None);
+            for (number, layout) in [ONE, THREE, TWO, ONE].into_iter().enumerate() {
+                let saved = vm.save(&format!("stop-{number}"));
+                vm = Vm::restore(saved, CarrierKind::Tcp, slices(layout));
+            }
+            assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+        }
+    }
+}
+
+/// What was written is of one moment, however the guest goes on after it.
+#[test]
+fn kvm_checkpoints_of_a_vm_that_runs_on_are_each_of_one_moment() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+    let names: Vec<String> = (0..4).map(|number| format!("moment-{number}")).collect();
+    for (name, moment) in names.iter().zip(moments(11)) {
+        sleep(moment);
+        let request = CheckpointRequest { compress: name.ends_with('2'), ..vm.checkpoint(name) };
+        vm.written(request);
+        vm.moves_on();
+    }
+    let saved: Vec<_> = names.iter().map(|name| vm.saved(name)).collect();
+    assert_eq!(vm.power_off(), guest::AGREE);
+    for (saved, layout) in saved.into_iter().zip([TWO, ONE, THREE, TWO]) {
+        let vm = Vm::restore(saved, CarrierKind::Shm, slices(layout));
+        assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+    }
+}
+
+#[test]
+fn kvm_checkpoint_that_cannot_be_written_is_refused_and_the_vm_goes_on() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, Disk::Writes, Standby::None);
+    let disk = vm.refusal(0, Request::Checkpoint(vm.checkpoint("one")));
+    assert!(disk.contains("device 0 is a disk"), "{disk}");
+    let request = |name: &str| CheckpointRequest { no_disk_guarantee: true, ..vm.checkpoint(name) };
+    let relative = CheckpointRequest { path: "here/one".into(), ..request("one") };
+    assert_eq!(vm.refusal(0, Request::Checkpoint(relative)), "here/one is no absolute path");
+    let dotted = vm.refusal(0, Request::Checkpoint(request(".one")));
+    assert!(dotted.contains("begins with a dot"), "{dotted}");
+    // Nothing of the first is overwritten.
+    vm.written(request("one"));
+    let digest = || fs::read(vm.saved("one").path().join("manifest")).expect("it is whole");
+    let before = digest();
+    let again = vm.refusal(0, Request::Checkpoint(request("one")));
+    assert!(again.contains("one"), "{again}");
+    assert_eq!(digest(), before);
+    // A part that another slice cannot write ends all of it.
+    let blocked = vm.saved("two").path();
+    fs::create_dir(&blocked).expect("make a folder");
+    fs::write(blocked.join("part-1"), "taken").expect("take the name");
+    let other = vm.refusal(0, Request::Checkpoint(request("two")));
+    assert!(other.contains("slice1 has not written its part"), "{other}");
+    // Others remove their parts when they are told.
+    wait_until(|| !blocked.join("part-0").exists());
+    assert!(blocked.join("part-1").exists(), "it is of somebody else");
+    assert_eq!(vm.refusal(1, Request::Checkpoint(request("three"))), ASK_SLICE_0);
+    vm.must(PAUSE);
+    let paused = vm.refusal(0, Request::Checkpoint(request("three")));
+    assert_eq!(paused, "the VM is paused, or about to be");
+    vm.must(RESUME);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
+}
+
+#[test]
+fn kvm_vm_does_not_go_on_from_what_is_not_its_checkpoint() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+    let saved = vm.save("one");
+    let refusal = |layout: Layout| Vm::restore_refusal(saved.clone(), slices(layout), key());
+    let much = refusal(&[(2, 6)]);
+    assert!(much.contains("memory: the checkpoint has 32 MiB, and 48 MiB is asked for"), "{much}");
+    let more = refusal(&[(3, 4)]);
+    assert!(more.contains("vCPUs: the checkpoint has 2, and 3 is asked for"), "{more}");
+    let stranger = Secret::from_bytes(b"another secret, of other tests").expect("long enough");
+    let other = Vm::restore_refusal(saved.clone(), slices(ONE), stranger);
+    assert!(other.contains("restore the VM from a checkpoint"), "{other}");
+    // One byte of a page.
+    let part = saved.path().join("part-1");
+    let bytes = fs::read(&part).expect("it is whole");
+    let mut damaged = bytes.clone();
+    damaged[first_page(&saved.path())] ^= 1;
+    fs::write(&part, damaged).expect("damage it");
+    let why = refusal(ONE);
+    assert!(why.contains("part-1"), "{why}");
+    // Either slice may read it first. The companion waits on, longer than this test.
+    let why = refusal(TWO);
+    assert!(why.contains("slice1") || why.contains("part-1"), "{why}");
+    fs::write(&part, &bytes[..bytes.len() - 1]).expect("cut it");
+    assert!(refusal(ONE).contains("part-1"));
+    fs::write(&part, bytes).expect("mend it");
+    let vm = Vm::restore(saved, CarrierKind::Shm, slices(ONE));
+    assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
 }

@@ -23,10 +23,10 @@ use tessera_vmm::control::{
     ResumeRequest,
 };
 use tessera_vmm::slice::{
-    Boot, BootstrapOptions, ClockTest, CompanionOptions, DeviceSpec, DiskFormat, DiskSpec, Ending,
-    Interrupts, Lend, LocalOptions, Memory, Offer, OnFull, PageTables, RestoreOptions,
-    RestoredClock, Rings, SliceSpec, Standby as StandbySpec, Start, StopHandle, VmSpec, bootstrap,
-    companion, one_line, saved_spec,
+    Boot, BootstrapOptions, ClockTest, CompanionOptions, DeviceKind, DeviceSpec, DiskFormat,
+    DiskSpec, Ending, Interrupts, Lend, LocalOptions, Memory, Offer, OnFull, PageTables,
+    RestoreOptions, RestoredClock, Rings, SliceSpec, Standby as StandbySpec, Start, StopHandle,
+    VmSpec, bootstrap, companion, one_line, saved_spec,
 };
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 
@@ -149,6 +149,14 @@ pub(crate) struct Saved {
     pub(crate) folder: Arc<Folder>,
     pub(crate) name: String,
     letters: Vec<u8>,
+    lend: Lend,
+}
+
+impl Saved {
+    /// The folder of the checkpoint.
+    pub(crate) fn path(&self) -> PathBuf {
+        checkpoints(&self.folder.0).join(&self.name)
+    }
 }
 
 /// A VM that runs.
@@ -333,52 +341,65 @@ impl Vm {
     }
 
     /// Goes on from a checkpoint on slices of this shape.
-    pub(crate) fn restore(
-        Saved { folder, name, letters }: Saved,
+    pub(crate) fn restore(saved: Saved, carrier: CarrierKind, slices: Vec<SliceSpec>) -> Self {
+        let vm = Self::begin_restore(saved, carrier, slices, key());
+        vm.moves_on();
+        vm
+    }
+
+    /// Why a VM of this shape does not go on from a checkpoint.
+    pub(crate) fn restore_refusal(saved: Saved, slices: Vec<SliceSpec>, secret: Secret) -> String {
+        let vm = Self::begin_restore(saved, CarrierKind::Shm, slices, secret);
+        let (seen, _) = vm.line.wait_until(|seen| seen.end(0).is_some());
+        match seen.end(0) {
+            Some(Err(why)) => why.clone(),
+            _ => panic!("{}", seen.describe()),
+        }
+    }
+
+    fn begin_restore(
+        Saved { folder, name, letters, lend }: Saved,
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
+        secret: Secret,
     ) -> Self {
-        let (line, checkpoint) = (Line::default(), checkpoints(&folder.0).join(name));
-        let lend = format!("disk:ro:{}", folder.0.join("disk").display());
-        let mut vm = Self {
-            lend: lend.parse().expect("it is so lent"),
-            line: line.clone(),
-            stops: BTreeMap::from([(0, StopHandle::new())]),
-            secret: key(),
-            folder,
-            letters,
-        };
-        let saved = saved_spec(&checkpoint, Some(&vm.secret)).expect("it is a checkpoint");
+        let (line, path) = (Line::default(), checkpoints(&folder.0).join(name));
+        let stops = BTreeMap::from([(0, StopHandle::new())]);
+        let mut vm = Self { lend, line: line.clone(), stops, secret, folder, letters };
+        let saved = saved_spec(&path, None).expect("it is a checkpoint");
+        let mut devices = saved.devices.clone();
+        for device in &mut devices {
+            device.slice = device.slice.min(u16::try_from(slices.len() - 1).expect("it is small"));
+            vm.take_disk(&mut device.kind);
+        }
         let numbers = (1..slices.len()).map(|slice| u16::try_from(slice).expect("it is small"));
         let offer = || Offer { vcpus: Some(2), bytes: None };
         let companions = numbers.map(|slice| vm.companion(slice, offer())).collect();
-        let start = Start::Restore(RestoreOptions {
-            path: checkpoint,
-            clock: RestoredClock::Keep,
-            unauthenticated: false,
-        });
-        let mut devices = saved.devices.clone();
-        if slices.len() == 1 {
-            devices.iter_mut().for_each(|device| device.slice = 0);
-        }
-        let options = BootstrapOptions {
-            spec: VmSpec { slices, devices, ..saved },
-            companions,
-            start,
-            ..vm.options(carrier)
-        };
+        let clock = RestoredClock::Keep;
+        let start = Start::Restore(RestoreOptions { path, clock, unauthenticated: false });
+        let spec = VmSpec { slices, devices, ..saved };
+        let options = BootstrapOptions { spec, companions, start, ..vm.options(carrier) };
         run(&line, 0, move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0));
-        vm.moves_on();
         vm
+    }
+
+    /// The disk as it is, in a file of its own: what is left of a VM that is over keeps it locked as long as this process runs.
+    fn take_disk(&mut self, device: &mut DeviceKind) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let DeviceKind::Disk(disk) = device else { return };
+        let folder = self.folder.0.join(format!("again-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        fs::create_dir(&folder).expect("make a folder");
+        let path = folder.join(disk.path.file_name().expect("it has a name"));
+        fs::copy(&disk.path, &path).expect("copy the disk");
+        let mode = if disk.read_only { "ro" } else { "rw" };
+        self.lend = format!("disk:{mode}:{}", path.display()).parse().expect("it is so lent");
+        disk.path = path;
     }
 
     /// Writes a checkpoint, with which the VM ends.
     pub(crate) fn save(self, name: &str) -> Saved {
         let request = CheckpointRequest { end: true, ..self.checkpoint(name) };
-        match self.ask(0, Request::Checkpoint(request)) {
-            Ok(Answer::Checkpoint(answer)) => println!("{answer:?}"),
-            other => panic!("{other:?}; {}", self.line.seen().describe()),
-        }
+        self.written(request);
         let (seen, _) = self.line.wait_until(|seen| seen.is_over());
         let saved = |(slice, end): (&u16, &Option<End>)| match end {
             Some(Ok(Ending::Saved)) => *slice == 0,
@@ -386,7 +407,21 @@ impl Vm {
             _ => false,
         };
         assert!(seen.ends.iter().all(saved), "{}", seen.describe());
-        Saved { folder: self.folder, name: name.to_owned(), letters: self.letters }
+        self.saved(name)
+    }
+
+    /// Writes a checkpoint.
+    pub(crate) fn written(&self, request: CheckpointRequest) {
+        match self.ask(0, Request::Checkpoint(request)) {
+            Ok(Answer::Checkpoint(answer)) => println!("{answer:?}"),
+            other => panic!("{other:?}; {}", self.line.seen().describe()),
+        }
+    }
+
+    /// What was written under this name.
+    pub(crate) fn saved(&self, name: &str) -> Saved {
+        let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
+        Saved { folder, name: name.to_owned(), letters, lend: self.lend.clone() }
     }
 
     /// What is asked for a checkpoint of this name.

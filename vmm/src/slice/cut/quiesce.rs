@@ -472,16 +472,24 @@ pub(super) fn peer_counts(frames: &[PeerFrames], messages: &[Channel]) -> Vec<Pe
 impl Drop for Quiesce {
     fn drop(&mut self) {
         self.writing = None;
+        // A guest that went on until its machine stops would still write to disks, which the checkpoint with which the VM has
+        // ended says nothing of.
+        let stays = self.slice.channels.cut.is_over();
         self.let_newcomer_go();
         if let Some(devices) = &self.slice.devices {
             devices.settle(&self.slice.channels);
         }
         self.let_memory_go();
         self.devices = None;
-        if let (true, Some(devices)) = (self.queues, &self.slice.devices) {
-            devices.resume_queues();
+        if stays {
+            // The machine ends their rest when it stops.
+            self.vcpus.take().into_iter().for_each(std::mem::forget);
+        } else {
+            if let (true, Some(devices)) = (self.queues, &self.slice.devices) {
+                devices.resume_queues();
+            }
+            self.vcpus = None;
         }
-        self.vcpus = None;
         let channels = &self.slice.channels;
         // It got ready, and the cut was given up.
         if channels.succession.is_chosen() && !channels.coordinates() {
