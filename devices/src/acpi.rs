@@ -10,13 +10,15 @@
 //! * Every vCPU has an x2APIC entry, also those with ids below 255: there is no xAPIC mode.
 //! * "Force physical destination mode": without interrupt remapping, logical x2APIC destinations
 //!   do not fit in an IOAPIC entry.
-//! * vCPUs that can come later are "online capable" and not "enabled", and only then there are processor devices and a
-//!   general-purpose event (`acpi/vcpus.rs`).
+//! * vCPUs that can come later are "online capable" and not "enabled", and only then there are processor devices and
+//!   their general-purpose event (`acpi/vcpus.rs`).
+//! * The generation id of the VM has a device and an event in any case (`acpi/generation.rs`).
 
+mod generation;
 mod pci;
 mod vcpus;
 
-use crate::hotplug::GPE_PORT;
+use crate::gpe::{GPE_BYTES, GPE_PORT};
 use crate::ioapic::{IOAPIC_BASE, IOAPIC_ID};
 use crate::layout::{ACPI_END, ACPI_START, MemoryLayout, NodeRange};
 use crate::pm;
@@ -179,8 +181,7 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
     let facs = area.place(bytes_of(&FACS::new()));
     let dsdt = area.place(dsdt(config));
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    let tables =
-        [fadt(facs, dsdt, config.present.is_some()), madt(config), srat(config), slit(config)];
+    let tables = [fadt(facs, dsdt), madt(config), srat(config), slit(config)];
     for table in tables.into_iter().chain(config.pci.then(pci::mcfg)) {
         xsdt.add_entry(area.place(table));
     }
@@ -220,7 +221,8 @@ fn sdt(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     table.as_slice().to_vec()
 }
 
-/// Sleep state S5, the panic device, and PCI and vCPUs that can come if there are any; everything else is fixed hardware.
+/// Sleep state S5, the panic device, the generation id, and PCI and vCPUs that can come if there are any; everything else is
+/// fixed hardware.
 fn dsdt(config: &AcpiConfig) -> Vec<u8> {
     let mut body = Vec::new();
     let typ = pm::SLEEP_TYPE_S5;
@@ -239,6 +241,7 @@ fn dsdt(config: &AcpiConfig) -> Vec<u8> {
         )],
     )
     .to_aml_bytes(&mut body);
+    generation::devices(&mut body);
     if config.pci {
         pci::devices(&mut body);
     }
@@ -253,7 +256,7 @@ fn port(address: u16, bits: u8, access: AccessSize) -> GAS {
 }
 
 /// Fixed registers (ACPI 6.5, 5.2.9).
-fn fadt(facs: u64, dsdt: u64, events: bool) -> Vec<u8> {
+fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
     /// Devices on the legacy bus; the other bits are explained in the module documentation.
     const LEGACY_DEVICES: u16 = 1 << 0;
     const NO_VGA: u16 = 1 << 2;
@@ -282,11 +285,9 @@ fn fadt(facs: u64, dsdt: u64, events: bool) -> Vec<u8> {
     fadt.pm_tmr_blk = u32::from(pm::PM_TIMER_PORT).into();
     fadt.pm_tmr_len = 4;
     fadt.x_pm_tmr_blk = port(pm::PM_TIMER_PORT, 32, AccessSize::DwordAccess);
-    if events {
-        fadt.gpe0_blk = u32::from(GPE_PORT).into();
-        fadt.gpe0_blk_len = 2;
-        fadt.x_gpe0_blk = port(GPE_PORT, 16, AccessSize::ByteAccess);
-    }
+    fadt.gpe0_blk = u32::from(GPE_PORT).into();
+    fadt.gpe0_blk_len = GPE_BYTES;
+    fadt.x_gpe0_blk = port(GPE_PORT, 8 * GPE_BYTES, AccessSize::ByteAccess);
     // No C2 and no C3 (ACPI 6.5, table 5.9).
     fadt.p_lvl2_lat = 0xfff.into();
     fadt.p_lvl3_lat = 0xfff.into();
@@ -471,6 +472,7 @@ mod tests {
         assert_eq!([fadt[88], fadt[89], fadt[91]], [4, 2, 4]);
         assert_eq!(u16::from_le_bytes([fadt[109], fadt[110]]), 0b101);
         assert_eq!((u64_at(fadt, 120), fadt[128]), (0xcf9, 6));
+        assert_eq!((u32_at(fadt, 80), fadt[92], u64_at(fadt, 224)), (0x610, 2, 0x610));
     }
 
     #[test]
@@ -479,6 +481,27 @@ mod tests {
         let dsdt = table(&tables, b"DSDT");
         let has = |needle: &[u8]| dsdt.windows(needle.len()).any(|window| window == needle);
         assert!(has(b"\x08_S5_\x12") && has(b"QEMU0001"));
+    }
+
+    /// Each of its objects as ACPI 6.5, 20.2 has it: a name, then what it stands for.
+    #[test]
+    fn dsdt_says_where_the_generation_id_is_and_how_it_changes() {
+        let tables = build(&config(1, &[64])).unwrap();
+        let dsdt = table(&tables, b"DSDT");
+        let objects: [&[u8]; 6] = [
+            b"VGEN\x08_HID\x0dTSRAVGID\0",
+            b"\x08_CID\x0dVM_Gen_Counter\0",
+            b"\x08_DDN\x0dVM_Gen_Counter\0",
+            // A package of two: 0xdf010 and zero.
+            b"\x08ADDR\x12\x08\x02\x0c\x10\xf0\x0d\0\0",
+            // Serialized, without arguments.
+            b"\\_GPE\x14\x13_E01\x08",
+            // Notify (\_SB.VGEN, 0x80).
+            b"\x86\\\x2e_SB_VGEN\x0a\x80",
+        ];
+        for object in objects {
+            assert!(dsdt.windows(object.len()).any(|window| window == object), "{object:x?}");
+        }
     }
 
     #[test]
@@ -513,12 +536,9 @@ mod tests {
             [0, 1, 2, 3].map(|vcpu| u32_at(table(tables, b"APIC"), 44 + 16 * vcpu + 8))
         };
         assert_eq!((flags(&without), flags(&with)), ([1; 4], [1, 1, 1, 2]));
-        let event = |tables: &AcpiTables| {
-            let fadt = table(tables, b"FACP");
-            (u32_at(fadt, 80), fadt[92], u64_at(fadt, 224))
-        };
-        assert_eq!((event(&without), event(&with)), ((0, 0, 0), (0x610, 2, 0x610)));
-        assert_eq!(table(&without, b"SRAT"), table(&with, b"SRAT"));
+        for same in [b"FACP", b"SRAT"] {
+            assert_eq!(table(&without, same), table(&with, same));
+        }
         let names = |tables: &AcpiTables| {
             let dsdt = table(tables, b"DSDT");
             let has = |name: &str| dsdt.windows(4).any(|window| window == name.as_bytes());

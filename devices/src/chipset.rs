@@ -10,7 +10,8 @@
 //! | 0x3f8-0x3ff | serial line |
 //! | 0x505 | panic notifier |
 //! | 0x600-0x60b | ACPI PM1 and PM timer |
-//! | 0x610, 0x611, 0x620-0x633 | general-purpose event and CPU hot-plug, if vCPUs can come later |
+//! | 0x610, 0x611 | ACPI general-purpose events |
+//! | 0x620-0x633 | CPU hot-plug, if vCPUs can come later |
 //! | 0xcf9 | reset control |
 //! | 0xfec00000 | IOAPIC |
 //!
@@ -25,9 +26,8 @@ pub use saved::ChipsetState;
 
 use crate::acpi::SCI_IRQ;
 use crate::cmos::Cmos;
-use crate::hotplug::{
-    GPE_PORT, HOTPLUG_BYTES, HOTPLUG_PORT, Hotplug, HotplugConfig, Plug, PlugError,
-};
+use crate::gpe::{Event, EventBlock, GPE_BYTES, GPE_PORT};
+use crate::hotplug::{HOTPLUG_BYTES, HOTPLUG_PORT, Hotplug, HotplugConfig, Plug, PlugError};
 use crate::ioapic::{IOAPIC_BASE, IoApic};
 use crate::pit::Pit;
 use crate::pm::{self, Pm1, Pm1Write};
@@ -47,7 +47,7 @@ const KEYBOARD_RESET: u8 = 0xfe;
 const SERIAL_END: u16 = SERIAL_PORT + 7;
 const PM1_END: u16 = pm::PM1_CONTROL_PORT + 1;
 const PM_TIMER_END: u16 = pm::PM_TIMER_PORT + 3;
-const GPE_END: u16 = GPE_PORT + 1;
+const GPE_END: u16 = GPE_PORT + GPE_BYTES as u16 - 1;
 const HOTPLUG_END: u16 = HOTPLUG_PORT + HOTPLUG_BYTES as u16 - 1;
 const IOAPIC_START: u64 = IOAPIC_BASE as u64;
 const IOAPIC_END: u64 = IOAPIC_START + 0xfff;
@@ -103,6 +103,7 @@ impl IoApicPort {
 struct Legacy {
     cmos: Cmos,
     pm1: Pm1,
+    events: EventBlock,
     pit: Pit,
     interrupt_masks: [u8; 2],
     /// Where vCPUs can come later.
@@ -174,6 +175,18 @@ impl Chipset {
         heard
     }
 
+    /// Tells the guest that its VM has another generation id, which is in its memory by now: it reads it. That may be before
+    /// any vCPU runs, but not before the states of chipset and vCPUs have been restored, for an interrupt is part of those. False: the
+    /// guest has not enabled the event; it is told when it does, unless it clears the event first, as Linux does at boot
+    /// before it reads the id.
+    pub fn notify_generation(&self) -> bool {
+        let heard = lock(&self.legacy).events.raise(Event::Generation);
+        if heard {
+            self.raise_sci();
+        }
+        heard
+    }
+
     /// All vCPUs, by their numbers, if some can come later.
     pub fn plugs(&self) -> Option<Vec<Plug>> {
         lock(&self.legacy).hotplug.as_ref().map(|hotplug| hotplug.plugs().to_vec())
@@ -201,7 +214,8 @@ impl Chipset {
         ask: impl FnOnce(&mut Hotplug) -> Result<bool, PlugError>,
     ) -> Result<(), PlugError> {
         let mut legacy = lock(&self.legacy);
-        let due = ask(legacy.hotplug.as_mut().ok_or(PlugError::NoHotplug)?)?;
+        let asked = ask(legacy.hotplug.as_mut().ok_or(PlugError::NoHotplug)?)?;
+        let due = asked && legacy.events.raise(Event::Vcpus);
         drop(legacy);
         if due {
             self.raise_sci();
@@ -229,10 +243,7 @@ impl Chipset {
             SERIAL_PORT..=SERIAL_END => lock(&self.serial).read(register(port, SERIAL_PORT)),
             pm::PVPANIC_PORT => pm::PVPANIC_PANICKED,
             pm::PM1_EVENT_PORT..=PM1_END => lock(&self.legacy).pm1.read(port - pm::PM1_EVENT_PORT),
-            GPE_PORT..=GPE_END => match &lock(&self.legacy).hotplug {
-                Some(hotplug) => hotplug.read_event(port - GPE_PORT),
-                None => 0xff,
-            },
+            GPE_PORT..=GPE_END => lock(&self.legacy).events.read(port - GPE_PORT),
             _ => 0xff,
         }
     }
@@ -260,10 +271,7 @@ impl Chipset {
                 }
             }
             GPE_PORT..=GPE_END => {
-                let mut legacy = lock(&self.legacy);
-                let hotplug = legacy.hotplug.as_mut();
-                let due = hotplug.is_some_and(|it| it.write_event(port - GPE_PORT, value));
-                drop(legacy);
+                let due = lock(&self.legacy).events.write(port - GPE_PORT, value);
                 if due {
                     self.raise_sci();
                 }

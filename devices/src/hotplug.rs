@@ -12,9 +12,8 @@
 //!     +-------------------------------- _EJ0 (from any state) --------+-----------+
 //! ```
 //! `add` takes back what is asked and not yet taken; `_OST: failed` of Asked or Leaving leads back to Present. Announced and
-//! Asked are requests: the general-purpose event (ACPI 6.5, 4.8.4.1) has the guest run `_E00`, which takes them one by one
-//! (`acpi/vcpus.rs` has the methods). The event's status is set by each request and cleared by the guest before it looks, so
-//! none is missed.
+//! Asked are requests: a [general-purpose event](crate::gpe) has the guest run `_E00`, which takes them one by one
+//! (`acpi/vcpus.rs` has the methods). Each request raises the event.
 //!
 //! Registers, each read and written as 4 bytes; other accesses read as ones and write nothing:
 //!
@@ -35,10 +34,6 @@ use thiserror::Error;
 /// As many as a placement may have.
 const VCPUS_MAX: u32 = 256;
 
-/// General-purpose event block: status, then enable, one byte each.
-pub(crate) const GPE_PORT: u16 = 0x610;
-/// The bit of that block, hence the name of the method `_E00`.
-pub(crate) const GPE_BIT: u8 = 1;
 /// The registers.
 pub(crate) const HOTPLUG_PORT: u16 = 0x620;
 /// Bytes of them.
@@ -125,14 +120,12 @@ pub struct Plug {
     pub node: u8,
 }
 
-/// The vCPUs, the registers and the event block.
+/// The vCPUs and the registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hotplug {
     vcpus: Vec<Plug>,
     nodes: u8,
     selected: u32,
-    status: u8,
-    enable: u8,
 }
 
 impl Hotplug {
@@ -150,7 +143,7 @@ impl Hotplug {
         let nodes = config.vcpu_nodes.iter().copied();
         let nodes = nodes.chain(config.vcpu_nodes.is_empty().then_some(0));
         let vcpus = (0..VCPUS_MAX).zip(nodes).map(plug).collect();
-        Self { vcpus, nodes: config.nodes, selected: 0, status: 0, enable: 0 }
+        Self { vcpus, nodes: config.nodes, selected: 0 }
     }
 
     /// All vCPUs in their order.
@@ -163,7 +156,7 @@ impl Hotplug {
     }
 
     /// The guest is to have this vCPU, which is at a node. If the guest does not know that one, it is told the last that it
-    /// does. True: the interrupt of ACPI events is due.
+    /// does. True: there is a request.
     pub(crate) fn add(&mut self, vcpu: u32, node: u8) -> Result<bool, PlugError> {
         let nodes = self.nodes;
         let plug = self.plug(vcpu).ok_or(PlugError::NoSuchVcpu(vcpu))?;
@@ -180,10 +173,10 @@ impl Hotplug {
             PlugState::Adding | PlugState::Present => return Ok(false),
             PlugState::Leaving => return Err(PlugError::Leaving(vcpu)),
         }
-        Ok(self.raise())
+        Ok(true)
     }
 
-    /// The guest is to give this vCPU back. True: the interrupt of ACPI events is due.
+    /// The guest is to give this vCPU back. True: there is a request.
     pub(crate) fn remove(&mut self, vcpu: u32) -> Result<bool, PlugError> {
         if vcpu == 0 {
             return Err(PlugError::BootVcpu);
@@ -194,32 +187,7 @@ impl Hotplug {
             return Ok(false);
         }
         plug.state = PlugState::Asked;
-        Ok(self.raise())
-    }
-
-    fn raise(&mut self) -> bool {
-        self.status |= GPE_BIT;
-        self.pending()
-    }
-
-    fn pending(&self) -> bool {
-        self.status & self.enable & GPE_BIT != 0
-    }
-
-    /// Reads a byte of the event block.
-    pub(crate) fn read_event(&self, offset: u16) -> u8 {
-        if offset == 0 { self.status } else { self.enable }
-    }
-
-    /// Writes a byte of the event block. True: what has happened is enabled now, and the interrupt is due.
-    pub(crate) fn write_event(&mut self, offset: u16, value: u8) -> bool {
-        let before = self.pending();
-        match offset {
-            // Writing one clears.
-            0 => self.status &= !value,
-            _ => self.enable = value,
-        }
-        !before && self.pending()
+        Ok(true)
     }
 
     /// Reads a register.

@@ -1,14 +1,14 @@
 //! Where guest RAM lies.
 //!
 //! ```text
-//! 0            640 KiB    896 KiB   1 MiB            3 GiB          4 GiB
-//! | RAM (low)  |  hole    |  ACPI   |  RAM            |  registers   |  RAM ...
+//! 0            640 KiB    892 KiB   896 KiB   1 MiB            3 GiB          4 GiB
+//! | RAM (low)  |  hole    |  id     |  ACPI   |  RAM            |  registers   |  RAM ...
 //! ```
 //!
 //! Every slice brings an amount of memory; the amounts are laid one after the other in slice
 //! order, each one NUMA node, and an amount that reaches 3 GiB goes on at 4 GiB. RAM also backs
-//! the legacy holes below 1 MiB (the ACPI tables are in it); the E820 map just does not offer
-//! them as free memory.
+//! the legacy holes below 1 MiB (the generation id and the ACPI tables are in it); the E820 map just does
+//! not offer them as free memory.
 
 use thiserror::Error;
 
@@ -19,6 +19,13 @@ pub const HIGH_RAM_START: u64 = 0x1_0000_0000;
 /// No RAM at or above this address: the ghost stubs live there, and 40 bits are what the smallest
 /// supported processor can address.
 pub const RAM_LIMIT: u64 = 0xff_0000_0000;
+/// First byte of the page of the [generation id](crate::generation). It has the page for itself and is reserved, not ACPI
+/// memory, which a guest may use once it has read the tables (both are asked for by Microsoft's specification).
+const GENERATION_PAGE: u64 = 0xd_f000;
+const GENERATION_PAGE_END: u64 = 0xe_0000;
+/// Guest-physical address of the generation id, 16 bytes. Linux looks for ROMs at each 2 KiB here, and would take some ids
+/// for one.
+pub const GENERATION_ADDRESS: u64 = GENERATION_PAGE + 0x10;
 /// First byte of the area of the ACPI tables.
 pub const ACPI_START: u64 = 0xe_0000;
 /// End of the area of the ACPI tables.
@@ -210,14 +217,15 @@ impl MemoryLayout {
         (offset < self.total).then_some(offset)
     }
 
-    /// The map that the guest sees: conventional memory, the BIOS data area, the ACPI tables, and
-    /// everything from 1 MiB up.
+    /// The map that the guest sees: conventional memory, the BIOS data area, the generation id, the ACPI tables,
+    /// and everything from 1 MiB up.
     #[must_use]
     pub fn e820(&self) -> Vec<E820Entry> {
         let entry = |start, end: u64, kind| E820Entry { start, len: end - start, kind };
         let mut map = vec![
             entry(0, LOW_CONVENTIONAL_END, E820Kind::Ram),
             entry(LOW_CONVENTIONAL_END, LOW_RESERVED_END, E820Kind::Reserved),
+            entry(GENERATION_PAGE, GENERATION_PAGE_END, E820Kind::Reserved),
             entry(ACPI_START, ACPI_END, E820Kind::Acpi),
         ];
         for block in self.blocks() {
@@ -289,8 +297,21 @@ mod tests {
     fn e820_of_small_guest_is_as_documented() {
         let map = MemoryLayout::new(&[256 * MIB]).unwrap().e820();
         let kinds: Vec<u32> = map.iter().map(|entry| entry.kind.code()).collect();
-        assert_eq!(kinds, [1, 2, 3, 1]);
-        assert_eq!(map[3], E820Entry { start: MIB, len: 255 * MIB, kind: E820Kind::Ram });
+        assert_eq!(kinds, [1, 2, 2, 3, 1]);
+        assert_eq!(map[4], E820Entry { start: MIB, len: 255 * MIB, kind: E820Kind::Ram });
+    }
+
+    #[test]
+    fn generation_id_is_aligned_and_alone_in_reserved_memory() {
+        let map = MemoryLayout::new(&[256 * MIB]).unwrap().e820();
+        let page = map
+            .iter()
+            .find(|entry| (entry.start..entry.start + entry.len).contains(&GENERATION_ADDRESS));
+        assert_eq!(page.map(|entry| entry.kind), Some(E820Kind::Reserved));
+        assert_eq!(GENERATION_ADDRESS % 8, 0);
+        let frame = GENERATION_ADDRESS & !0xfff;
+        let others = map.iter().filter(|entry| entry.start < frame + 4096);
+        assert_eq!(others.filter(|entry| entry.start + entry.len > frame).count(), 1);
     }
 
     proptest! {

@@ -13,6 +13,8 @@ mod chipset;
 mod cmos;
 pub mod delegate;
 mod fence;
+pub mod generation;
+mod gpe;
 mod hotplug;
 mod ioapic;
 pub mod layout;
@@ -27,6 +29,7 @@ pub mod virtio;
 
 pub use chipset::{Chipset, ChipsetConfig};
 pub use fence::{Fence, Standing};
+pub use generation::GenerationId;
 pub use hotplug::{HotplugConfig, Plug, PlugError, PlugState};
 pub use ioapic::{IOAPIC_BASE, IOAPIC_PINS};
 pub use traits::{

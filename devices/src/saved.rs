@@ -1,7 +1,7 @@
 //! Saved forms of all devices: each lies beside its device, this module only gathers them.
 //!
 //! ```text
-//!   Chipset --save--> ChipsetState: serial line, timer, CMOS, PM1, IOAPIC, CPU hot-plug if there is
+//!   Chipset --save--> ChipsetState: serial line, timer, CMOS, PM1, events, IOAPIC, CPU hot-plug if there is
 //!   PciRoot --save--> PciRootState: for each function its registers, MSI-X table and virtio transport
 //!   MsixView, ConsoleInput, NetDevice, Vsock --save--> what one slice keeps of a device
 //!   WorkerThread --rest--> WorkerState: how far each ring has been served
@@ -14,6 +14,7 @@ pub(crate) mod testing;
 
 pub use crate::chipset::ChipsetState;
 pub use crate::cmos::CmosState;
+pub use crate::gpe::EventBlockState;
 pub use crate::hotplug::HotplugState;
 pub use crate::ioapic::{IoApicPinState, IoApicState};
 pub use crate::msix::MsixViewState;

@@ -129,6 +129,8 @@ fn chipset(bytes: &[u8], script: &[u8]) {
             (1, true) => chipset.mmio_write(ioapic, data),
             (1, false) => chipset.mmio_read(ioapic, &mut [0; 8][..data.len()]),
             (2, _) => drop(chipset.console_input(data)),
+            // No pin.
+            _ if data[0] == u8::MAX => drop(chipset.notify_generation()),
             _ => chipset.set_line(data[0], write),
         }
     }

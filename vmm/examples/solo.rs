@@ -7,7 +7,7 @@
 use anyhow::{Context, Result, anyhow, bail};
 use devices::acpi::{self, AcpiConfig, VcpuPlace};
 use devices::layout::MemoryLayout;
-use devices::{Chipset, ChipsetConfig, InterruptSink, ShutdownCause, ShutdownSink};
+use devices::{Chipset, ChipsetConfig, GenerationId, InterruptSink, ShutdownCause, ShutdownSink};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs};
 use kvm_ioctls::Kvm;
 use migrate::PlacementView;
@@ -209,6 +209,7 @@ fn load(
             layout,
             boot_node: 0,
             acpi: &tables,
+            generation: GenerationId::random()?,
         },
     )?;
     let mut sregs = machine.sregs(VcpuId(0))?;

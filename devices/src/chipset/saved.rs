@@ -2,6 +2,7 @@
 
 use super::{Chipset, lock};
 use crate::cmos::CmosState;
+use crate::gpe::{Event, EventBlockState};
 use crate::hotplug::HotplugState;
 use crate::ioapic::IoApicState;
 use crate::pit::PitState;
@@ -24,6 +25,8 @@ pub struct ChipsetState {
     pub cmos: CmosState,
     /// The PM1 registers of ACPI.
     pub pm1: Pm1State,
+    /// General-purpose events of ACPI.
+    pub events: EventBlockState,
     /// The IOAPIC.
     pub ioapic: IoApicState,
     /// CPU hot-plug, in a machine in which vCPUs can come later.
@@ -32,20 +35,24 @@ pub struct ChipsetState {
 
 impl SavedState for ChipsetState {
     const NAME: &'static str = "chipset";
-    const VERSION: u16 = 2;
+    const VERSION: u16 = 3;
     const MAX_BYTES: usize = SerialLineState::MAX_BYTES
         + PitState::MAX_BYTES
         + CmosState::MAX_BYTES
         + Pm1State::MAX_BYTES
+        + EventBlockState::MAX_BYTES
         + IoApicState::MAX_BYTES
         + HotplugState::MAX_BYTES
-        + 80;
+        + 88;
 
     fn check(&self) -> Result<(), Invalid> {
         self.serial.check()?;
         self.pit.check()?;
         self.cmos.check()?;
         self.pm1.check()?;
+        self.events.check()?;
+        let asked = self.events.has(Event::Vcpus) && self.hotplug.is_none();
+        Invalid::unless(!asked, "events", "about vCPUs, where none can come")?;
         self.hotplug.as_ref().map_or(Ok(()), HotplugState::check)?;
         self.ioapic.check()
     }
@@ -64,6 +71,7 @@ impl Saved for Chipset {
             pit: legacy.pit.save(),
             cmos: legacy.cmos.save(),
             pm1: legacy.pm1.save(),
+            events: legacy.events.save(),
             ioapic: lock(&self.ioapic.ioapic).save(),
             hotplug: legacy.hotplug.as_ref().map(Saved::save),
         }
@@ -84,6 +92,7 @@ impl Saved for Chipset {
         legacy.pit.restore(state.pit)?;
         legacy.cmos.restore(state.cmos)?;
         legacy.pm1.restore(state.pm1)?;
+        legacy.events.restore(state.events)?;
         lock(&self.ioapic.ioapic).restore(state.ioapic)
     }
 }

@@ -1,6 +1,6 @@
 //! The saved form of CPU hot-plug.
 
-use super::{GPE_BIT, Hotplug, Plug, PlugState, VCPUS_MAX};
+use super::{Hotplug, Plug, PlugState, VCPUS_MAX};
 use migrate::{Invalid, Saved, SavedState};
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +19,6 @@ pub struct HotplugState {
     pub nodes: Vec<u8>,
     /// The vCPU that the registers are about.
     pub selected: u32,
-    /// Status of the event block.
-    pub status: u8,
-    /// Enable byte of the event block.
-    pub enable: u8,
 }
 
 fn state_of(number: u8) -> Option<PlugState> {
@@ -31,8 +27,8 @@ fn state_of(number: u8) -> Option<PlugState> {
 
 impl SavedState for HotplugState {
     const NAME: &'static str = "hotplug";
-    const VERSION: u16 = 1;
-    const MAX_BYTES: usize = 3 * VCPUS_MAX as usize + 112;
+    const VERSION: u16 = 2;
+    const MAX_BYTES: usize = 3 * VCPUS_MAX as usize + 96;
 
     fn check(&self) -> Result<(), Invalid> {
         let unless = Invalid::unless;
@@ -43,8 +39,7 @@ impl SavedState for HotplugState {
         let first = self.vcpus.first().is_some_and(|state| *state == PlugState::Present as u8);
         unless(first, "vcpus", "vCPU 0 is not there")?;
         unless(self.refusals.len() == self.vcpus.len(), "refusals", "not one for each vCPU")?;
-        unless(self.nodes.len() == self.vcpus.len(), "nodes", "not one for each vCPU")?;
-        unless(self.status & !GPE_BIT == 0, "status", "events that do not exist")
+        unless(self.nodes.len() == self.vcpus.len(), "nodes", "not one for each vCPU")
     }
 }
 
@@ -57,8 +52,6 @@ impl Saved for Hotplug {
             refusals: self.vcpus.iter().map(|plug| plug.refusal).collect(),
             nodes: self.vcpus.iter().map(|plug| plug.node).collect(),
             selected: self.selected,
-            status: self.status,
-            enable: self.enable,
         }
     }
 
@@ -75,7 +68,7 @@ impl Saved for Hotplug {
         };
         let fields = state.vcpus.iter().zip(&state.refusals).zip(&state.nodes);
         self.vcpus = fields.map(plug).collect();
-        (self.selected, self.status, self.enable) = (state.selected, state.status, state.enable);
+        self.selected = state.selected;
         Ok(())
     }
 }

@@ -11,11 +11,9 @@ fn config(vcpus: u32, present: u32) -> HotplugConfig {
     HotplugConfig { present, vcpu_nodes, nodes: 2 }
 }
 
-/// Four vCPUs, two of them there, and a guest that hears the event.
+/// Four vCPUs, two of them there.
 fn machine() -> Hotplug {
-    let mut hotplug = Hotplug::new(&config(4, 2));
-    assert!(!hotplug.write_event(1, GPE_BIT));
-    hotplug
+    Hotplug::new(&config(4, 2))
 }
 
 fn states(hotplug: &Hotplug) -> Vec<PlugState> {
@@ -43,9 +41,7 @@ fn vcpu_is_added_taken_away_and_added_again() {
     for _ in 0..2 {
         assert_eq!(sta(&mut hotplug, 2), 0);
         assert_eq!(hotplug.add(2, 0), Ok(true));
-        assert_eq!((hotplug.read_event(0), sta(&mut hotplug, 2)), (GPE_BIT, 0xf));
-        hotplug.write_event(0, GPE_BIT);
-        assert_eq!((hotplug.read_event(0), hotplug.read(4)), (0, 0x1_0002));
+        assert_eq!((sta(&mut hotplug, 2), hotplug.read(4)), (0xf, 0x1_0002));
         assert_eq!((hotplug.read(4), hotplug.read(0)), (NO_REQUEST, 2));
         ost(&mut hotplug, 2, 1, 0x80);
         assert_eq!(states(&hotplug)[2], PlugState::Adding);
@@ -120,14 +116,9 @@ fn guest_may_eject_by_itself_but_for_vcpu_0() {
 }
 
 #[test]
-fn event_interrupts_once_it_is_enabled_and_at_each_request() {
+fn requests_are_told_of_each_and_taken_one_by_one() {
     let mut hotplug = Hotplug::new(&config(4, 1));
-    assert_eq!(hotplug.add(1, 0), Ok(false));
-    assert!(hotplug.write_event(1, GPE_BIT));
-    assert!(!hotplug.write_event(1, GPE_BIT));
-    assert_eq!(hotplug.add(2, 0), Ok(true));
-    // Several requests of one event are taken one by one.
-    hotplug.write_event(0, GPE_BIT);
+    assert_eq!([1, 2, 0].map(|vcpu| hotplug.add(vcpu, 0)), [Ok(true), Ok(true), Ok(false)]);
     assert_eq!([0; 3].map(|_| hotplug.read(4)), [0x1_0001, 0x1_0002, NO_REQUEST]);
 }
 
@@ -137,7 +128,7 @@ type Lie = (&'static str, fn(&mut HotplugState));
 fn forms_that_lie_are_refused() {
     let mut hotplug = machine();
     let good = hotplug.save();
-    let lies: [Lie; 9] = [
+    let lies: [Lie; 8] = [
         ("vcpus", |state| state.vcpus.clear()),
         ("vcpus", |state| state.vcpus[1] = 6),
         ("vcpus", |state| state.vcpus[0] = 0),
@@ -145,7 +136,6 @@ fn forms_that_lie_are_refused() {
         ("refusals", |state| state.refusals.truncate(1)),
         ("nodes", |state| state.nodes.push(0)),
         ("nodes", |state| state.nodes[1] = 2),
-        ("status", |state| state.status = 2),
         // Of another machine.
         ("vcpus", |state| {
             (state.vcpus, state.refusals, state.nodes) = (vec![3; 5], vec![0; 5], vec![0; 5]);
@@ -167,7 +157,6 @@ fn forms_that_lie_are_refused() {
 enum Step {
     Read(u16),
     Write(u16, u32),
-    Event(u16, u8),
     Add(u32, u8),
     Remove(u32),
 }
@@ -181,7 +170,6 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Write(8, 1)),
         3 => (event, status).prop_map(|(event, status)| Step::Write(12, event << 16 | status)),
         1 => (any::<u16>(), any::<u32>()).prop_map(|(at, value)| Step::Write(at, value)),
-        1 => (0_u16..2, any::<u8>()).prop_map(|(at, value)| Step::Event(at, value)),
         2 => (0_u32..6, 0_u8..3).prop_map(|(vcpu, node)| Step::Add(vcpu, node)),
         2 => (0_u32..6).prop_map(Step::Remove),
     ]
@@ -195,7 +183,6 @@ fn run(hotplug: &mut Hotplug, step: Step) -> u32 {
             hotplug.write(offset, value);
             0
         }
-        Step::Event(offset, value) => u32::from(hotplug.write_event(offset, value)),
         Step::Add(vcpu, node) => hotplug.add(vcpu, node).map_or(2, u32::from),
         Step::Remove(vcpu) => hotplug.remove(vcpu).map_or(2, u32::from),
     }

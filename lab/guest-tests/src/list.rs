@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::bench::Bench;
 use crate::litmus::{self, SHAPES, Shape};
-use crate::{clock, counters, hotplug, memory, process, tlb, vsock};
+use crate::{clock, counters, generation, hotplug, memory, process, tlb, vsock};
 
 type Plain = fn(&mut Bench) -> Result<String>;
 
@@ -47,6 +47,7 @@ const PLAIN: &[(&str, bool, Plain)] = &[
     ("fork-exec", false, process::fork_exec),
     ("map-stress", false, memory::map_stress),
     ("memory", false, memory::pattern),
+    ("generation", false, generation::driver),
     ("vsock-echo", false, vsock::echo),
     // Last: it puts the machine's CPUs down.
     ("hotplug", true, hotplug::run),

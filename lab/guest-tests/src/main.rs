@@ -32,6 +32,7 @@ mod config;
 mod counters;
 mod disks;
 mod fio;
+mod generation;
 mod hotplug;
 mod init;
 mod list;

@@ -37,7 +37,7 @@ fn processes_and_page_tables_on_two_cpus_pass() {
     if !two_cpus() {
         return;
     }
-    let tests = "tlb,futex,pipe,signal,fork-exec,map-stress,memory,hotplug";
+    let tests = "tlb,futex,pipe,signal,fork-exec,map-stress,memory,generation,hotplug";
     let output = guest_tests(&["run", "--tests", tests]);
     let text = text(&output);
     assert!(output.status.success(), "{text}");

@@ -13,7 +13,8 @@
 //! ```text
 //! 0x500     GDT                 0x9000-0xefff  page tables
 //! 0x7000    zero page           0x20000        command line
-//! 0x8ff0    stack (downwards)   0xe0000        ACPI tables
+//! 0x8ff0    stack (downwards)   0xdf010        generation id
+//!                               0xe0000        ACPI tables
 //! kernel: where it asks to be; initrd: as high as it may be, in the memory of the boot slice
 //! ```
 
@@ -26,8 +27,9 @@ mod tests;
 pub use image::KernelKind;
 pub use state::BootState;
 
+use devices::GenerationId;
 use devices::acpi::AcpiTables;
-use devices::layout::{ACPI_END, MemoryLayout};
+use devices::layout::{ACPI_END, GENERATION_ADDRESS, MemoryLayout};
 use image::Kernel;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -141,6 +143,8 @@ pub struct BootConfig<'a> {
     pub boot_node: u32,
     /// The tables to place; the zero page points to them.
     pub acpi: &'a AcpiTables,
+    /// The VM's generation id.
+    pub generation: GenerationId,
 }
 
 /// A part of what must be in guest memory before the first instruction.
@@ -244,6 +248,8 @@ fn assemble(
     let mut cmdline = config.cmdline.as_bytes().to_vec();
     cmdline.push(0);
     payload.push(Payload { gpa: CMDLINE, bytes: cmdline, what: "command line" });
+    let bytes = config.generation.bytes().to_vec();
+    payload.push(Payload { gpa: GENERATION_ADDRESS, bytes, what: "generation id" });
     payload.extend(config.acpi.blobs.iter().map(|(gpa, bytes)| Payload {
         gpa: *gpa,
         bytes: bytes.clone(),

@@ -13,6 +13,7 @@ const MIB: u64 = 1 << 20;
 struct Machine {
     layout: MemoryLayout,
     acpi: AcpiTables,
+    generation: GenerationId,
 }
 
 impl Machine {
@@ -21,7 +22,7 @@ impl Machine {
         let layout = MemoryLayout::new(&sizes).unwrap();
         let acpi =
             build(&AcpiConfig::new(vec![VcpuPlace { apic_id: 0, node: 0 }], &layout)).unwrap();
-        Self { layout, acpi }
+        Self { layout, acpi, generation: GenerationId::random().unwrap() }
     }
 
     fn config<'a>(&'a self, cmdline: &'a str) -> BootConfig<'a> {
@@ -32,6 +33,7 @@ impl Machine {
             layout: &self.layout,
             boot_node: 0,
             acpi: &self.acpi,
+            generation: self.generation,
         }
     }
 }
@@ -113,11 +115,11 @@ fn zero_page_describes_command_line_initrd_map_and_tables() {
     let page = &plan.payload.iter().find(|part| part.what == "zero page").unwrap().bytes;
     let u32_at = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_le_bytes(page[at..at + 8].try_into().unwrap());
-    assert_eq!((page.len(), page[0x210], page[0x1e8], page[0x211]), (4096, 0xff, 5, 1));
+    assert_eq!((page.len(), page[0x210], page[0x1e8], page[0x211]), (4096, 0xff, 6, 1));
     assert_eq!((u32_at(0x228), u64_at(0x70)), (0x2_0000, 0xe_0000));
     assert_eq!((u32_at(0x218), u32_at(0x21c)), (0x7fff_e000, 5000));
-    assert_eq!(u64_at(0x2d0 + 4 * 20), 1 << 32);
-    assert_eq!(u64_at(0x2d0 + 4 * 20 + 8), 2048 * MIB);
+    assert_eq!(u64_at(0x2d0 + 5 * 20), 1 << 32);
+    assert_eq!(u64_at(0x2d0 + 5 * 20 + 8), 2048 * MIB);
     // Behind the end of this kernel's header there is no header.
     assert!(page[0x26c..0x290].iter().all(|byte| *byte == 0));
 }
@@ -133,6 +135,14 @@ fn initrd_goes_to_the_boot_node_or_else_anywhere() {
     assert_eq!(place(0, 4096), 64 * MIB - 4096);
     assert_eq!(place(1, 4097), 128 * MIB - 8192);
     assert_eq!(place(0, 60 << 20), 68 * MIB);
+}
+
+#[test]
+fn generation_id_lies_where_the_tables_say() {
+    let machine = Machine::new(&[64]);
+    let plan = assemble(&machine.config(""), &bzimage(), None).unwrap();
+    let part = plan.payload.iter().find(|part| part.gpa == 0xd_f010).unwrap();
+    assert_eq!((part.what, &part.bytes[..]), ("generation id", &machine.generation.bytes()[..]));
 }
 
 #[test]

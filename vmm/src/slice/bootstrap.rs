@@ -23,6 +23,7 @@ use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
+use devices::GenerationId;
 use devices::acpi::{self, AcpiConfig};
 use dsm::CopyError;
 use std::io::Write;
@@ -151,6 +152,8 @@ fn plan_boot(boot: &Boot, shape: &Shape, khz: u32) -> Result<BootPlan, SliceErro
         preset: boot.guest_preset,
         user: &boot.cmdline,
     });
+    let generation = GenerationId::random()
+        .map_err(|source| SliceError::Io { what: "choose a generation id", source })?;
     Ok(boot::plan(&BootConfig {
         kernel: &boot.kernel,
         initrd: boot.initrd.as_deref(),
@@ -158,6 +161,7 @@ fn plan_boot(boot: &Boot, shape: &Shape, khz: u32) -> Result<BootPlan, SliceErro
         layout: &shape.layout,
         boot_node: 0,
         acpi: &tables,
+        generation,
     })?)
 }
 

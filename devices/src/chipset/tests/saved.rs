@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cmos::CmosState;
-use crate::saved::ChipsetState;
 use crate::saved::testing::{bring_over, damage};
+use crate::saved::{ChipsetState, EventBlockState};
 use migrate::Saved;
 
 /// What a guest, the outside or a vCPU does.
@@ -17,6 +17,7 @@ enum Step {
     Line(u8, bool),
     End(u8),
     Button,
+    Generation,
     Plug(u32, bool),
 }
 
@@ -43,6 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_u8..26, any::<bool>()).prop_map(|(pin, high)| Step::Line(pin, high)),
         1 => any::<u8>().prop_map(Step::End),
         1 => Just(Step::Button),
+        1 => Just(Step::Generation),
         1 => (0_u32..3, any::<bool>()).prop_map(|(vcpu, add)| Step::Plug(vcpu, add)),
     ]
 }
@@ -76,6 +78,7 @@ fn run(chipset: &Chipset, step: &Step) -> Vec<u8> {
             let asked = if *add { chipset.add_vcpu(*vcpu, 1) } else { chipset.remove_vcpu(*vcpu) };
             return vec![u8::from(asked.is_ok())];
         }
+        Step::Generation => return vec![u8::from(chipset.notify_generation())],
         Step::Button => return vec![u8::from(chipset.press_power_button())],
     }
     Vec::new()
@@ -118,6 +121,41 @@ fn chipset_refuses_a_bad_part_as_a_whole() {
     let cmos = CmosState { index: 0, memory: vec![1; 127] };
     let bad = ChipsetState { cmos, interrupt_masks: [1, 2], ..before.clone() };
     assert_eq!(chipset.restore(bad).unwrap_err().field, "memory");
+    assert_eq!(chipset.save(), before);
+}
+
+/// The generation of a restored guest: told before it runs, in whatever state it was stopped.
+#[test]
+fn notification_of_another_generation_survives_until_the_guest_listens() {
+    const MASKED: u32 = 1 << 16;
+    for (enable, low) in [(2, 0x39), (2, 0x39 | MASKED), (0, 0x39), (0, 0x39 | MASKED)] {
+        let ((_, one), (world, mut two)) = (machine(), machine());
+        one.pio_write(GPE_PORT + 1, &[enable]);
+        route(&one, SCI_IRQ, low, 1);
+        bring_over(&one, &mut two);
+        assert_eq!(two.notify_generation(), enable == 2);
+        // Stopped again before it has run, and restored once more.
+        let (third_world, mut three) = machine();
+        bring_over(&two, &mut three);
+        for (world, chipset) in [(world, two), (third_world, three)] {
+            let before = lock(&world.messages).len();
+            route(&chipset, SCI_IRQ, 0x39, 1);
+            chipset.pio_write(GPE_PORT + 1, &[2]);
+            let sent = enable == 2 && low & MASKED == 0;
+            // What has been sent is in the state of its vCPU.
+            assert_eq!(lock(&world.messages).len() - before, usize::from(!sent));
+            assert_eq!(inb(&chipset, GPE_PORT), 2);
+        }
+    }
+}
+
+#[test]
+fn event_about_vcpus_is_refused_where_none_can_come() {
+    let (_, mut chipset) = machine();
+    let before = chipset.save();
+    let events = EventBlockState { status: 1, enable: 0 };
+    let bad = ChipsetState { events, ..before.clone() };
+    assert_eq!(chipset.restore(bad).unwrap_err().field, "events");
     assert_eq!(chipset.save(), before);
 }
 
