@@ -13,7 +13,7 @@ pub(crate) const MANIFEST: &str = "manifest";
 pub(crate) const MANIFEST_TEMPORARY: &str = "manifest.new";
 
 /// The file of a slice's part.
-pub fn part_name(slice: SliceId) -> String {
+pub(crate) fn part_name(slice: SliceId) -> String {
     format!("part-{}", slice.0)
 }
 

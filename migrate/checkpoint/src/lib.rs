@@ -43,7 +43,6 @@ pub use contents::{Base, Contents, PartSummary};
 pub use digest::Digest;
 pub use error::Error;
 pub use export::export;
-pub use files::part_name;
 pub use folder::{Listed, State, Whole, delete, list};
 pub use key::Key;
 pub use layout::{

@@ -28,8 +28,9 @@ use crate::tsc::ticks_to_duration;
 use ::checkpoint::Key;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::back_end::image::OnFull;
+use devices::layout::GENERATION_ADDRESS;
 use devices::saved::PciRootState;
-use devices::{Fence, SharedBus};
+use devices::{Fence, GenerationId, SharedBus};
 use dsm::saved::NodeState;
 use dsm::{Engine, EngineConfig, GuestRam, HugePages, Mechanisms, Memory, NodeConfig, Tracing};
 use migrate::{Placement, PlacementOwner, PlacementView};
@@ -41,7 +42,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use transport::{MeshTransport, PageMemory, Secret};
 use wire::control::{CutMessage, CutStep, EndCause};
-use wire::{Epoch, SliceId};
+use wire::{Epoch, Gfn, SliceId};
 
 /// What the device thread may have waiting.
 pub(crate) const JOBS_MAX: usize = 4096;
@@ -288,7 +289,19 @@ impl Parts {
         }
         let pages = restored.load(&self.ram, &placement.frames_of(self.local))?;
         tracing::info!("{pages} pages are read from the checkpoint");
+        if placement.home_of(Gfn(GENERATION_ADDRESS / 4096)) == Some(self.local) {
+            self.write_generation()?;
+        }
         Ok(start)
+    }
+
+    /// The guest has another generation id than the VM in the checkpoint, which may go on once more elsewhere.
+    fn write_generation(&self) -> Result<(), SliceError> {
+        let generation = GenerationId::random()
+            .map_err(|source| SliceError::Io { what: "choose a generation id", source })?;
+        let (frame, at) = (Gfn(GENERATION_ADDRESS / 4096), GENERATION_ADDRESS % 4096);
+        self.ram.write(frame, usize::try_from(at).unwrap_or(0), generation.bytes());
+        Ok(())
     }
 
     /// The VM's bus: the platform devices, and those on PCI if there are any. The device thread serves them from now on.

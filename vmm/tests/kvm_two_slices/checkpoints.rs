@@ -1,9 +1,10 @@
 //! It is written down, and goes on on other slices.
 
 use crate::guest::{Disk, SLICE_BYTES};
-use crate::rig::{PAUSE, RESUME, Standby, Vm, is_possible, key};
+use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, is_possible, key};
 use crate::{alone, guest, moments};
 use checkpoint::Checkpoint;
+use devices::layout::GENERATION_ADDRESS;
 use std::fs;
 use std::path::Path;
 use std::thread::sleep;
@@ -187,4 +188,31 @@ fn kvm_vm_does_not_go_on_from_what_is_not_its_checkpoint() {
     fs::write(&part, bytes).expect("mend it");
     let vm = Vm::restore(saved, CarrierKind::Shm, slices(ONE));
     assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+}
+
+#[test]
+fn kvm_each_restored_vm_has_a_generation_id_of_its_own() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let id = |saved: &Saved| {
+        let checkpoint = Checkpoint::open(&saved.path(), None).expect("it is whole");
+        let mut page = [0; 4096];
+        checkpoint.page(GENERATION_ADDRESS / 4096, &mut page).expect("it is whole");
+        let at = usize::try_from(GENERATION_ADDRESS % 4096).expect("it is small");
+        page[at..at + 16].to_vec()
+    };
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+    vm.written(vm.checkpoint("first"));
+    let (first, saved) = (vm.saved("first"), vm.save("last"));
+    assert_eq!(id(&first), id(&saved), "it goes on");
+    let mut ids = vec![id(&saved)];
+    for (name, layout) in [("one", ONE), ("two", TWO)] {
+        let vm = Vm::restore(saved.clone(), CarrierKind::Shm, slices(layout));
+        ids.push(id(&vm.save(name)));
+    }
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 3, "{ids:?}");
 }

@@ -366,7 +366,9 @@ impl Vm {
         let (line, path) = (Line::default(), checkpoints(&folder.0).join(name));
         let stops = BTreeMap::from([(0, StopHandle::new())]);
         let mut vm = Self { lend, line: line.clone(), stops, secret, folder, letters };
-        let saved = saved_spec(&path, None).expect("it is a checkpoint");
+        // One that cannot be read is refused by the bootstrap too.
+        let saved = saved_spec(&path, None);
+        let saved = saved.unwrap_or_else(|_| spec(Interrupts::Auto, Vec::new(), None));
         let mut devices = saved.devices.clone();
         for device in &mut devices {
             device.slice = device.slice.min(u16::try_from(slices.len() - 1).expect("it is small"));

@@ -124,7 +124,11 @@ impl Coordination {
     /// It is that of another VM.
     pub(super) fn power_on(&self, state: Option<ChipsetState>) -> Result<(), SuccessionError> {
         let mut chipset = self.chipset();
-        state.map_or(Ok(()), |state| chipset.restore(state))?;
+        if let Some(state) = state {
+            chipset.restore(state)?;
+            // The vCPUs have their state too, and are not started: they find the event when they run.
+            chipset.notify_generation();
+        }
         self.config.channels.chipset.store(Some(Arc::new(chipset)));
         Ok(())
     }
