@@ -1,15 +1,15 @@
 //! A checkpoint and its bases: manifests and parts that belong together.
 
-use crate::contents::{Base, Contents};
+use crate::contents::{Base, Contents, PartSummary};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::files;
 use crate::key::Key;
-use crate::layout::{CHAIN_MAX, PartHead};
+use crate::layout::{CHAIN_MAX, PartHead, wide};
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, decode_manifest};
 use crate::part::Part;
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// One checkpoint of a chain, opened.
@@ -25,48 +25,54 @@ pub(crate) struct Layer {
 /// The manifest in a folder, and its length.
 pub(crate) fn read_manifest(folder: &Path, key: Option<&Key>) -> Result<(Manifest, u64), Error> {
     let path = folder.join(files::MANIFEST);
-    match fs::symlink_metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::Unfinished { folder: folder.to_path_buf() });
-        }
-        _ => {}
+    let there = fs::symlink_metadata(&path);
+    if there.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        return Err(Error::Unfinished { folder: folder.to_path_buf() });
     }
     let file = files::open(&path)?;
-    let most = crate::layout::wide(MANIFEST_BYTES_MAX);
+    let most = wide(MANIFEST_BYTES_MAX);
     let mut bytes = Vec::new();
     // One more, which shows that it is too long.
     file.take(most + 1).read_to_end(&mut bytes).map_err(Error::io("read", &path))?;
     let manifest = decode_manifest(&bytes, &path, key)?;
-    Ok((manifest, crate::layout::wide(bytes.len())))
+    Ok((manifest, wide(bytes.len())))
 }
 
 /// The parts that contents list, each compared with what they say of it.
 pub(crate) fn open_parts(folder: &Path, contents: &Contents) -> Result<Vec<Part>, Error> {
-    let open = |summary: &crate::contents::PartSummary| {
+    let open = |summary: &PartSummary| {
         let path = folder.join(&summary.file);
         let part = Part::open(Box::new(files::open(&path)?), &path)?;
-        let Contents { vm, generation, cut, .. } = *contents;
-        let wanted = PartHead { vm, generation, cut, slice: summary.slice };
-        if *part.head() != wanted {
-            return Err(Error::other(&path, difference(part.head(), &wanted)));
-        }
-        if part.length() != summary.bytes {
-            let why = format!("{} bytes instead of {}", part.length(), summary.bytes);
-            return Err(Error::other(&path, why));
-        }
-        if part.digest() != summary.digest {
-            return Err(Error::other(&path, "another digest of its index"));
-        }
-        if part.pages() != (summary.pages, summary.zero_pages) {
-            return Err(Error::other(&path, "another number of pages"));
-        }
-        if let Some(frames) = part.index.frames().find(|frames| !contents.has(frames)) {
-            let why = format!("frame {:#x} is no memory of the VM", frames.start);
-            return Err(Error::other(&path, why));
-        }
+        compare_part(&part, summary, contents).map_err(|why| Error::OtherPart { path, why })?;
         Ok(part)
     };
     contents.parts.iter().map(open).collect()
+}
+
+/// Whether a part is the one that contents are about.
+pub(crate) fn compare_part(
+    part: &Part,
+    summary: &PartSummary,
+    contents: &Contents,
+) -> Result<(), String> {
+    let Contents { vm, generation, cut, .. } = *contents;
+    let wanted = PartHead { vm, generation, cut, slice: summary.slice };
+    if *part.head() != wanted {
+        return Err(difference(part.head(), &wanted));
+    }
+    if part.length() != summary.bytes {
+        return Err(format!("{} bytes instead of {}", part.length(), summary.bytes));
+    }
+    if part.digest() != summary.digest {
+        return Err("another digest of its index".into());
+    }
+    if part.pages() != (summary.pages, summary.zero_pages) {
+        return Err("another number of pages".into());
+    }
+    match part.index.frames().find(|frames| !contents.has(frames)) {
+        Some(frames) => Err(format!("frame {:#x} is no memory of the VM", frames.start)),
+        None => Ok(()),
+    }
 }
 
 fn difference(found: &PartHead, wanted: &PartHead) -> String {

@@ -1,5 +1,6 @@
 //! Every byte of a checkpoint and its bases, read and compared.
 
+use crate::chain::Layer;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::index::Presence;
@@ -31,7 +32,7 @@ impl Checkpoint {
     /// # Errors
     /// A body is damaged or cannot be read, or slices differ about a page.
     pub fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified, Error> {
-        let of = self.layers.iter().map(super::chain::Layer::bytes).sum();
+        let of = self.layers.iter().map(Layer::bytes).sum();
         let mut verified = Verified::default();
         for layer in &self.layers {
             verified.checkpoints += 1;

@@ -14,6 +14,7 @@ use crate::read::Cache;
 use migrate::SavedState;
 use std::fs::{self, File};
 use std::io::Write;
+use std::iter::once;
 use std::path::Path;
 use std::sync::Mutex;
 use wire::SliceId;
@@ -126,14 +127,16 @@ impl Checkpoint {
             (true, None) => Authenticity::NotChecked,
             (true, Some(_)) => Authenticity::Checked,
         };
-        let mut layers = Vec::with_capacity(1 + below.len());
-        for (folder, manifest, manifest_bytes) in
-            std::iter::once((folder, manifest, bytes)).chain(below)
-        {
+        let all = once((folder, manifest, bytes)).chain(below);
+        let layers = all.map(|(folder, manifest, manifest_bytes)| {
             let parts = open_parts(&folder, &manifest.contents)?;
-            layers.push(Layer { folder, manifest, manifest_bytes, parts });
-        }
-        Ok(Self { layers, cache: Mutex::default(), authenticity })
+            Ok(Layer { folder, manifest, manifest_bytes, parts })
+        });
+        Ok(Self::of_layers(layers.collect::<Result<_, Error>>()?, authenticity))
+    }
+
+    pub(crate) fn of_layers(layers: Vec<Layer>, authenticity: Authenticity) -> Self {
+        Self { layers, cache: Mutex::default(), authenticity }
     }
 
     /// What it is of, and what it consists of.

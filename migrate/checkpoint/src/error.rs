@@ -167,8 +167,4 @@ impl Error {
     pub(crate) fn damaged(path: &Path, why: impl Into<String>) -> Self {
         Self::Damaged { path: path.to_path_buf(), why: why.into() }
     }
-
-    pub(crate) fn other(path: &Path, why: impl Into<String>) -> Self {
-        Self::OtherPart { path: path.to_path_buf(), why: why.into() }
-    }
 }

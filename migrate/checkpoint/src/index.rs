@@ -1,5 +1,6 @@
 //! The index of a part: where its chunks and sections are, and which frames it has.
 
+use crate::digest::Digest;
 use crate::layout::{
     CHUNK_PAGES, FRAMES_END, HEAD_END, PAGE_BYTES, SECTION_BYTES_MAX, SECTION_NAME_MAX,
     SECTIONS_MAX, narrow, u16_at, u32_at, u64_at, wide,
@@ -330,9 +331,8 @@ fn decode_runs(bytes: &[u8], chunks: &[Chunk]) -> Result<Vec<Run>, IndexError> {
             let rest = u32::from(chunk.pages - at);
             let pages = u16::try_from(pages).ok().filter(|pages| *pages > 0);
             let pages = pages.filter(|pages| u32::from(*pages) <= rest);
-            let Some(pages) = pages.filter(|_| first < FRAMES_END - u64::from(rest)) else {
-                return Err(IndexError::Damaged("a run of pages"));
-            };
+            let pages = pages.filter(|pages| first <= FRAMES_END - u64::from(*pages));
+            let pages = pages.ok_or(IndexError::Damaged("a run of pages"))?;
             runs.push(Run { first, chunk: number, at, pages });
             at += pages;
         }
@@ -395,4 +395,36 @@ fn decode_sections(bytes: &[u8]) -> Result<Vec<Section>, IndexError> {
 pub(crate) fn is_section_name(name: &str) -> bool {
     let plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-');
     (1..=SECTION_NAME_MAX).contains(&name.len()) && name.bytes().all(plain)
+}
+
+/// Puts the digests of chunks and sections right in what may be an index, by a file that has their bodies.
+pub(crate) fn reseal(index: &mut [u8], file: &[u8]) {
+    if index.len() < COUNTS_BYTES {
+        return;
+    }
+    let [chunks, runs, zeros, sections] = [0, 4, 8, 12].map(|at| narrow(u32_at(index, at).into()));
+    if Index::bytes(chunks, runs, zeros, sections) != wide(index.len()) {
+        return;
+    }
+    // Bodies that overlap are refused anyway, and would take long.
+    let mut rest = file.len();
+    let mut body = |offset: u64, length: u64| {
+        let (start, end) = (usize::try_from(offset).ok()?, offset.checked_add(length)?);
+        let body = file.get(start..usize::try_from(end).ok()?)?;
+        rest = rest.checked_sub(body.len())?;
+        Some(body)
+    };
+    let (chunk_bytes, rest) = index[COUNTS_BYTES..].split_at_mut(chunks * CHUNK_ENTRY);
+    for entry in chunk_bytes.as_chunks_mut::<CHUNK_ENTRY>().0 {
+        if let Some(body) = body(u64_at(entry, 0), u32_at(entry, 8).into()) {
+            entry[32..].copy_from_slice(&Digest::of(body).0);
+        }
+    }
+    let section_bytes = &mut rest[runs * RUN_ENTRY + zeros * ZEROS_ENTRY..];
+    for entry in section_bytes.as_chunks_mut::<SECTION_ENTRY>().0 {
+        if let Some(body) = body(u64_at(entry, 40), u64_at(entry, 48)) {
+            entry[36..40].copy_from_slice(&crc32c::crc32c(body).to_le_bytes());
+            entry[64..].copy_from_slice(&Digest::of(body).0);
+        }
+    }
 }

@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod assemble;
 mod chain;
 mod check;
 mod checkpoint;

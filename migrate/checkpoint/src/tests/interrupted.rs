@@ -1,0 +1,102 @@
+//! What is there when writing stops between two steps.
+
+use super::support::*;
+use crate::{Checkpoint, Compression, Error, PartWriter, Point, Points, State, delete, list};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Keeps what is in a folder at each point, as an end of the process there would leave it.
+#[derive(Clone, Debug)]
+struct Camera {
+    folder: PathBuf,
+    album: PathBuf,
+    taken: Arc<Mutex<Vec<Point>>>,
+}
+
+impl Points for Camera {
+    fn reach(&self, point: Point) {
+        let mut taken = self.taken.lock().unwrap();
+        copy(&self.folder, &self.album.join(taken.len().to_string()));
+        taken.push(point);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn only_the_last_step_makes_a_checkpoint() {
+    let (parent, album) = (Folder::new(), Folder::new());
+    let folder = parent.join("one");
+    let camera = Camera { folder: folder.clone(), album: album.0.clone(), taken: Arc::default() };
+    let write = |slice| {
+        let points = Box::new(camera.clone());
+        let head = head(1, slice);
+        let mut writer =
+            PartWriter::with_points(&folder, &head, Compression::None, points).unwrap();
+        writer.pages(0, &page(slice.to_le_bytes()[0] + 1)).unwrap();
+        writer.section("slice", b"form").unwrap();
+        writer.finish().unwrap()
+    };
+    let parts = vec![write(0), write(1)];
+    let contents = contents(1, None, parts);
+    Checkpoint::commit_with_points(&folder, &contents, None, &camera).unwrap();
+
+    let taken = camera.taken.lock().unwrap().clone();
+    let of_a_part = &Point::ALL[..4];
+    assert_eq!(taken, [of_a_part, of_a_part, &Point::ALL[4..]].concat());
+    for (number, point) in taken.iter().enumerate() {
+        let left = album.join(&number.to_string());
+        let listed = list(&album.0).unwrap();
+        let state = &listed.iter().find(|listed| listed.name == number.to_string()).unwrap().state;
+        if *point == Point::Renamed {
+            assert!(matches!(state, State::Whole(_)), "{point:?}: {state:?}");
+            assert!(Checkpoint::open(&left, None).is_ok());
+        } else {
+            assert_eq!(*state, State::Unfinished, "{point:?}");
+            let error = Checkpoint::open(&left, None).unwrap_err();
+            assert!(matches!(error, Error::Unfinished { .. }), "{point:?}: {error}");
+        }
+        delete(&left).unwrap();
+        assert!(!left.exists());
+    }
+}
+
+/// What a power cut may leave of a part that nobody has waited for, with a manifest: never seen as whole.
+#[test]
+fn part_without_its_end_cannot_be_committed() {
+    let parent = Folder::new();
+    let folder = parent.join("one");
+    let parts = write_parts(&folder, 1);
+    let path = folder.join("part-3");
+    let bytes = fs::read(&path).unwrap();
+    let mut zeros = bytes.clone();
+    zeros[200..].fill(0);
+    for left in [&bytes[..0], &bytes[..64], &bytes[..bytes.len() - 1], &zeros[..]] {
+        fs::write(&path, left).unwrap();
+        let contents = contents(1, None, parts.clone());
+        let error = Checkpoint::commit(&folder, &contents, None).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{error}");
+        assert!(!folder.join("manifest").exists() && !folder.join("manifest.new").exists());
+    }
+    fs::write(&path, &bytes).unwrap();
+    Checkpoint::commit(&folder, &contents(1, None, parts), None).unwrap();
+}
+
+#[test]
+fn deletion_that_was_interrupted_leaves_no_checkpoint() {
+    let parent = Folder::new();
+    let folder = parent.join("one");
+    write(&folder, 1, None, None);
+    // As after its first step.
+    fs::remove_file(folder.join("manifest")).unwrap();
+    assert_eq!(list(&parent.0).unwrap()[0].state, State::Unfinished);
+    delete(&folder).unwrap();
+    assert_eq!(list(&parent.0).unwrap(), []);
+}
