@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bootstrap;
+mod checkpoint;
 mod companion;
 mod counters;
 mod devices;
@@ -74,6 +75,8 @@ enum Role {
     Vm(vm::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),
+    /// List, show, verify, merge or delete checkpoints of VMs. No VM needs to run.
+    Checkpoint(checkpoint::Arguments),
     /// Check that saved forms of slices (--test-forms) are a cut of a VM.
     #[command(hide = true)]
     CheckForms {
@@ -120,6 +123,7 @@ fn run() -> ExitCode {
         Role::Tune(arguments) => tune::run(&arguments).map(|()| None),
         Role::Vm(arguments) => vm::run(&arguments).map(|()| None),
         Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| None),
+        Role::Checkpoint(arguments) => checkpoint::run(&arguments).map(|()| None),
         Role::CheckForms { forms } => check_forms(&forms).map(|()| None),
         Role::MarkdownHelp => print_reference().map(|()| None),
     };

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use tessera_checkpoint::{
-    Base, Checkpoint, Compression, Contents, Digest, Error, Key, PAGE_BYTES, PartHead, PartSummary,
-    PartWriter,
+    Base, Checkpoint, CheckpointError, Compression, Contents, Digest, Key, PAGE_BYTES, PartHead,
+    PartSummary, PartWriter,
 };
 use wire::SliceId;
 
@@ -26,7 +26,7 @@ fn part(
     slice: u16,
     frames: &[u64],
     zeros: &[u64],
-) -> Result<PartSummary, Error> {
+) -> Result<PartSummary, CheckpointError> {
     let head = PartHead { vm: VM, generation: 3, cut, slice: SliceId(slice) };
     let compression = if slice == 0 { Compression::Zstd } else { Compression::None };
     let mut writer = PartWriter::create(folder, &head, compression)?;
@@ -45,7 +45,7 @@ fn commit(
     cut: u64,
     base: Option<Base>,
     parts: Vec<PartSummary>,
-) -> Result<Digest, Error> {
+) -> Result<Digest, CheckpointError> {
     let contents = Contents {
         vm: VM,
         generation: 3,
@@ -65,7 +65,7 @@ fn commit(
     )
 }
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), CheckpointError> {
     let folder = std::env::args().nth(1).unwrap_or_else(|| ".".into());
     let (full, increment) = (Path::new(&folder).join("full"), Path::new(&folder).join("increment"));
     let parts =

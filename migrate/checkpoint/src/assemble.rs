@@ -5,7 +5,7 @@ use crate::chain::{Layer, compare_part};
 use crate::checkpoint::{Authenticity, Checkpoint};
 use crate::contents::{Contents, PartSummary};
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::files;
 use crate::index::reseal;
 use crate::key::Key;
@@ -48,7 +48,7 @@ pub fn parts_of(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 ///
 /// # Errors
 /// The parts do not belong together.
-pub fn checkpoint(contents: Contents, parts: Vec<Part>) -> Result<Checkpoint, Error> {
+pub fn checkpoint(contents: Contents, parts: Vec<Part>) -> Result<Checkpoint, CheckpointError> {
     let summaries = parts.iter().map(|part| {
         let (slice, (pages, zero_pages)) = (part.head().slice, part.pages());
         let file = files::part_name(slice);
@@ -58,7 +58,8 @@ pub fn checkpoint(contents: Contents, parts: Vec<Part>) -> Result<Checkpoint, Er
     contents.check()?;
     for (part, summary) in parts.iter().zip(&contents.parts) {
         let path = PathBuf::from(&summary.file);
-        compare_part(part, summary, &contents).map_err(|why| Error::OtherPart { path, why })?;
+        compare_part(part, summary, &contents)
+            .map_err(|why| CheckpointError::OtherPart { path, why })?;
     }
     let manifest = Manifest { contents, digest: Digest([0; 32]), authenticated: false };
     let layer = Layer { folder: PathBuf::from("memory"), manifest, manifest_bytes: 0, parts };

@@ -2,7 +2,7 @@
 
 use crate::contents::{Base, Contents, PartSummary};
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::files;
 use crate::key::Key;
 use crate::layout::{CHAIN_MAX, PartHead, wide};
@@ -23,27 +23,31 @@ pub(crate) struct Layer {
 }
 
 /// The manifest in a folder, and its length.
-pub(crate) fn read_manifest(folder: &Path, key: Option<&Key>) -> Result<(Manifest, u64), Error> {
+pub(crate) fn read_manifest(
+    folder: &Path,
+    key: Option<&Key>,
+) -> Result<(Manifest, u64), CheckpointError> {
     let path = folder.join(files::MANIFEST);
     let there = fs::symlink_metadata(&path);
     if there.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-        return Err(Error::Unfinished { folder: folder.to_path_buf() });
+        return Err(CheckpointError::Unfinished { folder: folder.to_path_buf() });
     }
     let file = files::open(&path)?;
     let most = wide(MANIFEST_BYTES_MAX);
     let mut bytes = Vec::new();
     // One more, which shows that it is too long.
-    file.take(most + 1).read_to_end(&mut bytes).map_err(Error::io("read", &path))?;
+    file.take(most + 1).read_to_end(&mut bytes).map_err(CheckpointError::io("read", &path))?;
     let manifest = decode_manifest(&bytes, &path, key)?;
     Ok((manifest, wide(bytes.len())))
 }
 
 /// The parts that contents list, each compared with what they say of it.
-pub(crate) fn open_parts(folder: &Path, contents: &Contents) -> Result<Vec<Part>, Error> {
+pub(crate) fn open_parts(folder: &Path, contents: &Contents) -> Result<Vec<Part>, CheckpointError> {
     let open = |summary: &PartSummary| {
         let path = folder.join(&summary.file);
         let part = Part::open(Box::new(files::open(&path)?), &path)?;
-        compare_part(&part, summary, contents).map_err(|why| Error::OtherPart { path, why })?;
+        compare_part(&part, summary, contents)
+            .map_err(|why| CheckpointError::OtherPart { path, why })?;
         Ok(part)
     };
     contents.parts.iter().map(open).collect()
@@ -96,7 +100,7 @@ pub(crate) fn bases(
     folder: &Path,
     contents: &Contents,
     key: Option<&Key>,
-) -> Result<Vec<(PathBuf, Manifest, u64)>, Error> {
+) -> Result<Vec<(PathBuf, Manifest, u64)>, CheckpointError> {
     let parent = files::parent(folder);
     let mut chain: Vec<(PathBuf, Manifest, u64)> = Vec::new();
     loop {
@@ -106,7 +110,8 @@ pub(crate) fn bases(
         };
         let Some(Base { folder: name, digest }) = &above.base else { return Ok(chain) };
         let base = parent.join(name);
-        let refuse = |why: String| Err(Error::Base { of: of.clone(), base: base.clone(), why });
+        let refuse =
+            |why: String| Err(CheckpointError::Base { of: of.clone(), base: base.clone(), why });
         if chain.len() + 1 == CHAIN_MAX {
             return refuse(format!("more than {CHAIN_MAX} checkpoints in a chain"));
         }

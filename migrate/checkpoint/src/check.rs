@@ -2,7 +2,7 @@
 
 use crate::chain::Layer;
 use crate::checkpoint::Checkpoint;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::index::Presence;
 use crate::layout::PAGE_BYTES;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// A body is damaged or cannot be read, or slices differ about a page.
-    pub fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified, Error> {
+    pub fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified, CheckpointError> {
         let of = self.layers.iter().map(Layer::bytes).sum();
         let mut verified = Verified::default();
         for layer in &self.layers {
@@ -56,7 +56,7 @@ impl Checkpoint {
     }
 
     /// Compares each page with that of every lower slice of the same checkpoint; says how often.
-    fn compare(&self) -> Result<u64, Error> {
+    fn compare(&self) -> Result<u64, CheckpointError> {
         let mut compared = 0;
         for (layer, parts) in self.layers.iter().map(|layer| &layer.parts).enumerate() {
             for (number, part) in parts.iter().enumerate() {
@@ -75,7 +75,7 @@ impl Checkpoint {
         layer: usize,
         (one, other): (usize, usize),
         frames: &Range<u64>,
-    ) -> Result<u64, Error> {
+    ) -> Result<u64, CheckpointError> {
         let parts = &self.layers[layer].parts;
         let mut both = Vec::new();
         parts[one].index.each_common(frames, &mut |common| both.push(common));
@@ -83,7 +83,7 @@ impl Checkpoint {
         for frame in both.into_iter().flatten() {
             if self.of_part(layer, one, frame)? != self.of_part(layer, other, frame)? {
                 let [one, other] = [one, other].map(|part| parts[part].head().slice);
-                return Err(Error::Differs { frame, one, other });
+                return Err(CheckpointError::Differs { frame, one, other });
             }
             compared += 1;
         }
@@ -91,7 +91,7 @@ impl Checkpoint {
     }
 
     /// What a part has of a frame that it has.
-    fn of_part(&self, layer: usize, part: usize, frame: u64) -> Result<Page, Error> {
+    fn of_part(&self, layer: usize, part: usize, frame: u64) -> Result<Page, CheckpointError> {
         let (presence, _) = self.layers[layer].parts[part].index.presence(frame);
         let Presence::Run(run) = presence else { return Ok(None) };
         let mut page = [0; PAGE_BYTES];

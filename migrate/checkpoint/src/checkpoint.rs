@@ -3,7 +3,7 @@
 use crate::chain::{Layer, bases, open_parts, read_manifest};
 use crate::contents::Contents;
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::files::{self, MANIFEST, MANIFEST_TEMPORARY};
 use crate::frames::FrameSet;
 use crate::key::Key;
@@ -72,7 +72,11 @@ impl Checkpoint {
     /// # Errors
     /// There is a manifest already, the contents cannot be, parts are missing or others, the base is missing or another, or the
     /// manifest cannot be written. Then the folder is no checkpoint.
-    pub fn commit(folder: &Path, contents: &Contents, key: Option<&Key>) -> Result<Digest, Error> {
+    pub fn commit(
+        folder: &Path,
+        contents: &Contents,
+        key: Option<&Key>,
+    ) -> Result<Digest, CheckpointError> {
         Self::commit_with_points(folder, contents, key, &NoPoints)
     }
 
@@ -85,23 +89,23 @@ impl Checkpoint {
         contents: &Contents,
         key: Option<&Key>,
         points: &dyn Points,
-    ) -> Result<Digest, Error> {
+    ) -> Result<Digest, CheckpointError> {
         contents.check()?;
         let folder = &files::real(folder)?;
         let path = folder.join(MANIFEST);
         if path.exists() {
-            return Err(Error::Exists { folder: folder.clone() });
+            return Err(CheckpointError::Exists { folder: folder.clone() });
         }
         open_parts(folder, contents)?;
         bases(folder, contents, key)?;
         let (bytes, digest) = encode_manifest(contents, key)
-            .map_err(|source| Error::Manifest { path: path.clone(), source })?;
+            .map_err(|source| CheckpointError::Manifest { path: path.clone(), source })?;
         let temporary = folder.join(MANIFEST_TEMPORARY);
         // Whoever creates this file is the only one who commits.
         let file = files::create(&temporary)?;
         let written = write_manifest(file, &bytes, &temporary, points).and_then(|()| {
             files::sync_folder(folder)?;
-            fs::rename(&temporary, &path).map_err(Error::io("rename", &temporary))
+            fs::rename(&temporary, &path).map_err(CheckpointError::io("rename", &temporary))
         });
         if let Err(error) = written {
             // The next attempt creates it again; what cannot be removed is refused by it.
@@ -118,7 +122,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// It is unfinished, damaged, of another version or not authentic, or a part or a base is missing or another one.
-    pub fn open(folder: &Path, key: Option<&Key>) -> Result<Self, Error> {
+    pub fn open(folder: &Path, key: Option<&Key>) -> Result<Self, CheckpointError> {
         let folder = files::real(folder)?;
         let (manifest, bytes) = read_manifest(&folder, key)?;
         let below = bases(&folder, &manifest.contents, key)?;
@@ -132,7 +136,7 @@ impl Checkpoint {
             let parts = open_parts(&folder, &manifest.contents)?;
             Ok(Layer { folder, manifest, manifest_bytes, parts })
         });
-        Ok(Self::of_layers(layers.collect::<Result<_, Error>>()?, authenticity))
+        Ok(Self::of_layers(layers.collect::<Result<_, CheckpointError>>()?, authenticity))
     }
 
     pub(crate) fn of_layers(layers: Vec<Layer>, authenticity: Authenticity) -> Self {
@@ -161,7 +165,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The slice has no part.
-    pub fn sections(&self, slice: SliceId) -> Result<Vec<(String, u64)>, Error> {
+    pub fn sections(&self, slice: SliceId) -> Result<Vec<(String, u64)>, CheckpointError> {
         let part = self.part(slice, "")?;
         Ok(part.sections().map(|(name, length)| (name.to_owned(), length)).collect())
     }
@@ -170,13 +174,13 @@ impl Checkpoint {
     ///
     /// # Errors
     /// There is no such section, or it is damaged or cannot be read.
-    pub fn section(&self, slice: SliceId, name: &str) -> Result<Vec<u8>, Error> {
+    pub fn section(&self, slice: SliceId, name: &str) -> Result<Vec<u8>, CheckpointError> {
         self.part(slice, name)?.section(name)
     }
 
-    fn part(&self, slice: SliceId, section: &str) -> Result<&Part, Error> {
+    fn part(&self, slice: SliceId, section: &str) -> Result<&Part, CheckpointError> {
         let part = self.layers[0].parts.iter().find(|part| part.head().slice == slice);
-        part.ok_or_else(|| Error::NoSection { slice, name: section.to_owned() })
+        part.ok_or_else(|| CheckpointError::NoSection { slice, name: section.to_owned() })
     }
 
     /// Counts what there is.
@@ -236,10 +240,10 @@ fn write_manifest(
     bytes: &[u8],
     path: &Path,
     points: &dyn Points,
-) -> Result<(), Error> {
-    file.write_all(bytes).map_err(Error::io("write", path))?;
+) -> Result<(), CheckpointError> {
+    file.write_all(bytes).map_err(CheckpointError::io("write", path))?;
     points.reach(Point::ManifestWritten);
-    file.sync_all().map_err(Error::io("write to stable storage", path))?;
+    file.sync_all().map_err(CheckpointError::io("write to stable storage", path))?;
     points.reach(Point::ManifestSynced);
     Ok(())
 }

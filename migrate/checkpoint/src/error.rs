@@ -10,7 +10,7 @@ use wire::SliceId;
 /// What is wrong, on one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum CheckpointError {
     /// The operating system refused something.
     #[error("{what} {}: {source}", path.display())]
     Io {
@@ -23,7 +23,7 @@ pub enum Error {
         source: io::Error,
     },
     /// There is one already; checkpoints are never overwritten.
-    #[error("{} is a checkpoint already", folder.display())]
+    #[error("{} exists already", folder.display())]
     Exists {
         /// Its folder.
         folder: PathBuf,
@@ -83,6 +83,12 @@ pub enum Error {
     /// A secret was given, and anybody can have written the manifest.
     #[error("{} is not authenticated; it was written without a secret", path.display())]
     NotAuthenticated {
+        /// The manifest.
+        path: PathBuf,
+    },
+    /// What was asked makes a new manifest of one that is authenticated.
+    #[error("{} is authenticated; this needs the secret of its VM", path.display())]
+    NeedsSecret {
         /// The manifest.
         path: PathBuf,
     },
@@ -158,7 +164,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl CheckpointError {
     /// Gives an error of the operating system its place.
     pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, path: path.to_path_buf(), source }

@@ -3,7 +3,7 @@
 use crate::checkpoint::{Authenticity, Checkpoint};
 use crate::contents::Contents;
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::files;
 use crate::folder::delete;
 use crate::key::Key;
@@ -12,28 +12,40 @@ use crate::writer::{Compression, PartWriter};
 use std::path::Path;
 
 /// Writes a checkpoint and its bases as one full checkpoint into a new folder: each page once, none that is zero, the sections
-/// of the checkpoint itself. An authenticated one needs its key, by which the new one is authenticated too.
+/// of the checkpoint itself. An authenticated one needs its key, by which the new one is authenticated too. Tells meanwhile how
+/// many bytes of chunks it has looked at, of how many.
 ///
 /// # Errors
 /// The checkpoint cannot be opened or read, it is authenticated and no key was given, or the new one exists or cannot be
 /// written. Then nothing is left of the new one.
-pub fn export(folder: &Path, target: &Path, key: Option<&Key>) -> Result<Digest, Error> {
+pub fn export(
+    folder: &Path,
+    target: &Path,
+    key: Option<&Key>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Digest, CheckpointError> {
     let source = Checkpoint::open(folder, key)?;
     if key.is_none() && source.authenticity() != Authenticity::Nobody {
-        return Err(Error::NotAuthentic { path: folder.join(files::MANIFEST) });
+        return Err(CheckpointError::NeedsSecret { path: folder.join(files::MANIFEST) });
     }
-    if target.exists() {
-        return Err(Error::Exists { folder: target.to_path_buf() });
-    }
-    let done = copy(&source, target, key);
-    if done.is_err() && target.exists() {
+    // Whoever makes the folder is the only one who writes into it, and may delete it.
+    files::make_new_folder(target)?;
+    let done = copy(&source, target, key, progress);
+    if done.is_err() {
         // What is left cannot be taken for a checkpoint, and the first error says more.
         let _ = delete(target);
     }
     done
 }
 
-fn copy(source: &Checkpoint, target: &Path, key: Option<&Key>) -> Result<Digest, Error> {
+fn copy(
+    source: &Checkpoint,
+    target: &Path,
+    key: Option<&Key>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Digest, CheckpointError> {
+    let chunks = source.parts().flat_map(|(_, _, part)| &part.index.chunks);
+    let (mut done, all) = (0, chunks.map(|chunk| u64::from(chunk.length)).sum());
     let mut writers = Vec::new();
     for part in &source.layers[0].parts {
         let mut writer = PartWriter::create(target, part.head(), Compression::Zstd)?;
@@ -48,10 +60,11 @@ fn copy(source: &Checkpoint, target: &Path, key: Option<&Key>) -> Result<Digest,
         let parts = &source.layers[0].parts;
         let writer = parts.iter().position(|part| part.head().slice == slice);
         let writer = &mut writers[writer.unwrap_or(0)];
-        for chunk in (0..).take(of.index.chunks.len()) {
-            source.read_chunk((layer, part, chunk), &(0..FRAMES_END), &mut |first, bytes| {
-                writer.pages(first, bytes)
-            })?;
+        for (number, chunk) in (0..).zip(&of.index.chunks) {
+            let sink = &mut |first, bytes: &[u8]| writer.pages(first, bytes);
+            source.read_chunk((layer, part, number), &(0..FRAMES_END), sink)?;
+            done += u64::from(chunk.length);
+            progress(done, all);
         }
     }
     let parts = writers.into_iter().map(PartWriter::finish).collect::<Result<_, _>>()?;

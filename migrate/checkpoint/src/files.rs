@@ -1,6 +1,6 @@
 //! Files and folders of a checkpoint, opened with suspicion and made to last.
 
-use crate::error::Error;
+use crate::error::CheckpointError;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -24,39 +24,52 @@ pub(crate) fn is_part_name(name: &str) -> bool {
 }
 
 /// Makes the folder, unless it is there. Only its owner may look into it.
-pub(crate) fn make_folder(folder: &Path) -> Result<(), Error> {
+pub(crate) fn make_folder(folder: &Path) -> Result<(), CheckpointError> {
+    match make_new_folder(folder) {
+        // Another slice has made it.
+        Err(CheckpointError::Exists { .. }) if folder.is_dir() => Ok(()),
+        done => done,
+    }
+}
+
+/// Makes the folder. Only its owner may look into it.
+pub(crate) fn make_new_folder(folder: &Path) -> Result<(), CheckpointError> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
         Ok(()) => sync_folder(&parent(folder)),
-        // Another slice has made it.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
-        Err(error) => Err(Error::io("make the folder", folder)(error)),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            Err(CheckpointError::Exists { folder: folder.to_path_buf() })
+        }
+        Err(error) => Err(CheckpointError::io("make the folder", folder)(error)),
     }
 }
 
 /// A new file that only its owner may read.
-pub(crate) fn create(path: &Path) -> Result<File, Error> {
+pub(crate) fn create(path: &Path) -> Result<File, CheckpointError> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).mode(0o600).open(path);
-    file.map_err(Error::io("create", path))
+    file.map_err(CheckpointError::io("create", path))
 }
 
 /// An ordinary file, and no link to one, to read.
-pub(crate) fn open(path: &Path) -> Result<File, Error> {
+pub(crate) fn open(path: &Path) -> Result<File, CheckpointError> {
     let mut options = OpenOptions::new();
     // A FIFO would wait for its writer.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file =
-        options.read(true).custom_flags(flags).open(path).map_err(Error::io("open", path))?;
-    if !file.metadata().map_err(Error::io("look at", path))?.is_file() {
-        return Err(Error::damaged(path, "it is no ordinary file"));
+    let file = options
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(CheckpointError::io("open", path))?;
+    if !file.metadata().map_err(CheckpointError::io("look at", path))?.is_file() {
+        return Err(CheckpointError::damaged(path, "it is no ordinary file"));
     }
     Ok(file)
 }
 
 /// Has the names in a folder last.
-pub(crate) fn sync_folder(folder: &Path) -> Result<(), Error> {
+pub(crate) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
     let synced = File::open(folder).and_then(|file| file.sync_all());
-    synced.map_err(Error::io("write to stable storage the folder", folder))
+    synced.map_err(CheckpointError::io("write to stable storage the folder", folder))
 }
 
 /// The folder that a folder is in.
@@ -69,10 +82,10 @@ pub(crate) fn parent(folder: &Path) -> PathBuf {
 }
 
 /// A folder by its real name, so that its parent and its own name are known.
-pub(crate) fn real(folder: &Path) -> Result<PathBuf, Error> {
-    let real = fs::canonicalize(folder).map_err(Error::io("open", folder))?;
+pub(crate) fn real(folder: &Path) -> Result<PathBuf, CheckpointError> {
+    let real = fs::canonicalize(folder).map_err(CheckpointError::io("open", folder))?;
     if !real.is_dir() {
-        return Err(Error::NoCheckpoint { folder: real, why: "it is a file".into() });
+        return Err(CheckpointError::NoCheckpoint { folder: real, why: "it is a file".into() });
     }
     Ok(real)
 }

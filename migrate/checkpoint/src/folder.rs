@@ -3,7 +3,7 @@
 use crate::chain::read_manifest;
 use crate::checkpoint::{Authenticity, Checkpoint};
 use crate::contents::Contents;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::files::{self, MANIFEST, MANIFEST_TEMPORARY};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub struct Whole {
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn list(parent: &Path) -> Result<Vec<Listed>, Error> {
+pub fn list(parent: &Path) -> Result<Vec<Listed>, CheckpointError> {
     let mut listed = Vec::new();
     for name in folders(parent)? {
         let folder = parent.join(&name);
@@ -53,8 +53,8 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, Error> {
                 authenticated: checkpoint.authenticity() != Authenticity::Nobody,
                 bytes: checkpoint.layers[0].bytes(),
             })),
-            Err(Error::Unfinished { .. }) if !has_parts(&folder) => continue,
-            Err(Error::Unfinished { .. }) => State::Unfinished,
+            Err(CheckpointError::Unfinished { .. }) if !has_parts(&folder) => continue,
+            Err(CheckpointError::Unfinished { .. }) => State::Unfinished,
             Err(error) => State::Damaged(error.to_string()),
         };
         listed.push(Listed { name, state });
@@ -67,13 +67,13 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, Error> {
 /// # Errors
 /// Another checkpoint in the same folder is an increment of it, or may be, for its manifest cannot be read; the folder has
 /// other files, or nothing of a checkpoint; something cannot be deleted.
-pub fn delete(folder: &Path) -> Result<(), Error> {
+pub fn delete(folder: &Path) -> Result<(), CheckpointError> {
     let folder = &files::real(folder)?;
     let names = own_files(folder)?;
     refuse_base(folder)?;
     let remove = |name: &str| {
         let path = folder.join(name);
-        fs::remove_file(&path).map_err(Error::io("delete", &path))
+        fs::remove_file(&path).map_err(CheckpointError::io("delete", &path))
     };
     if names.iter().any(|name| name == MANIFEST) {
         remove(MANIFEST)?;
@@ -82,13 +82,14 @@ pub fn delete(folder: &Path) -> Result<(), Error> {
     for name in names.iter().filter(|name| *name != MANIFEST) {
         remove(name)?;
     }
-    fs::remove_dir(folder).map_err(Error::io("delete the folder", folder))?;
+    fs::remove_dir(folder).map_err(CheckpointError::io("delete the folder", folder))?;
     files::sync_folder(&files::parent(folder))
 }
 
 /// Names of all files in the folder, which are those of a checkpoint.
-fn own_files(folder: &Path) -> Result<Vec<String>, Error> {
-    let refuse = |why: String| Err(Error::NoCheckpoint { folder: folder.to_path_buf(), why });
+fn own_files(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+    let refuse =
+        |why: String| Err(CheckpointError::NoCheckpoint { folder: folder.to_path_buf(), why });
     let mut names = Vec::new();
     for (name, _) in entries(folder)? {
         if !is_own(&name) {
@@ -107,7 +108,7 @@ fn is_own(name: &str) -> bool {
 }
 
 /// Refuses if the checkpoint is, or may be, the base of another.
-fn refuse_base(folder: &Path) -> Result<(), Error> {
+fn refuse_base(folder: &Path) -> Result<(), CheckpointError> {
     let (parent, own) = (files::parent(folder), files::name_of(folder));
     for increment in folders(&parent)?.into_iter().filter(|name| *name != own) {
         let why = match read_manifest(&parent.join(&increment), None) {
@@ -115,10 +116,10 @@ fn refuse_base(folder: &Path) -> Result<(), Error> {
                 Some(base) if base.folder == own => "is an increment of it".to_owned(),
                 _ => continue,
             },
-            Err(Error::Unfinished { .. }) => continue,
+            Err(CheckpointError::Unfinished { .. }) => continue,
             Err(error) => format!("may be an increment of it: {error}"),
         };
-        return Err(Error::HasIncrement { folder: folder.to_path_buf(), increment, why });
+        return Err(CheckpointError::HasIncrement { folder: folder.to_path_buf(), increment, why });
     }
     Ok(())
 }
@@ -128,15 +129,15 @@ fn has_parts(folder: &Path) -> bool {
 }
 
 /// Names of the folders in a folder, but for hidden ones.
-fn folders(parent: &Path) -> Result<Vec<String>, Error> {
+fn folders(parent: &Path) -> Result<Vec<String>, CheckpointError> {
     let mut names = entries(parent)?;
     names.retain(|(name, path)| files::is_plain_name(name) && path.is_dir());
     Ok(names.into_iter().map(|(name, _)| name).collect())
 }
 
 /// What is in a folder, by name.
-fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
-    let io = || Error::io("read the folder", folder);
+fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
+    let io = || CheckpointError::io("read the folder", folder);
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder).map_err(io())? {
         let entry = entry.map_err(io())?;

@@ -42,7 +42,7 @@ pub use check::Verified;
 pub use checkpoint::{Authenticity, Checkpoint, LayerStatistics, Statistics};
 pub use contents::{Base, Contents, PartSummary};
 pub use digest::Digest;
-pub use error::Error;
+pub use error::CheckpointError;
 pub use export::export;
 pub use folder::{Listed, State, Whole, delete, list};
 pub use key::Key;
@@ -53,6 +53,7 @@ pub use layout::{
 pub use manifest::{Manifest, decode_manifest, encode_manifest};
 pub use part::Part;
 pub use points::{NoPoints, Point, Points};
+pub use read::Sink;
 pub use source::Source;
 pub use writer::{Compression, PartWriter};
 

@@ -6,7 +6,7 @@
 
 use crate::contents::Contents;
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::key::Key;
 use crate::layout::{FEATURES, FORMAT_VERSION, Refusal, known, u16_at, u32_at, u64_at, wide};
 use migrate::SavedState;
@@ -61,15 +61,19 @@ pub(crate) fn seal(contents: &[u8], key: Option<&Key>) -> (Vec<u8>, Digest) {
 ///
 /// # Errors
 /// Another version, damage, another key, fields that do not fit together; with a key, a manifest without a code.
-pub fn decode_manifest(bytes: &[u8], path: &Path, key: Option<&Key>) -> Result<Manifest, Error> {
-    let damaged = |why: &str| Error::damaged(path, why);
+pub fn decode_manifest(
+    bytes: &[u8],
+    path: &Path,
+    key: Option<&Key>,
+) -> Result<Manifest, CheckpointError> {
+    let damaged = |why: &str| CheckpointError::damaged(path, why);
     if bytes.len() > MANIFEST_BYTES_MAX {
         return Err(damaged("it is longer than a manifest can be"));
     }
     if bytes.len() < HEAD || &bytes[0..8] != MAGIC {
         return Err(damaged("it does not begin as a manifest"));
     }
-    known(u16_at(bytes, 8), u32_at(bytes, 12)).map_err(|refusal| at(path, refusal))?;
+    known(u16_at(bytes, 8), u32_at(bytes, 12)).map_err(|refusal| at(path, &refusal))?;
     let codes = match bytes[10] {
         0 => 0,
         1 => 1,
@@ -89,26 +93,28 @@ pub fn decode_manifest(bytes: &[u8], path: &Path, key: Option<&Key>) -> Result<M
     match (key, <[u8; DIGEST]>::try_from(&digests[DIGEST..])) {
         (None, _) => {}
         (Some(key), Ok(code)) if key.fits(covered, Digest(code)) => {}
-        (Some(_), Ok(_)) => return Err(Error::NotAuthentic { path: path.to_path_buf() }),
-        (Some(_), Err(_)) => return Err(Error::NotAuthenticated { path: path.to_path_buf() }),
+        (Some(_), Ok(_)) => return Err(CheckpointError::NotAuthentic { path: path.to_path_buf() }),
+        (Some(_), Err(_)) => {
+            return Err(CheckpointError::NotAuthenticated { path: path.to_path_buf() });
+        }
     }
     let contents = decode(&covered[HEAD..]);
-    let contents =
-        contents.map_err(|source| Error::Manifest { path: path.to_path_buf(), source })?;
+    let contents = contents
+        .map_err(|source| CheckpointError::Manifest { path: path.to_path_buf(), source })?;
     Ok(Manifest { contents, digest, authenticated: codes == 1 })
 }
 
-fn unknown_authentication(path: &Path, kind: u8) -> Error {
+fn unknown_authentication(path: &Path, kind: u8) -> CheckpointError {
     let path = path.to_path_buf();
-    Error::Unknown { path, what: "authentication", found: kind.into(), known: 1 }
+    CheckpointError::Unknown { path, what: "authentication", found: kind.into(), known: 1 }
 }
 
 /// A refusal, with the file that it is of.
-pub(crate) fn at(path: &Path, refusal: Refusal) -> Error {
-    match refusal {
-        Refusal::Damaged(why) => Error::damaged(path, why),
+pub(crate) fn at(path: &Path, refusal: &Refusal) -> CheckpointError {
+    match *refusal {
+        Refusal::Damaged(why) => CheckpointError::damaged(path, why),
         Refusal::Unknown { what, found, known } => {
-            Error::Unknown { path: path.to_path_buf(), what, found, known }
+            CheckpointError::Unknown { path: path.to_path_buf(), what, found, known }
         }
     }
 }

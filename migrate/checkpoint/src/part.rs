@@ -1,7 +1,7 @@
 //! Reads the part of one slice.
 
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::index::{Chunk, Index, IndexError, Section, Stored};
 use crate::layout::{HEAD_BYTES, HEAD_END, PartHead, Trailer, narrow, wide};
 use crate::manifest::at;
@@ -42,27 +42,28 @@ impl Part {
     ///
     /// # Errors
     /// It is of another version, has an unknown feature, is damaged or incomplete, or cannot be read.
-    pub fn open(source: Box<dyn Source>, path: &Path) -> Result<Self, Error> {
-        let io = || Error::io("read", path);
+    pub fn open(source: Box<dyn Source>, path: &Path) -> Result<Self, CheckpointError> {
+        let io = || CheckpointError::io("read", path);
         let length = source.length().map_err(io())?;
         let Some(tail) = length.checked_sub(HEAD_END).filter(|tail| *tail >= HEAD_END) else {
-            return Err(Error::damaged(path, "it is shorter than a part can be"));
+            return Err(CheckpointError::damaged(path, "it is shorter than a part can be"));
         };
         let mut bytes = [0; HEAD_BYTES];
         source.read_at(&mut bytes, 0).map_err(io())?;
-        let head = PartHead::decode(&bytes).map_err(|refusal| at(path, refusal))?;
+        let head = PartHead::decode(&bytes).map_err(|refusal| at(path, &refusal))?;
         source.read_at(&mut bytes, tail).map_err(io())?;
-        let trailer = Trailer::decode(&bytes, length).map_err(|why| Error::damaged(path, why))?;
+        let trailer =
+            Trailer::decode(&bytes, length).map_err(|why| CheckpointError::damaged(path, why))?;
         // The file is that long, so this is no more than somebody has stored.
         let mut bytes = vec![0; narrow(trailer.length)];
         source.read_at(&mut bytes, trailer.offset).map_err(io())?;
         let digest = index_digest(&head, &bytes);
         if digest.0 != trailer.digest {
-            return Err(Error::damaged(path, "the digest of its index"));
+            return Err(CheckpointError::damaged(path, "the digest of its index"));
         }
         let index = Index::decode(&bytes, trailer.offset).map_err(|error| match error {
-            IndexError::Damaged(why) => Error::damaged(path, why),
-            IndexError::Kind(found) => Error::Unknown {
+            IndexError::Damaged(why) => CheckpointError::damaged(path, why),
+            IndexError::Kind(found) => CheckpointError::Unknown {
                 path: path.to_path_buf(),
                 what: "a section of kind",
                 found: found.into(),
@@ -105,7 +106,7 @@ impl Part {
     ///
     /// # Errors
     /// A body is damaged or cannot be read.
-    pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<(), CheckpointError> {
         for number in (0..).take(self.index.chunks.len()) {
             self.chunk(number)?;
             progress(self.index.chunks[narrow(u64::from(number))].length.into());
@@ -117,10 +118,13 @@ impl Part {
     }
 
     /// The bytes of a section.
-    pub(crate) fn section(&self, name: &str) -> Result<Vec<u8>, Error> {
+    pub(crate) fn section(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let section = self.index.sections.iter().find(|section| section.name == name);
         let Some(section) = section else {
-            return Err(Error::NoSection { slice: self.head.slice, name: name.to_owned() });
+            return Err(CheckpointError::NoSection {
+                slice: self.head.slice,
+                name: name.to_owned(),
+            });
         };
         let mut bytes = Vec::with_capacity(narrow(section.length));
         self.pieces(section, &mut |piece| bytes.extend_from_slice(piece))?;
@@ -128,13 +132,17 @@ impl Part {
     }
 
     /// Reads a section piece by piece. What came is to be used only if all of it fits.
-    fn pieces(&self, section: &Section, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+    fn pieces(
+        &self,
+        section: &Section,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), CheckpointError> {
         let mut buffer = vec![0; PIECE.min(narrow(section.length))];
         let mut hasher = blake3::Hasher::new();
         let (mut sum, mut offset, mut rest) = (0, section.offset, narrow(section.length));
         while rest > 0 {
             let piece = &mut buffer[..rest.min(PIECE)];
-            self.source.read_at(piece, offset).map_err(Error::io("read", &self.path))?;
+            self.source.read_at(piece, offset).map_err(CheckpointError::io("read", &self.path))?;
             hasher.update(piece);
             sum = crc32c::crc32c_append(sum, piece);
             each(piece);
@@ -143,19 +151,21 @@ impl Part {
         }
         if *hasher.finalize().as_bytes() != section.digest || sum != section.crc {
             let why = format!("the digest of its section {:?}", section.name);
-            return Err(Error::damaged(&self.path, why));
+            return Err(CheckpointError::damaged(&self.path, why));
         }
         Ok(())
     }
 
     /// The pages of a chunk, one after the other.
-    pub(crate) fn chunk(&self, number: u32) -> Result<Vec<u8>, Error> {
+    pub(crate) fn chunk(&self, number: u32) -> Result<Vec<u8>, CheckpointError> {
         let chunk = &self.index.chunks[narrow(number.into())];
         let mut bytes = vec![0; narrow(chunk.length.into())];
-        self.source.read_at(&mut bytes, chunk.offset).map_err(Error::io("read", &self.path))?;
+        self.source
+            .read_at(&mut bytes, chunk.offset)
+            .map_err(CheckpointError::io("read", &self.path))?;
         let wrong = |what: &str| {
             let why = format!("{what} of the chunk at {:#x}", chunk.offset);
-            Err(Error::damaged(&self.path, why))
+            Err(CheckpointError::damaged(&self.path, why))
         };
         if Digest::of(&bytes).0 != chunk.digest {
             return wrong("the digest");

@@ -6,7 +6,7 @@
 //! The first that mentions a frame says what it is.
 
 use crate::checkpoint::Checkpoint;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::frames::common;
 use crate::index::{Presence, Run};
 use crate::layout::{PAGE_BYTES, narrow};
@@ -43,6 +43,9 @@ impl Cache {
     }
 }
 
+/// Takes the contents of consecutive frames: the first of them, and the bytes of their pages.
+pub type Sink<'a, E> = dyn FnMut(u64, &[u8]) -> Result<(), E> + 'a;
+
 /// Who says what a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -57,10 +60,10 @@ impl Checkpoint {
     ///
     /// # Errors
     /// What the sink says; or a chunk is damaged or cannot be read. The sink has seen other chunks then.
-    pub fn read<E: From<Error>>(
+    pub fn read<E: From<CheckpointError>>(
         &self,
         frames: Range<u64>,
-        sink: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+        sink: &mut Sink<'_, E>,
     ) -> Result<(), E> {
         for (layer, part, of) in self.parts() {
             for chunk in chunks_with(of, &frames) {
@@ -75,10 +78,10 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The frame is no memory of the VM, or its chunk is damaged or cannot be read.
-    pub fn page(&self, frame: u64, out: &mut [u8; PAGE_BYTES]) -> Result<bool, Error> {
+    pub fn page(&self, frame: u64, out: &mut [u8; PAGE_BYTES]) -> Result<bool, CheckpointError> {
         let end = frame.saturating_add(1);
         if !self.contents().has(&(frame..end)) {
-            return Err(Error::Frames { first: frame, end, why: "no memory of the VM" });
+            return Err(CheckpointError::Frames { first: frame, end, why: "no memory of the VM" });
         }
         let (Place::Run(layer, part, run), _) = self.place(frame, end) else {
             out.fill(0);
@@ -137,11 +140,11 @@ impl Checkpoint {
     }
 
     /// Gives a sink what a chunk says of frames in a range, and nobody before it says otherwise.
-    pub(crate) fn read_chunk<E: From<Error>>(
+    pub(crate) fn read_chunk<E: From<CheckpointError>>(
         &self,
         (layer, part, chunk): Key,
         frames: &Range<u64>,
-        sink: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+        sink: &mut Sink<'_, E>,
     ) -> Result<(), E> {
         let of = &self.layers[layer].parts[part];
         let runs = of.index.chunks[narrow(chunk.into())].runs.clone();
@@ -171,7 +174,7 @@ impl Checkpoint {
         (layer, part, run): (usize, usize, u32),
         frame: u64,
         out: &mut [u8; PAGE_BYTES],
-    ) -> Result<(), Error> {
+    ) -> Result<(), CheckpointError> {
         let run = self.run(layer, part, run);
         let key = (layer, part, run.chunk);
         let cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(key);

@@ -7,7 +7,7 @@
 
 use crate::contents::PartSummary;
 use crate::digest::Digest;
-use crate::error::Error;
+use crate::error::CheckpointError;
 use crate::files;
 use crate::frames::FrameSet;
 use crate::index::{Chunk, Index, Run, Section, Stored, is_section_name};
@@ -66,7 +66,11 @@ impl PartWriter {
     ///
     /// # Errors
     /// The folder is a checkpoint already, has a part of this slice, or cannot be written.
-    pub fn create(folder: &Path, head: &PartHead, compression: Compression) -> Result<Self, Error> {
+    pub fn create(
+        folder: &Path,
+        head: &PartHead,
+        compression: Compression,
+    ) -> Result<Self, CheckpointError> {
         Self::with_points(folder, head, compression, Box::new(NoPoints))
     }
 
@@ -79,19 +83,20 @@ impl PartWriter {
         head: &PartHead,
         compression: Compression,
         points: Box<dyn Points>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, CheckpointError> {
         files::make_folder(folder)?;
         if folder.join(files::MANIFEST).exists() {
-            return Err(Error::Exists { folder: folder.to_path_buf() });
+            return Err(CheckpointError::Exists { folder: folder.to_path_buf() });
         }
         let path = folder.join(files::part_name(head.slice));
         let compressor = match compression {
             Compression::None => None,
             Compression::Zstd => Some(Compressor::new(LEVEL)),
         };
-        let compressor = compressor.transpose().map_err(Error::io("start zstd for", &path))?;
+        let compressor =
+            compressor.transpose().map_err(CheckpointError::io("start zstd for", &path))?;
         let file = files::create(&path)?;
-        file.write_all_at(&head.encode(), 0).map_err(Error::io("write", &path))?;
+        file.write_all_at(&head.encode(), 0).map_err(CheckpointError::io("write", &path))?;
         points.reach(Point::PartCreated);
         Ok(Self {
             file,
@@ -114,12 +119,16 @@ impl PartWriter {
     /// # Errors
     /// The bytes are no whole pages, a frame is in the part already, or the file cannot be written. What was taken of
     /// them stays: give the part up.
-    pub fn pages(&mut self, first: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub fn pages(&mut self, first: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
         let (pages, rest) = bytes.as_chunks::<PAGE_BYTES>();
         let frames = first..first.saturating_add(wide(pages.len()));
         if !rest.is_empty() {
             let (first, end) = (frames.start, frames.end);
-            return Err(Error::Frames { first, end, why: "their bytes are no whole pages" });
+            return Err(CheckpointError::Frames {
+                first,
+                end,
+                why: "their bytes are no whole pages",
+            });
         }
         self.take(&frames)?;
         for (frame, page) in frames.zip(pages) {
@@ -136,7 +145,7 @@ impl PartWriter {
     ///
     /// # Errors
     /// A frame is in the part already, or none that can be.
-    pub fn zeros(&mut self, frames: Range<u64>) -> Result<(), Error> {
+    pub fn zeros(&mut self, frames: Range<u64>) -> Result<(), CheckpointError> {
         self.take(&frames)?;
         self.zero(frames)
     }
@@ -146,8 +155,9 @@ impl PartWriter {
     /// # Errors
     /// The name is in the part already or cannot be one, there are too many sections or bytes of them, or the file cannot
     /// be written.
-    pub fn section(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
-        let refuse = |why: &str| Err(Error::Section { name: name.into(), why: why.into() });
+    pub fn section(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let refuse =
+            |why: &str| Err(CheckpointError::Section { name: name.into(), why: why.into() });
         if !is_section_name(name) {
             return refuse("a name has 1 to 32 lower-case letters, digits, dots and hyphens");
         }
@@ -178,7 +188,7 @@ impl PartWriter {
     ///
     /// # Errors
     /// The file cannot be written, or its index would be too long: the memory is too scattered.
-    pub fn finish(mut self) -> Result<PartSummary, Error> {
+    pub fn finish(mut self) -> Result<PartSummary, CheckpointError> {
         self.flush()?;
         self.index.zeros = self.zeros.ranges().collect();
         self.index.zero_pages = self.index.zeros.iter().map(|zeros| zeros.end - zeros.start).sum();
@@ -191,9 +201,9 @@ impl PartWriter {
         self.write(&bytes)?;
         let end = offset + wide(bytes.len());
         // Nothing of a write that has failed may follow.
-        self.file.set_len(end).map_err(Error::io("write", &self.path))?;
+        self.file.set_len(end).map_err(CheckpointError::io("write", &self.path))?;
         self.points.reach(Point::IndexWritten);
-        self.file.sync_all().map_err(Error::io("write to stable storage", &self.path))?;
+        self.file.sync_all().map_err(CheckpointError::io("write to stable storage", &self.path))?;
         files::sync_folder(&self.folder)?;
         self.points.reach(Point::PartSynced);
         Ok(PartSummary {
@@ -207,19 +217,19 @@ impl PartWriter {
     }
 
     /// Notes frames as given.
-    fn take(&mut self, frames: &Range<u64>) -> Result<(), Error> {
+    fn take(&mut self, frames: &Range<u64>) -> Result<(), CheckpointError> {
         let Range { start: first, end } = *frames;
         if first > end || end > FRAMES_END {
-            return Err(Error::Frames { first, end, why: "no such frames can be" });
+            return Err(CheckpointError::Frames { first, end, why: "no such frames can be" });
         }
-        self.present.insert(frames.clone()).map_err(|frame| Error::Twice { frame })
+        self.present.insert(frames.clone()).map_err(|frame| CheckpointError::Twice { frame })
     }
 
-    fn zero(&mut self, frames: Range<u64>) -> Result<(), Error> {
-        self.zeros.insert(frames).map_err(|frame| Error::Twice { frame })
+    fn zero(&mut self, frames: Range<u64>) -> Result<(), CheckpointError> {
+        self.zeros.insert(frames).map_err(|frame| CheckpointError::Twice { frame })
     }
 
-    fn page(&mut self, frame: u64, page: &[u8; PAGE_BYTES]) -> Result<(), Error> {
+    fn page(&mut self, frame: u64, page: &[u8; PAGE_BYTES]) -> Result<(), CheckpointError> {
         if self.pending.len() == CHUNK_BYTES {
             self.flush()?;
         }
@@ -236,7 +246,7 @@ impl PartWriter {
     }
 
     /// Writes the pending pages as a chunk.
-    fn flush(&mut self) -> Result<(), Error> {
+    fn flush(&mut self) -> Result<(), CheckpointError> {
         if self.pending.is_empty() {
             return Ok(());
         }
@@ -245,7 +255,7 @@ impl PartWriter {
             None => None,
             Some(compressor) => {
                 let done = compressor.compress(&self.pending);
-                let done = done.map_err(Error::io("compress pages for", &self.path))?;
+                let done = done.map_err(CheckpointError::io("compress pages for", &self.path))?;
                 (done.len() < self.pending.len()).then_some(done)
             }
         };
@@ -273,19 +283,21 @@ impl PartWriter {
     }
 
     /// What could not be read back is not written.
-    fn bounded(&self) -> Result<(), Error> {
+    fn bounded(&self) -> Result<(), CheckpointError> {
         let Index { chunks, runs, sections, .. } = &self.index;
         let runs = runs.len() + self.runs.len();
         let zeros = self.zeros.ranges().len();
         if Index::bytes(chunks.len() + 1, runs, zeros, sections.len()) > INDEX_BYTES_MAX {
             let why = "they are too scattered: the index of the part would be too long";
-            return Err(Error::Frames { first: 0, end: FRAMES_END, why });
+            return Err(CheckpointError::Frames { first: 0, end: FRAMES_END, why });
         }
         Ok(())
     }
 
-    fn write(&self, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all_at(bytes, self.position).map_err(Error::io("write", &self.path))
+    fn write(&self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.file
+            .write_all_at(bytes, self.position)
+            .map_err(CheckpointError::io("write", &self.path))
     }
 }
 

@@ -3,10 +3,11 @@
 use super::support::*;
 use crate::assemble;
 use crate::index::Index;
-use crate::{Error, Part, decode_manifest};
+use crate::{CheckpointError, Part, decode_manifest};
 use migrate::saved::encode;
 use proptest::prelude::*;
 use std::fs;
+use std::iter::once;
 use std::ops::Range;
 use std::path::Path;
 
@@ -19,7 +20,7 @@ fn small(file: &str) -> (Vec<u8>, Vec<u8>) {
     (bodies.to_vec(), index.to_vec())
 }
 
-fn open(bodies: &[u8], index: &[u8]) -> Result<Part, Error> {
+fn open(bodies: &[u8], index: &[u8]) -> Result<Part, CheckpointError> {
     Part::open(Box::new(assemble::part(&head(1, 0), bodies, index)), Path::new("part"))
 }
 
@@ -40,8 +41,10 @@ fn used(bodies: &[u8], index: &[u8]) {
     let Ok(part) = open(bodies, index) else { return };
     in_order(&part.index, bodies.len());
     let whole = part.verify(&mut |_| ()).is_ok();
-    let memory =
-        crate::Contents { frames: vec![0..crate::FRAMES_END], ..contents(1, None, Vec::new()) };
+    let memory = crate::Contents {
+        frames: once(0..crate::FRAMES_END).collect(),
+        ..contents(1, None, Vec::new())
+    };
     let checkpoint = assemble::checkpoint(memory, vec![part]).unwrap();
     let pages = pages_of(&checkpoint);
     assert!(pages.is_ok() || !whole);

@@ -2,14 +2,14 @@
 
 use super::support::*;
 use crate::{
-    Authenticity, CHAIN_MAX, Checkpoint, Compression, Digest, Error, Key, PartWriter, State,
-    delete, export, list,
+    Authenticity, CHAIN_MAX, Checkpoint, CheckpointError, Compression, Digest, Key, PartWriter,
+    State, delete, export, list,
 };
 use std::fs;
 
-fn why(error: &Error) -> &str {
+fn why(error: &CheckpointError) -> &str {
     match error {
-        Error::Base { why, .. } => why,
+        CheckpointError::Base { why, .. } => why,
         other => panic!("{other}"),
     }
 }
@@ -68,7 +68,7 @@ fn increment_of_something_else_is_not_committed() {
     for (number, name) in ["../full", "", ".", "..", "a/b", ".hidden", "a\0"].iter().enumerate() {
         let change = |contents: &mut crate::Contents| contents.base = base(name, digest);
         let error = commit(&format!("name-{number}"), &change, 7);
-        assert!(matches!(error, Error::Contents(_)), "{name}: {error}");
+        assert!(matches!(error, CheckpointError::Contents(_)), "{name}: {error}");
     }
 }
 
@@ -108,7 +108,7 @@ fn damage_in_a_base_is_seen() {
     let checkpoint = Checkpoint::open(&next, None).unwrap();
     assert!(pages_of(&checkpoint).is_err());
     assert!(checkpoint.verify(&mut |_, _| ()).is_err());
-    assert!(export(&next, &parent.join("merged"), None).is_err());
+    assert!(export(&next, &parent.join("merged"), None, &mut |_, _| ()).is_err());
     assert!(!parent.join("merged").exists());
 }
 
@@ -121,7 +121,7 @@ fn base_is_deleted_after_its_increments() {
     write(&next, 2, base("full", digest), None);
     let error = delete(&full).unwrap_err();
     assert!(
-        matches!(&error, Error::HasIncrement { increment, .. } if increment == "next"),
+        matches!(&error, CheckpointError::HasIncrement { increment, .. } if increment == "next"),
         "{error}"
     );
     assert!(Checkpoint::open(&next, None).is_ok());
@@ -148,11 +148,11 @@ fn key_is_asked_of_the_whole_chain() {
     let right = read(&next, Some(&key)).unwrap();
     assert_eq!(open(&next, Some(&key)).unwrap().authenticity(), Authenticity::Checked);
     assert_eq!(open(&next, None).unwrap().authenticity(), Authenticity::NotChecked);
-    assert!(matches!(open(&next, Some(&other)), Err(Error::NotAuthentic { .. })));
+    assert!(matches!(open(&next, Some(&other)), Err(CheckpointError::NotAuthentic { .. })));
 
-    let error = export(&next, &parent.join("merged"), None).unwrap_err();
-    assert!(matches!(error, Error::NotAuthentic { .. }), "{error}");
-    export(&next, &parent.join("merged"), Some(&key)).unwrap();
+    let error = export(&next, &parent.join("merged"), None, &mut |_, _| ()).unwrap_err();
+    assert!(matches!(error, CheckpointError::NeedsSecret { .. }), "{error}");
+    export(&next, &parent.join("merged"), Some(&key), &mut |_, _| ()).unwrap();
     assert_eq!(
         open(&parent.join("merged"), Some(&key)).unwrap().authenticity(),
         Authenticity::Checked
@@ -166,9 +166,9 @@ fn key_is_asked_of_the_whole_chain() {
     let contents = open(&full, None).unwrap().contents().clone();
     fs::remove_file(full.join("manifest")).unwrap();
     Checkpoint::commit(&full, &contents, None).unwrap();
-    assert!(matches!(open(&full, Some(&key)), Err(Error::NotAuthenticated { .. })));
+    assert!(matches!(open(&full, Some(&key)), Err(CheckpointError::NotAuthenticated { .. })));
     assert_eq!(open(&full, None).unwrap().authenticity(), Authenticity::Nobody);
-    assert!(matches!(open(&next, Some(&key)), Err(Error::Base { .. })));
+    assert!(matches!(open(&next, Some(&key)), Err(CheckpointError::Base { .. })));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Bytes that changed, went, or came from another checkpoint.
 
 use super::support::*;
-use crate::{Checkpoint, Error, Key};
+use crate::{Checkpoint, CheckpointError, Key};
 use proptest::prelude::*;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 fn key() -> Key {
@@ -78,7 +79,7 @@ fn flipped_body_is_refused_by_each_way_of_reading() {
     bytes[64 + 1000] ^= 1;
     fs::write(&path, &bytes).unwrap();
     let checkpoint = Checkpoint::open(&folder, None).unwrap();
-    let damaged = |error| matches!(error, Error::Damaged { .. });
+    let damaged = |error| matches!(error, CheckpointError::Damaged { .. });
     let mut out = [0; 4096];
     assert!(damaged(checkpoint.page(25, &mut out).unwrap_err()));
     let mut seen = Vec::new();
@@ -86,7 +87,7 @@ fn flipped_body_is_refused_by_each_way_of_reading() {
         seen.push(first);
         Ok(())
     };
-    assert!(damaged(checkpoint.read::<Error>(0..u64::MAX, sink).unwrap_err()));
+    assert!(damaged(checkpoint.read::<CheckpointError>(0..u64::MAX, sink).unwrap_err()));
     assert!(!seen.iter().any(|first| (24..32).contains(first)), "{seen:?}");
     assert!(damaged(checkpoint.verify(&mut |_, _| ()).unwrap_err()));
     assert!(checkpoint.section(wire::SliceId(3), "slice").is_ok());
@@ -117,7 +118,7 @@ fn every_other_length_is_refused() {
     assert!(Checkpoint::open(&folder, None).is_ok());
 }
 
-fn refusal(folder: &Path) -> Error {
+fn refusal(folder: &Path) -> CheckpointError {
     Checkpoint::open(folder, None).unwrap_err()
 }
 
@@ -138,7 +139,7 @@ fn parts_of_other_checkpoints_are_refused() {
     assert!(error.to_string().contains("it is of slice3 instead of slice0"), "{error}");
 
     fs::remove_file(one.join("part-0")).unwrap();
-    assert!(matches!(refusal(&one), Error::Io { what: "open", .. }));
+    assert!(matches!(refusal(&one), CheckpointError::Io { what: "open", .. }));
     fs::write(one.join("part-0"), whole).unwrap();
     assert!(Checkpoint::open(&one, None).is_ok());
 }
@@ -172,11 +173,11 @@ fn links_and_other_things_in_place_of_files_are_refused() {
     for file in FILES {
         let (path, elsewhere) = (folder.join(file), parent.join(file));
         fs::rename(&path, &elsewhere).unwrap();
-        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        assert!(matches!(refusal(&folder), Error::Io { what: "open", .. }), "{file}");
+        symlink(&elsewhere, &path).unwrap();
+        assert!(matches!(refusal(&folder), CheckpointError::Io { what: "open", .. }), "{file}");
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(matches!(refusal(&folder), Error::Damaged { .. }), "{file}");
+        assert!(matches!(refusal(&folder), CheckpointError::Damaged { .. }), "{file}");
         fs::remove_dir(&path).unwrap();
         fs::rename(&elsewhere, &path).unwrap();
     }

@@ -1,7 +1,9 @@
 //! What is there when writing stops between two steps.
 
 use super::support::*;
-use crate::{Checkpoint, Compression, Error, PartWriter, Point, Points, State, delete, list};
+use crate::{
+    Checkpoint, CheckpointError, Compression, PartWriter, Point, Points, State, delete, list,
+};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -61,7 +63,7 @@ fn only_the_last_step_makes_a_checkpoint() {
         } else {
             assert_eq!(*state, State::Unfinished, "{point:?}");
             let error = Checkpoint::open(&left, None).unwrap_err();
-            assert!(matches!(error, Error::Unfinished { .. }), "{point:?}: {error}");
+            assert!(matches!(error, CheckpointError::Unfinished { .. }), "{point:?}: {error}");
         }
         delete(&left).unwrap();
         assert!(!left.exists());
@@ -82,7 +84,7 @@ fn part_without_its_end_cannot_be_committed() {
         fs::write(&path, left).unwrap();
         let contents = contents(1, None, parts.clone());
         let error = Checkpoint::commit(&folder, &contents, None).unwrap_err();
-        assert!(matches!(error, Error::Damaged { .. }), "{error}");
+        assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
         assert!(!folder.join("manifest").exists() && !folder.join("manifest.new").exists());
     }
     fs::write(&path, &bytes).unwrap();

@@ -2,8 +2,8 @@
 
 use super::support::*;
 use crate::{
-    Checkpoint, Compression, Error, FRAMES_END, PAGE_BYTES, PartSummary, PartWriter, State, delete,
-    export, list,
+    Checkpoint, CheckpointError, Compression, FRAMES_END, PAGE_BYTES, PartSummary, PartWriter,
+    State, delete, export, list,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,14 +15,14 @@ fn nothing_is_overwritten() {
     let folder = parent.join("one");
     let parts = write_parts(&folder, 1);
     let create = |slice| PartWriter::create(&folder, &head(1, slice), Compression::None);
-    assert!(matches!(create(0), Err(Error::Io { what: "create", .. })));
+    assert!(matches!(create(0), Err(CheckpointError::Io { what: "create", .. })));
     Checkpoint::commit(&folder, &contents(1, None, parts.clone()), None).unwrap();
-    assert!(matches!(create(1), Err(Error::Exists { .. })));
+    assert!(matches!(create(1), Err(CheckpointError::Exists { .. })));
     let again = Checkpoint::commit(&folder, &contents(1, None, parts), None);
-    assert!(matches!(again, Err(Error::Exists { .. })));
+    assert!(matches!(again, Err(CheckpointError::Exists { .. })));
     write(&parent.join("other"), 2, None, None);
-    let onto = export(&folder, &parent.join("other"), None);
-    assert!(matches!(onto, Err(Error::Exists { .. })));
+    let onto = export(&folder, &parent.join("other"), None, &mut |_, _| ());
+    assert!(matches!(onto, Err(CheckpointError::Exists { .. })));
 }
 
 #[test]
@@ -44,13 +44,16 @@ fn frame_is_written_once() {
     writer.pages(4, &[page(1), page(0)].concat()).unwrap();
     writer.zeros(8..10).unwrap();
     for frame in [4, 5, 8] {
-        assert!(matches!(writer.pages(frame, &page(1)), Err(Error::Twice { .. })));
-        assert!(matches!(writer.zeros(frame..frame + 1), Err(Error::Twice { .. })));
+        assert!(matches!(writer.pages(frame, &page(1)), Err(CheckpointError::Twice { .. })));
+        assert!(matches!(writer.zeros(frame..frame + 1), Err(CheckpointError::Twice { .. })));
     }
-    assert!(matches!(writer.zeros(0..100), Err(Error::Twice { .. })));
-    assert!(matches!(writer.pages(11, &[1; PAGE_BYTES + 1]), Err(Error::Frames { .. })));
-    assert!(matches!(writer.zeros(FRAMES_END - 1..FRAMES_END + 1), Err(Error::Frames { .. })));
-    assert!(matches!(writer.pages(u64::MAX, &page(1)), Err(Error::Frames { .. })));
+    assert!(matches!(writer.zeros(0..100), Err(CheckpointError::Twice { .. })));
+    assert!(matches!(writer.pages(11, &[1; PAGE_BYTES + 1]), Err(CheckpointError::Frames { .. })));
+    assert!(matches!(
+        writer.zeros(FRAMES_END - 1..FRAMES_END + 1),
+        Err(CheckpointError::Frames { .. })
+    ));
+    assert!(matches!(writer.pages(u64::MAX, &page(1)), Err(CheckpointError::Frames { .. })));
     writer.pages(FRAMES_END - 1, &page(9)).unwrap();
     writer.zeros(20..20).unwrap();
     let summary = writer.finish().unwrap();
@@ -66,7 +69,10 @@ fn sections_have_names_of_their_own() {
     let mut writer = PartWriter::create(&parent.0, &head(1, 0), Compression::Zstd).unwrap();
     writer.section("slice", b"1").unwrap();
     for name in ["slice", "", "Slice", "a b", "../x", &"x".repeat(33), "ü"] {
-        assert!(matches!(writer.section(name, b"2"), Err(Error::Section { .. })), "{name}");
+        assert!(
+            matches!(writer.section(name, b"2"), Err(CheckpointError::Section { .. })),
+            "{name}"
+        );
     }
     for number in 1..64 {
         writer.section(&format!("more-{number}"), b"").unwrap();
@@ -90,7 +96,7 @@ fn summaries_of_other_hosts_are_checked() {
     for summary in bad {
         assert!(summary.check().is_err(), "{summary:?}");
         let refused = Checkpoint::commit(&parent.0, &contents(1, None, vec![summary]), None);
-        assert!(matches!(refused, Err(Error::Contents(_))));
+        assert!(matches!(refused, Err(CheckpointError::Contents(_))));
     }
     for summary in [
         PartSummary { digest, ..good.clone() },
@@ -98,7 +104,7 @@ fn summaries_of_other_hosts_are_checked() {
         PartSummary { pages: good.pages + 1, ..good.clone() },
     ] {
         let refused = Checkpoint::commit(&parent.0, &contents(1, None, vec![summary]), None);
-        assert!(matches!(refused, Err(Error::OtherPart { .. })));
+        assert!(matches!(refused, Err(CheckpointError::OtherPart { .. })));
     }
 }
 
@@ -143,7 +149,7 @@ fn progress_ends_at_all_bytes() {
 fn folders_of_something_else_are_left_alone() {
     let parent = Folder::new();
     fs::create_dir(parent.join("photos")).unwrap();
-    assert!(matches!(delete(&parent.join("photos")), Err(Error::NoCheckpoint { .. })));
+    assert!(matches!(delete(&parent.join("photos")), Err(CheckpointError::NoCheckpoint { .. })));
     fs::write(parent.join("photos").join("cat.jpg"), "").unwrap();
     fs::write(parent.join("part-0"), "").unwrap();
     for name in ["photos", "part-0", "nowhere"] {

@@ -1,9 +1,10 @@
 //! What was written is what is read, whoever wrote it and however scattered it is.
 
 use super::support::*;
-use crate::{Checkpoint, Compression, Error, PAGE_BYTES, PartWriter};
+use crate::{Checkpoint, CheckpointError, Compression, PAGE_BYTES, PartWriter};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::iter::once;
 use std::ops::Range;
 use std::path::Path;
 use wire::SliceId;
@@ -82,7 +83,7 @@ proptest! {
             compare(&checkpoint, &model);
             let range: Range<u64> = part.0..part.1;
             let mut seen = Vec::new();
-            checkpoint.read::<Error>(range.clone(), &mut |first, bytes| {
+            checkpoint.read::<CheckpointError>(range.clone(), &mut |first, bytes| {
                 seen.extend(first..first + u64::try_from(bytes.len() / PAGE_BYTES).unwrap());
                 Ok(())
             }).unwrap();
@@ -97,7 +98,9 @@ proptest! {
         }
         let newest = parent.join(&format!("cut-{}", layers.len()));
         let merged = parent.join("merged");
-        crate::export(&newest, &merged, None).unwrap();
+        let mut last = (0, 0);
+        crate::export(&newest, &merged, None, &mut |done, all| last = (done, all)).unwrap();
+        prop_assert_eq!(last.0, last.1);
         let merged = Checkpoint::open(&merged, None).unwrap();
         compare(&merged, &model);
         let statistics = merged.statistics();
@@ -129,7 +132,8 @@ fn many_scattered_pages_come_back() {
         assert_eq!(part.index.chunks.len(), 3, "512 pages, 512 and the rest");
         parts.push(part);
     }
-    let contents = crate::Contents { frames: vec![0..5200], ..contents(1, None, Vec::new()) };
+    let contents =
+        crate::Contents { frames: once(0..5200).collect(), ..contents(1, None, Vec::new()) };
     let checkpoint = crate::assemble::checkpoint(contents, parts).unwrap();
     let pages = pages_of(&checkpoint).unwrap();
     let expected = (0..2600).map(|number: u64| (number * 2, noise(number / 4)));
@@ -154,6 +158,6 @@ fn sections_come_back_and_others_are_refused() {
     assert_eq!(checkpoint.sections(SliceId(2)).unwrap(), lengths);
     for (slice, name) in [(2, "lon"), (1, "long")] {
         let error = checkpoint.section(SliceId(slice), name).unwrap_err();
-        assert!(matches!(error, Error::NoSection { .. }), "{error}");
+        assert!(matches!(error, CheckpointError::NoSection { .. }), "{error}");
     }
 }

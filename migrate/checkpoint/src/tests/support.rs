@@ -2,8 +2,8 @@
 
 use crate::digest::Digest;
 use crate::{
-    Base, Checkpoint, Compression, Contents, Error, Key, PAGE_BYTES, PartHead, PartSummary,
-    PartWriter,
+    Base, Checkpoint, CheckpointError, Compression, Contents, Key, PAGE_BYTES, PartHead,
+    PartSummary, PartWriter,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -114,9 +114,9 @@ pub(super) struct Everything {
     sections: Vec<(SliceId, String, Vec<u8>)>,
 }
 
-pub(super) fn pages_of(checkpoint: &Checkpoint) -> Result<BTreeMap<u64, Vec<u8>>, Error> {
+pub(super) fn pages_of(checkpoint: &Checkpoint) -> Result<BTreeMap<u64, Vec<u8>>, CheckpointError> {
     let mut pages = BTreeMap::new();
-    checkpoint.read::<Error>(0..u64::MAX, &mut |first, bytes| {
+    checkpoint.read::<CheckpointError>(0..u64::MAX, &mut |first, bytes| {
         for (frame, page) in (first..).zip(bytes.chunks(PAGE_BYTES)) {
             assert!(pages.insert(frame, page.to_vec()).is_none(), "frame {frame} came twice");
         }
@@ -125,7 +125,7 @@ pub(super) fn pages_of(checkpoint: &Checkpoint) -> Result<BTreeMap<u64, Vec<u8>>
     Ok(pages)
 }
 
-pub(super) fn read(folder: &Path, key: Option<&Key>) -> Result<Everything, Error> {
+pub(super) fn read(folder: &Path, key: Option<&Key>) -> Result<Everything, CheckpointError> {
     let checkpoint = Checkpoint::open(folder, key)?;
     let pages = pages_of(&checkpoint)?;
     let mut sections = Vec::new();
