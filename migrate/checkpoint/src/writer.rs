@@ -131,14 +131,17 @@ impl PartWriter {
             });
         }
         self.take(&frames)?;
+        let mut zeros = first..first;
         for (frame, page) in frames.zip(pages) {
             if page == &ZEROS {
-                self.zero(frame..frame + 1)?;
-            } else {
-                self.page(frame, page)?;
+                zeros.end = frame + 1;
+                continue;
             }
+            self.zero(zeros)?;
+            self.page(frame, page)?;
+            zeros = frame + 1..frame + 1;
         }
-        Ok(())
+        self.zero(zeros)
     }
 
     /// Takes frames that are known to be zero.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::iter::once;
 use std::ops::Range;
 use std::path::Path;
+use std::thread;
 use wire::SliceId;
 
 /// What slices say of a frame: which of them (bits), and the contents.
@@ -160,4 +161,45 @@ fn sections_come_back_and_others_are_refused() {
         let error = checkpoint.section(SliceId(slice), name).unwrap_err();
         assert!(matches!(error, CheckpointError::NoSection { .. }), "{error}");
     }
+}
+
+#[test]
+fn threads_share_a_reader_and_pass_a_writer_on() {
+    fn may<T: Send>() {}
+    fn may_share<T: Sync>() {}
+    may::<PartWriter>();
+    may_share::<Checkpoint>();
+    let parent = Folder::new();
+    let folder = parent.join("one");
+    write(&folder, 1, None, None);
+    let checkpoint = Checkpoint::open(&folder, None).unwrap();
+    let alone = pages_of(&checkpoint).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for (frame, page) in &alone {
+                    let mut out = [0; PAGE_BYTES];
+                    assert!(checkpoint.page(*frame, &mut out).unwrap());
+                    assert_eq!(out[..], page[..]);
+                }
+            });
+        }
+    });
+}
+
+/// Zeros between pages, before them and after them, given together.
+#[test]
+fn zeros_among_pages_are_noted() {
+    let parent = Folder::new();
+    let contents_of = [0, 0, 5, 0, 6, 7, 0, 0];
+    let bytes: Vec<u8> = contents_of.into_iter().flat_map(page).collect();
+    let mut writer = PartWriter::create(&parent.0, &head(1, 0), Compression::None).unwrap();
+    writer.pages(8, &bytes).unwrap();
+    let summary = writer.finish().unwrap();
+    assert_eq!((summary.pages, summary.zero_pages), (3, 5));
+    Checkpoint::commit(&parent.0, &contents(1, None, vec![summary]), None).unwrap();
+    let checkpoint = Checkpoint::open(&parent.0, None).unwrap();
+    let wanted = [(10, page(5)), (12, page(6)), (13, page(7))];
+    assert_eq!(pages_of(&checkpoint).unwrap(), BTreeMap::from(wanted));
+    assert_eq!(checkpoint.layers[0].parts[0].index.zeros, [8..10, 11..12, 14..16]);
 }
