@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List the checkpoints in a folder: which are whole, unfinished or damaged. Pages are not read.
+    /// List the checkpoints in a folder: which are complete, unfinished or damaged. Pages are not read.
     List(ListArguments),
     /// Show what a checkpoint is of, and what it and its bases consist of. Pages are not read.
     Show(ShowArguments),
@@ -175,12 +175,12 @@ fn list_table(listed: &[Listed]) -> String {
     table.set_header(["name", "VM", "generation", "cut", "created (UTC)", "base", "MiB", "state"]);
     for Listed { name, state } in listed {
         let row = match state {
-            State::Whole(whole) => {
-                let Contents { generation, cut, created_unix_ms, base, .. } = &whole.contents;
+            State::Complete(complete) => {
+                let Contents { generation, cut, created_unix_ms, base, .. } = &complete.contents;
                 let base = base.as_ref().map_or("-", |base| &base.folder);
-                let (vm, created) = (vm(&whole.contents), date(*created_unix_ms));
+                let (vm, created) = (vm(&complete.contents), date(*created_unix_ms));
                 let (generation, cut) = (generation.to_string(), cut.to_string());
-                let bytes = mib(whole.bytes);
+                let bytes = mib(complete.bytes);
                 [
                     name.clone(),
                     vm,
@@ -189,7 +189,7 @@ fn list_table(listed: &[Listed]) -> String {
                     created,
                     base.to_owned(),
                     bytes,
-                    "whole".to_owned(),
+                    "complete".to_owned(),
                 ]
             }
             State::Unfinished => unknown(name, "unfinished"),
@@ -206,12 +206,12 @@ fn unknown(name: &str, state: &str) -> [String; 8] {
 
 fn list_json(listed: &[Listed]) -> Value {
     let one = |Listed { name, state }: &Listed| match state {
-        State::Whole(whole) => {
-            let Contents { generation, cut, created_unix_ms, base, .. } = &whole.contents;
+        State::Complete(complete) => {
+            let Contents { generation, cut, created_unix_ms, base, .. } = &complete.contents;
             let base = base.as_ref().map(|base| &base.folder);
-            json!({ "name": name, "state": "whole", "vm": vm(&whole.contents), "generation": generation,
-                "cut": cut, "created_unix_ms": created_unix_ms, "base": base, "bytes": whole.bytes,
-                "authenticated": whole.authenticated })
+            json!({ "name": name, "state": "complete", "vm": vm(&complete.contents), "generation": generation,
+                "cut": cut, "created_unix_ms": created_unix_ms, "base": base, "bytes": complete.bytes,
+                "authenticated": complete.authenticated })
         }
         State::Unfinished => json!({ "name": name, "state": "unfinished" }),
         State::Damaged(why) => json!({ "name": name, "state": "damaged", "why": why }),
@@ -350,7 +350,7 @@ fn date(unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ::checkpoint::Whole;
+    use ::checkpoint::Complete;
     use std::collections::BTreeMap;
 
     fn contents() -> Contents {
@@ -370,9 +370,9 @@ mod tests {
 
     #[test]
     fn list_says_what_each_folder_is() {
-        let whole = Whole { contents: contents(), authenticated: true, bytes: 3 << 20 };
+        let complete = Complete { contents: contents(), authenticated: true, bytes: 3 << 20 };
         let listed = [
-            ("good", State::Whole(Box::new(whole))),
+            ("good", State::Complete(Box::new(complete))),
             ("half", State::Unfinished),
             ("bad", State::Damaged("part-0 is damaged".into())),
         ];
@@ -381,7 +381,7 @@ mod tests {
         let lines: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().collect()).collect();
         let vm = "ab".repeat(16);
-        let good = ["good", &vm, "2", "9", "2026-11-26", "07:00:00", "-", "3.0", "whole"];
+        let good = ["good", &vm, "2", "9", "2026-11-26", "07:00:00", "-", "3.0", "complete"];
         assert_eq!(lines[1], good);
         assert_eq!(lines[2].last(), Some(&"unfinished"));
         assert!(text.lines().nth(3).unwrap().contains("damaged: part-0 is damaged"));

@@ -82,7 +82,7 @@ fn checkpoints_are_listed_and_shown() {
     fs::copy(folder.0.join("full/part-0"), folder.0.join("half/part-0")).unwrap();
     let listed = folder.json(&["list", "."]);
     let states: Vec<_> = listed.as_array().unwrap().iter().map(|one| &one["state"]).collect();
-    assert_eq!(states, ["whole", "unfinished", "whole"]);
+    assert_eq!(states, ["complete", "unfinished", "complete"]);
     assert_eq!(listed[2]["base"], "full");
     assert!(folder.say(&["list", "."]).contains("unfinished"));
 

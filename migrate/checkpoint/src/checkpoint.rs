@@ -1,5 +1,6 @@
 //! A checkpoint as a whole: how it is made one, and how it is opened.
 
+use crate::cache::Cache;
 use crate::chain::{Layer, bases, open_parts, read_manifest};
 use crate::contents::Contents;
 use crate::digest::Digest;
@@ -10,7 +11,6 @@ use crate::key::Key;
 use crate::manifest::encode_manifest;
 use crate::part::Part;
 use crate::points::{NoPoints, Point, Points};
-use crate::read::Cache;
 use migrate::SavedState;
 use std::fs::{self, File};
 use std::io::Write;

@@ -21,7 +21,7 @@ pub struct Listed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// All that can be seen without a secret and without reading every byte.
-    Whole(Box<Whole>),
+    Complete(Box<Complete>),
     /// It has no manifest: it is being written or deleted, or that was interrupted.
     Unfinished,
     /// It cannot be opened, for this reason.
@@ -30,7 +30,7 @@ pub enum State {
 
 /// A checkpoint that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct Complete {
     /// What its manifest says.
     pub contents: Contents,
     /// Whether its manifest says that it is authenticated. Nobody has checked it.
@@ -48,7 +48,7 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, CheckpointError> {
     for name in folders(parent)? {
         let folder = parent.join(&name);
         let state = match Checkpoint::open(&folder, None) {
-            Ok(checkpoint) => State::Whole(Box::new(Whole {
+            Ok(checkpoint) => State::Complete(Box::new(Complete {
                 contents: checkpoint.contents().clone(),
                 authenticated: checkpoint.authenticity() != Authenticity::Nobody,
                 bytes: checkpoint.layers[0].bytes(),

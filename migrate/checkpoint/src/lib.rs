@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   slice 0: PartWriter::create, pages.., section.., finish --PartSummary--.
-//!   slice 1: PartWriter::create, pages.., section.., finish --PartSummary--+--> Contents --Checkpoint::commit--> whole
+//!   slice 1: PartWriter::create, pages.., section.., finish --PartSummary--+--> Contents --Checkpoint::commit--> complete
 //!
-//!      no folder --create--> unfinished --commit (rename of the manifest)--> whole --delete (the manifest first)--> unfinished
+//!      no folder --create--> unfinished --commit (rename of the manifest)--> complete --delete (the manifest first)--> unfinished
 //!                                |                                                                                      |
 //!                                '------------------------------ delete (the parts) --> no folder <---------------------'
 //! ```
@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assemble;
+mod cache;
 mod chain;
 mod check;
 mod checkpoint;
@@ -44,7 +45,7 @@ pub use contents::{Base, Contents, PartSummary};
 pub use digest::Digest;
 pub use error::CheckpointError;
 pub use export::export;
-pub use folder::{Listed, State, Whole, delete, list};
+pub use folder::{Complete, Listed, State, delete, list};
 pub use key::Key;
 pub use layout::{
     CHAIN_MAX, CHUNK_BYTES, CHUNK_PAGES, FORMAT_VERSION, FRAMES_END, PAGE_BYTES, PartHead,

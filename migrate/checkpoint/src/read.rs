@@ -5,6 +5,7 @@
 //! ```
 //! The first that mentions a frame says what it is.
 
+use crate::cache::Key;
 use crate::checkpoint::Checkpoint;
 use crate::error::CheckpointError;
 use crate::frames::common;
@@ -14,34 +15,6 @@ use crate::part::Part;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-
-/// Chunks that single pages were read from, and are kept: 32 MiB.
-const CACHED: usize = 16;
-
-/// A chunk: which checkpoint of the chain, which of its parts, which of that one's chunks.
-type Key = (usize, usize, u32);
-
-/// Chunks that were read last, the latest last.
-#[derive(Debug, Default)]
-pub(crate) struct Cache(Vec<(Key, Arc<Vec<u8>>)>);
-
-impl Cache {
-    fn get(&mut self, key: Key) -> Option<Arc<Vec<u8>>> {
-        let at = self.0.iter().position(|(cached, _)| *cached == key)?;
-        let entry = self.0.remove(at);
-        let pages = Arc::clone(&entry.1);
-        self.0.push(entry);
-        Some(pages)
-    }
-
-    fn put(&mut self, key: Key, pages: Arc<Vec<u8>>) {
-        self.0.retain(|(cached, _)| *cached != key);
-        if self.0.len() == CACHED {
-            self.0.remove(0);
-        }
-        self.0.push((key, pages));
-    }
-}
 
 /// Takes the contents of consecutive frames: the first of them, and the bytes of their pages.
 pub type Sink<'a, E> = dyn FnMut(u64, &[u8]) -> Result<(), E> + 'a;

@@ -58,7 +58,7 @@ fn only_the_last_step_makes_a_checkpoint() {
         let listed = list(&album.0).unwrap();
         let state = &listed.iter().find(|listed| listed.name == number.to_string()).unwrap().state;
         if *point == Point::Renamed {
-            assert!(matches!(state, State::Whole(_)), "{point:?}: {state:?}");
+            assert!(matches!(state, State::Complete(_)), "{point:?}: {state:?}");
             assert!(Checkpoint::open(&left, None).is_ok());
         } else {
             assert_eq!(*state, State::Unfinished, "{point:?}");

@@ -161,6 +161,6 @@ fn folders_of_something_else_are_left_alone() {
     let error = delete(&parent.join("one")).unwrap_err();
     assert!(error.to_string().contains("\"note\""), "{error}");
     let listed = list(&parent.0).unwrap();
-    assert!(matches!(&listed[..], [one] if matches!(one.state, State::Whole(_))));
+    assert!(matches!(&listed[..], [one] if matches!(one.state, State::Complete(_))));
     assert!(parent.join("photos").join("cat.jpg").exists());
 }
