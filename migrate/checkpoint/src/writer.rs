@@ -114,6 +114,12 @@ impl PartWriter {
         })
     }
 
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Takes the contents of consecutive frames. Pages of zeros take no room in the file.
     ///
     /// # Errors

@@ -271,7 +271,7 @@ impl Parts {
             inviter: inviter.map(Arc::new),
             control: control.map(ControlSocket::handle),
             vm: Arc::new(vm),
-            key: secret.map(|secret| Key::of_secret(secret.bytes())),
+            key: secret.map(|secret| secret.derive(Key::of_secret)),
             panicked,
         };
         let failed =

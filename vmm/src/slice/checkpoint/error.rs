@@ -26,7 +26,7 @@ pub(crate) enum PartError {
     Encode(#[from] SavedError),
     /// The file.
     #[error(transparent)]
-    File(#[from] checkpoint::Error),
+    File(#[from] checkpoint::CheckpointError),
     /// There is no thread.
     #[error("start the thread that writes it")]
     Thread(#[source] io::Error),
@@ -82,7 +82,7 @@ pub(crate) enum CheckpointError {
     Cut(#[from] CutError),
     /// The manifest.
     #[error(transparent)]
-    Manifest(#[from] checkpoint::Error),
+    Manifest(#[from] checkpoint::CheckpointError),
     /// It was not written, and the VM goes on.
     #[error("there is no checkpoint: {0}")]
     GivenUp(String),

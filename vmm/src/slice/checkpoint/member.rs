@@ -95,7 +95,7 @@ impl Member {
         let head = PartHead { vm, generation, cut: number, slice: channels.local() };
         let how = if compressed { Compression::Zstd } else { Compression::None };
         let writer = PartWriter::create(&folder, &head, how)?;
-        let file = folder.join(checkpoint::part_name(channels.local()));
+        let file = writer.path().to_owned();
         Ok((ReadyPart { number, writer }, file))
     }
 }

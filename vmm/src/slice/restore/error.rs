@@ -12,7 +12,7 @@ use wire::SliceId;
 pub enum RestoreError {
     /// It cannot be read.
     #[error(transparent)]
-    Checkpoint(#[from] checkpoint::Error),
+    Checkpoint(#[from] checkpoint::CheckpointError),
     /// The VM is not described.
     #[error("read what VM it is of")]
     Describe(#[source] serde_json::Error),

@@ -86,7 +86,7 @@ impl Restored {
     /// # Errors
     /// It is not there, damaged, or no cut of a VM.
     pub(super) fn open(folder: &Path, secret: Option<&Secret>) -> Result<Self, RestoreError> {
-        let key = secret.map(|secret| Key::of_secret(secret.bytes()));
+        let key = secret.map(|secret| secret.derive(Key::of_secret));
         let checkpoint = Checkpoint::open(folder, key.as_ref())?;
         let vm: Description =
             serde_json::from_str(&checkpoint.contents().spec).map_err(RestoreError::Describe)?;
@@ -155,7 +155,7 @@ impl Restored {
         for range in frames {
             self.checkpoint.read(range.clone(), &mut |first, bytes: &[u8]| {
                 pages += ram.write_run(Gfn(first), bytes);
-                Ok::<(), checkpoint::Error>(())
+                Ok::<(), checkpoint::CheckpointError>(())
             })?;
         }
         Ok(pages)
