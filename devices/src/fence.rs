@@ -4,7 +4,8 @@
 //!   open       --not renewed for half a lease--------------> late
 //!   late       --renewed-----------------------------------> open
 //!   open, late --shut (a slice is lost, or this one cannot
-//!                go on), or not renewed for a lease--------> over
+//!                go on), not renewed for a lease, or
+//!                another generation writes here------------> over
 //! ```
 //! Peers give up a slice that was silent for a lease, and the VM may then be started elsewhere. The
 //! memory engine renews the fence each time it has looked at its peers, none of whom was lost; it speaks to them
@@ -12,6 +13,8 @@
 //! stopped and wakes finds the fence late or over before it finds anything else. A fence that is over stays so.
 
 use rustix::time::{ClockId, clock_gettime};
+use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -30,9 +33,12 @@ pub enum Standing {
     Over,
 }
 
+/// Tells the slice why it is over. Called on any thread; returns at once.
+type Teller = Box<dyn Fn(&str) + Send + Sync>;
+
 /// The fence of one slice in one epoch of its VM. All times are nanoseconds of one clock that does not stop
 /// while this process does, nor while its host sleeps ([`Fence::now`]).
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Fence {
     over: AtomicBool,
     /// It is over because nobody renewed it in time.
@@ -40,6 +46,17 @@ pub struct Fence {
     /// Nothing: there are no peers.
     lease_ns: AtomicU64,
     renewed_ns: AtomicU64,
+    /// Why another generation of the VM has what this one had.
+    overtaken: OnceLock<String>,
+    teller: OnceLock<Teller>,
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("Fence");
+        fields.field("over", &self.over).field("overtaken", &self.overtaken);
+        fields.finish_non_exhaustive()
+    }
 }
 
 impl Fence {
@@ -75,6 +92,33 @@ impl Fence {
     /// A slice is lost, or this one cannot go on.
     pub fn shut(&self) {
         self.over.store(true, Ordering::Release);
+    }
+
+    /// The VM was restored elsewhere, and that generation of it writes from now on. The slice is told once.
+    pub fn overtake(&self, cause: &str) {
+        self.shut();
+        if self.overtaken.set(cause.to_owned()).is_ok() {
+            self.tell();
+        }
+    }
+
+    /// Why another generation writes, if one does.
+    pub fn overtaken(&self) -> Option<&str> {
+        self.overtaken.get().map(String::as_str)
+    }
+
+    /// Calls `teller` with the cause when another generation writes, perhaps at once, and perhaps twice if that
+    /// happens now. Only the first teller counts.
+    pub fn when_overtaken(&self, teller: impl Fn(&str) + Send + Sync + 'static) {
+        if self.teller.set(Box::new(teller)).is_ok() {
+            self.tell();
+        }
+    }
+
+    fn tell(&self) {
+        if let (Some(cause), Some(teller)) = (self.overtaken.get(), self.teller.get()) {
+            teller(cause);
+        }
     }
 
     /// True when it is over because of the lease, not because it was shut: the peers have given this slice up.
@@ -118,6 +162,7 @@ impl Fence {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::sync::mpsc::channel;
 
     const LEASE: Duration = Duration::from_nanos(1000);
 
@@ -168,6 +213,29 @@ mod tests {
         fence.take_lease(0, LEASE);
         assert_eq!(fence.look(1000), Standing::Over);
         assert!(fence.has_expired());
+    }
+
+    #[test]
+    fn who_is_overtaken_is_over_and_the_slice_hears_why_whenever_it_listens() {
+        for early in [true, false] {
+            let (fence, (told, heard)) = (Fence::default(), channel());
+            let listen = || {
+                let told = told.clone();
+                fence.when_overtaken(move |cause| told.send(cause.to_owned()).unwrap());
+            };
+            if early {
+                listen();
+            }
+            assert_eq!(fence.overtaken(), None);
+            fence.overtake("generation 7 writes");
+            fence.overtake("generation 8 writes");
+            if !early {
+                listen();
+            }
+            assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["generation 7 writes"]);
+            assert_eq!(fence.look(0), Standing::Over);
+            assert!(!fence.renew(1) && !fence.has_expired());
+        }
     }
 
     #[test]

@@ -2,14 +2,17 @@
 
 use super::failures::{Failures, What};
 use super::fenced::Fenced;
+use super::guard::Guard;
+use super::snapshot::{IMAGES_MAX, is_own};
 use super::{ImageFormat, ImageOptions};
 use crate::back_end::{DiskReply, DiskRequest, SECTOR_BYTES};
-use crate::fence::Fence;
+use imago::format::Format;
 use imago::format::gate::ImplicitOpenGate;
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use imago::{FormatAccess, FormatDriverBuilder, Storage, StorageOpenOptions};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -70,19 +73,35 @@ impl<S: Storage + 'static> Access<S> {
 /// Opens a file that an image names.
 type OpenOther<S> = Arc<dyn Fn(StorageOpenOptions) -> io::Result<S>>;
 
-/// What may be opened because an image says so: nothing, or all by one function.
+/// What may be opened because an image says so: its own frozen states, or all by one function.
 pub(super) struct Gate<S> {
-    open: Option<OpenOther<S>>,
-    fence: Arc<Fence>,
+    open: OpenOther<S>,
+    image: PathBuf,
+    all: bool,
+    /// Images above this one.
+    above: usize,
+    guard: Arc<Guard>,
 }
 
 impl<S: Storage + 'static> Gate<S> {
     pub(super) fn new(
         options: &ImageOptions,
+        guard: &Arc<Guard>,
         open: impl Fn(StorageOpenOptions) -> io::Result<S> + 'static,
     ) -> Self {
-        let open = options.other_files.then(|| Arc::new(open) as OpenOther<S>);
-        Self { open, fence: Arc::clone(&options.fence) }
+        let (image, all) = (options.path.clone(), options.other_files);
+        Self { open: Arc::new(open), image, all, above: 0, guard: Arc::clone(guard) }
+    }
+
+    /// For what an image names that is opened through this one.
+    fn deeper(&self) -> io::Result<Self> {
+        let above = self.above + 1;
+        if above >= IMAGES_MAX {
+            let why = format!("there are more than {IMAGES_MAX} images, each over the next one");
+            return Err(io::Error::other(why));
+        }
+        let (open, image) = (Arc::clone(&self.open), self.image.clone());
+        Ok(Self { open, image, all: self.all, above, guard: Arc::clone(&self.guard) })
     }
 }
 
@@ -91,17 +110,22 @@ impl<S: Storage + 'static> ImplicitOpenGate<Fenced<S>> for Gate<S> {
         &mut self,
         builder: F,
     ) -> io::Result<FormatAccess<Fenced<S>>> {
-        let deeper = Self { open: self.open.clone(), fence: Arc::clone(&self.fence) };
+        if !self.all && F::FORMAT != Format::Qcow2 {
+            return Err(io::Error::other("a frozen state of it is of another format"));
+        }
+        let deeper = self.deeper()?;
         Ok(FormatAccess::new(Box::pin(builder.open(deeper)).await?))
     }
 
     async fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<Fenced<S>> {
-        let open = self.open.as_ref().ok_or_else(|| {
-            let name = options.get_filename().map(|name| name.display().to_string());
-            let name = name.unwrap_or_default();
-            io::Error::other(format!("it names another file, {name}, which was not permitted"))
-        })?;
-        Ok(Fenced::new(open(options)?, Arc::clone(&self.fence)))
+        let name = options.get_filename().unwrap_or(Path::new(""));
+        // A file with its data would be written.
+        let own = !options.get_writable() && is_own(&self.image, name);
+        if !self.all && !own {
+            let why = format!("it names another file, {}, which was not permitted", name.display());
+            return Err(io::Error::other(why));
+        }
+        Ok(Fenced::new((self.open)(options)?, Arc::clone(&self.guard)))
     }
 }
 
@@ -112,7 +136,7 @@ pub(super) async fn open<S: Storage + 'static>(
     writable: bool,
     gate: Gate<S>,
 ) -> io::Result<FormatAccess<Fenced<S>>> {
-    let storage = Fenced::new(storage, Arc::clone(&gate.fence));
+    let storage = Fenced::new(storage, Arc::clone(&gate.guard));
     Ok(match format {
         ImageFormat::Raw => {
             FormatAccess::new(Raw::builder(storage).write(writable).open(gate).await?)

@@ -5,6 +5,7 @@ use super::access::{self, Access, Gate};
 use super::failures::Failures;
 use super::fenced::Fenced;
 use super::file::{self, ImageError, Opened};
+use super::guard::Guard;
 use super::ring::Ring;
 use super::ring_file::RingFile;
 use crate::back_end::{DiskDone, DiskReply, DiskRequest};
@@ -92,13 +93,14 @@ impl Engine {
     pub(super) fn start(
         options: &ImageOptions,
         opened: Opened,
+        guard: &Arc<Guard>,
     ) -> Result<(Self, Facts), ImageError> {
-        match options.ring.then(|| Ring::new(Arc::clone(&options.fence))) {
-            Some(Ok(ring)) => Self::with_ring(options, opened, ring),
+        match options.ring.then(|| Ring::new(Arc::clone(guard))) {
+            Some(Ok(ring)) => Self::with_ring(options, opened, ring, guard),
             _ => {
-                let gate = options.clone();
-                let gate =
-                    Gate::new(options, move |other| file::open_other(&other, gate.direct)?.plain());
+                let direct = options.direct;
+                let open = move |other| file::open_other(&other, direct)?.plain();
+                let gate = Gate::new(options, guard, open);
                 let writable = opened.writable;
                 let storage = opened.plain().map_err(|source| wrong(options, source))?;
                 Self::with_threads(options, storage, writable, gate)
@@ -110,12 +112,15 @@ impl Engine {
         options: &ImageOptions,
         opened: Opened,
         ring: Ring,
+        guard: &Arc<Guard>,
     ) -> Result<(Self, Facts), ImageError> {
+        let writable = opened.writable;
         let (jobs, queue) = mpsc::channel(WAITING_MAX);
         let (opening, result) = opening::channel();
         let failures = Arc::new(Failures::of(options));
-        let (copy, shared) = (options.clone(), Arc::clone(&failures));
-        let run = move || run_ring((&copy, shared), opened, ring, queue, &opening);
+        let (copy, shared, guard) = (options.clone(), Arc::clone(&failures), Arc::clone(guard));
+        let open = move |ring: &Arc<Ring>| open_on_ring(copy, opened, Arc::clone(ring), guard);
+        let run = move || run_ring((open, shared), ring, queue, (&opening, writable));
         let thread = spawn(options, 0, run)?;
         let engine = Self { queue: Some(Queue::Ring(jobs)), threads: vec![thread], failures };
         let gone = || io::Error::other("its I/O thread has ended");
@@ -193,17 +198,16 @@ fn spawn(
     thread::Builder::new().name(format!("disk-{index}")).spawn(run).map_err(no_thread)
 }
 
-fn runtime() -> io::Result<Runtime> {
+pub(super) fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_io().enable_time().build()
 }
 
 /// The thread with the ring: opens the image, says how that went, and works until the queue ends.
-fn run_ring(
-    (options, failures): (&ImageOptions, Arc<Failures>),
-    opened: Opened,
+fn run_ring<O: Future<Output = io::Result<FormatAccess<Fenced<RingFile>>>>>(
+    (open, failures): (impl FnOnce(&Arc<Ring>) -> O, Arc<Failures>),
     ring: Ring,
     queue: mpsc::Receiver<Job>,
-    opening: &opening::Sender<io::Result<Facts>>,
+    (opening, writable): (&opening::Sender<io::Result<Facts>>, bool),
 ) {
     let runtime = match runtime() {
         Ok(runtime) => runtime,
@@ -215,8 +219,7 @@ fn run_ring(
     };
     let (tasks, ring) = (LocalSet::new(), Arc::new(ring));
     let work = async {
-        let writable = opened.writable;
-        match open_on_ring(options, opened, &ring).await {
+        match open(&ring).await {
             Ok(access) => {
                 let _ = opening.send(Ok(Facts::of(&access)));
                 let access = Rc::new(Access::new(access));
@@ -250,16 +253,17 @@ async fn race(
 }
 
 async fn open_on_ring(
-    options: &ImageOptions,
+    options: ImageOptions,
     opened: Opened,
-    ring: &Arc<Ring>,
+    ring: Arc<Ring>,
+    guard: Arc<Guard>,
 ) -> io::Result<FormatAccess<Fenced<RingFile>>> {
     let (writable, direct) = (opened.writable, options.direct);
-    let shared = Arc::clone(ring);
-    let gate = Gate::new(options, move |other| {
+    let shared = Arc::clone(&ring);
+    let gate = Gate::new(&options, &guard, move |other| {
         RingFile::new(Arc::clone(&shared), file::open_other(&other, direct)?)
     });
-    let storage = RingFile::new(Arc::clone(ring), opened)?;
+    let storage = RingFile::new(ring, opened)?;
     access::open(storage, options.format, writable, gate).await
 }
 

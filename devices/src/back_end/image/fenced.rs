@@ -1,10 +1,11 @@
-//! A storage that nothing is written to any more once the fence of its slice is over.
+//! A storage that nothing is written to any more once the fence of its slice is over, or another generation writes it.
 //!
 //! Here, below the formats: a request may wait for long in queues, and one of qcow2 is many writes. What is left is
 //! the moment between the look and the system call. With the ring that call comes later, so the ring looks again.
 #![expect(unsafe_code, reason = "imago's storage functions are unsafe")]
 // UNSAFETY: each passes its arguments on, and so what its caller promises.
 
+use super::guard::{Guard, LOOK_AGAIN};
 use crate::fence::{Fence, Standing};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::PreallocateMode;
@@ -14,35 +15,42 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use thiserror::Error;
 use tokio::time::sleep;
 
-/// Between two looks at a fence that is late.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
-
 /// Why nothing is written.
-#[derive(Clone, Copy, Debug, Error)]
-#[error("the VM is over for this slice: nothing is written any more")]
-pub(super) struct Over;
+#[derive(Clone, Debug, Error)]
+pub(super) enum Over {
+    #[error("the VM is over for this slice: nothing is written any more")]
+    Fenced,
+    #[error("{0}")]
+    Overtaken(String),
+}
+
+impl Over {
+    pub(super) fn error(guard: &Guard) -> io::Error {
+        let overtaken = guard.overtaken().map(|cause| Self::Overtaken(cause.to_owned()));
+        io::Error::other(overtaken.unwrap_or(Self::Fenced))
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Fenced<S> {
     storage: S,
-    fence: Arc<Fence>,
+    guard: Arc<Guard>,
 }
 
 impl<S> Fenced<S> {
-    pub(super) fn new(storage: S, fence: Arc<Fence>) -> Self {
-        Self { storage, fence }
+    pub(super) fn new(storage: S, guard: Arc<Guard>) -> Self {
+        Self { storage, guard }
     }
 
     /// Waits while the fence is late. Others that share the thread go on meanwhile.
     async fn pass(&self) -> io::Result<()> {
         loop {
-            match self.fence.look(Fence::now()) {
+            match self.guard.look(Fence::now()) {
                 Standing::Open => return Ok(()),
-                Standing::Over => return Err(io::Error::other(Over)),
+                Standing::Over => return Err(Over::error(&self.guard)),
                 Standing::Late => sleep(LOOK_AGAIN).await,
             }
         }

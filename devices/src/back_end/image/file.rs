@@ -1,5 +1,6 @@
 //! Opening an image's file: permission, kind, lock, and whether it can be used without page cache.
 
+use super::record::RecordError;
 use super::{ImageFormat, ImageOptions};
 use imago::file::File as PlainFile;
 use imago::{Storage, StorageOpenOptions};
@@ -44,6 +45,14 @@ pub enum ImageError {
         format: ImageFormat,
         /// What is wrong.
         source: io::Error,
+    },
+    /// Another generation of the VM, or another VM, writes it.
+    #[error("open image {path}")]
+    Record {
+        /// The image.
+        path: PathBuf,
+        /// Who.
+        source: RecordError,
     },
     /// A disk has whole sectors, and at least one.
     #[error("open image {path}: its size of {bytes} bytes is not a multiple of 512")]

@@ -6,30 +6,39 @@
 //! ```
 //! Files are opened with `O_DIRECT` where the file system and the image's size permit it. A flush
 //! writes qcow2 tables back and syncs the file: it covers every request that was answered before
-//! the flush was asked for. The file is locked (`flock`): by one who writes, or by many who read.
+//! the flush was asked for. The file is locked (`flock`): by one who writes, or by many who read. Two things stand before it:
+//! the fence of the slice, and the record of the VM's generation, if one is wanted.
 
 mod access;
 mod engine;
 mod failures;
 mod fenced;
 mod file;
+mod guard;
+mod ofd;
+mod record;
 mod ring;
 mod ring_file;
+pub mod snapshot;
 
 #[cfg(test)]
 mod tests;
 
 pub use file::ImageError;
+pub use record::{GenerationRecord, RECORD_SUFFIX, RecordError, Writer};
 
 use super::{DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, SECTOR_BYTES};
 use crate::fence::Fence;
 use engine::Engine;
+use guard::Guard;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// How an image's bytes are laid out. It is always said and never guessed: a guest that writes a
 /// qcow2 head into its raw disk must not change what the disk is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ImageFormat {
     /// The file is the disk.
     Raw,
@@ -57,7 +66,8 @@ pub struct ImageOptions {
     pub direct: bool,
     /// Use `io_uring` if the kernel has it.
     pub ring: bool,
-    /// A qcow2 image may name other files (a backing image, a data file), which are then opened too.
+    /// A qcow2 image may name other files (a backing image, a data file), which are then opened too. Its own
+    /// [frozen states](snapshot) it may always name.
     /// Only for images of trusted origin: they may name any file of the host.
     pub other_files: bool,
     /// Identity for the guest, cut at [`DISK_ID_BYTES`].
@@ -66,6 +76,8 @@ pub struct ImageOptions {
     pub fence: Arc<Fence>,
     /// What follows when the file cannot grow.
     pub on_full: OnFull,
+    /// Who writes it, to be recorded beside it ([`GenerationRecord`]); nothing is recorded of who only reads.
+    pub record: Option<Writer>,
 }
 
 impl ImageOptions {
@@ -91,6 +103,7 @@ impl ImageOptions {
             id,
             fence,
             on_full,
+            record: None,
         }
     }
 }
@@ -118,11 +131,16 @@ impl ImageDisk {
     ///
     /// # Errors
     /// A missing or unsuitable file, another format, a size that is no whole number of sectors, a
-    /// file that another process uses, or a thread that cannot be started.
+    /// file that another process uses or another generation of the VM writes, or a thread that cannot be started.
     pub fn open(options: &ImageOptions) -> Result<Self, ImageError> {
         let opened = file::open(options)?;
         let (writable, direct) = (opened.writable, opened.direct);
-        let (engine, facts) = Engine::start(options, opened)?;
+        let record = options.record.filter(|_| writable).map(|writer| {
+            let wrong = |source| ImageError::Record { path: options.path.clone(), source };
+            GenerationRecord::claim(&options.path, writer).map_err(wrong)
+        });
+        let guard = Arc::new(Guard::new(&options.fence, record.transpose()?));
+        let (engine, facts) = Engine::start(options, opened, &guard)?;
         if facts.bytes == 0 || !facts.bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(ImageError::Size { path: options.path.clone(), bytes: facts.bytes });
         }

@@ -14,7 +14,8 @@
 // UNSAFETY: an entry's memory must stay until its completion. `Operation` borrows it for that long:
 // it ends only with the completion, also when it is dropped early.
 
-use super::fenced::{LOOK_AGAIN, Over};
+use super::fenced::Over;
+use super::guard::{Guard, LOOK_AGAIN};
 use crate::fence::{Fence, Standing};
 use io_uring::{EnterFlags, IoUring, squeue::Entry};
 use std::collections::VecDeque;
@@ -62,14 +63,14 @@ struct Inner {
 
 pub(super) struct Ring {
     inner: Mutex<Inner>,
-    fence: Arc<Fence>,
+    guard: Arc<Guard>,
     /// Rung when entries wait to be submitted, so that those of many tasks go together.
     started: Notify,
 }
 
 impl Ring {
     /// An error where the kernel has no `io_uring` or forbids it.
-    pub(super) fn new(fence: Arc<Fence>) -> io::Result<Self> {
+    pub(super) fn new(guard: Arc<Guard>) -> io::Result<Self> {
         let inner = Inner {
             uring: IoUring::new(ENTRIES)?,
             slots: Vec::new(),
@@ -77,7 +78,7 @@ impl Ring {
             reads: VecDeque::new(),
             changes: VecDeque::new(),
         };
-        Ok(Self { inner: Mutex::new(inner), fence, started: Notify::new() })
+        Ok(Self { inner: Mutex::new(inner), guard, started: Notify::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -103,7 +104,7 @@ impl Ring {
 
     /// Submits what may be submitted. False: some of it waits for the fence.
     pub(super) fn submit(&self) -> io::Result<bool> {
-        self.lock().submit(&self.fence)
+        self.lock().submit(&self.guard)
     }
 
     /// Submits what tasks start, for ever.
@@ -163,10 +164,10 @@ impl Inner {
     }
 
     /// Gives the kernel what the fence lets through. False: some of it waits.
-    fn submit(&mut self, fence: &Fence) -> io::Result<bool> {
+    fn submit(&mut self, guard: &Guard) -> io::Result<bool> {
         loop {
             let waits = !self.changes.is_empty();
-            let standing = if waits { fence.look(Fence::now()) } else { Standing::Open };
+            let standing = if waits { guard.look(Fence::now()) } else { Standing::Open };
             if standing == Standing::Over {
                 while let Some(entry) = self.changes.pop_front() {
                     self.end(slot_of(entry.get_user_data()), Slot::Refused);
@@ -176,7 +177,7 @@ impl Inner {
             if batch.slots.is_empty() {
                 return Ok(self.changes.is_empty());
             }
-            self.enter(fence, &batch)?;
+            self.enter(guard, &batch)?;
         }
     }
 
@@ -200,7 +201,7 @@ impl Inner {
 
     /// Has the kernel take what is in the ring; the fence has just been looked at. On an error the ring must not be
     /// used any more: it holds entries that nobody may submit.
-    fn enter(&mut self, fence: &Fence, batch: &Batch) -> io::Result<()> {
+    fn enter(&mut self, guard: &Guard, batch: &Batch) -> io::Result<()> {
         loop {
             let result = self.uring.submit();
             let left = self.uring.submission().len();
@@ -213,10 +214,10 @@ impl Inner {
                 _ => {
                     self.reap();
                     // Rare, so that the thread may sleep here: no entry can be taken out of the ring again.
-                    if !batch.changes || fence.pass() {
+                    if !batch.changes || guard.pass() {
                         continue;
                     }
-                    io::Error::other(Over)
+                    Over::error(guard)
                 }
             };
             for slot in batch.slots.iter().rev().take(left) {
@@ -259,12 +260,12 @@ impl Inner {
     }
 
     /// The result of a finished operation, whose slot is free then.
-    fn take_result(&mut self, slot: usize) -> Option<io::Result<usize>> {
+    fn take_result(&mut self, slot: usize, guard: &Guard) -> Option<io::Result<usize>> {
         let result = match self.slots[slot] {
             Slot::Done(result) => {
                 usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
             }
-            Slot::Refused => Err(io::Error::other(Over)),
+            Slot::Refused => Err(Over::error(guard)),
             Slot::Free | Slot::Waiting(_) => return None,
         };
         self.free_slot(slot);
@@ -307,7 +308,7 @@ impl Future for Operation<'_> {
             return Poll::Ready(Err(io::Error::other("the operation has ended")));
         };
         let mut inner = self.ring.lock();
-        let Some(result) = inner.take_result(slot) else {
+        let Some(result) = inner.take_result(slot, &self.ring.guard) else {
             inner.slots[slot] = Slot::Waiting(Some(context.waker().clone()));
             return Poll::Pending;
         };
@@ -326,7 +327,7 @@ impl Drop for Operation<'_> {
             return;
         }
         let flags = EnterFlags::GETEVENTS.bits();
-        while inner.take_result(slot).is_none() {
+        while inner.take_result(slot, &self.ring.guard).is_none() {
             // Submits nothing: who waits here has not looked at the fence.
             // SAFETY: there is no argument.
             let waited = unsafe { inner.uring.submitter().enter::<()>(0, 1, flags, None) };

@@ -4,6 +4,8 @@ mod full;
 mod order;
 mod sync;
 
+pub(super) use full::Small;
+
 use super::{ImageDisk, ImageError, ImageFormat, ImageOptions};
 use crate::back_end::{Disk, DiskReply, DiskRequest, SECTOR_BYTES};
 use crate::fence::Fence;
@@ -16,7 +18,7 @@ use std::env;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -28,10 +30,10 @@ use tokio::runtime::Builder;
 const SECTORS: u64 = 4096 + 8;
 
 /// A folder of one test.
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = env::temp_dir().join(format!("tessera-image-{}-{count}", process::id()));
@@ -39,12 +41,21 @@ impl Folder {
         Self(path)
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// An empty image of this format.
-    fn image(&self, format: ImageFormat, bytes: u64) -> PathBuf {
+    pub(super) fn image(&self, format: ImageFormat, bytes: u64) -> PathBuf {
         self.image_over(format, bytes, None)
     }
 
-    fn image_over(&self, format: ImageFormat, bytes: u64, below: Option<&str>) -> PathBuf {
+    pub(super) fn image_over(
+        &self,
+        format: ImageFormat,
+        bytes: u64,
+        below: Option<&str>,
+    ) -> PathBuf {
         let path = self.0.join(format!("{format:?}.img"));
         if format == ImageFormat::Raw {
             File::create(&path).and_then(|file| file.set_len(bytes)).expect("a file");
@@ -80,11 +91,11 @@ fn submit(disk: &dyn Disk, request: DiskRequest) -> Receiver<DiskReply> {
     receiver
 }
 
-fn ask(disk: &dyn Disk, request: DiskRequest) -> DiskReply {
+pub(super) fn ask(disk: &dyn Disk, request: DiskRequest) -> DiskReply {
     submit(disk, request).recv().expect("every request is answered")
 }
 
-fn done() -> DiskReply {
+pub(super) fn done() -> DiskReply {
     DiskReply::Done(Vec::new())
 }
 
@@ -140,7 +151,7 @@ impl Model {
     }
 }
 
-fn written(fill: u8, bytes: u64) -> Vec<u8> {
+pub(super) fn written(fill: u8, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| fill.wrapping_add((at / 512 + at % 5).to_le_bytes()[0])).collect()
 }
 
@@ -195,7 +206,7 @@ fn run(options: &ImageOptions, steps: &[Step]) {
 
 /// Opens an image once more. Another test may be starting a program: between fork and exec the child has all files of
 /// this process, and so its locks.
-fn open_again(options: &ImageOptions) -> ImageDisk {
+pub(super) fn open_again(options: &ImageOptions) -> ImageDisk {
     for _ in 0..1000 {
         match ImageDisk::open(options) {
             Err(ImageError::Locked { .. }) => thread::sleep(Duration::from_millis(5)),

@@ -2,6 +2,7 @@
 
 use super::super::fenced::Fenced;
 use super::super::file::Opened;
+use super::super::guard::Guard;
 use super::super::ring_file::RingFile;
 use super::*;
 use imago::Storage;
@@ -28,7 +29,8 @@ impl Bench {
     /// None where there is no `io_uring`.
     fn new(name: &str) -> Option<Self> {
         let fence = Arc::<Fence>::default();
-        let Ok(ring) = Ring::new(Arc::clone(&fence)) else {
+        let guard = Arc::new(Guard::new(&fence, None));
+        let Ok(ring) = Ring::new(Arc::clone(&guard)) else {
             needs::skip("the kernel has no io_uring");
             return None;
         };
@@ -38,7 +40,7 @@ impl Bench {
         let opened = Opened { file, path: path.clone(), writable: true, direct: false };
         let ring = Arc::new(ring);
         let storage = RingFile::new(Arc::clone(&ring), opened).unwrap();
-        let storage = Fenced::new(storage, Arc::clone(&fence));
+        let storage = Fenced::new(storage, guard);
         Some(Self { path, fence, ring, storage })
     }
 

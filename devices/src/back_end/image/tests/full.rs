@@ -12,10 +12,10 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 /// A small file system with an image of 4 MiB on it, and not much room. Goes away with its test.
-struct Small(PathBuf);
+pub(in super::super) struct Small(PathBuf);
 
 impl Small {
-    fn mount(name: &str) -> Option<Self> {
+    pub(in super::super) fn mount(name: &str) -> Option<Self> {
         let path = env::temp_dir().join(format!("tessera-full-{}-{name}", process::id()));
         fs::create_dir_all(&path).expect("a folder");
         let small = Self(path);
@@ -33,11 +33,11 @@ impl Small {
         Some(small)
     }
 
-    fn image(&self) -> PathBuf {
+    pub(in super::super) fn image(&self) -> PathBuf {
         self.0.join("image")
     }
 
-    fn filler(&self) -> PathBuf {
+    pub(in super::super) fn filler(&self) -> PathBuf {
         self.0.join("filler")
     }
 }

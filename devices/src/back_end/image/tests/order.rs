@@ -6,6 +6,7 @@
 use super::{SECTORS, done, submit};
 use crate::back_end::image::access::Gate;
 use crate::back_end::image::engine::Engine;
+use crate::back_end::image::guard::Guard;
 use crate::back_end::image::{ImageDisk, ImageFormat, ImageOptions};
 use crate::back_end::{DiskReply, DiskRequest, DiskShape, SECTOR_BYTES};
 use imago::io_buffers::{IoVector, IoVectorMut};
@@ -136,7 +137,9 @@ fn disk(format: ImageFormat) -> (ImageDisk, Arc<Log>) {
     }
     log.entries.lock().unwrap().clear();
     let options = ImageOptions::new("log", format);
-    let gate = Gate::new(&options, |_| Err(io::ErrorKind::NotFound.into()));
+    let gate = Gate::new(&options, &Arc::new(Guard::new(&options.fence, None)), |_| {
+        Err(io::ErrorKind::NotFound.into())
+    });
     let (engine, facts) = Engine::with_threads(&options, storage(), true, gate).expect("an image");
     let shape = DiskShape {
         sectors: facts.bytes / SECTOR_BYTES,
@@ -204,7 +207,9 @@ fn flushed_qcow2_has_its_tables_in_the_file() {
     let after = Arc::new(Log { bytes: Mutex::new(bytes), ..Log::default() });
     let storage = LoggingStorage { log: after, ..LoggingStorage::default() };
     let options = ImageOptions::new("log", ImageFormat::Qcow2);
-    let gate = Gate::new(&options, |_| Err(io::ErrorKind::NotFound.into()));
+    let gate = Gate::new(&options, &Arc::new(Guard::new(&options.fence, None)), |_| {
+        Err(io::ErrorKind::NotFound.into())
+    });
     let (engine, _) = Engine::with_threads(&options, storage, false, gate).expect("the image");
     let shape = DiskShape { read_only: true, ..disk.shape.clone() };
     let survivor = ImageDisk { shape, engine, direct: false };

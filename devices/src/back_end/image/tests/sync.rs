@@ -5,6 +5,7 @@
 use super::{ask, done, submit};
 use crate::back_end::image::access::Gate;
 use crate::back_end::image::engine::Engine;
+use crate::back_end::image::guard::Guard;
 use crate::back_end::image::{ImageDisk, ImageFormat, ImageOptions, OnFull};
 use crate::back_end::{DiskReply, DiskRequest, DiskShape, SECTOR_BYTES};
 use imago::Storage;
@@ -100,7 +101,9 @@ fn disk(fails_with: i32) -> (ImageDisk, Arc<Mutex<CacheState>>) {
     *state.lock().unwrap() = CacheState { cache, medium, fails_with, ..CacheState::default() };
     let options = ImageOptions::new("cached", ImageFormat::Raw);
     let options = ImageOptions { on_full: OnFull::Pause, ..options };
-    let gate = Gate::new(&options, |_| Err(io::ErrorKind::NotFound.into()));
+    let gate = Gate::new(&options, &Arc::new(Guard::new(&options.fence, None)), |_| {
+        Err(io::ErrorKind::NotFound.into())
+    });
     let (engine, facts) = Engine::with_threads(&options, storage, true, gate).expect("an image");
     let shape = DiskShape {
         sectors: facts.bytes / SECTOR_BYTES,

@@ -1,0 +1,373 @@
+//! The state of a disk at one moment, kept while the disk goes on: what QEMU calls an external snapshot.
+//!
+//! ```text
+//!   freeze     PATH: the image                    PATH: the image                PATH: overlay
+//!                               --make, fsync-->  PATH.NAME.next: overlay  -->   PATH.NAME: the image, read-only
+//!                                                 --link PATH as PATH.NAME, rename overlay to PATH, fsync folder
+//!
+//!   revert     PATH: overlay A                                                   PATH: overlay B, empty
+//!              PATH.NAME: the image  --make B, link PATH as .abandoned-G, -->    PATH.NAME: the image
+//!                                      rename B to PATH, fsync folder            PATH.abandoned-G: overlay A
+//! ```
+//! Between any two steps PATH is there, and is the image or an overlay of what is there: after a crash it opens as it is. A file
+//! that somebody has open stays the same file, so a process of a former generation writes into what was abandoned.
+//! Nothing that a user may need is ever removed.
+//!
+//! A raw image cannot become an overlay, as its user would open it as raw. It is cloned ([`How::Clone`]) where the file system
+//! can share blocks (`FICLONE`), and refused elsewhere. What nobody writes is its own state ([`How::Unchanged`]).
+//!
+//! **Names.** An overlay names its state without a folder, so that the folder can be moved. An image may name its own states
+//! ([`is_own`]) without being trusted with other files.
+
+mod chain;
+mod overlay;
+mod revert;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+pub use chain::{IMAGES_MAX, descends};
+pub use revert::{Reverted, revert, verify};
+pub use state::{Contents, DiskState, How};
+
+pub(super) use chain::is_own;
+
+use super::record::{GenerationRecord, RECORD_SUFFIX, RecordError, sync_folder};
+use super::{ImageError, ImageFormat, ImageOptions, file};
+use crate::back_end::sample::SampleError;
+use rustix::fs::ioctl_ficlone;
+use std::ffi::OsString;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Longest name of a state.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Why a disk has not been frozen or reverted. It is as it was.
+#[derive(Debug, Error)]
+pub enum SnapshotError {
+    /// It cannot be part of a file name, or other files have such names.
+    #[error(
+        "{0:?} cannot be the name of a disk's state: use letters, digits, '-' and '_', at most 64"
+    )]
+    Name(String),
+    /// It cannot be opened, or somebody has it open.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// There is nothing beside it that could be its state.
+    #[error(
+        "{0}: the state of a device that is written cannot be kept; use a qcow2 image in a file"
+    )]
+    Device(PathBuf),
+    /// Its states would be beside something else.
+    #[error("{0} is a symbolic link: give the name of the image itself")]
+    SymbolicLink(PathBuf),
+    /// It is not what is open.
+    #[error("{0} is another file now")]
+    Replaced(PathBuf),
+    /// An overlay over it would be of another format than its user says.
+    #[error(
+        "{path}: the state of a raw image cannot be kept on this file system, which cannot share blocks between files; \
+         use a qcow2 image"
+    )]
+    Raw {
+        /// The image.
+        path: PathBuf,
+        /// What it says.
+        source: io::Error,
+    },
+    /// Each state makes reading a little slower.
+    #[error(
+        "{path} has {images} images, each over the next one, and no more than {IMAGES_MAX} can be: merge some \
+         (qemu-img rebase or convert) while the VM does not run"
+    )]
+    Deep {
+        /// The image.
+        path: PathBuf,
+        /// All of them.
+        images: usize,
+    },
+    /// There is another state of this name.
+    #[error("{0} is there already")]
+    Taken(PathBuf),
+    /// Another generation of the VM writes it.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// This slice may have been given up.
+    #[error("the VM is over for this slice")]
+    Over,
+    /// The state was moved or removed.
+    #[error("{0}, which the checkpoint needs, is not there")]
+    Missing(PathBuf),
+    /// The state is not what it was.
+    #[error("{path} is not what it was at the checkpoint: {why}")]
+    Changed {
+        /// The state.
+        path: PathBuf,
+        /// In what it differs.
+        why: &'static str,
+    },
+    /// The state is of another image, or the disk is given with another format.
+    #[error("{path} is no image of which the checkpoint has a state: {why}")]
+    Unlike {
+        /// The image.
+        path: PathBuf,
+        /// In what it differs.
+        why: &'static str,
+    },
+    /// The state cannot be read.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// A step failed.
+    #[error("{what} {path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was to be done.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl SnapshotError {
+    fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::File { path: path.clone(), what, source }
+    }
+}
+
+/// A disk whose state is kept.
+#[derive(Debug)]
+pub struct Frozen {
+    /// What a checkpoint has to know.
+    pub state: DiskState,
+    /// What has the name of the image from now on, if it is another file.
+    pub file: Option<File>,
+}
+
+/// A step that comes next. Tests stop there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Make,
+    Link,
+    Rename,
+    Protect,
+    SyncFolder,
+}
+
+/// What is done before each step.
+type Before<'a> = &'a dyn Fn(Step);
+
+/// Keeps the state of an image under this name. It is closed and all of it is durable; `contents` is what was in it then.
+///
+/// # Errors
+/// The image is as it was, but for a failure to make names durable: then it may be an overlay of what it was.
+pub fn freeze(
+    options: &ImageOptions,
+    name: &str,
+    contents: &Contents,
+) -> Result<Frozen, SnapshotError> {
+    freeze_before(options, name, contents, &|_| {})
+}
+
+fn freeze_before(
+    options: &ImageOptions,
+    name: &str,
+    contents: &Contents,
+    before: Before<'_>,
+) -> Result<Frozen, SnapshotError> {
+    if !is_name(name) {
+        return Err(SnapshotError::Name(name.to_owned()));
+    }
+    if !options.fence.pass() {
+        return Err(SnapshotError::Over);
+    }
+    // With its lock, until this is done.
+    let opened = file::open(&ImageOptions { direct: false, ..options.clone() })?;
+    let path = &options.path;
+    let about = opened.file.metadata().map_err(SnapshotError::of("look at", path))?;
+    if !opened.writable {
+        return Ok(Frozen {
+            state: contents.state(options, How::Unchanged, None, &about),
+            file: None,
+        });
+    }
+    if !about.is_file() {
+        return Err(SnapshotError::Device(path.clone()));
+    }
+    is_still(path, &opened.file)?;
+    let record = options.record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
+    let state = beside(path, &format!(".{name}"));
+    let next = beside(&state, ".next");
+    let old = Old { file: &opened.file, about: &about, record: record.as_ref() };
+    let done = match options.format {
+        ImageFormat::Qcow2 => lay_over(path, (&state, &next), &old, contents.bytes, before),
+        ImageFormat::Raw => clone_aside(path, (&state, &next), &old, before),
+    };
+    let file = done.inspect_err(|_| {
+        // It was never used. Where it is not, there is nothing to remove.
+        let _ = fs::remove_file(&next);
+    })?;
+    let how = if file.is_some() { How::Overlay } else { How::Clone };
+    let kept = fs::metadata(&state).map_err(SnapshotError::of("look at", &state))?;
+    let name = state.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+    let state =
+        DiskState { mode: about.mode() & 0o7777, ..contents.state(options, how, name, &kept) };
+    Ok(Frozen { state, file })
+}
+
+/// An image that is to be frozen.
+struct Old<'a> {
+    file: &'a File,
+    about: &'a fs::Metadata,
+    record: Option<&'a GenerationRecord>,
+}
+
+impl Old<'_> {
+    /// Changes names while nobody claims the image.
+    fn exclusively<T>(
+        &self,
+        change: impl FnOnce() -> Result<T, SnapshotError>,
+    ) -> Result<T, SnapshotError> {
+        exclusively(self.record, change)
+    }
+}
+
+fn exclusively<T>(
+    record: Option<&GenerationRecord>,
+    change: impl FnOnce() -> Result<T, SnapshotError>,
+) -> Result<T, SnapshotError> {
+    let Some(record) = record else { return change() };
+    let _claiming = record.exclusively()?;
+    record.still_ours()?;
+    change()
+}
+
+/// Puts an overlay at PATH and keeps what was there.
+fn lay_over(
+    path: &Path,
+    (state, next): (&Path, &Path),
+    old: &Old<'_>,
+    bytes: u64,
+    before: Before<'_>,
+) -> Result<Option<File>, SnapshotError> {
+    let images = chain::images(path, old.file).map_err(SnapshotError::of("read", path))?;
+    if images.len() >= IMAGES_MAX {
+        return Err(SnapshotError::Deep { path: path.to_owned(), images: images.len() });
+    }
+    old.file.sync_all().map_err(SnapshotError::of("flush", path))?;
+    before(Step::Make);
+    let file = overlay::make(next, state, bytes, (old.about, old.about.mode()))?;
+    old.exclusively(|| {
+        is_still(path, old.file)?;
+        before(Step::Link);
+        let linked = keep(path, state, old.file)?;
+        before(Step::Rename);
+        fs::rename(next, path).map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
+            if linked {
+                // The image is at PATH still.
+                let _ = fs::remove_file(state);
+            }
+        })
+    })?;
+    before(Step::Protect);
+    protect(state);
+    before(Step::SyncFolder);
+    sync_folder(path).map_err(SnapshotError::of("flush the folder of", path))?;
+    Ok(Some(file))
+}
+
+/// Gives the image its second name. False: it has it, as somebody was interrupted here.
+fn keep(path: &Path, state: &Path, file: &File) -> Result<bool, SnapshotError> {
+    match fs::hard_link(path, state) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if chain::is_file(state, file) {
+                return Ok(false);
+            }
+            Err(SnapshotError::Taken(state.to_owned()))
+        }
+        Err(error) => Err(SnapshotError::of("make another name for", path)(error)),
+    }
+}
+
+/// Makes a file that shares all blocks of the image.
+fn clone_aside(
+    path: &Path,
+    (state, next): (&Path, &Path),
+    old: &Old<'_>,
+    before: Before<'_>,
+) -> Result<Option<File>, SnapshotError> {
+    old.file.sync_all().map_err(SnapshotError::of("flush", path))?;
+    before(Step::Make);
+    clone_as(next, old.file, old.about.mode(), path)?;
+    before(Step::Protect);
+    protect(next);
+    before(Step::Link);
+    match fs::hard_link(next, state) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(SnapshotError::Taken(state.to_owned()));
+        }
+        linked => linked.map_err(SnapshotError::of("make", state))?,
+    }
+    before(Step::Rename);
+    fs::remove_file(next).map_err(SnapshotError::of("remove", next))?;
+    before(Step::SyncFolder);
+    sync_folder(path).map_err(SnapshotError::of("flush the folder of", path))?;
+    Ok(None)
+}
+
+/// A clone of `from`, durable; `path` is for who reads messages.
+fn clone_as(to: &Path, from: &File, mode: u32, path: &Path) -> Result<File, SnapshotError> {
+    let clone = overlay::new_file(to, mode).map_err(SnapshotError::of("make", to))?;
+    if let Err(error) = ioctl_ficlone(&clone, from) {
+        let source = io::Error::from(error);
+        let cannot = matches!(
+            source.raw_os_error(),
+            Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::EXDEV | libc::EINVAL | libc::ENOSYS)
+        );
+        let path = path.to_owned();
+        return Err(if cannot {
+            SnapshotError::Raw { path, source }
+        } else {
+            SnapshotError::File { path, what: "clone", source }
+        });
+    }
+    clone.sync_all().map_err(SnapshotError::of("flush", to))?;
+    Ok(clone)
+}
+
+/// That the image's name is still that of the file which is open.
+fn is_still(path: &Path, file: &File) -> Result<(), SnapshotError> {
+    let about = fs::symlink_metadata(path).map_err(SnapshotError::of("look at", path))?;
+    if about.is_symlink() {
+        return Err(SnapshotError::SymbolicLink(path.to_owned()));
+    }
+    if chain::is_file(path, file) { Ok(()) } else { Err(SnapshotError::Replaced(path.to_owned())) }
+}
+
+/// Takes away the right to write. Who does not own the file cannot; Tessera never writes it anyway.
+fn protect(state: &Path) {
+    let _ = fs::set_permissions(state, Permissions::from_mode(0o444));
+}
+
+/// A name beside a file, which begins with its name.
+fn beside(path: &Path, more: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(more);
+    name.into()
+}
+
+/// Whether a state may have this name.
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let reserved = RECORD_SUFFIX.strip_prefix('.') == Some(name)
+        || name == "next"
+        || name.starts_with("abandoned-");
+    !reserved && !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(allowed)
+}

@@ -1,0 +1,180 @@
+//! An image as it was at a checkpoint.
+
+use super::super::record::{GenerationRecord, sync_folder};
+use super::super::{ImageDisk, ImageOptions};
+use super::state::{DiskState, How, abandoned, modified_ns};
+use super::{Before, SnapshotError, Step, beside, chain, clone_as, exclusively, overlay};
+use crate::back_end::Disk;
+use crate::back_end::sample::sample;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What has become of an image.
+#[derive(Debug, Default)]
+pub struct Reverted {
+    /// Where the image is that was there before.
+    pub abandoned: Option<PathBuf>,
+    /// What has the name of the image from now on, if it is another file.
+    pub file: Option<File>,
+}
+
+/// Whether the state of an image is there and is, as far as one looks, what it was at the checkpoint. Nothing is changed.
+///
+/// # Errors
+/// In what it differs.
+pub fn verify(
+    options: &ImageOptions,
+    state: &DiskState,
+    within: Duration,
+) -> Result<(), SnapshotError> {
+    let path = &options.path;
+    let unlike = |why| Err(SnapshotError::Unlike { path: path.clone(), why });
+    if options.format != state.format {
+        return unlike("it has another format");
+    }
+    if state.how == How::Nothing {
+        return Ok(());
+    }
+    let file = state.file_beside(path);
+    if state.how == How::Overlay && !options.other_files && !chain::is_own(path, &file) {
+        return unlike("the name of its state begins with another name");
+    }
+    let changed = |why| Err(SnapshotError::Changed { path: file.clone(), why });
+    let about = match fs::metadata(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(SnapshotError::Missing(file));
+        }
+        about => about.map_err(SnapshotError::of("look at", &file))?,
+    };
+    if about.is_file() && about.len() != state.file_bytes {
+        return changed("its file has another length");
+    }
+    if about.ino() == state.inode && modified_ns(&about) != state.modified_ns {
+        return changed("it was written since");
+    }
+    // Other names than that of the image are told by what it contains.
+    let at = if state.file.is_some() { Some(file.clone()) } else { options.at.clone() };
+    let options = ImageOptions { at, read_only: true, record: None, ..options.clone() };
+    let image = ImageDisk::open(&options)?;
+    if image.shape().bytes() != state.bytes {
+        return changed("the disk in it has another size");
+    }
+    if sample(&image, &state.places, within)? != state.sample {
+        return changed("it contains something else");
+    }
+    Ok(())
+}
+
+/// Makes an image what it was at a checkpoint, for this generation of the VM. What it was until now is kept under another name,
+/// and who has it open has that. The state is never written: this can be done again and again.
+///
+/// # Errors
+/// The image is as it was, but for a failure to make names durable.
+pub fn revert(
+    options: &ImageOptions,
+    state: &DiskState,
+    generation: u64,
+    within: Duration,
+) -> Result<Reverted, SnapshotError> {
+    revert_before(options, state, (generation, within), &|_| {})
+}
+
+pub(super) fn revert_before(
+    options: &ImageOptions,
+    state: &DiskState,
+    (generation, within): (u64, Duration),
+    before: Before<'_>,
+) -> Result<Reverted, SnapshotError> {
+    if !options.fence.pass() {
+        return Err(SnapshotError::Over);
+    }
+    verify(options, state, within)?;
+    if matches!(state.how, How::Unchanged | How::Nothing) {
+        return Ok(Reverted::default());
+    }
+    let (path, kept) = (&options.path, state.file_beside(&options.path));
+    if is_there(path)? && fs::symlink_metadata(path).is_ok_and(|about| about.is_symlink()) {
+        return Err(SnapshotError::SymbolicLink(path.clone()));
+    }
+    let next = beside(path, ".next");
+    let done = replace(options, (state, &kept, &next), generation, before);
+    done.inspect_err(|_| {
+        // It was never used. Where it is not, there is nothing to remove.
+        let _ = fs::remove_file(&next);
+    })
+}
+
+fn replace(
+    options: &ImageOptions,
+    (state, kept, next): (&DiskState, &Path, &Path),
+    generation: u64,
+    before: Before<'_>,
+) -> Result<Reverted, SnapshotError> {
+    let path = &options.path;
+    before(Step::Make);
+    let file = if state.how == How::Clone {
+        let from = File::open(kept).map_err(SnapshotError::of("open", kept))?;
+        clone_as(next, &from, state.mode, path)?
+    } else {
+        over(next, (path, kept), state)?
+    };
+    // What a record is for must be there. Where nothing is, there is nobody to fence.
+    let record = options.record.filter(|_| path.exists());
+    let record = record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
+    let abandoned = exclusively(record.as_ref(), || {
+        before(Step::Link);
+        let abandoned = abandon(path, generation)?;
+        before(Step::Rename);
+        fs::rename(next, path).map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
+            if let Some(abandoned) = &abandoned {
+                // It is at PATH still.
+                let _ = fs::remove_file(abandoned);
+            }
+        })?;
+        Ok(abandoned)
+    })?;
+    before(Step::SyncFolder);
+    sync_folder(path).map_err(SnapshotError::of("flush the folder of", path))?;
+    Ok(Reverted { abandoned, file: Some(file) })
+}
+
+/// An overlay over a state, with the rights that its image had.
+fn over(
+    next: &Path,
+    (path, kept): (&Path, &Path),
+    state: &DiskState,
+) -> Result<File, SnapshotError> {
+    let below = File::open(kept).map_err(SnapshotError::of("open", kept))?;
+    let images = chain::images(path, &below).map_err(SnapshotError::of("read", kept))?;
+    if images.len() >= chain::IMAGES_MAX {
+        return Err(SnapshotError::Deep { path: kept.to_owned(), images: images.len() });
+    }
+    let about = below.metadata().map_err(SnapshotError::of("look at", kept))?;
+    overlay::make(next, kept, state.bytes, (&about, state.mode))
+}
+
+/// Gives what is at PATH another name.
+fn abandon(path: &Path, generation: u64) -> Result<Option<PathBuf>, SnapshotError> {
+    if !is_there(path)? {
+        return Ok(None);
+    }
+    for name in abandoned(path, generation) {
+        match fs::hard_link(path, &name) {
+            Ok(()) => return Ok(Some(name)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(SnapshotError::of("make another name for", path)(error)),
+        }
+    }
+    Ok(None)
+}
+
+fn is_there(path: &Path) -> Result<bool, SnapshotError> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(SnapshotError::of("look at", path)(error)),
+    }
+}
