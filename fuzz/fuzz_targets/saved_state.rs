@@ -5,6 +5,7 @@
 
 #![no_main]
 
+use devices::back_end::image::snapshot::DiskState;
 use devices::back_end::{NicShape, NullDisk, cable};
 use devices::msix::{MsixVector, MsixView};
 use devices::pci::{DeviceId, PciRoot};
@@ -301,6 +302,7 @@ fn inner(bytes: &[u8]) {
     read::<TransportState>(bytes);
     read::<QueueState>(bytes);
     read::<NetPairState>(bytes);
+    read::<DiskState>(bytes);
 }
 
 fuzz_target!(|input_bytes: &[u8]| {

@@ -1,6 +1,7 @@
 //! The real devices of this host: opened before the VM exists, so that what cannot be had is refused while
 //! nothing has been promised.
 
+use super::freezing::FromCheckpoint;
 use super::lend::Lent;
 use super::model::{BackEnd, FrontEnd, Opening};
 use super::open_error::OpenError;
@@ -34,6 +35,17 @@ impl BackEnds {
         lend: Option<&Lent>,
         on_full: OnFull,
     ) -> Result<Self, OpenError> {
+        let nothing = FromCheckpoint::default();
+        Self::open_from(devices, (local, vcpus), (lend, on_full), &nothing)
+    }
+
+    /// Opens them as they were at a checkpoint, those of them whose state it has.
+    pub(crate) fn open_from(
+        devices: &[DeviceSpec],
+        (local, vcpus): (SliceId, u32),
+        (lend, on_full): (Option<&Lent>, OnFull),
+        checkpoint: &FromCheckpoint,
+    ) -> Result<Self, OpenError> {
         let mut all = Self::default();
         for (number, device) in (0u16..).zip(devices) {
             let Some(kind) = device.at(local) else { continue };
@@ -47,6 +59,8 @@ impl BackEnds {
                 panicked: &all.panicked,
                 moves: !device.standby.is_empty(),
                 lent: lend.map(|lent| lent.find(&names)).transpose()?,
+                writer: checkpoint.writer,
+                restored: checkpoint.disks.get(&number),
             };
             if device.slice == local.0 {
                 let open = kind.open(&opening)?;
@@ -92,8 +106,17 @@ impl BackEnds {
     /// What can move to this host or from it, by the devices' numbers.
     pub(super) fn parts(&self) -> BTreeMap<u16, Arc<dyn RealPart>> {
         let open = self.open.iter().filter_map(|(number, (_, open))| Some((*number, open.part()?)));
-        let standbys = self.standbys.iter();
-        open.chain(standbys.map(|(number, (_, part))| (*number, Arc::clone(part)))).collect()
+        open.chain(self.standby_parts()).collect()
+    }
+
+    /// What is or can be on this host and has a state that a checkpoint must keep, by the devices' numbers.
+    pub(super) fn kept(&self) -> BTreeMap<u16, Arc<dyn RealPart>> {
+        let open = self.open.iter().filter_map(|(number, (_, open))| Some((*number, open.kept()?)));
+        open.chain(self.standby_parts()).collect()
+    }
+
+    fn standby_parts(&self) -> impl Iterator<Item = (u16, Arc<dyn RealPart>)> {
+        self.standbys.iter().map(|(number, (_, part))| (*number, Arc::clone(part)))
     }
 
     /// What each of them contains, as far as one looks: equal on all hosts that have the same one.

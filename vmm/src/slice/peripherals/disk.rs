@@ -1,6 +1,7 @@
 //! Disks: an image file or block device of one host, seen by front ends on all slices.
 
 mod part;
+mod restored;
 
 use super::model::{
     BackEnd, FrontEnd, Lending, LentThing, Model, Moves, Opening, Places, QUEUES_MAX, Starting,
@@ -86,18 +87,15 @@ impl Model for DiskSpec {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<(DiskShape, Arc<dyn BackEnd>), OpenError> {
-        let part = opening.moves.then(|| DiskPart::new(self, opening)).transpose()?;
-        let image = match &part {
-            Some(part) => part.open_image()?,
-            None => ImageDisk::open(&self.options(opening)).map_err(OpenError::of(WHAT))?,
-        };
-        let shape = image.shape();
-        let switch = Arc::new(SwitchDisk::new(shape.clone(), Arc::new(image)));
-        Ok((shape, Arc::new(OpenDisk { switch, part: part.map(Arc::new) })))
+        let open = self.open_part(opening, self.revert(opening)?)?;
+        Ok((open.switch.shape(), Arc::new(open)))
     }
 
     fn stand_by(&self, opening: &Opening<'_>) -> Result<(DiskShape, Arc<dyn RealPart>), OpenError> {
-        let part = DiskPart::new(self, opening)?;
+        let part = match self.anchor(opening)? {
+            Some(state) => DiskPart::over(self, opening, state)?,
+            None => DiskPart::new(self, opening)?,
+        };
         Ok((part.look()?, Arc::new(part)))
     }
 
@@ -142,6 +140,31 @@ impl Model for DiskSpec {
 }
 
 impl DiskSpec {
+    /// Opens the image, or this file if it was reverted.
+    fn open_part(
+        &self,
+        opening: &Opening<'_>,
+        reverted: Option<File>,
+    ) -> Result<OpenDisk, OpenError> {
+        let by_file = opening.moves || opening.lent.is_some();
+        let (part, image) = match reverted {
+            None if !by_file => {
+                let image = ImageDisk::open(&self.options(opening)).map_err(OpenError::of(WHAT))?;
+                (DiskPart::new(self, opening)?, image)
+            }
+            file => {
+                let part = match file {
+                    Some(file) => DiskPart::over(self, opening, file)?,
+                    None => DiskPart::new(self, opening)?,
+                };
+                let image = part.open_image(&part.held())?;
+                (part, image)
+            }
+        };
+        let switch = Arc::new(SwitchDisk::new(image.shape(), Arc::new(image)));
+        Ok(OpenDisk { switch, part: Arc::new(part), moves: opening.moves })
+    }
+
     fn options(&self, opening: &Opening<'_>) -> ImageOptions {
         let format = match self.format {
             DiskFormat::Raw => ImageFormat::Raw,
@@ -155,6 +178,7 @@ impl DiskSpec {
         let read_only = self.read_only;
         let mut options = ImageOptions { read_only, at, ..ImageOptions::new(&self.path, format) };
         (options.fence, options.on_full) = (Arc::clone(opening.fence), opening.on_full);
+        options.record = opening.writer;
         options
     }
 }
@@ -185,8 +209,8 @@ fn lend(name: &str) -> Result<LentThing, Box<dyn Error + Send + Sync>> {
 #[derive(Debug)]
 struct OpenDisk {
     switch: Arc<SwitchDisk>,
-    /// If it can move.
-    part: Option<Arc<DiskPart>>,
+    part: Arc<DiskPart>,
+    moves: bool,
 }
 
 impl BackEnd for OpenDisk {
@@ -201,7 +225,11 @@ impl BackEnd for OpenDisk {
     }
 
     fn part(&self) -> Option<Arc<dyn RealPart>> {
-        self.part.clone().map(|part| part as _)
+        self.moves.then(|| Arc::clone(&self.part) as _)
+    }
+
+    fn kept(&self) -> Option<Arc<dyn RealPart>> {
+        Some(Arc::clone(&self.part) as _)
     }
 }
 

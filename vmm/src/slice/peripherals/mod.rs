@@ -15,6 +15,7 @@ mod back_ends;
 mod bus;
 mod console;
 mod disk;
+mod freezing;
 mod lend;
 mod model;
 mod move_error;
@@ -98,6 +99,8 @@ pub(crate) struct SliceDevices {
     wired: Mutex<Vec<Wired>>,
     /// What can move to this host or from it.
     parts: BTreeMap<u16, Arc<dyn RealPart>>,
+    /// What has a state that a checkpoint must keep.
+    kept: BTreeMap<u16, Arc<dyn RealPart>>,
     /// A device that is on its way. Only the thread for cuts takes it.
     moving: Mutex<Option<(DeviceMove, Stage)>>,
     _guard: Option<Guard>,
@@ -150,7 +153,8 @@ impl SliceDevices {
         let (queues, machine) = (Mutex::new(Queues::new(memory, faults)), machine.clone());
         let (pci, wired) = (RwLock::new(pci), Mutex::default());
         let placement = channels.placement.clone();
-        let (parts, moving) = (back_ends.parts(), Mutex::default());
+        let (parts, kept) = (back_ends.parts(), back_ends.kept());
+        let moving = Mutex::default();
         Ok(Self {
             local,
             placement,
@@ -161,6 +165,7 @@ impl SliceDevices {
             queues,
             wired,
             parts,
+            kept,
             moving,
             _guard: guard,
         })

@@ -16,7 +16,8 @@ use super::parts::{RealPart, Switch};
 use super::remote::Remote;
 use super::saved::FrontEndState;
 use devices::Fence;
-use devices::back_end::image::OnFull;
+use devices::back_end::image::snapshot::DiskState;
+use devices::back_end::image::{OnFull, Writer};
 use devices::delegate::{Exchange, ServeError};
 use devices::virtio::{
     Activation, DeviceShape, Doorbell, QueueContext, QueueIndex, QueueSetup, QueueWorker, RingError,
@@ -79,6 +80,10 @@ pub(super) struct Opening<'a> {
     pub(super) moves: bool,
     /// What the operator has lent for it; none on the bootstrap slice, where the operator asks for it himself.
     pub(super) lent: Option<&'a LentThing>,
+    /// The generation that writes, if it is to be recorded.
+    pub(super) writer: Option<Writer>,
+    /// What it was at the checkpoint that the VM is restored from.
+    pub(super) restored: Option<&'a DiskState>,
 }
 
 /// Slices that a device's queues can be at home on.
@@ -192,6 +197,11 @@ pub(super) trait BackEnd: Debug + Send + Sync {
     /// What of it can move.
     fn part(&self) -> Option<Arc<dyn RealPart>> {
         None
+    }
+
+    /// What of it has a state that a checkpoint must keep.
+    fn kept(&self) -> Option<Arc<dyn RealPart>> {
+        self.part()
     }
 
     /// The VM begins.

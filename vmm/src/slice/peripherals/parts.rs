@@ -14,6 +14,7 @@ use super::{SliceDevices, lock};
 use crate::slice::channels::Channels;
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
+use devices::back_end::image::snapshot::{DiskState, SnapshotError};
 use devices::back_end::sample::{PLACES_MAX, Place, SampleError};
 use devices::back_end::{Disk, DiskShape, Nic, NicShape, SwitchDisk, SwitchNic};
 use devices::delegate::ServeError;
@@ -30,9 +31,9 @@ use wire::control::CLOSED_DEVICE_BYTES_MAX;
 use wire::{Control, DeviceId, SliceId};
 
 /// For a device that has not moved to be open again at its former place.
-const REOPEN_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const REOPEN_LIMIT: Duration = Duration::from_secs(10);
 /// Between two tries.
-const REOPEN_AGAIN: Duration = Duration::from_millis(50);
+pub(super) const REOPEN_AGAIN: Duration = Duration::from_millis(50);
 
 /// Why a device has not moved.
 #[derive(Debug, Error)]
@@ -69,6 +70,12 @@ pub(crate) enum PartError {
     /// What was opened is not what was closed.
     #[error("it is not the same: {0}")]
     Differs(String),
+    /// Its state cannot be kept.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// It was closed.
+    #[error("it cannot be opened again: {0}")]
+    Shut(String),
     /// The former place has sent nothing.
     #[error("{0} has not said what it has closed")]
     Silent(SliceId),
@@ -160,6 +167,20 @@ pub(super) trait RealPart: Debug + Send + Sync {
     /// # Errors
     /// Nobody can use it.
     fn take_over(&self, switch: &Switch, at: &Remote<'_>) -> Result<(), PartError>;
+
+    /// Keeps its state under this name, and it is open again. All slices are at rest. None: it has no state.
+    ///
+    /// # Errors
+    /// It is open and as it was; after [`PartError::Shut`] it is not.
+    fn freeze(
+        &self,
+        switch: &Switch,
+        name: &str,
+        within: Duration,
+    ) -> Result<Option<DiskState>, PartError> {
+        let _ = (switch, name, within);
+        Ok(None)
+    }
 
     /// What was closed here is the device of the VM elsewhere.
     fn hand_over(&self) {}

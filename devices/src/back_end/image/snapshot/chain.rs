@@ -51,16 +51,19 @@ pub(super) fn images(path: &Path, top: &File) -> io::Result<Vec<PathBuf>> {
     Ok(images)
 }
 
-/// Whether the image at `path` is this file, or was made of it by freezing.
+/// The image at `path`, if it is this file or was made of it by freezing.
 ///
 /// # Errors
 /// A file of it cannot be read.
-pub fn descends(path: &Path, file: &File) -> io::Result<bool> {
-    if is_file(path, file) {
-        return Ok(true);
-    }
-    let images = images(path, &open(path)?)?;
-    Ok(images.iter().any(|image| is_file(image, file)))
+pub fn follow(path: &Path, file: &File) -> io::Result<Option<File>> {
+    let there = open(path)?;
+    let same = |one: &File, other: &File| -> io::Result<bool> {
+        let (one, other) = (one.metadata()?, other.metadata()?);
+        Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+    };
+    let follows =
+        same(&there, file)? || images(path, &there)?.iter().any(|image| is_file(image, file));
+    Ok(follows.then_some(there))
 }
 
 /// A FIFO must not block.

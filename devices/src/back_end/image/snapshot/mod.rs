@@ -3,11 +3,11 @@
 //! ```text
 //!   freeze     PATH: the image                    PATH: the image                PATH: overlay
 //!                               --make, fsync-->  PATH.NAME.next: overlay  -->   PATH.NAME: the image, read-only
-//!                                                 --link PATH as PATH.NAME, rename overlay to PATH, fsync folder
+//!                                       --link PATH as PATH.NAME, fsync folder, rename overlay to PATH, fsync folder
 //!
 //!   revert     PATH: overlay A                                                   PATH: overlay B, empty
 //!              PATH.NAME: the image  --make B, link PATH as .abandoned-G, -->    PATH.NAME: the image
-//!                                      rename B to PATH, fsync folder            PATH.abandoned-G: overlay A
+//!                                      fsync folder, rename B to PATH, fsync    PATH.abandoned-G: overlay A
 //! ```
 //! Between any two steps PATH is there, and is the image or an overlay of what is there: after a crash it opens as it is. A file
 //! that somebody has open stays the same file, so a process of a former generation writes into what was abandoned.
@@ -27,7 +27,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use chain::{IMAGES_MAX, descends};
+pub use chain::{IMAGES_MAX, follow};
 pub use revert::{Reverted, revert, verify};
 pub use state::{Contents, DiskState, How};
 
@@ -268,7 +268,9 @@ fn lay_over(
         before(Step::Link);
         let linked = keep(path, state, old.file)?;
         before(Step::Rename);
-        fs::rename(next, path).map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
+        // The second name is durable before the first one is another file's: else a crash could leave the image without any.
+        let synced = sync_folder(path).and_then(|()| fs::rename(next, path));
+        synced.map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
             if linked {
                 // The image is at PATH still.
                 let _ = fs::remove_file(state);

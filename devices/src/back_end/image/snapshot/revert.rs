@@ -128,7 +128,9 @@ fn replace(
         before(Step::Link);
         let abandoned = abandon(path, generation)?;
         before(Step::Rename);
-        fs::rename(next, path).map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
+        // As with freezing: no image may lose its last name.
+        let synced = sync_folder(path).and_then(|()| fs::rename(next, path));
+        synced.map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
             if let Some(abandoned) = &abandoned {
                 // It is at PATH still.
                 let _ = fs::remove_file(abandoned);

@@ -230,7 +230,9 @@ mod tests {
         let (number, vcpus, on_full) = (0, 1, OnFull::Report);
         let (fence, panicked) = (&fence, &panicked);
         let (moves, lent) = (true, None);
-        let opening = Opening { number, vcpus, fence, on_full, panicked, moves, lent };
+        let (writer, restored) = (None, None);
+        let opening =
+            Opening { number, vcpus, fence, on_full, panicked, moves, lent, writer, restored };
         NicPart::new(&NicSpec { tap: tap.to_owned(), mac: Some(mac) }, &opening)
     }
 

@@ -1,0 +1,293 @@
+//! Images that are closed, opened elsewhere, frozen and restored.
+
+use super::super::super::model::BackEnd;
+use super::super::DiskFormat;
+use super::*;
+use devices::back_end::SwitchDisk;
+use devices::back_end::image::{OnFull, Writer};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::id;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tessera-part-{name}-{}", id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A folder that stays behind is no reason to fail.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Opens with what is not usual.
+#[derive(Clone, Copy)]
+struct As<'a> {
+    lent: Option<&'a LentThing>,
+    writer: Option<Writer>,
+    restored: Option<&'a DiskState>,
+}
+
+const PLAIN: As<'_> = As { lent: None, writer: None, restored: None };
+
+fn with<T>(how: &As<'_>, open: impl FnOnce(&Opening<'_>) -> T) -> T {
+    let (fence, panicked) = (Arc::default(), Arc::default());
+    let (number, vcpus, on_full) = (0, 1, OnFull::Report);
+    let (fence, panicked) = (&fence, &panicked);
+    let (moves, As { lent, writer, restored }) = (true, *how);
+    open(&Opening { number, vcpus, fence, on_full, panicked, moves, lent, writer, restored })
+}
+
+fn spec(path: &Path, format: DiskFormat) -> DiskSpec {
+    DiskSpec { path: path.into(), format, read_only: false }
+}
+
+fn part(path: &Path) -> DiskPart {
+    with(&PLAIN, |opening| DiskPart::new(&spec(path, DiskFormat::Raw), opening).unwrap())
+}
+
+fn ask(disk: &dyn Disk, request: DiskRequest) -> DiskReply {
+    let (told, answer) = channel();
+    disk.submit(request, Box::new(move |reply| told.send(reply).unwrap()));
+    answer.recv_timeout(LIMIT).unwrap()
+}
+
+fn write(sector: u64, byte: u8) -> DiskRequest {
+    DiskRequest::Write { sector, data: vec![byte; 512] }
+}
+
+/// An image under two names, and the disk of a VM that has it by the first.
+fn two(folder: &Folder) -> (DiskPart, DiskPart, Arc<SwitchDisk>) {
+    let [here, there] = ["here", "there"].map(|name| folder.0.join(name));
+    fs::write(&here, vec![1; 1 << 20]).unwrap();
+    fs::hard_link(&here, &there).unwrap();
+    let [here, there] = [here, there].map(|path| part(&path));
+    let image = here.open_image(&here.held()).unwrap();
+    let switch = Arc::new(SwitchDisk::new(image.shape(), Arc::new(image)));
+    (here, there, switch)
+}
+
+#[test]
+fn image_is_open_at_one_place_and_has_what_was_written_at_the_other() {
+    let folder = Folder::new("moves");
+    let (here, there, disk) = two(&folder);
+    let switch = Switch::Disk(Arc::clone(&disk));
+    assert_eq!(here.sample().unwrap(), there.sample().unwrap());
+    there.check().unwrap();
+    assert_eq!(ask(&*disk, write(777, 9)), DiskReply::Done(Vec::new()));
+    let closed = here.close(&switch, LIMIT).unwrap();
+    there.open(&closed, LIMIT).unwrap();
+    // The lock says so too.
+    assert!(matches!(here.reopen(&switch), Err(PartError::Open(_))));
+    let image = lock(&there.aside).take().unwrap();
+    let read = DiskRequest::Read { sector: 777, bytes: 512 };
+    assert_eq!(ask(&image, read), DiskReply::Done(vec![9; 512]));
+}
+
+#[test]
+fn image_that_has_not_moved_is_open_again_and_no_request_is_lost() {
+    let folder = Folder::new("stays");
+    let (here, there, disk) = two(&folder);
+    let switch = Switch::Disk(Arc::clone(&disk));
+    let ClosedPart::Disk { shape, places, .. } = here.close(&switch, LIMIT).unwrap() else {
+        panic!("a disk")
+    };
+    let other = ClosedPart::Disk { shape, places, sample: [0; 32] };
+    assert!(matches!(there.open(&other, LIMIT), Err(PartError::Differs(_))));
+    // Other slices go on earlier than this one.
+    let (told, answer) = channel();
+    disk.submit(write(5, 3), Box::new(move |reply| told.send(reply).unwrap()));
+    assert!(matches!(here.close(&switch, LIMIT), Err(PartError::Turn)));
+    here.reopen(&switch).unwrap();
+    assert_eq!(answer.recv_timeout(LIMIT), Ok(DiskReply::Done(Vec::new())));
+    let read = DiskRequest::Read { sector: 5, bytes: 512 };
+    assert_eq!(ask(&*disk, read), DiskReply::Done(vec![3; 512]));
+}
+
+#[test]
+fn slice_that_was_given_up_opens_nothing() {
+    let folder = Folder::new("given-up");
+    let (here, there, disk) = two(&folder);
+    let switch = Switch::Disk(Arc::clone(&disk));
+    let closed = here.close(&switch, LIMIT).unwrap();
+    for part in [&here, &there] {
+        part.options.fence.shut();
+    }
+    assert!(matches!(here.reopen(&switch), Err(PartError::Open(_))));
+    assert!(matches!(there.open(&closed, LIMIT), Err(PartError::Open(_))));
+    // Nobody holds its lock.
+    let here = part(&folder.0.join("here"));
+    here.open_image(&here.held()).unwrap();
+}
+
+#[test]
+fn copy_has_the_same_sample_until_the_guest_writes() {
+    let folder = Folder::new("copy");
+    let (here, _, disk) = two(&folder);
+    let copy = folder.0.join("copy");
+    fs::copy(folder.0.join("here"), &copy).unwrap();
+    let copy = part(&copy);
+    assert_eq!(here.sample().unwrap(), copy.sample().unwrap());
+    // Where nobody would look by chance.
+    assert_eq!(ask(&*disk, write(1001, 9)), DiskReply::Done(Vec::new()));
+    let closed = here.close(&Switch::Disk(disk), LIMIT).unwrap();
+    assert!(matches!(copy.open(&closed, LIMIT), Err(PartError::Differs(_))));
+}
+
+/// An empty qcow2 image of 1 MiB: head, table of reference counts, reference counts, table of clusters.
+fn qcow2(path: &Path) {
+    const CLUSTER: u64 = 1 << 16;
+    let mut bytes = vec![0; 4 << 16];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    put(0, b"QFI\xfb");
+    put(4, &3_u32.to_be_bytes());
+    put(20, &16_u32.to_be_bytes());
+    put(24, &(1_u64 << 20).to_be_bytes());
+    put(36, &1_u32.to_be_bytes());
+    put(40, &(3 * CLUSTER).to_be_bytes());
+    put(48, &CLUSTER.to_be_bytes());
+    put(56, &1_u32.to_be_bytes());
+    put(96, &4_u32.to_be_bytes());
+    put(100, &104_u32.to_be_bytes());
+    put(1 << 16, &(2 * CLUSTER).to_be_bytes());
+    put(2 << 16, &[0, 1, 0, 1, 0, 1, 0, 1]);
+    fs::write(path, bytes).unwrap();
+}
+
+fn open(path: &Path, how: &As<'_>) -> Result<(Arc<SwitchDisk>, Arc<dyn RealPart>), OpenError> {
+    let mut left = 200;
+    loop {
+        let opened = with(how, |it| {
+            let spec = spec(path, DiskFormat::Qcow2);
+            spec.revert(it).and_then(|file| spec.open_part(it, file))
+        });
+        match opened {
+            // Another test is between fork and exec, and has all locks.
+            Err(OpenError::Open { source, .. })
+                if left > 0 && source.to_string().contains("in use") =>
+            {
+                left -= 1;
+                sleep(Duration::from_millis(5));
+            }
+            opened => return opened.map(|open| (Arc::clone(&open.switch), open.kept().unwrap())),
+        }
+    }
+}
+
+fn read(disk: &dyn Disk, sector: u64) -> u8 {
+    match ask(disk, DiskRequest::Read { sector, bytes: 512 }) {
+        DiskReply::Done(data) => {
+            assert!(data.iter().all(|byte| *byte == data[0]));
+            data[0]
+        }
+        reply => panic!("{reply:?}"),
+    }
+}
+
+fn freeze(part: &Arc<dyn RealPart>, disk: &Arc<SwitchDisk>, name: &str) -> DiskState {
+    part.freeze(&Switch::Disk(Arc::clone(disk)), name, LIMIT).unwrap().unwrap()
+}
+
+#[test]
+fn disk_goes_on_after_it_was_frozen_and_is_restored_as_it_was() {
+    let folder = Folder::new("freeze");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let writer = |generation| Some(Writer { vm: [3; 16], generation });
+    let (disk, part) = open(&path, &As { writer: writer(0), ..PLAIN }).unwrap();
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    let state = freeze(&part, &disk, "one");
+    assert_eq!(state.file.as_deref(), Some("disk.one"));
+    assert_eq!(read(&*disk, 5), 1);
+    assert_eq!(ask(&*disk, write(5, 2)), DiskReply::Done(Vec::new()));
+    freeze(&part, &disk, "two");
+    assert_eq!(ask(&*disk, write(6, 3)), DiskReply::Done(Vec::new()));
+
+    // The former generation is still there, as after SIGSTOP.
+    let restored = As { writer: writer(1), restored: Some(&state), ..PLAIN };
+    let (new, _) = open(&path, &restored).unwrap();
+    assert_eq!((read(&*new, 5), read(&*new, 6)), (1, 0));
+    assert_eq!(ask(&*new, write(5, 9)), DiskReply::Done(Vec::new()));
+    sleep(Duration::from_millis(101));
+    assert_eq!(ask(&*disk, write(5, 8)), DiskReply::Failed);
+    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), "three", LIMIT);
+    assert!(matches!(refused, Err(PartError::NotDurable)), "{refused:?}");
+    assert_eq!(read(&*new, 5), 9);
+    drop((disk, part, new));
+    let refused = open(&path, &As { writer: writer(0), ..PLAIN }).map(drop).unwrap_err();
+    assert!(one_line(&refused).contains("it was restored elsewhere"), "{}", one_line(&refused));
+}
+
+#[test]
+fn disk_that_cannot_be_frozen_is_open_as_it_was() {
+    let folder = Folder::new("not-frozen");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    fs::write(folder.0.join("disk.mine"), "of a user").unwrap();
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), "mine", LIMIT);
+    assert!(matches!(refused, Err(PartError::Snapshot(SnapshotError::Taken(_)))), "{refused:?}");
+    assert_eq!(read(&*disk, 5), 1);
+    assert_eq!(ask(&*disk, write(6, 2)), DiskReply::Done(Vec::new()));
+    freeze(&part, &disk, "other");
+    assert_eq!((read(&*disk, 5), read(&*disk, 6)), (1, 2));
+    let nowhere = part.freeze(&Switch::Nothing, "x", LIMIT);
+    assert!(matches!(nowhere, Err(PartError::Turn)));
+}
+
+#[test]
+fn host_that_stands_by_opens_the_overlay_of_a_disk_that_was_frozen_elsewhere() {
+    let folder = Folder::new("follows");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let lent = LentThing::File(File::options().read(true).write(true).open(&path).unwrap());
+    let lent = As { lent: Some(&lent), ..PLAIN };
+    let spec = spec(&path, DiskFormat::Qcow2);
+    let there = with(&lent, |opening| DiskPart::new(&spec, opening).unwrap());
+    let (disk, here) = open(&path, &PLAIN).unwrap();
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    let state = freeze(&here, &disk, "one");
+    assert_eq!(ask(&*disk, write(6, 2)), DiskReply::Done(Vec::new()));
+    there.check().unwrap();
+    let closed = here.close(&Switch::Disk(Arc::clone(&disk)), LIMIT).unwrap();
+    there.open(&closed, LIMIT).unwrap();
+    let image = lock(&there.aside).take().unwrap();
+    assert_eq!((read(&image, 5), read(&image, 6)), (1, 2));
+    drop(image);
+
+    // A host that looks before another one has reverted the image.
+    let restored = As { restored: Some(&state), ..lent };
+    let there = with(&restored, |opening| spec.stand_by(opening).unwrap().1);
+    let (disk, here) = open(&path, &restored).unwrap();
+    assert_eq!((read(&*disk, 5), read(&*disk, 6)), (1, 0));
+    assert_eq!(ask(&*disk, write(7, 4)), DiskReply::Done(Vec::new()));
+    let closed = here.close(&Switch::Disk(disk), LIMIT).unwrap();
+    there.open(&closed, LIMIT).unwrap();
+    there.let_go();
+}
+
+#[test]
+fn image_that_is_not_the_one_that_is_lent_is_not_reverted() {
+    let folder = Folder::new("not-lent");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    let state = freeze(&part, &disk, "one");
+    drop((disk, part));
+    let other = folder.0.join("other");
+    qcow2(&other);
+    let lent = LentThing::File(File::open(&other).unwrap());
+    let restored = As { lent: Some(&lent), restored: Some(&state), ..PLAIN };
+    let refused = one_line(&open(&path, &restored).map(drop).unwrap_err());
+    assert!(refused.contains("is another file than the one that is lent"), "{refused}");
+    assert!(!folder.0.join("disk.abandoned-0").exists());
+}

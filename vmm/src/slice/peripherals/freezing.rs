@@ -1,0 +1,148 @@
+//! States of this slice's disks for a checkpoint, and disks that are opened as they were at one.
+//!
+//! ```text
+//!   all slices at rest --freeze: each disk here: flush, close, freeze, open--> states, kept under one name
+//!   restored VM: state in the checkpoint --claim the generation, revert, open--> the disk at that moment
+//! ```
+
+use super::parts::{PartError, RealPart, Switch};
+use super::{SliceDevices, lock};
+use crate::slice::channels::Channels;
+use crate::slice::events::SliceEvent;
+use crate::slice::one_line;
+use devices::back_end::image::Writer;
+use devices::back_end::image::snapshot::DiskState;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use thiserror::Error;
+
+/// What a VM that is restored knows of its disks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FromCheckpoint {
+    /// The VM and its generation, to be recorded beside each image that it writes.
+    pub(crate) writer: Option<Writer>,
+    /// By the devices' numbers. Others are opened as they are.
+    pub(crate) disks: BTreeMap<u16, DiskState>,
+}
+
+/// A disk of which no state is kept.
+#[derive(Debug, Error)]
+#[error("keep the state of device {device}: {source}")]
+pub(crate) struct FreezeError {
+    /// Its number.
+    pub(crate) device: u16,
+    /// Why.
+    pub(crate) source: PartError,
+}
+
+impl SliceDevices {
+    /// Keeps the state of each disk that is on this slice under this name, all at a time. All slices are at rest. On an error
+    /// all are open, or the slice ends: some may have one image more below them then.
+    ///
+    /// # Errors
+    /// The first disk of which no state is kept.
+    #[expect(dead_code, reason = "checkpoints call it")]
+    pub(crate) fn freeze(
+        &self,
+        channels: &Channels,
+        name: &str,
+        within: Duration,
+    ) -> Result<BTreeMap<u16, DiskState>, FreezeError> {
+        if let Some((moved, _)) = *lock(&self.moving) {
+            return Err(FreezeError { device: moved.device, source: PartError::Turn });
+        }
+        let placement = channels.placement.load();
+        let owner = |device: u16| placement.devices().get(usize::from(device)).map(|it| it.owner);
+        let here = self.kept.iter().filter(|(device, _)| owner(**device) == Some(self.local));
+        let here = here.filter_map(|(device, part)| {
+            let switch = self.slots.get(usize::from(*device))?.front_end.switch()?;
+            Some((*device, Arc::clone(part), switch))
+        });
+        let frozen = freeze_all(here.collect(), name, within);
+        if let Err(FreezeError { device, source: source @ PartError::Shut(_) }) = &frozen {
+            let text = format!("device {device} was closed for a checkpoint: {}", one_line(source));
+            channels.event(SliceEvent::Fatal(text));
+        }
+        frozen
+    }
+}
+
+/// Freezes these, each in a thread: a flush takes as long as its storage does.
+fn freeze_all(
+    parts: Vec<(u16, Arc<dyn RealPart>, Switch)>,
+    name: &str,
+    within: Duration,
+) -> Result<BTreeMap<u16, DiskState>, FreezeError> {
+    let results: Vec<_> = thread::scope(|threads| {
+        let freeze = |(device, part, switch): (u16, Arc<dyn RealPart>, Switch)| {
+            let frozen = part.freeze(&switch, name, within);
+            frozen.map(|state| (device, state)).map_err(|source| FreezeError { device, source })
+        };
+        let all: Vec<_> = parts.into_iter().map(|it| threads.spawn(move || freeze(it))).collect();
+        // A panic ends the process.
+        all.into_iter().filter_map(|one| one.join().ok()).collect()
+    });
+    // That one is shut is worse than that another has no state.
+    let shut = |it: &Result<_, FreezeError>| {
+        matches!(it, Err(FreezeError { source: PartError::Shut(_), .. }))
+    };
+    let (worst, others): (Vec<_>, Vec<_>) = results.into_iter().partition(shut);
+    let mut states = BTreeMap::new();
+    for result in worst.into_iter().chain(others) {
+        if let (device, Some(state)) = result? {
+            states.insert(device, state);
+        }
+    }
+    Ok(states)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::peripherals::parts::ClosedPart;
+    use crate::slice::peripherals::remote::Remote;
+
+    /// It has no state, or is shut, or cannot.
+    #[derive(Debug)]
+    struct Part(fn() -> Result<Option<DiskState>, PartError>);
+
+    impl RealPart for Part {
+        fn sample(&self) -> Result<String, PartError> {
+            Err(PartError::Turn)
+        }
+        fn check(&self) -> Result<(), PartError> {
+            Err(PartError::Turn)
+        }
+        fn close(&self, _: &Switch, _: Duration) -> Result<ClosedPart, PartError> {
+            Err(PartError::Turn)
+        }
+        fn open(&self, _: &ClosedPart, _: Duration) -> Result<(), PartError> {
+            Err(PartError::Turn)
+        }
+        fn let_go(&self) {}
+        fn reopen(&self, _: &Switch) -> Result<(), PartError> {
+            Err(PartError::Turn)
+        }
+        fn take_over(&self, _: &Switch, _: &Remote<'_>) -> Result<(), PartError> {
+            Err(PartError::Turn)
+        }
+        fn freeze(&self, _: &Switch, _: &str, _: Duration) -> Result<Option<DiskState>, PartError> {
+            (self.0)()
+        }
+    }
+
+    #[test]
+    fn disk_that_is_shut_is_told_before_one_that_is_as_it_was() {
+        let part =
+            |number, freeze| (number, Arc::new(Part(freeze)) as Arc<dyn RealPart>, Switch::Nothing);
+        let fine = || part(0, || Ok(None));
+        let freeze = |parts| freeze_all(parts, "cp", Duration::from_secs(1));
+        assert_eq!(freeze(vec![fine()]).unwrap(), BTreeMap::new());
+        let not = || part(1, || Err(PartError::NotDurable));
+        assert_eq!(freeze(vec![fine(), not()]).unwrap_err().device, 1);
+        let shut = part(2, || Err(PartError::Shut("gone".into())));
+        assert_eq!(freeze(vec![fine(), not(), shut]).unwrap_err().device, 2);
+    }
+}
