@@ -1,6 +1,6 @@
 //! Opening an image's file: permission, kind, lock, and whether it can be used without page cache.
 
-use super::record::RecordError;
+use super::record::{GenerationRecord, RecordError};
 use super::{ImageFormat, ImageOptions};
 use imago::file::File as PlainFile;
 use imago::{Storage, StorageOpenOptions};
@@ -93,8 +93,10 @@ impl Opened {
     }
 }
 
-/// Opens and locks the file of an image.
-pub(super) fn open(options: &ImageOptions) -> Result<Opened, ImageError> {
+/// Opens and locks the file of an image. With the record of who writes it, if one is wanted: nothing is written before.
+pub(super) fn open(
+    options: &ImageOptions,
+) -> Result<(Opened, Option<GenerationRecord>), ImageError> {
     let path = &options.path;
     let at = options.at.as_ref().unwrap_or(path);
     let failed = |source: io::Error| match source.kind() {
@@ -120,6 +122,11 @@ pub(super) fn open(options: &ImageOptions) -> Result<Opened, ImageError> {
     let mut opened = opened.map_err(failed)?;
     let lock = |opened: &Opened| if options.look { Ok(()) } else { lock(opened) };
     lock(&opened)?;
+    let record = options.record.filter(|_| opened.writable).map(|writer| {
+        let wrong = |source| ImageError::Record { path: path.clone(), source };
+        GenerationRecord::claim(path, writer).map_err(wrong)
+    });
+    let record = record.transpose()?;
     if options.fresh || options.look {
         // Of a block device the cache outlives who had it open. Where there is none to drop, nothing is lost.
         let _ = fadvise(&opened.file, 0, None, Advice::DontNeed);
@@ -131,7 +138,7 @@ pub(super) fn open(options: &ImageOptions) -> Result<Opened, ImageError> {
         lock(&buffered)?;
         opened = buffered;
     }
-    Ok(opened)
+    Ok((opened, record))
 }
 
 /// Opens a file that an image names, locked like the image itself.

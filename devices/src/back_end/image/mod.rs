@@ -133,13 +133,9 @@ impl ImageDisk {
     /// A missing or unsuitable file, another format, a size that is no whole number of sectors, a
     /// file that another process uses or another generation of the VM writes, or a thread that cannot be started.
     pub fn open(options: &ImageOptions) -> Result<Self, ImageError> {
-        let opened = file::open(options)?;
+        let (opened, record) = file::open(options)?;
         let (writable, direct) = (opened.writable, opened.direct);
-        let record = options.record.filter(|_| writable).map(|writer| {
-            let wrong = |source| ImageError::Record { path: options.path.clone(), source };
-            GenerationRecord::claim(&options.path, writer).map_err(wrong)
-        });
-        let guard = Arc::new(Guard::new(&options.fence, record.transpose()?));
+        let guard = Arc::new(Guard::new(&options.fence, record));
         let (engine, facts) = Engine::start(options, opened, &guard)?;
         if facts.bytes == 0 || !facts.bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(ImageError::Size { path: options.path.clone(), bytes: facts.bytes });

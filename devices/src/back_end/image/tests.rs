@@ -6,7 +6,7 @@ mod sync;
 
 pub(super) use full::Small;
 
-use super::{ImageDisk, ImageError, ImageFormat, ImageOptions};
+use super::{ImageDisk, ImageError, ImageFormat, ImageOptions, RecordError};
 use crate::back_end::{Disk, DiskReply, DiskRequest, SECTOR_BYTES};
 use crate::fence::Fence;
 use imago::file::File as PlainFile;
@@ -209,7 +209,14 @@ fn run(options: &ImageOptions, steps: &[Step]) {
 pub(super) fn open_again(options: &ImageOptions) -> ImageDisk {
     for _ in 0..1000 {
         match ImageDisk::open(options) {
-            Err(ImageError::Locked { .. }) => thread::sleep(Duration::from_millis(5)),
+            Err(
+                ImageError::Locked { .. }
+                | ImageError::Record { source: RecordError::InUse { .. }, .. },
+            ) => thread::sleep(Duration::from_millis(5)),
+            // What is below it, likewise.
+            Err(ImageError::Format { source, .. }) if source.to_string().contains("is in use") => {
+                thread::sleep(Duration::from_millis(5));
+            }
             opened => return opened.expect("an image that was closed"),
         }
     }

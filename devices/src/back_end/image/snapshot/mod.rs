@@ -188,7 +188,7 @@ fn freeze_before(
         return Err(SnapshotError::Over);
     }
     // With its lock, until this is done.
-    let opened = file::open(&ImageOptions { direct: false, ..options.clone() })?;
+    let (opened, record) = file::open(&ImageOptions { direct: false, ..options.clone() })?;
     let path = &options.path;
     let about = opened.file.metadata().map_err(SnapshotError::of("look at", path))?;
     if !opened.writable {
@@ -201,17 +201,20 @@ fn freeze_before(
         return Err(SnapshotError::Device(path.clone()));
     }
     is_still(path, &opened.file)?;
-    let record = options.record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
     let state = beside(path, &format!(".{name}"));
     let next = beside(&state, ".next");
-    let old = Old { file: &opened.file, about: &about, record: record.as_ref() };
-    let done = match options.format {
-        ImageFormat::Qcow2 => lay_over(path, (&state, &next), &old, contents.bytes, before),
-        ImageFormat::Raw => clone_aside(path, (&state, &next), &old, before),
-    };
-    let file = done.inspect_err(|_| {
-        // It was never used. Where it is not, there is nothing to remove.
-        let _ = fs::remove_file(&next);
+    let old = Old { file: &opened.file, about: &about };
+    opened.file.sync_all().map_err(SnapshotError::of("flush", path))?;
+    let file = exclusively(record.as_ref(), || {
+        is_still(path, &opened.file)?;
+        let done = match options.format {
+            ImageFormat::Qcow2 => lay_over(path, (&state, &next), &old, contents.bytes, before),
+            ImageFormat::Raw => clone_aside(path, (&state, &next), &old, before),
+        };
+        done.inspect_err(|_| {
+            // It was never used. Where it is not, there is nothing to remove.
+            let _ = fs::remove_file(&next);
+        })
     })?;
     let how = if file.is_some() { How::Overlay } else { How::Clone };
     let kept = fs::metadata(&state).map_err(SnapshotError::of("look at", &state))?;
@@ -225,19 +228,9 @@ fn freeze_before(
 struct Old<'a> {
     file: &'a File,
     about: &'a fs::Metadata,
-    record: Option<&'a GenerationRecord>,
 }
 
-impl Old<'_> {
-    /// Changes names while nobody claims the image.
-    fn exclusively<T>(
-        &self,
-        change: impl FnOnce() -> Result<T, SnapshotError>,
-    ) -> Result<T, SnapshotError> {
-        exclusively(self.record, change)
-    }
-}
-
+/// Changes names while nobody claims the image.
 fn exclusively<T>(
     record: Option<&GenerationRecord>,
     change: impl FnOnce() -> Result<T, SnapshotError>,
@@ -260,22 +253,18 @@ fn lay_over(
     if images.len() >= IMAGES_MAX {
         return Err(SnapshotError::Deep { path: path.to_owned(), images: images.len() });
     }
-    old.file.sync_all().map_err(SnapshotError::of("flush", path))?;
     before(Step::Make);
     let file = overlay::make(next, state, bytes, (old.about, old.about.mode()))?;
-    old.exclusively(|| {
-        is_still(path, old.file)?;
-        before(Step::Link);
-        let linked = keep(path, state, old.file)?;
-        before(Step::Rename);
-        // The second name is durable before the first one is another file's: else a crash could leave the image without any.
-        let synced = sync_folder(path).and_then(|()| fs::rename(next, path));
-        synced.map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
-            if linked {
-                // The image is at PATH still.
-                let _ = fs::remove_file(state);
-            }
-        })
+    before(Step::Link);
+    let linked = keep(path, state, old.file)?;
+    before(Step::Rename);
+    // The second name is durable before the first one is another file's: else a crash could leave the image without any.
+    let synced = sync_folder(path).and_then(|()| fs::rename(next, path));
+    synced.map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
+        if linked {
+            // The image is at PATH still.
+            let _ = fs::remove_file(state);
+        }
     })?;
     before(Step::Protect);
     protect(state);
@@ -305,7 +294,6 @@ fn clone_aside(
     old: &Old<'_>,
     before: Before<'_>,
 ) -> Result<Option<File>, SnapshotError> {
-    old.file.sync_all().map_err(SnapshotError::of("flush", path))?;
     before(Step::Make);
     clone_as(next, old.file, old.about.mode(), path)?;
     before(Step::Protect);

@@ -100,20 +100,23 @@ pub(super) fn revert_before(
         return Err(SnapshotError::SymbolicLink(path.clone()));
     }
     let next = beside(path, ".next");
-    let done = replace(options, (state, &kept, &next), generation, before);
-    done.inspect_err(|_| {
-        // It was never used. Where it is not, there is nothing to remove.
-        let _ = fs::remove_file(&next);
+    // What a record is for must be there. Where nothing is, there is nobody to fence.
+    let record = options.record.filter(|_| path.exists());
+    let record = record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
+    exclusively(record.as_ref(), || {
+        replace(path, (state, &kept, &next), generation, before).inspect_err(|_| {
+            // It was never used. Where it is not, there is nothing to remove.
+            let _ = fs::remove_file(&next);
+        })
     })
 }
 
 fn replace(
-    options: &ImageOptions,
+    path: &Path,
     (state, kept, next): (&DiskState, &Path, &Path),
     generation: u64,
     before: Before<'_>,
 ) -> Result<Reverted, SnapshotError> {
-    let path = &options.path;
     before(Step::Make);
     let file = if state.how == How::Clone {
         let from = File::open(kept).map_err(SnapshotError::of("open", kept))?;
@@ -121,22 +124,16 @@ fn replace(
     } else {
         over(next, (path, kept), state)?
     };
-    // What a record is for must be there. Where nothing is, there is nobody to fence.
-    let record = options.record.filter(|_| path.exists());
-    let record = record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
-    let abandoned = exclusively(record.as_ref(), || {
-        before(Step::Link);
-        let abandoned = abandon(path, generation)?;
-        before(Step::Rename);
-        // As with freezing: no image may lose its last name.
-        let synced = sync_folder(path).and_then(|()| fs::rename(next, path));
-        synced.map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
-            if let Some(abandoned) = &abandoned {
-                // It is at PATH still.
-                let _ = fs::remove_file(abandoned);
-            }
-        })?;
-        Ok(abandoned)
+    before(Step::Link);
+    let abandoned = abandon(path, generation)?;
+    before(Step::Rename);
+    // As with freezing: no image may lose its last name.
+    let synced = sync_folder(path).and_then(|()| fs::rename(next, path));
+    synced.map_err(SnapshotError::of("replace", path)).inspect_err(|_| {
+        if let Some(abandoned) = &abandoned {
+            // It is at PATH still.
+            let _ = fs::remove_file(abandoned);
+        }
     })?;
     before(Step::SyncFolder);
     sync_folder(path).map_err(SnapshotError::of("flush the folder of", path))?;

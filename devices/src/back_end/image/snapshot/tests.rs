@@ -48,7 +48,10 @@ fn try_again<T>(mut run: impl FnMut() -> Result<T, SnapshotError>) -> Result<T, 
     loop {
         match run() {
             Err(
-                SnapshotError::Image(ImageError::Locked { .. })
+                SnapshotError::Image(
+                    ImageError::Locked { .. }
+                    | ImageError::Record { source: RecordError::InUse { .. }, .. },
+                )
                 | SnapshotError::Record(RecordError::InUse { .. }),
             ) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
             result => return result,
@@ -227,7 +230,10 @@ fn former_generation_that_wakes_freezes_nothing_of_the_next_one() {
     drop(disk);
 
     let refused = try_again(|| freeze(&old, "cp2", &there)).unwrap_err();
-    assert!(matches!(refused, SnapshotError::Record(RecordError::Overtaken { .. })), "{refused}");
+    let SnapshotError::Image(ImageError::Record { source, .. }) = refused else {
+        panic!("{refused}")
+    };
+    assert!(matches!(source, RecordError::Overtaken { .. }), "{source}");
     let refused = try_again(|| revert(&old, &state, 1, LIMIT)).unwrap_err();
     assert!(matches!(refused, SnapshotError::Record(RecordError::Overtaken { .. })), "{refused}");
     assert!(contents(&new, &path) == model);

@@ -17,7 +17,7 @@ use super::super::remote::Remote;
 use super::{DiskSpec, Model, WHAT};
 use crate::slice::one_line;
 use devices::back_end::image::snapshot::{self, Contents, DiskState, Frozen, SnapshotError};
-use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions};
+use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions, RecordError};
 use devices::back_end::sample::{Place, sample};
 use devices::back_end::{Disk, DiskReply, DiskRequest, DiskShape};
 use devices::{Fence, Standing};
@@ -114,11 +114,10 @@ impl DiskPart {
         let frozen = loop {
             match snapshot::freeze(&self.options_at(&held), name, contents) {
                 // A process that this one has just started has its locks until it runs another program.
-                Err(SnapshotError::Image(ImageError::Locked { .. }))
-                    if Instant::now() < deadline =>
-                {
-                    sleep(REOPEN_AGAIN);
-                }
+                Err(SnapshotError::Image(
+                    ImageError::Locked { .. }
+                    | ImageError::Record { source: RecordError::InUse { .. }, .. },
+                )) if Instant::now() < deadline => sleep(REOPEN_AGAIN),
                 frozen => break frozen,
             }
         };
