@@ -16,6 +16,7 @@ mod fenced;
 mod file;
 mod guard;
 mod ofd;
+mod own;
 mod record;
 mod ring;
 mod ring_file;

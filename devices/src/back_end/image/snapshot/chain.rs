@@ -1,30 +1,11 @@
 //! Images that lie over each other.
 
+use super::super::own::{IMAGES_MAX, is_own};
 use super::overlay;
-use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-/// Most images that may lie over each other, the first and the last one among them.
-pub const IMAGES_MAX: usize = 64;
-
-/// Whether a file is a frozen state of this image, by its name: in the same folder, `IMAGE.` and something more.
-pub(in super::super) fn is_own(image: &Path, file: &Path) -> bool {
-    let (Some(image_name), Some(name)) = (image.file_name(), file.file_name()) else {
-        return false;
-    };
-    let more = name.as_bytes().strip_prefix(image_name.as_bytes());
-    let begins = more.is_some_and(|more| more.len() > 1 && more[0] == b'.');
-    begins && folder(image) == folder(file)
-}
-
-fn folder(path: &Path) -> &Path {
-    let folder = path.parent().unwrap_or(Path::new(""));
-    if folder.as_os_str() == OsStr::new(".") { Path::new("") } else { folder }
-}
 
 /// Whether a file is at this path, by device and number.
 pub(super) fn is_file(path: &Path, file: &File) -> bool {
@@ -70,30 +51,4 @@ pub fn follow(path: &Path, file: &File) -> io::Result<Option<File>> {
 fn open(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
     OpenOptions::new().read(true).custom_flags(flags).open(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn own_states_are_beside_the_image_and_begin_with_its_name() {
-        let image = Path::new("/a/disk.qcow2");
-        for own in ["/a/disk.qcow2.cp1", "/a/./disk.qcow2.b.c"] {
-            assert!(is_own(image, Path::new(own)), "{own}");
-        }
-        for other in [
-            "/a/disk.qcow2",
-            "/a/disk.qcow2.",
-            "/a/disk.qcow21",
-            "/b/disk.qcow2.cp1",
-            "/etc/passwd",
-            "/",
-            "",
-        ] {
-            assert!(!is_own(image, Path::new(other)), "{other}");
-        }
-        assert!(!is_own(image, Path::new("/a/disk.qcow2.x/../../shadow")));
-        assert!(is_own(Path::new("disk"), Path::new("./disk.cp1")));
-    }
 }

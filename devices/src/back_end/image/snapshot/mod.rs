@@ -17,7 +17,7 @@
 //! can share blocks (`FICLONE`), and refused elsewhere. What nobody writes is its own state ([`How::Unchanged`]).
 //!
 //! **Names.** An overlay names its state without a folder, so that the folder can be moved. An image may name its own states
-//! ([`is_own`]) without being trusted with other files.
+//! (`own.rs` beside this folder) without being trusted with other files.
 
 mod chain;
 mod overlay;
@@ -27,11 +27,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use chain::{IMAGES_MAX, follow};
+pub use super::own::IMAGES_MAX;
+pub use chain::follow;
 pub use revert::{Reverted, revert, verify};
 pub use state::{Contents, DiskState, How};
-
-pub(super) use chain::is_own;
 
 use super::record::{GenerationRecord, RECORD_SUFFIX, RecordError, sync_folder};
 use super::{ImageError, ImageFormat, ImageOptions, file};

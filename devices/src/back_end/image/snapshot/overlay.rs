@@ -64,6 +64,6 @@ pub(super) fn below(file: &File, path: &Path) -> io::Result<Option<PathBuf>> {
         builder.open(DenyImplicitOpenGate::default()).await
     };
     let image = runtime()?.block_on(open)?;
-    let folder = path.parent().unwrap_or(Path::new(""));
+    let folder = path.parent().unwrap_or_else(|| Path::new(""));
     Ok(image.implicit_backing_file().map(|name| folder.join(name)))
 }

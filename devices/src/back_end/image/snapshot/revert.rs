@@ -1,5 +1,6 @@
 //! An image as it was at a checkpoint.
 
+use super::super::own::{IMAGES_MAX, is_own};
 use super::super::record::{GenerationRecord, sync_folder};
 use super::super::{ImageDisk, ImageOptions};
 use super::state::{DiskState, How, abandoned, modified_ns};
@@ -39,7 +40,7 @@ pub fn verify(
         return Ok(());
     }
     let file = state.file_beside(path);
-    if state.how == How::Overlay && !options.other_files && !chain::is_own(path, &file) {
+    if state.how == How::Overlay && !options.other_files && !is_own(path, &file) {
         return unlike("the name of its state begins with another name");
     }
     let changed = |why| Err(SnapshotError::Changed { path: file.clone(), why });
@@ -148,7 +149,7 @@ fn over(
 ) -> Result<File, SnapshotError> {
     let below = File::open(kept).map_err(SnapshotError::of("open", kept))?;
     let images = chain::images(path, &below).map_err(SnapshotError::of("read", kept))?;
-    if images.len() >= chain::IMAGES_MAX {
+    if images.len() >= IMAGES_MAX {
         return Err(SnapshotError::Deep { path: kept.to_owned(), images: images.len() });
     }
     let about = below.metadata().map_err(SnapshotError::of("look at", kept))?;

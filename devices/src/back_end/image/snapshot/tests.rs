@@ -3,10 +3,13 @@
 use super::super::tests::{Folder, Small, ask, done, open_again, written};
 use super::super::{ImageDisk, Writer};
 use super::*;
+use crate::back_end::sample::Place;
 use crate::back_end::{Disk, DiskReply, DiskRequest};
 use migrate::saved::{decode, encode};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::thread;
@@ -239,7 +242,7 @@ fn former_generation_that_wakes_freezes_nothing_of_the_next_one() {
     assert!(contents(&new, &path) == model);
     // Without a record it is told by what it has open.
     let at = File::open(state.file_beside(&path)).unwrap();
-    let at = Some(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&at)).into());
+    let at = Some(format!("/proc/self/fd/{}", at.as_raw_fd()).into());
     fs::set_permissions(state.file_beside(&path), Permissions::from_mode(0o644)).unwrap();
     let refused =
         try_again(|| freeze(&ImageOptions { at: at.clone(), ..qcow2(&path) }, "x", &there));
@@ -344,7 +347,7 @@ fn what_cannot_be_frozen_is_refused_and_goes_on() {
     assert!(matches!(refused, Err(SnapshotError::Taken(_))), "{refused:?}");
     assert_eq!(fs::read(&other).unwrap(), b"of a user");
     let link = folder.path().join("link");
-    std::os::unix::fs::symlink(&path, &link).unwrap();
+    symlink(&path, &link).unwrap();
     let refused = try_again(|| freeze(&qcow2(&link), "cp", &there));
     assert!(matches!(refused, Err(SnapshotError::SymbolicLink(_))), "{refused:?}");
     let raw = folder.image(ImageFormat::Raw, BYTES);
@@ -559,7 +562,7 @@ fn state() -> DiskState {
         inode: 7,
         modified_ns: 8,
         mode: 0o640,
-        places: vec![crate::back_end::sample::Place::new(1, 64); 48],
+        places: vec![Place::new(1, 64); 48],
         sample: [9; 32],
     }
 }
