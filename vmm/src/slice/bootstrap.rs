@@ -9,12 +9,12 @@ use super::joining::Inviter;
 use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
 use super::negotiation::{
     ANSWER_LIMIT, Begins, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock,
-    choose_interrupts, compare_clocks, compare_standbys, gather, gather_shapes,
+    choose_interrupts, compare_clock, compare_clocks, compare_standbys, gather, gather_shapes,
 };
-use super::peripherals::BackEnds;
+use super::peripherals::{BackEndShape, BackEnds};
 use super::report::RunReport;
 use super::restore::{LOAD_LIMIT, RestoreOptions, Restored, RestoredClock, SliceStart};
-use super::spec::{Shape, SpecError, VmSpec};
+use super::spec::{Interrupts, Shape, SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError};
@@ -109,9 +109,6 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
     host::check(&shape, BOOTSTRAP, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(options.spec.interrupts)?;
     let for_whom = (BOOTSTRAP, shape.vcpus());
-    let back_ends = BackEnds::open(&shape.devices, for_whom, None, options.local.on_full)?;
-    facts = facts.with_devices(&back_ends)?;
-    facts.offered = options.local.offer.of_host(&shape.placement, BOOTSTRAP);
     let begins = match &options.start {
         Start::Boot(boot) => Beginning::Boot(plan_boot(boot, &shape, facts.tsc_khz)?),
         Start::Restore(restore) => {
@@ -120,6 +117,11 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
             Beginning::Restore(Box::new(restored), restore.clock)
         }
     };
+    let disks = begins.restored().map(Restored::disks).unwrap_or_default();
+    let own = (None, options.local.on_full);
+    let back_ends = BackEnds::open(&shape.devices, for_whom, own, &disks)?;
+    facts = facts.with_devices(&back_ends)?;
+    facts.offered = options.local.offer.of_host(&shape.placement, BOOTSTRAP);
     let mut vm = Vm::assemble(&options, shape, (facts, back_ends), (&begins, control.as_ref()))?;
     if let Beginning::Boot(plan) = &begins {
         vm.load(plan)?;
@@ -195,24 +197,11 @@ impl Vm {
         if let Some(mesh) = &mut mesh {
             hosts.extend(gather(mesh).map_err(lost)?);
         }
-        compare_clocks(&hosts)?;
-        let (cpuid, asked) = match restored {
-            Some(restored) => {
-                restored.hosts_fit(&hosts)?;
-                (restored.vm.cpuid.clone(), restored.vm.interrupts)
-            }
-            None => (common_cpuid(&hosts)?, options.spec.interrupts),
-        };
-        let interrupts = choose_interrupts(asked, &hosts)?;
-        let back_end = interrupts.back_end();
+        let Common { cpuid, interrupts, devices } = agree(options, &shape, &hosts, restored)?;
         let (memory, lease) = (options.local.memory, options.lease);
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
-        let devices = gather_shapes(&shape, &hosts)?;
-        compare_standbys(&shape, &hosts, &devices)?;
-        if let Some(restored) = restored {
-            restored.devices_fit(&devices)?;
-        }
         let placement = shape.place(&devices).map_err(SpecError::from)?;
+        let back_end = interrupts.back_end();
         let mut parts = Parts::new((&shape, placement), slot, &cpuid, back_end, to_devices)?;
         let offset = match begins {
             Beginning::Boot(_) => parts.machine.tsc_offset()?,
@@ -236,10 +225,7 @@ impl Vm {
             identity: identity(restored)?,
             joins: None,
         };
-        let mut start = None;
-        if let Some(restored) = restored {
-            start = Some(parts.take_up(restored)?);
-        }
+        let start = restored.map(|restored| parts.take_up(restored)).transpose()?;
         if let Some(mut mesh) = mesh {
             for slice in shape.companions() {
                 let measure = || {
@@ -330,7 +316,7 @@ impl Vm {
         let chipset = self.start.as_mut().and_then(|start| start.chipset.take());
         coordination.power_on(chipset).map_err(failed)?;
         let devices = (&self.launch.devices[..], &self.back_ends);
-        let stands = self.start.map_or(Stands::New, Stands::Restored);
+        let stands = self.start.map_or(Stands::New, |start| Stands::Restored(Box::new(start)));
         let bus = self.parts.attach_devices(&self.shape, devices, self.queues, stands)?;
         self.parts.allow_cuts(&coordination, &options.local, restored)?;
         self.parts.allow_moves()?;
@@ -365,6 +351,39 @@ fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
         at += u64::try_from(piece.len()).expect("at most a page");
         rest = tail;
     }
+}
+
+/// What all hosts have for the VM.
+struct Common {
+    cpuid: Cpuid,
+    interrupts: Interrupts,
+    devices: Vec<BackEndShape>,
+}
+
+/// Finds out what all hosts have. A VM that is restored keeps what it had.
+fn agree(
+    options: &BootstrapOptions,
+    shape: &Shape,
+    hosts: &[HostFacts],
+    restored: Option<&Restored>,
+) -> Result<Common, SliceError> {
+    compare_clocks(hosts)?;
+    let (cpuid, asked) = match restored {
+        Some(restored) => {
+            restored.hosts_fit(hosts)?;
+            // All are as fast as the first one.
+            compare_clock(restored.vm.tsc_khz, (BOOTSTRAP, hosts[0].tsc_khz))?;
+            (restored.vm.cpuid.clone(), restored.vm.interrupts)
+        }
+        None => (common_cpuid(hosts)?, options.spec.interrupts),
+    };
+    let interrupts = choose_interrupts(asked, hosts)?;
+    let devices = gather_shapes(shape, hosts)?;
+    compare_standbys(shape, hosts, &devices)?;
+    if let Some(restored) = restored {
+        restored.devices_fit(&devices)?;
+    }
+    Ok(Common { cpuid, interrupts, devices })
 }
 
 fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {

@@ -4,7 +4,7 @@
 //! Nothing here blocks. What arrives by frames is taken to its place by `dispatch`.
 
 use super::calls::PendingCalls;
-use super::checkpoint::CheckpointLinks;
+use super::checkpoint_link::CheckpointLinks;
 use super::closed_devices::ClosedDevices;
 use super::cut_link::CutLinks;
 use super::events::{EventSender, SliceEvent};

@@ -169,7 +169,8 @@ fn consider(
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(spec.interrupts)?;
     let (for_whom, on_full) = ((assignment.local, shape.vcpus()), options.local.on_full);
-    let back_ends = BackEnds::open(&shape.devices, for_whom, Some(lent), on_full)?;
+    let disks = restored.as_ref().map(Restored::disks).unwrap_or_default();
+    let back_ends = BackEnds::open(&shape.devices, for_whom, (Some(lent), on_full), &disks)?;
     facts = facts.with_devices(&back_ends)?;
     facts.offered = options.local.offer.of_host(&shape.placement, assignment.local);
     Ok(Considered { proposal, facts, back_ends, restored })
@@ -229,7 +230,7 @@ fn run(
     let begins = start.is_some();
     let stands = match (joined, start) {
         (Some((bus, order)), _) => Stands::Joined(bus, order),
-        (None, Some(start)) => Stands::Restored(start),
+        (None, Some(start)) => Stands::Restored(Box::new(start)),
         (None, None) => Stands::New,
     };
     let bus = parts.attach_devices(&shape, (&launch.devices, &back_ends), queues, stands)?;

@@ -16,6 +16,7 @@ mod bus;
 mod calls;
 mod channels;
 mod checkpoint;
+mod checkpoint_link;
 mod clock_sync;
 mod closed_devices;
 mod companion;

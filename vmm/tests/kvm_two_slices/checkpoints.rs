@@ -94,6 +94,28 @@ fn kvm_vm_goes_on_from_checkpoints_with_queues_of_a_disk() {
     }
 }
 
+/// The guest has written more since, and finds the disk as it was.
+#[test]
+fn kvm_disk_of_a_checkpoint_is_of_the_moment_of_the_memory() {
+    for (name, layout) in [("first", ONE), ("second", TWO)] {
+        let _alone = alone();
+        if !is_possible() {
+            return;
+        }
+        let (disk, image) = (Disk::Writes, Standby::Qcow2);
+        let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+        for name in ["first", "second"] {
+            vm.written(vm.checkpoint(name));
+            vm.moves_on();
+        }
+        let saved = vm.saved(name);
+        vm.stop_at_once();
+        let vm = Vm::restore(saved, CarrierKind::Tcp, slices(layout));
+        vm.moves_on();
+        assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+    }
+}
+
 /// What was written is of one moment, however the guest goes on after it.
 #[test]
 fn kvm_checkpoints_of_a_vm_that_runs_on_are_each_of_one_moment() {
@@ -124,34 +146,32 @@ fn kvm_checkpoint_that_cannot_be_written_is_refused_and_the_vm_goes_on() {
         return;
     }
     let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, Disk::Writes, Standby::None);
-    let disk = vm.refusal(0, Request::Checkpoint(vm.checkpoint("one")));
-    assert!(disk.contains("device 0 is a disk"), "{disk}");
     let request = |name: &str| CheckpointRequest { no_disk_guarantee: true, ..vm.checkpoint(name) };
     let relative = CheckpointRequest { path: "here/one".into(), ..request("one") };
-    assert_eq!(vm.refusal(0, Request::Checkpoint(relative)), "here/one is no absolute path");
-    let dotted = vm.refusal(0, Request::Checkpoint(request(".one")));
+    assert_eq!(vm.refusal(0, &Request::Checkpoint(relative)), "here/one is no absolute path");
+    let dotted = vm.refusal(0, &Request::Checkpoint(request(".one")));
     assert!(dotted.contains("begins with a dot"), "{dotted}");
     // Nothing of the first is overwritten.
     vm.written(request("one"));
     let digest = || fs::read(vm.saved("one").path().join("manifest")).expect("it is whole");
     let before = digest();
-    let again = vm.refusal(0, Request::Checkpoint(request("one")));
+    let again = vm.refusal(0, &Request::Checkpoint(request("one")));
     assert!(again.contains("one"), "{again}");
     assert_eq!(digest(), before);
     // A part that another slice cannot write ends all of it.
     let blocked = vm.saved("two").path();
     fs::create_dir(&blocked).expect("make a folder");
     fs::write(blocked.join("part-1"), "taken").expect("take the name");
-    let other = vm.refusal(0, Request::Checkpoint(request("two")));
+    let other = vm.refusal(0, &Request::Checkpoint(request("two")));
     assert!(other.contains("slice1 has not written its part"), "{other}");
     // Others remove their parts when they are told.
     wait_until(|| !blocked.join("part-0").exists());
     assert!(blocked.join("part-1").exists(), "it is of somebody else");
-    assert_eq!(vm.refusal(1, Request::Checkpoint(request("three"))), ASK_SLICE_0);
-    vm.must(PAUSE);
-    let paused = vm.refusal(0, Request::Checkpoint(request("three")));
+    assert_eq!(vm.refusal(1, &Request::Checkpoint(request("three"))), ASK_SLICE_0);
+    vm.must(&PAUSE);
+    let paused = vm.refusal(0, &Request::Checkpoint(request("three")));
     assert_eq!(paused, "the VM is paused, or about to be");
-    vm.must(RESUME);
+    vm.must(&RESUME);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);
 }

@@ -42,7 +42,7 @@ fn there_and_back(interrupts: Interrupts, carrier: CarrierKind) {
         let [from, to] = [(round + 1) % 2, round % 2];
         let [at, next] = [from, to].map(|slice| u16::try_from(slice).expect("it is small"));
         assert_eq!(vm.placement().slices[from].devices, [0]);
-        vm.relocate_at(coordinator, drain(at, true));
+        vm.relocate_at(coordinator, &drain(at, true));
         coordinator = next;
         let placement = vm.placement();
         assert_eq!(
@@ -51,11 +51,11 @@ fn there_and_back(interrupts: Interrupts, carrier: CarrierKind) {
         );
         assert!(placement.slices[from].devices.is_empty());
         vm.moves_on();
-        vm.must_at(next, PAUSE);
+        vm.must_at(next, &PAUSE);
         check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("{round}: {error:?}"));
-        vm.must_at(next, RESUME);
+        vm.must_at(next, &RESUME);
         // One of the two asks the disk from the other slice.
-        vm.relocate_at(next, SPREAD);
+        vm.relocate_at(next, &SPREAD);
         vm.moves_on();
     }
     let numbers = vm.numbers_on_disk();
@@ -80,7 +80,7 @@ fn kvm_slice_leaves_and_its_disk_stays_with_the_vm() {
         return;
     }
     let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, Disk::Writes, Standby::Same);
-    vm.relocate(drain(1, false));
+    vm.relocate(&drain(1, false));
     vm.wait_until_drained(1);
     vm.moves_on();
     assert_eq!(vm.placement_of(0).slices[0].devices, [0]);
@@ -97,7 +97,7 @@ fn kvm_disk_stays_where_it_is_if_the_other_slice_has_another_one() {
     let vm = Vm::start_with(Interrupts::Ghost, CarrierKind::Shm, Disk::Writes, Standby::Copy);
     let before = vm.placement();
     for _ in 0..ROUNDS {
-        let why = vm.refusal(0, drain(1, true));
+        let why = vm.refusal(0, &drain(1, true));
         assert!(why.contains("(device 0 to slice0) failed: "), "{why}");
         assert!(why.contains("does not contain what was on the disk"), "{why}");
         assert_eq!(vm.placement(), before);
@@ -105,7 +105,7 @@ fn kvm_disk_stays_where_it_is_if_the_other_slice_has_another_one() {
     }
     // It cannot even be tried.
     vm.spoil_standby();
-    let why = vm.refusal(0, drain(1, true));
+    let why = vm.refusal(0, &drain(1, true));
     assert!(why.contains("slice0 cannot have device 0 at slice0"), "{why}");
     vm.moves_on();
     assert_eq!(vm.placement(), before);

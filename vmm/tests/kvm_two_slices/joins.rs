@@ -17,9 +17,9 @@ fn drain(slice: u16, stay: bool) -> Request {
 
 /// All slices rest at one moment, and their forms are a cut.
 fn assert_whole(vm: &Vm, slices: &[u16]) {
-    vm.must(PAUSE);
+    vm.must(&PAUSE);
     check_forms(&vm.take_forms_of(slices)).unwrap_or_else(|error| panic!("{slices:?}: {error:?}"));
-    vm.must(RESUME);
+    vm.must(&RESUME);
     vm.moves_on();
 }
 
@@ -39,12 +39,12 @@ fn grow(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
         assert_eq!((here.memory_mib, there.memory_mib), (whole, 0));
         vm.moves_on();
         assert_whole(&vm, &[0, slice]);
-        vm.relocate(drain(slice, true));
-        vm.relocate(move_to(0, slice));
-        vm.relocate(move_to(1, slice));
+        vm.relocate(&drain(slice, true));
+        vm.relocate(&move_to(0, slice));
+        vm.relocate(&move_to(1, slice));
         vm.moves_on();
         assert_whole(&vm, &[0, slice]);
-        vm.relocate(drain(slice, false));
+        vm.relocate(&drain(slice, false));
         vm.wait_until_drained(slice);
         vm.moves_on();
     }
@@ -79,15 +79,15 @@ fn take_over(interrupts: Interrupts, carrier: CarrierKind) {
     assert_eq!((placement.slices.len(), placement.slices[2].vcpus.len()), (3, 0));
     vm.moves_on();
     assert_whole(&vm, &[0, 1, 2]);
-    vm.relocate(move_to(1, 2));
+    vm.relocate(&move_to(1, 2));
     vm.moves_on();
     assert_whole(&vm, &[0, 1, 2]);
-    vm.relocate(move_to(0, 2));
-    vm.relocate(drain(1, false));
+    vm.relocate(&move_to(0, 2));
+    vm.relocate(&drain(1, false));
     vm.wait_until_drained(1);
     vm.moves_on();
     assert_whole(&vm, &[0, 2]);
-    vm.relocate(drain(0, false));
+    vm.relocate(&drain(0, false));
     vm.wait_until_drained(0);
     vm.moves_on();
     let placement = vm.placement_of(2);
@@ -118,10 +118,10 @@ fn kvm_slice_joins_beside_one_that_has_devices_only() {
     let vcpus: Vec<_> = placement.slices.iter().map(|slice| slice.vcpus.as_slice()).collect();
     assert_eq!(vcpus, [&[0][..], &[], &[1]]);
     vm.moves_on();
-    vm.must(PAUSE);
-    vm.must(RESUME);
+    vm.must(&PAUSE);
+    vm.must(&RESUME);
     vm.moves_on();
-    vm.relocate(drain(2, false));
+    vm.relocate(&drain(2, false));
     vm.wait_until_drained(2);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE, "additions to the page of both are lost");
@@ -137,35 +137,35 @@ fn kvm_slice_that_cannot_join_is_told_why_and_the_vm_goes_on() {
     let before = vm.placement_of(0);
     let nobody = "127.0.0.1:1".parse().expect("an address");
     let add = |address| Request::Add(AddRequest { address, empty: false });
-    let why = vm.refusal(0, add(nobody));
+    let why = vm.refusal(0, &add(nobody));
     assert!(why.contains("127.0.0.1:1"), "{why}");
     let nothing = Offer { vcpus: Some(0), bytes: Some(0) };
     let address = vm.companion(7, nothing);
-    let why = vm.refusal(0, add(address));
+    let why = vm.refusal(0, &add(address));
     assert!(why.contains("no cores, no memory"), "{why}");
     // It waits on, for a VM that it can do something for.
-    let why = vm.refusal(0, add(address));
+    let why = vm.refusal(0, &add(address));
     assert!(why.contains("no cores, no memory"), "{why}");
     vm.let_wait(7);
     vm.moves_on();
     assert_eq!(vm.placement_of(0), before);
-    vm.must(PAUSE);
+    vm.must(&PAUSE);
     let address = vm.companion(1, Offer { vcpus: Some(2), bytes: None });
-    assert_eq!(vm.refusal(0, add(address)), "the VM is paused, or about to be");
-    vm.must(RESUME);
-    vm.relocate(add(address));
+    assert_eq!(vm.refusal(0, &add(address)), "the VM is paused, or about to be");
+    vm.must(&RESUME);
+    vm.relocate(&add(address));
     assert_eq!(vm.vcpus_by_slice(), [vec![0], vec![1]]);
     assert_eq!(
-        vm.refusal(1, add(address)),
+        vm.refusal(1, &add(address)),
         "ask slice0, which coordinates the VM, once the guest runs"
     );
-    vm.relocate(drain(0, true));
-    let why = vm.refusal(1, add(address));
+    vm.relocate(&drain(0, true));
+    let why = vm.refusal(1, &add(address));
     assert!(why.contains("slice0, the bootstrap's, has the secret"), "{why}");
     assert_eq!(vm.power_off_at(0, 1), guest::AGREE);
 
     let vm = Vm::start_without_secret();
-    let why = vm.refusal(0, add(nobody));
+    let why = vm.refusal(0, &add(nobody));
     assert!(
         why.starts_with("no slice can join: the VM was started without --secret-file"),
         "{why}"
@@ -222,7 +222,7 @@ fn kvm_newcomer_that_goes_away_at_any_point_is_missed_by_nobody() {
         let before = vm.placement_of(0);
         for until in [Until::Called, Until::Answered, Until::Committed, Until::Admitted] {
             let (address, thread) = newcomer(vm.secret.clone(), until);
-            let why = vm.refusal(0, Request::Add(AddRequest { address, empty: false }));
+            let why = vm.refusal(0, &Request::Add(AddRequest { address, empty: false }));
             thread.join().unwrap_or_else(|_| panic!("{until:?}: {why}"));
             vm.moves_on();
             assert_eq!(vm.placement_of(0), before, "{until:?}: {why}");
@@ -269,19 +269,19 @@ fn kvm_slice_joins_a_vm_that_has_lost_one_and_coordinates_it() {
     thread.join().expect("it goes away");
     // Until the loss is known a pause asks it too.
     let end = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = vm.ask(0, PAUSE) {
+    while let Err(error) = vm.ask(0, &PAUSE) {
         assert!(Instant::now() < end, "{error:?}");
     }
-    vm.must(RESUME);
+    vm.must(&RESUME);
     vm.add(2, false);
     vm.moves_on();
-    vm.relocate(move_to(1, 0));
-    vm.relocate(move_to(1, 2));
-    vm.relocate(drain(0, true));
+    vm.relocate(&move_to(1, 0));
+    vm.relocate(&move_to(1, 2));
+    vm.relocate(&drain(0, true));
     vm.moves_on();
-    vm.must_at(2, PAUSE);
-    vm.must_at(2, RESUME);
-    vm.relocate_at(2, move_to(0, 0));
+    vm.must_at(2, &PAUSE);
+    vm.must_at(2, &RESUME);
+    vm.relocate_at(2, &move_to(0, 0));
     vm.moves_on();
     assert_eq!(vm.power_off_at(0, 2), guest::AGREE, "additions to the page of both are lost");
 }

@@ -18,7 +18,7 @@ fn move_about(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
     for (number, moment) in moments(11).take(MOVES).enumerate() {
         let vcpu = usize::from(moment.as_micros() % 2 == 1);
         places[vcpu] = 1 - places[vcpu];
-        vm.must(move_to(vcpu, places[vcpu]));
+        vm.must(&move_to(vcpu, places[vcpu]));
         let queues: [Vec<_>; 2] = [0, 1].map(|slice| {
             let here = (0..2).filter(|queue| disk && places[usize::from(*queue)] == slice);
             here.map(|queue| (0, queue)).collect()
@@ -29,20 +29,20 @@ fn move_about(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
             "queues follow their vCPUs"
         );
         let there = format!("vcpu{vcpu} is on slice{} already", places[vcpu]);
-        assert_eq!(vm.refusal(0, move_to(vcpu, places[vcpu])), there);
+        assert_eq!(vm.refusal(0, &move_to(vcpu, places[vcpu])), there);
         // Now and then the next one goes before anything may have happened.
         if number % 4 != 3 {
             sleep(moment);
             vm.moves_on();
         }
         if number % 8 == 5 {
-            vm.must(PAUSE);
+            vm.must(&PAUSE);
             assert_eq!(
-                vm.refusal(0, move_to(0, 1 - places[0])),
+                vm.refusal(0, &move_to(0, 1 - places[0])),
                 "the VM is paused, or about to be"
             );
             check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("{number}: {error:?}"));
-            vm.must(RESUME);
+            vm.must(&RESUME);
         }
     }
     vm.moves_on();
@@ -77,12 +77,12 @@ fn kvm_moves_that_cannot_be_are_refused_and_change_nothing() {
         (0, move_to(0, 0), "vcpu0 is on slice0 already"),
         (1, move_to(0, 1), "ask slice0, which coordinates the VM, once the guest runs"),
     ] {
-        assert_eq!(vm.refusal(slice, request), why);
+        assert_eq!(vm.refusal(slice, &request), why);
     }
-    assert!(vm.refusal(0, move_to(0, 2)).contains("slice2"));
+    assert!(vm.refusal(0, &move_to(0, 2)).contains("slice2"));
     vm.moves_on();
     assert_eq!(vm.vcpus_by_slice(), [vec![0], vec![1]]);
-    vm.must(move_to(0, 1));
+    vm.must(&move_to(0, 1));
     assert_eq!(vm.vcpus_by_slice(), [vec![], vec![0, 1]]);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);

@@ -25,7 +25,7 @@ fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
         if !at_once {
             sleep(moment);
         }
-        vm.must(PAUSE);
+        vm.must(&PAUSE);
 
         let before = vm.look();
         check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("pause {number}: {error:?}"));
@@ -34,12 +34,12 @@ fn pause_and_resume(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
         last = vm.look();
         assert_eq!(before, last, "pause {number}: the guest moves");
         let busy = "the VM is at rest already, or comes to rest, or has not gone on yet";
-        assert_eq!(vm.refusal(0, PAUSE), busy);
+        assert_eq!(vm.refusal(0, &PAUSE), busy);
         assert_eq!(vm.look(), last, "pause {number}: the refused one did something");
 
-        vm.must(RESUME);
+        vm.must(&RESUME);
         if number % 4 != 2 {
-            assert_eq!(vm.refusal(0, RESUME), "the VM is not paused");
+            assert_eq!(vm.refusal(0, &RESUME), "the VM is not paused");
             vm.moves_on();
         }
     }
@@ -73,14 +73,14 @@ fn kvm_pause_is_refused_by_companion_which_goes_on() {
     let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
     for request in [PAUSE, RESUME] {
         assert_eq!(
-            vm.refusal(1, request),
+            vm.refusal(1, &request),
             "ask slice0, which coordinates the VM, once the guest runs"
         );
     }
     vm.moves_on();
-    vm.must(PAUSE);
-    assert_eq!(vm.refusal(1, RESUME), "ask slice0, which coordinates the VM, once the guest runs");
-    vm.must(RESUME);
+    vm.must(&PAUSE);
+    assert_eq!(vm.refusal(1, &RESUME), "ask slice0, which coordinates the VM, once the guest runs");
+    vm.must(&RESUME);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);
 }
@@ -93,7 +93,7 @@ fn kvm_vm_can_be_stopped_while_it_is_paused() {
     }
     for (interrupts, disk) in [(Interrupts::Userspace, true), (Interrupts::Ghost, false)] {
         let vm = Vm::start(interrupts, CarrierKind::Shm, disk);
-        vm.must(PAUSE);
+        vm.must(&PAUSE);
         vm.stop_at_once();
     }
 }

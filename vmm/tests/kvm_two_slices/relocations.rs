@@ -28,11 +28,11 @@ fn come_and_go(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
     for round in 0..ROUNDS {
         let way = if round % 2 == 0 { drain(1) } else { CONSOLIDATE };
         if disk {
-            let why = vm.refusal(0, drain(1));
+            let why = vm.refusal(0, &drain(1));
             assert!(why.contains("device 0 has its real part there"), "{why}");
-            vm.relocate(move_to(1, 0));
+            vm.relocate(&move_to(1, 0));
         } else {
-            let heard = vm.relocate(way);
+            let heard = vm.relocate(&way);
             let told: Vec<_> = heard.iter().map(|far| far.done).collect();
             assert_eq!(told, (0..heard[0].total).collect::<Vec<_>>(), "{heard:?}");
             let [here, there] = [0, 1].map(|slice| vm.placement().slices[slice].clone());
@@ -40,13 +40,13 @@ fn come_and_go(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
             assert_eq!(there, SlicePlaces { slice: 1, ..SlicePlaces::default() });
         }
         vm.moves_on();
-        vm.must(PAUSE);
+        vm.must(&PAUSE);
         check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("{round}: {error:?}"));
-        vm.must(RESUME);
-        vm.relocate(SPREAD);
+        vm.must(&RESUME);
+        vm.relocate(&SPREAD);
         assert_eq!(vm.vcpus_by_slice(), [vec![0], vec![1]]);
         assert_eq!(
-            vm.refusal(0, SPREAD),
+            vm.refusal(0, &SPREAD),
             "nothing to do: vCPUs are spread as evenly as there is room"
         );
         vm.moves_on();
@@ -74,7 +74,7 @@ fn leave(interrupts: Interrupts, carrier: CarrierKind) {
     }
     let vm = Vm::start(interrupts, carrier, false);
     let whole: u64 = vm.placement().slices.iter().map(|slice| slice.memory_mib).sum();
-    vm.relocate(Request::Drain(DrainRequest { slice: 1, stay: false }));
+    vm.relocate(&Request::Drain(DrainRequest { slice: 1, stay: false }));
     vm.wait_until_drained(1);
     vm.moves_on();
     let slices = vm.placement_of(0).slices;
@@ -82,12 +82,12 @@ fn leave(interrupts: Interrupts, carrier: CarrierKind) {
     assert_eq!((slices[0].vcpus.as_slice(), slices[0].memory_mib), (&[0, 1][..], whole));
     let before = vm.faults(0);
     for _ in 0..3 {
-        vm.must(PAUSE);
-        vm.must(RESUME);
+        vm.must(&PAUSE);
+        vm.must(&RESUME);
         vm.moves_on();
     }
     assert_eq!(vm.faults(0), before, "nothing of guest memory is watched any more");
-    assert_eq!(vm.refusal(0, drain(0)), "slice0 is the VM's last slice");
+    assert_eq!(vm.refusal(0, &drain(0)), "slice0 is the VM's last slice");
     assert_eq!(vm.power_off_alone(0), guest::AGREE, "additions to the page of both are lost");
 }
 
@@ -111,11 +111,11 @@ fn kvm_drain_that_cannot_be_is_refused_and_changes_nothing() {
     }
     let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
     let before = vm.placement();
-    assert_eq!(vm.refusal(0, drain(2)), "slice2 is not a member of the VM");
-    assert_eq!(vm.refusal(1, drain(1)), ASK_SLICE0);
-    vm.must(PAUSE);
-    assert_eq!(vm.refusal(0, drain(1)), "the VM is paused, or about to be");
-    vm.must(RESUME);
+    assert_eq!(vm.refusal(0, &drain(2)), "slice2 is not a member of the VM");
+    assert_eq!(vm.refusal(1, &drain(1)), ASK_SLICE0);
+    vm.must(&PAUSE);
+    assert_eq!(vm.refusal(0, &drain(1)), "the VM is paused, or about to be");
+    vm.must(&RESUME);
     vm.moves_on();
     assert_eq!(vm.placement(), before);
     assert_eq!(vm.power_off(), guest::AGREE);
@@ -132,20 +132,20 @@ fn coordinate_in_turns(interrupts: Interrupts, carrier: CarrierKind) {
     for round in 0..ROUNDS {
         let [from, to] = [round % 2, 1 - round % 2];
         let [at, next] = [from, to].map(|slice| u16::try_from(slice).expect("it is small"));
-        vm.relocate_at(at, drain(at));
+        vm.relocate_at(at, &drain(at));
         let placement = vm.placement();
         assert_eq!(placement.coordinator, next);
         let there = &placement.slices[to];
         assert_eq!((there.vcpus.as_slice(), there.memory_mib), (&[0, 1][..], whole));
         vm.moves_on();
-        let why = vm.refusal(at, PAUSE);
+        let why = vm.refusal(at, &PAUSE);
         assert_eq!(why, format!("ask slice{to}, which coordinates the VM, once the guest runs"));
-        vm.must_at(next, PAUSE);
+        vm.must_at(next, &PAUSE);
         check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("{round}: {error:?}"));
-        vm.must_at(next, RESUME);
-        vm.relocate_at(next, SPREAD);
+        vm.must_at(next, &RESUME);
+        vm.relocate_at(next, &SPREAD);
         vm.moves_on();
-        vm.relocate_at(next, CONSOLIDATE);
+        vm.relocate_at(next, &CONSOLIDATE);
         assert_eq!(vm.placement().coordinator, next, "nothing else speaks for another one");
     }
     assert_eq!(vm.power_off_at(1, 0), guest::AGREE, "additions to the page of both are lost");
@@ -167,19 +167,19 @@ fn bootstrap_leaves(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
         return;
     }
     let vm = Vm::start(interrupts, carrier, disk);
-    vm.relocate(Request::Drain(DrainRequest { slice: 0, stay: false }));
+    vm.relocate(&Request::Drain(DrainRequest { slice: 0, stay: false }));
     vm.wait_until_drained(0);
     vm.moves_on();
     let placement = vm.placement_of(1);
     assert_eq!((placement.slices.len(), placement.coordinator), (1, 1));
     let before = vm.faults(1);
     for _ in 0..3 {
-        vm.must_at(1, PAUSE);
-        vm.must_at(1, RESUME);
+        vm.must_at(1, &PAUSE);
+        vm.must_at(1, &RESUME);
         vm.moves_on();
     }
     assert_eq!(vm.faults(1), before, "nothing of guest memory is watched any more");
-    assert_eq!(vm.refusal(1, drain(1)), "slice1 is the VM's last slice");
+    assert_eq!(vm.refusal(1, &drain(1)), "slice1 is the VM's last slice");
     assert_eq!(vm.power_off_alone(1), guest::AGREE, "additions to the page of both are lost");
 }
 
@@ -208,9 +208,9 @@ fn kvm_next_coordinator_begins_nothing_before_all_know_it() {
             [round % 2, 1 - round % 2].map(|slice| u16::try_from(slice).expect("it is small"));
         thread::scope(|threads| {
             let ask =
-                || while matches!(vm.ask(next, move_to(1, at)), Err(ClientError::Refused(_))) {};
+                || while matches!(vm.ask(next, &move_to(1, at)), Err(ClientError::Refused(_))) {};
             threads.spawn(ask);
-            vm.relocate_at(at, drain(at));
+            vm.relocate_at(at, &drain(at));
         });
         vm.moves_on();
     }
@@ -226,9 +226,9 @@ fn kvm_advice_is_words_and_moves_nothing() {
     let vm = Vm::start(Interrupts::Userspace, CarrierKind::Tcp, false);
     let before = vm.placement();
     let advise = |seconds| Request::Advise(AdviseRequest { seconds });
-    assert_eq!(vm.refusal(0, advise(1)), "1 s are not between 6 and 600");
-    assert_eq!(vm.refusal(1, advise(6)), ASK_SLICE0);
-    let advice = match vm.ask(0, advise(6)) {
+    assert_eq!(vm.refusal(0, &advise(1)), "1 s are not between 6 and 600");
+    assert_eq!(vm.refusal(1, &advise(6)), ASK_SLICE0);
+    let advice = match vm.ask(0, &advise(6)) {
         Ok(Answer::Advice(advice)) => advice,
         other => panic!("{other:?}"),
     };
@@ -248,7 +248,7 @@ fn kvm_request_to_stop_is_heard_while_another_slice_comes_to_coordinate() {
         }
         let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
         let asked = u16::from(after % 2 == 1);
-        let found = vm.power_off_amid(drain(0), Duration::from_millis(after * 12), asked);
+        let found = vm.power_off_amid(&drain(0), Duration::from_millis(after * 12), asked);
         assert_eq!(found, guest::AGREE, "{after}: additions to the page of both are lost");
     }
 }

@@ -184,6 +184,8 @@ pub(crate) enum Standby {
     Same,
     /// A file that was the same once.
     Copy,
+    /// Nothing, and its image is one of which states can be kept.
+    Qcow2,
 }
 
 /// The secret of all VMs here.
@@ -266,18 +268,23 @@ impl Vm {
         fs::write(&kernel, guest::image(disk)).expect("write the kernel");
         let image = folder.0.join("disk");
         // What a guest that writes finds in its sectors at first does not matter: it writes before it reads.
-        fs::write(&image, [ON_DISK; 4096]).expect("write the disk");
+        let (format, bytes) = match standby {
+            Standby::Qcow2 => (DiskFormat::Qcow2, qcow2()),
+            _ => (DiskFormat::Raw, vec![ON_DISK; 4096]),
+        };
+        fs::write(&image, bytes).expect("write the disk");
         let there = folder.0.join(STANDBY);
         match standby {
-            Standby::None => {}
+            Standby::None | Standby::Qcow2 => {}
             // Two names of one file, as two hosts may have for one on storage that they share.
             Standby::Same => fs::hard_link(&image, &there).expect("give it another name"),
             Standby::Copy => drop(fs::copy(&image, &there).expect("copy the disk")),
         }
         let read_only = disk == guest::Disk::Reads;
-        let kind = DiskSpec { path: image, format: DiskFormat::Raw, read_only }.into();
+        let kind = DiskSpec { path: image, format, read_only }.into();
         let name = there.into_os_string().into_string().ok();
-        let standby = (standby != Standby::None).then_some(StandbySpec { slice: 0, name });
+        let elsewhere = matches!(standby, Standby::Same | Standby::Copy);
+        let standby = elsewhere.then_some(StandbySpec { slice: 0, name });
         let standby = standby.into_iter().collect();
         let device = DeviceSpec { slice: disk_at, rings: Rings::Bypass, standby, kind };
         let device = (disk != guest::Disk::None).then_some(device);
@@ -389,6 +396,10 @@ impl Vm {
     fn take_disk(&mut self, device: &mut DeviceKind) {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let DeviceKind::Disk(disk) = device else { return };
+        // Going on makes a new file of what was kept.
+        if disk.format == DiskFormat::Qcow2 {
+            return;
+        }
         let folder = self.folder.0.join(format!("again-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&folder).expect("make a folder");
         let path = folder.join(disk.path.file_name().expect("it has a name"));
@@ -414,7 +425,7 @@ impl Vm {
 
     /// Writes a checkpoint.
     pub(crate) fn written(&self, request: CheckpointRequest) {
-        match self.ask(0, Request::Checkpoint(request)) {
+        match self.ask(0, &Request::Checkpoint(request)) {
             Ok(Answer::Checkpoint(answer)) => println!("{answer:?}"),
             other => panic!("{other:?}; {}", self.line.seen().describe()),
         }
@@ -460,7 +471,7 @@ impl Vm {
     /// One slice more joins.
     pub(crate) fn add(&mut self, slice: u16, empty: bool) {
         let address = self.companion(slice, Offer { vcpus: Some(2), bytes: None });
-        self.relocate(Request::Add(AddRequest { address, empty }));
+        self.relocate(&Request::Add(AddRequest { address, empty }));
     }
 
     /// Waits until each vCPU has gone around and had interrupts counted once more.
@@ -474,18 +485,18 @@ impl Vm {
     }
 
     /// Asks a slice.
-    pub(crate) fn ask(&self, slice: u16, request: Request) -> Result<Answer, ClientError> {
-        Client::connect(&socket(&self.folder.0, slice))?.ask(&request)
+    pub(crate) fn ask(&self, slice: u16, request: &Request) -> Result<Answer, ClientError> {
+        Client::connect(&socket(&self.folder.0, slice))?.ask(request)
     }
 
     /// The same of the bootstrap slice, where it must be done.
-    pub(crate) fn must(&self, request: Request) {
+    pub(crate) fn must(&self, request: &Request) {
         self.must_at(0, request);
     }
 
     /// The same of the slice that coordinates.
-    pub(crate) fn must_at(&self, slice: u16, request: Request) {
-        match self.ask(slice, request.clone()) {
+    pub(crate) fn must_at(&self, slice: u16, request: &Request) {
+        match self.ask(slice, request) {
             Ok(Answer::Done(_)) => {}
             other => {
                 // A VM that is over says why when its slices have ended.
@@ -496,8 +507,8 @@ impl Vm {
     }
 
     /// The same where it must be refused; why.
-    pub(crate) fn refusal(&self, slice: u16, request: Request) -> String {
-        match self.ask(slice, request.clone()) {
+    pub(crate) fn refusal(&self, slice: u16, request: &Request) -> String {
+        match self.ask(slice, request) {
             Err(ClientError::Refused(why)) => why,
             other => panic!("{request:?}: {other:?}; {}", self.line.seen().describe()),
         }
@@ -520,7 +531,7 @@ impl Vm {
 
     /// Where everything is, as a slice sees it.
     pub(crate) fn placement_of(&self, slice: u16) -> PlacementAnswer {
-        match self.ask(slice, Request::Placement(PlacementRequest {})) {
+        match self.ask(slice, &Request::Placement(PlacementRequest {})) {
             Ok(Answer::Placement(answer)) => answer,
             other => panic!("{other:?}; {}", self.line.seen().describe()),
         }
@@ -528,7 +539,7 @@ impl Vm {
 
     /// Faults that a slice has had.
     pub(crate) fn faults(&self, slice: u16) -> u64 {
-        match self.ask(slice, Request::Report(ReportRequest {})) {
+        match self.ask(slice, &Request::Report(ReportRequest {})) {
             Ok(Answer::Report(report)) => {
                 let far = report.memory.faults;
                 report.memory.faults_local + far.read + far.write + far.upgrade
@@ -544,15 +555,15 @@ impl Vm {
     }
 
     /// Asks the bootstrap slice for what is done part by part; what it says of each.
-    pub(crate) fn relocate(&self, request: Request) -> Vec<Progress> {
+    pub(crate) fn relocate(&self, request: &Request) -> Vec<Progress> {
         self.relocate_at(0, request)
     }
 
     /// The same of the slice that coordinates.
-    pub(crate) fn relocate_at(&self, slice: u16, request: Request) -> Vec<Progress> {
+    pub(crate) fn relocate_at(&self, slice: u16, request: &Request) -> Vec<Progress> {
         let mut heard = Vec::new();
         let client = Client::connect(&socket(&self.folder.0, slice));
-        let answer = client.and_then(|mut it| it.ask_with(&request, |far| heard.push(far)));
+        let answer = client.and_then(|mut it| it.ask_with(request, |far| heard.push(far)));
         let seen = || self.line.seen().describe();
         assert!(matches!(answer, Ok(Answer::Done(_))), "{request:?}: {answer:?}; {}", seen());
         heard
@@ -578,7 +589,7 @@ impl Vm {
     /// What moves while the guest does: the text, the counters of both memory engines, and the pages that the guest
     /// writes, in the memory of both slices.
     pub(crate) fn look(&self) -> Look {
-        let report = |slice| match self.ask(slice, Request::Report(ReportRequest {})) {
+        let report = |slice| match self.ask(slice, &Request::Report(ReportRequest {})) {
             Ok(Answer::Report(report)) => *report,
             other => panic!("{other:?}; {}", self.line.seen().describe()),
         };
@@ -609,7 +620,7 @@ impl Vm {
 
     /// Has slice 0 do something, and asks a slice for the end meanwhile; what the guest has found. Whoever coordinates
     /// then says that it has powered off.
-    pub(crate) fn power_off_amid(self, request: Request, after: Duration, asked: u16) -> u8 {
+    pub(crate) fn power_off_amid(self, request: &Request, after: Duration, asked: u16) -> u8 {
         let stop = self.stops[&asked].clone();
         let asks = thread::spawn(move || {
             thread::sleep(after);
@@ -718,6 +729,28 @@ fn socket(folder: &Path, slice: u16) -> PathBuf {
 
 fn forms(folder: &Path, slice: u16) -> PathBuf {
     folder.join(format!("forms-{slice}"))
+}
+
+/// A qcow2 image (version 3) of an empty disk of 1 MiB: head, table and block of reference counts, first level, a cluster each.
+fn qcow2() -> Vec<u8> {
+    const CLUSTER: usize = 1 << 16;
+    let mut bytes = vec![0; 4 * CLUSTER];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    let cluster = |number: u64| (number << 16).to_be_bytes();
+    put(0, b"QFI\xfb");
+    put(4, &3_u32.to_be_bytes());
+    put(20, &16_u32.to_be_bytes());
+    put(24, &(1_u64 << 20).to_be_bytes());
+    put(36, &1_u32.to_be_bytes());
+    put(40, &cluster(3));
+    put(48, &cluster(1));
+    put(56, &1_u32.to_be_bytes());
+    // Counts have 2^4 bits; the head has 104 bytes.
+    put(96, &4_u32.to_be_bytes());
+    put(100, &104_u32.to_be_bytes());
+    put(CLUSTER, &cluster(2));
+    (0..4).for_each(|counted| put(2 * CLUSTER + 2 * counted, &1_u16.to_be_bytes()));
+    bytes
 }
 
 /// An address that was free a moment ago.

@@ -153,9 +153,7 @@ impl Control {
                 head.id = (*id).into();
                 head.data = (*data).into();
             }
-            Self::EndOfInterrupt { vector } => {
-                head.vector = *vector;
-            }
+            Self::EndOfInterrupt { vector } => head.vector = *vector,
             Self::WantEnd(cause) | Self::End(cause) => {
                 head.event = cause_code(*cause);
             }
@@ -176,9 +174,7 @@ impl Control {
                     (fields.event, fields.vector, fields.length);
                 (head.address, head.data) = (fields.address.into(), fields.data.into());
             }
-            Self::Applied { sequence } => {
-                head.id = (*sequence).into();
-            }
+            Self::Applied { sequence } => head.id = (*sequence).into(),
             Self::Broken { .. }
             | Self::Doorbell { .. }
             | Self::QueueState { .. }
@@ -191,9 +187,7 @@ impl Control {
                 tail = Cow::Owned(bytes);
             }
             Self::Checkpoint(message) => {
-                let (variant, number, bytes) = checkpoint::encode(message);
-                (head.event, head.id) = (variant, number.into());
-                tail = Cow::Borrowed(bytes);
+                tail = Cow::Borrowed(encode_checkpoint(message, &mut head));
             }
             Self::Pull { id, from, first, frames } => {
                 [head.vector, head.length] = from.0.to_le_bytes();
@@ -275,10 +269,7 @@ impl Control {
                 decode_device(&head, tail).map_err(field)?
             }
             kind::CUT => Self::Cut(decode_cut(&head, tail).map_err(field)?),
-            kind::CHECKPOINT => {
-                let decoded = checkpoint::decode(head.event, head.id.get(), tail);
-                Self::Checkpoint(decoded.map_err(field)?)
-            }
+            kind::CHECKPOINT => decode_checkpoint(&head, tail).map_err(field)?,
             kind::PULL | kind::PULLED => decode_pull(&head, tail).map_err(field)?,
             kind::COORDINATOR_STATE => Self::CoordinatorState(tail.to_vec()),
             kind::WANT_LEAVE => Self::WantLeave,
@@ -375,6 +366,16 @@ fn decode_cut(head: &Head, tail: &[u8]) -> Result<cut::CutMessage, &'static str>
         about: head.address.get(),
     };
     cut::decode(fields, tail)
+}
+
+fn encode_checkpoint<'a>(message: &'a checkpoint::CheckpointMessage, head: &mut Head) -> &'a [u8] {
+    let (variant, number, tail) = checkpoint::encode(message);
+    (head.event, head.id) = (variant, number.into());
+    tail
+}
+
+fn decode_checkpoint(head: &Head, tail: &[u8]) -> Result<Control, &'static str> {
+    checkpoint::decode(head.event, head.id.get(), tail).map(Control::Checkpoint)
 }
 
 fn decode_call(head: &Head) -> Option<DeviceCall> {

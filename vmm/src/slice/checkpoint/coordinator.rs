@@ -2,16 +2,15 @@
 
 use super::description::Description;
 use super::error::CheckpointError;
-use super::link::Input;
 use super::part::tell;
 use super::request::{PartRequest, WrittenPart, check_name};
 use crate::control::{CheckpointAnswer, CheckpointRequest, Progress, WritesCheckpoints};
 use crate::slice::channels::Channels;
+use crate::slice::checkpoint_link::{DiskPolicy, Input};
 use crate::slice::cut_link::{CutError, CutHandle, Input as CutInput};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
 use crate::slice::operations::{Ongoing, Operation};
-use crate::slice::peripherals::DeviceKind;
 use checkpoint::{Checkpoint, Contents, Digest, Key, PartSummary};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use migrate::checkpoint::{Coordinator, Effect, Verdict};
@@ -100,9 +99,6 @@ impl Checkpoints {
     ) -> Result<CheckpointAnswer, CheckpointError> {
         let channels = &self.channels.upgrade().ok_or(CheckpointError::Over)?;
         let target = &Target::of(&request.path)?;
-        if !(request.end || request.no_disk_guarantee) {
-            self.check_disks()?;
-        }
         if let Some(lost) = channels.cut.lost_slices().first() {
             return Err(CheckpointError::Lost(*lost));
         }
@@ -120,27 +116,22 @@ impl Checkpoints {
             paused: Duration::ZERO,
             committed: None,
         };
-        let result = run.run(request.compress, tell);
+        let disks = match request {
+            CheckpointRequest { no_disk_guarantee: true, .. } => DiskPolicy::Leave,
+            CheckpointRequest { end: true, .. } => DiskPolicy::KeepOrEnd,
+            _ => DiskPolicy::Keep,
+        };
+        let result = run.run((request.compress, disks), tell);
         channels.checkpoints.end_one();
         result?;
         Ok(run.answer(began.elapsed()))
-    }
-
-    /// A disk that goes on changing belongs to no moment.
-    fn check_disks(&self) -> Result<(), CheckpointError> {
-        let changes = |kind: &DeviceKind| matches!(kind, DeviceKind::Disk(disk) if !disk.read_only);
-        let devices = (0u16..).zip(&self.vm.spec.devices);
-        match devices.into_iter().find(|(_, device)| changes(&device.kind)) {
-            Some((device, _)) => Err(CheckpointError::Disk { device }),
-            None => Ok(()),
-        }
     }
 }
 
 impl Run<'_> {
     fn run(
         &mut self,
-        compressed: bool,
+        (compressed, disks): (bool, DiskPolicy),
         tell: &mut dyn FnMut(Progress),
     ) -> Result<(), CheckpointError> {
         let identity = self.of.vm.identity;
@@ -149,6 +140,7 @@ impl Run<'_> {
             vm: identity.vm,
             generation: identity.generation,
             compressed,
+            disks,
         };
         let request = encode(&request)?;
         let members = self.channels.there();
@@ -319,9 +311,7 @@ impl WritesCheckpoints for Checkpoints {
         tell: &mut dyn FnMut(Progress),
     ) -> Result<CheckpointAnswer, String> {
         let result = self.write(request, tell);
-        if let Err(CheckpointError::Busy(_) | CheckpointError::Disk { .. }) = &result {
-            // Nothing was made.
-        } else if result.is_err() {
+        if result.is_err() {
             remove_if_empty(request);
         }
         result.map_err(|error| one_line(&error))

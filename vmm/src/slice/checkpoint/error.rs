@@ -59,15 +59,6 @@ pub(crate) enum CheckpointError {
     /// A slice without which the VM goes on is lost, and its devices with it.
     #[error("{0} is lost: a VM that lacks a slice has no checkpoint")]
     Lost(SliceId),
-    /// A disk goes on after the checkpoint.
-    #[error(
-        "device {device} is a disk whose image goes on changing: a restored VM would find it later than its memory. Use \
-         --end, or --no-disk-guarantee if that is wanted"
-    )]
-    Disk {
-        /// Its number.
-        device: u16,
-    },
     /// What is asked of slices cannot be written down.
     #[error("say what slices are to write")]
     Request(#[from] SavedError),

@@ -7,14 +7,15 @@
 //! ```
 
 use super::error::PartError;
-use super::part::{ReadyPart, tell};
-use super::request::{PartRequest, WrittenPart};
+use super::part::tell;
+use super::request::PartRequest;
 use crate::slice::channels::Channels;
+use crate::slice::checkpoint_link::ReadyPart;
 use crate::slice::one_line;
-use checkpoint::{Compression, PartHead, PartSummary, PartWriter};
+use checkpoint::{Compression, PartHead, PartWriter};
 use crossbeam_channel::{Receiver, bounded};
 use migrate::checkpoint::Message;
-use migrate::saved::{decode, encode};
+use migrate::saved::decode;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -91,12 +92,12 @@ impl Member {
             _ => self.folder.clone().ok_or(PartError::NoFolder)?,
         };
         let folder = folder.join(&request.name);
-        let PartRequest { vm, generation, compressed, .. } = request;
+        let PartRequest { vm, generation, compressed, disks, .. } = request;
         let head = PartHead { vm, generation, cut: number, slice: channels.local() };
         let how = if compressed { Compression::Zstd } else { Compression::None };
         let writer = PartWriter::create(&folder, &head, how)?;
         let file = writer.path().to_owned();
-        Ok((ReadyPart { number, writer }, file))
+        Ok((ReadyPart { number, disks, writer }, file))
     }
 }
 
@@ -109,9 +110,4 @@ fn discard(channels: &Channels, made: Option<Made>) {
     }
     // Others may have parts in it still.
     let _ = file.parent().map(fs::remove_dir);
-}
-
-/// What a slice says of its part.
-pub(super) fn encode_summary(summary: &PartSummary) -> Result<Vec<u8>, PartError> {
-    Ok(encode(&WrittenPart(summary.clone()))?)
 }

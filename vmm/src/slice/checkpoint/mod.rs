@@ -12,19 +12,21 @@
 
 mod coordinator;
 mod description;
+mod disks;
 mod error;
-mod link;
 mod member;
 mod part;
 mod request;
 
 pub(super) use coordinator::Checkpoints;
 pub(super) use description::{Description, Identity};
+pub(super) use disks::DiskStates;
 pub(super) use error::PartError;
-pub(super) use link::CheckpointLinks;
 pub(super) use member::start_member;
 pub(super) use part::Writing;
 pub(super) use request::check_name;
 
 /// Section of a part with the slice's saved form.
 pub(super) const FORM: &str = "slice";
+/// Section of a part with the states of the slice's disks.
+pub(super) const DISKS: &str = "disks";

@@ -7,11 +7,14 @@
 //! What a slice has is written by it: pages that it alone has, copies to read, and replicas of its own home. Copies are the
 //! same on all slices, so one that is in two parts does no harm.
 
+use super::disks::DiskStates;
 use super::error::PartError;
-use super::member::encode_summary;
+use super::request::encode_summary;
 use crate::slice::channels::Channels;
+use crate::slice::checkpoint::{DISKS, FORM};
+use crate::slice::checkpoint_link::ReadyPart;
+use crate::slice::one_line;
 use crate::slice::saved::SliceState;
-use crate::slice::{checkpoint::FORM, one_line};
 use checkpoint::{PartSummary, PartWriter};
 use dsm::GuestRam;
 use dsm::saved::NodeState;
@@ -23,14 +26,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use wire::{Control, Gfn, SliceId};
 
-/// The file of a part, with nothing in it.
-#[derive(Debug)]
-pub(crate) struct ReadyPart {
-    /// Number of the checkpoint.
-    pub(crate) number: u64,
-    pub(super) writer: PartWriter,
-}
-
 /// A part that is being written. The slice stays at rest until this is dropped, which ends the writing.
 #[derive(Debug)]
 pub(crate) struct Writing {
@@ -39,16 +34,17 @@ pub(crate) struct Writing {
 }
 
 impl Writing {
-    /// Writes the form of a slice at rest, and then its memory, on a thread of its own.
+    /// Writes the form of a slice at rest, with the states of its disks, and then its memory, on a thread of its own.
     ///
     /// # Errors
     /// The form cannot be written, or there is no thread.
     pub(crate) fn start(
         mut part: ReadyPart,
-        state: &SliceState,
+        (state, disks): (&SliceState, DiskStates),
         (channels, ram): (&Arc<Channels>, &Arc<GuestRam>),
     ) -> Result<Self, PartError> {
         part.writer.section(FORM, &encode(state)?)?;
+        part.writer.section(DISKS, &encode(&disks)?)?;
         let frames = match &state.memory {
             Some(memory) => of_node(memory),
             None => channels.placement.load().frames_of(state.slice),
@@ -58,7 +54,9 @@ impl Writing {
         let number = part.number;
         let run = move || {
             let said = match write(part.writer, &frames, &ram, &own) {
-                Ok(summary) => encode_summary(&summary).map(|it| Message::Written(number, it)),
+                Ok(summary) => encode_summary(&summary)
+                    .map(|it| Message::Written(number, it))
+                    .map_err(PartError::from),
                 Err(error) => Err(error),
             };
             let said = said.unwrap_or_else(|error| Message::Failed(number, one_line(&error)));

@@ -1,7 +1,9 @@
 //! What a slice is asked to write.
 
+use crate::slice::checkpoint_link::DiskPolicy;
 use checkpoint::PartSummary;
-use migrate::{Invalid, SavedState};
+use migrate::saved::encode;
+use migrate::{Invalid, SavedError, SavedState};
 use serde::{Deserialize, Serialize};
 use wire::control::CHECKPOINT_BYTES_MAX;
 
@@ -20,6 +22,8 @@ pub(crate) struct PartRequest {
     pub(crate) generation: u64,
     /// Whether pages are made shorter.
     pub(crate) compressed: bool,
+    /// What becomes of the slice's disks.
+    pub(crate) disks: DiskPolicy,
 }
 
 impl SavedState for PartRequest {
@@ -47,6 +51,14 @@ impl SavedState for WrittenPart {
     }
 }
 
+/// What a slice says of its part.
+///
+/// # Errors
+/// It cannot be.
+pub(super) fn encode_summary(summary: &PartSummary) -> Result<Vec<u8>, SavedError> {
+    encode(&WrittenPart(summary.clone()))
+}
+
 /// Whether a folder of a checkpoint can have this name: it is one, and nobody is led elsewhere by it.
 ///
 /// # Errors
@@ -62,7 +74,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Invalid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use migrate::saved::{decode, encode};
+    use migrate::saved::decode;
     use proptest::prelude::*;
 
     #[test]
@@ -78,8 +90,13 @@ mod tests {
     proptest! {
         #[test]
         fn request_comes_back_and_damage_is_refused_or_a_request(at in any::<prop::sample::Index>(), to: u8) {
-            let request =
-                PartRequest { name: "one".into(), vm: [7; 16], generation: 3, compressed: true };
+            let request = PartRequest {
+                name: "one".into(),
+                vm: [7; 16],
+                generation: 3,
+                compressed: true,
+                disks: DiskPolicy::Keep,
+            };
             let mut bytes = encode(&request).unwrap();
             prop_assert!(bytes.len() <= CHECKPOINT_BYTES_MAX);
             prop_assert_eq!(decode::<PartRequest>(&bytes).unwrap(), request);

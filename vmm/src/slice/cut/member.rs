@@ -137,7 +137,7 @@ impl Part {
             return done.map_or_else(|error| failed(&error), |()| Message::Taken(number, step));
         }
         if let Step::Capture(checkpoint) = step {
-            let captured = quiesce.capture(checkpoint, STEP_LIMIT);
+            let captured = quiesce.capture(checkpoint, DEVICE_LIMIT);
             return captured.map_or_else(|error| failed(&error), taken);
         }
         let handed_over = match step {

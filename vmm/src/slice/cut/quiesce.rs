@@ -18,13 +18,17 @@
 //! A frame that was on its way may bring the device thread another job after it has come to rest. Then the form is refused,
 //! and the slices take the steps from [`Step::Devices`] on once more.
 
+mod capture;
+
 use crate::machine::{self, Machine, MachineError, Rest};
 use crate::slice::channels::{Channels, GONE};
 use crate::slice::checkpoint::{PartError as CheckpointPartError, Writing};
 use crate::slice::events::SliceEvent;
 use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
-use crate::slice::peripherals::{self, OrderState, PartError, QueuesError, Resting, SliceDevices};
+use crate::slice::peripherals::{
+    self, FreezeError, OrderState, PartError, QueuesError, Resting, SliceDevices,
+};
 use crate::slice::saved::{JoinState, SliceState};
 use devices::Fence;
 use dsm::GuestRam;
@@ -84,6 +88,9 @@ pub(crate) enum QuiesceError {
     /// A device stays where it is.
     #[error(transparent)]
     Part(#[from] PartError),
+    /// The state of a disk is not kept.
+    #[error(transparent)]
+    Disk(#[from] FreezeError),
     /// Its part of a checkpoint cannot be begun.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointPartError),
@@ -419,20 +426,6 @@ impl Quiesce {
             frames,
             memory: engine.map(|engine| engine.save(within)).transpose()?,
         })
-    }
-
-    /// Takes the form for this checkpoint, and begins to write the part of it. This slice is at rest; it ends the writing before
-    /// it goes on.
-    ///
-    /// # Errors
-    /// It is not at rest, no file was made for the part, or it cannot be begun.
-    pub(crate) fn capture(&mut self, number: u64, within: Duration) -> Result<(), QuiesceError> {
-        let part = self.slice.channels.checkpoints.take_ready(number);
-        let part = part.ok_or(QuiesceError::Checkpoint(CheckpointPartError::NotReady))?;
-        let state = self.save(within)?;
-        let Restable { channels, ram, .. } = &self.slice;
-        self.writing = Some(Writing::start(part, &state, (channels, ram))?);
-        Ok(())
     }
 
     fn let_newcomer_go(&mut self) {

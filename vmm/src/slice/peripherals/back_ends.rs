@@ -28,19 +28,9 @@ pub(crate) struct BackEnds {
 }
 
 impl BackEnds {
-    /// Opens what the description of a VM with so many vCPUs places on this slice. With `lend`, only what is in there.
+    /// Opens what the description of a VM with so many vCPUs places on this slice. With `lend`, only what is in there. Disks whose
+    /// state a checkpoint has are opened as they were then.
     pub(crate) fn open(
-        devices: &[DeviceSpec],
-        (local, vcpus): (SliceId, u32),
-        lend: Option<&Lent>,
-        on_full: OnFull,
-    ) -> Result<Self, OpenError> {
-        let nothing = FromCheckpoint::default();
-        Self::open_from(devices, (local, vcpus), (lend, on_full), &nothing)
-    }
-
-    /// Opens them as they were at a checkpoint, those of them whose state it has.
-    pub(crate) fn open_from(
         devices: &[DeviceSpec],
         (local, vcpus): (SliceId, u32),
         (lend, on_full): (Option<&Lent>, OnFull),

@@ -39,15 +39,15 @@ pub(crate) struct FreezeError {
 
 impl SliceDevices {
     /// Keeps the state of each disk that is on this slice under this name, all at a time. All slices are at rest. On an error
-    /// all are open, or the slice ends: some may have one image more below them then.
+    /// all are open, or the slice ends: some may have one image more below them then. With `leaves` a disk whose image is of a kind of
+    /// which no state can be kept is left out.
     ///
     /// # Errors
     /// The first disk of which no state is kept.
-    #[expect(dead_code, reason = "checkpoints call it")]
     pub(crate) fn freeze(
         &self,
         channels: &Channels,
-        name: &str,
+        (name, leaves): (&str, bool),
         within: Duration,
     ) -> Result<BTreeMap<u16, DiskState>, FreezeError> {
         if let Some((moved, _)) = *lock(&self.moving) {
@@ -60,7 +60,7 @@ impl SliceDevices {
             let switch = self.slots.get(usize::from(*device))?.front_end.switch()?;
             Some((*device, Arc::clone(part), switch))
         });
-        let frozen = freeze_all(here.collect(), name, within);
+        let frozen = freeze_all(here.collect(), (name, leaves), within);
         if let Err(FreezeError { device, source: source @ PartError::Shut(_) }) = &frozen {
             let text = format!("device {device} was closed for a checkpoint: {}", one_line(source));
             channels.event(SliceEvent::Fatal(text));
@@ -72,12 +72,18 @@ impl SliceDevices {
 /// Freezes these, each in a thread: a flush takes as long as its storage does.
 fn freeze_all(
     parts: Vec<(u16, Arc<dyn RealPart>, Switch)>,
-    name: &str,
+    (name, leaves): (&str, bool),
     within: Duration,
 ) -> Result<BTreeMap<u16, DiskState>, FreezeError> {
     let results: Vec<_> = thread::scope(|threads| {
         let freeze = |(device, part, switch): (u16, Arc<dyn RealPart>, Switch)| {
-            let frozen = part.freeze(&switch, name, within);
+            let frozen = part.freeze(&switch, name, within).or_else(|error| match error {
+                PartError::Snapshot(kind) if leaves && kind.is_of_its_kind() => {
+                    tracing::warn!("device {device} is not in the checkpoint: {}", one_line(&kind));
+                    Ok(None)
+                }
+                error => Err(error),
+            });
             frozen.map(|state| (device, state)).map_err(|source| FreezeError { device, source })
         };
         let all: Vec<_> = parts.into_iter().map(|it| threads.spawn(move || freeze(it))).collect();
@@ -138,7 +144,7 @@ mod tests {
         let part =
             |number, freeze| (number, Arc::new(Part(freeze)) as Arc<dyn RealPart>, Switch::Nothing);
         let fine = || part(0, || Ok(None));
-        let freeze = |parts| freeze_all(parts, "cp", Duration::from_secs(1));
+        let freeze = |parts| freeze_all(parts, ("cp", false), Duration::from_secs(1));
         assert_eq!(freeze(vec![fine()]).unwrap(), BTreeMap::new());
         let not = || part(1, || Err(PartError::NotDurable));
         assert_eq!(freeze(vec![fine(), not()]).unwrap_err().device, 1);

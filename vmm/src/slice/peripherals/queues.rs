@@ -14,9 +14,8 @@
 use super::lock;
 use super::model::{FrontEnd, Starting};
 use super::move_error::MoveError;
-use super::saved::{MovingQueue, ServedQueue};
+use super::saved::{DeviceStart, MovingQueue, ServedQueue};
 use crate::guest_memory::GuestMemory;
-use crate::slice::restore::DeviceStart;
 use devices::msix::MsixView;
 use devices::pci::DeviceId;
 use devices::virtio::{

@@ -8,6 +8,7 @@ use devices::saved::{
 };
 use migrate::{Invalid, SavedState};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use wire::control::QUEUE_STATE_BYTES_MAX;
 
 /// What a front end knows that neither the driver's registers nor its queues show.
@@ -44,6 +45,17 @@ pub(crate) struct DeviceState {
     pub(crate) raised: MsixViewState,
     /// Queues that are served here, ascending. None while no driver runs the device.
     pub(crate) queues: Vec<ServedQueue>,
+}
+
+/// What a slice of a VM that is restored begins with of a device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceStart {
+    /// What its front end knew, where that was not nothing.
+    pub(crate) front_end: FrontEndState,
+    /// Vectors that were raised and masked; of one slice, for each has the same routes.
+    pub(crate) raised: Vec<u16>,
+    /// How far each queue that is here was served, by its number.
+    pub(crate) queues: BTreeMap<u16, WorkerState>,
 }
 
 /// The devices of a slice at rest.

@@ -14,15 +14,19 @@ mod fit;
 mod slice_start;
 
 pub use error::RestoreError;
-pub(super) use slice_start::{DeviceStart, SliceStart};
+pub(super) use slice_start::SliceStart;
 
-use super::checkpoint::{Description, FORM};
+use super::checkpoint::{DISKS, Description, DiskStates, FORM, Identity};
+use super::peripherals::FromCheckpoint;
 use super::saved::{SliceState, check_together};
 use super::spec::VmSpec;
 use checkpoint::{Checkpoint, Key};
+use devices::back_end::image::Writer;
+use devices::back_end::image::snapshot::DiskState;
 use dsm::GuestRam;
 use migrate::saved::decode;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -77,6 +81,7 @@ pub(super) struct Restored {
     folder: PathBuf,
     /// Forms of the former slices, ascending.
     states: Vec<SliceState>,
+    disks: BTreeMap<u16, DiskState>,
     pub(super) vm: Description,
 }
 
@@ -97,7 +102,14 @@ impl Restored {
         let slices = checkpoint.contents().parts.iter().map(|part| part.slice);
         let states: Vec<SliceState> = slices.map(read).collect::<Result<_, _>>()?;
         check_together(&states)?;
-        let restored = Self { checkpoint, folder: folder.to_owned(), states, vm };
+        let mut disks = BTreeMap::new();
+        for part in &checkpoint.contents().parts {
+            let bytes = checkpoint.section(part.slice, DISKS)?;
+            let of_slice: DiskStates = decode(&bytes)
+                .map_err(|source| RestoreError::Form { slice: part.slice, source })?;
+            disks.extend(of_slice.disks);
+        }
+        let restored = Self { checkpoint, folder: folder.to_owned(), states, disks, vm };
         restored.agrees()?;
         Ok(restored)
     }
@@ -129,6 +141,12 @@ impl Restored {
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
         Ok(CheckpointName { folder, digest: self.checkpoint.digest().to_string() })
+    }
+
+    /// What the disks were. Who writes them from now on is one generation further.
+    pub(super) fn disks(&self) -> FromCheckpoint {
+        let Identity { vm, generation } = self.vm.identity.restored();
+        FromCheckpoint { writer: Some(Writer { vm, generation }), disks: self.disks.clone() }
     }
 
     /// What the guest's counter is to show first.

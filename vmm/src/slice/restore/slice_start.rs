@@ -2,23 +2,11 @@
 
 use super::Restored;
 use crate::machine::saved::VcpuState;
-use crate::slice::peripherals::{DeviceState, FrontEndState, OrderState};
+use crate::slice::peripherals::{DeviceStart, DeviceState, FrontEndState, OrderState};
 use crate::slice::saved::SliceState;
-use devices::saved::{ChipsetState, PciRootState, WorkerState};
+use devices::saved::{ChipsetState, PciRootState};
 use migrate::Placement;
-use std::collections::BTreeMap;
 use wire::SliceId;
-
-/// What a slice has of a device.
-#[derive(Clone, Debug)]
-pub(in crate::slice) struct DeviceStart {
-    /// What its front end knew, where that was not nothing.
-    pub(in crate::slice) front_end: FrontEndState,
-    /// Vectors that were raised and masked; of one slice, for each has the same routes.
-    pub(in crate::slice) raised: Vec<u16>,
-    /// How far each queue that is here was served, by its number.
-    pub(in crate::slice) queues: BTreeMap<u16, WorkerState>,
-}
 
 /// What a slice begins with.
 #[derive(Debug)]

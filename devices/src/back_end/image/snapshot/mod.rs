@@ -134,6 +134,12 @@ pub enum SnapshotError {
 }
 
 impl SnapshotError {
+    /// Whether no state of such an image can be kept, whatever else is so.
+    #[must_use]
+    pub fn is_of_its_kind(&self) -> bool {
+        matches!(self, Self::Raw { .. } | Self::Device(_) | Self::SymbolicLink(_))
+    }
+
     fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::File { path: path.clone(), what, source }

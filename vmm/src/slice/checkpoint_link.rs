@@ -1,4 +1,4 @@
-//! The ways to the threads that write checkpoints. The threads themselves are beside this.
+//! The ways to the threads that write checkpoints. The threads themselves are in `checkpoint`.
 //!
 //! ```text
 //!   frames of the coordinator --take--> member: makes files, removes them
@@ -6,9 +6,10 @@
 //!   member --put--> the part that is ready --take_ready--> the cut
 //! ```
 
-use super::part::ReadyPart;
+use checkpoint::PartWriter;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use migrate::checkpoint::Message;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,35 @@ use wire::{SLICES_MAX, SliceId};
 
 /// What may wait: of each slice a few.
 const INPUTS_MAX: usize = 4 * SLICES_MAX as usize;
+
+/// What becomes of disks at a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DiskPolicy {
+    /// Their states are kept, or there is no checkpoint.
+    Keep,
+    /// They are kept where they can be. The others are not written any more: the VM ends.
+    KeepOrEnd,
+    /// They go on, and are of another moment than the memory.
+    Leave,
+}
+
+/// The file of a part, with nothing in it.
+#[derive(Debug)]
+pub(crate) struct ReadyPart {
+    /// Number of the checkpoint.
+    pub(crate) number: u64,
+    /// What becomes of the slice's disks.
+    pub(crate) disks: DiskPolicy,
+    pub(super) writer: PartWriter,
+}
+
+impl ReadyPart {
+    /// Name under which states of disks are kept: of no other checkpoint.
+    pub(crate) fn disk_name(&self) -> String {
+        format!("c{}", self.number)
+    }
+}
 
 /// What whoever writes a checkpoint is told.
 #[derive(Debug)]

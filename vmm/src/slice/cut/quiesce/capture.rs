@@ -1,0 +1,28 @@
+//! A slice at rest takes its form for a checkpoint, and keeps the states of its disks.
+
+use super::{Quiesce, QuiesceError, Restable};
+use crate::slice::checkpoint::{DiskStates, PartError, Writing};
+use crate::slice::checkpoint_link::DiskPolicy;
+use std::time::Duration;
+
+impl Quiesce {
+    /// Takes the form for this checkpoint, and begins to write the part of it. This slice is at rest; it ends the writing before
+    /// it goes on.
+    ///
+    /// # Errors
+    /// It is not at rest, no file was made for the part, or it cannot be begun.
+    pub(crate) fn capture(&mut self, number: u64, within: Duration) -> Result<(), QuiesceError> {
+        let part = self.slice.channels.checkpoints.take_ready(number);
+        let part = part.ok_or(QuiesceError::Checkpoint(PartError::NotReady))?;
+        let state = self.save(within)?;
+        let Restable { channels, ram, devices, .. } = &self.slice;
+        let mut disks = DiskStates::default();
+        if let (Some(devices), false) = (devices, part.disks == DiskPolicy::Leave) {
+            let leaves = part.disks == DiskPolicy::KeepOrEnd;
+            let frozen = devices.freeze(channels, (&part.disk_name(), leaves), within)?;
+            disks.disks.extend(frozen);
+        }
+        self.writing = Some(Writing::start(part, (&state, disks), (channels, ram))?);
+        Ok(())
+    }
+}
