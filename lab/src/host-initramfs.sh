@@ -27,8 +27,9 @@ $b mount -t overlay -o lowerdir=/lower,upperdir=/layer/upper,workdir=/layer/work
     give_up "cannot put a writable layer over the root file system"
 for folder in proc sys dev; do $b mount -o move "/$folder" "/new/$folder"; done
 
-$b mkdir -p /new/job /new/live
+$b mkdir -p /new/job /new/shared /new/live
 share job /new/job rw,cache=none
+share shared /new/shared rw,cache=none
 share live /new/live ro,cache=none
 $b mount -t tmpfs tmpfs /new/run
 $b mkdir /new/run/tessera

@@ -15,6 +15,8 @@ use crate::remote::RemoteProcess;
 
 /// Name of the copy of the running program in a lab's folder.
 pub(crate) const PROGRAM: &str = "agent";
+/// Name of the folder that all hosts of a lab share.
+pub(crate) const SHARED: &str = "shared";
 /// Most disks of a host.
 pub(crate) const MAX_DISKS: usize = 8;
 /// How the hosts of a lab are made where the machine has no VMX or SVM.
@@ -91,6 +93,10 @@ pub struct HostState {
     pub job: PathBuf,
     /// The same folder as the host sees it.
     pub job_inside: PathBuf,
+    /// The folder that all hosts of the lab share, on the machine.
+    pub shared: PathBuf,
+    /// The same folder as the host sees it.
+    pub shared_inside: PathBuf,
     /// What its kernel prints, where it has a kernel of its own.
     pub console: Option<PathBuf>,
     /// Its disks as the host sees them, in the order of [`Config::disks`].

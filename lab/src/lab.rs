@@ -286,6 +286,22 @@ impl Host<'_> {
         Ok(self.state()?.job)
     }
 
+    /// The folder that all hosts of the lab share, on the machine.
+    ///
+    /// # Errors
+    /// When its state cannot be found out.
+    pub fn shared(&self) -> Result<PathBuf> {
+        Ok(self.state()?.shared)
+    }
+
+    /// The same folder as the host sees it.
+    ///
+    /// # Errors
+    /// When its state cannot be found out.
+    pub fn shared_inside(&self) -> Result<PathBuf> {
+        Ok(self.state()?.shared_inside)
+    }
+
     /// Its job folder as the host sees it.
     ///
     /// # Errors

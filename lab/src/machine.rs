@@ -15,7 +15,7 @@ use crossbeam_channel::{Sender, bounded};
 
 use crate::agent::PORT_NAME;
 use crate::disk::{self, Disk};
-use crate::hosts::PROGRAM;
+use crate::hosts::{PROGRAM, SHARED};
 use crate::initrd;
 use crate::kernel::KernelFiles;
 use crate::packages::{self, Packages};
@@ -73,6 +73,8 @@ pub(crate) struct Machine {
 pub(crate) struct Files {
     /// Shared with the host, where it is `/job`.
     pub(crate) job: PathBuf,
+    /// Shared with all hosts, where it is `/shared`.
+    pub(crate) shared: PathBuf,
     /// What the host's kernel printed.
     pub(crate) console: PathBuf,
     /// What QEMU printed.
@@ -83,7 +85,8 @@ impl Files {
     fn of(folder: &Path, number: usize) -> Self {
         let own = folder.join(format!("host-{number}"));
         let job = own.join("job");
-        Self { job, console: own.join("console.log"), log: own.join("qemu.log") }
+        let shared = folder.join(SHARED);
+        Self { job, shared, console: own.join("console.log"), log: own.join("qemu.log") }
     }
 }
 
@@ -117,6 +120,7 @@ impl Kit {
             ("root", Path::new("/"), ",readonly=on"),
             ("live", Path::new("/"), ",readonly=on"),
             ("job", files.job.as_path(), ""),
+            ("shared", files.shared.as_path(), ""),
         ] {
             let path = packages::text(path)?;
             let share =
@@ -230,8 +234,9 @@ impl Machine {
 
     fn try_boot(kit: &Kit, config: &MachineConfig) -> Result<Self> {
         let files = Files::of(&config.folder, config.number);
-        fs::create_dir_all(&files.job)
-            .with_context(|| format!("create {}", files.job.display()))?;
+        for folder in [&files.job, &files.shared] {
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        }
         let socket = config.folder.join(format!("host-{}-agent.sock", config.number));
         for path in [&socket, &switch::socket_paths(&config.folder, config.number - 1).0] {
             // A leftover of a machine that was killed; usually there is none.

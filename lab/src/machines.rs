@@ -103,6 +103,8 @@ impl Hosts for Machines {
             process: Some(machine.process),
             job: machine.files.job.clone(),
             job_inside: PathBuf::from("/job"),
+            shared: machine.files.shared.clone(),
+            shared_inside: PathBuf::from("/shared"),
             console: Some(machine.files.console.clone()),
             disks: devices(self.disks[host.index()]),
         })

@@ -22,7 +22,7 @@ use crate::cache;
 use crate::command::Command;
 use crate::disk;
 use crate::host_number::HostNumber;
-use crate::hosts::{Config, HostState, Hosts};
+use crate::hosts::{Config, HostState, Hosts, SHARED};
 use crate::machine::{Kit, Machine, MachineConfig};
 use crate::machines::devices;
 use crate::remote::{Channel, RemoteProcess};
@@ -47,6 +47,8 @@ pub(crate) struct Namespaces {
     channel: Channel,
     prefix: String,
     members: Vec<Member>,
+    /// The folder that all share, as the machine and as the members see it.
+    shared: [PathBuf; 2],
     machine: Option<(Machine, Kit)>,
 }
 
@@ -82,7 +84,8 @@ impl Namespaces {
                 member.disks.push(file);
             }
         }
-        Self::build(channel, &config.name, members, None)
+        let shared = folder.join(SHARED);
+        Self::build((channel, &config.name), members, [shared.clone(), shared], None)
     }
 
     /// Namespaces in one QEMU machine under `-icount`.
@@ -113,16 +116,19 @@ impl Namespaces {
             }
         }
         let channel = machine.channel.clone();
-        Self::build(channel, &config.name, members, Some((machine, kit)))
+        let shared = [machine.files.job.join(SHARED), Path::new("/job").join(SHARED)];
+        Self::build((channel, &config.name), members, shared, Some((machine, kit)))
     }
 
     fn build(
-        channel: Channel,
-        name: &str,
+        (channel, name): (Channel, &str),
         members: Vec<Member>,
+        shared: [PathBuf; 2],
         machine: Option<(Machine, Kit)>,
     ) -> Result<Self> {
-        let namespaces = Self { channel, prefix: prefix(name), members, machine };
+        fs::create_dir_all(&shared[0])
+            .with_context(|| format!("create {}", shared[0].display()))?;
+        let namespaces = Self { channel, prefix: prefix(name), members, shared, machine };
         // From here on a failure runs `drop`, which removes what was made.
         namespaces.sweep();
         namespaces.channel.run(&Command::shell(namespaces.network()), SETUP_LIMIT)?;
@@ -248,6 +254,8 @@ impl Hosts for Namespaces {
             process: machine.map(|machine| machine.process),
             job: member.job.clone(),
             job_inside: member.job_inside.clone(),
+            shared: self.shared[0].clone(),
+            shared_inside: self.shared[1].clone(),
             console: machine.map(|machine| machine.files.console.clone()),
             disks: member.disks.clone(),
         })

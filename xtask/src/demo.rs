@@ -34,6 +34,9 @@ pub(crate) struct DemoOptions {
     /// With --consolidate: write a picture of latency, vCPUs, faults and free CPUs over time (SVG) into this file
     #[arg(long, value_name = "FILE", requires = "consolidate")]
     svg: Option<PathBuf>,
+    /// Write that system down on two hosts, kill it, and have it go on on one host and on three; with --distro or without it
+    #[arg(long, conflicts_with_all = ["keep", "keep_disk", "consolidate"])]
+    checkpoint: bool,
     /// With --distro: keep what the guest writes in a qcow2 file in the lab's folder
     #[arg(long, requires = "distro")]
     keep_disk: bool,
@@ -47,8 +50,9 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
         return record::run(file);
     }
     let DemoOptions { vm, interrupts, report, keep, distro, keep_disk, svg, .. } = options.clone();
+    let checkpoint = options.checkpoint;
     let consolidate = options.consolidate.then_some(Consolidate { svg });
-    let distro = distro || consolidate.is_some();
-    Demo { vm, interrupts, report, keep, distro, consolidate, keep_disk }
+    let distro = distro || consolidate.is_some() || checkpoint;
+    Demo { vm, interrupts, report, keep, distro, consolidate, checkpoint, keep_disk }
         .run(&Arc::new(Progress::new()))
 }

@@ -224,7 +224,12 @@ fn print_state(name: &str, state: &LabState) -> Result<()> {
             (true, false) => "up",
         };
         println!("host {}: {}, {health}{process}", host.number, host.address);
-        println!("  job folder {} is {} inside", host.job.display(), host.job_inside.display());
+        for (name, folder, inside) in [
+            ("job folder", &host.job, &host.job_inside),
+            ("folder of all hosts", &host.shared, &host.shared_inside),
+        ] {
+            println!("  {name} {} is {} inside", folder.display(), inside.display());
+        }
     }
     Ok(())
 }

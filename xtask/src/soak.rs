@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use scenarios::chaos::{self, ChaosOptions};
 use scenarios::soak::boot::{self, BootOptions};
+use scenarios::soak::checkpoint::{self, CheckpointOptions};
 use scenarios::soak::device::{self, DeviceOptions};
 use scenarios::soak::guest::{self, GuestOptions};
 use scenarios::soak::kill::{self, KillOptions};
@@ -29,6 +30,9 @@ pub(crate) enum SoakVerb {
     /// Move vCPUs between slices and drain slices at random, while the guest runs its tests or is a Debian system under
     /// load: no test and no request fails, each move is done or given up with a cause, and a slice may leave in the end
     Migrate(MigrateOptions),
+    /// Write the VM down while its guest runs its tests, and go on from it on other slices, again and again: all tests pass, and
+    /// what a slice that was killed leaves half-written is refused
+    Checkpoint(CheckpointOptions),
     /// A guest gets a vCPU more and gives it back by ACPI, again and again; it runs programs there, and its kernel has nothing
     /// to complain of
     Vcpus(VcpusOptions),
@@ -45,6 +49,7 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
         SoakVerb::Kill(options) => kill::run(options),
         SoakVerb::Pause(options) => pause::run(options),
         SoakVerb::Migrate(options) => migrate::run(options),
+        SoakVerb::Checkpoint(options) => checkpoint::run(options),
         SoakVerb::Vcpus(options) => vcpus::run(options),
         SoakVerb::GuestKill(options) => guest::run(options),
         SoakVerb::DeviceSlice(options) => device::run(options),

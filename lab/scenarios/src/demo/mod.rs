@@ -1,5 +1,6 @@
 //! An unmodified Debian kernel as one VM over several hosts, shown to a person.
 
+mod checkpoint;
 pub mod consolidate;
 pub mod record;
 mod svg;
@@ -22,6 +23,7 @@ use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::vm::attend::Attendant;
 use crate::vm::joined::Joined;
+use crate::vm::layout::Layout;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions, distro, summary};
@@ -41,6 +43,8 @@ pub struct Demo {
     pub distro: bool,
     /// Drain this system to one host and spread it again, under load.
     pub consolidate: Option<Consolidate>,
+    /// Write this system down, kill it, and have it go on on other hosts.
+    pub checkpoint: bool,
     /// Keep what that system writes in a qcow2 file in the lab's folder.
     pub keep_disk: bool,
 }
@@ -54,6 +58,9 @@ impl Demo {
         if self.consolidate.is_some() {
             consolidate::prepare(&mut self.vm)?;
         }
+        if self.checkpoint {
+            checkpoint::prepare(&mut self.vm)?;
+        }
         if self.distro {
             self.vm.timeout.get_or_insert(distro::TIMEOUT);
         }
@@ -64,7 +71,8 @@ impl Demo {
             let prepared = prepare::prepare_distro(&self.vm, progress)?;
             let distro = prepared.distro.as_ref().context("the system that was just built")?;
             let disks = distro::disks(distro, self.keep_disk)?;
-            let lab = prepare::hosts_with_disks(&self.vm, &layout, disks, progress)?;
+            let more = if self.checkpoint { checkpoint::HOSTS } else { layout.slices() };
+            let lab = prepare::hosts_with_disks(&self.vm, &Layout::even(more)?, disks, progress)?;
             (prepared, Arc::new(lab))
         } else {
             let prepared = prepare::prepare(&self.vm, progress)?;
@@ -105,6 +113,11 @@ impl Demo {
             loud: true,
             joined: Joined::nobody(),
         };
+        if let Some(distro) = prepared.distro.as_ref().filter(|_| self.checkpoint) {
+            let (passed, report) = checkpoint::run(&scenario, distro)?;
+            self.write_report(&report, progress)?;
+            return Ok(passed);
+        }
         if let Some(distro) = &prepared.distro {
             let (shown, report) = if let Some(wanted) = &self.consolidate {
                 consolidate::run(&scenario, distro, wanted)?

@@ -108,6 +108,16 @@ impl Guest<'_> {
         self.run(&words, limit).context("log in by ssh")
     }
 
+    /// Ends the shared login, so that the next command logs in anew.
+    pub(crate) fn forget_login(&self) {
+        let Ok((address, port)) = self.address(SSH_PORT) else { return };
+        let mut words = self.distro.ssh(&address, port, "true");
+        let options = SHARED_LOGIN.into_iter().flat_map(|option| ["-o", option]);
+        words.splice(1..1, ["-O", "exit"].into_iter().chain(options).map(str::to_owned));
+        // There may be none.
+        drop(self.run(&words, STEP_LIMIT));
+    }
+
     fn fetch(&self, urls: &[String]) -> Result<Vec<Fetched>> {
         let limit = STEP_LIMIT.as_secs().to_string();
         let head = [&self.program, "http", "fetch", "--limit", &limit].map(ToOwned::to_owned);

@@ -3,4 +3,4 @@
 pub mod check;
 pub(crate) mod guest;
 pub(crate) mod visit;
-mod vm;
+pub(crate) mod vm;

@@ -37,7 +37,8 @@ const TIMEOUT: u64 = 7200;
 /// On emulated hosts it boots several times as fast as with a vCPU on each. Moves spread the vCPUs then.
 const DEBIAN_LAYOUT: &str = "2+0";
 /// What the guest runs: all but its socket, which these VMs do not have.
-const TESTS: &str = "litmus,count,clock,tlb,futex,pipe,signal,fork-exec,map-stress,memory,hotplug";
+pub(super) const TESTS: &str =
+    "litmus,count,clock,tlb,futex,pipe,signal,fork-exec,map-stress,memory,hotplug";
 
 /// What runs in the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

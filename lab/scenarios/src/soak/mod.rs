@@ -1,6 +1,7 @@
 //! A test of a VM again and again: boots, pauses, moves, and deaths of slices, hosts and guests at random moments.
 
 pub mod boot;
+pub mod checkpoint;
 pub(crate) mod clocks;
 pub(crate) mod compute;
 pub mod device;
@@ -11,6 +12,7 @@ pub(crate) mod judge;
 pub mod kill;
 pub(crate) mod leftovers;
 pub(crate) mod load;
+pub(crate) mod loopback;
 pub mod migrate;
 pub(crate) mod moments;
 mod move_plan;

@@ -17,6 +17,7 @@ use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::vm::joined::Joined;
 use crate::vm::layout::Layout;
+use crate::vm::output::Output;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
@@ -93,6 +94,16 @@ impl Rig {
     /// New hosts with these disks.
     pub(crate) fn hosts(&self, vm: &VmOptions, disks: Vec<Disk>) -> Result<Lab> {
         prepare::hosts_with_disks(vm, &self.layout, disks, &self.progress)
+    }
+
+    /// Collects what the slices of a VM write.
+    pub(crate) fn output(&self) -> Arc<Output> {
+        Arc::new(Output::new(&self.progress, self.options.loud))
+    }
+
+    /// So many new hosts, whatever the layout.
+    pub(crate) fn some_hosts(&self, vm: &VmOptions, count: usize) -> Result<Lab> {
+        prepare::hosts(vm, &Layout::even(count)?, &self.progress)
     }
 
     /// A VM over these hosts.

@@ -26,10 +26,14 @@ impl Scenario<'_> {
         let mut words = vec![self.program()?, "bootstrap".to_owned()];
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
         option("--secret-file", inside(first, "vm.key")?);
-        let Prepared { vmlinuz, vmlinux, .. } = self.prepared;
-        option("--kernel", text(if self.options.bzimage { vmlinuz } else { vmlinux })?);
-        option("--initrd", text(&self.prepared.initrd)?);
-        option("--cmdline", self.command_line());
+        if let Some(checkpoint) = &self.options.restore {
+            option("--restore", checkpoint.clone());
+        } else {
+            let Prepared { vmlinuz, vmlinux, .. } = self.prepared;
+            option("--kernel", text(if self.options.bzimage { vmlinuz } else { vmlinux })?);
+            option("--initrd", text(&self.prepared.initrd)?);
+            option("--cmdline", self.command_line());
+        }
         let with_memory = self.layout.slices() - self.options.device_slices;
         for ((slice, host), vcpus) in self.hosts().iter().enumerate().zip(self.layout.vcpus()) {
             let share = if slice >= with_memory { 0 } else { share };

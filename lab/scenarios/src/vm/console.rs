@@ -35,6 +35,11 @@ impl Console {
         lines
     }
 
+    /// What was said of a line is not followed by its end.
+    pub(crate) fn forget_line(&mut self) {
+        self.rest.clear();
+    }
+
     /// True once the login prompt was there.
     pub(crate) fn prompted(&self) -> bool {
         self.prompted

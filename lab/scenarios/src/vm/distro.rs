@@ -38,7 +38,8 @@ pub(super) fn lent(first: &Host<'_>) -> Result<Vec<String>> {
     Ok(vec![format!("disk:rw:{}", disk(first)?), format!("tap:{TAP}")])
 }
 
-fn disk(first: &Host<'_>) -> Result<String> {
+/// The disk of the first host, as that host sees it.
+pub(crate) fn disk(first: &Host<'_>) -> Result<String> {
     let disks = first.state()?.disks;
     let disk = disks.first().and_then(|disk| disk.to_str());
     Ok(disk.ok_or_else(|| anyhow!("host 1 has no disk for the guest"))?.to_owned())

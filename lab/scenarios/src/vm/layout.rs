@@ -15,7 +15,8 @@ impl Layout {
         Self::of(vec![1; slices])
     }
 
-    fn of(vcpus: Vec<u32>) -> Result<Self> {
+    /// So many vCPUs on each slice.
+    pub(crate) fn of(vcpus: Vec<u32>) -> Result<Self> {
         ensure!(
             (1..=lab::MAX_HOSTS).contains(&vcpus.len()),
             "{} slices: use 1 to {}",

@@ -15,6 +15,7 @@ pub(crate) mod output;
 pub(crate) mod prepare;
 pub(crate) mod relocate;
 mod reports;
+pub(crate) mod saves;
 pub(crate) mod scenario;
 pub(crate) mod summary;
 

@@ -113,6 +113,9 @@ pub struct VmOptions {
     /// What companions lend
     #[arg(skip)]
     pub(crate) lend: Vec<String>,
+    /// The checkpoint that the VM goes on from, as hosts see it, in place of a boot
+    #[arg(skip)]
+    pub(crate) restore: Option<String>,
     /// More arguments for `tessera companion`
     #[arg(skip)]
     pub(crate) companion: Vec<String>,
@@ -145,6 +148,11 @@ impl VmOptions {
             );
         }
         Ok(layout)
+    }
+
+    /// Has so much memory, in MiB, unless the command line says.
+    pub(crate) fn default_memory(&mut self, mib: u32) {
+        self.memory.get_or_insert(mib);
     }
 
     /// Memory of each of so many slices, in MiB.

@@ -75,6 +75,16 @@ impl Output {
         std::mem::take(&mut heard.news).then(|| heard.guest.clone())
     }
 
+    /// What the guest's tests have said.
+    pub(crate) fn guest(&self) -> GuestReport {
+        self.heard().guest.clone()
+    }
+
+    /// The VM was killed, perhaps in the middle of a line.
+    pub(crate) fn killed(&self) {
+        self.heard().serial.forget_line();
+    }
+
     /// True once the login prompt was there.
     pub(crate) fn prompted(&self) -> bool {
         self.heard().serial.prompted()

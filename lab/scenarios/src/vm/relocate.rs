@@ -18,7 +18,7 @@ use super::scenario::Scenario;
 /// For the move of a vCPU and the like.
 const LIMIT: Duration = Duration::from_secs(150);
 /// For all parts of a slice, one after the other, on emulated hosts.
-const WHOLE_LIMIT: Duration = Duration::from_secs(900);
+pub(super) const WHOLE_LIMIT: Duration = Duration::from_secs(900);
 /// How a move that was given up is told; the cause follows.
 const GIVEN_UP: &str = "it was not moved and runs on where it was: ";
 /// How it is told that all is as it was to be; why follows.
@@ -28,7 +28,7 @@ const NOTHING: &str = "nothing to do: ";
 const ELSEWHERE: &str = "the slice refuses: ask slice";
 const COORDINATES: &str = ", which coordinates the VM";
 /// How it is told that nobody is at a control socket.
-const NOBODY: &str = "connect to the control socket";
+pub(crate) const NOBODY: &str = "connect to the control socket";
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +82,7 @@ impl Scenario<'_> {
     }
 
     /// Whether it was done, and what was said: by the slice that coordinates, or by any that will do.
-    fn tell_vm(&self, words: &[&str], limit: Duration) -> Result<(bool, String)> {
+    pub(super) fn tell_vm(&self, words: &[&str], limit: Duration) -> Result<(bool, String)> {
         let (mut slice, mut asked) = (0, 0);
         let bound = self.joined.bound(self.layout.slices());
         loop {

@@ -69,8 +69,17 @@ impl<'a> Scenario<'a> {
         (companions, output): (&[Companion], &Output),
         see: &mut dyn FnMut(&GuestReport),
     ) -> Result<Outcome> {
+        self.follow(self.start_bootstrap()?, (companions, output), see)
+    }
+
+    /// The same of a bootstrap that was just started.
+    pub(crate) fn follow(
+        &self,
+        mut bootstrap: RemoteProcess,
+        (companions, output): (&[Companion], &Output),
+        see: &mut dyn FnMut(&GuestReport),
+    ) -> Result<Outcome> {
         let start = Instant::now();
-        let mut bootstrap = self.start_bootstrap()?;
         let mut outcome = self.watch((&mut bootstrap, companions), output, start, see)?;
         outcome.seconds = start.elapsed().as_secs_f64();
         Ok(outcome)
@@ -119,7 +128,10 @@ impl<'a> Scenario<'a> {
 
     /// The same; `output` hears the guest then.
     pub(crate) fn start_companions_heard_by(&self, output: &Arc<Output>) -> Result<Vec<Companion>> {
-        self.put_secret()?;
+        // A checkpoint is authenticated by the secret that its VM had.
+        if self.options.restore.is_none() {
+            self.put_secret()?;
+        }
         let slices = 1..self.layout.slices();
         let companions = slices.map(|slice| self.start_companion(slice, output));
         let companions = companions.collect::<Result<_>>()?;

@@ -1,0 +1,119 @@
+//! Checkpoints of a VM over the hosts of a lab: all its slices write them into one folder, which the hosts share.
+//!
+//! ```text
+//!   tessera vm checkpoint ─┬─ done ─────> Written ─> VmOptions::restore
+//!                          └─ anything else: what was said; is_whole tells what is there
+//! ```
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab::{Command, ExitStatus, HostNumber, Lab, Line};
+use serde::Deserialize;
+
+use super::options::VmOptions;
+use super::relocate::WHOLE_LIMIT;
+use super::scenario::{Scenario, text};
+
+/// The folder of checkpoints in the one that hosts share.
+const FOLDER: &str = "checkpoints";
+/// The file that makes a folder a checkpoint.
+const MANIFEST: &str = "manifest";
+/// How `tessera bootstrap` ends that does not start its VM.
+const REFUSED: ExitStatus = ExitStatus::Code(2);
+/// For a bootstrap that is to refuse a checkpoint.
+const REFUSE_LIMIT: Duration = Duration::from_secs(120);
+
+/// A checkpoint that was written, as its coordinator tells it.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+pub(crate) struct Written {
+    pub(crate) milliseconds: f64,
+    /// How long the guest stood still.
+    pub(crate) paused_milliseconds: f64,
+    pub(crate) bytes: u64,
+    pub(crate) pages: u64,
+}
+
+/// The folder of checkpoints, as this machine sees it.
+pub(crate) fn folder(lab: &Lab) -> Result<PathBuf> {
+    Ok(lab.host(HostNumber::new(1)?)?.shared()?.join(FOLDER))
+}
+
+/// The path of a checkpoint as all hosts see it.
+pub(crate) fn inside(lab: &Lab, name: &str) -> Result<String> {
+    text(&lab.host(HostNumber::new(1)?)?.shared_inside()?.join(FOLDER).join(name))
+}
+
+/// Makes the folder of checkpoints, with nothing in it.
+pub(crate) fn prepare(lab: &Lab) -> Result<()> {
+    clear(lab)?;
+    let folder = folder(lab)?;
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))
+}
+
+/// Removes all checkpoints.
+pub(crate) fn clear(lab: &Lab) -> Result<()> {
+    let folder = folder(lab)?;
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Removes one, whole or not.
+pub(crate) fn remove(lab: &Lab, name: &str) -> Result<()> {
+    let path = folder(lab)?.join(name);
+    fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))
+}
+
+/// Whether anything of a checkpoint is there.
+pub(crate) fn is_begun(lab: &Lab, name: &str) -> Result<bool> {
+    Ok(folder(lab)?.join(name).exists())
+}
+
+/// Whether a checkpoint has a manifest.
+pub(crate) fn is_whole(lab: &Lab, name: &str) -> Result<bool> {
+    Ok(folder(lab)?.join(name).join(MANIFEST).exists())
+}
+
+impl VmOptions {
+    /// Has all companions write their parts of checkpoints into the folder that hosts share, and read them there.
+    pub(crate) fn keep_checkpoints(&mut self, lab: &Lab) -> Result<()> {
+        let parent = inside(lab, "")?.trim_end_matches('/').to_owned();
+        self.companion.extend(["--checkpoints".to_owned(), parent]);
+        Ok(())
+    }
+}
+
+impl Scenario<'_> {
+    /// `tessera vm checkpoint` with these options; what was said if it was not written.
+    pub(crate) fn checkpoint(
+        &self,
+        name: &str,
+        options: &[&str],
+    ) -> Result<Result<Written, String>> {
+        let path = inside(self.lab, name)?;
+        let words = [&["checkpoint", &path], options].concat();
+        let (is_done, said) = self.tell_vm(&words, WHOLE_LIMIT)?;
+        if !is_done {
+            return Ok(Err(said));
+        }
+        Ok(Ok(serde_json::from_str(&said).context("read what it says of the checkpoint")?))
+    }
+
+    /// A bootstrap that is to go on from what is no checkpoint says why not.
+    pub(crate) fn refuses(&self, name: &str) -> Result<String> {
+        let first = self.lab.host(HostNumber::new(1)?)?;
+        let key = super::scenario::inside(&first, "vm.key")?;
+        let words =
+            [&self.program()?, "bootstrap", "--restore", &inside(self.lab, name)?, "--secret-file"];
+        let words = words.into_iter().chain([key.as_str()]);
+        let (status, lines) = first.run(&Command::new(words), REFUSE_LIMIT)?;
+        let said: Vec<_> = lines.iter().map(|Line { text, .. }| text.trim()).collect();
+        let said = said.join(" ");
+        ensure!(status == REFUSED, "a half-written checkpoint is not refused: {status}: {said}");
+        Ok(said)
+    }
+}
