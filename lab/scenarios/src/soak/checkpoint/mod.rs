@@ -165,6 +165,8 @@ impl Vm<'_> {
             vm.keep_checkpoints(self.lab)?;
             if let Some(name) = &newest {
                 vm.restore = Some(saves::inside(self.lab, name)?);
+                let clock = if self.plan.catches_up() { "catch-up" } else { "keep" };
+                vm.bootstrap.extend(["--clock", clock].map(str::to_owned));
                 self.told.restores[layout.slices()] += 1;
             }
             let scenario = Scenario {
