@@ -74,6 +74,7 @@ mod tests {
     use super::*;
     use crate::memory::Memory;
     use std::convert::Infallible;
+    use std::slice::from_ref;
 
     fn runs(ram: &GuestRam, frames: Range<u64>) -> Vec<(u64, usize)> {
         let mut runs = Vec::new();
@@ -112,8 +113,9 @@ mod tests {
 
     #[test]
     fn memory_that_was_made_ready_is_given_whole() {
-        let frames = [0..512];
-        let ram = GuestRam::with_memory(&frames, &frames, Memory::MemfdPrealloc).unwrap();
+        let all = 0..512;
+        let all = from_ref(&all);
+        let ram = GuestRam::with_memory(all, all, Memory::MemfdPrealloc).unwrap();
         let mut pages = 0;
         let take = |_: Gfn, bytes: &[u8]| {
             pages += bytes.len() / PAGE_SIZE;

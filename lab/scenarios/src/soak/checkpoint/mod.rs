@@ -26,6 +26,7 @@ use crate::soak::migrate::TESTS;
 use crate::soak::moments::random;
 use crate::soak::moves::quantile;
 use crate::soak::rig::{Hosts, Rig, RigOptions, exit};
+use crate::vm::judge::Outcome;
 use crate::vm::output::Output;
 use crate::vm::saves::{self, Written};
 use crate::vm::scenario::Scenario;
@@ -115,7 +116,8 @@ pub fn run(options: &CheckpointOptions) -> Result<ExitCode> {
     let count = rig.layout.slices().max(HOSTS);
     let mut hosts = Hosts::new(|| rig.some_hosts(&vm, count));
     let (mut told, mut vms, mut bad) = (Told::default(), 0, 0);
-    let is_enough = |told: &Told| end.map_or(told.count() >= times, |end| Instant::now() >= end);
+    let is_enough =
+        |told: &Told| end.map_or_else(|| told.count() >= times, |end| Instant::now() >= end);
     while !is_enough(&told) {
         let back_end = if vms % 2 == 0 { Interrupts::Ghost } else { Interrupts::Userspace };
         let back_end = options.rig.interrupts.unwrap_or(back_end);
@@ -246,7 +248,7 @@ impl Vm<'_> {
         &self,
         scenario: &Scenario<'_>,
         output: &Output,
-        mut outcome: crate::vm::judge::Outcome,
+        mut outcome: Outcome,
         problems: Vec<String>,
     ) -> Result<Result<String>> {
         outcome.problems.extend(problems);
