@@ -119,13 +119,13 @@ fn companion_turns_wrong_secret_and_wrong_plans_away_and_serves_the_next() {
     let companion = Companion::start(&folder);
     let no_vcpu = br#"{"spec":{"slices":[{"vcpus":0,"memory":67108864},{"vcpus":0,"memory":0}],
         "interrupts":"auto","page_tables":"auto","clock_rate":1.0,"timer_spacing":"off",
-        "hold_us":[20,2000]},"joins":false}"#;
+        "hold_us":[20,2000]},"begins":"boot"}"#;
     let one_slice = br#"{"spec":{"slices":[{"vcpus":1,"memory":67108864}],
         "interrupts":"auto","page_tables":"auto","clock_rate":1.0,"timer_spacing":"off",
-        "hold_us":[20,2000]},"joins":false}"#;
+        "hold_us":[20,2000]},"begins":"boot"}"#;
     let one_more = br#"{"spec":{"slices":[{"vcpus":0,"memory":67108864}],
         "interrupts":"auto","page_tables":"auto","clock_rate":1.0,"timer_spacing":"off",
-        "hold_us":[20,2000]},"joins":true}"#;
+        "hold_us":[20,2000]},"begins":"join"}"#;
 
     let wrong = call_with(&companion, &[8; 32], b"").unwrap_err();
     companion.process.line_with("the peer could not prove that it knows the secret");

@@ -1,6 +1,7 @@
 //! What a slice has in its memory, as runs of pages, for whoever writes it down.
 
 use super::chunk::{CHUNK_PAGES, ChunkId};
+use super::off_file::OffFile;
 use super::places::Place;
 use super::ram::GuestRam;
 use std::ops::Range;
@@ -47,6 +48,10 @@ impl GuestRam {
         let first = self.offset(Gfn(frames.start)).filter(|_| !frames.is_empty())?;
         // Memory that was made ready is in the file whether it was used or not.
         if self.prepared.is_some() || self.is_pinned() {
+            return Some(frames);
+        }
+        // Linux does not say of each page of such memory that it is there: not of one that was swapped out.
+        if self.place_at(first) == Place::OffFile && matches!(self.off_file, OffFile::Anonymous) {
             return Some(frames);
         }
         if self.place_at(first) == Place::OffFile {

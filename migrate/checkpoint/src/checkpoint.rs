@@ -113,8 +113,15 @@ impl Checkpoint {
             return Err(error);
         }
         points.reach(Point::Renamed);
-        files::sync_folder(folder)?;
-        files::sync_folder(&files::parent(folder))?;
+        let synced =
+            files::sync_folder(folder).and_then(|()| files::sync_folder(&files::parent(folder)));
+        if let Err(error) = synced {
+            // Whoever hears of an error removes the parts.
+            let _ = fs::remove_file(&path)
+                .map_err(drop)
+                .and_then(|()| files::sync_folder(folder).map_err(drop));
+            return Err(error);
+        }
         Ok(digest)
     }
 

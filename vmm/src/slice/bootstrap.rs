@@ -395,7 +395,7 @@ fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {
 fn identity(restored: Option<&Restored>) -> Result<Identity, SliceError> {
     let what = "choose an identity for the VM";
     let new = || Identity::random().map_err(|source| SliceError::Io { what, source });
-    restored.map_or_else(new, |restored| Ok(restored.vm.identity.restored()))
+    restored.map_or_else(new, |restored| Ok(restored.identity))
 }
 
 fn connect(

@@ -7,6 +7,8 @@
 //! ```
 //! Nothing here blocks except an access of a vCPU that KVM refused, which waits for the memory engine.
 
+mod attached;
+
 use super::channels::{Channels, DeviceJob, GONE};
 use super::clock_sync::ClockSync;
 use super::cut_link::TooMany;
@@ -23,6 +25,7 @@ use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::machine::{InMemory, Machine, MachineHooks, MemoryAccess};
 use crate::trace;
 use crate::vcpu::VcpuError;
+use attached::{Attached, TakesFrames};
 use devices::{Fence, ShutdownCause, ShutdownSink};
 use dsm::{EngineError, GuestRam, Touch, Uplink};
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -47,9 +50,15 @@ pub(crate) struct Dispatcher {
     /// Where vCPUs are, and how they move.
     pub(super) handovers: Arc<Handovers>,
     /// Set before the guest starts, if it has PCI.
-    pub(crate) devices: OnceLock<Arc<SliceDevices>>,
+    pub(crate) devices: Attached<SliceDevices>,
     /// Set once the engine runs; never in a VM of one slice that nobody can join.
     pub(crate) clock_sync: OnceLock<Arc<ClockSync>>,
+}
+
+impl TakesFrames for SliceDevices {
+    fn take(&self, from: SliceId, bytes: &[u8]) -> Result<(), String> {
+        self.frame(from, bytes)
+    }
 }
 
 impl Dispatcher {
@@ -62,7 +71,7 @@ impl Dispatcher {
             ram,
             machine,
             handovers,
-            devices: OnceLock::new(),
+            devices: Attached::default(),
             clock_sync: OnceLock::new(),
         }
     }
@@ -98,11 +107,7 @@ impl Dispatcher {
 
     /// A frame of a delegated device.
     fn delegated(&self, from: SliceId, bytes: &[u8]) {
-        let result = match self.devices.get() {
-            Some(devices) => devices.frame(from, bytes),
-            None => Err("there are no devices".into()),
-        };
-        if let Err(cause) = result {
+        if let Err(cause) = self.devices.take(from, bytes) {
             self.channels.event(SliceEvent::Fatal(format!(
                 "{from} breaks the protocol of devices: {cause}"
             )));

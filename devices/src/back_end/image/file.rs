@@ -122,7 +122,9 @@ pub(super) fn open(
     let mut opened = opened.map_err(failed)?;
     let lock = |opened: &Opened| if options.look { Ok(()) } else { lock(opened) };
     lock(&opened)?;
-    let record = options.record.filter(|_| opened.writable).map(|writer| {
+    // There is nothing beside a device that could say who writes it.
+    let recorded = opened.writable && metadata.is_file();
+    let record = options.record.filter(|_| recorded).map(|writer| {
         let wrong = |source| ImageError::Record { path: path.clone(), source };
         GenerationRecord::claim(path, writer).map_err(wrong)
     });

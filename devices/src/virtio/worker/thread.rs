@@ -86,12 +86,42 @@ impl WorkerThread {
     /// No thread could be started.
     pub fn spawn(
         name: &str,
-        mut worker: Box<dyn QueueWorker>,
+        worker: Box<dyn QueueWorker>,
         doorbell: Doorbell,
         stop_within: Duration,
     ) -> io::Result<Self> {
-        let (end, ended) = sync_channel(1);
+        Self::spawn_with((name, worker), doorbell, stop_within, channel())
+    }
+
+    /// Starts a worker at rest: it serves nothing before [`Self::resume`]. Waits until it rests.
+    ///
+    /// # Errors
+    ///
+    /// No thread could be started, or it does not come to rest within this time.
+    pub fn spawn_at_rest(
+        name: &str,
+        worker: Box<dyn QueueWorker>,
+        doorbell: Doorbell,
+        (stop_within, within): (Duration, Duration),
+    ) -> io::Result<Self> {
         let (orders, given) = channel();
+        let (word, answer) = sync_channel(1);
+        // It is there before the thread is, which looks for orders first.
+        let _ = orders.send(Order::Rest { deadline: Instant::now() + within, word });
+        let thread = Self::spawn_with((name, worker), doorbell, stop_within, (orders, given))?;
+        match answer.recv_timeout(within + GRACE) {
+            Ok(Some(_)) => Ok(thread),
+            Ok(None) | Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "it does not rest")),
+        }
+    }
+
+    fn spawn_with(
+        (name, mut worker): (&str, Box<dyn QueueWorker>),
+        doorbell: Doorbell,
+        stop_within: Duration,
+        (orders, given): (Sender<Order>, Receiver<Order>),
+    ) -> io::Result<Self> {
+        let (end, ended) = sync_channel(1);
         let bell = doorbell.clone();
         let run = move || {
             serve(&mut *worker, &given, &bell);

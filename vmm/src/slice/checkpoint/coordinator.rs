@@ -78,6 +78,8 @@ struct Run<'a> {
     /// How long the guest has stood still, once it is over.
     at_rest: Option<Instant>,
     paused: Duration,
+    /// When all had come to rest: milliseconds since 1970.
+    moment_ms: u64,
     committed: Option<(Digest, Vec<PartSummary>)>,
 }
 
@@ -114,6 +116,7 @@ impl Checkpoints {
             inputs,
             at_rest: None,
             paused: Duration::ZERO,
+            moment_ms: 0,
             committed: None,
         };
         let disks = match request {
@@ -212,7 +215,7 @@ impl Run<'_> {
         let began = Instant::now();
         match self.of.cuts.ask(|reply| CutInput::Capture(number, ongoing, reply)) {
             Ok(_) => {
-                self.at_rest = Some(began);
+                (self.at_rest, self.moment_ms) = (Some(began), unix_ms());
                 decides.captured()
             }
             Err(error) => decides.failed(&one_line(&error)),
@@ -254,7 +257,7 @@ impl Run<'_> {
             vm: vm.identity.vm,
             generation: vm.identity.generation,
             cut: decides.number(),
-            created_unix_ms: unix_ms(),
+            created_unix_ms: self.moment_ms,
             base: None,
             frames: frames(self.channels),
             parts: parts.clone(),

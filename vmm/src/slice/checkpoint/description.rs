@@ -13,9 +13,12 @@ use std::io::{self, Read};
 pub(crate) struct Identity {
     /// Of the VM, for all of its lives.
     pub(crate) vm: [u8; 16],
-    /// How often it was restored.
+    /// 0 for the first; a later one has a higher number, at most [`GENERATION_MAX`].
     pub(crate) generation: u64,
 }
+
+/// Higher ones cannot be: seconds until the year 36812.
+pub(crate) const GENERATION_MAX: u64 = 1 << 40;
 
 impl Identity {
     /// A VM that nobody knows.
@@ -28,9 +31,10 @@ impl Identity {
         Ok(Self { vm, generation: 0 })
     }
 
-    /// The next life.
-    pub(crate) fn restored(self) -> Self {
-        Self { generation: self.generation + 1, ..self }
+    /// A later life than any before, also than those that went on from an earlier moment: it begins now, in seconds since
+    /// 1970.
+    pub(crate) fn restored(self, now: u64) -> Self {
+        Self { generation: self.generation.saturating_add(1).max(now), ..self }
     }
 }
 

@@ -38,6 +38,9 @@ impl Parts {
     ) -> Result<SliceStart, SliceError> {
         let placement = self.channels.placement.load();
         let start = restored.start_of(&placement, self.local);
+        if !placement.devices().is_empty() {
+            self.dispatcher.devices.expect_early();
+        }
         for state in &start.vcpus {
             self.machine.restore_vcpu(state)?;
         }
@@ -107,7 +110,10 @@ impl Parts {
         let devices = SliceDevices::new(shapes, back_ends, channels, ram, &self.machine)?;
         state.map_or(Ok(()), |state| devices.take_up(state))?;
         let devices = Arc::new(devices);
-        self.dispatcher.devices.set(Arc::clone(&devices)).expect("attached once");
+        let attached = self.dispatcher.devices.attach(Arc::clone(&devices));
+        attached.map_err(|(from, cause)| {
+            SliceError::Devices(format!("{from} breaks the protocol of devices: {cause}"))
+        })?;
         // Their loss was known before there was anybody to tell.
         self.channels.cut.lost_slices().into_iter().for_each(|slice| devices.lost(slice));
         Ok(Arc::new(PciBus { devices, channels: Arc::clone(channels), rest }))

@@ -158,7 +158,11 @@ impl Queues {
             // One that had no worker was broken, and stays so until its driver resets the device.
             let Some(state) = start.queues.remove(&queue.0) else { continue };
             worker.restore(state)?;
-            let thread = spawn(device, *queue, worker, &bell).ok_or(MoveError::Thread)?;
+            // Other slices may have no devices yet: it serves when all slices go on.
+            let name = format!("dev{}q{}", device.0, queue.0);
+            let limits = (STOP_WITHIN, STOP_WITHIN);
+            let thread = WorkerThread::spawn_at_rest(&name, worker, bell.clone(), limits)
+                .map_err(|_| MoveError::Thread)?;
             workers.push((*queue, thread));
             // The former place may have had an interrupt that was masked. One too many does no harm.
             let served = slot.front_end.together(queue.0);

@@ -2,6 +2,7 @@
 
 use super::{RestoreError, Restored};
 use crate::cpuid::{intersect, lacks};
+use crate::slice::checkpoint::GENERATION_MAX;
 use crate::slice::host::HostFacts;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::{Shape, VmSpec};
@@ -19,7 +20,7 @@ impl Restored {
         unless(whole(shape.frames()) == contents.frames, "the memory")?;
         let identity = self.vm.identity;
         let same = (identity.vm, identity.generation) == (contents.vm, contents.generation);
-        unless(same, "the identity")?;
+        unless(same && identity.generation < GENERATION_MAX, "the identity")?;
         let placement = &self.states[0].placement;
         unless(placement.vcpus.len() == shape.placement.vcpus().len(), "the number of vCPUs")?;
         let devices = [placement.devices.len(), self.vm.devices.len()];

@@ -72,6 +72,8 @@ pub(super) struct CheckpointName {
     pub(super) folder: String,
     /// What names its contents.
     pub(super) digest: String,
+    /// The life of the VM that goes on from it.
+    pub(super) generation: u64,
 }
 
 /// A checkpoint that a VM goes on from, open.
@@ -83,6 +85,8 @@ pub(super) struct Restored {
     states: Vec<SliceState>,
     disks: BTreeMap<u16, DiskState>,
     pub(super) vm: Description,
+    /// The VM that goes on from it.
+    pub(super) identity: Identity,
 }
 
 impl Restored {
@@ -109,7 +113,9 @@ impl Restored {
                 .map_err(|source| RestoreError::Form { slice: part.slice, source })?;
             disks.extend(of_slice.disks);
         }
-        let restored = Self { checkpoint, folder: folder.to_owned(), states, disks, vm };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (identity, folder) = (vm.identity.restored(now.as_secs()), folder.to_owned());
+        let restored = Self { checkpoint, folder, states, disks, vm, identity };
         restored.agrees()?;
         Ok(restored)
     }
@@ -124,10 +130,11 @@ impl Restored {
     ) -> Result<Self, RestoreError> {
         let parent = parent.ok_or(RestoreError::NoFolder)?;
         super::checkpoint::check_name(&name.folder).map_err(RestoreError::Name)?;
-        let restored = Self::open(&parent.join(&name.folder), None)?;
+        let mut restored = Self::open(&parent.join(&name.folder), None)?;
         if restored.name()?.digest != name.digest {
             return Err(RestoreError::Other(restored.folder));
         }
+        restored.identity.generation = name.generation;
         Ok(restored)
     }
 
@@ -140,12 +147,13 @@ impl Restored {
         let folder = folder.as_deref().and_then(Path::file_name);
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
-        Ok(CheckpointName { folder, digest: self.checkpoint.digest().to_string() })
+        let (digest, generation) = (self.checkpoint.digest().to_string(), self.identity.generation);
+        Ok(CheckpointName { folder, digest, generation })
     }
 
-    /// What the disks were. Who writes them from now on is one generation further.
+    /// What the disks were. Who writes them from now on is a later generation.
     pub(super) fn disks(&self) -> FromCheckpoint {
-        let Identity { vm, generation } = self.vm.identity.restored();
+        let Identity { vm, generation } = self.identity;
         FromCheckpoint { writer: Some(Writer { vm, generation }), disks: self.disks.clone() }
     }
 

@@ -40,7 +40,8 @@ pub fn verify(
         return Ok(());
     }
     let file = state.file_beside(path);
-    if state.how == How::Overlay && !options.other_files && !is_own(path, &file) {
+    let kept = matches!(state.how, How::Overlay | How::Clone);
+    if kept && !options.other_files && !is_own(path, &file) {
         return unlike("the name of its state begins with another name");
     }
     let changed = |why| Err(SnapshotError::Changed { path: file.clone(), why });

@@ -431,3 +431,20 @@ proptest! {
         prop_assert_eq!(rig.worker.stop(), Ok(()));
     }
 }
+
+/// What a driver has asked for before is served once the worker is told to go on.
+#[test]
+fn worker_that_begins_at_rest_serves_nothing_before_it_is_told_to() {
+    let (served, calls) = channel();
+    let counting = Counting { served, count: 0, again: 0, stopped: Arc::default(), gate: None };
+    let bell = Doorbell::new().unwrap();
+    bell.ring();
+    let worker = WorkerThread::spawn_at_rest("rests", Box::new(counting), bell, (LONG, LONG));
+    let worker = worker.unwrap();
+    let states = WorkerThread::rest_all(&[&worker], LONG).unwrap();
+    assert_eq!(states, [WorkerState::Queue(STATE)]);
+    assert!(calls.try_recv().is_err(), "it serves");
+    worker.resume();
+    assert_eq!(calls.recv_timeout(LONG), Ok(1));
+    assert_eq!(worker.stop(), Ok(()));
+}

@@ -123,7 +123,7 @@ mod tests {
     fn kill_comes_while_it_is_written_or_just_after() {
         let mut plan = Plan::new(1, 2, 3);
         plan.learn(Duration::from_millis(8));
-        let kills = (0..200).filter_map(|_| match plan.draw(1).act {
+        let kills = (0..2000).filter_map(|_| match plan.draw(1).act {
             Act::Kill { after, .. } => Some(after.as_millis()),
             _ => None,
         });
