@@ -146,7 +146,7 @@ fn on_two(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
     let load = Load::start(scenario, guest)?;
     let refused = scenario.checkpoint(LIVE, &[])?;
     ensure!(
-        refused.as_ref().is_err_and(|why| why.contains("--no-disk-guarantee")),
+        refused.as_ref().is_err_and(|why| why.contains("cannot be kept")),
         "a VM with a raw disk is written down while it runs on: {refused:?}"
     );
     let options = ["--no-disk-guarantee"];
