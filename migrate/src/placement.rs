@@ -263,6 +263,19 @@ impl Placement {
         own.map(|place| place.frames.clone()).collect()
     }
 
+    /// All frames of the VM, ascending: ranges that touch are one, whoever is home of them.
+    #[must_use]
+    pub fn frames(&self) -> Vec<Range<u64>> {
+        let mut frames: Vec<Range<u64>> = Vec::new();
+        for place in &self.memory {
+            match frames.last_mut() {
+                Some(last) if last.end == place.frames.start => last.end = place.frames.end,
+                _ => frames.push(place.frames.clone()),
+            }
+        }
+        frames
+    }
+
     /// The devices, by number on the bus.
     #[must_use]
     pub fn devices(&self) -> &[DevicePlace] {

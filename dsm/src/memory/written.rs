@@ -50,11 +50,11 @@ impl GuestRam {
         if self.prepared.is_some() || self.is_pinned() {
             return Some(frames);
         }
-        // Linux does not say of each page of such memory that it is there: not of one that was swapped out.
-        if self.place_at(first) == Place::OffFile && matches!(self.off_file, OffFile::Anonymous) {
-            return Some(frames);
-        }
         if self.place_at(first) == Place::OffFile {
+            // Linux does not say of each page of such memory that it is there: not of one that was swapped out.
+            if matches!(self.off_file, OffFile::Anonymous) {
+                return Some(frames);
+            }
             let is_there = |frame: &u64| !self.is_hole(Gfn(*frame));
             let start = frames.clone().find(is_there)?;
             let end = (start..frames.end).find(|frame| !is_there(frame)).unwrap_or(frames.end);

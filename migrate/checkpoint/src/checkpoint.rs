@@ -117,9 +117,8 @@ impl Checkpoint {
             files::sync_folder(folder).and_then(|()| files::sync_folder(&files::parent(folder)));
         if let Err(error) = synced {
             // Whoever hears of an error removes the parts.
-            let _ = fs::remove_file(&path)
-                .map_err(drop)
-                .and_then(|()| files::sync_folder(folder).map_err(drop));
+            let _ = fs::remove_file(&path);
+            let _ = files::sync_folder(folder);
             return Err(error);
         }
         Ok(digest)

@@ -6,6 +6,7 @@
 //!   member --put--> the part that is ready --take_ready--> the cut
 //! ```
 
+use super::cut_link::TooMany;
 use checkpoint::PartWriter;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use migrate::checkpoint::Message;
@@ -55,10 +56,6 @@ pub(crate) enum Input {
     /// A slice is gone.
     Lost(SliceId),
 }
-
-/// More has come than anybody has asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TooMany;
 
 #[derive(Default)]
 struct Links {
@@ -112,7 +109,7 @@ impl CheckpointLinks {
 
     /// Takes a message to where it belongs. While nobody here can write the coordinator is not left waiting: gives the
     /// answer that it is to have.
-    pub(crate) fn take(&self, from: SliceId, message: Message) -> Result<Option<Message>, TooMany> {
+    pub(super) fn take(&self, from: SliceId, message: Message) -> Result<Option<Message>, TooMany> {
         let links = self.lock();
         let sent = match (message, &links.member, &links.coordinator) {
             (message, Some(member), _) if message.is_asking() => {

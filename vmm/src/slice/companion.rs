@@ -273,15 +273,8 @@ fn joined_placement(
 
 /// What a VM consists of, wherever it is: how many vCPUs, which frames, and how many queues of each device.
 fn parts_of(placement: &Placement) -> (usize, Vec<Range<u64>>, Vec<usize>) {
-    let mut frames: Vec<Range<u64>> = Vec::new();
-    for place in placement.memory() {
-        match frames.last_mut() {
-            Some(last) if last.end == place.frames.start => last.end = place.frames.end,
-            _ => frames.push(place.frames.clone()),
-        }
-    }
     let queues = placement.devices().iter().map(|device| device.queues.len()).collect();
-    (placement.vcpus().len(), frames, queues)
+    (placement.vcpus().len(), placement.frames(), queues)
 }
 
 /// What a slice that joins begins with.

@@ -156,7 +156,7 @@ impl PausesVm for CutHandle {
     }
 }
 
-/// More messages about a cut have come than anybody has asked for.
+/// More messages about a cut, or a checkpoint, have come than anybody has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooMany;
 

@@ -129,7 +129,7 @@ impl Dispatcher {
         match self.channels.checkpoints.take(from, message) {
             Ok(None) => {}
             Ok(Some(answer)) => self.channels.send(from, &Control::Checkpoint(answer)),
-            Err(_) => {
+            Err(TooMany) => {
                 let text = format!("{from} says more about a checkpoint than it was asked");
                 self.channels.event(SliceEvent::Fatal(text));
             }

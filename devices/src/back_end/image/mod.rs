@@ -26,7 +26,7 @@ pub mod snapshot;
 mod tests;
 
 pub use file::ImageError;
-pub use record::{GenerationRecord, RECORD_SUFFIX, RecordError, Writer};
+pub use record::{GENERATION_MAX, GenerationRecord, RECORD_SUFFIX, RecordError, Writer};
 
 use super::{DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, SECTOR_BYTES};
 use crate::fence::Fence;

@@ -33,8 +33,8 @@ const PLACE_BYTES: usize = 256;
 const CLAIMING: Range = Range { from: 1 << 20, bytes: Some(1) };
 /// That of generation 0.
 const WRITING: i64 = 1 << 30;
-/// Higher ones have no byte.
-const GENERATION_MAX: u64 = 1 << 40;
+/// Higher ones have no byte: seconds until the year 36812.
+pub const GENERATION_MAX: u64 = 1 << 40;
 /// For others that claim.
 const CLAIM_LIMIT: Duration = Duration::from_secs(5);
 const CLAIM_AGAIN: Duration = Duration::from_millis(10);

@@ -1,7 +1,7 @@
 //! Has a checkpoint written, on the thread of who asks for it. [`migrate::checkpoint`] decides what follows from what.
 
 use super::description::Description;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, names};
 use super::part::tell;
 use super::request::{PartRequest, WrittenPart, check_name};
 use crate::control::{CheckpointAnswer, CheckpointRequest, Progress, WritesCheckpoints};
@@ -15,9 +15,8 @@ use checkpoint::{Checkpoint, Contents, Digest, Key, PartSummary};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use migrate::checkpoint::{Coordinator, Effect, Verdict};
 use migrate::saved::{decode, encode};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -126,6 +125,10 @@ impl Checkpoints {
         };
         let result = run.run((request.compress, disks), tell);
         channels.checkpoints.end_one();
+        if result.is_err() {
+            // It was given up. What has something in it, or was there before, stays.
+            let _ = fs::remove_dir(target.folder());
+        }
         result?;
         Ok(run.answer(began.elapsed()))
     }
@@ -179,9 +182,8 @@ impl Run<'_> {
 
     /// For a person who waits.
     fn what(&self, waiting: &[SliceId]) -> String {
-        let names: Vec<_> = waiting.iter().map(ToString::to_string).collect();
         let what = if self.at_rest.is_some() { "written by" } else { "begun by" };
-        format!("part {what} {}", names.join(", "))
+        format!("part {what} {}", names(waiting))
     }
 
     /// Does what is to be done; the result when it is over.
@@ -190,7 +192,7 @@ impl Run<'_> {
         verdict: Verdict,
         decides: &mut Coordinator,
     ) -> Option<Result<(), CheckpointError>> {
-        let mut effects: std::collections::VecDeque<Effect> = verdict.into();
+        let mut effects: VecDeque<Effect> = verdict.into();
         while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Send(to, message) => tell(self.channels, to, message),
@@ -259,7 +261,7 @@ impl Run<'_> {
             cut: decides.number(),
             created_unix_ms: self.moment_ms,
             base: None,
-            frames: frames(self.channels),
+            frames: self.channels.placement.load().frames(),
             parts: parts.clone(),
             spec: serde_json::to_string(&**vm)?,
             extra: BTreeMap::new(),
@@ -285,18 +287,6 @@ impl Run<'_> {
     }
 }
 
-/// All memory of the VM.
-fn frames(channels: &Channels) -> Vec<Range<u64>> {
-    let mut frames: Vec<Range<u64>> = Vec::new();
-    for place in channels.placement.load().memory() {
-        match frames.last_mut() {
-            Some(last) if last.end == place.frames.start => last.end = place.frames.end,
-            _ => frames.push(place.frames.clone()),
-        }
-    }
-    frames
-}
-
 fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -313,19 +303,7 @@ impl WritesCheckpoints for Checkpoints {
         request: &CheckpointRequest,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<CheckpointAnswer, String> {
-        let result = self.write(request, tell);
-        if result.is_err() {
-            remove_if_empty(request);
-        }
-        result.map_err(|error| one_line(&error))
-    }
-}
-
-/// The folder of a checkpoint that was given up, if no slice has anything in it.
-fn remove_if_empty(request: &CheckpointRequest) {
-    if let Ok(target) = Target::of(&request.path) {
-        // What is in use, or has something in it, stays.
-        let _ = fs::remove_dir(target.folder());
+        self.write(request, tell).map_err(|error| one_line(&error))
     }
 }
 

@@ -4,8 +4,8 @@ use crate::cpuid::Cpuid;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::{Interrupts, VmSpec};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+use transport::VmId;
 
 /// Which VM it is, and which of its lives: a restart from a checkpoint is a new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,12 +13,10 @@ use std::io::{self, Read};
 pub(crate) struct Identity {
     /// Of the VM, for all of its lives.
     pub(crate) vm: [u8; 16],
-    /// 0 for the first; a later one has a higher number, at most [`GENERATION_MAX`].
+    /// 0 for the first; a later one has a higher number, below
+    /// [`GENERATION_MAX`](devices::back_end::image::GENERATION_MAX).
     pub(crate) generation: u64,
 }
-
-/// Higher ones cannot be: seconds until the year 36812.
-pub(crate) const GENERATION_MAX: u64 = 1 << 40;
 
 impl Identity {
     /// A VM that nobody knows.
@@ -26,9 +24,7 @@ impl Identity {
     /// # Errors
     /// There is no randomness.
     pub(crate) fn random() -> io::Result<Self> {
-        let mut vm = [0; 16];
-        File::open("/dev/urandom")?.read_exact(&mut vm)?;
-        Ok(Self { vm, generation: 0 })
+        Ok(Self { vm: VmId::random()?.0, generation: 0 })
     }
 
     /// A later life than any before, also than those that went on from an earlier moment: it begins now, in seconds since

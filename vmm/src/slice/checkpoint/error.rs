@@ -1,6 +1,5 @@
 //! Why there is no checkpoint, or no part of one.
 
-use crate::slice::cut_link::CutError;
 use crate::slice::operations::Busy;
 use migrate::{Invalid, SavedError};
 use std::io;
@@ -68,9 +67,6 @@ pub(crate) enum CheckpointError {
     /// Another one is written.
     #[error(transparent)]
     Refused(#[from] migrate::checkpoint::Refusal),
-    /// The cut.
-    #[error(transparent)]
-    Cut(#[from] CutError),
     /// The manifest.
     #[error(transparent)]
     Manifest(#[from] checkpoint::CheckpointError),
@@ -87,6 +83,7 @@ pub(crate) enum CheckpointError {
     },
 }
 
-fn names(slices: &[SliceId]) -> String {
+/// Slices, for people.
+pub(super) fn names(slices: &[SliceId]) -> String {
     slices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -19,7 +19,7 @@ mod part;
 mod request;
 
 pub(super) use coordinator::Checkpoints;
-pub(super) use description::{Description, GENERATION_MAX, Identity};
+pub(super) use description::{Description, Identity};
 pub(super) use disks::DiskStates;
 pub(super) use error::PartError;
 pub(super) use member::start_member;

@@ -29,7 +29,7 @@ pub(crate) struct FromCheckpoint {
 
 /// A disk of which no state is kept.
 #[derive(Debug, Error)]
-#[error("keep the state of device {device}: {source}")]
+#[error("keep the state of device {device}")]
 pub(crate) struct FreezeError {
     /// Its number.
     pub(crate) device: u16,

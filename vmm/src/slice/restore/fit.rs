@@ -2,11 +2,10 @@
 
 use super::{RestoreError, Restored};
 use crate::cpuid::{intersect, lacks};
-use crate::slice::checkpoint::GENERATION_MAX;
 use crate::slice::host::HostFacts;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::{Shape, VmSpec};
-use std::ops::Range;
+use devices::back_end::image::GENERATION_MAX;
 use wire::SliceId;
 
 impl Restored {
@@ -17,7 +16,7 @@ impl Restored {
         let unless = |holds: bool, what| {
             if holds { Ok(()) } else { Err(RestoreError::Contradicts(what)) }
         };
-        unless(whole(shape.frames()) == contents.frames, "the memory")?;
+        unless(shape.placement.frames() == contents.frames, "the memory")?;
         let identity = self.vm.identity;
         let same = (identity.vm, identity.generation) == (contents.vm, contents.generation);
         unless(same && identity.generation < GENERATION_MAX, "the identity")?;
@@ -89,16 +88,4 @@ impl Restored {
         }
         Ok(())
     }
-}
-
-/// Ranges that touch as one.
-fn whole(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    let mut whole: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match whole.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ => whole.push(range),
-        }
-    }
-    whole
 }

@@ -95,10 +95,8 @@ impl Restored {
     /// # Errors
     /// It is not there, damaged, or no cut of a VM.
     pub(super) fn open(folder: &Path, secret: Option<&Secret>) -> Result<Self, RestoreError> {
-        let key = secret.map(|secret| secret.derive(Key::of_secret));
-        let checkpoint = Checkpoint::open(folder, key.as_ref())?;
-        let vm: Description =
-            serde_json::from_str(&checkpoint.contents().spec).map_err(RestoreError::Describe)?;
+        let checkpoint = open(folder, secret)?;
+        let vm = describe(&checkpoint)?;
         let read = |slice: SliceId| {
             let bytes = checkpoint.section(slice, FORM)?;
             decode(&bytes).map_err(|source| RestoreError::Form { slice, source })
@@ -188,11 +186,20 @@ impl Restored {
     }
 }
 
+fn open(folder: &Path, secret: Option<&Secret>) -> Result<Checkpoint, RestoreError> {
+    let key = secret.map(|secret| secret.derive(Key::of_secret));
+    Ok(Checkpoint::open(folder, key.as_ref())?)
+}
+
+fn describe(checkpoint: &Checkpoint) -> Result<Description, RestoreError> {
+    serde_json::from_str(&checkpoint.contents().spec).map_err(RestoreError::Describe)
+}
+
 /// The description of a VM in a checkpoint, as it was started, and with the interrupts that it has.
 ///
 /// # Errors
 /// There is no checkpoint, or it is damaged.
 pub fn saved_spec(folder: &Path, secret: Option<&Secret>) -> Result<VmSpec, RestoreError> {
-    let Description { spec, interrupts, .. } = Restored::open(folder, secret)?.vm;
+    let Description { spec, interrupts, .. } = describe(&open(folder, secret)?)?;
     Ok(VmSpec { interrupts, ..spec })
 }
