@@ -176,6 +176,16 @@ pub struct NodeState {
     pub channels: Vec<Channel>,
 }
 
+/// Frames of which a slice has the contents: pages that it alone has, copies to read, and replicas of its own home. Replicas
+/// are at every slice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    /// All of them, ascending.
+    pub frames: Vec<Range<u64>>,
+    /// Those that are replicas: vCPUs store to them without asking.
+    pub replicas: Vec<Gfn>,
+}
+
 impl NodeState {
     /// The homes as a table.
     ///
@@ -194,6 +204,22 @@ impl NodeState {
     /// The messages to and from another slice.
     pub(super) fn channel(&self, peer: SliceId) -> Option<&Channel> {
         self.channels.iter().find(|channel| channel.peer == peer)
+    }
+
+    /// What its slice has the contents of.
+    #[must_use]
+    pub fn here(&self) -> Here {
+        let is_home = |gfn: Gfn| {
+            let of = self.homes.iter().find(|it| (it.first..it.first + it.pages).contains(&gfn.0));
+            of.is_some_and(|of| of.home == self.slice)
+        };
+        let replicas = self.replicas.iter().map(|replica| replica.page);
+        let replicas: Vec<Gfn> = replicas.filter(|page| is_home(*page)).collect();
+        let of_replicas = replicas.iter().map(|page| page.0..page.0 + 1);
+        let mut frames: Vec<_> =
+            self.shared.ranges().chain(self.exclusive.ranges()).chain(of_replicas).collect();
+        frames.sort_unstable_by_key(|range| range.start);
+        Here { frames, replicas }
     }
 
     /// Who has the truth about each page that this slice is home of: from where its contents are read.
