@@ -238,3 +238,39 @@ impl NodeState {
         all.filter(|(_, frames)| !frames.is_empty()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slice_has_its_pages_and_replicas_of_its_home() {
+        let replica = |page| ReplicaState {
+            page: Gfn(page),
+            level: 1,
+            half: TableHalf::Kernel,
+            of_process: false,
+            hash: 0,
+        };
+        let home = |first, home| HomeState { first, pages: 100, home: SliceId(home) };
+        let memory = NodeState {
+            epoch: Epoch(1),
+            slice: SliceId(1),
+            slices: vec![SliceId(0), SliceId(1)],
+            homes: vec![home(0, 0), home(100, 1)],
+            vcpus: 1,
+            tables: TableScope::All,
+            shared: FrameRuns::of(vec![3..5, 120..121]),
+            exclusive: FrameRuns::of(vec![7..8, 100..110]),
+            replicas: vec![replica(50), replica(150)],
+            directory: Vec::new(),
+            never_replicas: FrameRuns::default(),
+            roots: Vec::new(),
+            newest_flush: 0,
+            channels: Vec::new(),
+        };
+        let Here { frames, replicas } = memory.here();
+        assert_eq!(frames, [3..5, 7..8, 100..110, 120..121, 150..151]);
+        assert_eq!(replicas, [Gfn(150)]);
+    }
+}
