@@ -48,8 +48,8 @@ pub use observe::{
     ClassCounts, FaultCounts, HomeCounts, HotPage, PageClass, PageTrace, PagesFrom, Report,
     SITES_MAX, Site, Touch, TraceReport, Tracing,
 };
-pub use snapshot::{SnapshotLost, SnapshotReader};
 pub use probe::{LocalPager, LocalPagerError, WriteWatch, WriteWatchError};
+pub use snapshot::{SnapshotLost, SnapshotReader};
 
 pub use dsm_protocol::{
     Config as NodeConfig, HoldError, HoldPolicy, HomeError, HomeRange, HomeTable, Mechanism,

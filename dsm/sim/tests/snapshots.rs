@@ -30,9 +30,7 @@ fn snapshots_are_what_memory_was() {
 
 #[test]
 fn each_planted_bug_is_found() {
-    for bug in
-        [PlantedBug::StoredUnkept, PlantedBug::TakenUnkept, PlantedBug::WrittenUnprotected]
-    {
+    for bug in [PlantedBug::StoredUnkept, PlantedBug::TakenUnkept, PlantedBug::WrittenUnprotected] {
         let caught = (1..=200).find_map(|seed| {
             let setup = Setup { planted: Some(bug), ..setup(seed) };
             run(setup).err().map(|failure| (seed, failure))

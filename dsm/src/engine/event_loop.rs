@@ -202,10 +202,16 @@ impl Engine {
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let store = &self.store;
         let rest = self.rest.as_ref().map(|rest| rest.until_ns);
-        [rest, self.protection_due(), self.node.next_tick_ns(), store.probe_pages.due_ns(), store.chunk_fetches.due_ns()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            rest,
+            self.protection_due(),
+            self.node.next_tick_ns(),
+            store.probe_pages.due_ns(),
+            store.chunk_fetches.due_ns(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Sleeps until there is something to do; tells whether faults, frames or commands wait.

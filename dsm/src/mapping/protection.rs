@@ -110,7 +110,11 @@ impl Store {
     }
 
     /// Protects a little more; all of it if `all`.
-    pub(crate) fn protect_on(&mut self, all: bool, access: Accesses<'_>) -> Result<(), EngineError> {
+    pub(crate) fn protect_on(
+        &mut self,
+        all: bool,
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
         for _ in 0..if all { usize::MAX } else { PIECES } {
             let Some(protection) = &mut self.protection else { return Ok(()) };
             let Some(piece) = protection.open.pop_front() else { return Ok(()) };
@@ -152,7 +156,8 @@ impl Store {
         access: Accesses<'_>,
     ) -> Result<(), EngineError> {
         let twins = &self.twins;
-        let writable = pages.filter(|gfn| access(*gfn) == Access::Write && twins.page(*gfn).is_none());
+        let writable =
+            pages.filter(|gfn| access(*gfn) == Access::Write && twins.page(*gfn).is_none());
         for run in PageRun::gather(writable.map(|gfn| (gfn, true))) {
             self.uffd.protect(self.address(run.first), run.pages * PAGE, true)?;
             self.readable.extend((run.first.0..run.first.0 + run.pages).map(Gfn));

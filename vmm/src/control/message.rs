@@ -59,6 +59,9 @@ pub struct CheckpointRequest {
     /// of one slice that no other can join.
     #[serde(default)]
     pub stop: bool,
+    /// Only what has changed since the last checkpoint, which is in the same folder, is written.
+    #[serde(default)]
+    pub incremental: bool,
     /// Pages are made shorter.
     #[serde(default)]
     pub compress: bool,

@@ -6,7 +6,7 @@
 //!   member --put--> the part that is ready --take_ready--> the cut
 //! ```
 
-use super::checkpoint::Writing;
+use super::checkpoint::{PageHashes, Writing};
 use super::cut_link::TooMany;
 use checkpoint::PartWriter;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -16,7 +16,7 @@ use migrate::checkpoint::Message;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use wire::{SLICES_MAX, SliceId};
 
@@ -42,6 +42,10 @@ pub(crate) struct ReadyPart {
     pub(crate) number: u64,
     /// What becomes of the slice's disks.
     pub(crate) disks: DiskPolicy,
+    /// What pages were at the checkpoint that it is an increment of.
+    pub(super) before: Option<Arc<PageHashes>>,
+    /// Takes what they are now, once all is written.
+    pub(super) now: Sender<PageHashes>,
     /// Memory, if the guest is to run on while it is written.
     pub(super) protected: Option<Protected>,
     pub(super) writer: PartWriter,

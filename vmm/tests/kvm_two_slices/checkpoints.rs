@@ -127,7 +127,8 @@ fn kvm_checkpoints_of_a_vm_that_runs_on_are_each_of_one_moment() {
     let names: Vec<String> = (0..4).map(|number| format!("moment-{number}")).collect();
     for (name, moment) in names.iter().zip(moments(11)) {
         sleep(moment);
-        let request = CheckpointRequest { compress: name.ends_with('2'), ..vm.checkpoint(name) };
+        let (compress, stop) = (name.ends_with('2'), name.ends_with('3'));
+        let request = CheckpointRequest { compress, stop, ..vm.checkpoint(name) };
         vm.written(request);
         vm.moves_on();
     }
@@ -136,6 +137,39 @@ fn kvm_checkpoints_of_a_vm_that_runs_on_are_each_of_one_moment() {
     for (saved, layout) in saved.into_iter().zip([TWO, ONE, THREE, TWO]) {
         let vm = Vm::restore(saved, CarrierKind::Shm, slices(layout));
         assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+    }
+}
+
+/// Each increment has what has changed; a VM goes on from each, with its bases.
+#[test]
+fn kvm_increments_have_what_has_changed_and_are_gone_on_from() {
+    for (interrupts, carrier) in
+        [(Interrupts::Userspace, CarrierKind::Shm), (Interrupts::Ghost, CarrierKind::Tcp)]
+    {
+        let _alone = alone();
+        if !is_possible() {
+            return;
+        }
+        let vm = Vm::start(interrupts, carrier, false);
+        let early = CheckpointRequest { incremental: true, ..vm.checkpoint("early") };
+        let refused = vm.refusal(0, &Request::Checkpoint(early));
+        assert!(refused.contains("the first one cannot be incremental"), "{refused}");
+        let full = vm.written(vm.checkpoint("full"));
+        let names = ["one", "two", "three"];
+        for name in names {
+            vm.moves_on();
+            let stop = name == "two";
+            let request = CheckpointRequest { incremental: true, stop, ..vm.checkpoint(name) };
+            let increment = vm.written(request);
+            assert!(increment.pages < full.pages / 2, "{} of {}", increment.pages, full.pages);
+        }
+        let saved: Vec<_> = names.iter().map(|name| vm.saved(name)).collect();
+        assert_eq!(vm.power_off(), guest::AGREE);
+        for (saved, layout) in saved.into_iter().zip([ONE, TWO, THREE]) {
+            let vm = Vm::restore(saved, CarrierKind::Shm, slices(layout));
+            vm.moves_on();
+            assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+        }
     }
 }
 

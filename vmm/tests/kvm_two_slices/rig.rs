@@ -18,9 +18,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    AddRequest, Answer, CheckpointRequest, Client, ClientError, MoveVcpuRequest, PauseRequest,
-    PlacementAnswer, PlacementRequest, Progress, ReportAnswer, ReportRequest, Request,
-    ResumeRequest,
+    AddRequest, Answer, CheckpointAnswer, CheckpointRequest, Client, ClientError, MoveVcpuRequest,
+    PauseRequest, PlacementAnswer, PlacementRequest, Progress, ReportAnswer, ReportRequest,
+    Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
     Boot, BootstrapOptions, ClockTest, CompanionOptions, DeviceKind, DeviceSpec, DiskFormat,
@@ -424,9 +424,12 @@ impl Vm {
     }
 
     /// Writes a checkpoint.
-    pub(crate) fn written(&self, request: CheckpointRequest) {
+    pub(crate) fn written(&self, request: CheckpointRequest) -> CheckpointAnswer {
         match self.ask(0, &Request::Checkpoint(request)) {
-            Ok(Answer::Checkpoint(answer)) => println!("{answer:?}"),
+            Ok(Answer::Checkpoint(answer)) => {
+                println!("{answer:?}");
+                answer
+            }
             other => panic!("{other:?}; {}", self.line.seen().describe()),
         }
     }

@@ -35,7 +35,7 @@ mod transfer;
 pub use frames::FrameRuns;
 pub use rest::NotAtRest;
 pub use state::{
-    Channel, Here, HolderKind, HoldersState, HomeState, NodeState, ReplicaState, RootState, TableHalf,
-    TableScope,
+    Channel, Here, HolderKind, HoldersState, HomeState, NodeState, ReplicaState, RootState,
+    TableHalf, TableScope,
 };
 pub use together::{Disagreement, check_all};

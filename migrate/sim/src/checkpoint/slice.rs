@@ -191,9 +191,8 @@ impl Slice {
             }
             CutMessage::GoOn(cut) => {
                 self.rests = false;
-                let half = matches!(self.part, Some((_, Stage::Writing)))
-                    && !self.careless
-                    && !self.live;
+                let half =
+                    matches!(self.part, Some((_, Stage::Writing))) && !self.careless && !self.live;
                 let failed = if half { self.fail() } else { None };
                 let on = Frame::Cut(CutMessage::GoesOn(cut));
                 return failed.map(Frame::Checkpoint).into_iter().chain([on]).collect();

@@ -11,14 +11,14 @@ use crate::slice::cut_link::{CutError, CutHandle, Input as CutInput};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
 use crate::slice::operations::{Ongoing, Operation};
-use checkpoint::{Checkpoint, Contents, Digest, Key, PartSummary};
+use checkpoint::{Base, Checkpoint, Contents, Digest, Key, PartSummary};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use migrate::checkpoint::{Coordinator, Effect, Verdict};
 use migrate::saved::{decode, encode};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use wire::SliceId;
 use wire::control::EndCause;
@@ -39,6 +39,16 @@ pub(in crate::slice) struct Checkpoints {
     /// Of the VM's secret, where it is known.
     key: Option<Key>,
     decides: Mutex<Coordinator>,
+    /// The last checkpoint that was written.
+    last: Mutex<Option<Last>>,
+}
+
+/// A checkpoint of which the next one may be an increment.
+#[derive(Clone, Debug)]
+struct Last {
+    number: u64,
+    folder: PathBuf,
+    digest: Digest,
 }
 
 /// Where a checkpoint goes.
@@ -74,6 +84,8 @@ struct Run<'a> {
     ends: bool,
     /// The guest runs on while it is written.
     live: bool,
+    /// It is an increment of this one.
+    base: Option<Last>,
     ongoing: Arc<Ongoing>,
     inputs: Receiver<Input>,
     /// Since when all are at rest, or come to rest.
@@ -95,7 +107,23 @@ impl Checkpoints {
         (vm, key): (Arc<Description>, Option<Key>),
     ) -> Self {
         let decides = Mutex::new(Coordinator::new(first_number()));
-        Self { channels: Arc::downgrade(channels), cuts, vm, key, decides }
+        Self { channels: Arc::downgrade(channels), cuts, vm, key, decides, last: Mutex::default() }
+    }
+
+    /// What a checkpoint is an increment of.
+    fn base(
+        &self,
+        request: &CheckpointRequest,
+        target: &Target,
+    ) -> Result<Option<Last>, CheckpointError> {
+        if !request.incremental {
+            return Ok(None);
+        }
+        let last = lock(&self.last).clone().ok_or(CheckpointError::NoBase)?;
+        if last.folder.parent() != Some(&target.parent) {
+            return Err(CheckpointError::BaseElsewhere(last.folder));
+        }
+        Ok(Some(last))
     }
 
     fn write(
@@ -116,6 +144,7 @@ impl Checkpoints {
             channels,
             target,
             ends: request.end,
+            base: self.base(request, target)?,
             live: !request.end && !request.stop && channels.handle.get().is_some(),
             ongoing,
             inputs,
@@ -153,13 +182,14 @@ impl Run<'_> {
             vm: identity.vm,
             generation: identity.generation,
             live: self.live,
+            base: self.base.as_ref().map(|base| base.number),
             compressed,
             disks,
         };
         let request = encode(&request)?;
         let members = self.channels.there();
         let requests = members.iter().map(|slice| (*slice, request.clone())).collect();
-        let mut decides = self.of.decides.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut decides = lock(&self.of.decides);
         let verdict = decides.begin(requests, self.live)?;
         if let Some(over) = self.follow(verdict, &mut decides) {
             return over;
@@ -269,14 +299,20 @@ impl Run<'_> {
             generation: vm.identity.generation,
             cut: decides.number(),
             created_unix_ms: self.moment_ms,
-            base: None,
+            base: self.base.as_ref().map(|base| Base {
+                folder: base.folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                digest: base.digest,
+            }),
             frames: self.channels.placement.load().frames(),
             parts: parts.clone(),
             spec: serde_json::to_string(&**vm)?,
             extra: BTreeMap::new(),
             producer: concat!("tessera ", env!("CARGO_PKG_VERSION")).to_owned(),
         };
-        let digest = Checkpoint::commit(&self.target.folder(), &contents, self.of.key.as_ref())?;
+        let folder = self.target.folder();
+        let digest = Checkpoint::commit(&folder, &contents, self.of.key.as_ref())?;
+        let number = decides.number();
+        *lock(&self.of.last) = Some(Last { number, folder, digest });
         Ok((digest, parts))
     }
 
@@ -294,6 +330,10 @@ impl Run<'_> {
             digest,
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn unix_ms() -> u64 {

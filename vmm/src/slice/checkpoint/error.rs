@@ -59,6 +59,14 @@ pub(crate) enum CheckpointError {
         #[source]
         why: Invalid,
     },
+    /// None was written that this slice knows of.
+    #[error(
+        "no checkpoint was written since this slice has coordinated the VM: the first one cannot be incremental"
+    )]
+    NoBase,
+    /// It is not beside the last one.
+    #[error("the last checkpoint is {}: an increment of it must be in the same folder", .0.display())]
+    BaseElsewhere(PathBuf),
     /// It leads nowhere.
     #[error("{} is no absolute path", .0.display())]
     Relative(PathBuf),

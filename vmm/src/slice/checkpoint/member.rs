@@ -7,6 +7,7 @@
 //! ```
 
 use super::error::PartError;
+use super::hashes::PageHashes;
 use super::part::tell;
 use super::request::PartRequest;
 use crate::slice::channels::Channels;
@@ -46,7 +47,12 @@ pub(crate) fn start_member(channels: &Arc<Channels>, folder: Option<PathBuf>) ->
 struct Made {
     number: u64,
     file: PathBuf,
+    /// What pages were at its cut, once it is written.
+    hashes: Receiver<PageHashes>,
 }
+
+/// What pages were at the last checkpoint, and its number.
+type Last = Option<(u64, Arc<PageHashes>)>;
 
 struct Member {
     channels: Weak<Channels>,
@@ -56,14 +62,15 @@ struct Member {
 impl Member {
     fn serve(&self, messages: &Receiver<(SliceId, Message)>) {
         let mut made: Option<Made> = None;
+        let mut last: Last = None;
         for (from, message) in messages {
             let Some(channels) = self.channels.upgrade() else { return };
             match message {
                 Message::Prepare(number, request) => {
                     discard(&channels, made.take());
-                    let said = match self.prepare(&channels, number, &request) {
-                        Ok((part, file)) => {
-                            made = Some(Made { number, file });
+                    let said = match self.prepare(&channels, number, (&request, &last)) {
+                        Ok((part, new)) => {
+                            made = Some(new);
                             channels.checkpoints.put_ready(Some(part));
                             Message::Prepared(number)
                         }
@@ -72,7 +79,8 @@ impl Member {
                     tell(&channels, from, said);
                 }
                 Message::Committed(number) => {
-                    if made.take_if(|made| made.number == number).is_some() {
+                    if let Some(made) = made.take_if(|made| made.number == number) {
+                        last = made.hashes.try_recv().ok().map(|it| (number, Arc::new(it)));
                         channels.checkpoints.put_writing(None);
                     }
                 }
@@ -89,15 +97,15 @@ impl Member {
         &self,
         channels: &Channels,
         number: u64,
-        request: &[u8],
-    ) -> Result<(ReadyPart, PathBuf), PartError> {
+        (request, last): (&[u8], &Last),
+    ) -> Result<(ReadyPart, Made), PartError> {
         let request: PartRequest = decode(request).map_err(PartError::Request)?;
         let folder = match channels.checkpoints.own_folder() {
             Some(folder) if channels.coordinates() => folder,
             _ => self.folder.clone().ok_or(PartError::NoFolder)?,
         };
         let folder = folder.join(&request.name);
-        let PartRequest { vm, generation, live, compressed, disks, .. } = request;
+        let PartRequest { vm, generation, live, base, compressed, disks, .. } = request;
         let head = PartHead { vm, generation, cut: number, slice: channels.local() };
         let how = if compressed { Compression::Zstd } else { Compression::None };
         let writer = PartWriter::create(&folder, &head, how)?;
@@ -105,7 +113,12 @@ impl Member {
         let engine = channels.handle.get().filter(|_| live && !channels.has_devices_only());
         let protected = engine.map(|engine| Protected::new(engine, PROTECT_LIMIT));
         let protected = protected.transpose().inspect_err(|_| remove(&file))?;
-        Ok((ReadyPart { number, disks, protected, writer }, file))
+        // What it does not know any more it writes.
+        let before = last.as_ref().filter(|(number, _)| Some(*number) == base);
+        let before = before.map(|(_, hashes)| Arc::clone(hashes));
+        let (now, hashes) = bounded(1);
+        let part = ReadyPart { number, disks, before, now, protected, writer };
+        Ok((part, Made { number, file, hashes }))
     }
 }
 

@@ -11,13 +11,14 @@
 
 use super::disks::DiskStates;
 use super::error::PartError;
+use super::hashes::PageHashes;
 use super::request::encode_summary;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint::{DISKS, FORM};
 use crate::slice::checkpoint_link::ReadyPart;
 use crate::slice::one_line;
 use crate::slice::saved::SliceState;
-use checkpoint::{PartSummary, PartWriter};
+use checkpoint::PartSummary;
 use dsm::{GuestRam, SnapshotReader};
 use migrate::checkpoint::Message;
 use migrate::saved::encode;
@@ -25,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
-use wire::{Control, SliceId};
+use wire::{Control, Gfn, SliceId};
 
 /// From where the contents of memory come.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl Writing {
         let (own, weak) = (Arc::clone(&cancelled), Arc::downgrade(channels));
         let number = part.number;
         let run = move || {
-            let said = match write(part.writer, memory, &own) {
+            let said = match write(part, memory, &own) {
                 Ok(summary) => encode_summary(&summary)
                     .map(|it| Message::Written(number, it))
                     .map_err(PartError::from),
@@ -93,26 +94,28 @@ pub(super) fn tell(channels: &Channels, to: SliceId, message: Message) {
 }
 
 fn write(
-    mut writer: PartWriter,
+    part: ReadyPart,
     memory: Memory,
     cancelled: &AtomicBool,
 ) -> Result<PartSummary, PartError> {
-    let goes_on =
-        || if cancelled.load(Ordering::SeqCst) { Err(PartError::GoesOn) } else { Ok(()) };
+    let ReadyPart { before, now, mut writer, .. } = part;
+    let mut hashes = PageHashes::default();
+    let goes_on = || if cancelled.load(Ordering::SeqCst) { Err(PartError::GoesOn) } else { Ok(()) };
+    let mut give = |first: Gfn, bytes: &[u8]| {
+        goes_on()?;
+        for (frame, run) in hashes.changed(first.0, bytes, before.as_deref()) {
+            writer.pages(frame, &bytes[run])?;
+        }
+        Ok::<(), PartError>(())
+    };
     match memory {
         Memory::AtRest(frames, ram) => {
-            for range in frames {
-                ram.each_run(range, |first, bytes| {
-                    goes_on()?;
-                    writer.pages(first.0, bytes).map_err(PartError::from)
-                })?;
-            }
+            frames.into_iter().try_for_each(|range| ram.each_run(range, &mut give))?;
         }
         Memory::Snapshot(mut snapshot) => {
             let mut bytes = Vec::new();
             while let Some(first) = snapshot.next(&mut bytes)? {
-                goes_on()?;
-                writer.pages(first.0, &bytes)?;
+                give(first, &bytes)?;
             }
         }
     }
@@ -120,5 +123,7 @@ fn write(
     let summary = writer.finish()?;
     // What was written after that is none of this moment.
     goes_on()?;
+    // Nobody takes them if it was given up.
+    let _ = now.try_send(hashes);
     Ok(summary)
 }

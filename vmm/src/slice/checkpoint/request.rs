@@ -22,6 +22,8 @@ pub(crate) struct PartRequest {
     pub(crate) generation: u64,
     /// Whether the guest runs on while it is written.
     pub(crate) live: bool,
+    /// The number of the checkpoint that it is an increment of.
+    pub(crate) base: Option<u64>,
     /// Whether pages are made shorter.
     pub(crate) compressed: bool,
     /// What becomes of the slice's disks.
@@ -97,6 +99,7 @@ mod tests {
                 vm: [7; 16],
                 generation: 3,
                 live: true,
+                base: Some(8),
                 compressed: true,
                 disks: DiskPolicy::Keep,
             };
