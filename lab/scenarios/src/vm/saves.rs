@@ -68,6 +68,20 @@ pub(crate) fn remove(lab: &Lab, name: &str) -> Result<()> {
     fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))
 }
 
+/// Removes all whose names do not begin so: no increment is of one of them.
+pub(crate) fn keep_only(lab: &Lab, prefix: &str) -> Result<()> {
+    let folder = folder(lab)?;
+    let entries = fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
+    for entry in entries {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        if name != prefix && !name.starts_with(&format!("{prefix}.")) {
+            remove(lab, &name)?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether anything of a checkpoint is there.
 pub(crate) fn is_begun(lab: &Lab, name: &str) -> Result<bool> {
     Ok(folder(lab)?.join(name).exists())

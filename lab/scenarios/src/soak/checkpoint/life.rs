@@ -27,6 +27,8 @@ use std::sync::Arc;
 const POLL: Duration = Duration::from_millis(200);
 /// From the death of a slice to the end of the others; also from a checkpoint with which the VM ends.
 const END_LIMIT: Duration = Duration::from_secs(60);
+/// Between two checkpoints of which one is an increment of the other.
+const BETWEEN: Duration = Duration::from_millis(500);
 /// How a VM says that its guest does not run yet.
 const NOT_BEGUN: &str = "has not begun";
 
@@ -34,6 +36,8 @@ const NOT_BEGUN: &str = "has not begun";
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) outcome: Outcome,
+    /// Those that were written before.
+    pub(super) before: Vec<Written>,
     /// What was said of the checkpoint; none if the guest powered off before.
     pub(super) said: Option<Result<Written, String>>,
     pub(super) problems: Vec<String>,
@@ -67,22 +71,33 @@ pub(super) fn live(
     let (outcome, acted) = thread::scope(|scope| {
         let acting = scope.spawn(move || match step {
             Some(step) => actor.act(step),
-            None => Ok((None, Vec::new())),
+            None => Ok(Acted::default()),
         });
         let outcome = scenario.follow(bootstrap, (&companions, output), &mut |_| {});
         over.store(true, Ordering::SeqCst);
         (outcome, acting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
-    let (outcome, (said, mut problems)) = (outcome?, acted?);
+    let (outcome, Acted { before, said, mut problems }) = (outcome?, acted?);
     let well = outcome.exit.as_ref().is_ok_and(|exit| exit.success());
     finish(companions, well, &mut problems);
     if !well {
         output.killed();
     }
-    Ok(Life { outcome, said, problems })
+    Ok(Life { outcome, before, said, problems })
 }
 
-type Acted = (Option<Result<Written, String>>, Vec<String>);
+/// What has been done with a VM.
+#[derive(Default)]
+struct Acted {
+    before: Vec<Written>,
+    said: Option<Result<Written, String>>,
+    problems: Vec<String>,
+}
+
+/// The name of a checkpoint before another one.
+pub(super) fn name_before(name: &str, number: usize) -> String {
+    format!("{name}.{number}")
+}
 
 impl Actor<'_> {
     fn is_over(&self) -> bool {
@@ -101,13 +116,14 @@ impl Actor<'_> {
     fn act(&self, step: Step) -> Result<Acted> {
         while self.scenario.places().is_err() {
             if !self.sleep(POLL) {
-                return Ok((None, Vec::new()));
+                return Ok(Acted::default());
             }
         }
-        if !self.sleep(step.wait) {
-            return Ok((None, Vec::new()));
+        let mut acted = Acted::default();
+        if !self.sleep(step.wait) || !self.write_before(step, &mut acted)? {
+            return Ok(acted);
         }
-        let mut problems = Vec::new();
+        let Acted { before, mut problems, .. } = acted;
         let said = match step.act {
             Act::Kill { slice, after } => {
                 let said = thread::scope(|scope| {
@@ -115,15 +131,15 @@ impl Actor<'_> {
                         thread::sleep(after);
                         self.kill(slice);
                     });
-                    self.scenario.checkpoint(self.name, &options(step))
+                    self.scenario.checkpoint(self.name, &options(step, step.before > 0))
                 })?;
                 if self.sleep(END_LIMIT) {
                     problems.push(format!("the VM does not end without slice{slice}"));
                     self.kill_all();
                 }
-                return Ok((Some(said), problems));
+                return Ok(Acted { before, said: Some(said), problems });
             }
-            Act::End | Act::RunOn(_) => self.write(step)?,
+            Act::End | Act::RunOn(_) => self.write(self.name, &options(step, step.before > 0))?,
         };
         match (&said, step.act) {
             (None, _) => {}
@@ -146,13 +162,36 @@ impl Actor<'_> {
                 }
             }
         }
-        Ok((said, problems))
+        Ok(Acted { before, said, problems })
     }
 
-    /// Has the checkpoint written, once the guest runs.
-    fn write(&self, step: Step) -> Result<Option<Result<Written, String>>> {
+    /// Writes the checkpoints before the one that counts. False if the VM ends meanwhile.
+    fn write_before(&self, step: Step, acted: &mut Acted) -> Result<bool> {
+        for number in 0..usize::try_from(step.before)? {
+            let step = Step { act: Act::RunOn(Duration::ZERO), ..step };
+            let name = name_before(self.name, number);
+            match self.write(&name, &options(step, number > 0))? {
+                Some(Ok(written)) => acted.before.push(written),
+                Some(Err(why)) => {
+                    if self.sleep(END_LIMIT / 4) {
+                        acted.problems.push(format!("no checkpoint before: {why}"));
+                        self.kill_all();
+                    }
+                    return Ok(false);
+                }
+                None => return Ok(false),
+            }
+            if !self.sleep(BETWEEN) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has a checkpoint written, once the guest runs.
+    fn write(&self, name: &str, options: &[&str]) -> Result<Option<Result<Written, String>>> {
         while !self.is_over() {
-            match self.scenario.checkpoint(self.name, &options(step))? {
+            match self.scenario.checkpoint(name, options)? {
                 Err(why) if why.contains(NOT_BEGUN) || why.contains(NOBODY) => {
                     self.sleep(POLL);
                 }
@@ -175,8 +214,14 @@ impl Actor<'_> {
     }
 }
 
-fn options(step: Step) -> Vec<&'static str> {
+fn options(step: Step, incremental: bool) -> Vec<&'static str> {
     let mut options = Vec::new();
+    if incremental {
+        options.push("--incremental");
+    }
+    if step.stop {
+        options.push("--stop");
+    }
     if step.compressed {
         options.push("--compress");
     }

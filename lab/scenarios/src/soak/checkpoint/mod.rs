@@ -31,7 +31,7 @@ use crate::vm::output::Output;
 use crate::vm::saves::{self, Written};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
-use life::{Life, is_whole, live};
+use life::{Life, is_whole, live, name_before};
 use plan::{Act, Plan, Step};
 use std::sync::Arc;
 
@@ -68,6 +68,8 @@ struct Told {
     written: Vec<Written>,
     /// Lives that began with a checkpoint, by the number of slices.
     restores: [usize; 8],
+    /// Whole ones that are increments.
+    increments: usize,
     /// Half-written ones.
     half: usize,
     /// Whole ones of which nobody was told, because a slice was killed just then.
@@ -87,9 +89,10 @@ impl Told {
         let restores: Vec<_> =
             restores.map(|(slices, count)| format!("{count} on {slices}")).collect();
         format!(
-            "{} checkpoints, the guest stood still p50 {:.0} ms, longest {:.0} ms, up to {} MiB; {} more half-written, all \
+            "{} checkpoints, {} increments; the guest stood still p50 {:.0} ms, longest {:.0} ms, up to {} MiB; {} more half-written, all \
              refused; {} whole, and nobody was told; restores by number of slices: {}",
             self.written.len(),
+            self.increments,
             time(50),
             time(100),
             self.written.iter().map(mib).max().unwrap_or(0),
@@ -189,14 +192,17 @@ impl Vm<'_> {
                     return Ok(result.map(|said| format!("{} lives; {said}", life + 1)));
                 }
                 Next::Whole => {
-                    if let Some(before) = newest.replace(name) {
-                        saves::remove(self.lab, &before)?;
-                    }
+                    newest = Some(name.clone());
+                    saves::keep_only(self.lab, &name)?;
                 }
-                Next::Half => {
+                Next::Half(before) => {
                     self.told.half += 1;
                     if saves::is_begun(self.lab, &name)? {
                         saves::remove(self.lab, &name)?;
+                    }
+                    if let Some(last) = before {
+                        newest = Some(last);
+                        saves::keep_only(self.lab, &name)?;
                     }
                 }
             }
@@ -213,7 +219,10 @@ impl Vm<'_> {
         life: Life,
         (name, step): (&str, Option<Step>),
     ) -> Result<Next> {
-        let Life { outcome, said, mut problems } = life;
+        let Life { outcome, before, said, mut problems } = life;
+        let last = before.len().checked_sub(1).map(|number| name_before(name, number));
+        self.told.increments += before.len().saturating_sub(1);
+        self.told.written.extend(before);
         let failed = output.guest().failed().join(", ");
         if !failed.is_empty() {
             problems.push(format!("tests failed: {failed}"));
@@ -240,7 +249,8 @@ impl Vm<'_> {
             self.told.untold += 1;
             self.rig.say(&format!("{name} is whole, and nobody was told"));
         }
-        Ok(if whole { Next::Whole } else { Next::Half })
+        self.told.increments += usize::from(whole && last.is_some());
+        Ok(if whole { Next::Whole } else { Next::Half(last) })
     }
 
     /// What the tests say, or all that is wrong.
@@ -272,6 +282,6 @@ enum Next {
     Over(Result<String>),
     /// It goes on from what was written.
     Whole,
-    /// It goes on from what was written before.
-    Half,
+    /// It goes on from what was written before: from this one of the same life, if there is one.
+    Half(Option<String>),
 }

@@ -11,6 +11,8 @@ use crate::vm::layout::Layout;
 const WAIT_MS: [u64; 3] = [3000, 10_000, 40_000];
 /// Longest time that it runs on after it.
 const RUN_ON_MS: u64 = 10_000;
+/// Checkpoints before one at most.
+const BEFORE_MAX: u32 = 3;
 /// Writing takes so long, until it is known better.
 const WRITING_MS: u64 = 3000;
 
@@ -30,7 +32,11 @@ pub(super) enum Act {
 pub(super) struct Step {
     /// How long the VM runs before.
     pub(super) wait: Duration,
+    /// Checkpoints that are written before it, the first one full; this one is an increment then.
+    pub(super) before: u32,
     pub(super) compressed: bool,
+    /// The guest stands still while it is written.
+    pub(super) stop: bool,
     pub(super) act: Act,
 }
 
@@ -69,7 +75,8 @@ impl Plan {
         };
         let longest = WAIT_MS[random.usize(0..WAIT_MS.len())];
         let wait = Duration::from_millis(random.u64(0..longest));
-        Step { wait, compressed: random.bool(), act }
+        let before = random.u32(0..=BEFORE_MAX) * random.u32(0..2);
+        Step { wait, before, compressed: random.bool(), stop: random.u32(0..4) == 0, act }
     }
 
     /// Whether the guest's clock catches up with the time that the VM was away.
@@ -108,6 +115,9 @@ mod tests {
         assert_eq!(steps, draw(7));
         assert_ne!(steps, draw(8));
         let is = |of: fn(&Act) -> bool| steps.iter().any(|(step, _)| of(&step.act));
+        let each = |of: fn(&Step) -> bool| steps.iter().any(|(step, _)| of(step));
+        assert!(each(|step| step.stop) && each(|step| !step.stop));
+        assert!(each(|step| step.before == 0) && each(|step| step.before > 1));
         assert!(is(|act| *act == Act::End) && is(|act| matches!(act, Act::RunOn(_))));
         assert!([0, 1].iter().all(|of| {
             steps
