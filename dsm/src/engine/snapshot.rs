@@ -15,11 +15,15 @@ use crate::snapshot::{Frozen, SnapshotReader};
 use crossbeam_channel::{Sender, bounded};
 use dsm_protocol::saved::Here;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// How often it is looked for what has been read.
 const LOOK_NS: u64 = 2_000_000;
+
+/// Until it is tried again, while a former snapshot is given back.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// Why there is no snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -40,17 +44,25 @@ pub enum SnapshotError {
 
 impl Handle {
     /// Protects all memory that the guest may write, while it runs. What it stores to meanwhile is protected once more by
-    /// [`Self::freeze`].
+    /// [`Self::freeze`]. What the former snapshot has left is given back first.
     ///
     /// # Errors
-    /// The former snapshot is not over, or the engine does not answer within `limit`; then it is protected no longer.
+    /// The former snapshot is being read, or the engine does not answer within `limit`; then it is protected no longer.
     pub fn protect(&self, limit: Duration) -> Result<(), SnapshotError> {
-        let (reply, answer) = bounded(1);
-        self.post(Command::Protect { reply });
-        answer.recv_timeout(limit).unwrap_or_else(|_| {
-            self.unprotect();
-            Err(SnapshotError::NoAnswer)
-        })
+        let end = Instant::now() + limit;
+        loop {
+            let (reply, answer) = bounded(1);
+            self.post(Command::Protect { reply });
+            let left = end.saturating_duration_since(Instant::now());
+            match answer.recv_timeout(left) {
+                Ok(Err(SnapshotError::Busy)) if !left.is_zero() => thread::sleep(AGAIN),
+                Ok(answer) => return answer,
+                Err(_) => {
+                    self.unprotect();
+                    return Err(SnapshotError::NoAnswer);
+                }
+            }
+        }
     }
 
     /// Freezes these pages: what they are now can be read from now on. The engine must be at rest; when the guest goes on, each is
