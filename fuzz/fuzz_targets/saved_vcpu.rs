@@ -18,6 +18,8 @@ use wire::VcpuId;
 
 /// Bytes of an XSAVE area on a host without AMX.
 const SMALL_AREA: usize = 4096;
+/// Frequency of a counter.
+const KHZ: u32 = 2_400_000;
 
 fn structures_hold(state: &VcpuState) {
     assert_eq!(General::from(kvm_regs::from(state.general)), state.general);
@@ -48,7 +50,7 @@ fn apic_is_restored(state: &VcpuState) {
             assert_eq!(KernelApic::from(&kvm_lapic_state::from(apic)), *apic);
         }
         ApicState::Userspace(apic) => {
-            let lapic = Lapic::restored(VcpuId(state.vcpu), &apic.lapic).expect("it was checked");
+            let lapic = Lapic::restored(VcpuId(state.vcpu), KHZ, &apic.lapic).expect("it was checked");
             assert_eq!(lapic.save(), apic.lapic);
         }
     }
