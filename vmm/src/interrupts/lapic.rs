@@ -44,7 +44,8 @@ const SELF_IPI: u32 = 0x83f;
 const VERSION_VALUE: u32 = 0x0005_0014;
 /// Bits of each local vector table entry that can be written (SDM vol. 3, figure 12-8): vector and mask of all; the
 /// timer's mode; delivery mode of thermal, performance counters and LINT0 and 1, and polarity and trigger mode of these two.
-pub(super) const LVT_WRITABLE: [u32; 6] = [0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff];
+pub(super) const LVT_WRITABLE: [u32; 6] =
+    [0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff];
 pub(super) const LVT_MASKED: u32 = 1 << 16;
 pub(super) const SVR_ENABLED: u32 = 1 << 8;
 pub(super) const SVR_WRITABLE: u32 = 0x1ff;

@@ -129,7 +129,9 @@ fn self_ipi_is_raised_at_once() {
 #[test]
 fn entries_of_the_vector_table_have_the_fields_of_their_kind() {
     let mut apic = enabled(0);
-    for (entry, kept) in (LVT_TIMER..).zip([0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff]) {
+    for (entry, kept) in
+        (LVT_TIMER..).zip([0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff])
+    {
         apic.write(entry, u64::from(u32::MAX), 0).unwrap();
         assert_eq!(apic.read(entry, 0), Ok(kept), "{entry:#x}");
     }

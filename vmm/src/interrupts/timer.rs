@@ -299,7 +299,10 @@ mod tests {
         timer.set_divide(0b1011, 0);
         timer.set_initial_count(1000, 5);
         timer.set_left(300, 10);
-        assert_eq!((timer.due(), timer.current_count(10), timer.current_count(60)), (Some(310), 300, 250));
+        assert_eq!(
+            (timer.due(), timer.current_count(10), timer.current_count(60)),
+            (Some(310), 300, 250)
+        );
         assert!(!timer.expire(309));
         assert!(timer.expire(310));
     }
