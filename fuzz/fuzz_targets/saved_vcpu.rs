@@ -1,5 +1,5 @@
 //! The saved state of a vCPU: no panic on any bytes, what is accepted is in order and written the same way, and KVM's
-//! structures hold all of it.
+//! structures hold all of it. With the other kind of APIC it is refused, or in order again.
 
 #![no_main]
 
@@ -10,6 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use migrate::SavedState;
 use migrate::saved::{decode, encode};
 use vmm::interrupts::lapic::Lapic;
+use vmm::interrupts::{InterruptBackEnd, Moment};
 use vmm::interrupts::saved::{ApicState, KernelApic};
 use vmm::machine::saved::{
     Debug, Events, General, Running, System, VcpuState, XSAVE_BYTES_MAX, Xcrs, XsaveArea,
@@ -56,6 +57,16 @@ fn apic_is_restored(state: &VcpuState) {
     }
 }
 
+fn goes_on_with_either_apic(state: &VcpuState) {
+    for of in [InterruptBackEnd::Ghost, InterruptBackEnd::Userspace] {
+        for ticks in [0, 1 << 40, u64::MAX] {
+            if let Ok(there) = state.with_interrupts(of, Moment { ticks, khz: KHZ }) {
+                there.check().expect("it is converted to what can be");
+            }
+        }
+    }
+}
+
 fuzz_target!(|input: &[u8]| {
     let Ok(state) = decode::<VcpuState>(input) else { return };
     state.check().expect("decoding checks");
@@ -64,4 +75,5 @@ fuzz_target!(|input: &[u8]| {
     structures_hold(&state);
     lists_fit(&state);
     apic_is_restored(&state);
+    goes_on_with_either_apic(&state);
 });
