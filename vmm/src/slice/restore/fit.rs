@@ -115,3 +115,25 @@ pub(in crate::slice) fn with_interrupts(
     let refused = |source| RestoreError::Interrupts { vcpu: state.vcpu, interrupts, source };
     state.with_interrupts(interrupts, at).map_err(refused)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::saved::tests::some_state;
+    use crate::slice::one_line;
+
+    #[test]
+    fn vcpu_that_cannot_have_other_interrupts_is_named() {
+        let at = Moment { ticks: 0, khz: 1_000_000 };
+        let mut state = some_state();
+        let with = |state: &VcpuState, interrupts| with_interrupts(state, interrupts, at);
+        with(&state, InterruptBackEnd::Userspace).unwrap();
+        state.system.apic_base = 0xfee0_0800;
+        with(&state, InterruptBackEnd::Ghost).unwrap();
+        let refused = with(&state, InterruptBackEnd::Userspace).unwrap_err();
+        let expected = "vCPU 1 cannot go on with --interrupts userspace: ";
+        let said = one_line(&refused);
+        assert!(said.starts_with(expected), "{said}");
+        assert!(said.ends_with("its APIC is not in x2APIC mode"), "{said}");
+    }
+}
