@@ -70,8 +70,11 @@ pub(crate) struct Arguments {
     ///   them.
     /// - `userspace`: by Tessera's own APIC, in user space.
     /// - `auto`: ghosts where every host passes the self-test, else user space.
-    #[arg(long, default_value = "auto", value_name = "auto|ghost|userspace", verbatim_doc_comment)]
-    interrupts: Interrupts,
+    ///
+    /// Without this option a VM begins with `auto`. One that goes on from a checkpoint has what it had, or what is given
+    /// here.
+    #[arg(long, value_name = "auto|ghost|userspace", verbatim_doc_comment)]
+    interrupts: Option<Interrupts>,
     /// How page tables are shared
     ///
     /// - `replicate`: tables of the kernel and of processes are replicas, one on each slice.
@@ -214,7 +217,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let secret = secret.context("load the VM's secret")?;
     let asked = VmSpec {
         slices: arguments.slices.iter().map(|slice| slice.spec).collect(),
-        interrupts: arguments.interrupts,
+        interrupts: arguments.interrupts.unwrap_or_default(),
         page_tables: arguments.page_tables,
         sample: arguments.sample,
         clock_rate: arguments.guest_clock_rate,
@@ -224,7 +227,9 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     };
     let (spec, start) = match (arguments.restore.options(), arguments.kernel) {
         (Some(restore), _) => {
-            (restore::spec(&restore, secret.as_ref(), asked)?, Start::Restore(restore))
+            let interrupts = arguments.interrupts;
+            let spec = restore::spec(&restore, secret.as_ref(), asked, interrupts)?;
+            (spec, Start::Restore(restore))
         }
         (None, Some(kernel)) => {
             let boot = Boot {

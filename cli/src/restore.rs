@@ -4,7 +4,9 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use transport::Secret;
-use vmm::slice::{DeviceSpec, RestoreOptions, RestoredClock, SliceSpec, VmSpec, saved_spec};
+use vmm::slice::{
+    DeviceSpec, Interrupts, RestoreOptions, RestoredClock, SliceSpec, VmSpec, saved_spec,
+};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Restore {
@@ -43,11 +45,12 @@ impl Restore {
     }
 }
 
-/// The VM in a checkpoint on these slices, or on one, and with these devices, or with those that it had.
+/// The VM in a checkpoint on these slices, or on one, and with these devices and interrupts, or with those that it had.
 pub(crate) fn spec(
     restore: &RestoreOptions,
     secret: Option<&Secret>,
     asked: VmSpec,
+    interrupts: Option<Interrupts>,
 ) -> Result<VmSpec> {
     let secret = secret.filter(|_| !restore.unauthenticated);
     let saved = saved_spec(&restore.path, secret).context("read the checkpoint")?;
@@ -57,7 +60,7 @@ pub(crate) fn spec(
     } else {
         asked.devices
     };
-    let (interrupts, clock_rate) = (saved.interrupts, saved.clock_rate);
+    let (interrupts, clock_rate) = (interrupts.unwrap_or(saved.interrupts), saved.clock_rate);
     Ok(VmSpec { slices, devices, interrupts, clock_rate, ..asked })
 }
 

@@ -1,5 +1,5 @@
 //! The saved state of a vCPU: no panic on any bytes, what is accepted is in order and written the same way, and KVM's
-//! structures hold all of it.
+//! structures hold all of it. With the other kind of APIC it is refused, or in order again.
 
 #![no_main]
 
@@ -10,6 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use migrate::SavedState;
 use migrate::saved::{decode, encode};
 use vmm::interrupts::lapic::Lapic;
+use vmm::interrupts::{InterruptBackEnd, Moment};
 use vmm::interrupts::saved::{ApicState, KernelApic};
 use vmm::machine::saved::{
     Debug, Events, General, Running, System, VcpuState, XSAVE_BYTES_MAX, Xcrs, XsaveArea,
@@ -18,6 +19,8 @@ use wire::VcpuId;
 
 /// Bytes of an XSAVE area on a host without AMX.
 const SMALL_AREA: usize = 4096;
+/// Frequency of a counter.
+const KHZ: u32 = 2_400_000;
 
 fn structures_hold(state: &VcpuState) {
     assert_eq!(General::from(kvm_regs::from(state.general)), state.general);
@@ -48,8 +51,18 @@ fn apic_is_restored(state: &VcpuState) {
             assert_eq!(KernelApic::from(&kvm_lapic_state::from(apic)), *apic);
         }
         ApicState::Userspace(apic) => {
-            let lapic = Lapic::restored(VcpuId(state.vcpu), &apic.lapic).expect("it was checked");
+            let lapic = Lapic::restored(VcpuId(state.vcpu), KHZ, &apic.lapic).expect("it was checked");
             assert_eq!(lapic.save(), apic.lapic);
+        }
+    }
+}
+
+fn goes_on_with_either_apic(state: &VcpuState) {
+    for of in [InterruptBackEnd::Ghost, InterruptBackEnd::Userspace] {
+        for ticks in [0, 1 << 40, u64::MAX] {
+            if let Ok(there) = state.with_interrupts(of, Moment { ticks, khz: KHZ }) {
+                there.check().expect("it is converted to what can be");
+            }
         }
     }
 }
@@ -62,4 +75,5 @@ fuzz_target!(|input: &[u8]| {
     structures_hold(&state);
     lists_fit(&state);
     apic_is_restored(&state);
+    goes_on_with_either_apic(&state);
 });

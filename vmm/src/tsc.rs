@@ -135,11 +135,24 @@ impl GuestTsc {
     }
 }
 
+/// Whole nanoseconds that so many ticks of a counter at `khz` take.
+#[must_use]
+pub fn nanoseconds_of(ticks: u64, khz: u32) -> u64 {
+    let nanoseconds = u128::from(ticks) * 1_000_000 / u128::from(khz.max(1));
+    u64::try_from(nanoseconds).unwrap_or(u64::MAX)
+}
+
+/// Ticks of a counter at `khz` after which so many nanoseconds have passed.
+#[must_use]
+pub fn ticks_of(nanoseconds: u64, khz: u32) -> u64 {
+    let ticks = (u128::from(nanoseconds) * u128::from(khz)).div_ceil(1_000_000);
+    u64::try_from(ticks).unwrap_or(u64::MAX)
+}
+
 /// Converts ticks of a counter at `khz` to time.
 #[must_use]
 pub fn ticks_to_duration(ticks: u64, khz: u32) -> Duration {
-    let nanos = u128::from(ticks) * 1_000_000 / u128::from(khz.max(1));
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    Duration::from_nanos(nanoseconds_of(ticks, khz))
 }
 
 impl GuestClock for GuestTsc {

@@ -42,12 +42,13 @@ const SELF_IPI: u32 = 0x83f;
 
 /// Version 0x14, six local vector table entries, no suppression of EOI broadcasts.
 const VERSION_VALUE: u32 = 0x0005_0014;
-/// Bits of a local vector table entry that can be written: vector, delivery mode, polarity,
-/// trigger mode, mask, timer mode.
-const LVT_WRITABLE: u32 = 0x0007_a7ff;
-const LVT_MASKED: u32 = 1 << 16;
-const SVR_ENABLED: u32 = 1 << 8;
-const SVR_WRITABLE: u32 = 0x1ff;
+/// Bits of each local vector table entry that can be written (SDM vol. 3, figure 12-8): vector and mask of all; the
+/// timer's mode; delivery mode of thermal, performance counters and LINT0 and 1, and polarity and trigger mode of these two.
+pub(super) const LVT_WRITABLE: [u32; 6] =
+    [0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff];
+pub(super) const LVT_MASKED: u32 = 1 << 16;
+pub(super) const SVR_ENABLED: u32 = 1 << 8;
+pub(super) const SVR_WRITABLE: u32 = 0x1ff;
 const ESR_ILLEGAL_SEND: u32 = 1 << 5;
 /// Vectors below this are reserved for exceptions and never delivered by an APIC.
 const FIRST_VECTOR: u8 = 16;
@@ -101,9 +102,9 @@ pub struct Lapic {
 }
 
 impl Lapic {
-    /// An APIC as after reset, in x2APIC mode.
+    /// An APIC as after reset, in x2APIC mode, with a time stamp counter of this frequency in kHz.
     #[must_use]
-    pub fn new(id: VcpuId) -> Self {
+    pub fn new(id: VcpuId, khz: u32) -> Self {
         Self {
             id,
             irr: VectorSet::default(),
@@ -114,13 +115,13 @@ impl Lapic {
             esr: 0,
             icr: 0,
             lvt: [LVT_MASKED; 6],
-            timer: LapicTimer::default(),
+            timer: LapicTimer::new(khz),
         }
     }
 
     /// What INIT does to the APIC.
     pub fn reset(&mut self) {
-        *self = Self::new(self.id);
+        *self = Self::new(self.id, self.timer.khz());
     }
 
     /// The timer.
@@ -266,7 +267,8 @@ impl Lapic {
 
     fn set_lvt(&mut self, index: u32, value: u32) -> Effect {
         let forced = if self.enabled() { 0 } else { LVT_MASKED };
-        self.lvt[place(index, LVT_TIMER)] = value & LVT_WRITABLE | forced;
+        let place = place(index, LVT_TIMER);
+        self.lvt[place] = value & LVT_WRITABLE[place] | forced;
         if index != LVT_TIMER {
             return Effect::None;
         }

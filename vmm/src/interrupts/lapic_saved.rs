@@ -48,9 +48,10 @@ impl LapicState {
         unless(low & reserved == 0, "a vector of exceptions")?;
         unless(self.svr & !SVR_WRITABLE == 0, "reserved bits of the spurious vector register")?;
         unless(self.esr & !ESR_ILLEGAL_SEND == 0, "errors that never happen")?;
-        let writable = LVT_WRITABLE | LVT_MASKED;
         let entries = || self.lvt.iter();
-        unless(entries().all(|entry| entry & !writable == 0), "reserved bits of a vector entry")?;
+        let mut writable = entries().zip(LVT_WRITABLE);
+        let in_order = writable.all(|(entry, writable)| entry & !writable == 0);
+        unless(in_order, "reserved bits of a vector entry")?;
         let enabled = self.svr & SVR_ENABLED != 0;
         let masked = entries().all(|entry| entry & LVT_MASKED != 0);
         unless(enabled || masked, "an open vector entry of a disabled APIC")?;
@@ -75,11 +76,11 @@ impl Lapic {
         }
     }
 
-    /// The APIC of a vCPU in a state that was saved.
+    /// The APIC of a vCPU in a state that was saved, with a time stamp counter of this frequency in kHz.
     ///
     /// # Errors
     /// No APIC can be in this state.
-    pub fn restored(id: VcpuId, state: &LapicState) -> Result<Self, Invalid> {
+    pub fn restored(id: VcpuId, khz: u32, state: &LapicState) -> Result<Self, Invalid> {
         state.check()?;
         let LapicState { irr, isr, tmr, tpr, svr, esr, icr, lvt, timer } = *state;
         Ok(Self {
@@ -92,7 +93,7 @@ impl Lapic {
             esr,
             icr,
             lvt,
-            timer: LapicTimer::restored(mode(lvt[0]), timer),
+            timer: LapicTimer::restored(khz, mode(lvt[0]), timer),
         })
     }
 }
@@ -102,6 +103,8 @@ mod tests {
     use super::*;
     use crate::interrupts::lapic::{TSC_DEADLINE, X2APIC_FIRST};
     use proptest::prelude::*;
+
+    const KHZ: u32 = 2_400_000;
 
     /// What can happen to an APIC.
     #[derive(Clone, Debug)]
@@ -153,11 +156,11 @@ mod tests {
             before in prop::collection::vec(step(), 0..60),
             after in prop::collection::vec(step(), 0..20),
         ) {
-            let mut old = Lapic::new(VcpuId(5));
+            let mut old = Lapic::new(VcpuId(5), KHZ);
             old.write(X2APIC_FIRST + 0xf, 0x1ff, 0).unwrap();
             before.iter().for_each(|step| take(&mut old, step, 1000));
             let state = old.save();
-            let mut new = Lapic::restored(VcpuId(5), &state).unwrap();
+            let mut new = Lapic::restored(VcpuId(5), KHZ, &state).unwrap();
             prop_assert_eq!(new.save(), state);
             for (step, now) in after.iter().zip(2000..) {
                 take(&mut old, step, now);
@@ -171,20 +174,21 @@ mod tests {
 
     #[test]
     fn states_that_no_apic_is_in_are_refused() {
-        let mut lapic = Lapic::new(VcpuId(0));
+        let mut lapic = Lapic::new(VcpuId(0), KHZ);
         lapic.write(X2APIC_FIRST + 0xf, 0x1ff, 0).unwrap();
         let good = lapic.save();
         good.check().unwrap();
         let bad = |change: fn(&mut LapicState)| {
             let mut state = good;
             change(&mut state);
-            assert!(Lapic::restored(VcpuId(0), &state).is_err(), "{state:x?}");
+            assert!(Lapic::restored(VcpuId(0), KHZ, &state).is_err(), "{state:x?}");
         };
         bad(|state| state.irr[0] = 1);
         bad(|state| state.isr[0] = 1 << 15);
         bad(|state| state.svr = 0x200);
         bad(|state| state.esr = 1);
         bad(|state| state.lvt[3] = 1 << 31);
+        bad(|state| state.lvt[5] |= 1 << 13);
         bad(|state| (state.svr, state.lvt[2]) = (0xff, 0));
         bad(|state| state.timer.divide = 4);
         bad(|state| state.timer.deadline = 1);

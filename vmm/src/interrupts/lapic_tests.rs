@@ -3,8 +3,10 @@
 use super::*;
 use proptest::prelude::*;
 
+const KHZ: u32 = 1_000_000;
+
 fn enabled(id: u32) -> Lapic {
-    let mut apic = Lapic::new(VcpuId(id));
+    let mut apic = Lapic::new(VcpuId(id), KHZ);
     apic.write(SVR, 0x1ff, 0).unwrap();
     apic
 }
@@ -15,7 +17,7 @@ fn eoi(apic: &mut Lapic) -> Effect {
 
 #[test]
 fn disabled_apic_drops_interrupts() {
-    let mut apic = Lapic::new(VcpuId(0));
+    let mut apic = Lapic::new(VcpuId(0), KHZ);
     apic.raise(0x40, false);
     assert_eq!(apic.deliverable(), None);
     assert_eq!(apic.read(IRR + 2, 0), Ok(0));
@@ -125,6 +127,17 @@ fn self_ipi_is_raised_at_once() {
 }
 
 #[test]
+fn entries_of_the_vector_table_have_the_fields_of_their_kind() {
+    let mut apic = enabled(0);
+    for (entry, kept) in
+        (LVT_TIMER..).zip([0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff])
+    {
+        apic.write(entry, u64::from(u32::MAX), 0).unwrap();
+        assert_eq!(apic.read(entry, 0), Ok(kept), "{entry:#x}");
+    }
+}
+
+#[test]
 fn reserved_accesses_are_protection_faults() {
     let mut apic = enabled(0);
     for (index, value) in [(EOI, 1), (TPR, 0x100), (ID, 0), (ESR, 1), (0x831, 0), (0x82f, 0)] {
@@ -136,7 +149,7 @@ fn reserved_accesses_are_protection_faults() {
 
 #[test]
 fn identity_registers_follow_the_vcpu() {
-    let apic = Lapic::new(VcpuId(0x25));
+    let apic = Lapic::new(VcpuId(0x25), KHZ);
     assert_eq!(apic.read(ID, 0), Ok(0x25));
     assert_eq!(apic.read(LDR, 0), Ok(0x2_0020));
     assert_eq!(apic.read(VERSION, 0), Ok(0x5_0014));

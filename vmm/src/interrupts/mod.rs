@@ -12,6 +12,7 @@
 //!   guest ICR write -> back end -+-- elsewhere:   RemoteInterrupts::forward
 //! ```
 
+mod conversion;
 pub(crate) mod ghost;
 pub mod lapic;
 mod mailbox;
@@ -21,6 +22,7 @@ pub mod timer;
 pub(crate) mod userspace;
 pub mod vectors;
 
+pub use conversion::Moment;
 pub use routing::VcpuEvent;
 
 use crate::vcpu::{StateError, VcpuCore, VcpuError};

@@ -161,12 +161,22 @@ impl From<&KernelApic> for kvm_lapic_state {
 /// Whether a vCPU with its APIC in user space runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activity {
-    /// It waits for a start-up.
+    /// It has not been started since power-on, and has had no INIT.
+    PowerOn,
+    /// It has had an INIT, and waits for a start-up.
     WaitForStartup,
     /// It runs guest code.
     Running,
     /// It waits for an interrupt.
     Halted,
+}
+
+impl Activity {
+    /// Whether a start-up has it run.
+    #[must_use]
+    pub fn waits_for_startup(self) -> bool {
+        matches!(self, Self::PowerOn | Self::WaitForStartup)
+    }
 }
 
 /// An APIC in user space, and what its thread knows. What was in the mailbox has been taken in before.

@@ -1,13 +1,14 @@
 //! The timer of a local APIC (Intel SDM vol. 3, 12.5.4): one-shot, periodic and TSC-deadline.
 //!
-//! Counts are of the guest's time stamp counter divided by the divide register, so the timer keeps
-//! step with the clock that the guest was told, whatever the clock rate. Pure.
+//! Counts are nanoseconds divided by the divide register, as those of KVM's APIC, whose bus has 1 GHz: a guest that has
+//! measured its timer finds it as fast with either kind of APIC. Time is the guest's time stamp counter. Pure.
 
+use crate::tsc::{nanoseconds_of, ticks_of};
 use migrate::Invalid;
 use serde::{Deserialize, Serialize};
 
 /// Bits of the divide register.
-const DIVIDE_BITS: u32 = 0b1011;
+pub(super) const DIVIDE_BITS: u32 = 0b1011;
 
 /// Modes of the timer, bits 18:17 of its local vector table entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,8 +59,10 @@ impl TimerState {
 }
 
 /// The timer of one local APIC.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct LapicTimer {
+    /// Frequency of the time stamp counter in kHz.
+    khz: u32,
     mode: Mode,
     divide: u32,
     initial: u32,
@@ -70,6 +73,18 @@ pub struct LapicTimer {
 }
 
 impl LapicTimer {
+    /// A timer as after reset, by a time stamp counter of this frequency in kHz.
+    #[must_use]
+    pub fn new(khz: u32) -> Self {
+        Self::restored(khz, 0, TimerState::default())
+    }
+
+    /// Frequency of the time stamp counter in kHz.
+    #[must_use]
+    pub fn khz(&self) -> u32 {
+        self.khz
+    }
+
     /// Sets the mode from the two bits of the local vector table. Going to or from deadline mode
     /// disarms the timer.
     pub fn set_mode(&mut self, bits: u32) {
@@ -84,15 +99,27 @@ impl LapicTimer {
     /// The state now.
     #[must_use]
     pub fn save(&self) -> TimerState {
-        let Self { mode: _, divide, initial, started, deadline } = *self;
+        let Self { khz: _, mode: _, divide, initial, started, deadline } = *self;
         TimerState { divide, initial, started, deadline }
     }
 
     /// A timer in a state that was checked, in the mode of these two bits.
     #[must_use]
-    pub fn restored(bits: u32, state: TimerState) -> Self {
+    pub fn restored(khz: u32, bits: u32, state: TimerState) -> Self {
         let TimerState { divide, initial, started, deadline } = state;
-        Self { mode: Mode::from_bits(bits), divide, initial, started, deadline }
+        Self { khz, mode: Mode::from_bits(bits), divide, initial, started, deadline }
+    }
+
+    /// Whether it counts, in its mode, and has no deadline.
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        self.mode != Mode::Deadline
+    }
+
+    /// Has the count run so that this much of it is left at `now`.
+    pub fn set_left(&mut self, left: u32, now: u64) {
+        let due = now.wrapping_add(self.ticks(left));
+        self.started = (self.initial != 0).then(|| due.wrapping_sub(self.period()));
     }
 
     /// Writes `IA32_TSC_DEADLINE`; ignored in the other modes.
@@ -135,27 +162,34 @@ impl LapicTimer {
         self.divide
     }
 
-    /// Ticks of the time stamp counter per count, as a power of two.
+    /// Nanoseconds of a count, as a power of two.
     fn shift(&self) -> u32 {
         // 0b000 divides by 2, 0b001 by 4, ... 0b110 by 128, 0b111 by 1.
         ((self.divide & 3 | self.divide >> 1 & 4) + 1) & 7
     }
 
+    /// Ticks of the time stamp counter that so many counts take.
+    fn ticks(&self, counts: u32) -> u64 {
+        ticks_of(u64::from(counts) << self.shift(), self.khz)
+    }
+
     fn period(&self) -> u64 {
-        u64::from(self.initial) << self.shift()
+        self.ticks(self.initial)
     }
 
     /// What is left of the count.
     #[must_use]
     pub fn current_count(&self, now: u64) -> u32 {
-        let Some(started) = self.started else { return 0 };
-        let run = now.saturating_sub(started);
-        let run = match self.mode {
-            Mode::Periodic => run % self.period().max(1),
-            _ => run,
+        let Some(due) = self.due().filter(|_| self.counts()) else { return 0 };
+        let period = self.period();
+        let left = match now.checked_sub(due) {
+            // A clock that was set back does not make it longer.
+            None | Some(0) => due.saturating_sub(now).min(period),
+            Some(late) if self.mode == Mode::Periodic => period - late % period.max(1),
+            Some(_) => 0,
         };
-        let left = self.period().saturating_sub(run) >> self.shift();
-        u32::try_from(left).unwrap_or(u32::MAX)
+        let left = nanoseconds_of(left, self.khz) >> self.shift();
+        u32::try_from(left).unwrap_or(u32::MAX).min(self.initial)
     }
 
     /// When the timer is due, in guest ticks; `None` when it is not armed.
@@ -163,24 +197,18 @@ impl LapicTimer {
     pub fn due(&self) -> Option<u64> {
         match self.mode {
             Mode::Deadline => (self.deadline != 0).then_some(self.deadline),
-            _ => self.started.map(|started| started.saturating_add(self.period())),
+            // The count may have begun before the counter of this host did.
+            _ => self.started.map(|started| started.wrapping_add(self.period())),
         }
     }
 
     /// Takes the expiry if the timer is due at `now`; a periodic timer goes on, and skips the
     /// periods that have passed.
     pub fn expire(&mut self, now: u64) -> bool {
-        if self.due().is_none_or(|due| due > now) {
-            return false;
-        }
+        let Some(due) = self.due().filter(|due| *due <= now) else { return false };
         self.deadline = 0;
-        self.started = match (self.mode, self.started) {
-            (Mode::Periodic, Some(started)) => {
-                let period = self.period().max(1);
-                Some(now - now.saturating_sub(started) % period)
-            }
-            _ => None,
-        };
+        let period = self.period().max(1);
+        self.started = (self.mode == Mode::Periodic).then(|| now - (now - due) % period);
         true
     }
 }
@@ -190,8 +218,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// One tick of the counter takes a nanosecond.
+    const KHZ: u32 = 1_000_000;
+
     fn deadline_timer() -> LapicTimer {
-        let mut timer = LapicTimer::default();
+        let mut timer = LapicTimer::new(KHZ);
         timer.set_mode(2);
         timer
     }
@@ -208,7 +239,7 @@ mod tests {
 
     #[test]
     fn deadline_is_ignored_outside_its_mode() {
-        let mut timer = LapicTimer::default();
+        let mut timer = LapicTimer::new(KHZ);
         timer.set_deadline(1000);
         assert_eq!(timer.due(), None);
     }
@@ -223,7 +254,7 @@ mod tests {
 
     #[test]
     fn one_shot_counts_down_with_the_divider() {
-        let mut timer = LapicTimer::default();
+        let mut timer = LapicTimer::new(KHZ);
         timer.set_divide(0b0011, 0); // by 16
         timer.set_initial_count(100, 1000);
         assert_eq!(timer.current_count(1000), 100);
@@ -236,7 +267,7 @@ mod tests {
 
     #[test]
     fn divider_of_one_is_the_odd_code() {
-        let mut timer = LapicTimer::default();
+        let mut timer = LapicTimer::new(KHZ);
         timer.set_divide(0b1011, 0);
         timer.set_initial_count(7, 0);
         assert_eq!(timer.due(), Some(7));
@@ -244,7 +275,7 @@ mod tests {
 
     #[test]
     fn periodic_timer_skips_missed_periods() {
-        let mut timer = LapicTimer::default();
+        let mut timer = LapicTimer::new(KHZ);
         timer.set_mode(1);
         timer.set_divide(0b1011, 0);
         timer.set_initial_count(100, 0);
@@ -253,13 +284,53 @@ mod tests {
         assert!(!timer.expire(399));
     }
 
+    #[test]
+    fn counts_are_of_a_gigahertz_whatever_the_counter() {
+        let mut timer = LapicTimer::new(2_500_000);
+        timer.set_divide(0b0011, 0); // by 16
+        timer.set_initial_count(1000, 0);
+        assert_eq!(timer.due(), Some(40_000));
+        assert_eq!(timer.current_count(20_000), 500);
+    }
+
+    #[test]
+    fn count_that_began_before_the_counter_did_goes_on() {
+        let mut timer = LapicTimer::new(KHZ);
+        timer.set_divide(0b1011, 0);
+        timer.set_initial_count(1000, 5);
+        timer.set_left(300, 10);
+        assert_eq!(
+            (timer.due(), timer.current_count(10), timer.current_count(60)),
+            (Some(310), 300, 250)
+        );
+        assert!(!timer.expire(309));
+        assert!(timer.expire(310));
+    }
+
     proptest! {
+        /// What is left is what is left, whatever the counter.
+        #[test]
+        fn rest_of_a_count_can_be_set(
+            khz in 1_000_000_u32..6_000_000, divide: u32, (initial, left) in (1_u32.., any::<u32>()),
+            periodic: bool, now: u64,
+        ) {
+            let left = 1 + left % initial;
+            let mut timer = LapicTimer::new(khz);
+            timer.set_mode(u32::from(periodic));
+            timer.set_divide(divide, 0);
+            timer.set_initial_count(initial, 0);
+            let now = now >> 8;
+            timer.set_left(left, now);
+            prop_assert_eq!(timer.current_count(now), left);
+            prop_assert!(timer.due().is_some_and(|due| due > now));
+        }
+
         #[test]
         fn timer_never_fires_before_it_is_due(
             mode in 0_u32..4, divide in any::<u32>(), count in any::<u32>(),
             start in 0_u64..1 << 62, later in 0_u64..1 << 62
         ) {
-            let mut timer = LapicTimer::default();
+            let mut timer = LapicTimer::new(KHZ);
             timer.set_mode(mode);
             timer.set_divide(divide, start);
             timer.set_initial_count(count, start);

@@ -5,6 +5,7 @@
 //! ```text
 //!            INIT                     start-up
 //!   any ------------> wait for start-up ------> running <---> halted
+//!                            power-on -----------^
 //! ```
 //! The thread of the vCPU owns the APIC; all others only post into its mailbox.
 
@@ -159,7 +160,7 @@ impl Interrupts for Userspace {
                 Invalid::new("apic", "it was in the kernel, here it is in user space").into()
             );
         };
-        let lapic = Lapic::restored(id, lapic)?;
+        let lapic = Lapic::restored(id, self.router.clock.true_khz(), lapic)?;
         self.router.beginning(id).restored = Some((lapic, *activity, *nmi_sent));
         Ok(())
     }
@@ -221,14 +222,15 @@ impl UserspaceVcpuApic {
             let mut beginning = router.beginning(id);
             (beginning.reset.clone(), beginning.restored.take())
         };
-        let activity = if id.0 == 0 { Activity::Running } else { Activity::WaitForStartup };
+        let activity = if id.0 == 0 { Activity::Running } else { Activity::PowerOn };
+        let khz = router.clock.true_khz();
         let (lapic, state, nmi_sent) =
-            restored.unwrap_or_else(|| (Lapic::new(id), activity, false));
+            restored.unwrap_or_else(|| (Lapic::new(id, khz), activity, false));
         Ok(Self {
             id,
             core,
             lapic,
-            spacing: SpacingState::new(router.spacing, router.clock.true_khz()),
+            spacing: SpacingState::new(router.spacing, khz),
             timer: KickTimer::new()?,
             armed: None,
             state,
@@ -256,7 +258,7 @@ impl UserspaceVcpuApic {
                 self.lapic.raise(vector, self.router.is_level(vector));
             }
         }
-        if self.state == Activity::WaitForStartup {
+        if self.state.waits_for_startup() {
             if let Some(page) = mail.startup {
                 self.start_up(vcpu, page)?;
             }
@@ -415,7 +417,7 @@ impl VcpuApic for UserspaceVcpuApic {
             }
             self.state = Activity::Running;
         }
-        if self.state == Activity::WaitForStartup {
+        if self.state.waits_for_startup() {
             return Ok(Next::Wait(LONGEST_SLEEP));
         }
         self.inject(vcpu)?;

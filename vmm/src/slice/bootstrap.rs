@@ -225,7 +225,7 @@ impl Vm {
             identity: identity(restored)?,
             joins: None,
         };
-        let start = restored.map(|restored| parts.take_up(restored)).transpose()?;
+        let start = restored.map(|restored| parts.take_up(restored, back_end)).transpose()?;
         if let Some(mut mesh) = mesh {
             for slice in shape.companions() {
                 let measure = || {
@@ -368,16 +368,17 @@ fn agree(
     restored: Option<&Restored>,
 ) -> Result<Common, SliceError> {
     compare_clocks(hosts)?;
-    let (cpuid, asked) = match restored {
+    let cpuid = match restored {
         Some(restored) => {
             restored.hosts_fit(hosts)?;
             // All are as fast as the first one.
             compare_clock(restored.vm.tsc_khz, (BOOTSTRAP, hosts[0].tsc_khz))?;
-            (restored.vm.cpuid.clone(), restored.vm.interrupts)
+            restored.vm.cpuid.clone()
         }
-        None => (common_cpuid(hosts)?, options.spec.interrupts),
+        None => common_cpuid(hosts)?,
     };
-    let interrupts = choose_interrupts(asked, hosts)?;
+    let interrupts = choose_interrupts(options.spec.interrupts, hosts)?;
+    restored.map_or(Ok(()), |restored| restored.interrupts_fit(interrupts.back_end()))?;
     let devices = gather_shapes(shape, hosts)?;
     compare_standbys(shape, hosts, &devices)?;
     if let Some(restored) = restored {

@@ -203,7 +203,7 @@ fn run(
     };
     let mut parts = Parts::new((&shape, placement), slot, &launch.cpuid, back_end, to_devices)?;
     parts.machine.set_tsc_offset(offset)?;
-    let start = restored.map(|restored| parts.take_up(&restored)).transpose()?;
+    let start = restored.map(|restored| parts.take_up(&restored, back_end)).transpose()?;
     let limit = match (&launch.joins, &start) {
         (Some(_), _) => JOIN_LIMIT,
         (None, Some(_)) => LOAD_LIMIT,

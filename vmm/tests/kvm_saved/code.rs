@@ -40,6 +40,8 @@ pub(crate) const VECTORS_AFTER: u64 = 0x6200;
 const STRING: u16 = 0x6300;
 
 const DEADLINE: u32 = 0x6e0;
+const INITIAL_COUNT: u32 = 0x838;
+const DIVIDE: u32 = 0x83e;
 
 impl Code {
     /// mov [at], a 32-bit register (eax 0, edx 2, ebx 3)
@@ -101,23 +103,36 @@ pub(crate) fn put_rounds(memory: &GuestMemoryMmap, rounds: u16) {
     memory.write_slice(&text, GuestAddress(VECTORS)).expect("it lies in RAM");
 }
 
-/// The timer: vCPU 0 arms a deadline so many ticks ahead, says that it is ready, and sleeps.
-pub(crate) fn put_timer(memory: &GuestMemoryMmap, ticks: u32) {
+/// What vCPU 0 arms its timer with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Armed {
+    /// A deadline.
+    Deadline,
+    /// One count, of nanoseconds.
+    Count,
+}
+
+/// The timer: vCPU 0 arms it for so many ticks ahead, or nanoseconds, says that it is ready, and sleeps.
+pub(crate) fn put_timer(memory: &GuestMemoryMmap, armed: Armed, ticks: u32) {
     put_handlers(memory);
+    let mode = if armed == Armed::Deadline { 2 << 17 } else { 0 };
     let code = Code::default()
         .enable_apic()
-        .wrmsr(LVT_TIMER, 2 << 17 | u32::from(TIMER), 0)
+        .wrmsr(LVT_TIMER, mode | u32::from(TIMER), 0)
+        .wrmsr(DIVIDE, 0b1011, 0) // by one
         .bytes(&[0x0f, 0x31, 0x66, 0x05]) // rdtsc ; add eax, ticks
         .bytes(&ticks.to_le_bytes())
         .bytes(&[0x66, 0x83, 0xd2, 0x00]) // adc edx, 0
         .store(ARMED_FOR, 0)
-        .store(ARMED_FOR + 4, 2)
-        .bytes(&[0x66, 0xb9]) // mov ecx, DEADLINE
-        .bytes(&DEADLINE.to_le_bytes())
-        .bytes(&[0x0f, 0x30])
-        .tell(READY)
-        .sleep();
-    put(memory, 0x8000, &code);
+        .store(ARMED_FOR + 4, 2);
+    let code = match armed {
+        Armed::Deadline => code
+            .bytes(&[0x66, 0xb9]) // mov ecx, DEADLINE
+            .bytes(&DEADLINE.to_le_bytes())
+            .bytes(&[0x0f, 0x30]),
+        Armed::Count => code.wrmsr(INITIAL_COUNT, ticks, 0),
+    };
+    put(memory, 0x8000, &code.tell(READY).sleep());
 }
 
 /// vCPU 0 sleeps and tells interrupts.

@@ -10,11 +10,12 @@ use kvm_ioctls::Kvm;
 use migrate::PlacementView;
 use migrate::saved::{decode, encode};
 use needs::Need;
+use std::cell::Cell;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tessera_vmm::cpuid::{Cpuid, Topology, for_vcpu};
-use tessera_vmm::interrupts::{InterruptBackEnd, NoRemote, VcpuEvent};
+use tessera_vmm::interrupts::{InterruptBackEnd, Moment, NoRemote, VcpuEvent};
 use tessera_vmm::machine::saved::VcpuState;
 use tessera_vmm::machine::{Machine, MachineConfig, MachineHooks, MemorySlot, Rest};
 use tessera_vmm::timer_spacing::TimerSpacing;
@@ -144,7 +145,8 @@ pub(crate) struct World {
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) device: Arc<Device>,
     seen: Receiver<Seen>,
-    back_end: InterruptBackEnd,
+    /// Of the machines that are made.
+    pub(crate) back_end: Cell<InterruptBackEnd>,
     kvm: Kvm,
 }
 
@@ -165,7 +167,7 @@ impl World {
             seen: sender,
         };
         let kvm = kvm.expect("it was opened");
-        Some(Self { memory, device: Arc::new(device), seen, back_end, kvm })
+        Some(Self { memory, device: Arc::new(device), seen, back_end: Cell::new(back_end), kvm })
     }
 
     /// A machine with this memory and this device, that does not run.
@@ -185,7 +187,7 @@ impl World {
             remote: Arc::new(NoRemote),
             shutdown: Arc::clone(&self.device) as _,
             hooks: Arc::clone(&self.device) as _,
-            back_end: self.back_end,
+            back_end: self.back_end.get(),
             timer_spacing: TimerSpacing::Off,
             clock_rate: ClockRate::REAL,
         })
@@ -224,7 +226,7 @@ impl World {
         machine
     }
 
-    /// Another machine that goes on from there; the one at rest is stopped.
+    /// Another machine that goes on from there, which may have the other kind of APICs; the one at rest is stopped.
     pub(crate) fn move_on(&self, machine: &Machine, rest: &Rest) -> Machine {
         let states = rest.save().expect("save the vCPUs");
         let bytes: Vec<_> = states.iter().map(|state| encode(state).expect("write")).collect();
@@ -233,6 +235,9 @@ impl World {
         next.set_clock(rest.ticks()).expect("set the clock");
         for bytes in bytes {
             let state: VcpuState = decode(&bytes).expect("read");
+            let clock = next.clock();
+            let at = Moment { ticks: clock.now(), khz: clock.true_khz() };
+            let state = state.with_interrupts(self.back_end.get(), at).expect("it has equals");
             next.restore_vcpu(&state).expect("restore the vCPU");
         }
         self.start(&next);

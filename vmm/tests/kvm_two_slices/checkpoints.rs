@@ -10,7 +10,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{CheckpointRequest, Request};
-use tessera_vmm::slice::{Interrupts, SliceSpec};
+use tessera_vmm::slice::{Interrupts, SliceSpec, saved_spec};
 use transport::{CarrierKind, Secret};
 use wire::SliceId;
 
@@ -73,6 +73,31 @@ fn kvm_vm_goes_on_from_checkpoints_on_other_slices_with_userspace_apics() {
 #[test]
 fn kvm_vm_goes_on_from_checkpoints_on_other_slices_with_ghosts() {
     wander(Interrupts::Ghost, false, &[ONE, TWO, THREE, TWO]);
+}
+
+/// It goes from one kind of interrupts to the other and back, with and without a disk, whose interrupts are messages.
+#[test]
+fn kvm_vm_goes_on_from_a_checkpoint_with_the_other_kind_of_interrupts() {
+    let (user, ghost) = (Interrupts::Userspace, Interrupts::Ghost);
+    for (disk, first, other) in [(Disk::None, user, ghost), (Disk::Writes, ghost, user)] {
+        let _alone = alone();
+        if !is_possible() {
+            return;
+        }
+        let mut vm = Vm::start_with(first, CarrierKind::Tcp, disk, Standby::None);
+        let turns =
+            [other, other, first, other, first].into_iter().zip([TWO, ONE, THREE, TWO, ONE]);
+        let mut kind = first;
+        for (number, (interrupts, layout)) in turns.enumerate() {
+            let mut saved = vm.save(&format!("stop-{number}"));
+            let spec = saved_spec(&saved.path(), None).expect("it is whole");
+            assert_eq!(spec.interrupts, kind);
+            saved.interrupts = Some(interrupts);
+            vm = Vm::restore(saved, CarrierKind::Shm, slices(layout));
+            kind = interrupts;
+        }
+        assert_eq!(vm.power_off_at(0, 0), guest::AGREE, "interrupts or additions are lost");
+    }
 }
 
 /// Each vCPU has a queue of the disk on its own slice. A disk that is written is the same in the end as in the checkpoint.

@@ -148,6 +148,8 @@ impl Line {
 pub(crate) struct Saved {
     pub(crate) folder: Arc<Folder>,
     pub(crate) name: String,
+    /// It goes on with these, if not with those that it had.
+    pub(crate) interrupts: Option<Interrupts>,
     letters: Vec<u8>,
     lend: Lend,
 }
@@ -365,7 +367,7 @@ impl Vm {
     }
 
     fn begin_restore(
-        Saved { folder, name, letters, lend }: Saved,
+        Saved { folder, name, interrupts, letters, lend }: Saved,
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
         secret: Secret,
@@ -386,7 +388,8 @@ impl Vm {
         let companions = numbers.map(|slice| vm.companion(slice, offer())).collect();
         let clock = RestoredClock::Keep;
         let start = Start::Restore(RestoreOptions { path, clock, unauthenticated: false });
-        let spec = VmSpec { slices, devices, ..saved };
+        let interrupts = interrupts.unwrap_or(saved.interrupts);
+        let spec = VmSpec { slices, devices, interrupts, ..saved };
         let options = BootstrapOptions { spec, companions, start, ..vm.options(carrier) };
         run(&line, 0, move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0));
         vm
@@ -437,7 +440,8 @@ impl Vm {
     /// What was written under this name.
     pub(crate) fn saved(&self, name: &str) -> Saved {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
-        Saved { folder, name: name.to_owned(), letters, lend: self.lend.clone() }
+        let (name, lend) = (name.to_owned(), self.lend.clone());
+        Saved { folder, name, interrupts: None, letters, lend }
     }
 
     /// What is asked for a checkpoint of this name.

@@ -192,6 +192,9 @@ pub struct Debug {
 }
 
 impl Debug {
+    /// As an INIT leaves them (SDM vol. 3, table 10-1).
+    pub const AFTER_INIT: Self = Self { addresses: [0; 4], dr6: 0xffff_0ff0, dr7: 0x400 };
+
     pub(super) fn check(&self) -> Result<(), Invalid> {
         let short = (self.dr6 | self.dr7) >> 32 == 0;
         Invalid::unless(short, "debug", "DR6 and DR7 have 32 bits")

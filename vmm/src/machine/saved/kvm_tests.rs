@@ -1,7 +1,9 @@
 //! States that real vCPUs take over and give back, without running a guest.
 
 use super::*;
-use crate::interrupts::{InterruptBackEnd, NoRemote};
+use crate::interrupts::lapic::{Lapic, TSC_DEADLINE, X2APIC_FIRST};
+use crate::interrupts::saved::{Activity, KernelApic, UserspaceApic};
+use crate::interrupts::{InterruptBackEnd, Moment, NoRemote};
 use crate::machine::{Machine, testing};
 use crate::vcpu::kvm::set_tsc_offset;
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_segment, kvm_sregs};
@@ -204,4 +206,83 @@ fn kvm_clock_that_is_set_agrees_with_kvm() {
             assert!(source.starts_with("cannot move the time stamp counter by"), "{source}");
         }
     }
+}
+
+/// An APIC in user space with something in most registers. Its timer is masked, so KVM changes nothing by itself.
+fn busy_apic(machine: &Machine, timer: &[(u32, u64)]) -> UserspaceApic {
+    let clock = machine.clock();
+    let (now, khz) = (clock.now(), clock.true_khz());
+    let mut lapic = Lapic::new(ID, khz);
+    let registers =
+        [(0xf, 0x1ff), (0x33, 0x1_0044), (0x34, 0x1_0451), (0x35, 0x1_0700), (0x36, 0x400)];
+    for (register, value) in registers.iter().chain(&[(0x37, 0xfe), (8, 0x40)]).chain(timer) {
+        lapic.write(X2APIC_FIRST + register, *value, now).unwrap();
+    }
+    lapic.write(TSC_DEADLINE, now + (1 << 40), now).unwrap();
+    for vector in [0x61, 0x83] {
+        lapic.raise(vector, vector == 0x61);
+        lapic.accept(vector);
+    }
+    [0x31, 0x62, 0x90].into_iter().for_each(|vector| lapic.raise(vector, vector == 0x62));
+    lapic.write(X2APIC_FIRST + 0x30, 7 << 32 | 0xfd, now).unwrap();
+    UserspaceApic { lapic: lapic.save(), activity: Activity::Halted, nmi_sent: true }
+}
+
+fn kernel_apic(state: &VcpuState) -> KernelApic {
+    let ApicState::Kernel(apic) = state.apic else { panic!("{:?}", state.apic) };
+    apic
+}
+
+/// KVM tells the same APIC as it was given, and takes and tells everything else of the vCPU.
+#[test]
+fn kvm_vcpu_goes_on_with_the_other_kind_of_apic() {
+    let (deadline, periodic) = (2 << 17 | 1 << 16 | 0xec, 1 << 17 | 1 << 16 | 0xec);
+    // Divided by 128: more than a minute is left when the test ends.
+    let count = [(0x32, periodic), (0x3e, 0b1010), (0x38, 1 << 30)];
+    for timer in [&[(0x32, deadline)][..], &count] {
+        let (Some(old), Some(there)) =
+            (machine(InterruptBackEnd::Userspace), machine(InterruptBackEnd::Ghost))
+        else {
+            return;
+        };
+        live(&old);
+        let apic = busy_apic(&old, timer);
+        let mut busy = VcpuState { apic: ApicState::Userspace(apic.clone()), ..state_of(&old) };
+        busy.system.cr8 = u64::from(apic.lapic.tpr >> 4);
+        old.restore_vcpu(&busy).unwrap();
+        let state = state_of(&old);
+        there.set_clock(old.clock().now()).unwrap();
+        let clock = there.clock();
+        let at = Moment { ticks: clock.now(), khz: clock.true_khz() };
+        let given = state.with_interrupts(InterruptBackEnd::Ghost, at).unwrap();
+        there.restore_vcpu(&given).unwrap();
+
+        let told = state_of(&there);
+        let (mut now, then) = (kernel_apic(&told), kernel_apic(&given));
+        assert!(now.current_count <= then.current_count, "{now:x?} and {then:x?}");
+        assert!(now.current_count >= then.current_count / 2, "{now:x?} and {then:x?}");
+        (now.current_count, now.dfr) = (then.current_count, then.dfr);
+        assert_eq!(now, then);
+        assert_same(VcpuState { apic: given.apic.clone(), ..told.clone() }, given);
+
+        let back = told.with_interrupts(InterruptBackEnd::Userspace, at).unwrap();
+        let new = machine(InterruptBackEnd::Userspace).unwrap();
+        new.set_clock(clock.now()).unwrap();
+        new.restore_vcpu(&back).unwrap();
+        let mut back = state_of(&new);
+        let ApicState::Userspace(now) = &mut back.apic else { panic!("{back:?}") };
+        assert_eq!(now.lapic.timer.started.is_some(), apic.lapic.timer.started.is_some());
+        now.lapic.timer.started = apic.lapic.timer.started;
+        assert_same(back, state);
+    }
+}
+
+/// What an INIT leaves is what KVM makes a new vCPU with, but for the processor's signature.
+#[test]
+fn kvm_new_vcpu_is_as_after_an_init() {
+    let Some(machine) = machine(InterruptBackEnd::Ghost) else { return };
+    let state = state_of(&machine);
+    assert_eq!(state.system.after_init(), state.system);
+    assert_eq!(General::AFTER_INIT, General { rdx: 0, ..state.general });
+    assert_eq!(Debug::AFTER_INIT, state.debug);
 }

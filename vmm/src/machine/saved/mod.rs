@@ -7,6 +7,8 @@
 //! and it has not taken are not part of it. Nor is the spacing of its timer, which the host learns anew, nor anything of
 //! nested virtualisation, which its CPUID hides.
 //!
+//! A state with one kind of APIC becomes one with the other kind by `conversion`.
+//!
 //! Order matters when KVM is asked and told (Linux, Documentation/virt/kvm/api.rst, and what its code does):
 //!
 //! | asked | why there |
@@ -26,6 +28,7 @@
 //! | model-specific registers, the deadline last | it needs the timer's mode |
 //! | events, then MP state | |
 
+mod conversion;
 mod events;
 mod msrs;
 mod registers;
@@ -73,7 +76,7 @@ pub struct VcpuState {
 
 impl SavedState for VcpuState {
     const NAME: &'static str = "vcpu";
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
     const MAX_BYTES: usize = 64 << 10;
 
     fn check(&self) -> Result<(), Invalid> {

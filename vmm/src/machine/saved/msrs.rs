@@ -47,6 +47,14 @@ impl MsrSet {
         }
     }
 
+    /// Gives a register this value. One that is not there is zero.
+    pub(super) fn set(&mut self, index: u32, value: u64) {
+        if value != 0 && self.get(index).is_none() {
+            self.values.push(Msr { index, value });
+        }
+        self.change(index, value);
+    }
+
     pub(super) fn check(&self) -> Result<(), Invalid> {
         let unless = |holds, why| Invalid::unless(holds, "msrs", why);
         unless(self.values.len() <= MSRS_MAX, "more than 512")?;

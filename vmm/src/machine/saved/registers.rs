@@ -7,6 +7,7 @@ use migrate::Invalid;
 use serde::{Deserialize, Serialize};
 
 const CR0_PROTECTED: u64 = 1;
+const CR0_EXTENSION_TYPE: u64 = 1 << 4;
 const CR0_NOT_WRITE_THROUGH: u64 = 1 << 29;
 const CR0_CACHE_DISABLE: u64 = 1 << 30;
 const CR0_PAGING: u64 = 1 << 31;
@@ -15,6 +16,12 @@ const EFER_LONG_ENABLE: u64 = 1 << 8;
 const EFER_LONG_ACTIVE: u64 = 1 << 10;
 /// Flags of the APIC base register: x2APIC mode, and enabled.
 const APIC_X2APIC: u64 = 3 << 10;
+/// Types of segments (SDM vol. 3, tables 3-1 and 3-2): accessed data and code, which KVM has after a reset, a local
+/// descriptor table, and a task that is busy.
+const DATA: u8 = 3;
+const CODE: u8 = 11;
+const LDT: u8 = 2;
+const BUSY_TASK: u8 = 11;
 
 /// General registers, instruction pointer and flags, by their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +46,34 @@ pub struct General {
     pub r15: u64,
     pub rip: u64,
     pub rflags: u64,
+}
+
+/// Where a processor would begin after a reset, and flags without any (SDM vol. 3, table 10-1).
+const RESET_RIP: u64 = 0xfff0;
+const FLAGS_NONE: u64 = 2;
+
+impl General {
+    /// As an INIT leaves them, but for the processor's signature in RDX, which firmware reads and a start-up code does not.
+    pub const AFTER_INIT: Self = Self {
+        rax: 0,
+        rbx: 0,
+        rcx: 0,
+        rdx: 0,
+        rsi: 0,
+        rdi: 0,
+        rsp: 0,
+        rbp: 0,
+        r8: 0,
+        r9: 0,
+        r10: 0,
+        r11: 0,
+        r12: 0,
+        r13: 0,
+        r14: 0,
+        r15: 0,
+        rip: RESET_RIP,
+        rflags: FLAGS_NONE,
+    };
 }
 
 // Both directions name every field: one that is forgotten does not compile.
@@ -201,6 +236,30 @@ impl System {
     #[must_use]
     pub fn is_x2apic(&self) -> bool {
         self.apic_base & APIC_X2APIC == APIC_X2APIC
+    }
+
+    /// As an INIT leaves them (SDM vol. 3, table 10-1): caches stay as they are set up, and so does the mode of the APIC.
+    #[must_use]
+    pub fn after_init(&self) -> Self {
+        let of_kind = |kind| Segment { limit: 0xffff, kind, present: true, ..Segment::default() };
+        let data = Segment { s: true, ..of_kind(DATA) };
+        let code = Segment { base: 0xffff_0000, selector: 0xf000, s: true, ..of_kind(CODE) };
+        let table = Table { base: 0, limit: 0xffff };
+        Self {
+            cs: code,
+            ds: data,
+            es: data,
+            fs: data,
+            gs: data,
+            ss: data,
+            tr: of_kind(BUSY_TASK),
+            ldt: of_kind(LDT),
+            gdt: table,
+            idt: table,
+            cr0: CR0_EXTENSION_TYPE | self.cr0 & (CR0_CACHE_DISABLE | CR0_NOT_WRITE_THROUGH),
+            apic_base: self.apic_base,
+            ..Self::default()
+        }
     }
 
     /// What no vCPU can have (SDM vol. 3, 2.5 and 4.1.2).

@@ -120,7 +120,7 @@ fn apic(vcpu: u32) -> impl Strategy<Value = ApicState> {
         ApicState::Kernel(KernelApic { id: vcpu, ..apic })
     });
     let user = any::<([u8; 5], u64, bool)>().prop_map(move |(vectors, deadline, nmi_sent)| {
-        let mut lapic = Lapic::new(VcpuId(vcpu));
+        let mut lapic = Lapic::new(VcpuId(vcpu), 1_000_000);
         for (index, value) in [(0xf, 0x1ff), (0x32, 2 << 17 | 0x44)] {
             lapic.write(X2APIC_FIRST + index, value, 0).unwrap();
         }
@@ -141,7 +141,7 @@ fn msrs() -> impl Strategy<Value = MsrSet> {
     })
 }
 
-fn state() -> impl Strategy<Value = VcpuState> {
+pub(crate) fn state() -> impl Strategy<Value = VcpuState> {
     (0_u32..4096).prop_flat_map(state_of)
 }
 
@@ -291,7 +291,7 @@ fn fields_that_do_not_fit_together_are_named() {
     };
     assert_eq!(field(nmi), "events");
     let in_user_space = |state: &mut VcpuState| {
-        let (lapic, activity) = (Lapic::new(VcpuId(1)).save(), Activity::Halted);
+        let (lapic, activity) = (Lapic::new(VcpuId(1), 1_000_000).save(), Activity::Halted);
         state.apic = ApicState::Userspace(UserspaceApic { lapic, activity, nmi_sent: false });
         state.running = Running::Halted;
     };

@@ -3,13 +3,14 @@
 
 use super::{DeviceQueues, Parts};
 use crate::crash;
+use crate::interrupts::{InterruptBackEnd, Moment};
 use crate::slice::SliceError;
 use crate::slice::bus::PlatformBus;
 use crate::slice::events::SliceEvent;
 use crate::slice::peripherals::{
     BackEndShape, BackEnds, DeviceThread, OrderState, PciBus, SliceDevices,
 };
-use crate::slice::restore::{Restored, SliceStart};
+use crate::slice::restore::{Restored, SliceStart, with_interrupts};
 use crate::slice::spec::Shape;
 use devices::layout::GENERATION_ADDRESS;
 use devices::saved::PciRootState;
@@ -35,14 +36,17 @@ impl Parts {
     pub(in crate::slice) fn take_up(
         &mut self,
         restored: &Restored,
+        interrupts: InterruptBackEnd,
     ) -> Result<SliceStart, SliceError> {
         let placement = self.channels.placement.load();
         let start = restored.start_of(&placement, self.local);
         if !placement.devices().is_empty() {
             self.dispatcher.devices.expect_early();
         }
+        let clock = self.machine.clock();
+        let at = Moment { ticks: clock.now(), khz: clock.true_khz() };
         for state in &start.vcpus {
-            self.machine.restore_vcpu(state)?;
+            self.machine.restore_vcpu(&with_interrupts(state, interrupts, at)?)?;
         }
         let pages = restored.load(&self.ram, &placement.frames_of(self.local))?;
         tracing::info!("{pages} pages are read from the checkpoint");

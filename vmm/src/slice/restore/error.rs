@@ -1,5 +1,6 @@
 //! Why a VM does not go on from a checkpoint.
 
+use crate::interrupts::InterruptBackEnd;
 use crate::slice::saved::Disagreement;
 use crate::slice::spec::SpecError;
 use migrate::{Invalid, SavedError};
@@ -68,6 +69,17 @@ pub enum RestoreError {
         slice: SliceId,
         /// Features.
         lacks: Vec<String>,
+    },
+    /// A vCPU has something that is not there with other interrupts.
+    #[error("vCPU {vcpu} cannot go on with --interrupts {interrupts}")]
+    Interrupts {
+        /// Its number.
+        vcpu: u32,
+        /// The kind that it was to have.
+        interrupts: InterruptBackEnd,
+        /// What there is no equal of.
+        #[source]
+        source: Invalid,
     },
     /// A part of the slice does not take its state.
     #[error("give the slice what it had")]

@@ -2,6 +2,8 @@
 
 use super::{RestoreError, Restored};
 use crate::cpuid::{intersect, lacks};
+use crate::interrupts::{InterruptBackEnd, Moment};
+use crate::machine::saved::VcpuState;
 use crate::slice::host::HostFacts;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::{Shape, VmSpec};
@@ -87,5 +89,51 @@ impl Restored {
             }
         }
         Ok(())
+    }
+
+    /// Whether all vCPUs can go on with these interrupts.
+    ///
+    /// # Errors
+    /// The first that cannot, and why.
+    pub(in crate::slice) fn interrupts_fit(
+        &self,
+        interrupts: InterruptBackEnd,
+    ) -> Result<(), RestoreError> {
+        let ticks = self.states.iter().map(|state| state.ticks).max().unwrap_or(0);
+        let at = Moment { ticks, khz: self.vm.tsc_khz };
+        let mut vcpus = self.states.iter().flat_map(|state| &state.vcpus);
+        vcpus.try_for_each(|vcpu| with_interrupts(vcpu, interrupts, at).map(drop))
+    }
+}
+
+/// The vCPU with these interrupts.
+pub(in crate::slice) fn with_interrupts(
+    state: &VcpuState,
+    interrupts: InterruptBackEnd,
+    at: Moment,
+) -> Result<VcpuState, RestoreError> {
+    let refused = |source| RestoreError::Interrupts { vcpu: state.vcpu, interrupts, source };
+    state.with_interrupts(interrupts, at).map_err(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::saved::tests::some_state;
+    use crate::slice::one_line;
+
+    #[test]
+    fn vcpu_that_cannot_have_other_interrupts_is_named() {
+        let at = Moment { ticks: 0, khz: 1_000_000 };
+        let mut state = some_state();
+        let with = |state: &VcpuState, interrupts| with_interrupts(state, interrupts, at);
+        with(&state, InterruptBackEnd::Userspace).unwrap();
+        state.system.apic_base = 0xfee0_0800;
+        with(&state, InterruptBackEnd::Ghost).unwrap();
+        let refused = with(&state, InterruptBackEnd::Userspace).unwrap_err();
+        let expected = "vCPU 1 cannot go on with --interrupts userspace: ";
+        let said = one_line(&refused);
+        assert!(said.starts_with(expected), "{said}");
+        assert!(said.ends_with("its APIC is not in x2APIC mode"), "{said}");
     }
 }

@@ -14,6 +14,7 @@ mod fit;
 mod slice_start;
 
 pub use error::RestoreError;
+pub(super) use fit::with_interrupts;
 pub(super) use slice_start::SliceStart;
 
 use super::checkpoint::{DISKS, Description, DiskStates, FORM, Identity};
@@ -195,7 +196,7 @@ fn describe(checkpoint: &Checkpoint) -> Result<Description, RestoreError> {
     serde_json::from_str(&checkpoint.contents().spec).map_err(RestoreError::Describe)
 }
 
-/// The description of a VM in a checkpoint, as it was started, and with the interrupts that it has.
+/// The description of a VM in a checkpoint, as it was started, and with the interrupts that it has. It may go on with others.
 ///
 /// # Errors
 /// There is no checkpoint, or it is damaged.

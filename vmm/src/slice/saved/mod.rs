@@ -78,7 +78,7 @@ pub(crate) struct SliceState {
 
 impl SavedState for SliceState {
     const NAME: &'static str = "slice";
-    const VERSION: u16 = 2;
+    const VERSION: u16 = 3;
     const MAX_BYTES: usize = PlacementState::MAX_BYTES
         + VCPUS_MAX as usize * VcpuState::MAX_BYTES
         + ChipsetState::MAX_BYTES
