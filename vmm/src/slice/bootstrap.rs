@@ -322,6 +322,7 @@ impl Vm {
         self.parts.allow_moves()?;
         coordination.begin(restored).map_err(failed)?;
         options.stop.attach(&self.parts.channels.events);
+        self.back_ends.go_on()?;
         self.parts.machine.start(bus)?;
         self.parts.keep_clocks(options.local.clock_test)?;
         self.parts.sample(&self.shape)?;

@@ -237,6 +237,7 @@ fn run(
     stop.attach(&parts.channels.events);
     parts.allow_cuts(&coordination, options, begins)?;
     parts.allow_moves()?;
+    back_ends.go_on()?;
     parts.machine.start(bus)?;
     parts.keep_clocks(options.clock_test)?;
     parts.sample(&shape)?;

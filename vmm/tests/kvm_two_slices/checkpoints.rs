@@ -1,12 +1,13 @@
 //! It is written down, and goes on on other slices.
 
 use crate::guest::{Disk, SLICE_BYTES};
-use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, is_possible, key};
+use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, files_of, is_possible, key};
 use crate::{alone, guest, moments};
 use checkpoint::Checkpoint;
 use devices::layout::GENERATION_ADDRESS;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{CheckpointRequest, Request};
@@ -114,6 +115,66 @@ fn kvm_disk_of_a_checkpoint_is_of_the_moment_of_the_memory() {
         vm.moves_on();
         assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
     }
+}
+
+/// Whatever a VM is refused for: none of its disks has become another one.
+#[test]
+fn kvm_vm_that_is_not_restored_leaves_its_disk_as_it_was() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    vm.written(vm.checkpoint("one"));
+    vm.moves_on();
+    let saved = vm.saved("one");
+    vm.stop_at_once();
+    let disk = saved.copy_disk();
+    let saved = saved.with_disk(disk.clone());
+    let before = files_of(&disk);
+    let why = Vm::lonely_restore_refusal(saved.clone(), slices(TWO));
+    assert!(why.contains("cannot connect to slice1"), "{why}");
+    assert!(files_of(&disk) == before, "{why}: the disk is another one");
+    let part = saved.path().join("part-1");
+    let bytes = fs::read(&part).expect("it is whole");
+    let mut damaged = bytes.clone();
+    damaged[first_page(&saved.path())] ^= 1;
+    fs::write(&part, damaged).expect("damage it");
+    for layout in [ONE, TWO, THREE] {
+        let why = Vm::restore_refusal(saved.clone(), slices(layout), key());
+        assert!(why.contains("part-1"), "{why}");
+        assert!(files_of(&disk) == before, "{why}: the disk is another one");
+    }
+    fs::write(&part, bytes).expect("mend it");
+    let _folder = Arc::clone(&saved.folder);
+    let vm = Vm::restore(saved, CarrierKind::Shm, slices(TWO));
+    assert_eq!(vm.power_off(), guest::AGREE);
+    assert!(files_of(&disk).len() > before.len(), "it was put back");
+}
+
+/// The first life of a VM has no record by which it could find out.
+#[test]
+fn kvm_disk_of_a_vm_that_runs_is_not_put_back() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    vm.written(vm.checkpoint("one"));
+    vm.moves_on();
+    let disk = vm.folder.0.join("disk");
+    let names = || files_of(&disk).into_keys().collect::<Vec<_>>();
+    let before = names();
+    let saved = vm.saved("one").with_disk(disk.clone());
+    for layout in [ONE, TWO] {
+        let why = Vm::restore_refusal(saved.clone(), slices(layout), key());
+        assert!(why.contains("is in use: end the VM"), "{why}");
+    }
+    assert_eq!(names(), before);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
 }
 
 /// What was written is of one moment, however the guest goes on after it.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::id;
@@ -150,6 +151,8 @@ pub(crate) struct Saved {
     pub(crate) name: String,
     letters: Vec<u8>,
     lend: Lend,
+    /// The disk that it goes on with, if that is no new copy.
+    disk: Option<PathBuf>,
 }
 
 impl Saved {
@@ -157,6 +160,45 @@ impl Saved {
     pub(crate) fn path(&self) -> PathBuf {
         checkpoints(&self.folder.0).join(&self.name)
     }
+
+    /// To go on with this disk, which other VMs may have used.
+    pub(crate) fn with_disk(self, disk: PathBuf) -> Self {
+        Self { disk: Some(disk), ..self }
+    }
+
+    /// Copies the disk with all of its files to a folder of its own.
+    pub(crate) fn copy_disk(&self) -> PathBuf {
+        copy_disk(&self.folder.0, &self.folder.0.join("disk"))
+    }
+}
+
+fn new_folder(parent: &Path, name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let folder = parent.join(format!("{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    fs::create_dir(&folder).expect("make a folder");
+    folder
+}
+
+/// A disk with its states, in a file of its own: what is left of a VM that is over keeps it locked as long as this process runs.
+fn copy_disk(to: &Path, disk: &Path) -> PathBuf {
+    let folder = new_folder(to, "again");
+    let name = disk.file_name().expect("it has a name");
+    let from = disk.parent().expect("it is in a folder");
+    for path in fs::read_dir(from).expect("list it").map(|entry| entry.expect("list it").path()) {
+        let file = path.file_name().expect("it has a name");
+        let more = file.as_bytes().strip_prefix(name.as_bytes());
+        if more.is_some_and(|more| more.is_empty() || more[0] == b'.') {
+            fs::copy(&path, folder.join(file)).expect("copy the disk");
+        }
+    }
+    folder.join(name)
+}
+
+/// All files of the folder of a disk, with what is in them.
+pub(crate) fn files_of(disk: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let folder = fs::read_dir(disk.parent().expect("it is in a folder")).expect("list it");
+    let paths = folder.map(|entry| entry.expect("list it").path()).filter(|path| path.is_file());
+    paths.map(|path| (path.clone(), fs::read(path).expect("read it"))).collect()
 }
 
 /// A VM that runs.
@@ -168,6 +210,8 @@ pub(crate) struct Vm {
     /// What each companion lends.
     lend: Lend,
     pub(crate) folder: Arc<Folder>,
+    /// Where its control sockets are: of no other VM.
+    sockets: PathBuf,
     /// What the guest writes.
     letters: Vec<u8>,
 }
@@ -297,6 +341,7 @@ impl Vm {
             line: line.clone(),
             stops: BTreeMap::from([(0, StopHandle::new())]),
             secret: key(),
+            sockets: folder.0.clone(),
             folder,
             letters: used.concat(),
         };
@@ -343,7 +388,7 @@ impl Vm {
             lease: Duration::from_secs(20),
             carriers: vec![carrier],
             rdma_memory: RdmaMemory::Pool,
-            local: local(&self.folder.0, 0, Offer { vcpus: Some(2), bytes: None }),
+            local: local((&self.folder.0, &self.sockets), 0, Offer { vcpus: Some(2), bytes: None }),
         }
     }
 
@@ -356,7 +401,16 @@ impl Vm {
 
     /// Why a VM of this shape does not go on from a checkpoint.
     pub(crate) fn restore_refusal(saved: Saved, slices: Vec<SliceSpec>, secret: Secret) -> String {
-        let vm = Self::begin_restore(saved, CarrierKind::Shm, slices, secret);
+        Self::begin_restore(saved, CarrierKind::Shm, slices, secret).why_not()
+    }
+
+    /// The same if nobody listens where companions should, and all devices are at the first slice.
+    pub(crate) fn lonely_restore_refusal(saved: Saved, slices: Vec<SliceSpec>) -> String {
+        Self::begin_restore_with((saved, 0), CarrierKind::Shm, slices, (key(), false)).why_not()
+    }
+
+    fn why_not(&self) -> String {
+        let vm = self;
         let (seen, _) = vm.line.wait_until(|seen| seen.end(0).is_some());
         match seen.end(0) {
             Some(Err(why)) => why.clone(),
@@ -365,25 +419,38 @@ impl Vm {
     }
 
     fn begin_restore(
-        Saved { folder, name, letters, lend }: Saved,
+        saved: Saved,
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
         secret: Secret,
     ) -> Self {
+        Self::begin_restore_with((saved, u16::MAX), carrier, slices, (secret, true))
+    }
+
+    /// With devices at no later slice than this one.
+    fn begin_restore_with(
+        (Saved { folder, name, letters, lend, disk }, last): (Saved, u16),
+        carrier: CarrierKind,
+        slices: Vec<SliceSpec>,
+        (secret, listens): (Secret, bool),
+    ) -> Self {
         let (line, path) = (Line::default(), checkpoints(&folder.0).join(name));
         let stops = BTreeMap::from([(0, StopHandle::new())]);
-        let mut vm = Self { lend, line: line.clone(), stops, secret, folder, letters };
+        let sockets = new_folder(&folder.0, "vm");
+        let mut vm = Self { lend, line: line.clone(), stops, secret, folder, sockets, letters };
         // One that cannot be read is refused by the bootstrap too.
         let saved = saved_spec(&path, None);
         let saved = saved.unwrap_or_else(|_| spec(Interrupts::Auto, Vec::new(), None));
         let mut devices = saved.devices.clone();
         for device in &mut devices {
             device.slice = device.slice.min(u16::try_from(slices.len() - 1).expect("it is small"));
-            vm.take_disk(&mut device.kind);
+            device.slice = device.slice.min(last);
+            vm.take_disk(&mut device.kind, disk.as_deref());
         }
         let numbers = (1..slices.len()).map(|slice| u16::try_from(slice).expect("it is small"));
         let offer = || Offer { vcpus: Some(2), bytes: None };
-        let companions = numbers.map(|slice| vm.companion(slice, offer())).collect();
+        let listener = |slice| if listens { vm.companion(slice, offer()) } else { free_address() };
+        let companions = numbers.map(listener).collect();
         let clock = RestoredClock::Keep;
         let start = Start::Restore(RestoreOptions { path, clock, unauthenticated: false });
         let spec = VmSpec { slices, devices, ..saved };
@@ -392,18 +459,10 @@ impl Vm {
         vm
     }
 
-    /// The disk as it is, in a file of its own: what is left of a VM that is over keeps it locked as long as this process runs.
-    fn take_disk(&mut self, device: &mut DeviceKind) {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
+    /// A VM that goes on has this disk, or a copy of that which it had.
+    fn take_disk(&mut self, device: &mut DeviceKind, chosen: Option<&Path>) {
         let DeviceKind::Disk(disk) = device else { return };
-        // Going on makes a new file of what was kept.
-        if disk.format == DiskFormat::Qcow2 {
-            return;
-        }
-        let folder = self.folder.0.join(format!("again-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-        fs::create_dir(&folder).expect("make a folder");
-        let path = folder.join(disk.path.file_name().expect("it has a name"));
-        fs::copy(&disk.path, &path).expect("copy the disk");
+        let path = chosen.map_or_else(|| copy_disk(&self.folder.0, &disk.path), Path::to_owned);
         let mode = if disk.read_only { "ro" } else { "rw" };
         self.lend = format!("disk:{mode}:{}", path.display()).parse().expect("it is so lent");
         disk.path = path;
@@ -434,7 +493,7 @@ impl Vm {
     /// What was written under this name.
     pub(crate) fn saved(&self, name: &str) -> Saved {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
-        Saved { folder, name: name.to_owned(), letters, lend: self.lend.clone() }
+        Saved { folder, name: name.to_owned(), letters, lend: self.lend.clone(), disk: None }
     }
 
     /// What is asked for a checkpoint of this name.
@@ -451,7 +510,7 @@ impl Vm {
         let options = CompanionOptions {
             listen: address,
             credential: Credential::Secret(self.secret.clone()),
-            local: local(&self.folder.0, slice, offer),
+            local: local((&self.folder.0, &self.sockets), slice, offer),
             lend: vec![self.lend.clone()],
             stop,
             console: Box::new(self.line.clone()),
@@ -486,7 +545,7 @@ impl Vm {
 
     /// Asks a slice.
     pub(crate) fn ask(&self, slice: u16, request: &Request) -> Result<Answer, ClientError> {
-        Client::connect(&socket(&self.folder.0, slice))?.ask(request)
+        Client::connect(&socket(&self.sockets, slice))?.ask(request)
     }
 
     /// The same of the bootstrap slice, where it must be done.
@@ -562,7 +621,7 @@ impl Vm {
     /// The same of the slice that coordinates.
     pub(crate) fn relocate_at(&self, slice: u16, request: &Request) -> Vec<Progress> {
         let mut heard = Vec::new();
-        let client = Client::connect(&socket(&self.folder.0, slice));
+        let client = Client::connect(&socket(&self.sockets, slice));
         let answer = client.and_then(|mut it| it.ask_with(request, |far| heard.push(far)));
         let seen = || self.line.seen().describe();
         assert!(matches!(answer, Ok(Answer::Done(_))), "{request:?}: {answer:?}; {}", seen());
@@ -701,7 +760,7 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
     }
 }
 
-fn local(folder: &Path, slice: u16, offer: Offer) -> LocalOptions {
+fn local((folder, sockets): (&Path, &Path), slice: u16, offer: Offer) -> LocalOptions {
     let forms = forms(folder, slice);
     fs::create_dir_all(&forms).expect("make a folder");
     LocalOptions {
@@ -710,7 +769,7 @@ fn local(folder: &Path, slice: u16, offer: Offer) -> LocalOptions {
         trace: false,
         mechanisms: Mechanisms::ALL,
         offer,
-        control: Some(socket(folder, slice)),
+        control: Some(socket(sockets, slice)),
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
         checkpoints: Some(checkpoints(folder)),

@@ -13,6 +13,8 @@
 //! that somebody has open stays the same file, so a process of a former generation writes into what was abandoned.
 //! Nothing that a user may need is ever removed.
 //!
+//! Before a revert there is [`hold`]: what can be refused is refused by that, and no file has changed then.
+//!
 //! A raw image cannot become an overlay, as its user would open it as raw. It is cloned ([`How::Clone`]) where the file system
 //! can share blocks (`FICLONE`), and refused elsewhere. What nobody writes is its own state ([`How::Unchanged`]).
 //!
@@ -20,6 +22,7 @@
 //! (`own.rs` beside this folder) without being trusted with other files.
 
 mod chain;
+mod hold;
 mod overlay;
 mod revert;
 mod state;
@@ -29,6 +32,7 @@ mod tests;
 
 pub use super::own::IMAGES_MAX;
 pub use chain::follow;
+pub use hold::{Held, hold};
 pub use revert::{Reverted, revert, verify};
 pub use state::{Contents, DiskState, How};
 
@@ -90,6 +94,11 @@ pub enum SnapshotError {
         /// All of them.
         images: usize,
     },
+    /// Somebody has it open whom no record fences.
+    #[error(
+        "{0} is in use: end the VM or the program that has it open before a VM goes on with it from a checkpoint"
+    )]
+    InUse(PathBuf),
     /// There is another state of this name.
     #[error("{0} is there already")]
     Taken(PathBuf),

@@ -1,10 +1,11 @@
 //! An image as it was at a checkpoint.
 
-use super::super::own::{IMAGES_MAX, is_own};
+use super::super::own::is_own;
 use super::super::record::{GenerationRecord, sync_folder};
 use super::super::{ImageDisk, ImageOptions};
+use super::hold::has_room;
 use super::state::{DiskState, How, abandoned, modified_ns};
-use super::{Before, SnapshotError, Step, beside, chain, clone_as, exclusively, overlay};
+use super::{Before, SnapshotError, Step, beside, clone_as, exclusively, overlay};
 use crate::back_end::Disk;
 use crate::back_end::sample::sample;
 use std::fs::{self, File};
@@ -148,11 +149,7 @@ fn over(
     (path, kept): (&Path, &Path),
     state: &DiskState,
 ) -> Result<File, SnapshotError> {
-    let below = File::open(kept).map_err(SnapshotError::of("open", kept))?;
-    let images = chain::images(path, &below).map_err(SnapshotError::of("read", kept))?;
-    if images.len() >= IMAGES_MAX {
-        return Err(SnapshotError::Deep { path: kept.to_owned(), images: images.len() });
-    }
+    let below = has_room(path, kept)?;
     let about = below.metadata().map_err(SnapshotError::of("look at", kept))?;
     overlay::make(next, kept, state.bytes, (&about, state.mode))
 }
@@ -172,7 +169,7 @@ fn abandon(path: &Path, generation: u64) -> Result<Option<PathBuf>, SnapshotErro
     Ok(None)
 }
 
-fn is_there(path: &Path) -> Result<bool, SnapshotError> {
+pub(super) fn is_there(path: &Path) -> Result<bool, SnapshotError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

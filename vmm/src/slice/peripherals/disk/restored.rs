@@ -1,34 +1,74 @@
-//! An image that is opened as it was at a checkpoint, before anything else of the VM is there.
+//! An image that becomes what it was at a checkpoint.
+//!
+//! ```text
+//!   hold: its state is looked at, others are kept out --all slices have agreed and read their memory--> put_back: reverted, open
+//!           \--the restore is refused: let go of, and no file was changed
+//! ```
 
 use super::super::model::{LentThing, Opening};
 use super::super::open_error::OpenError;
-use super::{DiskSpec, WHAT};
+use super::{DiskPart, DiskSpec, OpenDisk, WHAT};
+use devices::back_end::SwitchDisk;
 use devices::back_end::image::ImageOptions;
-use devices::back_end::image::snapshot::{self, DiskState, How};
+use devices::back_end::image::snapshot::{self, DiskState, Held, How};
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// For a look at a state.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
-impl DiskSpec {
-    /// Makes the image what it was at the checkpoint that the VM is restored from, if it is. What has its name from now on, if
-    /// that is another file.
-    pub(super) fn revert(&self, opening: &Opening<'_>) -> Result<Option<File>, OpenError> {
-        let Some(state) = opening.restored else { return Ok(None) };
-        self.is_lent(opening)?;
-        let options = self.options(opening);
-        let generation = opening.writer.map_or(0, |writer| writer.generation);
-        let reverted = snapshot::revert(&options, state, generation, LOOK_LIMIT);
+/// What becomes of an image when the guest goes on.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// What it was at the checkpoint, if that is known.
+    state: Option<DiskState>,
+    generation: u64,
+    /// Nobody else uses it meanwhile.
+    held: Held,
+}
+
+impl Pending {
+    /// Makes the image what it was at the checkpoint. What has its name from now on, if that is another file.
+    pub(super) fn put_back(self, options: &ImageOptions) -> Result<Option<File>, OpenError> {
+        let Self { state, generation, held } = self;
+        let Some(state) = state else { return Ok(None) };
+        // Who replaces the file keeps it until that is done; who opens the very file must let go of it.
+        let held = Some(held).filter(|_| state.file.is_some());
+        let reverted = snapshot::revert(options, &state, generation, LOOK_LIMIT);
+        drop(held);
         let reverted = reverted.map_err(OpenError::of(WHAT))?;
         if let Some(abandoned) = &reverted.abandoned {
-            let (path, abandoned) = (self.path.display(), abandoned.display());
+            let (path, abandoned) = (options.path.display(), abandoned.display());
             tracing::warn!(
                 "disk {path} is as it was at the checkpoint; what it was is {abandoned}"
             );
         }
         Ok(reverted.file)
+    }
+}
+
+impl DiskSpec {
+    /// Looks at the image of a VM that is restored, and keeps others from using it. It is closed, and no file is changed.
+    pub(super) fn hold(&self, opening: &Opening<'_>) -> Result<OpenDisk, OpenError> {
+        if opening.restored.is_some() {
+            self.is_lent(opening)?;
+        }
+        let (options, state) = (self.options(opening), opening.restored.cloned());
+        let held = snapshot::hold(&options, state.as_ref(), LOOK_LIMIT);
+        let held = held.map_err(OpenError::of(WHAT))?;
+        let part = match state.as_ref().filter(|state| state.file.is_some()) {
+            Some(state) => {
+                let file = open(&options, state).map_err(OpenError::of(WHAT))?;
+                DiskPart::of_state(self, opening, file)
+            }
+            None => DiskPart::new(self, opening)?,
+        };
+        let switch = Arc::new(SwitchDisk::closed(part.look()?));
+        let generation = opening.writer.map_or(0, |writer| writer.generation);
+        let part = Arc::new(part.before(Pending { state, generation, held }));
+        Ok(OpenDisk { switch, part, moves: opening.moves })
     }
 
     /// The state of an image that another slice reverts, perhaps after this: what has its name is then an overlay over that.

@@ -5,6 +5,7 @@ use super::super::DiskFormat;
 use super::*;
 use devices::back_end::SwitchDisk;
 use devices::back_end::image::{OnFull, Writer};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::id;
@@ -166,8 +167,9 @@ fn open(path: &Path, how: &As<'_>) -> Result<(Arc<SwitchDisk>, Arc<dyn RealPart>
     let mut left = 200;
     loop {
         let opened = with(how, |it| {
-            let spec = spec(path, DiskFormat::Qcow2);
-            spec.revert(it).and_then(|file| spec.open_part(it, file))
+            let open = spec(path, DiskFormat::Qcow2).open_part(it)?;
+            open.go_on()?;
+            Ok(open)
         });
         match opened {
             // Another test is between fork and exec, and has all locks.
@@ -273,6 +275,53 @@ fn host_that_stands_by_opens_the_overlay_of_a_disk_that_was_frozen_elsewhere() {
     let closed = here.close(&Switch::Disk(disk), LIMIT).unwrap();
     there.open(&closed, LIMIT).unwrap();
     there.let_go();
+}
+
+/// All files of a folder, with what is in them.
+fn files(folder: &Folder) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn image_of_a_vm_that_is_not_restored_stays_as_it_was() {
+    let folder = Folder::new("refused");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    let state = freeze(&part, &disk, "one");
+    assert_eq!(ask(&*disk, write(5, 2)), DiskReply::Done(Vec::new()));
+    assert_eq!(ask(&*disk, DiskRequest::Flush), DiskReply::Done(Vec::new()));
+    let sample = part.sample().unwrap();
+    let before = files(&folder);
+    let writer = Some(Writer { vm: [3; 16], generation: 1 });
+    let restored = As { writer, restored: Some(&state), ..PLAIN };
+    let refused = one_line(&open(&path, &restored).map(drop).unwrap_err());
+    assert!(refused.contains("is in use"), "it is open: {refused}");
+    drop((disk, part));
+
+    let spec = spec(&path, DiskFormat::Qcow2);
+    let all_locks = |error: &OpenError| one_line(error).contains("is in use");
+    let open_disk = loop {
+        match with(&restored, |it| spec.open_part(it)) {
+            Err(error) if all_locks(&error) => sleep(Duration::from_millis(5)),
+            opened => break opened.unwrap(),
+        }
+    };
+    // What other slices are told of it is of the state.
+    assert!(!open_disk.switch.shape().read_only && open_disk.switch.behind().is_none());
+    assert_ne!(open_disk.part.sample().unwrap(), sample);
+    let (told, answer) = channel();
+    open_disk.switch.submit(write(7, 3), Box::new(move |reply| told.send(reply).unwrap()));
+    // Some other slice has not agreed.
+    drop(open_disk);
+    assert_eq!(answer.recv(), Ok(DiskReply::Failed));
+    assert!(files(&folder) == before, "somebody has written");
+
+    let (disk, _) = open(&path, &restored).unwrap();
+    assert_eq!((read(&*disk, 5), read(&*disk, 7)), (1, 0));
+    assert!(folder.0.join("disk.abandoned-1").exists());
 }
 
 #[test]
