@@ -1,18 +1,20 @@
 //! It is written down, and goes on on other slices.
 
 use crate::guest::{Disk, SLICE_BYTES};
-use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, files_of, is_possible, key};
+use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, files_of, free_address, is_possible, key};
 use crate::{alone, guest, moments};
 use checkpoint::Checkpoint;
 use devices::layout::GENERATION_ADDRESS;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::sleep;
+use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{CheckpointRequest, Request};
-use tessera_vmm::slice::{Interrupts, SliceSpec};
-use transport::{CarrierKind, Secret};
+use tessera_vmm::slice::{HostFacts, Interrupts, SliceSpec};
+use tessera_vmm::tsc::host_ticks;
+use transport::{CarrierKind, Listener, Secret};
 use wire::SliceId;
 
 /// Patience with a loaded machine; nothing depends on its value.
@@ -133,7 +135,7 @@ fn kvm_vm_that_is_not_restored_leaves_its_disk_as_it_was() {
     let disk = saved.copy_disk();
     let saved = saved.with_disk(disk.clone());
     let before = files_of(&disk);
-    let why = Vm::lonely_restore_refusal(saved.clone(), slices(TWO));
+    let why = Vm::restore_refusal_beside(saved.clone(), slices(TWO), free_address());
     assert!(why.contains("cannot connect to slice1"), "{why}");
     assert!(files_of(&disk) == before, "{why}: the disk is another one");
     let part = saved.path().join("part-1");
@@ -269,6 +271,57 @@ fn kvm_vm_does_not_go_on_from_what_is_not_its_checkpoint() {
     fs::write(&part, bytes).expect("mend it");
     let vm = Vm::restore(saved, CarrierKind::Shm, slices(ONE));
     assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+}
+
+/// What the guest's counter shows when slices are told of it, for how long nobody has waited for this one's memory then, and
+/// by how much the counter is ahead of the host's. No clock is read before this slice has its memory. It goes away then.
+fn slow_companion(reads_for: Duration) -> (SocketAddr, JoinHandle<(u64, u64, u64)>) {
+    let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), key());
+    let listener = listener.expect("listen");
+    let address = listener.address();
+    let thread = spawn(move || {
+        let soon = || Instant::now() + LIMIT;
+        let (_, mut mesh) = listener.accept(Some(soon()), &mut |_| {}).expect("it is called");
+        let facts = HostFacts::gather(Interrupts::Userspace).expect("this host can");
+        mesh.answer(Ok(&serde_json::to_vec(&facts).expect("it is JSON")), soon()).expect("answer");
+        mesh.prepare(soon()).expect("it is to read its memory");
+        sleep(reads_for);
+        let before = host_ticks();
+        mesh.answer(Ok(&[]), soon()).expect("answer");
+        let launch = mesh.verdict(&host_ticks, soon()).expect("it is wanted");
+        let now = host_ticks();
+        let launch: serde_json::Value = serde_json::from_slice(&launch).expect("it is JSON");
+        let offset = launch["tsc_offsets"][0].as_u64().expect("a number");
+        (now.wrapping_add(offset), now - before, offset)
+    });
+    (address, thread)
+}
+
+/// However long a slice reads its memory, the guest's clock does not show it.
+#[test]
+fn kvm_clock_of_a_restored_vm_is_set_when_all_memory_is_there() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+    let saved = vm.save("one");
+    let shown = |reads_for| {
+        let (address, companion) = slow_companion(reads_for);
+        let slices = slices(&[(2, 4), (0, 0)]);
+        let why = Vm::restore_refusal_beside(saved.clone(), slices, address);
+        assert!(why.contains("slice1"), "{why}");
+        companion.join().expect("it is asked")
+    };
+    let (at_once, _, _) = shown(Duration::ZERO);
+    let (later, since, offset) = shown(Duration::from_secs(1));
+    if offset == 0 {
+        needs::leave_out("this KVM does not move the guest's counter");
+        return;
+    }
+    // Both are more than what it showed last.
+    let more = later.saturating_sub(at_once);
+    assert!(more <= since, "{more} ticks later, and all memory was there for {since}");
 }
 
 #[test]

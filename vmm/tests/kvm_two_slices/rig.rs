@@ -404,9 +404,14 @@ impl Vm {
         Self::begin_restore(saved, CarrierKind::Shm, slices, secret).why_not()
     }
 
-    /// The same if nobody listens where companions should, and all devices are at the first slice.
-    pub(crate) fn lonely_restore_refusal(saved: Saved, slices: Vec<SliceSpec>) -> String {
-        Self::begin_restore_with((saved, 0), CarrierKind::Shm, slices, (key(), false)).why_not()
+    /// The same with all devices at the first slice, and whatever is at this address as the other one.
+    pub(crate) fn restore_refusal_beside(
+        saved: Saved,
+        slices: Vec<SliceSpec>,
+        other: SocketAddr,
+    ) -> String {
+        let others = Some(vec![other]);
+        Self::begin_restore_with((saved, 0), CarrierKind::Shm, slices, (key(), others)).why_not()
     }
 
     fn why_not(&self) -> String {
@@ -424,15 +429,15 @@ impl Vm {
         slices: Vec<SliceSpec>,
         secret: Secret,
     ) -> Self {
-        Self::begin_restore_with((saved, u16::MAX), carrier, slices, (secret, true))
+        Self::begin_restore_with((saved, u16::MAX), carrier, slices, (secret, None))
     }
 
-    /// With devices at no later slice than this one.
+    /// With devices at no later slice than this one, and with these companions or such as it takes.
     fn begin_restore_with(
         (Saved { folder, name, letters, lend, disk }, last): (Saved, u16),
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
-        (secret, listens): (Secret, bool),
+        (secret, others): (Secret, Option<Vec<SocketAddr>>),
     ) -> Self {
         let (line, path) = (Line::default(), checkpoints(&folder.0).join(name));
         let stops = BTreeMap::from([(0, StopHandle::new())]);
@@ -449,8 +454,8 @@ impl Vm {
         }
         let numbers = (1..slices.len()).map(|slice| u16::try_from(slice).expect("it is small"));
         let offer = || Offer { vcpus: Some(2), bytes: None };
-        let listener = |slice| if listens { vm.companion(slice, offer()) } else { free_address() };
-        let companions = numbers.map(listener).collect();
+        let companion = |slice| vm.companion(slice, offer());
+        let companions = others.unwrap_or_else(|| numbers.map(companion).collect());
         let clock = RestoredClock::Keep;
         let start = Start::Restore(RestoreOptions { path, clock, unauthenticated: false });
         let spec = VmSpec { slices, devices, ..saved };
@@ -813,7 +818,7 @@ fn qcow2() -> Vec<u8> {
 }
 
 /// An address that was free a moment ago.
-fn free_address() -> SocketAddr {
+pub(crate) fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     listener.local_addr().expect("it listens")
 }

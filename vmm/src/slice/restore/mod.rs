@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   open: manifest, forms of all former slices, checked together --> is it the VM that is wanted, can these hosts run it?
-//!     --load--> memory of each new slice's own home --SliceStart--> vCPUs, platform devices, bus, queues
+//!     --load--> memory of each new slice's own home --> clocks --SliceStart--> vCPUs, platform devices, bus, queues
 //!     --> engines start with nothing shared --> all at rest --Begin--> the guest goes on
 //! ```
 //! The memory engines begin as those of a new VM: each page is at its home, and nobody shares any. So the former slices and
@@ -11,6 +11,7 @@
 
 mod error;
 mod fit;
+mod load;
 mod slice_start;
 
 pub use error::RestoreError;
@@ -23,15 +24,13 @@ use super::spec::VmSpec;
 use checkpoint::{Checkpoint, Key};
 use devices::back_end::image::Writer;
 use devices::back_end::image::snapshot::DiskState;
-use dsm::GuestRam;
 use migrate::saved::decode;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use transport::Secret;
-use wire::{Gfn, SliceId};
+use wire::SliceId;
 
 /// For all slices to read the memory of their homes.
 pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(1800);
@@ -155,7 +154,7 @@ impl Restored {
         FromCheckpoint { writer: Some(Writer { vm, generation }), disks: self.disks.clone() }
     }
 
-    /// What the guest's counter is to show first.
+    /// What the guest's counter is to show now.
     pub(super) fn ticks(&self, clock: RestoredClock) -> u64 {
         let ticks = self.states.iter().map(|state| state.ticks).max().unwrap_or(0);
         let away = match clock {
@@ -168,21 +167,6 @@ impl Restored {
         };
         let away = away.saturating_mul(self.vm.tsc_khz.into());
         ticks.saturating_add(u64::try_from(away).unwrap_or(0))
-    }
-
-    /// Brings the contents of these frames into memory that nobody uses yet; says how many pages.
-    ///
-    /// # Errors
-    /// They are damaged or cannot be read. The memory is of no use then.
-    pub(super) fn load(&self, ram: &GuestRam, frames: &[Range<u64>]) -> Result<u64, RestoreError> {
-        let mut pages = 0;
-        for range in frames {
-            self.checkpoint.read(range.clone(), &mut |first, bytes: &[u8]| {
-                pages += ram.write_run(Gfn(first), bytes);
-                Ok::<(), checkpoint::CheckpointError>(())
-            })?;
-        }
-        Ok(pages)
     }
 }
 
