@@ -1,7 +1,9 @@
 //! The side that listens.
 
 use super::acceptor::{Acceptor, Caller, Next, Refused};
-use super::context::{Connected, Links, MeshContext, PARTING, PATIENCE, PATIENCE_PROVEN};
+use super::context::{
+    Connected, Links, MeshContext, PARTING, PATIENCE, PATIENCE_PROVEN, keep_alive,
+};
 use super::error::MeshError;
 use super::listener::Listener;
 use super::transport::MeshTransport;
@@ -91,6 +93,7 @@ impl Listener {
         let connection = proven
             .tell(&mut stream, expected, until)
             .map_err(|source| MeshError::Handshake { with: from.to_string(), source })?;
+        keep_alive(&stream).map_err(MeshError::Wait)?;
         let deadline = deadline.min(Instant::now() + PATIENCE_PROVEN);
         let with = format!("the bootstrap at {from}");
         let control = |source| MeshError::Control { with: with.clone(), source };
