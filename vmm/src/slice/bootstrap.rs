@@ -112,7 +112,9 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
     let begins = match &options.start {
         Start::Boot(boot) => Beginning::Boot(plan_boot(boot, &shape, facts.tsc_khz)?),
         Start::Restore(restore) => {
-            let restored = Restored::open(&restore.path, restore.secret(options.secret.as_ref()))?;
+            let secret = restore.secret(options.secret.as_ref());
+            let mut restored = Restored::open(&restore.path, secret)?;
+            restored.set_no_disk_guarantee(restore.no_disk_guarantee);
             restored.fits(&options.spec, &shape)?;
             Beginning::Restore(Box::new(restored), restore.clock)
         }

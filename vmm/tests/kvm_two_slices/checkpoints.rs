@@ -155,6 +155,34 @@ fn kvm_vm_that_is_not_restored_leaves_its_disk_as_it_was() {
     assert!(files_of(&disk).len() > before.len(), "it was put back");
 }
 
+/// Of a raw image no state is kept, so it is compared.
+#[test]
+fn kvm_vm_does_not_go_on_with_a_disk_that_was_written_since_it_ended() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::None);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    let mut saved = vm.save("one");
+    let disk = saved.copy_disk();
+    let mut bytes = fs::read(&disk).expect("read the disk");
+    // The guest does not look there.
+    bytes[4000] ^= 1;
+    fs::write(&disk, bytes).expect("write the disk");
+    saved = saved.with_disk(disk.clone());
+    let before = files_of(&disk);
+    for layout in [ONE, TWO] {
+        let why = Vm::restore_refusal(saved.clone(), slices(layout), key());
+        assert!(why.contains("it contains something else"), "{why}");
+        assert!(why.contains("--no-disk-guarantee"), "{why}");
+        assert!(files_of(&disk) == before, "the disk is another one");
+    }
+    saved.any_disk = true;
+    let vm = Vm::restore(saved, CarrierKind::Shm, slices(TWO));
+    assert_eq!(vm.power_off(), guest::AGREE);
+}
+
 /// The first life of a VM has no record by which it could find out.
 #[test]
 fn kvm_disk_of_a_vm_that_runs_is_not_put_back() {
@@ -210,6 +238,10 @@ fn kvm_checkpoint_that_cannot_be_written_is_refused_and_the_vm_goes_on() {
     }
     let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, Disk::Writes, Standby::None);
     let request = |name: &str| CheckpointRequest { no_disk_guarantee: true, ..vm.checkpoint(name) };
+    let raw = vm.refusal(0, &Request::Checkpoint(vm.checkpoint("one")));
+    for way in ["--end", "--no-disk-guarantee", "use a qcow2 image"] {
+        assert!(raw.contains(way), "{way}: {raw}");
+    }
     let relative = CheckpointRequest { path: "here/one".into(), ..request("one") };
     assert_eq!(vm.refusal(0, &Request::Checkpoint(relative)), "here/one is no absolute path");
     let dotted = vm.refusal(0, &Request::Checkpoint(request(".one")));

@@ -153,6 +153,8 @@ pub(crate) struct Saved {
     lend: Lend,
     /// The disk that it goes on with, if that is no new copy.
     disk: Option<PathBuf>,
+    /// Also if that is not as the VM has left it.
+    pub(crate) any_disk: bool,
 }
 
 impl Saved {
@@ -375,6 +377,7 @@ impl Vm {
             path: PathBuf::new(),
             clock: RestoredClock::Keep,
             unauthenticated: false,
+            no_disk_guarantee: false,
         };
         BootstrapOptions {
             spec: spec(Interrupts::Auto, Vec::new(), None),
@@ -434,7 +437,7 @@ impl Vm {
 
     /// With devices at no later slice than this one, and with these companions or such as it takes.
     fn begin_restore_with(
-        (Saved { folder, name, letters, lend, disk }, last): (Saved, u16),
+        (Saved { folder, name, letters, lend, disk, any_disk }, last): (Saved, u16),
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
         (secret, others): (Secret, Option<Vec<SocketAddr>>),
@@ -457,7 +460,12 @@ impl Vm {
         let companion = |slice| vm.companion(slice, offer());
         let companions = others.unwrap_or_else(|| numbers.map(companion).collect());
         let clock = RestoredClock::Keep;
-        let start = Start::Restore(RestoreOptions { path, clock, unauthenticated: false });
+        let start = Start::Restore(RestoreOptions {
+            path,
+            clock,
+            unauthenticated: false,
+            no_disk_guarantee: any_disk,
+        });
         let spec = VmSpec { slices, devices, ..saved };
         let options = BootstrapOptions { spec, companions, start, ..vm.options(carrier) };
         run(&line, 0, move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0));
@@ -498,7 +506,8 @@ impl Vm {
     /// What was written under this name.
     pub(crate) fn saved(&self, name: &str) -> Saved {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
-        Saved { folder, name: name.to_owned(), letters, lend: self.lend.clone(), disk: None }
+        let (name, lend, disk) = (name.to_owned(), self.lend.clone(), None);
+        Saved { folder, name, letters, lend, disk, any_disk: false }
     }
 
     /// What is asked for a checkpoint of this name.

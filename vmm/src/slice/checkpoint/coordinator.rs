@@ -197,13 +197,16 @@ impl Run<'_> {
             match effect {
                 Effect::Send(to, message) => tell(self.channels, to, message),
                 Effect::Cut(number) => effects.extend(self.cut(number, decides)),
-                Effect::Commit(parts) => effects.extend(match self.commit(decides, &parts) {
-                    Ok(committed) => {
-                        self.committed = Some(committed);
-                        decides.committed()
-                    }
-                    Err(error) => decides.not_committed(&one_line(&error)),
-                }),
+                Effect::Commit(parts) => {
+                    let committed = self.hold().and_then(|()| self.commit(decides, &parts));
+                    effects.extend(match committed {
+                        Ok(committed) => {
+                            self.committed = Some(committed);
+                            decides.committed()
+                        }
+                        Err(error) => decides.not_committed(&one_line(&error)),
+                    });
+                }
                 Effect::GoOn => self.go_on(),
                 Effect::Over(Ok(())) => return Some(Ok(())),
                 Effect::Over(Err(why)) => return Some(Err(CheckpointError::GivenUp(why))),
@@ -224,6 +227,15 @@ impl Run<'_> {
         }
     }
 
+    /// A guest that ends with the checkpoint never runs again once that may exist: it could write to disks of which the
+    /// checkpoint says what is on them.
+    fn hold(&self) -> Result<(), CheckpointError> {
+        if self.ends {
+            self.of.cuts.ask(CutInput::Hold).map_err(CheckpointError::Runs)?;
+        }
+        Ok(())
+    }
+
     /// The guest goes on, or the VM ends with what was written. Nothing is ended but the cut of this checkpoint: nobody has
     /// the VM pause while one is written.
     fn go_on(&mut self) {
@@ -233,6 +245,7 @@ impl Run<'_> {
             let local = self.channels.local();
             self.channels.event(SliceEvent::WantEnd(local, EndCause::Saved));
         } else {
+            self.of.cuts.release();
             match self.of.cuts.ask(CutInput::Resume) {
                 // It went on by itself.
                 Ok(_) | Err(CutError::NotPaused | CutError::Over) => {}

@@ -1,5 +1,6 @@
 //! Why there is no checkpoint, or no part of one.
 
+use crate::slice::cut_link::CutError;
 use crate::slice::operations::Busy;
 use migrate::{Invalid, SavedError};
 use std::io;
@@ -70,6 +71,9 @@ pub(crate) enum CheckpointError {
     /// The manifest.
     #[error(transparent)]
     Manifest(#[from] checkpoint::CheckpointError),
+    /// The guest does not stand still any more.
+    #[error("the guest goes on before it is written")]
+    Runs(#[source] CutError),
     /// It was not written, and the VM goes on.
     #[error("there is no checkpoint: {0}")]
     GivenUp(String),

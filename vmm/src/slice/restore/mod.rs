@@ -23,7 +23,7 @@ use super::saved::{SliceState, check_together};
 use super::spec::VmSpec;
 use checkpoint::{Checkpoint, Key};
 use devices::back_end::image::Writer;
-use devices::back_end::image::snapshot::DiskState;
+use devices::back_end::image::snapshot::{DiskState, How};
 use migrate::saved::decode;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -54,6 +54,8 @@ pub struct RestoreOptions {
     pub clock: RestoredClock,
     /// It may have been written by somebody who does not know the VM's secret.
     pub unauthenticated: bool,
+    /// Disks of which it has no state may be others than the VM has left.
+    pub no_disk_guarantee: bool,
 }
 
 impl RestoreOptions {
@@ -73,6 +75,8 @@ pub(super) struct CheckpointName {
     pub(super) digest: String,
     /// The life of the VM that goes on from it.
     pub(super) generation: u64,
+    /// See [`RestoreOptions::no_disk_guarantee`].
+    pub(super) no_disk_guarantee: bool,
 }
 
 /// A checkpoint that a VM goes on from, open.
@@ -83,6 +87,7 @@ pub(super) struct Restored {
     /// Forms of the former slices, ascending.
     states: Vec<SliceState>,
     disks: BTreeMap<u16, DiskState>,
+    no_disk_guarantee: bool,
     pub(super) vm: Description,
     /// The VM that goes on from it.
     pub(super) identity: Identity,
@@ -112,7 +117,8 @@ impl Restored {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (identity, folder) = (vm.identity.restored(now.as_secs()), folder.to_owned());
-        let restored = Self { checkpoint, folder, states, disks, vm, identity };
+        let no_disk_guarantee = false;
+        let restored = Self { checkpoint, folder, states, disks, no_disk_guarantee, vm, identity };
         restored.agrees()?;
         Ok(restored)
     }
@@ -132,7 +138,14 @@ impl Restored {
             return Err(RestoreError::Other(restored.folder));
         }
         restored.identity.generation = name.generation;
+        restored.set_no_disk_guarantee(name.no_disk_guarantee);
         Ok(restored)
+    }
+
+    /// See [`RestoreOptions::no_disk_guarantee`].
+    pub(super) fn set_no_disk_guarantee(&mut self, on: bool) {
+        self.no_disk_guarantee = on;
+        self.disks.retain(|_, state| !on || state.how != How::Left);
     }
 
     /// Which it is.
@@ -145,7 +158,8 @@ impl Restored {
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
         let (digest, generation) = (self.checkpoint.digest().to_string(), self.identity.generation);
-        Ok(CheckpointName { folder, digest, generation })
+        let no_disk_guarantee = self.no_disk_guarantee;
+        Ok(CheckpointName { folder, digest, generation, no_disk_guarantee })
     }
 
     /// What the disks were. Who writes them from now on is a later generation.

@@ -63,7 +63,8 @@ pub enum SnapshotError {
     Image(#[from] ImageError),
     /// There is nothing beside it that could be its state.
     #[error(
-        "{0}: the state of a device that is written cannot be kept; use a qcow2 image in a file"
+        "{0}: the state of a device that is written cannot be kept; use a qcow2 image in a file, or end the VM with its \
+         checkpoint (--end)"
     )]
     Device(PathBuf),
     /// Its states would be beside something else.
@@ -75,7 +76,7 @@ pub enum SnapshotError {
     /// An overlay over it would be of another format than its user says.
     #[error(
         "{path}: the state of a raw image cannot be kept on this file system, which cannot share blocks between files; \
-         use a qcow2 image"
+         use a qcow2 image, or end the VM with its checkpoint (--end)"
     )]
     Raw {
         /// The image.
@@ -115,6 +116,17 @@ pub enum SnapshotError {
     #[error("{path} is not what it was at the checkpoint: {why}")]
     Changed {
         /// The state.
+        path: PathBuf,
+        /// In what it differs.
+        why: &'static str,
+    },
+    /// Somebody has written the image that a VM had left.
+    #[error(
+        "{path} is not what the VM has left there when it ended with its checkpoint: {why}; give it a copy of then, or go on \
+         all the same with --no-disk-guarantee"
+    )]
+    Written {
+        /// The image.
         path: PathBuf,
         /// In what it differs.
         why: &'static str,
@@ -236,6 +248,17 @@ fn freeze_before(
     let state =
         DiskState { mode: about.mode() & 0o7777, ..contents.state(options, how, name, &kept) };
     Ok(Frozen { state, file })
+}
+
+/// What a VM leaves in an image of which no state can be kept: for a VM that ends with its checkpoint.
+///
+/// # Errors
+/// The image cannot be looked at.
+pub fn leave(options: &ImageOptions, contents: &Contents) -> Result<DiskState, SnapshotError> {
+    let path = &options.path;
+    let about = fs::metadata(options.at.as_ref().unwrap_or(path));
+    let about = about.map_err(SnapshotError::of("look at", path))?;
+    Ok(contents.state(options, How::Left, None, &about))
 }
 
 /// An image that is to be frozen.

@@ -45,7 +45,15 @@ pub fn verify(
     if kept && !options.other_files && !is_own(path, &file) {
         return unlike("the name of its state begins with another name");
     }
-    let changed = |why| Err(SnapshotError::Changed { path: file.clone(), why });
+    let left = state.how == How::Left;
+    let changed = |why| {
+        let path = file.clone();
+        Err(if left {
+            SnapshotError::Written { path, why }
+        } else {
+            SnapshotError::Changed { path, why }
+        })
+    };
     let about = match fs::metadata(&file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(SnapshotError::Missing(file));
@@ -55,7 +63,8 @@ pub fn verify(
     if about.is_file() && about.len() != state.file_bytes {
         return changed("its file has another length");
     }
-    if about.ino() == state.inode && modified_ns(&about) != state.modified_ns {
+    // Whoever has it open for writing may write what is there, to find out alignments.
+    if !left && about.ino() == state.inode && modified_ns(&about) != state.modified_ns {
         return changed("it was written since");
     }
     // Other names than that of the image are told by what it contains.
@@ -95,7 +104,7 @@ pub(super) fn revert_before(
         return Err(SnapshotError::Over);
     }
     verify(options, state, within)?;
-    if matches!(state.how, How::Unchanged | How::Nothing) {
+    if matches!(state.how, How::Unchanged | How::Nothing | How::Left) {
         return Ok(Reverted::default());
     }
     let (path, kept) = (&options.path, state.file_beside(&options.path));

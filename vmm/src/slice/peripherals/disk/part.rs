@@ -237,13 +237,19 @@ impl RealPart for DiskPart {
     fn freeze(
         &self,
         switch: &Switch,
-        name: &str,
+        (name, leaves): (&str, bool),
         within: Duration,
     ) -> Result<Option<DiskState>, PartError> {
         let ClosedPart::Disk { shape, places, sample } = self.close(switch, within)? else {
             return Err(PartError::Turn);
         };
-        let kept = self.keep(name, &Contents { bytes: shape.bytes(), places, sample });
+        let contents = Contents { bytes: shape.bytes(), places, sample };
+        let kept = match self.keep(name, &contents) {
+            Err(kind) if leaves && kind.is_of_its_kind() => {
+                snapshot::leave(&self.options_at(&self.held()), &contents)
+            }
+            kept => kept,
+        };
         let deadline = Instant::now() + REOPEN_LIMIT;
         while let Err(error) = self.reopen(switch) {
             let over = self.options.fence.look(Fence::now()) == Standing::Over;
