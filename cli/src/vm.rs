@@ -131,6 +131,9 @@ struct CheckpointArguments {
     /// End the VM when it is written, as a suspend to disk
     #[arg(long)]
     end: bool,
+    /// Have the guest stand still until all is written, and not only for the moment that the checkpoint is of
+    #[arg(long)]
+    stop: bool,
     /// Make pages shorter (zstd)
     #[arg(long)]
     compress: bool,
@@ -230,11 +233,12 @@ fn cpus(CpusArguments { count, target }: &CpusArguments) -> Result<()> {
 }
 
 fn checkpoint(arguments: &CheckpointArguments) -> Result<()> {
-    let CheckpointArguments { path, end, compress, no_disk_guarantee, target } = arguments;
+    let CheckpointArguments { path, end, stop, compress, no_disk_guarantee, target } = arguments;
     let path = absolute(path).context("find the folder of the checkpoint")?;
     let path = path.to_str().context("the path of the checkpoint is no text")?.to_owned();
-    let (end, compress, no_disk_guarantee) = (*end, *compress, *no_disk_guarantee);
-    let request = CheckpointRequest { path: path.clone(), end, compress, no_disk_guarantee };
+    let (end, stop) = (*end, *stop);
+    let (compress, no_disk_guarantee) = (*compress, *no_disk_guarantee);
+    let request = CheckpointRequest { path: path.clone(), end, stop, compress, no_disk_guarantee };
     let answer = ask(target, &Request::Checkpoint(request))?;
     let Answer::Checkpoint(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
     let text = if target.json { serde_json::to_string(&answer)? } else { written(&path, &answer) };

@@ -13,7 +13,7 @@
 //! The rooms. Each uses only those to the right of it:
 //!
 //! ```text
-//!   engine --> observe --> mapping --> prefetch, async_faults --> memory --> kernel (userfaultfd, mmap)
+//!   engine --> observe --> mapping --> prefetch, async_faults, snapshot --> memory --> kernel (userfaultfd, mmap)
 //!   probe ------------------------------------------------------^
 //! ```
 //!
@@ -32,12 +32,13 @@ mod prefetch;
 mod probe;
 #[cfg(feature = "simulate")]
 pub mod simulate;
+mod snapshot;
 
 pub use dsm_protocol::saved;
 pub use engine::schedule;
 pub use engine::{
     CopyError, Engine, EngineConfig, Handle, HomeMoveError, JoinError, LeaveError, RestError,
-    Tuning, Unrest, Uplink,
+    SnapshotError, Tuning, Unrest, Uplink,
 };
 pub use error::EngineError;
 pub use kernel::{UffdError, check_host};
@@ -47,6 +48,7 @@ pub use observe::{
     ClassCounts, FaultCounts, HomeCounts, HotPage, PageClass, PageTrace, PagesFrom, Report,
     SITES_MAX, Site, Touch, TraceReport, Tracing,
 };
+pub use snapshot::{SnapshotLost, SnapshotReader};
 pub use probe::{LocalPager, LocalPagerError, WriteWatch, WriteWatchError};
 
 pub use dsm_protocol::{

@@ -20,4 +20,10 @@ pub enum PlantedBug {
     RestoredPagesLeft,
     /// A slice that was alone goes on as if it were, though another one has joined.
     LoneForEver,
+    /// The guest stores to a page of a snapshot, and nobody copies it before.
+    StoredUnkept,
+    /// A page of a snapshot goes to another slice, and nobody copies it before.
+    TakenUnkept,
+    /// What the guest stored to while memory was being protected is not protected once more at the moment of the snapshot.
+    WrittenUnprotected,
 }

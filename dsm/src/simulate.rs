@@ -8,7 +8,7 @@ pub use crate::planted::PlantedBug;
 
 use crate::engine::{
     Clock, Command, CopyError, Engine, EngineConfig, Handle, HomeMove, HomeMoveError, JoinError,
-    LeaveError, Pull, Ready, RestError, Uplink,
+    LeaveError, Pull, Ready, RestError, SnapshotError, Uplink,
 };
 use crate::error::EngineError;
 use crate::kernel::PAGE;
@@ -16,7 +16,8 @@ use crate::memory::collapse_pass;
 use crate::memory::{ChunkId, GuestRam, Memory, RamError};
 use crate::observe::{Report, Tracing};
 use crossbeam_channel::{Receiver, bounded};
-use dsm_protocol::saved::NodeState;
+use crate::snapshot::SnapshotReader;
+use dsm_protocol::saved::{Here, NodeState};
 use dsm_protocol::{Config, Epoch, Gfn, HomeRange, HomeTable};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -228,6 +229,23 @@ impl SteppedSlice {
     /// Something is under way.
     pub fn save(&mut self) -> Result<NodeState, RestError> {
         self.engine.save()
+    }
+
+    /// Has all memory protected.
+    #[must_use]
+    pub fn protect(&self) -> Receiver<Result<(), SnapshotError>> {
+        let (reply, answer) = bounded(1);
+        self.handle.post(Command::Protect { reply });
+        answer
+    }
+
+    /// Freezes what this slice has, at rest.
+    ///
+    /// # Errors
+    /// Why there is no snapshot.
+    pub fn freeze(&mut self, here: &Here) -> Result<SnapshotReader, String> {
+        let frozen = self.engine.freeze(here).map_err(|error| error.to_string())?;
+        frozen.map_err(|error| error.to_string())
     }
 
     /// Guest memory.

@@ -38,6 +38,9 @@ struct Args {
     /// Only some slices are there at the start, and others join; with --leave, those that have left too.
     #[arg(long)]
     join: bool,
+    /// Snapshots are read while the guests run.
+    #[arg(long, requires = "mapping")]
+    snapshots: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
     workload: Option<Workload>,
@@ -55,6 +58,7 @@ impl Args {
                 moves: self.move_homes,
                 leaves: self.leave,
                 joins: self.join,
+                snapshots: self.snapshots,
                 ..mapping::Setup::of(seed)
             };
             let report = mapping::run(setup).with_context(failed)?;

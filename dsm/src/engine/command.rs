@@ -4,11 +4,13 @@ use super::homes::{HomeMove, Pull};
 use super::join::JoinError;
 use super::leave::LeaveError;
 use super::rest::RestError;
+use super::snapshot::SnapshotError;
 use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
+use crate::snapshot::SnapshotReader;
 use crossbeam_channel::Sender;
 use dsm_protocol::HoldPolicy;
-use dsm_protocol::saved::{Channel, NodeState};
+use dsm_protocol::saved::{Channel, Here, NodeState};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
@@ -83,6 +85,12 @@ pub(crate) enum Command {
     MayJoinWith { slice: SliceId, reply: Sender<Result<NodeState, JoinError>> },
     /// A slice joins.
     JoinWith { slice: SliceId, reply: Sender<Result<NodeState, JoinError>> },
+    /// Protect all memory, while the guest runs.
+    Protect { reply: Sender<Result<(), SnapshotError>> },
+    /// Freeze what this slice has, at rest.
+    Freeze { here: Here, reply: Sender<Result<SnapshotReader, SnapshotError>> },
+    /// Protect nothing any more.
+    Unprotect,
     /// Log what is waited for.
     LogState,
     /// End.

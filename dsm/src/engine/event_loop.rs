@@ -20,6 +20,7 @@ use super::overdue::{Late, Overdue};
 use super::poll::{Ready, poll};
 use super::rest::Rest;
 use super::schedule;
+use super::snapshot::SnapshotError;
 use super::uplink::Uplink;
 use super::wait_policy::WaitPolicy;
 use super::waker::Waker;
@@ -29,6 +30,7 @@ use crate::kernel::Fault;
 use crate::mapping::Store;
 use crate::observe::{Classifier, Trace};
 use crate::prefetch::Prefetcher;
+use crossbeam_channel::Sender;
 use dsm_protocol::{Effect, Input, Node};
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -69,6 +71,8 @@ pub struct Engine {
     pub(super) departed: Vec<SliceId>,
     pub(super) wait_policy: WaitPolicy,
     pub(super) home_moves: HomeMoves,
+    /// Who waits until all memory is protected.
+    pub(super) protecting: Option<Sender<Result<(), SnapshotError>>>,
     /// A rest that was asked for and has not come.
     pub(super) rest: Option<Rest>,
     pub(super) stopping: bool,
@@ -146,6 +150,7 @@ impl Engine {
             departed: Vec::new(),
             wait_policy: WaitPolicy::new(mechanisms),
             home_moves: HomeMoves::default(),
+            protecting: None,
             rest: None,
             stopping: false,
         };
@@ -182,6 +187,7 @@ impl Engine {
         self.store.end_expired_probes(now)?;
         self.store.map_pieces(now)?;
         self.store.tend(now)?;
+        self.protect_on()?;
         if self.rest.is_some() {
             self.look_at_rest();
         }
@@ -196,7 +202,7 @@ impl Engine {
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let store = &self.store;
         let rest = self.rest.as_ref().map(|rest| rest.until_ns);
-        [rest, self.node.next_tick_ns(), store.probe_pages.due_ns(), store.chunk_fetches.due_ns()]
+        [rest, self.protection_due(), self.node.next_tick_ns(), store.probe_pages.due_ns(), store.chunk_fetches.due_ns()]
             .into_iter()
             .flatten()
             .min()

@@ -117,6 +117,11 @@ impl Engine {
             Command::JoinWith { slice, reply } => {
                 let _ = reply.send(self.join_with(slice)?);
             }
+            Command::Protect { reply } => self.begin_protection(reply),
+            Command::Freeze { here, reply } => {
+                let _ = reply.send(self.freeze(&here)?);
+            }
+            Command::Unprotect => self.store.end_protection(),
             Command::LogState => {
                 let (backlog, releases) = (self.outbound.backlog.len(), self.releases.len());
                 let unrest = self.node.unrest();
@@ -154,6 +159,7 @@ impl Engine {
         let (gfn, offset, len) = copying.piece();
         let piece = copying.done..copying.done + len;
         if copying.write {
+            self.store.before_store(gfn)?;
             self.store.ram.write(gfn, offset, &copying.bytes[piece]);
         } else {
             self.store.ram.read(gfn, offset, &mut copying.bytes[piece]);

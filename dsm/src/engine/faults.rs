@@ -26,6 +26,11 @@ impl Engine {
         self.store.uffd.read(&mut faults).map_err(EngineError::Wait)?;
         for fault in faults.drain(..) {
             let Some(gfn) = self.store.ram.frame_at(fault.address) else { continue };
+            if fault.write && self.store.is_protected(gfn) && self.node.access(gfn) == Access::Write
+            {
+                self.store.release(gfn)?;
+                continue;
+            }
             let want = self.wanted(gfn, fault)?;
             self.fault(gfn, want)?;
             if self.trace.is_due(gfn) && self.node.is_waiting(gfn) {

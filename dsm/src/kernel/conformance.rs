@@ -317,6 +317,26 @@ fn uffd_fake_knows_huge_pages_as_linux() {
     ]);
 }
 
+/// What a snapshot does to private chunks that lie off the file, with pages that were never touched among them.
+#[test]
+fn uffd_fake_protects_private_memory_as_linux() {
+    if !needs::has(Need::Uffd, check_host()) {
+        return;
+    }
+    let both = Both::new();
+    let plain = |error: Error| (error, 0);
+    let bytes = u64::try_from(HUGE).unwrap();
+    assert_eq!(both.change(|mapping| mapping.map_anonymous(0, HUGE)), None);
+    both.touch(3, true);
+    both.ask(|uffd, start| uffd.register(start, bytes, FaultWatch::Writes.modes()).map_err(plain));
+    both.ask(|uffd, start| uffd.write_protect(start, bytes, true).map_err(plain));
+    for (page, write) in [(3, false), (3, true), (4, false), (4, true), (5, true), (5, true)] {
+        both.touch(page, write);
+    }
+    both.ask(|uffd, start| uffd.unregister(start, bytes).map_err(plain));
+    both.touch(6, true);
+}
+
 /// What `memory::into_file` does to bring private memory into the file.
 #[test]
 fn uffd_fake_moves_private_memory_as_linux() {

@@ -14,8 +14,12 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iowr_nr};
 
 const API: u64 = 0xaa;
-const FEATURES: u64 =
-    FEATURE_WP | FEATURE_MISSING_SHMEM | FEATURE_THREAD_ID | FEATURE_MINOR_SHMEM | FEATURE_WP_SHMEM;
+const FEATURES: u64 = FEATURE_WP
+    | FEATURE_MISSING_SHMEM
+    | FEATURE_THREAD_ID
+    | FEATURE_MINOR_SHMEM
+    | FEATURE_WP_SHMEM
+    | FEATURE_WP_UNPOPULATED;
 /// For memory on hugetlbfs only; older than the others.
 const FEATURES_HUGETLBFS: u64 = 1 << 4 | 1 << 9;
 const FEATURE_WP: u64 = 1 << 0;
@@ -23,6 +27,8 @@ const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const FEATURE_WP_SHMEM: u64 = 1 << 12;
+/// Pages of private memory that were never touched are protected too.
+const FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FAULT_WRITE: u64 = 1;
 const FAULT_WP: u64 = 2;

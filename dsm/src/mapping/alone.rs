@@ -28,7 +28,7 @@ const PAGE: u64 = 4096;
 
 impl Store {
     /// The frames that have memory.
-    fn memory(&self) -> Vec<Range<u64>> {
+    pub(super) fn memory(&self) -> Vec<Range<u64>> {
         let slots = self.ram.slots().into_iter();
         slots.map(|(start, _, bytes)| start / PAGE..(start + bytes) / PAGE).collect()
     }
@@ -37,6 +37,7 @@ impl Store {
     /// vCPU runs.
     pub(crate) fn end_watch(&mut self) -> Result<(), EngineError> {
         self.write_staged()?;
+        self.spoil_snapshot();
         self.prefetched = Prefetched::default();
         self.chunk_fetches = ChunkFetches::default();
         self.readable = PageSet::new(end_of(&self.ram));

@@ -36,6 +36,7 @@ impl Store {
         }
         let place = self.ram.place(chunk);
         if place == Place::OffFile {
+            self.before_move(chunk);
             self.ram.bring_into_file(chunk, &self.uffd)?;
             self.chunks.counts.copied += 1;
         }
@@ -54,6 +55,7 @@ impl Store {
     /// Maps the pages of a chunk that lost their mapping together with another page.
     pub(crate) fn map_rest(&mut self, chunk: ChunkId) -> Result<(), EngineError> {
         for run in self.chunks.take_unmapped(chunk) {
+            self.about_to_be_written(run);
             self.uffd.install_missing(self.address(run.first), run.pages * PAGE)?;
         }
         Ok(())
@@ -104,6 +106,7 @@ impl Store {
         let has_twin = self.twins.any_in(&chunk.frames());
         if has_twin
             || self.probe_pages.any_in(&chunk.frames())
+            || self.protection.is_some()
             || !self.chunks.exclusive_grant(chunk)
         {
             return self.map_chunk_in_pieces(chunk);
@@ -119,20 +122,25 @@ impl Store {
     /// mapped to be written, by one call for a run of them.
     fn unwatch(&mut self, chunk: ChunkId, place: Place) -> Result<(), EngineError> {
         self.uffd.unregister(self.address(chunk.first()), CHUNK_BYTES)?;
-        if place == Place::Plain
-            && let Err(error) = self.ram.populate_present(chunk)
-        {
-            // Faults map them.
-            tracing::debug!("mapping a private chunk: {error}");
+        if place == Place::Plain {
+            self.map_unwatched(chunk);
         }
         self.ram.set_place(chunk, place);
         Ok(())
     }
 
+    /// Maps, to be written, what is there of a chunk that is not watched any more.
+    pub(super) fn map_unwatched(&self, chunk: ChunkId) {
+        if let Err(error) = self.ram.populate_present(chunk) {
+            // Faults map them.
+            tracing::debug!("mapping a private chunk: {error}");
+        }
+    }
+
     /// Makes chunks private whose pages have all been here for a while.
     pub(crate) fn tend(&mut self, now_ns: u64) -> Result<(), EngineError> {
         let quiet = self.chunks.quiet(now_ns);
-        if !self.mechanisms.private_again {
+        if !self.mechanisms.private_again || self.protection.is_some() {
             return Ok(());
         }
         for chunk in quiet {

@@ -62,6 +62,7 @@ impl PageStore for StepStore<'_> {
     }
 
     fn snapshot(&mut self, gfn: Gfn, table: Table) {
+        self.store.about_to_change(gfn);
         let page = up_to_date(&self.store.ram, &self.store.staged).entries(gfn);
         self.store.twins.snapshot(gfn, table, page);
         self.set_dirty(gfn);

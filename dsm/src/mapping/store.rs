@@ -6,6 +6,7 @@
 use super::chunks::Chunks;
 use super::first_watch::{end_of, watch_at_start};
 use super::pending_invalidations::{Invalidation, InvalidationRun, PendingInvalidations};
+use super::protection::Protection;
 use super::staged_pages::StagedPages;
 use super::twins::Twins;
 use crate::async_faults::ProbePages;
@@ -50,6 +51,8 @@ pub(crate) struct Store {
     pub(super) pending_invalidations: PendingInvalidations,
     /// Nobody shares this memory: nothing of it is watched.
     pub(super) is_alone: bool,
+    /// Memory that is protected, so that a snapshot of it can be read.
+    pub(crate) protection: Option<Protection>,
     failure: Option<EngineError>,
     #[cfg(feature = "simulate")]
     pub(crate) planted: Option<PlantedBug>,
@@ -85,6 +88,7 @@ impl Store {
             write_prediction: WritePrediction::default(),
             pending_invalidations: PendingInvalidations::default(),
             is_alone: false,
+            protection: None,
             failure: None,
             #[cfg(feature = "simulate")]
             planted: None,
@@ -210,6 +214,9 @@ impl Store {
             ChunkId::pieces(run.first, run.pages).for_each(|(chunk, _)| self.watch(chunk));
             // By themselves: each waits for memory, and so they wait together.
             run.iter().for_each(|gfn| self.ram.back(gfn));
+            if run.what == Invalidation::All {
+                run.iter().for_each(|gfn| self.about_to_go(gfn));
+            }
             self.take_run(*run)?;
             self.chunks.took(run.first, run.pages);
             run.iter().for_each(|gfn| self.goes(gfn));
@@ -268,6 +275,7 @@ impl Store {
     }
 
     pub(crate) fn map_run(&mut self, run: PageRun) -> Result<(), EngineError> {
+        self.about_to_be_written(run);
         let (start, bytes) = (self.address(run.first), run.pages * PAGE);
         let mut whole = false;
         if run.pages > 1 && self.is_watched(run) {
@@ -317,6 +325,7 @@ impl Store {
     }
 
     fn map_watched(&mut self, gfn: Gfn, writable: bool) -> Result<(), EngineError> {
+        self.about_to_be_written(PageRun { first: gfn, pages: 1, writable });
         let address = self.address(gfn);
         if writable && self.readable.remove(gfn) {
             // It wakes the waiters too. Should the mapping be gone, they fault again.

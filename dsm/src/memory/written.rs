@@ -43,8 +43,17 @@ impl GuestRam {
         Ok(())
     }
 
+    /// True when the page is known to be zeros without a look at it: nobody has stored to it, nor has it come.
+    pub(crate) fn is_surely_zero(&self, gfn: Gfn) -> bool {
+        let Some(at) = self.offset(gfn) else { return true };
+        let unknown = self.prepared.is_some()
+            || self.is_pinned()
+            || matches!(self.off_file, OffFile::Anonymous) && self.place_at(at) == Place::OffFile;
+        !unknown && self.is_hole(gfn)
+    }
+
     /// The first pages of these frames, which lie in one chunk, that may have been stored to.
-    fn next_run(&self, frames: Range<u64>) -> Option<Range<u64>> {
+    pub(crate) fn next_run(&self, frames: Range<u64>) -> Option<Range<u64>> {
         let first = self.offset(Gfn(frames.start)).filter(|_| !frames.is_empty())?;
         // Memory that was made ready is in the file whether it was used or not.
         if self.prepared.is_some() || self.is_pinned() {

@@ -59,6 +59,23 @@ fn pause_of_a_user_ends_by_the_user() {
     prove("a pause, and another one", Scenario { checkpoints: 2, ..pause });
 }
 
+#[test]
+fn guest_runs_on_while_a_live_checkpoint_is_written() {
+    let live = Scenario { live: true, ..scenario() };
+    let moves = Scenario { moves: [2, 1, 0], ..live.clone() };
+    prove("live", moves.clone());
+    prove("live, two checkpoints", Scenario { checkpoints: 2, moves: [1, 0, 0], ..live.clone() });
+    prove("live, a failure", Scenario { failures: 1, moves: [1, 1, 0], ..live.clone() });
+    prove("live, given up", Scenario { give_up: true, moves: [1, 1, 0], ..live.clone() });
+    prove("live, a slice is lost", Scenario { lose: true, moves: [1, 1, 0], ..live.clone() });
+    prove("live, a pause", Scenario { pause: true, moves: [1, 0, 0], ..live.clone() });
+    if full() {
+        let three = Scenario { three: true, moves: [1, 1, 0], ..live };
+        prove("live, three slices", three.clone());
+        prove("live, one of three is lost", Scenario { lose: true, ..three });
+    }
+}
+
 #[track_caller]
 fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
     let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
@@ -75,6 +92,9 @@ fn planted_bugs_are_caught() {
     // A slice that writes on is no mend for it.
     let careless = Scenario { careless: true, moves: [0, 1, 0], ..scenario() };
     assert_caught(GoesOnEarly, &careless, names::MOMENT);
+    let live = Scenario { live: true, ..scenario() };
+    assert_caught(LiveStandsStill, &live, names::NOT_HELD);
+    assert_caught(GoesOnTwice, &live, names::ONCE);
     let lose = Scenario { lose: true, ..scenario() };
     assert_caught(LostForgotten, &lose, names::MOMENT);
     let give_up = Scenario { give_up: true, ..scenario() };
@@ -92,4 +112,6 @@ fn planted_bugs_are_caught() {
 fn bugs_of_others_are_caught() {
     let blunt = Scenario { pause: true, blunt: true, ..scenario() };
     assert!(refute(blunt).contains(&names::PAUSE));
+    let unkept = Scenario { live: true, unkept: true, moves: [0, 1, 0], ..scenario() };
+    assert!(refute(unkept).contains(&names::MOMENT));
 }

@@ -3,11 +3,12 @@
 //! ```text
 //!        begin            all Prepared       captured         all Written          committed
 //!   idle -----> preparing ------------> cutting -----> writing -----------> committing -----> idle: Committed, GoOn
-//!                   |                     |               |                     |
+//!                   |                     |   (live: GoOn) |                     |
 //!                   +---------------------+---------------+                     |
 //!                   |  Failed, lost, given up, the cut has failed               | the commit has failed
-//!                   +-----------------------------------------------------------+---> idle: Discard; GoOn if a cut was asked for
+//!                   +-----------------------------------------------------------+---> idle: Discard; GoOn
 //! ```
+//! GoOn comes once for each cut that was asked for.
 
 use super::Message;
 use super::planted::PlantedBug;
@@ -69,6 +70,10 @@ pub struct Coordinator {
     /// Those that write, ascending.
     members: Vec<SliceId>,
     phase: Phase,
+    /// The guest runs on while it is written.
+    live: bool,
+    /// A cut was asked for, and its end was not.
+    cut: bool,
     /// Checkpoints begun so far; the number of the last one.
     begun: u64,
     planted: Planted<PlantedBug>,
@@ -78,7 +83,14 @@ impl Coordinator {
     /// Nothing has been begun yet; the last checkpoint had this number.
     #[must_use]
     pub fn new(begun: u64) -> Self {
-        Self { members: Vec::new(), phase: Phase::Idle, begun, planted: Planted::default() }
+        Self {
+            members: Vec::new(),
+            phase: Phase::Idle,
+            live: false,
+            cut: false,
+            begun,
+            planted: Planted::default(),
+        }
     }
 
     /// With a bug that a model is to find.
@@ -112,15 +124,21 @@ impl Coordinator {
         }
     }
 
-    /// Begins a checkpoint of these slices; each is sent what it is to write.
+    /// Begins a checkpoint of these slices; each is sent what it is to write. `live`: the guest goes on once all have their
+    /// forms, and the slices write what their memory was then.
     ///
     /// # Errors
     /// One is being written.
-    pub fn begin(&mut self, requests: Vec<(SliceId, Vec<u8>)>) -> Result<Verdict, Refusal> {
+    pub fn begin(
+        &mut self,
+        requests: Vec<(SliceId, Vec<u8>)>,
+        live: bool,
+    ) -> Result<Verdict, Refusal> {
         if self.phase != Phase::Idle {
             return Err(Refusal::Busy);
         }
         self.begun += 1;
+        (self.live, self.cut) = (live, false);
         self.members = requests.iter().map(|(slice, _)| *slice).collect();
         self.members.sort_unstable();
         let waiting = self.members.iter().copied().collect();
@@ -128,17 +146,33 @@ impl Coordinator {
         let prepare = |(slice, request)| Effect::Send(slice, Message::Prepare(self.begun, request));
         let mut verdict: Verdict = requests.into_iter().map(prepare).collect();
         if self.planted.has(PlantedBug::CutsUnprepared) {
-            self.phase = Phase::Cutting { parts: BTreeMap::new() };
-            verdict.push(Effect::Cut(self.begun));
+            verdict.extend(self.cut());
         }
         Ok(verdict)
+    }
+
+    fn cut(&mut self) -> Verdict {
+        self.phase = Phase::Cutting { parts: BTreeMap::new() };
+        self.cut = true;
+        vec![Effect::Cut(self.begun)]
+    }
+
+    /// The end of the cut, if there is one.
+    fn go_on(&mut self) -> Option<Effect> {
+        let cut = std::mem::take(&mut self.cut);
+        (cut && !self.planted.has(PlantedBug::StaysAtRest)).then_some(Effect::GoOn)
     }
 
     /// All slices are at rest, and have their forms.
     pub fn captured(&mut self) -> Verdict {
         let Phase::Cutting { parts } = &mut self.phase else { return Vec::new() };
         self.phase = Phase::Writing { parts: std::mem::take(parts) };
-        let mut verdict = self.look_whether_written();
+        let mut verdict = Vec::new();
+        if self.live && !self.planted.has(PlantedBug::LiveStandsStill) {
+            verdict.extend(self.go_on());
+            self.cut |= self.planted.has(PlantedBug::GoesOnTwice);
+        }
+        verdict.extend(self.look_whether_written());
         if self.planted.has(PlantedBug::GoesOnEarly) {
             verdict.push(Effect::GoOn);
         }
@@ -152,7 +186,8 @@ impl Coordinator {
         }
         self.phase = Phase::Idle;
         let mut verdict = self.to_all(&Message::Committed(self.begun));
-        verdict.extend([Effect::GoOn, Effect::Over(Ok(()))]);
+        verdict.extend(self.go_on());
+        verdict.push(Effect::Over(Ok(())));
         verdict
     }
 
@@ -176,11 +211,7 @@ impl Coordinator {
         if self.planted.has(PlantedBug::NotDiscarded) {
             verdict.clear();
         }
-        if !matches!(self.phase, Phase::Preparing { .. })
-            && !self.planted.has(PlantedBug::StaysAtRest)
-        {
-            verdict.push(Effect::GoOn);
-        }
+        verdict.extend(self.go_on());
         verdict.push(Effect::Over(Err(why.to_owned())));
         self.phase = Phase::Idle;
         self.begun -= u64::from(self.planted.has(PlantedBug::NumberAgain));
@@ -219,8 +250,7 @@ impl Coordinator {
                 if !waiting.is_empty() {
                     return Vec::new();
                 }
-                self.phase = Phase::Cutting { parts: BTreeMap::new() };
-                vec![Effect::Cut(self.begun)]
+                self.cut()
             }
             (Message::Written(_, part), Phase::Cutting { parts } | Phase::Writing { parts }) => {
                 parts.insert(from, part);

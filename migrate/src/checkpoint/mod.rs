@@ -15,8 +15,9 @@
 //!     |--Discard---------------------->| its file goes; there is no manifest, so there is no checkpoint
 //!     | Effect::GoOn                   | the guest goes on
 //! ```
-//! **The guest stands still until all parts are written.** What a slice writes is what its memory is then. One that goes on
-//! before its part is written has no part, and says so.
+//! **The guest stands still until all parts are written**, or, if the checkpoint is live, until all have their forms. At rest a
+//! slice writes what its memory is; one that goes on before its part is written has no part, and says so. Live, it keeps what
+//! its memory was: each page is copied before it changes.
 //!
 //! **One moment, or none.** A part belongs to a checkpoint by its number, which is never used again. The manifest names all
 //! parts by their digests, and is written when all slices of the cut have said what they have written. A slice that is

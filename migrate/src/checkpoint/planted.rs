@@ -13,6 +13,10 @@ pub enum PlantedBug {
     GoesOnEarly,
     /// The guest goes on when all parts are written, and before there is a manifest.
     GoesOnUncommitted,
+    /// The guest stands still until a live checkpoint exists.
+    LiveStandsStill,
+    /// The cut of a live checkpoint ends once more when all is written.
+    GoesOnTwice,
     /// The next checkpoint after one that was given up has its number.
     NumberAgain,
     /// What a slice says of an earlier checkpoint counts.

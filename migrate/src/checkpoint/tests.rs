@@ -5,16 +5,23 @@ use wire::SliceId;
 
 const SLICES: [SliceId; 2] = [SliceId(0), SliceId(1)];
 
-fn begun() -> Coordinator {
+fn begun_as(live: bool) -> Coordinator {
     let mut coordinator = Coordinator::new(4);
     let requests = SLICES.map(|slice| (slice, vec![1]));
-    let asked = coordinator.begin(requests.to_vec()).unwrap();
+    let asked = coordinator.begin(requests.to_vec(), live).unwrap();
     assert_eq!(asked, SLICES.map(|slice| Effect::Send(slice, Message::Prepare(5, vec![1]))));
     coordinator
 }
 
+fn begun() -> Coordinator {
+    begun_as(false)
+}
+
 fn cutting() -> Coordinator {
-    let mut coordinator = begun();
+    cut_of(begun())
+}
+
+fn cut_of(mut coordinator: Coordinator) -> Coordinator {
     assert_eq!(coordinator.message(SLICES[1], Message::Prepared(5)), []);
     assert_eq!(coordinator.waiting(), [SLICES[0]]);
     assert_eq!(coordinator.message(SLICES[0], Message::Prepared(5)), [Effect::Cut(5)]);
@@ -44,12 +51,32 @@ fn guest_goes_on_when_all_parts_are_written_and_committed() {
 }
 
 #[test]
+fn guest_goes_on_when_all_have_their_forms_if_it_is_live() {
+    let mut coordinator = cut_of(begun_as(true));
+    assert_eq!(coordinator.captured(), [Effect::GoOn]);
+    assert_eq!(coordinator.message(SLICES[1], Message::Written(5, vec![8])), []);
+    let mut lost = coordinator.clone();
+    let discard = Effect::Send(SLICES[0], Message::Discard(5));
+    let over = Effect::Over(Err("slice1 is lost".into()));
+    assert_eq!(lost.lost(SLICES[1]), [discard, over]);
+    coordinator.message(SLICES[0], Message::Written(5, vec![7]));
+    assert!(!coordinator.committed().contains(&Effect::GoOn));
+    // All may have written before it is known that all have their forms.
+    let mut early = cut_of(begun_as(true));
+    for slice in SLICES {
+        early.message(slice, Message::Written(5, vec![]));
+    }
+    assert_eq!(early.captured()[0], Effect::GoOn);
+    assert!(matches!(early.captured()[..], []));
+}
+
+#[test]
 fn one_at_a_time_and_each_has_another_number() {
     let mut coordinator = begun();
-    assert_eq!(coordinator.begin(Vec::new()), Err(Refusal::Busy));
+    assert_eq!(coordinator.begin(Vec::new(), false), Err(Refusal::Busy));
     assert_eq!(coordinator.failed("enough"), discarded(false, "enough"));
     assert_eq!(coordinator.failed("again"), []);
-    coordinator.begin(SLICES.map(|slice| (slice, Vec::new())).to_vec()).unwrap();
+    coordinator.begin(SLICES.map(|slice| (slice, Vec::new())).to_vec(), false).unwrap();
     assert_eq!(coordinator.number(), 6);
     assert_eq!(coordinator.message(SLICES[0], Message::Prepared(5)), [], "of the one before");
     assert_eq!(coordinator.waiting(), SLICES);

@@ -55,6 +55,10 @@ pub struct CheckpointRequest {
     /// The VM ends when it is written.
     #[serde(default)]
     pub end: bool,
+    /// The guest stands still until it is written, and not only for its moment. So it does where the VM ends with it, and in a VM
+    /// of one slice that no other can join.
+    #[serde(default)]
+    pub stop: bool,
     /// Pages are made shorter.
     #[serde(default)]
     pub compress: bool,

@@ -6,14 +6,18 @@
 //!   member --put--> the part that is ready --take_ready--> the cut
 //! ```
 
+use super::checkpoint::Writing;
 use super::cut_link::TooMany;
 use checkpoint::PartWriter;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use dsm::saved::Here;
+use dsm::{Handle, SnapshotError, SnapshotReader};
 use migrate::checkpoint::Message;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use wire::{SLICES_MAX, SliceId};
 
 /// What may wait: of each slice a few.
@@ -38,7 +42,47 @@ pub(crate) struct ReadyPart {
     pub(crate) number: u64,
     /// What becomes of the slice's disks.
     pub(crate) disks: DiskPolicy,
+    /// Memory, if the guest is to run on while it is written.
+    pub(super) protected: Option<Protected>,
     pub(super) writer: PartWriter,
+}
+
+/// Memory that is protected until a snapshot of it is taken, or this is dropped.
+#[derive(Debug)]
+pub(crate) struct Protected(Option<Handle>);
+
+impl Protected {
+    /// Protects the memory of a slice, while its guest runs.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn new(engine: &Handle, limit: Duration) -> Result<Self, SnapshotError> {
+        engine.protect(limit)?;
+        Ok(Self(Some(engine.clone())))
+    }
+
+    /// Takes a snapshot of what this slice has. It is at rest.
+    ///
+    /// # Errors
+    /// Why not. Memory is no longer protected then.
+    pub(crate) fn freeze(
+        mut self,
+        here: Here,
+        limit: Duration,
+    ) -> Result<SnapshotReader, SnapshotError> {
+        let engine = self.0.as_ref().ok_or(SnapshotError::NotProtected)?;
+        let reader = engine.freeze(here, limit)?;
+        self.0 = None;
+        Ok(reader)
+    }
+}
+
+impl Drop for Protected {
+    fn drop(&mut self) {
+        if let Some(engine) = self.0.take() {
+            engine.unprotect();
+        }
+    }
 }
 
 impl ReadyPart {
@@ -66,6 +110,8 @@ struct Links {
     folder: Option<PathBuf>,
     /// Made and not begun.
     ready: Option<ReadyPart>,
+    /// Being written, or written, while the guest runs.
+    writing: Option<Writing>,
 }
 
 /// The ways of one slice. Nobody is there before the guest starts and when it has ended.
@@ -136,6 +182,12 @@ impl CheckpointLinks {
     /// The part of this checkpoint, if its file is there.
     pub(crate) fn take_ready(&self, number: u64) -> Option<ReadyPart> {
         self.lock().ready.take_if(|part| part.number == number)
+    }
+
+    /// The part is written while the guest runs, until it is said what becomes of it; then none is.
+    pub(crate) fn put_writing(&self, writing: Option<Writing>) {
+        let former = std::mem::replace(&mut self.lock().writing, writing);
+        drop(former);
     }
 
     /// A slice is gone.

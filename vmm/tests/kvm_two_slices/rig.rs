@@ -514,7 +514,7 @@ impl Vm {
     pub(crate) fn checkpoint(&self, name: &str) -> CheckpointRequest {
         let path = checkpoints(&self.folder.0).join(name);
         let path = path.to_str().expect("it is plain").to_owned();
-        CheckpointRequest { path, end: false, compress: false, no_disk_guarantee: false }
+        CheckpointRequest { path, ..CheckpointRequest::default() }
     }
 
     /// A companion waits at this address; it is to be this slice.

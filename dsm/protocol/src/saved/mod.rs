@@ -35,7 +35,7 @@ mod transfer;
 pub use frames::FrameRuns;
 pub use rest::NotAtRest;
 pub use state::{
-    Channel, HolderKind, HoldersState, HomeState, NodeState, ReplicaState, RootState, TableHalf,
+    Channel, Here, HolderKind, HoldersState, HomeState, NodeState, ReplicaState, RootState, TableHalf,
     TableScope,
 };
 pub use together::{Disagreement, check_all};

@@ -176,6 +176,16 @@ pub struct NodeState {
     pub channels: Vec<Channel>,
 }
 
+/// Frames of which a slice has the contents: pages that it alone has, copies to read, and replicas of its own home. Replicas
+/// are at every slice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    /// All of them, ascending.
+    pub frames: Vec<Range<u64>>,
+    /// Those that are replicas: vCPUs store to them without asking.
+    pub replicas: Vec<Gfn>,
+}
+
 impl NodeState {
     /// The homes as a table.
     ///
@@ -196,6 +206,22 @@ impl NodeState {
         self.channels.iter().find(|channel| channel.peer == peer)
     }
 
+    /// What its slice has the contents of.
+    #[must_use]
+    pub fn here(&self) -> Here {
+        let is_home = |gfn: Gfn| {
+            let of = self.homes.iter().find(|it| (it.first..it.first + it.pages).contains(&gfn.0));
+            of.is_some_and(|of| of.home == self.slice)
+        };
+        let replicas = self.replicas.iter().map(|replica| replica.page);
+        let replicas: Vec<Gfn> = replicas.filter(|page| is_home(*page)).collect();
+        let of_replicas = replicas.iter().map(|page| page.0..page.0 + 1);
+        let mut frames: Vec<_> =
+            self.shared.ranges().chain(self.exclusive.ranges()).chain(of_replicas).collect();
+        frames.sort_unstable_by_key(|range| range.start);
+        Here { frames, replicas }
+    }
+
     /// Who has the truth about each page that this slice is home of: from where its contents are read.
     #[must_use]
     pub fn keepers(&self) -> Vec<(SliceId, FrameRuns)> {
@@ -210,5 +236,41 @@ impl NodeState {
         };
         let all = self.slices.iter().map(|slice| (*slice, FrameRuns::of(kept_by(*slice))));
         all.filter(|(_, frames)| !frames.is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slice_has_its_pages_and_replicas_of_its_home() {
+        let replica = |page| ReplicaState {
+            page: Gfn(page),
+            level: 1,
+            half: TableHalf::Kernel,
+            of_process: false,
+            hash: 0,
+        };
+        let home = |first, home| HomeState { first, pages: 100, home: SliceId(home) };
+        let memory = NodeState {
+            epoch: Epoch(1),
+            slice: SliceId(1),
+            slices: vec![SliceId(0), SliceId(1)],
+            homes: vec![home(0, 0), home(100, 1)],
+            vcpus: 1,
+            tables: TableScope::All,
+            shared: FrameRuns::of(vec![3..5, 120..121]),
+            exclusive: FrameRuns::of(vec![7..8, 100..110]),
+            replicas: vec![replica(50), replica(150)],
+            directory: Vec::new(),
+            never_replicas: FrameRuns::default(),
+            roots: Vec::new(),
+            newest_flush: 0,
+            channels: Vec::new(),
+        };
+        let Here { frames, replicas } = memory.here();
+        assert_eq!(frames, [3..5, 7..8, 100..110, 120..121, 150..151]);
+        assert_eq!(replicas, [Gfn(150)]);
     }
 }

@@ -24,6 +24,7 @@ mod report;
 mod reporting;
 mod rest;
 mod setup;
+mod snapshots;
 mod world;
 
 pub use dsm::simulate::PlantedBug;

@@ -32,6 +32,8 @@ pub struct Report {
     pub saves: u64,
     /// Moves of homes, and pulls of pages.
     pub moves: u64,
+    /// Snapshots that were read, and were what memory had been.
+    pub snapshots: u64,
     /// Slices that left.
     pub left: u64,
     /// Slices that joined.
@@ -47,7 +49,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
-             huge={} probed={} saves={} moves={} moved-pages={} pulled={} left={} joined={} longest={}us",
+             huge={} probed={} saves={} snapshots={} moves={} moved-pages={} pulled={} left={} joined={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
@@ -59,6 +61,7 @@ impl fmt::Display for Report {
             self.collapsed,
             self.probed,
             self.saves,
+            self.snapshots,
             self.moves,
             self.moved_pages,
             self.pulled,

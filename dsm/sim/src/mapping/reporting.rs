@@ -12,6 +12,7 @@ impl World {
             touches: guests.touches,
             longest_ns: guests.longest_ns,
             saves: self.saves,
+            snapshots: self.snapshots.as_ref().map_or(0, |snapshots| snapshots.done),
             moves: self.moves.as_ref().map_or(0, |moves| moves.count),
             left: self.left,
             joined: self.joined,

@@ -20,7 +20,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(10);
 const PAGE: usize = 4096;
 
-type Image = BTreeMap<Gfn, Vec<u8>>;
+pub(super) type Image = BTreeMap<Gfn, Vec<u8>>;
 
 impl World {
     /// Puts new engines, made from what the engines of now save, in their place.
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// The contents of memory, each page from the slice that has the truth about it. Zeros are left out.
-    fn image(&self, states: &[NodeState]) -> Image {
+    pub(super) fn image(&self, states: &[NodeState]) -> Image {
         let mut image = Image::new();
         for (keeper, frames) in states.iter().flat_map(NodeState::keepers) {
             for gfn in frames.frames() {

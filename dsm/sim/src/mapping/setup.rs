@@ -20,6 +20,8 @@ pub struct Setup {
     pub leaves: bool,
     /// Only some slices are there at the start, and others join; those that have left too.
     pub joins: bool,
+    /// Snapshots are read while the guests run.
+    pub snapshots: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -38,6 +40,7 @@ impl Setup {
             moves: false,
             leaves: false,
             joins: false,
+            snapshots: false,
             planted: None,
         }
     }
@@ -50,8 +53,9 @@ impl Setup {
         let moves = if self.moves { " --move-homes" } else { "" };
         let leaves = if self.leaves { " --leave" } else { "" };
         let joins = if self.joins { " --join" } else { "" };
+        let snapshots = if self.snapshots { " --snapshots" } else { "" };
         format!(
-            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}{leaves}{joins}"
+            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}{leaves}{joins}{snapshots}"
         )
     }
 

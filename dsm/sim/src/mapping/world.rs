@@ -7,6 +7,7 @@ use super::moves::Moves;
 use super::programs::{DEVICE_WORD, Layout};
 use super::report::Report;
 use super::setup::Setup;
+use super::snapshots::Snapshots;
 use crate::simulator::joins::Joins;
 use crate::simulator::random::Random;
 use crossbeam_channel::Receiver;
@@ -95,6 +96,8 @@ pub(super) struct World {
     pub(super) leaves: Option<Leaves>,
     /// Slices that join, if they do.
     pub(super) joins: Option<Joins>,
+    /// Snapshots, if there are any.
+    pub(super) snapshots: Option<Snapshots>,
     /// How many left, and how many joined.
     pub(super) left: u64,
     pub(super) joined: u64,
@@ -121,11 +124,13 @@ pub fn run(setup: Setup) -> Result<Report, Failure> {
         world.happen(at, event)?;
         world.look_at_leaves(events)?;
         world.look_at_joins(events)?;
+        world.look_at_snapshots(events)?;
         if saves.as_mut().is_some_and(|saves| saves.is_time(events)) {
             world.save_and_restore()?;
             world.saves += 1;
         }
         if world.guests().vcpus.iter().all(|vcpu| vcpu.state == State::Ends) {
+            world.read_all()?;
             return Ok(world.report());
         }
     }
@@ -166,6 +171,7 @@ impl World {
             moves: (setup.moves || setup.leaves).then(|| Moves::new(setup.seed)),
             leaves: setup.leaves.then(|| Leaves::new(setup.seed)),
             joins,
+            snapshots: setup.snapshots.then(|| Snapshots::new(setup.seed)),
             left: 0,
             joined: 0,
             random,

@@ -137,7 +137,7 @@ impl Userfaultfd for FakeKernel {
             state.split(&(pages.start..end), true);
         }
         for page in &mut state.pages[pages.start..end] {
-            page.wp = on && (page.mapped || page.part.backing == Backing::File);
+            page.wp = on;
         }
         if end < pages.end {
             return Err(refusal(libc::ENOENT));

@@ -38,6 +38,7 @@ pub struct Cluster {
     pub(super) paused: bool,
     pub(super) pauses: u8,
     blunt: bool,
+    pub(super) live: bool,
     /// A checkpoint has ended it.
     pub(super) resumed: bool,
     /// Of which checkpoint the cut is that goes on.
@@ -64,7 +65,7 @@ impl Cluster {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let members: Vec<_> = (0..scenario.slices()).collect();
         let moves = |id: u16| scenario.moves[usize::from(id)];
-        let slice = |id| Slice::new(id, scenario.slices(), moves(id), scenario.careless);
+        let slice = |id| Slice::new(id, scenario, moves(id));
         let ids = members.iter().copied().map(SliceId).collect();
         Self {
             checkpoints: scenario.coordinator(),
@@ -79,6 +80,7 @@ impl Cluster {
             pauses: u8::from(scenario.pause),
             resumed: false,
             blunt: scenario.blunt,
+            live: scenario.live,
             cut_of: None,
             committing: None,
             manifests: BTreeMap::new(),
@@ -256,8 +258,9 @@ impl Cluster {
 
     pub(super) fn begin(&mut self) -> Option<()> {
         self.left -= 1;
-        let requests = self.members.iter().map(|id| (SliceId(*id), Vec::new())).collect();
-        let verdict = self.checkpoints.begin(requests).ok()?;
+        let request = vec![u8::from(self.live)];
+        let requests = self.members.iter().map(|id| (SliceId(*id), request.clone())).collect();
+        let verdict = self.checkpoints.begin(requests, self.live).ok()?;
         self.open += 1;
         (self.captured, self.reason) = (false, false);
         self.execute(verdict);

@@ -31,7 +31,7 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         Property::always(names::STANDS_STILL, |_, state: &Cluster| {
             let written = state.captured && !state.checkpoints.is_idle();
             let is_lost = state.slices.iter().any(|slice| slice.lost);
-            !written || is_lost || state.slices.iter().all(|slice| slice.rests)
+            !written || is_lost || state.live || state.slices.iter().all(|slice| slice.rests)
         }),
         Property::always(names::PREPARED, |_, state: &Cluster| !state.unprepared),
         Property::always(names::RUNS, |_, state: &Cluster| {
@@ -46,6 +46,13 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         }),
         Property::always(names::PAUSE, |_, state: &Cluster| !state.resumed),
         Property::always(names::REASON, |_, state: &Cluster| !state.groundless),
+        Property::always(names::NOT_HELD, |_, state: &Cluster| {
+            !state.live || state.committing.is_none() || state.open_cuts == 0
+        }),
+        Property::sometimes(names::RUNS_ON, |scenario: &Scenario, state: &Cluster| {
+            let written = state.captured && !state.checkpoints.is_idle();
+            !scenario.live || written && state.slices.iter().all(|slice| !slice.rests)
+        }),
         Property::sometimes(names::COMMITS, |_, state: &Cluster| !state.manifests.is_empty()),
         Property::sometimes(names::DISCARDS, |scenario: &Scenario, state: &Cluster| {
             !scenario.may_fail() || state.slices.iter().any(|slice| slice.discarded)
@@ -84,6 +91,10 @@ pub mod names {
     pub const PAUSE: &str = "a checkpoint ends no pause of somebody else";
     /// What is late does not harm the next one.
     pub const REASON: &str = "a checkpoint is given up only for a reason of its own";
+    /// It does not stand still for longer than it must.
+    pub const NOT_HELD: &str = "the guest does not wait for the manifest of a live checkpoint";
+    /// The model has it run meanwhile.
+    pub const RUNS_ON: &str = "the guest runs while a live checkpoint is written";
     /// The model does come to a checkpoint.
     pub const COMMITS: &str = "a checkpoint comes to exist";
     /// The model does give one up.

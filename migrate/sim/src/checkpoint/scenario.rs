@@ -27,6 +27,10 @@ pub struct Scenario {
     pub blunt: bool,
     /// A slice that goes on before its part is written writes on: that of the slices, and not of the coordinator, is a bug.
     pub careless: bool,
+    /// Checkpoints are live: the guest runs on while they are written.
+    pub live: bool,
+    /// A slice does not copy what changes before it is written: a bug of the slices.
+    pub unkept: bool,
     /// A bug to be found.
     pub planted: Option<PlantedBug>,
 }

@@ -1,5 +1,6 @@
 //! A slice of the model: its memory, its part of a checkpoint, and its disk.
 
+use super::scenario::Scenario;
 use migrate::checkpoint::Message;
 use migrate::cut::{Message as CutMessage, PeerCounts, Step};
 use std::collections::BTreeMap;
@@ -54,6 +55,12 @@ pub(super) struct Slice {
     pub(super) disk: BTreeMap<u64, Pages>,
     /// A file was removed because its checkpoint was given up.
     pub(super) discarded: bool,
+    /// What pages were that have changed before they were written.
+    kept: BTreeMap<usize, u8>,
+    /// It runs on while its part is written.
+    live: bool,
+    /// It copies no page before it changes.
+    unkept: bool,
     /// It writes on when it goes on.
     careless: bool,
     /// Tokens to and from each slice.
@@ -62,10 +69,10 @@ pub(super) struct Slice {
 }
 
 impl Slice {
-    pub(super) fn new(id: u16, slices: u16, moves: u8, careless: bool) -> Self {
+    pub(super) fn new(id: u16, scenario: &Scenario, moves: u8) -> Self {
         Self {
             id,
-            slices,
+            slices: scenario.slices(),
             memory: vec![1; PAGES],
             moves,
             rests: false,
@@ -73,7 +80,10 @@ impl Slice {
             part: None,
             disk: BTreeMap::new(),
             discarded: false,
-            careless,
+            kept: BTreeMap::new(),
+            live: scenario.live,
+            unkept: scenario.unkept,
+            careless: scenario.careless,
             sent: [0; SLICES as usize],
             received: [0; SLICES as usize],
         }
@@ -87,6 +97,8 @@ impl Slice {
     /// Its vCPU puts a token into the last page.
     pub(super) fn shift(&mut self) {
         self.moves -= 1;
+        self.keep(0);
+        self.keep(PAGES - 1);
         self.memory[0] -= 1;
         self.memory[PAGES - 1] += 1;
     }
@@ -94,6 +106,7 @@ impl Slice {
     /// Its vCPU sends a token to the next slice.
     pub(super) fn give(&mut self) -> u16 {
         self.moves -= 1;
+        self.keep(0);
         self.memory[0] -= 1;
         (self.id + 1) % self.slices
     }
@@ -101,7 +114,17 @@ impl Slice {
     /// A token has come.
     pub(super) fn get(&mut self, from: u16) {
         self.received[usize::from(from)] += 1;
+        self.keep(0);
         self.memory[0] += 1;
+    }
+
+    /// A page is about to change.
+    fn keep(&mut self, page: usize) {
+        let Some((number, Stage::Writing)) = self.part else { return };
+        let written = self.disk.get(&number).map_or(0, Vec::len);
+        if self.live && !self.unkept && page >= written {
+            self.kept.entry(page).or_insert(self.memory[page]);
+        }
     }
 
     /// The checkpoint whose file it is making, or writing.
@@ -120,7 +143,8 @@ impl Slice {
             self.part = Some((number, Stage::Ready));
             return Some(Message::Prepared(number));
         }
-        file.push(self.memory[file.len()]);
+        let page = file.len();
+        file.push(self.kept.remove(&page).unwrap_or(self.memory[page]));
         if file.len() < PAGES {
             return None;
         }
@@ -158,6 +182,7 @@ impl Slice {
                     return vec![Frame::Cut(CutMessage::Failed(cut, String::new()))];
                 }
                 self.part = Some((number, Stage::Writing));
+                self.kept.clear();
                 CutMessage::Taken(cut, Step::Capture(number))
             }
             CutMessage::Take(cut, step) => {
@@ -166,7 +191,9 @@ impl Slice {
             }
             CutMessage::GoOn(cut) => {
                 self.rests = false;
-                let half = matches!(self.part, Some((_, Stage::Writing))) && !self.careless;
+                let half = matches!(self.part, Some((_, Stage::Writing)))
+                    && !self.careless
+                    && !self.live;
                 let failed = if half { self.fail() } else { None };
                 let on = Frame::Cut(CutMessage::GoesOn(cut));
                 return failed.map(Frame::Checkpoint).into_iter().chain([on]).collect();

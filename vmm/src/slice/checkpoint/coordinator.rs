@@ -25,7 +25,7 @@ use wire::control::EndCause;
 
 /// For all slices to make their files.
 const PREPARE_LIMIT: Duration = Duration::from_secs(30);
-/// For all slices to write their parts. Whoever does not want to wait so long has the VM resumed.
+/// For all slices to write their parts. Who does not want the guest to stand still for so long has the VM resumed.
 const WRITE_LIMIT: Duration = Duration::from_secs(3600);
 /// Between two words on how it stands.
 const TELL_EVERY: Duration = Duration::from_millis(500);
@@ -72,10 +72,15 @@ struct Run<'a> {
     channels: &'a Arc<Channels>,
     target: &'a Target,
     ends: bool,
+    /// The guest runs on while it is written.
+    live: bool,
     ongoing: Arc<Ongoing>,
     inputs: Receiver<Input>,
-    /// How long the guest has stood still, once it is over.
+    /// Since when all are at rest, or come to rest.
     at_rest: Option<Instant>,
+    /// All have their forms.
+    captured: bool,
+    /// How long the guest has stood still, once it is over.
     paused: Duration,
     /// When all had come to rest: milliseconds since 1970.
     moment_ms: u64,
@@ -111,9 +116,11 @@ impl Checkpoints {
             channels,
             target,
             ends: request.end,
+            live: !request.end && !request.stop && channels.handle.get().is_some(),
             ongoing,
             inputs,
             at_rest: None,
+            captured: false,
             paused: Duration::ZERO,
             moment_ms: 0,
             committed: None,
@@ -145,6 +152,7 @@ impl Run<'_> {
             name: self.target.name.clone(),
             vm: identity.vm,
             generation: identity.generation,
+            live: self.live,
             compressed,
             disks,
         };
@@ -152,13 +160,13 @@ impl Run<'_> {
         let members = self.channels.there();
         let requests = members.iter().map(|slice| (*slice, request.clone())).collect();
         let mut decides = self.of.decides.lock().unwrap_or_else(PoisonError::into_inner);
-        let verdict = decides.begin(requests)?;
+        let verdict = decides.begin(requests, self.live)?;
         if let Some(over) = self.follow(verdict, &mut decides) {
             return over;
         }
         let begun = Instant::now();
         loop {
-            let limit = if self.at_rest.is_some() { WRITE_LIMIT } else { PREPARE_LIMIT };
+            let limit = if self.captured { WRITE_LIMIT } else { PREPARE_LIMIT };
             let verdict = match self.inputs.recv_timeout(TELL_EVERY) {
                 Ok(Input::Message(from, message)) => decides.message(from, message),
                 Ok(Input::Lost(slice)) => decides.lost(slice),
@@ -182,7 +190,7 @@ impl Run<'_> {
 
     /// For a person who waits.
     fn what(&self, waiting: &[SliceId]) -> String {
-        let what = if self.at_rest.is_some() { "written by" } else { "begun by" };
+        let what = if self.captured { "written by" } else { "begun by" };
         format!("part {what} {}", names(waiting))
     }
 
@@ -221,6 +229,7 @@ impl Run<'_> {
         match self.of.cuts.ask(|reply| CutInput::Capture(number, ongoing, reply)) {
             Ok(_) => {
                 (self.at_rest, self.moment_ms) = (Some(began), unix_ms());
+                self.captured = true;
                 decides.captured()
             }
             Err(error) => decides.failed(&one_line(&error)),

@@ -2,6 +2,7 @@
 
 use crate::slice::cut_link::CutError;
 use crate::slice::operations::Busy;
+use dsm::{SnapshotError, SnapshotLost};
 use migrate::{Invalid, SavedError};
 use std::io;
 use std::path::PathBuf;
@@ -30,6 +31,12 @@ pub(crate) enum PartError {
     /// There is no thread.
     #[error("start the thread that writes it")]
     Thread(#[source] io::Error),
+    /// Its memory cannot be protected, or is not any more.
+    #[error("write memory while the guest runs")]
+    Snapshot(#[from] SnapshotError),
+    /// The same, and the guest may have changed it.
+    #[error("write memory while the guest runs")]
+    Lost(#[from] SnapshotLost),
     /// The guest does not stand still any more.
     #[error("the guest goes on before it is written")]
     GoesOn,

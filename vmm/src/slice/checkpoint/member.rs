@@ -2,7 +2,7 @@
 //! that was given up.
 //!
 //! ```text
-//!   --Prepare--> file made, ready --the cut takes it: Capture--> written (`part`) --Committed--> kept
+//!   --Prepare--> file made, memory protected if the guest is to run on: ready --the cut takes it: Capture--> written (`part`) --Committed--> kept
 //!                      \-----------------------------------------------\--Discard--> removed
 //! ```
 
@@ -10,7 +10,7 @@ use super::error::PartError;
 use super::part::tell;
 use super::request::PartRequest;
 use crate::slice::channels::Channels;
-use crate::slice::checkpoint_link::ReadyPart;
+use crate::slice::checkpoint_link::{Protected, ReadyPart};
 use crate::slice::one_line;
 use checkpoint::{Compression, PartHead, PartWriter};
 use crossbeam_channel::{Receiver, bounded};
@@ -18,13 +18,16 @@ use migrate::checkpoint::Message;
 use migrate::saved::decode;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 use wire::SliceId;
 
 /// What may wait. The coordinator asks for one thing at a time.
 const MESSAGES_MAX: usize = 16;
+/// For all memory to be protected: some 50 us for 2 MiB.
+const PROTECT_LIMIT: Duration = Duration::from_secs(20);
 
 /// From now on this slice can write its part. `folder` is where its operator wants parts; the coordinator's own goes where
 /// whoever asks has said.
@@ -69,7 +72,9 @@ impl Member {
                     tell(&channels, from, said);
                 }
                 Message::Committed(number) => {
-                    made.take_if(|made| made.number == number);
+                    if made.take_if(|made| made.number == number).is_some() {
+                        channels.checkpoints.put_writing(None);
+                    }
                 }
                 Message::Discard(number) => {
                     discard(&channels, made.take_if(|made| made.number == number));
@@ -92,12 +97,15 @@ impl Member {
             _ => self.folder.clone().ok_or(PartError::NoFolder)?,
         };
         let folder = folder.join(&request.name);
-        let PartRequest { vm, generation, compressed, disks, .. } = request;
+        let PartRequest { vm, generation, live, compressed, disks, .. } = request;
         let head = PartHead { vm, generation, cut: number, slice: channels.local() };
         let how = if compressed { Compression::Zstd } else { Compression::None };
         let writer = PartWriter::create(&folder, &head, how)?;
         let file = writer.path().to_owned();
-        Ok((ReadyPart { number, disks, writer }, file))
+        let engine = channels.handle.get().filter(|_| live && !channels.has_devices_only());
+        let protected = engine.map(|engine| Protected::new(engine, PROTECT_LIMIT));
+        let protected = protected.transpose().inspect_err(|_| remove(&file))?;
+        Ok((ReadyPart { number, disks, protected, writer }, file))
     }
 }
 
@@ -105,7 +113,12 @@ impl Member {
 fn discard(channels: &Channels, made: Option<Made>) {
     let Some(Made { file, .. }) = made else { return };
     channels.checkpoints.put_ready(None);
-    if let Err(error) = fs::remove_file(&file) {
+    channels.checkpoints.put_writing(None);
+    remove(&file);
+}
+
+fn remove(file: &Path) {
+    if let Err(error) = fs::remove_file(file) {
         tracing::warn!("remove {}: {error}", file.display());
     }
     // Others may have parts in it still.

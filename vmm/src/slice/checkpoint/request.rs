@@ -20,6 +20,8 @@ pub(crate) struct PartRequest {
     pub(crate) vm: [u8; 16],
     /// Which of its lives.
     pub(crate) generation: u64,
+    /// Whether the guest runs on while it is written.
+    pub(crate) live: bool,
     /// Whether pages are made shorter.
     pub(crate) compressed: bool,
     /// What becomes of the slice's disks.
@@ -94,6 +96,7 @@ mod tests {
                 name: "one".into(),
                 vm: [7; 16],
                 generation: 3,
+                live: true,
                 compressed: true,
                 disks: DiskPolicy::Keep,
             };

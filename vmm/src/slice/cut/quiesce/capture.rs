@@ -1,19 +1,20 @@
 //! A slice at rest takes its form for a checkpoint, and keeps the states of its disks.
 
 use super::{Quiesce, QuiesceError, Restable};
-use crate::slice::checkpoint::{DiskStates, PartError, Writing};
+use crate::slice::checkpoint::{DiskStates, Memory, PartError, Writing};
 use crate::slice::checkpoint_link::DiskPolicy;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl Quiesce {
-    /// Takes the form for this checkpoint, and begins to write the part of it. This slice is at rest; it ends the writing before
-    /// it goes on.
+    /// Takes the form for this checkpoint, and begins to write the part of it. This slice is at rest. Unless its memory was
+    /// protected before, it ends the writing before it goes on.
     ///
     /// # Errors
     /// It is not at rest, no file was made for the part, or it cannot be begun.
     pub(crate) fn capture(&mut self, number: u64, within: Duration) -> Result<(), QuiesceError> {
         let part = self.slice.channels.checkpoints.take_ready(number);
-        let part = part.ok_or(QuiesceError::Checkpoint(PartError::NotReady))?;
+        let mut part = part.ok_or(QuiesceError::Checkpoint(PartError::NotReady))?;
         let state = self.save(within)?;
         let Restable { channels, ram, devices, .. } = &self.slice;
         let mut disks = DiskStates::default();
@@ -22,7 +23,21 @@ impl Quiesce {
             let frozen = devices.freeze(channels, (&part.disk_name(), leaves), within)?;
             disks.disks.extend(frozen);
         }
-        self.writing = Some(Writing::start(part, (&state, disks), (channels, ram))?);
+        match (part.protected.take(), &state.memory) {
+            (Some(protected), Some(memory)) => {
+                let snapshot = protected.freeze(memory.here(), within).map_err(PartError::from)?;
+                let memory = Memory::Snapshot(snapshot);
+                let writing = Writing::start(part, (&state, disks), (channels, memory))?;
+                channels.checkpoints.put_writing(Some(writing));
+            }
+            (_, memory) => {
+                let frames = memory.as_ref().map(|memory| memory.here().frames);
+                let placement = channels.placement.load();
+                let frames = frames.unwrap_or_else(|| placement.frames_of(state.slice));
+                let memory = Memory::AtRest(frames, Arc::clone(ram));
+                self.writing = Some(Writing::start(part, (&state, disks), (channels, memory))?);
+            }
+        }
         Ok(())
     }
 }
