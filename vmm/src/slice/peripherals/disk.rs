@@ -1,6 +1,7 @@
 //! Disks: an image file or block device of one host, seen by front ends on all slices.
 
 mod part;
+mod pending;
 mod restored;
 
 use super::model::{

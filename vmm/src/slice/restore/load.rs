@@ -8,7 +8,6 @@
 
 use super::{LOAD_LIMIT, RestoreError, Restored};
 use crate::slice::SliceError;
-use crate::slice::negotiation::START_LIMIT;
 use crate::slice::one_line;
 use dsm::GuestRam;
 use std::ops::Range;
@@ -16,6 +15,8 @@ use std::time::{Duration, Instant};
 use transport::{BootstrapMesh, CompanionMesh};
 use wire::Gfn;
 
+/// To say something to the other side.
+const TELL_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks whether the bootstrap still waits.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -30,7 +31,7 @@ impl Restored {
         (ram, frames): (&GuestRam, &[Range<u64>]),
     ) -> Result<(), SliceError> {
         if let Some(mesh) = &mut mesh {
-            mesh.prepare(Instant::now() + START_LIMIT).map_err(SliceError::Lost)?;
+            mesh.prepare(Instant::now() + TELL_LIMIT).map_err(SliceError::Lost)?;
         }
         self.load(ram, frames, &mut || Ok(()))?;
         let Some(mesh) = mesh else { return Ok(()) };
@@ -58,7 +59,7 @@ impl Restored {
             }
             Ok(())
         });
-        let deadline = Instant::now() + START_LIMIT;
+        let deadline = Instant::now() + TELL_LIMIT;
         match loaded {
             Ok(()) => Ok(mesh.answer(Ok(&[]), deadline)?),
             Err(error @ RestoreError::Unwanted(_)) => Err(error.into()),

@@ -1,13 +1,12 @@
 //! An image that a VM is to have as it was at a checkpoint, once all of its slices have agreed. Until then nothing is changed.
 
 use super::super::file::{self, ImageError, Opened};
-use super::super::own::IMAGES_MAX;
 use super::super::record::GenerationRecord;
 use super::super::{ImageOptions, Writer};
 use super::revert::{is_there, verify};
 use super::state::{DiskState, How};
 use super::{SnapshotError, chain};
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -42,7 +41,7 @@ pub fn hold(
             return Err(SnapshotError::SymbolicLink(path.clone()));
         }
         if state.how == How::Overlay {
-            has_room(path, &state.file_beside(path))?;
+            chain::has_room(path, &state.file_beside(path))?;
         }
     }
     let at = options.at.clone().filter(|_| replaced.is_none());
@@ -70,14 +69,4 @@ fn is_fenced(path: &Path, writer: Option<Writer>) -> Result<bool, SnapshotError>
 
 fn used(path: &Path) -> SnapshotError {
     SnapshotError::InUse(path.to_owned())
-}
-
-/// Whether one more image may lie over a state.
-pub(super) fn has_room(path: &Path, kept: &Path) -> Result<File, SnapshotError> {
-    let below = File::open(kept).map_err(SnapshotError::of("open", kept))?;
-    let images = chain::images(path, &below).map_err(SnapshotError::of("read", kept))?;
-    if images.len() >= IMAGES_MAX {
-        return Err(SnapshotError::Deep { path: kept.to_owned(), images: images.len() });
-    }
-    Ok(below)
 }

@@ -3,9 +3,8 @@
 use super::super::own::is_own;
 use super::super::record::{GenerationRecord, sync_folder};
 use super::super::{ImageDisk, ImageOptions};
-use super::hold::has_room;
 use super::state::{DiskState, How, abandoned, modified_ns};
-use super::{Before, SnapshotError, Step, beside, clone_as, exclusively, overlay};
+use super::{Before, SnapshotError, Step, beside, chain, clone_as, exclusively, overlay};
 use crate::back_end::Disk;
 use crate::back_end::sample::sample;
 use std::fs::{self, File};
@@ -158,7 +157,7 @@ fn over(
     (path, kept): (&Path, &Path),
     state: &DiskState,
 ) -> Result<File, SnapshotError> {
-    let below = has_room(path, kept)?;
+    let below = chain::has_room(path, kept)?;
     let about = below.metadata().map_err(SnapshotError::of("look at", kept))?;
     overlay::make(next, kept, state.bytes, (&about, state.mode))
 }

@@ -15,7 +15,7 @@ use super::super::model::{LentThing, Opening};
 use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, REOPEN_AGAIN, REOPEN_LIMIT, RealPart, Switch};
 use super::super::remote::Remote;
-use super::restored::Pending;
+use super::pending::Pending;
 use super::{DiskSpec, Model, WHAT};
 use crate::slice::one_line;
 use devices::back_end::image::snapshot::{self, Contents, DiskState, Frozen, SnapshotError};
