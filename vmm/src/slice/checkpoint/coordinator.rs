@@ -38,6 +38,8 @@ pub(in crate::slice) struct Checkpoints {
     vm: Arc<Description>,
     /// Of the VM's secret, where it is known.
     key: Option<Key>,
+    /// Looks at one before the VM ends with it.
+    opens: Opens,
     decides: Mutex<Coordinator>,
 }
 
@@ -93,9 +95,10 @@ impl Checkpoints {
         channels: &Arc<Channels>,
         cuts: CutHandle,
         (vm, key): (Arc<Description>, Option<Key>),
+        opens: Opens,
     ) -> Self {
         let decides = Mutex::new(Coordinator::new(first_number()));
-        Self { channels: Arc::downgrade(channels), cuts, vm, key, decides }
+        Self { channels: Arc::downgrade(channels), cuts, vm, key, opens, decides }
     }
 
     fn write(
@@ -289,7 +292,8 @@ impl Run<'_> {
             extra: BTreeMap::new(),
             producer: concat!("tessera ", env!("CARGO_PKG_VERSION")).to_owned(),
         };
-        let digest = Checkpoint::commit(&self.target.folder(), &contents, self.of.key.as_ref())?;
+        let (folder, opens) = (self.target.folder(), self.ends.then_some(self.of.opens));
+        let digest = commit_if(&folder, (&contents, self.of.key.as_ref()), opens)?;
         Ok((digest, parts))
     }
 
@@ -307,6 +311,25 @@ impl Run<'_> {
             digest,
         }
     }
+}
+
+/// Says whether a VM could go on from the checkpoint in a folder, as far as can be told without reading memory, or why not.
+pub(in crate::slice) type Opens = fn(&Path) -> Result<(), String>;
+
+/// Writes the manifest. It stays there only if a VM could go on from it.
+fn commit_if(
+    folder: &Path,
+    (contents, key): (&Contents, Option<&Key>),
+    opens: Option<Opens>,
+) -> Result<Digest, CheckpointError> {
+    let digest = Checkpoint::commit(folder, contents, key)?;
+    if let Some(Err(why)) = opens.map(|opens| opens(folder)) {
+        let withdrawn = checkpoint::withdraw(folder);
+        // Its parts go too, so nothing goes on from it.
+        let _ = withdrawn.inspect_err(|error| tracing::warn!("{}", one_line(error)));
+        return Err(CheckpointError::NotOpened(why));
+    }
+    Ok(digest)
 }
 
 fn unix_ms() -> u64 {
@@ -332,6 +355,40 @@ impl WritesCheckpoints for Checkpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slice::restore::opens;
+    use checkpoint::{Compression, PartHead, PartWriter};
+    use std::process::id;
+
+    #[test]
+    fn checkpoint_from_which_no_vm_could_go_on_is_withdrawn() {
+        let folder = std::env::temp_dir().join(format!("tessera-withdrawn-{}", id()));
+        let (vm, generation, cut) = ([1; 16], 0, 3);
+        let head = PartHead { vm, generation, cut, slice: SliceId(0) };
+        let part = PartWriter::create(&folder, &head, Compression::None).unwrap().finish();
+        let contents = Contents {
+            vm,
+            generation,
+            cut,
+            created_unix_ms: 0,
+            base: None,
+            frames: vec![0..16],
+            parts: vec![part.unwrap()],
+            spec: "{}".into(),
+            extra: BTreeMap::new(),
+            producer: "a test".into(),
+        };
+        let manifest = folder.join("manifest");
+        let why = commit_if(&folder, (&contents, None), Some(opens)).unwrap_err();
+        assert!(
+            matches!(&why, CheckpointError::NotOpened(why) if why.contains("what VM")),
+            "{why}"
+        );
+        assert!(!manifest.exists());
+        // To whom it does not matter it is one.
+        commit_if(&folder, (&contents, None), None).unwrap();
+        assert!(manifest.exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn path_has_a_folder_and_a_name() {

@@ -81,6 +81,9 @@ pub(crate) enum CheckpointError {
     /// The guest does not stand still any more.
     #[error("the guest goes on before it is written")]
     Runs(#[source] CutError),
+    /// A VM that ended with it could not go on.
+    #[error("no VM could go on from it: {0}")]
+    NotOpened(String),
     /// It was not written, and the VM goes on.
     #[error("there is no checkpoint: {0}")]
     GivenUp(String),

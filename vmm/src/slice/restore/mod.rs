@@ -18,6 +18,7 @@ pub use error::RestoreError;
 pub(super) use slice_start::SliceStart;
 
 use super::checkpoint::{DISKS, Description, DiskStates, FORM, Identity};
+use super::one_line;
 use super::peripherals::FromCheckpoint;
 use super::saved::{SliceState, check_together};
 use super::spec::VmSpec;
@@ -182,6 +183,12 @@ impl Restored {
         let away = away.saturating_mul(self.vm.tsc_khz.into());
         ticks.saturating_add(u64::try_from(away).unwrap_or(0))
     }
+}
+
+/// Whether a VM could go on from the checkpoint in this folder, as far as can be told without reading memory. The error is a
+/// line for a person.
+pub(super) fn opens(folder: &Path) -> Result<(), String> {
+    Restored::open(folder, None).map(drop).map_err(|error| one_line(&error))
 }
 
 fn open(folder: &Path, secret: Option<&Secret>) -> Result<Checkpoint, RestoreError> {
