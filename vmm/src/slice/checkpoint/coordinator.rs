@@ -357,6 +357,7 @@ mod tests {
     use super::*;
     use crate::slice::restore::opens;
     use checkpoint::{Compression, PartHead, PartWriter};
+    use std::iter::once;
     use std::process::id;
 
     #[test]
@@ -371,7 +372,7 @@ mod tests {
             cut,
             created_unix_ms: 0,
             base: None,
-            frames: vec![0..16],
+            frames: once(0..16).collect(),
             parts: vec![part.unwrap()],
             spec: "{}".into(),
             extra: BTreeMap::new(),

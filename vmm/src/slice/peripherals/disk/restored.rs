@@ -10,11 +10,17 @@ use super::super::open_error::OpenError;
 use super::pending::{LOOK_LIMIT, Pending};
 use super::{DiskPart, DiskSpec, OpenDisk, WHAT};
 use devices::back_end::SwitchDisk;
-use devices::back_end::image::ImageOptions;
-use devices::back_end::image::snapshot::{self, DiskState, How};
+use devices::back_end::image::snapshot::{self, DiskState, How, SnapshotError};
+use devices::back_end::image::{ImageError, ImageOptions};
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// For files of a process that has just ended to be closed.
+const FREE_LIMIT: Duration = Duration::from_secs(2);
+const FREE_AGAIN: Duration = Duration::from_millis(20);
 
 impl DiskSpec {
     /// Looks at the image of a VM that is restored, and keeps others from using it. It is closed, and no file is changed.
@@ -23,8 +29,18 @@ impl DiskSpec {
             self.is_lent(opening)?;
         }
         let (options, state) = (self.options(opening), opening.restored.cloned());
-        let held = snapshot::hold(&options, state.as_ref(), LOOK_LIMIT);
-        let held = held.map_err(OpenError::of(WHAT))?;
+        let deadline = Instant::now() + FREE_LIMIT;
+        let held = loop {
+            match snapshot::hold(&options, state.as_ref(), LOOK_LIMIT) {
+                // A process that was killed has its locks until the kernel has closed its files, of rings a moment later.
+                Err(SnapshotError::InUse(_) | SnapshotError::Image(ImageError::Locked { .. }))
+                    if Instant::now() < deadline =>
+                {
+                    sleep(FREE_AGAIN);
+                }
+                held => break held.map_err(OpenError::of(WHAT))?,
+            }
+        };
         let part = match state.as_ref().filter(|state| state.file.is_some()) {
             Some(state) => {
                 let file = open(&options, state).map_err(OpenError::of(WHAT))?;

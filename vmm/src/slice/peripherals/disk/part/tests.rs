@@ -298,11 +298,10 @@ fn image_of_a_vm_that_is_not_restored_stays_as_it_was() {
     let before = files(&folder);
     let writer = Some(Writer { vm: [3; 16], generation: 1 });
     let restored = As { writer, restored: Some(&state), ..PLAIN };
-    let refused = one_line(&open(&path, &restored).map(drop).unwrap_err());
+    let spec = spec(&path, DiskFormat::Qcow2);
+    let refused = one_line(&with(&restored, |it| spec.open_part(it)).unwrap_err());
     assert!(refused.contains("is in use"), "it is open: {refused}");
     drop((disk, part));
-
-    let spec = spec(&path, DiskFormat::Qcow2);
     let all_locks = |error: &OpenError| one_line(error).contains("is in use");
     let open_disk = loop {
         match with(&restored, |it| spec.open_part(it)) {
