@@ -23,6 +23,9 @@ pub(crate) struct Restore {
     /// Accept a checkpoint that was written without the VM's secret
     #[arg(long, requires = "restore")]
     unauthenticated: bool,
+    /// Go on although a disk of which the checkpoint has no state is not what the VM has left there
+    #[arg(long, requires = "restore")]
+    no_disk_guarantee: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -41,7 +44,8 @@ impl Restore {
             Clock::CatchUp => RestoredClock::CatchUp,
         };
         let path = self.restore.clone()?;
-        Some(RestoreOptions { path, clock, unauthenticated: self.unauthenticated })
+        let (unauthenticated, no_disk_guarantee) = (self.unauthenticated, self.no_disk_guarantee);
+        Some(RestoreOptions { path, clock, unauthenticated, no_disk_guarantee })
     }
 }
 

@@ -49,7 +49,7 @@ pub use observe::{
     SITES_MAX, Site, Touch, TraceReport, Tracing,
 };
 pub use probe::{LocalPager, LocalPagerError, WriteWatch, WriteWatchError};
-pub use snapshot::{SnapshotLost, SnapshotReader};
+pub use snapshot::{SnapshotEnd, SnapshotLost, SnapshotReader};
 
 pub use dsm_protocol::{
     Config as NodeConfig, HoldError, HoldPolicy, HomeError, HomeRange, HomeTable, Mechanism,

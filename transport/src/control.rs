@@ -120,6 +120,8 @@ pub enum Control {
     Next,
     /// To a newcomer that is ready, before it is to go: how the VM stands that it joins.
     State(Vec<u8>),
+    /// To a companion: all agreed; do what takes long, and then agree once more, or refuse.
+    Prepare,
 }
 
 impl Control {
@@ -138,6 +140,7 @@ impl Control {
             Self::State(_) => "state",
             Self::Go(_) => "go",
             Self::Next => "next",
+            Self::Prepare => "prepare",
         }
     }
 
@@ -163,7 +166,9 @@ impl Control {
             Self::Ready(text) => {
                 ("the text", text.as_ref().is_none_or(|text| text.len() <= TEXT_BYTES_MAX))
             }
-            Self::Probe | Self::Clock(_) | Self::Go(_) | Self::Next => ("nothing", true),
+            Self::Probe | Self::Clock(_) | Self::Go(_) | Self::Next | Self::Prepare => {
+                ("nothing", true)
+            }
         };
         if good { Ok(message) } else { Err(bounds(what)) }
     }

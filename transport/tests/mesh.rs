@@ -6,7 +6,9 @@ use std::io::{Read, Write};
 use std::iter;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
+
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -354,6 +356,72 @@ fn refusal_reaches_the_bootstrap_and_abort_the_others() {
     assert_eq!(answers[0], (SliceId(1), Err(String::from("memory does not fit"))));
     assert_eq!(answers[1], (SliceId(2), Ok(b"slice2".to_vec())));
     assert_eq!(error.to_string(), "the bootstrap called it off: slice1 refused");
+}
+
+#[test]
+fn clocks_are_measured_once_all_have_prepared() {
+    let listeners = [listener(), listener()];
+    let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+    let (go, prepare) = (Barrier::new(3), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for listener in listeners {
+            let (go, prepared) = (&go, &prepare);
+            scope.spawn(move || {
+                let (_, mut mesh) = listener.accept(Some(soon()), &mut |_| {}).unwrap();
+                mesh.answer(Ok(b"agreed"), soon()).unwrap();
+                mesh.prepare(soon()).unwrap();
+                go.wait();
+                mesh.check_waiting().unwrap();
+                prepared.fetch_add(1, Ordering::SeqCst);
+                mesh.answer(Ok(b"prepared"), soon()).unwrap();
+                // Of both: each probe comes after both have said so.
+                let clock = || prepared.load(Ordering::SeqCst);
+                assert_eq!(mesh.verdict(&clock, soon()).unwrap(), b"final");
+            });
+        }
+        let mut mesh = BootstrapMesh::connect(secret(1), plan(&addresses), soon()).unwrap();
+        mesh.gather(soon()).unwrap();
+        mesh.prepare(soon()).unwrap();
+        go.wait();
+        let answers = mesh.gather(soon()).unwrap();
+        assert!(answers.iter().all(|(_, answer)| answer.as_deref() == Ok(b"prepared")));
+        for slice in [1, 2].map(SliceId) {
+            assert_eq!(mesh.measure_clock(slice, 4, &|| 2, soon()).unwrap().offset, 0);
+        }
+        mesh.commit(b"final", soon()).unwrap();
+    });
+}
+
+#[test]
+fn companion_that_prepares_hears_that_nobody_waits_for_it() {
+    for told in [true, false] {
+        let listener = listener();
+        let plan = plan(&[listener.address()]);
+        let (begun, begins) = channel();
+        let companion = thread::spawn(move || {
+            let (_, mut mesh) = listener.accept(Some(soon()), &mut |_| {}).unwrap();
+            mesh.answer(Ok(b""), soon()).unwrap();
+            mesh.prepare(soon()).unwrap();
+            begun.send(()).unwrap();
+            loop {
+                if let Err(error) = mesh.check_waiting() {
+                    return error;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let mut mesh = BootstrapMesh::connect(secret(1), plan, soon()).unwrap();
+        mesh.gather(soon()).unwrap();
+        mesh.prepare(soon()).unwrap();
+        begins.recv().unwrap();
+        if told {
+            mesh.abort("its own memory is damaged");
+        } else {
+            drop(mesh);
+        }
+        let error = companion.join().unwrap();
+        assert_eq!(matches!(error, MeshError::Aborted { .. }), told, "{error}");
+    }
 }
 
 #[test]

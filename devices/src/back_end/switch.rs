@@ -41,7 +41,17 @@ impl SwitchDisk {
     /// What front ends see from now on as a disk of this shape.
     #[must_use]
     pub fn new(shape: DiskShape, disk: Arc<dyn Disk>) -> Self {
-        let state = State { behind: Behind::Open(disk), may_wait: true };
+        Self::over(shape, Behind::Open(disk))
+    }
+
+    /// The same before there is a disk: requests are kept until one is put behind it.
+    #[must_use]
+    pub fn closed(shape: DiskShape) -> Self {
+        Self::over(shape, Behind::Closed(Vec::new()))
+    }
+
+    fn over(shape: DiskShape, behind: Behind) -> Self {
+        let state = State { behind, may_wait: true };
         Self { shape, state: Mutex::new(state), written: Mutex::default() }
     }
 

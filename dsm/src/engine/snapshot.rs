@@ -104,7 +104,9 @@ impl Engine {
             // Whoever asked may have given up, and says so.
             let _ = reply.send(Ok(()));
         }
-        self.store.unprotect_on(&|gfn| node.access(gfn))
+        let now = self.now();
+        let node = &self.node;
+        self.store.unprotect_on(now, &|gfn| node.access(gfn))
     }
 
     /// When there is something to be done about it.

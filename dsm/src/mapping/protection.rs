@@ -22,7 +22,7 @@ use crate::kernel::FaultWatch;
 use crate::memory::{ChunkId, Place};
 use crate::planted::PlantedBug;
 use crate::prefetch::PageRun;
-use crate::snapshot::Frozen;
+use crate::snapshot::{Frozen, SnapshotLost};
 use dsm_protocol::{Access, Gfn, PageSet};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -31,6 +31,8 @@ use std::sync::Arc;
 const PAGE: u64 = 4096;
 /// Chunks, or parts of one, that are protected in one turn of the engine: some 100 us.
 const PIECES: usize = 4;
+/// Stores of the guest wait so long at most until copies have been taken.
+const WAIT_MAX_NS: u64 = 1_000_000_000;
 
 /// What the protocol says of pages.
 pub(crate) type Accesses<'a> = &'a dyn Fn(Gfn) -> Access;
@@ -51,8 +53,9 @@ pub(crate) struct Protection {
     frozen: Option<Arc<Frozen>>,
     /// Nobody is to read.
     over: bool,
-    /// Stores that wait for the reader.
+    /// Stores that wait for the reader, and since when some have.
     waiting: Vec<Gfn>,
+    since_ns: Option<u64>,
 }
 
 impl Protection {
@@ -69,6 +72,21 @@ impl Protection {
     /// True when something is to be done in the next turn.
     pub(crate) fn is_busy(&self) -> bool {
         !self.open.is_empty() || self.over
+    }
+
+    /// A file system that hangs does not keep the guest from running: it has no snapshot then.
+    fn look_how_long_stores_wait(&mut self, now_ns: u64) {
+        if self.waiting.is_empty() {
+            self.since_ns = None;
+            return;
+        }
+        let since_ns = *self.since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) > WAIT_MAX_NS
+            && let Some(frozen) = &self.frozen
+        {
+            frozen.spoil(SnapshotLost::Slow);
+            frozen.end();
+        }
     }
 
     /// Whether the watch over a private chunk has come to this page, and has not gone.
@@ -105,6 +123,7 @@ impl Store {
             frozen: None,
             over: false,
             waiting: Vec::new(),
+            since_ns: None,
         });
         true
     }
@@ -270,8 +289,13 @@ impl Store {
     }
 
     /// Gives back what has been read, a little at a time. Waiting stores go on when there is room.
-    pub(crate) fn unprotect_on(&mut self, access: Accesses<'_>) -> Result<(), EngineError> {
+    pub(crate) fn unprotect_on(
+        &mut self,
+        now_ns: u64,
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
         let Some(protection) = &mut self.protection else { return Ok(()) };
+        protection.look_how_long_stores_wait(now_ns);
         let below = match &protection.frozen {
             Some(frozen) if !protection.over => frozen.read_below(),
             _ if protection.over => u64::MAX,
@@ -333,7 +357,7 @@ impl Store {
     /// No touch of guest memory is told any more. What was not read may change from now on.
     pub(super) fn spoil_snapshot(&mut self) {
         if let Some(frozen) = self.protection.take().and_then(|at| at.frozen) {
-            frozen.spoil();
+            frozen.spoil(SnapshotLost::Unwatched);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! The engine and the reader meet here, under one lock. The reader holds it while it copies [`BATCH`] pages, some 50 us:
 //! that long a store may wait, and no longer.
 
+use super::reader::SnapshotLost;
 use crate::memory::GuestRam;
 use dsm_protocol::{Gfn, PageSet};
 use std::collections::VecDeque;
@@ -25,8 +26,8 @@ pub(super) struct State {
     pub(super) copies: VecDeque<(Gfn, Box<[u8; PAGE_SIZE]>)>,
     /// Nobody reads any more.
     over: bool,
-    /// Memory is no longer watched: pages that are pending may have changed.
-    spoiled: bool,
+    /// Pages that are pending may have changed.
+    spoiled: Option<SnapshotLost>,
 }
 
 /// A snapshot that is being read.
@@ -43,7 +44,7 @@ impl Frozen {
     pub(crate) fn new(ram: Arc<GuestRam>, frames: &[Range<u64>], end: u64) -> Self {
         let mut pending = PageSet::new(end);
         frames.iter().for_each(|range| pending.insert_range(range));
-        let state = State { pending, copies: VecDeque::new(), over: false, spoiled: false };
+        let state = State { pending, copies: VecDeque::new(), over: false, spoiled: None };
         Self { ram, state: Mutex::new(state), below: AtomicU64::new(0) }
     }
 
@@ -77,7 +78,7 @@ impl Frozen {
     }
 
     /// Nobody will read the rest.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.over = true;
         state.copies = VecDeque::new();
@@ -85,12 +86,12 @@ impl Frozen {
         self.set_read_below(u64::MAX);
     }
 
-    /// Memory is watched no longer, and the guest may store to what was not read.
-    pub(crate) fn spoil(&self) {
-        self.lock().spoiled = true;
+    /// The guest may store to what was not read.
+    pub(crate) fn spoil(&self, why: SnapshotLost) {
+        self.lock().spoiled.get_or_insert(why);
     }
 
-    pub(super) fn is_spoiled(&self) -> bool {
+    pub(super) fn spoiled(&self) -> Option<SnapshotLost> {
         self.lock().spoiled
     }
 }

@@ -14,4 +14,4 @@ mod frozen;
 mod reader;
 
 pub(crate) use frozen::Frozen;
-pub use reader::{SnapshotLost, SnapshotReader};
+pub use reader::{SnapshotEnd, SnapshotLost, SnapshotReader};

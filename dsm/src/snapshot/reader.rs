@@ -11,8 +11,24 @@ use wire::PAGE_SIZE;
 
 /// What was to be read is not there any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("guest memory has changed while it was being read: it is shared with nobody any more")]
-pub struct SnapshotLost;
+pub enum SnapshotLost {
+    /// Nothing of it is watched any more.
+    #[error("guest memory has changed while it was being read: it is shared with nobody any more")]
+    Unwatched,
+    /// The guest has waited for too long.
+    #[error("the guest stores faster than its memory is written, and would stand still")]
+    Slow,
+}
+
+/// Ends the reading from elsewhere, as when the reader hangs.
+#[derive(Debug)]
+pub struct SnapshotEnd(Arc<Frozen>);
+
+impl Drop for SnapshotEnd {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
 
 /// The one that reads a snapshot. The guest's memory is protected until all was read, or this is dropped.
 #[derive(Debug)]
@@ -39,6 +55,12 @@ impl SnapshotReader {
         Self { frozen, pieces: pieces.into_iter(), piece: 0..0, left: 0..0, run: 0..0 }
     }
 
+    /// When what this gives is dropped nothing is protected any more. What is read then is of no use.
+    #[must_use]
+    pub fn end(&self) -> SnapshotEnd {
+        SnapshotEnd(Arc::clone(&self.frozen))
+    }
+
     /// Reads pages of neighbouring frames, 256 KiB at most, in place of what is in `bytes`. Gives the first frame; none when
     /// all were read. Pages come in any order, each once.
     ///
@@ -51,8 +73,8 @@ impl SnapshotReader {
                 return Ok(Some(first));
             }
             if self.run.is_empty() && !self.next_run() {
-                if self.frozen.is_spoiled() {
-                    return Err(SnapshotLost);
+                if let Some(lost) = self.frozen.spoiled() {
+                    return Err(lost);
                 }
                 // A copy may have been made meanwhile; none is from now on.
                 let last = self.copies(bytes);

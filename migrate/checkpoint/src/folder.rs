@@ -86,6 +86,17 @@ pub fn delete(folder: &Path) -> Result<(), CheckpointError> {
     files::sync_folder(&files::parent(folder))
 }
 
+/// Takes the manifest away again: the folder is no checkpoint, and parts in it are waste.
+///
+/// # Errors
+/// It is there still, or may come back after a crash.
+pub fn withdraw(folder: &Path) -> Result<(), CheckpointError> {
+    let folder = &files::real(folder)?;
+    let path = folder.join(MANIFEST);
+    fs::remove_file(&path).map_err(CheckpointError::io("delete", &path))?;
+    files::sync_folder(folder)
+}
+
 /// Names of all files in the folder, which are those of a checkpoint.
 fn own_files(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let refuse =

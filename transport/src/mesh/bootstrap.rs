@@ -152,6 +152,14 @@ impl BootstrapMesh {
         })
     }
 
+    /// Has every companion do what takes long, before clocks are measured: their answers to it are gathered. After `gather`.
+    ///
+    /// # Errors
+    /// A companion went away.
+    pub fn prepare(&mut self, deadline: Instant) -> Result<(), MeshError> {
+        self.tell_all(&Control::Prepare, deadline)
+    }
+
     /// Takes one message of every companion, in the order they come.
     fn collect<T>(
         &mut self,

@@ -1,7 +1,9 @@
 //! The side that listens.
 
 use super::acceptor::{Acceptor, Caller, Next, Refused};
-use super::context::{Connected, Links, MeshContext, PATIENCE, PATIENCE_PROVEN};
+use super::context::{
+    Connected, Links, MeshContext, PARTING, PATIENCE, PATIENCE_PROVEN, keep_alive,
+};
 use super::error::MeshError;
 use super::listener::Listener;
 use super::transport::MeshTransport;
@@ -12,6 +14,8 @@ use crate::handshake::{ConnectionId, HandshakeError, Role, VmId, part};
 use crate::memory::PageMemory;
 use crate::one_line::one_line;
 use crate::traits::Class;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use wire::{Epoch, SliceId};
@@ -89,6 +93,7 @@ impl Listener {
         let connection = proven
             .tell(&mut stream, expected, until)
             .map_err(|source| MeshError::Handshake { with: from.to_string(), source })?;
+        keep_alive(&stream).map_err(MeshError::Wait)?;
         let deadline = deadline.min(Instant::now() + PATIENCE_PROVEN);
         let with = format!("the bootstrap at {from}");
         let control = |source| MeshError::Control { with: with.clone(), source };
@@ -186,6 +191,40 @@ impl CompanionMesh {
                 self.send(&Control::Refuse(cut(text)), deadline)?;
                 part(&mut self.control);
                 Ok(())
+            }
+        }
+    }
+
+    /// Waits until all have agreed, and this slice is to do what takes long. It answers once more when that is done. After
+    /// the first `answer`.
+    ///
+    /// # Errors
+    /// The bootstrap aborted, went away, or said nothing until the deadline.
+    pub fn prepare(&mut self, deadline: Instant) -> Result<(), MeshError> {
+        match self.receive(deadline)? {
+            Control::Prepare => Ok(()),
+            Control::Abort(text) => Err(MeshError::Aborted { text }),
+            other => {
+                let got = other.name();
+                Err(self.error(ControlError::Unexpected { got, want: "prepare" }))
+            }
+        }
+    }
+
+    /// Whether the bootstrap still waits for what takes long.
+    ///
+    /// # Errors
+    /// It aborted, or went away.
+    pub fn check_waiting(&mut self) -> Result<(), MeshError> {
+        let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        if recv(&self.control, &mut [0; 1], look) == Err(Errno::AGAIN) {
+            return Ok(());
+        }
+        match self.receive(Instant::now() + PARTING)? {
+            Control::Abort(text) => Err(MeshError::Aborted { text }),
+            other => {
+                let got = other.name();
+                Err(self.error(ControlError::Unexpected { got, want: "silence" }))
             }
         }
     }

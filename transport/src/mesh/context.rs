@@ -11,6 +11,9 @@ use crate::rdma::{self, Endpoint};
 use crate::shm::{self, Identity, Pair};
 use crate::tcp;
 use crate::traits::Class;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_user_timeout,
+};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -23,6 +26,21 @@ pub(super) const PATIENCE_PROVEN: Duration = Duration::from_secs(60);
 
 /// How long telling a companion that it is off may take.
 pub(super) const PARTING: Duration = Duration::from_secs(1);
+
+/// Silence on a control connection after which its other end is asked whether it is there, by the kernel.
+const ASK_AFTER: Duration = Duration::from_secs(5);
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// Milliseconds in which it must have answered, or taken what was sent.
+const GONE_AFTER: u32 = 15_000;
+
+/// Has the kernel end a control connection whose other end has vanished, as with its host: who waits there may have nothing to
+/// say for as long as all slices read their memory.
+pub(super) fn keep_alive(control: &TcpStream) -> io::Result<()> {
+    set_socket_keepalive(control, true)?;
+    set_tcp_keepidle(control, ASK_AFTER)?;
+    set_tcp_keepintvl(control, ASK_AGAIN)?;
+    Ok(set_tcp_user_timeout(control, GONE_AFTER)?)
+}
 
 /// A peer and the streams to it, one per class.
 pub(super) type Connected = (SliceId, [TcpStream; Class::COUNT]);
@@ -59,6 +77,9 @@ impl MeshContext {
         }
         let mut stream = TcpStream::connect_timeout(&address, left).map_err(connect)?;
         stream.set_nodelay(true).map_err(connect)?;
+        if role == Role::Control {
+            keep_alive(&stream).map_err(connect)?;
+        }
         call(&mut stream, &self.keys, &self.connection(role, to), deadline).map_err(|source| {
             MeshError::Handshake { with: format!("{to} at {address}"), source }
         })?;

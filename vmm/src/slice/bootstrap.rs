@@ -13,7 +13,7 @@ use super::negotiation::{
 };
 use super::peripherals::{BackEndShape, BackEnds};
 use super::report::RunReport;
-use super::restore::{LOAD_LIMIT, RestoreOptions, Restored, RestoredClock, SliceStart};
+use super::restore::{RestoreOptions, Restored, RestoredClock, SliceStart};
 use super::spec::{Interrupts, Shape, SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;
@@ -112,7 +112,9 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
     let begins = match &options.start {
         Start::Boot(boot) => Beginning::Boot(plan_boot(boot, &shape, facts.tsc_khz)?),
         Start::Restore(restore) => {
-            let restored = Restored::open(&restore.path, restore.secret(options.secret.as_ref()))?;
+            let secret = restore.secret(options.secret.as_ref());
+            let mut restored = Restored::open(&restore.path, secret)?;
+            restored.set_no_disk_guarantee(restore.no_disk_guarantee);
             restored.fits(&options.spec, &shape)?;
             Beginning::Restore(Box::new(restored), restore.clock)
         }
@@ -201,8 +203,12 @@ impl Vm {
         let (memory, lease) = (options.local.memory, options.lease);
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
         let placement = shape.place(&devices).map_err(SpecError::from)?;
-        let back_end = interrupts.back_end();
-        let mut parts = Parts::new((&shape, placement), slot, &cpuid, back_end, to_devices)?;
+        let (back_end, ram) = (interrupts.back_end(), slot.guest_ram(&shape, &placement)?);
+        if let Some(restored) = restored {
+            restored.load_all(mesh.as_mut(), (&ram, &placement.frames_of(BOOTSTRAP)))?;
+        }
+        let whole = (&shape, placement, ram);
+        let mut parts = Parts::new(whole, slot, &cpuid, back_end, to_devices)?;
         let offset = match begins {
             Beginning::Boot(_) => parts.machine.tsc_offset()?,
             Beginning::Restore(restored, clock) => {
@@ -238,8 +244,7 @@ impl Vm {
                 launch.clocks.push(clock);
             }
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
-            let limit = if restored.is_some() { LOAD_LIMIT } else { START_LIMIT };
-            let joined = commit(mesh, &blob, parts.remote_writable(), limit).map_err(lost)?;
+            let joined = commit(mesh, &blob, parts.remote_writable()).map_err(lost)?;
             parts.take_lease(back_ends.fence(), options.lease);
             let how = (page_tables, None);
             parts.connect(&shape, joined, how, &options.local, control)?;
@@ -322,6 +327,7 @@ impl Vm {
         self.parts.allow_moves()?;
         coordination.begin(restored).map_err(failed)?;
         options.stop.attach(&self.parts.channels.events);
+        self.back_ends.go_on()?;
         self.parts.machine.start(bus)?;
         self.parts.keep_clocks(options.local.clock_test)?;
         self.parts.sample(&self.shape)?;
@@ -435,9 +441,8 @@ fn commit(
     mut mesh: BootstrapMesh,
     blob: &[u8],
     memory: Option<PageMemory>,
-    limit: Duration,
 ) -> Result<MeshTransport, SliceError> {
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + START_LIMIT;
     mesh.commit(blob, deadline)?;
     if let Some(memory) = memory {
         mesh.expose(memory);

@@ -16,11 +16,13 @@ use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
+use dsm::GuestRam;
 use migrate::saved::decode;
 use migrate::{Placement, PlacementState};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transport::{Assignment, CompanionMesh, Credential, Listener, MeshError, Refused};
 use wire::SliceId;
@@ -100,8 +102,8 @@ struct Agreed {
     mesh: CompanionMesh,
     launch: Launch,
     back_ends: BackEnds,
-    /// What it goes on from, if it does.
-    restored: Option<Restored>,
+    /// What it goes on from, if it does, and its memory with what was in it.
+    restored: Option<(Restored, Arc<GuestRam>)>,
 }
 
 /// Answers the assignment and waits for the verdict.
@@ -122,7 +124,13 @@ fn agree(
         };
     let blob = serde_json::to_vec(&facts).map_err(|e| SliceError::Blob(assignment.local, e))?;
     mesh.answer(Ok(&blob), deadline)?;
-    let limit = if restored.is_some() { LOAD_LIMIT } else { START_LIMIT };
+    let (restored, limit) = match restored {
+        Some(restored) => {
+            let ram = load(&restored, (assignment, &proposal.spec), &mut mesh, options)?;
+            (Some((restored, ram)), LOAD_LIMIT)
+        }
+        None => (None, START_LIMIT),
+    };
     let verdict = mesh.verdict(&host_ticks, Instant::now() + limit)?;
     let launch: Launch =
         serde_json::from_slice(&verdict).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
@@ -131,6 +139,25 @@ fn agree(
     }
     let spec = proposal.spec;
     Ok(Agreed { spec, host: facts.name, mesh, launch, back_ends, restored })
+}
+
+/// Reads the memory of this slice's home, once all have agreed.
+fn load(
+    restored: &Restored,
+    (assignment, spec): (&Assignment, &VmSpec),
+    mesh: &mut CompanionMesh,
+    options: &CompanionOptions,
+) -> Result<Arc<GuestRam>, SliceError> {
+    mesh.prepare(Instant::now() + START_LIMIT)?;
+    let shape = spec.shape()?;
+    let ram = slot(assignment, &options.local).guest_ram(&shape, &shape.placement)?;
+    restored.load_own(mesh, (&ram, &shape.placement.frames_of(assignment.local)))?;
+    Ok(ram)
+}
+
+fn slot(assignment: &Assignment, options: &LocalOptions) -> Slot {
+    let (memory, lease) = (options.memory, assignment.config.lease);
+    Slot { local: assignment.local, epoch: assignment.epoch, memory, lease }
 }
 
 /// What this host has for a slice that it is asked to be.
@@ -191,8 +218,7 @@ fn run(
     let offset = launch.tsc_offsets.get(index).copied();
     let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
     let back_end = launch.interrupts.back_end();
-    let lease = assignment.config.lease;
-    let slot = Slot { local, epoch: assignment.epoch, memory: options.memory, lease };
+    let slot = slot(assignment, options);
     let (to_devices, queues) = DeviceQueues::new();
     let placement = match &launch.joins {
         None => shape.place(&launch.devices).map_err(SpecError::from)?,
@@ -201,14 +227,13 @@ fn run(
             joined_placement(state, local, &at_start)?
         }
     };
-    let mut parts = Parts::new((&shape, placement), slot, &launch.cpuid, back_end, to_devices)?;
+    let (restored, ram) = restored.unzip();
+    let ram = ram.map_or_else(|| slot.guest_ram(&shape, &placement), Ok)?;
+    let whole = (&shape, placement, ram);
+    let mut parts = Parts::new(whole, slot, &launch.cpuid, back_end, to_devices)?;
     parts.machine.set_tsc_offset(offset)?;
     let start = restored.map(|restored| parts.take_up(&restored, back_end)).transpose()?;
-    let limit = match (&launch.joins, &start) {
-        (Some(_), _) => JOIN_LIMIT,
-        (None, Some(_)) => LOAD_LIMIT,
-        (None, None) => START_LIMIT,
-    };
+    let limit = if launch.joins.is_some() { JOIN_LIMIT } else { START_LIMIT };
     let deadline = Instant::now() + limit;
     if let Some(memory) = parts.remote_writable() {
         mesh.expose(memory);
@@ -237,6 +262,7 @@ fn run(
     stop.attach(&parts.channels.events);
     parts.allow_cuts(&coordination, options, begins)?;
     parts.allow_moves()?;
+    back_ends.go_on()?;
     parts.machine.start(bus)?;
     parts.keep_clocks(options.clock_test)?;
     parts.sample(&shape)?;

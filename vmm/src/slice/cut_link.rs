@@ -26,6 +26,9 @@ pub(super) enum CutError {
     /// It is paused already, or about to be.
     #[error(transparent)]
     Refused(#[from] migrate::cut::Refusal),
+    /// It does not go on from here.
+    #[error("the VM ends with its checkpoint")]
+    Ends,
     /// Something else is done to the VM.
     #[error(transparent)]
     Busy(#[from] Busy),
@@ -72,6 +75,10 @@ pub(super) enum Input {
     /// Bring all slices to rest, and have them begin to write the checkpoint of this number; as a part of an operation.
     /// They stay at rest.
     Capture(u64, Arc<Ongoing>, Reply),
+    /// A checkpoint with which the VM ends is about to exist: they stay at rest, whatever happens, until [`Self::Release`].
+    Hold(Reply),
+    /// There is no such checkpoint. What has come meanwhile is done now.
+    Release,
     /// Have them go on, whether they are at rest or not; nobody waits for it.
     GoOn,
     /// What a slice answers.
@@ -91,6 +98,7 @@ impl Input {
         | Self::HandOver(.., reply)
         | Self::MoveDevice(.., reply)
         | Self::Capture(.., reply)
+        | Self::Hold(reply)
         | Self::Join(.., reply)) = self
         else {
             return;
@@ -125,6 +133,12 @@ impl CutHandle {
 }
 
 impl CutHandle {
+    /// The VM does not end with a checkpoint: it may go on.
+    pub(super) fn release(&self) {
+        // Of a VM that is over nobody is left who could.
+        let _ = self.0.send(Input::Release);
+    }
+
     /// Has a slice join, as a part of an operation. `admit` is called when all slices are at rest and have taken it into
     /// their transports.
     pub(super) fn join(

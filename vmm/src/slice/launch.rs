@@ -79,6 +79,18 @@ pub(crate) struct Slot {
     pub(crate) lease: Duration,
 }
 
+impl Slot {
+    /// The memory of the VM as this slice has it, with nothing in it.
+    pub(crate) fn guest_ram(
+        &self,
+        shape: &Shape,
+        placement: &Placement,
+    ) -> Result<Arc<GuestRam>, SliceError> {
+        let own = placement.frames_of(self.local);
+        Ok(Arc::new(GuestRam::with_memory(&shape.frames(), &own, self.memory)?))
+    }
+}
+
 /// What a slice is told by who starts it, and no other slice needs to know.
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
@@ -128,9 +140,9 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Guest memory and the KVM machine with all vCPUs and ghosts. Nothing runs yet.
+    /// The KVM machine with all vCPUs and ghosts, over this memory. Nothing runs yet.
     pub(crate) fn new(
-        (shape, placement): (&Shape, Placement),
+        (shape, placement, ram): (&Shape, Placement, Arc<GuestRam>),
         slot: Slot,
         cpuid: &Cpuid,
         back_end: InterruptBackEnd,
@@ -138,10 +150,8 @@ impl Parts {
     ) -> Result<Self, SliceError> {
         let Slot { local, epoch, memory, lease } = slot;
         crash::name_slice(local);
-        let own = placement.frames_of(local);
         let owner = PlacementOwner::new(local, placement);
         let view = owner.view();
-        let ram = Arc::new(GuestRam::with_memory(&shape.frames(), &own, memory)?);
         let huge_pages = HugePages::start(Arc::clone(&ram))
             .map_err(|source| SliceError::Io { what: "start the thread for huge pages", source })?;
         let (sender, events) = events::channel();

@@ -1,17 +1,20 @@
 //! It is written down, and goes on on other slices.
 
 use crate::guest::{Disk, SLICE_BYTES};
-use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, is_possible, key};
+use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, files_of, free_address, is_possible, key};
 use crate::{alone, guest, moments};
 use checkpoint::Checkpoint;
 use devices::layout::GENERATION_ADDRESS;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
-use std::thread::sleep;
+use std::sync::Arc;
+use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{CheckpointRequest, Request};
-use tessera_vmm::slice::{Interrupts, SliceSpec, saved_spec};
-use transport::{CarrierKind, Secret};
+use tessera_vmm::slice::{HostFacts, Interrupts, SliceSpec, saved_spec};
+use tessera_vmm::tsc::host_ticks;
+use transport::{CarrierKind, Listener, Secret};
 use wire::SliceId;
 
 /// Patience with a loaded machine; nothing depends on its value.
@@ -141,6 +144,94 @@ fn kvm_disk_of_a_checkpoint_is_of_the_moment_of_the_memory() {
     }
 }
 
+/// Whatever a VM is refused for: none of its disks has become another one.
+#[test]
+fn kvm_vm_that_is_not_restored_leaves_its_disk_as_it_was() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    vm.written(vm.checkpoint("one"));
+    vm.moves_on();
+    let saved = vm.saved("one");
+    vm.stop_at_once();
+    let disk = saved.copy_disk();
+    let saved = saved.with_disk(disk.clone());
+    let before = files_of(&disk);
+    let why = Vm::restore_refusal_beside(saved.clone(), slices(TWO), free_address());
+    assert!(why.contains("cannot connect to slice1"), "{why}");
+    assert!(files_of(&disk) == before, "{why}: the disk is another one");
+    let part = saved.path().join("part-1");
+    let bytes = fs::read(&part).expect("it is whole");
+    let mut damaged = bytes.clone();
+    damaged[first_page(&saved.path())] ^= 1;
+    fs::write(&part, damaged).expect("damage it");
+    for layout in [ONE, TWO, THREE] {
+        let why = Vm::restore_refusal(saved.clone(), slices(layout), key());
+        assert!(why.contains("part-1"), "{why}");
+        assert!(files_of(&disk) == before, "{why}: the disk is another one");
+    }
+    fs::write(&part, bytes).expect("mend it");
+    let _folder = Arc::clone(&saved.folder);
+    let vm = Vm::restore(saved, CarrierKind::Shm, slices(TWO));
+    assert_eq!(vm.power_off(), guest::AGREE);
+    assert!(files_of(&disk).len() > before.len(), "it was put back");
+}
+
+/// Of a raw image no state is kept, so it is compared.
+#[test]
+fn kvm_vm_does_not_go_on_with_a_disk_that_was_written_since_it_ended() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::None);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    let mut saved = vm.save("one");
+    let disk = saved.copy_disk();
+    let mut bytes = fs::read(&disk).expect("read the disk");
+    // The guest does not look there.
+    bytes[4000] ^= 1;
+    fs::write(&disk, bytes).expect("write the disk");
+    saved = saved.with_disk(disk.clone());
+    let before = files_of(&disk);
+    for layout in [ONE, TWO] {
+        let why = Vm::restore_refusal(saved.clone(), slices(layout), key());
+        assert!(why.contains("it contains something else"), "{why}");
+        assert!(why.contains("--no-disk-guarantee"), "{why}");
+        assert!(files_of(&disk) == before, "the disk is another one");
+    }
+    saved.any_disk = true;
+    let vm = Vm::restore(saved, CarrierKind::Shm, slices(TWO));
+    assert_eq!(vm.power_off(), guest::AGREE);
+}
+
+/// The first life of a VM has no record by which it could find out.
+#[test]
+fn kvm_disk_of_a_vm_that_runs_is_not_put_back() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    vm.written(vm.checkpoint("one"));
+    vm.moves_on();
+    let disk = vm.folder.0.join("disk");
+    let names = || files_of(&disk).into_keys().collect::<Vec<_>>();
+    let before = names();
+    let saved = vm.saved("one").with_disk(disk.clone());
+    for layout in [ONE, TWO] {
+        let why = Vm::restore_refusal(saved.clone(), slices(layout), key());
+        assert!(why.contains("is in use: end the VM"), "{why}");
+    }
+    assert_eq!(names(), before);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
+}
+
 /// What was written is of one moment, however the guest goes on after it.
 #[test]
 fn kvm_checkpoints_of_a_vm_that_runs_on_are_each_of_one_moment() {
@@ -206,6 +297,10 @@ fn kvm_checkpoint_that_cannot_be_written_is_refused_and_the_vm_goes_on() {
     }
     let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, Disk::Writes, Standby::None);
     let request = |name: &str| CheckpointRequest { no_disk_guarantee: true, ..vm.checkpoint(name) };
+    let raw = vm.refusal(0, &Request::Checkpoint(vm.checkpoint("one")));
+    for way in ["--end", "--no-disk-guarantee", "use a qcow2 image"] {
+        assert!(raw.contains(way), "{way}: {raw}");
+    }
     let relative = CheckpointRequest { path: "here/one".into(), ..request("one") };
     assert_eq!(vm.refusal(0, &Request::Checkpoint(relative)), "here/one is no absolute path");
     let dotted = vm.refusal(0, &Request::Checkpoint(request(".one")));
@@ -267,6 +362,57 @@ fn kvm_vm_does_not_go_on_from_what_is_not_its_checkpoint() {
     fs::write(&part, bytes).expect("mend it");
     let vm = Vm::restore(saved, CarrierKind::Shm, slices(ONE));
     assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+}
+
+/// What the guest's counter shows when slices are told of it, for how long nobody has waited for this one's memory then, and
+/// by how much the counter is ahead of the host's. No clock is read before this slice has its memory. It goes away then.
+fn slow_companion(reads_for: Duration) -> (SocketAddr, JoinHandle<(u64, u64, u64)>) {
+    let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), key());
+    let listener = listener.expect("listen");
+    let address = listener.address();
+    let thread = spawn(move || {
+        let soon = || Instant::now() + LIMIT;
+        let (_, mut mesh) = listener.accept(Some(soon()), &mut |_| {}).expect("it is called");
+        let facts = HostFacts::gather(Interrupts::Userspace).expect("this host can");
+        mesh.answer(Ok(&serde_json::to_vec(&facts).expect("it is JSON")), soon()).expect("answer");
+        mesh.prepare(soon()).expect("it is to read its memory");
+        sleep(reads_for);
+        let before = host_ticks();
+        mesh.answer(Ok(&[]), soon()).expect("answer");
+        let launch = mesh.verdict(&host_ticks, soon()).expect("it is wanted");
+        let now = host_ticks();
+        let launch: serde_json::Value = serde_json::from_slice(&launch).expect("it is JSON");
+        let offset = launch["tsc_offsets"][0].as_u64().expect("a number");
+        (now.wrapping_add(offset), now - before, offset)
+    });
+    (address, thread)
+}
+
+/// However long a slice reads its memory, the guest's clock does not show it.
+#[test]
+fn kvm_clock_of_a_restored_vm_is_set_when_all_memory_is_there() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
+    let saved = vm.save("one");
+    let shown = |reads_for| {
+        let (address, companion) = slow_companion(reads_for);
+        let slices = slices(&[(2, 4), (0, 0)]);
+        let why = Vm::restore_refusal_beside(saved.clone(), slices, address);
+        assert!(why.contains("slice1"), "{why}");
+        companion.join().expect("it is asked")
+    };
+    let (at_once, _, _) = shown(Duration::ZERO);
+    let (later, since, offset) = shown(Duration::from_secs(1));
+    if offset == 0 {
+        needs::leave_out("this KVM does not move the guest's counter");
+        return;
+    }
+    // Both are more than what it showed last.
+    let more = later.saturating_sub(at_once);
+    assert!(more <= since, "{more} ticks later, and all memory was there for {since}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::id;
@@ -152,6 +153,10 @@ pub(crate) struct Saved {
     pub(crate) interrupts: Option<Interrupts>,
     letters: Vec<u8>,
     lend: Lend,
+    /// The disk that it goes on with, if that is no new copy.
+    disk: Option<PathBuf>,
+    /// Also if that is not as the VM has left it.
+    pub(crate) any_disk: bool,
 }
 
 impl Saved {
@@ -159,6 +164,45 @@ impl Saved {
     pub(crate) fn path(&self) -> PathBuf {
         checkpoints(&self.folder.0).join(&self.name)
     }
+
+    /// To go on with this disk, which other VMs may have used.
+    pub(crate) fn with_disk(self, disk: PathBuf) -> Self {
+        Self { disk: Some(disk), ..self }
+    }
+
+    /// Copies the disk with all of its files to a folder of its own.
+    pub(crate) fn copy_disk(&self) -> PathBuf {
+        copy_disk(&self.folder.0, &self.folder.0.join("disk"))
+    }
+}
+
+fn new_folder(parent: &Path, name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let folder = parent.join(format!("{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    fs::create_dir(&folder).expect("make a folder");
+    folder
+}
+
+/// A disk with its states, in a file of its own: what is left of a VM that is over keeps it locked as long as this process runs.
+fn copy_disk(to: &Path, disk: &Path) -> PathBuf {
+    let folder = new_folder(to, "again");
+    let name = disk.file_name().expect("it has a name");
+    let from = disk.parent().expect("it is in a folder");
+    for path in fs::read_dir(from).expect("list it").map(|entry| entry.expect("list it").path()) {
+        let file = path.file_name().expect("it has a name");
+        let more = file.as_bytes().strip_prefix(name.as_bytes());
+        if more.is_some_and(|more| more.is_empty() || more[0] == b'.') {
+            fs::copy(&path, folder.join(file)).expect("copy the disk");
+        }
+    }
+    folder.join(name)
+}
+
+/// All files of the folder of a disk, with what is in them.
+pub(crate) fn files_of(disk: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let folder = fs::read_dir(disk.parent().expect("it is in a folder")).expect("list it");
+    let paths = folder.map(|entry| entry.expect("list it").path()).filter(|path| path.is_file());
+    paths.map(|path| (path.clone(), fs::read(path).expect("read it"))).collect()
 }
 
 /// A VM that runs.
@@ -170,6 +214,8 @@ pub(crate) struct Vm {
     /// What each companion lends.
     lend: Lend,
     pub(crate) folder: Arc<Folder>,
+    /// Where its control sockets are: of no other VM.
+    sockets: PathBuf,
     /// What the guest writes.
     letters: Vec<u8>,
 }
@@ -299,6 +345,7 @@ impl Vm {
             line: line.clone(),
             stops: BTreeMap::from([(0, StopHandle::new())]),
             secret: key(),
+            sockets: folder.0.clone(),
             folder,
             letters: used.concat(),
         };
@@ -332,6 +379,7 @@ impl Vm {
             path: PathBuf::new(),
             clock: RestoredClock::Keep,
             unauthenticated: false,
+            no_disk_guarantee: false,
         };
         BootstrapOptions {
             spec: spec(Interrupts::Auto, Vec::new(), None),
@@ -345,7 +393,7 @@ impl Vm {
             lease: Duration::from_secs(20),
             carriers: vec![carrier],
             rdma_memory: RdmaMemory::Pool,
-            local: local(&self.folder.0, 0, Offer { vcpus: Some(2), bytes: None }),
+            local: local((&self.folder.0, &self.sockets), 0, Offer { vcpus: Some(2), bytes: None }),
         }
     }
 
@@ -358,7 +406,21 @@ impl Vm {
 
     /// Why a VM of this shape does not go on from a checkpoint.
     pub(crate) fn restore_refusal(saved: Saved, slices: Vec<SliceSpec>, secret: Secret) -> String {
-        let vm = Self::begin_restore(saved, CarrierKind::Shm, slices, secret);
+        Self::begin_restore(saved, CarrierKind::Shm, slices, secret).why_not()
+    }
+
+    /// The same with all devices at the first slice, and whatever is at this address as the other one.
+    pub(crate) fn restore_refusal_beside(
+        saved: Saved,
+        slices: Vec<SliceSpec>,
+        other: SocketAddr,
+    ) -> String {
+        let others = Some(vec![other]);
+        Self::begin_restore_with((saved, 0), CarrierKind::Shm, slices, (key(), others)).why_not()
+    }
+
+    fn why_not(&self) -> String {
+        let vm = self;
         let (seen, _) = vm.line.wait_until(|seen| seen.end(0).is_some());
         match seen.end(0) {
             Some(Err(why)) => why.clone(),
@@ -367,27 +429,45 @@ impl Vm {
     }
 
     fn begin_restore(
-        Saved { folder, name, interrupts, letters, lend }: Saved,
+        saved: Saved,
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
         secret: Secret,
     ) -> Self {
+        Self::begin_restore_with((saved, u16::MAX), carrier, slices, (secret, None))
+    }
+
+    /// With devices at no later slice than this one, and with these companions or such as it takes.
+    fn begin_restore_with(
+        (Saved { folder, name, interrupts, letters, lend, disk, any_disk }, last): (Saved, u16),
+        carrier: CarrierKind,
+        slices: Vec<SliceSpec>,
+        (secret, others): (Secret, Option<Vec<SocketAddr>>),
+    ) -> Self {
         let (line, path) = (Line::default(), checkpoints(&folder.0).join(name));
         let stops = BTreeMap::from([(0, StopHandle::new())]);
-        let mut vm = Self { lend, line: line.clone(), stops, secret, folder, letters };
+        let sockets = new_folder(&folder.0, "vm");
+        let mut vm = Self { lend, line: line.clone(), stops, secret, folder, sockets, letters };
         // One that cannot be read is refused by the bootstrap too.
         let saved = saved_spec(&path, None);
         let saved = saved.unwrap_or_else(|_| spec(Interrupts::Auto, Vec::new(), None));
         let mut devices = saved.devices.clone();
         for device in &mut devices {
             device.slice = device.slice.min(u16::try_from(slices.len() - 1).expect("it is small"));
-            vm.take_disk(&mut device.kind);
+            device.slice = device.slice.min(last);
+            vm.take_disk(&mut device.kind, disk.as_deref());
         }
         let numbers = (1..slices.len()).map(|slice| u16::try_from(slice).expect("it is small"));
         let offer = || Offer { vcpus: Some(2), bytes: None };
-        let companions = numbers.map(|slice| vm.companion(slice, offer())).collect();
+        let companion = |slice| vm.companion(slice, offer());
+        let companions = others.unwrap_or_else(|| numbers.map(companion).collect());
         let clock = RestoredClock::Keep;
-        let start = Start::Restore(RestoreOptions { path, clock, unauthenticated: false });
+        let start = Start::Restore(RestoreOptions {
+            path,
+            clock,
+            unauthenticated: false,
+            no_disk_guarantee: any_disk,
+        });
         let interrupts = interrupts.unwrap_or(saved.interrupts);
         let spec = VmSpec { slices, devices, interrupts, ..saved };
         let options = BootstrapOptions { spec, companions, start, ..vm.options(carrier) };
@@ -395,18 +475,10 @@ impl Vm {
         vm
     }
 
-    /// The disk as it is, in a file of its own: what is left of a VM that is over keeps it locked as long as this process runs.
-    fn take_disk(&mut self, device: &mut DeviceKind) {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
+    /// A VM that goes on has this disk, or a copy of that which it had.
+    fn take_disk(&mut self, device: &mut DeviceKind, chosen: Option<&Path>) {
         let DeviceKind::Disk(disk) = device else { return };
-        // Going on makes a new file of what was kept.
-        if disk.format == DiskFormat::Qcow2 {
-            return;
-        }
-        let folder = self.folder.0.join(format!("again-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-        fs::create_dir(&folder).expect("make a folder");
-        let path = folder.join(disk.path.file_name().expect("it has a name"));
-        fs::copy(&disk.path, &path).expect("copy the disk");
+        let path = chosen.map_or_else(|| copy_disk(&self.folder.0, &disk.path), Path::to_owned);
         let mode = if disk.read_only { "ro" } else { "rw" };
         self.lend = format!("disk:{mode}:{}", path.display()).parse().expect("it is so lent");
         disk.path = path;
@@ -440,8 +512,8 @@ impl Vm {
     /// What was written under this name.
     pub(crate) fn saved(&self, name: &str) -> Saved {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
-        let (name, lend) = (name.to_owned(), self.lend.clone());
-        Saved { folder, name, interrupts: None, letters, lend }
+        let (name, lend, disk) = (name.to_owned(), self.lend.clone(), None);
+        Saved { folder, name, interrupts: None, letters, lend, disk, any_disk: false }
     }
 
     /// What is asked for a checkpoint of this name.
@@ -458,7 +530,7 @@ impl Vm {
         let options = CompanionOptions {
             listen: address,
             credential: Credential::Secret(self.secret.clone()),
-            local: local(&self.folder.0, slice, offer),
+            local: local((&self.folder.0, &self.sockets), slice, offer),
             lend: vec![self.lend.clone()],
             stop,
             console: Box::new(self.line.clone()),
@@ -493,7 +565,7 @@ impl Vm {
 
     /// Asks a slice.
     pub(crate) fn ask(&self, slice: u16, request: &Request) -> Result<Answer, ClientError> {
-        Client::connect(&socket(&self.folder.0, slice))?.ask(request)
+        Client::connect(&socket(&self.sockets, slice))?.ask(request)
     }
 
     /// The same of the bootstrap slice, where it must be done.
@@ -569,7 +641,7 @@ impl Vm {
     /// The same of the slice that coordinates.
     pub(crate) fn relocate_at(&self, slice: u16, request: &Request) -> Vec<Progress> {
         let mut heard = Vec::new();
-        let client = Client::connect(&socket(&self.folder.0, slice));
+        let client = Client::connect(&socket(&self.sockets, slice));
         let answer = client.and_then(|mut it| it.ask_with(request, |far| heard.push(far)));
         let seen = || self.line.seen().describe();
         assert!(matches!(answer, Ok(Answer::Done(_))), "{request:?}: {answer:?}; {}", seen());
@@ -708,7 +780,7 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
     }
 }
 
-fn local(folder: &Path, slice: u16, offer: Offer) -> LocalOptions {
+fn local((folder, sockets): (&Path, &Path), slice: u16, offer: Offer) -> LocalOptions {
     let forms = forms(folder, slice);
     fs::create_dir_all(&forms).expect("make a folder");
     LocalOptions {
@@ -717,7 +789,7 @@ fn local(folder: &Path, slice: u16, offer: Offer) -> LocalOptions {
         trace: false,
         mechanisms: Mechanisms::ALL,
         offer,
-        control: Some(socket(folder, slice)),
+        control: Some(socket(sockets, slice)),
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
         checkpoints: Some(checkpoints(folder)),
@@ -761,7 +833,7 @@ fn qcow2() -> Vec<u8> {
 }
 
 /// An address that was free a moment ago.
-fn free_address() -> SocketAddr {
+pub(crate) fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     listener.local_addr().expect("it listens")
 }

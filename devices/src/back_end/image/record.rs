@@ -224,6 +224,37 @@ impl GenerationRecord {
         Ok(record)
     }
 
+    /// Whether this generation could claim the image now. Nothing is written. True: a process of a former generation of the
+    /// same VM is alive, and finds out by the record that it is one.
+    ///
+    /// # Errors
+    /// As for [`Self::claim`].
+    pub(super) fn look(image: &Path, ours: Writer) -> Result<bool, RecordError> {
+        if ours.generation > GENERATION_MAX {
+            return Err(RecordError::Generation(ours.generation));
+        }
+        let path = path_of(image);
+        let failed = |what| {
+            let path = path.clone();
+            move |source| RecordError::File { path, what, source }
+        };
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(failed("open the record"))?,
+        };
+        let network = fstatfs(&file).is_ok_and(|about| NETWORKS.contains(&about.f_type));
+        let record = Self { path: path.clone(), file, ours, network };
+        let last = record.read()?;
+        record.refuse(last)?;
+        let Some(Entry { writer, .. }) = last.filter(|last| last.writer.vm == ours.vm) else {
+            return Ok(false);
+        };
+        let byte = Range { from: byte_of(writer.generation), bytes: Some(1) };
+        let alive = ofd::is_held(&record.file, byte).map_err(failed("look for locks"))?;
+        Ok(alive && writer.generation < ours.generation)
+    }
+
     /// Whether it still names this generation, and is where others look for it.
     ///
     /// # Errors

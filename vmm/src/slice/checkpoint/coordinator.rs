@@ -38,6 +38,8 @@ pub(in crate::slice) struct Checkpoints {
     vm: Arc<Description>,
     /// Of the VM's secret, where it is known.
     key: Option<Key>,
+    /// Looks at one before the VM ends with it.
+    opens: Opens,
     decides: Mutex<Coordinator>,
     /// The last checkpoint that was written.
     last: Mutex<Option<Last>>,
@@ -105,9 +107,11 @@ impl Checkpoints {
         channels: &Arc<Channels>,
         cuts: CutHandle,
         (vm, key): (Arc<Description>, Option<Key>),
+        opens: Opens,
     ) -> Self {
         let decides = Mutex::new(Coordinator::new(first_number()));
-        Self { channels: Arc::downgrade(channels), cuts, vm, key, decides, last: Mutex::default() }
+        let last = Mutex::default();
+        Self { channels: Arc::downgrade(channels), cuts, vm, key, opens, decides, last }
     }
 
     /// What a checkpoint is an increment of.
@@ -235,13 +239,16 @@ impl Run<'_> {
             match effect {
                 Effect::Send(to, message) => tell(self.channels, to, message),
                 Effect::Cut(number) => effects.extend(self.cut(number, decides)),
-                Effect::Commit(parts) => effects.extend(match self.commit(decides, &parts) {
-                    Ok(committed) => {
-                        self.committed = Some(committed);
-                        decides.committed()
-                    }
-                    Err(error) => decides.not_committed(&one_line(&error)),
-                }),
+                Effect::Commit(parts) => {
+                    let committed = self.hold().and_then(|()| self.commit(decides, &parts));
+                    effects.extend(match committed {
+                        Ok(committed) => {
+                            self.committed = Some(committed);
+                            decides.committed()
+                        }
+                        Err(error) => decides.not_committed(&one_line(&error)),
+                    });
+                }
                 Effect::GoOn => self.go_on(),
                 Effect::Over(Ok(())) => return Some(Ok(())),
                 Effect::Over(Err(why)) => return Some(Err(CheckpointError::GivenUp(why))),
@@ -263,6 +270,15 @@ impl Run<'_> {
         }
     }
 
+    /// A guest that ends with the checkpoint never runs again once that may exist: it could write to disks of which the
+    /// checkpoint says what is on them.
+    fn hold(&self) -> Result<(), CheckpointError> {
+        if self.ends {
+            self.of.cuts.ask(CutInput::Hold).map_err(CheckpointError::Runs)?;
+        }
+        Ok(())
+    }
+
     /// The guest goes on, or the VM ends with what was written. Nothing is ended but the cut of this checkpoint: nobody has
     /// the VM pause while one is written.
     fn go_on(&mut self) {
@@ -272,6 +288,7 @@ impl Run<'_> {
             let local = self.channels.local();
             self.channels.event(SliceEvent::WantEnd(local, EndCause::Saved));
         } else {
+            self.of.cuts.release();
             match self.of.cuts.ask(CutInput::Resume) {
                 // It went on by itself.
                 Ok(_) | Err(CutError::NotPaused | CutError::Over) => {}
@@ -309,8 +326,8 @@ impl Run<'_> {
             extra: BTreeMap::new(),
             producer: concat!("tessera ", env!("CARGO_PKG_VERSION")).to_owned(),
         };
-        let folder = self.target.folder();
-        let digest = Checkpoint::commit(&folder, &contents, self.of.key.as_ref())?;
+        let (folder, opens) = (self.target.folder(), self.ends.then_some(self.of.opens));
+        let digest = commit_if(&folder, (&contents, self.of.key.as_ref()), opens)?;
         let number = decides.number();
         *lock(&self.of.last) = Some(Last { number, folder, digest });
         Ok((digest, parts))
@@ -336,6 +353,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Says whether a VM could go on from the checkpoint in a folder, as far as can be told without reading memory, or why not.
+pub(in crate::slice) type Opens = fn(&Path) -> Result<(), String>;
+
+/// Writes the manifest. It stays there only if a VM could go on from it.
+fn commit_if(
+    folder: &Path,
+    (contents, key): (&Contents, Option<&Key>),
+    opens: Option<Opens>,
+) -> Result<Digest, CheckpointError> {
+    let digest = Checkpoint::commit(folder, contents, key)?;
+    if let Some(Err(why)) = opens.map(|opens| opens(folder)) {
+        let withdrawn = checkpoint::withdraw(folder);
+        // Its parts go too, so nothing goes on from it.
+        let _ = withdrawn.inspect_err(|error| tracing::warn!("{}", one_line(error)));
+        return Err(CheckpointError::NotOpened(why));
+    }
+    Ok(digest)
+}
+
 fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -359,6 +395,41 @@ impl WritesCheckpoints for Checkpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slice::restore::opens;
+    use checkpoint::{Compression, PartHead, PartWriter};
+    use std::iter::once;
+    use std::process::id;
+
+    #[test]
+    fn checkpoint_from_which_no_vm_could_go_on_is_withdrawn() {
+        let folder = std::env::temp_dir().join(format!("tessera-withdrawn-{}", id()));
+        let (vm, generation, cut) = ([1; 16], 0, 3);
+        let head = PartHead { vm, generation, cut, slice: SliceId(0) };
+        let part = PartWriter::create(&folder, &head, Compression::None).unwrap().finish();
+        let contents = Contents {
+            vm,
+            generation,
+            cut,
+            created_unix_ms: 0,
+            base: None,
+            frames: once(0..16).collect(),
+            parts: vec![part.unwrap()],
+            spec: "{}".into(),
+            extra: BTreeMap::new(),
+            producer: "a test".into(),
+        };
+        let manifest = folder.join("manifest");
+        let why = commit_if(&folder, (&contents, None), Some(opens)).unwrap_err();
+        assert!(
+            matches!(&why, CheckpointError::NotOpened(why) if why.contains("what VM")),
+            "{why}"
+        );
+        assert!(!manifest.exists());
+        // To whom it does not matter it is one.
+        commit_if(&folder, (&contents, None), None).unwrap();
+        assert!(manifest.exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn path_has_a_folder_and_a_name() {

@@ -1,5 +1,6 @@
 //! Why there is no checkpoint, or no part of one.
 
+use crate::slice::cut_link::CutError;
 use crate::slice::operations::Busy;
 use dsm::{SnapshotError, SnapshotLost};
 use migrate::{Invalid, SavedError};
@@ -85,6 +86,12 @@ pub(crate) enum CheckpointError {
     /// The manifest.
     #[error(transparent)]
     Manifest(#[from] checkpoint::CheckpointError),
+    /// The guest does not stand still any more.
+    #[error("the guest goes on before it is written")]
+    Runs(#[source] CutError),
+    /// A VM that ended with it could not go on.
+    #[error("no VM could go on from it: {0}")]
+    NotOpened(String),
     /// It was not written, and the VM goes on.
     #[error("there is no checkpoint: {0}")]
     GivenUp(String),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   file made (ReadyPart) --form, at rest--> Writing --pages--> written: tells the coordinator
-//!                                              \--dropped before--> given up: tells it too
+//!                                              \--dropped before--> given up: tells it at once, and waits for nobody
 //! ```
 //! At rest, [`Memory::AtRest`], it is dropped when the slice goes on. A snapshot, [`Memory::Snapshot`], is written on.
 //!
@@ -19,13 +19,14 @@ use crate::slice::checkpoint_link::ReadyPart;
 use crate::slice::one_line;
 use crate::slice::saved::SliceState;
 use checkpoint::PartSummary;
-use dsm::{GuestRam, SnapshotReader};
+use dsm::{GuestRam, SnapshotEnd, SnapshotReader};
 use migrate::checkpoint::Message;
 use migrate::saved::encode;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, JoinHandle};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Weak};
+use std::thread::Builder;
 use wire::{Control, Gfn, SliceId};
 
 /// From where the contents of memory come.
@@ -37,11 +38,34 @@ pub(crate) enum Memory {
     Snapshot(SnapshotReader),
 }
 
-/// A part that is being written. Dropping this ends the writing.
+/// A part that is being written. Dropping this ends the writing. The thread of it may hang in a file system, and is not waited for:
+/// what it has read later than that is in no part.
 #[derive(Debug)]
 pub(crate) struct Writing {
-    cancelled: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    number: u64,
+    channels: Weak<Channels>,
+    stage: Arc<Stage>,
+    /// Protects memory until this is dropped.
+    snapshot: Option<SnapshotEnd>,
+}
+
+/// Who says what becomes of a part: whoever comes first.
+#[derive(Debug, Default)]
+struct Stage(AtomicU8);
+
+impl Stage {
+    const WRITING: u8 = 0;
+    const SAID: u8 = 1;
+    const GIVEN_UP: u8 = 2;
+
+    /// It is over so, if it was not before.
+    fn end(&self, how: u8) -> bool {
+        self.0.compare_exchange(Self::WRITING, how, SeqCst, SeqCst).is_ok()
+    }
+
+    fn goes_on(&self) -> Result<(), PartError> {
+        if self.0.load(SeqCst) == Self::GIVEN_UP { Err(PartError::GoesOn) } else { Ok(()) }
+    }
 }
 
 impl Writing {
@@ -56,30 +80,47 @@ impl Writing {
     ) -> Result<Self, PartError> {
         part.writer.section(FORM, &encode(state)?)?;
         part.writer.section(DISKS, &encode(&disks)?)?;
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let (own, weak) = (Arc::clone(&cancelled), Arc::downgrade(channels));
+        let snapshot = match &memory {
+            Memory::AtRest(..) => None,
+            Memory::Snapshot(reader) => Some(reader.end()),
+        };
         let number = part.number;
+        let mut writing = Self::spawn((number, channels), |stage| write(part, memory, stage))?;
+        writing.snapshot = snapshot;
+        Ok(writing)
+    }
+
+    fn spawn(
+        (number, channels): (u64, &Arc<Channels>),
+        write: impl FnOnce(&Stage) -> Result<PartSummary, PartError> + Send + 'static,
+    ) -> Result<Self, PartError> {
+        let (stage, snapshot) = (Arc::default(), None);
+        let writing = Self { number, channels: Arc::downgrade(channels), stage, snapshot };
+        let (stage, weak) = (Arc::clone(&writing.stage), Weak::clone(&writing.channels));
         let run = move || {
-            let said = match write(part, memory, &own) {
+            let said = match write(&stage) {
                 Ok(summary) => encode_summary(&summary)
                     .map(|it| Message::Written(number, it))
                     .map_err(PartError::from),
                 Err(error) => Err(error),
             };
             let said = said.unwrap_or_else(|error| Message::Failed(number, one_line(&error)));
-            if let Some(channels) = weak.upgrade() {
+            if let Some(channels) = weak.upgrade().filter(|_| stage.end(Stage::SAID)) {
                 tell(&channels, channels.coordinator(), said);
             }
         };
         let thread = Builder::new().name("checkpoint-part".into()).spawn(run);
-        Ok(Self { cancelled, thread: Some(thread.map_err(PartError::Thread)?) })
+        thread.map_err(PartError::Thread)?;
+        Ok(writing)
     }
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        self.cancelled.store(true, Ordering::SeqCst);
-        let _ = self.thread.take().map(JoinHandle::join);
+        if let (true, Some(channels)) = (self.stage.end(Stage::GIVEN_UP), self.channels.upgrade()) {
+            let why = Message::Failed(self.number, one_line(&PartError::GoesOn));
+            tell(&channels, channels.coordinator(), why);
+        }
     }
 }
 
@@ -93,16 +134,11 @@ pub(super) fn tell(channels: &Channels, to: SliceId, message: Message) {
     }
 }
 
-fn write(
-    part: ReadyPart,
-    memory: Memory,
-    cancelled: &AtomicBool,
-) -> Result<PartSummary, PartError> {
+fn write(part: ReadyPart, memory: Memory, stage: &Stage) -> Result<PartSummary, PartError> {
     let ReadyPart { before, now, mut writer, .. } = part;
     let mut hashes = PageHashes::default();
-    let goes_on = || if cancelled.load(Ordering::SeqCst) { Err(PartError::GoesOn) } else { Ok(()) };
     let mut give = |first: Gfn, bytes: &[u8]| {
-        goes_on()?;
+        stage.goes_on()?;
         for (frame, run) in hashes.changed(first.0, bytes, before.as_deref()) {
             writer.pages(frame, &bytes[run])?;
         }
@@ -119,11 +155,44 @@ fn write(
             }
         }
     }
-    goes_on()?;
+    stage.goes_on()?;
+    // What was read after that is none of this moment, but all was read before.
     let summary = writer.finish()?;
-    // What was written after that is none of this moment.
-    goes_on()?;
     // Nobody takes them if it was given up.
     let _ = now.try_send(hashes);
     Ok(summary)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::channels::tests::channels;
+    use crate::slice::checkpoint_link::Input;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn slice_goes_on_while_a_write_hangs_and_says_so_at_once() {
+        let (channels, _events) = channels(SliceId(0));
+        let said = channels.checkpoints.begin_one("/nowhere".into());
+        let (go, hang) = channel();
+        let (told, ended) = channel();
+        let writing = Writing::spawn((7, &channels), move |stage| {
+            hang.recv().unwrap();
+            let goes_on = stage.goes_on();
+            told.send(goes_on.is_err()).unwrap();
+            goes_on.and(Err(PartError::NotReady))
+        });
+        drop(writing.unwrap());
+        let first = said.recv_timeout(LIMIT).unwrap();
+        assert!(
+            matches!(&first, Input::Message(_, Message::Failed(7, why)) if why.contains("goes on"))
+        );
+        go.send(()).unwrap();
+        assert_eq!(ended.recv_timeout(LIMIT), Ok(true));
+        drop(channels);
+        assert!(said.iter().next().is_none(), "it is said once");
+    }
 }

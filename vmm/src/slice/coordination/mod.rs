@@ -33,6 +33,7 @@ use super::hotplug::Hotplugs;
 use super::joining::Inviter;
 use super::peripherals::{OrderState, Relay};
 use super::relocation::Relocations;
+use super::restore::opens;
 use crate::control::{ControlHandle, VmHandles};
 use crate::machine::Machine;
 use checkpoint::Key;
@@ -162,7 +163,7 @@ impl Coordination {
             channels.leads.store(true, Ordering::SeqCst);
             if let Some(control) = control {
                 let plugs = Arc::new(Hotplugs(Weak::clone(&weak)));
-                let checkpoints = Arc::new(Checkpoints::new(&channels, cuts.clone(), vm));
+                let checkpoints = Arc::new(Checkpoints::new(&channels, cuts.clone(), vm, opens));
                 let pauses = Arc::new(cuts);
                 control.attach_vm(VmHandles { pauses, relocates: relocations, plugs, checkpoints });
             }

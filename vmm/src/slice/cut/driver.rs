@@ -14,6 +14,7 @@
 //!                                                        --News::Joined--> going on --News::Runs--> runs (the answer)
 //!
 //!   capture --> coming to rest --News::AtRest--> capture --News::Captured--> at rest (the answer) --resume--> as above
+//!                                                                at rest --hold--> at rest for ever --release--> at rest
 //!
 //!   restored -> News::AtRest (all have begun) -> going on --News::Runs--> runs
 //! ```
@@ -65,6 +66,7 @@ pub(super) fn start_driver(
         began: Instant::now(),
         asked_at: Instant::now(),
         stopping: false,
+        held: None,
         over: false,
     };
     let run = move || {
@@ -130,6 +132,8 @@ struct Thread<S, F> {
     asked_at: Instant,
     /// It is asked to stop: its guest is to have all the time that is left.
     stopping: bool,
+    /// What would have slices go on, and has come while they must not.
+    held: Option<Vec<Input>>,
     /// The VM is over.
     over: bool,
 }
@@ -192,6 +196,16 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
                 let verdict = self.coordinator.go_on("asked");
                 self.begin(reply, verdict);
             }
+            Input::Hold(reply) => {
+                self.held.get_or_insert_default();
+                tell(&reply, Ok(Duration::ZERO));
+            }
+            Input::Release => {
+                self.held.take().into_iter().flatten().for_each(|input| self.take(input));
+            }
+            input @ (Input::GoOn | Input::Lost(_)) if self.held.is_some() => {
+                self.held.get_or_insert_default().push(input);
+            }
             Input::GoOn => {
                 self.stopping = true;
                 self.tell_of_end("it is asked to stop");
@@ -235,7 +249,11 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         );
         match input {
             Input::Resume(_) if self.over => Some(CutError::Over),
-            Input::Resume(_) if !self.coordinator.is_at_rest() => Some(CutError::NotPaused),
+            Input::Resume(_) | Input::Hold(_) if !self.coordinator.is_at_rest() => {
+                Some(CutError::NotPaused)
+            }
+            Input::Hold(_) if self.over => Some(CutError::Over),
+            Input::Resume(_) if self.held.is_some() => Some(CutError::Ends),
             _ if begins && self.over => Some(CutError::Over),
             _ if begins && self.stopping => Some(CutError::Stopping),
             _ => None,
@@ -498,6 +516,24 @@ mod tests {
         drop(members);
     }
 
+    /// Its guest must not write to disks of which the checkpoint says what is on them.
+    #[test]
+    fn vm_that_ends_with_a_checkpoint_stays_at_rest_whatever_happens() {
+        let (driver, members) = vm(None);
+        let handle = CutHandle::new(driver.clone());
+        assert_eq!(handle.ask(Input::Hold), Err(CutError::NotPaused));
+        handle.ask(Input::Pause).unwrap();
+        handle.ask(Input::Hold).unwrap();
+        driver.send(Input::GoOn).unwrap();
+        driver.send(Input::Lost(SLICES[1])).unwrap();
+        assert_eq!(handle.ask(Input::Resume), Err(CutError::Ends));
+        handle.ask(Input::Hold).unwrap();
+        handle.release();
+        assert_eq!(handle.ask(Input::Resume), Err(CutError::NotPaused), "it was asked to stop");
+        assert_eq!(handle.ask(Input::Pause), Err(CutError::Stopping));
+        drop(members);
+    }
+
     #[test]
     fn request_to_stop_has_a_paused_vm_go_on() {
         let (driver, members) = vm(None);
@@ -544,6 +580,7 @@ mod tests {
             began,
             asked_at: began,
             stopping: false,
+            held: None,
             over: false,
         };
         thread.take(Input::MoveDevice(moved, ongoing, bounded(1).0));

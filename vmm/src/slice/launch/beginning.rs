@@ -31,8 +31,8 @@ pub(crate) enum Stands {
 }
 
 impl Parts {
-    /// Gives this slice of a VM that goes on from a checkpoint its memory and the state of its vCPUs, before anybody can
-    /// interrupt them. What is left for its devices.
+    /// Gives this slice of a VM that goes on from a checkpoint, whose memory is there and whose clock is set, the state of its
+    /// vCPUs, before anybody can interrupt them. What is left for its devices.
     pub(in crate::slice) fn take_up(
         &mut self,
         restored: &Restored,
@@ -48,8 +48,6 @@ impl Parts {
         for state in &start.vcpus {
             self.machine.restore_vcpu(&with_interrupts(state, interrupts, at)?)?;
         }
-        let pages = restored.load(&self.ram, &placement.frames_of(self.local))?;
-        tracing::info!("{pages} pages are read from the checkpoint");
         if placement.home_of(Gfn(GENERATION_ADDRESS / 4096)) == Some(self.local) {
             self.write_generation()?;
         }

@@ -28,8 +28,8 @@ pub(crate) struct BackEnds {
 }
 
 impl BackEnds {
-    /// Opens what the description of a VM with so many vCPUs places on this slice. With `lend`, only what is in there. Disks whose
-    /// state a checkpoint has are opened as they were then.
+    /// Opens what the description of a VM with so many vCPUs places on this slice. With `lend`, only what is in there. Disks of a VM
+    /// that is restored are only looked at, and kept from others, until it goes on ([`Self::go_on`]).
     pub(crate) fn open(
         devices: &[DeviceSpec],
         (local, vcpus): (SliceId, u32),
@@ -76,6 +76,14 @@ impl BackEnds {
     /// The VM begins.
     pub(crate) fn start(&self) -> Result<(), OpenError> {
         self.open.values().try_for_each(|(_, back_end)| back_end.start())
+    }
+
+    /// The guest of a VM that is restored is about to go on: disks become what they were at the checkpoint.
+    ///
+    /// # Errors
+    /// One cannot. Others may have become so.
+    pub(crate) fn go_on(&self) -> Result<(), OpenError> {
+        self.open.values().try_for_each(|(_, back_end)| back_end.go_on())
     }
 
     /// The VM is over: what is under way to people and programs gets there.

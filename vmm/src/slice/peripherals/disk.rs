@@ -1,6 +1,7 @@
 //! Disks: an image file or block device of one host, seen by front ends on all slices.
 
 mod part;
+mod pending;
 mod restored;
 
 use super::model::{
@@ -87,13 +88,13 @@ impl Model for DiskSpec {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<(DiskShape, Arc<dyn BackEnd>), OpenError> {
-        let open = self.open_part(opening, self.revert(opening)?)?;
+        let open = self.open_part(opening)?;
         Ok((open.switch.shape(), Arc::new(open)))
     }
 
     fn stand_by(&self, opening: &Opening<'_>) -> Result<(DiskShape, Arc<dyn RealPart>), OpenError> {
         let part = match self.anchor(opening)? {
-            Some(state) => DiskPart::over(self, opening, state)?,
+            Some(state) => DiskPart::of_state(self, opening, state),
             None => DiskPart::new(self, opening)?,
         };
         Ok((part.look()?, Arc::new(part)))
@@ -140,26 +141,16 @@ impl Model for DiskSpec {
 }
 
 impl DiskSpec {
-    /// Opens the image, or this file if it was reverted.
-    fn open_part(
-        &self,
-        opening: &Opening<'_>,
-        reverted: Option<File>,
-    ) -> Result<OpenDisk, OpenError> {
-        let by_file = opening.moves || opening.lent.is_some();
-        let (part, image) = match reverted {
-            None if !by_file => {
-                let image = ImageDisk::open(&self.options(opening)).map_err(OpenError::of(WHAT))?;
-                (DiskPart::new(self, opening)?, image)
-            }
-            file => {
-                let part = match file {
-                    Some(file) => DiskPart::over(self, opening, file)?,
-                    None => DiskPart::new(self, opening)?,
-                };
-                let image = part.open_image(&part.held())?;
-                (part, image)
-            }
+    /// Opens the image. Of a VM that is restored it is only held: it is opened when the guest is about to go on.
+    fn open_part(&self, opening: &Opening<'_>) -> Result<OpenDisk, OpenError> {
+        if opening.writer.is_some() || opening.restored.is_some() {
+            return self.hold(opening);
+        }
+        let part = DiskPart::new(self, opening)?;
+        let image = if opening.moves || opening.lent.is_some() {
+            part.open_image(&part.held())?
+        } else {
+            ImageDisk::open(&self.options(opening)).map_err(OpenError::of(WHAT))?
         };
         let switch = Arc::new(SwitchDisk::new(image.shape(), Arc::new(image)));
         Ok(OpenDisk { switch, part: Arc::new(part), moves: opening.moves })
@@ -214,6 +205,10 @@ struct OpenDisk {
 }
 
 impl BackEnd for OpenDisk {
+    fn go_on(&self) -> Result<(), OpenError> {
+        self.part.put_back(&self.switch)
+    }
+
     fn front_end(
         &self,
         exchange: &Exchange,

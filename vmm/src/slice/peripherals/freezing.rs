@@ -29,7 +29,7 @@ pub(crate) struct FromCheckpoint {
 
 /// A disk of which no state is kept.
 #[derive(Debug, Error)]
-#[error("keep the state of device {device}")]
+#[error("keep the state of device {device}, which --no-disk-guarantee does without")]
 pub(crate) struct FreezeError {
     /// Its number.
     pub(crate) device: u16,
@@ -39,8 +39,8 @@ pub(crate) struct FreezeError {
 
 impl SliceDevices {
     /// Keeps the state of each disk that is on this slice under this name, all at a time. All slices are at rest. On an error
-    /// all are open, or the slice ends: some may have one image more below them then. With `leaves` a disk whose image is of a kind of
-    /// which no state can be kept is left out.
+    /// all are open, or the slice ends: some may have one image more below them then. With `leaves` the VM is to end: an image of a kind
+    /// of which no state can be kept is its own.
     ///
     /// # Errors
     /// The first disk of which no state is kept.
@@ -77,13 +77,7 @@ fn freeze_all(
 ) -> Result<BTreeMap<u16, DiskState>, FreezeError> {
     let results: Vec<_> = thread::scope(|threads| {
         let freeze = |(device, part, switch): (u16, Arc<dyn RealPart>, Switch)| {
-            let frozen = part.freeze(&switch, name, within).or_else(|error| match error {
-                PartError::Snapshot(kind) if leaves && kind.is_of_its_kind() => {
-                    tracing::warn!("device {device} is not in the checkpoint: {}", one_line(&kind));
-                    Ok(None)
-                }
-                error => Err(error),
-            });
+            let frozen = part.freeze(&switch, (name, leaves), within);
             frozen.map(|state| (device, state)).map_err(|source| FreezeError { device, source })
         };
         let all: Vec<_> = parts.into_iter().map(|it| threads.spawn(move || freeze(it))).collect();
@@ -134,7 +128,12 @@ mod tests {
         fn take_over(&self, _: &Switch, _: &Remote<'_>) -> Result<(), PartError> {
             Err(PartError::Turn)
         }
-        fn freeze(&self, _: &Switch, _: &str, _: Duration) -> Result<Option<DiskState>, PartError> {
+        fn freeze(
+            &self,
+            _: &Switch,
+            _: (&str, bool),
+            _: Duration,
+        ) -> Result<Option<DiskState>, PartError> {
             (self.0)()
         }
     }

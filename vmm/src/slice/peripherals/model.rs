@@ -80,7 +80,7 @@ pub(super) struct Opening<'a> {
     pub(super) moves: bool,
     /// What the operator has lent for it; none on the bootstrap slice, where the operator asks for it himself.
     pub(super) lent: Option<&'a LentThing>,
-    /// The generation that writes, if it is to be recorded.
+    /// Of a VM that is restored: the generation that writes, which is recorded.
     pub(super) writer: Option<Writer>,
     /// What it was at the checkpoint that the VM is restored from.
     pub(super) restored: Option<&'a DiskState>,
@@ -206,6 +206,15 @@ pub(super) trait BackEnd: Debug + Send + Sync {
 
     /// The VM begins.
     fn start(&self) -> Result<(), OpenError> {
+        Ok(())
+    }
+
+    /// The guest of a VM that is restored is about to go on, and all slices have what they need. Before this nothing outside
+    /// is changed.
+    ///
+    /// # Errors
+    /// It cannot be what it was at the checkpoint.
+    fn go_on(&self) -> Result<(), OpenError> {
         Ok(())
     }
 

@@ -168,17 +168,18 @@ pub(super) trait RealPart: Debug + Send + Sync {
     /// Nobody can use it.
     fn take_over(&self, switch: &Switch, at: &Remote<'_>) -> Result<(), PartError>;
 
-    /// Keeps its state under this name, and it is open again. All slices are at rest. None: it has no state.
+    /// Keeps its state under this name, and it is open again. All slices are at rest. None: it has no state. With `leaves` the VM is to
+    /// end, and what is of a kind of which no state can be kept is its own.
     ///
     /// # Errors
     /// It is open and as it was; after [`PartError::Shut`] it is not.
     fn freeze(
         &self,
         switch: &Switch,
-        name: &str,
+        (name, leaves): (&str, bool),
         within: Duration,
     ) -> Result<Option<DiskState>, PartError> {
-        let _ = (switch, name, within);
+        let _ = (switch, name, leaves, within);
         Ok(None)
     }
 

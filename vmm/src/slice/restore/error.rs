@@ -6,6 +6,7 @@ use crate::slice::spec::SpecError;
 use migrate::{Invalid, SavedError};
 use std::path::PathBuf;
 use thiserror::Error;
+use transport::MeshError;
 use wire::SliceId;
 
 /// Why a VM does not go on from a checkpoint. Nothing runs then.
@@ -81,6 +82,9 @@ pub enum RestoreError {
         #[source]
         source: Invalid,
     },
+    /// The bootstrap has gone while this slice read its memory.
+    #[error("nobody waits for this slice any more")]
+    Unwanted(#[source] MeshError),
     /// A part of the slice does not take its state.
     #[error("give the slice what it had")]
     State(#[from] Invalid),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   open: manifest, forms of all former slices, checked together --> is it the VM that is wanted, can these hosts run it?
-//!     --load--> memory of each new slice's own home --SliceStart--> vCPUs, platform devices, bus, queues
+//!     --load--> memory of each new slice's own home --> clocks --SliceStart--> vCPUs, platform devices, bus, queues
 //!     --> engines start with nothing shared --> all at rest --Begin--> the guest goes on
 //! ```
 //! The memory engines begin as those of a new VM: each page is at its home, and nobody shares any. So the former slices and
@@ -11,6 +11,7 @@
 
 mod error;
 mod fit;
+mod load;
 mod slice_start;
 
 pub use error::RestoreError;
@@ -18,21 +19,20 @@ pub(super) use fit::with_interrupts;
 pub(super) use slice_start::SliceStart;
 
 use super::checkpoint::{DISKS, Description, DiskStates, FORM, Identity};
+use super::one_line;
 use super::peripherals::FromCheckpoint;
 use super::saved::{SliceState, check_together};
 use super::spec::VmSpec;
 use checkpoint::{Checkpoint, Key};
 use devices::back_end::image::Writer;
-use devices::back_end::image::snapshot::DiskState;
-use dsm::GuestRam;
+use devices::back_end::image::snapshot::{DiskState, How};
 use migrate::saved::decode;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use transport::Secret;
-use wire::{Gfn, SliceId};
+use wire::SliceId;
 
 /// For all slices to read the memory of their homes.
 pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(1800);
@@ -56,6 +56,8 @@ pub struct RestoreOptions {
     pub clock: RestoredClock,
     /// It may have been written by somebody who does not know the VM's secret.
     pub unauthenticated: bool,
+    /// Disks of which it has no state may be others than the VM has left.
+    pub no_disk_guarantee: bool,
 }
 
 impl RestoreOptions {
@@ -75,6 +77,8 @@ pub(super) struct CheckpointName {
     pub(super) digest: String,
     /// The life of the VM that goes on from it.
     pub(super) generation: u64,
+    /// See [`RestoreOptions::no_disk_guarantee`].
+    pub(super) no_disk_guarantee: bool,
 }
 
 /// A checkpoint that a VM goes on from, open.
@@ -85,6 +89,7 @@ pub(super) struct Restored {
     /// Forms of the former slices, ascending.
     states: Vec<SliceState>,
     disks: BTreeMap<u16, DiskState>,
+    no_disk_guarantee: bool,
     pub(super) vm: Description,
     /// The VM that goes on from it.
     pub(super) identity: Identity,
@@ -114,7 +119,8 @@ impl Restored {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (identity, folder) = (vm.identity.restored(now.as_secs()), folder.to_owned());
-        let restored = Self { checkpoint, folder, states, disks, vm, identity };
+        let no_disk_guarantee = false;
+        let restored = Self { checkpoint, folder, states, disks, no_disk_guarantee, vm, identity };
         restored.agrees()?;
         Ok(restored)
     }
@@ -134,7 +140,14 @@ impl Restored {
             return Err(RestoreError::Other(restored.folder));
         }
         restored.identity.generation = name.generation;
+        restored.set_no_disk_guarantee(name.no_disk_guarantee);
         Ok(restored)
+    }
+
+    /// See [`RestoreOptions::no_disk_guarantee`].
+    pub(super) fn set_no_disk_guarantee(&mut self, on: bool) {
+        self.no_disk_guarantee = on;
+        self.disks.retain(|_, state| !on || state.how != How::Left);
     }
 
     /// Which it is.
@@ -147,7 +160,8 @@ impl Restored {
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
         let (digest, generation) = (self.checkpoint.digest().to_string(), self.identity.generation);
-        Ok(CheckpointName { folder, digest, generation })
+        let no_disk_guarantee = self.no_disk_guarantee;
+        Ok(CheckpointName { folder, digest, generation, no_disk_guarantee })
     }
 
     /// What the disks were. Who writes them from now on is a later generation.
@@ -156,7 +170,7 @@ impl Restored {
         FromCheckpoint { writer: Some(Writer { vm, generation }), disks: self.disks.clone() }
     }
 
-    /// What the guest's counter is to show first.
+    /// What the guest's counter is to show now.
     pub(super) fn ticks(&self, clock: RestoredClock) -> u64 {
         let ticks = self.states.iter().map(|state| state.ticks).max().unwrap_or(0);
         let away = match clock {
@@ -170,21 +184,12 @@ impl Restored {
         let away = away.saturating_mul(self.vm.tsc_khz.into());
         ticks.saturating_add(u64::try_from(away).unwrap_or(0))
     }
+}
 
-    /// Brings the contents of these frames into memory that nobody uses yet; says how many pages.
-    ///
-    /// # Errors
-    /// They are damaged or cannot be read. The memory is of no use then.
-    pub(super) fn load(&self, ram: &GuestRam, frames: &[Range<u64>]) -> Result<u64, RestoreError> {
-        let mut pages = 0;
-        for range in frames {
-            self.checkpoint.read(range.clone(), &mut |first, bytes: &[u8]| {
-                pages += ram.write_run(Gfn(first), bytes);
-                Ok::<(), checkpoint::CheckpointError>(())
-            })?;
-        }
-        Ok(pages)
-    }
+/// Whether a VM could go on from the checkpoint in this folder, as far as can be told without reading memory. The error is a
+/// line for a person.
+pub(super) fn opens(folder: &Path) -> Result<(), String> {
+    Restored::open(folder, None).map(drop).map_err(|error| one_line(&error))
 }
 
 fn open(folder: &Path, secret: Option<&Secret>) -> Result<Checkpoint, RestoreError> {

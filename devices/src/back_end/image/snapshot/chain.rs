@@ -1,7 +1,7 @@
 //! Images that lie over each other.
 
 use super::super::own::{IMAGES_MAX, is_own};
-use super::overlay;
+use super::{SnapshotError, overlay};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -30,6 +30,16 @@ pub(super) fn images(path: &Path, top: &File) -> io::Result<Vec<PathBuf>> {
         images.push(below);
     }
     Ok(images)
+}
+
+/// Whether one more image may lie over a state.
+pub(super) fn has_room(path: &Path, kept: &Path) -> Result<File, SnapshotError> {
+    let below = File::open(kept).map_err(SnapshotError::of("open", kept))?;
+    let images = images(path, &below).map_err(SnapshotError::of("read", kept))?;
+    if images.len() >= IMAGES_MAX {
+        return Err(SnapshotError::Deep { path: kept.to_owned(), images: images.len() });
+    }
+    Ok(below)
 }
 
 /// The image at `path`, if it is this file or was made of it by freezing.

@@ -13,6 +13,8 @@
 //! that somebody has open stays the same file, so a process of a former generation writes into what was abandoned.
 //! Nothing that a user may need is ever removed.
 //!
+//! Before a revert there is [`hold`]: what can be refused is refused by that, and no file has changed then.
+//!
 //! A raw image cannot become an overlay, as its user would open it as raw. It is cloned ([`How::Clone`]) where the file system
 //! can share blocks (`FICLONE`), and refused elsewhere. What nobody writes is its own state ([`How::Unchanged`]).
 //!
@@ -20,6 +22,7 @@
 //! (`own.rs` beside this folder) without being trusted with other files.
 
 mod chain;
+mod hold;
 mod overlay;
 mod revert;
 mod state;
@@ -29,6 +32,7 @@ mod tests;
 
 pub use super::own::IMAGES_MAX;
 pub use chain::follow;
+pub use hold::{Held, hold};
 pub use revert::{Reverted, revert, verify};
 pub use state::{Contents, DiskState, How};
 
@@ -59,7 +63,8 @@ pub enum SnapshotError {
     Image(#[from] ImageError),
     /// There is nothing beside it that could be its state.
     #[error(
-        "{0}: the state of a device that is written cannot be kept; use a qcow2 image in a file"
+        "{0}: the state of a device that is written cannot be kept; use a qcow2 image in a file, or end the VM with its \
+         checkpoint (--end)"
     )]
     Device(PathBuf),
     /// Its states would be beside something else.
@@ -71,7 +76,7 @@ pub enum SnapshotError {
     /// An overlay over it would be of another format than its user says.
     #[error(
         "{path}: the state of a raw image cannot be kept on this file system, which cannot share blocks between files; \
-         use a qcow2 image"
+         use a qcow2 image, or end the VM with its checkpoint (--end)"
     )]
     Raw {
         /// The image.
@@ -90,6 +95,11 @@ pub enum SnapshotError {
         /// All of them.
         images: usize,
     },
+    /// Somebody has it open whom no record fences.
+    #[error(
+        "{0} is in use: end the VM or the program that has it open before a VM goes on with it from a checkpoint"
+    )]
+    InUse(PathBuf),
     /// There is another state of this name.
     #[error("{0} is there already")]
     Taken(PathBuf),
@@ -106,6 +116,17 @@ pub enum SnapshotError {
     #[error("{path} is not what it was at the checkpoint: {why}")]
     Changed {
         /// The state.
+        path: PathBuf,
+        /// In what it differs.
+        why: &'static str,
+    },
+    /// Somebody has written the image that a VM had left.
+    #[error(
+        "{path} is not what the VM has left there when it ended with its checkpoint: {why}; give it a copy of then, or go on \
+         all the same with --no-disk-guarantee"
+    )]
+    Written {
+        /// The image.
         path: PathBuf,
         /// In what it differs.
         why: &'static str,
@@ -227,6 +248,17 @@ fn freeze_before(
     let state =
         DiskState { mode: about.mode() & 0o7777, ..contents.state(options, how, name, &kept) };
     Ok(Frozen { state, file })
+}
+
+/// What a VM leaves in an image of which no state can be kept: for a VM that ends with its checkpoint.
+///
+/// # Errors
+/// The image cannot be looked at.
+pub fn leave(options: &ImageOptions, contents: &Contents) -> Result<DiskState, SnapshotError> {
+    let path = &options.path;
+    let about = fs::metadata(options.at.as_ref().unwrap_or(path));
+    let about = about.map_err(SnapshotError::of("look at", path))?;
+    Ok(contents.state(options, How::Left, None, &about))
 }
 
 /// An image that is to be frozen.

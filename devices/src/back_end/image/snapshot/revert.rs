@@ -1,6 +1,6 @@
 //! An image as it was at a checkpoint.
 
-use super::super::own::{IMAGES_MAX, is_own};
+use super::super::own::is_own;
 use super::super::record::{GenerationRecord, sync_folder};
 use super::super::{ImageDisk, ImageOptions};
 use super::state::{DiskState, How, abandoned, modified_ns};
@@ -44,7 +44,15 @@ pub fn verify(
     if kept && !options.other_files && !is_own(path, &file) {
         return unlike("the name of its state begins with another name");
     }
-    let changed = |why| Err(SnapshotError::Changed { path: file.clone(), why });
+    let left = state.how == How::Left;
+    let changed = |why| {
+        let path = file.clone();
+        Err(if left {
+            SnapshotError::Written { path, why }
+        } else {
+            SnapshotError::Changed { path, why }
+        })
+    };
     let about = match fs::metadata(&file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(SnapshotError::Missing(file));
@@ -54,7 +62,8 @@ pub fn verify(
     if about.is_file() && about.len() != state.file_bytes {
         return changed("its file has another length");
     }
-    if about.ino() == state.inode && modified_ns(&about) != state.modified_ns {
+    // Whoever has it open for writing may write what is there, to find out alignments.
+    if !left && about.ino() == state.inode && modified_ns(&about) != state.modified_ns {
         return changed("it was written since");
     }
     // Other names than that of the image are told by what it contains.
@@ -94,7 +103,7 @@ pub(super) fn revert_before(
         return Err(SnapshotError::Over);
     }
     verify(options, state, within)?;
-    if matches!(state.how, How::Unchanged | How::Nothing) {
+    if matches!(state.how, How::Unchanged | How::Nothing | How::Left) {
         return Ok(Reverted::default());
     }
     let (path, kept) = (&options.path, state.file_beside(&options.path));
@@ -148,11 +157,7 @@ fn over(
     (path, kept): (&Path, &Path),
     state: &DiskState,
 ) -> Result<File, SnapshotError> {
-    let below = File::open(kept).map_err(SnapshotError::of("open", kept))?;
-    let images = chain::images(path, &below).map_err(SnapshotError::of("read", kept))?;
-    if images.len() >= IMAGES_MAX {
-        return Err(SnapshotError::Deep { path: kept.to_owned(), images: images.len() });
-    }
+    let below = chain::has_room(path, kept)?;
     let about = below.metadata().map_err(SnapshotError::of("look at", kept))?;
     overlay::make(next, kept, state.bytes, (&about, state.mode))
 }
@@ -172,7 +177,7 @@ fn abandon(path: &Path, generation: u64) -> Result<Option<PathBuf>, SnapshotErro
     Ok(None)
 }
 
-fn is_there(path: &Path) -> Result<bool, SnapshotError> {
+pub(super) fn is_there(path: &Path) -> Result<bool, SnapshotError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -23,6 +23,8 @@ pub enum How {
     Unchanged,
     /// It is not kept. After a restore the disk is of another moment than the memory.
     Nothing,
+    /// The image itself, as a VM has left it that ended with its checkpoint. A VM goes on from it once: then it is another one.
+    Left,
 }
 
 /// What is in a disk, as far as one looks.

@@ -8,6 +8,7 @@ use crate::back_end::{Disk, DiskReply, DiskRequest};
 use migrate::saved::{decode, encode};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -214,6 +215,82 @@ fn writer_of_a_former_generation_writes_into_what_was_abandoned() {
         assert!(contents(&options, &abandoned) == of_old);
         assert!(contents(&options, &state.file_beside(&path)) == frozen);
     }
+}
+
+/// All files of a folder, with what is in them.
+fn files(folder: &Folder) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+fn hold_it(options: &ImageOptions, state: &DiskState) -> Result<Held, SnapshotError> {
+    try_again(|| hold(options, Some(state), LIMIT))
+}
+
+#[test]
+fn image_that_somebody_has_open_is_not_held_and_one_that_is_held_is_not_opened() {
+    let folder = Folder::new();
+    let path = folder.image(ImageFormat::Qcow2, BYTES);
+    // The first life of a VM has no record.
+    let (first, next) = (qcow2(&path), with_record(&path, 1));
+    let (disk, _) = disk_with(&first, 1);
+    let state = freeze_closed(&first, disk, "cp").state;
+    let (disk, _) = disk_with(&first, 2);
+    assert_eq!(ask(&disk, DiskRequest::Flush), done());
+    let before = files(&folder);
+    let refused = hold(&next, Some(&state), LIMIT).unwrap_err();
+    assert!(refused.to_string().contains("is in use: end the VM"), "{refused}");
+    assert!(matches!(hold(&next, None, LIMIT), Err(SnapshotError::InUse(_))));
+    drop(disk);
+
+    let held = hold_it(&next, &state).unwrap();
+    let refused = ImageDisk::open(&first);
+    assert!(matches!(refused, Err(ImageError::Locked { .. })), "{refused:?}");
+    assert!(matches!(hold(&next, Some(&state), LIMIT), Err(SnapshotError::InUse(_))));
+    drop(held);
+    let other = DiskState { sample: [0; 32], ..state.clone() };
+    let refused = hold_it(&next, &other).unwrap_err();
+    assert!(matches!(refused, SnapshotError::Changed { .. }), "{refused}");
+    assert!(files(&folder) == before, "somebody has written");
+    revert_to(&next, &state, 1);
+}
+
+fn with_record(path: &Path, generation: u64) -> ImageOptions {
+    ImageOptions { record: Some(Writer { vm: [1; 16], generation }), ..qcow2(path) }
+}
+
+/// A former generation may hang for ever, and finds out by the record before it writes.
+#[test]
+fn image_of_a_former_generation_with_a_record_is_held_and_of_no_other_one() {
+    let folder = Folder::new();
+    let path = folder.image(ImageFormat::Qcow2, BYTES);
+    let old = with_record(&path, 5);
+    let (disk, _) = disk_with(&old, 1);
+    let state = freeze_closed(&old, disk, "cp").state;
+    let (disk, _) = disk_with(&old, 2);
+    assert_eq!(ask(&disk, DiskRequest::Flush), done());
+    let before = files(&folder);
+    hold(&with_record(&path, 6), Some(&state), LIMIT).unwrap();
+    for generation in [4, 5] {
+        let refused = hold(&with_record(&path, generation), Some(&state), LIMIT);
+        assert!(matches!(refused, Err(SnapshotError::Record(_))), "{refused:?}");
+    }
+    let stranger = Some(Writer { vm: [2; 16], generation: 9 });
+    let stranger = ImageOptions { record: stranger, ..qcow2(&path) };
+    let refused = hold(&stranger, Some(&state), LIMIT);
+    assert!(
+        matches!(refused, Err(SnapshotError::Record(RecordError::OtherVm { .. }))),
+        "{refused:?}"
+    );
+    // The very file is not fenced for who uses it as it is.
+    let refused = hold(&with_record(&path, 6), None, LIMIT);
+    assert!(matches!(refused, Err(SnapshotError::InUse(_))), "{refused:?}");
+    assert!(files(&folder) == before, "somebody has written");
+    drop(disk);
+    // A record of somebody who is gone fences nobody who has the image open.
+    let _user = open_again(&qcow2(&path));
+    let refused = hold(&with_record(&path, 6), Some(&state), LIMIT);
+    assert!(matches!(refused, Err(SnapshotError::InUse(_))), "{refused:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //!   closed --open: is it the same?--> opened aside --take_over--> open, for all slices
 //!                                         \--let_go--> closed
 //!   open --freeze: close, keep the state, reopen: an overlay over it--> open
+//!   held (the VM is restored) --put_back: what it was at the checkpoint--> open
 //! ```
 //! A file that was found is opened again, whatever has its name later. But an image that was frozen is another file then: the
 //! host that froze it has that file, and another host takes what has the name if it is an overlay over what it has found.
@@ -14,16 +15,18 @@ use super::super::model::{LentThing, Opening};
 use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, REOPEN_AGAIN, REOPEN_LIMIT, RealPart, Switch};
 use super::super::remote::Remote;
+use super::pending::Pending;
 use super::{DiskSpec, Model, WHAT};
 use crate::slice::one_line;
 use devices::back_end::image::snapshot::{self, Contents, DiskState, Frozen, SnapshotError};
 use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions, RecordError};
 use devices::back_end::sample::{Place, sample};
-use devices::back_end::{Disk, DiskReply, DiskRequest, DiskShape};
+use devices::back_end::{Disk, DiskReply, DiskRequest, DiskShape, SwitchDisk};
 use devices::{Fence, Standing};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
@@ -37,7 +40,11 @@ const LOOK_LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct DiskPart {
     options: ImageOptions,
     /// What was found first. What has the name later is opened only if it is this, or an overlay over it.
-    found: File,
+    found: Mutex<Arc<File>>,
+    /// What was found is the state of a checkpoint: an image is still to be made of it.
+    is_state: AtomicBool,
+    /// What becomes of the image when the guest goes on.
+    pending: Mutex<Option<Pending>>,
     /// The file that was opened last.
     held: Mutex<Arc<File>>,
     /// Opened, and not yet the disk of the VM.
@@ -55,18 +62,40 @@ impl DiskPart {
         let file = file.map_err(|error| {
             OpenError::of(WHAT)(format!("open image {}: {error}", spec.path.display()))
         })?;
-        Self::over(spec, opening, file)
+        let options = spec.options(opening);
+        let held = follow(&options, &file)?;
+        Ok(Self::of(options, (Arc::new(file), held), false))
     }
 
-    /// Has this file.
-    pub(super) fn over(
-        spec: &DiskSpec,
-        opening: &Opening<'_>,
-        found: File,
-    ) -> Result<Self, OpenError> {
-        let options = spec.options(opening);
-        let held = follow(&options, &found)?;
-        Ok(Self { options, found, held: Mutex::new(held), aside: Mutex::default() })
+    /// The same with the state of a checkpoint, of which an image is made later, perhaps by another slice.
+    pub(super) fn of_state(spec: &DiskSpec, opening: &Opening<'_>, state: File) -> Self {
+        let state = Arc::new(state);
+        Self::of(spec.options(opening), (Arc::clone(&state), state), true)
+    }
+
+    fn of(options: ImageOptions, (found, held): (Arc<File>, Arc<File>), is_state: bool) -> Self {
+        let (found, held) = (Mutex::new(found), Mutex::new(held));
+        let (pending, aside) = (Mutex::default(), Mutex::default());
+        Self { options, found, is_state: is_state.into(), pending, held, aside }
+    }
+
+    /// With what becomes of it when the guest goes on.
+    pub(super) fn before(self, pending: Pending) -> Self {
+        Self { pending: Mutex::new(Some(pending)), ..self }
+    }
+
+    /// The guest goes on: the image is what it was at the checkpoint, and open. Does nothing if it is.
+    pub(super) fn put_back(&self, switch: &SwitchDisk) -> Result<(), OpenError> {
+        let Some(pending) = lock(&self.pending).take() else { return Ok(()) };
+        if let Some(file) = pending.put_back(&self.options)?.map(Arc::new) {
+            (*lock(&self.found), *lock(&self.held)) = (Arc::clone(&file), file);
+        }
+        self.is_state.store(false, Ordering::Release);
+        let image = self.open_image(&self.held())?;
+        let carries_on = DiskSpec::carries_on(&image.shape(), &switch.shape());
+        carries_on.map_err(OpenError::of(WHAT))?;
+        switch.open(Arc::new(image));
+        Ok(())
     }
 
     /// The file that was opened last.
@@ -77,6 +106,12 @@ impl DiskPart {
     /// What is to be opened here, after another host may have frozen it.
     fn follow(&self, from: &File) -> Result<Arc<File>, OpenError> {
         follow(&self.options, from)
+    }
+
+    /// What of the image is there before the VM is.
+    fn there(&self) -> Result<Arc<File>, OpenError> {
+        let found = Arc::clone(&lock(&self.found));
+        if self.is_state.load(Ordering::Acquire) { Ok(found) } else { self.follow(&found) }
     }
 
     fn options_at(&self, file: &File) -> ImageOptions {
@@ -97,9 +132,11 @@ impl DiskPart {
 
     /// What it is. It is neither written nor locked.
     pub(super) fn look(&self) -> Result<DiskShape, OpenError> {
-        let file = self.follow(&self.found)?;
+        let file = self.there()?;
         let shape = self.look_at(&file)?.shape();
-        let read_only = self.options.read_only || !is_writable(&file)?;
+        // States are not written; what is made of one is.
+        let written = self.is_state.load(Ordering::Acquire) || is_writable(&file)?;
+        let read_only = self.options.read_only || !written;
         Ok(DiskShape { read_only, discard: !read_only, ..shape })
     }
 
@@ -141,12 +178,14 @@ impl DiskPart {
 
 impl RealPart for DiskPart {
     fn sample(&self) -> Result<String, PartError> {
-        let image = self.look_at(&*self.follow(&self.found)?)?;
+        let image = self.look_at(&*self.there()?)?;
         let sum = sample(&image, &Place::spread(&image.shape()), LOOK_LIMIT)?;
         Ok(sum.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     fn check(&self) -> Result<(), PartError> {
+        // The VM goes on: another slice has made an image of it.
+        self.is_state.store(false, Ordering::Release);
         self.look()?;
         Ok(())
     }
@@ -170,7 +209,8 @@ impl RealPart for DiskPart {
         let ClosedPart::Disk { shape, places, sample: expected } = closed else {
             return Err(PartError::Differs("it is no disk".into()));
         };
-        let file = self.follow(&self.found)?;
+        let found = Arc::clone(&lock(&self.found));
+        let file = self.follow(&found)?;
         let image = self.open_image(&file)?;
         DiskSpec::carries_on(&image.shape(), shape).map_err(PartError::Differs)?;
         if sample(&image, places, within)? != *expected {
@@ -197,13 +237,19 @@ impl RealPart for DiskPart {
     fn freeze(
         &self,
         switch: &Switch,
-        name: &str,
+        (name, leaves): (&str, bool),
         within: Duration,
     ) -> Result<Option<DiskState>, PartError> {
         let ClosedPart::Disk { shape, places, sample } = self.close(switch, within)? else {
             return Err(PartError::Turn);
         };
-        let kept = self.keep(name, &Contents { bytes: shape.bytes(), places, sample });
+        let contents = Contents { bytes: shape.bytes(), places, sample };
+        let kept = match self.keep(name, &contents) {
+            Err(kind) if leaves && kind.is_of_its_kind() => {
+                snapshot::leave(&self.options_at(&self.held()), &contents)
+            }
+            kept => kept,
+        };
         let deadline = Instant::now() + REOPEN_LIMIT;
         while let Err(error) = self.reopen(switch) {
             let over = self.options.fence.look(Fence::now()) == Standing::Over;

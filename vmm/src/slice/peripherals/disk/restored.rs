@@ -1,34 +1,57 @@
-//! An image that is opened as it was at a checkpoint, before anything else of the VM is there.
+//! An image that becomes what it was at a checkpoint.
+//!
+//! ```text
+//!   hold: its state is looked at, others are kept out --all slices have agreed and read their memory--> put_back: reverted, open
+//!           \--the restore is refused: let go of, and no file was changed
+//! ```
 
 use super::super::model::{LentThing, Opening};
 use super::super::open_error::OpenError;
-use super::{DiskSpec, WHAT};
-use devices::back_end::image::ImageOptions;
-use devices::back_end::image::snapshot::{self, DiskState, How};
+use super::pending::{LOOK_LIMIT, Pending};
+use super::{DiskPart, DiskSpec, OpenDisk, WHAT};
+use devices::back_end::SwitchDisk;
+use devices::back_end::image::snapshot::{self, DiskState, How, SnapshotError};
+use devices::back_end::image::{ImageError, ImageOptions};
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::time::Duration;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-/// For a look at a state.
-const LOOK_LIMIT: Duration = Duration::from_secs(10);
+/// For files of a process that has just ended to be closed.
+const FREE_LIMIT: Duration = Duration::from_secs(2);
+const FREE_AGAIN: Duration = Duration::from_millis(20);
 
 impl DiskSpec {
-    /// Makes the image what it was at the checkpoint that the VM is restored from, if it is. What has its name from now on, if
-    /// that is another file.
-    pub(super) fn revert(&self, opening: &Opening<'_>) -> Result<Option<File>, OpenError> {
-        let Some(state) = opening.restored else { return Ok(None) };
-        self.is_lent(opening)?;
-        let options = self.options(opening);
-        let generation = opening.writer.map_or(0, |writer| writer.generation);
-        let reverted = snapshot::revert(&options, state, generation, LOOK_LIMIT);
-        let reverted = reverted.map_err(OpenError::of(WHAT))?;
-        if let Some(abandoned) = &reverted.abandoned {
-            let (path, abandoned) = (self.path.display(), abandoned.display());
-            tracing::warn!(
-                "disk {path} is as it was at the checkpoint; what it was is {abandoned}"
-            );
+    /// Looks at the image of a VM that is restored, and keeps others from using it. It is closed, and no file is changed.
+    pub(super) fn hold(&self, opening: &Opening<'_>) -> Result<OpenDisk, OpenError> {
+        if opening.restored.is_some() {
+            self.is_lent(opening)?;
         }
-        Ok(reverted.file)
+        let (options, state) = (self.options(opening), opening.restored.cloned());
+        let deadline = Instant::now() + FREE_LIMIT;
+        let held = loop {
+            match snapshot::hold(&options, state.as_ref(), LOOK_LIMIT) {
+                // A process that was killed has its locks until the kernel has closed its files, of rings a moment later.
+                Err(SnapshotError::InUse(_) | SnapshotError::Image(ImageError::Locked { .. }))
+                    if Instant::now() < deadline =>
+                {
+                    sleep(FREE_AGAIN);
+                }
+                held => break held.map_err(OpenError::of(WHAT))?,
+            }
+        };
+        let part = match state.as_ref().filter(|state| state.file.is_some()) {
+            Some(state) => {
+                let file = open(&options, state).map_err(OpenError::of(WHAT))?;
+                DiskPart::of_state(self, opening, file)
+            }
+            None => DiskPart::new(self, opening)?,
+        };
+        let switch = Arc::new(SwitchDisk::closed(part.look()?));
+        let generation = opening.writer.map_or(0, |writer| writer.generation);
+        let part = Arc::new(part.before(Pending { state, generation, held }));
+        Ok(OpenDisk { switch, part, moves: opening.moves })
     }
 
     /// The state of an image that another slice reverts, perhaps after this: what has its name is then an overlay over that.

@@ -4,7 +4,9 @@ use super::super::super::model::BackEnd;
 use super::super::DiskFormat;
 use super::*;
 use devices::back_end::SwitchDisk;
+use devices::back_end::image::snapshot::How;
 use devices::back_end::image::{OnFull, Writer};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::id;
@@ -166,8 +168,9 @@ fn open(path: &Path, how: &As<'_>) -> Result<(Arc<SwitchDisk>, Arc<dyn RealPart>
     let mut left = 200;
     loop {
         let opened = with(how, |it| {
-            let spec = spec(path, DiskFormat::Qcow2);
-            spec.revert(it).and_then(|file| spec.open_part(it, file))
+            let open = spec(path, DiskFormat::Qcow2).open_part(it)?;
+            open.go_on()?;
+            Ok(open)
         });
         match opened {
             // Another test is between fork and exec, and has all locks.
@@ -193,7 +196,7 @@ fn read(disk: &dyn Disk, sector: u64) -> u8 {
 }
 
 fn freeze(part: &Arc<dyn RealPart>, disk: &Arc<SwitchDisk>, name: &str) -> DiskState {
-    part.freeze(&Switch::Disk(Arc::clone(disk)), name, LIMIT).unwrap().unwrap()
+    part.freeze(&Switch::Disk(Arc::clone(disk)), (name, false), LIMIT).unwrap().unwrap()
 }
 
 #[test]
@@ -218,7 +221,7 @@ fn disk_goes_on_after_it_was_frozen_and_is_restored_as_it_was() {
     assert_eq!(ask(&*new, write(5, 9)), DiskReply::Done(Vec::new()));
     sleep(Duration::from_millis(101));
     assert_eq!(ask(&*disk, write(5, 8)), DiskReply::Failed);
-    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), "three", LIMIT);
+    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), ("three", false), LIMIT);
     assert!(matches!(refused, Err(PartError::NotDurable)), "{refused:?}");
     assert_eq!(read(&*new, 5), 9);
     drop((disk, part, new));
@@ -234,13 +237,13 @@ fn disk_that_cannot_be_frozen_is_open_as_it_was() {
     fs::write(folder.0.join("disk.mine"), "of a user").unwrap();
     let (disk, part) = open(&path, &PLAIN).unwrap();
     assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
-    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), "mine", LIMIT);
+    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), ("mine", false), LIMIT);
     assert!(matches!(refused, Err(PartError::Snapshot(SnapshotError::Taken(_)))), "{refused:?}");
     assert_eq!(read(&*disk, 5), 1);
     assert_eq!(ask(&*disk, write(6, 2)), DiskReply::Done(Vec::new()));
     freeze(&part, &disk, "other");
     assert_eq!((read(&*disk, 5), read(&*disk, 6)), (1, 2));
-    let nowhere = part.freeze(&Switch::Nothing, "x", LIMIT);
+    let nowhere = part.freeze(&Switch::Nothing, ("x", false), LIMIT);
     assert!(matches!(nowhere, Err(PartError::Turn)));
 }
 
@@ -273,6 +276,96 @@ fn host_that_stands_by_opens_the_overlay_of_a_disk_that_was_frozen_elsewhere() {
     let closed = here.close(&Switch::Disk(disk), LIMIT).unwrap();
     there.open(&closed, LIMIT).unwrap();
     there.let_go();
+}
+
+/// All files of a folder, with what is in them.
+fn files(folder: &Folder) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn image_of_a_vm_that_is_not_restored_stays_as_it_was() {
+    let folder = Folder::new("refused");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    let state = freeze(&part, &disk, "one");
+    assert_eq!(ask(&*disk, write(5, 2)), DiskReply::Done(Vec::new()));
+    assert_eq!(ask(&*disk, DiskRequest::Flush), DiskReply::Done(Vec::new()));
+    let sample = part.sample().unwrap();
+    let before = files(&folder);
+    let writer = Some(Writer { vm: [3; 16], generation: 1 });
+    let restored = As { writer, restored: Some(&state), ..PLAIN };
+    let spec = spec(&path, DiskFormat::Qcow2);
+    let refused = one_line(&with(&restored, |it| spec.open_part(it)).unwrap_err());
+    assert!(refused.contains("is in use"), "it is open: {refused}");
+    drop((disk, part));
+    let all_locks = |error: &OpenError| one_line(error).contains("is in use");
+    let open_disk = loop {
+        match with(&restored, |it| spec.open_part(it)) {
+            Err(error) if all_locks(&error) => sleep(Duration::from_millis(5)),
+            opened => break opened.unwrap(),
+        }
+    };
+    // What other slices are told of it is of the state.
+    assert!(!open_disk.switch.shape().read_only && open_disk.switch.behind().is_none());
+    assert_ne!(open_disk.part.sample().unwrap(), sample);
+    let (told, answer) = channel();
+    open_disk.switch.submit(write(7, 3), Box::new(move |reply| told.send(reply).unwrap()));
+    // Some other slice has not agreed.
+    drop(open_disk);
+    assert_eq!(answer.recv(), Ok(DiskReply::Failed));
+    assert!(files(&folder) == before, "somebody has written");
+
+    let (disk, _) = open(&path, &restored).unwrap();
+    assert_eq!((read(&*disk, 5), read(&*disk, 7)), (1, 0));
+    assert!(folder.0.join("disk.abandoned-1").exists());
+}
+
+/// Where blocks cannot be shared a raw image has no state but itself.
+#[test]
+fn raw_image_that_a_vm_has_left_is_compared_when_it_goes_on() {
+    let folder = Folder::new("left");
+    let path = folder.0.join("disk");
+    fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let device = spec(&path, DiskFormat::Raw);
+    let disk = with(&PLAIN, |opening| device.open_part(opening).unwrap());
+    assert_eq!(ask(&*disk.switch, write(777, 7)), DiskReply::Done(Vec::new()));
+    let switch = Switch::Disk(Arc::clone(&disk.switch));
+    let state = disk.part.freeze(&switch, ("one", true), LIMIT).unwrap().unwrap();
+    if state.how == How::Clone {
+        needs::skip("files here can share blocks");
+        return;
+    }
+    assert_eq!((state.how, &state.file), (How::Left, &None));
+    let refused = disk.part.freeze(&switch, ("two", false), LIMIT).unwrap_err();
+    assert!(one_line(&refused).contains("(--end)"), "{refused}");
+    drop((disk, switch));
+    let writer = Some(Writer { vm: [3; 16], generation: 1 });
+    let restored = As { writer, restored: Some(&state), ..PLAIN };
+    let go_on = || loop {
+        let opened = with(&restored, |it| device.open_part(it)).and_then(|disk| {
+            disk.go_on()?;
+            Ok(disk)
+        });
+        match opened {
+            Err(error) if one_line(&error).contains("in use") => sleep(Duration::from_millis(5)),
+            opened => return opened,
+        }
+    };
+    let disk = go_on().unwrap();
+    assert_eq!((read(&*disk.switch, 777), read(&*disk.switch, 5)), (7, 1));
+    drop(disk);
+    // Nothing was written.
+    drop(go_on().unwrap());
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[777 * 512 + 9] = 8;
+    fs::write(&path, bytes).unwrap();
+    let refused = one_line(&go_on().unwrap_err());
+    assert!(refused.contains("contains something else"), "{refused}");
+    assert!(refused.contains("--no-disk-guarantee"), "{refused}");
 }
 
 #[test]
