@@ -23,7 +23,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_tessera");
 const REFUSED: i32 = 2;
 /// Exit status when a slice is lost.
 const LOST: i32 = 5;
-const KEY: &str = "vm.key";
+pub(crate) const KEY: &str = "vm.key";
 const KERNEL: &str = "kernel";
 
 /// A folder that goes away with its test.
@@ -177,6 +177,10 @@ impl Process {
         let child = command.stderr(stderr).spawn().unwrap();
         let (_, lines) = channel();
         Self { child, lines }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Sends a signal to this process.
