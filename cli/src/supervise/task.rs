@@ -5,6 +5,7 @@ use anyhow::Result;
 use checkpoint::{Checkpoint, CheckpointError, Key};
 use migrate::supervise::Cause;
 use std::collections::BTreeSet;
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -87,6 +88,8 @@ pub(super) fn cause(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> Cause
         Exit::Status(0 | 3 | 7 | 8) => Cause::Wanted,
         Exit::Status(2) => match from.map(|path| verify(path, key)) {
             None | Some(Ok(())) => Cause::Refused,
+            // A server that does not answer may do so later.
+            Some(Err(CheckpointError::Io { source, .. })) if !is_missing(&source) => Cause::Refused,
             Some(Err(error)) => {
                 let path = from.unwrap_or(Path::new("")).display();
                 tracing::error!("{path} cannot be gone on from: {:#}", anyhow::Error::from(error));
@@ -96,6 +99,11 @@ pub(super) fn cause(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> Cause
         Exit::Status(4) => Cause::Panicked,
         Exit::Status(_) | Exit::Signal(_) => Cause::Lost,
     }
+}
+
+/// Whether a file is not there, or ends too early.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof)
 }
 
 fn verify(path: &Path, key: Option<&Key>) -> Result<(), CheckpointError> {

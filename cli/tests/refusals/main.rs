@@ -15,6 +15,9 @@ mod clocks;
 mod devices;
 mod ends;
 mod files;
+#[path = "../../../vmm/tests/kvm_two_slices/guest.rs"]
+#[expect(dead_code, reason = "what other tests look at")]
+mod guest;
 mod panics;
 mod peers;
 mod supervise;

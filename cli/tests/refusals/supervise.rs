@@ -1,6 +1,7 @@
 //! A VM that is lost goes on by itself, and one that has ended stays so. The guests print `A` when they begin, and another letter
 //! now and then: whoever prints `A` again has not gone on.
 
+use crate::guest;
 use crate::support::{Companion, Folder, KEY, PATIENCE, Process, can_share, has_kvm, kernel_of};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -27,7 +28,11 @@ fn letters() -> Vec<u8> {
 }
 
 fn start(folder: &Folder, own: &[&str], slices: &[&str]) -> Process {
-    folder.file("guest", &letters());
+    start_guest(folder, &letters(), own, slices)
+}
+
+fn start_guest(folder: &Folder, guest: &[u8], own: &[&str], slices: &[&str]) -> Process {
+    folder.file("guest", guest);
     let policy = "restart=every:1,keep:2";
     let fixed =
         ["--kernel", "guest", "--control", "vm.sock", "--checkpoints", ".", "--lease", "400"];
@@ -47,8 +52,8 @@ fn supervised(folder: &Folder) -> (Process, String) {
     (process, address)
 }
 
-fn companion(folder: &Folder) -> Companion {
-    let words = [&Companion::arguments()[..], &["--checkpoints", "."]].concat();
+fn companion(folder: &Folder, own: &[&str]) -> Companion {
+    let words = [&Companion::arguments()[..], &["--checkpoints", "."], own].concat();
     Companion::run(&mut folder.tessera(&words))
 }
 
@@ -119,7 +124,7 @@ fn kvm_vm_goes_on_on_a_spare_and_then_on_what_is_left() {
         return;
     }
     let folder = Folder::new();
-    let (first, spare) = (companion(&folder), companion(&folder));
+    let (first, spare) = (companion(&folder, &[]), companion(&folder, &[]));
     let reserve = spare.address.to_string();
     let own = ["--spare", &reserve, "--fits", "cpus=2,memory=64M"];
     let vm = start(&folder, &own, &["local,cpus=1,memory=32M", &first.slice(1, "32M")]);
@@ -136,6 +141,44 @@ fn kvm_vm_goes_on_on_a_spare_and_then_on_what_is_left() {
     vm.line_with(RUNS);
     vm.line_with(SAVED);
     went_on(vm);
+}
+
+/// Both vCPUs of the guest write to the disk all the time and compare what they read. One of them is on the slice that has the disk,
+/// which is stopped; the disk and the vCPU are elsewhere when it goes on.
+#[test]
+fn kvm_slice_that_stood_still_writes_nothing_when_it_goes_on() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let lend = ["--lend", "disk:rw:disk.qcow2"];
+    let (first, spare) = (companion(&folder, &lend), companion(&folder, &lend));
+    let reserve = spare.address.to_string();
+    let own = ["--spare", &reserve, "--disk", "disk.qcow2,format=qcow2,slice=1"];
+    let slices = ["local,cpus=1,memory=16M", &first.slice(1, "16M")];
+    let vm = start_guest(&folder, &guest::image(guest::Disk::Writes), &own, &slices);
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    first.process.signal(Signal::STOP);
+    vm.line_with("slice1 is lost");
+    assert!(vm.line_with(GOES_ON).ends_with(&reserve));
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    // What the disk was until then; the slice that stands still has it open.
+    let abandoned = folder.named("disk.qcow2.abandoned-");
+    let before = fs::read(&abandoned).unwrap();
+    first.process.signal(Signal::CONT);
+    let end = first.process.end();
+    assert_eq!(end.status, Some(6), "{end:?}");
+    assert_eq!(fs::read(&abandoned).unwrap(), before);
+    vm.line_with(SAVED);
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!(end.status, Some(0), "{end:?}");
+    assert_eq!(end.output.bytes().last(), Some(guest::AGREE), "{end:?}");
+    let wrong = [guest::DIFFER, guest::EXCEPTION, guest::NOT_READ];
+    assert!(!end.output.bytes().any(|letter| wrong.contains(&letter)), "{end:?}");
 }
 
 #[test]

@@ -66,6 +66,14 @@ impl Folder {
         names
     }
 
+    /// The file whose name begins so.
+    pub(crate) fn named(&self, begin: &str) -> PathBuf {
+        let is_so = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin))
+        };
+        self.names().into_iter().find(is_so).unwrap_or_else(|| panic!("there is no {begin}..."))
+    }
+
     /// The binary with arguments.
     pub(crate) fn tessera(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(BINARY);
