@@ -129,9 +129,8 @@ impl Plan {
         let room = self.room?;
         let is_left_out = |slice: u16| left_out.contains(&slice);
         let is_there = |slice: &u16| *slice < self.count() && !is_left_out(*slice);
-        let reached = |device: &DeviceReach| {
-            is_there(&device.slice) || device.standby.iter().any(is_there)
-        };
+        let reached =
+            |device: &DeviceReach| is_there(&device.slice) || device.standby.iter().any(is_there);
         if !self.devices.iter().all(reached) {
             return None;
         }
