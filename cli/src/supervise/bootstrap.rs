@@ -41,7 +41,7 @@ Example: as tessera bootstrap, with checkpoints each minute in a folder that all
 and on each other host, with its own address:
   tessera supervise companion --listen 10.9.0.2:7100 --checkpoints /srv/checkpoints --secret-file vm.key
 
-Its exit status is that of the bootstrap that ended last.";
+Its exit status is that of the bootstrap that ended last, or 8 if it is stopped while none runs.";
 
 /// Starts again in a row without a new checkpoint.
 const RESTARTS_MAX: usize = 5;
@@ -175,15 +175,17 @@ impl Driver {
         let numbers = (0..).take(plan.slices.len()).collect::<Vec<u16>>();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let policy = policy(&on_lost, (bootstrap.lease, patience.saturating_mul(1000)));
+        let words = without(&std::env::args_os().skip(3).collect::<Vec<_>>(), &OWN, &[]);
+        let has_clock = without(&words, &["clock"], &[]) != words;
         let shelf = if given.is_some() { Shelf::given(0) } else { Shelf::default() };
         Ok(Self {
             machine: Supervisor::new(policy, plan, shelf, 1),
             policy: on_lost,
-            words: without(&std::env::args_os().skip(3).collect::<Vec<_>>(), &OWN, &[]),
+            words,
             hosts: (1..).zip(others).collect(),
             limit,
             has_devices: !devices.is_empty(),
-            has_clock: given.is_some(),
+            has_clock,
             control,
             folder,
             prefix: format!("supervised-{since}-"),
@@ -221,7 +223,8 @@ impl Driver {
         }
         let reason = self.over.unwrap_or(Reason::Stopped);
         log::say(&format!("supervisor: {reason}"));
-        Ok(self.last.map_or(STOPPED, Exit::status))
+        let last = self.last.filter(|_| reason != Reason::Stopped);
+        Ok(last.map_or(STOPPED, Exit::status))
     }
 
     fn take(&mut self, event: Event) -> Verdict {
@@ -398,7 +401,8 @@ impl Driver {
 
     fn slice(&self, place: &Place) -> String {
         let Share { vcpus, spare_vcpus, memory } = place.share;
-        let at = self.hosts.get(&place.host).map_or("local".to_owned(), ToString::to_string);
+        let at =
+            self.hosts.get(&place.host).map_or_else(|| "local".to_owned(), ToString::to_string);
         format!("{at},cpus={vcpus},max-cpus={},memory={memory}", vcpus + spare_vcpus)
     }
 

@@ -84,20 +84,21 @@ impl Save {
 /// What the end of a bootstrap means. One that was refused is asked why: whether each byte of its checkpoint is as it was
 /// written.
 pub(super) fn cause(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> Cause {
-    match exit {
-        Exit::Status(0 | 3 | 7 | 8) => Cause::Wanted,
-        Exit::Status(2) => match from.map(|path| verify(path, key)) {
-            None | Some(Ok(())) => Cause::Refused,
+    match (exit, from) {
+        (Exit::Status(0 | 3 | 7 | 8), _) => Cause::Wanted,
+        (Exit::Status(2), None) => Cause::Refused,
+        (Exit::Status(2), Some(path)) => match verify(path, key) {
+            Ok(()) => Cause::Refused,
             // A server that does not answer may do so later.
-            Some(Err(CheckpointError::Io { source, .. })) if !is_missing(&source) => Cause::Refused,
-            Some(Err(error)) => {
-                let path = from.unwrap_or(Path::new("")).display();
-                tracing::error!("{path} cannot be gone on from: {:#}", anyhow::Error::from(error));
+            Err(CheckpointError::Io { source, .. }) if !is_missing(&source) => Cause::Refused,
+            Err(error) => {
+                let (path, error) = (path.display(), anyhow::Error::from(error));
+                tracing::error!("{path} cannot be gone on from: {error:#}");
                 Cause::Damaged
             }
         },
-        Exit::Status(4) => Cause::Panicked,
-        Exit::Status(_) | Exit::Signal(_) => Cause::Lost,
+        (Exit::Status(4), _) => Cause::Panicked,
+        (Exit::Status(_) | Exit::Signal(_), _) => Cause::Lost,
     }
 }
 

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use lab::{Command, Event, Host, HostNumber, Lab, RemoteProcess, Stream};
 
@@ -30,7 +30,7 @@ use crate::vm::scenario::{Scenario, finish, listens_at};
 
 /// A VM goes on from what it was at most so long ago.
 const POLICY: &str = "restart=every:10,keep:2";
-/// What the VM may take beyond its lease to run again.
+/// What the VM may take beyond its lease to run again, once its loss is noticed.
 const BACK_LIMIT: Duration = Duration::from_secs(10);
 /// After that it is not waited for any more.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -121,7 +121,7 @@ pub fn run(options: &LostOptions) -> Result<ExitCode> {
     let limit = (lease(&vm) + BACK_LIMIT).as_secs_f64();
     let late = times.iter().filter(|time| **time > limit).count();
     println!(
-        "{vms} VMs, {bad} of them bad; {} losses, the VM ran again after p50 {:.1} s, longest {:.1} s, {late} of them later than \
+        "{vms} VMs, {bad} of them bad; {} losses, the VM ran again after they were noticed: p50 {:.1} s, longest {:.1} s, {late} of them later than \
          {limit:.1} s",
         times.len(),
         time(50),
@@ -141,7 +141,7 @@ struct Life<'a> {
     rig: &'a Rig,
     lab: &'a Lab,
     plan: &'a mut Plan,
-    /// Seconds from each loss until the VM ran again.
+    /// Seconds from when each loss was noticed until the VM ran again.
     times: &'a mut Vec<f64>,
 }
 
@@ -162,6 +162,8 @@ enum News {
     Sign,
     Runs,
     Saved,
+    /// One of its processes has ended.
+    Ended,
     Begins,
     Over,
 }
@@ -209,6 +211,8 @@ fn of_line(line: &str) -> Option<News> {
     let (_, said) = line.split_once("supervisor: ")?;
     if said == "the VM runs" {
         Some(News::Runs)
+    } else if said.starts_with("the VM has ended (") {
+        Some(News::Ended)
     } else if said.starts_with("the VM goes on from ") || said.starts_with("the VM begins") {
         Some(News::Begins)
     } else if said.starts_with("checkpoint ") && said.ends_with(" is there") {
@@ -311,29 +315,49 @@ impl Life<'_> {
         told(&host, &["kill", &format!("-{signal}"), &process])?;
         let lost = Instant::now();
         self.rig.say(&format!("slice {slice} on host {}: SIG{signal}", host.number()));
+        if !seen.wait(self.rig, News::Ended, PATIENCE)? {
+            return Ok(None);
+        }
+        // Of a slice that stands still only its silence tells.
+        let noticed = lost.elapsed();
         if !seen.wait(self.rig, News::Begins, PATIENCE)? {
             return Ok(None);
         }
         seen.output.killed();
-        let (mut runs, mut sign) = (None, None);
-        while runs.is_none() || sign.is_none() {
+        let (mut runs, mut sign, mut saved) = (None, None, false);
+        // A test may say nothing for minutes. A checkpoint is a sign of life as well: its vCPUs have come to rest.
+        while runs.is_none() || (sign.is_none() && !saved) {
             match seen.next(self.rig)? {
                 News::Runs => drop(runs.get_or_insert_with(|| lost.elapsed())),
                 News::Sign => drop(sign.get_or_insert_with(|| lost.elapsed())),
                 News::Begins => self.rig.say("it was started once more"),
+                News::Ended => {}
                 News::Over => break,
-                News::Saved | News::Nothing => {}
+                News::Saved => saved = true,
+                News::Nothing => {}
             }
             ensure!(lost.elapsed() < PATIENCE, "the VM is not back after {PATIENCE:?}");
         }
-        self.rig.say(&format!("runs after {runs:.1?}, the guest says something after {sign:.1?}"));
+        let seconds = |time: Option<Duration>| {
+            time.map_or_else(
+                || "(not yet)".to_owned(),
+                |time| format!("{:.1} s", time.as_secs_f64()),
+            )
+        };
+        self.rig.say(&format!(
+            "noticed after {}, the VM runs after {}, the guest says something after {}",
+            seconds(Some(noticed)),
+            seconds(runs),
+            seconds(sign)
+        ));
         if harm == Harm::Stop {
             told(&host, &["kill", "-CONT", &process])?;
             let gone = format!("while kill -0 {process} 2>/dev/null; do sleep 0.2; done");
             let ended = told(&host, &["timeout", END_LIMIT, "sh", "-c", &gone]);
             ended.context("a slice that was stopped goes on and does not end")?;
         }
-        runs.map(Some).ok_or_else(|| anyhow!("the VM ended before it ran again"))
+        let runs = runs.context("the VM ended before it ran again")?;
+        Ok(Some(runs.saturating_sub(noticed)))
     }
 }
 
@@ -367,6 +391,8 @@ mod tests {
     fn lines_of_a_supervisor_are_told_apart() {
         let news = |said: &str| of_line(&format!("tessera: supervisor: {said}"));
         assert_eq!(news("the VM runs"), Some(News::Runs));
+        assert_eq!(news("the VM has ended (status 5); it is"), Some(News::Ended));
+        assert_eq!(news("the VM has ended"), None);
         assert_eq!(news("the VM begins: slice 0 here"), Some(News::Begins));
         assert_eq!(news("the VM goes on from /a/b: slice 0 here"), Some(News::Begins));
         assert_eq!(news("checkpoint /a/b is there"), Some(News::Saved));
