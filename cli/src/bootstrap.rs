@@ -3,7 +3,7 @@
 use crate::devices::Devices;
 use crate::local::Local;
 use crate::report::ReportFile;
-use crate::restore::{self, Restore};
+use crate::restore::{self, Restore, renumbered};
 use crate::signals;
 use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
@@ -41,13 +41,13 @@ pub(crate) struct Arguments {
         required_unless_present = "restore",
         verbatim_doc_comment
     )]
-    slices: Vec<SliceArgument>,
+    pub(crate) slices: Vec<SliceArgument>,
     /// File with the VM's secret; needed with companions, and for slices to join later (tessera vm add)
     ///
     /// It has 16 to 4096 bytes, is the same on all hosts, and only its owner may read it.
     /// One newline at its end does not count.
     #[arg(long, value_name = "FILE")]
-    secret_file: Option<PathBuf>,
+    pub(crate) secret_file: Option<PathBuf>,
     /// Kernel of the guest: bzImage or ELF
     #[arg(
         long,
@@ -114,7 +114,7 @@ pub(crate) struct Arguments {
     hold: (u64, u64),
     /// End the VM after so many seconds
     #[arg(long, value_name = "SECONDS")]
-    limit: Option<u64>,
+    pub(crate) limit: Option<u64>,
     /// The guest's time to shut down after the first SIGTERM or SIGINT, which presses its power button
     ///
     /// A second signal, or the end of this time, ends the VM without the guest.
@@ -125,7 +125,7 @@ pub(crate) struct Arguments {
     sample: Option<u32>,
     /// A slice that is silent for so many milliseconds is lost; 20 to 3,600,000
     #[arg(long, default_value_t = 3000, value_name = "MILLISECONDS")]
-    lease: u64,
+    pub(crate) lease: u64,
     /// What carries frames between all slices, best first: tcp, rdma, shm, or several with commas
     ///
     /// - `tcp`: TCP connections.
@@ -156,12 +156,15 @@ pub(crate) struct Arguments {
         verbatim_doc_comment
     )]
     rdma_memory: RdmaMemory,
+    /// Which slice of the VM as its devices are given each slice is now; a supervisor says so when it has left some out
+    #[arg(long, hide = true, value_name = "NUMBERS", value_delimiter = ',')]
+    slices_were: Vec<u16>,
     #[command(flatten)]
-    restore: Restore,
+    pub(crate) restore: Restore,
     #[command(flatten)]
-    devices: Devices,
+    pub(crate) devices: Devices,
     #[command(flatten)]
-    local: Local,
+    pub(crate) local: Local,
 }
 
 /// What the guest's kernel is told about vCPUs of other hosts.
@@ -193,6 +196,7 @@ pub(crate) fn window(text: &str) -> Result<(u64, u64), String> {
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
+    arguments.local.stay_with_supervisor()?;
     let stop = signals::listen()?;
     let (local, remote) = arguments.slices.split_at(arguments.slices.len().min(1));
     if local.iter().any(|slice| slice.address.is_some())
@@ -223,12 +227,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         clock_rate: arguments.guest_clock_rate,
         timer_spacing: arguments.timer_spacing,
         hold_us: arguments.hold,
-        devices: arguments.devices.specs(),
+        devices: renumbered(arguments.devices.specs(), &arguments.slices_were),
     };
     let (spec, start) = match (arguments.restore.options(), arguments.kernel) {
         (Some(restore), _) => {
-            let interrupts = arguments.interrupts;
-            let spec = restore::spec(&restore, secret.as_ref(), asked, interrupts)?;
+            let (interrupts, were) = (arguments.interrupts, &arguments.slices_were);
+            let spec = restore::spec(&restore, secret.as_ref(), asked, (interrupts, were))?;
             (spec, Start::Restore(restore))
         }
         (None, Some(kernel)) => {

@@ -1,8 +1,11 @@
 //! What both roles are told about their own process.
 
 use crate::slices::bytes;
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use dsm::{Mechanism, Mechanisms, Memory};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use std::fs;
 use std::path::PathBuf;
 use vmm::crash::plan_panic;
 use vmm::slice::{ClockTest, LocalOptions, Offer, OnFull};
@@ -44,14 +47,17 @@ pub(crate) struct Local {
     offer_memory: Option<u64>,
     /// Create the control socket of this slice there, for tessera trace, counters, tune and, on the slice that coordinates the VM, vm
     #[arg(long, value_name = "PATH")]
-    control: Option<PathBuf>,
+    pub(crate) control: Option<PathBuf>,
     /// Folder for the parts of checkpoints that another slice has this one write (tessera vm checkpoint), and from which a
     /// companion reads when a VM goes on from one (--restore). All slices reach the same files by it
     #[arg(long, value_name = "DIR")]
-    checkpoints: Option<PathBuf>,
+    pub(crate) checkpoints: Option<PathBuf>,
     /// What follows when the file system of an image on this host is full; both are logged
     #[arg(long, value_enum, default_value_t = WhenFull::Report)]
     on_full: WhenFull,
+    /// End when this process, which has started this one, ends
+    #[arg(long, hide = true, value_name = "PROCESS")]
+    supervised_by: Option<i32>,
     /// Leave an optional mechanism of the memory engine out, to measure what it is worth; may be repeated
     #[arg(long, hide = true, value_name = "NAME")]
     without: Vec<Mechanism>,
@@ -83,6 +89,22 @@ enum WhenFull {
 enum Switch {
     On,
     Off,
+}
+
+impl Local {
+    /// Has this process end with the one that supervises it, if there is one: nobody else would know of it.
+    pub(crate) fn stay_with_supervisor(&self) -> Result<()> {
+        let Some(supervisor) = self.supervised_by else { return Ok(()) };
+        let kill = set_parent_process_death_signal(Some(Signal::KILL));
+        kill.context("ask for the end with the supervisor")?;
+        // It may have ended before.
+        if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(supervisor) {
+            bail!("the supervisor has ended");
+        }
+        // It was started by another name. Whoever looks for processes may be content with that.
+        let _ = fs::write("/proc/self/comm", "tessera");
+        Ok(())
+    }
 }
 
 impl From<Local> for LocalOptions {

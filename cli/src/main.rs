@@ -17,6 +17,7 @@ mod restore;
 mod signals;
 mod slice_key;
 mod slices;
+mod supervise;
 mod trace;
 mod tune;
 mod vm;
@@ -65,6 +66,8 @@ enum Role {
     /// Give vCPUs, memory and devices of this host to a VM that another host starts, or has started (tessera vm add).
     #[command(after_long_help = companion::EXAMPLE)]
     Companion(companion::Arguments),
+    /// Run a slice, and start it again when its VM is lost: with the bootstrap's slice the VM goes on from a checkpoint by itself.
+    Supervise(supervise::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
     Trace(trace::Arguments),
     /// Print what running slices' memory engines have counted, as JSON, a line for each slice.
@@ -87,6 +90,14 @@ enum Role {
     /// Print docs/options.md.
     #[command(hide = true)]
     MarkdownHelp,
+}
+
+/// What a subcommand comes to.
+enum End {
+    Slice(Ending),
+    /// The exit status of the slice that it has supervised.
+    Supervisor(u8),
+    Done,
 }
 
 fn main() -> ExitCode {
@@ -116,20 +127,22 @@ fn run() -> ExitCode {
         .with_target(false)
         .init();
     let result = match arguments.role {
-        Role::Bootstrap(arguments) => bootstrap::run(arguments).map(Some),
-        Role::Companion(arguments) => companion::run(&arguments).map(Some),
-        Role::Trace(arguments) => trace::run(&arguments).map(|()| None),
-        Role::Counters(arguments) => counters::run(&arguments).map(|()| None),
-        Role::Tune(arguments) => tune::run(&arguments).map(|()| None),
-        Role::Vm(arguments) => vm::run(&arguments).map(|()| None),
-        Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| None),
-        Role::Checkpoint(arguments) => checkpoint::run(&arguments).map(|()| None),
-        Role::CheckForms { forms } => check_forms(&forms).map(|()| None),
-        Role::MarkdownHelp => print_reference().map(|()| None),
+        Role::Bootstrap(arguments) => bootstrap::run(arguments).map(End::Slice),
+        Role::Companion(arguments) => companion::run(&arguments).map(End::Slice),
+        Role::Supervise(arguments) => supervise::run(arguments).map(End::Supervisor),
+        Role::Trace(arguments) => trace::run(&arguments).map(|()| End::Done),
+        Role::Counters(arguments) => counters::run(&arguments).map(|()| End::Done),
+        Role::Tune(arguments) => tune::run(&arguments).map(|()| End::Done),
+        Role::Vm(arguments) => vm::run(&arguments).map(|()| End::Done),
+        Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| End::Done),
+        Role::Checkpoint(arguments) => checkpoint::run(&arguments).map(|()| End::Done),
+        Role::CheckForms { forms } => check_forms(&forms).map(|()| End::Done),
+        Role::MarkdownHelp => print_reference().map(|()| End::Done),
     };
     match result {
-        Ok(Some(ending)) => finish(&ending),
-        Ok(None) => ExitCode::SUCCESS,
+        Ok(End::Slice(ending)) => finish(&ending),
+        Ok(End::Supervisor(status)) => ExitCode::from(status),
+        Ok(End::Done) => ExitCode::SUCCESS,
         Err(error) => {
             // A name of a file, or a peer, may bring line breaks along.
             log::say(&joined(&format!("{error:#}")));

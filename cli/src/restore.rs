@@ -16,13 +16,13 @@ pub(crate) struct Restore {
     /// - Companions are started with `--checkpoints DIR`, where DIR has the checkpoint's folder.
     /// - Devices are those of the VM. If any is given, all are: of the same kinds, in the same order.
     #[arg(long, value_name = "FOLDER", verbatim_doc_comment)]
-    restore: Option<PathBuf>,
+    pub(crate) restore: Option<PathBuf>,
     /// What the guest's clock shows first when the VM goes on from a checkpoint
     #[arg(long, value_enum, default_value_t = Clock::Keep, requires = "restore")]
     clock: Clock,
     /// Accept a checkpoint that was written without the VM's secret
     #[arg(long, requires = "restore")]
-    unauthenticated: bool,
+    pub(crate) unauthenticated: bool,
     /// Go on although a disk of which the checkpoint has no state is not what the VM has left there
     #[arg(long, requires = "restore")]
     no_disk_guarantee: bool,
@@ -49,18 +49,20 @@ impl Restore {
     }
 }
 
-/// The VM in a checkpoint on these slices, or on one, and with these devices and interrupts, or with those that it had.
+/// The VM in a checkpoint on these slices, or on one, and with these devices and interrupts, or with those that it had; `were`
+/// says which slice of the checkpoint each slice is, if anything.
 pub(crate) fn spec(
     restore: &RestoreOptions,
     secret: Option<&Secret>,
     asked: VmSpec,
-    interrupts: Option<Interrupts>,
+    (interrupts, were): (Option<Interrupts>, &[u16]),
 ) -> Result<VmSpec> {
     let secret = secret.filter(|_| !restore.unauthenticated);
     let saved = saved_spec(&restore.path, secret).context("read the checkpoint")?;
     let slices = if asked.slices.is_empty() { vec![whole(&saved)] } else { asked.slices };
     let devices = if asked.devices.is_empty() {
-        saved.devices.into_iter().map(|device| placed(device, slices.len())).collect()
+        let devices = renumbered(saved.devices, were).into_iter();
+        devices.map(|device| placed(device, slices.len())).collect()
     } else {
         asked.devices
     };
@@ -76,6 +78,14 @@ fn whole(spec: &VmSpec) -> SliceSpec {
         spare_vcpus: all(|slice| slice.spare_vcpus),
         memory: spec.slices.iter().map(|slice| slice.memory).sum(),
     }
+}
+
+/// The same devices where slices have other numbers, if anybody says so.
+pub(crate) fn renumbered(devices: Vec<DeviceSpec>, were: &[u16]) -> Vec<DeviceSpec> {
+    if were.is_empty() {
+        return devices;
+    }
+    devices.iter().map(|device| device.renumbered(were)).collect()
 }
 
 /// A device where it was, or, if there are not so many slices, at the first one.

@@ -17,6 +17,7 @@ mod placement;
 pub mod plan;
 mod planted;
 pub mod saved;
+pub mod supervise;
 
 pub use owner::{AdvanceError, PlacementOwner, PlacementView, Route};
 pub use placement::{

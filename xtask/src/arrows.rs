@@ -13,7 +13,14 @@ use crate::workspace;
 const ALLOWED: [(&str, &[&str]); 9] = [
     (
         "tessera",
-        &["tessera-vmm", "tessera-checkpoint", "tessera-dsm", "tessera-transport", "tessera-wire"],
+        &[
+            "tessera-vmm",
+            "tessera-checkpoint",
+            "tessera-dsm",
+            "tessera-migrate",
+            "tessera-transport",
+            "tessera-wire",
+        ],
     ),
     (
         "tessera-vmm",

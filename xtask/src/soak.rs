@@ -10,6 +10,7 @@ use scenarios::soak::checkpoint::{self, CheckpointOptions};
 use scenarios::soak::device::{self, DeviceOptions};
 use scenarios::soak::guest::{self, GuestOptions};
 use scenarios::soak::kill::{self, KillOptions};
+use scenarios::soak::lost::{self, LostOptions};
 use scenarios::soak::migrate::{self, MigrateOptions};
 use scenarios::soak::pause::{self, PauseOptions};
 use scenarios::soak::vcpus::{self, VcpusOptions};
@@ -33,6 +34,9 @@ pub(crate) enum SoakVerb {
     /// Write the VM down while its guest runs its tests, and go on from it on other slices, again and again: all tests pass, and
     /// what a slice that was killed leaves half-written is refused
     Checkpoint(CheckpointOptions),
+    /// Kill a slice of a supervised VM, or stop it and have it go on later, again and again: the VM is back by itself, its tests
+    /// pass, and what was stopped ends
+    Lost(LostOptions),
     /// A guest gets a vCPU more and gives it back by ACPI, again and again; it runs programs there, and its kernel has nothing
     /// to complain of
     Vcpus(VcpusOptions),
@@ -50,6 +54,7 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
         SoakVerb::Pause(options) => pause::run(options),
         SoakVerb::Migrate(options) => migrate::run(options),
         SoakVerb::Checkpoint(options) => checkpoint::run(options),
+        SoakVerb::Lost(options) => lost::run(options),
         SoakVerb::Vcpus(options) => vcpus::run(options),
         SoakVerb::GuestKill(options) => guest::run(options),
         SoakVerb::DeviceSlice(options) => device::run(options),

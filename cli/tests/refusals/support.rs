@@ -23,7 +23,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_tessera");
 const REFUSED: i32 = 2;
 /// Exit status when a slice is lost.
 const LOST: i32 = 5;
-const KEY: &str = "vm.key";
+pub(crate) const KEY: &str = "vm.key";
 const KERNEL: &str = "kernel";
 
 /// A folder that goes away with its test.
@@ -64,6 +64,14 @@ impl Folder {
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
         names.sort();
         names
+    }
+
+    /// The file whose name begins so.
+    pub(crate) fn named(&self, begin: &str) -> PathBuf {
+        let is_so = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin))
+        };
+        self.names().into_iter().find(is_so).unwrap_or_else(|| panic!("there is no {begin}..."))
     }
 
     /// The binary with arguments.
@@ -177,6 +185,10 @@ impl Process {
         let child = command.stderr(stderr).spawn().unwrap();
         let (_, lines) = channel();
         Self { child, lines }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Sends a signal to this process.

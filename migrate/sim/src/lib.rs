@@ -5,5 +5,6 @@
 pub mod checkpoint;
 pub mod cut;
 pub mod handover;
+pub mod supervise;
 
 pub use model_check::full;

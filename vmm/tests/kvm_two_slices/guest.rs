@@ -485,3 +485,25 @@ pub(crate) fn image(disk: Disk) -> Vec<u8> {
     file.extend(memory);
     file
 }
+
+/// A qcow2 image (version 3) of an empty disk of 1 MiB: head, table and block of reference counts, first level, a cluster each.
+pub(crate) fn qcow2() -> Vec<u8> {
+    const CLUSTER: usize = 1 << 16;
+    let mut bytes = vec![0; 4 * CLUSTER];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    let cluster = |number: u64| (number << 16).to_be_bytes();
+    put(0, b"QFI\xfb");
+    put(4, &3_u32.to_be_bytes());
+    put(20, &16_u32.to_be_bytes());
+    put(24, &(1_u64 << 20).to_be_bytes());
+    put(36, &1_u32.to_be_bytes());
+    put(40, &cluster(3));
+    put(48, &cluster(1));
+    put(56, &1_u32.to_be_bytes());
+    // Counts have 2^4 bits; the head has 104 bytes.
+    put(96, &4_u32.to_be_bytes());
+    put(100, &104_u32.to_be_bytes());
+    put(CLUSTER, &cluster(2));
+    (0..4).for_each(|counted| put(2 * CLUSTER + 2 * counted, &1_u16.to_be_bytes()));
+    bytes
+}

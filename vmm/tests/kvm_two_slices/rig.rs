@@ -317,7 +317,7 @@ impl Vm {
         let image = folder.0.join("disk");
         // What a guest that writes finds in its sectors at first does not matter: it writes before it reads.
         let (format, bytes) = match standby {
-            Standby::Qcow2 => (DiskFormat::Qcow2, qcow2()),
+            Standby::Qcow2 => (DiskFormat::Qcow2, guest::qcow2()),
             _ => (DiskFormat::Raw, vec![ON_DISK; 4096]),
         };
         fs::write(&image, bytes).expect("write the disk");
@@ -808,28 +808,6 @@ fn socket(folder: &Path, slice: u16) -> PathBuf {
 
 fn forms(folder: &Path, slice: u16) -> PathBuf {
     folder.join(format!("forms-{slice}"))
-}
-
-/// A qcow2 image (version 3) of an empty disk of 1 MiB: head, table and block of reference counts, first level, a cluster each.
-fn qcow2() -> Vec<u8> {
-    const CLUSTER: usize = 1 << 16;
-    let mut bytes = vec![0; 4 * CLUSTER];
-    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-    let cluster = |number: u64| (number << 16).to_be_bytes();
-    put(0, b"QFI\xfb");
-    put(4, &3_u32.to_be_bytes());
-    put(20, &16_u32.to_be_bytes());
-    put(24, &(1_u64 << 20).to_be_bytes());
-    put(36, &1_u32.to_be_bytes());
-    put(40, &cluster(3));
-    put(48, &cluster(1));
-    put(56, &1_u32.to_be_bytes());
-    // Counts have 2^4 bits; the head has 104 bytes.
-    put(96, &4_u32.to_be_bytes());
-    put(100, &104_u32.to_be_bytes());
-    put(CLUSTER, &cluster(2));
-    (0..4).for_each(|counted| put(2 * CLUSTER + 2 * counted, &1_u16.to_be_bytes()));
-    bytes
 }
 
 /// An address that was free a moment ago.

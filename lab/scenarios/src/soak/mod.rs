@@ -13,6 +13,7 @@ pub mod kill;
 pub(crate) mod leftovers;
 pub(crate) mod load;
 pub(crate) mod loopback;
+pub mod lost;
 pub mod migrate;
 pub(crate) mod moments;
 mod move_plan;

@@ -23,7 +23,8 @@ impl Scenario<'_> {
     /// Words of `tessera bootstrap`, as its host sees what they name.
     pub(super) fn arguments(&self, first: &Host<'_>) -> Result<Vec<String>> {
         let share = self.share();
-        let mut words = vec![self.program()?, "bootstrap".to_owned()];
+        let mut words = self.role("bootstrap")?;
+        words.extend(self.options.supervise.iter().flatten().cloned());
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
         option("--secret-file", inside(first, "vm.key")?);
         if let Some(checkpoint) = &self.options.restore {
@@ -81,6 +82,14 @@ impl Scenario<'_> {
             words.extend(distro::devices(&host, slice)?);
         }
         words.extend(self.options.bootstrap.iter().cloned());
+        Ok(words)
+    }
+
+    /// The program, in one of its roles, with a supervisor if it is to have one.
+    pub(super) fn role(&self, name: &str) -> Result<Vec<String>> {
+        let mut words = vec![self.program()?];
+        words.extend(self.options.supervise.as_ref().map(|_| "supervise".to_owned()));
+        words.push(name.to_owned());
         Ok(words)
     }
 

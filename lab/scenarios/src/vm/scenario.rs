@@ -156,22 +156,30 @@ impl<'a> Scenario<'a> {
         if owner.as_ref().is_some_and(|owner| owner.0 == slice) {
             lend.extend(distro::lent(&host)?);
         }
+        self.start_companion_on(&host, lend, output)
+    }
+
+    /// A companion on a host that may have no slice.
+    pub(crate) fn start_companion_on(
+        &self,
+        host: &Host<'_>,
+        lend: Vec<String>,
+        output: &Arc<Output>,
+    ) -> Result<Companion> {
         let lend = lend.into_iter().flat_map(|what| ["--lend".to_owned(), what]);
         let words = [
-            self.program()?,
-            "companion".to_owned(),
             "--listen".to_owned(),
-            listens_at(&host),
+            listens_at(host),
             "--secret-file".to_owned(),
-            inside(&host, "vm.key")?,
+            inside(host, "vm.key")?,
             "--control".to_owned(),
             self.control(host.number()),
             "--report".to_owned(),
-            inside(&host, REPORT)?,
+            inside(host, REPORT)?,
         ];
         let more = self.options.companion.iter().cloned();
-        let command = Command::new(words.into_iter().chain(lend).chain(more));
-        let process = host.spawn(&command)?;
+        let words = self.role("companion")?.into_iter().chain(words).chain(lend).chain(more);
+        let process = host.spawn(&Command::new(words))?;
         Ok(Companion::new(process, host.number(), self.progress, output, self.loud))
     }
 

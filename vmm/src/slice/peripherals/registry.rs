@@ -114,6 +114,32 @@ impl DeviceSpec {
         Ok(Self { slice, rings, standby, kind })
     }
 
+    /// The device in a VM whose slices have other numbers now: `were[k]` is what slice k was. If its slice is left out, the device is
+    /// at the first of its standby slices that is there, or at slice 0.
+    #[must_use]
+    pub fn renumbered(&self, were: &[u16]) -> Self {
+        let now = |slice: u16| (0..).zip(were).find(|(_, was)| **was == slice).map(|(now, _)| now);
+        let standby = |other: &Standby| {
+            let slice = now(other.slice)?;
+            Some(Standby { slice, name: other.name.clone() })
+        };
+        let mut standby: Vec<_> = self.standby.iter().filter_map(standby).collect();
+        if let Some(slice) = now(self.slice) {
+            return Self { slice, standby, ..self.clone() };
+        }
+        if standby.is_empty() {
+            return Self { slice: 0, standby, ..self.clone() };
+        }
+        let Standby { slice, name } = standby.remove(0);
+        let named = name.and_then(|name| self.kind.named(&name));
+        if named.is_some() {
+            // Those without a name have that of the slice that is gone.
+            standby.retain(|other| other.name.is_some());
+        }
+        let kind = named.unwrap_or_else(|| self.kind.clone());
+        Self { slice, standby, kind, rings: self.rings }
+    }
+
     /// The real device as a slice has it, or may have it later.
     pub(super) fn at(&self, slice: SliceId) -> Option<DeviceKind> {
         if self.slice == slice.0 {
@@ -390,5 +416,21 @@ mod tests {
             let bytes = serde_json::to_vec(&spec).unwrap();
             assert_eq!(serde_json::from_slice::<DeviceSpec>(&bytes).unwrap(), spec);
         }
+    }
+
+    #[test]
+    fn device_follows_its_slice_or_goes_to_where_it_is_reached() {
+        let disk = |text| DeviceSpec::parse("disk", text).unwrap();
+        let device = disk("/a,slice=2,standby=1:/b,standby=3,standby=0:/c");
+        assert_eq!(
+            device.renumbered(&[0, 2, 3]),
+            disk("/a,slice=1,standby=2,standby=0:/c"),
+            "slice 1 is left out"
+        );
+        // A standby slice without a name means /a, which the disk is not called any more.
+        assert_eq!(device.renumbered(&[0, 1, 3]), disk("/b,slice=1,standby=0:/c"));
+        assert_eq!(device.renumbered(&[0, 3]), disk("/a,slice=1,standby=0:/c"));
+        assert_eq!(disk("/a,slice=2").renumbered(&[0, 1]), disk("/a"));
+        assert_eq!(device.renumbered(&[0, 1, 2, 3]), device);
     }
 }

@@ -1,0 +1,444 @@
+//! The supervisor of a VM: does what `migrate::supervise` decides.
+//!
+//! ```text
+//!   signals, child, hosts, checkpoints, the guest that runs ──Event──> main thread ──> Supervisor ──> effects
+//! ```
+
+use super::child::{Child, Exit, News};
+use super::options::{OnLost, room};
+use super::task::{self, Save};
+use super::words::without;
+use super::{hear_signals, now};
+use crate::bootstrap::Arguments as Bootstrap;
+use crate::log;
+use crate::slices::address;
+use anyhow::{Context, Result, ensure};
+use checkpoint::Key;
+use clap::Args;
+use migrate::supervise::{
+    Cause, DeviceReach, Effect, Layout, Place, Plan, Policy, Reason, Room, Share, Shelf,
+    Supervisor, Verdict,
+};
+use rustix::process::Signal;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf, absolute};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use transport::Secret;
+use vmm::slice::SliceSpec;
+
+/// Ends the help.
+pub(crate) const EXAMPLE: &str = "\
+Example: as tessera bootstrap, with checkpoints each minute in a folder that all hosts share, and one host in reserve:
+  tessera supervise bootstrap --on-lost restart=every:60,keep:2 --spare 10.9.0.3:7100 \\
+      --checkpoints /srv/checkpoints --control /run/tessera.sock --secret-file vm.key --kernel vmlinuz \\
+      --slice local,cpus=1,memory=512M --slice 10.9.0.2:7100,cpus=1,memory=512M
+and on each other host, with its own address:
+  tessera supervise companion --listen 10.9.0.2:7100 --checkpoints /srv/checkpoints --secret-file vm.key
+
+Its exit status is that of the bootstrap that ended last, or 8 if it is stopped while none runs.";
+
+/// Starts again in a row without a new checkpoint.
+const RESTARTS_MAX: usize = 5;
+const WINDOW_MS: u64 = 600_000;
+/// Counters of hosts differ by 100 ppm at most. So much of a lease is ten times as much.
+const CLOCK_ERROR_OF_LEASE: u64 = 1000;
+/// Options that are the supervisor's own.
+const OWN: [&str; 4] = ["on-lost", "spare", "fits", "patience"];
+/// Options that are given anew each time.
+const ANEW: [&str; 2] = ["slice", "limit"];
+/// Options with which a VM begins, and goes on from no checkpoint of its own.
+const BEGINNING: [&str; 3] = ["kernel", "initrd", "restore"];
+/// Status of a supervisor that is stopped while nothing runs.
+const STOPPED: u8 = 8;
+
+#[derive(Args, Debug)]
+pub(crate) struct Supervised {
+    /// What follows when the VM ends because a slice is lost: `restart=every:SECONDS[,keep:N][,compress][,on-panic][,no-disk-guarantee]`
+    ///
+    /// - `every`: from one checkpoint to the next. What the guest has done since the last one is lost with a slice.
+    /// - `keep`: how many checkpoints are kept, 2 if not given. Older ones are deleted.
+    /// - `compress`, `no-disk-guarantee`: as for `tessera vm checkpoint`.
+    /// - `on-panic`: a guest whose kernel has panicked goes on from a checkpoint too.
+    #[arg(
+        long,
+        default_value = "restart=every:60,keep:2",
+        value_name = "POLICY",
+        verbatim_doc_comment
+    )]
+    on_lost: OnLost,
+    /// Where a companion waits in reserve: it takes the place of a slice whose host does not answer. May be given several times
+    #[arg(long = "spare", value_name = "ADDRESS:PORT", value_parser = address)]
+    spares: Vec<SocketAddr>,
+    /// What one host may have of the VM, `cpus=N,memory=SIZE`, if it is to go on with fewer hosts than before
+    ///
+    /// Without it the VM waits until there are as many. Those that are left out come back with the next start, or by `tessera vm add`.
+    #[arg(long, value_name = "ROOM", value_parser = room)]
+    fits: Option<Room>,
+    /// How long after a loss the hosts of before are waited for, before spares are taken and others left out
+    #[arg(long, default_value_t = 5, value_name = "SECONDS")]
+    patience: u64,
+    #[command(flatten)]
+    bootstrap: Bootstrap,
+}
+
+enum Event {
+    Signal,
+    Child(News, Option<Cause>),
+    Answers(BTreeSet<u16>),
+    Runs,
+    /// What a checkpoint is an increment of, or why there is none.
+    Saved(u64, Result<Option<String>, String>),
+}
+
+/// A process, and who waits for its guest.
+struct Life {
+    child: Child,
+    is_over: Arc<AtomicBool>,
+}
+
+/// All that the main thread has.
+struct Driver {
+    machine: Supervisor,
+    policy: OnLost,
+    /// Words of the command line that are a bootstrap's.
+    words: Vec<OsString>,
+    /// Address of each other host.
+    hosts: BTreeMap<u16, SocketAddr>,
+    /// The end of the VM's time, if it has one.
+    limit: Option<u64>,
+    has_devices: bool,
+    has_clock: bool,
+    control: PathBuf,
+    folder: PathBuf,
+    /// What the names of its checkpoints begin with.
+    prefix: String,
+    /// The checkpoint that the VM was restored from in the first place.
+    given: Option<PathBuf>,
+    key: Option<Arc<Key>>,
+    life: Option<Life>,
+    /// Which slices of the plan those of the VM are.
+    numbers: Vec<u16>,
+    /// The same of each checkpoint.
+    numbers_of: BTreeMap<u64, Vec<u16>>,
+    missing: Vec<u16>,
+    last: Option<Exit>,
+    over: Option<Reason>,
+    sender: Sender<Event>,
+}
+
+/// Supervises to the end; the exit status.
+pub(super) fn run(arguments: Supervised) -> Result<u8> {
+    let (sender, events) = channel();
+    let mut driver = Driver::new(arguments, sender.clone())?;
+    hear_signals(move || drop(sender.send(Event::Signal)))?;
+    let verdict = driver.machine.begin(now());
+    driver.execute(verdict)?;
+    driver.supervise(&events)
+}
+
+impl Driver {
+    fn new(arguments: Supervised, sender: Sender<Event>) -> Result<Self> {
+        let Supervised { on_lost, spares, fits, patience, bootstrap } = arguments;
+        ensure!(!bootstrap.slices.is_empty(), "say by --slice what each host has of the VM");
+        let control = bootstrap.local.control.clone();
+        let control = control.context("a supervisor needs --control, to ask for checkpoints")?;
+        let folder = bootstrap.local.checkpoints.clone();
+        let folder = folder.context("a supervisor needs --checkpoints, the folder for them")?;
+        let folder = absolute(&folder).context("find the folder of checkpoints")?;
+        ensure!(folder.is_dir(), "{} is no folder for checkpoints", folder.display());
+        ensure!(folder.to_str().is_some(), "the path of the folder of checkpoints is no text");
+        let secret = bootstrap.secret_file.as_deref().map(Secret::load).transpose();
+        let secret = secret.context("load the VM's secret")?;
+        let key = secret.map(|secret| Arc::new(secret.derive(Key::of_secret)));
+        let devices = bootstrap.devices.specs();
+        let reach = |device: &vmm::slice::DeviceSpec| {
+            let standby = device.standby.iter().map(|other| other.slice).collect();
+            DeviceReach { slice: device.slice, standby }
+        };
+        let plan = Plan {
+            slices: bootstrap.slices.iter().map(|slice| share(slice.spec)).collect(),
+            spares: u16::try_from(spares.len()).context("count spares")?,
+            room: fits,
+            devices: devices.iter().map(reach).collect(),
+        };
+        let others = bootstrap.slices.iter().skip(1);
+        let others = others.map(|slice| slice.address.context("only the first --slice is local"));
+        let others = others.chain(spares.into_iter().map(Ok)).collect::<Result<Vec<_>>>()?;
+        let limit = bootstrap.limit.map(|seconds| now().saturating_add(seconds * 1000));
+        let given = bootstrap.restore.restore.clone();
+        let numbers = (0..).take(plan.slices.len()).collect::<Vec<u16>>();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let policy = policy(&on_lost, (bootstrap.lease, patience.saturating_mul(1000)));
+        let words = without(&std::env::args_os().skip(3).collect::<Vec<_>>(), &OWN, &[]);
+        let has_clock = without(&words, &["clock"], &[]) != words;
+        let shelf = if given.is_some() { Shelf::given(0) } else { Shelf::default() };
+        Ok(Self {
+            machine: Supervisor::new(policy, plan, shelf, 1),
+            policy: on_lost,
+            words,
+            hosts: (1..).zip(others).collect(),
+            limit,
+            has_devices: !devices.is_empty(),
+            has_clock,
+            control,
+            folder,
+            prefix: format!("supervised-{since}-"),
+            given,
+            key: key.filter(|_| !bootstrap.restore.unauthenticated),
+            life: None,
+            numbers_of: BTreeMap::from([(0, numbers.clone())]),
+            numbers,
+            missing: Vec::new(),
+            last: None,
+            over: None,
+            sender,
+        })
+    }
+
+    fn supervise(&mut self, events: &Receiver<Event>) -> Result<u8> {
+        while self.over.is_none() {
+            let due = self.machine.due();
+            let event = match due {
+                None => Some(events.recv().context("wait for events")?),
+                Some(due) => {
+                    let wait = Duration::from_millis(due.saturating_sub(now()));
+                    match events.recv_timeout(wait) {
+                        Ok(event) => Some(event),
+                        Err(RecvTimeoutError::Timeout) => None,
+                        Err(error) => return Err(error).context("wait for events"),
+                    }
+                }
+            };
+            let verdict = match event {
+                Some(event) => self.take(event),
+                None => self.machine.passed(now()),
+            };
+            self.execute(verdict)?;
+        }
+        let reason = self.over.unwrap_or(Reason::Stopped);
+        log::say(&format!("supervisor: {reason}"));
+        let last = self.last.filter(|_| reason != Reason::Stopped);
+        Ok(last.map_or(STOPPED, Exit::status))
+    }
+
+    fn take(&mut self, event: Event) -> Verdict {
+        let now = now();
+        match event {
+            Event::Signal => self.machine.stop(),
+            Event::Runs => {
+                self.machine.runs(now);
+                log::say("supervisor: the VM runs");
+                Vec::new()
+            }
+            Event::Answers(answering) => {
+                self.tell_missing(&answering);
+                self.machine.answers(now, &answering)
+            }
+            Event::Child(News::Halted(halted), _) => {
+                self.machine.halted(now, halted);
+                Vec::new()
+            }
+            Event::Child(News::Ended(exit), cause) => {
+                self.last = Some(exit);
+                if let Some(life) = self.life.take() {
+                    life.is_over.store(true, Ordering::SeqCst);
+                }
+                let cause = cause.unwrap_or(Cause::Lost);
+                let verdict = self.machine.ended(now, cause);
+                if !self.machine.is_over() {
+                    let at_least = self.machine.due().map_or(0, |due| due.saturating_sub(now));
+                    log::say(&format!(
+                        "supervisor: the VM has ended ({exit}); it is to be started again, not before {at_least} ms have passed"
+                    ));
+                }
+                verdict
+            }
+            Event::Saved(number, Ok(base)) => {
+                tracing::info!("supervisor: checkpoint {} is there", self.path(number).display());
+                let base = base.and_then(|name| name.strip_prefix(&self.prefix)?.parse().ok());
+                self.machine.committed(now, number, base)
+            }
+            Event::Saved(number, Err(why)) => {
+                let path = self.path(number);
+                tracing::warn!("supervisor: no checkpoint {}: {why}", path.display());
+                self.machine.not_committed(now, number)
+            }
+        }
+    }
+
+    fn tell_missing(&mut self, answering: &BTreeSet<u16>) {
+        let missing = self.machine.plan().missing(answering);
+        if missing != self.missing && !missing.is_empty() {
+            let of = |slice: &u16| self.hosts.get(slice).map(ToString::to_string);
+            let hosts: Vec<_> = missing.iter().filter_map(of).collect();
+            log::say(&format!("supervisor: no companion waits at {}", hosts.join(", ")));
+        }
+        self.missing = missing;
+    }
+
+    fn execute(&mut self, verdict: Verdict) -> Result<()> {
+        let deleted = verdict.iter().filter_map(|effect| match effect {
+            Effect::Delete(number) => Some(self.path(*number)),
+            _ => None,
+        });
+        let deleted: Vec<_> = deleted.collect();
+        if !deleted.is_empty() {
+            beside("delete", move || task::delete(&deleted))?;
+        }
+        for effect in verdict {
+            match effect {
+                Effect::Ask => {
+                    let hosts: Vec<_> = self.hosts.iter().map(|(host, at)| (*host, *at)).collect();
+                    self.beside("ask", move || Event::Answers(task::answering(&hosts)))?;
+                }
+                Effect::Start { from, layout } => self.start(from, &layout)?,
+                Effect::Checkpoint(number) => self.save(number)?,
+                Effect::Stop => self.signal(Signal::TERM),
+                Effect::Kill => self.signal(Signal::KILL),
+                Effect::Over(reason) => self.over = Some(reason),
+                Effect::Delete(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(life) = &self.life {
+            life.child.signal(signal);
+        }
+    }
+
+    fn save(&mut self, number: u64) -> Result<()> {
+        let OnLost { compress, no_disk_guarantee, .. } = self.policy;
+        let (control, path, key) = (self.control.clone(), self.path(number), self.key.clone());
+        let save = Save { control, path, key, compress, no_disk_guarantee };
+        self.numbers_of.insert(number, self.numbers.clone());
+        self.beside("checkpoint", move || Event::Saved(number, save.write()))
+    }
+
+    fn start(&mut self, from: Option<u64>, Layout(places): &Layout) -> Result<()> {
+        let path = from.map(|number| self.path(number));
+        let place = |place: &Place| match self.hosts.get(&place.host) {
+            Some(address) => format!("slice {} at {address}", place.slice),
+            None => "slice 0 here".to_owned(),
+        };
+        let on: Vec<_> = places.iter().map(place).collect();
+        let how = match &path {
+            Some(path) => format!("goes on from {}", path.display()),
+            None => "begins".to_owned(),
+        };
+        log::say(&format!("supervisor: the VM {how}: {}", on.join(", ")));
+        let words = self.words_for(from, path.as_deref(), places);
+        self.numbers = places.iter().map(|place| place.slice).collect();
+        let (sender, key) = (self.sender.clone(), self.key.clone());
+        let child = Child::start(&words, move |news| {
+            let cause = match news {
+                News::Ended(exit) => Some(task::cause(exit, path.as_deref(), key.as_deref())),
+                News::Halted(_) => None,
+            };
+            drop(sender.send(Event::Child(news, cause)));
+        })?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (control, over, sender) = (self.control.clone(), is_over.clone(), self.sender.clone());
+        beside("runs", move || {
+            if task::runs(&control, &over) && !over.load(Ordering::SeqCst) {
+                drop(sender.send(Event::Runs));
+            }
+        })?;
+        self.life = Some(Life { child, is_over });
+        Ok(())
+    }
+
+    /// What a bootstrap is started with.
+    fn words_for(&self, from: Option<u64>, path: Option<&Path>, places: &[Place]) -> Vec<OsString> {
+        let mut words = vec![OsString::from("bootstrap")];
+        let mut names = ANEW.to_vec();
+        if from.is_some() {
+            names.extend(BEGINNING);
+        }
+        words.extend(without(&self.words, &names, &[]));
+        for place in places {
+            words.extend(["--slice".into(), self.slice(place).into()]);
+        }
+        let numbers: Vec<_> = places.iter().map(|place| place.slice).collect();
+        let were = self.were(from, &numbers);
+        if !were.iter().copied().eq(0..u16::try_from(were.len()).unwrap_or(u16::MAX)) {
+            let were: Vec<_> = were.iter().map(ToString::to_string).collect();
+            words.extend(["--slices-were".into(), were.join(",").into()]);
+        }
+        if let Some(path) = path {
+            words.extend(["--restore".into(), path.into()]);
+            // Whoever looks at the guest's clock after a loss wants to know what time it is.
+            if !self.has_clock {
+                words.extend(["--clock", "catch-up"].map(OsString::from));
+            }
+        }
+        if let Some(limit) = self.limit {
+            let seconds = limit.saturating_sub(now()).div_ceil(1000).max(1);
+            words.extend(["--limit".into(), seconds.to_string().into()]);
+        }
+        words
+    }
+
+    /// Which slices these are for the devices: of the plan if the command line says what devices there are, else of the checkpoint.
+    fn were(&self, from: Option<u64>, numbers: &[u16]) -> Vec<u16> {
+        let saved = from.and_then(|number| self.numbers_of.get(&number));
+        match saved.filter(|_| !self.has_devices) {
+            None => numbers.to_vec(),
+            Some(saved) => {
+                let at = |of: &u16| (0..).zip(saved).find(|(_, other)| *other == of);
+                // One that the checkpoint does not have has no devices in it either.
+                numbers.iter().map(|of| at(of).map_or(u16::MAX, |(at, _)| at)).collect()
+            }
+        }
+    }
+
+    fn slice(&self, place: &Place) -> String {
+        let Share { vcpus, spare_vcpus, memory } = place.share;
+        let at =
+            self.hosts.get(&place.host).map_or_else(|| "local".to_owned(), ToString::to_string);
+        format!("{at},cpus={vcpus},max-cpus={},memory={memory}", vcpus + spare_vcpus)
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        match &self.given {
+            Some(given) if number == 0 => given.clone(),
+            _ => self.folder.join(format!("{}{number}", self.prefix)),
+        }
+    }
+
+    /// Has something done that takes time, and ends with an event.
+    fn beside(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) -> Result<()> {
+        let sender = self.sender.clone();
+        beside(name, move || drop(sender.send(work())))
+    }
+}
+
+fn beside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = thread::Builder::new().name(name.into()).spawn(work);
+    thread.map(drop).with_context(|| format!("start a thread ({name})"))
+}
+
+fn share(spec: SliceSpec) -> Share {
+    let SliceSpec { vcpus, spare_vcpus, memory } = spec;
+    Share { vcpus, spare_vcpus, memory }
+}
+
+fn policy(on_lost: &OnLost, (lease_ms, gather_ms): (u64, u64)) -> Policy {
+    Policy {
+        every_ms: on_lost.every_ms,
+        keep: on_lost.keep,
+        lease_ms,
+        clock_error_ms: lease_ms.div_ceil(CLOCK_ERROR_OF_LEASE),
+        gather_ms,
+        restarts_max: RESTARTS_MAX,
+        window_ms: WINDOW_MS,
+        on_panic: on_lost.on_panic,
+    }
+}

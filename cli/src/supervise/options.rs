@@ -1,0 +1,102 @@
+//! What a supervisor of a VM is told beside the options of a bootstrap.
+
+use crate::slices::bytes;
+use migrate::supervise::Room;
+use std::str::FromStr;
+
+/// Checkpoints that are kept, unless told.
+const KEEP: usize = 2;
+const EVERY_MAX_S: u64 = 7 * 24 * 3600;
+
+/// `restart=every:SECONDS` and what follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OnLost {
+    pub(super) every_ms: u64,
+    pub(super) keep: usize,
+    pub(super) compress: bool,
+    pub(super) no_disk_guarantee: bool,
+    pub(super) on_panic: bool,
+}
+
+impl FromStr for OnLost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = text.strip_prefix("restart=").ok_or("write restart=every:SECONDS[,...]")?;
+        let (mut every, mut keep) = (None, None);
+        let (mut compress, mut no_disk_guarantee, mut on_panic) = (false, false, false);
+        for word in rest.split(',') {
+            match word.split_once(':') {
+                Some(("every", value)) => {
+                    let seconds = value.parse().ok().filter(|of| (1..=EVERY_MAX_S).contains(of));
+                    every = Some(seconds.ok_or("every: takes 1 to 604800 seconds")? * 1000);
+                }
+                Some(("keep", value)) => {
+                    let count = value.parse().ok().filter(|count| (1..=1000).contains(count));
+                    keep = Some(count.ok_or("keep: takes 1 to 1000 checkpoints")?);
+                }
+                None if word == "compress" => compress = true,
+                None if word == "no-disk-guarantee" => no_disk_guarantee = true,
+                None if word == "on-panic" => on_panic = true,
+                _ => {
+                    return Err(format!(
+                        "{word:?} is none of every:, keep:, compress, no-disk-guarantee, on-panic"
+                    ));
+                }
+            }
+        }
+        let every_ms = every.ok_or("every: is missing")?;
+        let keep = keep.unwrap_or(KEEP);
+        Ok(Self { every_ms, keep, compress, no_disk_guarantee, on_panic })
+    }
+}
+
+/// `cpus=N,memory=SIZE`: what a host may have of a VM.
+pub(super) fn room(text: &str) -> Result<Room, String> {
+    let (mut vcpus, mut memory) = (None, None);
+    for part in text.split(',') {
+        match part.split_once('=') {
+            Some(("cpus", value)) => {
+                let number = value.parse().map_err(|_| format!("cpus={value:?} is no number"))?;
+                vcpus = Some(number);
+            }
+            Some(("memory", value)) => memory = Some(bytes(value)?),
+            _ => return Err(format!("{part:?} is neither cpus=N nor memory=SIZE")),
+        }
+    }
+    let vcpus = vcpus.ok_or("cpus= is missing")?;
+    Ok(Room { vcpus, memory: memory.ok_or("memory= is missing")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policy_is_read_or_refused() {
+        let policy: OnLost = "restart=every:30,keep:3,compress,on-panic".parse().unwrap();
+        let (compress, no_disk_guarantee, on_panic) = (true, false, true);
+        let expected = OnLost { every_ms: 30_000, keep: 3, compress, no_disk_guarantee, on_panic };
+        assert_eq!(policy, expected);
+        assert_eq!("restart=every:1".parse::<OnLost>().unwrap().keep, KEEP);
+        for text in [
+            "every:30",
+            "restart=",
+            "restart=keep:2",
+            "restart=every:0",
+            "restart=every:x",
+            "restart=every:9,keep:0",
+            "restart=every:9,often",
+        ] {
+            assert!(text.parse::<OnLost>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn room_has_both() {
+        assert_eq!(room("cpus=4,memory=2G").unwrap(), Room { vcpus: 4, memory: 2 << 30 });
+        for text in ["cpus=4", "memory=2G", "cpus=x,memory=2G", "cpus=4,memory=2G,disk=1", ""] {
+            assert!(room(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What takes time beside the main thread of a supervisor: each is a thread that sends one event at its end.
+
+use super::child::Exit;
+use anyhow::Result;
+use checkpoint::{Checkpoint, CheckpointError, Key};
+use migrate::supervise::Cause;
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use vmm::control::{Answer, CheckpointRequest, Client, ClientError, PlacementRequest, Request};
+
+/// For a host to take a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_millis(100);
+
+/// Those of these hosts where a companion waits. It listens until it has a VM, and only then. A connection that says nothing costs it
+/// a line of its log.
+pub(super) fn answering(hosts: &[(u16, SocketAddr)]) -> BTreeSet<u16> {
+    let answers = |address| TcpStream::connect_timeout(&address, CONNECT_LIMIT).is_ok();
+    thread::scope(|scope| {
+        let ask = |(host, address): &(u16, SocketAddr)| {
+            let (host, address) = (*host, *address);
+            scope.spawn(move || answers(address).then_some(host))
+        };
+        let asked: Vec<_> = hosts.iter().map(ask).collect();
+        // A thread that panics ends the process.
+        asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
+    })
+}
+
+/// Waits until the guest runs; false if its process ends before.
+pub(super) fn runs(control: &Path, is_over: &AtomicBool) -> bool {
+    let asks = || Client::connect(control)?.ask(&Request::Placement(PlacementRequest {}));
+    while !is_over.load(Ordering::SeqCst) {
+        if matches!(asks(), Ok(Answer::Placement(_))) {
+            return true;
+        }
+        thread::sleep(POLL);
+    }
+    false
+}
+
+/// A checkpoint of a VM.
+#[derive(Clone, Debug)]
+pub(super) struct Save {
+    pub(super) control: PathBuf,
+    pub(super) path: PathBuf,
+    pub(super) key: Option<Arc<Key>>,
+    pub(super) compress: bool,
+    pub(super) no_disk_guarantee: bool,
+}
+
+impl Save {
+    /// Has it written; what it is an increment of, by its name.
+    ///
+    /// # Errors
+    /// Why it is not there. One of which only nobody was told, because the VM was lost just then, is there.
+    pub(super) fn write(&self) -> Result<Option<String>, String> {
+        let asked = self.ask().err();
+        let there = Checkpoint::open(&self.path, self.key.as_deref());
+        match (there, asked) {
+            (Ok(checkpoint), _) => {
+                let base = checkpoint.contents().base.as_ref();
+                Ok(base.map(|base| base.folder.clone()))
+            }
+            (Err(_), Some(why)) => Err(format!("{:#}", anyhow::Error::from(why))),
+            (Err(why), None) => Err(format!("{:#}", anyhow::Error::from(why))),
+        }
+    }
+
+    fn ask(&self) -> Result<(), ClientError> {
+        let path = self.path.to_string_lossy().into_owned();
+        let Self { compress, no_disk_guarantee, .. } = *self;
+        let request =
+            CheckpointRequest { path, compress, no_disk_guarantee, ..CheckpointRequest::default() };
+        Client::connect(&self.control)?.ask(&Request::Checkpoint(request)).map(drop)
+    }
+}
+
+/// What the end of a bootstrap means. One that was refused is asked why: whether each byte of its checkpoint is as it was
+/// written.
+pub(super) fn cause(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> Cause {
+    match (exit, from) {
+        (Exit::Status(0 | 3 | 7 | 8), _) => Cause::Wanted,
+        (Exit::Status(2), None) => Cause::Refused,
+        (Exit::Status(2), Some(path)) => match verify(path, key) {
+            Ok(()) => Cause::Refused,
+            // A server that does not answer may do so later.
+            Err(CheckpointError::Io { source, .. }) if !is_missing(&source) => Cause::Refused,
+            Err(error) => {
+                let (path, error) = (path.display(), anyhow::Error::from(error));
+                tracing::error!("{path} cannot be gone on from: {error:#}");
+                Cause::Damaged
+            }
+        },
+        (Exit::Status(4), _) => Cause::Panicked,
+        (Exit::Status(_) | Exit::Signal(_), _) => Cause::Lost,
+    }
+}
+
+/// Whether a file is not there, or ends too early.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof)
+}
+
+fn verify(path: &Path, key: Option<&Key>) -> Result<(), CheckpointError> {
+    Checkpoint::open(path, key)?.verify(&mut |_, _| {}).map(drop)
+}
+
+/// Deletes what there is of these checkpoints.
+pub(super) fn delete(paths: &[PathBuf]) {
+    for path in paths.iter().filter(|path| path.exists()) {
+        if let Err(error) = checkpoint::delete(path) {
+            let error = anyhow::Error::from(error);
+            tracing::warn!("{} is not needed any more, and stays: {error:#}", path.display());
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! A VM that is lost goes on by itself, and one that has ended stays so. The guests print `A` when they begin, and another letter
+//! now and then: whoever prints `A` again has not gone on.
+
+use crate::guest;
+use crate::support::{Companion, Folder, KEY, PATIENCE, Process, can_share, has_kvm, kernel_of};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const RUNS: &str = "the VM runs";
+const SAVED: &str = "is there";
+const GOES_ON: &str = "the VM goes on from ";
+
+/// Prints `A`, and `B` again and again.
+fn letters() -> Vec<u8> {
+    kernel_of(&[
+        0xb0, b'A', 0xe6, 0xe9, // mov al, 'A'; out 0xe9, al
+        0xb9, 0x00, 0x00, 0x40, 0x00, // mov ecx, 0x400000
+        0xff, 0xc9, // dec ecx
+        0x75, 0xfc, // jump back to the dec
+        0xb0, b'B', 0xe6, 0xe9, // mov al, 'B'; out 0xe9, al
+        0xb0, b'\n', 0xe6, 0xe9, // the same with a new line
+        0xeb, 0xed, // jump back to the first mov of ecx
+    ])
+}
+
+fn start(folder: &Folder, own: &[&str], slices: &[&str]) -> Process {
+    start_guest(folder, &letters(), own, slices)
+}
+
+fn start_guest(folder: &Folder, guest: &[u8], own: &[&str], slices: &[&str]) -> Process {
+    folder.file("guest", guest);
+    let policy = "restart=every:1,keep:2";
+    let fixed =
+        ["--kernel", "guest", "--control", "vm.sock", "--checkpoints", ".", "--lease", "400"];
+    let more = [&["--on-lost", policy, "--patience", "1"], &fixed[..], own].concat();
+    let words = [&["supervise"], &folder.bootstrap(slices, &more)[..]].concat();
+    Process::start(&mut folder.tessera(&words))
+}
+
+/// A companion that waits again, and its address.
+fn supervised(folder: &Folder) -> (Process, String) {
+    // Free a moment ago: nobody else takes it so soon.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let words = ["supervise", "companion", "--listen", &address, "--secret-file", KEY];
+    let words = [&words[..], &["--checkpoints", "."]].concat();
+    let process = Process::start(&mut folder.tessera(&words));
+    process.line_with("waiting for a bootstrap at ");
+    (process, address)
+}
+
+fn companion(folder: &Folder, own: &[&str]) -> Companion {
+    let words = [&Companion::arguments()[..], &["--checkpoints", "."], own].concat();
+    Companion::run(&mut folder.tessera(&words))
+}
+
+/// The process that one supervises.
+fn child_of(process: &Process) -> Pid {
+    let tasks = format!("/proc/{0}/task/{0}/children", process.id());
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let children = fs::read_to_string(&tasks).unwrap();
+        let first = children.split_whitespace().next().and_then(|id| id.parse().ok());
+        match first.and_then(Pid::from_raw) {
+            Some(child) => return child,
+            None => assert!(Instant::now() < deadline, "it has no child"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The checkpoint that such a line names.
+fn named(line: &str) -> PathBuf {
+    let word = line.split_whitespace().find(|word| word.contains("/supervised-"));
+    PathBuf::from(word.unwrap().trim_end_matches(':'))
+}
+
+/// Ends it, and looks whether the guest has begun once and no more.
+fn went_on(process: Process) {
+    process.signal(Signal::TERM);
+    process.line_with("asked to stop");
+    process.signal(Signal::TERM);
+    let end = process.end();
+    assert_eq!(end.status, Some(8), "{end:?}");
+    assert_eq!(end.output.matches('A').count(), 1, "{end:?}");
+}
+
+#[test]
+fn kvm_vm_whose_companion_is_killed_goes_on_with_the_next_one() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    let (companion, address) = supervised(&folder);
+    let slices = ["local,cpus=1,memory=32M".to_owned(), format!("{address},cpus=1,memory=32M")];
+    let vm = start(&folder, &[], &slices.each_ref().map(String::as_str));
+    for _ in 0..2 {
+        vm.line_with(RUNS);
+        vm.line_with(SAVED);
+        let saved = named(&vm.line_with(SAVED));
+        kill_process(child_of(&companion), Signal::KILL).unwrap();
+        vm.line_with("slice1 is lost");
+        // It may have had another one written just before.
+        assert!(named(&vm.line_with(GOES_ON)) >= saved);
+    }
+    // The bootstrap's own process: stopped from outside, and killed.
+    for signal in [Signal::STOP, Signal::KILL] {
+        vm.line_with(RUNS);
+        vm.line_with(SAVED);
+        kill_process(child_of(&vm), signal).unwrap();
+        vm.line_with("the VM has ended (signal 9)");
+        vm.line_with(GOES_ON);
+    }
+    vm.line_with(RUNS);
+    went_on(vm);
+}
+
+#[test]
+fn kvm_vm_goes_on_on_a_spare_and_then_on_what_is_left() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    let (first, spare) = (companion(&folder, &[]), companion(&folder, &[]));
+    let reserve = spare.address.to_string();
+    let own = ["--spare", &reserve, "--fits", "cpus=2,memory=64M"];
+    let vm = start(&folder, &own, &["local,cpus=1,memory=32M", &first.slice(1, "32M")]);
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    first.process.signal(Signal::KILL);
+    let line = vm.line_with(GOES_ON);
+    assert!(line.ends_with(&format!("slice 0 here, slice 1 at {reserve}")), "{line}");
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    spare.process.signal(Signal::KILL);
+    let line = vm.line_with(GOES_ON);
+    assert!(line.ends_with(": slice 0 here"), "{line}");
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    went_on(vm);
+}
+
+/// Both vCPUs of the guest write to the disk all the time and compare what they read. One of them is on the slice that has the disk,
+/// which is stopped; the disk and the vCPU are elsewhere when it goes on.
+#[test]
+fn kvm_slice_that_stood_still_writes_nothing_when_it_goes_on() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let lend = ["--lend", "disk:rw:disk.qcow2"];
+    let (first, spare) = (companion(&folder, &lend), companion(&folder, &lend));
+    let reserve = spare.address.to_string();
+    let own = ["--spare", &reserve, "--disk", "disk.qcow2,format=qcow2,slice=1"];
+    let slices = ["local,cpus=1,memory=16M", &first.slice(1, "16M")];
+    let vm = start_guest(&folder, &guest::image(guest::Disk::Writes), &own, &slices);
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    first.process.signal(Signal::STOP);
+    vm.line_with("slice1 is lost");
+    assert!(vm.line_with(GOES_ON).ends_with(&reserve));
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    // What the disk was until then; the slice that stands still has it open.
+    let abandoned = folder.named("disk.qcow2.abandoned-");
+    let before = fs::read(&abandoned).unwrap();
+    first.process.signal(Signal::CONT);
+    let end = first.process.end();
+    assert_eq!(end.status, Some(6), "{end:?}");
+    assert_eq!(fs::read(&abandoned).unwrap(), before);
+    vm.line_with(SAVED);
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!(end.status, Some(0), "{end:?}");
+    assert_eq!(end.output.bytes().last(), Some(guest::AGREE), "{end:?}");
+    let wrong = [guest::DIFFER, guest::EXCEPTION, guest::NOT_READ];
+    assert!(!end.output.bytes().any(|letter| wrong.contains(&letter)), "{end:?}");
+}
+
+#[test]
+fn kvm_vm_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let vm = start(&folder, &[], &["local,cpus=1,memory=32M"]);
+    vm.line_with(RUNS);
+    let older = named(&vm.line_with(SAVED));
+    let newest = named(&vm.line_with(SAVED));
+    kill_process(child_of(&vm), Signal::KILL).unwrap();
+    let part = newest.join("part-0");
+    let mut bytes = fs::read(&part).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&part, bytes).unwrap();
+    assert_eq!(named(&vm.line_with(GOES_ON)), newest);
+    vm.line_with("cannot be gone on from");
+    assert_eq!(named(&vm.line_with(GOES_ON)), older);
+    vm.line_with(RUNS);
+    went_on(vm);
+}
+
+#[test]
+fn kvm_vm_that_has_ended_is_not_started_again() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let words = folder
+        .bootstrap(&["local,cpus=1,memory=32M"], &["--control", "vm.sock", "--checkpoints", "."]);
+    let end = Process::start(&mut folder.tessera(&[&["supervise"], &words[..]].concat())).end();
+    assert_eq!(end.status, Some(3), "{end:?}");
+    assert_eq!(end.said.last().unwrap(), "tessera: supervisor: the VM has ended", "{end:?}");
+}
+
+#[test]
+fn kvm_vm_ends_with_its_supervisor() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let vm = start(&folder, &[], &["local,cpus=1,memory=32M"]);
+    vm.line_with(RUNS);
+    let child = child_of(&vm);
+    vm.signal(Signal::KILL);
+    let deadline = Instant::now() + PATIENCE;
+    let path = format!("/proc/{}/stat", child.as_raw_nonzero());
+    // Whoever inherits it may leave it as a zombie.
+    while fs::read_to_string(&path).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(Instant::now() < deadline, "the slice runs on");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn supervisor_needs_what_it_asks_for_checkpoints_with() {
+    let folder = Folder::new();
+    let refuse = |more: &[&str]| {
+        let words = folder.bootstrap(&["local,cpus=1,memory=32M"], more);
+        folder.must_refuse(&mut folder.tessera(&[&["supervise"], &words[..]].concat()))
+    };
+    assert!(refuse(&["--control", "vm.sock"]).contains("--checkpoints"));
+    assert!(refuse(&["--checkpoints", "."]).contains("--control"));
+    assert!(refuse(&["--control", "s", "--checkpoints", "nowhere"]).contains("nowhere"));
+    let often = refuse(&["--control", "s", "--checkpoints", ".", "--on-lost", "restart=every:0"]);
+    assert!(often.contains("every:"), "{often}");
+}

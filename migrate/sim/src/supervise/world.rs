@@ -1,0 +1,266 @@
+//! One state of the model, and what happens in it.
+
+use super::scenario::{Scenario, all_stopped};
+use migrate::supervise::{Cause, Effect, Layout, Plan, Reason, Share, Supervisor, Verdict};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is known of a checkpoint on the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct File {
+    pub(super) base: Option<u64>,
+    /// It is not what was written.
+    pub(super) is_damaged: bool,
+    /// And that has been found.
+    pub(super) is_known: bool,
+    /// The machine knows that it is there.
+    pub(super) is_told: bool,
+    /// How often the VM failed with it before it ran.
+    pub(super) failures: u8,
+}
+
+/// A process that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Process {
+    pub(super) from: Option<u64>,
+    pub(super) runs: bool,
+    pub(super) halted: bool,
+    pub(super) killed: bool,
+    pub(super) asked_to_stop: bool,
+}
+
+/// One state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    pub(super) machine: Supervisor,
+    pub(super) now: u64,
+    pub(super) process: Option<Process>,
+    /// Slices of processes that have ended may run until then.
+    pub(super) others_until: u64,
+    pub(super) files: BTreeMap<u64, File>,
+    /// The checkpoint that is being written; whether it is on the disk.
+    pub(super) writing: Option<(u64, bool)>,
+    /// Hosts have been asked.
+    pub(super) asked: bool,
+    pub(super) answering: BTreeSet<u16>,
+    /// Starts again since the last checkpoint.
+    pub(super) restarts: usize,
+    pub(super) begun: bool,
+    /// The VM has had a checkpoint that can be gone on from.
+    pub(super) had_one: bool,
+    /// Somebody, or the guest, has ended it.
+    pub(super) unwanted: bool,
+    pub(super) over: Option<Reason>,
+    pub(super) losses: u8,
+    pub(super) writes: u8,
+    pub(super) failures: u8,
+    pub(super) damages: u8,
+    pub(super) silences: u8,
+    pub(super) halts: u8,
+    pub(super) restored: bool,
+    pub(super) elsewhere: bool,
+    /// It was started while slices of before could run.
+    pub(super) overlapped: bool,
+    pub(super) wrong_choice: bool,
+    pub(super) wrong_place: bool,
+    pub(super) revived: bool,
+    /// What was deleted is needed, or is not the machine's.
+    pub(super) wrong_deletion: bool,
+    plan: Plan,
+}
+
+impl World {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let given = scenario.given.then(|| (0, File { is_told: true, ..File::default() }));
+        let mut world = Self {
+            machine: scenario.supervisor(),
+            now: 0,
+            process: None,
+            others_until: 0,
+            files: given.into_iter().collect(),
+            writing: None,
+            asked: false,
+            answering: BTreeSet::new(),
+            restarts: 0,
+            begun: false,
+            had_one: scenario.given,
+            unwanted: false,
+            over: None,
+            losses: scenario.losses,
+            writes: scenario.writes,
+            failures: scenario.failures,
+            damages: scenario.damages,
+            silences: scenario.silences,
+            halts: u8::from(scenario.halts),
+            restored: false,
+            elsewhere: false,
+            overlapped: false,
+            wrong_choice: false,
+            wrong_place: false,
+            revived: false,
+            wrong_deletion: false,
+            plan: scenario.plan(),
+        };
+        let verdict = world.machine.begin(0);
+        world.execute(verdict);
+        world
+    }
+
+    /// Those that the machine knows of, and that nobody knows to be damaged.
+    pub(super) fn usable(&self) -> impl DoubleEndedIterator<Item = (&u64, &File)> {
+        self.files.iter().filter(|(_, file)| file.is_told && !file.is_known)
+    }
+
+    /// Those of which the machine should know.
+    fn best(&self) -> Option<u64> {
+        let there = |(_, file): &(&u64, &File)| !file.is_known;
+        let all = || self.files.iter().filter(there).rev();
+        all()
+            .find(|(_, file)| file.failures < 2)
+            .or_else(|| all().next())
+            .map(|(number, _)| *number)
+    }
+
+    /// Does what the machine says.
+    pub(super) fn execute(&mut self, verdict: Verdict) {
+        for effect in verdict {
+            match effect {
+                Effect::Ask => self.asked = true,
+                Effect::Start { from, layout } => self.start(from, &layout),
+                Effect::Checkpoint(number) => self.writing = Some((number, false)),
+                Effect::Delete(number) => {
+                    let needed =
+                        self.files.values().any(|file| file.base == Some(number) && !file.is_known);
+                    self.wrong_deletion |= needed || number == 0;
+                    self.files.remove(&number);
+                }
+                Effect::Stop => {
+                    if let Some(process) = &mut self.process {
+                        process.asked_to_stop = true;
+                    }
+                }
+                Effect::Kill => {
+                    if let Some(process) = &mut self.process {
+                        process.killed = true;
+                    }
+                }
+                Effect::Over(reason) => self.over = Some(reason),
+            }
+        }
+    }
+
+    fn start(&mut self, from: Option<u64>, layout: &Layout) {
+        self.overlapped |= self.process.is_some() || self.now < self.others_until;
+        self.wrong_choice |= from != self.best() || (from.is_none() && self.had_one);
+        self.wrong_place |= !self.is_place(layout);
+        self.revived |= self.unwanted;
+        self.restarts += usize::from(self.begun);
+        self.begun = true;
+        self.elsewhere |= layout.0.iter().any(|place| place.host != place.slice);
+        let (runs, halted, killed, asked_to_stop) = (false, false, false, false);
+        self.process = Some(Process { from, runs, halted, killed, asked_to_stop });
+    }
+
+    /// Whether all of the VM is somewhere, once, on hosts that answer.
+    fn is_place(&self, Layout(places): &Layout) -> bool {
+        let hosts: BTreeSet<_> = places.iter().map(|place| place.host).collect();
+        let all = |of: fn(&Share) -> u64| {
+            let planned: u64 = self.plan.slices.iter().map(of).sum();
+            planned == places.iter().map(|place| of(&place.share)).sum::<u64>()
+        };
+        hosts.len() == places.len()
+            && places.first().is_some_and(|place| place.host == 0)
+            && hosts.iter().all(|host| *host == 0 || self.answering.contains(host))
+            && all(|share| share.vcpus.into())
+            && all(|share| share.spare_vcpus.into())
+            && all(|share| share.memory)
+    }
+
+    pub(super) fn pass(&mut self) -> Option<()> {
+        self.now = self.now.max(self.machine.due()?);
+        let verdict = self.machine.passed(self.now);
+        self.execute(verdict);
+        Some(())
+    }
+
+    pub(super) fn answer(&mut self, answering: BTreeSet<u16>) {
+        self.asked = false;
+        self.silences -= u8::from(!answering.contains(&1));
+        self.answering = answering;
+        let verdict = self.machine.answers(self.now, &self.answering);
+        self.execute(verdict);
+    }
+
+    pub(super) fn run(&mut self) -> Option<()> {
+        let process = self.process.as_mut()?;
+        process.runs = true;
+        self.restored |= process.from.is_some();
+        if let Some(file) = process.from.and_then(|number| self.files.get_mut(&number)) {
+            file.failures = 0;
+        }
+        self.machine.runs(self.now);
+        Some(())
+    }
+
+    pub(super) fn end(&mut self, cause: Cause, on_panic: bool) -> Option<()> {
+        let process = self.process.take()?;
+        let file = process.from.and_then(|number| self.files.get_mut(&number));
+        match cause {
+            Cause::Lost if !process.runs => {
+                file.into_iter().for_each(|file| file.failures += 1);
+            }
+            Cause::Damaged => file.into_iter().for_each(|file| file.is_known = true),
+            _ => {}
+        }
+        if matches!(cause, Cause::Lost | Cause::Panicked) {
+            self.others_until = all_stopped(self.now);
+        }
+        self.unwanted |= cause == Cause::Wanted || (cause == Cause::Panicked && !on_panic);
+        let verdict = self.machine.ended(self.now, cause);
+        self.execute(verdict);
+        Some(())
+    }
+
+    /// It is on the disk; nobody has been told yet.
+    pub(super) fn write(&mut self, increments: bool) -> Option<()> {
+        let (number, _) = self.writing?;
+        self.writes -= 1;
+        self.writing = Some((number, true));
+        let newest = self.usable().next_back().map(|(number, _)| *number);
+        let base = newest.filter(|_| increments);
+        self.files.insert(number, File { base, ..File::default() });
+        self.had_one = true;
+        self.restarts = 0;
+        Some(())
+    }
+
+    /// Whoever asked for a checkpoint is told.
+    pub(super) fn tell(&mut self) -> Option<()> {
+        let (number, is_written) = self.writing.take()?;
+        let verdict = match self.files.get_mut(&number).filter(|_| is_written) {
+            Some(file) => {
+                file.is_told = true;
+                let base = file.base;
+                self.machine.committed(self.now, number, base)
+            }
+            None => {
+                self.failures -= u8::from(self.process.is_some());
+                self.machine.not_committed(self.now, number)
+            }
+        };
+        self.execute(verdict);
+        Some(())
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.unwanted = true;
+        let verdict = self.machine.stop();
+        self.execute(verdict);
+    }
+
+    pub(super) fn halt(&mut self, is_halted: bool) -> Option<()> {
+        self.halts -= u8::from(is_halted);
+        self.process.as_mut()?.halted = is_halted;
+        self.machine.halted(self.now, is_halted);
+        Some(())
+    }
+}

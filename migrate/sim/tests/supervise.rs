@@ -1,0 +1,79 @@
+//! A VM that is lost goes on from its newest checkpoint, once, in every order of events, and each planted bug is found.
+
+use migrate::supervise::PlantedBug;
+use tessera_migrate_sim::full;
+use tessera_migrate_sim::supervise::{Scenario, names, prove, refute};
+
+fn scenario() -> Scenario {
+    Scenario { losses: 2, writes: 2, ..Scenario::default() }
+}
+
+#[test]
+fn lost_vm_goes_on_from_its_newest_checkpoint() {
+    prove("losses", scenario());
+    prove("three checkpoints", Scenario { writes: 3, ..scenario() });
+    prove("from one that was given", Scenario { given: true, ..scenario() });
+    prove("checkpoints that fail", Scenario { failures: 2, ..scenario() });
+    prove("increments", Scenario { increments: true, writes: 4, losses: 1, ..scenario() });
+    let many = Scenario { losses: 5, ..scenario() };
+    prove("many losses", many.clone());
+    if full() {
+        prove("many losses and checkpoints", Scenario { writes: 4, failures: 1, ..many });
+    }
+}
+
+#[test]
+fn damaged_checkpoint_is_passed_over() {
+    let damage = Scenario { damages: 1, ..scenario() };
+    prove("one is damaged", damage.clone());
+    prove("two are damaged", Scenario { damages: 2, ..damage.clone() });
+    prove("the one that was given is damaged", Scenario { given: true, ..damage.clone() });
+    let increments = Scenario { increments: true, writes: 3, ..damage };
+    prove("an increment is damaged", increments);
+}
+
+#[test]
+fn vm_goes_on_where_hosts_answer() {
+    let silent = Scenario { silences: 4, ..scenario() };
+    prove("hosts are silent", silent.clone());
+    prove("a spare", Scenario { spare: true, ..silent.clone() });
+    prove("what is left", Scenario { folds: true, ..silent.clone() });
+    prove("a spare, or what is left", Scenario { spare: true, folds: true, ..silent });
+}
+
+#[test]
+fn end_on_purpose_is_an_end() {
+    let ends = Scenario { ends: true, ..scenario() };
+    prove("ended on purpose", ends.clone());
+    prove("panics are losses", Scenario { on_panic: true, ..ends.clone() });
+    prove("stopped from outside", Scenario { halts: true, ..ends });
+}
+
+#[track_caller]
+fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
+    let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
+    assert!(broken.contains(&property), "{bug:?} broke {broken:?}, not {property:?}");
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    use PlantedBug::*;
+    assert_caught(WaitsForNothing, &scenario(), names::ONE);
+    assert_caught(WaitsOneLease, &scenario(), names::ONE);
+    let ends = Scenario { ends: true, ..scenario() };
+    assert_caught(EndForgotten, &ends, names::WANTED);
+    assert_caught(StopForgotten, &ends, names::WANTED);
+    assert_caught(OldestFirst, &scenario(), names::NEWEST);
+    assert_caught(PendingForgotten, &scenario(), names::NEWEST);
+    let damage = Scenario { damages: 2, ..scenario() };
+    assert_caught(DamagedAgain, &damage, names::NEWEST);
+    assert_caught(BeginsAnew, &damage, names::NEWEST);
+    let writes = Scenario { writes: 4, ..scenario() };
+    assert_caught(DeletesEarly, &writes, names::KEPT);
+    assert_caught(KeepsFewer, &writes, names::KEPT);
+    assert_caught(DeletesBase, &Scenario { increments: true, ..writes }, names::NEEDED);
+    assert_caught(NoBound, &Scenario { losses: 5, ..scenario() }, names::BOUND);
+    let silent = Scenario { silences: 5, ..scenario() };
+    assert_caught(AnswerIgnored, &silent, names::PLACES);
+    assert_caught(AskedOnce, &silent, names::GOES_ON);
+}

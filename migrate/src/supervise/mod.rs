@@ -1,0 +1,40 @@
+//! Supervision: a VM that ended because a slice is lost goes on from its newest checkpoint by itself. Decided here, done by
+//! `tessera supervise`; nothing here waits, reads a clock, starts a process or touches a file.
+//!
+//! ```text
+//!             begin          all hosts answer            lives: a checkpoint every T
+//!   New ──────────> Waiting ─────────────────────> Alive ─────────────────────────────> Over: the guest or the user ended it
+//!                    ^   │ spares, or what is left   │
+//!                    │   │ after a limit             │ a slice is lost, it was refused, or its checkpoint is damaged
+//!                    │   └─> Over: stopped           │
+//!                    └───────────────────────────────┴────> Over: given up, and why
+//!                      not before all slices of before have surely stopped, nor before the back-off
+//! ```
+//! **One generation at a time.** Whoever starts the VM again knows only that one process has ended. The other slices, which it
+//! may not reach, stop by themselves: when they hear that a slice is lost, or when they have heard nothing for a lease.
+//! [`Policy::stopped_after`] is how long that takes at most. A slice that is stopped from outside for longer finds its fence
+//! shut, and the record beside each image names another generation (decisions 27 and 53).
+//!
+//! **The newest that can be restored.** One that is damaged is passed over, and so is one from which the VM failed twice
+//! before it ran. A VM that has a checkpoint is never begun anew: its guest would find a later disk and nothing else. One that
+//! has had none is, as after a power cut.
+//!
+//! **It ends.** A VM that is lost again and again without a new checkpoint in between is given up.
+//!
+//! **Checkpoints are deleted when a newer one exists**, never before: not one of the newest, nor what these are increments of, nor one
+//! that is damaged, which a person may want to see.
+//!
+//! Times are milliseconds of CLOCK_BOOTTIME, which goes on while a host sleeps and is not set by anybody.
+
+mod layout;
+mod planted;
+mod shelf;
+mod supervisor;
+#[cfg(test)]
+mod tests;
+
+pub use layout::{DeviceReach, Layout, Place, Plan, Room, Share};
+#[cfg(feature = "planted-bugs")]
+pub use planted::PlantedBug;
+pub use shelf::Shelf;
+pub use supervisor::{Cause, Effect, Policy, Reason, Supervisor, Verdict};

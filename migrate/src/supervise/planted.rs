@@ -1,0 +1,38 @@
+//! Bugs that a test may plant to prove that the model would catch them.
+
+/// One way to break supervision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    not(feature = "planted-bugs"),
+    expect(unreachable_pub, reason = "only tests plant them")
+)]
+pub enum PlantedBug {
+    /// It is started again as soon as one process has ended.
+    WaitsForNothing,
+    /// It is started again after a lease: peers count silence in quarters, and clocks differ.
+    WaitsOneLease,
+    /// A VM that its guest or its user ended is started again.
+    EndForgotten,
+    /// A user who wants the end while nothing runs is forgotten.
+    StopForgotten,
+    /// The oldest checkpoint is gone on from.
+    OldestFirst,
+    /// A damaged checkpoint is tried again.
+    DamagedAgain,
+    /// The VM begins anew when all its checkpoints are damaged.
+    BeginsAnew,
+    /// What comes of a checkpoint that was being written when the VM was lost is not waited for.
+    PendingForgotten,
+    /// A checkpoint is deleted when the next one is asked for.
+    DeletesEarly,
+    /// One checkpoint fewer is kept.
+    KeepsFewer,
+    /// The base of an increment is deleted.
+    DeletesBase,
+    /// Nothing bounds how often it is started again.
+    NoBound,
+    /// Hosts that do not answer are taken too.
+    AnswerIgnored,
+    /// Once the limit is over, hosts are not asked any more.
+    AskedOnce,
+}

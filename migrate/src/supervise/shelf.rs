@@ -1,0 +1,98 @@
+//! The checkpoints that a supervised VM has.
+
+use super::planted::PlantedBug;
+use crate::planted::Planted;
+use std::collections::BTreeSet;
+
+/// After so many failures before the VM ran, an older checkpoint is tried.
+const FAILURES_MAX: u8 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Entry {
+    number: u64,
+    /// What it is an increment of.
+    base: Option<u64>,
+    /// It was given at the start, and is not ours to delete.
+    is_given: bool,
+    is_damaged: bool,
+    /// How often the VM failed with it before it ran.
+    failures: u8,
+}
+
+/// Which checkpoints there are, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Shelf {
+    entries: Vec<Entry>,
+}
+
+impl Shelf {
+    /// With one that was there before, which is never deleted.
+    #[must_use]
+    pub fn given(number: u64) -> Self {
+        let mut shelf = Self::default();
+        shelf.add(number, None);
+        shelf.entries[0].is_given = true;
+        shelf
+    }
+
+    pub(super) fn add(&mut self, number: u64, base: Option<u64>) {
+        let (is_given, is_damaged, failures) = (false, false, 0);
+        self.entries.push(Entry { number, base, is_given, is_damaged, failures });
+    }
+
+    /// Whether the VM has ever had one.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The one to go on from: the newest that is not damaged and has not failed again and again, or the newest that is not
+    /// damaged.
+    pub(super) fn best(&self, planted: Planted<PlantedBug>) -> Option<u64> {
+        let again = planted.has(PlantedBug::DamagedAgain);
+        let mut whole = self.entries.iter().filter(|entry| again || !entry.is_damaged);
+        let number = |entry: &Entry| entry.number;
+        if planted.has(PlantedBug::OldestFirst) {
+            return whole.map(number).next();
+        }
+        let newest = whole.clone().rfind(|entry| entry.failures < FAILURES_MAX);
+        newest.or_else(|| whole.next_back()).map(number)
+    }
+
+    pub(super) fn damaged(&mut self, number: u64) {
+        self.entries.iter_mut().filter(|one| one.number == number).for_each(|one| {
+            one.is_damaged = true;
+        });
+    }
+
+    /// The VM failed with it before it ran.
+    pub(super) fn failed(&mut self, number: u64) {
+        self.entries.iter_mut().filter(|one| one.number == number).for_each(|one| {
+            one.failures = one.failures.saturating_add(1);
+        });
+    }
+
+    /// The VM runs with it.
+    pub(super) fn runs(&mut self, number: u64) {
+        self.entries.iter_mut().filter(|one| one.number == number).for_each(|one| one.failures = 0);
+    }
+
+    /// Takes those off that are not needed any more, increments before what they are increments of.
+    pub(super) fn surplus(&mut self, keep: usize, planted: Planted<PlantedBug>) -> Vec<u64> {
+        let keep = keep - usize::from(planted.has(PlantedBug::KeepsFewer) && keep > 0);
+        let newest = self.entries.iter().rev().filter(|entry| !entry.is_damaged).take(keep);
+        let damaged = self.entries.iter().filter(|entry| entry.is_damaged);
+        let mut kept: BTreeSet<_> = newest.chain(damaged).map(|entry| entry.number).collect();
+        if !planted.has(PlantedBug::DeletesBase) {
+            // A base is older than its increments.
+            for entry in self.entries.iter().rev() {
+                kept.extend(entry.base.filter(|_| kept.contains(&entry.number)));
+            }
+        }
+        let is_kept = |entry: &Entry| entry.is_given || kept.contains(&entry.number);
+        let surplus = self.entries.iter().rev().filter(|entry| !is_kept(entry));
+        let surplus = surplus.map(|entry| entry.number).collect();
+        self.entries.retain(is_kept);
+        surplus
+    }
+}

@@ -1,0 +1,277 @@
+//! What the machine says, input by input. The model (`migrate/sim`) tries all orders.
+
+use super::{
+    Cause, DeviceReach, Effect, Layout, Plan, Policy, Reason, Room, Share, Shelf, Supervisor,
+};
+use std::collections::BTreeSet;
+
+const MIB: u64 = 1 << 20;
+
+fn policy() -> Policy {
+    Policy {
+        every_ms: 30_000,
+        keep: 2,
+        lease_ms: 3000,
+        clock_error_ms: 10,
+        gather_ms: 5000,
+        restarts_max: 5,
+        window_ms: 600_000,
+        on_panic: false,
+    }
+}
+
+fn share(vcpus: u32, memory: u64) -> Share {
+    Share { vcpus, spare_vcpus: 0, memory: memory * MIB }
+}
+
+fn plan() -> Plan {
+    let devices = vec![DeviceReach { slice: 0, standby: vec![] }];
+    Plan { slices: vec![share(1, 64), share(2, 64)], spares: 1, room: None, devices }
+}
+
+fn answering(hosts: &[u16]) -> BTreeSet<u16> {
+    hosts.iter().copied().collect()
+}
+
+/// A VM that runs since the moment 0.
+fn running(plan: &Plan) -> Supervisor {
+    let mut supervisor = Supervisor::new(policy(), plan.clone(), Shelf::default(), 1);
+    assert_eq!(supervisor.begin(0), [Effect::Ask]);
+    let layout = plan.as_planned(&answering(&[1, 2])).unwrap();
+    let started = supervisor.answers(0, &answering(&[1]));
+    assert_eq!(started, [Effect::Start { from: None, layout }]);
+    supervisor.runs(0);
+    supervisor
+}
+
+/// Its hosts answer when they are asked.
+#[track_caller]
+fn started_again(supervisor: &mut Supervisor, at: u64) -> Option<u64> {
+    assert_eq!(supervisor.passed(at - 1), []);
+    assert_eq!(supervisor.passed(at), [Effect::Ask]);
+    match supervisor.answers(at, &answering(&[1])).as_slice() {
+        [Effect::Start { from, .. }] => *from,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn lost_vm_is_started_when_its_slices_have_stopped() {
+    let mut supervisor = running(&plan());
+    assert_eq!(supervisor.due(), Some(30_000));
+    assert_eq!(supervisor.passed(30_000), [Effect::Checkpoint(1)]);
+    assert_eq!(supervisor.due(), None);
+    assert_eq!(supervisor.committed(31_000, 1, None), []);
+    assert_eq!(supervisor.due(), Some(61_000));
+    assert_eq!(supervisor.ended(40_000, Cause::Lost), []);
+    // Five quarters of a lease, the clocks' error twice, and the margin.
+    let stopped = 40_000 + 3750 + 20 + 500;
+    assert_eq!(supervisor.due(), Some(stopped));
+    assert_eq!(started_again(&mut supervisor, stopped), Some(1));
+    supervisor.runs(50_000);
+    // The second time in a row waits a little, the third twice as long.
+    supervisor.ended(50_001, Cause::Refused);
+    assert_eq!(started_again(&mut supervisor, 52_001), Some(1));
+    supervisor.ended(52_002, Cause::Refused);
+    assert_eq!(started_again(&mut supervisor, 56_002), Some(1));
+}
+
+#[test]
+fn vm_that_is_lost_too_often_is_given_up_unless_it_gets_on() {
+    let lose = |supervisor: &mut Supervisor, now: &mut u64| {
+        *now += 10;
+        let said = supervisor.ended(*now, Cause::Lost);
+        if let Some(due) = supervisor.due() {
+            *now = due;
+            started_again(supervisor, due);
+            supervisor.runs(due);
+        }
+        said
+    };
+    let (mut supervisor, mut now) = (running(&plan()), 0);
+    for _ in 0..5 {
+        assert_eq!(lose(&mut supervisor, &mut now), []);
+    }
+    let mut other = supervisor.clone();
+    let given_up = [Effect::Over(Reason::TooOften(5))];
+    assert_eq!(lose(&mut supervisor, &mut now.clone()), given_up);
+    assert!(supervisor.is_over());
+    // What was long ago does not count.
+    let mut later = now + 700_000;
+    assert_eq!(lose(&mut other.clone(), &mut later), []);
+    now += 30_000;
+    assert_eq!(other.passed(now), [Effect::Checkpoint(1)]);
+    assert_eq!(other.committed(now, 1, None), []);
+    for _ in 0..5 {
+        assert_eq!(lose(&mut other, &mut now), []);
+    }
+    assert_eq!(lose(&mut other, &mut now), given_up);
+}
+
+#[test]
+fn end_that_somebody_wants_is_an_end() {
+    for cause in [Cause::Wanted, Cause::Panicked] {
+        let ended = running(&plan()).ended(5, cause);
+        assert_eq!(ended, [Effect::Over(Reason::Ended(cause))]);
+    }
+    let on_panic = Policy { on_panic: true, ..policy() };
+    let mut supervisor = Supervisor::new(on_panic, plan(), Shelf::given(7), 8);
+    supervisor.begin(0);
+    supervisor.answers(0, &answering(&[1]));
+    assert_eq!(supervisor.ended(5, Cause::Panicked), []);
+    assert_eq!(supervisor.stop(), [Effect::Over(Reason::Stopped)]);
+    let mut supervisor = running(&plan());
+    assert_eq!(supervisor.stop(), [Effect::Stop]);
+    assert_eq!(supervisor.due(), None, "no checkpoint of a VM that is to end");
+    let lost = supervisor.ended(9, Cause::Lost);
+    assert_eq!(lost, [Effect::Over(Reason::Ended(Cause::Lost))]);
+}
+
+#[test]
+fn vm_that_never_began_is_refused_as_without_a_supervisor() {
+    let mut supervisor = Supervisor::new(policy(), plan(), Shelf::default(), 1);
+    supervisor.begin(0);
+    supervisor.answers(0, &answering(&[1]));
+    let refused = supervisor.ended(5, Cause::Refused);
+    assert_eq!(refused, [Effect::Over(Reason::Ended(Cause::Refused))]);
+}
+
+#[test]
+fn older_checkpoint_is_tried_when_the_newest_cannot_be_gone_on_from() {
+    let mut supervisor = running(&plan());
+    for number in 1..=3 {
+        let at = number * 31_000;
+        assert_eq!(supervisor.passed(at), [Effect::Checkpoint(number)]);
+        let surplus = supervisor.committed(at, number, None);
+        let expected: &[Effect] = if number == 3 { &[Effect::Delete(1)] } else { &[] };
+        assert_eq!(surplus, expected);
+    }
+    supervisor.ended(100_000, Cause::Lost);
+    assert_eq!(started_again(&mut supervisor, 104_270), Some(3));
+    supervisor.ended(104_280, Cause::Damaged);
+    assert_eq!(started_again(&mut supervisor, 106_280), Some(2));
+    let mut other = supervisor.clone();
+    // One that is good and fails twice would be passed over too, if there were another one.
+    supervisor.ended(106_281, Cause::Lost);
+    assert_eq!(started_again(&mut supervisor, 110_551), Some(2));
+    supervisor.ended(110_552, Cause::Lost);
+    assert_eq!(started_again(&mut supervisor, 118_552), Some(2));
+    other.ended(106_281, Cause::Damaged);
+    assert_eq!(other.passed(110_281), [Effect::Ask]);
+    let given_up = [Effect::Over(Reason::NoCheckpoint)];
+    assert_eq!(other.answers(110_281, &answering(&[1])), given_up);
+}
+
+#[test]
+fn checkpoint_that_fails_is_tried_again_more_and_more_rarely() {
+    let mut supervisor = running(&plan());
+    let mut at = 30_000;
+    for (number, wait) in (1..).zip([1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]) {
+        assert_eq!(supervisor.passed(at), [Effect::Checkpoint(number)]);
+        assert_eq!(supervisor.not_committed(at, number), [Effect::Delete(number)]);
+        at += wait;
+        assert_eq!(supervisor.due(), Some(at));
+    }
+}
+
+#[test]
+fn newest_checkpoint_is_that_which_was_being_written() {
+    let mut supervisor = running(&plan());
+    supervisor.passed(30_000);
+    supervisor.ended(30_001, Cause::Lost);
+    assert_eq!(supervisor.due(), None, "what comes of it is waited for");
+    assert_eq!(supervisor.committed(30_002, 1, None), []);
+    assert_eq!(started_again(&mut supervisor, 34_271), Some(1));
+}
+
+#[test]
+fn process_that_stands_still_is_killed_when_its_peers_have_lost_it() {
+    let mut supervisor = running(&plan());
+    supervisor.halted(100, true);
+    assert_eq!(supervisor.due(), Some(4370));
+    supervisor.halted(200, false);
+    assert_eq!(supervisor.due(), Some(30_000));
+    supervisor.halted(300, true);
+    assert_eq!(supervisor.passed(4570), [Effect::Kill]);
+    // Nobody loses a VM of one slice.
+    let mut alone = running(&Plan { slices: vec![share(1, 64)], spares: 0, ..plan() });
+    alone.halted(100, true);
+    assert_eq!(alone.due(), Some(30_000));
+}
+
+#[test]
+fn spare_takes_the_place_of_a_host_that_does_not_answer_in_time() {
+    let mut supervisor = running(&plan());
+    supervisor.ended(1000, Cause::Lost);
+    let mut now = supervisor.due().unwrap();
+    while now < 6000 {
+        assert_eq!(supervisor.passed(now), [Effect::Ask]);
+        assert_eq!(supervisor.answers(now, &answering(&[2])), []);
+        now = supervisor.due().unwrap();
+    }
+    supervisor.passed(now);
+    // Neither answers: they are asked on and on.
+    assert_eq!(supervisor.answers(now, &answering(&[])), []);
+    now = supervisor.due().unwrap();
+    supervisor.passed(now);
+    let started = supervisor.answers(now, &answering(&[2]));
+    let [Effect::Start { layout: Layout(places), .. }] = started.as_slice() else {
+        panic!("{started:?}")
+    };
+    assert_eq!((places[1].host, places[1].slice, places[1].share), (2, 1, share(2, 64)));
+}
+
+#[test]
+fn what_is_left_has_all_of_the_vm_if_there_is_room() {
+    let shares = |layout: Option<Layout>| {
+        let places = layout.map(|Layout(places)| places);
+        places
+            .map(|places| places.iter().map(|place| (place.slice, place.share)).collect::<Vec<_>>())
+    };
+    let three =
+        Plan { slices: vec![share(1, 64), share(2, 64), share(1, 70)], spares: 0, ..plan() };
+    let only = answering(&[1]);
+    assert_eq!(shares(three.without(&only)), None, "nobody said so");
+    let room = |vcpus, mib: u64| {
+        let room = Some(Room { vcpus, memory: mib * MIB });
+        shares(Plan { room, ..three.clone() }.without(&only))
+    };
+    assert_eq!(room(4, 200), Some(vec![(0, share(2, 64 + 70)), (1, share(2, 64))]));
+    // Each has room for 36 of 70 MiB, in steps of 2 MiB.
+    assert_eq!(room(4, 101), Some(vec![(0, share(2, 100)), (1, share(2, 98))]));
+    assert_eq!(room(4, 98), None);
+    assert_eq!(room(1, 200), None);
+}
+
+#[test]
+fn devices_of_a_slice_that_is_left_out_must_be_reached_from_others() {
+    let room = Some(Room { vcpus: 8, memory: 512 * MIB });
+    let with = |devices| Plan { room, spares: 0, devices, ..plan() }.without(&answering(&[]));
+    let device = |standby| DeviceReach { slice: 1, standby };
+    assert!(with(vec![device(vec![])]).is_none());
+    assert!(with(vec![device(vec![1])]).is_none());
+    assert!(with(vec![device(vec![0])]).is_some());
+    // A slice with devices only is given nothing else.
+    let slices = vec![share(1, 64), share(0, 0), share(1, 64)];
+    let plan = Plan { slices, spares: 0, room, devices: Vec::new() };
+    let Layout(places) = plan.without(&answering(&[1])).unwrap();
+    assert_eq!(
+        places.iter().map(|place| place.share).collect::<Vec<_>>(),
+        [share(2, 128), share(0, 0)]
+    );
+}
+
+#[test]
+fn increments_keep_what_they_are_increments_of() {
+    let mut supervisor = running(&plan());
+    let mut deleted = Vec::new();
+    for (number, base) in (1..).zip([None, Some(1), Some(2), None, None, None]) {
+        let at = number * 31_000;
+        supervisor.passed(at);
+        deleted.push(supervisor.committed(at, number, base));
+    }
+    let all = |numbers: &[u64]| numbers.iter().map(|one| Effect::Delete(*one)).collect::<Vec<_>>();
+    assert_eq!(deleted[..4], [all(&[]), all(&[]), all(&[]), all(&[])]);
+    // Increments first.
+    assert_eq!(deleted[4..], [all(&[3, 2, 1]), all(&[4])]);
+}
