@@ -46,10 +46,9 @@ const MAP: u64 = 0x72d0;
 const RAM: u64 = 1;
 const FOUR_GIB: u64 = 4 << 30;
 
-const PAGE: u64 = 4096;
 const LINE: u64 = 64;
 const CHUNK: u64 = 2 << 20;
-/// What is changed at random: 16 MiB at the end of memory.
+/// What is changed at random: 16 MiB from the middle of the second half on.
 const PART: u64 = 16 << 20;
 /// Gaps that are noted, in ticks: 200 us at 2.6 GHz; and how often it is noted what was done: 10 ms.
 const GAP: u64 = 520_000;
@@ -235,7 +234,7 @@ fn watch(map: Map) -> ! {
 fn store(map: Map) -> ! {
     let mut notes = Notes::new(map.at(map.bytes() / 2));
     let (mut stores, mut value) = (0, 1);
-    let part = map.bytes() - PART;
+    let part = map.bytes() / 4 * 3;
     loop {
         value = next(value);
         let line = (value >> 32) * (PART / LINE) >> 32;
