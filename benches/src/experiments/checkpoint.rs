@@ -112,11 +112,8 @@ fn size(bytes: u64) -> String {
 /// Of times in milliseconds.
 fn milliseconds(name: String, samples: &Samples) -> Row {
     let count = float(u64::try_from(samples.sorted().len()).unwrap_or(u64::MAX));
-    let figures = [
-        ("p50 ms", samples.percentile(50)),
-        ("p99 ms", samples.percentile(99)),
-        ("count", count),
-    ];
+    let figures =
+        [("p50 ms", samples.percentile(50)), ("p99 ms", samples.percentile(99)), ("count", count)];
     Row { name, figures: figures.map(|(column, value)| (column.to_owned(), value)).to_vec() }
 }
 

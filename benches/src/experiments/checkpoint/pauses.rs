@@ -83,7 +83,8 @@ fn find(story: &Story, ahead: u64, live: &[Written], stopped: &[Written]) -> Res
         let ((begin, end), rest) = (written.times, ticks(REST));
         for (vcpu, [during, after]) in (0..).zip(&mut ratios) {
             let rate = |from, to| story.rate(vcpu, (guest(from), guest(to)));
-            let before = rate(begin - rest, begin).context("the guest has not told all its work")?;
+            let before =
+                rate(begin - rest, begin).context("the guest has not told all its work")?;
             // What is shorter than the guest's notes says nothing.
             during.extend(rate(written.moment.1, end).map(|rate| rate / before));
             after.extend(rate(end, end + rest - rest / 8).map(|rate| rate / before));
@@ -125,8 +126,10 @@ impl Pauses {
         }
         let vcpus = ["vCPU 0, looks", "vCPU 1, stores"];
         for (vcpu, (during, after)) in vcpus.into_iter().zip(found.during.iter().zip(found.after)) {
-            let figures =
-                vec![("while written / before".to_owned(), *during), ("after / before".into(), after)];
+            let figures = vec![
+                ("while written / before".to_owned(), *during),
+                ("after / before".into(), after),
+            ];
             outcome.rows.push(Row { name: format!("{name}: {vcpu}"), figures });
         }
         let ratio = found.stopped_guest.percentile(50) / found.guest.percentile(50);

@@ -52,9 +52,11 @@ pub(super) fn run(
     }
     let name = size(plan.bytes);
     let [plain, stopped, live] = took;
-    for (what, took) in
-        [("one slice, --stop", &plain), ("two slices, --stop", &stopped), ("two slices, live", &live)]
-    {
+    for (what, took) in [
+        ("one slice, --stop", &plain),
+        ("two slices, --stop", &stopped),
+        ("two slices, live", &live),
+    ] {
         outcome.rows.push(milliseconds(format!("{name}: {what}"), &Samples::new(took.clone())));
     }
     for (what, of) in [("--stop", &stopped), ("live", &live)] {

@@ -96,7 +96,8 @@ impl Saved {
         let before = |time: Duration| host.saturating_sub(ticks(time));
         let since = unix.saturating_sub(Duration::from_millis(cut_ms));
         let paused = Duration::from_secs_f64(answer.paused_milliseconds / 1e3);
-        let moment = (before(since + paused), before(since.saturating_sub(Duration::from_millis(1))));
+        let moment =
+            (before(since + paused), before(since.saturating_sub(Duration::from_millis(1))));
         Ok(Written {
             times,
             moment,
