@@ -44,7 +44,13 @@ const WHOLE: Plan = Plan {
     turns: 7,
     bytes: 1024 * MIB,
 };
-const QUICK: Plan = Plan { live: 9, stopped: 3, turns: 3, bytes: 256 * MIB, ..WHOLE };
+const QUICK: Plan = Plan {
+    sizes: &[64 * MIB, 256 * MIB, 1024 * MIB],
+    live: 8,
+    stopped: 2,
+    turns: 3,
+    bytes: 256 * MIB,
+};
 
 /// Runs the experiment.
 ///
@@ -78,7 +84,9 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     for (bytes, companion) in plan.sizes.iter().zip(companions) {
         let name = size(*bytes);
         let found = pauses::measure(&guest, (*bytes, companion), &memory.0, plan);
-        pauses.add(found.with_context(|| name.clone())?, &name, &mut outcome);
+        let found = found.with_context(|| name.clone())?;
+        eprintln!("{name}: {found}");
+        pauses.add(found, &name, &mut outcome);
     }
     pauses.judge(&mut outcome);
     throughput::run(&guest, (plan, on_disk), &disk.0, &mut outcome).context("on the disk")?;

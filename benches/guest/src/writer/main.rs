@@ -4,7 +4,7 @@
 //! ```text
 //!   vCPU 0: fill ==wait for each other==> look at the other half --"T"--> look at the counter without end --+--> power off
 //!   vCPU 1: fill =======================> look at the other half -------> store, work, store, work, ... --> stop
-//!                                                    both note gaps and, every 10 ms, how much they have done
+//!                                                    both note gaps and, every 20 ms, how much they have done
 //! ```
 //! Each vCPU fills one half of memory, which is that of its slice where there are two. Of every fourth chunk, it then reads
 //! a page of the other half, so that these chunks are shared.
@@ -50,13 +50,13 @@ const LINE: u64 = 64;
 const CHUNK: u64 = 2 << 20;
 /// What is changed at random: 16 MiB from the middle of the second half on.
 const PART: u64 = 16 << 20;
-/// Gaps that are noted, in ticks: 200 us at 2.6 GHz; and how often it is noted what was done: 10 ms.
-const GAP: u64 = 520_000;
-const NOTE: u64 = 26_000_000;
+/// Gaps that are noted, in ticks: 500 us at 2.6 GHz; and how often it is noted what was done: 20 ms. All is told byte by byte.
+const GAP: u64 = 1_300_000;
+const NOTE: u64 = 52_000_000;
 /// Work between two stores: some 40 us.
 const WORK: u64 = 25_000;
 /// Looks at the counter between two looks at the power button: it is a port, which takes long.
-const BUTTON: u64 = 20;
+const BUTTON: u64 = 10;
 
 const PM1_STATUS: u16 = 0x601;
 const PM1_ENABLE: u16 = 0x603;
@@ -138,7 +138,7 @@ impl Notes {
         Self { gaps_at, gaps: 0, works: 0, last, next: last }
     }
 
-    /// Looks at the counter, and notes what there is to note. True every 10 ms.
+    /// Looks at the counter, and notes what there is to note. True every 20 ms.
     fn look(&mut self, done: u64) -> bool {
         let time = now();
         let gap = time.saturating_sub(self.last);

@@ -8,6 +8,7 @@ use crate::samples::{Samples, median};
 use crate::story::Story;
 use anyhow::{Context, Result, ensure};
 use outcome::{Bar, Outcome, Row};
+use std::fmt;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
@@ -31,6 +32,18 @@ pub(super) struct Found {
     during: [f64; 2],
     after: [f64; 2],
     stores: u64,
+}
+
+impl fmt::Display for Found {
+    /// For whoever waits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [guest, answer, took] =
+            [&self.guest, &self.answer, &self.took].map(|samples| samples.percentile(50));
+        write!(
+            f,
+            "paused {guest:.1} ms as the guest saw it, {answer:.1} by the answer, of {took:.0}"
+        )
+    }
 }
 
 /// Writes checkpoints of a VM with so much memory.
