@@ -2,8 +2,12 @@
 
 use std::env;
 
-const SCRIPTS: [(&str, &str); 3] =
-    [("microguest", "link.ld"), ("mover", "src/mover/link.ld"), ("loads", "src/mover/link.ld")];
+const SCRIPTS: [(&str, &str); 4] = [
+    ("microguest", "link.ld"),
+    ("mover", "src/mover/link.ld"),
+    ("loads", "src/mover/link.ld"),
+    ("writer", "src/mover/link.ld"),
+];
 
 fn main() {
     for (_, script) in SCRIPTS {

@@ -30,4 +30,6 @@ pub mod real_vm;
 pub mod sampled_vcpus;
 pub mod samples;
 pub mod slice;
+mod story;
+mod telling_vm;
 pub mod worker_pool;

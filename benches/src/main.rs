@@ -12,7 +12,7 @@ use tessera_benches::experiments::{self, Setting, solo};
 #[derive(Debug, Parser)]
 #[command(about = "Runs an experiment on this machine's KVM")]
 struct Arguments {
-    /// The experiment: faults, sharing, writes, scan, solo, npb, migrate or ablation
+    /// The experiment: faults, sharing, writes, scan, solo, npb, migrate, checkpoint or ablation
     name: String,
     /// Fewer rounds
     #[arg(long)]

@@ -31,17 +31,17 @@ pub struct Companion {
 }
 
 impl Companion {
-    /// Starts it. The process must have no other thread.
+    /// Starts it. The process must have no other thread. Parts of checkpoints go to this folder.
     ///
     /// # Errors
     /// The operating system refuses.
-    pub fn fork(memory: Memory) -> Result<Self> {
+    pub fn fork(memory: Memory, checkpoints: Option<PathBuf>) -> Result<Self> {
         // Free until a moment ago.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let options = CompanionOptions {
             listen: address,
             credential: Credential::Secret(secret()?),
-            local: local(memory, None),
+            local: LocalOptions { checkpoints, ..local(memory, None) },
             lend: Vec::new(),
             stop: StopHandle::new(),
             console: Box::new(std::io::sink()),

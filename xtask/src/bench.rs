@@ -14,7 +14,7 @@ use scenarios::bench::{BenchOptions, ablation, disk, net, programs, transport};
 use crate::{arrows, workspace};
 
 /// The experiments, and what each compares.
-const EXPERIMENTS: [(&str, &str); 8] = [
+const EXPERIMENTS: [(&str, &str); 9] = [
     ("faults", "a remote fault with its floor"),
     ("sharing", "no, false and true sharing with one writer alone; ping-pong"),
     ("writes", "four vCPUs that write to four, two or one page with one vCPU alone"),
@@ -22,6 +22,10 @@ const EXPERIMENTS: [(&str, &str); 8] = [
     ("solo", "a VM on one slice with no memory engine"),
     ("npb", "NAS kernels over two slices with two vCPUs on one core"),
     ("migrate", "what a vCPU sees of its move to another slice with what no move goes below"),
+    (
+        "checkpoint",
+        "how long a guest stands still for a checkpoint, by its memory; writing one with a raw stream",
+    ),
     (
         ABLATION,
         "each optional mechanism of the memory engine with the engine without it (also --lab)",

@@ -25,10 +25,6 @@ pub(crate) fn call(kind: u64, index: u32, value: u64) -> u64 {
     given
 }
 
-pub(crate) fn write_msr(index: u32, value: u64) {
-    call(0, index, value);
-}
-
 pub(crate) fn port(number: u16, value: u8) {
     call(2, number.into(), value.into());
 }

@@ -9,28 +9,31 @@
 //! The windows in which it stays are as long as a move.
 
 mod floor;
-mod gaps;
-mod vm;
 
 use super::{Setting, cycles_per_ns};
 use crate::carrier::Carrier;
-use crate::real_vm::Companion;
+use crate::real_vm::{Companion, LIMIT};
 use crate::samples::Samples;
+use crate::story::{Story, windows};
+use crate::telling_vm::{Shape, Told, Vm};
 use anyhow::{Context, Result, ensure};
-use gaps::{Story, windows};
 use microguest::job::now;
 use outcome::{Bar, Outcome, Row};
 use std::thread::sleep;
 use std::time::Duration;
 use transport::CarrierKind;
-use vm::{Told, Vm};
+use vmm::control::{Answer, MoveVcpuRequest, Request};
 use vmm::interrupts::InterruptBackEnd;
 use vmm::machine::{HandoverTimes, Spent};
-use vmm::slice::{Interrupts, Memory, RunReport};
+use vmm::slice::{Interrupts, Memory, RunReport, SliceSpec};
 
 /// The interruption may last so many times the floor; what is aimed at is less.
 const BOUND: f64 = 1.5;
 const GOAL: f64 = 1.2;
+/// Memory that each slice is home of. The guest knows where the second part begins.
+const SLICE_BYTES: u64 = 16 << 20;
+/// The vCPU that moves.
+const MOVER: u32 = 1;
 /// A vCPU stays so long between two moves at least, and up to as much longer again.
 const STAY: Duration = Duration::from_millis(2);
 /// How often the state is read and set, and round trips are measured.
@@ -66,6 +69,15 @@ impl Setup {
         }
     }
 
+    fn shape(self) -> Shape {
+        Shape {
+            slices: vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2],
+            interrupts: self.interrupts,
+            carrier: self.kind(),
+            telling: LIMIT,
+        }
+    }
+
     fn name(self) -> String {
         let apic = match self.interrupts {
             Interrupts::Userspace => "userspace",
@@ -95,7 +107,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     };
     // All of them while there is one thread.
     let companions =
-        SETUPS.iter().map(|_| Companion::fork(Memory::Memfd)).collect::<Result<Vec<_>>>()?;
+        SETUPS.iter().map(|_| Companion::fork(Memory::Memfd, None)).collect::<Result<Vec<_>>>()?;
     let guest = setting.image.with_file_name("mover");
     ensure!(guest.exists(), "no guest {}: it is built with the microguest", guest.display());
     let mut outcome = Outcome::new("migrate");
@@ -110,7 +122,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
         "floor: the state read and set, of a machine of its own, and a round trip, asleep".into(),
     ];
     for (setup, companion) in SETUPS.into_iter().zip(companions) {
-        let vm = Vm::start(&guest, setup, companion)
+        let vm = Vm::start(&guest, setup.shape(), Some(companion))
             .with_context(|| format!("start a VM ({})", setup.name()))?;
         let times = move_about(&vm, plan).with_context(|| setup.name())?;
         let told = vm.end().with_context(|| setup.name())?;
@@ -136,7 +148,10 @@ fn move_about(vm: &Vm, plan: Plan) -> Result<Times> {
     let mut seed = 7u32;
     let mut moves = Vec::with_capacity(plan.moves);
     for slice in [0, 1].into_iter().cycle().take(plan.moves) {
-        moves.push(vm.move_to(slice)?);
+        let request = Request::MoveVcpu(MoveVcpuRequest { vcpu: MOVER, slice });
+        let (answer, times) = vm.ask(&request).context("move a vCPU")?;
+        ensure!(matches!(answer, Answer::Done(_)), "a move is answered by {answer:?}");
+        moves.push(times);
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         sleep(STAY + STAY * (seed >> 24) / 256);
     }

@@ -2,6 +2,7 @@
 
 pub mod ablation;
 pub mod chains;
+pub mod checkpoint;
 pub mod faults;
 pub mod migrate;
 pub mod npb;
@@ -35,7 +36,7 @@ pub struct Setting<'a> {
 type Experiment = fn(Setting<'_>) -> Result<Outcome>;
 
 /// The experiments by name.
-const EXPERIMENTS: [(&str, Experiment); 7] = [
+const EXPERIMENTS: [(&str, Experiment); 8] = [
     ("faults", faults::run),
     ("sharing", sharing::run),
     ("writes", writes::run),
@@ -43,6 +44,7 @@ const EXPERIMENTS: [(&str, Experiment); 7] = [
     ("solo", solo::run),
     ("npb", npb::run),
     ("migrate", migrate::run),
+    ("checkpoint", checkpoint::run),
 ];
 
 /// Runs one.

@@ -199,6 +199,29 @@ impl Directory {
         frames.filter_map(|gfn| self.get(gfn).map(|holders| (gfn, holders)))
     }
 
+    /// The same as runs of pages that are held alike, ascending. Memory that nobody else has asked for is one.
+    fn runs(&self) -> impl Iterator<Item = (Range<u64>, Holders)> + '_ {
+        let mut at = 0;
+        let all = std::iter::from_fn(move || {
+            let (slices, kind) = (*self.slices.get(at)?, *self.kinds.get(at)?);
+            let holders = Holders { slices, kind, widely_shared: *self.widely_shared.get(at)? };
+            let pages = alike(&self.slices[at..])
+                .min(alike(&self.kinds[at..]))
+                .min(alike(&self.widely_shared[at..]));
+            let run = self.range(at, pages);
+            at += pages;
+            Some((run, holders))
+        });
+        all.filter(|(_, holders)| *holders != ELSEWHERE)
+    }
+
+    /// Frames by their places.
+    fn range(&self, at: usize, pages: usize) -> Range<u64> {
+        let number = |places| u64::try_from(places).expect("a chunk at most");
+        let first = self.first + number(at);
+        first..first + number(pages)
+    }
+
     /// Gives frames a place.
     fn widen(&mut self, frames: &Range<u64>) {
         let end = self.first + u64::try_from(self.slices.len()).expect("a chunk at most");
@@ -259,6 +282,24 @@ impl Pages {
         all.filter(|(_, copy)| *copy != PageCopy::Invalid)
     }
 
+    /// The same as runs of pages that are held alike, ascending.
+    pub(crate) fn copy_runs(&self) -> impl Iterator<Item = (Range<u64>, PageCopy)> + '_ {
+        let mut at = 0;
+        let all = std::iter::from_fn(move || {
+            let copy = *self.copies.get(at)?;
+            let number = |places| u64::try_from(places).expect("frames are numbers");
+            let first = number(at);
+            at += alike(&self.copies[at..]);
+            Some((first..number(at), copy))
+        });
+        all.filter(|(_, copy)| *copy != PageCopy::Invalid)
+    }
+
+    /// The directory of this home, in runs of pages that are held alike, ascending.
+    pub(crate) fn directory_runs(&self) -> impl Iterator<Item = (Range<u64>, Holders)> + '_ {
+        self.directory.iter().flat_map(Directory::runs)
+    }
+
     /// The directory of this home, ascending.
     pub(crate) fn directory(&self) -> impl Iterator<Item = (Gfn, Holders)> + '_ {
         self.directory.iter().flat_map(Directory::iter)
@@ -317,6 +358,15 @@ impl Pages {
     }
 }
 
+/// How many of these are as the first one. They are looked at in blocks: most runs are long, and a guest waits.
+fn alike<T: Copy + PartialEq>(all: &[T]) -> usize {
+    const BLOCK: usize = 64;
+    let Some(first) = all.first() else { return 0 };
+    let is_whole = |block: &&[T]| block.iter().fold(true, |same, one| same & (one == first));
+    let whole = BLOCK * all.chunks_exact(BLOCK).take_while(is_whole).count();
+    whole + all[whole..].iter().take_while(|one| *one == first).count()
+}
+
 fn index(gfn: Gfn) -> Option<usize> {
     usize::try_from(gfn.0).ok()
 }
@@ -372,5 +422,30 @@ mod tests {
             "{directory} bytes of directory"
         );
         assert_eq!(pages.holders(Gfn(4 * SHARE - 1)), Some(Holders::exclusive(SliceId(3))));
+    }
+
+    #[test]
+    fn runs_are_the_pages() {
+        let ranges = [(0..70, 0), (70..1100, 1), (1100..1500, 0)];
+        let range = |(frames, home)| HomeRange { frames, home: SliceId(home) };
+        let homes = HomeTable::new(ranges.map(range).to_vec()).unwrap();
+        let mut pages = Pages::new(SliceId(0), &homes);
+        for frame in [3, 64, 65, 66, 69, 1163, 1300, 1499] {
+            pages.set_copy(Gfn(frame), PageCopy::Shared);
+            pages.set_holders(Gfn(frame), Holders::exclusive(SliceId(0)).with_reader(SliceId(1)));
+        }
+        pages.set_copy(Gfn(700), PageCopy::Exclusive);
+        pages.set_copy(Gfn(1200), PageCopy::Replica);
+        pages.set_holders(Gfn(1200), Holders::replicated());
+        pages.set_holders(Gfn(1201), Holders::exclusive(SliceId(1)));
+
+        fn each<T: Copy>(runs: impl Iterator<Item = (Range<u64>, T)>) -> Vec<(Gfn, T)> {
+            runs.flat_map(|(run, how)| run.map(move |frame| (Gfn(frame), how))).collect()
+        }
+        assert_eq!(each(pages.copy_runs()), pages.copies().collect::<Vec<_>>());
+        assert_eq!(each(pages.directory_runs()), pages.directory().collect::<Vec<_>>());
+        assert_eq!(pages.copy_runs().next(), Some((0..3, PageCopy::Exclusive)));
+        assert_eq!(alike(&[1; 200]), 200);
+        assert_eq!(alike::<u8>(&[]), 0);
     }
 }

@@ -17,11 +17,14 @@
 mod booted;
 #[path = "../calls.rs"]
 mod calls;
+#[path = "../msr.rs"]
+mod msr;
 
-use booted::{now, number, put, read_port, rest, word, write_msr};
+use booted::{now, number, put, read_port, rest, word};
 use core::arch::global_asm;
 use core::panic::PanicInfo;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use msr::write_msr;
 
 global_asm!(include_str!("../mover/boot.s"));
 

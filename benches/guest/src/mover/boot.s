@@ -260,12 +260,17 @@ start_code_end:
 .balign 4096
 pml4: .quad pdpt + 0x67
 .balign 4096
-pdpt: .quad directory + 0x67
+pdpt:
+.set number, 0
+.rept 8
+    .quad directory + number * 4096 + 0x67
+    .set number, number + 1
+.endr
 .balign 4096
-# 512 MiB for user mode, and all bits set that a processor would set.
+# 8 GiB for user mode, and all bits set that a processor would set.
 directory:
 .set number, 0
-.rept 256
+.rept 4096
     .quad number * 0x200000 + 0xe7
     .set number, number + 1
 .endr

@@ -17,11 +17,14 @@
 mod booted;
 #[path = "../calls.rs"]
 mod calls;
+#[path = "../msr.rs"]
+mod msr;
 
-use booted::{call, now, number, port, put, read_port, rest, word, write_msr};
+use booted::{call, now, number, port, put, read_port, rest, word};
 use core::arch::{global_asm, x86_64::__cpuid_count, x86_64::_xgetbv};
 use core::panic::PanicInfo;
 use core::sync::atomic::Ordering::SeqCst;
+use msr::write_msr;
 
 global_asm!(include_str!("boot.s"));
 global_asm!(include_str!("spin.s"));

@@ -21,12 +21,8 @@ impl FrameRuns {
         runs
     }
 
-    /// Adds a frame behind all others.
-    pub(super) fn push(&mut self, gfn: Gfn) {
-        self.append(gfn.0..gfn.0 + 1);
-    }
-
-    fn append(&mut self, range: Range<u64>) {
+    /// Adds frames behind all others.
+    pub(super) fn append(&mut self, range: Range<u64>) {
         match self.0.last_mut() {
             Some((first, pages)) if *first + *pages == range.start => {
                 *pages += range.end - range.start;
@@ -135,7 +131,7 @@ mod tests {
 
     fn of(frames: &BTreeSet<u64>) -> FrameRuns {
         let mut runs = FrameRuns::default();
-        frames.iter().for_each(|frame| runs.push(Gfn(*frame)));
+        frames.iter().for_each(|frame| runs.append(*frame..frame + 1));
         runs
     }
 

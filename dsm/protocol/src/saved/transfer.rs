@@ -50,13 +50,17 @@ impl Node {
         }
         let (mut shared, mut exclusive) = (FrameRuns::default(), FrameRuns::default());
         let mut replicas = Vec::new();
-        for (gfn, copy) in self.pages.copies() {
+        for (run, copy) in self.pages.copy_runs() {
             match copy {
                 PageCopy::Invalid => {}
-                PageCopy::Shared => shared.push(gfn),
-                PageCopy::Exclusive => exclusive.push(gfn),
-                PageCopy::Forming => return Err(NotAtRest::Forming(gfn)),
-                PageCopy::Replica => replicas.push(self.save_replica(gfn, store)?),
+                PageCopy::Shared => shared.append(run),
+                PageCopy::Exclusive => exclusive.append(run),
+                PageCopy::Forming => return Err(NotAtRest::Forming(Gfn(run.start))),
+                PageCopy::Replica => {
+                    for gfn in run.map(Gfn) {
+                        replicas.push(self.save_replica(gfn, store)?);
+                    }
+                }
             }
         }
         let config = &self.config;
@@ -104,12 +108,12 @@ impl Node {
 
     fn save_directory(&self) -> Vec<HoldersState> {
         let mut groups: BTreeMap<Holders, FrameRuns> = BTreeMap::new();
-        for (gfn, holders) in self.pages.directory() {
+        for (run, holders) in self.pages.directory_runs() {
             // Notes of dropped requests end here: no message about them is on its way.
             let replicated = holders.is_replicated();
             let holders = if replicated { Holders::replicated() } else { holders };
             let holders = self.without_forgotten(holders);
-            groups.entry(holders).or_default().push(gfn);
+            groups.entry(holders).or_default().append(run);
         }
         let group = |(holders, frames): (Holders, FrameRuns)| {
             let kind = holders.kind().into();

@@ -106,7 +106,7 @@ impl Vm {
     /// # Errors
     /// As above, or userfaultfd or the transport refuse.
     pub(super) fn on_two_slices(guest: &Path) -> Result<Self> {
-        let companion = Companion::fork(MEMORY)?;
+        let companion = Companion::fork(MEMORY, None)?;
         companion.wait_until_it_listens()?;
         let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: BYTES / 2 }; 2];
         Self::start(guest, slices, Some(companion))

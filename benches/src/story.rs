@@ -4,22 +4,33 @@ use anyhow::{Context, Result, ensure};
 
 /// A time in which the guest saw none, in ticks of its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gap {
-    pub(super) begin: u64,
-    pub(super) ticks: u64,
-    /// In the loop that does nothing but look; else something was done meanwhile, such as an access to memory.
-    pub(super) is_pure: bool,
+pub(crate) struct Gap {
+    pub(crate) begin: u64,
+    pub(crate) ticks: u64,
+    /// In the loop that does nothing but look; else something was done meanwhile, such as an access to memory, or it is of
+    /// another vCPU.
+    pub(crate) is_pure: bool,
 }
 
-/// See the guest's own text for its lines.
+/// What a vCPU had done at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Work {
+    pub(crate) time: u64,
+    pub(crate) done: u64,
+    pub(crate) vcpu: u64,
+}
+
+/// See the guests' own texts for their lines.
 #[derive(Debug, Default)]
-pub(super) struct Story {
+pub(crate) struct Story {
     /// In the order of their begins.
-    pub(super) gaps: Vec<Gap>,
+    pub(crate) gaps: Vec<Gap>,
     /// What must not be, and how often it was.
-    pub(super) wrong: Vec<(String, u64)>,
+    pub(crate) wrong: Vec<(String, u64)>,
     /// What was done.
-    pub(super) done: Vec<(String, u64)>,
+    pub(crate) done: Vec<(String, u64)>,
+    /// In the order of their times.
+    pub(crate) work: Vec<Work>,
     /// The guest's counters when its first lines began.
     counters: Vec<u64>,
 }
@@ -29,7 +40,7 @@ impl Story {
     ///
     /// # Errors
     /// It was not all, or something else.
-    pub(super) fn read(text: &str) -> Result<Self> {
+    pub(crate) fn read(text: &str) -> Result<Self> {
         let mut story = Self::default();
         let mut lines = text.lines();
         for line in &mut lines {
@@ -45,6 +56,7 @@ impl Story {
                     let (begin, ticks, kind) = (number()?, number()?, number()?);
                     story.gaps.push(Gap { begin, ticks, is_pure: kind == 0 });
                 }
+                "W" => story.work.push(Work { time: number()?, done: number()?, vcpu: number()? }),
                 "V" | "N" => {
                     let count = number()?;
                     let name = words.collect::<Vec<_>>().join(" ");
@@ -53,6 +65,7 @@ impl Story {
                 }
                 "X" => {
                     story.gaps.sort_by_key(|gap| gap.begin);
+                    story.work.sort_by_key(|work| work.time);
                     return Ok(story);
                 }
                 _ => anyhow::bail!("the guest tells {line:?}"),
@@ -62,8 +75,18 @@ impl Story {
     }
 
     /// What was done so often.
-    pub(super) fn done(&self, name: &str) -> u64 {
+    pub(crate) fn done(&self, name: &str) -> u64 {
         self.done.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
+    }
+
+    /// What a vCPU did in this time, by the guest's counter, per tick: between the first notes after its begin and after its end.
+    pub(crate) fn rate(&self, vcpu: u64, (begin, end): (u64, u64)) -> Option<f64> {
+        let mut own = self.work.iter().filter(|work| work.vcpu == vcpu && work.time >= begin);
+        let first = own.next()?;
+        let last = own.find(|work| work.time >= end)?;
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let [done, ticks] = [last.done - first.done, last.time - first.time].map(|it| it as f64);
+        Some(done / ticks)
     }
 
     /// By how much the guest's counter is ahead of this host's (wrapping), which was `arrived` when its lines came. They need
@@ -71,7 +94,7 @@ impl Story {
     ///
     /// # Errors
     /// There were other lines.
-    pub(super) fn ahead(&self, arrived: &[u64]) -> Result<u64> {
+    pub(crate) fn ahead(&self, arrived: &[u64]) -> Result<u64> {
         let pairs = self.counters.iter().zip(arrived);
         let most = pairs.map(|(guest, host)| guest.wrapping_sub(*host).cast_signed()).max();
         let most = most.filter(|_| self.counters.len() == arrived.len());
@@ -79,7 +102,7 @@ impl Story {
     }
 
     /// The largest gap, if there is one, that has a part between two of the guest's counters.
-    pub(super) fn largest(&self, (begin, end): (u64, u64), pure_only: bool) -> Option<u64> {
+    pub(crate) fn largest(&self, (begin, end): (u64, u64), pure_only: bool) -> Option<u64> {
         // One ends before the next begins.
         let first = self.gaps.partition_point(|gap| gap.begin + gap.ticks <= begin);
         let within = self.gaps[first..].iter().take_while(|gap| gap.begin < end);
@@ -91,7 +114,7 @@ impl Story {
 ///
 /// # Errors
 /// They have no length.
-pub(super) fn windows(
+pub(crate) fn windows(
     (begin, end): (u64, u64),
     length: u64,
 ) -> Result<impl Iterator<Item = (u64, u64)>> {
@@ -130,6 +153,15 @@ mod tests {
         assert_eq!(story.largest((0x19, 0x40), true), Some(4));
         assert_eq!(story.largest((0x19, 0x40), false), Some(5));
         assert_eq!(story.largest((0x35, 0x40), false), None);
+    }
+
+    #[test]
+    fn rate_is_that_of_the_time_and_the_vcpu() {
+        let text = "W 10 0 0 \nW 20 8 0 \nW 18 0 1 \nW 30 18 0 \nW 40 118 0 \nX\n";
+        let story = Story::read(text).unwrap();
+        assert_eq!(story.rate(0, (0x11, 0x28)), Some(1.0));
+        assert_eq!(story.rate(0, (0x30, 0x41)), None, "it is not over");
+        assert_eq!(story.rate(1, (0x10, 0x20)), None);
     }
 
     #[test]

@@ -1,28 +1,39 @@
-//! A VM of two slices, each in a process, with the guest whose vCPU moves.
+//! A VM whose guest notes what it sees, and tells it in the end.
 //!
 //! ```text
 //!   Companion::fork --> another process: slice 1, once it is called
 //!   Vm::start --------> a thread here: slice 0 --console--> Line
-//!      move_to, move_to, ... --control socket--> slice 0
+//!      ask, ask, ... --control socket--> slice 0
 //!   Vm::end: power button --> the guest tells all, and powers off
 //! ```
-use super::Setup;
 use crate::real_vm::{Companion, LIMIT, bootstrap_options};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use microguest::job::now;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use vmm::control::{Answer, Client, MoveVcpuRequest, Request};
-use vmm::slice::{Ending, Memory, RunReport, SliceSpec, StopHandle, bootstrap, one_line};
+use transport::CarrierKind;
+use vmm::control::{Answer, Client, Request};
+use vmm::slice::{
+    Ending, Interrupts, Memory, RunReport, SliceSpec, StopHandle, bootstrap, one_line,
+};
 
-/// Memory that each slice is home of. The guest knows where the second part begins.
-const SLICE_BYTES: u64 = 16 << 20;
-/// The vCPU that moves.
-const MOVER: u32 = 1;
+/// Lines with the guest's counter that it writes at the start.
+const FIRST_LINES: usize = 20;
+
+/// What the VM consists of.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) slices: Vec<SliceSpec>,
+    pub(crate) interrupts: Interrupts,
+    pub(crate) carrier: CarrierKind,
+    /// What the guest may take from the power button to its end.
+    pub(crate) telling: Duration,
+}
 
 /// What the guest has written to its serial line.
 #[derive(Debug, Default)]
@@ -55,47 +66,50 @@ impl Write for Line {
 
 /// The VM, while it runs.
 #[derive(Debug)]
-pub(super) struct Vm {
+pub(crate) struct Vm {
     line: Line,
     stop: StopHandle,
     folder: PathBuf,
     thread: Option<JoinHandle<Result<(Ending, RunReport)>>>,
     /// Ends with it.
-    _companion: Companion,
+    _companion: Option<Companion>,
 }
 
 /// What is left of it.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(crate) struct Told {
     /// What the guest has written.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// The counter of this host when each line with the guest's own began.
-    pub(super) arrived: Vec<u64>,
+    pub(crate) arrived: Vec<u64>,
     /// What the slices say.
-    pub(super) report: RunReport,
+    pub(crate) report: RunReport,
 }
 
 impl Vm {
-    /// Starts it, and waits until both vCPUs work.
+    /// Starts it, with a second slice if there is a companion, and waits until the guest works.
     ///
     /// # Errors
     /// KVM, userfaultfd or the transport refuse, or the guest does not start.
-    pub(super) fn start(guest: &Path, setup: Setup, companion: Companion) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("tessera-bench-{}", companion.child.id()));
+    pub(crate) fn start(guest: &Path, shape: Shape, companion: Option<Companion>) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tessera-bench-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).context("make a folder")?;
-        companion.wait_until_it_listens()?;
+        companion.iter().try_for_each(Companion::wait_until_it_listens)?;
         let line = Line::default();
-        let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
         let local = (Memory::Memfd, folder.join("socket"));
-        let mut options = bootstrap_options(guest, slices, Box::new(line.clone()), local)?;
-        options.spec.interrupts = setup.interrupts;
-        options.companions = vec![companion.address];
-        options.carriers = vec![setup.kind()];
+        let mut options = bootstrap_options(guest, shape.slices, Box::new(line.clone()), local)?;
+        options.spec.interrupts = shape.interrupts;
+        options.companions = companion.iter().map(|it| it.address).collect();
+        options.carriers = vec![shape.carrier];
+        options.stop_limit = shape.telling;
         let stop = options.stop.clone();
         let run = move || bootstrap(options).map_err(|error| anyhow!("{}", one_line(&error)));
         let thread = Some(thread::Builder::new().name("slice0".into()).spawn(run)?);
         let mut vm = Self { line, stop, folder, thread, _companion: companion };
-        vm.wait_for(20)?;
+        vm.wait_for(FIRST_LINES)?;
         Ok(vm)
     }
 
@@ -123,24 +137,22 @@ impl Vm {
         thread.join().map_err(|_| anyhow!("slice 0 has panicked"))?
     }
 
-    /// Moves the vCPU; the counter of this host at the beginning and at the end.
+    /// Asks the coordinator for something; its answer, and the counter of this host at the beginning and at the end.
     ///
     /// # Errors
-    /// It was not moved.
-    pub(super) fn move_to(&self, slice: u16) -> Result<(u64, u64)> {
+    /// It is refused, or there is no answer.
+    pub(crate) fn ask(&self, request: &Request) -> Result<(Answer, (u64, u64))> {
         let mut client = Client::connect(&self.folder.join("socket"))?;
-        let request = Request::MoveVcpu(MoveVcpuRequest { vcpu: MOVER, slice });
         let begin = now();
-        let answer = client.ask(&request).context("move a vCPU")?;
-        ensure!(matches!(answer, Answer::Done(_)), "a move is answered by {answer:?}");
-        Ok((begin, now()))
+        let answer = client.ask(request)?;
+        Ok((answer, (begin, now())))
     }
 
     /// Presses the power button, and waits for the end.
     ///
     /// # Errors
     /// The VM has not ended as it should.
-    pub(super) fn end(mut self) -> Result<Told> {
+    pub(crate) fn end(mut self) -> Result<Told> {
         let _ = self.stop.ask();
         let (ending, report) = self.join()?;
         let text = self.line.0.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,0 +1,170 @@
+//! How long the guest stands still for a checkpoint, and what it does meanwhile, for each size of its memory.
+
+use super::vm::{Saved, Written, ticks};
+use super::{Plan, float, milliseconds};
+use crate::experiments::cycles_per_ns;
+use crate::real_vm::Companion;
+use crate::samples::{Samples, median};
+use crate::story::Story;
+use anyhow::{Context, Result, ensure};
+use outcome::{Bar, Outcome, Row};
+use std::fmt;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// The longest pause may last so many times the shortest.
+const BOUND: f64 = 1.5;
+/// The guest works so long before and after each checkpoint.
+const REST: Duration = Duration::from_millis(300);
+
+/// What was found of one size. Times in milliseconds.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// As the guest saw it, as the answer says, and the whole request.
+    guest: Samples,
+    answer: Samples,
+    took: Samples,
+    /// The same with the guest at rest until it is written.
+    stopped_guest: Samples,
+    stopped: Samples,
+    /// Work of a vCPU while a checkpoint is written, and after it, in parts of that before.
+    during: [f64; 2],
+    after: [f64; 2],
+    stores: u64,
+}
+
+impl fmt::Display for Found {
+    /// For whoever waits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [guest, answer, took] =
+            [&self.guest, &self.answer, &self.took].map(|samples| samples.percentile(50));
+        write!(
+            f,
+            "paused {guest:.1} ms as the guest saw it, {answer:.1} by the answer, of {took:.0}"
+        )
+    }
+}
+
+/// Writes checkpoints of a VM with so much memory.
+///
+/// # Errors
+/// The VM or a checkpoint fails.
+pub(super) fn measure(
+    guest: &Path,
+    (bytes, companion): (u64, Companion),
+    folder: &Path,
+    plan: Plan,
+) -> Result<Found> {
+    let vm = Saved::start(guest, (bytes, Some(companion)), folder)?;
+    // The first one differs: all that is made at the first time.
+    vm.write(false)?;
+    vm.forget()?;
+    let each = plan.live.div_ceil(plan.stopped.max(1));
+    let (mut live, mut stopped) = (Vec::new(), Vec::new());
+    for number in 0..plan.live {
+        live.push(one(&vm, false)?);
+        if number % each == each - 1 {
+            stopped.push(one(&vm, true)?);
+        }
+    }
+    let told = vm.end()?;
+    let story = Story::read(&told.text)?;
+    find(&story, story.ahead(&told.arrived)?, &live, &stopped)
+}
+
+fn one(vm: &Saved, stop: bool) -> Result<Written> {
+    sleep(REST);
+    let written = vm.write(stop)?;
+    sleep(REST);
+    vm.forget()?;
+    Ok(written)
+}
+
+fn find(story: &Story, ahead: u64, live: &[Written], stopped: &[Written]) -> Result<Found> {
+    let guest = |time: u64| time.wrapping_add(ahead);
+    let gap = |written: &Written| {
+        let (begin, end) = written.moment;
+        let ticks = story.largest((guest(begin), guest(end)), true);
+        ticks.map_or(0.0, |ticks| float(ticks) / cycles_per_ns() / 1e6)
+    };
+    let samples = |of: &[Written], figure: &dyn Fn(&Written) -> f64| {
+        Samples::new(of.iter().map(figure).collect())
+    };
+    let mut ratios = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
+    for written in live {
+        let ((begin, end), rest) = (written.times, ticks(REST));
+        for (vcpu, [during, after]) in (0..).zip(&mut ratios) {
+            let rate = |from, to| story.rate(vcpu, (guest(from), guest(to)));
+            let before =
+                rate(begin - rest, begin).context("the guest has not told all its work")?;
+            // What is shorter than the guest's notes says nothing.
+            during.extend(rate(written.moment.1, end).map(|rate| rate / before));
+            after.extend(rate(end, end + rest - rest / 8).map(|rate| rate / before));
+        }
+    }
+    let stores = story.done("stores");
+    ensure!(stores > 0, "vCPU 1 has stored nothing");
+    let [first, second] = ratios.map(|ratios| ratios.map(median));
+    Ok(Found {
+        guest: samples(live, &gap),
+        answer: samples(live, &|written| written.paused_ms),
+        took: samples(live, &|written| written.took_ms),
+        stopped_guest: samples(stopped, &gap),
+        stopped: samples(stopped, &|written| written.took_ms),
+        during: [first[0], second[0]],
+        after: [first[1], second[1]],
+        stores,
+    })
+}
+
+/// The pauses of all sizes.
+#[derive(Debug, Default)]
+pub(super) struct Pauses {
+    guest: Vec<Samples>,
+    answer: Vec<Samples>,
+}
+
+impl Pauses {
+    /// Tells of one size.
+    pub(super) fn add(&mut self, found: Found, name: &str, outcome: &mut Outcome) {
+        for (what, samples) in [
+            ("pause, guest", &found.guest),
+            ("pause, answer", &found.answer),
+            ("request to answer", &found.took),
+            ("--stop: pause, guest", &found.stopped_guest),
+            ("--stop: request to answer", &found.stopped),
+        ] {
+            outcome.rows.push(milliseconds(format!("{name}: {what}"), samples));
+        }
+        let vcpus = ["vCPU 0, looks", "vCPU 1, stores"];
+        for (vcpu, (during, after)) in vcpus.into_iter().zip(found.during.iter().zip(found.after)) {
+            let figures = vec![
+                ("while written / before".to_owned(), *during),
+                ("after / before".into(), after),
+            ];
+            outcome.rows.push(Row { name: format!("{name}: {vcpu}"), figures });
+        }
+        let ratio = found.stopped_guest.percentile(50) / found.guest.percentile(50);
+        outcome.conditions.notes.push(format!(
+            "{name}: the guest stands still {ratio:.0} times as long with --stop; {} stores",
+            found.stores
+        ));
+        self.guest.push(found.guest);
+        self.answer.push(found.answer);
+    }
+
+    /// Compares the sizes.
+    pub(super) fn judge(&self, outcome: &mut Outcome) {
+        for (what, of, percent) in [
+            ("pause, guest, p50", &self.guest, 50),
+            ("pause, guest, p99", &self.guest, 99),
+            ("pause, answer, p50", &self.answer, 50),
+        ] {
+            let all = Samples::new(of.iter().map(|samples| samples.percentile(percent)).collect());
+            let found = all.percentile(100) / all.percentile(0);
+            let what = format!("{what}: largest / smallest of all sizes");
+            outcome.bars.push(Bar { what, found, bound: BOUND, at_most: true });
+        }
+    }
+}
