@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 #![expect(unsafe_code, reason = "a socket option that no crate has")]
+// UNSAFETY: one system call on a socket of this test.
 
 use std::io;
 use std::net::TcpStream;

@@ -15,7 +15,7 @@
 //! * `home_moves` (with `homes`) has homes of frames move, and brings pages to their home.
 //! * `leaving` parts with a slice that shares memory no longer; `joining` adds one that begins to.
 //! * `saved` brings the engine to `rest` and saves its node; `restored` goes on from a saved one.
-//! * `snapshot` has memory protected and frozen, so that it can be read while the guest runs.
+//! * `freezing` has memory protected and frozen, so that it can be read while the guest runs.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
 mod backlog;
@@ -28,6 +28,7 @@ mod event_loop;
 mod execute;
 mod faults;
 mod frames;
+mod freezing;
 mod handle;
 mod home_moves;
 mod homes;

@@ -22,7 +22,7 @@
 //! * `store`: what a step of the protocol does to pages. `step_store` is its face towards the protocol.
 //! * `chunks` decides which chunks are private, and `share` carries that out.
 //! * `alone`: the store of a slice that nobody shares memory with any more.
-//! * `protection` holds stores up while a snapshot is read.
+//! * `protection` knows what is protected while a snapshot is read, and `protect` holds stores up.
 //! * `restored`: the store of a slice that goes on from a saved node.
 //! * `staged_pages`: pages that came and are not in the memory file yet.
 //! * `twins`: replicas of page tables as they were at the last flush.
@@ -31,6 +31,7 @@ mod alone;
 mod chunks;
 mod first_watch;
 mod pending_invalidations;
+mod protect;
 mod protection;
 mod restored;
 mod share;

@@ -11,7 +11,9 @@
 //! Each page is given once. What the guest has never stored to is not given: it is zero.
 
 mod frozen;
+mod lost;
 mod reader;
 
 pub(crate) use frozen::Frozen;
-pub use reader::{SnapshotEnd, SnapshotLost, SnapshotReader};
+pub use lost::SnapshotLost;
+pub use reader::{SnapshotEnd, SnapshotReader};

@@ -1,24 +1,13 @@
 //! Reads a snapshot, on a thread of its own.
 
 use super::frozen::{BATCH, Frozen};
+use super::lost::SnapshotLost;
 use crate::memory::{ChunkId, GuestRam};
 use dsm_protocol::Gfn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::vec::IntoIter;
-use thiserror::Error;
 use wire::PAGE_SIZE;
-
-/// What was to be read is not there any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum SnapshotLost {
-    /// Nothing of it is watched any more.
-    #[error("guest memory has changed while it was being read: it is shared with nobody any more")]
-    Unwatched,
-    /// The guest has waited for too long.
-    #[error("the guest stores faster than its memory is written, and would stand still")]
-    Slow,
-}
 
 /// Ends the reading from elsewhere, as when the reader hangs.
 #[derive(Debug)]

@@ -6,8 +6,8 @@
 //!   member --put--> the part that is ready --take_ready--> the cut
 //! ```
 
-use super::checkpoint::{PageHashes, Writing};
 use super::cut_link::TooMany;
+use super::page_hashes::PageHashes;
 use checkpoint::PartWriter;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dsm::saved::Here;
@@ -114,8 +114,8 @@ struct Links {
     folder: Option<PathBuf>,
     /// Made and not begun.
     ready: Option<ReadyPart>,
-    /// Being written, or written, while the guest runs.
-    writing: Option<Writing>,
+    /// Being written, or written, while the guest runs. Dropping it ends the writing.
+    writing: Option<Box<dyn Send>>,
 }
 
 /// The ways of one slice. Nobody is there before the guest starts and when it has ended.
@@ -189,7 +189,7 @@ impl CheckpointLinks {
     }
 
     /// The part is written while the guest runs, until it is said what becomes of it; then none is.
-    pub(crate) fn put_writing(&self, writing: Option<Writing>) {
+    pub(crate) fn put_writing(&self, writing: Option<Box<dyn Send>>) {
         let former = std::mem::replace(&mut self.lock().writing, writing);
         drop(former);
     }

@@ -36,6 +36,7 @@ mod joining;
 mod launch;
 mod negotiation;
 mod operations;
+mod page_hashes;
 mod pause;
 mod peripherals;
 mod pulling;

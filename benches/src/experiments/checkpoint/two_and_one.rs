@@ -38,7 +38,8 @@ pub(super) fn run(
         Ok(written)
     };
     // The first of each.
-    (turn(&two, true)?, turn(&one, true)?);
+    turn(&two, true)?;
+    turn(&one, true)?;
     let mut took: [Vec<f64>; 3] = Default::default();
     for round in 0..plan.turns {
         for what in [[0, 1, 2], [2, 0, 1], [1, 2, 0]][round % 3] {

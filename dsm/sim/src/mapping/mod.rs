@@ -20,6 +20,7 @@ mod leaving;
 mod moves;
 mod moving;
 mod programs;
+mod reading;
 mod report;
 mod reporting;
 mod rest;

@@ -5,13 +5,13 @@
 //!     --> pages from their keepers into new memory, others with bytes that nobody may see --> new engines
 //! ```
 
+use super::snapshots::Image;
 use super::world::{Event, Failure, World};
 use crate::mapping::guests::State;
 use dsm::simulate::SteppedSlice;
 use dsm_protocol::Gfn;
 use dsm_protocol::saved::{NodeState, check_all};
 use migrate::saved::{decode, encode};
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,6 @@ use std::time::Duration;
 /// Engines come to rest within this. Virtual time.
 const LIMIT: Duration = Duration::from_secs(10);
 const PAGE: usize = 4096;
-
-pub(super) type Image = BTreeMap<Gfn, Vec<u8>>;
 
 impl World {
     /// Puts new engines, made from what the engines of now save, in their place.

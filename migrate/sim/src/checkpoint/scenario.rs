@@ -1,8 +1,9 @@
 //! What happens in a model, and how it is explored.
 
-use super::slice::SLICES;
 use migrate::checkpoint::{Coordinator, PlantedBug};
 
+/// Slices of the largest model.
+pub(super) const SLICES: u16 = 3;
 /// How far a mutant is explored.
 const MUTANT_STATES: usize = 2_000_000;
 

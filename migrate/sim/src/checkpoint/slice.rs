@@ -1,13 +1,11 @@
 //! A slice of the model: its memory, its part of a checkpoint, and its disk.
 
-use super::scenario::Scenario;
+use super::scenario::{SLICES, Scenario};
 use migrate::checkpoint::Message;
 use migrate::cut::{Message as CutMessage, PeerCounts, Step};
 use std::collections::BTreeMap;
 use wire::SliceId;
 
-/// Slices of the largest model.
-pub(super) const SLICES: u16 = 3;
 /// Pages of each slice.
 const PAGES: usize = 2;
 

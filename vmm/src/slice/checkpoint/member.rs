@@ -7,12 +7,12 @@
 //! ```
 
 use super::error::PartError;
-use super::hashes::PageHashes;
 use super::part::tell;
 use super::request::PartRequest;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint_link::{Protected, ReadyPart};
 use crate::slice::one_line;
+use crate::slice::page_hashes::PageHashes;
 use checkpoint::{Compression, PartHead, PartWriter};
 use crossbeam_channel::{Receiver, bounded};
 use migrate::checkpoint::Message;

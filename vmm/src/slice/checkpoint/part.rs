@@ -11,12 +11,12 @@
 
 use super::disks::DiskStates;
 use super::error::PartError;
-use super::hashes::PageHashes;
 use super::request::encode_summary;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint::{DISKS, FORM};
 use crate::slice::checkpoint_link::ReadyPart;
 use crate::slice::one_line;
+use crate::slice::page_hashes::PageHashes;
 use crate::slice::saved::SliceState;
 use checkpoint::PartSummary;
 use dsm::{GuestRam, SnapshotEnd, SnapshotReader};

@@ -28,7 +28,7 @@ impl Quiesce {
                 let snapshot = protected.freeze(memory.here(), within).map_err(PartError::from)?;
                 let memory = Memory::Snapshot(snapshot);
                 let writing = Writing::start(part, (&state, disks), (channels, memory))?;
-                channels.checkpoints.put_writing(Some(writing));
+                channels.checkpoints.put_writing(Some(Box::new(writing)));
             }
             (_, memory) => {
                 let frames = memory.as_ref().map(|memory| memory.here().frames);

@@ -12,7 +12,8 @@ use wire::PAGE_SIZE;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Pages whose hashes lie side by side: 8 KiB for 2 MiB of memory.
-const CHUNK: u64 = 512;
+const CHUNK: usize = 512;
+const CHUNK_FRAMES: u64 = CHUNK as u64;
 /// None is known. A page of which this is the hash is written each time.
 const UNKNOWN: u128 = 0;
 
@@ -22,18 +23,18 @@ pub(crate) struct PageHashes(BTreeMap<u64, Box<[u128]>>);
 
 impl PageHashes {
     fn get(&self, frame: u64) -> u128 {
-        let at = usize::try_from(frame % CHUNK).unwrap_or(0);
-        self.0.get(&(frame / CHUNK)).map_or(UNKNOWN, |hashes| hashes[at])
+        let at = usize::try_from(frame % CHUNK_FRAMES).unwrap_or(0);
+        self.0.get(&(frame / CHUNK_FRAMES)).map_or(UNKNOWN, |hashes| hashes[at])
     }
 
     fn set(&mut self, frame: u64, hash: u128) {
-        let room = || vec![UNKNOWN; CHUNK as usize].into_boxed_slice();
-        let at = usize::try_from(frame % CHUNK).unwrap_or(0);
-        self.0.entry(frame / CHUNK).or_insert_with(room)[at] = hash;
+        let room = || vec![UNKNOWN; CHUNK].into_boxed_slice();
+        let at = usize::try_from(frame % CHUNK_FRAMES).unwrap_or(0);
+        self.0.entry(frame / CHUNK_FRAMES).or_insert_with(room)[at] = hash;
     }
 
     /// Takes the contents of consecutive frames, and gives the runs of them, as places in `bytes`, that are not as `before` says.
-    pub(super) fn changed(
+    pub(crate) fn changed(
         &mut self,
         first: u64,
         bytes: &[u8],

@@ -1,0 +1,119 @@
+//! Snapshots of what this slice has, read while the guest runs.
+//!
+//! ```text
+//!   Handle::protect, the guest runs --> a little each turn --> all protected
+//!   at rest: Handle::freeze --> SnapshotReader, for a thread of its own; the guest goes on
+//!      stores, and pages that go, are copied first ([`crate::mapping`]) --> all read, or dropped --> given back, a little each turn
+//! ```
+
+use super::command::Command;
+use super::event_loop::Engine;
+use super::handle::Handle;
+use super::snapshot::SnapshotError;
+use crate::error::EngineError;
+use crate::snapshot::{Frozen, SnapshotReader};
+use crossbeam_channel::{Sender, bounded};
+use dsm_protocol::saved::Here;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often it is looked for what has been read.
+const LOOK_NS: u64 = 2_000_000;
+
+/// Until it is tried again, while a former snapshot is given back.
+const AGAIN: Duration = Duration::from_millis(5);
+
+impl Handle {
+    /// Protects all memory that the guest may write, while it runs. What it stores to meanwhile is protected once more by
+    /// [`Self::freeze`]. What the former snapshot has left is given back first.
+    ///
+    /// # Errors
+    /// The former snapshot is being read, or the engine does not answer within `limit`; then it is protected no longer.
+    pub fn protect(&self, limit: Duration) -> Result<(), SnapshotError> {
+        let end = Instant::now() + limit;
+        loop {
+            let (reply, answer) = bounded(1);
+            self.post(Command::Protect { reply });
+            let left = end.saturating_duration_since(Instant::now());
+            match answer.recv_timeout(left) {
+                Ok(Err(SnapshotError::Busy)) if !left.is_zero() => thread::sleep(AGAIN),
+                Ok(answer) => return answer,
+                Err(_) => {
+                    self.unprotect();
+                    return Err(SnapshotError::NoAnswer);
+                }
+            }
+        }
+    }
+
+    /// Freezes these pages: what they are now can be read from now on. The engine must be at rest; when the guest goes on, each is
+    /// copied before it changes.
+    ///
+    /// # Errors
+    /// Memory is not protected, something is under way, or the engine does not answer within `limit`.
+    pub fn freeze(&self, here: Here, limit: Duration) -> Result<SnapshotReader, SnapshotError> {
+        let (reply, answer) = bounded(1);
+        self.post(Command::Freeze { here, reply });
+        answer.recv_timeout(limit).unwrap_or(Err(SnapshotError::NoAnswer))
+    }
+
+    /// There will be no snapshot.
+    pub fn unprotect(&self) {
+        self.post(Command::Unprotect);
+    }
+}
+
+impl Engine {
+    /// Begins to protect all memory.
+    pub(super) fn begin_protection(&mut self, reply: Sender<Result<(), SnapshotError>>) {
+        if self.store.begin_protection() {
+            self.protecting = Some(reply);
+        } else {
+            let _ = reply.send(Err(SnapshotError::Busy));
+        }
+    }
+
+    /// Protects a little more, or gives a little back.
+    pub(super) fn protect_on(&mut self) -> Result<(), EngineError> {
+        if self.store.protection.is_none() {
+            return Ok(());
+        }
+        let node = &self.node;
+        self.store.protect_on(false, &|gfn| node.access(gfn))?;
+        let complete = self.store.protection.as_ref().is_none_or(|at| at.is_complete());
+        if let Some(reply) = self.protecting.take_if(|_| complete) {
+            // Whoever asked may have given up, and says so.
+            let _ = reply.send(Ok(()));
+        }
+        let now = self.now();
+        let node = &self.node;
+        self.store.unprotect_on(now, &|gfn| node.access(gfn))
+    }
+
+    /// When there is something to be done about it.
+    pub(super) fn protection_due(&self) -> Option<u64> {
+        let protection = self.store.protection.as_ref()?;
+        let wait = if protection.is_busy() { 0 } else { LOOK_NS };
+        Some(self.now() + wait)
+    }
+
+    /// Freezes what this slice has.
+    pub(crate) fn freeze(
+        &mut self,
+        here: &Here,
+    ) -> Result<Result<SnapshotReader, SnapshotError>, EngineError> {
+        if let Some(unrest) = self.unrest() {
+            return Ok(Err(SnapshotError::NotAtRest(unrest)));
+        }
+        if !self.store.protection.as_ref().is_some_and(|at| at.may_freeze()) {
+            return Ok(Err(SnapshotError::NotProtected));
+        }
+        let ram = Arc::clone(&self.store.ram);
+        let end = here.frames.last().map_or(0, |range| range.end);
+        let frozen = Arc::new(Frozen::new(ram, &here.frames, end));
+        let node = &self.node;
+        self.store.freeze(Arc::clone(&frozen), &here.replicas, &|gfn| node.access(gfn))?;
+        Ok(Ok(SnapshotReader::new(frozen, &here.frames)))
+    }
+}

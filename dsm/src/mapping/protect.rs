@@ -1,0 +1,304 @@
+//! Memory whose contents are to be read as they are at one moment, while the guest runs on.
+//!
+//! ```text
+//!   open --begin_protection--> protecting --protect_on: a few chunks a turn--> protected: stores are noted
+//!                                  ^---- twice more: the pages that were stored to since ----|
+//!                                                                                  |  freeze: all at rest
+//!   open <--unprotect_on: a few chunks a turn, as they have been read-- frozen: stores copy the page first
+//! ```
+//! To protect a page takes time, and KVM drops its own mapping of it. So all is protected before the moment, while the guest
+//! runs; what it stores to meanwhile is noted, and is protected once more at the moment. How long that takes depends on what
+//! the guest stores to in this short time, and not on how much memory there is. To make that time shorter still, what was stored
+//! to is protected again before the moment, which takes less long each time.
+//!
+//! * A page of a shared chunk that the guest may write is made read-only, as one that others may read ([`Store::readable`]).
+//! * A private chunk is watched for stores only, and stays private. If it lies off the file its pages are copied and
+//!   given back all at once, so that its huge page stays whole.
+//! * Replicas of page tables stay writable. They are copied at the moment.
+//!
+//! Meanwhile no chunk becomes private: its watch would end.
+//!
+//! [`super::protection`] knows how far it is.
+
+use super::protection::Protection;
+use super::store::Store;
+use crate::error::EngineError;
+use crate::kernel::FaultWatch;
+use crate::memory::{ChunkId, Place};
+use crate::planted::PlantedBug;
+use crate::prefetch::PageRun;
+use crate::snapshot::{Frozen, SnapshotLost};
+use dsm_protocol::{Access, Gfn};
+use std::ops::Range;
+use std::sync::Arc;
+
+const PAGE: u64 = 4096;
+/// Chunks, or parts of one, that are protected in one turn of the engine: some 100 us.
+const PIECES: usize = 4;
+
+/// What the protocol says of pages.
+pub(crate) type Accesses<'a> = &'a dyn Fn(Gfn) -> Access;
+
+impl Store {
+    /// Begins to protect all memory. False if that is so already.
+    pub(crate) fn begin_protection(&mut self) -> bool {
+        if self.protection.is_some() {
+            return false;
+        }
+        let memory = self.memory();
+        let pieces = memory.iter().flat_map(|range| {
+            ChunkId::pieces(Gfn(range.start), range.end - range.start).map(|(_, piece)| piece)
+        });
+        self.protection = Some(Protection::new(pieces.collect()));
+        true
+    }
+
+    /// Protects a little more; all of it if `all`.
+    pub(crate) fn protect_on(
+        &mut self,
+        all: bool,
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
+        for _ in 0..if all { usize::MAX } else { PIECES } {
+            let Some(protection) = &mut self.protection else { return Ok(()) };
+            let Some(piece) = protection.open.pop_front() else {
+                return if all { Ok(()) } else { self.protect_again(access) };
+            };
+            protection.protected.push_back(piece.clone());
+            self.protect_piece(&piece, access)?;
+        }
+        Ok(())
+    }
+
+    /// Protects pages again that were stored to, a few of them, before the moment.
+    fn protect_again(&mut self, access: Accesses<'_>) -> Result<(), EngineError> {
+        let Some(protection) = &mut self.protection else { return Ok(()) };
+        let pages = protection.take_again();
+        self.protect_list(pages, access)
+    }
+
+    /// Protects pages that were protected before, ascending.
+    fn protect_list(&mut self, pages: Vec<Gfn>, access: Accesses<'_>) -> Result<(), EngineError> {
+        let (private, shared): (Vec<_>, Vec<_>) =
+            pages.into_iter().partition(|gfn| self.is_private(*gfn));
+        for run in PageRun::gather(private.into_iter().map(|gfn| (gfn, true))) {
+            for (_, piece) in ChunkId::pieces(run.first, run.pages) {
+                let bytes = (piece.end - piece.start) * PAGE;
+                self.uffd.protect(self.address(Gfn(piece.start)), bytes, true)?;
+            }
+        }
+        self.protect_pages(shared.into_iter(), access)
+    }
+
+    fn is_private(&self, gfn: Gfn) -> bool {
+        self.is_alone || self.chunks.is_private(ChunkId::of(gfn))
+    }
+
+    fn protect_piece(
+        &mut self,
+        piece: &Range<u64>,
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
+        let (first, bytes) = (Gfn(piece.start), (piece.end - piece.start) * PAGE);
+        if !self.is_private(first) {
+            return self.protect_pages(piece.clone().map(Gfn), access);
+        }
+        let (chunk, address) = (ChunkId::of(first), self.address(first));
+        let place = self.ram.place(chunk);
+        if matches!(place, Place::Plain | Place::Huge) {
+            self.ram.set_place(chunk, Place::Watched);
+            self.protection.iter_mut().for_each(|at| {
+                at.held.insert(chunk);
+            });
+        }
+        self.uffd.register(address, bytes, FaultWatch::Writes)?;
+        Ok(self.uffd.protect(address, bytes, true)?)
+    }
+
+    /// Protects those of these pages of shared chunks that the guest may write, but for replicas.
+    fn protect_pages(
+        &mut self,
+        pages: impl Iterator<Item = Gfn>,
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
+        let twins = &self.twins;
+        let writable =
+            pages.filter(|gfn| access(*gfn) == Access::Write && twins.page(*gfn).is_none());
+        for run in PageRun::gather(writable.map(|gfn| (gfn, true))) {
+            self.uffd.protect(self.address(run.first), run.pages * PAGE, true)?;
+            self.readable.extend((run.first.0..run.first.0 + run.pages).map(Gfn));
+        }
+        Ok(())
+    }
+
+    /// All slices are at rest: from now on each of these pages is copied before it changes; those of `at_once` are now.
+    pub(crate) fn freeze(
+        &mut self,
+        frozen: Arc<Frozen>,
+        at_once: &[Gfn],
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
+        self.write_staged()?;
+        self.protect_on(true, access)?;
+        let Some(protection) = &mut self.protection else { return Ok(()) };
+        let mut list = std::mem::take(&mut protection.list);
+        list.append(&mut protection.again);
+        list.sort_unstable();
+        list.dedup();
+        at_once.iter().for_each(|gfn| frozen.keep(*gfn));
+        protection.frozen = Some(frozen);
+        if self.has_bug(PlantedBug::WrittenUnprotected) {
+            return Ok(());
+        }
+        self.protect_list(list, access)
+    }
+
+    /// A page is about to change, or to go, or the guest is about to be able to store to it.
+    pub(crate) fn about_to_change(&mut self, gfn: Gfn) {
+        let Some(protection) = &mut self.protection else { return };
+        match &protection.frozen {
+            None => protection.note(gfn),
+            Some(frozen) => frozen.keep(gfn),
+        }
+    }
+
+    /// The guest is about to get these pages, perhaps to write them.
+    pub(super) fn about_to_be_written(&mut self, run: PageRun) {
+        if run.writable && self.protection.is_some() {
+            (run.first.0..run.first.0 + run.pages).for_each(|gfn| self.about_to_change(Gfn(gfn)));
+        }
+    }
+
+    /// Another slice is about to get a page, or this one loses it.
+    pub(super) fn about_to_go(&mut self, gfn: Gfn) {
+        if !self.has_bug(PlantedBug::TakenUnkept) {
+            self.about_to_change(gfn);
+        }
+    }
+
+    /// Whether a store to this page, which the guest may write as far as the protocol is concerned, is held up here.
+    pub(crate) fn is_protected(&self, gfn: Gfn) -> bool {
+        let covered = self.protection.as_ref().is_some_and(|at| at.covers(gfn));
+        covered && (self.is_private(gfn) || self.readable.contains(gfn))
+    }
+
+    /// The guest stores to a protected page. It may go on at once, or once there is room for a copy.
+    pub(crate) fn release(&mut self, gfn: Gfn) -> Result<(), EngineError> {
+        let Some(protection) = &mut self.protection else { return Ok(()) };
+        if protection.frozen.as_ref().is_some_and(|frozen| frozen.is_full()) {
+            protection.waiting.push(gfn);
+            return Ok(());
+        }
+        self.open_page(gfn)
+    }
+
+    /// The VMM is about to store to a page, through the alias.
+    pub(crate) fn before_store(&mut self, gfn: Gfn) -> Result<(), EngineError> {
+        if self.is_protected(gfn) {
+            return self.open_page(gfn);
+        }
+        self.about_to_change(gfn);
+        Ok(())
+    }
+
+    /// Gives a page back to the guest, and its copy to the reader.
+    fn open_page(&mut self, gfn: Gfn) -> Result<(), EngineError> {
+        let chunk = ChunkId::of(gfn);
+        let whole = self.is_private(gfn) && self.ram.place(chunk) == Place::OffFile;
+        let pages = if whole { chunk.frames() } else { gfn.0..gfn.0 + 1 };
+        if !self.has_bug(PlantedBug::StoredUnkept) {
+            pages.clone().for_each(|gfn| self.about_to_change(Gfn(gfn)));
+        }
+        self.readable.remove(gfn);
+        let bytes = (pages.end - pages.start) * PAGE;
+        Ok(self.uffd.protect(self.address(Gfn(pages.start)), bytes, false)?)
+    }
+
+    /// A private chunk that lies off the file is about to be brought into it.
+    pub(super) fn before_move(&mut self, chunk: ChunkId) {
+        if self.protection.is_some() {
+            chunk.frames().for_each(|gfn| self.about_to_change(Gfn(gfn)));
+        }
+    }
+
+    /// Nobody is to read, or go on reading.
+    pub(crate) fn end_protection(&mut self) {
+        if let Some(protection) = &mut self.protection {
+            protection.open.clear();
+            protection.over = true;
+        }
+    }
+
+    /// Gives back what has been read, a little at a time. Waiting stores go on when there is room.
+    pub(crate) fn unprotect_on(
+        &mut self,
+        now_ns: u64,
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
+        let Some(protection) = &mut self.protection else { return Ok(()) };
+        protection.look_how_long_stores_wait(now_ns);
+        let below = match &protection.frozen {
+            Some(frozen) if !protection.over => frozen.read_below(),
+            _ if protection.over => u64::MAX,
+            _ => return Ok(()),
+        };
+        if below == u64::MAX {
+            protection.over = true;
+        }
+        let has_room = protection.frozen.as_ref().is_none_or(|frozen| !frozen.is_full());
+        let waiting = if has_room { std::mem::take(&mut protection.waiting) } else { Vec::new() };
+        for gfn in waiting {
+            if self.is_protected(gfn) {
+                self.open_page(gfn)?;
+            } else {
+                self.uffd.wake(self.address(gfn), PAGE)?;
+            }
+        }
+        for _ in 0..PIECES {
+            let Some(protection) = &mut self.protection else { return Ok(()) };
+            let done = |piece: &mut Range<u64>| piece.end <= below;
+            let Some(piece) = protection.protected.pop_front_if(done) else { break };
+            self.unprotect_piece(&piece, access)?;
+        }
+        self.protection.take_if(|at| at.over && at.protected.is_empty());
+        Ok(())
+    }
+
+    fn unprotect_piece(
+        &mut self,
+        piece: &Range<u64>,
+        access: Accesses<'_>,
+    ) -> Result<(), EngineError> {
+        let first = Gfn(piece.start);
+        if self.is_private(first) {
+            let chunk = ChunkId::of(first);
+            let bytes = (piece.end - piece.start) * PAGE;
+            self.uffd.unregister(self.address(first), bytes)?;
+            if self.protection.as_mut().is_some_and(|at| at.held.remove(&chunk)) {
+                self.map_unwatched(chunk);
+                self.ram.set_place(chunk, Place::Plain);
+            }
+            return Ok(());
+        }
+        let writable = |gfn: &Gfn| {
+            self.readable.contains(*gfn)
+                && access(*gfn) == Access::Write
+                && self.twins.page(*gfn).is_none()
+        };
+        let runs = PageRun::gather(piece.clone().map(Gfn).filter(writable).map(|gfn| (gfn, true)));
+        for run in runs {
+            self.uffd.protect(self.address(run.first), run.pages * PAGE, false)?;
+            (run.first.0..run.first.0 + run.pages).for_each(|gfn| {
+                self.readable.remove(Gfn(gfn));
+            });
+        }
+        Ok(())
+    }
+
+    /// No touch of guest memory is told any more. What was not read may change from now on.
+    pub(super) fn spoil_snapshot(&mut self) {
+        if let Some(frozen) = self.protection.take().and_then(|at| at.frozen) {
+            frozen.spoil(SnapshotLost::Unwatched);
+        }
+    }
+}
