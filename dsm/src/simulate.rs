@@ -243,9 +243,8 @@ impl SteppedSlice {
     ///
     /// # Errors
     /// Why there is no snapshot.
-    pub fn freeze(&mut self, here: &Here) -> Result<SnapshotReader, String> {
-        let frozen = self.engine.freeze(here).map_err(|error| error.to_string())?;
-        frozen.map_err(|error| error.to_string())
+    pub fn freeze(&mut self, here: &Here) -> Result<SnapshotReader, SnapshotError> {
+        self.engine.freeze(here)
     }
 
     /// Guest memory.

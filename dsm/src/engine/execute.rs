@@ -119,7 +119,7 @@ impl Engine {
             }
             Command::Protect { reply } => self.begin_protection(reply),
             Command::Freeze { here, reply } => {
-                let _ = reply.send(self.freeze(&here)?);
+                let _ = reply.send(self.freeze(&here));
             }
             Command::Unprotect => self.store.end_protection(),
             Command::LogState => {

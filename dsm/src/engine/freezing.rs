@@ -80,7 +80,10 @@ impl Engine {
             return Ok(());
         }
         let node = &self.node;
-        self.store.protect_on(false, &|gfn| node.access(gfn))?;
+        let protected = self.store.protect_on(false, &|gfn| node.access(gfn));
+        if let Err(error) = protected {
+            self.give_up_snapshot(&error);
+        }
         let complete = self.store.protection.as_ref().is_none_or(|at| at.is_complete());
         if let Some(reply) = self.protecting.take_if(|_| complete) {
             // Whoever asked may have given up, and says so.
@@ -91,6 +94,16 @@ impl Engine {
         self.store.unprotect_on(now, &|gfn| node.access(gfn))
     }
 
+    /// The kernel refuses to protect memory: there is no snapshot, and the guest runs on.
+    fn give_up_snapshot(&mut self, error: &EngineError) {
+        let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+        tracing::warn!("memory cannot be protected for a snapshot: {error}: {cause}");
+        self.store.end_protection();
+        if let Some(reply) = self.protecting.take() {
+            let _ = reply.send(Err(SnapshotError::Refused));
+        }
+    }
+
     /// When there is something to be done about it.
     pub(super) fn protection_due(&self) -> Option<u64> {
         let protection = self.store.protection.as_ref()?;
@@ -99,21 +112,22 @@ impl Engine {
     }
 
     /// Freezes what this slice has.
-    pub(crate) fn freeze(
-        &mut self,
-        here: &Here,
-    ) -> Result<Result<SnapshotReader, SnapshotError>, EngineError> {
+    pub(crate) fn freeze(&mut self, here: &Here) -> Result<SnapshotReader, SnapshotError> {
         if let Some(unrest) = self.unrest() {
-            return Ok(Err(SnapshotError::NotAtRest(unrest)));
+            return Err(SnapshotError::NotAtRest(unrest));
         }
         if !self.store.protection.as_ref().is_some_and(|at| at.may_freeze()) {
-            return Ok(Err(SnapshotError::NotProtected));
+            return Err(SnapshotError::NotProtected);
         }
         let ram = Arc::clone(&self.store.ram);
         let end = here.frames.last().map_or(0, |range| range.end);
         let frozen = Arc::new(Frozen::new(ram, &here.frames, end));
         let node = &self.node;
-        self.store.freeze(Arc::clone(&frozen), &here.replicas, &|gfn| node.access(gfn))?;
-        Ok(Ok(SnapshotReader::new(frozen, &here.frames)))
+        let done = self.store.freeze(Arc::clone(&frozen), &here.replicas, &|gfn| node.access(gfn));
+        if let Err(error) = done {
+            self.give_up_snapshot(&error);
+            return Err(SnapshotError::Refused);
+        }
+        Ok(SnapshotReader::new(frozen, &here.frames))
     }
 }

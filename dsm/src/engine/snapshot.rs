@@ -15,6 +15,9 @@ pub enum SnapshotError {
     /// Something is under way.
     #[error("the memory engine is not at rest: {0}")]
     NotAtRest(Unrest),
+    /// The kernel does not protect memory; the log says why.
+    #[error("the kernel refuses to protect guest memory")]
+    Refused,
     /// The engine has stopped, or did not answer in time.
     #[error("the memory engine does not answer")]
     NoAnswer,

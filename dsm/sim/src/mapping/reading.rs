@@ -62,7 +62,7 @@ impl World {
         for state in &states {
             let here = state.here();
             let frozen = self.slices[usize::from(state.slice.0)].stepped.freeze(&here);
-            let reader = frozen.or_else(|error| self.fail(&error))?;
+            let reader = frozen.or_else(|error| self.fail(&error.to_string()))?;
             readings.push(Reading { here, reader: Some(reader), pages: Image::new() });
         }
         if let Some(snapshots) = &mut self.snapshots {
