@@ -29,6 +29,7 @@ use crate::planted::PlantedBug;
 use crate::prefetch::PageRun;
 use crate::snapshot::{Frozen, SnapshotLost};
 use dsm_protocol::{Access, Gfn};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -81,11 +82,16 @@ impl Store {
     fn protect_list(&mut self, pages: Vec<Gfn>, access: Accesses<'_>) -> Result<(), EngineError> {
         let (private, shared): (Vec<_>, Vec<_>) =
             pages.into_iter().partition(|gfn| self.is_private(*gfn));
-        for run in PageRun::gather(private.into_iter().map(|gfn| (gfn, true))) {
-            for (_, piece) in ChunkId::pieces(run.first, run.pages) {
-                let bytes = (piece.end - piece.start) * PAGE;
-                self.uffd.protect(self.address(Gfn(piece.start)), bytes, true)?;
-            }
+        let (whole, private): (Vec<_>, Vec<_>) = private
+            .into_iter()
+            .partition(|gfn| self.ram.place(ChunkId::of(*gfn)) == Place::OffFile);
+        let whole: BTreeSet<ChunkId> = whole.into_iter().map(ChunkId::of).collect();
+        let runs = PageRun::gather(private.into_iter().map(|gfn| (gfn, true)));
+        let pieces = runs.iter().flat_map(|run| ChunkId::pieces(run.first, run.pages));
+        let pieces = pieces.map(|(_, piece)| piece);
+        for piece in whole.into_iter().map(ChunkId::frames).chain(pieces) {
+            let bytes = (piece.end - piece.start) * PAGE;
+            self.uffd.protect(self.address(Gfn(piece.start)), bytes, true)?;
         }
         self.protect_pages(shared.into_iter(), access)
     }
@@ -247,6 +253,9 @@ impl Store {
         }
         let has_room = protection.frozen.as_ref().is_none_or(|frozen| !frozen.is_full());
         let waiting = if has_room { std::mem::take(&mut protection.waiting) } else { Vec::new() };
+        if has_room {
+            protection.since_ns = None;
+        }
         for gfn in waiting {
             if self.is_protected(gfn) {
                 self.open_page(gfn)?;
@@ -300,5 +309,86 @@ impl Store {
         if let Some(frozen) = self.protection.take().and_then(|at| at.frozen) {
             frozen.spoil(SnapshotLost::Unwatched);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::fake::{FakeKernel, Touch};
+    use crate::memory::{GuestRam, Memory};
+    use crate::snapshot::SnapshotReader;
+    use dsm_protocol::{Mechanisms, PageStore, Table};
+    use std::slice::from_ref;
+    use std::sync::Mutex;
+    use wire::{Half, Level};
+
+    /// Two chunks of this slice, of which the second is a part.
+    const FRAMES: Range<u64> = 0..700;
+
+    fn store(memory: Memory) -> (Store, FakeKernel) {
+        let made = Mutex::new(None);
+        let frames = from_ref(&FRAMES);
+        let ram = GuestRam::with_mapping(frames, frames, memory, |span, file| {
+            let kernel = FakeKernel::new(span, file, 1, 0)?;
+            *made.lock().unwrap() = Some(kernel.clone());
+            Ok(Box::new(kernel))
+        });
+        let ram = Arc::new(ram.unwrap());
+        let uffd = ram.userfaultfd().unwrap();
+        let store = Store::new(uffd, ram, frames, &[], Mechanisms::ALL).unwrap();
+        (store, made.into_inner().unwrap().unwrap())
+    }
+
+    fn freeze(store: &mut Store) -> SnapshotReader {
+        let frozen = Arc::new(Frozen::new(Arc::clone(&store.ram), from_ref(&FRAMES), FRAMES.end));
+        store.freeze(Arc::clone(&frozen), &[], &|_| Access::Write).unwrap();
+        SnapshotReader::new(frozen, from_ref(&FRAMES))
+    }
+
+    fn read(reader: &mut SnapshotReader, frame: u64) -> u8 {
+        let (mut bytes, mut found) = (Vec::new(), 0);
+        while let Some(first) = reader.next(&mut bytes).unwrap() {
+            let at = frame.checked_sub(first.0).and_then(|pages| usize::try_from(pages).ok());
+            found |= at.and_then(|pages| bytes.get(pages * 4096).copied()).unwrap_or(0);
+        }
+        found
+    }
+
+    /// A huge page of hugetlbfs is protected as a whole or not at all.
+    #[test]
+    fn chunk_off_the_file_is_given_back_and_protected_as_a_whole() {
+        let (mut store, kernel) = store(Memory::Anonymous);
+        let is_writable = |page| kernel.touch(page, 0, page, true) == Touch::Done;
+        assert!(store.begin_protection());
+        store.protect_on(true, &|_| Access::Write).unwrap();
+        assert!(!is_writable(3) && store.is_protected(Gfn(3)));
+        store.release(Gfn(3)).unwrap();
+        assert!(is_writable(3) && is_writable(511));
+
+        store.protect_on(false, &|_| Access::Write).unwrap();
+        assert!(![3, 200, 400, 511].into_iter().any(is_writable));
+    }
+
+    #[test]
+    fn replica_that_ends_before_the_moment_is_protected_at_it() {
+        let (mut store, kernel) = store(Memory::Memfd);
+        let (gfn, page) = (Gfn(600), 600);
+        store.ram.write(gfn, 0, &[7]);
+        let table = Table { level: Level::ROOT, half: Half::Kernel };
+        store.with_body(None).snapshot(gfn, table);
+        store.map_run(PageRun { first: gfn, pages: 1, writable: true }).unwrap();
+        assert!(store.begin_protection());
+        store.protect_on(true, &|_| Access::Write).unwrap();
+        assert_eq!(kernel.touch(0, 0, page, true), Touch::Done, "a replica stays writable");
+
+        store.with_body(None).forget(gfn);
+        let mut reader = freeze(&mut store);
+
+        assert_eq!(kernel.touch(0, 0, page, true), Touch::Waits);
+        assert!(store.is_protected(gfn));
+        store.release(gfn).unwrap();
+        store.ram.write(gfn, 0, &[8]);
+        assert_eq!(read(&mut reader, gfn.0), 7);
     }
 }

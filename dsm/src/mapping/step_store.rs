@@ -62,7 +62,9 @@ impl PageStore for StepStore<'_> {
     }
 
     fn snapshot(&mut self, gfn: Gfn, table: Table) {
-        self.store.about_to_change(gfn);
+        // The home marks entries in it, through the alias.
+        let opened = self.store.before_store(gfn);
+        self.store.note(opened);
         let page = up_to_date(&self.store.ram, &self.store.staged).entries(gfn);
         self.store.twins.snapshot(gfn, table, page);
         self.set_dirty(gfn);
@@ -98,6 +100,8 @@ impl PageStore for StepStore<'_> {
     }
 
     fn forget(&mut self, gfn: Gfn) {
+        // A replica was not protected, and what it becomes may be one that only this slice has.
+        self.store.about_to_change(gfn);
         self.store.twins.forget(gfn);
     }
 

@@ -81,6 +81,7 @@ impl Frozen {
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.over = true;
+        state.pending = PageSet::default();
         state.copies = VecDeque::new();
         drop(state);
         self.set_read_below(u64::MAX);

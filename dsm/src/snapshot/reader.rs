@@ -58,13 +58,13 @@ impl SnapshotReader {
     pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<Option<Gfn>, SnapshotLost> {
         loop {
             bytes.clear();
+            if let Some(lost) = self.frozen.spoiled() {
+                return Err(lost);
+            }
             if let Some(first) = self.copies(bytes) {
                 return Ok(Some(first));
             }
             if self.run.is_empty() && !self.next_run() {
-                if let Some(lost) = self.frozen.spoiled() {
-                    return Err(lost);
-                }
                 // A copy may have been made meanwhile; none is from now on.
                 let last = self.copies(bytes);
                 if last.is_none() {

@@ -116,6 +116,8 @@ struct Links {
     ready: Option<ReadyPart>,
     /// Being written, or written, while the guest runs. Dropping it ends the writing.
     writing: Option<Box<dyn Send>>,
+    /// Of this checkpoint and those before it is said what becomes of them.
+    over: u64,
 }
 
 /// The ways of one slice. Nobody is there before the guest starts and when it has ended.
@@ -188,9 +190,21 @@ impl CheckpointLinks {
         self.lock().ready.take_if(|part| part.number == number)
     }
 
-    /// The part is written while the guest runs, until it is said what becomes of it; then none is.
-    pub(crate) fn put_writing(&self, writing: Option<Box<dyn Send>>) {
-        let former = std::mem::replace(&mut self.lock().writing, writing);
+    /// The part of this checkpoint is written while the guest runs, until it is said what becomes of it. That may have been said already.
+    pub(crate) fn begin_writing(&self, number: u64, writing: Box<dyn Send>) {
+        let mut links = self.lock();
+        let is_over = links.over >= number;
+        let former = if is_over { Some(writing) } else { links.writing.replace(writing) };
+        drop(links);
+        drop(former);
+    }
+
+    /// It is said what becomes of this checkpoint: nothing of it is written any more.
+    pub(crate) fn end_writing(&self, number: u64) {
+        let mut links = self.lock();
+        links.over = links.over.max(number);
+        let former = links.writing.take();
+        drop(links);
         drop(former);
     }
 

@@ -33,6 +33,17 @@ impl PageHashes {
         self.0.entry(frame / CHUNK_FRAMES).or_insert_with(room)[at] = hash;
     }
 
+    /// The frames among these, ascending, whose contents `before` knows and that were not given now: they have become zeros, and nobody
+    /// has stored to them since.
+    pub(crate) fn gone<'a>(
+        &'a self,
+        frames: &'a [Range<u64>],
+        before: &'a Self,
+    ) -> impl Iterator<Item = u64> + 'a {
+        let frames = frames.iter().cloned().flatten();
+        frames.filter(|frame| before.get(*frame) != UNKNOWN && self.get(*frame) == UNKNOWN)
+    }
+
     /// Takes the contents of consecutive frames, and gives the runs of them, as places in `bytes`, that are not as `before` says.
     pub(crate) fn changed(
         &mut self,
@@ -63,6 +74,8 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::slice::from_ref;
 
     fn memory(pages: &[u8]) -> Vec<u8> {
         pages.iter().flat_map(|page| vec![*page; PAGE_SIZE]).collect()
@@ -86,6 +99,14 @@ mod tests {
                     given.extend((*frame..).zip(bytes[run.clone()].iter().step_by(PAGE_SIZE).copied()));
                 }
                 let there: BTreeMap<u64, u8> = (first..).zip(pages).collect();
+                let all = 0..700;
+                let gone = before.as_ref().map(|(hashes, _)| {
+                    now.gone(from_ref(&all), hashes).collect::<BTreeSet<_>>()
+                });
+                let left = before.as_ref().map(|(_, pages)| {
+                    pages.keys().copied().filter(|frame| !there.contains_key(frame)).collect()
+                });
+                prop_assert_eq!(gone, left);
                 let known = before.as_ref().map(|(_, pages)| pages);
                 let expected = there.iter().filter(|(frame, page)| {
                     known.and_then(|known| known.get(frame)) != Some(*page)

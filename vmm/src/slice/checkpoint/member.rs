@@ -68,6 +68,7 @@ impl Member {
             match message {
                 Message::Prepare(number, request) => {
                     discard(&channels, made.take());
+                    channels.checkpoints.end_writing(number.saturating_sub(1));
                     let said = match self.prepare(&channels, number, (&request, &last)) {
                         Ok((part, new)) => {
                             made = Some(new);
@@ -81,7 +82,7 @@ impl Member {
                 Message::Committed(number) => {
                     if let Some(made) = made.take_if(|made| made.number == number) {
                         last = made.hashes.try_recv().ok().map(|it| (number, Arc::new(it)));
-                        channels.checkpoints.put_writing(None);
+                        channels.checkpoints.end_writing(number);
                     }
                 }
                 Message::Discard(number) => {
@@ -124,9 +125,9 @@ impl Member {
 
 /// Removes the file of a part, and its folder if nothing else is in it.
 fn discard(channels: &Channels, made: Option<Made>) {
-    let Some(Made { file, .. }) = made else { return };
+    let Some(Made { number, file, .. }) = made else { return };
     channels.checkpoints.put_ready(None);
-    channels.checkpoints.put_writing(None);
+    channels.checkpoints.end_writing(number);
     remove(&file);
 }
 

@@ -34,8 +34,8 @@ use wire::{Control, Gfn, SliceId};
 pub(crate) enum Memory {
     /// These frames, of which this slice has the contents; nobody stores to them until all is written.
     AtRest(Vec<Range<u64>>, Arc<GuestRam>),
-    /// The guest runs on.
-    Snapshot(SnapshotReader),
+    /// What these frames were; the guest runs on.
+    Snapshot(Vec<Range<u64>>, SnapshotReader),
 }
 
 /// A part that is being written. Dropping this ends the writing. The thread of it may hang in a file system, and is not waited for:
@@ -82,7 +82,7 @@ impl Writing {
         part.writer.section(DISKS, &encode(&disks)?)?;
         let snapshot = match &memory {
             Memory::AtRest(..) => None,
-            Memory::Snapshot(reader) => Some(reader.end()),
+            Memory::Snapshot(_, reader) => Some(reader.end()),
         };
         let number = part.number;
         let mut writing = Self::spawn((number, channels), |stage| write(part, memory, stage))?;
@@ -144,16 +144,22 @@ fn write(part: ReadyPart, memory: Memory, stage: &Stage) -> Result<PartSummary, 
         }
         Ok::<(), PartError>(())
     };
-    match memory {
+    let frames = match memory {
         Memory::AtRest(frames, ram) => {
-            frames.into_iter().try_for_each(|range| ram.each_run(range, &mut give))?;
+            frames.iter().try_for_each(|range| ram.each_run(range.clone(), &mut give))?;
+            frames
         }
-        Memory::Snapshot(mut snapshot) => {
+        Memory::Snapshot(frames, mut snapshot) => {
             let mut bytes = Vec::new();
             while let Some(first) = snapshot.next(&mut bytes)? {
                 give(first, &bytes)?;
             }
+            frames
         }
+    };
+    if let Some(before) = before.as_deref() {
+        // Else the base would say what they were.
+        hashes.gone(&frames, before).try_for_each(|frame| writer.zeros(frame..frame + 1))?;
     }
     stage.goes_on()?;
     // What was read after that is none of this moment, but all was read before.

@@ -25,10 +25,12 @@ impl Quiesce {
         }
         match (part.protected.take(), &state.memory) {
             (Some(protected), Some(memory)) => {
-                let snapshot = protected.freeze(memory.here(), within).map_err(PartError::from)?;
-                let memory = Memory::Snapshot(snapshot);
+                let (here, number) = (memory.here(), part.number);
+                let frames = here.frames.clone();
+                let snapshot = protected.freeze(here, within).map_err(PartError::from)?;
+                let memory = Memory::Snapshot(frames, snapshot);
                 let writing = Writing::start(part, (&state, disks), (channels, memory))?;
-                channels.checkpoints.put_writing(Some(Box::new(writing)));
+                channels.checkpoints.begin_writing(number, Box::new(writing));
             }
             (_, memory) => {
                 let frames = memory.as_ref().map(|memory| memory.here().frames);
