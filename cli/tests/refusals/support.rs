@@ -59,7 +59,7 @@ impl Folder {
         fs::set_permissions(self.0.join(name), Permissions::from_mode(mode)).unwrap();
     }
 
-    fn names(&self) -> Vec<PathBuf> {
+    pub(crate) fn names(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.0).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
         names.sort();
