@@ -168,10 +168,14 @@ impl Store {
         }
     }
 
+    fn all_about_to_change(&mut self, frames: Range<u64>) {
+        frames.for_each(|gfn| self.about_to_change(Gfn(gfn)));
+    }
+
     /// The guest is about to get these pages, perhaps to write them.
     pub(super) fn about_to_be_written(&mut self, run: PageRun) {
         if run.writable && self.protection.is_some() {
-            (run.first.0..run.first.0 + run.pages).for_each(|gfn| self.about_to_change(Gfn(gfn)));
+            self.all_about_to_change(run.first.0..run.first.0 + run.pages);
         }
     }
 
@@ -213,7 +217,7 @@ impl Store {
         let whole = self.is_private(gfn) && self.ram.place(chunk) == Place::OffFile;
         let pages = if whole { chunk.frames() } else { gfn.0..gfn.0 + 1 };
         if !self.has_bug(PlantedBug::StoredUnkept) {
-            pages.clone().for_each(|gfn| self.about_to_change(Gfn(gfn)));
+            self.all_about_to_change(pages.clone());
         }
         self.readable.remove(gfn);
         let bytes = (pages.end - pages.start) * PAGE;
@@ -223,7 +227,7 @@ impl Store {
     /// A private chunk that lies off the file is about to be brought into it.
     pub(super) fn before_move(&mut self, chunk: ChunkId) {
         if self.protection.is_some() {
-            chunk.frames().for_each(|gfn| self.about_to_change(Gfn(gfn)));
+            self.all_about_to_change(chunk.frames());
         }
     }
 
