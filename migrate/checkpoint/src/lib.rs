@@ -27,6 +27,7 @@ mod digest;
 mod error;
 mod export;
 mod files;
+mod flusher;
 mod folder;
 mod frames;
 mod index;

@@ -9,6 +9,7 @@ use crate::contents::PartSummary;
 use crate::digest::Digest;
 use crate::error::CheckpointError;
 use crate::files;
+use crate::flusher::Flusher;
 use crate::frames::FrameSet;
 use crate::index::{Chunk, Index, Run, Section, Stored, is_section_name};
 use crate::layout::{
@@ -39,6 +40,7 @@ pub enum Compression {
 /// The part of one slice while it is written.
 pub struct PartWriter {
     file: File,
+    flusher: Flusher,
     path: PathBuf,
     folder: PathBuf,
     head: PartHead,
@@ -97,9 +99,12 @@ impl PartWriter {
             compressor.transpose().map_err(CheckpointError::io("start zstd for", &path))?;
         let file = files::create(&path)?;
         file.write_all_at(&head.encode(), 0).map_err(CheckpointError::io("write", &path))?;
+        let flusher =
+            Flusher::start(&file).map_err(CheckpointError::io("start to flush", &path))?;
         points.reach(Point::PartCreated);
         Ok(Self {
             file,
+            flusher,
             path,
             folder: folder.to_path_buf(),
             head: *head,
@@ -212,7 +217,8 @@ impl PartWriter {
         // Nothing of a write that has failed may follow.
         self.file.set_len(end).map_err(CheckpointError::io("write", &self.path))?;
         self.points.reach(Point::IndexWritten);
-        self.file.sync_all().map_err(CheckpointError::io("write to stable storage", &self.path))?;
+        let flushed = self.flusher.end().and_then(|()| self.file.sync_all());
+        flushed.map_err(CheckpointError::io("write to stable storage", &self.path))?;
         files::sync_folder(&self.folder)?;
         self.points.reach(Point::PartSynced);
         Ok(PartSummary {
@@ -285,6 +291,7 @@ impl PartWriter {
             runs: runs(first)..runs(first + self.runs.len()),
         });
         self.position += u64::from(length);
+        self.flusher.written(u64::from(length));
         self.index.runs.append(&mut self.runs);
         self.pending.clear();
         self.points.reach(Point::ChunkWritten);

@@ -69,23 +69,26 @@ impl Stage {
 }
 
 impl Writing {
-    /// Writes the form of a slice at rest, with the states of its disks, and then its memory, on a thread of its own.
+    /// Writes the form of a slice at rest, with the states of its disks, and then its memory, on a thread of its own: the
+    /// guest waits for none of it.
     ///
     /// # Errors
-    /// The form cannot be written, or there is no thread.
+    /// There is no thread.
     pub(crate) fn start(
         mut part: ReadyPart,
-        (state, disks): (&SliceState, DiskStates),
+        (state, disks): (SliceState, DiskStates),
         (channels, memory): (&Arc<Channels>, Memory),
     ) -> Result<Self, PartError> {
-        part.writer.section(FORM, &encode(state)?)?;
-        part.writer.section(DISKS, &encode(&disks)?)?;
         let snapshot = match &memory {
             Memory::AtRest(..) => None,
             Memory::Snapshot(_, reader) => Some(reader.end()),
         };
         let number = part.number;
-        let mut writing = Self::spawn((number, channels), |stage| write(part, memory, stage))?;
+        let mut writing = Self::spawn((number, channels), move |stage| {
+            part.writer.section(FORM, &encode(&state)?)?;
+            part.writer.section(DISKS, &encode(&disks)?)?;
+            write(part, memory, stage)
+        })?;
         writing.snapshot = snapshot;
         Ok(writing)
     }

@@ -3,6 +3,7 @@
 use super::{Quiesce, QuiesceError, Restable};
 use crate::slice::checkpoint::{DiskStates, Memory, PartError, Writing};
 use crate::slice::checkpoint_link::DiskPolicy;
+use dsm::saved::NodeState;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,21 +24,21 @@ impl Quiesce {
             let frozen = devices.freeze(channels, (&part.disk_name(), leaves), within)?;
             disks.disks.extend(frozen);
         }
-        match (part.protected.take(), &state.memory) {
-            (Some(protected), Some(memory)) => {
-                let (here, number) = (memory.here(), part.number);
-                let frames = here.frames.clone();
+        let here = state.memory.as_ref().map(NodeState::here);
+        match (part.protected.take(), here) {
+            (Some(protected), Some(here)) => {
+                let (frames, number) = (here.frames.clone(), part.number);
                 let snapshot = protected.freeze(here, within).map_err(PartError::from)?;
                 let memory = Memory::Snapshot(frames, snapshot);
-                let writing = Writing::start(part, (&state, disks), (channels, memory))?;
+                let writing = Writing::start(part, (state, disks), (channels, memory))?;
                 channels.checkpoints.begin_writing(number, Box::new(writing));
             }
-            (_, memory) => {
-                let frames = memory.as_ref().map(|memory| memory.here().frames);
+            (_, here) => {
                 let placement = channels.placement.load();
+                let frames = here.map(|here| here.frames);
                 let frames = frames.unwrap_or_else(|| placement.frames_of(state.slice));
                 let memory = Memory::AtRest(frames, Arc::clone(ram));
-                self.writing = Some(Writing::start(part, (&state, disks), (channels, memory))?);
+                self.writing = Some(Writing::start(part, (state, disks), (channels, memory))?);
             }
         }
         Ok(())
