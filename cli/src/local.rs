@@ -2,12 +2,13 @@
 
 use crate::slices::bytes;
 use anyhow::{Context, Result, bail};
+use checkpoint::Point;
 use clap::{Args, ValueEnum};
 use dsm::{Mechanism, Mechanisms, Memory};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::fs;
 use std::path::PathBuf;
-use vmm::crash::plan_panic;
+use vmm::crash::{plan_kill, plan_panic};
 use vmm::slice::{ClockTest, LocalOptions, Offer, OnFull};
 
 #[derive(Args, Clone, Debug)]
@@ -64,6 +65,9 @@ pub(crate) struct Local {
     /// Have the thread of this name panic, to see what follows
     #[arg(long, hide = true, value_name = "THREAD")]
     test_panic: Option<String>,
+    /// Have this process be killed when a checkpoint that it writes has come so far, to see what is left
+    #[arg(long, hide = true, value_name = "POINT")]
+    test_kill: Option<Point>,
     /// Have the time stamp counter of this slice run faster than it does, to see what follows
     #[arg(long, hide = true, default_value_t = 0, value_name = "PPM")]
     test_tsc_ppm: u32,
@@ -120,6 +124,9 @@ impl From<Local> for LocalOptions {
         };
         if let Some(thread) = test_panic {
             plan_panic(thread);
+        }
+        if let Some(point) = arguments.test_kill {
+            plan_kill(point);
         }
         Self {
             engine_core,

@@ -4,6 +4,7 @@
 //! still need (the userfaultfd over guest memory, before all), and what is known after a panic is not to be
 //! trusted with a disk. The peers find this slice lost by its closed connections, or by its lease.
 
+use checkpoint::{Point, Points};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
 use std::panic::{PanicHookInfo, set_hook};
@@ -19,6 +20,7 @@ const LINE_BYTES: usize = 4096;
 
 static SLICE: OnceLock<SliceId> = OnceLock::new();
 static PLANNED: OnceLock<String> = OnceLock::new();
+static PLANNED_POINT: OnceLock<Point> = OnceLock::new();
 
 /// From now on a panic ends the process, after one line that names slice and thread.
 pub fn end_on_panic() {
@@ -29,6 +31,25 @@ pub fn end_on_panic() {
 pub fn plan_panic(thread: String) {
     // Only the first plan counts.
     let _ = PLANNED.set(thread);
+}
+
+/// Has this process be killed when a checkpoint that it writes has come so far: for tests of what is left then.
+pub fn plan_kill(point: Point) {
+    // Only the first plan counts.
+    let _ = PLANNED_POINT.set(point);
+}
+
+/// Kills this process where that was planned.
+#[derive(Debug)]
+pub(crate) struct PlannedKill;
+
+impl Points for PlannedKill {
+    fn reach(&self, point: Point) {
+        if PLANNED_POINT.get() == Some(&point) {
+            say(&format!("tessera: killed at {}, as --test-kill asks for\n", point.name()));
+            kill();
+        }
+    }
 }
 
 /// This process is that slice.
@@ -44,6 +65,10 @@ pub(crate) fn point() {
 
 fn end(info: &PanicHookInfo<'_>) -> ! {
     say(&line(SLICE.get().copied(), thread::current().name(), info));
+    kill()
+}
+
+fn kill() -> ! {
     // It cannot fail but for the first process of a container, which nothing from inside may kill so.
     let _ = kill_process(getpid(), Signal::KILL);
     abort()

@@ -15,7 +15,7 @@ const SAVED: &str = "is there";
 const GOES_ON: &str = "the VM goes on from ";
 
 /// Prints `A`, and `B` again and again.
-fn letters() -> Vec<u8> {
+pub(crate) fn letters() -> Vec<u8> {
     kernel_of(&[
         0xb0, b'A', 0xe6, 0xe9, // mov al, 'A'; out 0xe9, al
         0xb9, 0x00, 0x00, 0x40, 0x00, // mov ecx, 0x400000

@@ -1,6 +1,7 @@
 //! Where writing a checkpoint can be interrupted, for tests that do.
 
 use std::fmt::Debug;
+use std::str::FromStr;
 
 /// A moment between two steps of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +33,29 @@ impl Point {
         Self::ManifestSynced,
         Self::Renamed,
     ];
+
+    /// Its name, as the command line takes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PartCreated => "part-created",
+            Self::ChunkWritten => "chunk-written",
+            Self::IndexWritten => "index-written",
+            Self::PartSynced => "part-synced",
+            Self::ManifestWritten => "manifest-written",
+            Self::ManifestSynced => "manifest-synced",
+            Self::Renamed => "renamed",
+        }
+    }
+}
+
+impl FromStr for Point {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|point| point.name() == text);
+        found.ok_or_else(|| format!("write {}", Self::ALL.map(Self::name).join(", ")))
+    }
 }
 
 /// Hears of each point when it is reached. A test stops or ends its process there.

@@ -5,6 +5,7 @@ use super::error::{CheckpointError, names};
 use super::part::tell;
 use super::request::{PartRequest, WrittenPart, check_name};
 use crate::control::{CheckpointAnswer, CheckpointRequest, Progress, WritesCheckpoints};
+use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint_link::{DiskPolicy, Input};
 use crate::slice::cut_link::{CutError, CutHandle, Input as CutInput};
@@ -362,7 +363,7 @@ fn commit_if(
     (contents, key): (&Contents, Option<&Key>),
     opens: Option<Opens>,
 ) -> Result<Digest, CheckpointError> {
-    let digest = Checkpoint::commit(folder, contents, key)?;
+    let digest = Checkpoint::commit_with_points(folder, contents, key, &PlannedKill)?;
     if let Some(Err(why)) = opens.map(|opens| opens(folder)) {
         let withdrawn = checkpoint::withdraw(folder);
         // Its parts go too, so nothing goes on from it.

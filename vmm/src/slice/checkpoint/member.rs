@@ -9,6 +9,7 @@
 use super::error::PartError;
 use super::part::tell;
 use super::request::PartRequest;
+use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint_link::{Protected, ReadyPart};
 use crate::slice::one_line;
@@ -109,7 +110,7 @@ impl Member {
         let PartRequest { vm, generation, live, base, compressed, disks, .. } = request;
         let head = PartHead { vm, generation, cut: number, slice: channels.local() };
         let how = if compressed { Compression::Zstd } else { Compression::None };
-        let writer = PartWriter::create(&folder, &head, how)?;
+        let writer = PartWriter::with_points(&folder, &head, how, Box::new(PlannedKill))?;
         let file = writer.path().to_owned();
         let engine = channels.handle.get().filter(|_| live && !channels.has_devices_only());
         let protected = engine.map(|engine| Protected::new(engine, PROTECT_LIMIT));

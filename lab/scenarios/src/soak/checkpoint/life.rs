@@ -3,7 +3,7 @@
 //! ```text
 //!   companions, bootstrap ─> runs ─> tessera vm checkpoint ─┬─ the VM ends with it: status 0
 //!                              │                            ├─ runs on ─> all are killed
-//!                              │                            └─ a slice is killed meanwhile ─> the others end
+//!                              │                            └─ a slice is killed meanwhile, or kills itself ─> the others end
 //!                              └─ the guest powers off before or after
 //! ```
 
@@ -139,10 +139,21 @@ impl Actor<'_> {
                 }
                 return Ok(Acted { before, said: Some(said), problems });
             }
+            Act::KillAt { .. } => {
+                Some(self.scenario.checkpoint(self.name, &options(step, step.before > 0))?)
+            }
             Act::End | Act::RunOn(_) => self.write(self.name, &options(step, step.before > 0))?,
         };
         match (&said, step.act) {
             (None, _) => {}
+            (Some(Err(_)), Act::KillAt { point, .. }) => {
+                if self.sleep(END_LIMIT) {
+                    problems.push(format!("the VM does not end with a slice killed at {point}"));
+                    self.kill_all();
+                }
+            }
+            // A slice without contents writes no chunk.
+            (Some(Ok(_)), Act::KillAt { .. }) => self.kill_all(),
             (Some(Err(why)), _) => {
                 // A guest that has just powered off has none.
                 if self.sleep(END_LIMIT / 4) {

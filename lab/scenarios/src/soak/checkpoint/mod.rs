@@ -4,7 +4,8 @@
 //! ```text
 //!   boot ─> life: runs, checkpoint ─┬─ ends with it ───────────────────────┐
 //!    ^       ^                      ├─ runs on, and is killed ─────────────┼─ whole ─> the newest ──┐
-//!    │       │                      └─ a slice is killed meanwhile ────────┤                        │
+//!    │       │                      └─ a slice is killed meanwhile, or ────┤                        │
+//!    │       │                         kills itself at a named point       │                        │
 //!    │       │                                                             └─ half: refused         │
 //!    │       └── on 1 to 3 slices, from the newest that is whole <───────────────┴──────────────────┘
 //!    └────────── if there is none yet
@@ -14,7 +15,9 @@
 mod life;
 mod plan;
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -32,8 +35,7 @@ use crate::vm::saves::{self, Written};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions};
 use life::{Life, is_whole, live, name_before};
-use plan::{Act, Plan, Step};
-use std::sync::Arc;
+use plan::{Act, Plan, RENAMED, Step};
 
 /// Checkpoints, unless told.
 const TIMES: usize = 20;
@@ -72,6 +74,8 @@ struct Told {
     increments: usize,
     /// Half-written ones.
     half: usize,
+    /// Where processes have killed themselves.
+    at: BTreeSet<&'static str>,
     /// Whole ones of which nobody was told, because a slice was killed just then.
     untold: usize,
 }
@@ -90,7 +94,7 @@ impl Told {
             restores.map(|(slices, count)| format!("{count} on {slices}")).collect();
         format!(
             "{} checkpoints, {} increments; the guest stood still p50 {:.0} ms, longest {:.0} ms, up to {} MiB; {} more half-written, all \
-             refused; {} whole, and nobody was told; restores by number of slices: {}",
+             refused; {} whole, and nobody was told; killed at {}; restores by number of slices: {}",
             self.written.len(),
             self.increments,
             time(50),
@@ -98,9 +102,14 @@ impl Told {
             self.written.iter().map(mib).max().unwrap_or(0),
             self.half,
             self.untold,
+            if self.at.is_empty() { "no named point".to_owned() } else { join(&self.at) },
             if restores.is_empty() { "none".to_owned() } else { restores.join(", ") }
         )
     }
+}
+
+fn join(words: &BTreeSet<&str>) -> String {
+    words.iter().copied().collect::<Vec<_>>().join(", ")
 }
 
 /// Writes and goes on as often as wanted, and judges.
@@ -174,13 +183,17 @@ impl Vm<'_> {
                 vm.bootstrap.extend(["--clock", clock].map(str::to_owned));
                 self.told.restores[layout.slices()] += 1;
             }
+            let goes_on = life < LIVES_MAX && !is_enough(self.told);
+            let step = goes_on.then(|| self.plan.draw(layout.slices()));
+            if let Some(Step { act: Act::KillAt { bootstrap, point }, .. }) = step {
+                let words = if bootstrap { &mut vm.bootstrap } else { &mut vm.companion };
+                words.extend(["--test-kill", point].map(str::to_owned));
+            }
             let scenario = Scenario {
                 layout: &layout,
                 interrupts: Some(self.back_end),
                 ..self.rig.scenario(&vm, self.lab)
             };
-            let goes_on = life < LIVES_MAX && !is_enough(self.told);
-            let step = goes_on.then(|| self.plan.draw(layout.slices()));
             let name = format!("save-{life}");
             let from = newest.as_deref().unwrap_or("boot");
             self.rig.say(&format!("life {life}, layout {layout}, from {from}: {step:?}"));
@@ -245,6 +258,15 @@ impl Vm<'_> {
             return Ok(Next::Over(Err(anyhow!(problems.join("; ")))));
         }
         let whole = is_whole(scenario, name)?;
+        if let (Some(Step { act: Act::KillAt { point, .. }, .. }), false) = (step, is_told) {
+            self.told.at.insert(point);
+            if whole != (point == RENAMED) {
+                let what = if whole { "a" } else { "no" };
+                return Ok(Next::Over(Err(anyhow!(
+                    "{what} checkpoint was left by a kill at {point}"
+                ))));
+            }
+        }
         if whole && !is_told {
             self.told.untold += 1;
             self.rig.say(&format!("{name} is whole, and nobody was told"));

@@ -25,7 +25,16 @@ pub(super) enum Act {
     RunOn(Duration),
     /// The process of this slice is killed so long after the checkpoint was asked for.
     Kill { slice: usize, after: Duration },
+    /// Processes kill themselves where the writing has come so far: the bootstrap's, or those of the companions.
+    KillAt { bootstrap: bool, point: &'static str },
 }
+
+/// Where the writing of a part can be interrupted.
+const PART_POINTS: [&str; 4] = ["part-created", "chunk-written", "index-written", "part-synced"];
+/// Where that of a manifest can, which the bootstrap writes. After the last one the checkpoint is whole.
+const MANIFEST_POINTS: [&str; 3] = ["manifest-written", "manifest-synced", RENAMED];
+/// The one after which it is whole.
+pub(super) const RENAMED: &str = "renamed";
 
 /// One checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +73,17 @@ impl Plan {
     /// What to do with a VM of so many slices.
     pub(super) fn draw(&mut self, slices: usize) -> Step {
         let random = &mut self.random;
-        let act = match random.u32(0..3) {
+        let act = match random.u32(0..4) {
             0 => Act::End,
             1 => Act::RunOn(Duration::from_millis(random.u64(0..RUN_ON_MS))),
+            2 => {
+                let bootstrap = slices == 1 || random.bool();
+                let own = if bootstrap { &MANIFEST_POINTS[..] } else { &[] };
+                let all = PART_POINTS.iter().chain(own);
+                let number = random.usize(0..PART_POINTS.len() + own.len());
+                let point = all.copied().nth(number).unwrap_or(RENAMED);
+                Act::KillAt { bootstrap, point }
+            }
             _ => Act::Kill {
                 slice: random.usize(0..slices),
                 // Some come just after it is written.
@@ -75,7 +92,9 @@ impl Plan {
         };
         let longest = WAIT_MS[random.usize(0..WAIT_MS.len())];
         let wait = Duration::from_millis(random.u64(0..longest));
-        let before = random.u32(0..=BEFORE_MAX) * random.u32(0..2);
+        // The first checkpoint that comes to the point is the last.
+        let most = if matches!(act, Act::KillAt { .. }) { 0 } else { BEFORE_MAX };
+        let before = random.u32(0..=most) * random.u32(0..2);
         Step { wait, before, compressed: random.bool(), stop: random.u32(0..4) == 0, act }
     }
 
@@ -118,6 +137,13 @@ mod tests {
         let each = |of: fn(&Step) -> bool| steps.iter().any(|(step, _)| of(step));
         assert!(each(|step| step.stop) && each(|step| !step.stop));
         assert!(each(|step| step.before == 0) && each(|step| step.before > 1));
+        for point in PART_POINTS.iter().chain(&MANIFEST_POINTS) {
+            let at =
+                |step: &Step| matches!(step.act, Act::KillAt { point: of, .. } if of == *point);
+            assert!(steps.iter().any(|(step, _)| at(step)), "{point}");
+        }
+        let of_companions = |act: &Act| matches!(act, Act::KillAt { bootstrap: false, .. });
+        assert!(is(of_companions));
         assert!(is(|act| *act == Act::End) && is(|act| matches!(act, Act::RunOn(_))));
         assert!([0, 1].iter().all(|of| {
             steps
