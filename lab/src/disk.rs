@@ -98,6 +98,26 @@ fn overlay(disk: &Disk, file: &Path) -> Result<Backing> {
     Ok(Backing { file: file.to_owned(), format: "qcow2", snapshot: false })
 }
 
+/// Makes a qcow2 file with what an image has.
+///
+/// # Errors
+/// There is no `qemu-img` or no space.
+pub fn convert_to_qcow2(image: &Path, file: &Path) -> Result<()> {
+    let arguments = [
+        "convert",
+        "-q",
+        "-f",
+        format(image)?,
+        "-O",
+        "qcow2",
+        packages::text(image)?,
+        packages::text(file)?,
+    ];
+    cache::run("qemu-img", &arguments, COPY_LIMIT)
+        .context("make a qcow2 file; qemu-img is in the package qemu-utils")
+        .map(drop)
+}
+
 /// Makes a copy of the image of a disk, which takes no more space than the image.
 pub(crate) fn copy(disk: &Disk, file: &Path) -> Result<()> {
     let (image, copy) = (packages::text(&disk.image)?, packages::text(file)?);

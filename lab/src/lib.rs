@@ -47,7 +47,7 @@ mod substrate;
 mod switch;
 
 pub use command::{Command, ExitStatus, Stream};
-pub use disk::Disk;
+pub use disk::{Disk, convert_to_qcow2};
 pub use guest::{GuestImage, guest_image};
 pub use host_number::{HostNumber, MAX_HOSTS};
 pub use hosts::{Config, HostState, Hosts, Mode};

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use scenarios::Progress;
 use scenarios::demo::consolidate::Consolidate;
-use scenarios::demo::{Demo, record};
+use scenarios::demo::{Demo, Incremental, record};
 use scenarios::vm::{Interrupts, VmOptions};
 
 #[derive(Args, Clone, Debug)]
@@ -34,9 +34,13 @@ pub(crate) struct DemoOptions {
     /// With --consolidate: write a picture of latency, vCPUs, faults and free CPUs over time (SVG) into this file
     #[arg(long, value_name = "FILE", requires = "consolidate")]
     svg: Option<PathBuf>,
-    /// Write that system down on two hosts, kill it, and have it go on on one host and on three; with --distro or without it
+    /// Write that system down on two hosts while it runs on, kill it, and have it go on on one host and on three; with --distro
+    /// or without it
     #[arg(long, conflicts_with_all = ["keep", "keep_disk", "consolidate"])]
     checkpoint: bool,
+    /// With --checkpoint: the VM goes on from an increment that is written ten minutes after a first checkpoint
+    #[arg(long, requires = "checkpoint")]
+    incremental: bool,
     /// With --distro: keep what the guest writes in a qcow2 file in the lab's folder
     #[arg(long, requires = "distro")]
     keep_disk: bool,
@@ -50,9 +54,9 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
         return record::run(file);
     }
     let DemoOptions { vm, interrupts, report, keep, distro, keep_disk, svg, .. } = options.clone();
-    let checkpoint = options.checkpoint;
+    let checkpoint = options.checkpoint.then_some(Incremental(options.incremental));
     let consolidate = options.consolidate.then_some(Consolidate { svg });
-    let distro = distro || consolidate.is_some() || checkpoint;
+    let distro = distro || consolidate.is_some() || checkpoint.is_some();
     Demo { vm, interrupts, report, keep, distro, consolidate, checkpoint, keep_disk }
         .run(&Arc::new(Progress::new()))
 }

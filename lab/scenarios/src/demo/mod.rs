@@ -28,6 +28,10 @@ use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
 use crate::vm::{Interrupts, VmOptions, distro, summary};
 
+/// Whether a VM goes on from an increment.
+#[derive(Clone, Copy, Debug)]
+pub struct Incremental(pub bool);
+
 /// What is shown, and how.
 #[derive(Clone, Debug)]
 pub struct Demo {
@@ -43,8 +47,8 @@ pub struct Demo {
     pub distro: bool,
     /// Drain this system to one host and spread it again, under load.
     pub consolidate: Option<Consolidate>,
-    /// Write this system down, kill it, and have it go on on other hosts.
-    pub checkpoint: bool,
+    /// Write this system down, kill it, and have it go on on other hosts; perhaps from an increment.
+    pub checkpoint: Option<Incremental>,
     /// Keep what that system writes in a qcow2 file in the lab's folder.
     pub keep_disk: bool,
 }
@@ -58,7 +62,7 @@ impl Demo {
         if self.consolidate.is_some() {
             consolidate::prepare(&mut self.vm)?;
         }
-        if self.checkpoint {
+        if self.checkpoint.is_some() {
             checkpoint::prepare(&mut self.vm)?;
         }
         if self.distro {
@@ -70,8 +74,11 @@ impl Demo {
         let (prepared, lab) = if self.distro {
             let prepared = prepare::prepare_distro(&self.vm, progress)?;
             let distro = prepared.distro.as_ref().context("the system that was just built")?;
-            let disks = distro::disks(distro, self.keep_disk)?;
-            let more = if self.checkpoint { checkpoint::HOSTS } else { layout.slices() };
+            let (disks, more) = match self.checkpoint {
+                // Its disk is a file.
+                Some(_) => (Vec::new(), checkpoint::HOSTS),
+                None => (distro::disks(distro, self.keep_disk)?, layout.slices()),
+            };
             let lab = prepare::hosts_with_disks(&self.vm, &Layout::even(more)?, disks, progress)?;
             (prepared, Arc::new(lab))
         } else {
@@ -98,6 +105,10 @@ impl Demo {
         interrupted: &Interrupted,
     ) -> Result<bool> {
         let mut vm = self.vm.clone();
+        if let Some(distro) = prepared.distro.as_ref().filter(|_| self.checkpoint.is_some()) {
+            progress.say("the disk is copied into a qcow2 file");
+            vm.system_disk = Some(checkpoint::make_disk(lab, distro)?);
+        }
         if prepared.distro.is_none() && !vm.bootstrap.iter().any(|word| word.starts_with("--vsock"))
         {
             vm.bootstrap.extend(vsock_echo::start(lab)?);
@@ -113,8 +124,9 @@ impl Demo {
             loud: true,
             joined: Joined::nobody(),
         };
-        if let Some(distro) = prepared.distro.as_ref().filter(|_| self.checkpoint) {
-            let (passed, report) = checkpoint::run(&scenario, distro)?;
+        if let (Some(distro), Some(Incremental(incremental))) = (&prepared.distro, self.checkpoint)
+        {
+            let (passed, report) = checkpoint::run(&scenario, distro, incremental)?;
             self.write_report(&report, progress)?;
             return Ok(passed);
         }

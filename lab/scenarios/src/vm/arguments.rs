@@ -79,7 +79,7 @@ impl Scenario<'_> {
         }
         if self.prepared.distro.is_some() {
             let (slice, host) = self.with_devices()?;
-            words.extend(distro::devices(&host, slice)?);
+            words.extend(distro::devices(&host, slice, self.options.system_disk.as_deref())?);
         }
         words.extend(self.options.bootstrap.iter().cloned());
         Ok(words)

@@ -27,15 +27,19 @@ pub(crate) fn command_line() -> String {
 }
 
 /// Options of `tessera bootstrap` for the devices of the first host, which has this slice.
-pub(super) fn devices(first: &Host<'_>, slice: usize) -> Result<Vec<String>> {
+pub(super) fn devices(first: &Host<'_>, slice: usize, system: Option<&str>) -> Result<Vec<String>> {
     let at = if slice == 0 { String::new() } else { format!(",slice={slice}") };
-    let (disk, net) = (format!("{}{at}", disk(first)?), format!("{TAP}{at}"));
+    let disk = system.map_or_else(|| disk(first), |disk| Ok(disk.to_owned()))?;
+    let (disk, net) = (format!("{disk}{at}"), format!("{TAP}{at}"));
     Ok(vec!["--disk".to_owned(), disk, "--net".to_owned(), net])
 }
 
 /// How a companion on the first host lends them.
-pub(super) fn lent(first: &Host<'_>) -> Result<Vec<String>> {
-    Ok(vec![format!("disk:rw:{}", disk(first)?), format!("tap:{TAP}")])
+pub(super) fn lent(first: &Host<'_>, system: Option<&str>) -> Result<Vec<String>> {
+    // Without what a disk is opened with.
+    let path = |disk: &str| disk.split(',').next().unwrap_or_default().to_owned();
+    let disk = system.map_or_else(|| disk(first), |disk| Ok(path(disk)))?;
+    Ok(vec![format!("disk:rw:{disk}"), format!("tap:{TAP}")])
 }
 
 /// The disk of the first host, as that host sees it.

@@ -116,6 +116,9 @@ pub struct VmOptions {
     /// The checkpoint that the VM goes on from, as hosts see it, in place of a boot
     #[arg(skip)]
     pub(crate) restore: Option<String>,
+    /// The disk of a Debian system, as hosts see it and `--disk` takes it; that of the first host unless given
+    #[arg(skip)]
+    pub(crate) system_disk: Option<String>,
     /// Slices have supervisors, and the bootstrap's is given these words
     #[arg(skip)]
     pub(crate) supervise: Option<Vec<String>>,

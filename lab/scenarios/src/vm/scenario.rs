@@ -154,7 +154,7 @@ impl<'a> Scenario<'a> {
         let has_devices = slice >= slices - self.options.device_slices;
         let mut lend: Vec<_> = self.options.lend.iter().filter(|_| has_devices).cloned().collect();
         if owner.as_ref().is_some_and(|owner| owner.0 == slice) {
-            lend.extend(distro::lent(&host)?);
+            lend.extend(distro::lent(&host, self.options.system_disk.as_deref())?);
         }
         self.start_companion_on(&host, lend, output)
     }

@@ -1,25 +1,26 @@
-//! `./x demo --checkpoint`: a Debian system over two hosts, under load, is written down, killed, and goes on on one host and on
-//! three.
+//! `./x demo --checkpoint`: a Debian system over two hosts, under load, is written down while it runs on, killed without mercy,
+//! and goes on on one host and on three.
 //!
 //! ```text
-//!   boot on two ─> clocks, compute, fio, a connection, requests ─> checkpoint refused for the disk, then written
-//!                                                                    in spite of it, while the VM runs on
-//!     ─> checkpoint --end: status 0 ─> copy of the disk
-//!     ─> on one ─> under load ─> all killed ─> the disk put back
-//!     ─> on one, from the same ─> under load ─> checkpoint --end ─> on three ─> under load
-//!     ─> consolidated to one ─> fio verifies, results the same, clocks never back, connection whole, no kernel warning ─> power off: status 0
+//!   boot on two ─> clocks, compute, fio, a connection, requests ─> checkpoint, live (with --incremental: one more after ten
+//!                                                                    minutes, an increment) ─> under load ─> all killed
+//!     ─> on one ─> under load ─> all killed
+//!     ─> on three, from the same ─> under load ─> checkpoint --end: status 0
+//!     ─> on one ─> under load ─> fio verifies, results the same, clocks never back, connection whole, randomness reseeded,
+//!                                no kernel warning ─> power off: status 0
 //! ```
-//! The disk is a raw image, which a checkpoint has no state of: the demo copies it while no VM has it.
+//! The disk is a qcow2 file in the folder that the hosts share: each checkpoint has its state, and a restore puts it back.
 
 mod life;
 
+use std::fs;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use lab::Command;
 use lab::distro::{self, Distro};
+use lab::{HostNumber, Lab};
 use outcome::table;
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ use crate::soak::load::Load;
 use crate::soak::migrate::check_kernel;
 use crate::soak::{clocks, compute, loopback, verify};
 use crate::vm::VmOptions;
-use crate::vm::distro::{TAP, disk};
+use crate::vm::distro::TAP;
 use crate::vm::layout::Layout;
 use crate::vm::output::Output;
 use crate::vm::relocate::Said;
@@ -41,14 +42,19 @@ const LAYOUT: &str = "2+0";
 pub(super) const HOSTS: usize = 3;
 /// Memory of the VM in MiB: it can be shared out evenly over 1 to 3 slices.
 const MEMORY_MIB: u32 = 528;
-/// For a copy of the disk.
-const COPY_LIMIT: Duration = Duration::from_secs(900);
-/// Name of the checkpoint that the VM goes on from twice.
-const FIRST: &str = "on-two";
-/// Name of the last one.
-const SECOND: &str = "on-one";
-/// Name of one that is written while the VM runs on.
+/// Name of the checkpoint that is written on two hosts while the VM runs on, from which it goes on twice.
 const LIVE: &str = "live";
+/// Name of what that one is an increment of, with --incremental.
+const FULL: &str = "full";
+/// Name of the one with which the VM on three hosts ends.
+const LAST: &str = "last";
+/// Between a checkpoint and its increment.
+const BETWEEN: Duration = Duration::from_secs(600);
+/// Says how often the guest's kernel has taken new randomness because its generation id has changed, and random bytes.
+const RANDOMNESS: &str = "dmesg | grep -c 'reseeded due to virtual machine fork' || true; cat /proc/sys/kernel/random/uuid";
+/// Folder of the disk in the one that hosts share, and its name.
+const DISK_FOLDER: &str = "disk";
+const DISK: &str = "debian.qcow2";
 const COLUMNS: [&str; 6] = ["checkpoint", "took ms", "stood still ms", "MiB", "pages", "then"];
 
 /// What came of the run.
@@ -56,6 +62,8 @@ const COLUMNS: [&str; 6] = ["checkpoint", "took ms", "stood still ms", "MiB", "p
 struct Told {
     rows: Vec<Vec<String>>,
     requests: u64,
+    /// What the guest's source of randomness gave after each restore.
+    random: Vec<String>,
     good: Vec<String>,
 }
 
@@ -72,18 +80,31 @@ pub(super) fn prepare(vm: &mut VmOptions) -> Result<()> {
     Ok(())
 }
 
+/// Makes the disk of the system: a file that all hosts see, as `--disk` takes it.
+pub(super) fn make_disk(lab: &Lab, distro: &Distro) -> Result<String> {
+    let host = lab.host(HostNumber::new(1)?)?;
+    let folder = host.shared()?.join(DISK_FOLDER);
+    // What an earlier run has left: the disk, its states and its record.
+    drop(fs::remove_dir_all(&folder));
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    lab::convert_to_qcow2(&distro.image, &folder.join(DISK))?;
+    let inside = host.shared_inside()?.join(DISK_FOLDER).join(DISK);
+    Ok(format!("{},format=qcow2", inside.display()))
+}
+
 /// Leads all lives of the VM; true when all was good, and the report.
-pub(super) fn run(scenario: &Scenario<'_>, distro: &Distro) -> Result<(bool, Value)> {
+pub(super) fn run(
+    scenario: &Scenario<'_>,
+    distro: &Distro,
+    incremental: bool,
+) -> Result<(bool, Value)> {
     let mut told = Told::default();
     let output = scenario.output(scenario.loud);
     let began = Instant::now();
-    let led = lead(scenario, distro, &output, &mut told);
+    let led = lead(scenario, (distro, incremental), &output, &mut told);
     ensure!(!scenario.interrupted.is_set(), "interrupted");
     println!("\n{}", table::text(&COLUMNS, &told.rows, 1));
     told.good.iter().for_each(|line| println!("{line}"));
-    println!(
-        "the disk: a raw image, copied after a checkpoint with --end, and put back before the VM went on from it again"
-    );
     let problems: Vec<String> = match &led {
         Ok(()) => Vec::new(),
         Err(error) => [vec![format!("{error:#}")], output.tail()].concat(),
@@ -96,6 +117,7 @@ pub(super) fn run(scenario: &Scenario<'_>, distro: &Distro) -> Result<(bool, Val
         "passed": problems.is_empty(),
         "problems": problems,
         "seconds": began.elapsed().as_secs_f64(),
+        "incremental": incremental,
         "columns": COLUMNS,
         "checkpoints": rows,
     });
@@ -104,39 +126,32 @@ pub(super) fn run(scenario: &Scenario<'_>, distro: &Distro) -> Result<(bool, Val
 
 fn lead(
     scenario: &Scenario<'_>,
-    distro: &Distro,
+    (distro, incremental): (&Distro, bool),
     output: &Arc<Output>,
     told: &mut Told,
 ) -> Result<()> {
     saves::prepare(scenario.lab)?;
     first(scenario)?.tap(TAP, distro::HOST_ADDRESS)?;
-    let layout = |vcpus: &[u32]| Layout::of(vcpus.to_vec());
     let all = scenario.layout.all();
+    let one = |from| -> Result<_> { Ok(Where { layout: Layout::of(vec![all])?, from }) };
     let two = Where { layout: scenario.layout.clone(), from: None };
-    live(scenario, distro, two, output, &mut |alive| on_two(alive, told))
+    live(scenario, distro, two, output, &mut |alive| on_two(alive, incremental, told))
         .context("on two hosts")?;
-    copy(scenario, Copy::Keep)?;
-    let one = || -> Result<_> { Ok(Where { layout: layout(&[all])?, from: Some(FIRST) }) };
-    live(scenario, distro, one()?, output, &mut |alive| {
-        under_load(alive, "on one host", told)?;
+    live(scenario, distro, one(Some(LIVE))?, output, &mut |alive| {
+        goes_on(alive, "on one host", 1, told)?;
         Ok(End::Killed)
     })
     .context("on one host, until it is killed")?;
-    if let Some(row) = told.rows.last_mut() {
-        row[5].push_str(", where it is killed first");
-    }
-    copy(scenario, Copy::PutBack)?;
-    live(scenario, distro, one()?, output, &mut |alive| on_one_again(alive, told))
-        .context("on one host again")?;
-    let three = layout(&[all - 1, 1, 0])?;
-    let three = Where { layout: three, from: Some(SECOND) };
+    let three = Where { layout: Layout::of(vec![all - 1, 1, 0])?, from: Some(LIVE) };
     live(scenario, distro, three, output, &mut |alive| on_three(alive, told))
         .context("on three hosts")?;
+    live(scenario, distro, one(Some(LAST))?, output, &mut |alive| at_last(alive, told))
+        .context("on one host at last")?;
     saves::clear(scenario.lab)
 }
 
-/// Starts all that must go on, and has the VM written down: once while it runs on, and once with its end.
-fn on_two(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
+/// Starts all that must go on, has the VM written down while it runs on, and leaves it to be killed.
+fn on_two(alive: &Alive<'_>, incremental: bool, told: &mut Told) -> Result<End> {
     let (scenario, guest) = (alive.scenario, alive.guest);
     ask(scenario, "spread")?;
     clocks::start(guest)?;
@@ -144,29 +159,34 @@ fn on_two(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
     loopback::start(guest)?;
     verify::start(guest)?;
     let load = Load::start(scenario, guest)?;
-    let refused = scenario.checkpoint(LIVE, &[])?;
-    ensure!(
-        refused.as_ref().is_err_and(|why| why.contains("cannot be kept")),
-        "a VM with a raw disk is written down while it runs on: {refused:?}"
-    );
-    let options = ["--no-disk-guarantee"];
-    write(alive, (LIVE, &options), "runs on, and is written once more", told)?;
-    told.requests += load.end()?;
-    saves::remove(scenario.lab, LIVE)?;
+    if incremental {
+        write(alive, (FULL, &[]), "an increment", told)?;
+        told.requests += load.end()?;
+        let until = Instant::now() + BETWEEN;
+        while Instant::now() < until {
+            under_load(alive, "on two hosts, until the increment", told)?;
+        }
+        let load = Load::start(scenario, guest)?;
+        write(alive, (LIVE, &["--incremental"]), "killed; on one host, on three", told)?;
+        told.requests += load.end()?;
+    } else {
+        write(alive, (LIVE, &[]), "killed; on one host, on three", told)?;
+        told.requests += load.end()?;
+    }
     under_load(alive, "on two hosts", told)?;
-    end(alive, FIRST, "on one host, twice", told)
+    Ok(End::Killed)
 }
 
-fn on_one_again(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
-    under_load(alive, "on one host again", told)?;
-    end(alive, SECOND, "on three hosts", told)
-}
-
-/// Looks at all that has gone on.
 fn on_three(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
-    under_load(alive, "on three hosts", told)?;
-    // A guest on two emulated hosts takes many minutes for what follows.
-    ask(alive.scenario, "consolidate")?;
+    goes_on(alive, "on three hosts", 1, told)?;
+    alive.guest.forget_login();
+    write(alive, (LAST, &["--end", "--compress"]), "on one host", told)?;
+    Ok(End::Well)
+}
+
+/// Looks at all that has gone on. A guest on several emulated hosts would take many minutes for it.
+fn at_last(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
+    goes_on(alive, "on one host at last", 2, told)?;
     let guest = alive.guest;
     told.good = vec![
         format!("{} requests, none failed", told.requests),
@@ -174,12 +194,31 @@ fn on_three(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
         format!("{} results, all the same", compute::end(guest)?),
         format!("{} readings of clocks, none went back", clocks::end(guest)?),
         format!("{} answers over one connection of the guest's own", loopback::end(guest)?),
+        format!("{} restores, each with randomness of its own", told.random.len()),
     ];
     check_kernel(guest)?;
     guest.check_objects()?;
     guest.check_cpus()?;
     guest.power_off()?;
     Ok(End::Well)
+}
+
+/// The VM was restored: its kernel has heard of so many restores in all, and it answers.
+fn goes_on(alive: &Alive<'_>, place: &str, restores: u32, told: &mut Told) -> Result<()> {
+    let said = alive.guest.ssh(RANDOMNESS).context("ask for randomness")?;
+    let mut lines = said.lines().map(str::trim);
+    let (count, random) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    ensure!(
+        count.parse() == Ok(restores),
+        "{place}: the guest has reseeded {count} times, not {restores}: the generation id has not changed"
+    );
+    ensure!(!random.is_empty(), "{place}: the guest gives no random bytes: {said:?}");
+    ensure!(
+        !told.random.iter().any(|former| former == random),
+        "{place}: the guest gives the same random bytes as before: {random}"
+    );
+    told.random.push(random.to_owned());
+    under_load(alive, place, told)
 }
 
 fn ask(scenario: &Scenario<'_>, verb: &str) -> Result<()> {
@@ -201,13 +240,6 @@ fn under_load(alive: &Alive<'_>, place: &str, told: &mut Told) -> Result<()> {
     told.requests += requests;
     alive.scenario.progress.say(&format!("{place}: {requests} requests, none failed"));
     Ok(())
-}
-
-/// Writes a checkpoint with which the VM ends.
-fn end(alive: &Alive<'_>, name: &str, then: &str, told: &mut Told) -> Result<End> {
-    alive.guest.forget_login();
-    write(alive, (name, &["--end", "--compress"]), then, told)?;
-    Ok(End::Well)
 }
 
 fn write(
@@ -232,26 +264,4 @@ fn write(
         then.to_owned(),
     ]);
     Ok(())
-}
-
-/// What is done with the copy of the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copy {
-    Keep,
-    PutBack,
-}
-
-/// Copies the disk, which no VM has now.
-fn copy(scenario: &Scenario<'_>, what: Copy) -> Result<()> {
-    let host = first(scenario)?;
-    let disk = disk(&host)?;
-    let copy = host.shared_inside()?.join("checkpoints/disk.copy").display().to_string();
-    let line = match what {
-        Copy::Keep => format!("dd if={disk} of={copy} bs=4M iflag=direct conv=sparse,fsync"),
-        Copy::PutBack => {
-            format!("dd if={copy} of={disk} bs=4M oflag=direct conv=notrunc,fsync")
-        }
-    };
-    scenario.progress.say(&format!("disk of host 1: {line}"));
-    host.output(&Command::shell(line), COPY_LIMIT).context("copy the disk").map(drop)
 }
