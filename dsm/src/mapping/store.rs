@@ -107,9 +107,9 @@ impl Store {
         false
     }
 
-    /// The first call that failed, once.
+    /// The first call that failed, once; or that memory did not come which somebody looked at.
     pub(crate) fn take_failure(&mut self) -> Option<EngineError> {
-        self.failure.take()
+        self.failure.take().or_else(|| self.ram.load_failure().map(EngineError::Load))
     }
 
     pub(crate) fn note(&mut self, result: Result<(), EngineError>) {

@@ -20,6 +20,9 @@ impl World {
         };
         for slice in &self.slices {
             let of = slice.stepped.report();
+            let loaded = slice.stepped.loaded();
+            report.loaded += loaded.pieces - loaded.left;
+            report.on_demand += loaded.on_demand;
             report.memory = slice.stepped.memory();
             report.faults += of.faults.read + of.faults.write + of.faults.upgrade;
             report.pages_in += of.pages_in;
