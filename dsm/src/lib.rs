@@ -44,8 +44,8 @@ pub use error::EngineError;
 pub use kernel::{UffdError, check_host};
 pub use mapping::ChunkCounts;
 pub use memory::{
-    DeviceUse, Give, GuestRam, HugePages, LoadError, Loaded, Loader, Memory, RamError, ShareError,
-    Source, UnknownMemory,
+    DeviceUse, Give, GuestRam, HugePages, LoadError, Loaded, Loader, Memory, Pace, RamError,
+    ShareError, Source, UnknownMemory,
 };
 pub use observe::{
     ClassCounts, FaultCounts, HomeCounts, HotPage, PageClass, PageTrace, PagesFrom, Report,

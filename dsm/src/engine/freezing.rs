@@ -26,7 +26,7 @@ const AGAIN: Duration = Duration::from_millis(5);
 
 impl Handle {
     /// Protects all memory that the guest may write, while it runs. What it stores to meanwhile is protected once more by
-    /// [`Self::freeze`]. What the former snapshot has left is given back first.
+    /// [`Self::freeze`]. What the former snapshot has left is given back first, and memory that is loaded comes first.
     ///
     /// # Errors
     /// The former snapshot is being read, or the engine does not answer within `limit`; then it is protected no longer.
@@ -37,7 +37,9 @@ impl Handle {
             self.post(Command::Protect { reply });
             let left = end.saturating_duration_since(Instant::now());
             match answer.recv_timeout(left) {
-                Ok(Err(SnapshotError::Busy)) if !left.is_zero() => thread::sleep(AGAIN),
+                Ok(Err(SnapshotError::Busy | SnapshotError::Loading(_))) if !left.is_zero() => {
+                    thread::sleep(AGAIN);
+                }
                 Ok(answer) => return answer,
                 Err(_) => {
                     self.unprotect();
@@ -67,7 +69,11 @@ impl Handle {
 impl Engine {
     /// Begins to protect all memory.
     pub(super) fn begin_protection(&mut self, reply: Sender<Result<(), SnapshotError>>) {
-        if self.store.begin_protection() {
+        let loaded = self.store.ram.loaded();
+        if loaded.left > 0 {
+            // To protect it, it would all have to come at once, on this thread.
+            let _ = reply.send(Err(SnapshotError::Loading(loaded)));
+        } else if self.store.begin_protection() {
             self.protecting = Some(reply);
         } else {
             let _ = reply.send(Err(SnapshotError::Busy));

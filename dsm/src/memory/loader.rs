@@ -25,13 +25,22 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Between two words on how it stands.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 
+/// How long what takes at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// The engine and the VMM wait so long for a piece; then all fails.
+    pub limit: Duration,
+    /// Between two pieces that nobody waits for.
+    pub pause: Duration,
+}
+
 /// Memory that is being loaded. When this is dropped, nobody goes on with it.
 #[derive(Debug)]
 pub struct Loader(Arc<GuestRam>);
 
 impl Loader {
     /// From now on these frames have the contents that a source has of them: what a guest touches comes first, the rest in order.
-    /// Nobody uses the memory yet. The engine and the VMM wait for `limit` at most, vCPUs for a minute; then all fails.
+    /// Nobody uses the memory yet. vCPUs wait for a minute at most; then all fails.
     ///
     /// # Errors
     /// Parts of chunks cannot be read, the kernel refuses to watch memory, or there is no thread.
@@ -39,7 +48,7 @@ impl Loader {
         ram: &Arc<GuestRam>,
         frames: &[Range<u64>],
         source: Arc<dyn Source>,
-        limit: Duration,
+        Pace { limit, pause }: Pace,
     ) -> Result<Self, LoadError> {
         ram.begin_loading(frames, source, (limit, None))?;
         let loader = Self(Arc::clone(ram));
@@ -50,7 +59,7 @@ impl Loader {
             // Before it runs, or the first who needs something would load it.
             loader.reads(true);
             let started = loader.spawn(name, move |ram, lazy| {
-                read_on(ram, lazy, all);
+                read_on(ram, lazy, (all, pause));
                 lazy.loading.reads(false);
             });
             started.inspect_err(|_| loader.reads(false))?;
@@ -120,10 +129,13 @@ fn tell(Loaded { pieces, left, on_demand }: Loaded, begun: Instant) {
     );
 }
 
-/// Loads one piece after another.
-fn read_on(ram: &GuestRam, lazy: &Lazy, all: bool) {
+/// Loads one piece after another, with a pause behind each if it loads all.
+fn read_on(ram: &GuestRam, lazy: &Lazy, (all, pause): (bool, Duration)) {
     while let Some(piece) = lazy.loading.next(all) {
         ram.load(lazy, &piece);
+        if all && !pause.is_zero() {
+            lazy.loading.wait_for_all(pause);
+        }
     }
 }
 

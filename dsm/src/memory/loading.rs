@@ -140,6 +140,7 @@ impl Loading {
     }
 
     /// What is to be loaded next: what somebody waits for, or, if `all`, what comes first in memory.
+    #[cfg(any(test, feature = "simulate"))]
     pub(super) fn claim(&self, all: bool) -> Option<Piece> {
         self.claim_in(&mut self.work(), all)
     }
@@ -213,10 +214,11 @@ impl Loading {
         }
     }
 
-    /// Waits until all is here; how much is not, if it takes longer.
+    /// Waits until all is here, or nobody goes on with it; how much is not, if it takes longer.
     pub(super) fn wait_for_all(&self, limit: Duration) -> Loaded {
-        let is_over = |work: &mut Work| work.counts.left > 0 && work.failure.is_none();
-        let waited = self.changed.wait_timeout_while(self.work(), limit, is_over);
+        let goes_on =
+            |work: &mut Work| work.counts.left > 0 && work.failure.is_none() && !work.stopped;
+        let waited = self.changed.wait_timeout_while(self.work(), limit, goes_on);
         waited.unwrap_or_else(PoisonError::into_inner).0.counts
     }
 

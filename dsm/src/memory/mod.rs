@@ -43,7 +43,7 @@ pub use huge::HugePages;
 pub(crate) use huge::pass as collapse_pass;
 pub use into_file::ShareError;
 pub use kind::{Memory, UnknownMemory};
-pub use loader::Loader;
+pub use loader::{Loader, Pace};
 pub use loading::Loaded;
 pub(crate) use places::Place;
 pub use ram::GuestRam;

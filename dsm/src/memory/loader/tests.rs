@@ -48,6 +48,10 @@ impl Source for Slow {
     }
 }
 
+fn pace(limit: Duration) -> Pace {
+    Pace { limit, pause: Duration::ZERO }
+}
+
 fn word(ram: &GuestRam, frame: u64) -> &AtomicU64 {
     let address = usize::try_from(ram.guest_address(Gfn(frame)).unwrap()).unwrap() + 16;
     // SAFETY: a word of a page of the guest mapping, which lives as long as the memory; nobody uses it otherwise.
@@ -74,7 +78,7 @@ fn uffd_guest_goes_on_with_memory_that_comes_later() {
         let frames = from_ref(&FRAMES);
         let ram = Arc::new(GuestRam::with_memory(frames, frames, kind).unwrap());
         let source = Arc::new(Slow::default());
-        let loader = Loader::start(&ram, frames, Arc::clone(&source) as _, LONG).unwrap();
+        let loader = Loader::start(&ram, frames, Arc::clone(&source) as _, pace(LONG)).unwrap();
         thread::scope(|threads| {
             let stores = threads.spawn(|| word(&ram, 1100).swap(7, Ordering::Relaxed));
             // The thread that loads all stands at the first chunk.
@@ -108,7 +112,7 @@ fn uffd_source_that_hangs_is_given_up() {
     let (frames, source) = (from_ref(&FRAMES), Arc::new(Slow::default()));
     let ram = Arc::new(GuestRam::new(frames).unwrap());
     let limit = Duration::from_millis(50);
-    let loader = Loader::start(&ram, frames, Arc::clone(&source) as _, limit).unwrap();
+    let loader = Loader::start(&ram, frames, Arc::clone(&source) as _, pace(limit)).unwrap();
     let (told, heard) = std::sync::mpsc::channel();
     ram.when_load_fails(move |error| told.send(error.to_string()).unwrap());
 
@@ -129,7 +133,7 @@ fn uffd_memory_is_loaded_without_threads() {
     }
     let (frames, source) = (from_ref(&FRAMES), Arc::new(Slow::default()));
     let ram = Arc::new(GuestRam::new(frames).unwrap());
-    let loader = Loader::start(&ram, frames, Arc::clone(&source) as _, LONG).unwrap();
+    let loader = Loader::start(&ram, frames, Arc::clone(&source) as _, pace(LONG)).unwrap();
     drop(loader);
     (0..4).for_each(|chunk| source.open(chunk));
     let mut bytes = [0; 8];
