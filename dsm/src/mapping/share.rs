@@ -58,7 +58,7 @@ impl Store {
         if let Some(offset) = self.ram.offset(chunk.first()) {
             self.ram.ensure(offset);
         }
-        self.ram.load_failure().map_or(Ok(()), |failure| Err(EngineError::Load(failure)))
+        self.ram.missed().map_or(Ok(()), |failure| Err(EngineError::Load(failure)))
     }
 
     /// Maps the pages of a chunk that lost their mapping together with another page.

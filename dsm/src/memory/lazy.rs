@@ -11,8 +11,8 @@
 //! of a page, or asks Linux whether there are any, calls [`GuestRam::ensure`] first, and nothing else reaches them.
 //! The engine watches a chunk itself only after that.
 //!
-//! What fails is remembered: nothing that a step of the engine did after it leaves the slice
-//! ([`GuestRam::load_failure`]).
+//! What fails is remembered, and so is, for each thread, whether it has looked at what has not come. Nothing leaves the slice of a step in
+//! which the engine has ([`GuestRam::missed`]). Others ask [`GuestRam::load_failure`].
 
 use super::chunk::{CHUNK_PAGES, whole_chunks};
 use super::loading::{Loaded, Loading, Piece, Turn};
@@ -22,6 +22,7 @@ use super::ram::GuestRam;
 use super::source::{LoadError, Source};
 use crate::kernel::{FaultWatch, HUGE, Uffd};
 use crate::planted::PlantedBug;
+use std::cell::Cell;
 use std::io::Error;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +32,11 @@ use wire::{Gfn, PAGE_SIZE};
 /// So many pieces at most: neighbours of which one is watched and one is not are parts of the address space of their own, and
 /// Linux has a limit for these.
 const PIECES_MAX: u64 = 16_384;
+
+thread_local! {
+    /// This thread has looked at memory that has not come. One thread is of one slice.
+    static MISSED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Memory that is being loaded.
 #[derive(Debug)]
@@ -293,7 +299,11 @@ impl GuestRam {
     fn ensure_chunk(&self, lazy: &Lazy, chunk: usize) {
         loop {
             match lazy.loading.wait_for(chunk) {
-                Turn::Loaded | Turn::Failed => return,
+                Turn::Loaded => return,
+                Turn::Failed => {
+                    MISSED.set(true);
+                    return;
+                }
                 Turn::Yours(piece) if lazy.has_bug(PlantedBug::GivenUnloaded) => {
                     if let Err(error) = self.open(lazy, &piece) {
                         lazy.loading.fail(error);
@@ -306,7 +316,13 @@ impl GuestRam {
         }
     }
 
-    /// Why memory that was needed is not here, if so. Then nothing that was read of it may be used.
+    /// Why memory has not come that this thread has looked at, once.
+    pub(crate) fn missed(&self) -> Option<Arc<LoadError>> {
+        self.lazy.get()?;
+        if MISSED.take() { self.load_failure() } else { None }
+    }
+
+    /// Why some memory does not come, if so. Then nothing that was read of it may be used.
     #[must_use]
     pub fn load_failure(&self) -> Option<Arc<LoadError>> {
         self.lazy.get()?.loading.failure()

@@ -441,7 +441,9 @@ impl Vm {
 
     /// What all slices say at the end of a VM that fails.
     pub(crate) fn failure(&self) -> String {
-        let (seen, _) = self.line.wait_until(|seen| seen.is_over());
+        let seen = self.line.0.0.lock().expect("as above");
+        let runs = |seen: &mut Seen| !seen.is_over();
+        let (seen, _) = self.line.0.1.wait_timeout_while(seen, LIMIT, runs).expect("as above");
         seen.describe()
     }
 

@@ -143,7 +143,9 @@ fn what_does_not_come_is_told_and_nothing_is_opened() {
     assert!(ram.load_failure().is_none());
     assert!(ram.load_one().unwrap_err().to_string().contains("torn"));
     // It does not hang.
+    assert!(ram.missed().is_none());
     number(&ram, 600);
+    assert!(ram.missed().is_some() && ram.missed().is_none(), "it is told once");
     assert_eq!(ram.load_failure().unwrap().to_string(), "torn");
     let (told, heard) = std::sync::mpsc::channel();
     ram.when_load_fails(move |error| told.send(error.to_string()).unwrap());
