@@ -122,10 +122,12 @@ fn answer_faults(ram: &GuestRam, lazy: &Lazy) -> Result<(), Error> {
     Ok(())
 }
 
-fn tell(Loaded { pieces, left, on_demand }: Loaded, begun: Instant) {
+fn tell(Loaded { pieces, left, on_demand, longest_wait }: Loaded, begun: Instant) {
     let (here, seconds) = (pieces - left, begun.elapsed().as_secs_f64());
+    let waited = longest_wait.as_secs_f64() * 1e3;
     tracing::info!(
-        "{here} of {pieces} pieces of memory have come from the checkpoint in {seconds:.1} s, {on_demand} because they were needed"
+        "{here} of {pieces} pieces of memory have come from the checkpoint in {seconds:.1} s, {on_demand} because they were needed; the memory \
+         engine waited for {waited:.1} ms at most"
     );
 }
 

@@ -48,6 +48,8 @@ pub struct Loaded {
     pub left: usize,
     /// Those that came because somebody needed them.
     pub on_demand: usize,
+    /// The longest that the engine, or another thread that is none of the guest's, has waited for one.
+    pub longest_wait: Duration,
 }
 
 type Teller = Box<dyn FnOnce(&Arc<LoadError>) + Send>;
@@ -94,7 +96,7 @@ impl Loading {
         for chunk in pieces.iter().flat_map(|piece| piece.chunks.clone()) {
             states[chunk].store(ABSENT, Ordering::Relaxed);
         }
-        let counts = Loaded { pieces: pieces.len(), left: pieces.len(), on_demand: 0 };
+        let counts = Loaded { pieces: pieces.len(), left: pieces.len(), ..Loaded::default() };
         let work = Mutex::new(Work { counts, ..Work::default() });
         let (changed, failed) = (Condvar::new(), AtomicBool::new(false));
         Self { states, pieces, work, changed, failed, limit }
@@ -191,6 +193,8 @@ impl Loading {
         let mut work = self.work();
         loop {
             if self.is_loaded(chunk) {
+                let longest = &mut work.counts.longest_wait;
+                *longest = begun.elapsed().max(*longest);
                 return Turn::Loaded;
             }
             let Some(piece) = self.piece_of(chunk) else { return Turn::Loaded };
@@ -321,7 +325,8 @@ mod tests {
         let last: Vec<_> = chunks.iter().map(|piece| loading.finish(piece)).collect();
         assert_eq!(last, [false, false, true]);
         assert!((0..8).all(|chunk| loading.is_loaded(chunk)));
-        assert_eq!(loading.counts(), Loaded { pieces: 3, left: 0, on_demand: 2 });
+        let Loaded { pieces, left, on_demand, .. } = loading.counts();
+        assert_eq!((pieces, left, on_demand), (3, 0, 2));
         assert!(loading.is_over() && loading.next(true).is_none());
     }
 

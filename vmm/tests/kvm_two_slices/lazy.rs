@@ -97,7 +97,8 @@ fn pages_of(saved: &Saved, byte: u8) -> usize {
 /// A byte of memory that the guest never touches is another one: it is found when that is read, and no guest goes on with it.
 #[test]
 fn kvm_damage_that_is_found_late_ends_the_vm_and_says_where() {
-    for layout in [ONE, TWO, THREE] {
+    // On three slices it would be in what comes first on one of them, and the VM would not begin.
+    for layout in [ONE, TWO] {
         let _alone = alone();
         if !is_possible() {
             return;
