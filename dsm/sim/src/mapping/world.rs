@@ -22,7 +22,7 @@ use std::time::Duration;
 use transport::Class;
 
 /// A step that takes longer counts as stuck. Virtual time.
-const STUCK_NS: u64 = 20_000_000_000;
+pub(super) const STUCK_NS: u64 = 20_000_000_000;
 /// Steps of the clock after which a run counts as livelocked.
 const EVENTS_MAX: u64 = 3_000_000;
 /// The longest sleep of an engine.
@@ -492,32 +492,5 @@ impl World {
             }
         }
         self.check()
-    }
-
-    fn check(&self) -> Result<(), Failure> {
-        let guests = self.guests();
-        if let Some(what) = guests.failure.clone() {
-            drop(guests);
-            return self.fail(&what);
-        }
-        let is_stuck = |since: Option<u64>| since.is_some_and(|at| guests.now - at > STUCK_NS);
-        if guests.vcpus.iter().any(|vcpu| is_stuck(vcpu.since)) {
-            drop(guests);
-            return self.fail(&format!("stuck: {}", self.waiting()));
-        }
-        Ok(())
-    }
-
-    /// Who has not ended, and what the slices know of the page that is wanted.
-    fn waiting(&self) -> String {
-        let guests = self.guests();
-        let lines = (0..guests.vcpus.len()).filter_map(|vcpu| {
-            let (mut line, gfn) = guests.waiting(vcpu)?;
-            for (at, slice) in self.slices.iter().enumerate().filter(|_| gfn.is_some()) {
-                line += &format!("\n  slice{at}: {}", slice.stepped.state_of(gfn?));
-            }
-            Some(line)
-        });
-        lines.collect::<Vec<_>>().join("\n")
     }
 }
