@@ -32,18 +32,23 @@ impl Handle {
     /// The former snapshot is being read, or the engine does not answer within `limit`; then it is protected no longer.
     pub fn protect(&self, limit: Duration) -> Result<(), SnapshotError> {
         let end = Instant::now() + limit;
+        let mut refused = SnapshotError::NoAnswer;
         loop {
             let (reply, answer) = bounded(1);
             self.post(Command::Protect { reply });
             let left = end.saturating_duration_since(Instant::now());
             match answer.recv_timeout(left) {
-                Ok(Err(SnapshotError::Busy | SnapshotError::Loading(_))) if !left.is_zero() => {
+                Ok(Err(error @ (SnapshotError::Busy | SnapshotError::Loading(_)))) => {
+                    refused = error;
+                    if left.is_zero() {
+                        return Err(refused);
+                    }
                     thread::sleep(AGAIN);
                 }
                 Ok(answer) => return answer,
                 Err(_) => {
                     self.unprotect();
-                    return Err(SnapshotError::NoAnswer);
+                    return Err(refused);
                 }
             }
         }
