@@ -127,6 +127,7 @@ fn local(memory: Memory, control: Option<PathBuf>) -> LocalOptions {
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
         checkpoints: None,
+        load_pause: Duration::ZERO,
         forms: None,
     }
 }

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use transport::CarrierKind;
 use vmm::control::{Answer, Client, Request};
 use vmm::slice::{
-    Ending, Interrupts, Memory, RunReport, SliceSpec, StopHandle, bootstrap, one_line,
+    BootstrapOptions, Ending, Interrupts, Memory, RestoreOptions, RestoredClock, RunReport,
+    SliceSpec, Start, StopHandle, bootstrap, one_line, saved_spec,
 };
 
 /// Lines with the guest's counter that it writes at the start.
@@ -86,17 +87,22 @@ pub(crate) struct Told {
     pub(crate) report: RunReport,
 }
 
+fn new_folder() -> Result<PathBuf> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("tessera-bench-{}-{number}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    fs::create_dir(&folder).context("make a folder")?;
+    Ok(folder)
+}
+
 impl Vm {
     /// Starts it, with a second slice if there is a companion, and waits until the guest works.
     ///
     /// # Errors
     /// KVM, userfaultfd or the transport refuse, or the guest does not start.
     pub(crate) fn start(guest: &Path, shape: Shape, companion: Option<Companion>) -> Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("tessera-bench-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir(&folder).context("make a folder")?;
+        let folder = new_folder()?;
         companion.iter().try_for_each(Companion::wait_until_it_listens)?;
         let line = Line::default();
         let local = (Memory::Memfd, folder.join("socket"));
@@ -105,12 +111,60 @@ impl Vm {
         options.companions = companion.iter().map(|it| it.address).collect();
         options.carriers = vec![shape.carrier];
         options.stop_limit = shape.telling;
+        let mut vm = Self::run(options, (line, folder), companion)?;
+        vm.wait_for(FIRST_LINES)?;
+        Ok(vm)
+    }
+
+    fn run(
+        options: BootstrapOptions,
+        (line, folder): (Line, PathBuf),
+        companion: Option<Companion>,
+    ) -> Result<Self> {
         let stop = options.stop.clone();
         let run = move || bootstrap(options).map_err(|error| anyhow!("{}", one_line(&error)));
         let thread = Some(thread::Builder::new().name("slice0".into()).spawn(run)?);
-        let mut vm = Self { line, stop, folder, thread, _companion: companion };
-        vm.wait_for(FIRST_LINES)?;
-        Ok(vm)
+        Ok(Self { line, stop, folder, thread, _companion: companion })
+    }
+
+    /// Goes on from a checkpoint on one slice. Its power button is pressed as soon as that is possible; how long it takes until the guest
+    /// has said something to that.
+    ///
+    /// # Errors
+    /// The VM does not go on.
+    pub(crate) fn restore(checkpoint: &Path, lazy: bool) -> Result<(Self, Duration)> {
+        let (line, folder) = (Line::default(), new_folder()?);
+        let local = (Memory::Memfd, folder.join("socket"));
+        let console = Box::new(line.clone());
+        let mut options = bootstrap_options(checkpoint, Vec::new(), console, local)?;
+        options.spec = saved_spec(checkpoint, None)?;
+        options.start = Start::Restore(RestoreOptions {
+            path: checkpoint.to_owned(),
+            clock: RestoredClock::Keep,
+            unauthenticated: false,
+            no_disk_guarantee: false,
+            lazy,
+        });
+        let begun = Instant::now();
+        let mut vm = Self::run(options, (line, folder), None)?;
+        while !vm.stop.ask() {
+            ensure!(vm.runs(begun)?, "the VM does not go on");
+            thread::sleep(Duration::from_micros(100));
+        }
+        while vm.line.0.0.lock().unwrap_or_else(PoisonError::into_inner).bytes.is_empty() {
+            ensure!(vm.runs(begun)?, "its guest says nothing");
+            thread::sleep(Duration::from_micros(100));
+        }
+        let took = begun.elapsed();
+        Ok((vm, took))
+    }
+
+    /// Whether it may still do what it was asked for at this time.
+    fn runs(&mut self, since: Instant) -> Result<bool> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            bail!("the VM is over: {:?}", self.join());
+        }
+        Ok(since.elapsed() < LIMIT)
     }
 
     /// Waits for so many of its first lines.

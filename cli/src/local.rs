@@ -8,6 +8,7 @@ use dsm::{Mechanism, Mechanisms, Memory};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 use vmm::crash::{plan_kill, plan_panic};
 use vmm::slice::{ClockTest, LocalOptions, Offer, OnFull};
 
@@ -138,6 +139,7 @@ impl From<Local> for LocalOptions {
             clock_test,
             on_full,
             checkpoints: arguments.checkpoints,
+            load_pause: Duration::ZERO,
             forms: arguments.test_forms,
         }
     }

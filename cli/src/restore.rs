@@ -26,6 +26,13 @@ pub(crate) struct Restore {
     /// Go on although a disk of which the checkpoint has no state is not what the VM has left there
     #[arg(long, requires = "restore")]
     no_disk_guarantee: bool,
+    /// Run the guest before its memory is read: what it touches is read first, the rest meanwhile
+    ///
+    /// - Without this all memory is read and verified before the guest runs.
+    /// - The VM ends if some of the checkpoint turns out to be damaged or cannot be read later.
+    /// - The checkpoint and its bases must stay where they are until all is read.
+    #[arg(long, requires = "restore", verbatim_doc_comment)]
+    lazy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -44,8 +51,8 @@ impl Restore {
             Clock::CatchUp => RestoredClock::CatchUp,
         };
         let path = self.restore.clone()?;
-        let (unauthenticated, no_disk_guarantee) = (self.unauthenticated, self.no_disk_guarantee);
-        Some(RestoreOptions { path, clock, unauthenticated, no_disk_guarantee })
+        let Self { unauthenticated, no_disk_guarantee, lazy, .. } = *self;
+        Some(RestoreOptions { path, clock, unauthenticated, no_disk_guarantee, lazy })
     }
 }
 

@@ -1,10 +1,11 @@
 //! Why the engine cannot start or go on.
 
 use crate::kernel::UffdError;
-use crate::memory::ShareError;
+use crate::memory::{LoadError, ShareError};
 use dsm_protocol::{Gfn, ProtocolError};
 use migrate::Invalid;
 use std::io::Error;
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use transport::SendError;
@@ -25,6 +26,9 @@ pub enum EngineError {
     /// A chunk could not be shared.
     #[error("share a chunk of memory")]
     Share(#[from] ShareError),
+    /// Memory does not come from where it is kept.
+    #[error("load guest memory")]
+    Load(#[source] Arc<LoadError>),
     /// A page could not be mapped.
     #[error("map {gfn}: the kernel refused it repeatedly")]
     CannotMap {

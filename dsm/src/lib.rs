@@ -43,7 +43,10 @@ pub use engine::{
 pub use error::EngineError;
 pub use kernel::{UffdError, check_host};
 pub use mapping::ChunkCounts;
-pub use memory::{DeviceUse, GuestRam, HugePages, Memory, RamError, ShareError, UnknownMemory};
+pub use memory::{
+    DeviceUse, Give, GuestRam, HugePages, LoadError, Loaded, Loader, Memory, Pace, RamError,
+    ShareError, Source, UnknownMemory,
+};
 pub use observe::{
     ClassCounts, FaultCounts, HomeCounts, HotPage, PageClass, PageTrace, PagesFrom, Report,
     SITES_MAX, Site, Touch, TraceReport, Tracing,

@@ -26,4 +26,12 @@ pub enum PlantedBug {
     TakenUnkept,
     /// What the guest stored to while memory was being protected is not protected once more at the moment of the snapshot.
     WrittenUnprotected,
+    /// A page that is not loaded yet is given to another slice, or to a device, as it is.
+    GivenUnloaded,
+    /// Memory is loaded once more when the guest has it, and takes the place of what that has stored.
+    #[cfg_attr(
+        not(feature = "simulate"),
+        expect(dead_code, reason = "only the simulator loads twice")
+    )]
+    LoadedOverStores,
 }

@@ -4,6 +4,7 @@
 //! simulator's.
 
 pub use crate::kernel::fake::{Between, FakeKernel, Touch};
+pub use crate::memory::Source;
 pub use crate::planted::PlantedBug;
 
 use crate::engine::{
@@ -13,7 +14,7 @@ use crate::engine::{
 use crate::error::EngineError;
 use crate::kernel::PAGE;
 use crate::memory::collapse_pass;
-use crate::memory::{ChunkId, GuestRam, Memory, RamError};
+use crate::memory::{ChunkId, GuestRam, LoadError, Loaded, Memory, RamError};
 use crate::observe::{Report, Tracing};
 use crate::snapshot::SnapshotReader;
 use crossbeam_channel::{Receiver, bounded};
@@ -33,6 +34,9 @@ pub enum SimulateError {
     /// No memory.
     #[error("make guest memory")]
     Ram(#[from] RamError),
+    /// Memory cannot come later.
+    #[error("have memory come later")]
+    Load(#[from] LoadError),
     /// No engine.
     #[error("make the engine")]
     Engine(#[from] EngineError),
@@ -59,6 +63,8 @@ pub struct SliceConfig<T> {
     pub wait_limit: Duration,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
+    /// Where the contents of its home are, if they are not zeros.
+    pub source: Option<Arc<dyn Source>>,
 }
 
 /// A saved node, and what writes the contents of memory.
@@ -82,6 +88,8 @@ pub struct SteppedSlice {
     ram: Arc<GuestRam>,
     kernel: FakeKernel,
     memory: Memory,
+    /// Number of the engine's userfaultfd. That of loading is the first.
+    uffd: usize,
 }
 
 impl SteppedSlice {
@@ -124,6 +132,10 @@ impl SteppedSlice {
         if let Some((_, fill)) = saved {
             fill(&ram);
         }
+        let uffd = usize::from(config.source.is_some());
+        if let Some(source) = config.source {
+            ram.begin_loading(&own, source, (config.wait_limit, config.planted))?;
+        }
         let engine = EngineConfig {
             core: None,
             node: node.clone(),
@@ -139,7 +151,7 @@ impl SteppedSlice {
         if let Some((saved, _)) = saved {
             engine.take_up(node, saved)?;
         }
-        Ok(Self { engine, handle, ram, kernel, memory })
+        Ok(Self { engine, handle, ram, kernel, memory, uffd })
     }
 
     /// Does what there is to do; `frames` says that some came.
@@ -147,9 +159,35 @@ impl SteppedSlice {
     /// # Errors
     /// What would end the VM.
     pub fn turn(&mut self, frames: bool) -> Result<(), EngineError> {
-        let faults = self.kernel.has_faults();
+        let faults = self.has_faults();
         let commands = self.engine.commands.len() > 0;
         self.engine.turn(Ready { faults, frames, commands })
+    }
+
+    /// True when the engine has a fault to take.
+    #[must_use]
+    pub fn has_faults(&self) -> bool {
+        self.kernel.has_faults(self.uffd)
+    }
+
+    /// True when somebody waits for memory that is not loaded.
+    #[must_use]
+    pub fn has_load_faults(&self) -> bool {
+        self.uffd > 0 && self.kernel.has_faults(0)
+    }
+
+    /// Loads one piece of memory that was not here: what somebody waits for, or the first. False if all is here.
+    ///
+    /// # Errors
+    /// It does not come.
+    pub fn load(&mut self) -> Result<bool, EngineError> {
+        self.ram.load_one().map_err(EngineError::Load)
+    }
+
+    /// How much has been loaded.
+    #[must_use]
+    pub fn loaded(&self) -> Loaded {
+        self.ram.loaded()
     }
 
     /// When the next turn is due at the latest, in nanoseconds, if one is.

@@ -1,14 +1,16 @@
 //! What a checkpoint costs a guest that runs on while it is written: for how long it stands still, how much slower it is
-//! meanwhile, and how fast the checkpoint is written.
+//! meanwhile, how fast the checkpoint is written, and how soon a guest goes on from it.
 //!
 //! ```text
 //!   each size of memory:   |live|live|...|stop|live|...    the guest's gaps, and its work before, during and after
 //!   on a disk:             |raw stream|live|stop|raw stream|live|stop|...
 //!   two slices and one:    |two|one|one|two|...    the other one paused
+//!   each size of memory:   |lazy|eager|eager|lazy|...    restored, until the guest does something
 //! ```
 //! All slices are processes or threads of this machine, joined by shared memory. The guest is `benches/guest/src/writer`.
 
 mod pauses;
+mod restoring;
 mod throughput;
 mod two_and_one;
 mod vm;
@@ -91,6 +93,7 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
     pauses.judge(&mut outcome);
     throughput::run(&guest, (plan, on_disk), &disk.0, &mut outcome).context("on the disk")?;
     two_and_one::run(&guest, (plan, of_two), &memory.0, &mut outcome).context("two and one")?;
+    restoring::run(&guest, plan, &memory.0, &mut outcome).context("restore")?;
     Ok(outcome)
 }
 

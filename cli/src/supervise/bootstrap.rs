@@ -54,6 +54,8 @@ const OWN: [&str; 4] = ["on-lost", "spare", "fits", "patience"];
 const ANEW: [&str; 2] = ["slice", "limit"];
 /// Options with which a VM begins, and goes on from no checkpoint of its own.
 const BEGINNING: [&str; 3] = ["kernel", "initrd", "restore"];
+/// The same without a value. A restart reads and verifies all memory first, for only then is there an older checkpoint to go back to.
+const BEGINNING_FLAGS: [&str; 1] = ["lazy"];
 /// Status of a supervisor that is stopped while nothing runs.
 const STOPPED: u8 = 8;
 
@@ -358,11 +360,12 @@ impl Driver {
     /// What a bootstrap is started with.
     fn words_for(&self, from: Option<u64>, path: Option<&Path>, places: &[Place]) -> Vec<OsString> {
         let mut words = vec![OsString::from("bootstrap")];
-        let mut names = ANEW.to_vec();
+        let (mut names, mut flags) = (ANEW.to_vec(), Vec::new());
         if from.is_some() {
             names.extend(BEGINNING);
+            flags.extend(BEGINNING_FLAGS);
         }
-        words.extend(without(&self.words, &names, &[]));
+        words.extend(without(&self.words, &names, &flags));
         for place in places {
             words.extend(["--slice".into(), self.slice(place).into()]);
         }

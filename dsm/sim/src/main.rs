@@ -41,6 +41,9 @@ struct Args {
     /// Snapshots are read while the guests run.
     #[arg(long, requires = "mapping")]
     snapshots: bool,
+    /// Memory has contents at first, which come while the guests run.
+    #[arg(long, requires = "mapping")]
+    loads: bool,
     /// uniform, hot, producer, tables or conflicts; chosen by the seed if not given.
     #[arg(long)]
     workload: Option<Workload>,
@@ -59,6 +62,7 @@ impl Args {
                 leaves: self.leave,
                 joins: self.join,
                 snapshots: self.snapshots,
+                loads: self.loads,
                 ..mapping::Setup::of(seed)
             };
             let report = mapping::run(setup).with_context(failed)?;

@@ -26,22 +26,29 @@ const AGAIN: Duration = Duration::from_millis(5);
 
 impl Handle {
     /// Protects all memory that the guest may write, while it runs. What it stores to meanwhile is protected once more by
-    /// [`Self::freeze`]. What the former snapshot has left is given back first.
+    /// [`Self::freeze`]. What the former snapshot has left is given back first, and memory that is loaded comes first.
     ///
     /// # Errors
     /// The former snapshot is being read, or the engine does not answer within `limit`; then it is protected no longer.
     pub fn protect(&self, limit: Duration) -> Result<(), SnapshotError> {
         let end = Instant::now() + limit;
+        let mut refused = SnapshotError::NoAnswer;
         loop {
             let (reply, answer) = bounded(1);
             self.post(Command::Protect { reply });
             let left = end.saturating_duration_since(Instant::now());
             match answer.recv_timeout(left) {
-                Ok(Err(SnapshotError::Busy)) if !left.is_zero() => thread::sleep(AGAIN),
+                Ok(Err(error @ (SnapshotError::Busy | SnapshotError::Loading(_)))) => {
+                    refused = error;
+                    if left.is_zero() {
+                        return Err(refused);
+                    }
+                    thread::sleep(AGAIN);
+                }
                 Ok(answer) => return answer,
                 Err(_) => {
                     self.unprotect();
-                    return Err(SnapshotError::NoAnswer);
+                    return Err(refused);
                 }
             }
         }
@@ -67,7 +74,11 @@ impl Handle {
 impl Engine {
     /// Begins to protect all memory.
     pub(super) fn begin_protection(&mut self, reply: Sender<Result<(), SnapshotError>>) {
-        if self.store.begin_protection() {
+        let loaded = self.store.ram.loaded();
+        if loaded.left > 0 {
+            // To protect it, it would all have to come at once, on this thread.
+            let _ = reply.send(Err(SnapshotError::Loading(loaded)));
+        } else if self.store.begin_protection() {
             self.protecting = Some(reply);
         } else {
             let _ = reply.send(Err(SnapshotError::Busy));

@@ -1,6 +1,7 @@
 //! Why there is no snapshot. `freezing` beside this makes them.
 
 use super::rest::Unrest;
+use crate::memory::Loaded;
 use thiserror::Error;
 
 /// Why there is no snapshot.
@@ -9,6 +10,12 @@ pub enum SnapshotError {
     /// One at a time.
     #[error("memory is protected for another snapshot still")]
     Busy,
+    /// What memory was is not known yet.
+    #[error(
+        "memory is being read from the checkpoint that the VM goes on from: {} of {} pieces are here; ask again later, or have the guest stand still meanwhile (--stop)",
+        .0.pieces - .0.left, .0.pieces
+    )]
+    Loading(Loaded),
     /// It was not protected, or is no longer.
     #[error("memory is not protected")]
     NotProtected,

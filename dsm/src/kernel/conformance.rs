@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "pread and pwrite on guest memory")]
 // UNSAFETY: threads of the tests touch guest memory by system calls, which fail where an access would be a signal.
 
+use super::fake::uffd::FakeUffd;
 use super::fake::{FakeKernel, Touch};
 use super::linux::LinuxUserfaultfd;
 use super::userfaultfd::Userfaultfd;
@@ -129,6 +130,7 @@ impl Linux {
 struct Both {
     linux: Linux,
     fake: FakeKernel,
+    fake_uffd: FakeUffd,
     files: [File; 2],
     pagemap: File,
 }
@@ -148,7 +150,8 @@ impl Both {
         let fake = FakeKernel::new(Span::reserve(bytes).unwrap(), &files[1], 1, 0).unwrap();
         fake.map_file(0, bytes, &files[1]).unwrap();
         let linux = Linux::new(&files[0]);
-        Self { linux, fake, files, pagemap: File::open("/proc/self/pagemap").unwrap() }
+        let fake_uffd = FakeUffd::new(fake.clone());
+        Self { linux, fake, fake_uffd, files, pagemap: File::open("/proc/self/pagemap").unwrap() }
     }
 
     /// One request of both; their answers must be the same.
@@ -158,7 +161,7 @@ impl Both {
             result.err().map(|(error, mapped)| (error.raw_os_error().unwrap(), mapped))
         };
         let linux = answer(request(&self.linux.uffd, start(&self.linux.span)));
-        assert_eq!(answer(request(&self.fake, start(&self.fake))), linux);
+        assert_eq!(answer(request(&self.fake_uffd, start(&self.fake))), linux);
     }
 
     fn change(&self, change: impl Fn(&dyn GuestMapping) -> Result<(), Error>) -> Option<i32> {
@@ -233,7 +236,7 @@ impl Both {
             return;
         }
         let mut told = Vec::new();
-        self.fake.read(&mut told).unwrap();
+        self.fake_uffd.read(&mut told).unwrap();
         let fault = |faults: &[Fault], start: usize| {
             let at = faults[0].address - u64::try_from(start).unwrap();
             (faults.len(), at, faults[0].write)
@@ -368,4 +371,53 @@ fn uffd_fake_moves_private_memory_as_linux() {
     assert_eq!(both.linux.outcome(&mut faults), Touch::Done);
     assert_eq!((both.fake.take_woken(), both.fake.touch(7, 0, 3, true)), (vec![7], Touch::Done));
     both.assert_alike();
+}
+
+/// What `memory::lazy` does to memory that comes later, private or of the file. No other userfaultfd gets in its way.
+#[test]
+fn uffd_fake_takes_memory_that_comes_later_as_linux() {
+    if !needs::has(Need::Uffd, check_host()) {
+        return;
+    }
+    let plain = |error: Error| (error, 0);
+    let bytes = HUGE as u64;
+    for watch in [FaultWatch::Absent, FaultWatch::AbsentInFile] {
+        let both = Both::new();
+        if watch == FaultWatch::Absent {
+            assert_eq!(both.change(|mapping| mapping.map_anonymous(0, HUGE)), None);
+        }
+        both.ask(|uffd, start| uffd.copy(start, &[7; 4096]));
+        both.ask(|uffd, start| uffd.register(start, bytes, watch.modes()).map_err(plain));
+        let (linux, fake) = (LinuxUserfaultfd::open().unwrap(), FakeUffd::new(both.fake.clone()));
+        let at = |mapping: &dyn GuestMapping| u64::try_from(mapping.start()).unwrap();
+        let modes = FaultWatch::Writes.modes();
+        let refused = [
+            linux.register(at(&both.linux.span), bytes, modes),
+            fake.register(at(&both.fake), bytes, modes),
+        ];
+        assert_eq!(refused.map(errno), [Some(libc::EBUSY); 2]);
+
+        both.ask(|uffd, start| uffd.copy(start + 3 * PAGE, &[7; 2 * 4096]));
+        both.assert_alike();
+        // Pages are there: at once, and behind others.
+        both.ask(|uffd, start| uffd.copy(start + 4 * PAGE, &[8; 2 * 4096]));
+        both.ask(|uffd, start| uffd.copy(start + 2 * PAGE, &[8; 2 * 4096]));
+        both.assert_alike();
+        both.linux.touch.send((100, true)).unwrap();
+        let mut faults = Vec::new();
+        assert_eq!(both.linux.outcome(&mut faults), Touch::Waits);
+        assert_eq!(both.fake.touch(7, 0, 100, true), Touch::Waits);
+        both.ask(|uffd, start| uffd.unregister(start, bytes).map_err(plain));
+        both.ask(|uffd, start| uffd.wake(start, bytes).map_err(plain));
+        faults.clear();
+        assert_eq!(both.linux.outcome(&mut faults), Touch::Done);
+        assert_eq!(
+            (both.fake.take_woken(), both.fake.touch(7, 0, 100, true)),
+            (vec![7], Touch::Done)
+        );
+        both.assert_alike();
+        for (page, value) in [(2, 8), (3, 7), (4, 7), (5, 0)] {
+            assert_eq!(both.fake.load(page, 5) & 0xff, value);
+        }
+    }
 }

@@ -21,7 +21,7 @@
 )]
 
 mod span;
-mod uffd;
+pub(super) mod uffd;
 
 use super::guest_mapping::GuestMapping;
 use super::sizes::{HUGE, PAGE};
@@ -32,7 +32,7 @@ use std::io::Error;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::ptr::with_exposed_provenance;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const PAGE_BYTES: usize = 4096;
@@ -57,6 +57,8 @@ struct Part {
     backing: Backing,
     /// Modes of `UFFDIO_REGISTER`, 0 for none.
     modes: u64,
+    /// Which userfaultfd watches it; 0 if none does.
+    uffd: usize,
     writable: bool,
 }
 
@@ -74,6 +76,8 @@ struct Page {
 struct Waiter {
     id: usize,
     page: usize,
+    /// Which userfaultfd is told.
+    uffd: usize,
     fault: Fault,
     is_read: bool,
 }
@@ -114,6 +118,8 @@ struct Inner {
     /// Pages that the file is known to have: none is ever punched out.
     in_file: Vec<AtomicBool>,
     between: Mutex<Option<Between>>,
+    /// Number of the next userfaultfd.
+    uffds: AtomicUsize,
 }
 
 impl std::fmt::Debug for FakeKernel {
@@ -162,6 +168,12 @@ impl State {
         }
     }
 
+    /// Another userfaultfd than this one watches a part of it.
+    fn has_other(&self, pages: &Range<usize>, uffd: usize) -> bool {
+        let parts = self.pages[pages.clone()].iter().map(|page| page.part);
+        parts.into_iter().any(|part| part.modes != 0 && part.uffd != uffd)
+    }
+
     fn is_anonymous(&self, page: usize) -> bool {
         self.pages[page].part.backing == Backing::Anonymous
     }
@@ -180,7 +192,7 @@ impl FakeKernel {
     /// Over real memory, not watched. One in `again` requests finds the address space changing (`EAGAIN`); none if 0.
     pub(crate) fn new(span: Span, file: &File, seed: u64, again: u64) -> Result<Self, Error> {
         let page = Page {
-            part: Part { backing: Backing::Nothing, modes: 0, writable: true },
+            part: Part { backing: Backing::Nothing, modes: 0, uffd: 0, writable: true },
             mapped: false,
             wp: false,
         };
@@ -196,7 +208,8 @@ impl FakeKernel {
         };
         let in_file = (0..bytes / PAGE_BYTES).map(|_| AtomicBool::new(false)).collect();
         let (state, between, file) = (Mutex::new(state), Mutex::new(None), file.try_clone()?);
-        Ok(Self(Arc::new(Inner { span, file, state, in_file, between })))
+        let uffds = AtomicUsize::new(0);
+        Ok(Self(Arc::new(Inner { span, file, state, in_file, between, uffds })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -263,7 +276,8 @@ impl FakeKernel {
         }
         let address = u64::try_from(self.0.span.start() + page * PAGE_BYTES).expect("an address");
         let fault = Fault { address, write, thread };
-        state.waiters.push(Waiter { id, page, fault, is_read: false });
+        let uffd = at.part.uffd;
+        state.waiters.push(Waiter { id, page, uffd, fault, is_read: false });
         Touch::Waits
     }
 
@@ -291,10 +305,10 @@ impl FakeKernel {
         std::mem::take(&mut self.state().woken)
     }
 
-    /// True when userfaultfd has a fault to tell.
+    /// True when this userfaultfd, by the order in which they were made, has a fault to tell.
     #[must_use]
-    pub fn has_faults(&self) -> bool {
-        self.state().waiters.iter().any(|waiter| !waiter.is_read)
+    pub fn has_faults(&self, uffd: usize) -> bool {
+        self.state().waiters.iter().any(|waiter| !waiter.is_read && waiter.uffd == uffd)
     }
 
     /// Whether a thread could load from a page now, and store to it.
@@ -336,6 +350,18 @@ impl FakeKernel {
         let state = self.state();
         let mut all = pages.clone().map(|page| usize::try_from(page).expect("a page"));
         all.any(|page| state.pages[page].part.modes != 0)
+    }
+
+    /// Pages get these contents, whoever maps them.
+    fn write(&self, page: usize, bytes: &[u8]) {
+        for (number, word) in bytes.chunks_exact(8).enumerate() {
+            let value = u64::from_ne_bytes(word.try_into().expect("a word"));
+            let (page, word) = (page + number / (PAGE_BYTES / 8), number % (PAGE_BYTES / 8));
+            let address = self.0.span.start() + page * PAGE_BYTES + word * 8;
+            // SAFETY: as in `word`; the caller has checked the range.
+            let word = unsafe { &*with_exposed_provenance::<AtomicU64>(address) };
+            word.store(value, Ordering::Relaxed);
+        }
     }
 
     /// The file gets a page of zeros.

@@ -64,6 +64,15 @@ struct UffdioContinue {
 }
 
 #[repr(C)]
+struct UffdioCopy {
+    to: u64,
+    from: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
+#[repr(C)]
 struct UffdioWriteprotect {
     range: UffdioRange,
     mode: u64,
@@ -88,6 +97,7 @@ ioctl_iowr_nr!(UFFDIO_API, 0xaa, 0x3f, UffdioApi);
 ioctl_iowr_nr!(UFFDIO_REGISTER, 0xaa, 0x00, UffdioRegister);
 ioctl_ior_nr!(UFFDIO_UNREGISTER, 0xaa, 0x01, UffdioRange);
 ioctl_ior_nr!(UFFDIO_WAKE, 0xaa, 0x02, UffdioRange);
+ioctl_iowr_nr!(UFFDIO_COPY, 0xaa, 0x03, UffdioCopy);
 ioctl_iowr_nr!(UFFDIO_WRITEPROTECT, 0xaa, 0x06, UffdioWriteprotect);
 ioctl_iowr_nr!(UFFDIO_CONTINUE, 0xaa, 0x07, UffdioContinue);
 
@@ -172,6 +182,15 @@ impl Userfaultfd for LinuxUserfaultfd {
         let mut argument = UffdioContinue { range: UffdioRange { start, len }, mode, mapped: 0 };
         let result = self.call(UFFDIO_CONTINUE(), &mut argument);
         result.map_err(|error| (error, argument.mapped))
+    }
+
+    fn copy(&self, start: u64, from: &[u8]) -> Result<(), (Error, i64)> {
+        let number = |size: usize| u64::try_from(size).expect("a size fits u64");
+        let (address, len) = (number(from.as_ptr().expose_provenance()), number(from.len()));
+        let mut argument = UffdioCopy { to: start, from: address, len, mode: 0, copied: 0 };
+        // The kernel only reads from there.
+        let result = self.call(UFFDIO_COPY(), &mut argument);
+        result.map_err(|error| (error, argument.copied))
     }
 
     fn write_protect(&self, start: u64, len: u64, on: bool) -> Result<(), Error> {

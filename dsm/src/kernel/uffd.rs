@@ -94,6 +94,26 @@ impl Uffd {
         }
     }
 
+    /// Maps new pages with these contents, where nothing is mapped, and wakes those who wait for them.
+    pub(crate) fn copy(&self, start: u64, from: &[u8]) -> Result<(), UffdError> {
+        let (mut at, mut rest) = (start, from);
+        while let Err((source, copied)) = self.0.copy(at, rest) {
+            match (source.raw_os_error(), usize::try_from(copied)) {
+                // Part of it is done, or the address space is changing.
+                (Some(libc::EAGAIN), copied) => {
+                    let done = copied.unwrap_or(0).min(rest.len());
+                    rest = &rest[done..];
+                    at += u64::try_from(done).unwrap_or(0);
+                }
+                _ => {
+                    let len = u64::try_from(rest.len()).unwrap_or(u64::MAX);
+                    return Err(failed("UFFDIO_COPY", at, len)(source));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Takes write access away, or gives it back and wakes the writers.
     pub(crate) fn protect(&self, start: u64, len: u64, on: bool) -> Result<(), UffdError> {
         loop {

@@ -22,8 +22,8 @@ pub(crate) enum FaultWatch {
     Writes,
     /// Touches of pages that are not there, in private anonymous memory.
     Absent,
-    /// The same on hugetlbfs, where the file has a page or not.
-    HugeAbsent,
+    /// The same in memory of a file, of huge pages or not: touches of pages that are not mapped, whether the file has them or not.
+    AbsentInFile,
 }
 
 impl FaultWatch {
@@ -34,7 +34,7 @@ impl FaultWatch {
             Self::GivenAway => MODE_WP | MODE_MINOR,
             Self::Writes => MODE_WP,
             Self::Absent => MODE_MISSING,
-            Self::HugeAbsent => MODE_MISSING | MODE_MINOR,
+            Self::AbsentInFile => MODE_MISSING | MODE_MINOR,
         }
     }
 }
@@ -60,6 +60,9 @@ pub(crate) trait Userfaultfd: Debug + Send + Sync {
     /// `UFFDIO_CONTINUE`, write-protected if asked for. With the error comes the field `mapped`: bytes that are mapped
     /// all the same, or less than 0.
     fn map_present(&self, start: u64, len: u64, wp: bool) -> Result<(), (Error, i64)>;
+    /// `UFFDIO_COPY`: maps new pages with these contents. With the error comes the field `copy`: bytes that are there all the same,
+    /// or less than 0.
+    fn copy(&self, start: u64, from: &[u8]) -> Result<(), (Error, i64)>;
     /// `UFFDIO_WRITEPROTECT`.
     fn write_protect(&self, start: u64, len: u64, on: bool) -> Result<(), Error>;
     /// Reads waiting faults that were not read before.

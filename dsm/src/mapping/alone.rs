@@ -45,7 +45,8 @@ impl Store {
             self.set_writable(gfn, true)?;
         }
         let memory = self.memory();
-        for frames in &memory {
+        // What is not loaded yet is not the engine's to open.
+        for frames in memory.iter().flat_map(|range| self.ram.without_absent(range)) {
             let bytes = (frames.end - frames.start) * PAGE;
             self.uffd.unregister(self.address(Gfn(frames.start)), bytes)?;
         }

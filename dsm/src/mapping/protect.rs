@@ -110,6 +110,7 @@ impl Store {
             return self.protect_pages(piece.clone().map(Gfn), access);
         }
         let (chunk, address) = (ChunkId::of(first), self.address(first));
+        self.loaded(chunk)?;
         let place = self.ram.place(chunk);
         if matches!(place, Place::Plain | Place::Huge) {
             self.ram.set_place(chunk, Place::Watched);

@@ -34,6 +34,7 @@ impl Store {
         if self.has_bug(PlantedBug::GivenUnwatched) {
             return Ok(());
         }
+        self.loaded(chunk)?;
         let place = self.ram.place(chunk);
         if place == Place::OffFile {
             self.before_move(chunk);
@@ -50,6 +51,14 @@ impl Store {
             self.chunks.set_unmapped(chunk);
         }
         Ok(())
+    }
+
+    /// A chunk is here, and watched by nobody else. Whoever watches one calls this first.
+    pub(super) fn loaded(&self, chunk: ChunkId) -> Result<(), EngineError> {
+        if let Some(offset) = self.ram.offset(chunk.first()) {
+            self.ram.ensure(offset);
+        }
+        self.ram.missed().map_or(Ok(()), |failure| Err(EngineError::Load(failure)))
     }
 
     /// Maps the pages of a chunk that lost their mapping together with another page.

@@ -107,9 +107,9 @@ impl Store {
         false
     }
 
-    /// The first call that failed, once.
+    /// The first call that failed, once; or that memory has not come which the engine has looked at.
     pub(crate) fn take_failure(&mut self) -> Option<EngineError> {
-        self.failure.take()
+        self.failure.take().or_else(|| self.ram.missed().map(EngineError::Load))
     }
 
     pub(crate) fn note(&mut self, result: Result<(), EngineError>) {

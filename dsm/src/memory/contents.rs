@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "access to memory that vCPUs change")]
 // UNSAFETY: guest memory is shared with vCPUs, so it is reached by pointers, never by references.
 
+use super::chunk::ChunkId;
 use super::places::Place;
 use super::ram::GuestRam;
 use crate::kernel::GuestMapping;
@@ -21,20 +22,47 @@ impl GuestRam {
             let at = self.offset(gfn).expect("it is in a range");
             let left = usize::try_from(frames).unwrap_or(usize::MAX);
             let (now, later) = rest.split_at(rest.len().min(left.saturating_mul(PAGE_SIZE)));
-            self.file.write_all_at(now, u64::try_from(at).map_err(Error::other)?)?;
-            (at..at + now.len()).step_by(PAGE_SIZE).for_each(|at| self.set_backed(at));
+            (at..at + now.len()).step_by(PAGE_SIZE).for_each(|at| self.ensure(at));
+            self.write_absent(at, now)?;
             (gfn, rest) = (Gfn(gfn.0 + frames), later);
         }
         Ok(())
     }
 
+    /// Writes pages at an offset into the file, whether the chunk is loaded or not.
+    pub(super) fn write_absent(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.file.write_all_at(bytes, u64::try_from(at).map_err(Error::other)?)?;
+        (at..at + bytes.len()).step_by(PAGE_SIZE).for_each(|at| self.set_backed(at));
+        Ok(())
+    }
+
+    /// The same through the alias, in one chunk or in neighbours of the same place.
+    pub(super) fn copy_absent(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.bytes(), "the range stays in memory");
+        // SAFETY: the range was checked; otherwise as in `read`.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.alias_at(at), bytes.len()) };
+    }
+
+    /// Nobody looks at contents but through this.
     fn alias_page(&self, gfn: Gfn) -> *mut u8 {
         let offset = self.offset(gfn).expect("a checked frame");
+        self.ensure(offset);
+        self.alias_at(offset)
+    }
+
+    fn alias_at(&self, offset: usize) -> *mut u8 {
         let off_file = match self.place_at(offset) {
             Place::OffFile => self.off_file.alias(&*self.guest),
             _ => None,
         };
         ptr::with_exposed_provenance_mut(off_file.unwrap_or_else(|| self.alias.start()) + offset)
+    }
+
+    fn ensure_run(&self, first: Gfn, pages: u64) {
+        let chunks = ChunkId::pieces(first, pages);
+        chunks
+            .filter_map(|(_, frames)| self.offset(Gfn(frames.start)))
+            .for_each(|at| self.ensure(at));
     }
 
     /// Copies out of a page through the alias.
@@ -66,6 +94,7 @@ impl GuestRam {
     /// Byte offset of neighbouring pages in the file, if they lie there side by side.
     pub(crate) fn file_run(&self, first: Gfn, pages: u64) -> Option<usize> {
         let (start, last) = (self.offset(first)?, Gfn(first.0 + pages.checked_sub(1)?));
+        self.ensure_run(first, pages);
         let in_file = |at: usize| self.place_at(at) != Place::OffFile;
         let end = self.offset(last)?;
         let bytes = usize::try_from(pages - 1).ok()? * PAGE_SIZE;
@@ -80,6 +109,7 @@ impl GuestRam {
     pub(crate) unsafe fn stable_bytes(&self, first: Gfn, pages: u64) -> Option<&[u8]> {
         let last = Gfn(first.0 + pages.checked_sub(1)?);
         let bytes = usize::try_from(pages).ok()? * PAGE_SIZE;
+        self.ensure_run(first, pages);
         let start = self.alias_page(first);
         // Only at the borders of blocks and of chunks off the file do addresses jump.
         let together = self.alias_page(last) == start.wrapping_add(bytes - PAGE_SIZE);

@@ -118,6 +118,16 @@ pub(crate) fn pass(
     true
 }
 
+impl GuestRam {
+    /// Puts the chunk of private memory at an offset on a huge page, if nearly all of it is there.
+    pub(super) fn gather_private(&self, offset: usize) -> Result<(), Error> {
+        if is_nearly_full(self, offset) && self.place_at(offset) == Place::OffFile {
+            self.guest.advise(offset, HUGE, libc::MADV_COLLAPSE)?;
+        }
+        Ok(())
+    }
+}
+
 fn is_nearly_full(ram: &GuestRam, offset: usize) -> bool {
     let mut pages = [0; HUGE / 4096];
     let known = ram.guest.residency(offset, &mut pages);

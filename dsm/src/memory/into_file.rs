@@ -58,7 +58,7 @@ impl GuestRam {
                 self.copy(aside.start(), offset).map_err(call("copy"))?;
             }
             OffFile::Huge(_, alias) => {
-                uffd.register(start, len, FaultWatch::HugeAbsent)?;
+                uffd.register(start, len, FaultWatch::AbsentInFile)?;
                 let unmapped = self.guest.advise(offset, HUGE, libc::MADV_DONTNEED);
                 unmapped.map_err(call("unmap the pages"))?;
                 self.copy(alias.start() + offset, offset).map_err(call("copy"))?;

@@ -10,6 +10,7 @@
 //!                            |
 //!                            +-- places: where each chunk is    backed: which pages the file has
 //!                            +-- written: what there is to write down
+//!                            +-- lazy: contents that are elsewhere yet (source); loading: which; loader: its threads
 //!                            +-- huge, prepare: chunks on huge pages, later or from the start
 //! ```
 
@@ -22,12 +23,16 @@ mod huge;
 mod into_file;
 mod kind;
 mod layout;
+mod lazy;
+mod loader;
+mod loading;
 mod off_file;
 mod places;
 mod prepare;
 mod prepared;
 mod ram;
 mod smaps;
+mod source;
 mod written;
 
 pub(crate) use chunk::{CHUNK_PAGES, ChunkId, whole_chunks};
@@ -38,5 +43,8 @@ pub use huge::HugePages;
 pub(crate) use huge::pass as collapse_pass;
 pub use into_file::ShareError;
 pub use kind::{Memory, UnknownMemory};
+pub use loader::{Loader, Pace};
+pub use loading::Loaded;
 pub(crate) use places::Place;
 pub use ram::GuestRam;
+pub use source::{Give, LoadError, Source};

@@ -16,6 +16,7 @@ use super::device_pages::{DeviceUse, DeviceUses};
 use super::error::RamError;
 use super::kind::Memory;
 use super::layout::Layout;
+use super::lazy::Lazy;
 use super::off_file::OffFile;
 use super::places::{Place, Places};
 use super::prepared::Prepared;
@@ -25,7 +26,7 @@ use std::io::Error;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tracing::debug;
 use transport::PageMemory;
 use wire::{Gfn, PAGE_SIZE};
@@ -48,6 +49,8 @@ pub struct GuestRam {
     pinned: AtomicBool,
     /// What was made ready at the start, if it was.
     pub(crate) prepared: Option<Prepared>,
+    /// What is not here yet, if memory was not all here at first. Its userfaultfd is closed after the mappings, too.
+    pub(super) lazy: OnceLock<Box<Lazy>>,
     /// Userfaultfds of engines that have ended. Closing one would wake its waiters into stale memory. Declared last, so
     /// that the mappings are dropped first.
     watches: Mutex<Vec<Uffd>>,
@@ -115,6 +118,7 @@ impl GuestRam {
             device_uses: DeviceUses::new(bytes / PAGE_SIZE),
             pinned: AtomicBool::new(false),
             prepared: None,
+            lazy: OnceLock::new(),
             watches: Mutex::default(),
         };
         let frames = own;
@@ -163,8 +167,13 @@ impl GuestRam {
 
     pub(crate) fn set_place(&self, chunk: ChunkId, place: Place) {
         if let Some(offset) = self.offset(chunk.first()) {
-            self.places.set(offset, place);
+            self.set_place_at(offset, place);
         }
+    }
+
+    /// The same by the chunk's offset in the file.
+    pub(super) fn set_place_at(&self, offset: usize, place: Place) {
+        self.places.set(offset, place);
     }
 
     /// Changes the place of the chunk at an offset, unless it is another by now.
@@ -303,6 +312,7 @@ impl GuestRam {
     /// True when the file holds no page there: it was never touched on this slice.
     pub(crate) fn is_hole(&self, gfn: Gfn) -> bool {
         let Some(at) = self.offset(gfn) else { return true };
+        self.ensure(at);
         if self.place_at(at) == Place::OffFile {
             return self.off_file.is_hole(&*self.guest, at);
         }

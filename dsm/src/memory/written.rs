@@ -55,6 +55,7 @@ impl GuestRam {
     /// The first pages of these frames, which lie in one chunk, that may have been stored to.
     pub(crate) fn next_run(&self, frames: Range<u64>) -> Option<Range<u64>> {
         let first = self.offset(Gfn(frames.start)).filter(|_| !frames.is_empty())?;
+        self.ensure(first);
         // Memory that was made ready is in the file whether it was used or not.
         if self.prepared.is_some() || self.is_pinned() {
             return Some(frames);

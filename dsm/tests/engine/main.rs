@@ -10,6 +10,7 @@ mod flood;
 mod home_moves;
 mod joining;
 mod leaving;
+mod loading;
 mod losses;
 mod lost;
 mod remote_write;

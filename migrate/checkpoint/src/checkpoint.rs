@@ -146,7 +146,8 @@ impl Checkpoint {
     }
 
     pub(crate) fn of_layers(layers: Vec<Layer>, authenticity: Authenticity) -> Self {
-        Self { layers, cache: Mutex::default(), authenticity }
+        let parts = layers.iter().map(|layer| layer.parts.len()).sum();
+        Self { layers, cache: Mutex::new(Cache::new(parts)), authenticity }
     }
 
     /// What it is of, and what it consists of.

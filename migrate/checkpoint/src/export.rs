@@ -8,6 +8,7 @@ use crate::files;
 use crate::folder::delete;
 use crate::key::Key;
 use crate::layout::FRAMES_END;
+use crate::read::Kept;
 use crate::writer::{Compression, PartWriter};
 use std::path::Path;
 
@@ -62,7 +63,7 @@ fn copy(
         let writer = &mut writers[writer.unwrap_or(0)];
         for (number, chunk) in (0..).zip(&of.index.chunks) {
             let sink = &mut |first, bytes: &[u8]| writer.pages(first, bytes);
-            source.read_chunk((layer, part, number), &(0..FRAMES_END), sink)?;
+            source.read_chunk((layer, part, number), Kept::No, &(0..FRAMES_END), sink)?;
             done += u64::from(chunk.length);
             progress(done, all);
         }

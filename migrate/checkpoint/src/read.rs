@@ -19,6 +19,14 @@ use std::sync::{Arc, PoisonError};
 /// Takes the contents of consecutive frames: the first of them, and the bytes of their pages.
 pub type Sink<'a, E> = dyn FnMut(u64, &[u8]) -> Result<(), E> + 'a;
 
+/// Which chunks are kept for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    No,
+    /// Those of which not all was wanted.
+    Rest,
+}
+
 /// Who says what a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -38,9 +46,31 @@ impl Checkpoint {
         frames: Range<u64>,
         sink: &mut Sink<'_, E>,
     ) -> Result<(), E> {
+        self.read_with(Kept::No, &frames, sink)
+    }
+
+    /// The same where neighbours are read next, or before long: a chunk that has frames outside the range is kept for a while, for an
+    /// increment may have pages of all memory in one chunk.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    pub fn read_piece<E: From<CheckpointError>>(
+        &self,
+        frames: Range<u64>,
+        sink: &mut Sink<'_, E>,
+    ) -> Result<(), E> {
+        self.read_with(Kept::Rest, &frames, sink)
+    }
+
+    fn read_with<E: From<CheckpointError>>(
+        &self,
+        kept: Kept,
+        frames: &Range<u64>,
+        sink: &mut Sink<'_, E>,
+    ) -> Result<(), E> {
         for (layer, part, of) in self.parts() {
-            for chunk in chunks_with(of, &frames) {
-                self.read_chunk((layer, part, chunk), &frames, sink)?;
+            for chunk in chunks_with(of, frames) {
+                self.read_chunk((layer, part, chunk), kept, frames, sink)?;
             }
         }
         Ok(())
@@ -62,6 +92,20 @@ impl Checkpoint {
         };
         self.page_of((layer, part, run), frame, out)?;
         Ok(true)
+    }
+
+    /// Whether any page of a range is not zero.
+    #[must_use]
+    pub fn has(&self, frames: Range<u64>) -> bool {
+        let mut at = frames.start;
+        while at < frames.end {
+            let (place, end) = self.place(at, frames.end);
+            if place != Place::Zero {
+                return true;
+            }
+            at = end;
+        }
+        false
     }
 
     /// The frames in a range whose pages are not zero, from the lowest on, in ranges that do not meet.
@@ -116,11 +160,17 @@ impl Checkpoint {
     pub(crate) fn read_chunk<E: From<CheckpointError>>(
         &self,
         (layer, part, chunk): Key,
+        kept: Kept,
         frames: &Range<u64>,
         sink: &mut Sink<'_, E>,
     ) -> Result<(), E> {
         let of = &self.layers[layer].parts[part];
         let runs = of.index.chunks[narrow(chunk.into())].runs.clone();
+        let is_outside = |number| {
+            let run = self.run(layer, part, number).frames();
+            run.start < frames.start || frames.end < run.end
+        };
+        let kept = kept == Kept::Rest && runs.clone().any(is_outside);
         let mut pages = None;
         for number in runs {
             let run = self.run(layer, part, number);
@@ -133,7 +183,8 @@ impl Checkpoint {
             for piece in pieces {
                 let pages = match &mut pages {
                     Some(pages) => pages,
-                    none => none.insert(of.chunk(chunk)?),
+                    none if kept => none.insert(self.kept_chunk((layer, part, chunk))?),
+                    none => none.insert(Arc::new(of.chunk(chunk)?)),
                 };
                 sink(piece.start, &pages[bytes_of(run, &piece)])?;
             }
@@ -149,19 +200,21 @@ impl Checkpoint {
         out: &mut [u8; PAGE_BYTES],
     ) -> Result<(), CheckpointError> {
         let run = self.run(layer, part, run);
-        let key = (layer, part, run.chunk);
-        let cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(key);
-        let pages = match cached {
-            Some(pages) => pages,
-            None => {
-                let pages = Arc::new(self.layers[layer].parts[part].chunk(run.chunk)?);
-                let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-                cache.put(key, Arc::clone(&pages));
-                pages
-            }
-        };
+        let pages = self.kept_chunk((layer, part, run.chunk))?;
         out.copy_from_slice(&pages[bytes_of(run, &(frame..frame + 1))]);
         Ok(())
+    }
+
+    /// The pages of a chunk, which are kept for a while.
+    fn kept_chunk(&self, key: Key) -> Result<Arc<Vec<u8>>, CheckpointError> {
+        let cache = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pages) = cache().get(key) {
+            return Ok(pages);
+        }
+        let (layer, part, chunk) = key;
+        let pages = Arc::new(self.layers[layer].parts[part].chunk(chunk)?);
+        cache().put(key, Arc::clone(&pages));
+        Ok(pages)
     }
 }
 

@@ -13,7 +13,7 @@ use super::negotiation::{
 };
 use super::peripherals::{BackEndShape, BackEnds};
 use super::report::RunReport;
-use super::restore::{RestoreOptions, Restored, RestoredClock, SliceStart};
+use super::restore::{Place, RestoreOptions, Restored, RestoredClock, SliceStart};
 use super::spec::{Interrupts, Shape, SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;
@@ -115,6 +115,7 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
             let secret = restore.secret(options.secret.as_ref());
             let mut restored = Restored::open(&restore.path, secret)?;
             restored.set_no_disk_guarantee(restore.no_disk_guarantee);
+            restored.lazy = restore.lazy;
             restored.fits(&options.spec, &shape)?;
             Beginning::Restore(Box::new(restored), restore.clock)
         }
@@ -204,11 +205,14 @@ impl Vm {
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
         let placement = shape.place(&devices).map_err(SpecError::from)?;
         let (back_end, ram) = (interrupts.back_end(), slot.guest_ram(&shape, &placement)?);
-        if let Some(restored) = restored {
-            restored.load_all(mesh.as_mut(), (&ram, &placement.frames_of(BOOTSTRAP)))?;
-        }
+        let frames = placement.frames_of(BOOTSTRAP);
+        let pause = options.local.load_pause;
+        let place = || Place { ram: &ram, frames: &frames, lease, pause };
+        let loader = restored.map(|restored| restored.load_all(mesh.as_mut(), place()));
+        let loader = loader.transpose()?.flatten();
         let whole = (&shape, placement, ram);
         let mut parts = Parts::new(whole, slot, &cpuid, back_end, to_devices)?;
+        parts.load_on(loader);
         let offset = match begins {
             Beginning::Boot(_) => parts.machine.tsc_offset()?,
             Beginning::Restore(restored, clock) => {

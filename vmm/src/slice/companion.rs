@@ -8,7 +8,7 @@ use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
 use super::negotiation::{Begins, Launch, Proposal};
 use super::peripherals::{BackEnds, Lend, Lent};
 use super::report::RunReport;
-use super::restore::{LOAD_LIMIT, Restored};
+use super::restore::{LOAD_LIMIT, Place, Restored};
 use super::saved::JoinState;
 use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
@@ -16,7 +16,7 @@ use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError, one_line};
 use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
-use dsm::GuestRam;
+use dsm::{GuestRam, Loader};
 use migrate::saved::decode;
 use migrate::{Placement, PlacementState};
 use std::io::Write;
@@ -102,8 +102,16 @@ struct Agreed {
     mesh: CompanionMesh,
     launch: Launch,
     back_ends: BackEnds,
-    /// What it goes on from, if it does, and its memory with what was in it.
-    restored: Option<(Restored, Arc<GuestRam>)>,
+    /// What it goes on from, if it does.
+    restored: Option<Goes>,
+}
+
+/// What a slice goes on from.
+struct Goes {
+    restored: Restored,
+    /// Its memory with what was in it, or with what brings that.
+    ram: Arc<GuestRam>,
+    loader: Option<Loader>,
 }
 
 /// Answers the assignment and waits for the verdict.
@@ -126,8 +134,7 @@ fn agree(
     mesh.answer(Ok(&blob), deadline)?;
     let (restored, limit) = match restored {
         Some(restored) => {
-            let ram = load(&restored, (assignment, &proposal.spec), &mut mesh, options)?;
-            (Some((restored, ram)), LOAD_LIMIT)
+            (Some(load(restored, (assignment, &proposal.spec), &mut mesh, options)?), LOAD_LIMIT)
         }
         None => (None, START_LIMIT),
     };
@@ -143,16 +150,19 @@ fn agree(
 
 /// Reads the memory of this slice's home, once all have agreed.
 fn load(
-    restored: &Restored,
+    restored: Restored,
     (assignment, spec): (&Assignment, &VmSpec),
     mesh: &mut CompanionMesh,
     options: &CompanionOptions,
-) -> Result<Arc<GuestRam>, SliceError> {
+) -> Result<Goes, SliceError> {
     mesh.prepare(Instant::now() + START_LIMIT)?;
     let shape = spec.shape()?;
     let ram = slot(assignment, &options.local).guest_ram(&shape, &shape.placement)?;
-    restored.load_own(mesh, (&ram, &shape.placement.frames_of(assignment.local)))?;
-    Ok(ram)
+    let frames = shape.placement.frames_of(assignment.local);
+    let (lease, pause) = (assignment.config.lease, options.local.load_pause);
+    let place = Place { ram: &ram, frames: &frames, lease, pause };
+    let loader = restored.load_own(mesh, place)?;
+    Ok(Goes { restored, ram, loader })
 }
 
 fn slot(assignment: &Assignment, options: &LocalOptions) -> Slot {
@@ -227,10 +237,13 @@ fn run(
             joined_placement(state, local, &at_start)?
         }
     };
-    let (restored, ram) = restored.unzip();
-    let ram = ram.map_or_else(|| slot.guest_ram(&shape, &placement), Ok)?;
+    let (restored, ram, loader) = match restored {
+        Some(Goes { restored, ram, loader }) => (Some(restored), ram, loader),
+        None => (None, slot.guest_ram(&shape, &placement)?, None),
+    };
     let whole = (&shape, placement, ram);
     let mut parts = Parts::new(whole, slot, &launch.cpuid, back_end, to_devices)?;
+    parts.load_on(loader);
     parts.machine.set_tsc_offset(offset)?;
     let start = restored.map(|restored| parts.take_up(&restored, back_end)).transpose()?;
     let limit = if launch.joins.is_some() { JOIN_LIMIT } else { START_LIMIT };

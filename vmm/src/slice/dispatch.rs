@@ -283,7 +283,8 @@ impl MachineHooks for Dispatcher {
                 MemoryAccess::Read(data) => self.ram.read(gfn, at, data),
                 MemoryAccess::Write(data) => self.ram.write(gfn, at, data),
             }
-            return InMemory::Done;
+            let here = self.ram.load_failure().is_none();
+            return if here { InMemory::Done } else { InMemory::Failed };
         };
         let done = match data {
             MemoryAccess::Write(data) => {

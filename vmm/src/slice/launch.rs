@@ -31,7 +31,9 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use devices::Fence;
 use devices::back_end::image::OnFull;
 use dsm::saved::NodeState;
-use dsm::{Engine, EngineConfig, GuestRam, HugePages, Mechanisms, Memory, NodeConfig, Tracing};
+use dsm::{
+    Engine, EngineConfig, GuestRam, HugePages, Loader, Mechanisms, Memory, NodeConfig, Tracing,
+};
 use migrate::{Placement, PlacementOwner, PlacementView};
 use std::io::Write;
 use std::path::PathBuf;
@@ -112,6 +114,8 @@ pub struct LocalOptions {
     pub clock_test: ClockTest,
     /// Where parts of checkpoints go that another slice has this one write.
     pub checkpoints: Option<PathBuf>,
+    /// For tests: a pause between two pieces of memory that are read while the guest runs, and that nobody needs.
+    pub load_pause: Duration,
     /// For tests: the folder that gets the saved form of this slice at each pause.
     pub forms: Option<PathBuf>,
 }
@@ -136,6 +140,8 @@ pub(crate) struct Parts {
     engine: Option<JoinHandle<()>>,
     memory: Memory,
     lease: Duration,
+    /// Loads memory while the guest runs.
+    pub(super) loader: Option<Loader>,
     _huge_pages: HugePages,
 }
 
@@ -172,6 +178,7 @@ impl Parts {
             engine: None,
             memory,
             lease,
+            loader: None,
             _huge_pages: huge_pages,
         })
     }

@@ -22,13 +22,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 const ASK_SLICE_0: &str = "ask slice0, which coordinates the VM, once the guest runs";
 
 /// vCPUs of each slice, and halves of what a slice has at the start, of a VM that has two vCPUs and four halves.
-type Layout = &'static [(u32, u64)];
+pub(crate) type Layout = &'static [(u32, u64)];
 
-const ONE: Layout = &[(2, 4)];
-const TWO: Layout = &[(1, 2), (1, 2)];
-const THREE: Layout = &[(1, 1), (0, 2), (1, 1)];
+pub(crate) const ONE: Layout = &[(2, 4)];
+pub(crate) const TWO: Layout = &[(1, 2), (1, 2)];
+pub(crate) const THREE: Layout = &[(1, 1), (0, 2), (1, 1)];
 
-fn slices(of: Layout) -> Vec<SliceSpec> {
+pub(crate) fn slices(of: Layout) -> Vec<SliceSpec> {
     let slice = |(vcpus, halves): &(u32, u64)| SliceSpec {
         vcpus: *vcpus,
         spare_vcpus: 0,

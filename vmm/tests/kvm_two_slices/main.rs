@@ -5,6 +5,7 @@ mod checkpoints;
 mod device_moves;
 mod guest;
 mod joins;
+mod lazy;
 mod moves;
 mod pauses;
 mod relocations;

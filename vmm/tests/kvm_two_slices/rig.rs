@@ -157,9 +157,16 @@ pub(crate) struct Saved {
     disk: Option<PathBuf>,
     /// Also if that is not as the VM has left it.
     pub(crate) any_disk: bool,
+    /// The guest runs before its memory is read, with such a pause between two pieces that nobody needs.
+    lazy: Option<Duration>,
 }
 
 impl Saved {
+    /// To go on before memory is read, with such a pause between two pieces that nobody needs.
+    pub(crate) fn lazily(self, pause: Duration) -> Self {
+        Self { lazy: Some(pause), ..self }
+    }
+
     /// The folder of the checkpoint.
     pub(crate) fn path(&self) -> PathBuf {
         checkpoints(&self.folder.0).join(&self.name)
@@ -218,6 +225,8 @@ pub(crate) struct Vm {
     sockets: PathBuf,
     /// What the guest writes.
     letters: Vec<u8>,
+    /// Between two pieces of memory that are read while the guest runs.
+    load_pause: Duration,
 }
 
 /// The name of the disk on the other slice's host.
@@ -235,6 +244,9 @@ pub(crate) enum Standby {
     /// Nothing, and its image is one of which states can be kept.
     Qcow2,
 }
+
+/// What memory is full of that the guest never touches, at the end of what the first slice has.
+pub(crate) const UNTOUCHED: u8 = 0x77;
 
 /// The secret of all VMs here.
 pub(crate) fn key() -> Secret {
@@ -314,6 +326,8 @@ impl Vm {
         let (folder, line) = (Arc::new(Folder::new()), Line::default());
         let kernel = folder.0.join("kernel");
         fs::write(&kernel, guest::image(disk)).expect("write the kernel");
+        let initrd = folder.0.join("initrd");
+        fs::write(&initrd, vec![UNTOUCHED; 4 << 20]).expect("write what the guest never touches");
         let image = folder.0.join("disk");
         // What a guest that writes finds in its sectors at first does not matter: it writes before it reads.
         let (format, bytes) = match standby {
@@ -348,6 +362,7 @@ impl Vm {
             sockets: folder.0.clone(),
             folder,
             letters: used.concat(),
+            load_pause: Duration::ZERO,
         };
         let companions = companions.unwrap_or_else(|| {
             let numbers = (1..slices.len()).map(|slice| u16::try_from(slice).expect("it is small"));
@@ -360,7 +375,7 @@ impl Vm {
             secret: secret.then(|| vm.secret.clone()),
             start: Start::Boot(Boot {
                 kernel,
-                initrd: None,
+                initrd: Some(initrd),
                 cmdline: String::new(),
                 guest_preset: GuestPreset::None,
                 node_distance: 40,
@@ -380,6 +395,7 @@ impl Vm {
             clock: RestoredClock::Keep,
             unauthenticated: false,
             no_disk_guarantee: false,
+            lazy: false,
         };
         BootstrapOptions {
             spec: spec(Interrupts::Auto, Vec::new(), None),
@@ -393,7 +409,11 @@ impl Vm {
             lease: Duration::from_secs(20),
             carriers: vec![carrier],
             rdma_memory: RdmaMemory::Pool,
-            local: local((&self.folder.0, &self.sockets), 0, Offer { vcpus: Some(2), bytes: None }),
+            local: local(
+                (&self.folder.0, &self.sockets),
+                (0, self.load_pause),
+                Offer { vcpus: Some(2), bytes: None },
+            ),
         }
     }
 
@@ -419,6 +439,14 @@ impl Vm {
         Self::begin_restore_with((saved, 0), CarrierKind::Shm, slices, (key(), others)).why_not()
     }
 
+    /// What all slices say at the end of a VM that fails.
+    pub(crate) fn failure(&self) -> String {
+        let seen = self.line.0.0.lock().expect("as above");
+        let runs = |seen: &mut Seen| !seen.is_over();
+        let (seen, _) = self.line.0.1.wait_timeout_while(seen, LIMIT, runs).expect("as above");
+        seen.describe()
+    }
+
     fn why_not(&self) -> String {
         let vm = self;
         let (seen, _) = vm.line.wait_until(|seen| seen.end(0).is_some());
@@ -439,7 +467,10 @@ impl Vm {
 
     /// With devices at no later slice than this one, and with these companions or such as it takes.
     fn begin_restore_with(
-        (Saved { folder, name, interrupts, letters, lend, disk, any_disk }, last): (Saved, u16),
+        (Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy }, last): (
+            Saved,
+            u16,
+        ),
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
         (secret, others): (Secret, Option<Vec<SocketAddr>>),
@@ -447,7 +478,9 @@ impl Vm {
         let (line, path) = (Line::default(), checkpoints(&folder.0).join(name));
         let stops = BTreeMap::from([(0, StopHandle::new())]);
         let sockets = new_folder(&folder.0, "vm");
-        let mut vm = Self { lend, line: line.clone(), stops, secret, folder, sockets, letters };
+        let (line_of, load_pause) = (line.clone(), lazy.unwrap_or_default());
+        let mut vm =
+            Self { lend, line: line_of, stops, secret, folder, sockets, letters, load_pause };
         // One that cannot be read is refused by the bootstrap too.
         let saved = saved_spec(&path, None);
         let saved = saved.unwrap_or_else(|_| spec(Interrupts::Auto, Vec::new(), None));
@@ -467,6 +500,7 @@ impl Vm {
             clock,
             unauthenticated: false,
             no_disk_guarantee: any_disk,
+            lazy: lazy.is_some(),
         });
         let interrupts = interrupts.unwrap_or(saved.interrupts);
         let spec = VmSpec { slices, devices, interrupts, ..saved };
@@ -513,7 +547,8 @@ impl Vm {
     pub(crate) fn saved(&self, name: &str) -> Saved {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
         let (name, lend, disk) = (name.to_owned(), self.lend.clone(), None);
-        Saved { folder, name, interrupts: None, letters, lend, disk, any_disk: false }
+        let (interrupts, any_disk, lazy) = (None, false, None);
+        Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy }
     }
 
     /// What is asked for a checkpoint of this name.
@@ -530,7 +565,7 @@ impl Vm {
         let options = CompanionOptions {
             listen: address,
             credential: Credential::Secret(self.secret.clone()),
-            local: local((&self.folder.0, &self.sockets), slice, offer),
+            local: local((&self.folder.0, &self.sockets), (slice, self.load_pause), offer),
             lend: vec![self.lend.clone()],
             stop,
             console: Box::new(self.line.clone()),
@@ -780,7 +815,11 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
     }
 }
 
-fn local((folder, sockets): (&Path, &Path), slice: u16, offer: Offer) -> LocalOptions {
+fn local(
+    (folder, sockets): (&Path, &Path),
+    (slice, load_pause): (u16, Duration),
+    offer: Offer,
+) -> LocalOptions {
     let forms = forms(folder, slice);
     fs::create_dir_all(&forms).expect("make a folder");
     LocalOptions {
@@ -793,6 +832,7 @@ fn local((folder, sockets): (&Path, &Path), slice: u16, offer: Offer) -> LocalOp
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
         checkpoints: Some(checkpoints(folder)),
+        load_pause,
         forms: Some(forms),
     }
 }

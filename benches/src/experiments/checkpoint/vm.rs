@@ -83,7 +83,7 @@ impl Saved {
     /// # Errors
     /// There is none.
     pub(super) fn write(&self, stop: bool) -> Result<Written> {
-        let folder = self.folder.join("one");
+        let folder = self.checkpoint();
         let path = folder.to_str().context("a folder with a name")?.to_owned();
         let request = CheckpointRequest { path, stop, ..CheckpointRequest::default() };
         let (answer, times) = self.vm.ask(&Request::Checkpoint(request))?;
@@ -107,12 +107,22 @@ impl Saved {
         })
     }
 
+    /// Where it is.
+    pub(super) fn checkpoint(&self) -> PathBuf {
+        self.folder.join("one")
+    }
+
+    /// Ends it, whatever its guest has noted, and keeps the checkpoint that was written last.
+    pub(super) fn leave(self) -> PathBuf {
+        self.checkpoint()
+    }
+
     /// Removes the checkpoint that was written last.
     ///
     /// # Errors
     /// The file system refuses.
     pub(super) fn forget(&self) -> Result<()> {
-        fs::remove_dir_all(self.folder.join("one")).context("remove a checkpoint")
+        fs::remove_dir_all(self.checkpoint()).context("remove a checkpoint")
     }
 
     /// Its vCPUs stop.

@@ -6,6 +6,7 @@
 //!             \---refused--> the VMM asks the engine --> again
 //! ```
 
+use super::loading::Contents;
 use super::programs::{DEVICE_WORD, Layout, Step, plan};
 use crate::simulator::random::Random;
 use dsm::simulate::{FakeKernel, Touch};
@@ -98,6 +99,13 @@ impl Guests {
             longest_ns: 0,
             touches: 0,
             stopped: false,
+        }
+    }
+
+    /// What memory is at first.
+    pub(crate) fn begin_with(&mut self, contents: &Contents) {
+        for (frame, words) in &contents.0 {
+            self.flat.extend(words.iter().map(|(word, value)| ((Gfn(*frame), *word), *value)));
         }
     }
 

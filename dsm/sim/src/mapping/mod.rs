@@ -17,6 +17,7 @@ mod guests;
 mod joining;
 mod leaves;
 mod leaving;
+mod loading;
 mod moves;
 mod moving;
 mod programs;

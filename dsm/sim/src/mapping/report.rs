@@ -38,6 +38,10 @@ pub struct Report {
     pub left: u64,
     /// Slices that joined.
     pub joined: u64,
+    /// Pieces of memory that came while the guests ran.
+    pub loaded: usize,
+    /// Those that came because somebody needed them.
+    pub on_demand: usize,
     /// Pages whose home moved.
     pub moved_pages: u64,
     /// Pages that went to their home.
@@ -49,7 +53,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
-             huge={} probed={} saves={} snapshots={} moves={} moved-pages={} pulled={} left={} joined={} longest={}us",
+             huge={} probed={} saves={} snapshots={} moves={} moved-pages={} pulled={} left={} joined={} loaded={} on-demand={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
@@ -67,6 +71,8 @@ impl fmt::Display for Report {
             self.pulled,
             self.left,
             self.joined,
+            self.loaded,
+            self.on_demand,
             self.longest_ns / 1000
         )
     }

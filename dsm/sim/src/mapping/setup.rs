@@ -22,6 +22,8 @@ pub struct Setup {
     pub joins: bool,
     /// Snapshots are read while the guests run.
     pub snapshots: bool,
+    /// Memory has contents that come while the guests run.
+    pub loads: bool,
     /// A bug to plant.
     pub planted: Option<PlantedBug>,
 }
@@ -41,6 +43,7 @@ impl Setup {
             leaves: false,
             joins: false,
             snapshots: false,
+            loads: false,
             planted: None,
         }
     }
@@ -54,8 +57,9 @@ impl Setup {
         let leaves = if self.leaves { " --leave" } else { "" };
         let joins = if self.joins { " --join" } else { "" };
         let snapshots = if self.snapshots { " --snapshots" } else { "" };
+        let loads = if self.loads { " --loads" } else { "" };
         format!(
-            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}{leaves}{joins}{snapshots}"
+            "cargo run --release -p tessera-dsm-sim -- --mapping --seed {seed} --steps {steps}{save}{moves}{leaves}{joins}{snapshots}{loads}"
         )
     }
 

@@ -3,8 +3,9 @@
 use super::carrier::{Carrier, Frame, Mailbox};
 use super::guests::{Guests, Host, State, Wish};
 use super::leaves::Leaves;
+use super::loading::Contents;
 use super::moves::Moves;
-use super::programs::{DEVICE_WORD, Layout};
+use super::programs::{DEVICE_WORD, Layout, WORDS};
 use super::report::Report;
 use super::setup::Setup;
 use super::snapshots::Snapshots;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use transport::Class;
 
 /// A step that takes longer counts as stuck. Virtual time.
-const STUCK_NS: u64 = 20_000_000_000;
+pub(super) const STUCK_NS: u64 = 20_000_000_000;
 /// Steps of the clock after which a run counts as livelocked.
 const EVENTS_MAX: u64 = 3_000_000;
 /// The longest sleep of an engine.
@@ -38,6 +39,7 @@ pub(super) enum Event {
     Run(usize),
     Turn(usize),
     MoveHome,
+    Load(usize),
 }
 
 /// An answer that a vCPU waits for.
@@ -52,6 +54,8 @@ pub(super) struct Slice {
     pub(super) mailbox: Arc<Mutex<Mailbox>>,
     /// The turn that is already in the calendar.
     pub(super) turn: Option<u64>,
+    /// When the next piece of its memory is loaded, if one is.
+    pub(super) load: Option<u64>,
     /// It has left, or has not joined yet.
     pub(super) gone: bool,
     answers: Vec<(usize, Answer)>,
@@ -73,6 +77,8 @@ struct Shape {
     memory: Memory,
     hold: HoldPolicy,
     again: u64,
+    /// What memory is at first, if that comes later.
+    contents: Option<Arc<Contents>>,
 }
 
 pub(super) struct World {
@@ -96,6 +102,8 @@ pub(super) struct World {
     pub(super) leaves: Option<Leaves>,
     /// Slices that join, if they do.
     pub(super) joins: Option<Joins>,
+    /// When memory is loaded.
+    pub(super) loads: Random,
     /// Snapshots, if there are any.
     pub(super) snapshots: Option<Snapshots>,
     /// How many left, and how many joined.
@@ -147,7 +155,15 @@ impl World {
             joins.as_mut().map_or_else(|| u64::from(slices), |at| 1 + at.random.below(most));
         let there: Vec<u16> = (0..slices).filter(|slice| u64::from(*slice) < count).collect();
         let layout = Layout::new(&there, &mut random);
-        let guests = Guests::new(layout.clone(), Random::new(random.next()));
+        let mut guests = Guests::new(layout.clone(), Random::new(random.next()));
+        let mut loads = Random::new(setup.seed.rotate_left(24) ^ 0x6c6f_6164);
+        let contents = setup.loads.then(|| {
+            let words = (0..WORDS).map_while(|word| usize::try_from(word).ok());
+            let words: Vec<usize> = words.chain([DEVICE_WORD]).collect();
+            let contents = Contents::new(&layout.blocks, &words, &mut loads);
+            guests.begin_with(&contents);
+            Arc::new(contents)
+        });
         let slow = 10_000 << random.below(6);
         let memory = if random.one_in(3) { Memory::Anonymous } else { Memory::Memfd };
         let hold = match random.below(3) {
@@ -158,7 +174,7 @@ impl World {
         let again = if random.one_in(2) { 12 } else { 0 };
         let mut world = Self {
             setup,
-            shape: Arc::new(Shape { layout, slices, there, memory, hold, again }),
+            shape: Arc::new(Shape { layout, slices, there, memory, hold, again, contents }),
             clock: Arc::default(),
             number: 0,
             calendar: BTreeMap::new(),
@@ -171,6 +187,7 @@ impl World {
             moves: (setup.moves || setup.leaves).then(|| Moves::new(setup.seed)),
             leaves: setup.leaves.then(|| Leaves::new(setup.seed)),
             joins,
+            loads,
             snapshots: setup.snapshots.then(|| Snapshots::new(setup.seed)),
             left: 0,
             joined: 0,
@@ -195,11 +212,16 @@ impl World {
             let room = 1 + u32::try_from(self.random.below(20))?;
             mailbox.lock().unwrap_or_else(PoisonError::into_inner).narrow(room);
         }
-        let stepped = SteppedSlice::new(self.config(local, &mailbox)?)?;
+        let source = self.shape.contents.clone().map(|contents| contents as _);
+        let stepped = SteppedSlice::new(SliceConfig { source, ..self.config(local, &mailbox)? })?;
         let gone = !self.shape.there.contains(&local);
         let host = Host { gone, ..self.host(&stepped) };
         self.guests().hosts.push(host);
-        self.slices.push(Slice { stepped, mailbox, turn: None, gone, answers: Vec::new() });
+        let (turn, load, answers) = (None, None, Vec::new());
+        self.slices.push(Slice { stepped, mailbox, turn, load, gone, answers });
+        if self.setup.loads {
+            self.load_later(usize::from(local));
+        }
         Ok(())
     }
 
@@ -227,6 +249,7 @@ impl World {
             again: shape.again,
             wait_limit: Duration::from_nanos(STUCK_NS),
             planted: self.setup.planted,
+            source: None,
         })
     }
 
@@ -251,6 +274,9 @@ impl World {
             Event::Run(vcpu) => self.run_vcpu(vcpu),
             Event::Turn(slice) => self.turn(slice)?,
             Event::MoveHome => self.move_home()?,
+            // An earlier one came in between.
+            Event::Load(slice) if self.slices[slice].load != Some(at) => {}
+            Event::Load(slice) => self.load(slice)?,
         }
         self.look()
     }
@@ -454,7 +480,10 @@ impl World {
                 let wait = 100 + self.random.below(2_000);
                 self.plan(vcpu, wait);
             }
-            if self.slices[slice].stepped.kernel().has_faults() && !self.slices[slice].gone {
+            if self.slices[slice].stepped.has_load_faults() {
+                self.load_soon(slice);
+            }
+            if self.slices[slice].stepped.has_faults() && !self.slices[slice].gone {
                 let is_alone = self.staying().len() == 1 && self.left > 0;
                 if is_alone && self.leaves.as_ref().is_some_and(Leaves::is_over) {
                     return self.fail("a fault on a slice that shares memory with nobody");
@@ -463,32 +492,5 @@ impl World {
             }
         }
         self.check()
-    }
-
-    fn check(&self) -> Result<(), Failure> {
-        let guests = self.guests();
-        if let Some(what) = guests.failure.clone() {
-            drop(guests);
-            return self.fail(&what);
-        }
-        let is_stuck = |since: Option<u64>| since.is_some_and(|at| guests.now - at > STUCK_NS);
-        if guests.vcpus.iter().any(|vcpu| is_stuck(vcpu.since)) {
-            drop(guests);
-            return self.fail(&format!("stuck: {}", self.waiting()));
-        }
-        Ok(())
-    }
-
-    /// Who has not ended, and what the slices know of the page that is wanted.
-    fn waiting(&self) -> String {
-        let guests = self.guests();
-        let lines = (0..guests.vcpus.len()).filter_map(|vcpu| {
-            let (mut line, gfn) = guests.waiting(vcpu)?;
-            for (at, slice) in self.slices.iter().enumerate().filter(|_| gfn.is_some()) {
-                line += &format!("\n  slice{at}: {}", slice.stepped.state_of(gfn?));
-            }
-            Some(line)
-        });
-        lines.collect::<Vec<_>>().join("\n")
     }
 }

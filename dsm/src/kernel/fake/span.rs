@@ -1,5 +1,6 @@
 //! The address space: `mmap`, `madvise`, `mprotect`, `mincore` and `mremap`.
 
+use super::uffd::FakeUffd;
 use super::{Backing, CHUNK, FakeKernel, PAGE_BYTES, Part, refusal};
 use crate::kernel::error::UffdError;
 use crate::kernel::guest_mapping::GuestMapping;
@@ -16,7 +17,7 @@ impl GuestMapping for FakeKernel {
     }
 
     fn userfaultfd(&self) -> Result<Uffd, UffdError> {
-        Ok(Uffd::new(self.clone()))
+        Ok(Uffd::new(FakeUffd::new(self.clone())))
     }
 
     fn map_file(&self, offset: usize, bytes: usize, file: &File) -> Result<(), Error> {
@@ -127,7 +128,7 @@ impl FakeKernel {
         let pages = self.pages_at(offset, bytes);
         let mut state = self.state();
         state.unmap(&pages, false);
-        state.set_part(&pages, |part| *part = Part { backing, modes: 0, writable: true });
+        state.set_part(&pages, |part| *part = Part { backing, modes: 0, uffd: 0, writable: true });
         drop(state);
         self.others_run();
     }

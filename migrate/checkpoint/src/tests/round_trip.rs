@@ -91,6 +91,19 @@ proptest! {
             seen.sort_unstable();
             let wanted = model.iter().filter(|(frame, content)| range.contains(*frame) && **content != 0);
             prop_assert!(seen.into_iter().eq(wanted.map(|(frame, _)| *frame)));
+            // Piece by piece, as it is loaded while a guest runs.
+            let mut pieces = BTreeMap::new();
+            for at in (0..0x110).step_by(16) {
+                let some = model.range(at..at + 16).any(|(_, content)| *content != 0);
+                prop_assert_eq!(checkpoint.has(at..at + 16), some);
+                checkpoint.read_piece::<CheckpointError>(at..at + 16, &mut |first, bytes| {
+                    let pages = bytes.chunks_exact(PAGE_BYTES).map(|page| page[0]);
+                    pieces.extend((first..).zip(pages));
+                    Ok(())
+                }).unwrap();
+            }
+            let wanted = model.iter().filter(|(frame, content)| **frame < 0x110 && **content != 0);
+            prop_assert!(pieces.into_iter().eq(wanted.map(|(frame, content)| (*frame, *content))));
             let last = checkpoint.statistics().layers.remove(0);
             let several = said.values().filter(|(slices, _)| slices.count_ones() > 1).count();
             prop_assert_eq!(last.shared, u64::try_from(several).unwrap());

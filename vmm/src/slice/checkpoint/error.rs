@@ -2,10 +2,11 @@
 
 use crate::slice::cut_link::CutError;
 use crate::slice::operations::Busy;
-use dsm::{SnapshotError, SnapshotLost};
+use dsm::{LoadError, SnapshotError, SnapshotLost};
 use migrate::{Invalid, SavedError};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use wire::SliceId;
@@ -37,6 +38,9 @@ pub(crate) enum PartError {
     /// The same, and the guest may have changed it.
     #[error("write memory while the guest runs")]
     Lost(#[from] SnapshotLost),
+    /// Memory has not come from the checkpoint that the VM goes on from.
+    #[error("load guest memory")]
+    Load(#[source] Arc<LoadError>),
     /// The guest does not stand still any more.
     #[error("the guest goes on before it is written")]
     GoesOn,

@@ -150,6 +150,8 @@ fn write(part: ReadyPart, memory: Memory, stage: &Stage) -> Result<PartSummary, 
     let frames = match memory {
         Memory::AtRest(frames, ram) => {
             frames.iter().try_for_each(|range| ram.each_run(range.clone(), &mut give))?;
+            // Memory that was to come from another checkpoint.
+            ram.load_failure().map_or(Ok(()), |failure| Err(PartError::Load(failure)))?;
             frames
         }
         Memory::Snapshot(frames, mut snapshot) => {

@@ -7,14 +7,16 @@ use crate::interrupts::{InterruptBackEnd, Moment};
 use crate::slice::SliceError;
 use crate::slice::bus::PlatformBus;
 use crate::slice::events::SliceEvent;
+use crate::slice::one_line;
 use crate::slice::peripherals::{
     BackEndShape, BackEnds, DeviceThread, OrderState, PciBus, SliceDevices,
 };
-use crate::slice::restore::{Restored, SliceStart, with_interrupts};
+use crate::slice::restore::{RestoreError, Restored, SliceStart, with_interrupts};
 use crate::slice::spec::Shape;
 use devices::layout::GENERATION_ADDRESS;
 use devices::saved::PciRootState;
 use devices::{GenerationId, SharedBus};
+use dsm::Loader;
 use std::sync::Arc;
 use std::thread;
 use wire::Gfn;
@@ -51,7 +53,19 @@ impl Parts {
         if placement.home_of(Gfn(GENERATION_ADDRESS / 4096)) == Some(self.local) {
             self.write_generation()?;
         }
-        Ok(start)
+        let failed = |failure| Err(RestoreError::Load(failure).into());
+        self.ram.load_failure().map_or(Ok(start), failed)
+    }
+
+    /// What is not here of this slice's memory comes while the guest runs. Without it the VM ends.
+    pub(in crate::slice) fn load_on(&mut self, loader: Option<Loader>) {
+        self.loader = loader;
+        let channels = Arc::downgrade(&self.channels);
+        self.ram.when_load_fails(move |failure| {
+            if let Some(channels) = channels.upgrade() {
+                channels.event(SliceEvent::Fatal(one_line(failure)));
+            }
+        });
     }
 
     /// The guest has another generation id than the VM in the checkpoint, which may go on once more elsewhere.

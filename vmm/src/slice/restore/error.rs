@@ -3,8 +3,10 @@
 use crate::interrupts::InterruptBackEnd;
 use crate::slice::saved::Disagreement;
 use crate::slice::spec::SpecError;
+use dsm::LoadError;
 use migrate::{Invalid, SavedError};
 use std::path::PathBuf;
+use std::sync::Arc;
 use thiserror::Error;
 use transport::MeshError;
 use wire::SliceId;
@@ -85,6 +87,9 @@ pub enum RestoreError {
     /// The bootstrap has gone while this slice read its memory.
     #[error("nobody waits for this slice any more")]
     Unwanted(#[source] MeshError),
+    /// Memory that is read while the guest runs cannot be, as far as is known already.
+    #[error("load guest memory")]
+    Load(#[source] Arc<LoadError>),
     /// A part of the slice does not take its state.
     #[error("give the slice what it had")]
     State(#[from] Invalid),

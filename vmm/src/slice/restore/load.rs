@@ -4,13 +4,18 @@
 //!   bootstrap: all have agreed --Prepare--> reads its own --Agree of all--> sets the guest's clock, measures those of hosts
 //!   companion:                 Prepare --> reads its own, looks whether it is still wanted --Agree--> Probe..., Commit
 //! ```
+//! With `--lazy`, memory is only made ready to be loaded: whatever is touched comes first, the rest while the guest runs
+//! (`dsm::Loader`). Each slice then says so at once.
+//!
 //! Clocks of hosts drift apart, and the guest's goes on once it is set. So neither is touched before all memory is there.
 
+use super::pages::Pages;
 use super::{LOAD_LIMIT, RestoreError, Restored};
 use crate::slice::SliceError;
 use crate::slice::one_line;
-use dsm::GuestRam;
+use dsm::{GuestRam, Loader, Pace};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transport::{BootstrapMesh, CompanionMesh};
 use wire::Gfn;
@@ -20,6 +25,17 @@ const TELL_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks whether the bootstrap still waits.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// Memory that is to be loaded.
+pub(in crate::slice) struct Place<'a> {
+    pub(in crate::slice) ram: &'a Arc<GuestRam>,
+    /// Of this slice's home.
+    pub(in crate::slice) frames: &'a [Range<u64>],
+    /// Peers give up a slice that is silent for so long.
+    pub(in crate::slice) lease: Duration,
+    /// See [`LocalOptions::load_pause`](crate::slice::LocalOptions::load_pause).
+    pub(in crate::slice) pause: Duration,
+}
+
 impl Restored {
     /// Reads this slice's memory while companions read theirs.
     ///
@@ -28,18 +44,19 @@ impl Restored {
     pub(in crate::slice) fn load_all(
         &self,
         mut mesh: Option<&mut BootstrapMesh>,
-        (ram, frames): (&GuestRam, &[Range<u64>]),
-    ) -> Result<(), SliceError> {
+        memory: Place<'_>,
+    ) -> Result<Option<Loader>, SliceError> {
         if let Some(mesh) = &mut mesh {
             mesh.prepare(Instant::now() + TELL_LIMIT).map_err(SliceError::Lost)?;
         }
-        self.load(ram, frames, &mut || Ok(()))?;
-        let Some(mesh) = mesh else { return Ok(()) };
+        let loader = self.load(&memory, &mut || Ok(()))?;
+        let Some(mesh) = mesh else { return Ok(loader) };
         let answers = mesh.gather(Instant::now() + LOAD_LIMIT).map_err(SliceError::Lost)?;
         let refused = |(slice, answer): (_, Result<Vec<u8>, String>)| {
             answer.map(drop).map_err(|cause| SliceError::Refused { slice, cause })
         };
-        answers.into_iter().try_for_each(refused)
+        answers.into_iter().try_for_each(refused)?;
+        Ok(loader)
     }
 
     /// The same on a companion, which tells the bootstrap how it went.
@@ -49,10 +66,10 @@ impl Restored {
     pub(in crate::slice) fn load_own(
         &self,
         mesh: &mut CompanionMesh,
-        (ram, frames): (&GuestRam, &[Range<u64>]),
-    ) -> Result<(), SliceError> {
+        memory: Place<'_>,
+    ) -> Result<Option<Loader>, SliceError> {
         let mut looked = Instant::now();
-        let loaded = self.load(ram, frames, &mut || {
+        let loaded = self.load(&memory, &mut || {
             if looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
                 mesh.check_waiting().map_err(RestoreError::Unwanted)?;
@@ -61,7 +78,10 @@ impl Restored {
         });
         let deadline = Instant::now() + TELL_LIMIT;
         match loaded {
-            Ok(()) => Ok(mesh.answer(Ok(&[]), deadline)?),
+            Ok(loader) => {
+                mesh.answer(Ok(&[]), deadline)?;
+                Ok(loader)
+            }
             Err(error @ RestoreError::Unwanted(_)) => Err(error.into()),
             Err(error) => {
                 mesh.answer(Err(&one_line(&error)), deadline)?;
@@ -70,21 +90,28 @@ impl Restored {
         }
     }
 
-    /// Brings the contents of these frames into memory that nobody uses yet.
+    /// Brings the contents of these frames into memory that nobody uses yet, or begins to.
     fn load(
         &self,
-        ram: &GuestRam,
-        frames: &[Range<u64>],
+        Place { ram, frames, lease, pause }: &Place<'_>,
         goes_on: &mut dyn FnMut() -> Result<(), RestoreError>,
-    ) -> Result<(), RestoreError> {
+    ) -> Result<Option<Loader>, RestoreError> {
+        if self.lazy {
+            let (checkpoint, folder) = (Arc::clone(&self.checkpoint), self.folder.clone());
+            let pages = Arc::new(Pages { checkpoint, folder });
+            // The memory engine speaks to its peers every quarter of a lease, and may have been silent for that long.
+            let pace = Pace { limit: *lease / 2, pause: *pause };
+            let loader = Loader::start(ram, frames, pages, pace);
+            return loader.map(Some).map_err(|error| RestoreError::Load(Arc::new(error)));
+        }
         let mut pages = 0;
-        for range in frames {
+        for range in *frames {
             self.checkpoint.read(range.clone(), &mut |first, bytes: &[u8]| {
                 pages += ram.write_run(Gfn(first), bytes);
                 goes_on()
             })?;
         }
         tracing::info!("{pages} pages are read from the checkpoint");
-        Ok(())
+        Ok(None)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   open: manifest, forms of all former slices, checked together --> is it the VM that is wanted, can these hosts run it?
-//!     --load--> memory of each new slice's own home --> clocks --SliceStart--> vCPUs, platform devices, bus, queues
+//!     --load, or begin to (`--lazy`)--> memory of each new slice's own home --> clocks --SliceStart--> vCPUs, platform devices, bus, queues
 //!     --> engines start with nothing shared --> all at rest --Begin--> the guest goes on
 //! ```
 //! The memory engines begin as those of a new VM: each page is at its home, and nobody shares any. So the former slices and
@@ -12,10 +12,12 @@
 mod error;
 mod fit;
 mod load;
+mod pages;
 mod slice_start;
 
 pub use error::RestoreError;
 pub(super) use fit::with_interrupts;
+pub(super) use load::Place;
 pub(super) use slice_start::SliceStart;
 
 use super::checkpoint::{DISKS, Description, DiskStates, FORM, Identity};
@@ -30,6 +32,7 @@ use migrate::saved::decode;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use transport::Secret;
 use wire::SliceId;
@@ -58,6 +61,8 @@ pub struct RestoreOptions {
     pub unauthenticated: bool,
     /// Disks of which it has no state may be others than the VM has left.
     pub no_disk_guarantee: bool,
+    /// The guest runs before its memory is read.
+    pub lazy: bool,
 }
 
 impl RestoreOptions {
@@ -79,17 +84,21 @@ pub(super) struct CheckpointName {
     pub(super) generation: u64,
     /// See [`RestoreOptions::no_disk_guarantee`].
     pub(super) no_disk_guarantee: bool,
+    /// See [`RestoreOptions::lazy`].
+    pub(super) lazy: bool,
 }
 
 /// A checkpoint that a VM goes on from, open.
 #[derive(Debug)]
 pub(super) struct Restored {
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
     folder: PathBuf,
     /// Forms of the former slices, ascending.
     states: Vec<SliceState>,
     disks: BTreeMap<u16, DiskState>,
     no_disk_guarantee: bool,
+    /// See [`RestoreOptions::lazy`].
+    pub(super) lazy: bool,
     pub(super) vm: Description,
     /// The VM that goes on from it.
     pub(super) identity: Identity,
@@ -101,7 +110,7 @@ impl Restored {
     /// # Errors
     /// It is not there, damaged, or no cut of a VM.
     pub(super) fn open(folder: &Path, secret: Option<&Secret>) -> Result<Self, RestoreError> {
-        let checkpoint = open(folder, secret)?;
+        let checkpoint = Arc::new(open(folder, secret)?);
         let vm = describe(&checkpoint)?;
         let read = |slice: SliceId| {
             let bytes = checkpoint.section(slice, FORM)?;
@@ -119,8 +128,9 @@ impl Restored {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (identity, folder) = (vm.identity.restored(now.as_secs()), folder.to_owned());
-        let no_disk_guarantee = false;
-        let restored = Self { checkpoint, folder, states, disks, no_disk_guarantee, vm, identity };
+        let (no_disk_guarantee, lazy) = (false, false);
+        let restored =
+            Self { checkpoint, folder, states, disks, no_disk_guarantee, lazy, vm, identity };
         restored.agrees()?;
         Ok(restored)
     }
@@ -141,6 +151,7 @@ impl Restored {
         }
         restored.identity.generation = name.generation;
         restored.set_no_disk_guarantee(name.no_disk_guarantee);
+        restored.lazy = name.lazy;
         Ok(restored)
     }
 
@@ -160,8 +171,8 @@ impl Restored {
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
         let (digest, generation) = (self.checkpoint.digest().to_string(), self.identity.generation);
-        let no_disk_guarantee = self.no_disk_guarantee;
-        Ok(CheckpointName { folder, digest, generation, no_disk_guarantee })
+        let (no_disk_guarantee, lazy) = (self.no_disk_guarantee, self.lazy);
+        Ok(CheckpointName { folder, digest, generation, no_disk_guarantee, lazy })
     }
 
     /// What the disks were. Who writes them from now on is a later generation.
