@@ -2,6 +2,7 @@ use super::*;
 use crate::kernel::fake::{FakeKernel, Touch};
 use crate::memory::{ChunkId, Memory};
 use std::slice::from_ref;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Two and a half chunks, of which the first begins in its middle.
