@@ -14,6 +14,7 @@
 //! What fails is remembered, and so is, for each thread, whether it has looked at what has not come. Nothing leaves the slice of a step in
 //! which the engine has ([`GuestRam::missed`]). Others ask [`GuestRam::load_failure`].
 
+use super::absent::Lazy;
 use super::chunk::{CHUNK_PAGES, whole_chunks};
 use super::loading::{Loaded, Loading, Piece, Turn};
 use super::off_file::OffFile;
@@ -25,7 +26,7 @@ use crate::planted::PlantedBug;
 use std::cell::Cell;
 use std::io::Error;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use wire::{Gfn, PAGE_SIZE};
 
@@ -36,57 +37,6 @@ const PIECES_MAX: u64 = 16_384;
 thread_local! {
     /// This thread has looked at memory that has not come. One thread is of one slice.
     static MISSED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Memory that is being loaded.
-#[derive(Debug)]
-pub(crate) struct Lazy {
-    pub(super) loading: Loading,
-    /// Until all is here.
-    source: Mutex<Option<Arc<dyn Source>>>,
-    /// Watches what is absent, in the guest mapping.
-    pub(super) uffd: Uffd,
-    #[cfg_attr(not(feature = "simulate"), expect(dead_code, reason = "the simulator's"))]
-    planted: Option<PlantedBug>,
-    /// What a planted bug loads once more.
-    #[cfg(feature = "simulate")]
-    again: Mutex<Option<(Piece, Arc<dyn Source>)>>,
-}
-
-impl Lazy {
-    pub(super) fn source(&self) -> Option<Arc<dyn Source>> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    #[cfg(feature = "simulate")]
-    fn has_bug(&self, bug: PlantedBug) -> bool {
-        self.planted == Some(bug)
-    }
-
-    #[cfg(not(feature = "simulate"))]
-    #[expect(clippy::unused_self, reason = "the simulator's looks")]
-    const fn has_bug(&self, _: PlantedBug) -> bool {
-        false
-    }
-
-    #[cfg(feature = "simulate")]
-    fn note_for_again(&self, piece: &Piece) {
-        let again = self.source().map(|source| (piece.clone(), source));
-        *self.again.lock().unwrap_or_else(PoisonError::into_inner) = again;
-    }
-
-    /// Nothing comes from there any more.
-    fn silent(&self, waited: Duration) -> LoadError {
-        let from = self.source().map(|source| source.name()).unwrap_or_default();
-        LoadError::Silent { from, waited }
-    }
-
-    /// Ends all loading if one piece is being read for so long.
-    pub(super) fn look_for_silence(&self, limit: Duration) {
-        if let Some(waited) = self.loading.longest_read().filter(|waited| *waited > limit) {
-            self.loading.fail(self.silent(waited));
-        }
-    }
 }
 
 impl GuestRam {
@@ -119,15 +69,8 @@ impl GuestRam {
         }
         let loading = Loading::new(self.bytes() / HUGE, pieces, limit);
         let is_over = loading.is_over();
-        let source = Mutex::new(Some(source).filter(|_| !is_over));
-        let set = self.lazy.set(Box::new(Lazy {
-            loading,
-            source,
-            uffd,
-            planted,
-            #[cfg(feature = "simulate")]
-            again: Mutex::default(),
-        }));
+        let source = Some(source).filter(|_| !is_over);
+        let set = self.lazy.set(Box::new(Lazy::new(loading, source, uffd, planted)));
         set.map_err(|_| LoadError::Layout)
     }
 
@@ -199,7 +142,7 @@ impl GuestRam {
         };
         if last {
             // Files are closed.
-            *lazy.source.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            lazy.close();
         }
         self.gather(piece);
     }
@@ -274,8 +217,8 @@ impl GuestRam {
     /// As if another thread had taken the same piece.
     #[cfg(feature = "simulate")]
     fn load_again(&self, lazy: &Lazy) {
-        let again = lazy.again.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((piece, source)) = again.filter(|_| lazy.has_bug(PlantedBug::LoadedOverStores))
+        if let Some((piece, source)) =
+            lazy.take_again().filter(|_| lazy.has_bug(PlantedBug::LoadedOverStores))
         {
             // The simulator finds what comes of it.
             let _ = source.read(piece.frames, &mut |first, bytes| {

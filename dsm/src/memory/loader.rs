@@ -7,7 +7,7 @@
 //! ```
 //! They end when all is here, when something does not come, or when [`Loader`] is dropped.
 
-use super::lazy::Lazy;
+use super::absent::Lazy;
 use super::loading::Loaded;
 use super::ram::GuestRam;
 use super::source::{LoadError, Source};

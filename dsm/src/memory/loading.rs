@@ -297,6 +297,7 @@ impl Loading {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::channel;
     use std::thread;
 
     fn loading(limit: Duration) -> Loading {
@@ -358,7 +359,7 @@ mod tests {
     fn failure_is_told_once_and_ends_all() {
         let loading = loading(LONG);
         loading.reads(true);
-        let (told, heard) = std::sync::mpsc::channel();
+        let (told, heard) = channel();
         let other = told.clone();
         loading.tell(Box::new(move |error| told.send(error.to_string()).unwrap()));
         loading.claim(true).unwrap();

@@ -14,6 +14,7 @@
 //!                            +-- huge, prepare: chunks on huge pages, later or from the start
 //! ```
 
+mod absent;
 mod backed;
 mod chunk;
 mod contents;

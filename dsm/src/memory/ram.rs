@@ -10,13 +10,13 @@
 #![expect(unsafe_code, reason = "lseek, and memory exposed to adapters")]
 // UNSAFETY: system calls without pointers, and a promise about a mapping that lives as long as `self`.
 
+use super::absent::Lazy;
 use super::backed::BackedPages;
 use super::chunk::{CHUNK_PAGES, ChunkId, whole_chunks};
 use super::device_pages::{DeviceUse, DeviceUses};
 use super::error::RamError;
 use super::kind::Memory;
 use super::layout::Layout;
-use super::lazy::Lazy;
 use super::off_file::OffFile;
 use super::places::{Place, Places};
 use super::prepared::Prepared;

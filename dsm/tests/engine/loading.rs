@@ -6,7 +6,7 @@ use std::slice::from_ref;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::sleep;
+use std::thread::{sleep, spawn};
 use std::time::Duration;
 use tessera_dsm::{
     Give, GuestRam, LoadError, Loader, Memory, Pace, Replicate, SnapshotError, Source,
@@ -112,7 +112,7 @@ fn uffd_page_that_does_not_come_is_given_to_nobody() {
     };
     gate.open(1);
     let [one, other] = slices;
-    let guest = std::thread::spawn(move || other.word(700, 3).load(Ordering::SeqCst));
+    let guest = spawn(move || other.word(700, 3).load(Ordering::SeqCst));
     let error = fatal.recv_timeout(LIMIT).unwrap();
     assert!(error.contains("load guest memory"), "{error}");
     assert_eq!(one.ram.load_failure().unwrap().to_string(), "it is torn");

@@ -6,7 +6,7 @@
 //!             \---refused--> the VMM asks the engine --> again
 //! ```
 
-use super::loading::Contents;
+use super::contents::Contents;
 use super::programs::{DEVICE_WORD, Layout, Step, plan};
 use crate::simulator::random::Random;
 use dsm::simulate::{FakeKernel, Touch};

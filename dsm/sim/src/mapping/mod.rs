@@ -13,6 +13,7 @@
 //! ```
 
 mod carrier;
+mod contents;
 mod guests;
 mod joining;
 mod leaves;

@@ -1,9 +1,9 @@
 //! The cluster: engines, their frames on the way, and the clock.
 
 use super::carrier::{Carrier, Frame, Mailbox};
+use super::contents::Contents;
 use super::guests::{Guests, Host, State, Wish};
 use super::leaves::Leaves;
-use super::loading::Contents;
 use super::moves::Moves;
 use super::programs::{DEVICE_WORD, Layout, WORDS};
 use super::report::Report;

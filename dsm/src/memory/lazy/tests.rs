@@ -2,7 +2,9 @@ use super::*;
 use crate::kernel::fake::{FakeKernel, Touch};
 use crate::memory::{ChunkId, Memory};
 use std::slice::from_ref;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 
 /// Two and a half chunks, of which the first begins in its middle.
 const FRAMES: Range<u64> = 256..1536 + 100;
@@ -138,7 +140,11 @@ fn what_is_zero_is_here_at_once() {
 
 #[test]
 fn what_does_not_come_is_told_and_nothing_is_opened() {
-    let torn = Numbered { frames: vec![512..1536], reads: AtomicUsize::new(0), torn: true };
+    let torn = Numbered {
+        frames: from_ref(&(512..1536)).to_vec(),
+        reads: AtomicUsize::new(0),
+        torn: true,
+    };
     let frames = from_ref(&(512..1536));
     let ram = GuestRam::with_mapping(frames, frames, Memory::Memfd, |span, file| {
         Ok(Box::new(FakeKernel::new(span, file, 1, 0)?))
@@ -152,7 +158,7 @@ fn what_does_not_come_is_told_and_nothing_is_opened() {
     number(&ram, 600);
     assert!(ram.missed().is_some() && ram.missed().is_none(), "it is told once");
     assert_eq!(ram.load_failure().unwrap().to_string(), "torn");
-    let (told, heard) = std::sync::mpsc::channel();
+    let (told, heard) = channel();
     ram.when_load_fails(move |error| told.send(error.to_string()).unwrap());
     assert_eq!(heard.try_recv().unwrap(), "torn");
     assert_eq!(ram.loaded().left, 2);
@@ -160,7 +166,7 @@ fn what_does_not_come_is_told_and_nothing_is_opened() {
 
 #[test]
 fn memory_that_is_not_there_is_not_loaded() {
-    let ram = GuestRam::new(&[0..512]).unwrap();
+    let ram = GuestRam::new(from_ref(&(0..512))).unwrap();
     let source = || Numbered::of(from_ref(&(0..512)));
     let begun = |frames: Range<u64>| ram.begin_loading(from_ref(&frames), source(), (LONG, None));
     assert!(matches!(begun(0..1024), Err(LoadError::Layout)));

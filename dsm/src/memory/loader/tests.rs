@@ -7,6 +7,7 @@ use crate::memory::{Give, Memory};
 use needs::Need;
 use std::slice::from_ref;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Condvar, Mutex};
 use std::thread;
 use wire::{Gfn, PAGE_SIZE};
@@ -113,7 +114,7 @@ fn uffd_source_that_hangs_is_given_up() {
     let ram = Arc::new(GuestRam::new(frames).unwrap());
     let limit = Duration::from_millis(50);
     let loader = Loader::start(&ram, frames, Arc::clone(&source) as _, pace(limit)).unwrap();
-    let (told, heard) = std::sync::mpsc::channel();
+    let (told, heard) = channel();
     ram.when_load_fails(move |error| told.send(error.to_string()).unwrap());
 
     ram.read(Gfn(600), 0, &mut [0; 8]);

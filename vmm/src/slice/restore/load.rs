@@ -26,6 +26,7 @@ const TELL_LIMIT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Memory that is to be loaded.
+#[derive(Clone, Copy)]
 pub(in crate::slice) struct Place<'a> {
     pub(in crate::slice) ram: &'a Arc<GuestRam>,
     /// Of this slice's home.
