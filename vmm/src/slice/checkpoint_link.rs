@@ -10,6 +10,7 @@ use super::cut_link::TooMany;
 use super::page_hashes::PageHashes;
 use checkpoint::PartWriter;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use devices::back_end::image::Writer;
 use dsm::saved::Here;
 use dsm::{Handle, SnapshotError, SnapshotReader};
 use migrate::checkpoint::Message;
@@ -42,6 +43,8 @@ pub(crate) struct ReadyPart {
     pub(crate) number: u64,
     /// What becomes of the slice's disks.
     pub(crate) disks: DiskPolicy,
+    /// The VM and its generation, which is recorded beside them.
+    pub(crate) vm: Writer,
     /// What pages were at the checkpoint that it is an increment of.
     pub(super) before: Option<Arc<PageHashes>>,
     /// Takes what they are now, once all is written.

@@ -15,6 +15,7 @@ use crate::slice::one_line;
 use crate::slice::page_hashes::PageHashes;
 use checkpoint::{Compression, PartHead, PartWriter};
 use crossbeam_channel::{Receiver, bounded};
+use devices::back_end::image::Writer;
 use migrate::checkpoint::Message;
 use migrate::saved::decode;
 use std::fs;
@@ -118,7 +119,8 @@ impl Member {
         let before = last.as_ref().filter(|(number, _)| Some(*number) == base);
         let before = before.map(|(_, hashes)| Arc::clone(hashes));
         let (now, hashes) = bounded(1);
-        let part = ReadyPart { number, disks, before, now, protected, writer };
+        let vm = Writer { vm, generation };
+        let part = ReadyPart { number, disks, vm, before, now, protected, writer };
         Ok((part, Made { number, file, hashes }))
     }
 }

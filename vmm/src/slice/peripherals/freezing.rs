@@ -40,18 +40,22 @@ pub(crate) struct FreezeError {
 impl SliceDevices {
     /// Keeps the state of each disk that is on this slice under this name, all at a time. All slices are at rest. On an error
     /// all are open, or the slice ends: some may have one image more below them then. With `leaves` the VM is to end: an image of a kind
-    /// of which no state can be kept is its own.
+    /// of which no state can be kept is its own. Unless it is to end, a record beside each image that is written names the `writer` from
+    /// now on: whoever restores this VM then fences it.
     ///
     /// # Errors
     /// The first disk of which no state is kept.
     pub(crate) fn freeze(
         &self,
-        channels: &Channels,
+        (channels, writer): (&Channels, Writer),
         (name, leaves): (&str, bool),
         within: Duration,
     ) -> Result<BTreeMap<u16, DiskState>, FreezeError> {
         if let Some((moved, _)) = *lock(&self.moving) {
             return Err(FreezeError { device: moved.device, source: PartError::Turn });
+        }
+        if !leaves {
+            self.kept.values().for_each(|part| part.is_written_by(writer));
         }
         let placement = channels.placement.load();
         let owner = |device: u16| placement.devices().get(usize::from(device)).map(|it| it.owner);

@@ -20,7 +20,7 @@ impl Quiesce {
         let mut disks = DiskStates::default();
         if let (Some(devices), false) = (devices, part.disks == DiskPolicy::Leave) {
             let leaves = part.disks == DiskPolicy::KeepOrEnd;
-            let frozen = devices.freeze(channels, (&part.disk_name(), leaves), within)?;
+            let frozen = devices.freeze((channels, part.vm), (&part.disk_name(), leaves), within)?;
             disks.disks.extend(frozen);
         }
         match (part.protected.take(), &state.memory) {

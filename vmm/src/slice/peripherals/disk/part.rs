@@ -7,6 +7,7 @@
 //!   open --freeze: close, keep the state, reopen: an overlay over it--> open
 //!   held (the VM is restored) --put_back: what it was at the checkpoint--> open
 //! ```
+//! With its first state the generation that writes it is recorded beside it, so that who restores the VM can fence this one.
 //! A file that was found is opened again, whatever has its name later. But an image that was frozen is another file then: the
 //! host that froze it has that file, and another host takes what has the name if it is an overlay over what it has found.
 
@@ -19,7 +20,9 @@ use super::pending::Pending;
 use super::{DiskSpec, Model, WHAT};
 use crate::slice::one_line;
 use devices::back_end::image::snapshot::{self, Contents, DiskState, Frozen, SnapshotError};
-use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions, RecordError};
+use devices::back_end::image::{
+    ImageDisk, ImageError, ImageFormat, ImageOptions, RecordError, Writer,
+};
 use devices::back_end::sample::{Place, sample};
 use devices::back_end::{Disk, DiskReply, DiskRequest, DiskShape, SwitchDisk};
 use devices::{Fence, Standing};
@@ -35,10 +38,20 @@ use std::time::{Duration, Instant};
 /// For a look at an image before the VM is there.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
+/// Who writes an image.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    writer: Writer,
+    /// A record beside the image has said so.
+    recorded: bool,
+}
+
 /// The way to an image on this host.
 #[derive(Debug)]
 pub(super) struct DiskPart {
     options: ImageOptions,
+    /// Who writes it, of a VM that had no checkpoint when it was opened: said by the first one, and kept once a state is.
+    writer: Mutex<Option<Said>>,
     /// What was found first. What has the name later is opened only if it is this, or an overlay over it.
     found: Mutex<Arc<File>>,
     /// What was found is the state of a checkpoint: an image is still to be made of it.
@@ -75,8 +88,8 @@ impl DiskPart {
 
     fn of(options: ImageOptions, (found, held): (Arc<File>, Arc<File>), is_state: bool) -> Self {
         let (found, held) = (Mutex::new(found), Mutex::new(held));
-        let (pending, aside) = (Mutex::default(), Mutex::default());
-        Self { options, found, is_state: is_state.into(), pending, held, aside }
+        let (writer, pending, aside) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { options, writer, found, is_state: is_state.into(), pending, held, aside }
     }
 
     /// With what becomes of it when the guest goes on.
@@ -116,7 +129,8 @@ impl DiskPart {
 
     fn options_at(&self, file: &File) -> ImageOptions {
         let at = Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
-        ImageOptions { at, ..self.options.clone() }
+        let record = self.options.record.or_else(|| lock(&self.writer).map(|said| said.writer));
+        ImageOptions { at, record, ..self.options.clone() }
     }
 
     /// Opens it for use. That alone may rewrite blocks near its start, to find out alignments, so a slice that has been given
@@ -163,9 +177,12 @@ impl DiskPart {
                 if let Some(file) = file {
                     *lock(&self.held) = Arc::new(file);
                 }
+                lock(&self.writer).iter_mut().for_each(|said| said.recorded = true);
                 Ok(state)
             }
             Err(error) => {
+                // Perhaps because no record can be made. It is opened again without one, as it was.
+                lock(&self.writer).take_if(|said| !said.recorded);
                 // Its names may have changed before it failed.
                 if let Ok(file) = self.follow(&held) {
                     *lock(&self.held) = file;
@@ -259,6 +276,13 @@ impl RealPart for DiskPart {
             sleep(REOPEN_AGAIN);
         }
         Ok(Some(kept?))
+    }
+
+    fn is_written_by(&self, writer: Writer) {
+        let mut said = lock(&self.writer);
+        if self.options.record.is_none() && said.is_none() {
+            *said = Some(Said { writer, recorded: false });
+        }
     }
 
     fn take_over(&self, switch: &Switch, at: &Remote<'_>) -> Result<(), PartError> {

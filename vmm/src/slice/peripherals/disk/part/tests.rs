@@ -229,6 +229,45 @@ fn disk_goes_on_after_it_was_frozen_and_is_restored_as_it_was() {
     assert!(one_line(&refused).contains("it was restored elsewhere"), "{}", one_line(&refused));
 }
 
+/// A VM that has begun has no record. Its first state makes one, which fences it although it stands still with its image open.
+#[test]
+fn process_of_the_first_generation_is_fenced_from_its_first_state_on() {
+    let folder = Folder::new("first");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    let record = folder.0.join("disk.tessera");
+    assert!(!record.exists());
+    part.is_written_by(Writer { vm: [3; 16], generation: 0 });
+    let state = freeze(&part, &disk, "one");
+    assert!(record.exists());
+    assert_eq!(ask(&*disk, write(5, 2)), DiskReply::Done(Vec::new()));
+
+    let writer = Some(Writer { vm: [3; 16], generation: 1 });
+    let restored = As { writer, restored: Some(&state), ..PLAIN };
+    let (new, _) = open(&path, &restored).unwrap();
+    assert_eq!(read(&*new, 5), 1);
+    sleep(Duration::from_millis(101));
+    assert_eq!(ask(&*disk, write(5, 8)), DiskReply::Failed);
+    assert_eq!(read(&*new, 5), 1);
+}
+
+/// Where no record can be, the image goes on without one, and there is no state.
+#[test]
+fn disk_without_a_record_beside_it_goes_on_and_has_no_state() {
+    let folder = Folder::new("no-record");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    fs::create_dir(folder.0.join("disk.tessera")).unwrap();
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    part.is_written_by(Writer { vm: [3; 16], generation: 0 });
+    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), ("one", false), LIMIT).unwrap_err();
+    assert!(one_line(&refused).contains("the record"), "{refused:?}");
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    assert_eq!(read(&*disk, 5), 1);
+}
+
 #[test]
 fn disk_that_cannot_be_frozen_is_open_as_it_was() {
     let folder = Folder::new("not-frozen");
