@@ -380,6 +380,7 @@ impl Vm {
             clock: RestoredClock::Keep,
             unauthenticated: false,
             no_disk_guarantee: false,
+            clone: None,
         };
         BootstrapOptions {
             spec: spec(Interrupts::Auto, Vec::new(), None),
@@ -467,6 +468,7 @@ impl Vm {
             clock,
             unauthenticated: false,
             no_disk_guarantee: any_disk,
+            clone: None,
         });
         let interrupts = interrupts.unwrap_or(saved.interrupts);
         let spec = VmSpec { slices, devices, interrupts, ..saved };

@@ -184,6 +184,11 @@ pub(super) trait RealPart: Debug + Send + Sync {
         Ok(None)
     }
 
+    /// These states of it are not needed any more; what can be merged or removed is, beside the VM that runs.
+    fn tidy(&self, released: &[String]) {
+        let _ = released;
+    }
+
     /// A state of it is to be kept: whoever has it open from now on is known by this.
     fn is_written_by(&self, writer: Writer) {
         let _ = writer;

@@ -1,6 +1,6 @@
 //! Images that lie over each other.
 
-use super::super::own::{IMAGES_MAX, is_own};
+use super::super::own::{IMAGES_MAX, may_name};
 use super::{SnapshotError, overlay};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -39,7 +39,7 @@ fn images_once(path: &Path, top: &File) -> io::Result<Vec<PathBuf>> {
     let mut file = top.try_clone()?;
     while images.len() < IMAGES_MAX {
         let Some(below) = overlay::below(&file, path)? else { break };
-        if !is_own(path, &below) {
+        if !may_name(path, &below) {
             // One at least that was there before.
             images.push(below);
             break;
@@ -67,7 +67,7 @@ pub(super) fn has_room(path: &Path, kept: &Path) -> Result<File, SnapshotError> 
 pub fn root(path: &Path, top: &File) -> io::Result<File> {
     let mut lowest = top.try_clone()?;
     for below in images(path, top)?.into_iter().skip(1) {
-        if is_own(path, &below) {
+        if may_name(path, &below) {
             lowest = open(&below)?;
         }
     }

@@ -16,7 +16,9 @@ pub(super) fn mark_of(state: &Path) -> PathBuf {
     beside(state, RELEASED)
 }
 
-pub(super) fn is_released(state: &Path) -> bool {
+/// Whether a state is not needed any more.
+#[must_use]
+pub fn is_released(state: &Path) -> bool {
     fs::symlink_metadata(mark_of(state)).is_ok()
 }
 
@@ -29,9 +31,10 @@ pub fn release(image: &Path, name: &str) -> Result<bool, SnapshotError> {
         return Err(SnapshotError::Name(name.to_owned()));
     }
     let state = beside(image, &format!(".{name}"));
-    match fs::symlink_metadata(&state) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        about => drop(about.map_err(SnapshotError::of("look at", &state))?),
+    if let Err(error) = fs::symlink_metadata(&state) {
+        let is_missing = error.kind() == io::ErrorKind::NotFound;
+        let failed = SnapshotError::of("look at", &state)(error);
+        return if is_missing { Ok(false) } else { Err(failed) };
     }
     let mark = mark_of(&state);
     let mut options = OpenOptions::new();

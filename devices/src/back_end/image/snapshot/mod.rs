@@ -20,6 +20,9 @@
 //!
 //! **States that no checkpoint needs** are *released*, and then merged with the one above or removed ([`tidy`](tidy())), while the VM runs.
 //!
+//! **A clone** is another VM that goes on from the same state: its image is another overlay, `IMAGE.clone-NAME`, over it. That state stays for as long as
+//! the clone's image lies over it, whoever deletes the checkpoint.
+//!
 //! **Names.** An overlay names its state without a folder, so that the folder can be moved. An image may name its own states
 //! (`own.rs` beside this folder) without being trusted with other files.
 
@@ -40,11 +43,12 @@ mod tests;
 pub use super::own::IMAGES_MAX;
 pub use chain::{follow, root};
 pub use hold::{Held, hold};
-pub use marks::release;
+pub use marks::{is_released, release};
 pub use revert::{Reverted, revert, verify};
 pub use state::{Contents, DiskState, How};
 pub use tidy::{Tidied, tidy, tidy_unused};
 
+use super::own::{clone_of, origin};
 use super::record::{GenerationRecord, RECORD_SUFFIX, RecordError, sync_folder};
 use super::{ImageError, ImageFormat, ImageOptions, file};
 use crate::back_end::sample::SampleError;
@@ -404,6 +408,18 @@ fn beside(path: &Path, more: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(more);
     name.into()
+}
+
+/// The image of a clone beside that which it is a clone of, and which its overlay lies over. Nothing: a clone cannot have this name.
+#[must_use]
+pub fn image_of_clone(image: &Path, name: &str) -> Option<PathBuf> {
+    clone_of(image, name)
+}
+
+/// The image that this one is a clone of, by its name.
+#[must_use]
+pub fn cloned_from(image: &Path) -> Option<PathBuf> {
+    origin(image)
 }
 
 /// Whether a state may have this name.

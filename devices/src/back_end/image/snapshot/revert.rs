@@ -1,6 +1,6 @@
 //! An image as it was at a checkpoint.
 
-use super::super::own::is_own;
+use super::super::own::{may_name, origin};
 use super::super::record::{GenerationRecord, sync_folder};
 use super::super::{ImageDisk, ImageOptions};
 use super::state::{DiskState, How, abandoned, modified_ns};
@@ -41,7 +41,7 @@ pub fn verify(
     }
     let file = state.file_beside(path);
     let kept = matches!(state.how, How::Overlay | How::Clone);
-    if kept && !options.other_files && !is_own(path, &file) {
+    if kept && !options.other_files && !may_name(path, &file) {
         return unlike("the name of its state begins with another name");
     }
     let left = state.how == How::Left;
@@ -124,6 +124,10 @@ pub(super) fn revert_before(
     // What a record is for must be there. Where nothing is, there is nobody to fence.
     let record = options.record.filter(|_| path.exists());
     let record = record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
+    // A clone lies over states of another image, whose VM may be about to merge them.
+    let other = origin(path).filter(|other| other.exists());
+    let other = other.map(|other| GenerationRecord::watch(&other, None)).transpose()?.flatten();
+    let _names = other.as_ref().map(GenerationRecord::exclusively).transpose()?;
     exclusively(record.as_ref(), || {
         state_is_kept()?;
         replace(path, (state, &kept, &next), generation, before).inspect_err(|_| {

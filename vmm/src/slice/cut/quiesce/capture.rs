@@ -20,8 +20,12 @@ impl Quiesce {
         let mut disks = DiskStates::default();
         if let (Some(devices), false) = (devices, part.disks == DiskPolicy::Leave) {
             let leaves = part.disks == DiskPolicy::KeepOrEnd;
-            let frozen = devices.freeze((channels, part.vm), (&part.disk_name(), leaves), within)?;
+            let frozen =
+                devices.freeze((channels, part.vm), (&part.disk_name(), leaves), within)?;
             disks.disks.extend(frozen);
+            if !leaves {
+                devices.tidy(channels, &part.released_names());
+            }
         }
         match (part.protected.take(), &state.memory) {
             (Some(protected), Some(memory)) => {

@@ -5,7 +5,7 @@ use super::super::super::{ImageDisk, ImageFormat};
 use super::super::tests::{
     BYTES, LIMIT, all, contents, disk_with, freeze_closed, qcow2, revert_to, try_again, write,
 };
-use super::super::{DiskState, chain, release, verify};
+use super::super::{DiskState, chain, cloned_from, hold, image_of_clone, release, revert, verify};
 use super::*;
 use crate::back_end::DiskRequest;
 use std::collections::VecDeque;
@@ -48,7 +48,7 @@ struct Life {
 
 impl Life {
     fn new(seed: u64) -> Self {
-        let folder = Folder::new();
+        let folder = Folder::in_memory();
         let path = folder.image(ImageFormat::Qcow2, BYTES);
         let mut life = Self {
             _folder: folder,
@@ -141,6 +141,8 @@ fn disk_of_a_long_life_has_a_short_chain_and_both_checkpoints() {
             // It is lost, and goes on from its newest checkpoint.
             let (state, model) = life.kept.back().unwrap().clone();
             let former = life.disk.take();
+            // After that it may not write any more.
+            assert_eq!(ask(former.as_ref().unwrap(), DiskRequest::Flush), done());
             life.generation += 1;
             let abandoned = revert_to(&life.options(), &state, life.generation).abandoned.unwrap();
             let what_was = std::mem::replace(&mut life.model, model);
@@ -159,7 +161,7 @@ fn disk_of_a_long_life_has_a_short_chain_and_both_checkpoints() {
     let checked = Command::new("qemu-img").args(["check", "-q"]).arg(&life.path).output();
     match checked {
         Ok(checked) => {
-            assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr))
+            assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
         }
         Err(_) => needs::skip("there is no qemu-img"),
     }
@@ -257,8 +259,8 @@ fn state_that_was_released_is_never_gone_on_from() {
     assert!(matches!(release(&life.path, "../x"), Err(SnapshotError::Name(_))));
     for refused in [
         try_again(|| verify(&options, &state, LIMIT)),
-        try_again(|| super::super::revert(&options, &state, 1, LIMIT).map(drop)),
-        try_again(|| super::super::hold(&options, Some(&state), LIMIT).map(drop)),
+        try_again(|| revert(&options, &state, 1, LIMIT).map(drop)),
+        try_again(|| hold(&options, Some(&state), LIMIT).map(drop)),
     ] {
         assert!(matches!(refused, Err(SnapshotError::Released(_))), "{refused:?}");
     }
@@ -338,4 +340,52 @@ fn image_below_the_first_state_is_never_written() {
     let images = chain::images(&path, &File::open(&path).unwrap()).unwrap();
     assert_eq!(images.len(), 3, "{images:?}");
     assert!(fs::read(golden).unwrap().iter().all(|byte| *byte == 3));
+}
+
+/// Two clones and the original go on side by side, each over the same state.
+#[test]
+fn clones_go_on_beside_the_original_and_keep_its_state() {
+    let mut life = Life::new(9);
+    life.change();
+    life.checkpoint();
+    let (state, _) = life.kept[0].clone();
+    let clones = ["a", "b"].map(|name| {
+        let path = image_of_clone(&life.path, name).unwrap();
+        assert_eq!(cloned_from(&path).unwrap(), life.path);
+        let mut options = options(&path, 1);
+        options.record = Some(Writer { vm: [name.as_bytes()[0]; 16], generation: 1 });
+        drop(try_again(|| hold(&options, Some(&state), LIMIT)).unwrap());
+        assert!(revert_to(&options, &state, 1).abandoned.is_none());
+        let taken = hold(&options, Some(&state), LIMIT);
+        assert!(matches!(taken, Err(SnapshotError::Taken(_))), "{taken:?}");
+        options
+    });
+    for round in 0..4 {
+        life.change();
+        life.checkpoint();
+        life.tidy();
+        life.check();
+        for (clone, fill) in clones.iter().zip([40, 80]) {
+            let (disk, now) = disk_with(clone, fill + round);
+            drop(disk);
+            assert!(contents(clone, &clone.path) == now);
+        }
+    }
+    assert!(state.file_beside(&life.path).exists(), "a state that clones lie over");
+    let (disk, now) = disk_with(&clones[0], 90);
+    let own = freeze_closed(&clones[0], disk, "c9").state;
+    assert_eq!(own.file.as_deref(), Some("Qcow2.img.clone-a.c9"));
+    assert!(contents(&clones[0], &clones[0].path) == now);
+    // Nobody makes one of what is released.
+    let late = ImageOptions { record: None, ..qcow2(&image_of_clone(&life.path, "c").unwrap()) };
+    let refused = try_again(|| revert(&late, &state, 1, LIMIT).map(drop));
+    assert!(matches!(refused, Err(SnapshotError::Released(_))), "{refused:?}");
+    fs::remove_file(&clones[1].path).unwrap();
+    assert_eq!(life.tidy().merged, 0, "one is there still");
+    for file in [own.file_beside(&clones[0].path), clones[0].path.clone()] {
+        fs::remove_file(file).unwrap();
+    }
+    assert!(life.tidy().merged > 0);
+    life.check();
+    assert!(!state.file_beside(&life.path).exists());
 }
