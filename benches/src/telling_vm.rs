@@ -144,6 +144,7 @@ impl Vm {
             unauthenticated: false,
             no_disk_guarantee: false,
             lazy,
+            clone: None,
         });
         let begun = Instant::now();
         let mut vm = Self::run(options, (line, folder), None)?;

@@ -1,8 +1,10 @@
 //! `tessera checkpoint`: looks into the folders of checkpoints, of which no VM needs to run.
 
+mod deletion;
+
 use ::checkpoint::{
     Authenticity, Checkpoint, Contents, Digest, Key, LayerStatistics, Listed, PartSummary, State,
-    delete, export, list,
+    export, list,
 };
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -30,7 +32,11 @@ enum Verb {
     Show(ShowArguments),
     /// Read every byte of a checkpoint and of its bases, and compare it with its digest.
     Verify(VerifyArguments),
-    /// Delete a checkpoint, or what an interruption has left of one. Refused while another is an increment of it.
+    /// Delete a checkpoint, or what an interruption has left of one, with the states of its disks. Refused while another is an increment
+    /// of it.
+    ///
+    /// A state is merged with the next one or removed at once if no VM has the disk open, and else at the next checkpoint of that VM. What
+    /// is on other hosts stays there.
     Delete(DeleteArguments),
     /// Write a checkpoint and its bases as one that needs no base.
     Export(ExportArguments),
@@ -70,6 +76,9 @@ struct VerifyArguments {
 struct DeleteArguments {
     /// Folder of the checkpoint
     path: PathBuf,
+    /// Keep the states of its disks: an export or a copy of it elsewhere needs them. One in the same folder keeps them by itself
+    #[arg(long)]
+    keep_disks: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -115,10 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             if *json { show_json(&checkpoint).to_string() } else { show_tables(&checkpoint) }
         }
         Verb::Verify(arguments) => verify(arguments)?,
-        Verb::Delete(DeleteArguments { path, json }) => {
-            delete(path)?;
-            if *json { json!({ "deleted": true }).to_string() } else { "deleted".to_owned() }
-        }
+        Verb::Delete(arguments) => deletion::delete(arguments)?,
         Verb::Export(arguments) => exported(arguments)?,
     };
     writeln!(stdout(), "{text}").context("print the answer")

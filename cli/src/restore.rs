@@ -5,7 +5,8 @@ use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use transport::Secret;
 use vmm::slice::{
-    DeviceSpec, Interrupts, RestoreOptions, RestoredClock, SliceSpec, VmSpec, saved_spec,
+    DeviceSpec, Interrupts, RestoreOptions, RestoredClock, SliceSpec, VmSpec, clone_spec,
+    saved_spec,
 };
 
 #[derive(Args, Clone, Debug)]
@@ -33,6 +34,15 @@ pub(crate) struct Restore {
     /// - The checkpoint and its bases must stay where they are until all is read.
     #[arg(long, requires = "restore", verbatim_doc_comment)]
     lazy: bool,
+    /// Go on as another VM, of this name: the one of the checkpoint may run beside it, and so may other clones
+    ///
+    /// - Each disk that is written is `IMAGE.clone-NAME`, beside IMAGE and over its state, which stays for as long as that file is there. Name
+    ///   disks as those of the original, and give that file from then on.
+    /// - Networks have other addresses (MAC) unless `mac=` is given, and need taps of their own (`--net`).
+    /// - The guest has another generation id. What it keeps on its disks it shares with the original: give it another machine id and
+    ///   other host keys (docs/operations.md).
+    #[arg(long, value_name = "NAME", requires = "restore", verbatim_doc_comment)]
+    pub(crate) clone: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,7 +62,8 @@ impl Restore {
         };
         let path = self.restore.clone()?;
         let Self { unauthenticated, no_disk_guarantee, lazy, .. } = *self;
-        Some(RestoreOptions { path, clock, unauthenticated, no_disk_guarantee, lazy })
+        let clone = self.clone.clone();
+        Some(RestoreOptions { path, clock, unauthenticated, no_disk_guarantee, lazy, clone })
     }
 }
 
@@ -74,7 +85,8 @@ pub(crate) fn spec(
         asked.devices
     };
     let (interrupts, clock_rate) = (interrupts.unwrap_or(saved.interrupts), saved.clock_rate);
-    Ok(VmSpec { slices, devices, interrupts, clock_rate, ..asked })
+    let spec = VmSpec { slices, devices, interrupts, clock_rate, ..asked };
+    clone_spec(restore, secret, spec).context("make a clone")
 }
 
 /// One slice with all of a VM.

@@ -246,6 +246,7 @@ fn checkpoint(arguments: &CheckpointArguments) -> Result<()> {
         incremental: arguments.incremental,
         compress: arguments.compress,
         no_disk_guarantee: arguments.no_disk_guarantee,
+        released: Vec::new(),
     };
     let answer = ask(target, &Request::Checkpoint(request))?;
     let Answer::Checkpoint(answer) = answer else { anyhow::bail!(OTHER_VERSION) };

@@ -20,7 +20,7 @@ use migrate::supervise::{
     Supervisor, Verdict,
 };
 use rustix::process::Signal;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf, absolute};
@@ -30,6 +30,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use transport::Secret;
+use vmm::control::RELEASED_MAX;
 use vmm::slice::SliceSpec;
 
 /// Ends the help.
@@ -61,10 +62,12 @@ const STOPPED: u8 = 8;
 
 #[derive(Args, Debug)]
 pub(crate) struct Supervised {
-    /// What follows when the VM ends because a slice is lost: `restart=every:SECONDS[,keep:N][,compress][,on-panic][,no-disk-guarantee]`
+    /// What follows when the VM ends because a slice is lost: `restart=every:SECONDS[,keep:N][,full:M][,compress][,on-panic][,no-disk-guarantee]`
     ///
     /// - `every`: from one checkpoint to the next. What the guest has done since the last one is lost with a slice.
     /// - `keep`: how many checkpoints are kept, 2 if not given. Older ones are deleted.
+    /// - `full`: each M-th checkpoint is full, 1 if not given; the others have only what changed since the one before, and need it.
+    ///   Then N + M - 1 checkpoints are kept at most.
     /// - `compress`, `no-disk-guarantee`: as for `tessera vm checkpoint`.
     /// - `on-panic`: a guest whose kernel has panicked goes on from a checkpoint too.
     #[arg(
@@ -94,8 +97,10 @@ enum Event {
     Child(News, Option<Cause>),
     Answers(BTreeSet<u16>),
     Runs,
-    /// What a checkpoint is an increment of, or why there is none.
-    Saved(u64, Result<Option<String>, String>),
+    /// What a checkpoint is an increment of, or why there is none; how many that were deleted its slices were told of.
+    Saved(u64, Result<Option<String>, String>, usize),
+    /// These are not there any more, by the numbers that slices know.
+    Deleted(Vec<u64>),
 }
 
 /// A process, and who waits for its guest.
@@ -128,6 +133,8 @@ struct Driver {
     numbers: Vec<u16>,
     /// The same of each checkpoint.
     numbers_of: BTreeMap<u64, Vec<u16>>,
+    /// Checkpoints that were deleted, until slices are told that states of disks for them are not needed any more.
+    released: VecDeque<u64>,
     missing: Vec<u16>,
     last: Option<Exit>,
     over: Option<Reason>,
@@ -148,6 +155,11 @@ impl Driver {
     fn new(arguments: Supervised, sender: Sender<Event>) -> Result<Self> {
         let Supervised { on_lost, spares, fits, patience, bootstrap } = arguments;
         ensure!(!bootstrap.slices.is_empty(), "say by --slice what each host has of the VM");
+        let is_clone = bootstrap.restore.clone.is_some();
+        ensure!(
+            !is_clone,
+            "make the clone with tessera bootstrap, and supervise it from a checkpoint of its own"
+        );
         let control = bootstrap.local.control.clone();
         let control = control.context("a supervisor needs --control, to ask for checkpoints")?;
         let folder = bootstrap.local.checkpoints.clone();
@@ -196,6 +208,7 @@ impl Driver {
             life: None,
             numbers_of: BTreeMap::from([(0, numbers.clone())]),
             numbers,
+            released: VecDeque::new(),
             missing: Vec::new(),
             last: None,
             over: None,
@@ -261,12 +274,17 @@ impl Driver {
                 }
                 verdict
             }
-            Event::Saved(number, Ok(base)) => {
+            Event::Saved(number, Ok(base), told) => {
                 tracing::info!("supervisor: checkpoint {} is there", self.path(number).display());
+                self.released.drain(..told);
                 let base = base.and_then(|name| name.strip_prefix(&self.prefix)?.parse().ok());
                 self.machine.committed(now, number, base)
             }
-            Event::Saved(number, Err(why)) => {
+            Event::Deleted(numbers) => {
+                self.released.extend(numbers);
+                Vec::new()
+            }
+            Event::Saved(number, Err(why), _) => {
                 let path = self.path(number);
                 tracing::warn!("supervisor: no checkpoint {}: {why}", path.display());
                 self.machine.not_committed(now, number)
@@ -291,7 +309,7 @@ impl Driver {
         });
         let deleted: Vec<_> = deleted.collect();
         if !deleted.is_empty() {
-            beside("delete", move || task::delete(&deleted))?;
+            self.beside("delete", move || Event::Deleted(task::delete(&deleted)))?;
         }
         for effect in verdict {
             match effect {
@@ -300,7 +318,7 @@ impl Driver {
                     self.beside("ask", move || Event::Answers(task::answering(&hosts)))?;
                 }
                 Effect::Start { from, layout } => self.start(from, &layout)?,
-                Effect::Checkpoint(number) => self.save(number)?,
+                Effect::Checkpoint { number, base } => self.save(number, base.is_some())?,
                 Effect::Stop => self.signal(Signal::TERM),
                 Effect::Kill => self.signal(Signal::KILL),
                 Effect::Over(reason) => self.over = Some(reason),
@@ -316,12 +334,14 @@ impl Driver {
         }
     }
 
-    fn save(&mut self, number: u64) -> Result<()> {
+    fn save(&mut self, number: u64, incremental: bool) -> Result<()> {
         let OnLost { compress, no_disk_guarantee, .. } = self.policy;
         let (control, path, key) = (self.control.clone(), self.path(number), self.key.clone());
-        let save = Save { control, path, key, compress, no_disk_guarantee };
+        let released: Vec<u64> = self.released.iter().take(RELEASED_MAX).copied().collect();
+        let told = released.len();
+        let save = Save { control, path, key, incremental, compress, no_disk_guarantee, released };
         self.numbers_of.insert(number, self.numbers.clone());
-        self.beside("checkpoint", move || Event::Saved(number, save.write()))
+        self.beside("checkpoint", move || Event::Saved(number, save.write(), told))
     }
 
     fn start(&mut self, from: Option<u64>, Layout(places): &Layout) -> Result<()> {
@@ -437,6 +457,7 @@ fn policy(on_lost: &OnLost, (lease_ms, gather_ms): (u64, u64)) -> Policy {
     Policy {
         every_ms: on_lost.every_ms,
         keep: on_lost.keep,
+        full_every: on_lost.full,
         lease_ms,
         clock_error_ms: lease_ms.div_ceil(CLOCK_ERROR_OF_LEASE),
         gather_ms,

@@ -7,12 +7,16 @@ use std::str::FromStr;
 /// Checkpoints that are kept, unless told.
 const KEEP: usize = 2;
 const EVERY_MAX_S: u64 = 7 * 24 * 3600;
+/// Checkpoints of a chain, of which a restore reads all.
+const FULL_MAX: u32 = 32;
 
 /// `restart=every:SECONDS` and what follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OnLost {
     pub(super) every_ms: u64,
     pub(super) keep: usize,
+    /// Of so many checkpoints one is full.
+    pub(super) full: u32,
     pub(super) compress: bool,
     pub(super) no_disk_guarantee: bool,
     pub(super) on_panic: bool,
@@ -23,7 +27,7 @@ impl FromStr for OnLost {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let rest = text.strip_prefix("restart=").ok_or("write restart=every:SECONDS[,...]")?;
-        let (mut every, mut keep) = (None, None);
+        let (mut every, mut keep, mut full) = (None, None, None);
         let (mut compress, mut no_disk_guarantee, mut on_panic) = (false, false, false);
         for word in rest.split(',') {
             match word.split_once(':') {
@@ -35,19 +39,23 @@ impl FromStr for OnLost {
                     let count = value.parse().ok().filter(|count| (1..=1000).contains(count));
                     keep = Some(count.ok_or("keep: takes 1 to 1000 checkpoints")?);
                 }
+                Some(("full", value)) => {
+                    let count = value.parse().ok().filter(|count| (1..=FULL_MAX).contains(count));
+                    full = Some(count.ok_or("full: takes 1 to 32 checkpoints")?);
+                }
                 None if word == "compress" => compress = true,
                 None if word == "no-disk-guarantee" => no_disk_guarantee = true,
                 None if word == "on-panic" => on_panic = true,
                 _ => {
                     return Err(format!(
-                        "{word:?} is none of every:, keep:, compress, no-disk-guarantee, on-panic"
+                        "{word:?} is none of every:, keep:, full:, compress, no-disk-guarantee, on-panic"
                     ));
                 }
             }
         }
         let every_ms = every.ok_or("every: is missing")?;
-        let keep = keep.unwrap_or(KEEP);
-        Ok(Self { every_ms, keep, compress, no_disk_guarantee, on_panic })
+        let (keep, full) = (keep.unwrap_or(KEEP), full.unwrap_or(1));
+        Ok(Self { every_ms, keep, full, compress, no_disk_guarantee, on_panic })
     }
 }
 
@@ -74,9 +82,10 @@ mod tests {
 
     #[test]
     fn policy_is_read_or_refused() {
-        let policy: OnLost = "restart=every:30,keep:3,compress,on-panic".parse().unwrap();
+        let policy: OnLost = "restart=every:30,keep:3,full:10,compress,on-panic".parse().unwrap();
         let (compress, no_disk_guarantee, on_panic) = (true, false, true);
-        let expected = OnLost { every_ms: 30_000, keep: 3, compress, no_disk_guarantee, on_panic };
+        let expected =
+            OnLost { every_ms: 30_000, keep: 3, full: 10, compress, no_disk_guarantee, on_panic };
         assert_eq!(policy, expected);
         assert_eq!("restart=every:1".parse::<OnLost>().unwrap().keep, KEEP);
         for text in [
@@ -86,6 +95,8 @@ mod tests {
             "restart=every:0",
             "restart=every:x",
             "restart=every:9,keep:0",
+            "restart=every:9,full:0",
+            "restart=every:9,full:33",
             "restart=every:9,often",
         ] {
             assert!(text.parse::<OnLost>().is_err(), "{text}");

@@ -51,8 +51,12 @@ pub(super) struct Save {
     pub(super) control: PathBuf,
     pub(super) path: PathBuf,
     pub(super) key: Option<Arc<Key>>,
+    /// Only what has changed since the last one.
+    pub(super) incremental: bool,
     pub(super) compress: bool,
     pub(super) no_disk_guarantee: bool,
+    /// Those that were deleted before, by the numbers that slices know.
+    pub(super) released: Vec<u64>,
 }
 
 impl Save {
@@ -75,9 +79,16 @@ impl Save {
 
     fn ask(&self) -> Result<(), ClientError> {
         let path = self.path.to_string_lossy().into_owned();
-        let Self { compress, no_disk_guarantee, .. } = *self;
-        let request =
-            CheckpointRequest { path, compress, no_disk_guarantee, ..CheckpointRequest::default() };
+        let Self { incremental, compress, no_disk_guarantee, .. } = *self;
+        let released = self.released.clone();
+        let request = CheckpointRequest {
+            path,
+            incremental,
+            compress,
+            no_disk_guarantee,
+            released,
+            ..CheckpointRequest::default()
+        };
         Client::connect(&self.control)?.ask(&Request::Checkpoint(request)).map(drop)
     }
 }
@@ -112,12 +123,17 @@ fn verify(path: &Path, key: Option<&Key>) -> Result<(), CheckpointError> {
     Checkpoint::open(path, key)?.verify(&mut |_, _| {}).map(drop)
 }
 
-/// Deletes what there is of these checkpoints.
-pub(super) fn delete(paths: &[PathBuf]) {
-    for path in paths.iter().filter(|path| path.exists()) {
+/// Deletes what there is of these checkpoints. The numbers by which slices know those that are not there any more: states of disks are
+/// kept for one that was not written to its end too.
+pub(super) fn delete(paths: &[PathBuf]) -> Vec<u64> {
+    let delete = |path: &PathBuf| {
+        let cut = checkpoint::cut_in(path);
         if let Err(error) = checkpoint::delete(path) {
             let error = anyhow::Error::from(error);
             tracing::warn!("{} is not needed any more, and stays: {error:#}", path.display());
+            return None;
         }
-    }
+        cut
+    };
+    paths.iter().filter(|path| path.exists()).filter_map(delete).collect()
 }

@@ -12,6 +12,7 @@
 mod arguments;
 mod carriers;
 mod clocks;
+mod clones;
 mod devices;
 mod ends;
 mod files;

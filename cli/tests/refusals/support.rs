@@ -231,7 +231,10 @@ impl Process {
             }
         };
         let mut output = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+        // Nothing, if it goes elsewhere.
+        if let Some(mut stdout) = self.child.stdout.take() {
+            stdout.read_to_string(&mut output).unwrap();
+        }
         let (log, said) = lines.into_iter().partition(|line| is_log(line));
         End { status: status.code(), signal: status.signal(), output, said, log }
     }

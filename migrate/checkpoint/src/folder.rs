@@ -5,7 +5,9 @@ use crate::checkpoint::{Authenticity, Checkpoint};
 use crate::contents::Contents;
 use crate::error::CheckpointError;
 use crate::files::{self, MANIFEST, MANIFEST_TEMPORARY};
+use crate::layout::{HEAD_BYTES, PartHead};
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// A folder with something of a checkpoint in it.
@@ -60,6 +62,17 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, CheckpointError> {
         listed.push(Listed { name, state });
     }
     Ok(listed)
+}
+
+/// The cut of a checkpoint, or of what there is of one, by any of its parts. Nothing: no part of it can be read.
+#[must_use]
+pub fn cut_in(folder: &Path) -> Option<u64> {
+    let parts = entries(folder).ok()?.into_iter();
+    parts.filter(|(name, _)| files::is_part_name(name)).find_map(|(_, path)| {
+        let mut head = [0; HEAD_BYTES];
+        files::open(&path).ok()?.read_exact_at(&mut head, 0).ok()?;
+        Some(PartHead::decode(&head).ok()?.cut)
+    })
 }
 
 /// Deletes a checkpoint, or what there is of one: the manifest first, so that what an interruption leaves is none.

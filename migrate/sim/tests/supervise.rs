@@ -14,7 +14,9 @@ fn lost_vm_goes_on_from_its_newest_checkpoint() {
     prove("three checkpoints", Scenario { writes: 3, ..scenario() });
     prove("from one that was given", Scenario { given: true, ..scenario() });
     prove("checkpoints that fail", Scenario { failures: 2, ..scenario() });
-    prove("increments", Scenario { increments: true, writes: 4, losses: 1, ..scenario() });
+    let increments = Scenario { increments: true, writes: 4, losses: 1, ..scenario() };
+    prove("increments", increments.clone());
+    prove("increments that fail", Scenario { failures: 2, losses: 1, ..increments });
     let many = Scenario { losses: 5, ..scenario() };
     prove("many losses", many.clone());
     if full() {
@@ -71,7 +73,11 @@ fn planted_bugs_are_caught() {
     let writes = Scenario { writes: 4, ..scenario() };
     assert_caught(DeletesEarly, &writes, names::KEPT);
     assert_caught(KeepsFewer, &writes, names::KEPT);
-    assert_caught(DeletesBase, &Scenario { increments: true, ..writes }, names::NEEDED);
+    let increments = Scenario { increments: true, failures: 1, ..writes };
+    assert_caught(DeletesBase, &increments, names::NEEDED);
+    assert_caught(NeverFull, &increments, names::CHAINS);
+    assert_caught(IncrementOfFormerLife, &increments, names::CHAINS);
+    assert_caught(IncrementAfterFailure, &increments, names::CHAINS);
     assert_caught(NoBound, &Scenario { losses: 5, ..scenario() }, names::BOUND);
     let silent = Scenario { silences: 5, ..scenario() };
     assert_caught(AnswerIgnored, &silent, names::PLACES);

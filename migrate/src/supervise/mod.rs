@@ -21,6 +21,9 @@
 //!
 //! **It ends.** A VM that is lost again and again without a new checkpoint in between is given up.
 //!
+//! **Increments.** The first checkpoint of each life of the VM is full, and so is each M-th one after that and the one after one that
+//! failed; the others are increments of the one before. So a chain has M checkpoints at most.
+//!
 //! **Checkpoints are deleted when a newer one exists**, never before: not one of the newest, nor what these are increments of, nor one
 //! that is damaged, which a person may want to see.
 //!

@@ -35,4 +35,10 @@ pub enum PlantedBug {
     AnswerIgnored,
     /// Once the limit is over, hosts are not asked any more.
     AskedOnce,
+    /// All but the first are increments.
+    NeverFull,
+    /// A VM that was started again is asked for an increment of what its former life has written.
+    IncrementOfFormerLife,
+    /// One that failed is tried as an increment again.
+    IncrementAfterFailure,
 }

@@ -23,6 +23,8 @@ pub struct Policy {
     pub every_ms: u64,
     /// How many are kept, at least one.
     pub keep: usize,
+    /// Of so many in a row the first one is full, and each other an increment of the one before. With 1 all are full.
+    pub full_every: u32,
     /// A slice that is silent for so long is lost.
     pub lease_ms: u64,
     /// How far clocks of two hosts drift apart in that time.
@@ -105,8 +107,13 @@ pub enum Effect {
         /// Where.
         layout: Layout,
     },
-    /// Have this checkpoint written; told by [`Supervisor::committed`] or [`Supervisor::not_committed`].
-    Checkpoint(u64),
+    /// Have a checkpoint written; told by [`Supervisor::committed`] or [`Supervisor::not_committed`].
+    Checkpoint {
+        /// Its number.
+        number: u64,
+        /// It is an increment of this one, which is the last one of this life of the VM.
+        base: Option<u64>,
+    },
     /// Delete what there is of a checkpoint.
     Delete(u64),
     /// Ask the VM to stop.
@@ -156,6 +163,8 @@ pub struct Supervisor {
     pending: Option<u64>,
     /// Checkpoints in a row that were not written.
     failures: u32,
+    /// The last one that this life of the VM has written, and how many were increments since the last full one: none after one that failed.
+    chain: Option<(u64, u32)>,
     /// When it was started again since the last checkpoint.
     restarts: VecDeque<u64>,
     /// Slices of the VM may be there until then.
@@ -181,6 +190,7 @@ impl Supervisor {
             next,
             pending: None,
             failures: 0,
+            chain: None,
             restarts: VecDeque::new(),
             fenced_at: 0,
             has_begun: false,
@@ -253,7 +263,12 @@ impl Supervisor {
         let number = self.next;
         self.next += 1;
         self.pending = Some(number);
-        let mut verdict = vec![Effect::Checkpoint(number)];
+        let bounded = !self.planted.has(PlantedBug::NeverFull);
+        let chain = self.chain.filter(|(_, increments)| {
+            increments.saturating_add(1) < self.policy.full_every
+                || (!bounded && self.policy.full_every > 1)
+        });
+        let mut verdict = vec![Effect::Checkpoint { number, base: chain.map(|(last, _)| last) }];
         if self.planted.has(PlantedBug::DeletesEarly) {
             let surplus = self.shelf.surplus(self.policy.keep - 1, self.planted);
             verdict.extend(surplus.into_iter().map(Effect::Delete));
@@ -289,6 +304,10 @@ impl Supervisor {
             self.restarts.push_back(now);
         }
         self.phase = Phase::Alive { from, runs: false, checkpoint_at: 0, kill_at: None };
+        // Nobody there knows what memory was at an earlier checkpoint.
+        if !self.planted.has(PlantedBug::IncrementOfFormerLife) {
+            self.chain = None;
+        }
         vec![Effect::Start { from, layout }]
     }
 
@@ -312,6 +331,8 @@ impl Supervisor {
         self.pending = None;
         self.failures = 0;
         self.restarts.clear();
+        let increments = self.chain.map_or(0, |(_, increments)| increments.saturating_add(1));
+        self.chain = Some((number, if base.is_some() { increments } else { 0 }));
         self.shelf.add(number, base);
         self.next_checkpoint_after(now, self.policy.every_ms);
         let surplus = self.shelf.surplus(self.policy.keep.max(1), self.planted);
@@ -324,6 +345,10 @@ impl Supervisor {
             return Vec::new();
         }
         self.pending = None;
+        // Perhaps because it was to be an increment: whoever coordinates now may not know of the one before.
+        if !self.planted.has(PlantedBug::IncrementAfterFailure) {
+            self.chain = None;
+        }
         let retry = RETRY_MS.saturating_mul(1 << self.failures.min(16));
         self.failures = self.failures.saturating_add(1);
         self.next_checkpoint_after(now, retry.min(self.policy.every_ms));

@@ -11,6 +11,7 @@ fn policy() -> Policy {
     Policy {
         every_ms: 30_000,
         keep: 2,
+        full_every: 1,
         lease_ms: 3000,
         clock_error_ms: 10,
         gather_ms: 5000,
@@ -18,6 +19,10 @@ fn policy() -> Policy {
         window_ms: 600_000,
         on_panic: false,
     }
+}
+
+fn full(number: u64) -> Effect {
+    Effect::Checkpoint { number, base: None }
 }
 
 fn share(vcpus: u32, memory: u64) -> Share {
@@ -35,7 +40,11 @@ fn answering(hosts: &[u16]) -> BTreeSet<u16> {
 
 /// A VM that runs since the moment 0.
 fn running(plan: &Plan) -> Supervisor {
-    let mut supervisor = Supervisor::new(policy(), plan.clone(), Shelf::default(), 1);
+    running_with(policy(), plan)
+}
+
+fn running_with(policy: Policy, plan: &Plan) -> Supervisor {
+    let mut supervisor = Supervisor::new(policy, plan.clone(), Shelf::default(), 1);
     assert_eq!(supervisor.begin(0), [Effect::Ask]);
     let layout = plan.as_planned(&answering(&[1, 2])).unwrap();
     let started = supervisor.answers(0, &answering(&[1]));
@@ -59,7 +68,7 @@ fn started_again(supervisor: &mut Supervisor, at: u64) -> Option<u64> {
 fn lost_vm_is_started_when_its_slices_have_stopped() {
     let mut supervisor = running(&plan());
     assert_eq!(supervisor.due(), Some(30_000));
-    assert_eq!(supervisor.passed(30_000), [Effect::Checkpoint(1)]);
+    assert_eq!(supervisor.passed(30_000), [full(1)]);
     assert_eq!(supervisor.due(), None);
     assert_eq!(supervisor.committed(31_000, 1, None), []);
     assert_eq!(supervisor.due(), Some(61_000));
@@ -100,7 +109,7 @@ fn vm_that_is_lost_too_often_is_given_up_unless_it_gets_on() {
     let mut later = now + 700_000;
     assert_eq!(lose(&mut other.clone(), &mut later), []);
     now += 30_000;
-    assert_eq!(other.passed(now), [Effect::Checkpoint(1)]);
+    assert_eq!(other.passed(now), [full(1)]);
     assert_eq!(other.committed(now, 1, None), []);
     for _ in 0..5 {
         assert_eq!(lose(&mut other, &mut now), []);
@@ -141,7 +150,7 @@ fn older_checkpoint_is_tried_when_the_newest_cannot_be_gone_on_from() {
     let mut supervisor = running(&plan());
     for number in 1..=3 {
         let at = number * 31_000;
-        assert_eq!(supervisor.passed(at), [Effect::Checkpoint(number)]);
+        assert_eq!(supervisor.passed(at), [full(number)]);
         let surplus = supervisor.committed(at, number, None);
         let expected: &[Effect] = if number == 3 { &[Effect::Delete(1)] } else { &[] };
         assert_eq!(surplus, expected);
@@ -167,7 +176,7 @@ fn checkpoint_that_fails_is_tried_again_more_and_more_rarely() {
     let mut supervisor = running(&plan());
     let mut at = 30_000;
     for (number, wait) in (1..).zip([1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]) {
-        assert_eq!(supervisor.passed(at), [Effect::Checkpoint(number)]);
+        assert_eq!(supervisor.passed(at), [full(number)]);
         assert_eq!(supervisor.not_committed(at, number), [Effect::Delete(number)]);
         at += wait;
         assert_eq!(supervisor.due(), Some(at));
@@ -274,4 +283,33 @@ fn increments_keep_what_they_are_increments_of() {
     assert_eq!(deleted[..4], [all(&[]), all(&[]), all(&[]), all(&[])]);
     // Increments first.
     assert_eq!(deleted[4..], [all(&[3, 2, 1]), all(&[4])]);
+}
+
+#[test]
+fn each_third_checkpoint_is_full_and_so_is_one_after_a_failure_or_a_loss() {
+    let mut supervisor = running_with(Policy { full_every: 3, ..policy() }, &plan());
+    let mut now = 0;
+    let mut next = |supervisor: &mut Supervisor, expected: (u64, Option<u64>), ok: bool| {
+        now = supervisor.due().unwrap().max(now);
+        let (number, base) = expected;
+        assert_eq!(supervisor.passed(now), [Effect::Checkpoint { number, base }]);
+        if ok {
+            supervisor.committed(now, number, base)
+        } else {
+            supervisor.not_committed(now, number)
+        };
+        now
+    };
+    for expected in [(1, None), (2, Some(1)), (3, Some(2)), (4, None), (5, Some(4))] {
+        next(&mut supervisor, expected, true);
+    }
+    next(&mut supervisor, (6, Some(5)), false);
+    next(&mut supervisor, (7, None), true);
+    let now = next(&mut supervisor, (8, Some(7)), true);
+    supervisor.ended(now, Cause::Lost);
+    let due = supervisor.due().unwrap();
+    assert_eq!(started_again(&mut supervisor, due), Some(8));
+    supervisor.runs(due);
+    next(&mut supervisor, (9, None), true);
+    next(&mut supervisor, (10, Some(9)), true);
 }

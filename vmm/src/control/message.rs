@@ -46,6 +46,9 @@ pub enum Request {
     Checkpoint(CheckpointRequest),
 }
 
+/// Deleted checkpoints that one request tells of. More are told of by the next one.
+pub const RELEASED_MAX: usize = 64;
+
 /// Where a checkpoint goes, and what of it is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,6 +71,9 @@ pub struct CheckpointRequest {
     /// Disks may go on changing after it.
     #[serde(default)]
     pub no_disk_guarantee: bool,
+    /// Numbers (`cut`) of checkpoints that were deleted, [`RELEASED_MAX`] at most: states that disks keep for them are not needed any more.
+    #[serde(default)]
+    pub released: Vec<u64>,
 }
 
 /// Whose pages count from then on.

@@ -20,9 +20,9 @@ pub use client::{Client, ClientError};
 pub use message::{
     AddRequest, AdviceAnswer, AdviseRequest, Answer, CheckpointAnswer, CheckpointRequest,
     ConsolidateRequest, DoneAnswer, DrainRequest, ForgetRequest, LineError, MoveVcpuRequest,
-    PauseRequest, PlacementAnswer, PlacementRequest, Progress, REQUEST_MAX, ReportAnswer,
-    ReportRequest, Request, ResumeRequest, Since, SlicePlaces, SpreadRequest, TraceAnswer,
-    TraceRequest, TuneRequest, VcpusAnswer, VcpusRequest,
+    PauseRequest, PlacementAnswer, PlacementRequest, Progress, RELEASED_MAX, REQUEST_MAX,
+    ReportAnswer, ReportRequest, Request, ResumeRequest, Since, SlicePlaces, SpreadRequest,
+    TraceAnswer, TraceRequest, TuneRequest, VcpusAnswer, VcpusRequest,
 };
 pub use view::TOP_MAX;
 pub use vm::{PausesVm, PlugsVcpus, Relocates, Relocation, VmHandles, WritesCheckpoints};

@@ -116,6 +116,9 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
             let mut restored = Restored::open(&restore.path, secret)?;
             restored.set_no_disk_guarantee(restore.no_disk_guarantee);
             restored.lazy = restore.lazy;
+            if restore.clone.is_some() {
+                restored.become_clone()?;
+            }
             restored.fits(&options.spec, &shape)?;
             Beginning::Restore(Box::new(restored), restore.clock)
         }

@@ -10,6 +10,7 @@ use super::cut_link::TooMany;
 use super::page_hashes::PageHashes;
 use checkpoint::PartWriter;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use devices::back_end::image::Writer;
 use dsm::saved::Here;
 use dsm::{Handle, SnapshotError, SnapshotReader};
 use migrate::checkpoint::Message;
@@ -42,6 +43,10 @@ pub(crate) struct ReadyPart {
     pub(crate) number: u64,
     /// What becomes of the slice's disks.
     pub(crate) disks: DiskPolicy,
+    /// The VM and its generation, which is recorded beside them.
+    pub(crate) vm: Writer,
+    /// Numbers of checkpoints of which no states are needed any more.
+    pub(super) released: Vec<u64>,
     /// What pages were at the checkpoint that it is an increment of.
     pub(super) before: Option<Arc<PageHashes>>,
     /// Takes what they are now, once all is written.
@@ -92,8 +97,17 @@ impl Drop for Protected {
 impl ReadyPart {
     /// Name under which states of disks are kept: of no other checkpoint.
     pub(crate) fn disk_name(&self) -> String {
-        format!("c{}", self.number)
+        disk_name(self.number)
     }
+
+    /// The same of checkpoints that are not there any more.
+    pub(crate) fn released_names(&self) -> Vec<String> {
+        self.released.iter().map(|number| disk_name(*number)).collect()
+    }
+}
+
+fn disk_name(number: u64) -> String {
+    format!("c{number}")
 }
 
 /// What whoever writes a checkpoint is told.

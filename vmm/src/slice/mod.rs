@@ -66,7 +66,10 @@ pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts, Offer};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
-pub use restore::{RestoreError, RestoreOptions, RestoredClock, saved_spec};
+pub use restore::{
+    CheckpointDisks, GivenUp, Outcome, RestoreError, RestoreOptions, RestoredClock, clone_spec,
+    saved_spec,
+};
 pub use saved::{Disagreement, FormError, check_forms};
 pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
 pub use stop::StopHandle;

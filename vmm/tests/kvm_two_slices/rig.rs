@@ -396,6 +396,7 @@ impl Vm {
             unauthenticated: false,
             no_disk_guarantee: false,
             lazy: false,
+            clone: None,
         };
         BootstrapOptions {
             spec: spec(Interrupts::Auto, Vec::new(), None),
@@ -501,6 +502,7 @@ impl Vm {
             unauthenticated: false,
             no_disk_guarantee: any_disk,
             lazy: lazy.is_some(),
+            clone: None,
         });
         let interrupts = interrupts.unwrap_or(saved.interrupts);
         let spec = VmSpec { slices, devices, interrupts, ..saved };

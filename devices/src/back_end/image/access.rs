@@ -3,7 +3,7 @@
 use super::failures::{Failures, What};
 use super::fenced::Fenced;
 use super::guard::Guard;
-use super::own::{IMAGES_MAX, is_own};
+use super::own::{IMAGES_MAX, may_name};
 use super::{ImageFormat, ImageOptions};
 use crate::back_end::{DiskReply, DiskRequest, SECTOR_BYTES};
 use imago::format::Format;
@@ -120,7 +120,7 @@ impl<S: Storage + 'static> ImplicitOpenGate<Fenced<S>> for Gate<S> {
     async fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<Fenced<S>> {
         let name = options.get_filename().unwrap_or_else(|| Path::new(""));
         // A file with its data would be written.
-        let own = !options.get_writable() && is_own(&self.image, name);
+        let own = !options.get_writable() && may_name(&self.image, name);
         if !self.all && !own {
             let why = format!("it names another file, {}, which was not permitted", name.display());
             return Err(io::Error::other(why));

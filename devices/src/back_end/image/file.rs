@@ -72,6 +72,13 @@ pub enum ImageError {
     },
 }
 
+impl ImageError {
+    /// Whether a file that a qcow2 image names was not there.
+    pub(super) fn lacks_a_file(&self) -> bool {
+        matches!(self, Self::Format { format: ImageFormat::Qcow2, source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 /// Smaller raw disks go through the page cache.
 const DIRECT_BYTES_MIN: u64 = 128 * 1024;
 

@@ -4,7 +4,7 @@
 //! than that looks again before it writes: the clock goes on while it does not. What is left is the moment between
 //! the look and the system call, as with the fence.
 
-use super::record::{GenerationRecord, RecordError};
+use super::record::{Claiming, GenerationRecord, RecordError};
 use crate::fence::{Fence, Standing};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,6 +68,14 @@ impl Guard {
                 Standing::Late => thread::sleep(LOOK_AGAIN),
             }
         }
+    }
+
+    /// Keeps names beside the image from being changed until the result is dropped.
+    ///
+    /// # Errors
+    /// Somebody changes them and does not come to an end.
+    pub(super) fn keep_names(&self) -> Result<Option<Claiming<'_>>, RecordError> {
+        self.record.as_ref().map(|watched| watched.record.exclusively()).transpose()
     }
 
     /// Why another generation writes, if one does.

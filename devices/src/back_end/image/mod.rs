@@ -35,6 +35,12 @@ use guard::Guard;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// So often an image is opened of which a file below has no name just then: states may be merged while one looks at them.
+const OPEN_TRIES: u32 = 4;
+const OPEN_AGAIN: Duration = Duration::from_millis(10);
 
 /// How an image's bytes are laid out. It is always said and never guessed: a guest that writes a
 /// qcow2 head into its raw disk must not change what the disk is.
@@ -134,10 +140,25 @@ impl ImageDisk {
     /// A missing or unsuitable file, another format, a size that is no whole number of sectors, a
     /// file that another process uses or another generation of the VM writes, or a thread that cannot be started.
     pub fn open(options: &ImageOptions) -> Result<Self, ImageError> {
+        let mut tries = OPEN_TRIES;
+        loop {
+            match Self::try_open(options) {
+                Err(error) if error.lacks_a_file() && tries > 1 => tries -= 1,
+                opened => return opened,
+            }
+            thread::sleep(OPEN_AGAIN);
+        }
+    }
+
+    fn try_open(options: &ImageOptions) -> Result<Self, ImageError> {
         let (opened, record) = file::open(options)?;
         let (writable, direct) = (opened.writable, opened.direct);
         let guard = Arc::new(Guard::new(&options.fence, record));
-        let (engine, facts) = Engine::start(options, opened, &guard)?;
+        let wrong = |source| ImageError::Record { path: options.path.clone(), source };
+        let names = guard.keep_names().map_err(wrong)?;
+        let started = Engine::start(options, opened, &guard);
+        drop(names);
+        let (engine, facts) = started?;
         if facts.bytes == 0 || !facts.bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(ImageError::Size { path: options.path.clone(), bytes: facts.bytes });
         }

@@ -31,6 +31,8 @@ pub const RECORD_SUFFIX: &str = ".tessera";
 const PLACE_BYTES: usize = 256;
 /// Who claims has this one.
 const CLAIMING: Range = Range { from: 1 << 20, bytes: Some(1) };
+/// Who merges states below the image has this one, for as long as it may write to one of them.
+const TIDYING: Range = Range { from: (1 << 20) + 1, bytes: Some(1) };
 /// That of generation 0.
 const WRITING: i64 = 1 << 30;
 /// Higher ones have no byte: seconds until the year 36812.
@@ -253,6 +255,44 @@ impl GenerationRecord {
         let byte = Range { from: byte_of(writer.generation), bytes: Some(1) };
         let alive = ofd::is_held(&record.file, byte).map_err(failed("look for locks"))?;
         Ok(alive && writer.generation < ours.generation)
+    }
+
+    /// The record without the lock of one that writes the image: for who tidies up below it, as this generation or, without one, as
+    /// the one that the record names. None: there is no record, or it says nothing.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn watch(image: &Path, ours: Option<Writer>) -> Result<Option<Self>, RecordError> {
+        let path = path_of(image);
+        if fs::symlink_metadata(&path).is_err_and(|it| it.kind() == io::ErrorKind::NotFound) {
+            return Ok(None);
+        }
+        let (path, file) = open(image)?;
+        let network = fstatfs(&file).is_ok_and(|about| NETWORKS.contains(&about.f_type));
+        let none = Writer { vm: [0; 16], generation: 0 };
+        let record = Self { path, file, ours: ours.unwrap_or(none), network };
+        let last = record.read()?;
+        Ok(last.map(|last| Self { ours: ours.unwrap_or(last.writer), ..record }))
+    }
+
+    /// Keeps others from tidying up for as long as this record is open. False: another one does.
+    ///
+    /// # Errors
+    /// It cannot be locked.
+    pub(super) fn tidies(&self) -> Result<bool, RecordError> {
+        let path = self.path.clone();
+        let failed = |source| RecordError::File { path, what: "lock the record", source };
+        ofd::try_lock(&self.file, TIDYING).map_err(failed)
+    }
+
+    /// Whether a process that may write the image is alive.
+    ///
+    /// # Errors
+    /// It cannot be looked for.
+    pub(super) fn is_written(&self) -> Result<bool, RecordError> {
+        let path = self.path.clone();
+        let failed = |source| RecordError::File { path, what: "look for locks", source };
+        ofd::is_held(&self.file, Range { from: WRITING, bytes: None }).map_err(failed)
     }
 
     /// Whether it still names this generation, and is where others look for it.

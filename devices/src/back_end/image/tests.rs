@@ -34,9 +34,19 @@ pub(super) struct Folder(PathBuf);
 
 impl Folder {
     pub(super) fn new() -> Self {
+        Self::under(&env::temp_dir())
+    }
+
+    /// Where making something durable costs nothing, if there is such a place.
+    pub(super) fn in_memory() -> Self {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir() { Self::under(memory) } else { Self::new() }
+    }
+
+    fn under(folder: &Path) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = env::temp_dir().join(format!("tessera-image-{}-{count}", process::id()));
+        let path = folder.join(format!("tessera-image-{}-{count}", process::id()));
         fs::create_dir_all(&path).expect("a folder for temporary files");
         Self(path)
     }

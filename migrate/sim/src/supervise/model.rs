@@ -61,7 +61,7 @@ impl Scenario {
     }
 
     fn writes(&self, state: &World, actions: &mut Vec<Action>) {
-        let Some((_, is_written)) = state.writing else { return };
+        let Some((_, _, is_written)) = state.writing else { return };
         let may_write = !is_written && state.process.is_some() && state.writes > 0;
         actions.extend(may_write.then_some(Action::Write));
         if is_written || state.process.is_none() || state.failures > 0 {
@@ -128,7 +128,7 @@ impl Model for Scenario {
                 state.losses -= u8::from(is_loss && !killed);
                 state.end(cause, self.on_panic)?;
             }
-            Action::Write => state.write(self.increments)?,
+            Action::Write => state.write()?,
             Action::Tell => state.tell()?,
             Action::Damage(number) => {
                 state.damages -= 1;

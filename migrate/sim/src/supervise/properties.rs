@@ -19,14 +19,24 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         Property::always(names::KEPT, |scenario: &Scenario, state: &World| {
             // Numbers are those of all that were ever written, and the one that was given is no part of the count.
             let written = usize::from(scenario.writes - state.writes);
-            let untold = usize::from(state.writing.is_some_and(|(_, is_written)| is_written));
+            let untold = usize::from(state.writing.is_some_and(|(_, _, is_written)| is_written));
             let known = state.files.values().filter(|file| file.is_known).count();
             let usable = state.usable().filter(|(number, _)| **number > 0).count();
-            usable >= Scenario::KEEP.min((written - untold).saturating_sub(known))
+            usable + known >= Scenario::KEEP.min(written - untold)
         }),
         Property::always(names::TIDY, |scenario: &Scenario, state: &World| {
             let ours = state.usable().filter(|(number, _)| **number > 0).count();
-            scenario.increments || ours <= Scenario::KEEP
+            let bases = if scenario.increments { Scenario::FULL_EVERY as usize - 1 } else { 0 };
+            ours <= Scenario::KEEP + bases
+        }),
+        Property::always(names::CHAINS, |scenario: &Scenario, state: &World| {
+            let most = if scenario.increments { Scenario::FULL_EVERY as usize } else { 1 };
+            !state.wrong_base && state.files.keys().all(|number| state.chain(*number) <= most)
+        }),
+        Property::sometimes(names::INCREMENTS, |scenario: &Scenario, state: &World| {
+            state.files.values().any(|file| file.base.is_some())
+                || !scenario.increments
+                || scenario.writes < 2
         }),
         Property::always(names::BOUND, |_, state: &World| state.restarts <= Scenario::RESTARTS_MAX),
         Property::always(names::GOES_ON, |_, state: &World| {
@@ -63,6 +73,11 @@ pub mod names {
     pub const KEPT: &str = "as many checkpoints are kept as were asked for";
     /// Disks do not fill up.
     pub const TIDY: &str = "no more checkpoints are kept than were asked for";
+    /// What cannot be written is not asked for, and what needs many to be read neither.
+    pub const CHAINS: &str =
+        "an increment is of the last checkpoint of this life, and chains are short";
+    /// The model does write increments.
+    pub const INCREMENTS: &str = "a checkpoint is an increment";
     /// A VM that cannot live is given up.
     pub const BOUND: &str = "a VM is started again so many times and no more without a checkpoint";
     /// It is never stuck.

@@ -24,7 +24,7 @@ pub struct Scenario {
     pub writes: u8,
     /// Checkpoints that cannot be.
     pub failures: u8,
-    /// Whether each is an increment of the one before.
+    /// Whether most are increments of the one before.
     pub increments: bool,
     /// Checkpoints that are damaged on the disk.
     pub damages: u8,
@@ -43,6 +43,8 @@ pub struct Scenario {
 impl Scenario {
     /// How many checkpoints are kept.
     pub(super) const KEEP: usize = 2;
+    /// With increments.
+    pub(super) const FULL_EVERY: u32 = 3;
     /// Starts again without a new checkpoint.
     pub(super) const RESTARTS_MAX: usize = 3;
 
@@ -62,6 +64,7 @@ impl Scenario {
         let policy = Policy {
             every_ms: 5000,
             keep: Self::KEEP,
+            full_every: if self.increments { Self::FULL_EVERY } else { 1 },
             lease_ms: LEASE_MS,
             clock_error_ms: CLOCK_ERROR_MS,
             gather_ms: 1500,

@@ -26,6 +26,10 @@ pub(super) struct Process {
     pub(super) halted: bool,
     pub(super) killed: bool,
     pub(super) asked_to_stop: bool,
+    /// The checkpoint that it has written last.
+    pub(super) last: Option<u64>,
+    /// The one that was asked for before this one was not written.
+    pub(super) failed: bool,
 }
 
 /// One state.
@@ -37,8 +41,8 @@ pub struct World {
     /// Slices of processes that have ended may run until then.
     pub(super) others_until: u64,
     pub(super) files: BTreeMap<u64, File>,
-    /// The checkpoint that is being written; whether it is on the disk.
-    pub(super) writing: Option<(u64, bool)>,
+    /// The checkpoint that is being written, and what it is an increment of; whether it is on the disk.
+    pub(super) writing: Option<(u64, Option<u64>, bool)>,
     /// Hosts have been asked.
     pub(super) asked: bool,
     pub(super) answering: BTreeSet<u16>,
@@ -65,6 +69,8 @@ pub struct World {
     pub(super) revived: bool,
     /// What was deleted is needed, or is not the machine's.
     pub(super) wrong_deletion: bool,
+    /// An increment was asked for of what the process has not written last, or after one that failed.
+    pub(super) wrong_base: bool,
     plan: Plan,
 }
 
@@ -98,6 +104,7 @@ impl World {
             wrong_place: false,
             revived: false,
             wrong_deletion: false,
+            wrong_base: false,
             plan: scenario.plan(),
         };
         let verdict = world.machine.begin(0);
@@ -108,6 +115,17 @@ impl World {
     /// Those that the machine knows of, and that nobody knows to be damaged.
     pub(super) fn usable(&self) -> impl DoubleEndedIterator<Item = (&u64, &File)> {
         self.files.iter().filter(|(_, file)| file.is_told && !file.is_known)
+    }
+
+    /// Checkpoints that this one needs, itself among them.
+    pub(super) fn chain(&self, number: u64) -> usize {
+        let mut count = 0;
+        let mut next = Some(number);
+        while let Some(file) = next.and_then(|number| self.files.get(&number)) {
+            count += 1;
+            next = file.base;
+        }
+        count
     }
 
     /// Those of which the machine should know.
@@ -126,11 +144,21 @@ impl World {
             match effect {
                 Effect::Ask => self.asked = true,
                 Effect::Start { from, layout } => self.start(from, &layout),
-                Effect::Checkpoint(number) => self.writing = Some((number, false)),
+                Effect::Checkpoint { number, base } => {
+                    let process = self.process.as_ref();
+                    let last = process.filter(|it| !it.failed).and_then(|it| it.last);
+                    self.wrong_base |= base.is_some() && base != last;
+                    self.writing = Some((number, base, false));
+                }
                 Effect::Delete(number) => {
                     let needed =
                         self.files.values().any(|file| file.base == Some(number) && !file.is_known);
-                    self.wrong_deletion |= needed || number == 0;
+                    // Of those that are whole as far as one knows, as many as are wanted are left. What is damaged later is nobody's fault.
+                    let whole = self.usable().any(|(other, _)| *other == number);
+                    let is_other = |(other, _): &(&u64, &File)| ![0, number].contains(*other);
+                    let others = self.usable().filter(is_other).count();
+                    let too_few = whole && others < Scenario::KEEP;
+                    self.wrong_deletion |= needed || number == 0 || too_few;
                     self.files.remove(&number);
                 }
                 Effect::Stop => {
@@ -157,7 +185,9 @@ impl World {
         self.begun = true;
         self.elsewhere |= layout.0.iter().any(|place| place.host != place.slice);
         let (runs, halted, killed, asked_to_stop) = (false, false, false, false);
-        self.process = Some(Process { from, runs, halted, killed, asked_to_stop });
+        let (last, failed) = (None, false);
+        let process = Process { from, runs, halted, killed, asked_to_stop, last, failed };
+        self.process = Some(process);
     }
 
     /// Whether all of the VM is somewhere, once, on hosts that answer.
@@ -221,12 +251,12 @@ impl World {
     }
 
     /// It is on the disk; nobody has been told yet.
-    pub(super) fn write(&mut self, increments: bool) -> Option<()> {
-        let (number, _) = self.writing?;
+    pub(super) fn write(&mut self) -> Option<()> {
+        let (number, base, _) = self.writing?;
         self.writes -= 1;
-        self.writing = Some((number, true));
-        let newest = self.usable().next_back().map(|(number, _)| *number);
-        let base = newest.filter(|_| increments);
+        self.writing = Some((number, base, true));
+        let process = self.process.as_mut()?;
+        (process.last, process.failed) = (Some(number), false);
         self.files.insert(number, File { base, ..File::default() });
         self.had_one = true;
         self.restarts = 0;
@@ -235,7 +265,7 @@ impl World {
 
     /// Whoever asked for a checkpoint is told.
     pub(super) fn tell(&mut self) -> Option<()> {
-        let (number, is_written) = self.writing.take()?;
+        let (number, _, is_written) = self.writing.take()?;
         let verdict = match self.files.get_mut(&number).filter(|_| is_written) {
             Some(file) => {
                 file.is_told = true;
@@ -244,6 +274,7 @@ impl World {
             }
             None => {
                 self.failures -= u8::from(self.process.is_some());
+                self.process.iter_mut().for_each(|process| process.failed = true);
                 self.machine.not_committed(self.now, number)
             }
         };

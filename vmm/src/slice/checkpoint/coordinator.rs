@@ -164,7 +164,7 @@ impl Checkpoints {
             CheckpointRequest { end: true, .. } => DiskPolicy::KeepOrEnd,
             _ => DiskPolicy::Keep,
         };
-        let result = run.run((request.compress, disks), tell);
+        let result = run.run((request, disks), tell);
         channels.checkpoints.end_one();
         if result.is_err() {
             // It was given up. What has something in it, or was there before, stays.
@@ -178,7 +178,7 @@ impl Checkpoints {
 impl Run<'_> {
     fn run(
         &mut self,
-        (compressed, disks): (bool, DiskPolicy),
+        (asked, disks): (&CheckpointRequest, DiskPolicy),
         tell: &mut dyn FnMut(Progress),
     ) -> Result<(), CheckpointError> {
         let identity = self.of.vm.identity;
@@ -188,8 +188,9 @@ impl Run<'_> {
             generation: identity.generation,
             live: self.live,
             base: self.base.as_ref().map(|base| base.number),
-            compressed,
+            compressed: asked.compress,
             disks,
+            released: asked.released.clone(),
         };
         let request = encode(&request)?;
         let members = self.channels.there();

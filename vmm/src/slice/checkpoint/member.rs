@@ -10,12 +10,14 @@ use super::error::PartError;
 use super::part::tell;
 use super::request::PartRequest;
 use crate::crash::PlannedKill;
+use crate::control::RELEASED_MAX;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint_link::{Protected, ReadyPart};
 use crate::slice::one_line;
 use crate::slice::page_hashes::PageHashes;
 use checkpoint::{Compression, PartHead, PartWriter};
 use crossbeam_channel::{Receiver, bounded};
+use devices::back_end::image::Writer;
 use migrate::checkpoint::Message;
 use migrate::saved::decode;
 use std::fs;
@@ -64,14 +66,19 @@ impl Member {
     fn serve(&self, messages: &Receiver<(SliceId, Message)>) {
         let mut made: Option<Made> = None;
         let mut last: Last = None;
+        // Given up since, with the states of their disks. So many as one request can tell of.
+        let mut given_up: Vec<u64> = Vec::new();
         for (from, message) in messages {
             let Some(channels) = self.channels.upgrade() else { return };
             match message {
                 Message::Prepare(number, request) => {
-                    discard(&channels, made.take());
+                    given_up.extend(discard(&channels, made.take()));
                     channels.checkpoints.end_writing(number.saturating_sub(1));
                     let said = match self.prepare(&channels, number, (&request, &last)) {
-                        Ok((part, new)) => {
+                        Ok((mut part, new)) => {
+                            let many = given_up.len().saturating_sub(RELEASED_MAX);
+                            given_up.drain(..many);
+                            part.released.extend(&given_up);
                             made = Some(new);
                             channels.checkpoints.put_ready(Some(part));
                             Message::Prepared(number)
@@ -84,10 +91,13 @@ impl Member {
                     if let Some(made) = made.take_if(|made| made.number == number) {
                         last = made.hashes.try_recv().ok().map(|it| (number, Arc::new(it)));
                         channels.checkpoints.end_writing(number);
+                        // The disks were told at its cut.
+                        given_up.clear();
                     }
                 }
                 Message::Discard(number) => {
-                    discard(&channels, made.take_if(|made| made.number == number));
+                    let made = made.take_if(|made| made.number == number);
+                    given_up.extend(discard(&channels, made));
                 }
                 // For the coordinator.
                 Message::Prepared(_) | Message::Written(..) | Message::Failed(..) => {}
@@ -107,7 +117,7 @@ impl Member {
             _ => self.folder.clone().ok_or(PartError::NoFolder)?,
         };
         let folder = folder.join(&request.name);
-        let PartRequest { vm, generation, live, base, compressed, disks, .. } = request;
+        let PartRequest { vm, generation, live, base, compressed, disks, released, .. } = request;
         let head = PartHead { vm, generation, cut: number, slice: channels.local() };
         let how = if compressed { Compression::Zstd } else { Compression::None };
         let writer = PartWriter::with_points(&folder, &head, how, Box::new(PlannedKill))?;
@@ -119,17 +129,19 @@ impl Member {
         let before = last.as_ref().filter(|(number, _)| Some(*number) == base);
         let before = before.map(|(_, hashes)| Arc::clone(hashes));
         let (now, hashes) = bounded(1);
-        let part = ReadyPart { number, disks, before, now, protected, writer };
+        let vm = Writer { vm, generation };
+        let part = ReadyPart { number, disks, vm, released, before, now, protected, writer };
         Ok((part, Made { number, file, hashes }))
     }
 }
 
-/// Removes the file of a part, and its folder if nothing else is in it.
-fn discard(channels: &Channels, made: Option<Made>) {
-    let Some(Made { number, file, .. }) = made else { return };
+/// Removes the file of a part, and its folder if nothing else is in it. Its number, if there was one.
+fn discard(channels: &Channels, made: Option<Made>) -> Option<u64> {
+    let Made { number, file, .. } = made?;
     channels.checkpoints.put_ready(None);
     channels.checkpoints.end_writing(number);
     remove(&file);
+    Some(number)
 }
 
 fn remove(file: &Path) {

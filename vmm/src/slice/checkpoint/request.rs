@@ -1,5 +1,6 @@
 //! What a slice is asked to write.
 
+use crate::control::RELEASED_MAX;
 use crate::slice::checkpoint_link::DiskPolicy;
 use checkpoint::PartSummary;
 use migrate::saved::encode;
@@ -28,6 +29,8 @@ pub(crate) struct PartRequest {
     pub(crate) compressed: bool,
     /// What becomes of the slice's disks.
     pub(crate) disks: DiskPolicy,
+    /// Numbers of checkpoints that were deleted: states of disks that are kept for them are not needed any more.
+    pub(crate) released: Vec<u64>,
 }
 
 impl SavedState for PartRequest {
@@ -36,7 +39,8 @@ impl SavedState for PartRequest {
     const MAX_BYTES: usize = CHECKPOINT_BYTES_MAX - 128;
 
     fn check(&self) -> Result<(), Invalid> {
-        check_name(&self.name)
+        check_name(&self.name)?;
+        Invalid::unless(self.released.len() <= RELEASED_MAX, "released", "too many at a time")
     }
 }
 
@@ -102,6 +106,7 @@ mod tests {
                 base: Some(8),
                 compressed: true,
                 disks: DiskPolicy::Keep,
+                released: (0..RELEASED_MAX as u64).map(|number| u64::MAX - number).collect(),
             };
             let mut bytes = encode(&request).unwrap();
             prop_assert!(bytes.len() <= CHECKPOINT_BYTES_MAX);

@@ -39,7 +39,8 @@ impl BackEnds {
         let mut all = Self::default();
         for (number, device) in (0u16..).zip(devices) {
             let Some(kind) = device.at(local) else { continue };
-            let names = kind.names();
+            let origin = kind.cloned_from().filter(|_| checkpoint.cloned);
+            let names = origin.as_ref().unwrap_or(&kind).names();
             let lend = lend.filter(|_| !names.is_empty());
             let opening = Opening {
                 number,
@@ -51,6 +52,7 @@ impl BackEnds {
                 lent: lend.map(|lent| lent.find(&names)).transpose()?,
                 writer: checkpoint.writer,
                 restored: checkpoint.disks.get(&number),
+                cloned: origin.is_some(),
             };
             if device.slice == local.0 {
                 let open = kind.open(&opening)?;

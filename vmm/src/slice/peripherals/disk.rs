@@ -3,6 +3,7 @@
 mod part;
 mod pending;
 mod restored;
+mod tidying;
 
 use super::model::{
     BackEnd, FrontEnd, Lending, LentThing, Model, Moves, Opening, Places, QUEUES_MAX, Starting,
@@ -11,6 +12,7 @@ use super::model::{
 use super::open_error::OpenError;
 use super::parts::{RealPart, Switch};
 use super::remote::Remote;
+use devices::back_end::image::snapshot;
 use devices::back_end::image::{ImageDisk, ImageFormat, ImageOptions};
 use devices::back_end::{Disk, DiskShape, SwitchDisk};
 use devices::delegate::{Exchange, ServeError};
@@ -94,7 +96,7 @@ impl Model for DiskSpec {
 
     fn stand_by(&self, opening: &Opening<'_>) -> Result<(DiskShape, Arc<dyn RealPart>), OpenError> {
         let part = match self.anchor(opening)? {
-            Some(state) => DiskPart::of_state(self, opening, state),
+            Some(state) => DiskPart::of_state(self, opening, state)?,
             None => DiskPart::new(self, opening)?,
         };
         Ok((part.look()?, Arc::new(part)))
@@ -162,9 +164,11 @@ impl DiskSpec {
             DiskFormat::Qcow2 => ImageFormat::Qcow2,
         };
         // The very file that is lent, whatever has the name now.
-        let at = opening.lent.and_then(|lent| match lent {
-            LentThing::File(file) => Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into()),
-            LentThing::Interface(_) | LentThing::Later => None,
+        let at = opening.lent.filter(|_| !opening.cloned).and_then(|lent| match lent {
+            LentThing::Image { file, .. } => {
+                Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into())
+            }
+            LentThing::File(_) | LentThing::Interface(_) | LentThing::Later => None,
         });
         let read_only = self.read_only;
         let mut options = ImageOptions { read_only, at, ..ImageOptions::new(&self.path, format) };
@@ -191,7 +195,9 @@ fn lend(name: &str) -> Result<LentThing, Box<dyn Error + Send + Sync>> {
     let file = options.open(Path::new(path))?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() || kind.is_block_device() {
-        Ok(LentThing::File(file))
+        // Of what is no qcow2 image there is nothing else.
+        let root = snapshot::root(Path::new(path), &file).or_else(|_| file.try_clone())?;
+        Ok(LentThing::Image { file, root })
     } else {
         Err(io::Error::other("it is neither a file nor a block device").into())
     }

@@ -25,6 +25,8 @@ pub(crate) struct FromCheckpoint {
     pub(crate) writer: Option<Writer>,
     /// By the devices' numbers. Others are opened as they are.
     pub(crate) disks: BTreeMap<u16, DiskState>,
+    /// Another VM goes on: its images lie beside those that its operators lend.
+    pub(crate) cloned: bool,
 }
 
 /// A disk of which no state is kept.
@@ -40,25 +42,27 @@ pub(crate) struct FreezeError {
 impl SliceDevices {
     /// Keeps the state of each disk that is on this slice under this name, all at a time. All slices are at rest. On an error
     /// all are open, or the slice ends: some may have one image more below them then. With `leaves` the VM is to end: an image of a kind
-    /// of which no state can be kept is its own.
+    /// of which no state can be kept is its own. Unless it is to end, a record beside each image that is written names the `writer` from
+    /// now on: whoever restores this VM then fences it.
     ///
     /// # Errors
     /// The first disk of which no state is kept.
     pub(crate) fn freeze(
         &self,
-        channels: &Channels,
+        (channels, writer): (&Channels, Writer),
         (name, leaves): (&str, bool),
         within: Duration,
     ) -> Result<BTreeMap<u16, DiskState>, FreezeError> {
         if let Some((moved, _)) = *lock(&self.moving) {
             return Err(FreezeError { device: moved.device, source: PartError::Turn });
         }
-        let placement = channels.placement.load();
-        let owner = |device: u16| placement.devices().get(usize::from(device)).map(|it| it.owner);
-        let here = self.kept.iter().filter(|(device, _)| owner(**device) == Some(self.local));
+        if !leaves {
+            self.kept.values().for_each(|part| part.is_written_by(writer));
+        }
+        let here = self.kept_here(channels);
         let here = here.filter_map(|(device, part)| {
-            let switch = self.slots.get(usize::from(*device))?.front_end.switch()?;
-            Some((*device, Arc::clone(part), switch))
+            let switch = self.slots.get(usize::from(device))?.front_end.switch()?;
+            Some((device, Arc::clone(part), switch))
         });
         let frozen = freeze_all(here.collect(), (name, leaves), within);
         if let Err(FreezeError { device, source: source @ PartError::Shut(_) }) = &frozen {
@@ -66,6 +70,20 @@ impl SliceDevices {
             channels.event(SliceEvent::Fatal(text));
         }
         frozen
+    }
+
+    /// What is on this slice and has states.
+    fn kept_here(&self, channels: &Channels) -> impl Iterator<Item = (u16, &Arc<dyn RealPart>)> {
+        let placement = channels.placement.load();
+        let owner =
+            move |device: u16| placement.devices().get(usize::from(device)).map(|it| it.owner);
+        let here = self.kept.iter().map(|(device, part)| (*device, part));
+        here.filter(move |(device, _)| owner(*device) == Some(self.local))
+    }
+
+    /// States of these checkpoints are not needed any more. Those of disks on this slice are merged while the guest runs.
+    pub(crate) fn tidy(&self, channels: &Channels, released: &[String]) {
+        self.kept_here(channels).for_each(|(_, part)| part.tidy(released));
     }
 }
 

@@ -188,7 +188,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         symlink(&other, &path).unwrap();
 
-        let Ok(LentThing::File(file)) = found(&lent, "disk", &path) else { panic!() };
+        let Ok(LentThing::Image { file, .. }) = found(&lent, "disk", &path) else { panic!() };
         let mut file = file;
         let mut text = String::new();
         file.rewind().unwrap();

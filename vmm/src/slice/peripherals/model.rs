@@ -50,8 +50,10 @@ pub(super) struct Lending {
 /// What stands behind a name that is lent.
 #[derive(Debug)]
 pub(super) enum LentThing {
-    /// An image, or the file of a console.
+    /// The file of a console.
     File(File),
+    /// An image, and the lowest of its own states: what has its name later is it if that is below it.
+    Image { file: File, root: File },
     /// Number of an interface: another one of the same name has another.
     Interface(u32),
     /// Made when a VM uses it: standard input and output, a socket.
@@ -84,6 +86,8 @@ pub(super) struct Opening<'a> {
     pub(super) writer: Option<Writer>,
     /// What it was at the checkpoint that the VM is restored from.
     pub(super) restored: Option<&'a DiskState>,
+    /// The image of a clone is to be made, beside what is lent.
+    pub(super) cloned: bool,
 }
 
 /// Slices that a device's queues can be at home on.

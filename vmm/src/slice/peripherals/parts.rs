@@ -14,6 +14,7 @@ use super::{SliceDevices, lock};
 use crate::slice::channels::Channels;
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
+use devices::back_end::image::Writer;
 use devices::back_end::image::snapshot::{DiskState, SnapshotError};
 use devices::back_end::sample::{PLACES_MAX, Place, SampleError};
 use devices::back_end::{Disk, DiskShape, Nic, NicShape, SwitchDisk, SwitchNic};
@@ -181,6 +182,16 @@ pub(super) trait RealPart: Debug + Send + Sync {
     ) -> Result<Option<DiskState>, PartError> {
         let _ = (switch, name, leaves, within);
         Ok(None)
+    }
+
+    /// These states of it are not needed any more; what can be merged or removed is, beside the VM that runs.
+    fn tidy(&self, released: &[String]) {
+        let _ = released;
+    }
+
+    /// A state of it is to be kept: whoever has it open from now on is known by this.
+    fn is_written_by(&self, writer: Writer) {
+        let _ = writer;
     }
 
     /// What was closed here is the device of the VM elsewhere.

@@ -10,6 +10,7 @@ use super::parts::RealPart;
 use super::remote::Remote;
 use super::rng::RngSpec;
 use super::vsock::{VsockShape, VsockSpec};
+use devices::back_end::image::snapshot::cloned_from;
 use devices::back_end::{DiskShape, NicShape};
 use devices::virtio::DeviceShape;
 use serde::{Deserialize, Serialize};
@@ -160,6 +161,15 @@ impl DeviceSpec {
     /// True when its rings are read on its own slice, wherever vCPUs are.
     pub(crate) fn has_rings_at_home(&self) -> bool {
         self.rings == Rings::Coherent || self.kind.is_at_owner()
+    }
+}
+
+impl DeviceKind {
+    /// What it is a clone of, by its name.
+    pub(super) fn cloned_from(&self) -> Option<Self> {
+        let Self::Disk(disk) = self else { return None };
+        let path = cloned_from(&disk.path)?;
+        Some(Self::Disk(DiskSpec { path, ..disk.clone() }))
     }
 }
 

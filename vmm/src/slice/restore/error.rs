@@ -57,6 +57,20 @@ pub enum RestoreError {
         /// On the command line.
         asked: String,
     },
+    /// No clone can be called so.
+    #[error("{0:?} cannot be the name of a clone: use letters, digits, '-' and '_', at most 32")]
+    CloneName(String),
+    /// A clone needs what the original has alone.
+    #[error("device {device} cannot be cloned: {why}")]
+    Clone {
+        /// Its number.
+        device: usize,
+        /// Why not.
+        why: &'static str,
+    },
+    /// There is no randomness.
+    #[error("choose an identity for the clone")]
+    Identity(#[source] std::io::Error),
     /// A device is another one.
     #[error("device {device} is not what the guest knows: {why}")]
     Device {

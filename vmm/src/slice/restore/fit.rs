@@ -67,6 +67,7 @@ impl Restored {
     ) -> Result<(), RestoreError> {
         for (device, (shape, known)) in shapes.iter().zip(&self.vm.devices).enumerate() {
             if shape != known {
+                let known = &self.known(known, shape);
                 shape.carries_on(known).map_err(|why| RestoreError::Device { device, why })?;
             }
         }

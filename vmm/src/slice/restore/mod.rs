@@ -9,12 +9,16 @@
 //! their memory engines need not be there again, and the new ones may be of any number. vCPUs, queues and the platform
 //! devices go where the new placement has them.
 
+mod clone;
+mod disks;
 mod error;
 mod fit;
 mod load;
 mod pages;
 mod slice_start;
 
+pub use clone::clone_spec;
+pub use disks::{CheckpointDisks, GivenUp, Outcome};
 pub use error::RestoreError;
 pub(super) use fit::with_interrupts;
 pub(super) use load::Place;
@@ -26,6 +30,7 @@ use super::peripherals::FromCheckpoint;
 use super::saved::{SliceState, check_together};
 use super::spec::VmSpec;
 use checkpoint::{Checkpoint, Key};
+use clone::CloneId;
 use devices::back_end::image::Writer;
 use devices::back_end::image::snapshot::{DiskState, How};
 use migrate::saved::decode;
@@ -63,6 +68,8 @@ pub struct RestoreOptions {
     pub no_disk_guarantee: bool,
     /// The guest runs before its memory is read.
     pub lazy: bool,
+    /// The VM that goes on is another one, and this is what its disks are called: the original may run beside it.
+    pub clone: Option<String>,
 }
 
 impl RestoreOptions {
@@ -86,6 +93,8 @@ pub(super) struct CheckpointName {
     pub(super) no_disk_guarantee: bool,
     /// See [`RestoreOptions::lazy`].
     pub(super) lazy: bool,
+    /// See [`RestoreOptions::clone`].
+    pub(super) clone: Option<CloneId>,
 }
 
 /// A checkpoint that a VM goes on from, open.
@@ -99,6 +108,8 @@ pub(super) struct Restored {
     no_disk_guarantee: bool,
     /// See [`RestoreOptions::lazy`].
     pub(super) lazy: bool,
+    /// Another VM goes on than that of the checkpoint.
+    clone: Option<CloneId>,
     pub(super) vm: Description,
     /// The VM that goes on from it.
     pub(super) identity: Identity,
@@ -119,18 +130,21 @@ impl Restored {
         let slices = checkpoint.contents().parts.iter().map(|part| part.slice);
         let states: Vec<SliceState> = slices.map(read).collect::<Result<_, _>>()?;
         check_together(&states)?;
-        let mut disks = BTreeMap::new();
-        for part in &checkpoint.contents().parts {
-            let bytes = checkpoint.section(part.slice, DISKS)?;
-            let of_slice: DiskStates = decode(&bytes)
-                .map_err(|source| RestoreError::Form { slice: part.slice, source })?;
-            disks.extend(of_slice.disks);
-        }
+        let disks = disks_of(&checkpoint)?.into_iter().collect();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (identity, folder) = (vm.identity.restored(now.as_secs()), folder.to_owned());
-        let (no_disk_guarantee, lazy) = (false, false);
-        let restored =
-            Self { checkpoint, folder, states, disks, no_disk_guarantee, lazy, vm, identity };
+        let (no_disk_guarantee, lazy, clone) = (false, false, None);
+        let restored = Self {
+            checkpoint,
+            folder,
+            states,
+            disks,
+            no_disk_guarantee,
+            lazy,
+            clone,
+            vm,
+            identity,
+        };
         restored.agrees()?;
         Ok(restored)
     }
@@ -150,6 +164,9 @@ impl Restored {
             return Err(RestoreError::Other(restored.folder));
         }
         restored.identity.generation = name.generation;
+        if let Some(id) = name.clone {
+            restored.become_clone_of(id);
+        }
         restored.set_no_disk_guarantee(name.no_disk_guarantee);
         restored.lazy = name.lazy;
         Ok(restored)
@@ -171,14 +188,15 @@ impl Restored {
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
         let (digest, generation) = (self.checkpoint.digest().to_string(), self.identity.generation);
-        let (no_disk_guarantee, lazy) = (self.no_disk_guarantee, self.lazy);
-        Ok(CheckpointName { folder, digest, generation, no_disk_guarantee, lazy })
+        let Self { no_disk_guarantee, lazy, clone, .. } = *self;
+        Ok(CheckpointName { folder, digest, generation, no_disk_guarantee, lazy, clone })
     }
 
     /// What the disks were. Who writes them from now on is a later generation.
     pub(super) fn disks(&self) -> FromCheckpoint {
         let Identity { vm, generation } = self.identity;
-        FromCheckpoint { writer: Some(Writer { vm, generation }), disks: self.disks.clone() }
+        let (writer, cloned) = (Some(Writer { vm, generation }), self.clone.is_some());
+        FromCheckpoint { writer, disks: self.disks.clone(), cloned }
     }
 
     /// What the guest's counter is to show now.
@@ -206,6 +224,18 @@ pub(super) fn opens(folder: &Path) -> Result<(), String> {
 fn open(folder: &Path, secret: Option<&Secret>) -> Result<Checkpoint, RestoreError> {
     let key = secret.map(|secret| secret.derive(Key::of_secret));
     Ok(Checkpoint::open(folder, key.as_ref())?)
+}
+
+/// The states of disks in a checkpoint, with the devices' numbers.
+fn disks_of(checkpoint: &Checkpoint) -> Result<Vec<(u16, DiskState)>, RestoreError> {
+    let mut disks = Vec::new();
+    for part in &checkpoint.contents().parts {
+        let slice = part.slice;
+        let of_slice: DiskStates = decode(&checkpoint.section(slice, DISKS)?)
+            .map_err(|source| RestoreError::Form { slice, source })?;
+        disks.extend(of_slice.disks);
+    }
+    Ok(disks)
 }
 
 fn describe(checkpoint: &Checkpoint) -> Result<Description, RestoreError> {

@@ -34,6 +34,11 @@ pub fn hold(
     state.map_or(Ok(()), |state| verify(options, state, within))?;
     let replaced = state.filter(|state| matches!(state.how, How::Overlay | How::Clone));
     if let Some(state) = replaced {
+        let own = state.path.file_name() == path.file_name();
+        if !own && is_there(path)? {
+            // That of another clone.
+            return Err(SnapshotError::Taken(path.clone()));
+        }
         if !is_there(path)? {
             return Ok(Held(None));
         }

@@ -11,31 +11,44 @@
 //! ```
 //! Between any two steps PATH is there, and is the image or an overlay of what is there: after a crash it opens as it is. A file
 //! that somebody has open stays the same file, so a process of a former generation writes into what was abandoned.
-//! Nothing that a user may need is ever removed.
+//! Nothing that a user may need is ever removed, but for the oldest of more than a few files that were abandoned (`users.rs`).
 //!
 //! Before a revert there is [`hold`]: what can be refused is refused by that, and no file has changed then.
 //!
 //! A raw image cannot become an overlay, as its user would open it as raw. It is cloned ([`How::Clone`]) where the file system
 //! can share blocks (`FICLONE`), and refused elsewhere. What nobody writes is its own state ([`How::Unchanged`]).
 //!
+//! **States that no checkpoint needs** are *released*, and then merged with the one above or removed ([`tidy`](tidy())), while the VM runs.
+//!
+//! **A clone** is another VM that goes on from the same state: its image is another overlay, `IMAGE.clone-NAME`, over it. That state stays for as long as
+//! the clone's image lies over it, whoever deletes the checkpoint.
+//!
 //! **Names.** An overlay names its state without a folder, so that the folder can be moved. An image may name its own states
 //! (`own.rs` beside this folder) without being trusted with other files.
 
 mod chain;
+mod head;
 mod hold;
+mod marks;
+mod merge;
 mod overlay;
 mod revert;
 mod state;
+mod tidy;
+mod users;
 
 #[cfg(test)]
 mod tests;
 
 pub use super::own::IMAGES_MAX;
-pub use chain::follow;
+pub use chain::{follow, root};
 pub use hold::{Held, hold};
+pub use marks::{is_released, release};
 pub use revert::{Reverted, revert, verify};
 pub use state::{Contents, DiskState, How};
+pub use tidy::{Tidied, tidy, tidy_unused};
 
+use super::own::{clone_of, origin};
 use super::record::{GenerationRecord, RECORD_SUFFIX, RecordError, sync_folder};
 use super::{ImageError, ImageFormat, ImageOptions, file};
 use crate::back_end::sample::SampleError;
@@ -86,8 +99,8 @@ pub enum SnapshotError {
     },
     /// Each state makes reading a little slower.
     #[error(
-        "{path} has {images} images, each over the next one, and no more than {IMAGES_MAX} can be: merge some \
-         (qemu-img rebase or convert) while the VM does not run"
+        "{path} has {images} images, each over the next one, and no more than {IMAGES_MAX} can be: delete checkpoints that are \
+         not needed (tessera checkpoint delete), or merge some (qemu-img rebase or convert) while the VM does not run"
     )]
     Deep {
         /// The image.
@@ -112,6 +125,12 @@ pub enum SnapshotError {
     /// The state was moved or removed.
     #[error("{0}, which the checkpoint needs, is not there")]
     Missing(PathBuf),
+    /// Nobody is to go on from it any more.
+    #[error("{0} is not kept any more: its checkpoint was deleted")]
+    Released(PathBuf),
+    /// A VM has it open, or another process tidies up.
+    #[error("{0}: another process has it open")]
+    Untidy(PathBuf),
     /// The state is not what it was.
     #[error("{path} is not what it was at the checkpoint: {why}")]
     Changed {
@@ -291,7 +310,8 @@ fn lay_over(
         return Err(SnapshotError::Deep { path: path.to_owned(), images: images.len() });
     }
     before(Step::Make);
-    let file = overlay::make(next, state, bytes, (old.about, old.about.mode()))?;
+    let cluster = overlay::cluster_of(old.file).map_err(SnapshotError::of("read", path))?;
+    let file = overlay::make(next, state, (bytes, cluster), (old.about, old.about.mode()))?;
     before(Step::Link);
     let linked = keep(path, state, old.file)?;
     before(Step::Rename);
@@ -390,11 +410,24 @@ fn beside(path: &Path, more: &str) -> PathBuf {
     name.into()
 }
 
+/// The image of a clone beside that which it is a clone of, and which its overlay lies over. Nothing: a clone cannot have this name.
+#[must_use]
+pub fn image_of_clone(image: &Path, name: &str) -> Option<PathBuf> {
+    clone_of(image, name)
+}
+
+/// The image that this one is a clone of, by its name.
+#[must_use]
+pub fn cloned_from(image: &Path) -> Option<PathBuf> {
+    origin(image)
+}
+
 /// Whether a state may have this name.
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let reserved = RECORD_SUFFIX.strip_prefix('.') == Some(name)
         || name == "next"
-        || name.starts_with("abandoned-");
+        || name.starts_with("abandoned-")
+        || name.starts_with("clone-");
     !reserved && !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(allowed)
 }

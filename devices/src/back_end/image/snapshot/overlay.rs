@@ -1,6 +1,7 @@
 //! Empty qcow2 images over another one, and what the head of one says.
 
 use super::SnapshotError;
+use super::head::Head;
 use crate::back_end::image::engine::runtime;
 use imago::StorageOpenOptions;
 use imago::file::File as PlainFile;
@@ -11,6 +12,9 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+/// As QEMU and imago have them unless they are told otherwise.
+pub(super) const CLUSTER_BYTES: usize = 64 << 10;
 
 /// A file that was not there, in the place of one that nobody came to use.
 pub(super) fn new_file(path: &Path, mode: u32) -> io::Result<File> {
@@ -23,12 +27,17 @@ pub(super) fn new_file(path: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// An empty overlay of so many bytes at `path` over the qcow2 image `below`, which will be beside it. It is durable, and
-/// belongs to whom that belongs to.
+/// Bytes of the clusters of a qcow2 image. What lies over it has as large ones: each can then be put there as a whole, by a merge.
+pub(super) fn cluster_of(file: &File) -> io::Result<usize> {
+    Ok(Head::read(file)?.map_or(CLUSTER_BYTES, |head| head.cluster_bytes()))
+}
+
+/// An empty overlay of so many bytes at `path`, with such clusters, over the qcow2 image `below`, which will be beside it. It is durable,
+/// and belongs to whom that belongs to.
 pub(super) fn make(
     path: &Path,
     below: &Path,
-    bytes: u64,
+    (bytes, cluster): (u64, usize),
     (about, mode): (&Metadata, u32),
 ) -> Result<File, SnapshotError> {
     let failed = SnapshotError::of("make", path);
@@ -40,18 +49,23 @@ pub(super) fn make(
     let owner = (Uid::from_raw(about.uid()), Gid::from_raw(about.gid()));
     // Who may not give files away keeps it; the VM's user can write it then as well.
     let _ = fchown(&file, Some(owner.0), Some(owner.1));
-    create(&file, path, name, bytes).map_err(&failed)?;
+    create(&file, path, (name, cluster), bytes).map_err(&failed)?;
     file.sync_all().map_err(&failed)?;
     Ok(file)
 }
 
-fn create(file: &File, path: &Path, below: String, bytes: u64) -> io::Result<()> {
+fn create(
+    file: &File,
+    path: &Path,
+    (below, cluster): (String, usize),
+    bytes: u64,
+) -> io::Result<()> {
     let storage = storage(file, path, true)?;
-    let builder = Qcow2::<PlainFile>::create_builder(storage).size(bytes);
+    let builder = Qcow2::<PlainFile>::create_builder(storage).size(bytes).cluster_size(cluster);
     runtime()?.block_on(builder.backing(below, "qcow2".to_owned()).create())
 }
 
-fn storage(file: &File, path: &Path, writable: bool) -> io::Result<PlainFile> {
+pub(super) fn storage(file: &File, path: &Path, writable: bool) -> io::Result<PlainFile> {
     let options = StorageOpenOptions::new().filename(path).write(writable).direct(false);
     PlainFile::from_open_file(file.try_clone()?, options)
 }

@@ -1,10 +1,10 @@
 //! An image as it was at a checkpoint.
 
-use super::super::own::is_own;
+use super::super::own::{may_name, origin};
 use super::super::record::{GenerationRecord, sync_folder};
 use super::super::{ImageDisk, ImageOptions};
 use super::state::{DiskState, How, abandoned, modified_ns};
-use super::{Before, SnapshotError, Step, beside, chain, clone_as, exclusively, overlay};
+use super::{Before, SnapshotError, Step, beside, chain, clone_as, exclusively, marks, overlay};
 use crate::back_end::Disk;
 use crate::back_end::sample::sample;
 use std::fs::{self, File};
@@ -41,7 +41,7 @@ pub fn verify(
     }
     let file = state.file_beside(path);
     let kept = matches!(state.how, How::Overlay | How::Clone);
-    if kept && !options.other_files && !is_own(path, &file) {
+    if kept && !options.other_files && !may_name(path, &file) {
         return unlike("the name of its state begins with another name");
     }
     let left = state.how == How::Left;
@@ -59,7 +59,12 @@ pub fn verify(
         }
         about => about.map_err(SnapshotError::of("look at", &file))?,
     };
-    if about.is_file() && about.len() != state.file_bytes {
+    if kept && marks::is_released(&file) {
+        return Err(SnapshotError::Released(file));
+    }
+    // Another file under this name is a copy, or what a merge has made of it: it is told by what it contains.
+    let is_same = about.is_file() && (left || about.ino() == state.inode);
+    if is_same && about.len() != state.file_bytes {
         return changed("its file has another length");
     }
     // Whoever has it open for writing may write what is there, to find out alignments.
@@ -111,10 +116,20 @@ pub(super) fn revert_before(
         return Err(SnapshotError::SymbolicLink(path.clone()));
     }
     let next = beside(path, ".next");
+    // It may have been released just now.
+    let state_is_kept = || match marks::is_released(&kept) {
+        true => Err(SnapshotError::Released(kept.clone())),
+        false => Ok(()),
+    };
     // What a record is for must be there. Where nothing is, there is nobody to fence.
     let record = options.record.filter(|_| path.exists());
     let record = record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
+    // A clone lies over states of another image, whose VM may be about to merge them.
+    let other = origin(path).filter(|other| other.exists());
+    let other = other.map(|other| GenerationRecord::watch(&other, None)).transpose()?.flatten();
+    let _names = other.as_ref().map(GenerationRecord::exclusively).transpose()?;
     exclusively(record.as_ref(), || {
+        state_is_kept()?;
         replace(path, (state, &kept, &next), generation, before).inspect_err(|_| {
             // It was never used. Where it is not, there is nothing to remove.
             let _ = fs::remove_file(&next);
@@ -159,7 +174,8 @@ fn over(
 ) -> Result<File, SnapshotError> {
     let below = chain::has_room(path, kept)?;
     let about = below.metadata().map_err(SnapshotError::of("look at", kept))?;
-    overlay::make(next, kept, state.bytes, (&about, state.mode))
+    let cluster = overlay::cluster_of(&below).map_err(SnapshotError::of("read", kept))?;
+    overlay::make(next, kept, (state.bytes, cluster), (&about, state.mode))
 }
 
 /// Gives what is at PATH another name.

@@ -116,7 +116,8 @@ impl DiskState {
     }
 
     /// The name under which it was frozen, if it was.
-    fn name(&self) -> Option<&str> {
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
         let image = self.path.file_name()?.to_str()?;
         self.file.as_deref()?.strip_prefix(image)?.strip_prefix('.')
     }

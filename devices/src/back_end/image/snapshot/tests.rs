@@ -16,16 +16,16 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
-const BYTES: u64 = 2 << 20;
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const BYTES: u64 = 2 << 20;
 const STEPS: [Step; 5] = [Step::Make, Step::Link, Step::Rename, Step::Protect, Step::SyncFolder];
 
-fn qcow2(path: &Path) -> ImageOptions {
+pub(super) fn qcow2(path: &Path) -> ImageOptions {
     ImageOptions::new(path, ImageFormat::Qcow2)
 }
 
 /// All of a disk.
-fn all(disk: &dyn Disk) -> Vec<u8> {
+pub(super) fn all(disk: &dyn Disk) -> Vec<u8> {
     let bytes = u32::try_from(disk.shape().bytes()).unwrap();
     match ask(disk, DiskRequest::Read { sector: 0, bytes }) {
         DiskReply::Done(data) => data,
@@ -34,12 +34,12 @@ fn all(disk: &dyn Disk) -> Vec<u8> {
 }
 
 /// What is in a file of an image.
-fn contents(options: &ImageOptions, at: &Path) -> Vec<u8> {
+pub(super) fn contents(options: &ImageOptions, at: &Path) -> Vec<u8> {
     let at = Some(at.to_owned());
     all(&open_again(&ImageOptions { at, read_only: true, record: None, ..options.clone() }))
 }
 
-fn write(disk: &dyn Disk, model: &mut [u8], (sector, sectors, fill): (u64, u64, u8)) {
+pub(super) fn write(disk: &dyn Disk, model: &mut [u8], (sector, sectors, fill): (u64, u64, u8)) {
     let data = written(fill, sectors * 512);
     let at = usize::try_from(sector * 512).unwrap();
     model[at..at + data.len()].copy_from_slice(&data);
@@ -47,7 +47,9 @@ fn write(disk: &dyn Disk, model: &mut [u8], (sector, sectors, fill): (u64, u64, 
 }
 
 /// Again if another test is between fork and exec, and has copies of all locks.
-fn try_again<T>(mut run: impl FnMut() -> Result<T, SnapshotError>) -> Result<T, SnapshotError> {
+pub(super) fn try_again<T>(
+    mut run: impl FnMut() -> Result<T, SnapshotError>,
+) -> Result<T, SnapshotError> {
     let deadline = Instant::now() + LIMIT;
     loop {
         match run() {
@@ -64,14 +66,14 @@ fn try_again<T>(mut run: impl FnMut() -> Result<T, SnapshotError>) -> Result<T, 
 }
 
 /// Closes a disk and freezes its image.
-fn freeze_closed(options: &ImageOptions, disk: ImageDisk, name: &str) -> Frozen {
+pub(super) fn freeze_closed(options: &ImageOptions, disk: ImageDisk, name: &str) -> Frozen {
     assert_eq!(ask(&disk, DiskRequest::Flush), done());
     let contents = Contents::of(&disk, &[], LIMIT).unwrap();
     drop(disk);
     try_again(|| freeze(options, name, &contents)).unwrap()
 }
 
-fn revert_to(options: &ImageOptions, state: &DiskState, generation: u64) -> Reverted {
+pub(super) fn revert_to(options: &ImageOptions, state: &DiskState, generation: u64) -> Reverted {
     try_again(|| revert(options, state, generation, LIMIT)).unwrap()
 }
 
@@ -123,7 +125,7 @@ proptest! {
 }
 
 /// A disk that was written, and its contents.
-fn disk_with(options: &ImageOptions, fill: u8) -> (ImageDisk, Vec<u8>) {
+pub(super) fn disk_with(options: &ImageOptions, fill: u8) -> (ImageDisk, Vec<u8>) {
     let disk = open_again(options);
     let mut model = all(&disk);
     write(&disk, &mut model, (u64::from(fill), 40, fill));
@@ -565,8 +567,8 @@ fn image_that_was_made_to_name_files_gets_no_others_than_its_states() {
         refused("another format");
         // One that is over itself, for ever.
         let about = fs::metadata(&path).unwrap();
-        drop(overlay::make(&state, &state, BYTES, (&about, 0o644)).unwrap());
-        drop(overlay::make(&path, &state, BYTES, (&about, 0o644)).unwrap());
+        drop(overlay::make(&state, &state, (BYTES, 65_536), (&about, 0o644)).unwrap());
+        drop(overlay::make(&path, &state, (BYTES, 65_536), (&about, 0o644)).unwrap());
         refused("more than 64 images");
     }
 }

@@ -21,8 +21,12 @@ impl Quiesce {
         let mut disks = DiskStates::default();
         if let (Some(devices), false) = (devices, part.disks == DiskPolicy::Leave) {
             let leaves = part.disks == DiskPolicy::KeepOrEnd;
-            let frozen = devices.freeze(channels, (&part.disk_name(), leaves), within)?;
+            let frozen =
+                devices.freeze((channels, part.vm), (&part.disk_name(), leaves), within)?;
             disks.disks.extend(frozen);
+            if !leaves {
+                devices.tidy(channels, &part.released_names());
+            }
         }
         let here = state.memory.as_ref().map(NodeState::here);
         match (part.protected.take(), here) {

@@ -98,7 +98,9 @@ impl Model for ConsoleSpec {
         let failed = OpenError::of(WHAT);
         let file = match opening.lent {
             Some(LentThing::File(file)) => Some(file.try_clone().map_err(OpenError::of(WHAT))?),
-            Some(LentThing::Interface(_) | LentThing::Later) | None => None,
+            Some(LentThing::Image { .. } | LentThing::Interface(_) | LentThing::Later) | None => {
+                None
+            }
         };
         let terminal = Terminal::open(&self.end, file, Arc::clone(opening.panicked));
         Ok(((), Arc::new(OpenConsole(Arc::new(terminal.map_err(failed)?)))))

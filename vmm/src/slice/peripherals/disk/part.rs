@@ -7,6 +7,7 @@
 //!   open --freeze: close, keep the state, reopen: an overlay over it--> open
 //!   held (the VM is restored) --put_back: what it was at the checkpoint--> open
 //! ```
+//! With its first state the generation that writes it is recorded beside it, so that who restores the VM can fence this one.
 //! A file that was found is opened again, whatever has its name later. But an image that was frozen is another file then: the
 //! host that froze it has that file, and another host takes what has the name if it is an overlay over what it has found.
 
@@ -16,14 +17,18 @@ use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, REOPEN_AGAIN, REOPEN_LIMIT, RealPart, Switch};
 use super::super::remote::Remote;
 use super::pending::Pending;
+use super::tidying::Tidying;
 use super::{DiskSpec, Model, WHAT};
 use crate::slice::one_line;
 use devices::back_end::image::snapshot::{self, Contents, DiskState, Frozen, SnapshotError};
-use devices::back_end::image::{ImageDisk, ImageError, ImageFormat, ImageOptions, RecordError};
+use devices::back_end::image::{
+    ImageDisk, ImageError, ImageFormat, ImageOptions, RecordError, Writer,
+};
 use devices::back_end::sample::{Place, sample};
 use devices::back_end::{Disk, DiskReply, DiskRequest, DiskShape, SwitchDisk};
 use devices::{Fence, Standing};
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,12 +40,50 @@ use std::time::{Duration, Instant};
 /// For a look at an image before the VM is there.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
+/// A file that was found for an image.
+#[derive(Clone, Debug)]
+struct Found {
+    file: Arc<File>,
+    /// The lowest of its own states. What has the name later is opened only if it is this, or lies over it: states in between come and go.
+    root: Arc<File>,
+}
+
+impl Found {
+    fn of(options: &ImageOptions, file: File) -> io::Result<Self> {
+        let root = match options.format {
+            ImageFormat::Qcow2 => snapshot::root(&options.path, &file).ok(),
+            ImageFormat::Raw => None,
+        };
+        let root = root.map_or_else(|| file.try_clone(), Ok)?;
+        Ok(Self { file: Arc::new(file), root: Arc::new(root) })
+    }
+
+    /// What has the name of the image, if it is this or lies over it; or this file.
+    fn follow(&self, options: &ImageOptions) -> Arc<File> {
+        let followed = match options.format {
+            ImageFormat::Qcow2 => snapshot::follow(&options.path, &self.root).ok().flatten(),
+            ImageFormat::Raw => None,
+        };
+        followed.map_or_else(|| Arc::clone(&self.file), Arc::new)
+    }
+}
+
+/// Who writes an image.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    writer: Writer,
+    /// A record beside the image has said so.
+    recorded: bool,
+}
+
 /// The way to an image on this host.
 #[derive(Debug)]
 pub(super) struct DiskPart {
     options: ImageOptions,
-    /// What was found first. What has the name later is opened only if it is this, or an overlay over it.
-    found: Mutex<Arc<File>>,
+    /// Who writes it, of a VM that had no checkpoint when it was opened: said by the first one, and kept once a state is.
+    writer: Mutex<Option<Said>>,
+    /// What was found first.
+    found: Mutex<Found>,
     /// What was found is the state of a checkpoint: an image is still to be made of it.
     is_state: AtomicBool,
     /// What becomes of the image when the guest goes on.
@@ -49,34 +92,49 @@ pub(super) struct DiskPart {
     held: Mutex<Arc<File>>,
     /// Opened, and not yet the disk of the VM.
     aside: Mutex<Option<ImageDisk>>,
+    /// States below it that are not needed any more are merged.
+    tidying: Tidying,
 }
 
 impl DiskPart {
     /// Finds the file. Nothing is locked or written.
     pub(super) fn new(spec: &DiskSpec, opening: &Opening<'_>) -> Result<Self, OpenError> {
-        let file = match opening.lent {
-            Some(LentThing::File(file)) => file.try_clone(),
+        let options = spec.options(opening);
+        let found = match opening.lent {
+            Some(LentThing::Image { file, root }) => file.try_clone().and_then(|file| {
+                Ok(Found { file: Arc::new(file), root: Arc::new(root.try_clone()?) })
+            }),
             // A FIFO or a device of another kind must not block or start anything.
-            _ => File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&spec.path),
+            _ => File::options()
+                .read(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(&spec.path)
+                .and_then(|file| Found::of(&options, file)),
         };
-        let file = file.map_err(|error| {
+        let found = found.map_err(|error| {
             OpenError::of(WHAT)(format!("open image {}: {error}", spec.path.display()))
         })?;
-        let options = spec.options(opening);
-        let held = follow(&options, &file)?;
-        Ok(Self::of(options, (Arc::new(file), held), false))
+        let held = found.follow(&options);
+        Ok(Self::of(options, (found, held), false))
     }
 
     /// The same with the state of a checkpoint, of which an image is made later, perhaps by another slice.
-    pub(super) fn of_state(spec: &DiskSpec, opening: &Opening<'_>, state: File) -> Self {
-        let state = Arc::new(state);
-        Self::of(spec.options(opening), (Arc::clone(&state), state), true)
+    pub(super) fn of_state(
+        spec: &DiskSpec,
+        opening: &Opening<'_>,
+        state: File,
+    ) -> Result<Self, OpenError> {
+        let options = spec.options(opening);
+        let state = Found::of(&options, state).map_err(OpenError::of(WHAT))?;
+        let held = Arc::clone(&state.file);
+        Ok(Self::of(options, (state, held), true))
     }
 
-    fn of(options: ImageOptions, (found, held): (Arc<File>, Arc<File>), is_state: bool) -> Self {
+    fn of(options: ImageOptions, (found, held): (Found, Arc<File>), is_state: bool) -> Self {
         let (found, held) = (Mutex::new(found), Mutex::new(held));
-        let (pending, aside) = (Mutex::default(), Mutex::default());
-        Self { options, found, is_state: is_state.into(), pending, held, aside }
+        let (writer, pending, aside) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (is_state, tidying) = (is_state.into(), Tidying::default());
+        Self { options, writer, found, is_state, pending, held, aside, tidying }
     }
 
     /// With what becomes of it when the guest goes on.
@@ -88,7 +146,9 @@ impl DiskPart {
     pub(super) fn put_back(&self, switch: &SwitchDisk) -> Result<(), OpenError> {
         let Some(pending) = lock(&self.pending).take() else { return Ok(()) };
         if let Some(file) = pending.put_back(&self.options)?.map(Arc::new) {
-            (*lock(&self.found), *lock(&self.held)) = (Arc::clone(&file), file);
+            // It lies over the state that was found.
+            lock(&self.found).file = Arc::clone(&file);
+            *lock(&self.held) = file;
         }
         self.is_state.store(false, Ordering::Release);
         let image = self.open_image(&self.held())?;
@@ -103,20 +163,16 @@ impl DiskPart {
         Arc::clone(&lock(&self.held))
     }
 
-    /// What is to be opened here, after another host may have frozen it.
-    fn follow(&self, from: &File) -> Result<Arc<File>, OpenError> {
-        follow(&self.options, from)
-    }
-
     /// What of the image is there before the VM is.
-    fn there(&self) -> Result<Arc<File>, OpenError> {
-        let found = Arc::clone(&lock(&self.found));
-        if self.is_state.load(Ordering::Acquire) { Ok(found) } else { self.follow(&found) }
+    fn there(&self) -> Arc<File> {
+        let found = lock(&self.found).clone();
+        if self.is_state.load(Ordering::Acquire) { found.file } else { found.follow(&self.options) }
     }
 
     fn options_at(&self, file: &File) -> ImageOptions {
         let at = Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
-        ImageOptions { at, ..self.options.clone() }
+        let record = self.options.record.or_else(|| lock(&self.writer).map(|said| said.writer));
+        ImageOptions { at, record, ..self.options.clone() }
     }
 
     /// Opens it for use. That alone may rewrite blocks near its start, to find out alignments, so a slice that has been given
@@ -132,7 +188,7 @@ impl DiskPart {
 
     /// What it is. It is neither written nor locked.
     pub(super) fn look(&self) -> Result<DiskShape, OpenError> {
-        let file = self.there()?;
+        let file = self.there();
         let shape = self.look_at(&file)?.shape();
         // States are not written; what is made of one is.
         let written = self.is_state.load(Ordering::Acquire) || is_writable(&file)?;
@@ -163,34 +219,22 @@ impl DiskPart {
                 if let Some(file) = file {
                     *lock(&self.held) = Arc::new(file);
                 }
+                lock(&self.writer).iter_mut().for_each(|said| said.recorded = true);
                 Ok(state)
             }
             Err(error) => {
+                // Perhaps because no record can be made. It is opened again without one, as it was.
+                lock(&self.writer).take_if(|said| !said.recorded);
                 // Its names may have changed before it failed.
-                if let Ok(file) = self.follow(&held) {
-                    *lock(&self.held) = file;
-                }
+                let found = Found { file: held, ..lock(&self.found).clone() };
+                *lock(&self.held) = found.follow(&self.options);
                 Err(error)
             }
         }
     }
-}
 
-impl RealPart for DiskPart {
-    fn sample(&self) -> Result<String, PartError> {
-        let image = self.look_at(&*self.there()?)?;
-        let sum = sample(&image, &Place::spread(&image.shape()), LOOK_LIMIT)?;
-        Ok(sum.iter().map(|byte| format!("{byte:02x}")).collect())
-    }
-
-    fn check(&self) -> Result<(), PartError> {
-        // The VM goes on: another slice has made an image of it.
-        self.is_state.store(false, Ordering::Release);
-        self.look()?;
-        Ok(())
-    }
-
-    fn close(&self, switch: &Switch, within: Duration) -> Result<ClosedPart, PartError> {
+    /// Closes it, and goes on below it.
+    fn close_here(&self, switch: &Switch, within: Duration) -> Result<ClosedPart, PartError> {
         let Switch::Disk(switch) = switch else { return Err(PartError::Turn) };
         let disk = switch.behind().ok_or(PartError::Turn)?;
         let deadline = Instant::now() + within;
@@ -204,13 +248,33 @@ impl RealPart for DiskPart {
         drop(disk);
         Ok(ClosedPart::Disk { shape: switch.shape(), places, sample })
     }
+}
+
+impl RealPart for DiskPart {
+    fn sample(&self) -> Result<String, PartError> {
+        let image = self.look_at(&self.there())?;
+        let sum = sample(&image, &Place::spread(&image.shape()), LOOK_LIMIT)?;
+        Ok(sum.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    fn check(&self) -> Result<(), PartError> {
+        // The VM goes on: another slice has made an image of it.
+        self.is_state.store(false, Ordering::Release);
+        self.look()?;
+        Ok(())
+    }
+
+    fn close(&self, switch: &Switch, within: Duration) -> Result<ClosedPart, PartError> {
+        // The next host is to find what was written here, and to be alone with it.
+        self.tidying.stop();
+        self.close_here(switch, within)
+    }
 
     fn open(&self, closed: &ClosedPart, within: Duration) -> Result<(), PartError> {
         let ClosedPart::Disk { shape, places, sample: expected } = closed else {
             return Err(PartError::Differs("it is no disk".into()));
         };
-        let found = Arc::clone(&lock(&self.found));
-        let file = self.follow(&found)?;
+        let file = lock(&self.found).clone().follow(&self.options);
         let image = self.open_image(&file)?;
         DiskSpec::carries_on(&image.shape(), shape).map_err(PartError::Differs)?;
         if sample(&image, places, within)? != *expected {
@@ -240,7 +304,7 @@ impl RealPart for DiskPart {
         (name, leaves): (&str, bool),
         within: Duration,
     ) -> Result<Option<DiskState>, PartError> {
-        let ClosedPart::Disk { shape, places, sample } = self.close(switch, within)? else {
+        let ClosedPart::Disk { shape, places, sample } = self.close_here(switch, within)? else {
             return Err(PartError::Turn);
         };
         let contents = Contents { bytes: shape.bytes(), places, sample };
@@ -261,6 +325,20 @@ impl RealPart for DiskPart {
         Ok(Some(kept?))
     }
 
+    fn tidy(&self, released: &[String]) {
+        // By its path: the file that is open is not the only one.
+        let record = self.options_at(&self.held()).record;
+        let options = ImageOptions { at: None, record, ..self.options.clone() };
+        self.tidying.start(options, released);
+    }
+
+    fn is_written_by(&self, writer: Writer) {
+        let mut said = lock(&self.writer);
+        if self.options.record.is_none() && said.is_none() {
+            *said = Some(Said { writer, recorded: false });
+        }
+    }
+
     fn take_over(&self, switch: &Switch, at: &Remote<'_>) -> Result<(), PartError> {
         let (Switch::Disk(switch), Some(image)) = (switch, lock(&self.aside).take()) else {
             return Err(PartError::Turn);
@@ -272,20 +350,10 @@ impl RealPart for DiskPart {
     }
 }
 
-/// What has the name of the image, if it is this file or an overlay over it; or this file.
-fn follow(options: &ImageOptions, from: &File) -> Result<Arc<File>, OpenError> {
-    let followed = match options.format {
-        ImageFormat::Qcow2 => snapshot::follow(&options.path, from).ok().flatten(),
-        ImageFormat::Raw => None,
-    };
-    let file = followed.map_or_else(|| from.try_clone(), Ok);
-    Ok(Arc::new(file.map_err(OpenError::of(WHAT))?))
-}
-
 /// Opening for writing changes nothing.
 fn is_writable(file: &File) -> Result<bool, OpenError> {
-    let locked = |error: &std::io::Error| {
-        use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    let locked = |error: &io::Error| {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
         matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
     };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());

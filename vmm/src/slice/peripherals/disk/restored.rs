@@ -44,7 +44,7 @@ impl DiskSpec {
         let part = match state.as_ref().filter(|state| state.file.is_some()) {
             Some(state) => {
                 let file = open(&options, state).map_err(OpenError::of(WHAT))?;
-                DiskPart::of_state(self, opening, file)
+                DiskPart::of_state(self, opening, file)?
             }
             None => DiskPart::new(self, opening)?,
         };
@@ -67,16 +67,17 @@ impl DiskSpec {
 
     /// That what has the name is what is lent, or was made of it by freezing: names are about to be changed.
     fn is_lent(&self, opening: &Opening<'_>) -> Result<(), OpenError> {
-        let Some(LentThing::File(lent)) = opening.lent else { return Ok(()) };
+        let Some(LentThing::Image { file: lent, root }) = opening.lent else { return Ok(()) };
+        let origin = snapshot::cloned_from(&self.path).filter(|_| opening.cloned);
+        let path = origin.as_ref().unwrap_or(&self.path);
         let number = |file: &File| file.metadata().map(|it| (it.dev(), it.ino()));
-        let there = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&self.path);
+        let there = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let same = there.and_then(|there| Ok(number(&there)? == number(lent)?));
-        if same.is_ok_and(|same| same)
-            || snapshot::follow(&self.path, lent).is_ok_and(|it| it.is_some())
+        if same.is_ok_and(|same| same) || snapshot::follow(path, root).is_ok_and(|it| it.is_some())
         {
             return Ok(());
         }
-        let text = format!("{} is another file than the one that is lent", self.path.display());
+        let text = format!("{} is another file than the one that is lent", path.display());
         Err(OpenError::of(WHAT)(text))
     }
 }

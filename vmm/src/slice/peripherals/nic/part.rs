@@ -230,9 +230,19 @@ mod tests {
         let (number, vcpus, on_full) = (0, 1, OnFull::Report);
         let (fence, panicked) = (&fence, &panicked);
         let (moves, lent) = (true, None);
-        let (writer, restored) = (None, None);
-        let opening =
-            Opening { number, vcpus, fence, on_full, panicked, moves, lent, writer, restored };
+        let (writer, restored, cloned) = (None, None, false);
+        let opening = Opening {
+            number,
+            vcpus,
+            fence,
+            on_full,
+            panicked,
+            moves,
+            lent,
+            writer,
+            restored,
+            cloned,
+        };
         NicPart::new(&NicSpec { tap: tap.to_owned(), mac: Some(mac) }, &opening)
     }
 

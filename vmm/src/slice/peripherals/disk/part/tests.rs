@@ -45,7 +45,19 @@ fn with<T>(how: &As<'_>, open: impl FnOnce(&Opening<'_>) -> T) -> T {
     let (number, vcpus, on_full) = (0, 1, OnFull::Report);
     let (fence, panicked) = (&fence, &panicked);
     let (moves, As { lent, writer, restored }) = (true, *how);
-    open(&Opening { number, vcpus, fence, on_full, panicked, moves, lent, writer, restored })
+    let cloned = false;
+    open(&Opening {
+        number,
+        vcpus,
+        fence,
+        on_full,
+        panicked,
+        moves,
+        lent,
+        writer,
+        restored,
+        cloned,
+    })
 }
 
 fn spec(path: &Path, format: DiskFormat) -> DiskSpec {
@@ -229,6 +241,45 @@ fn disk_goes_on_after_it_was_frozen_and_is_restored_as_it_was() {
     assert!(one_line(&refused).contains("it was restored elsewhere"), "{}", one_line(&refused));
 }
 
+/// A VM that has begun has no record. Its first state makes one, which fences it although it stands still with its image open.
+#[test]
+fn process_of_the_first_generation_is_fenced_from_its_first_state_on() {
+    let folder = Folder::new("first");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    let record = folder.0.join("disk.tessera");
+    assert!(!record.exists());
+    part.is_written_by(Writer { vm: [3; 16], generation: 0 });
+    let state = freeze(&part, &disk, "one");
+    assert!(record.exists());
+    assert_eq!(ask(&*disk, write(5, 2)), DiskReply::Done(Vec::new()));
+
+    let writer = Some(Writer { vm: [3; 16], generation: 1 });
+    let restored = As { writer, restored: Some(&state), ..PLAIN };
+    let (new, _) = open(&path, &restored).unwrap();
+    assert_eq!(read(&*new, 5), 1);
+    sleep(Duration::from_millis(101));
+    assert_eq!(ask(&*disk, write(5, 8)), DiskReply::Failed);
+    assert_eq!(read(&*new, 5), 1);
+}
+
+/// Where no record can be, the image goes on without one, and there is no state.
+#[test]
+fn disk_without_a_record_beside_it_goes_on_and_has_no_state() {
+    let folder = Folder::new("no-record");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    fs::create_dir(folder.0.join("disk.tessera")).unwrap();
+    let (disk, part) = open(&path, &PLAIN).unwrap();
+    part.is_written_by(Writer { vm: [3; 16], generation: 0 });
+    let refused = part.freeze(&Switch::Disk(Arc::clone(&disk)), ("one", false), LIMIT).unwrap_err();
+    assert!(one_line(&refused).contains("the record"), "{refused:?}");
+    assert_eq!(ask(&*disk, write(5, 1)), DiskReply::Done(Vec::new()));
+    assert_eq!(read(&*disk, 5), 1);
+}
+
 #[test]
 fn disk_that_cannot_be_frozen_is_open_as_it_was() {
     let folder = Folder::new("not-frozen");
@@ -247,12 +298,51 @@ fn disk_that_cannot_be_frozen_is_open_as_it_was() {
     assert!(matches!(nowhere, Err(PartError::Turn)));
 }
 
+fn lend(path: &Path) -> LentThing {
+    (DiskSpec::LENDING.unwrap().open)(&format!("rw:{}", path.display())).unwrap()
+}
+
+/// What was lent is one of the states that are merged away meanwhile.
+#[test]
+fn host_that_stands_by_follows_a_disk_whose_states_come_and_go() {
+    let folder = Folder::new("long-life");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let first = As { writer: Some(Writer { vm: [3; 16], generation: 0 }), ..PLAIN };
+    let (disk, here) = open(&path, &first).unwrap();
+    freeze(&here, &disk, "c0");
+    // By now the image lies over a state.
+    let lent = lend(&path);
+    let spec = spec(&path, DiskFormat::Qcow2);
+    let there =
+        with(&As { lent: Some(&lent), ..first }, |opening| DiskPart::new(&spec, opening).unwrap());
+    for number in 1..6_u8 {
+        assert_eq!(ask(&*disk, write(u64::from(number), number)), DiskReply::Done(Vec::new()));
+        freeze(&here, &disk, &format!("c{number}"));
+        let released = [format!("c{}", number - 1)];
+        here.tidy(&released);
+        let mark = folder.0.join(format!("disk.c{}", number - 1));
+        let deadline = Instant::now() + LIMIT;
+        while mark.exists() {
+            assert!(Instant::now() < deadline, "it is not merged");
+            here.tidy(&[]);
+            sleep(Duration::from_millis(5));
+        }
+    }
+    let switch = Switch::Disk(Arc::clone(&disk));
+    let closed = here.close(&switch, LIMIT).unwrap();
+    there.open(&closed, LIMIT).unwrap();
+    let image = lock(&there.aside).take().unwrap();
+    assert!(!image.shape().read_only);
+    (1..6_u8).for_each(|number| assert_eq!(read(&image, u64::from(number)), number));
+}
+
 #[test]
 fn host_that_stands_by_opens_the_overlay_of_a_disk_that_was_frozen_elsewhere() {
     let folder = Folder::new("follows");
     let path = folder.0.join("disk");
     qcow2(&path);
-    let lent = LentThing::File(File::options().read(true).write(true).open(&path).unwrap());
+    let lent = lend(&path);
     let lent = As { lent: Some(&lent), ..PLAIN };
     let spec = spec(&path, DiskFormat::Qcow2);
     let there = with(&lent, |opening| DiskPart::new(&spec, opening).unwrap());
@@ -378,7 +468,7 @@ fn image_that_is_not_the_one_that_is_lent_is_not_reverted() {
     drop((disk, part));
     let other = folder.0.join("other");
     qcow2(&other);
-    let lent = LentThing::File(File::open(&other).unwrap());
+    let lent = lend(&other);
     let restored = As { lent: Some(&lent), restored: Some(&state), ..PLAIN };
     let refused = one_line(&open(&path, &restored).map(drop).unwrap_err());
     assert!(refused.contains("is another file than the one that is lent"), "{refused}");

@@ -1,0 +1,82 @@
+//! What the head of a qcow2 file says, read without opening it as an image.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+const MAGIC: &[u8; 4] = b"QFI\xfb";
+/// Of version 2; what a later one has behind it is read if it is there.
+const HEAD_BYTES: usize = 72;
+const LONGEST_HEAD: usize = 104;
+/// By the format.
+const NAME_BYTES_MAX: u32 = 1023;
+const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
+
+/// The head of a qcow2 file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// What it names as the image below it.
+    pub(super) below: Option<String>,
+    cluster_bits: u32,
+    /// Its clusters are only its own, and it has nothing that not every program knows.
+    pub(super) is_plain: bool,
+}
+
+impl Head {
+    /// None: it is no qcow2 file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn read(file: &File) -> io::Result<Option<Self>> {
+        let mut bytes = [0; LONGEST_HEAD];
+        let length = read_at(file, &mut bytes, 0)?;
+        if length < HEAD_BYTES || !bytes.starts_with(MAGIC) {
+            return Ok(None);
+        }
+        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|byte| bytes[at + byte]));
+        let double = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        let (version, cluster_bits, name_bytes) = (word(4), word(20), word(16));
+        if !CLUSTER_BITS.contains(&cluster_bits) || name_bytes > NAME_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a head of a qcow2 image"));
+        }
+        let below = match (double(8), name_bytes) {
+            (0, _) | (_, 0) => None,
+            (at, count) => {
+                let mut name = vec![0; usize::try_from(count).unwrap_or(0)];
+                let read = read_at(file, &mut name, at)?;
+                name.truncate(read);
+                let name = String::from_utf8(name).map_err(io::Error::other)?;
+                // As imago takes it off, and QEMU.
+                Some(name.strip_prefix("file:").map_or_else(|| name.clone(), str::to_owned))
+            }
+        };
+        // No snapshots within, and of what cannot be ignored nothing but the mark of one that was not closed.
+        let (snapshots, incompatible) = (word(60), if version < 3 { 0 } else { double(72) });
+        let is_plain = snapshots == 0 && incompatible & !1 == 0;
+        Ok(Some(Self { below, cluster_bits, is_plain }))
+    }
+
+    pub(super) fn cluster_bytes(&self) -> usize {
+        1 << self.cluster_bits
+    }
+}
+
+fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut length = 0;
+    while length < bytes.len() {
+        match file.read_at(&mut bytes[length..], at.saturating_add(length as u64)) {
+            Ok(0) => break,
+            Ok(count) => length += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+impl Head {
+    pub(super) fn for_test(below: Option<&str>) -> Self {
+        Self { below: below.map(str::to_owned), cluster_bits: 16, is_plain: true }
+    }
+}

@@ -1,0 +1,391 @@
+//! A disk over a long life, with checkpoints that come and go, interruptions, and others that are in the way.
+
+use super::super::super::tests::{Folder, ask, done, open_again};
+use super::super::super::{ImageDisk, ImageFormat};
+use super::super::tests::{
+    BYTES, LIMIT, all, contents, disk_with, freeze_closed, qcow2, revert_to, try_again, write,
+};
+use super::super::{DiskState, chain, cloned_from, hold, image_of_clone, release, revert, verify};
+use super::*;
+use crate::back_end::DiskRequest;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const VM: [u8; 16] = [7; 16];
+
+fn options(path: &Path, generation: u64) -> ImageOptions {
+    ImageOptions { record: Some(Writer { vm: VM, generation }), ..qcow2(path) }
+}
+
+/// Numbers that look as if they were drawn (Marsaglia, Xorshift RNGs).
+struct Drawn(u64);
+
+impl Drawn {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// A disk, what is to be in it, and in its newest checkpoints.
+struct Life {
+    /// It goes away with this.
+    _folder: Folder,
+    path: PathBuf,
+    generation: u64,
+    number: u64,
+    disk: Option<ImageDisk>,
+    model: Vec<u8>,
+    kept: VecDeque<(DiskState, Vec<u8>)>,
+    drawn: Drawn,
+}
+
+impl Life {
+    fn new(seed: u64) -> Self {
+        let folder = Folder::in_memory();
+        let path = folder.image(ImageFormat::Qcow2, BYTES);
+        let mut life = Self {
+            _folder: folder,
+            path,
+            generation: 0,
+            number: 0,
+            disk: None,
+            model: vec![0; usize::try_from(BYTES).unwrap()],
+            kept: VecDeque::new(),
+            drawn: Drawn(seed),
+        };
+        life.open();
+        life
+    }
+
+    fn options(&self) -> ImageOptions {
+        options(&self.path, self.generation)
+    }
+
+    fn open(&mut self) {
+        self.disk = Some(open_again(&self.options()));
+    }
+
+    fn change(&mut self) {
+        let disk = self.disk.as_ref().unwrap();
+        for _ in 0..self.drawn.below(10) {
+            let (sector, sectors) = (self.drawn.below(BYTES / 512 - 64), 1 + self.drawn.below(64));
+            if self.drawn.below(4) > 0 {
+                let fill = u8::try_from(self.drawn.below(256)).unwrap();
+                write(disk, &mut self.model, (sector, sectors, fill));
+                continue;
+            }
+            let unmap = self.drawn.below(2) == 0;
+            let zeroes = DiskRequest::WriteZeroes { sector, sectors, unmap };
+            assert_eq!(ask(disk, zeroes), done());
+            let at = usize::try_from(sector * 512).unwrap();
+            self.model[at..at + usize::try_from(sectors * 512).unwrap()].fill(0);
+        }
+    }
+
+    /// A checkpoint, after which only the newest two are needed.
+    fn checkpoint(&mut self) {
+        self.number += 1;
+        let disk = self.disk.take().unwrap();
+        let name = format!("c{}", self.number);
+        let state = freeze_closed(&self.options(), disk, &name).state;
+        self.kept.push_back((state, self.model.clone()));
+        self.open();
+        while self.kept.len() > 2 {
+            let (state, _) = self.kept.pop_front().unwrap();
+            assert!(release(&self.path, state.name().unwrap()).unwrap());
+        }
+    }
+
+    fn tidy(&self) -> Tidied {
+        try_again(|| tidy(&self.options(), &|| true)).unwrap()
+    }
+
+    /// The disk and both checkpoints are what they have to be.
+    #[track_caller]
+    fn check(&self) {
+        assert!(all(self.disk.as_ref().unwrap()) == self.model, "the open disk");
+        let options = ImageOptions { record: None, ..self.options() };
+        for (state, model) in &self.kept {
+            verify(&options, state, LIMIT).unwrap();
+            assert!(contents(&options, &state.file_beside(&self.path)) == *model, "{state:?}");
+        }
+    }
+
+    fn images(&self) -> usize {
+        chain::images(&self.path, &File::open(&self.path).unwrap()).unwrap().len()
+    }
+}
+
+#[test]
+fn disk_of_a_long_life_has_a_short_chain_and_both_checkpoints() {
+    let mut life = Life::new(88_172_645_463_325_252);
+    let mut merged = 0;
+    for round in 0..200 {
+        life.change();
+        life.checkpoint();
+        life.change();
+        // The guest runs meanwhile, with the former files open.
+        merged += life.tidy().merged;
+        life.check();
+        life.change();
+        life.check();
+        assert!(life.images() <= 4, "{} images", life.images());
+        if round % 25 == 24 {
+            // It is lost, and goes on from its newest checkpoint.
+            let (state, model) = life.kept.back().unwrap().clone();
+            let former = life.disk.take();
+            // After that it may not write any more.
+            assert_eq!(ask(former.as_ref().unwrap(), DiskRequest::Flush), done());
+            life.generation += 1;
+            let abandoned = revert_to(&life.options(), &state, life.generation).abandoned.unwrap();
+            let what_was = std::mem::replace(&mut life.model, model);
+            assert!(all(former.as_ref().unwrap()) == what_was);
+            drop(former);
+            assert!(
+                contents(&ImageOptions { record: None, ..life.options() }, &abandoned) == what_was
+            );
+            fs::remove_file(abandoned).unwrap();
+            life.open();
+            life.check();
+        }
+    }
+    assert!(merged > 150, "{merged} were merged");
+    drop(life.disk.take());
+    let checked = Command::new("qemu-img").args(["check", "-q"]).arg(&life.path).output();
+    match checked {
+        Ok(checked) => {
+            assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+        }
+        Err(_) => needs::skip("there is no qemu-img"),
+    }
+}
+
+/// Its losses leave files behind, which nobody takes away.
+#[test]
+fn chain_stays_bounded_when_a_vm_is_lost_again_and_again() {
+    let mut life = Life::new(362_436_069);
+    for _ in 0..40 {
+        life.change();
+        life.checkpoint();
+        life.tidy();
+        let (state, model) = life.kept.back().unwrap().clone();
+        drop(life.disk.take());
+        life.generation += 1;
+        revert_to(&life.options(), &state, life.generation);
+        life.model = model;
+        life.open();
+        life.check();
+        assert!(life.images() <= 4 + users::ABANDONED_MAX, "{} images", life.images());
+    }
+}
+
+/// What somebody stopped at the given step, counted over all steps.
+fn stopped_at(life: &Life, at: u32) -> bool {
+    let count = AtomicU32::new(0);
+    let before = |_: TidyStep| {
+        if count.fetch_add(1, Ordering::Relaxed) == at {
+            resume_unwind(Box::new(()));
+        }
+    };
+    let options = life.options();
+    let run = || drop(tidy_before(&options, options.record, (&|| true, &before)));
+    catch_unwind(AssertUnwindSafe(run)).is_err()
+}
+
+#[test]
+fn everything_is_readable_wherever_a_merge_is_interrupted() {
+    let mut steps = 0;
+    loop {
+        let mut life = Life::new(521_288_629);
+        for _ in 0..3 {
+            life.change();
+            life.checkpoint();
+        }
+        life.change();
+        let stopped = stopped_at(&life, steps);
+        life.check();
+        // Others that open it then find the same.
+        drop(life.disk.take());
+        life.open();
+        life.check();
+        life.change();
+        life.checkpoint();
+        life.tidy();
+        life.check();
+        assert!(life.images() <= 4, "{} images", life.images());
+        assert!(users::released(&life.path).unwrap().len() <= 1);
+        if !stopped {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(steps >= 8, "only {steps} steps");
+}
+
+#[test]
+fn merge_that_is_to_stop_leaves_all_as_it_was() {
+    let mut life = Life::new(5);
+    for _ in 0..3 {
+        write(life.disk.as_ref().unwrap(), &mut life.model, (9, 9, 9));
+        life.checkpoint();
+    }
+    let asked = AtomicU32::new(0);
+    let goes_on = || asked.fetch_add(1, Ordering::Relaxed) == 0;
+    assert_eq!(try_again(|| tidy(&life.options(), &goes_on)).unwrap().merged, 0);
+    life.check();
+    assert_eq!(life.images(), 4);
+    assert_eq!(life.tidy(), Tidied { merged: 1, removed: 0, left: 0 });
+    life.check();
+    assert_eq!(life.images(), 3);
+}
+
+#[test]
+fn state_that_was_released_is_never_gone_on_from() {
+    let mut life = Life::new(6);
+    life.change();
+    life.checkpoint();
+    let (state, _) = life.kept[0].clone();
+    drop(life.disk.take());
+    let options = options(&life.path, 1);
+    assert!(release(&life.path, "c1").unwrap());
+    assert!(!release(&life.path, "c2").unwrap(), "there is none");
+    assert!(matches!(release(&life.path, "../x"), Err(SnapshotError::Name(_))));
+    for refused in [
+        try_again(|| verify(&options, &state, LIMIT)),
+        try_again(|| revert(&options, &state, 1, LIMIT).map(drop)),
+        try_again(|| hold(&options, Some(&state), LIMIT).map(drop)),
+    ] {
+        assert!(matches!(refused, Err(SnapshotError::Released(_))), "{refused:?}");
+    }
+}
+
+/// One that stands still in the middle of a merge has its lock, and may go on later.
+#[test]
+fn one_merges_at_a_time() {
+    let mut life = Life::new(7);
+    for _ in 0..3 {
+        write(life.disk.as_ref().unwrap(), &mut life.model, (9, 9, 9));
+        life.checkpoint();
+    }
+    let refused = std::cell::Cell::new(false);
+    let newer = options(&life.path, 1);
+    let before = |step| {
+        if step == TidyStep::Rename {
+            // Another generation has taken over meanwhile.
+            drop(GenerationRecord::claim(&life.path, newer.record.unwrap()).unwrap());
+            let other = tidy(&newer, &|| true);
+            refused.set(matches!(other, Err(SnapshotError::Untidy(_))));
+        }
+    };
+    let mine = life.options();
+    let over = tidy_before(&mine, mine.record, (&|| true, &before)).unwrap_err();
+    assert!(refused.get());
+    assert!(matches!(over, SnapshotError::Record(_)), "{over:?}");
+    assert_eq!(try_again(|| tidy(&newer, &|| true)).unwrap().merged, 1);
+    life.generation = 1;
+    drop(life.disk.take());
+    life.open();
+    life.check();
+}
+
+#[test]
+fn image_that_somebody_uses_is_left_to_its_user() {
+    let mut life = Life::new(8);
+    for _ in 0..3 {
+        life.change();
+        life.checkpoint();
+    }
+    let unused = qcow2(&life.path);
+    let refused = tidy_unused(&unused, &|| true);
+    assert!(matches!(refused, Err(SnapshotError::Untidy(_))), "{refused:?}");
+    drop(life.disk.take());
+    let tidied = loop {
+        match tidy_unused(&unused, &|| true) {
+            // Of another test's fork.
+            Err(SnapshotError::Untidy(_)) => {}
+            tidied => break tidied.unwrap(),
+        }
+    };
+    assert_eq!(tidied, Tidied { merged: 1, removed: 0, left: 0 });
+    life.open();
+    life.check();
+}
+
+/// An image of a user below, of other clusters and of no business of ours.
+#[test]
+fn image_below_the_first_state_is_never_written() {
+    let folder = Folder::new();
+    let golden = folder.path().join("golden");
+    fs::write(&golden, vec![3; usize::try_from(BYTES).unwrap()]).unwrap();
+    let path = folder.image_over(ImageFormat::Qcow2, BYTES, Some("golden"));
+    let options = ImageOptions { other_files: true, ..options(&path, 0) };
+    let mut model = Vec::new();
+    for fill in 1..=5 {
+        let (disk, now) = disk_with(&options, fill);
+        model = now;
+        freeze_closed(&options, disk, &format!("c{fill}"));
+        if fill > 1 {
+            release(&path, &format!("c{}", fill - 1)).unwrap();
+        }
+        try_again(|| tidy(&options, &|| true)).unwrap();
+    }
+    assert!(contents(&options, &path) == model);
+    let images = chain::images(&path, &File::open(&path).unwrap()).unwrap();
+    assert_eq!(images.len(), 3, "{images:?}");
+    assert!(fs::read(golden).unwrap().iter().all(|byte| *byte == 3));
+}
+
+/// Two clones and the original go on side by side, each over the same state.
+#[test]
+fn clones_go_on_beside_the_original_and_keep_its_state() {
+    let mut life = Life::new(9);
+    life.change();
+    life.checkpoint();
+    let (state, _) = life.kept[0].clone();
+    let clones = ["a", "b"].map(|name| {
+        let path = image_of_clone(&life.path, name).unwrap();
+        assert_eq!(cloned_from(&path).unwrap(), life.path);
+        let mut options = options(&path, 1);
+        options.record = Some(Writer { vm: [name.as_bytes()[0]; 16], generation: 1 });
+        drop(try_again(|| hold(&options, Some(&state), LIMIT)).unwrap());
+        assert!(revert_to(&options, &state, 1).abandoned.is_none());
+        let taken = hold(&options, Some(&state), LIMIT);
+        assert!(matches!(taken, Err(SnapshotError::Taken(_))), "{taken:?}");
+        options
+    });
+    for round in 0..4 {
+        life.change();
+        life.checkpoint();
+        life.tidy();
+        life.check();
+        for (clone, fill) in clones.iter().zip([40, 80]) {
+            let (disk, now) = disk_with(clone, fill + round);
+            drop(disk);
+            assert!(contents(clone, &clone.path) == now);
+        }
+    }
+    assert!(state.file_beside(&life.path).exists(), "a state that clones lie over");
+    let (disk, now) = disk_with(&clones[0], 90);
+    let own = freeze_closed(&clones[0], disk, "c9").state;
+    assert_eq!(own.file.as_deref(), Some("Qcow2.img.clone-a.c9"));
+    assert!(contents(&clones[0], &clones[0].path) == now);
+    // Nobody makes one of what is released.
+    let late = ImageOptions { record: None, ..qcow2(&image_of_clone(&life.path, "c").unwrap()) };
+    let refused = try_again(|| revert(&late, &state, 1, LIMIT).map(drop));
+    assert!(matches!(refused, Err(SnapshotError::Released(_))), "{refused:?}");
+    fs::remove_file(&clones[1].path).unwrap();
+    assert_eq!(life.tidy().merged, 0, "one is there still");
+    for file in [own.file_beside(&clones[0].path), clones[0].path.clone()] {
+        fs::remove_file(file).unwrap();
+    }
+    assert!(life.tidy().merged > 0);
+    life.check();
+    assert!(!state.file_beside(&life.path).exists());
+}
