@@ -76,8 +76,9 @@ mod tests {
             String::from_utf8(output.stdout).unwrap()
         };
         said(&here(START));
-        let mut end = String::new();
+        let (mut end, begun) = (String::new(), Instant::now());
         while !end.contains("passes") {
+            assert!(begun.elapsed() < LIMIT, "no pass; fio is in the package fio: {end}");
             thread::sleep(Duration::from_millis(300));
             // Enough once it has written something.
             if folder.join("verify-data").exists() {

@@ -9,8 +9,8 @@
 use super::error::PartError;
 use super::part::tell;
 use super::request::PartRequest;
-use crate::crash::PlannedKill;
 use crate::control::RELEASED_MAX;
+use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint_link::{Protected, ReadyPart};
 use crate::slice::one_line;

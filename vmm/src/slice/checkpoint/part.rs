@@ -22,11 +22,14 @@ use checkpoint::PartSummary;
 use dsm::{GuestRam, SnapshotEnd, SnapshotReader};
 use migrate::checkpoint::Message;
 use migrate::saved::encode;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 use std::thread::Builder;
+use std::time::Duration;
 use wire::{Control, Gfn, SliceId};
 
 /// From where the contents of memory come.
@@ -34,9 +37,13 @@ use wire::{Control, Gfn, SliceId};
 pub(crate) enum Memory {
     /// These frames, of which this slice has the contents; nobody stores to them until all is written.
     AtRest(Vec<Range<u64>>, Arc<GuestRam>),
-    /// What these frames were; the guest runs on.
-    Snapshot(Vec<Range<u64>>, SnapshotReader),
+    /// What these frames were; the guest runs on, and goes on before it is written.
+    Snapshot(Vec<Range<u64>>, SnapshotReader, Receiver<Infallible>),
 }
+
+/// A thread that writes would take the guest's processors while that is about to go on. It waits until the slice does, or for so
+/// long.
+const GOES_ON_LIMIT: Duration = Duration::from_millis(50);
 
 /// A part that is being written. Dropping this ends the writing. The thread of it may hang in a file system, and is not waited for:
 /// what it has read later than that is in no part.
@@ -81,10 +88,14 @@ impl Writing {
     ) -> Result<Self, PartError> {
         let snapshot = match &memory {
             Memory::AtRest(..) => None,
-            Memory::Snapshot(_, reader) => Some(reader.end()),
+            Memory::Snapshot(_, reader, _) => Some(reader.end()),
         };
         let number = part.number;
         let mut writing = Self::spawn((number, channels), move |stage| {
+            if let Memory::Snapshot(.., goes_on) = &memory {
+                // Nothing is sent: the slice goes on.
+                let _ = goes_on.recv_timeout(GOES_ON_LIMIT);
+            }
             part.writer.section(FORM, &encode(&state)?)?;
             part.writer.section(DISKS, &encode(&disks)?)?;
             write(part, memory, stage)
@@ -154,7 +165,7 @@ fn write(part: ReadyPart, memory: Memory, stage: &Stage) -> Result<PartSummary, 
             ram.load_failure().map_or(Ok(()), |failure| Err(PartError::Load(failure)))?;
             frames
         }
-        Memory::Snapshot(frames, mut snapshot) => {
+        Memory::Snapshot(frames, mut snapshot, _) => {
             let mut bytes = Vec::new();
             while let Some(first) = snapshot.next(&mut bytes)? {
                 give(first, &bytes)?;

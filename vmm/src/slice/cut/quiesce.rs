@@ -36,9 +36,11 @@ use dsm::saved::Channel;
 use migrate::cut::{PeerCounts, Step};
 use migrate::saved::{SavedError, encode};
 use migrate::{AdvanceError, Change, PlacementError, PlacementState, Saved};
+use std::convert::Infallible;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 use thiserror::Error as ThisError;
 use wire::SliceId;
@@ -162,6 +164,8 @@ pub(crate) struct Quiesce {
     linked: Option<SliceId>,
     /// Its part of a checkpoint, which is being written or is.
     writing: Option<Writing>,
+    /// Dropped when this slice goes on: then a part is written beside the guest.
+    goes_on: Option<Sender<Infallible>>,
 }
 
 impl Quiesce {
@@ -175,6 +179,7 @@ impl Quiesce {
             memory: false,
             linked: None,
             writing: None,
+            goes_on: None,
         }
     }
 
@@ -483,6 +488,7 @@ impl Drop for Quiesce {
             }
             self.vcpus = None;
         }
+        self.goes_on = None;
         let channels = &self.slice.channels;
         // It got ready, and the cut was given up.
         if channels.succession.is_chosen() && !channels.coordinates() {

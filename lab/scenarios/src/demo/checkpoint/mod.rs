@@ -48,6 +48,8 @@ const LIVE: &str = "live";
 const FULL: &str = "full";
 /// Name of the one with which the VM on three hosts ends.
 const LAST: &str = "last";
+/// For a login on a guest with vCPUs on several emulated hosts, beside all that goes on there.
+const ASK_LIMIT: Duration = Duration::from_secs(900);
 /// Between a checkpoint and its increment.
 const BETWEEN: Duration = Duration::from_secs(600);
 /// Says how often the guest's kernel has taken new randomness because its generation id has changed, and random bytes.
@@ -205,7 +207,7 @@ fn at_last(alive: &Alive<'_>, told: &mut Told) -> Result<End> {
 
 /// The VM was restored: its kernel has heard of so many restores in all, and it answers.
 fn goes_on(alive: &Alive<'_>, place: &str, restores: u32, told: &mut Told) -> Result<()> {
-    let said = alive.guest.ssh(RANDOMNESS).context("ask for randomness")?;
+    let said = alive.guest.ssh_within(RANDOMNESS, ASK_LIMIT).context("ask for randomness")?;
     let mut lines = said.lines().map(str::trim);
     let (count, random) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     ensure!(

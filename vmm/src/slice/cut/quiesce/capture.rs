@@ -5,6 +5,7 @@ use crate::slice::checkpoint::{DiskStates, Memory, PartError, Writing};
 use crate::slice::checkpoint_link::DiskPolicy;
 use dsm::saved::NodeState;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 impl Quiesce {
@@ -33,7 +34,9 @@ impl Quiesce {
             (Some(protected), Some(here)) => {
                 let (frames, number) = (here.frames.clone(), part.number);
                 let snapshot = protected.freeze(here, within).map_err(PartError::from)?;
-                let memory = Memory::Snapshot(frames, snapshot);
+                let (goes_on, begins) = channel();
+                self.goes_on = Some(goes_on);
+                let memory = Memory::Snapshot(frames, snapshot, begins);
                 let writing = Writing::start(part, (state, disks), (channels, memory))?;
                 channels.checkpoints.begin_writing(number, Box::new(writing));
             }
