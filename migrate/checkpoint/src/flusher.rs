@@ -64,12 +64,13 @@ impl Flusher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::OwnedFd;
 
     /// What cannot be flushed: fdatasync of a pipe fails with EINVAL (fsync(2)).
     #[test]
     fn failure_of_a_flush_is_told_at_the_end() {
         let (_reader, writer) = io::pipe().unwrap();
-        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let file = File::from(OwnedFd::from(writer));
         let mut flusher = Flusher::start(&file).unwrap();
         flusher.written(EACH - 1);
         flusher.written(1);
