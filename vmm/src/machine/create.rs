@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "memory slots")]
 // UNSAFETY: a memory slot hands process memory to the guest by address.
 
+use super::new_vm::new_vm;
 use super::saved::HostKvm;
 use super::slot::Slot;
 use super::{Machine, MachineConfig, MachineError, MemorySlot, Running, Shared};
@@ -36,8 +37,6 @@ const APIC_BASE_BOOT: u64 = 1 << 8;
 
 /// Interrupt pins that are routed in user space, for an interrupt controller that is there too.
 const PINS: u64 = 24;
-/// Tries to create a virtual machine that signals interrupt.
-const CREATE_TRIES: usize = 20;
 
 /// Capabilities that both back ends use.
 const NEEDED: [(Cap, &str); 5] = [
@@ -156,7 +155,7 @@ pub(crate) fn create_vcpu(
 /// When KVM cannot be used or does not know.
 pub fn host_tsc_khz() -> Result<u32, MachineError> {
     let kvm = open_kvm()?;
-    let vm = vm_step("create a virtual machine", create_vm(&kvm))?;
+    let vm = vm_step("create a virtual machine", new_vm(&kvm))?;
     let vcpu = vm_step("create a vCPU", vm.create_vcpu(0))?;
     vm_step("read the TSC frequency", vcpu.get_tsc_khz())
 }
@@ -171,22 +170,10 @@ pub(crate) fn open_kvm() -> Result<Kvm, MachineError> {
     Ok(kvm)
 }
 
-/// Creates a virtual machine. KVM gives up (`EINTR`) if a signal comes while it takes the locks of all memory (`mm_take_all_locks`),
-/// and a process with vCPUs has signals.
-fn create_vm(kvm: &Kvm) -> Result<VmFd, Error> {
-    for _ in 0..CREATE_TRIES {
-        match kvm.create_vm() {
-            Err(error) if error.errno() == libc::EINTR => {}
-            done => return done,
-        }
-    }
-    kvm.create_vm()
-}
-
 pub(super) fn create(config: MachineConfig) -> Result<Machine, MachineError> {
     check(&config)?;
     let kvm = open_kvm()?;
-    let vm = Arc::new(vm_step("create a virtual machine", create_vm(&kvm))?);
+    let vm = Arc::new(vm_step("create a virtual machine", new_vm(&kvm))?);
     vm_step("place the real-mode TSS", vm.set_tss_address(TSS_ADDRESS))?;
     let ghosts = config.back_end == InterruptBackEnd::Ghost;
     if ghosts {

@@ -18,6 +18,7 @@ pub(crate) mod gate;
 mod ghost_test;
 mod handover;
 mod handover_times;
+mod new_vm;
 mod orders;
 mod rest;
 mod sample;

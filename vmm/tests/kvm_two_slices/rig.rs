@@ -703,10 +703,14 @@ impl Vm {
     }
 
     /// What moves while the guest does: the text, the counters of both memory engines, and the pages that the guest
-    /// writes, in the memory of both slices.
+    /// writes, in the memory of both slices. Chunks are put on huge pages at any time.
     pub(crate) fn look(&self) -> Look {
         let report = |slice| match self.ask(slice, &Request::Report(ReportRequest {})) {
-            Ok(Answer::Report(report)) => *report,
+            Ok(Answer::Report(mut report)) => {
+                let chunks = &mut report.memory.chunks;
+                (chunks.collapsed, chunks.collapse_ns) = (0, 0);
+                *report
+            }
             other => panic!("{other:?}; {}", self.line.seen().describe()),
         };
         Look { text: self.line.seen().text.len(), reports: [0, 1].map(report), pages: pages() }

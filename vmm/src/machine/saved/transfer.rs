@@ -8,6 +8,7 @@ use super::{Debug, Events, Msr, MsrSet, Running, System, VcpuState, XsaveArea};
 use crate::interrupts::VcpuApic;
 use crate::interrupts::lapic::TSC_DEADLINE;
 use crate::interrupts::saved::ApicState;
+use crate::machine::new_vm::new_vm;
 use crate::vcpu::StateError;
 use crate::vcpu::kvm::{complete_exit, set_tsc_offset, tsc_offset};
 use kvm_bindings::{
@@ -79,7 +80,7 @@ impl HostKvm {
 /// Whether KVM moves the counter of a vCPU that is made for this. One without hardware support (PVM) shows guests the
 /// host's counter, and takes an offset without a word.
 fn moves_counters(kvm: &Kvm) -> Result<bool, Error> {
-    let fd = kvm.create_vm()?.create_vcpu(0)?;
+    let fd = new_vm(kvm)?.create_vcpu(0)?;
     let moved = tsc_offset(&fd)?.wrapping_add(1 << 32);
     set_tsc_offset(&fd, moved)?;
     Ok(tsc_offset(&fd)? == moved)

@@ -128,7 +128,7 @@ mod tests {
         let draw = |seed| {
             let mut plan = Plan::new(seed, 2, 3);
             let one = |_| (plan.draw(2), plan.layout().unwrap());
-            (0..100).map(one).collect::<Vec<_>>()
+            (0..400).map(one).collect::<Vec<_>>()
         };
         let steps = draw(7);
         assert_eq!(steps, draw(7));
