@@ -89,6 +89,8 @@ fn named(line: &str) -> PathBuf {
 
 /// Ends it, and looks whether the guest has begun once and no more.
 fn went_on(process: Process) {
+    // Its guest runs: a slice answers before that, and who is asked to stop then has no guest to stop.
+    process.line_with(SAVED);
     process.signal(Signal::TERM);
     process.line_with("asked to stop");
     process.signal(Signal::TERM);
