@@ -2,25 +2,13 @@
 //! compares what it reads, and all its counts at the end.
 
 use crate::guest;
-use crate::support::{Folder, Process, has_kvm};
-use rustix::process::Signal;
+use crate::support::{Folder, Process, ends_well, has_kvm};
 
 const DISK: &str = "disk.qcow2,format=qcow2";
 
 fn start(folder: &Folder, words: &[&str]) -> Process {
     let fixed = ["bootstrap", "--secret-file", crate::support::KEY];
     Process::start(&mut folder.tessera(&[&fixed, words].concat())).first_output()
-}
-
-/// By the power button: the guest compares what it has counted.
-#[track_caller]
-fn ends_well(vm: Process) {
-    vm.signal(Signal::TERM);
-    let end = vm.end();
-    assert_eq!(end.status, Some(0), "{end:?}");
-    assert_eq!(end.output.bytes().last(), Some(guest::AGREE), "{end:?}");
-    let wrong = [guest::DIFFER, guest::EXCEPTION, guest::NOT_READ];
-    assert!(!end.output.bytes().any(|letter| wrong.contains(&letter)), "{end:?}");
 }
 
 #[track_caller]

@@ -2,7 +2,9 @@
 //! now and then: whoever prints `A` again has not gone on.
 
 use crate::guest;
-use crate::support::{Companion, Folder, KEY, PATIENCE, Process, can_share, has_kvm, kernel_of};
+use crate::support::{
+    Companion, Folder, KEY, PATIENCE, Process, agrees, can_share, ends_well, has_kvm, kernel_of,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, OpenOptions};
 use std::net::TcpListener;
@@ -185,12 +187,7 @@ fn kvm_slice_that_stood_still_writes_nothing_when_it_goes_on() {
     assert_eq!(end.status, Some(6), "{end:?}");
     assert_eq!(fs::read(&abandoned).unwrap(), before);
     vm.line_with(SAVED);
-    vm.signal(Signal::TERM);
-    let end = vm.end();
-    assert_eq!(end.status, Some(0), "{end:?}");
-    assert_eq!(end.output.bytes().last(), Some(guest::AGREE), "{end:?}");
-    let wrong = [guest::DIFFER, guest::EXCEPTION, guest::NOT_READ];
-    assert!(!end.output.bytes().any(|letter| wrong.contains(&letter)), "{end:?}");
+    ends_well(vm);
 }
 
 /// Most of its checkpoints are increments, and old ones go, with what disks keep for them.
@@ -235,10 +232,7 @@ fn kvm_vm_of_a_long_life_has_few_checkpoints_and_states_of_its_disk() {
     vm.signal(Signal::TERM);
     let end = vm.end();
     assert_eq!(end.status, Some(0), "{end:?}");
-    let output = folder.read("output");
-    assert_eq!(output.bytes().last(), Some(guest::AGREE));
-    let wrong = [guest::DIFFER, guest::EXCEPTION, guest::NOT_READ];
-    assert!(!output.bytes().any(|letter| wrong.contains(&letter)));
+    agrees(&folder.read("output"));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Runs the binary in a folder of its own, with every wait bounded and every process ended.
 
+use crate::guest;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, PipeWriter, Read};
@@ -265,6 +266,23 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// By the power button: the guest compares what it has counted.
+#[track_caller]
+pub(crate) fn ends_well(vm: Process) {
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!(end.status, Some(0), "{end:?}");
+    agrees(&end.output);
+}
+
+/// What a guest has printed: it found nothing wrong, and at the end all its counts agree.
+#[track_caller]
+pub(crate) fn agrees(output: &str) {
+    assert_eq!(output.bytes().last(), Some(guest::AGREE), "{output:?}");
+    let wrong = [guest::DIFFER, guest::EXCEPTION, guest::NOT_READ];
+    assert!(!output.bytes().any(|letter| wrong.contains(&letter)), "{output:?}");
 }
 
 /// A companion that waits on loopback.
