@@ -4,7 +4,7 @@ use super::homes::{HomeMove, Pull};
 use super::join::JoinError;
 use super::leave::LeaveError;
 use super::rest::RestError;
-use super::snapshot::SnapshotError;
+use super::snapshot_error::SnapshotError;
 use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
 use crate::snapshot::SnapshotReader;

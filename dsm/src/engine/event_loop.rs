@@ -20,7 +20,7 @@ use super::overdue::{Late, Overdue};
 use super::poll::{Ready, poll};
 use super::rest::Rest;
 use super::schedule;
-use super::snapshot::SnapshotError;
+use super::snapshot_error::SnapshotError;
 use super::uplink::Uplink;
 use super::wait_policy::WaitPolicy;
 use super::waker::Waker;

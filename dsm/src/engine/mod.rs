@@ -15,7 +15,7 @@
 //! * `home_moves` (with `homes`) has homes of frames move, and brings pages to their home.
 //! * `leaving` parts with a slice that shares memory no longer; `joining` adds one that begins to.
 //! * `saved` brings the engine to `rest` and saves its node; `restored` goes on from a saved one.
-//! * `freezing` has memory protected and frozen, so that it can be read while the guest runs.
+//! * `snapshot` has memory protected and frozen, so that it can be read while the guest runs.
 //! * `overdue` ends the VM when a step of the protocol is lost.
 
 mod backlog;
@@ -28,7 +28,6 @@ mod event_loop;
 mod execute;
 mod faults;
 mod frames;
-mod freezing;
 mod handle;
 mod home_moves;
 mod homes;
@@ -49,6 +48,7 @@ mod restored;
 mod saved;
 pub mod schedule;
 mod snapshot;
+mod snapshot_error;
 mod uplink;
 mod wait_policy;
 mod waker;
@@ -69,5 +69,5 @@ pub use leave::LeaveError;
 #[cfg(feature = "simulate")]
 pub(crate) use poll::Ready;
 pub use rest::{RestError, Unrest};
-pub use snapshot::SnapshotError;
+pub use snapshot_error::SnapshotError;
 pub use uplink::Uplink;

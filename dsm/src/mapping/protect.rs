@@ -240,22 +240,10 @@ impl Store {
         }
     }
 
-    /// Gives back what has been read, a little at a time. Waiting stores go on when there is room.
-    pub(crate) fn unprotect_on(
-        &mut self,
-        now_ns: u64,
-        access: Accesses<'_>,
-    ) -> Result<(), EngineError> {
+    /// Stores that wait go on when there is room for copies.
+    pub(crate) fn stores_go_on(&mut self, now_ns: u64) -> Result<(), EngineError> {
         let Some(protection) = &mut self.protection else { return Ok(()) };
         protection.look_how_long_stores_wait(now_ns);
-        let below = match &protection.frozen {
-            Some(frozen) if !protection.over => frozen.read_below(),
-            _ if protection.over => u64::MAX,
-            _ => return Ok(()),
-        };
-        if below == u64::MAX {
-            protection.over = true;
-        }
         let has_room = protection.frozen.as_ref().is_none_or(|frozen| !frozen.is_full());
         let waiting = if has_room { std::mem::take(&mut protection.waiting) } else { Vec::new() };
         if has_room {
@@ -267,6 +255,20 @@ impl Store {
             } else {
                 self.uffd.wake(self.address(gfn), PAGE)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Gives back what has been read, a little at a time.
+    pub(crate) fn unprotect_on(&mut self, access: Accesses<'_>) -> Result<(), EngineError> {
+        let Some(protection) = &mut self.protection else { return Ok(()) };
+        let below = match &protection.frozen {
+            Some(frozen) if !protection.over => frozen.read_below(),
+            _ if protection.over => u64::MAX,
+            _ => return Ok(()),
+        };
+        if below == u64::MAX {
+            protection.over = true;
         }
         for _ in 0..PIECES {
             let Some(protection) = &mut self.protection else { return Ok(()) };

@@ -36,6 +36,8 @@ pub(crate) struct Protection {
     /// Stores that wait for the reader, and since when some have.
     pub(super) waiting: Vec<Gfn>,
     pub(super) since_ns: Option<u64>,
+    /// Nothing is protected or given back before then.
+    next_ns: u64,
 }
 
 impl Protection {
@@ -54,7 +56,19 @@ impl Protection {
             over: false,
             waiting: Vec::new(),
             since_ns: None,
+            next_ns: 0,
         }
+    }
+
+    /// When the next piece may be protected or given back.
+    pub(crate) fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    /// Pieces were protected or given back in this time. A rest follows that is as long: the engine runs before the vCPUs, and
+    /// where they have no processor of their own the guest would stand still until all is done.
+    pub(crate) fn rest_after(&mut self, begin_ns: u64, end_ns: u64) {
+        self.next_ns = end_ns + end_ns.saturating_sub(begin_ns);
     }
 
     /// Some of the pages that were stored to, which are to be protected again before the moment, ascending.
@@ -85,7 +99,7 @@ impl Protection {
         self.frozen.is_none() && !self.over
     }
 
-    /// True when something is to be done in the next turn.
+    /// True when something is to be done as soon as it may be.
     pub(crate) fn is_busy(&self) -> bool {
         !self.is_complete() && self.frozen.is_none() || self.over
     }
