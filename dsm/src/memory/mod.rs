@@ -49,3 +49,4 @@ pub use loading::Loaded;
 pub(crate) use places::Place;
 pub use ram::GuestRam;
 pub use source::{Give, LoadError, Source};
+pub(crate) use written::Runs;

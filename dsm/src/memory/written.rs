@@ -17,6 +17,48 @@ fn seek(file: &impl AsRawFd, offset: usize, whence: libc::c_int) -> Option<usize
     usize::try_from(found).ok()
 }
 
+/// Looks for pages that may have been stored to, and remembers how far the memory file has pages. Linux looks at each page up to
+/// the end of such a range, so to ask anew at each chunk would cost the square of the memory's size.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    /// Bytes of the file that it has. No hole is ever punched into it.
+    has: Range<usize>,
+}
+
+impl Runs {
+    /// The first pages of these frames, which lie in one chunk, that may have been stored to.
+    pub(crate) fn next(&mut self, ram: &GuestRam, frames: Range<u64>) -> Option<Range<u64>> {
+        let first = ram.offset(Gfn(frames.start)).filter(|_| !frames.is_empty())?;
+        ram.ensure(first);
+        // Memory that was made ready is in the file whether it was used or not.
+        if ram.prepared.is_some() || ram.is_pinned() {
+            return Some(frames);
+        }
+        if ram.place_at(first) == Place::OffFile {
+            // Linux does not say of each page of such memory that it is there: not of one that was swapped out.
+            if matches!(ram.off_file, OffFile::Anonymous) {
+                return Some(frames);
+            }
+            let is_there = |frame: &u64| !ram.is_hole(Gfn(*frame));
+            let start = frames.clone().find(is_there)?;
+            let end = (start..frames.end).find(|frame| !is_there(frame)).unwrap_or(frames.end);
+            return Some(start..end);
+        }
+        let frame = |at: usize| {
+            let pages = at.saturating_sub(first).div_ceil(PAGE_SIZE);
+            frames.start + u64::try_from(pages).unwrap_or(u64::MAX)
+        };
+        if !self.has.contains(&first) {
+            let start = seek(&ram.file, first, libc::SEEK_DATA)?;
+            if frame(start) >= frames.end {
+                return None;
+            }
+            self.has = start..seek(&ram.file, start, libc::SEEK_HOLE)?;
+        }
+        Some(frame(self.has.start)..frame(self.has.end).min(frames.end))
+    }
+}
+
 impl GuestRam {
     /// Gives the contents of these frames to `take`: runs of neighbouring pages, ascending, of at most 2 MiB each. Pages
     /// that nobody has stored to are left out; they are zeros. Nobody stores to the frames meanwhile, and no memory engine
@@ -26,14 +68,17 @@ impl GuestRam {
     /// The first of `take`.
     pub fn each_run<E>(
         &self,
-        frames: Range<u64>,
+        frames: &[Range<u64>],
         mut take: impl FnMut(Gfn, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut bytes = Vec::with_capacity(usize::try_from(CHUNK_PAGES).unwrap_or(0) * PAGE_SIZE);
-        let pages = frames.end.saturating_sub(frames.start);
-        for (_, piece) in ChunkId::pieces(Gfn(frames.start), pages) {
+        let mut runs = Runs::default();
+        let pieces = frames.iter().flat_map(|range| {
+            ChunkId::pieces(Gfn(range.start), range.end.saturating_sub(range.start))
+        });
+        for (_, piece) in pieces {
             let mut next = piece.start;
-            while let Some(run) = self.next_run(next..piece.end) {
+            while let Some(run) = runs.next(self, next..piece.end) {
                 bytes.clear();
                 run.clone().for_each(|frame| self.append_to(Gfn(frame), &mut bytes));
                 take(Gfn(run.start), &bytes)?;
@@ -51,37 +96,6 @@ impl GuestRam {
             || matches!(self.off_file, OffFile::Anonymous) && self.place_at(at) == Place::OffFile;
         !unknown && self.is_hole(gfn)
     }
-
-    /// The first pages of these frames, which lie in one chunk, that may have been stored to.
-    pub(crate) fn next_run(&self, frames: Range<u64>) -> Option<Range<u64>> {
-        let first = self.offset(Gfn(frames.start)).filter(|_| !frames.is_empty())?;
-        self.ensure(first);
-        // Memory that was made ready is in the file whether it was used or not.
-        if self.prepared.is_some() || self.is_pinned() {
-            return Some(frames);
-        }
-        if self.place_at(first) == Place::OffFile {
-            // Linux does not say of each page of such memory that it is there: not of one that was swapped out.
-            if matches!(self.off_file, OffFile::Anonymous) {
-                return Some(frames);
-            }
-            let is_there = |frame: &u64| !self.is_hole(Gfn(*frame));
-            let start = frames.clone().find(is_there)?;
-            let end = (start..frames.end).find(|frame| !is_there(frame)).unwrap_or(frames.end);
-            return Some(start..end);
-        }
-        let frame = |at: usize| {
-            let pages = at.checked_sub(first)? / PAGE_SIZE;
-            Some(frames.start + u64::try_from(pages).ok()?)
-        };
-        let start = frame(seek(&self.file, first, libc::SEEK_DATA)?)?;
-        if start >= frames.end {
-            return None;
-        }
-        let at = self.offset(Gfn(start))?;
-        let end = seek(&self.file, at, libc::SEEK_HOLE).and_then(frame).unwrap_or(frames.end);
-        Some(start..end.clamp(start + 1, frames.end))
-    }
 }
 
 #[cfg(test)]
@@ -98,7 +112,7 @@ mod tests {
             runs.push((gfn.0, bytes.len() / PAGE_SIZE));
             Ok::<(), Infallible>(())
         };
-        ram.each_run(frames, take).unwrap();
+        ram.each_run(&[frames], take).unwrap();
         runs
     }
 
@@ -127,6 +141,25 @@ mod tests {
     }
 
     #[test]
+    fn how_far_the_file_has_pages_is_asked_once() {
+        let all = 0..2048;
+        let all = from_ref(&all);
+        let ram = GuestRam::with_memory(all, all, Memory::Memfd).unwrap();
+        (600..1600).for_each(|frame| ram.write(Gfn(frame), 0, &[1]));
+        let mut runs = Runs::default();
+        assert_eq!(runs.next(&ram, 0..512), None);
+        assert_eq!(runs.has, 0..0, "the next pages are of no interest yet");
+        let has = 600 * PAGE_SIZE..1600 * PAGE_SIZE;
+        for (piece, run) in
+            [(512..1024, 600..1024), (1024..1536, 1024..1536), (1536..2048, 1536..1600)]
+        {
+            assert_eq!(runs.next(&ram, piece), Some(run));
+            assert_eq!(runs.has, has);
+        }
+        assert_eq!(runs.next(&ram, 1600..2048), None);
+    }
+
+    #[test]
     fn memory_that_was_made_ready_is_given_whole() {
         let all = 0..512;
         let all = from_ref(&all);
@@ -136,7 +169,7 @@ mod tests {
             pages += bytes.len() / PAGE_SIZE;
             Ok::<(), Infallible>(())
         };
-        ram.each_run(0..512, take).unwrap();
+        ram.each_run(all, take).unwrap();
         assert_eq!(pages, 512, "the guest stores to it without a word");
     }
 }

@@ -3,7 +3,7 @@
 //! The engine and the reader meet here, under one lock. The reader holds it while it copies [`BATCH`] pages, some 50 us:
 //! that long a store may wait, and no longer.
 
-use super::lost::SnapshotLost;
+use super::error::SnapshotLost;
 use crate::memory::GuestRam;
 use dsm_protocol::{Gfn, PageSet};
 use std::collections::VecDeque;

@@ -10,10 +10,10 @@
 //!
 //! Each page is given once. What the guest has never stored to is not given: it is zero.
 
+mod error;
 mod frozen;
-mod lost;
 mod reader;
 
+pub use error::SnapshotLost;
 pub(crate) use frozen::Frozen;
-pub use lost::SnapshotLost;
 pub use reader::{SnapshotEnd, SnapshotReader};

@@ -1,8 +1,8 @@
 //! Reads a snapshot, on a thread of its own.
 
+use super::error::SnapshotLost;
 use super::frozen::{BATCH, Frozen};
-use super::lost::SnapshotLost;
-use crate::memory::{ChunkId, GuestRam};
+use crate::memory::{ChunkId, Runs};
 use dsm_protocol::Gfn;
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,6 +30,7 @@ pub struct SnapshotReader {
     left: Range<u64>,
     /// The next pages of it that may have contents.
     run: Range<u64>,
+    runs: Runs,
 }
 
 impl SnapshotReader {
@@ -41,7 +42,14 @@ impl SnapshotReader {
                 .collect::<Vec<_>>()
         };
         let pieces: Vec<_> = frames.iter().flat_map(pieces).collect();
-        Self { frozen, pieces: pieces.into_iter(), piece: 0..0, left: 0..0, run: 0..0 }
+        Self {
+            frozen,
+            pieces: pieces.into_iter(),
+            piece: 0..0,
+            left: 0..0,
+            run: 0..0,
+            runs: Runs::default(),
+        }
     }
 
     /// When what this gives is dropped nothing is protected any more. What is read then is of no use.
@@ -78,14 +86,10 @@ impl SnapshotReader {
         }
     }
 
-    fn ram(&self) -> &GuestRam {
-        &self.frozen.ram
-    }
-
     /// Finds the next pages that may have contents. False if there are none.
     fn next_run(&mut self) -> bool {
         loop {
-            if let Some(run) = self.ram().next_run(self.left.clone()) {
+            if let Some(run) = self.runs.next(&self.frozen.ram, self.left.clone()) {
                 self.left.start = run.end;
                 self.run = run;
                 return true;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::kernel::fake::{FakeKernel, Touch};
-use crate::memory::{ChunkId, Memory};
+use crate::memory::{ChunkId, Memory, Runs};
 use std::slice::from_ref;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -110,7 +110,7 @@ fn whoever_looks_at_contents_finds_them() {
         |ram| number(ram, 600) == 600,
         |ram| !ram.is_hole(Gfn(600)),
         |ram| ram.peek(Gfn(600), 0, &mut [0; 8]),
-        |ram| ram.next_run(512..1024) == Some(512..1024),
+        |ram| Runs::default().next(ram, 512..1024) == Some(512..1024),
         |ram| ram.file_run(Gfn(600), 3) == Some(600 * PAGE_SIZE),
         |ram| {
             ram.write(Gfn(600), 0, &[1]);

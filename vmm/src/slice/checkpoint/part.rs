@@ -142,7 +142,9 @@ impl Drop for Writing {
 pub(super) fn tell(channels: &Channels, to: SliceId, message: Message) {
     if to == channels.local() {
         // Its own threads say no more than they are asked.
-        let _ = channels.checkpoints.take(to, message);
+        if let Ok(Some(answer)) = channels.checkpoints.take(to, message) {
+            let _ = channels.checkpoints.take(to, answer);
+        }
     } else {
         channels.send(to, &Control::Checkpoint(message));
     }
@@ -160,7 +162,7 @@ fn write(part: ReadyPart, memory: Memory, stage: &Stage) -> Result<PartSummary, 
     };
     let frames = match memory {
         Memory::AtRest(frames, ram) => {
-            frames.iter().try_for_each(|range| ram.each_run(range.clone(), &mut give))?;
+            ram.each_run(&frames, &mut give)?;
             // Memory that was to come from another checkpoint.
             ram.load_failure().map_or(Ok(()), |failure| Err(PartError::Load(failure)))?;
             frames
