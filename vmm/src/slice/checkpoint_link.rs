@@ -1,7 +1,7 @@
 //! The ways to the threads that write checkpoints. The threads themselves are in `checkpoint`.
 //!
 //! ```text
-//!   frames of the coordinator --take--> member: makes files, removes them
+//!   frames of the coordinator --take--> member: makes files, removes them. While it makes one it is asked for no other
 //!   frames of other slices ----take--> whoever writes a checkpoint on the coordinator
 //!   member --put--> the part that is ready --take_ready--> the cut
 //! ```
@@ -9,7 +9,7 @@
 use super::cut_link::TooMany;
 use super::page_hashes::PageHashes;
 use checkpoint::PartWriter;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use devices::back_end::image::Writer;
 use dsm::saved::Here;
 use dsm::{Handle, SnapshotError, SnapshotReader};
@@ -122,6 +122,12 @@ pub(crate) enum Input {
 #[derive(Default)]
 struct Links {
     member: Option<Sender<(SliceId, Message)>>,
+    /// The last checkpoint that the coordinator has asked a part of, for this or for another slice.
+    last: u64,
+    /// The one whose part is being made.
+    preparing: Option<u64>,
+    /// The one whose part was asked for, and of which it was not said what becomes of it.
+    open: Option<u64>,
     /// On the coordinator, while it writes one.
     coordinator: Option<Sender<Input>>,
     /// On the coordinator, while it writes one: the folder in which the checkpoint's is.
@@ -173,23 +179,58 @@ impl CheckpointLinks {
         (links.coordinator, links.folder) = (None, None);
     }
 
-    /// Takes a message to where it belongs. While nobody here can write the coordinator is not left waiting: gives the
-    /// answer that it is to have.
+    /// Takes a message to where it belongs. While nobody here can make a part the coordinator is not left waiting: gives the
+    /// answer that it is to have. A folder that does not answer holds the member up; what is asked meanwhile does not pile up.
     pub(super) fn take(&self, from: SliceId, message: Message) -> Result<Option<Message>, TooMany> {
-        let links = self.lock();
-        let sent = match (message, &links.member, &links.coordinator) {
-            (message, Some(member), _) if message.is_asking() => {
-                member.try_send((from, message)).is_ok()
+        let mut links = self.lock();
+        match &message {
+            Message::Prepare(number, _) => {
+                links.last = links.last.max(*number);
+                let why = match (&links.member, links.preparing) {
+                    (None, _) => "its guest does not run".into(),
+                    (_, Some(former)) => {
+                        format!(
+                            "its part of checkpoint {former} is being made: its folder does not answer"
+                        )
+                    }
+                    _ => String::new(),
+                };
+                if !why.is_empty() {
+                    return Ok(Some(Message::Failed(*number, why)));
+                }
+                (links.preparing, links.open) = (Some(*number), Some(*number));
             }
-            (Message::Prepare(number, _), None, _) => {
-                return Ok(Some(Message::Failed(number, "its guest does not run".into())));
+            Message::Committed(number) | Message::Discard(number) => {
+                if links.open.take_if(|open| open == number).is_none() {
+                    return Ok(None);
+                }
             }
-            (Message::Committed(_) | Message::Discard(_), None, _) => true,
-            (message, _, Some(told)) => told.try_send(Input::Message(from, message)).is_ok(),
-            // Of one that was given up.
-            (_, _, None) => true,
-        };
-        if sent { Ok(None) } else { Err(TooMany) }
+            Message::Prepared(_) | Message::Written(..) | Message::Failed(..) => {
+                // What is of one that was given up means nothing.
+                let told = links.coordinator.as_ref();
+                let sent = told.map(|told| told.try_send(Input::Message(from, message)));
+                let is_full = matches!(sent, Some(Err(TrySendError::Full(_))));
+                return if is_full { Err(TooMany) } else { Ok(None) };
+            }
+        }
+        let sent = links.member.as_ref().map(|member| member.try_send((from, message)));
+        if sent.is_none_or(|sent| sent.is_ok()) { Ok(None) } else { Err(TooMany) }
+    }
+
+    /// The member has made the part that it was asked for, or has not: it can be asked for the next one.
+    pub(super) fn is_prepared(&self) {
+        self.lock().preparing = None;
+    }
+
+    /// The last checkpoint of this VM, as far as this slice knows.
+    pub(super) fn last(&self) -> u64 {
+        self.lock().last
+    }
+
+    /// The last checkpoint had this number at least.
+    pub(super) fn count_from(&self, last: u64) {
+        let mut links = self.lock();
+        links.last = links.last.max(last);
     }
 
     /// The file of a part is there. One that was not begun goes.
@@ -234,5 +275,54 @@ impl CheckpointLinks {
     pub(crate) fn end(&self) {
         let links = std::mem::take(&mut *self.lock());
         drop(links);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COORDINATOR: SliceId = SliceId(0);
+
+    fn take(links: &CheckpointLinks, message: Message) -> Option<Message> {
+        links.take(COORDINATOR, message).unwrap()
+    }
+
+    #[test]
+    fn folder_that_does_not_answer_never_makes_a_bad_peer_of_the_coordinator() {
+        let links = CheckpointLinks::default();
+        let (sender, messages) = bounded(4);
+        links.set_member(sender);
+        assert_eq!(take(&links, Message::Prepare(1, vec![])), None);
+        for number in 1..100 {
+            assert_eq!(take(&links, Message::Discard(number)), None);
+            let answer = take(&links, Message::Prepare(number + 1, vec![]));
+            assert!(matches!(answer, Some(Message::Failed(of, _)) if of == number + 1));
+        }
+        let asked: Vec<Message> = messages.try_iter().map(|(_, message)| message).collect();
+        assert_eq!(asked, [Message::Prepare(1, vec![]), Message::Discard(1)]);
+        links.is_prepared();
+        assert_eq!(take(&links, Message::Prepare(101, vec![])), None);
+        assert_eq!(take(&links, Message::Committed(101)), None);
+        assert_eq!(messages.try_iter().count(), 2);
+        assert_eq!(links.last(), 101);
+    }
+
+    #[test]
+    fn late_answers_of_a_checkpoint_that_was_given_up_mean_nothing() {
+        let links = CheckpointLinks::default();
+        let late = || links.take(SliceId(1), Message::Prepared(1));
+        let inputs = links.begin_one("/".into());
+        assert_eq!(late(), Ok(None));
+        assert_eq!(inputs.len(), 1);
+        drop(inputs);
+        assert_eq!(late(), Ok(None), "nobody waits any more");
+        links.end_one();
+        assert_eq!(late(), Ok(None));
+        let inputs = links.begin_one("/".into());
+        let asked_for = 3 * usize::from(SLICES_MAX);
+        assert!((0..asked_for).all(|_| late() == Ok(None)));
+        assert_eq!((0..INPUTS_MAX).find_map(|_| late().err()), Some(TooMany));
+        assert_eq!(inputs.len(), INPUTS_MAX);
     }
 }

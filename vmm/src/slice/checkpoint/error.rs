@@ -99,8 +99,8 @@ pub(crate) enum CheckpointError {
     /// It was not written, and the VM goes on.
     #[error("there is no checkpoint: {0}")]
     GivenUp(String),
-    /// Some slices do not get ready.
-    #[error("{} did not make ready within {limit:?}", names(.slices))]
+    /// Some slices have not made their files, or not written their parts.
+    #[error("{} did not get ready, or did not write, within {limit:?}: does the folder answer there?", names(.slices))]
     Silent {
         /// Which.
         slices: Vec<SliceId>,

@@ -28,8 +28,8 @@ use std::thread;
 use std::time::Duration;
 use wire::SliceId;
 
-/// What may wait. The coordinator asks for one thing at a time.
-const MESSAGES_MAX: usize = 16;
+/// What may wait: what becomes of one checkpoint, and all of the next one.
+const MESSAGES_MAX: usize = 4;
 /// For all memory to be protected: some 50 us for 2 MiB.
 const PROTECT_LIMIT: Duration = Duration::from_secs(20);
 
@@ -85,6 +85,7 @@ impl Member {
                         }
                         Err(error) => Message::Failed(number, one_line(&error)),
                     };
+                    channels.checkpoints.is_prepared();
                     tell(&channels, from, said);
                 }
                 Message::Committed(number) => {

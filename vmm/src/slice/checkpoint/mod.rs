@@ -11,17 +11,17 @@
 //! the folder that their operators have named. All must be the same in the end, by a file system that hosts share: the
 //! manifest names parts that are beside it.
 
-mod coordinator;
 mod description;
 mod disks;
+mod driver;
 mod error;
 mod member;
 mod part;
 mod request;
 
-pub(super) use coordinator::Checkpoints;
 pub(super) use description::{Description, Identity};
 pub(super) use disks::DiskStates;
+pub(super) use driver::Checkpoints;
 pub(super) use error::PartError;
 pub(super) use member::start_member;
 pub(super) use part::{Memory, Writing};

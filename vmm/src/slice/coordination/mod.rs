@@ -199,6 +199,7 @@ impl Succeeds for Coordination {
             chipset,
             order,
             moves: self.config.moves.begun(),
+            checkpoints: channels.checkpoints.last(),
             elapsed_ms: milliseconds(terms.started.elapsed()),
             left_ms: terms.left_ms(),
             stop_limit_ms: milliseconds(terms.stop_limit),
@@ -226,6 +227,7 @@ impl Succeeds for Coordination {
         let mut chipset = self.chipset();
         chipset.restore(state.chipset).map_err(SuccessionError::from)?;
         self.config.moves.count_from(state.moves);
+        self.config.channels.checkpoints.count_from(state.checkpoints);
         take_offers(&state.offers, &mut lock(&self.config.capacity));
         *lock(&self.next) = Some((chipset, terms));
         self.config.channels.succession.choose(true);

@@ -53,6 +53,8 @@ pub(super) struct CoordinatorState {
     pub(super) order: OrderState,
     /// Moves of vCPUs begun so far.
     pub(super) moves: u64,
+    /// The number of the last checkpoint.
+    pub(super) checkpoints: u64,
     /// Since the guest was started, in milliseconds.
     pub(super) elapsed_ms: u64,
     /// Until the VM is to end, in milliseconds, if a limit was set.
@@ -69,18 +71,19 @@ pub(super) struct CoordinatorState {
 
 impl SavedState for CoordinatorState {
     const NAME: &'static str = "coordinator";
-    const VERSION: u16 = 2;
+    const VERSION: u16 = 3;
     const MAX_BYTES: usize = ChipsetState::MAX_BYTES
         + OrderState::MAX_BYTES
         + LOST_MAX * (CAUSE_BYTES_MAX + 24)
         + OFFERS_MAX * (LACKS_BYTES_MAX + 3 * DEVICES_MAX + 64)
-        + 192;
+        + 224;
 
     fn check(&self) -> Result<(), Invalid> {
         self.chipset.check()?;
         self.order.check()?;
         let unless = Invalid::unless;
         unless(self.moves < 1 << 56, "moves", "more than can have been begun")?;
+        unless(self.checkpoints < 1 << 56, "checkpoints", "later than any clock says")?;
         let times = [self.elapsed_ms, self.left_ms.unwrap_or(0), self.stop_limit_ms];
         unless(times.iter().all(|time| *time <= MILLISECONDS_MAX), "elapsed_ms", "too long")?;
         unless(self.lost.len() <= LOST_MAX, "lost", "more slices than a VM can have")?;

@@ -22,6 +22,7 @@ fn state() -> CoordinatorState {
         chipset: chipset.save(),
         order: OrderState { last: 9 },
         moves: 3,
+        checkpoints: 1_700_000_000_000,
         elapsed_ms: 60_000,
         left_ms: Some(1000),
         stop_limit_ms: 500,
@@ -73,6 +74,7 @@ fn largest_state_fits_a_frame() {
     let largest = CoordinatorState {
         order: OrderState { last: u64::MAX >> 1 },
         moves: (1 << 56) - 1,
+        checkpoints: (1 << 56) - 1,
         elapsed_ms: milliseconds(Duration::MAX),
         left_ms: Some(milliseconds(Duration::MAX)),
         stop_limit_ms: milliseconds(Duration::MAX),
@@ -87,8 +89,9 @@ type Lie = (&'static str, fn(&mut CoordinatorState));
 
 #[test]
 fn states_that_lie_are_refused() {
-    let lies: [Lie; 9] = [
+    let lies: [Lie; 10] = [
         ("moves", |state| state.moves = u64::MAX),
+        ("checkpoints", |state| state.checkpoints = u64::MAX),
         ("elapsed_ms", |state| state.elapsed_ms = u64::MAX),
         ("elapsed_ms", |state| state.left_ms = Some(u64::MAX)),
         ("elapsed_ms", |state| state.stop_limit_ms = u64::MAX),

@@ -9,7 +9,7 @@
 //!
 //! Clocks of hosts drift apart, and the guest's goes on once it is set. So neither is touched before all memory is there.
 
-use super::pages::Pages;
+use super::source::Pages;
 use super::{LOAD_LIMIT, RestoreError, Restored};
 use crate::slice::SliceError;
 use crate::slice::one_line;

@@ -14,8 +14,8 @@ mod disks;
 mod error;
 mod fit;
 mod load;
-mod pages;
 mod slice_start;
+mod source;
 
 pub use clone::clone_spec;
 pub use disks::{CheckpointDisks, GivenUp, Outcome};

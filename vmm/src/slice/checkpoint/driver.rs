@@ -103,14 +103,15 @@ struct Run<'a> {
 }
 
 impl Checkpoints {
-    /// Of a VM that this describes.
+    /// Of a VM that this describes. Numbers of checkpoints are never used again, also not by the next slice that coordinates, whose
+    /// clock may be behind.
     pub(in crate::slice) fn new(
         channels: &Arc<Channels>,
         cuts: CutHandle,
         (vm, key): (Arc<Description>, Option<Key>),
         opens: Opens,
     ) -> Self {
-        let decides = Mutex::new(Coordinator::new(first_number()));
+        let decides = Mutex::new(Coordinator::new(unix_ms().max(channels.checkpoints.last())));
         let last = Mutex::default();
         Self { channels: Arc::downgrade(channels), cuts, vm, key, opens, decides, last }
     }
@@ -142,6 +143,7 @@ impl Checkpoints {
             return Err(CheckpointError::Lost(*lost));
         }
         let ongoing = Arc::new(channels.operations.begin(Operation::Checkpoint)?);
+        let base = self.base(request, target)?;
         let began = Instant::now();
         let inputs = channels.checkpoints.begin_one(target.parent.clone());
         let mut run = Run {
@@ -149,7 +151,7 @@ impl Checkpoints {
             channels,
             target,
             ends: request.end,
-            base: self.base(request, target)?,
+            base,
             live: !request.end && !request.stop && channels.handle.get().is_some(),
             ongoing,
             inputs,
@@ -377,11 +379,6 @@ fn commit_if(
 fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Numbers of checkpoints are never used again, also not by the next slice that coordinates.
-fn first_number() -> u64 {
-    unix_ms()
 }
 
 impl WritesCheckpoints for Checkpoints {
