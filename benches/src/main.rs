@@ -7,7 +7,7 @@ use dsm::Mechanism;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tessera_benches::experiments::ablation::{self, Choice};
-use tessera_benches::experiments::{self, Setting, solo};
+use tessera_benches::experiments::{self, Setting, checkpoint, solo};
 
 #[derive(Debug, Parser)]
 #[command(about = "Runs an experiment on this machine's KVM")]
@@ -35,6 +35,12 @@ struct Arguments {
     /// For ablation: the rows whose names begin so, whatever the mechanism; may be repeated
     #[arg(long, value_name = "PREFIX")]
     row: Vec<String>,
+    /// For itself: goes on from this checkpoint, and says how many nanoseconds that took
+    #[arg(long, value_name = "PATH", hide = true)]
+    restored: Option<PathBuf>,
+    /// For itself: with memory that comes while the guest runs
+    #[arg(long, hide = true, requires = "restored")]
+    lazy: bool,
 }
 
 /// The experiment that is no fixed one, and the one that has two forms.
@@ -43,6 +49,10 @@ const SOLO: &str = "solo";
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
+    if let Some(path) = arguments.restored {
+        println!("{}", checkpoint::restore_one(&path, arguments.lazy)?.as_nanos());
+        return Ok(ExitCode::SUCCESS);
+    }
     let setting = Setting { image: &arguments.image, quick: arguments.quick };
     let outcome = if arguments.name == ABLATION {
         let (mechanisms, rows) = (arguments.mechanism, arguments.row);

@@ -15,6 +15,8 @@ mod throughput;
 mod two_and_one;
 mod vm;
 
+pub use restoring::one as restore_one;
+
 use super::Setting;
 use crate::real_vm::Companion;
 use crate::samples::Samples;
