@@ -74,7 +74,7 @@ enum Role {
     Counters(counters::Arguments),
     /// Change settings of running slices, and print the counters of each.
     Tune(tune::Arguments),
-    /// Pause, move, drain or look at a running VM as a whole.
+    /// Pause, move, drain, write down or look at a running VM as a whole.
     Vm(vm::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),

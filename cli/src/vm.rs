@@ -47,8 +47,9 @@ enum Verb {
     /// Count for a while which slices send each other pages, and print where whole groups of vCPUs would be better placed:
     /// what that saves, and what it costs. Nothing is moved.
     Advise(AdviseArguments),
-    /// Write the whole VM into a folder: memory, vCPUs and devices of all slices at one moment. The guest stands still until
-    /// it is written. Other slices write their parts into the folder that their --checkpoints names; all must be one folder.
+    /// Write the whole VM into a folder: memory, vCPUs and devices of all slices at one moment. The guest stands still for that
+    /// moment and runs on while it is written, unless --stop or --end is given, or the VM is one slice without --secret-file.
+    /// Other slices write their parts into the folder that their --checkpoints names; all must be one folder.
     Checkpoint(CheckpointArguments),
     /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
     Show(ShowTarget),
