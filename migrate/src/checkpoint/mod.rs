@@ -6,10 +6,11 @@
 //!     |--Prepare---------------------->| makes the file of its part: what can fail early, fails while the guest runs
 //!     |<-----------------------Prepared|
 //!     | Effect::Cut                    | all come to rest (`cut`), and take their forms: Step::Capture
+//!     | Effect::GoOn                   | live: the guest goes on here already
 //!     |<------------------------Written| its part is written, and on the disk
 //!     | Effect::Commit                 | the manifest is written: from here on the checkpoint exists
 //!     |--Committed-------------------->|
-//!     | Effect::GoOn                   | the guest goes on, or the VM ends
+//!     | Effect::GoOn                   | not live: the guest goes on, or the VM ends
 //!
 //!   Failed, a slice that is lost, a cut that is given up, or the user: at any point before Effect::Commit
 //!     |--Discard---------------------->| its file goes; there is no manifest, so there is no checkpoint
@@ -27,7 +28,7 @@
 //! of a checkpoint stay. So nothing but its outcome counts then, neither a wish nor a loss.
 //!
 //! **It ends.** Whatever happens, the guest goes on, or the VM ends because it was to: `Effect::GoOn` comes once for each cut
-//! that was asked for, and never before the checkpoint exists or is given up. The cut may have ended before, and another one
+//! that was asked for, and, unless it is live, never before the checkpoint exists or is given up. The cut may have ended before, and another one
 //! have begun (a pause that somebody asked for): that one does not end by it.
 
 mod coordinator;

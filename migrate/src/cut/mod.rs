@@ -35,7 +35,7 @@
 //!     |--Take(DeviceMoved)------------>| every slice: it is there
 //!
 //!   at rest, all slices can begin to write a checkpoint
-//!     |--Take(Capture)--------------->| every slice takes its form; it writes its part while it rests
+//!     |--Take(Capture)--------------->| every slice takes its form; it writes its part while it rests, or what that was when it has gone on
 //!
 //!   a VM that is restored begins at rest, in its first cut
 //!     |<-----------------Taken(Begin)-| every slice: it is at rest, with all that it had

@@ -1,4 +1,14 @@
-//! Has a checkpoint written, on the thread of who asks for it. [`migrate::checkpoint`] decides what follows from what.
+//! Has a checkpoint written, on the thread of who asks for it. [`migrate::checkpoint`] decides what follows from what, and draws
+//! its states; this does it.
+//!
+//! ```text
+//!   request --begin--> Run: effects done one by one, then the next input, until Effect::Over
+//!     Send ----> a frame to `member` of that slice
+//!     Cut -----> the cut's driver comes to rest and captures, this thread waits --captured, failed--> the machine
+//!     Commit --> the VM stays at rest if it ends, manifest, looked at as a restore would --committed, not_committed--> the machine
+//!     GoOn ----> the cut's driver has all slices go on, or the VM ends
+//!   inputs: what slices say, slices that are lost, time that passes
+//! ```
 
 use super::description::Description;
 use super::error::{CheckpointError, names};

@@ -6,7 +6,7 @@
 //!                                                            |  \--Take(Coordinate)--> at rest, another slice coordinates
 //!                                                            |  \--Take(Join)--> at rest, with one slice more
 //!                                                            |  \--Take(DeviceMoved)--> at rest, a device is elsewhere
-//!                                                            |  \--Take(Capture)--> at rest, its part of a checkpoint is written
+//!                                                            |  \--Take(Capture)--> at rest, its part of a checkpoint is begun
 //!                                                            \--Dismiss--> it ends, at rest
 //! ```
 
