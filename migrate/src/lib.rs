@@ -6,6 +6,16 @@
 //! ```
 //! One value says which slices there are, where each vCPU runs, which slice is home of which frames, and where devices
 //! and their queues are. Whatever else needs to know derives it from there.
+//!
+//! Beside it are the pure machines that decide what all slices do together; `vmm` does it, and `migrate/sim` has their models:
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`cut`] | how all slices come to rest at one moment, and what is done then |
+//! | [`checkpoint`] | how they write that moment down; the files are those of the crate in `migrate/checkpoint` |
+//! | [`supervise`] | when, from what and where a lost VM goes on |
+//! | [`handover`] | how a vCPU moves to another slice |
+//! | [`plan`] | which parts go where when a slice leaves, joins or is not needed |
 
 #![forbid(unsafe_code)]
 

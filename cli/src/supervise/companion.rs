@@ -1,4 +1,10 @@
 //! A companion that waits again after each VM.
+//!
+//! ```text
+//!   child waits, serves a VM, ends --a signal, or the first one was refused--> over, with its status
+//!        ^                            \--anything else--> a pause: 100 ms, doubled up to 10 s while they end soon
+//!        +-------------------------------------------------------/
+//! ```
 
 use super::child::{Child, Exit, News};
 use super::{hear_signals, now};

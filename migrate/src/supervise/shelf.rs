@@ -1,4 +1,11 @@
 //! The checkpoints that a supervised VM has.
+//!
+//! ```text
+//!   written: added --the VM runs with it--> tried, and good --newer ones are enough--> taken off: deleted
+//!            added --the VM failed with it twice before it ran--> comes last
+//!            added --its bytes are not what was written--> damaged: never gone on from, and never deleted
+//! ```
+//! One that was given at the start is never deleted, nor is one that another here is an increment of.
 
 use super::planted::PlantedBug;
 use crate::planted::Planted;

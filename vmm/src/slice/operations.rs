@@ -1,4 +1,9 @@
 //! What is done to the VM as a whole: one thing at a time.
+//!
+//! ```text
+//!   nothing --begin--> an operation --what was returned is dropped--> nothing
+//!                        \--begin--> Busy: refused
+//! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;

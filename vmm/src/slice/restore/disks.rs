@@ -1,4 +1,5 @@
-//! The states of disks that a checkpoint needs, when it is deleted: nobody goes on from them any more.
+//! The states of disks that a checkpoint needs, when it is deleted: nobody goes on from them any more. How they are restored is in
+//! `vmm/src/slice/peripherals/disk/restored.rs`.
 //!
 //! ```text
 //!   checkpoint --read before it is deleted--> states --give_up--> removed, or merged with the next one
