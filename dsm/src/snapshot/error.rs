@@ -1,4 +1,4 @@
-//! Why a snapshot is not complete, and will not be. About slices that are lost there is nothing here.
+//! Why a snapshot is not complete, and will not be.
 
 use thiserror::Error;
 
