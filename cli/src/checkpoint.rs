@@ -76,7 +76,7 @@ struct VerifyArguments {
 struct DeleteArguments {
     /// Folder of the checkpoint
     path: PathBuf,
-    /// Keep the states of its disks: an export or a copy of it elsewhere needs them. One in the same folder keeps them by itself
+    /// Keep the states of its disks: whatever else in another folder is of the same moment, an export, a copy or the original, needs them. One in the same folder keeps them by itself
     #[arg(long)]
     keep_disks: bool,
     /// Print JSON

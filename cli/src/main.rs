@@ -78,7 +78,7 @@ enum Role {
     Vm(vm::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),
-    /// List, show, verify, merge or delete checkpoints of VMs. No VM needs to run.
+    /// List, show, verify, export or delete checkpoints of VMs. No VM needs to run.
     Checkpoint(checkpoint::Arguments),
     /// Check that saved forms of slices (--test-forms) are a cut of a VM.
     #[command(hide = true)]
