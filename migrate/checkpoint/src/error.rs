@@ -12,7 +12,7 @@ use wire::SliceId;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The operating system refused something.
-    #[error("{what} {}: {source}", path.display())]
+    #[error("{what} {}", path.display())]
     Io {
         /// What was tried.
         what: &'static str,
@@ -63,7 +63,7 @@ pub enum CheckpointError {
         known: u32,
     },
     /// The manifest is sound, and its fields are of another version or do not fit together.
-    #[error("{}: {source}", path.display())]
+    #[error("read {}", path.display())]
     Manifest {
         /// The file.
         path: PathBuf,
