@@ -3,6 +3,7 @@
 use crate::cpuid::Cpuid;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::{Interrupts, VmSpec};
+use devices::back_end::image::Writer;
 use serde::{Deserialize, Serialize};
 use std::io;
 use transport::VmId;
@@ -30,7 +31,21 @@ impl Identity {
     /// A later life than any before, also than those that went on from an earlier moment: it begins now, in seconds since
     /// 1970.
     pub(crate) fn restored(self, now: u64) -> Self {
-        Self { generation: self.generation.saturating_add(1).max(now), ..self }
+        self.after(self.generation).at(now)
+    }
+
+    /// A later life than this one too, which has left something that it may still change. The clock may have been put back since.
+    pub(crate) fn after(self, former: u64) -> Self {
+        self.at(former.saturating_add(1))
+    }
+
+    /// As records beside images name it.
+    pub(crate) fn writer(self) -> Writer {
+        Writer { vm: self.vm, generation: self.generation }
+    }
+
+    fn at(self, least: u64) -> Self {
+        Self { generation: self.generation.max(least), ..self }
     }
 }
 
