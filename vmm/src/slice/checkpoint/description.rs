@@ -66,3 +66,19 @@ pub(crate) struct Description {
     /// Which one it is.
     pub(crate) identity: Identity,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restored_vm_is_later_than_all_that_is_known_whatever_the_clock_says() {
+        let identity = Identity { vm: [1; 16], generation: 100 };
+        let generation = |identity: Identity| identity.generation;
+        assert_eq!(generation(identity.restored(1000)), 1000);
+        assert_eq!(generation(identity.restored(7)), 101);
+        assert_eq!(generation(identity.restored(1000).after(5)), 1000);
+        assert_eq!(generation(identity.restored(1000).after(1000)), 1001);
+        assert_eq!(generation(identity.restored(7).after(5000)), 5001);
+    }
+}
