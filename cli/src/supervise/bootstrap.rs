@@ -255,7 +255,7 @@ impl Driver {
         if let Some(life) = self.life.take() {
             life.is_over.store(true, Ordering::SeqCst);
         }
-        let End { cause, waits_for } = end.unwrap_or(End::of(Cause::Lost));
+        let End { cause, waits_for } = end.unwrap_or_else(|| End::of(Cause::Lost));
         let verdict = self.machine.ended(now, cause);
         if self.machine.is_over() {
             return verdict;

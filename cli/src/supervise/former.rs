@@ -28,6 +28,9 @@ struct Found {
     is_whole: bool,
 }
 
+/// One that was never written to its end: its number, and its folder.
+type Unfinished = (u64, PathBuf);
+
 /// With what it begins.
 #[derive(Debug)]
 pub(super) struct Begins {
@@ -114,7 +117,7 @@ fn checkpoints(
     folder: &Path,
     prefix: &str,
     key: Option<&Key>,
-) -> Result<(Vec<Found>, Vec<(u64, PathBuf)>)> {
+) -> Result<(Vec<Found>, Vec<Unfinished>)> {
     let number = |name: &str| name.strip_prefix(prefix)?.parse::<u64>().ok();
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {

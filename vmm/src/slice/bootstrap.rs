@@ -232,12 +232,9 @@ impl Vm {
             devices,
             offers: hosts.iter().map(|host| host.offered).collect(),
             tsc_khz: hosts[0].tsc_khz,
-            identity: identity(restored, &hosts)?,
+            identity: identity(restored, &hosts, &back_ends)?,
             joins: None,
         };
-        if restored.is_some() {
-            back_ends.go_on_as(launch.identity.writer());
-        }
         let start = restored.map(|restored| parts.take_up(restored, back_end)).transpose()?;
         if let Some(mut mesh) = mesh {
             for slice in shape.companions() {
@@ -406,12 +403,19 @@ fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {
 }
 
 /// Which VM it is: a new one, or the next life of that in the checkpoint.
-fn identity(restored: Option<&Restored>, hosts: &[HostFacts]) -> Result<Identity, SliceError> {
+/// Disks of this host learn it.
+fn identity(
+    restored: Option<&Restored>,
+    hosts: &[HostFacts],
+    back_ends: &BackEnds,
+) -> Result<Identity, SliceError> {
     let what = "choose an identity for the VM";
     let new = || Identity::random().map_err(|source| SliceError::Io { what, source });
     let Some(restored) = restored else { return new() };
     let lives = hosts.iter().filter_map(|host| host.newest_life);
-    Ok(lives.fold(restored.identity, Identity::after))
+    let identity = lives.fold(restored.identity, Identity::after);
+    back_ends.go_on_as(identity.writer());
+    Ok(identity)
 }
 
 fn connect(
