@@ -9,12 +9,12 @@ use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::io::stdout;
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::slice::{
-    Boot, BootstrapOptions, Ending, Interrupts, PageTables, Start, VmSpec, bootstrap,
+    Boot, BootstrapOptions, Ending, Interrupts, PageTables, SliceSpec, Start, VmSpec, bootstrap,
 };
 
 /// Ends the help.
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = "restore")]
     initrd: Option<PathBuf>,
     /// Command line of the guest's kernel; it follows the words of the preset
-    #[arg(long, default_value = "console=ttyS0")]
+    #[arg(long, default_value = "console=ttyS0", conflicts_with = "restore")]
     cmdline: String,
     #[command(flatten)]
     report: ReportFile,
@@ -92,16 +92,21 @@ pub(crate) struct Arguments {
     /// What is added to the guest's command line when it has vCPUs of other hosts
     ///
     /// docs/guest-parameters.md lists the words and what each brings.
-    #[arg(long, value_enum, default_value_t = Preset::Spread)]
+    #[arg(long, value_enum, default_value_t = Preset::Spread, conflicts_with = "restore")]
     guest_preset: Preset,
     /// Distance between the memory of two slices for the guest, 11 to 254 (ACPI SLIT; a slice's own memory is 10)
     ///
     /// Above 32, Linux starts and wakes programs on the slice where they were. Only its load balancer moves them
     /// then.
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u8).range(11..=254))]
+    #[arg(
+        long,
+        default_value_t = 40,
+        value_parser = clap::value_parser!(u8).range(11..=254),
+        conflicts_with = "restore"
+    )]
     node_distance: u8,
     /// Guest seconds per real second, 0.001 to 1; for emulated hosts
-    #[arg(long, default_value_t = 1.0, value_name = "RATE")]
+    #[arg(long, default_value_t = 1.0, value_name = "RATE", conflicts_with = "restore")]
     guest_clock_rate: f64,
     /// Least time between timer interrupts of a vCPU: off, MILLISECONDS or adaptive[:MIN-MAX]
     ///
@@ -193,6 +198,27 @@ pub(crate) fn window(text: &str) -> Result<(u64, u64), String> {
     let error = || format!("{text:?} is not MIN:MAX in microseconds");
     let (min, max) = text.split_once(':').ok_or_else(error)?;
     Ok((min.parse().map_err(|_| error())?, max.parse().map_err(|_| error())?))
+}
+
+impl Arguments {
+    /// What the VM consists of, and how it begins: another one differs in some of this.
+    pub(crate) fn beginning(&self) -> Result<serde_json::Value> {
+        let path = |path: &Option<PathBuf>| {
+            path.as_deref().map(absolute).transpose().context("find what the VM begins with")
+        };
+        let sum =
+            |of: fn(&SliceSpec) -> u64| self.slices.iter().map(|one| of(&one.spec)).sum::<u64>();
+        Ok(serde_json::json!({
+            "kernel": path(&self.kernel)?,
+            "initrd": path(&self.initrd)?,
+            "cmdline": self.cmdline,
+            "restore": path(&self.restore.restore)?,
+            "devices": self.devices.specs(),
+            "vcpus": sum(|spec| spec.vcpus.into()),
+            "more vcpus": sum(|spec| spec.spare_vcpus.into()),
+            "memory": sum(|spec| spec.memory),
+        }))
+    }
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {

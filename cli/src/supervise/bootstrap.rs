@@ -4,21 +4,19 @@
 //!   signals, child, hosts, checkpoints, the guest that runs ──Event──> main thread ──> Supervisor ──> effects
 //! ```
 
+use super::arguments::Supervised;
 use super::child::{Child, Exit, News};
-use super::options::{OnLost, room};
-use super::task::{self, Save};
+use super::former::{self, Begins};
+use super::options::OnLost;
+use super::plan::{hosts, plan, policy};
+use super::record::{Note, Record};
+use super::task::{self, End, NotSaved, Save};
 use super::words::without;
 use super::{hear_signals, now};
-use crate::bootstrap::Arguments as Bootstrap;
 use crate::log;
-use crate::slices::address;
 use anyhow::{Context, Result, ensure};
 use checkpoint::Key;
-use clap::Args;
-use migrate::supervise::{
-    Cause, DeviceReach, Effect, Layout, Place, Plan, Policy, Reason, Room, Share, Shelf,
-    Supervisor, Verdict,
-};
+use migrate::supervise::{Cause, Effect, Layout, Place, Reason, Share, Supervisor, Verdict};
 use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -28,77 +26,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use transport::Secret;
 use vmm::control::RELEASED_MAX;
-use vmm::slice::SliceSpec;
 
-/// Ends the help.
-pub(crate) const EXAMPLE: &str = "\
-Example: as tessera bootstrap, with checkpoints each minute in a folder that all hosts share, and one host in reserve:
-  tessera supervise bootstrap --on-lost restart=every:60,keep:2 --spare 10.9.0.3:7100 \\
-      --checkpoints /srv/checkpoints --control /run/tessera.sock --secret-file vm.key --kernel vmlinuz \\
-      --slice local,cpus=1,memory=512M --slice 10.9.0.2:7100,cpus=1,memory=512M
-and on each other host, with its own address:
-  tessera supervise companion --listen 10.9.0.2:7100 --checkpoints /srv/checkpoints --secret-file vm.key
-
-Its exit status is that of the bootstrap that ended last, or 8 if it is stopped while none runs.";
-
-/// Starts again in a row without a new checkpoint.
-const RESTARTS_MAX: usize = 5;
-const WINDOW_MS: u64 = 600_000;
-/// Counters of hosts differ by 100 ppm at most. So much of a lease is ten times as much.
-const CLOCK_ERROR_OF_LEASE: u64 = 1000;
 /// Options that are the supervisor's own.
 const OWN: [&str; 4] = ["on-lost", "spare", "fits", "patience"];
 /// Options that are given anew each time.
 const ANEW: [&str; 2] = ["slice", "limit"];
 /// Options with which a VM begins, and goes on from no checkpoint of its own.
-const BEGINNING: [&str; 3] = ["kernel", "initrd", "restore"];
+const BEGINNING: [&str; 7] =
+    ["kernel", "initrd", "cmdline", "guest-preset", "node-distance", "guest-clock-rate", "restore"];
 /// The same without a value. A restart reads and verifies all memory first, for only then is there an older checkpoint to go back to.
 const BEGINNING_FLAGS: [&str; 1] = ["lazy"];
 /// Status of a supervisor that is stopped while nothing runs.
 const STOPPED: u8 = 8;
 
-#[derive(Args, Debug)]
-pub(crate) struct Supervised {
-    /// What follows when the VM ends because a slice is lost: `restart=every:SECONDS[,keep:N][,full:M][,compress][,on-panic][,no-disk-guarantee]`
-    ///
-    /// - `every`: from one checkpoint to the next. What the guest has done since the last one is lost with a slice.
-    /// - `keep`: how many checkpoints are kept, 2 if not given. Older ones are deleted.
-    /// - `full`: each M-th checkpoint is full, 1 if not given; the others have only what changed since the one before, and need it.
-    ///   Then N + M - 1 checkpoints are kept at most.
-    /// - `compress`, `no-disk-guarantee`: as for `tessera vm checkpoint`.
-    /// - `on-panic`: a guest whose kernel has panicked goes on from a checkpoint too.
-    #[arg(
-        long,
-        default_value = "restart=every:60,keep:2",
-        value_name = "POLICY",
-        verbatim_doc_comment
-    )]
-    on_lost: OnLost,
-    /// Where a companion waits in reserve: it takes the place of a slice whose host does not answer. May be given several times
-    #[arg(long = "spare", value_name = "ADDRESS:PORT", value_parser = address)]
-    spares: Vec<SocketAddr>,
-    /// What one host may have of the VM, `cpus=N,memory=SIZE`, if it is to go on with fewer hosts than before
-    ///
-    /// Without it the VM waits until there are as many. Those that are left out come back with the next start, or by `tessera vm add`.
-    #[arg(long, value_name = "ROOM", value_parser = room)]
-    fits: Option<Room>,
-    /// How long after a loss the hosts of before are waited for, before spares are taken and others left out
-    #[arg(long, default_value_t = 5, value_name = "SECONDS")]
-    patience: u64,
-    #[command(flatten)]
-    bootstrap: Bootstrap,
-}
-
 enum Event {
     Signal,
-    Child(News, Option<Cause>),
+    Child(News, Option<End>),
     Answers(BTreeSet<u16>),
     Runs,
     /// What a checkpoint is an increment of, or why there is none; how many that were deleted its slices were told of.
-    Saved(u64, Result<Option<String>, String>, usize),
+    Saved(u64, Result<Option<String>, NotSaved>, usize),
     /// These are not there any more, by the numbers that slices know.
     Deleted(Vec<u64>),
 }
@@ -131,8 +81,14 @@ struct Driver {
     life: Option<Life>,
     /// Which slices of the plan those of the VM are.
     numbers: Vec<u16>,
-    /// The same of each checkpoint.
-    numbers_of: BTreeMap<u64, Vec<u16>>,
+    /// What the next supervisor is to know, among it the same of each checkpoint.
+    record: Record,
+    /// The VM has begun before this supervisor did.
+    again: bool,
+    /// The number of the next checkpoint.
+    next: u64,
+    /// Numbers of checkpoints whose names somebody else has taken. They are not ours to delete.
+    taken: BTreeSet<u64>,
     /// Checkpoints that were deleted, until slices are told that states of disks for them are not needed any more.
     released: VecDeque<u64>,
     missing: Vec<u16>,
@@ -146,7 +102,10 @@ pub(super) fn run(arguments: Supervised) -> Result<u8> {
     let (sender, events) = channel();
     let mut driver = Driver::new(arguments, sender.clone())?;
     hear_signals(move || drop(sender.send(Event::Signal)))?;
-    let verdict = driver.machine.begin(now());
+    let verdict = match driver.again {
+        true => driver.machine.begin_again(now()),
+        false => driver.machine.begin(now()),
+    };
     driver.execute(verdict)?;
     driver.supervise(&events)
 }
@@ -170,50 +129,54 @@ impl Driver {
         let secret = bootstrap.secret_file.as_deref().map(Secret::load).transpose();
         let secret = secret.context("load the VM's secret")?;
         let key = secret.map(|secret| Arc::new(secret.derive(Key::of_secret)));
-        let devices = bootstrap.devices.specs();
-        let reach = |device: &vmm::slice::DeviceSpec| {
-            let standby = device.standby.iter().map(|other| other.slice).collect();
-            DeviceReach { slice: device.slice, standby }
-        };
-        let plan = Plan {
-            slices: bootstrap.slices.iter().map(|slice| share(slice.spec)).collect(),
-            spares: u16::try_from(spares.len()).context("count spares")?,
-            room: fits,
-            devices: devices.iter().map(reach).collect(),
-        };
-        let others = bootstrap.slices.iter().skip(1);
-        let others = others.map(|slice| slice.address.context("only the first --slice is local"));
-        let others = others.chain(spares.into_iter().map(Ok)).collect::<Result<Vec<_>>>()?;
+        let key = key.filter(|_| !bootstrap.restore.unauthenticated);
+        let plan = plan(&bootstrap, &spares, fits)?;
+        let hosts = hosts(&bootstrap, spares)?;
+        if bootstrap.secret_file.is_none() {
+            // Without a secret it has one slice, and no memory engine.
+            log::say(
+                "supervisor: warning: without --secret-file the guest stands still until each checkpoint is written; \
+                 with it, only for a moment",
+            );
+        }
+        let at = absolute(&control).context("find the control socket")?;
+        let Begins { record, shelf, next, again, unfinished } =
+            former::begin(&folder, &at, &bootstrap, key.as_deref())?;
         let limit = bootstrap.limit.map(|seconds| now().saturating_add(seconds * 1000));
         let given = bootstrap.restore.restore.clone();
         let numbers = (0..).take(plan.slices.len()).collect::<Vec<u16>>();
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let policy = policy(&on_lost, (bootstrap.lease, patience.saturating_mul(1000)));
         let words = without(&std::env::args_os().skip(3).collect::<Vec<_>>(), &OWN, &[]);
         let has_clock = without(&words, &["clock"], &[]) != words;
-        let shelf = if given.is_some() { Shelf::given(0) } else { Shelf::default() };
-        Ok(Self {
-            machine: Supervisor::new(policy, plan, shelf, 1),
+        let driver = Self {
+            machine: Supervisor::new(policy, plan, shelf, next),
             policy: on_lost,
             words,
-            hosts: (1..).zip(others).collect(),
+            hosts,
             limit,
-            has_devices: !devices.is_empty(),
+            has_devices: !bootstrap.devices.specs().is_empty(),
             has_clock,
             control,
             folder,
-            prefix: format!("supervised-{since}-"),
+            prefix: former::prefix(&record.header.id),
             given,
-            key: key.filter(|_| !bootstrap.restore.unauthenticated),
+            key,
             life: None,
-            numbers_of: BTreeMap::from([(0, numbers.clone())]),
             numbers,
+            record,
+            again,
+            next,
+            taken: BTreeSet::new(),
             released: VecDeque::new(),
             missing: Vec::new(),
             last: None,
             over: None,
             sender,
-        })
+        };
+        if !unfinished.is_empty() {
+            driver.beside("delete", move || Event::Deleted(task::delete(&unfinished)))?;
+        }
+        Ok(driver)
     }
 
     fn supervise(&mut self, events: &Receiver<Event>) -> Result<u8> {
@@ -238,6 +201,11 @@ impl Driver {
         }
         let reason = self.over.unwrap_or(Reason::Stopped);
         log::say(&format!("supervisor: {reason}"));
+        if reason.is_end()
+            && let Err(error) = self.record.remove()
+        {
+            tracing::error!("the next supervisor will go on with this VM: {error:#}");
+        }
         let last = self.last.filter(|_| reason != Reason::Stopped);
         Ok(last.map_or(STOPPED, Exit::status))
     }
@@ -259,24 +227,11 @@ impl Driver {
                 self.machine.halted(now, halted);
                 Vec::new()
             }
-            Event::Child(News::Ended(exit), cause) => {
-                self.last = Some(exit);
-                if let Some(life) = self.life.take() {
-                    life.is_over.store(true, Ordering::SeqCst);
-                }
-                let cause = cause.unwrap_or(Cause::Lost);
-                let verdict = self.machine.ended(now, cause);
-                if !self.machine.is_over() {
-                    let at_least = self.machine.due().map_or(0, |due| due.saturating_sub(now));
-                    log::say(&format!(
-                        "supervisor: the VM has ended ({exit}); it is to be started again, not before {at_least} ms have passed"
-                    ));
-                }
-                verdict
-            }
+            Event::Child(News::Ended(exit), end) => self.ended((exit, end), now),
             Event::Saved(number, Ok(base), told) => {
                 tracing::info!("supervisor: checkpoint {} is there", self.path(number).display());
                 self.released.drain(..told);
+                self.note(true);
                 let base = base.and_then(|name| name.strip_prefix(&self.prefix)?.parse().ok());
                 self.machine.committed(now, number, base)
             }
@@ -284,11 +239,46 @@ impl Driver {
                 self.released.extend(numbers);
                 Vec::new()
             }
-            Event::Saved(number, Err(why), _) => {
+            Event::Saved(number, Err(NotSaved { why, is_taken }), _) => {
                 let path = self.path(number);
                 tracing::warn!("supervisor: no checkpoint {}: {why}", path.display());
+                if is_taken {
+                    self.taken.insert(number);
+                }
                 self.machine.not_committed(now, number)
             }
+        }
+    }
+
+    fn ended(&mut self, (exit, end): (Exit, Option<End>), now: u64) -> Verdict {
+        self.last = Some(exit);
+        if let Some(life) = self.life.take() {
+            life.is_over.store(true, Ordering::SeqCst);
+        }
+        let End { cause, waits_for } = end.unwrap_or_else(|| End::of(Cause::Lost));
+        let verdict = self.machine.ended(now, cause);
+        if self.machine.is_over() {
+            return verdict;
+        }
+        let at_least = self.machine.due().map_or(0, |due| due.saturating_sub(now));
+        let again = format!("not before {at_least} ms have passed");
+        log::say(&match waits_for {
+            Some(what) => format!(
+                "supervisor: the VM was refused ({exit}), and waits for {what}; it is tried again and again, {again}"
+            ),
+            None => {
+                format!("supervisor: the VM has ended ({exit}); it is to be started again, {again}")
+            }
+        });
+        verdict
+    }
+
+    /// What the next supervisor is to know. This one goes on without it.
+    fn note(&mut self, has_saved: bool) {
+        let (next, slices) = (self.next, self.numbers.clone());
+        let has_saved = has_saved || self.record.has_saved();
+        if let Err(error) = self.record.note(Note { next, slices, has_saved }) {
+            tracing::warn!("a supervisor that starts after this one may not go on: {error:#}");
         }
     }
 
@@ -304,7 +294,7 @@ impl Driver {
 
     fn execute(&mut self, verdict: Verdict) -> Result<()> {
         let deleted = verdict.iter().filter_map(|effect| match effect {
-            Effect::Delete(number) => Some(self.path(*number)),
+            Effect::Delete(number) if !self.taken.contains(number) => Some(self.path(*number)),
             _ => None,
         });
         let deleted: Vec<_> = deleted.collect();
@@ -319,6 +309,7 @@ impl Driver {
                 }
                 Effect::Start { from, layout } => self.start(from, &layout)?,
                 Effect::Checkpoint { number, base } => self.save(number, base.is_some())?,
+                Effect::Late { number, since } => self.tell_late(number, since),
                 Effect::Stop => self.signal(Signal::TERM),
                 Effect::Kill => self.signal(Signal::KILL),
                 Effect::Over(reason) => self.over = Some(reason),
@@ -326,6 +317,17 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    fn tell_late(&self, number: u64, since: u64) {
+        let (path, seconds) = (self.path(number), now().saturating_sub(since) / 1000);
+        tracing::warn!(
+            number,
+            seconds,
+            "supervisor: checkpoint {} is still not written after {seconds} s, and the next ones wait for it: what the guest does is \
+             lost with a slice",
+            path.display()
+        );
     }
 
     fn signal(&self, signal: Signal) {
@@ -340,7 +342,7 @@ impl Driver {
         let released: Vec<u64> = self.released.iter().take(RELEASED_MAX).copied().collect();
         let told = released.len();
         let save = Save { control, path, key, incremental, compress, no_disk_guarantee, released };
-        self.numbers_of.insert(number, self.numbers.clone());
+        self.next = number + 1;
         self.beside("checkpoint", move || Event::Saved(number, save.write(), told))
     }
 
@@ -358,10 +360,11 @@ impl Driver {
         log::say(&format!("supervisor: the VM {how}: {}", on.join(", ")));
         let words = self.words_for(from, path.as_deref(), places);
         self.numbers = places.iter().map(|place| place.slice).collect();
+        self.note(false);
         let (sender, key) = (self.sender.clone(), self.key.clone());
         let child = Child::start(&words, move |news| {
             let cause = match news {
-                News::Ended(exit) => Some(task::cause(exit, path.as_deref(), key.as_deref())),
+                News::Ended(exit) => Some(task::end(exit, path.as_deref(), key.as_deref())),
                 News::Halted(_) => None,
             };
             drop(sender.send(Event::Child(news, cause)));
@@ -411,7 +414,9 @@ impl Driver {
 
     /// Which slices these are for the devices: of the plan if the command line says what devices there are, else of the checkpoint.
     fn were(&self, from: Option<u64>, numbers: &[u16]) -> Vec<u16> {
-        let saved = from.and_then(|number| self.numbers_of.get(&number));
+        // The one that was given has those of the plan.
+        let saved = from.filter(|number| *number > 0);
+        let saved = saved.and_then(|number| self.record.slices_of(number));
         match saved.filter(|_| !self.has_devices) {
             None => numbers.to_vec(),
             Some(saved) => {
@@ -446,23 +451,4 @@ impl Driver {
 fn beside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = thread::Builder::new().name(name.into()).spawn(work);
     thread.map(drop).with_context(|| format!("start a thread ({name})"))
-}
-
-fn share(spec: SliceSpec) -> Share {
-    let SliceSpec { vcpus, spare_vcpus, memory } = spec;
-    Share { vcpus, spare_vcpus, memory }
-}
-
-fn policy(on_lost: &OnLost, (lease_ms, gather_ms): (u64, u64)) -> Policy {
-    Policy {
-        every_ms: on_lost.every_ms,
-        keep: on_lost.keep,
-        full_every: on_lost.full,
-        lease_ms,
-        clock_error_ms: lease_ms.div_ceil(CLOCK_ERROR_OF_LEASE),
-        gather_ms,
-        restarts_max: RESTARTS_MAX,
-        window_ms: WINDOW_MS,
-        on_panic: on_lost.on_panic,
-    }
 }

@@ -8,10 +8,14 @@
 //! ```
 //! What the first one does is decided in `migrate::supervise`. A supervisor that dies takes its slice along (`--supervised-by`).
 
+mod arguments;
 mod bootstrap;
 mod child;
 mod companion;
+mod former;
 mod options;
+mod plan;
+mod record;
 mod task;
 mod words;
 
@@ -32,8 +36,8 @@ pub(crate) struct Arguments {
 enum Role {
     /// Start a VM, have checkpoints of it written, and start it again from the newest one when a slice of it is lost. Takes all
     /// options of `tessera bootstrap`.
-    #[command(after_long_help = bootstrap::EXAMPLE)]
-    Bootstrap(Box<bootstrap::Supervised>),
+    #[command(after_long_help = arguments::EXAMPLE)]
+    Bootstrap(Box<arguments::Supervised>),
     /// Be a companion, and wait for the next bootstrap when the VM is over or lost. Takes all options of `tessera companion`.
     Companion(Box<crate::companion::Arguments>),
 }

@@ -64,20 +64,29 @@ impl Save {
     ///
     /// # Errors
     /// Why it is not there. One of which only nobody was told, because the VM was lost just then, is there.
-    pub(super) fn write(&self) -> Result<Option<String>, String> {
-        let asked = self.ask().err();
-        let there = Checkpoint::open(&self.path, self.key.as_deref());
-        match (there, asked) {
-            (Ok(checkpoint), _) => {
-                let base = checkpoint.contents().base.as_ref();
-                Ok(base.map(|base| base.folder.clone()))
-            }
-            (Err(_), Some(why)) => Err(format!("{:#}", anyhow::Error::from(why))),
-            (Err(why), None) => Err(format!("{:#}", anyhow::Error::from(why))),
+    pub(super) fn write(&self) -> Result<Option<String>, NotSaved> {
+        let path = self.path.display();
+        if self.path.symlink_metadata().is_ok() {
+            return Err(NotSaved { why: format!("{path} is there already"), is_taken: true });
         }
+        let asked = self.ask();
+        let failed = |error: anyhow::Error| NotSaved { why: format!("{error:#}"), is_taken: false };
+        let there = Checkpoint::open(&self.path, self.key.as_deref());
+        let (checkpoint, digest) = match (there, asked) {
+            (Ok(checkpoint), asked) => (checkpoint, asked.ok().flatten()),
+            (Err(_), Err(why)) => return Err(failed(why.into())),
+            (Err(why), Ok(_)) => return Err(failed(why.into())),
+        };
+        if digest.is_some_and(|digest| digest != checkpoint.digest().to_string()) {
+            let why = format!("{path} is another one than that which was written");
+            return Err(NotSaved { why, is_taken: true });
+        }
+        let base = checkpoint.contents().base.as_ref();
+        Ok(base.map(|base| base.folder.clone()))
     }
 
-    fn ask(&self) -> Result<(), ClientError> {
+    /// The digest of what is written then.
+    fn ask(&self) -> Result<Option<String>, ClientError> {
         let path = self.path.to_string_lossy().into_owned();
         let Self { incremental, compress, no_disk_guarantee, .. } = *self;
         let released = self.released.clone();
@@ -89,29 +98,65 @@ impl Save {
             released,
             ..CheckpointRequest::default()
         };
-        Client::connect(&self.control)?.ask(&Request::Checkpoint(request)).map(drop)
+        match Client::connect(&self.control)?.ask(&Request::Checkpoint(request))? {
+            Answer::Checkpoint(answer) => Ok(Some(answer.digest)),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Why there is no checkpoint.
+#[derive(Debug)]
+pub(super) struct NotSaved {
+    pub(super) why: String,
+    /// What has its name was not written for this supervisor.
+    pub(super) is_taken: bool,
+}
+
+/// How a life of a VM has ended.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) cause: Cause,
+    /// What may change until the next start, if it was refused.
+    pub(super) waits_for: Option<String>,
+}
+
+impl End {
+    pub(super) fn of(cause: Cause) -> Self {
+        Self { cause, waits_for: None }
+    }
+
+    fn refused(waits_for: String) -> Self {
+        Self { cause: Cause::Refused, waits_for: Some(waits_for) }
     }
 }
 
 /// What the end of a bootstrap means. One that was refused is asked why: whether each byte of its checkpoint is as it was
 /// written.
-pub(super) fn cause(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> Cause {
+pub(super) fn end(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> End {
+    let said = "what the line above names (a disk in use, a record that is busy, storage or a host that does not answer)";
     match (exit, from) {
-        (Exit::Status(0 | 3 | 7 | 8), _) => Cause::Wanted,
-        (Exit::Status(2), None) => Cause::Refused,
+        (Exit::Status(0 | 3 | 7 | 8), _) => End::of(Cause::Wanted),
+        (Exit::Status(2), None) => End::refused(said.to_owned()),
         (Exit::Status(2), Some(path)) => match verify(path, key) {
-            Ok(()) => Cause::Refused,
-            // A server that does not answer may do so later.
-            Err(CheckpointError::Io { source, .. }) if !is_missing(&source) => Cause::Refused,
+            Ok(()) => End::refused(format!("{said}; its checkpoint is whole")),
+            Err(error) if may_answer_later(&error) => {
+                End::refused(format!("storage: {:#}", anyhow::Error::from(error)))
+            }
             Err(error) => {
                 let (path, error) = (path.display(), anyhow::Error::from(error));
                 tracing::error!("{path} cannot be gone on from: {error:#}");
-                Cause::Damaged
+                End::of(Cause::Damaged)
             }
         },
-        (Exit::Status(4), _) => Cause::Panicked,
-        (Exit::Status(_) | Exit::Signal(_), _) => Cause::Lost,
+        (Exit::Status(4), _) => End::of(Cause::Panicked),
+        (Exit::Status(_) | Exit::Signal(_), _) => End::of(Cause::Lost),
     }
+}
+
+/// Whether storage may be the cause: a server that does not answer may do so later.
+pub(super) fn may_answer_later(error: &CheckpointError) -> bool {
+    matches!(error, CheckpointError::Io { source, .. } if !is_missing(source))
 }
 
 /// Whether a file is not there, or ends too early.

@@ -154,3 +154,22 @@ fn listen_address_that_is_none_is_refused() {
     let line = folder.must_refuse(&mut folder.tessera(&arguments));
     assert!(line.contains("invalid value 'here' for '--listen"), "{line}");
 }
+
+/// A VM that goes on has what it began with.
+#[test]
+fn options_of_a_beginning_are_refused_with_a_checkpoint() {
+    let folder = Folder::new();
+    let beginning = [
+        ("--kernel", "kernel"),
+        ("--initrd", "kernel"),
+        ("--cmdline", "quiet"),
+        ("--guest-preset", "none"),
+        ("--node-distance", "20"),
+        ("--guest-clock-rate", "0.5"),
+    ];
+    for (option, value) in beginning {
+        let words = ["bootstrap", "--restore", "saved", option, value];
+        let line = folder.must_refuse(&mut folder.tessera(&words));
+        assert!(line.contains(option) && line.contains("--restore"), "{line}");
+    }
+}

@@ -46,9 +46,10 @@ fn command_for(
 ) -> Command {
     folder.file("guest", guest);
     // A busy machine lets a process stand still for a second: a loss that no test has made would use up a companion.
-    let fixed =
-        ["--kernel", "guest", "--control", "vm.sock", "--checkpoints", ".", "--lease", "2000"];
-    let more = [&["--on-lost", policy, "--patience", "1"], &fixed[..], own].concat();
+    let fixed = ["--kernel", "guest", "--checkpoints", ".", "--lease", "2000"];
+    let control = ["--control", "vm.sock"];
+    let control = if own.contains(&"--control") { &[][..] } else { &control };
+    let more = [&["--on-lost", policy, "--patience", "1"], &fixed[..], control, own].concat();
     folder.tessera(&[&["supervise"], &folder.bootstrap(slices, &more)[..]].concat())
 }
 
@@ -287,6 +288,133 @@ fn kvm_vm_ends_with_its_supervisor() {
     while fs::read_to_string(&path).is_ok_and(|stat| !stat.contains(") Z ")) {
         assert!(Instant::now() < deadline, "the slice runs on");
         thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The supervisor is killed, with its slice. The next one finds what it has left.
+#[test]
+fn kvm_supervisor_that_starts_again_goes_on_from_the_newest_checkpoint() {
+    if !can_share() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let (companion, address) = supervised(&folder);
+    let guest = guest::image(guest::Disk::Writes);
+    let own = ["--disk", "disk.qcow2,format=qcow2"];
+    let slices = ["local,cpus=1,memory=16M".to_owned(), format!("{address},cpus=1,memory=16M")];
+    let slices = slices.each_ref().map(String::as_str);
+    let vm = start_guest(&folder, &guest, &own, &slices);
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    let saved = named(&vm.line_with(SAVED));
+    // Two of one VM would be worse than none.
+    start_guest(&folder, &guest, &own, &slices).line_with("another supervisor with this control");
+    drop(vm);
+    companion.line_with("is to wait again");
+
+    let refuse = |more: &[&str]| {
+        let own = [&own[..], more].concat();
+        let mut command = command_for(&folder, "restart=every:1", (&guest, &own), &slices);
+        folder.must_refuse(&mut command)
+    };
+    let refused = refuse(&["--cmdline", "other"]);
+    assert!(
+        refused.contains("with another cmdline") && refused.contains(".supervised"),
+        "{refused}"
+    );
+    // By another socket it is another VM, which would find a later disk.
+    let refused = refuse(&["--control", "other.sock"]);
+    assert!(refused.contains("disk.qcow2") && refused.contains("--restore"), "{refused}");
+
+    let vm = start_guest(&folder, &guest, &own, &slices);
+    vm.line_with("has not ended, and goes on, with");
+    let from = named(&vm.line_with(GOES_ON));
+    let number = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.rsplit('-').next().unwrap().parse::<u64>().unwrap()
+    };
+    assert!(number(&from) >= number(&saved), "{from:?} is older than {saved:?}");
+    vm.line_with(RUNS);
+    let next = named(&vm.line_with(SAVED));
+    assert!(number(&next) > number(&from), "{next:?} is not after {from:?}");
+    ends_well(vm);
+    // It has ended: what begins now is another VM.
+    assert!(!folder.names().iter().any(|path| path.to_string_lossy().contains(".supervised")));
+    drop(companion);
+}
+
+/// Somebody has its disk for a while.
+#[test]
+fn kvm_vm_that_is_refused_waits_and_goes_on() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let guest = guest::image(guest::Disk::Writes);
+    let own = ["--disk", "disk.qcow2,format=qcow2"];
+    let vm = start_guest(&folder, &guest, &own, &["local,cpus=2,memory=32M"]);
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    kill_process(child_of(&vm), Signal::KILL).unwrap();
+    vm.line_with("the VM has ended (signal 9)");
+    let disk = OpenOptions::new().read(true).write(true).open(folder.named("disk.qcow2")).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while disk.try_lock().is_err() {
+        assert!(Instant::now() < deadline, "the slice has the disk");
+    }
+    for _ in 0..2 {
+        vm.line_with(GOES_ON);
+        let line = vm.line_with("the VM was refused (status 2), and waits for ");
+        assert!(line.contains("its checkpoint is whole"), "{line}");
+    }
+    drop(disk);
+    vm.line_with(GOES_ON);
+    vm.line_with(RUNS);
+    ends_well(vm);
+}
+
+/// Names of checkpoints say which VM's they are, whenever it began.
+#[test]
+fn kvm_vms_that_begin_in_one_folder_have_their_own_checkpoints() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let begin = |socket| start(&folder, &["--control", socket], &["local,cpus=1,memory=32M"]);
+    let vms = ["one.sock", "two.sock"].map(begin);
+    let saved = vms.each_ref().map(|vm| {
+        vm.line_with(SAVED);
+        named(&vm.line_with(SAVED))
+    });
+    let name = |path: &PathBuf| path.to_string_lossy().rsplit_once('-').unwrap().0.to_owned();
+    assert_ne!(name(&saved[0]), name(&saved[1]));
+    vms.into_iter().for_each(went_on);
+}
+
+#[test]
+fn kvm_authenticated_checkpoint_is_not_gone_on_from_unchecked() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let vm = start(&folder, &[], &["local,cpus=1,memory=32M"]);
+    let saved = named(&vm.line_with(SAVED));
+    went_on(vm);
+    let restore = |more: &[&str]| {
+        let path = saved.to_string_lossy();
+        folder.tessera(&[&["bootstrap", "--restore", &path], more].concat())
+    };
+    let refused = folder.must_refuse(&mut restore(&[]));
+    let says = ["is authenticated", "--secret-file", "--unauthenticated"];
+    assert!(says.iter().all(|text| refused.contains(text)), "{refused}");
+    for more in [&["--unauthenticated"][..], &["--secret-file", KEY]] {
+        let vm = Process::start(&mut restore(more)).first_output();
+        vm.signal(Signal::TERM);
+        vm.line_with("asked to stop");
+        vm.signal(Signal::TERM);
+        assert_eq!(vm.end().status, Some(8));
     }
 }
 

@@ -25,6 +25,23 @@ fn lost_vm_goes_on_from_its_newest_checkpoint() {
 }
 
 #[test]
+fn next_supervisor_goes_on_where_the_former_one_has_ended() {
+    let former = |count| Scenario { former: Some(count), ..scenario() };
+    prove("a former supervisor", former(2));
+    prove("a former supervisor without checkpoints", former(0));
+    prove("a former supervisor, damages", Scenario { damages: 2, ..former(2) });
+    prove("a former supervisor, ended", Scenario { ends: true, writes: 1, ..former(1) });
+    prove("a former supervisor, from one that was given", Scenario { given: true, ..former(1) });
+}
+
+#[test]
+fn who_waits_for_a_late_checkpoint_is_told() {
+    let late = Scenario { lates: 3, failures: 1, ..scenario() };
+    prove("late checkpoints", late.clone());
+    prove("late checkpoints, stopped from outside", Scenario { halts: true, lates: 2, ..late });
+}
+
+#[test]
 fn damaged_checkpoint_is_passed_over() {
     let damage = Scenario { damages: 1, ..scenario() };
     prove("one is damaged", damage.clone());
@@ -79,6 +96,11 @@ fn planted_bugs_are_caught() {
     assert_caught(IncrementOfFormerLife, &increments, names::CHAINS);
     assert_caught(IncrementAfterFailure, &increments, names::CHAINS);
     assert_caught(NoBound, &Scenario { losses: 5, ..scenario() }, names::BOUND);
+    assert_caught(RefusedCounts, &Scenario { losses: 5, ..scenario() }, names::COUNTED);
+    let former = Scenario { former: Some(1), ..scenario() };
+    assert_caught(FormerForgotten, &former, names::ONE);
+    assert_caught(EndWithoutLife, &Scenario { ends: true, ..former }, names::ENDED);
+    assert_caught(LateUnsaid, &Scenario { lates: 1, ..scenario() }, names::SAID);
     let silent = Scenario { silences: 5, ..scenario() };
     assert_caught(AnswerIgnored, &silent, names::PLACES);
     assert_caught(AskedOnce, &silent, names::GOES_ON);

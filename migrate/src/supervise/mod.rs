@@ -19,7 +19,13 @@
 //! before it ran. A VM that has a checkpoint is never begun anew: its guest would find a later disk and nothing else. One that
 //! has had none is, as after a power cut.
 //!
-//! **It ends.** A VM that is lost again and again without a new checkpoint in between is given up.
+//! **A supervisor that starts again** where another one ended before the VM did goes on as that one would have: from the newest
+//! checkpoint, when all slices have surely stopped. A VM is over only if its guest or its user ended it, and it had gone on by then.
+//!
+//! **It ends.** A VM that is lost again and again without a new checkpoint in between is given up. Starts that are *refused* do not
+//! count: storage that does not answer may do so later, and nothing has run. They are tried again every half minute at most.
+//!
+//! **A checkpoint that takes long** holds up the next ones. Nothing can be done from here, so it is said, again and again.
 //!
 //! **Increments.** The first checkpoint of each life of the VM is full, and so is each M-th one after that and the one after one that
 //! failed; the others are increments of the one before. So a chain has M checkpoints at most.
@@ -31,13 +37,17 @@
 
 mod layout;
 mod planted;
+mod policy;
 mod shelf;
 mod supervisor;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use layout::{DeviceReach, Layout, Place, Plan, Room, Share};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
+pub use policy::Policy;
 pub use shelf::Shelf;
-pub use supervisor::{Cause, Effect, Policy, Reason, Supervisor, Verdict};
+pub use supervisor::Supervisor;
+pub use verdict::{Cause, Effect, Reason, Verdict};

@@ -41,4 +41,12 @@ pub enum PlantedBug {
     IncrementOfFormerLife,
     /// One that failed is tried as an increment again.
     IncrementAfterFailure,
+    /// A start that was refused counts like a VM that ran and was lost.
+    RefusedCounts,
+    /// A supervisor that starts where another one has just ended does not wait for slices of before.
+    FormerForgotten,
+    /// A VM whose user wanted the end before it went on counts as ended.
+    EndWithoutLife,
+    /// Nobody hears of a checkpoint that holds others up.
+    LateUnsaid,
 }

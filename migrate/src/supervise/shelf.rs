@@ -42,6 +42,15 @@ impl Shelf {
         shelf
     }
 
+    /// One that was there when its supervisor began: of the same VM, written for a former supervisor. From the oldest on. One of which is
+    /// known that it cannot be gone on from stays where it is.
+    pub fn found(&mut self, number: u64, base: Option<u64>, is_whole: bool) {
+        self.add(number, base);
+        if !is_whole {
+            self.damaged(number);
+        }
+    }
+
     pub(super) fn add(&mut self, number: u64, base: Option<u64>) {
         let (is_given, is_damaged, failures) = (false, false, 0);
         self.entries.push(Entry { number, base, is_given, is_damaged, failures });

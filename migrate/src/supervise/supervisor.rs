@@ -1,131 +1,23 @@
 //! The machine that decides. `mod` draws its states.
 
-use super::layout::{Layout, Plan};
+use super::layout::Plan;
 use super::planted::PlantedBug;
+use super::policy::Policy;
 use super::shelf::Shelf;
+use super::verdict::{Cause, Effect, Reason, Verdict};
 use crate::planted::Planted;
 use std::collections::{BTreeSet, VecDeque};
-use std::fmt;
 
-/// Beyond what can be reckoned, for the fence to shut and the process to end.
-const MARGIN_MS: u64 = 500;
 /// Hosts that do not answer are asked again after this.
 const ASK_EVERY_MS: u64 = 500;
 /// The second start again waits so long, each further one twice as long as the one before.
 const BACK_OFF_MS: u64 = 2000;
+/// At most, where what keeps the VM from beginning may last.
+const BACK_OFF_MAX_MS: u64 = 30_000;
 /// A checkpoint that failed is tried again after this, or after twice, four times ... as long, and at most after the usual time.
 const RETRY_MS: u64 = 1000;
-
-/// What the user has said.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Policy {
-    /// From one checkpoint to the next.
-    pub every_ms: u64,
-    /// How many are kept, at least one.
-    pub keep: usize,
-    /// Of so many in a row the first one is full, and each other an increment of the one before. With 1 all are full.
-    pub full_every: u32,
-    /// A slice that is silent for so long is lost.
-    pub lease_ms: u64,
-    /// How far clocks of two hosts drift apart in that time.
-    pub clock_error_ms: u64,
-    /// For hosts to answer after a loss, before the VM goes on without them.
-    pub gather_ms: u64,
-    /// So many starts again...
-    pub restarts_max: usize,
-    /// ... in so long without a new checkpoint, and it is given up.
-    pub window_ms: u64,
-    /// A guest whose kernel has panicked goes on from a checkpoint too.
-    pub on_panic: bool,
-}
-
-impl Policy {
-    /// From the end of one slice of a VM until all others have surely stopped: they hear nothing of it, and count silence in
-    /// quarters of a lease, of which the first may be cut short.
-    #[must_use]
-    pub fn stopped_after(&self) -> u64 {
-        let silence = self.lease_ms.saturating_add(self.lease_ms.div_ceil(4));
-        silence.saturating_add(2 * self.clock_error_ms).saturating_add(MARGIN_MS)
-    }
-}
-
-/// How a VM ended, or did not begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cause {
-    /// As its guest or its user wanted it, or its time was over.
-    Wanted,
-    /// Its guest's kernel panicked.
-    Panicked,
-    /// A slice is lost, cannot go on, or was killed.
-    Lost,
-    /// It did not begin.
-    Refused,
-    /// It did not begin because its checkpoint is not what was written.
-    Damaged,
-}
-
-/// Why nothing is supervised any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// The VM has ended, and is not to be started again.
-    Ended(Cause),
-    /// The user wants the end while nothing runs.
-    Stopped,
-    /// It was started again so many times without a new checkpoint.
-    TooOften(usize),
-    /// No checkpoint of it can be gone on from.
-    NoCheckpoint,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ended(Cause::Wanted) => f.write_str("the VM has ended"),
-            Self::Ended(Cause::Panicked) => f.write_str("the guest's kernel has panicked"),
-            Self::Ended(_) => f.write_str("the VM did not begin"),
-            Self::Stopped => f.write_str("stopped while the VM did not run"),
-            Self::TooOften(times) => write!(
-                f,
-                "given up: the VM was started again {times} times, and ended each time before a new checkpoint"
-            ),
-            Self::NoCheckpoint => {
-                f.write_str("given up: no checkpoint of the VM can be gone on from")
-            }
-        }
-    }
-}
-
-/// Something to be done.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Effect {
-    /// Find out which other hosts answer; told by [`Supervisor::answers`].
-    Ask,
-    /// Start the VM anew, or from a checkpoint.
-    Start {
-        /// The checkpoint.
-        from: Option<u64>,
-        /// Where.
-        layout: Layout,
-    },
-    /// Have a checkpoint written; told by [`Supervisor::committed`] or [`Supervisor::not_committed`].
-    Checkpoint {
-        /// Its number.
-        number: u64,
-        /// It is an increment of this one, which is the last one of this life of the VM.
-        base: Option<u64>,
-    },
-    /// Delete what there is of a checkpoint.
-    Delete(u64),
-    /// Ask the VM to stop.
-    Stop,
-    /// Kill the process: its peers have given it up.
-    Kill,
-    /// Nothing is supervised any more.
-    Over(Reason),
-}
-
-/// What follows from an input, in this order.
-pub type Verdict = Vec<Effect>;
+/// A checkpoint that is not there after so many times the usual time holds later ones up. It is said then, and after twice, four times ... as long.
+const LATE_AFTER: u64 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
@@ -150,6 +42,15 @@ enum Phase {
     Over,
 }
 
+/// A checkpoint that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Pending {
+    number: u64,
+    since: u64,
+    /// It is late then, or later than was said.
+    late_at: u64,
+}
+
 /// Decides about one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Supervisor {
@@ -160,7 +61,7 @@ pub struct Supervisor {
     /// Number of the next checkpoint.
     next: u64,
     /// One that is being written, perhaps by a VM that has ended.
-    pending: Option<u64>,
+    pending: Option<Pending>,
     /// Checkpoints in a row that were not written.
     failures: u32,
     /// The last one that this life of the VM has written, and how many were increments since the last full one: none after one that failed.
@@ -171,8 +72,10 @@ pub struct Supervisor {
     fenced_at: u64,
     /// It was started once.
     has_begun: bool,
-    /// A guest has run.
-    has_run: bool,
+    /// Since then, again.
+    is_again: bool,
+    /// Starts in a row that were refused.
+    refusals: u32,
     /// Somebody wants the end.
     unwanted: bool,
     planted: Planted<PlantedBug>,
@@ -194,7 +97,8 @@ impl Supervisor {
             restarts: VecDeque::new(),
             fenced_at: 0,
             has_begun: false,
-            has_run: false,
+            is_again: false,
+            refusals: 0,
             unwanted: false,
             planted: Planted::default(),
         }
@@ -223,12 +127,15 @@ impl Supervisor {
     #[must_use]
     pub fn due(&self) -> Option<u64> {
         match &self.phase {
-            Phase::Waiting { ask_at, asked: false, .. } if self.pending.is_none() => Some(*ask_at),
-            Phase::Alive { runs, checkpoint_at, kill_at, .. } => {
-                let writes = *runs && self.pending.is_none() && !self.unwanted && kill_at.is_none();
-                writes.then_some(*checkpoint_at).into_iter().chain(*kill_at).min()
+            Phase::Waiting { ask_at, asked: false, .. } => {
+                Some(self.pending.map_or(*ask_at, |pending| pending.late_at))
             }
-            Phase::New | Phase::Waiting { .. } | Phase::Over => None,
+            Phase::Alive { runs, checkpoint_at, kill_at, .. } => {
+                let writes = *runs && !self.unwanted && kill_at.is_none();
+                let next = self.pending.map_or(*checkpoint_at, |pending| pending.late_at);
+                writes.then_some(next).into_iter().chain(*kill_at).min()
+            }
+            Phase::New | Phase::Waiting { asked: true, .. } | Phase::Over => None,
         }
     }
 
@@ -240,29 +147,53 @@ impl Supervisor {
         self.passed(now)
     }
 
+    /// The VM is to run on: one that supervised it before has ended just now at the latest, and the VM had not. Slices of it may still be
+    /// there.
+    pub fn begin_again(&mut self, now: u64) -> Verdict {
+        if self.phase == Phase::New {
+            self.has_begun = true;
+            if !self.planted.has(PlantedBug::FormerForgotten) {
+                self.fenced_at = now.saturating_add(self.stopped_after());
+            }
+            self.wait(now, self.fenced_at.max(now));
+        }
+        self.passed(now)
+    }
+
     /// Time has passed.
     pub fn passed(&mut self, now: u64) -> Verdict {
         if self.due().is_none_or(|due| now < due) {
             return Vec::new();
         }
         match &mut self.phase {
-            Phase::Waiting { asked, .. } => {
-                *asked = true;
-                vec![Effect::Ask]
-            }
             Phase::Alive { kill_at, .. } if kill_at.is_some_and(|at| now >= at) => {
                 *kill_at = None;
                 vec![Effect::Kill]
             }
-            Phase::Alive { .. } => self.checkpoint(),
+            Phase::Waiting { .. } | Phase::Alive { .. } if self.pending.is_some() => self.late(now),
+            Phase::Waiting { asked, .. } => {
+                *asked = true;
+                vec![Effect::Ask]
+            }
+            Phase::Alive { .. } => self.checkpoint(now),
             Phase::New | Phase::Over => Vec::new(),
         }
     }
 
-    fn checkpoint(&mut self) -> Verdict {
+    /// Nothing else can be done: whoever writes it takes the next one after that, and the VM, if it is lost, may go on from it.
+    fn late(&mut self, now: u64) -> Verdict {
+        let Some(Pending { number, since, late_at }) = &mut self.pending else { return Vec::new() };
+        let waited = now.saturating_sub(*since);
+        *late_at = now.saturating_add(waited.max(1));
+        let late = Effect::Late { number: *number, since: *since };
+        if self.planted.has(PlantedBug::LateUnsaid) { Vec::new() } else { vec![late] }
+    }
+
+    fn checkpoint(&mut self, now: u64) -> Verdict {
         let number = self.next;
         self.next += 1;
-        self.pending = Some(number);
+        let late_at = now.saturating_add(self.policy.every_ms.saturating_mul(LATE_AFTER));
+        self.pending = Some(Pending { number, since: now, late_at });
         let bounded = !self.planted.has(PlantedBug::NeverFull);
         let chain = self.chain.filter(|(_, increments)| {
             increments.saturating_add(1) < self.policy.full_every
@@ -300,7 +231,8 @@ impl Supervisor {
         if from.is_none() && !anew {
             return self.over(Reason::NoCheckpoint);
         }
-        if std::mem::replace(&mut self.has_begun, true) {
+        self.is_again = std::mem::replace(&mut self.has_begun, true);
+        if self.is_again {
             self.restarts.push_back(now);
         }
         self.phase = Phase::Alive { from, runs: false, checkpoint_at: 0, kill_at: None };
@@ -317,7 +249,7 @@ impl Supervisor {
             return;
         };
         (*runs, *checkpoint_at) = (true, now.saturating_add(self.policy.every_ms));
-        self.has_run = true;
+        self.refusals = 0;
         if let Some(number) = *from {
             self.shelf.runs(number);
         }
@@ -325,7 +257,7 @@ impl Supervisor {
 
     /// A checkpoint exists; what it is an increment of.
     pub fn committed(&mut self, now: u64, number: u64, base: Option<u64>) -> Verdict {
-        if self.pending != Some(number) {
+        if self.pending.is_none_or(|pending| pending.number != number) {
             return Vec::new();
         }
         self.pending = None;
@@ -341,7 +273,7 @@ impl Supervisor {
 
     /// It does not, and will not.
     pub fn not_committed(&mut self, now: u64, number: u64) -> Verdict {
-        if self.pending != Some(number) {
+        if self.pending.is_none_or(|pending| pending.number != number) {
             return Vec::new();
         }
         self.pending = None;
@@ -374,11 +306,16 @@ impl Supervisor {
     /// The process has ended.
     pub fn ended(&mut self, now: u64, cause: Cause) -> Verdict {
         let Phase::Alive { from, runs, .. } = self.phase else { return Vec::new() };
+        // What was to go on never did. Whoever starts it the next time must not begin anew over its disks.
+        if self.unwanted && self.is_again && !runs && !self.planted.has(PlantedBug::EndWithoutLife)
+        {
+            return self.over(Reason::Stopped);
+        }
         let is_wanted = match cause {
             Cause::Wanted => !self.planted.has(PlantedBug::EndForgotten),
             Cause::Panicked => !self.policy.on_panic,
             // As it would be without a supervisor.
-            Cause::Refused => !self.has_run && self.restarts.is_empty(),
+            Cause::Refused => !self.is_again,
             Cause::Lost | Cause::Damaged => false,
         };
         if is_wanted || self.unwanted {
@@ -393,21 +330,45 @@ impl Supervisor {
         if matches!(cause, Cause::Lost | Cause::Panicked | Cause::Wanted) {
             self.fenced_at = now.saturating_add(self.stopped_after());
         }
+        let back_off = match cause {
+            Cause::Refused => self.refused(),
+            Cause::Lost | Cause::Damaged | Cause::Panicked | Cause::Wanted => {
+                match self.lost(now) {
+                    Ok(back_off) => back_off,
+                    Err(too_often) => return self.over(too_often),
+                }
+            }
+        };
+        self.wait(now, self.fenced_at.max(now.saturating_add(back_off)));
+        if self.planted.has(PlantedBug::PendingForgotten) {
+            self.pending = None;
+        }
+        self.passed(now)
+    }
+
+    /// A start that was refused is no life of the VM, and does not count: storage or hosts that do not answer, or somebody who has a
+    /// disk, may be the cause for as long as they like. How long to wait.
+    fn refused(&mut self) -> u64 {
+        if !self.planted.has(PlantedBug::RefusedCounts) {
+            self.restarts.pop_back();
+        }
+        let doubled = self.refusals.min(16);
+        self.refusals = self.refusals.saturating_add(1);
+        (BACK_OFF_MS << doubled).min(BACK_OFF_MAX_MS)
+    }
+
+    /// How long to wait, unless it was lost too often.
+    fn lost(&mut self, now: u64) -> Result<u64, Reason> {
         let window = self.policy.window_ms;
         while self.restarts.front().is_some_and(|first| first.saturating_add(window) <= now) {
             self.restarts.pop_front();
         }
         let times = self.restarts.len();
         if times >= self.policy.restarts_max && !self.planted.has(PlantedBug::NoBound) {
-            return self.over(Reason::TooOften(times));
+            return Err(Reason::TooOften(times));
         }
         let doubled = u32::try_from(times).unwrap_or(u32::MAX).saturating_sub(1).min(16);
-        let back_off = if times == 0 { 0 } else { BACK_OFF_MS << doubled };
-        self.wait(now, self.fenced_at.max(now.saturating_add(back_off)));
-        if self.planted.has(PlantedBug::PendingForgotten) {
-            self.pending = None;
-        }
-        self.passed(now)
+        Ok(if times == 0 { 0 } else { BACK_OFF_MS << doubled })
     }
 
     fn stopped_after(&self) -> u64 {

@@ -69,7 +69,7 @@ fn lost_vm_is_started_when_its_slices_have_stopped() {
     let mut supervisor = running(&plan());
     assert_eq!(supervisor.due(), Some(30_000));
     assert_eq!(supervisor.passed(30_000), [full(1)]);
-    assert_eq!(supervisor.due(), None);
+    assert_eq!(supervisor.due(), Some(90_000), "late then");
     assert_eq!(supervisor.committed(31_000, 1, None), []);
     assert_eq!(supervisor.due(), Some(61_000));
     assert_eq!(supervisor.ended(40_000, Cause::Lost), []);
@@ -79,10 +79,83 @@ fn lost_vm_is_started_when_its_slices_have_stopped() {
     assert_eq!(started_again(&mut supervisor, stopped), Some(1));
     supervisor.runs(50_000);
     // The second time in a row waits a little, the third twice as long.
-    supervisor.ended(50_001, Cause::Refused);
-    assert_eq!(started_again(&mut supervisor, 52_001), Some(1));
-    supervisor.ended(52_002, Cause::Refused);
-    assert_eq!(started_again(&mut supervisor, 56_002), Some(1));
+    for (lost, back_off) in [(60_000, 0), (70_000, 0), (80_000, 8000), (90_000, 16_000)] {
+        supervisor.ended(lost, Cause::Lost);
+        let stopped = lost + 3750 + 20 + 500;
+        assert_eq!(started_again(&mut supervisor, stopped.max(lost + back_off)), Some(1));
+    }
+}
+
+/// Storage that does not answer, a disk that somebody has, a host that is not there: for as long as it takes.
+#[test]
+fn start_that_is_refused_is_tried_again_without_end() {
+    let mut supervisor = running(&plan());
+    supervisor.passed(30_000);
+    supervisor.committed(30_001, 1, None);
+    supervisor.ended(40_000, Cause::Lost);
+    let mut now = 44_270;
+    assert_eq!(started_again(&mut supervisor, now), Some(1));
+    for wait in [2000, 4000, 8000, 16_000].into_iter().chain([30_000; 50]) {
+        assert_eq!(supervisor.ended(now, Cause::Refused), []);
+        now += wait;
+        assert_eq!(started_again(&mut supervisor, now), Some(1));
+    }
+    // One that begins after all is not suspected for that.
+    supervisor.runs(now);
+    assert_eq!(supervisor.ended(now + 1, Cause::Lost), []);
+    now += 1 + 3750 + 20 + 500;
+    assert_eq!(started_again(&mut supervisor, now), Some(1));
+    supervisor.ended(now, Cause::Refused);
+    assert_eq!(supervisor.due(), Some(now + 2000));
+}
+
+/// Its slices of before may be there, and its disks are later than its checkpoints.
+#[test]
+fn vm_of_a_former_supervisor_goes_on_when_its_slices_have_stopped() {
+    let mut shelf = Shelf::default();
+    for (number, is_whole) in [(4, true), (5, true), (6, false)] {
+        shelf.found(number, None, is_whole);
+    }
+    let mut supervisor = Supervisor::new(policy(), plan(), shelf, 7);
+    assert_eq!(supervisor.begin_again(100), []);
+    let at = 100 + 3750 + 20 + 500;
+    assert_eq!(started_again(&mut supervisor, at), Some(5));
+    let mut unwanted = supervisor.clone();
+    // Not as without a supervisor: there is something to go on from.
+    assert_eq!(supervisor.ended(at, Cause::Refused), []);
+    assert_eq!(started_again(&mut supervisor, at + 2000), Some(5));
+    supervisor.runs(at + 3000);
+    assert_eq!(supervisor.passed(at + 33_000), [full(7)]);
+    // One that is damaged stays.
+    assert_eq!(supervisor.committed(at + 33_000, 7, None), [Effect::Delete(4)]);
+    assert_eq!(supervisor.stop(), [Effect::Stop]);
+    let ended = Reason::Ended(Cause::Wanted);
+    assert_eq!(supervisor.ended(at + 40_000, Cause::Wanted), [Effect::Over(ended)]);
+    assert!(ended.is_end());
+    // Its guest never ran: who starts it the next time is to go on too.
+    assert_eq!(unwanted.stop(), [Effect::Stop]);
+    assert_eq!(unwanted.ended(at, Cause::Wanted), [Effect::Over(Reason::Stopped)]);
+    assert!(!Reason::Stopped.is_end());
+}
+
+#[test]
+fn checkpoint_that_holds_later_ones_up_is_told_of_again_and_again() {
+    let mut supervisor = running(&plan());
+    assert_eq!(supervisor.passed(30_000), [full(1)]);
+    let late = [Effect::Late { number: 1, since: 30_000 }];
+    for after in [60_000, 120_000, 240_000, 480_000] {
+        assert_eq!(supervisor.due(), Some(30_000 + after));
+        assert_eq!(supervisor.passed(30_000 + after), late);
+    }
+    // It is waited for after a loss too: it may be the newest one.
+    supervisor.ended(600_000, Cause::Lost);
+    assert_eq!(supervisor.due(), Some(990_000));
+    assert_eq!(supervisor.passed(990_000), late);
+    supervisor.committed(991_000, 1, None);
+    assert_eq!(supervisor.passed(991_000), [Effect::Ask]);
+    supervisor.answers(991_000, &answering(&[1]));
+    supervisor.runs(991_000);
+    assert_eq!(supervisor.due(), Some(1_021_000));
 }
 
 #[test]
@@ -188,7 +261,7 @@ fn newest_checkpoint_is_that_which_was_being_written() {
     let mut supervisor = running(&plan());
     supervisor.passed(30_000);
     supervisor.ended(30_001, Cause::Lost);
-    assert_eq!(supervisor.due(), None, "what comes of it is waited for");
+    assert_eq!(supervisor.due(), Some(90_000), "what comes of it is waited for");
     assert_eq!(supervisor.committed(30_002, 1, None), []);
     assert_eq!(started_again(&mut supervisor, 34_271), Some(1));
 }

@@ -112,14 +112,11 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
     let begins = match &options.start {
         Start::Boot(boot) => Beginning::Boot(plan_boot(boot, &shape, facts.tsc_khz)?),
         Start::Restore(restore) => {
-            let secret = restore.secret(options.secret.as_ref());
-            let mut restored = Restored::open(&restore.path, secret)?;
-            restored.set_no_disk_guarantee(restore.no_disk_guarantee);
-            restored.lazy = restore.lazy;
-            if restore.clone.is_some() {
-                restored.become_clone()?;
-            }
+            let mut restored = Restored::open_as(restore, options.secret.as_ref())?;
             restored.fits(&options.spec, &shape)?;
+            let vm = restored.identity.vm;
+            facts.newest_life = BackEnds::newest_life(&shape.devices, BOOTSTRAP, None, vm);
+            restored.outlive(facts.newest_life);
             Beginning::Restore(Box::new(restored), restore.clock)
         }
     };
@@ -235,7 +232,7 @@ impl Vm {
             devices,
             offers: hosts.iter().map(|host| host.offered).collect(),
             tsc_khz: hosts[0].tsc_khz,
-            identity: identity(restored)?,
+            identity: identity(restored, &hosts, &back_ends)?,
             joins: None,
         };
         let start = restored.map(|restored| parts.take_up(restored, back_end)).transpose()?;
@@ -406,10 +403,19 @@ fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {
 }
 
 /// Which VM it is: a new one, or the next life of that in the checkpoint.
-fn identity(restored: Option<&Restored>) -> Result<Identity, SliceError> {
+/// Disks of this host learn it.
+fn identity(
+    restored: Option<&Restored>,
+    hosts: &[HostFacts],
+    back_ends: &BackEnds,
+) -> Result<Identity, SliceError> {
     let what = "choose an identity for the VM";
     let new = || Identity::random().map_err(|source| SliceError::Io { what, source });
-    restored.map_or_else(new, |restored| Ok(restored.identity))
+    let Some(restored) = restored else { return new() };
+    let lives = hosts.iter().filter_map(|host| host.newest_life);
+    let identity = lives.fold(restored.identity, Identity::after);
+    back_ends.go_on_as(identity.writer());
+    Ok(identity)
 }
 
 fn connect(

@@ -144,6 +144,9 @@ fn agree(
     if launch.joins.is_some() != (proposal.begins == Begins::Join) {
         return Err(SliceError::Refused { slice: BOOTSTRAP, cause: "it says two things".into() });
     }
+    if restored.is_some() {
+        back_ends.go_on_as(launch.identity.writer());
+    }
     let spec = proposal.spec;
     Ok(Agreed { spec, host: facts.name, mesh, launch, back_ends, restored })
 }
@@ -195,12 +198,16 @@ fn consider(
         return Err(SliceError::Refused { slice: assignment.local, cause });
     }
     let folder = options.local.checkpoints.as_deref();
-    let restored = match &proposal.begins {
+    let mut restored = match &proposal.begins {
         Begins::Restore(name) => Some(Restored::open_named(folder, name)?),
         Begins::Boot | Begins::Join => None,
     };
-    if let Some(restored) = &restored {
+    let mut newest_life = None;
+    if let Some(restored) = &mut restored {
         restored.fits(spec, &shape)?;
+        let (local, vm) = (assignment.local, restored.identity.vm);
+        newest_life = BackEnds::newest_life(&shape.devices, local, Some(lent), vm);
+        restored.outlive(newest_life);
     }
     let pinned = (assignment.config.rdma_memory, true);
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
@@ -209,6 +216,7 @@ fn consider(
     let disks = restored.as_ref().map(Restored::disks).unwrap_or_default();
     let back_ends = BackEnds::open(&shape.devices, for_whom, (Some(lent), on_full), &disks)?;
     facts = facts.with_devices(&back_ends)?;
+    facts.newest_life = newest_life;
     facts.offered = options.local.offer.of_host(&shape.placement, assignment.local);
     Ok(Considered { proposal, facts, back_ends, restored })
 }

@@ -45,6 +45,9 @@ pub struct HostFacts {
     /// What it offers to the VM.
     #[serde(default)]
     pub(crate) offered: Offered,
+    /// The newest life of a VM that is restored, as records beside its images here say.
+    #[serde(default)]
+    pub(crate) newest_life: Option<u64>,
 }
 
 /// What a host offers to the VM, what its slice has at the start included.
@@ -136,6 +139,7 @@ impl HostFacts {
             standbys: Vec::new(),
             samples: Vec::new(),
             offered: Offered::default(),
+            newest_life: None,
         })
     }
 }

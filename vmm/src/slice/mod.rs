@@ -68,7 +68,7 @@ pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
 pub use restore::{
     CheckpointDisks, GivenUp, Outcome, RestoreError, RestoreOptions, RestoredClock, clone_spec,
-    saved_spec,
+    disk_writers, saved_spec,
 };
 pub use saved::{Disagreement, FormError, check_forms};
 pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};

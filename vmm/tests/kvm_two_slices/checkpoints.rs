@@ -4,6 +4,7 @@ use crate::guest::{Disk, SLICE_BYTES};
 use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, files_of, free_address, is_possible, key};
 use crate::{alone, guest, moments};
 use checkpoint::Checkpoint;
+use devices::back_end::image::{GenerationRecord, Writer};
 use devices::layout::GENERATION_ADDRESS;
 use std::fs;
 use std::net::SocketAddr;
@@ -225,6 +226,30 @@ fn kvm_vm_that_runs_loses_its_disk_to_one_that_goes_on_from_its_checkpoint() {
     let said = vm.failure();
     assert!(said.contains("generation"), "{said}");
     assert_eq!(next.power_off_at(0, 0), guest::AGREE);
+}
+
+/// A host's clock was ahead, and has been put back: the record names a life that is later than now.
+#[test]
+fn kvm_vm_goes_on_after_a_life_that_began_by_a_clock_that_was_ahead() {
+    const AHEAD: u64 = 1 << 36;
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    let saved = vm.save("one");
+    let vm = Checkpoint::open(&saved.path(), None).expect("it is whole").contents().vm;
+    // The disk is on the bootstrap's host, and on that of the companion.
+    for layout in [ONE, TWO] {
+        let disk = saved.copy_disk();
+        drop(GenerationRecord::claim(&disk, Writer { vm, generation: AHEAD }).expect("it is free"));
+        let saved = saved.clone().with_disk(disk.clone());
+        let next = Vm::restore(saved, CarrierKind::Shm, slices(layout));
+        assert_eq!(next.power_off_at(0, 0), guest::AGREE);
+        let last = GenerationRecord::last_writer(&disk).expect("there is a record");
+        assert_eq!(last, Some(Writer { vm, generation: AHEAD + 1 }));
+    }
 }
 
 /// What was written is of one moment, however the guest goes on after it.

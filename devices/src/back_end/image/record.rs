@@ -235,18 +235,11 @@ impl GenerationRecord {
         if ours.generation > GENERATION_MAX {
             return Err(RecordError::Generation(ours.generation));
         }
-        let path = path_of(image);
+        let Some(record) = Self::to_read(image, ours)? else { return Ok(false) };
         let failed = |what| {
-            let path = path.clone();
+            let path = record.path.clone();
             move |source| RecordError::File { path, what, source }
         };
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            opened => opened.map_err(failed("open the record"))?,
-        };
-        let network = fstatfs(&file).is_ok_and(|about| NETWORKS.contains(&about.f_type));
-        let record = Self { path: path.clone(), file, ours, network };
         let last = record.read()?;
         record.refuse(last)?;
         let Some(Entry { writer, .. }) = last.filter(|last| last.writer.vm == ours.vm) else {
@@ -255,6 +248,32 @@ impl GenerationRecord {
         let byte = Range { from: byte_of(writer.generation), bytes: Some(1) };
         let alive = ofd::is_held(&record.file, byte).map_err(failed("look for locks"))?;
         Ok(alive && writer.generation < ours.generation)
+    }
+
+    /// The record, if there is one. It cannot be written.
+    fn to_read(image: &Path, ours: Writer) -> Result<Option<Self>, RecordError> {
+        let path = path_of(image);
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => {
+                return Err(RecordError::File { path, what: "open the record", source });
+            }
+            Ok(file) => file,
+        };
+        let network = fstatfs(&file).is_ok_and(|about| NETWORKS.contains(&about.f_type));
+        Ok(Some(Self { path, file, ours, network }))
+    }
+
+    /// Who has written the image last, as far as a record says. That may be over, or be going on.
+    ///
+    /// # Errors
+    /// The record cannot be read, or is none.
+    pub fn last_writer(image: &Path) -> Result<Option<Writer>, RecordError> {
+        let nobody = Writer { vm: [0; 16], generation: 0 };
+        let record = Self::to_read(image, nobody)?;
+        let last = record.map(|record| record.read()).transpose()?.flatten();
+        Ok(last.map(|last| last.writer))
     }
 
     /// The record without the lock of one that writes the image: for who tidies up below it, as this generation or, without one, as

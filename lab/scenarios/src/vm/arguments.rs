@@ -34,6 +34,12 @@ impl Scenario<'_> {
             option("--kernel", text(if self.options.bzimage { vmlinuz } else { vmlinux })?);
             option("--initrd", text(&self.prepared.initrd)?);
             option("--cmdline", self.command_line());
+            if let Some(preset) = &self.options.guest_preset {
+                option("--guest-preset", preset.clone());
+            }
+            if let Some(rate) = self.clock_rate() {
+                option("--guest-clock-rate", rate);
+            }
         }
         let with_memory = self.layout.slices() - self.options.device_slices;
         for ((slice, host), vcpus) in self.hosts().iter().enumerate().zip(self.layout.vcpus()) {
@@ -59,14 +65,8 @@ impl Scenario<'_> {
         if let Some(kind) = &self.options.page_tables {
             option("--page-tables", kind.clone());
         }
-        if let Some(preset) = &self.options.guest_preset {
-            option("--guest-preset", preset.clone());
-        }
         if let Some(list) = &self.options.transport {
             option("--transport", list.clone());
-        }
-        if let Some(rate) = self.clock_rate() {
-            option("--guest-clock-rate", rate);
         }
         if self.lab.mode() == Mode::Machines {
             let given = |name| self.options.bootstrap.iter().any(|word| word.starts_with(name));

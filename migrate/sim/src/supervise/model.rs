@@ -55,6 +55,8 @@ impl Scenario {
             actions.push(Action::End(Cause::Lost));
             actions.extend((!process.runs).then_some(Action::End(Cause::Refused)));
         }
+        actions
+            .extend((!process.runs && process.asked_to_stop).then_some(Action::End(Cause::Wanted)));
         if process.runs && (self.ends || process.asked_to_stop) {
             actions.extend([Cause::Wanted, Cause::Panicked].map(Action::End));
         }
@@ -84,7 +86,8 @@ impl Model for Scenario {
         }
         let writes = state.process.is_some_and(|process| !process.halted);
         let is_bounded = !writes || state.writes > 0 || state.failures > 0;
-        if state.machine.due().is_some() && is_bounded {
+        let is_late = state.writing.is_some() && !state.is_to_be_killed();
+        if state.machine.due().is_some() && is_bounded && (!is_late || state.lates > 0) {
             actions.push(Action::Pass);
         }
         if state.asked {

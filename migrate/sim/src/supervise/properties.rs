@@ -39,6 +39,15 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
                 || scenario.writes < 2
         }),
         Property::always(names::BOUND, |_, state: &World| state.restarts <= Scenario::RESTARTS_MAX),
+        Property::always(names::COUNTED, |_, state: &World| {
+            // One that is written, and not told of, is one too.
+            let too_often = matches!(state.over, Some(Reason::TooOften(_)));
+            !too_often || state.restarts == Scenario::RESTARTS_MAX || state.writing.is_some()
+        }),
+        Property::always(names::ENDED, |_, state: &World| {
+            !(state.unlived && state.over.is_some_and(Reason::is_end))
+        }),
+        Property::always(names::SAID, |_, state: &World| !state.unsaid),
         Property::always(names::GOES_ON, |_, state: &World| {
             let waits = state.machine.due().is_some() || state.asked || state.writing.is_some();
             state.over.is_some() || state.process.is_some() || waits
@@ -80,6 +89,12 @@ pub mod names {
     pub const INCREMENTS: &str = "a checkpoint is an increment";
     /// A VM that cannot live is given up.
     pub const BOUND: &str = "a VM is started again so many times and no more without a checkpoint";
+    /// What keeps a VM from beginning may last as long as it likes.
+    pub const COUNTED: &str = "a VM is given up for starts that were not refused";
+    /// Whoever starts it the next time would begin it anew.
+    pub const ENDED: &str = "a VM that was to go on and never did has not ended";
+    /// Nobody is left without checkpoints unknowingly.
+    pub const SAID: &str = "who waits for a checkpoint that holds others up is told";
     /// It is never stuck.
     pub const GOES_ON: &str = "a VM runs, is waited for, or is given up";
     /// The model does restore.

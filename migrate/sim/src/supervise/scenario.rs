@@ -14,6 +14,8 @@ const CLOCK_ERROR_MS: u64 = 10;
 pub struct Scenario {
     /// The VM was restored from a checkpoint that was given.
     pub given: bool,
+    /// A supervisor of the VM has just ended without its end, and left so many checkpoints.
+    pub former: Option<u64>,
     /// One host more may take a slice.
     pub spare: bool,
     /// What is left may have all of it.
@@ -24,6 +26,8 @@ pub struct Scenario {
     pub writes: u8,
     /// Checkpoints that cannot be.
     pub failures: u8,
+    /// How often it takes long until one is written, or fails.
+    pub lates: u8,
     /// Whether most are increments of the one before.
     pub increments: bool,
     /// Checkpoints that are damaged on the disk.
@@ -72,8 +76,11 @@ impl Scenario {
             window_ms: 3_600_000,
             on_panic: self.on_panic,
         };
-        let shelf = if self.given { Shelf::given(0) } else { Shelf::default() };
-        let supervisor = Supervisor::new(policy, self.plan(), shelf, 1);
+        let mut shelf = if self.given { Shelf::given(0) } else { Shelf::default() };
+        let former = 1..=self.former.unwrap_or(0);
+        let next = former.end() + 1;
+        former.for_each(|number| shelf.found(number, None, true));
+        let supervisor = Supervisor::new(policy, self.plan(), shelf, next);
         match self.planted {
             Some(bug) => supervisor.plant(bug),
             None => supervisor,

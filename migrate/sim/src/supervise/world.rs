@@ -22,6 +22,8 @@ pub(super) struct File {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) from: Option<u64>,
+    /// The VM was started before.
+    pub(super) again: bool,
     pub(super) runs: bool,
     pub(super) halted: bool,
     pub(super) killed: bool,
@@ -49,6 +51,8 @@ pub struct World {
     /// Starts again since the last checkpoint.
     pub(super) restarts: usize,
     pub(super) begun: bool,
+    /// The last process was to go on, and ended before the guest ran.
+    pub(super) unlived: bool,
     /// The VM has had a checkpoint that can be gone on from.
     pub(super) had_one: bool,
     /// Somebody, or the guest, has ended it.
@@ -57,6 +61,7 @@ pub struct World {
     pub(super) losses: u8,
     pub(super) writes: u8,
     pub(super) failures: u8,
+    pub(super) lates: u8,
     pub(super) damages: u8,
     pub(super) silences: u8,
     pub(super) halts: u8,
@@ -71,29 +76,35 @@ pub struct World {
     pub(super) wrong_deletion: bool,
     /// An increment was asked for of what the process has not written last, or after one that failed.
     pub(super) wrong_base: bool,
+    /// A checkpoint is late, and nobody says so, or something else is said.
+    pub(super) unsaid: bool,
     plan: Plan,
 }
 
 impl World {
     pub(super) fn new(scenario: &Scenario) -> Self {
-        let given = scenario.given.then(|| (0, File { is_told: true, ..File::default() }));
+        let there = |number| (number, File { is_told: true, ..File::default() });
+        let given = scenario.given.then_some(0).into_iter();
+        let files = given.chain(1..=scenario.former.unwrap_or(0)).map(there).collect();
         let mut world = Self {
             machine: scenario.supervisor(),
             now: 0,
             process: None,
-            others_until: 0,
-            files: given.into_iter().collect(),
+            others_until: scenario.former.map_or(0, |_| all_stopped(0)),
+            files,
             writing: None,
             asked: false,
             answering: BTreeSet::new(),
             restarts: 0,
-            begun: false,
-            had_one: scenario.given,
+            begun: scenario.former.is_some(),
+            unlived: false,
+            had_one: scenario.given || scenario.former.is_some_and(|count| count > 0),
             unwanted: false,
             over: None,
             losses: scenario.losses,
             writes: scenario.writes,
             failures: scenario.failures,
+            lates: scenario.lates,
             damages: scenario.damages,
             silences: scenario.silences,
             halts: u8::from(scenario.halts),
@@ -105,9 +116,13 @@ impl World {
             revived: false,
             wrong_deletion: false,
             wrong_base: false,
+            unsaid: false,
             plan: scenario.plan(),
         };
-        let verdict = world.machine.begin(0);
+        let verdict = match scenario.former {
+            Some(_) => world.machine.begin_again(0),
+            None => world.machine.begin(0),
+        };
         world.execute(verdict);
         world
     }
@@ -161,6 +176,9 @@ impl World {
                     self.wrong_deletion |= needed || number == 0 || too_few;
                     self.files.remove(&number);
                 }
+                Effect::Late { number, .. } => {
+                    self.unsaid |= self.writing.is_none_or(|(writing, ..)| writing != number);
+                }
                 Effect::Stop => {
                     if let Some(process) = &mut self.process {
                         process.asked_to_stop = true;
@@ -181,12 +199,12 @@ impl World {
         self.wrong_choice |= from != self.best() || (from.is_none() && self.had_one);
         self.wrong_place |= !self.is_place(layout);
         self.revived |= self.unwanted;
-        self.restarts += usize::from(self.begun);
-        self.begun = true;
+        let again = std::mem::replace(&mut self.begun, true);
+        self.restarts += usize::from(again);
         self.elsewhere |= layout.0.iter().any(|place| place.host != place.slice);
         let (runs, halted, killed, asked_to_stop) = (false, false, false, false);
         let (last, failed) = (None, false);
-        let process = Process { from, runs, halted, killed, asked_to_stop, last, failed };
+        let process = Process { from, again, runs, halted, killed, asked_to_stop, last, failed };
         self.process = Some(process);
     }
 
@@ -207,9 +225,19 @@ impl World {
 
     pub(super) fn pass(&mut self) -> Option<()> {
         self.now = self.now.max(self.machine.due()?);
+        let is_late = self.writing.is_some() && !self.is_to_be_killed();
         let verdict = self.machine.passed(self.now);
+        if is_late {
+            self.lates -= 1;
+            self.unsaid |= !matches!(verdict.as_slice(), [Effect::Late { .. }]);
+        }
         self.execute(verdict);
         Some(())
+    }
+
+    /// Its process stands still, and what is due is its end.
+    pub(super) fn is_to_be_killed(&self) -> bool {
+        self.process.is_some_and(|process| process.halted && !process.killed)
     }
 
     pub(super) fn answer(&mut self, answering: BTreeSet<u16>) {
@@ -233,6 +261,10 @@ impl World {
 
     pub(super) fn end(&mut self, cause: Cause, on_panic: bool) -> Option<()> {
         let process = self.process.take()?;
+        self.unlived = process.again && !process.runs;
+        if cause == Cause::Refused && process.again {
+            self.restarts = self.restarts.saturating_sub(1);
+        }
         let file = process.from.and_then(|number| self.files.get_mut(&number));
         match cause {
             Cause::Lost if !process.runs => {

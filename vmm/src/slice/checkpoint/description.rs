@@ -3,6 +3,7 @@
 use crate::cpuid::Cpuid;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::{Interrupts, VmSpec};
+use devices::back_end::image::Writer;
 use serde::{Deserialize, Serialize};
 use std::io;
 use transport::VmId;
@@ -30,7 +31,21 @@ impl Identity {
     /// A later life than any before, also than those that went on from an earlier moment: it begins now, in seconds since
     /// 1970.
     pub(crate) fn restored(self, now: u64) -> Self {
-        Self { generation: self.generation.saturating_add(1).max(now), ..self }
+        self.after(self.generation).at(now)
+    }
+
+    /// A later life than this one too, which has left something that it may still change. The clock may have been put back since.
+    pub(crate) fn after(self, former: u64) -> Self {
+        self.at(former.saturating_add(1))
+    }
+
+    /// As records beside images name it.
+    pub(crate) fn writer(self) -> Writer {
+        Writer { vm: self.vm, generation: self.generation }
+    }
+
+    fn at(self, least: u64) -> Self {
+        Self { generation: self.generation.max(least), ..self }
     }
 }
 
@@ -50,4 +65,20 @@ pub(crate) struct Description {
     pub(crate) devices: Vec<BackEndShape>,
     /// Which one it is.
     pub(crate) identity: Identity,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restored_vm_is_later_than_all_that_is_known_whatever_the_clock_says() {
+        let identity = Identity { vm: [1; 16], generation: 100 };
+        let generation = |identity: Identity| identity.generation;
+        assert_eq!(generation(identity.restored(1000)), 1000);
+        assert_eq!(generation(identity.restored(7)), 101);
+        assert_eq!(generation(identity.restored(1000).after(5)), 1000);
+        assert_eq!(generation(identity.restored(1000).after(1000)), 1001);
+        assert_eq!(generation(identity.restored(7).after(5000)), 5001);
+    }
 }

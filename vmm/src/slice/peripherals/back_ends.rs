@@ -6,10 +6,10 @@ use super::lend::Lent;
 use super::model::{BackEnd, FrontEnd, Opening};
 use super::open_error::OpenError;
 use super::parts::RealPart;
-use super::registry::{BackEndShape, DeviceSpec};
+use super::registry::{BackEndShape, DeviceKind, DeviceSpec};
 use super::remote::Remote;
 use devices::Fence;
-use devices::back_end::image::OnFull;
+use devices::back_end::image::{GenerationRecord, OnFull, Writer};
 use devices::delegate::ServeError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,6 +63,30 @@ impl BackEnds {
             }
         }
         Ok(all)
+    }
+
+    /// The newest life of this VM that records beside its images on this host name. With `lend`, only beside what is in there.
+    pub(crate) fn newest_life(
+        devices: &[DeviceSpec],
+        local: SliceId,
+        lend: Option<&Lent>,
+        vm: [u8; 16],
+    ) -> Option<u64> {
+        let kinds = devices.iter().filter_map(|device| device.at(local));
+        let lent = kinds.filter(|kind| lend.is_none_or(|lent| lent.find(&kind.names()).is_ok()));
+        let recorded = lent.filter_map(|kind| match kind {
+            // One that cannot be read refuses whoever opens the image.
+            DeviceKind::Disk(disk) if !disk.read_only => {
+                GenerationRecord::last_writer(&disk.path).ok().flatten()
+            }
+            _ => None,
+        });
+        recorded.filter(|writer| writer.vm == vm).map(|writer| writer.generation).max()
+    }
+
+    /// The VM that goes on is known by this, which all slices have agreed on.
+    pub(crate) fn go_on_as(&self, writer: Writer) {
+        self.kept().values().for_each(|part| part.goes_on_as(writer));
     }
 
     /// What keeps them from changing anything outside once the VM is over for this slice.

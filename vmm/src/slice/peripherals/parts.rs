@@ -194,6 +194,11 @@ pub(super) trait RealPart: Debug + Send + Sync {
         let _ = writer;
     }
 
+    /// The VM that goes on is known by this, and not by what it was opened with.
+    fn goes_on_as(&self, writer: Writer) {
+        let _ = writer;
+    }
+
     /// What was closed here is the device of the VM elsewhere.
     fn hand_over(&self) {}
 

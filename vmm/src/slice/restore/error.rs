@@ -17,6 +17,13 @@ pub enum RestoreError {
     /// It cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::CheckpointError),
+    /// Anybody may have changed it.
+    #[error(
+        "{} is authenticated: --secret-file with the secret of its VM checks that nobody has changed it, and \
+         --unauthenticated goes on from it unchecked",
+        .0.display()
+    )]
+    NoSecret(PathBuf),
     /// The VM is not described.
     #[error("read what VM it is of")]
     Describe(#[source] serde_json::Error),

@@ -10,6 +10,7 @@
 //! devices go where the new placement has them.
 
 mod clone;
+mod disk_writers;
 mod disks;
 mod error;
 mod fit;
@@ -18,6 +19,7 @@ mod slice_start;
 mod source;
 
 pub use clone::clone_spec;
+pub use disk_writers::disk_writers;
 pub use disks::{CheckpointDisks, GivenUp, Outcome};
 pub use error::RestoreError;
 pub(super) use fit::with_interrupts;
@@ -29,7 +31,7 @@ use super::one_line;
 use super::peripherals::FromCheckpoint;
 use super::saved::{SliceState, check_together};
 use super::spec::VmSpec;
-use checkpoint::{Checkpoint, Key};
+use checkpoint::{Authenticity, Checkpoint, Key};
 use clone::CloneId;
 use devices::back_end::image::Writer;
 use devices::back_end::image::snapshot::{DiskState, How};
@@ -147,6 +149,34 @@ impl Restored {
         };
         restored.agrees()?;
         Ok(restored)
+    }
+
+    /// The same as the bootstrap is told.
+    ///
+    /// # Errors
+    /// As for [`Self::open`], or it is authenticated and nobody can check that.
+    pub(super) fn open_as(
+        options: &RestoreOptions,
+        secret: Option<&Secret>,
+    ) -> Result<Self, RestoreError> {
+        let mut restored = Self::open(&options.path, options.secret(secret))?;
+        let unchecked = restored.checkpoint.authenticity() == Authenticity::NotChecked;
+        if unchecked && !options.unauthenticated {
+            return Err(RestoreError::NoSecret(restored.folder));
+        }
+        restored.set_no_disk_guarantee(options.no_disk_guarantee);
+        restored.lazy = options.lazy;
+        if options.clone.is_some() {
+            restored.become_clone()?;
+        }
+        Ok(restored)
+    }
+
+    /// The VM that goes on is a later life than this one.
+    pub(super) fn outlive(&mut self, former: Option<u64>) {
+        if let Some(former) = former {
+            self.identity = self.identity.after(former);
+        }
     }
 
     /// The same on a host that another one tells which it is.

@@ -68,7 +68,7 @@ impl Found {
     }
 }
 
-/// Who writes an image.
+/// Who writes an image, if not whom it was opened for.
 #[derive(Clone, Copy, Debug)]
 struct Said {
     writer: Writer,
@@ -80,7 +80,8 @@ struct Said {
 #[derive(Debug)]
 pub(super) struct DiskPart {
     options: ImageOptions,
-    /// Who writes it, of a VM that had no checkpoint when it was opened: said by the first one, and kept once a state is.
+    /// Who writes it, of a VM that had no checkpoint when it was opened: said by the first one, and kept once a state is. Of a VM that
+    /// is restored: what all slices have agreed on.
     writer: Mutex<Option<Said>>,
     /// What was found first.
     found: Mutex<Found>,
@@ -145,7 +146,8 @@ impl DiskPart {
     /// The guest goes on: the image is what it was at the checkpoint, and open. Does nothing if it is.
     pub(super) fn put_back(&self, switch: &SwitchDisk) -> Result<(), OpenError> {
         let Some(pending) = lock(&self.pending).take() else { return Ok(()) };
-        if let Some(file) = pending.put_back(&self.options)?.map(Arc::new) {
+        let options = ImageOptions { record: self.record(), ..self.options.clone() };
+        if let Some(file) = pending.put_back(&options)?.map(Arc::new) {
             // It lies over the state that was found.
             lock(&self.found).file = Arc::clone(&file);
             *lock(&self.held) = file;
@@ -171,8 +173,12 @@ impl DiskPart {
 
     fn options_at(&self, file: &File) -> ImageOptions {
         let at = Some(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
-        let record = self.options.record.or_else(|| lock(&self.writer).map(|said| said.writer));
-        ImageOptions { at, record, ..self.options.clone() }
+        ImageOptions { at, record: self.record(), ..self.options.clone() }
+    }
+
+    /// Who writes it.
+    fn record(&self) -> Option<Writer> {
+        lock(&self.writer).map(|said| said.writer).or(self.options.record)
     }
 
     /// Opens it for use. That alone may rewrite blocks near its start, to find out alignments, so a slice that has been given
@@ -327,8 +333,7 @@ impl RealPart for DiskPart {
 
     fn tidy(&self, released: &[String]) {
         // By its path: the file that is open is not the only one.
-        let record = self.options_at(&self.held()).record;
-        let options = ImageOptions { at: None, record, ..self.options.clone() };
+        let options = ImageOptions { at: None, record: self.record(), ..self.options.clone() };
         self.tidying.start(options, released);
     }
 
@@ -337,6 +342,10 @@ impl RealPart for DiskPart {
         if self.options.record.is_none() && said.is_none() {
             *said = Some(Said { writer, recorded: false });
         }
+    }
+
+    fn goes_on_as(&self, writer: Writer) {
+        *lock(&self.writer) = Some(Said { writer, recorded: true });
     }
 
     fn take_over(&self, switch: &Switch, at: &Remote<'_>) -> Result<(), PartError> {

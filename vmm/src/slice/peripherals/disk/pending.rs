@@ -15,7 +15,6 @@ pub(super) const LOOK_LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct Pending {
     /// What it was at the checkpoint, if that is known.
     pub(super) state: Option<DiskState>,
-    pub(super) generation: u64,
     /// Nobody else uses it meanwhile.
     pub(super) held: Held,
 }
@@ -23,7 +22,8 @@ pub(super) struct Pending {
 impl Pending {
     /// Makes the image what it was at the checkpoint. What has its name from now on, if that is another file.
     pub(super) fn put_back(self, options: &ImageOptions) -> Result<Option<File>, OpenError> {
-        let Self { state, generation, held } = self;
+        let Self { state, held } = self;
+        let generation = options.record.map_or(0, |writer| writer.generation);
         let Some(state) = state else { return Ok(None) };
         // Who replaces the file keeps it until that is done; who opens the very file must let go of it.
         let held = Some(held).filter(|_| state.file.is_some());

@@ -49,8 +49,7 @@ impl DiskSpec {
             None => DiskPart::new(self, opening)?,
         };
         let switch = Arc::new(SwitchDisk::closed(part.look()?));
-        let generation = opening.writer.map_or(0, |writer| writer.generation);
-        let part = Arc::new(part.before(Pending { state, generation, held }));
+        let part = Arc::new(part.before(Pending { state, held }));
         Ok(OpenDisk { switch, part, moves: opening.moves })
     }
 

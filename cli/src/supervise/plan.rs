@@ -1,0 +1,64 @@
+//! What the machine that decides is told: the VM of a command line, and what its user wants.
+
+use super::options::OnLost;
+use crate::bootstrap::Arguments as Bootstrap;
+use anyhow::{Context, Result};
+use migrate::supervise::{DeviceReach, Plan, Policy, Room, Share};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use vmm::slice::{DeviceSpec, SliceSpec};
+
+/// Starts again in a row without a new checkpoint.
+const RESTARTS_MAX: usize = 5;
+const WINDOW_MS: u64 = 600_000;
+/// Counters of hosts differ by 100 ppm at most. So much of a lease is ten times as much.
+const CLOCK_ERROR_OF_LEASE: u64 = 1000;
+
+/// The VM, and where else it may be.
+pub(super) fn plan(
+    bootstrap: &Bootstrap,
+    spares: &[SocketAddr],
+    fits: Option<Room>,
+) -> Result<Plan> {
+    let reach = |device: &DeviceSpec| {
+        let standby = device.standby.iter().map(|other| other.slice).collect();
+        DeviceReach { slice: device.slice, standby }
+    };
+    Ok(Plan {
+        slices: bootstrap.slices.iter().map(|slice| share(slice.spec)).collect(),
+        spares: u16::try_from(spares.len()).context("count spares")?,
+        room: fits,
+        devices: bootstrap.devices.specs().iter().map(reach).collect(),
+    })
+}
+
+/// Address of each host but the first, by its number in the plan.
+pub(super) fn hosts(
+    bootstrap: &Bootstrap,
+    spares: Vec<SocketAddr>,
+) -> Result<BTreeMap<u16, SocketAddr>> {
+    let others = bootstrap.slices.iter().skip(1);
+    let others = others.map(|slice| slice.address.context("only the first --slice is local"));
+    let others = others.chain(spares.into_iter().map(Ok)).collect::<Result<Vec<_>>>()?;
+    Ok((1..).zip(others).collect())
+}
+
+fn share(spec: SliceSpec) -> Share {
+    let SliceSpec { vcpus, spare_vcpus, memory } = spec;
+    Share { vcpus, spare_vcpus, memory }
+}
+
+/// What its user wants.
+pub(super) fn policy(on_lost: &OnLost, (lease_ms, gather_ms): (u64, u64)) -> Policy {
+    Policy {
+        every_ms: on_lost.every_ms,
+        keep: on_lost.keep,
+        full_every: on_lost.full,
+        lease_ms,
+        clock_error_ms: lease_ms.div_ceil(CLOCK_ERROR_OF_LEASE),
+        gather_ms,
+        restarts_max: RESTARTS_MAX,
+        window_ms: WINDOW_MS,
+        on_panic: on_lost.on_panic,
+    }
+}
