@@ -145,6 +145,24 @@ impl Checkpoint {
         Ok(Self::of_layers(layers.collect::<Result<_, CheckpointError>>()?, authenticity))
     }
 
+    /// What a checkpoint says of itself, and what each of its slices has written under a name. Its bases need not be there. With a key its manifest
+    /// must be authenticated by it.
+    ///
+    /// # Errors
+    /// It is unfinished, damaged, of another version or not authentic, or a part is missing, another one, or has no such section.
+    pub fn own_sections(
+        folder: &Path,
+        key: Option<&Key>,
+        name: &str,
+    ) -> Result<(Contents, Vec<(SliceId, Vec<u8>)>), CheckpointError> {
+        let folder = files::real(folder)?;
+        let (manifest, _) = read_manifest(&folder, key)?;
+        let parts = open_parts(&folder, &manifest.contents)?;
+        let section = |part: &Part| Ok((part.head().slice, part.section(name)?));
+        let sections = parts.iter().map(section).collect::<Result<_, CheckpointError>>()?;
+        Ok((manifest.contents, sections))
+    }
+
     pub(crate) fn of_layers(layers: Vec<Layer>, authenticity: Authenticity) -> Self {
         let parts = layers.iter().map(|layer| layer.parts.len()).sum();
         Self { layers, cache: Mutex::new(Cache::new(parts)), authenticity }

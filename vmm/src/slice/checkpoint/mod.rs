@@ -21,7 +21,7 @@ mod request;
 
 pub(super) use coordinator::Checkpoints;
 pub(super) use description::{Description, Identity};
-pub(super) use disks::DiskStates;
+pub(super) use disks::{DiskStates, home_in};
 pub(super) use error::PartError;
 pub(super) use member::start_member;
 pub(super) use part::{Memory, Writing};
