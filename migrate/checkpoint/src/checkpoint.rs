@@ -65,6 +65,9 @@ pub struct Statistics {
     pub frames: u64,
 }
 
+/// What slices have written under one name.
+pub type Sections = Vec<(SliceId, Vec<u8>)>;
+
 impl Checkpoint {
     /// Makes a folder with parts a checkpoint: compares the parts with what the contents say of them, and writes the manifest.
     /// With a key the manifest is authenticated, and the bases must be.
@@ -154,7 +157,7 @@ impl Checkpoint {
         folder: &Path,
         key: Option<&Key>,
         name: &str,
-    ) -> Result<(Contents, Vec<(SliceId, Vec<u8>)>), CheckpointError> {
+    ) -> Result<(Contents, Sections), CheckpointError> {
         let folder = files::real(folder)?;
         let (manifest, _) = read_manifest(&folder, key)?;
         let parts = open_parts(&folder, &manifest.contents)?;
