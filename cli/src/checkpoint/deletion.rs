@@ -4,6 +4,8 @@ use super::DeleteArguments;
 use ::checkpoint::{CheckpointError, Listed, State, cut_in, delete as delete_checkpoint, list};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
+use std::io;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 use vmm::slice::{By, CheckpointDisks, GivenUp, Outcome, RestoreError};
 
@@ -50,11 +52,7 @@ pub(super) fn delete(arguments: &DeleteArguments) -> Result<String> {
     }
     let lines = given_up.iter().filter_map(line);
     let stay = stay.map(|why| format!("the states of its disks stay: {why}"));
-    Ok(std::iter::once("deleted".to_owned())
-        .chain(lines)
-        .chain(stay)
-        .collect::<Vec<_>>()
-        .join("\n"))
+    Ok(once("deleted".to_owned()).chain(lines).chain(stay).collect::<Vec<_>>().join("\n"))
 }
 
 fn fate(arguments: &DeleteArguments) -> Result<Fate> {
@@ -108,7 +106,7 @@ struct Other {
 }
 
 impl Place {
-    fn of(path: &Path) -> std::io::Result<Self> {
+    fn of(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let parent = path.parent().unwrap_or(&path).to_owned();
         Ok(Self { path, parent })

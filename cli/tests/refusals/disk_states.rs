@@ -4,7 +4,7 @@ use crate::guest;
 use crate::support::{Folder, KEY, Process, ends_well, has_kvm};
 use rustix::process::Signal;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const DISK: &str = "disk.qcow2,format=qcow2";
 
@@ -31,7 +31,7 @@ fn copy(from: &Path, to: &Path) {
 
 /// The states that are released.
 fn marks(folder: &Folder) -> usize {
-    let is_mark = |path: &&std::path::PathBuf| path.extension().is_some_and(|it| it == "released");
+    let is_mark = |path: &&PathBuf| path.extension().is_some_and(|it| it == "released");
     folder.names().iter().filter(is_mark).count()
 }
 

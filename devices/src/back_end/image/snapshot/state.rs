@@ -157,14 +157,15 @@ pub(super) fn abandoned(path: &Path, generation: u64) -> impl Iterator<Item = Pa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{env, fs};
 
     #[test]
     fn state_of_an_image_with_a_relative_name_is_found_from_other_folders() {
         let options = ImageOptions::new("./disk", ImageFormat::Qcow2);
         let contents = Contents { bytes: 512, places: Vec::new(), sample: [0; 32] };
-        let about = std::fs::metadata("/proc/self/exe").unwrap();
+        let about = fs::metadata("/proc/self/exe").unwrap();
         let state = contents.state(&options, How::Overlay, Some("disk.c1".into()), &about);
-        assert_eq!(state.path, std::env::current_dir().unwrap().join("disk"));
+        assert_eq!(state.path, env::current_dir().unwrap().join("disk"));
         assert_eq!(state.name(), Some("c1"));
     }
 }

@@ -12,7 +12,8 @@ use super::super::{
 use super::*;
 use crate::back_end::DiskRequest;
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::Command;
@@ -439,8 +440,7 @@ fn what_a_guest_has_on_its_raw_disk_merges_nothing() {
     let make = |name: &str, below: &str| {
         let made = (BYTES, overlay::CLUSTER_BYTES);
         overlay::make(&state(name), &state(below), made, (&about, 0o444)).unwrap();
-        fs::set_permissions(state(name), std::os::unix::fs::PermissionsExt::from_mode(0o444))
-            .unwrap();
+        fs::set_permissions(state(name), Permissions::from_mode(0o444)).unwrap();
         fs::read(state(name)).unwrap()
     };
     make("c1", "c0");
