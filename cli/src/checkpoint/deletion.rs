@@ -78,7 +78,8 @@ fn fate(arguments: &DeleteArguments) -> Result<Fate> {
     let doubt = if is_home {
         disks.doubt()
     } else {
-        let home = disks.home().map_or("another folder".into(), |it| it.display().to_string());
+        let home =
+            disks.home().map_or_else(|| "another folder".into(), |it| it.display().to_string());
         Some(format!("it was made in {home}, and this is a copy or an export"))
     };
     match doubt {
