@@ -36,7 +36,8 @@ enum Verb {
     /// of it.
     ///
     /// A state is merged with the next one or removed at once if no VM has the disk open, and else at the next checkpoint of that VM. What
-    /// is on other hosts stays there.
+    /// is on other hosts stays there. Where others may need them one has to say whether they go: those of a copy or an export, in another
+    /// folder than that in which the checkpoint was made; and those of a disk that another VM has now.
     Delete(DeleteArguments),
     /// Write a checkpoint and its bases as one that needs no base.
     Export(ExportArguments),
@@ -76,9 +77,14 @@ struct VerifyArguments {
 struct DeleteArguments {
     /// Folder of the checkpoint
     path: PathBuf,
-    /// Keep the states of its disks: whatever else in another folder is of the same moment, an export, a copy or the original, needs them. One in the same folder keeps them by itself
+    /// Keep the states of its disks: the original, or an export or a copy elsewhere, needs them. One in the same folder keeps them by itself
     #[arg(long)]
     keep_disks: bool,
+    /// Give up the states of its disks also if it is a copy or an export, or another VM has the disk now: nobody else needs them
+    #[arg(long, conflicts_with = "keep_disks")]
+    give_up_disks: bool,
+    #[command(flatten)]
+    secret: SecretArguments,
     /// Print JSON
     #[arg(long)]
     json: bool,

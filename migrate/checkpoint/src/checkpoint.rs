@@ -65,6 +65,9 @@ pub struct Statistics {
     pub frames: u64,
 }
 
+/// What slices have written under one name.
+pub type Sections = Vec<(SliceId, Vec<u8>)>;
+
 impl Checkpoint {
     /// Makes a folder with parts a checkpoint: compares the parts with what the contents say of them, and writes the manifest.
     /// With a key the manifest is authenticated, and the bases must be.
@@ -143,6 +146,24 @@ impl Checkpoint {
             Ok(Layer { folder, manifest, manifest_bytes, parts })
         });
         Ok(Self::of_layers(layers.collect::<Result<_, CheckpointError>>()?, authenticity))
+    }
+
+    /// What a checkpoint says of itself, and what each of its slices has written under a name. Its bases need not be there. With a key its manifest
+    /// must be authenticated by it.
+    ///
+    /// # Errors
+    /// It is unfinished, damaged, of another version or not authentic, or a part is missing, another one, or has no such section.
+    pub fn own_sections(
+        folder: &Path,
+        key: Option<&Key>,
+        name: &str,
+    ) -> Result<(Contents, Sections), CheckpointError> {
+        let folder = files::real(folder)?;
+        let (manifest, _) = read_manifest(&folder, key)?;
+        let parts = open_parts(&folder, &manifest.contents)?;
+        let section = |part: &Part| Ok((part.head().slice, part.section(name)?));
+        let sections = parts.iter().map(section).collect::<Result<_, CheckpointError>>()?;
+        Ok((manifest.contents, sections))
     }
 
     pub(crate) fn of_layers(layers: Vec<Layer>, authenticity: Authenticity) -> Self {

@@ -1,5 +1,12 @@
 //! A chain of increments merged into one full checkpoint.
+//!
+//! ```text
+//!   export:  open --make parts--> parts --is it still there?--> copied --manifest--> another checkpoint
+//!   delete:  there --take the manifest away--> gone --are there parts of the same cut?--> what they need stays, or is given up
+//! ```
+//! One of the two sees the other.
 
+use crate::chain::read_manifest;
 use crate::checkpoint::{Authenticity, Checkpoint};
 use crate::contents::Contents;
 use crate::digest::Digest;
@@ -39,7 +46,7 @@ pub fn export(
     done
 }
 
-fn copy(
+pub(crate) fn copy(
     source: &Checkpoint,
     target: &Path,
     key: Option<&Key>,
@@ -54,6 +61,11 @@ fn copy(
             writer.section(name, &part.section(name)?)?;
         }
         writers.push(writer);
+    }
+    // Whoever has deleted it meanwhile has perhaps not seen our parts, and has given up what they need.
+    let (still, _) = read_manifest(&source.layers[0].folder, None)?;
+    if still.digest != source.digest() {
+        return Err(CheckpointError::Unfinished { folder: source.layers[0].folder.clone() });
     }
     for (layer, part, of) in source.parts() {
         // Pages stay with their slice; those of one that has left since then go to the lowest.

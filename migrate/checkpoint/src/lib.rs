@@ -41,7 +41,7 @@ mod source;
 mod writer;
 
 pub use check::Verified;
-pub use checkpoint::{Authenticity, Checkpoint, LayerStatistics, Statistics};
+pub use checkpoint::{Authenticity, Checkpoint, LayerStatistics, Sections, Statistics};
 pub use contents::{Base, Contents, PartSummary};
 pub use digest::Digest;
 pub use error::CheckpointError;

@@ -67,7 +67,7 @@ pub use host::{HostError, HostFacts, Offer};
 pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
 pub use restore::{
-    CheckpointDisks, GivenUp, Outcome, RestoreError, RestoreOptions, RestoredClock, clone_spec,
+    By, CheckpointDisks, GivenUp, Outcome, RestoreError, RestoreOptions, RestoredClock, clone_spec,
     disk_writers, saved_spec,
 };
 pub use saved::{Disagreement, FormError, check_forms};

@@ -304,6 +304,11 @@ impl GenerationRecord {
         ofd::try_lock(&self.file, TIDYING).map_err(failed)
     }
 
+    /// Whom it named when it was opened, or who has claimed it.
+    pub(super) fn writer(&self) -> Writer {
+        self.ours
+    }
+
     /// Whether a process that may write the image is alive.
     ///
     /// # Errors

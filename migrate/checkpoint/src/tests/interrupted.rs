@@ -2,7 +2,8 @@
 
 use super::support::*;
 use crate::{
-    Checkpoint, CheckpointError, Compression, PartWriter, Point, Points, State, delete, list,
+    Base, Checkpoint, CheckpointError, Compression, Key, PartWriter, Point, Points, State, cut_in,
+    delete, list,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,4 +102,36 @@ fn deletion_that_was_interrupted_leaves_no_checkpoint() {
     assert_eq!(list(&parent.0).unwrap()[0].state, State::Unfinished);
     delete(&folder).unwrap();
     assert_eq!(list(&parent.0).unwrap(), []);
+}
+
+#[test]
+fn what_was_deleted_since_it_was_opened_is_not_exported() {
+    let parent = Folder::new();
+    let (folder, target) = (parent.join("one"), parent.join("two"));
+    write(&folder, 1, None, None);
+    let source = Checkpoint::open(&folder, None).unwrap();
+    delete(&folder).unwrap();
+    let refused = crate::export::copy(&source, &target, None, &mut |_, _| {});
+    assert!(refused.is_err(), "{refused:?}");
+    assert!(!target.join("manifest").exists());
+    assert_eq!(cut_in(&target), Some(1), "whoever deletes sees it");
+}
+
+#[test]
+fn sections_of_an_increment_are_read_when_its_base_is_gone() {
+    let parent = Folder::new();
+    let (folder, base) = (parent.join("two"), parent.join("one"));
+    let digest = write(&base, 1, None, None);
+    write(&folder, 2, Some(Base { folder: "one".into(), digest }), None);
+    let name = {
+        let checkpoint = Checkpoint::open(&folder, None).unwrap();
+        let sections = checkpoint.sections(checkpoint.contents().parts[0].slice).unwrap();
+        sections[0].0.clone()
+    };
+    fs::remove_dir_all(&base).unwrap();
+    assert!(Checkpoint::open(&folder, None).is_err());
+    let (contents, sections) = Checkpoint::own_sections(&folder, None, &name).unwrap();
+    assert_eq!((contents.cut, sections.len()), (2, 2));
+    assert!(Checkpoint::own_sections(&folder, None, "none").is_err());
+    assert!(Checkpoint::own_sections(&folder, Some(&Key::of_secret(b"a secret")), &name).is_err());
 }

@@ -11,6 +11,7 @@
 //! ```
 
 use super::description::Description;
+use super::disks::say_home;
 use super::error::{CheckpointError, names};
 use super::part::tell;
 use super::request::{PartRequest, WrittenPart, check_name};
@@ -26,7 +27,7 @@ use checkpoint::{Base, Checkpoint, Contents, Digest, Key, PartSummary};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use migrate::checkpoint::{Coordinator, Effect, Verdict};
 use migrate::saved::{decode, encode};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -337,7 +338,7 @@ impl Run<'_> {
             frames: self.channels.placement.load().frames(),
             parts: parts.clone(),
             spec: serde_json::to_string(&**vm)?,
-            extra: BTreeMap::new(),
+            extra: say_home(&self.target.parent),
             producer: concat!("tessera ", env!("CARGO_PKG_VERSION")).to_owned(),
         };
         let (folder, opens) = (self.target.folder(), self.ends.then_some(self.of.opens));
@@ -406,6 +407,7 @@ mod tests {
     use super::*;
     use crate::slice::restore::opens;
     use checkpoint::{Compression, PartHead, PartWriter};
+    use std::collections::BTreeMap;
     use std::iter::once;
     use std::process::id;
 

@@ -20,7 +20,7 @@ mod part;
 mod request;
 
 pub(super) use description::{Description, Identity};
-pub(super) use disks::DiskStates;
+pub(super) use disks::{DiskStates, home_in};
 pub(super) use driver::Checkpoints;
 pub(super) use error::PartError;
 pub(super) use member::start_member;

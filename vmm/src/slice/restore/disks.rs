@@ -6,18 +6,35 @@
 //!                                                        \--> left to the VM that has the disk open; elsewhere
 //! ```
 
-use super::{RestoreError, disks_of, open};
+use super::{RestoreError, decode_disks};
+use crate::slice::checkpoint::{DISKS, home_in};
 use crate::slice::one_line;
+use checkpoint::{Checkpoint, Key};
 use devices::back_end::image::ImageOptions;
-use devices::back_end::image::snapshot::{self, DiskState, SnapshotError, Tidied};
+use devices::back_end::image::snapshot::{self, Claim, DiskState, SnapshotError, Tidied};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// For a look at each state.
+const LOOK_LIMIT: Duration = Duration::from_secs(60);
 
 /// The states of disks that a checkpoint has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointDisks {
     vm: [u8; 16],
     cut: u64,
+    /// Where its folder was made.
+    home: Option<PathBuf>,
     states: Vec<DiskState>,
+}
+
+/// Who gives them up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Who deletes the checkpoint: they must be those of its VM.
+    Checkpoint,
+    /// A person who says so: they must be those that the checkpoint names.
+    Person,
 }
 
 /// What has become of one.
@@ -45,16 +62,48 @@ pub enum Outcome {
 }
 
 impl CheckpointDisks {
-    /// Of the checkpoint in this folder. No secret is needed to delete it.
+    /// Of the checkpoint in this folder; its bases need not be there. No secret is needed to delete it, but with a key it must be authentic.
     ///
     /// # Errors
     /// It cannot be opened, or what it says of disks cannot be read.
-    pub fn of(folder: &Path) -> Result<Self, RestoreError> {
-        let checkpoint = open(folder, None)?;
-        let contents = checkpoint.contents();
-        let (vm, cut) = (contents.vm, contents.cut);
-        let states = disks_of(&checkpoint)?.into_iter().map(|(_, state)| state).collect();
-        Ok(Self { vm, cut, states })
+    pub fn of(folder: &Path, key: Option<&Key>) -> Result<Self, RestoreError> {
+        let (contents, sections) = Checkpoint::own_sections(folder, key, DISKS)?;
+        let mut states = Vec::new();
+        for (slice, section) in sections {
+            let disks = decode_disks(slice, &section)?;
+            let named = disks.into_iter().map(|(_, state)| state).filter(|it| it.name().is_some());
+            states.extend(named);
+        }
+        Ok(Self { vm: contents.vm, cut: contents.cut, home: home_in(&contents.extra), states })
+    }
+
+    /// Why they may be another VM's by now, if one of those that are here may.
+    #[must_use]
+    pub fn doubt(&self) -> Option<String> {
+        let here = self.states.iter().filter(|state| state.file_beside(&state.path).exists());
+        let checked = here.map(|state| snapshot::check_owner(&state.path, self.vm));
+        checked.filter_map(Result::err).find_map(|error| match error {
+            SnapshotError::Foreign { .. } | SnapshotError::Unknown(_) => Some(one_line(&error)),
+            _ => None,
+        })
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// The cut that they are of.
+    #[must_use]
+    pub fn cut(&self) -> u64 {
+        self.cut
+    }
+
+    /// The folder in which the checkpoint's was made, if it says so. In another one it is a copy or an export.
+    #[must_use]
+    pub fn home(&self) -> Option<&Path> {
+        self.home.as_deref()
     }
 
     /// Whether these are the same states: of an export of the same checkpoint.
@@ -65,19 +114,23 @@ impl CheckpointDisks {
 
     /// No checkpoint needs them any more. Those of images that nobody uses are merged or removed at once.
     #[must_use]
-    pub fn give_up(&self) -> Vec<GivenUp> {
+    pub fn give_up(&self, by: By) -> Vec<GivenUp> {
+        let claim = match by {
+            By::Checkpoint => Claim::Vm(self.vm),
+            By::Person => Claim::Person,
+        };
         let named = self.states.iter().filter_map(|state| Some((state, state.name()?)));
         let one = |(state, name): (&DiskState, &str)| GivenUp {
             image: state.path.clone(),
             state: name.to_owned(),
-            outcome: give_up(state, name).unwrap_or_else(|error| Outcome::Stays(one_line(&error))),
+            outcome: give_up(state, claim).unwrap_or_else(|error| Outcome::Stays(one_line(&error))),
         };
         named.map(one).collect()
     }
 }
 
-fn give_up(state: &DiskState, name: &str) -> Result<Outcome, SnapshotError> {
-    if !snapshot::release(&state.path, name)? {
+fn give_up(state: &DiskState, claim: Claim) -> Result<Outcome, SnapshotError> {
+    if !snapshot::give_up(state, claim, LOOK_LIMIT)? {
         return Ok(Outcome::Elsewhere);
     }
     let options = ImageOptions::new(&state.path, state.format);

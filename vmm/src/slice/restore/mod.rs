@@ -20,7 +20,7 @@ mod source;
 
 pub use clone::clone_spec;
 pub use disk_writers::disk_writers;
-pub use disks::{CheckpointDisks, GivenUp, Outcome};
+pub use disks::{By, CheckpointDisks, GivenUp, Outcome};
 pub use error::RestoreError;
 pub(super) use fit::with_interrupts;
 pub(super) use load::Place;
@@ -261,11 +261,15 @@ fn disks_of(checkpoint: &Checkpoint) -> Result<Vec<(u16, DiskState)>, RestoreErr
     let mut disks = Vec::new();
     for part in &checkpoint.contents().parts {
         let slice = part.slice;
-        let of_slice: DiskStates = decode(&checkpoint.section(slice, DISKS)?)
-            .map_err(|source| RestoreError::Form { slice, source })?;
-        disks.extend(of_slice.disks);
+        disks.extend(decode_disks(slice, &checkpoint.section(slice, DISKS)?)?);
     }
     Ok(disks)
+}
+
+fn decode_disks(slice: SliceId, section: &[u8]) -> Result<Vec<(u16, DiskState)>, RestoreError> {
+    let of_slice: DiskStates =
+        decode(section).map_err(|source| RestoreError::Form { slice, source })?;
+    Ok(of_slice.disks)
 }
 
 fn describe(checkpoint: &Checkpoint) -> Result<Description, RestoreError> {

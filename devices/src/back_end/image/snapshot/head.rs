@@ -1,7 +1,9 @@
 //! What the head of a qcow2 file says, read without opening it as an image.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 
 const MAGIC: &[u8; 4] = b"QFI\xfb";
@@ -15,18 +17,18 @@ const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 /// The head of a qcow2 file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// What it names as the image below it.
-    pub(super) below: Option<String>,
+    /// What it names as the image below it. Paths are bytes.
+    pub(super) below: Option<OsString>,
     cluster_bits: u32,
     /// Its clusters are only its own, and it has nothing that not every program knows.
     pub(super) is_plain: bool,
 }
 
 impl Head {
-    /// None: it is no qcow2 file.
+    /// None: it is no qcow2 file. What is in it may be anybody's, as that of a raw disk is its guest's.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// It cannot be read; `InvalidData`: what is in it is no head of a qcow2 image.
     pub(super) fn read(file: &File) -> io::Result<Option<Self>> {
         let mut bytes = [0; LONGEST_HEAD];
         let length = read_at(file, &mut bytes, 0)?;
@@ -37,18 +39,11 @@ impl Head {
         let double = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
         let (version, cluster_bits, name_bytes) = (word(4), word(20), word(16));
         if !CLUSTER_BITS.contains(&cluster_bits) || name_bytes > NAME_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a head of a qcow2 image"));
+            return Err(invalid());
         }
         let below = match (double(8), name_bytes) {
             (0, _) | (_, 0) => None,
-            (at, count) => {
-                let mut name = vec![0; usize::try_from(count).unwrap_or(0)];
-                let read = read_at(file, &mut name, at)?;
-                name.truncate(read);
-                let name = String::from_utf8(name).map_err(io::Error::other)?;
-                // As imago takes it off, and QEMU.
-                Some(name.strip_prefix("file:").map_or_else(|| name.clone(), str::to_owned))
-            }
+            (at, count) => Some(name_at(file, at, count)?),
         };
         // No snapshots within, and of what cannot be ignored nothing but the mark of one that was not closed.
         let (snapshots, incompatible) = (word(60), if version < 3 { 0 } else { double(72) });
@@ -59,6 +54,26 @@ impl Head {
     pub(super) fn cluster_bytes(&self) -> usize {
         1 << self.cluster_bits
     }
+}
+
+fn invalid() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "not a head of a qcow2 image")
+}
+
+/// The name of the image below.
+fn name_at(file: &File, at: u64, count: u32) -> io::Result<OsString> {
+    let mut name = vec![0; usize::try_from(count).unwrap_or(0)];
+    // No file has a byte there, and reading there is refused.
+    if i64::try_from(at.saturating_add(count.into())).is_err() {
+        return Err(invalid());
+    }
+    let read = read_at(file, &mut name, at)?;
+    name.truncate(read);
+    // As QEMU does, which it ends there.
+    name.truncate(name.iter().position(|byte| *byte == 0).unwrap_or(read));
+    // As imago takes it off, and QEMU.
+    let plain = name.strip_prefix(b"file:").map(|name| OsStr::from_bytes(name).to_owned());
+    Ok(plain.unwrap_or_else(|| OsString::from_vec(name)))
 }
 
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
@@ -77,6 +92,6 @@ fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
 #[cfg(test)]
 impl Head {
     pub(super) fn for_test(below: Option<&str>) -> Self {
-        Self { below: below.map(str::to_owned), cluster_bits: 16, is_plain: true }
+        Self { below: below.map(Into::into), cluster_bits: 16, is_plain: true }
     }
 }

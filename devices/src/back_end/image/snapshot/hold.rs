@@ -8,7 +8,12 @@ use super::state::{DiskState, How};
 use super::{SnapshotError, chain};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// For who changes names below an image that nobody uses.
+const LOCK_LIMIT: Duration = Duration::from_millis(500);
+const LOCK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Keeps others from using an image until it is dropped.
 #[derive(Debug)]
@@ -50,20 +55,26 @@ pub fn hold(
         }
     }
     let at = options.at.clone().filter(|_| replaced.is_none());
-    match file::open(&ImageOptions { at, direct: false, record: None, ..options.clone() }) {
-        Ok((opened, _)) => {
-            let is_file = fs::metadata(path).is_ok_and(|about| about.is_file());
-            if let Some(writer) = options.record.filter(|_| opened.writable && is_file) {
-                GenerationRecord::look(path, writer)?;
-            }
-            Ok(Held(Some(opened)))
+    let locking = ImageOptions { at, direct: false, record: None, ..options.clone() };
+    let deadline = Instant::now() + LOCK_LIMIT;
+    let opened = loop {
+        match file::open(&locking) {
+            Err(ImageError::Locked { .. }) => {}
+            opened => break opened?.0,
         }
-        Err(ImageError::Locked { .. }) if replaced.is_some() => {
-            is_fenced(path, options.record)?.then_some(Held(None)).ok_or_else(|| used(path))
+        if replaced.is_some() && is_fenced(path, options.record)? {
+            return Ok(Held(None));
         }
-        Err(ImageError::Locked { .. }) => Err(used(path)),
-        Err(error) => Err(error.into()),
+        if Instant::now() >= deadline {
+            return Err(used(path));
+        }
+        thread::sleep(LOCK_AGAIN);
+    };
+    let is_file = fs::metadata(path).is_ok_and(|about| about.is_file());
+    if let Some(writer) = options.record.filter(|_| opened.writable && is_file) {
+        GenerationRecord::look(path, writer)?;
     }
+    Ok(Held(Some(opened)))
 }
 
 /// Whether who has the image open is a former generation of the VM, which a record tells that it is one.

@@ -47,6 +47,10 @@ pub fn release(image: &Path, name: &str) -> Result<bool, SnapshotError> {
 /// Takes the mark of a state away that is not there any more.
 pub(super) fn forget(state: &Path) -> Result<(), SnapshotError> {
     let mark = mark_of(state);
+    // A file with something in it is none of ours.
+    if fs::symlink_metadata(&mark).is_ok_and(|about| !about.is_file() || about.len() > 0) {
+        return Ok(());
+    }
     match fs::remove_file(&mark) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(SnapshotError::of("remove", &mark)),

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   freeze     PATH: the image                    PATH: the image                PATH: overlay
-//!                               --make, fsync-->  PATH.NAME.next: overlay  -->   PATH.NAME: the image, read-only
+//!                               --make, fsync-->  NEXT: overlay            -->   PATH.NAME: the image, read-only
 //!                                       --link PATH as PATH.NAME, fsync folder, rename overlay to PATH, fsync folder
 //!
 //!   revert     PATH: overlay A                                                   PATH: overlay B, empty
 //!              PATH.NAME: the image  --make B, link PATH as .abandoned-G, -->    PATH.NAME: the image
 //!                                      fsync folder, rename B to PATH, fsync    PATH.abandoned-G: overlay A
 //! ```
+//! NEXT is `PATH.tessera-next-` and 16 drawn digits: nobody has a file of that name, so nothing is in its place.
 //! Between any two steps PATH is there, and is the image or an overlay of what is there: after a crash it opens as it is. A file
 //! that somebody has open stays the same file, so a process of a former generation writes into what was abandoned.
 //! Nothing that a user may need is ever removed, but for the oldest of more than a few files that were abandoned (`users.rs`).
@@ -27,6 +28,7 @@
 //! (`own.rs` beside this folder) without being trusted with other files.
 
 mod chain;
+mod give_up;
 mod head;
 mod hold;
 mod marks;
@@ -42,6 +44,7 @@ mod tests;
 
 pub use super::own::IMAGES_MAX;
 pub use chain::{follow, root};
+pub use give_up::{Claim, check_owner, give_up};
 pub use hold::{Held, hold};
 pub use marks::{is_released, release};
 pub use revert::{Reverted, revert, verify};
@@ -50,11 +53,12 @@ pub use tidy::{Tidied, tidy, tidy_unused};
 
 use super::own::{clone_of, origin};
 use super::record::{GenerationRecord, RECORD_SUFFIX, RecordError, sync_folder};
-use super::{ImageError, ImageFormat, ImageOptions, file};
+use super::{ImageError, ImageFormat, ImageOptions, Writer, file};
 use crate::back_end::sample::SampleError;
 use rustix::fs::ioctl_ficlone;
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -62,6 +66,9 @@ use thiserror::Error;
 
 /// Longest name of a state.
 const NAME_BYTES_MAX: usize = 64;
+/// What the name of a file that is being made has more than that of its image, before digits that are drawn.
+const NEXT: &str = "tessera-next-";
+const NEXT_DIGITS: usize = 16;
 
 /// Why a disk has not been frozen or reverted. It is as it was.
 #[derive(Debug, Error)]
@@ -100,7 +107,7 @@ pub enum SnapshotError {
     /// Each state makes reading a little slower.
     #[error(
         "{path} has {images} images, each over the next one, and no more than {IMAGES_MAX} can be: delete checkpoints that are \
-         not needed (tessera checkpoint delete), or merge some (qemu-img rebase or convert) while the VM does not run"
+         not needed (tessera checkpoint delete), and their states are merged"
     )]
     Deep {
         /// The image.
@@ -131,6 +138,17 @@ pub enum SnapshotError {
     /// A VM has it open, or another process tidies up.
     #[error("{0}: another process has it open")]
     Untidy(PathBuf),
+    /// It is not known whose states are there.
+    #[error("{0}: no record beside it says which VM's states are there")]
+    Unknown(PathBuf),
+    /// The state may be that of another VM's checkpoint.
+    #[error("{path}: the record beside it is of {theirs}, and the checkpoint of another VM")]
+    Foreign {
+        /// The image.
+        path: PathBuf,
+        /// What its record names.
+        theirs: Writer,
+    },
     /// The state is not what it was.
     #[error("{path} is not what it was at the checkpoint: {why}")]
     Changed {
@@ -247,11 +265,15 @@ fn freeze_before(
     }
     is_still(path, &opened.file)?;
     let state = beside(path, &format!(".{name}"));
-    let next = beside(&state, ".next");
+    let next = next_beside(path);
     let old = Old { file: &opened.file, about: &about };
     opened.file.sync_all().map_err(SnapshotError::of("flush", path))?;
     let file = exclusively(record.as_ref(), || {
         is_still(path, &opened.file)?;
+        if record.is_some() {
+            // They take room, and are in nobody's way.
+            let _ = remove_left_over(path);
+        }
         let done = match options.format {
             ImageFormat::Qcow2 => lay_over(path, (&state, &next), &old, contents.bytes, before),
             ImageFormat::Raw => clone_aside(path, (&state, &next), &old, before),
@@ -295,6 +317,11 @@ fn exclusively<T>(
     let _claiming = record.exclusively()?;
     record.still_ours()?;
     change()
+}
+
+/// Removes what others were making beside the image when they were interrupted. Nobody changes names meanwhile.
+fn remove_left_over(path: &Path) -> io::Result<()> {
+    users::left_over(path)?.iter().try_for_each(fs::remove_file)
 }
 
 /// Puts an overlay at PATH and keeps what was there.
@@ -410,6 +437,12 @@ fn beside(path: &Path, more: &str) -> PathBuf {
     name.into()
 }
 
+/// A name beside a file that nobody else has.
+fn next_beside(path: &Path) -> PathBuf {
+    let drawn = RandomState::new().hash_one(path);
+    beside(path, &format!(".{NEXT}{drawn:0NEXT_DIGITS$x}"))
+}
+
 /// The image of a clone beside that which it is a clone of, and which its overlay lies over. Nothing: a clone cannot have this name.
 #[must_use]
 pub fn image_of_clone(image: &Path, name: &str) -> Option<PathBuf> {
@@ -426,7 +459,7 @@ pub fn cloned_from(image: &Path) -> Option<PathBuf> {
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let reserved = RECORD_SUFFIX.strip_prefix('.') == Some(name)
-        || name == "next"
+        || name.starts_with("tessera-")
         || name.starts_with("abandoned-")
         || name.starts_with("clone-");
     !reserved && !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(allowed)

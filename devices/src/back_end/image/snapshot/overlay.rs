@@ -8,7 +8,7 @@ use imago::file::File as PlainFile;
 use imago::qcow2::Qcow2;
 use imago::{DenyImplicitOpenGate, FormatCreateBuilder, FormatDriverBuilder};
 use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,8 @@ use std::path::{Path, PathBuf};
 /// As QEMU and imago have them unless they are told otherwise.
 pub(super) const CLUSTER_BYTES: usize = 64 << 10;
 
-/// A file that was not there, in the place of one that nobody came to use.
+/// A file that was not there. What is there already is somebody else's.
 pub(super) fn new_file(path: &Path, mode: u32) -> io::Result<File> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
     fchmod(&file, Mode::from_raw_mode(mode & 0o777 | 0o200))?;
     Ok(file)

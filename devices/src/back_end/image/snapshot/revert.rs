@@ -1,10 +1,13 @@
 //! An image as it was at a checkpoint.
 
-use super::super::own::{may_name, origin};
+use super::super::own::may_name;
 use super::super::record::{GenerationRecord, sync_folder};
 use super::super::{ImageDisk, ImageOptions};
 use super::state::{DiskState, How, abandoned, modified_ns};
-use super::{Before, SnapshotError, Step, beside, chain, clone_as, exclusively, marks, overlay};
+use super::{
+    Before, SnapshotError, Step, chain, clone_as, exclusively, marks, next_beside, overlay,
+    remove_left_over,
+};
 use crate::back_end::Disk;
 use crate::back_end::sample::sample;
 use std::fs::{self, File};
@@ -27,6 +30,24 @@ pub struct Reverted {
 /// # Errors
 /// In what it differs.
 pub fn verify(
+    options: &ImageOptions,
+    state: &DiskState,
+    within: Duration,
+) -> Result<(), SnapshotError> {
+    let kept = matches!(state.how, How::Overlay | How::Clone);
+    let file = state.file_beside(&options.path);
+    if kept && marks::is_released(&file) {
+        // Where nothing is, that is what matters.
+        return Err(match file.try_exists() {
+            Ok(false) => SnapshotError::Missing(file),
+            _ => SnapshotError::Released(file),
+        });
+    }
+    compare(options, state, within)
+}
+
+/// The same, also of what nobody is to go on from any more.
+pub(super) fn compare(
     options: &ImageOptions,
     state: &DiskState,
     within: Duration,
@@ -59,9 +80,6 @@ pub fn verify(
         }
         about => about.map_err(SnapshotError::of("look at", &file))?,
     };
-    if kept && marks::is_released(&file) {
-        return Err(SnapshotError::Released(file));
-    }
     // Another file under this name is a copy, or what a merge has made of it: it is told by what it contains.
     let is_same = about.is_file() && (left || about.ino() == state.inode);
     if is_same && about.len() != state.file_bytes {
@@ -115,7 +133,7 @@ pub(super) fn revert_before(
     if is_there(path)? && fs::symlink_metadata(path).is_ok_and(|about| about.is_symlink()) {
         return Err(SnapshotError::SymbolicLink(path.clone()));
     }
-    let next = beside(path, ".next");
+    let next = next_beside(path);
     // It may have been released just now.
     let state_is_kept = || match marks::is_released(&kept) {
         true => Err(SnapshotError::Released(kept.clone())),
@@ -124,12 +142,17 @@ pub(super) fn revert_before(
     // What a record is for must be there. Where nothing is, there is nobody to fence.
     let record = options.record.filter(|_| path.exists());
     let record = record.map(|writer| GenerationRecord::claim(path, writer)).transpose()?;
-    // A clone lies over states of another image, whose VM may be about to merge them.
-    let other = origin(path).filter(|other| other.exists());
+    // A clone lies over a state of another image, whose VM may be about to merge that.
+    let other = state.path.file_name().map(|name| path.with_file_name(name));
+    let other = other.filter(|other| other != path && other.exists());
     let other = other.map(|other| GenerationRecord::watch(&other, None)).transpose()?.flatten();
     let _names = other.as_ref().map(GenerationRecord::exclusively).transpose()?;
     exclusively(record.as_ref(), || {
         state_is_kept()?;
+        if record.is_some() {
+            // They take room, and are in nobody's way.
+            let _ = remove_left_over(path);
+        }
         replace(path, (state, &kept, &next), generation, before).inspect_err(|_| {
             // It was never used. Where it is not, there is nothing to remove.
             let _ = fs::remove_file(&next);

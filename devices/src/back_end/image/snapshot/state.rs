@@ -8,7 +8,7 @@ use migrate::{Invalid, SavedState};
 use serde::{Deserialize, Serialize};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::time::Duration;
 
 /// How the state of a disk is kept.
@@ -60,7 +60,8 @@ impl Contents {
     ) -> DiskState {
         let Self { bytes, places, sample } = self.clone();
         DiskState {
-            path: options.path.clone(),
+            // Who deletes the checkpoint is in another folder.
+            path: absolute(&options.path).unwrap_or_else(|_| options.path.clone()),
             format: options.format,
             how,
             file,
@@ -84,7 +85,7 @@ pub(super) fn modified_ns(about: &Metadata) -> i64 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskState {
-    /// The image, as its host named it then.
+    /// The image on its host, from the root on.
     pub path: PathBuf,
     /// Its format.
     pub format: ImageFormat,
@@ -151,4 +152,20 @@ pub(super) fn abandoned(path: &Path, generation: u64) -> impl Iterator<Item = Pa
         1 => beside(&path, &format!(".abandoned-{generation}")),
         count => beside(&path, &format!(".abandoned-{generation}-{count}")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{env, fs};
+
+    #[test]
+    fn state_of_an_image_with_a_relative_name_is_found_from_other_folders() {
+        let options = ImageOptions::new("./disk", ImageFormat::Qcow2);
+        let contents = Contents { bytes: 512, places: Vec::new(), sample: [0; 32] };
+        let about = fs::metadata("/proc/self/exe").unwrap();
+        let state = contents.state(&options, How::Overlay, Some("disk.c1".into()), &about);
+        assert_eq!(state.path, env::current_dir().unwrap().join("disk"));
+        assert_eq!(state.name(), Some("c1"));
+    }
 }

@@ -12,15 +12,19 @@
 //! generation that stands still in the middle of it keeps later ones from writing there, and does no harm when it goes on: as long as
 //! nobody else has merged, what it writes is what has to be there.
 //!
+//! **Who deletes a checkpoint** tidies up below an image that nobody has open, and locks it only while names change. For the rest it is a thread like that of
+//! the VM: what it copies disturbs nobody who opens the image meanwhile.
+//!
 //! **Names** are looked at and changed while nobody else changes any (`exclusively`). What was released is never gone on from, so nothing new
 //! comes to lie over it in between.
 
+use super::super::file::{self, Opened};
 use super::super::guard::Guard;
 use super::super::record::{GenerationRecord, sync_folder};
-use super::super::{ImageError, ImageOptions, Writer, file};
+use super::super::{ImageError, ImageOptions, Writer};
 use super::merge::{Merged, merge};
 use super::users::{self, Next};
-use super::{SnapshotError, exclusively, marks};
+use super::{SnapshotError, exclusively, marks, remove_left_over};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -35,6 +39,26 @@ pub struct Tidied {
     pub removed: u32,
     /// States that are released and still there, for now.
     pub left: u32,
+    /// Files of others in the folder that may not be read, so that nobody knows over what they lie.
+    pub unread: u32,
+}
+
+/// Who tidies up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    /// Who has the image open, as this generation.
+    User(Option<Writer>),
+    /// Somebody else, while nobody has it open.
+    Other,
+}
+
+impl Who {
+    fn writer(self) -> Option<Writer> {
+        match self {
+            Self::User(writer) => writer,
+            Self::Other => None,
+        }
+    }
 }
 
 /// A step that comes next. Tests stop there.
@@ -56,10 +80,11 @@ pub(super) type BeforeTidy<'a> = &'a dyn Fn(TidyStep);
 /// # Errors
 /// Another process tidies up or has taken over, or a step fails. Each disk is as it was.
 pub fn tidy(options: &ImageOptions, goes_on: &dyn Fn() -> bool) -> Result<Tidied, SnapshotError> {
-    tidy_before(options, options.record, (goes_on, &|_| {}))
+    tidy_before(options, Who::User(options.record), (goes_on, &|_| {}))
 }
 
-/// The same below an image that nobody uses, and keeps others from using it meanwhile.
+/// The same below an image that nobody uses. Nobody is kept from using it meanwhile but for the moment in which names change: a VM has closed it
+/// at each cut for a moment, and must have it again; one may be restored. Then this ends.
 ///
 /// # Errors
 /// As above, or somebody uses it.
@@ -67,27 +92,25 @@ pub fn tidy_unused(
     options: &ImageOptions,
     goes_on: &dyn Fn() -> bool,
 ) -> Result<Tidied, SnapshotError> {
-    let path = &options.path;
-    let options = &ImageOptions { record: None, direct: false, ..options.clone() };
-    let held = file::open(options).map_err(|error| match error {
-        ImageError::Locked { .. } => SnapshotError::Untidy(path.clone()),
-        error => error.into(),
-    })?;
-    let record = GenerationRecord::watch(path, None)?;
-    if record.is_some_and(|record| record.is_written().unwrap_or(true)) {
-        return Err(SnapshotError::Untidy(path.clone()));
+    tidy_before(options, Who::Other, (goes_on, &|_| {}))
+}
+
+/// Keeps others from opening an image that nobody has open.
+fn alone(options: &ImageOptions) -> Result<Opened, SnapshotError> {
+    let options = ImageOptions { record: None, direct: false, ..options.clone() };
+    match file::open(&options) {
+        Ok((opened, _)) => Ok(opened),
+        Err(ImageError::Locked { .. }) => Err(SnapshotError::Untidy(options.path)),
+        Err(error) => Err(error.into()),
     }
-    let done = tidy_before(options, None, (goes_on, &|_| {}));
-    drop(held);
-    done
 }
 
 pub(super) fn tidy_before(
     options: &ImageOptions,
-    writer: Option<Writer>,
+    who: Who,
     (goes_on, before): (&dyn Fn() -> bool, BeforeTidy<'_>),
 ) -> Result<Tidied, SnapshotError> {
-    let path = &options.path;
+    let (path, writer) = (&options.path, who.writer());
     let mut tidied = Tidied::default();
     if users::released(path).map_err(SnapshotError::of("look beside", path))?.is_empty() {
         return Ok(tidied);
@@ -102,12 +125,16 @@ pub(super) fn tidy_before(
     }
     record.still_ours()?;
     let guard = GenerationRecord::watch(path, writer)?;
-    let at =
-        Tidying { options, record, guard: Arc::new(Guard::new(&options.fence, guard)), before };
+    let guard = Arc::new(Guard::new(&options.fence, guard));
+    let at = Tidying { options, who, record, guard, before };
+    if at.is_used()? {
+        return Err(SnapshotError::Untidy(path.clone()));
+    }
+    let goes_on = &|| goes_on() && !at.is_used().unwrap_or(true);
     while goes_on() {
         before(TidyStep::Scan);
-        let (next, left) = exclusively(Some(&at.record), || at.scan())?;
-        tidied.left = left;
+        let (next, left, unread) = exclusively(Some(&at.record), || at.scan())?;
+        (tidied.left, tidied.unread) = (left, unread);
         match next {
             None => break,
             Some(Next::Remove(file)) => {
@@ -127,24 +154,34 @@ pub(super) fn tidy_before(
 
 struct Tidying<'a> {
     options: &'a ImageOptions,
+    who: Who,
     record: GenerationRecord,
     guard: Arc<Guard>,
     before: BeforeTidy<'a>,
 }
 
 impl Tidying<'_> {
-    /// What is to be done next, and how many states are released. Nobody changes names meanwhile.
-    fn scan(&self) -> Result<(Option<Next>, u32), SnapshotError> {
+    /// Whether somebody has opened an image that nobody is to have open.
+    fn is_used(&self) -> Result<bool, SnapshotError> {
+        if self.who != Who::Other {
+            return Ok(false);
+        }
+        // Of one without a record nothing is seen but by locking it, which would be in its way: `alone` finds it.
+        Ok(self.record.is_written()?)
+    }
+
+    /// Keeps an image that nobody is to have open from being opened; not that of who tidies up.
+    fn alone(&self) -> Result<Option<Opened>, SnapshotError> {
+        (self.who == Who::Other).then(|| alone(self.options)).transpose()
+    }
+
+    /// What is to be done next, how many states are released, and how many files may not be read. Nobody changes names meanwhile.
+    fn scan(&self) -> Result<(Option<Next>, u32, u32), SnapshotError> {
         let path = &self.options.path;
         let failed = SnapshotError::of("look beside", path);
-        let mut images = users::images(path).map_err(&failed)?;
         // Who was interrupted has left them, and nobody is in the middle of anything now.
-        let left_over: Vec<_> =
-            images.keys().filter(|file| users::is_left_over(path, file)).cloned().collect();
-        for file in left_over {
-            fs::remove_file(&file).map_err(SnapshotError::of("remove", &file))?;
-            images.remove(&file);
-        }
+        remove_left_over(path).map_err(SnapshotError::of("remove what was left beside", path))?;
+        let images = users::images(path, self.options.format).map_err(&failed)?;
         let (mut there, mut released) = (Vec::new(), 0);
         for state in users::released(path).map_err(&failed)? {
             if fs::symlink_metadata(&state).is_err_and(|it| it.kind() == io::ErrorKind::NotFound) {
@@ -154,12 +191,13 @@ impl Tidying<'_> {
                 released += 1;
             }
         }
-        Ok((users::next(path, &images, &there), released))
+        Ok((users::next(path, &images.of, &there), released, images.unread))
     }
 
     fn remove(&self, file: &Path) -> Result<(), SnapshotError> {
         // Names have not changed since: nobody makes anything lie over what is released, nor over what was abandoned.
         exclusively(Some(&self.record), || {
+            let _alone = self.alone()?;
             fs::remove_file(file).map_err(SnapshotError::of("remove", file))
         })?;
         (self.before)(TidyStep::Forget);
@@ -172,26 +210,35 @@ impl Tidying<'_> {
         (above, below): (&Path, &Path),
         goes_on: &dyn Fn() -> bool,
     ) -> Result<bool, SnapshotError> {
-        let Self { options, record, guard, before } = self;
+        let Self { options, record, guard, before, .. } = self;
         before(TidyStep::Copy);
         let goes_on = || {
             before(TidyStep::Copy);
             goes_on()
         };
         let merged = merge(options, (above, below), guard, &goes_on);
-        match merged.map_err(SnapshotError::of("merge another state into", below))? {
-            Merged::Stopped => return Ok(false),
-            Merged::Whole => before(TidyStep::Rename),
+        match merged {
+            Ok(Merged::Stopped) => return Ok(false),
+            Ok(Merged::Whole) => before(TidyStep::Rename),
+            // A later generation has it.
+            Err(_) if self.who == Who::Other && record.still_ours().is_err() => return Ok(false),
+            Err(error) => {
+                return Err(SnapshotError::of("merge another state into", below)(error));
+            }
         }
         let (path, next) =
             (&options.path, Next::Merge { above: above.into(), below: below.into() });
         exclusively(Some(record), || {
-            let images = users::images(path).map_err(SnapshotError::of("look beside", path))?;
+            let images = users::images(path, options.format);
+            let images = images.map_err(SnapshotError::of("look beside", path))?.of;
             let is_still = users::next_for(path, &images, below).as_ref() == Some(&next);
             if !is_still || !guard.pass() {
                 return Err(SnapshotError::Replaced(below.to_owned()));
             }
+            // No longer than this: who opens it waits.
+            let alone = self.alone()?;
             fs::rename(below, above).map_err(SnapshotError::of("rename", below))?;
+            drop(alone);
             before(TidyStep::SyncFolder);
             sync_folder(above).map_err(SnapshotError::of("flush the folder of", above))
         })?;

@@ -6,14 +6,23 @@
 //!   the image itself over it            --> later, when the next state lies between
 //!   several, as what was abandoned      --> it stays; of many that were abandoned the oldest is removed
 //! ```
+//! What a file lies over it says itself, in its head. **A head is no proof**: what is in a raw disk its guest has written. So a head can keep a
+//! state from being merged or removed, and nothing else; of a raw image none of its own files is read, for they lie over nothing.
+//!
+//! **A file that may not be read** lies over each state of the image whose name it begins with: it may be a clone, or what another user has
+//! abandoned. Others are counted (`unread`), and taken for what they mostly are: disks of other users in the same folder.
 
+use super::super::ImageFormat;
 use super::super::own::is_own;
+use super::super::record::RECORD_SUFFIX;
 use super::head::Head;
-use super::is_name;
-use super::marks::{RELEASED, is_released};
+use super::marks::RELEASED;
+use super::{NEXT, NEXT_DIGITS, is_name};
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +32,8 @@ pub(super) const ABANDONED_MAX: usize = 4;
 /// One file that may lie over another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Over {
-    pub(super) head: Head,
+    /// Nothing: it may not be read.
+    pub(super) head: Option<Head>,
     /// Nobody may write it: its user is Tessera.
     pub(super) is_protected: bool,
 }
@@ -37,49 +47,91 @@ pub(super) enum Next {
     Merge { above: PathBuf, below: PathBuf },
 }
 
+/// What is in the folder of an image and may lie over one of its states.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Images {
+    pub(super) of: BTreeMap<PathBuf, Over>,
+    /// Files of others that may not be read.
+    pub(super) unread: u32,
+}
+
 /// All qcow2 files in the folder of an image, with those that others made there.
-pub(super) fn images(image: &Path) -> io::Result<BTreeMap<PathBuf, Over>> {
-    let folder = image.parent().unwrap_or_else(|| Path::new(""));
-    let read = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let mut images = BTreeMap::new();
-    for entry in fs::read_dir(read)? {
-        let entry = entry?;
-        let path = folder.join(entry.file_name());
-        let mut options = OpenOptions::new();
-        options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
-        if !entry.file_type()?.is_file() {
+pub(super) fn images(image: &Path, format: ImageFormat) -> io::Result<Images> {
+    let mut images = Images::default();
+    for path in files(image)? {
+        let own = path == image || is_own(image, &path);
+        if own && (format == ImageFormat::Raw || is_mark(image, &path)) {
             continue;
         }
-        let file = match options.open(&path) {
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+        match options.open(&path) {
             // It has just gone.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            opened => opened?,
-        };
-        let is_protected = file.metadata()?.permissions().readonly();
-        match Head::read(&file) {
-            Ok(Some(head)) => drop(images.insert(path, Over { head, is_protected })),
-            Ok(None) => {}
-            // It is no image, and so lies over nothing.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
-            Err(error) => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && own => {
+                drop(images.of.insert(path, Over { head: None, is_protected: false }));
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => images.unread += 1,
+            opened => images.of.extend(over(&opened?)?.map(|over| (path, over))),
         }
     }
     Ok(images)
 }
 
-/// States of an image that are released and there.
-pub(super) fn released(image: &Path) -> io::Result<Vec<PathBuf>> {
+/// Whether it says something about an image, or a state.
+fn is_mark(image: &Path, path: &Path) -> bool {
+    name_of(image, path).is_some_and(|name| {
+        RECORD_SUFFIX.strip_prefix('.') == Some(name) || name.ends_with(RELEASED)
+    })
+}
+
+fn over(file: &File) -> io::Result<Option<Over>> {
+    let is_protected = file.metadata()?.permissions().readonly();
+    match Head::read(file) {
+        Ok(head) => Ok(head.map(|head| Over { head: Some(head), is_protected })),
+        // It is no image, and so lies over nothing.
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// All ordinary files in the folder of an image.
+fn files(image: &Path) -> io::Result<Vec<PathBuf>> {
     let folder = image.parent().unwrap_or_else(|| Path::new(""));
     let read = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let mut states = Vec::new();
+    let mut files = Vec::new();
     for entry in fs::read_dir(read)? {
-        let name = entry?.file_name();
-        let state = name.to_str().and_then(|name| name.strip_suffix(RELEASED));
-        let state = state.map(|state| folder.join(state));
-        states.extend(state.filter(|state| name_of(image, state).is_some_and(is_name)));
+        let entry = entry?;
+        let is_file = match entry.file_type() {
+            // It has just gone.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            kind => kind?.is_file(),
+        };
+        files.extend(is_file.then(|| folder.join(entry.file_name())));
     }
-    states.sort();
-    Ok(states)
+    files.sort();
+    Ok(files)
+}
+
+/// States of an image that are released and there.
+pub(super) fn released(image: &Path) -> io::Result<Vec<PathBuf>> {
+    let state_of = |mark: PathBuf| {
+        let state = mark.file_name()?.to_str()?.strip_suffix(RELEASED)?;
+        let state = mark.with_file_name(state);
+        name_of(image, &state).is_some_and(is_name).then_some(state)
+    };
+    Ok(files(image)?.into_iter().filter_map(state_of).collect())
+}
+
+/// What a freeze or revert of this image that was interrupted has left. Nobody else has such names, and who makes such a file keeps names from
+/// being changed.
+pub(super) fn left_over(image: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_left = |path: &PathBuf| {
+        let drawn = name_of(image, path).and_then(|name| name.strip_prefix(NEXT));
+        let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        drawn.is_some_and(|drawn| drawn.len() == NEXT_DIGITS && drawn.bytes().all(digit))
+    };
+    Ok(files(image)?.into_iter().filter(is_left).collect())
 }
 
 /// The name of a state, if the file can be one of this image.
@@ -108,22 +160,32 @@ pub(super) fn next_for(
     match over[..] {
         [] => Some(Next::Remove(state.to_owned())),
         [above] if is_state(image, above, images) => {
-            let (below, over) = (images.get(state)?, images.get(above)?);
-            let smaller = below.head.cluster_bytes() <= over.head.cluster_bytes();
-            let fits = below.head.is_plain && over.head.is_plain && smaller;
+            let (below, over) = (images.get(state)?.head.as_ref()?, images.get(above)?);
+            let over = over.head.as_ref()?;
+            let smaller = below.cluster_bytes() <= over.cluster_bytes();
+            let fits = below.is_plain && over.is_plain && smaller;
             fits.then(|| Next::Merge { above: above.clone(), below: state.to_owned() })
         }
         _ => oldest(image, images, &over).map(Next::Remove),
     }
 }
 
-/// Whether one image names another one. Without its folder, or with it.
+/// Whether one image names a state of an image. Without its folder, or with it.
 fn lies_over(path: &Path, over: &Over, below: &Path) -> bool {
-    let Some(name) = &over.head.below else { return false };
+    let Some(head) = &over.head else { return path != below };
+    let Some(name) = &head.below else { return false };
+    if name.as_bytes().starts_with(b"json:") {
+        // QEMU's way to say more than a name.
+        return below.file_name().is_some_and(|below| has(name, below));
+    }
     let folder = path.parent().unwrap_or_else(|| Path::new(""));
     let named = folder.join(name);
     named.file_name() == below.file_name()
         && (named.parent() == below.parent() || is_same(&named, below))
+}
+
+fn has(text: &OsStr, part: &OsStr) -> bool {
+    text.as_bytes().windows(part.len().max(1)).any(|window| window == part.as_bytes())
 }
 
 /// By whatever way it is named.
@@ -154,17 +216,12 @@ fn oldest(image: &Path, images: &BTreeMap<PathBuf, Over>, over: &[&PathBuf]) -> 
     old.into_iter().find(|path| over.contains(path)).cloned()
 }
 
-/// Whether this is what a freeze or revert that was interrupted has left of this image.
-pub(super) fn is_left_over(image: &Path, path: &Path) -> bool {
-    is_own(image, path) && path.extension().is_some_and(|more| more == "next") && !is_released(path)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn over(below: Option<&str>, is_protected: bool) -> Over {
-        Over { head: Head::for_test(below), is_protected }
+        Over { head: Some(Head::for_test(below)), is_protected }
     }
 
     fn next_of(files: &[(&str, Option<&str>, bool)], released: &[&str]) -> Option<Next> {
@@ -254,5 +311,28 @@ mod tests {
         assert_eq!(next_of(&files, &["disk.c1"]), None);
         files.push((abandoned[4], Some("disk.c1"), false));
         assert_eq!(next_of(&files, &["disk.c1"]), Some(Next::Remove("/d/disk.abandoned-9".into())));
+    }
+
+    #[test]
+    fn file_that_may_not_be_read_keeps_states_of_its_own_image_only() {
+        let chain = [
+            ("disk", Some("disk.c2"), false),
+            ("disk.c2", Some("disk.c1"), true),
+            ("disk.c1", None, true),
+        ];
+        let files = chain.iter().map(|(name, below, is)| (*name, over(*below, *is)));
+        let files = files.map(|(name, over)| (Path::new("/d").join(name), over));
+        let mut files: BTreeMap<_, _> = files.collect();
+        let next_of = |files: &_| next(Path::new("/d/disk"), files, &["/d/disk.c1".into()]);
+        assert_eq!(next_of(&files), merge("disk.c2", "disk.c1"));
+        files.insert("/d/disk.clone-a".into(), Over { head: None, is_protected: false });
+        assert_eq!(next_of(&files), None);
+    }
+
+    #[test]
+    fn overlay_that_says_in_json_what_it_lies_over_keeps_it() {
+        let json = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/d/disk.c1"}}"#;
+        let files = [("of a user", Some(json), false), ("disk.c1", None, true)];
+        assert_eq!(next_of(&files, &["disk.c1"]), None);
     }
 }

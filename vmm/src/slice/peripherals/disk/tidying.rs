@@ -73,8 +73,11 @@ fn tidy(options: &ImageOptions, stop: &AtomicBool) {
     match snapshot::tidy(options, &|| !stop.load(Ordering::Acquire)) {
         Ok(done) if (done.merged, done.removed) == (0, 0) => {}
         Ok(done) => {
-            let (merged, removed) = (done.merged, done.removed);
+            let (merged, removed, unread) = (done.merged, done.removed, done.unread);
             tracing::info!("disk {path}: {merged} states merged, {removed} files removed");
+            if unread > 0 {
+                tracing::info!("disk {path}: {unread} files of others beside it may not be read");
+            }
         }
         // Another process does it, and perhaps for this one.
         Err(error @ SnapshotError::Untidy(_)) => {

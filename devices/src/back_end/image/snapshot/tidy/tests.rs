@@ -5,11 +5,15 @@ use super::super::super::{ImageDisk, ImageFormat};
 use super::super::tests::{
     BYTES, LIMIT, all, contents, disk_with, freeze_closed, qcow2, revert_to, try_again, write,
 };
-use super::super::{DiskState, chain, cloned_from, hold, image_of_clone, release, revert, verify};
+use super::super::{
+    Claim, DiskState, Step, chain, cloned_from, give_up, hold, image_of_clone, overlay, release,
+    revert, verify,
+};
 use super::*;
 use crate::back_end::DiskRequest;
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::Command;
@@ -195,7 +199,8 @@ fn stopped_at(life: &Life, at: u32) -> bool {
         }
     };
     let options = life.options();
-    let run = || drop(tidy_before(&options, options.record, (&|| true, &before)));
+    let who = Who::User(options.record);
+    let run = || drop(tidy_before(&options, who, (&|| true, &before)));
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }
 
@@ -241,7 +246,7 @@ fn merge_that_is_to_stop_leaves_all_as_it_was() {
     assert_eq!(try_again(|| tidy(&life.options(), &goes_on)).unwrap().merged, 0);
     life.check();
     assert_eq!(life.images(), 4);
-    assert_eq!(life.tidy(), Tidied { merged: 1, removed: 0, left: 0 });
+    assert_eq!(life.tidy(), Tidied { merged: 1, ..Tidied::default() });
     life.check();
     assert_eq!(life.images(), 3);
 }
@@ -285,7 +290,7 @@ fn one_merges_at_a_time() {
         }
     };
     let mine = life.options();
-    let over = tidy_before(&mine, mine.record, (&|| true, &before)).unwrap_err();
+    let over = tidy_before(&mine, Who::User(mine.record), (&|| true, &before)).unwrap_err();
     assert!(refused.get());
     assert!(matches!(over, SnapshotError::Record(_)), "{over:?}");
     assert_eq!(try_again(|| tidy(&newer, &|| true)).unwrap().merged, 1);
@@ -313,7 +318,7 @@ fn image_that_somebody_uses_is_left_to_its_user() {
             tidied => break tidied.unwrap(),
         }
     };
-    assert_eq!(tidied, Tidied { merged: 1, removed: 0, left: 0 });
+    assert_eq!(tidied, Tidied { merged: 1, ..Tidied::default() });
     life.open();
     life.check();
 }
@@ -388,4 +393,205 @@ fn clones_go_on_beside_the_original_and_keep_its_state() {
     assert!(life.tidy().merged > 0);
     life.check();
     assert!(!state.file_beside(&life.path).exists());
+}
+
+/// Three checkpoints, of which the first is not needed any more.
+fn with_one_to_merge(seed: u64) -> Life {
+    let mut life = Life::new(seed);
+    for _ in 0..3 {
+        write(life.disk.as_ref().unwrap(), &mut life.model, (9, 9, 9));
+        life.checkpoint();
+    }
+    life
+}
+
+/// A head of version 3 with 64 KiB clusters, and a name below at this place.
+fn head(at: u64, name_bytes: u32) -> [u8; 104] {
+    let mut head = [0; 104];
+    head[..4].copy_from_slice(b"QFI\xfb");
+    head[4..8].copy_from_slice(&3_u32.to_be_bytes());
+    head[8..16].copy_from_slice(&at.to_be_bytes());
+    head[16..20].copy_from_slice(&name_bytes.to_be_bytes());
+    head[20..24].copy_from_slice(&16_u32.to_be_bytes());
+    head
+}
+
+#[test]
+fn guest_with_a_raw_disk_in_the_folder_stops_no_merge() {
+    for (at, name) in [(u64::MAX, &b"12345"[..]), (u64::MAX / 2, b""), (104, b"\xff\xfe/\xff\xff")]
+    {
+        let life = with_one_to_merge(10);
+        let bytes = [&head(at, 5)[..], name].concat();
+        fs::write(life.path.with_file_name("raw.img"), bytes).unwrap();
+        assert_eq!(life.tidy().merged, 1, "{at:#x}");
+        life.check();
+    }
+}
+
+#[test]
+fn what_a_guest_has_on_its_raw_disk_merges_nothing() {
+    let folder = Folder::in_memory();
+    let path = folder.image(ImageFormat::Raw, BYTES);
+    let options = ImageOptions { format: ImageFormat::Raw, ..options(&path, 0) };
+    drop(GenerationRecord::claim(&path, options.record.unwrap()).unwrap());
+    let state = |name: &str| path.with_file_name(format!("Raw.img.{name}"));
+    // Each of its clones is a whole qcow2 image, and one names the other.
+    let about = fs::metadata(&path).unwrap();
+    let make = |name: &str, below: &str| {
+        let made = (BYTES, overlay::CLUSTER_BYTES);
+        overlay::make(&state(name), &state(below), made, (&about, 0o444)).unwrap();
+        fs::set_permissions(state(name), Permissions::from_mode(0o444)).unwrap();
+        fs::read(state(name)).unwrap()
+    };
+    make("c1", "c0");
+    let second = make("c2", "c1");
+    assert!(release(&path, "c1").unwrap());
+    let tidied = try_again(|| tidy(&options, &|| true)).unwrap();
+    assert_eq!(tidied, Tidied { removed: 1, ..Tidied::default() });
+    assert!(!state("c1").exists());
+    assert!(fs::read(state("c2")).unwrap() == second, "a checkpoint needs it");
+    // What somebody has laid over one stays.
+    let about = fs::metadata(&path).unwrap();
+    let made = (BYTES, overlay::CLUSTER_BYTES);
+    let mine = path.with_file_name("mine");
+    overlay::make(&mine, &state("c2"), made, (&about, 0o644)).unwrap();
+    assert!(release(&path, "c2").unwrap());
+    let tidied = try_again(|| tidy(&options, &|| true)).unwrap();
+    assert_eq!(tidied, Tidied { left: 1, ..Tidied::default() });
+}
+
+#[test]
+fn files_of_others_whose_names_end_in_next_stay() {
+    let mut life = Life::new(11);
+    let beside = |more: &str| {
+        let mut name = life.path.clone().into_os_string();
+        name.push(more);
+        PathBuf::from(name)
+    };
+    let image = fs::read(&life.path).unwrap();
+    let others: Vec<_> =
+        [".next", ".c2.next", ".web.next", ".clone-a.c4.next", ".c5.released", ".tessera-next-1"]
+            .map(beside)
+            .into();
+    let over_state = beside(".clone-a.tessera-next-0123456789abcdef");
+    let left = beside(".tessera-next-0123456789abcdef");
+    others.iter().for_each(|path| fs::write(path, &image).unwrap());
+    fs::write(&over_state, &image).unwrap();
+    for _ in 0..4 {
+        fs::write(&left, &image).unwrap();
+        life.change();
+        life.checkpoint();
+        assert!(!left.exists(), "nobody is making it");
+        fs::write(&left, &image).unwrap();
+        life.tidy();
+        life.check();
+    }
+    assert!(!left.exists(), "nobody is making it");
+    let (state, model) = life.kept.back().unwrap().clone();
+    drop(life.disk.take());
+    life.generation += 1;
+    revert_to(&life.options(), &state, life.generation);
+    life.model = model;
+    life.open();
+    life.check();
+    for path in others.iter().chain([&over_state]) {
+        assert!(fs::read(path).unwrap() == image, "{}", path.display());
+    }
+}
+
+/// What it lies over is a state of the first image, of which nobody may change names then.
+#[test]
+fn clone_of_a_clone_is_made_while_nobody_merges_what_it_will_lie_over() {
+    let mut life = Life::new(12);
+    life.change();
+    life.checkpoint();
+    let (state, _) = life.kept[0].clone();
+    let clone = image_of_clone(&life.path, "a").unwrap();
+    let clone = image_of_clone(&clone, "b").unwrap();
+    let options = ImageOptions { record: None, ..qcow2(&clone) };
+    let refused = std::cell::Cell::new(false);
+    let before = |step| {
+        if step == Step::Make {
+            let original = GenerationRecord::watch(&life.path, None).unwrap().unwrap();
+            refused.set(original.exclusively().is_err());
+        }
+    };
+    try_again(|| revert::revert_before(&options, &state, (1, LIMIT), &before)).unwrap();
+    assert!(refused.get());
+}
+
+/// Who deletes a checkpoint, at the moment at which the image is closed for a cut.
+#[test]
+fn image_that_is_being_tidied_up_can_be_opened_by_its_vm() {
+    for (at, merged) in [(TidyStep::Copy, 0), (TidyStep::Rename, 0)] {
+        let mut life = with_one_to_merge(13);
+        drop(life.disk.take());
+        let unused = qcow2(&life.path);
+        let opened = std::cell::RefCell::new(None);
+        let before = |step| {
+            if step == at && opened.borrow().is_none() {
+                *opened.borrow_mut() = Some(ImageDisk::open(&life.options()).unwrap());
+            }
+        };
+        let tidied = tidy_before(&unused, Who::Other, (&|| true, &before));
+        match tidied {
+            Ok(tidied) => assert_eq!(tidied.merged, merged, "{at:?}"),
+            Err(error) => assert!(matches!(error, SnapshotError::Untidy(_)), "{error:?}"),
+        }
+        life.disk = opened.into_inner();
+        life.check();
+        assert_eq!(life.images(), 4, "nothing was renamed below it");
+        life.change();
+        life.check();
+        assert_eq!(life.tidy().merged, 1);
+        life.check();
+    }
+}
+
+#[test]
+fn vm_that_has_a_cut_meanwhile_has_its_state_and_the_merge_goes_on_later() {
+    let mut life = with_one_to_merge(14);
+    drop(life.disk.take());
+    let (unused, options) = (qcow2(&life.path), life.options());
+    let frozen = std::cell::RefCell::new(None);
+    let before = |step| {
+        if step == TidyStep::Copy && frozen.borrow().is_none() {
+            let (disk, model) = disk_with(&options, 77);
+            *frozen.borrow_mut() = Some((freeze_closed(&options, disk, "c9").state, model));
+        }
+    };
+    // Another test's fork may keep it.
+    drop(tidy_before(&unused, Who::Other, (&|| true, &before)));
+    let (state, model) = frozen.into_inner().unwrap();
+    life.kept.push_back((state, model.clone()));
+    life.model = model;
+    life.open();
+    life.check();
+    life.tidy();
+    life.check();
+    assert_eq!(life.images(), 4);
+}
+
+/// On another host, or of another VM, is a file of the same name.
+#[test]
+fn state_of_another_vm_or_of_another_disk_is_not_given_up() {
+    let life = with_one_to_merge(15);
+    let (state, _) = life.kept[0].clone();
+    let ask = |state: &DiskState, by| try_again(|| give_up(state, by, LIMIT));
+    let refused = ask(&state, Claim::Vm([8; 16]));
+    assert!(matches!(refused, Err(SnapshotError::Foreign { theirs, .. }) if theirs.vm == VM));
+    let copied = DiskState { inode: 1, sample: [9; 32], ..state.clone() };
+    let refused = ask(&copied, Claim::Vm(VM));
+    assert!(matches!(refused, Err(SnapshotError::Changed { .. })), "{refused:?}");
+    let gone = DiskState { file: Some("Qcow2.img.c77".into()), ..state.clone() };
+    assert!(!ask(&gone, Claim::Vm(VM)).unwrap());
+    assert!(!marks::is_released(&state.file_beside(&life.path)));
+    let copied = DiskState { inode: 1, ..state.clone() };
+    assert!(ask(&copied, Claim::Person).unwrap(), "a merge has made it another file");
+    assert!(ask(&state, Claim::Vm(VM)).unwrap(), "again");
+    assert!(marks::is_released(&state.file_beside(&life.path)));
+    let record = life.path.with_file_name("Qcow2.img.tessera");
+    fs::remove_file(record).unwrap();
+    let refused = ask(&life.kept[1].0, Claim::Vm(VM));
+    assert!(matches!(refused, Err(SnapshotError::Unknown(_))), "{refused:?}");
 }
