@@ -152,3 +152,26 @@ fn remove(file: &Path) {
     // Others may have parts in it still.
     let _ = file.parent().map(fs::remove_dir);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::channels::tests::channels;
+
+    /// Its folder does not answer, on this host alone. The coordinator gives each checkpoint up after a while, and tries again.
+    #[test]
+    fn slice_that_hangs_in_its_file_system_takes_its_coordinator_for_no_bad_peer() {
+        let (channels, _events) = channels(SliceId(1));
+        let (sender, messages) = bounded(MESSAGES_MAX);
+        channels.checkpoints.set_member(sender);
+        let mut stands_in = None;
+        for number in 1..100 {
+            for message in [Message::Prepare(number, Vec::new()), Message::Discard(number)] {
+                let taken = channels.checkpoints.take(SliceId(0), message);
+                assert!(taken.is_ok(), "try {number}");
+                stands_in = stands_in.or_else(|| messages.try_recv().ok());
+            }
+        }
+        assert!(matches!(stands_in, Some((_, Message::Prepare(1, _)))));
+    }
+}
