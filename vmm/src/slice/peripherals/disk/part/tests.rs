@@ -6,6 +6,7 @@ use super::*;
 use devices::back_end::SwitchDisk;
 use devices::back_end::image::snapshot::How;
 use devices::back_end::image::{OnFull, Writer};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -296,6 +297,35 @@ fn disk_that_cannot_be_frozen_is_open_as_it_was() {
     assert_eq!((read(&*disk, 5), read(&*disk, 6)), (1, 2));
     let nowhere = part.freeze(&Switch::Nothing, ("x", false), LIMIT);
     assert!(matches!(nowhere, Err(PartError::Turn)));
+}
+
+/// At each cut it is closed for a moment, and for longer while it moves to another host. Somebody deletes a checkpoint just then.
+#[test]
+fn disk_that_is_closed_for_a_moment_can_be_opened_again_while_others_merge_below_it() {
+    let folder = Folder::new("closed");
+    let path = folder.0.join("disk");
+    qcow2(&path);
+    let writer = Some(Writer { vm: [3; 16], generation: 0 });
+    let (disk, part) = open(&path, &As { writer, ..PLAIN }).unwrap();
+    for (name, byte) in [("one", 1), ("two", 2)] {
+        assert_eq!(ask(&*disk, write(5, byte)), DiskReply::Done(Vec::new()));
+        freeze(&part, &disk, name);
+    }
+    let switch = Switch::Disk(Arc::clone(&disk));
+    part.close(&switch, LIMIT).unwrap();
+    // As `tessera checkpoint delete` does.
+    assert!(snapshot::release(&path, "one").unwrap());
+    let opened = RefCell::new(None);
+    let meanwhile = || {
+        let open = || part.reopen(&switch).map_err(|error| one_line(&error));
+        opened.borrow_mut().get_or_insert_with(open);
+        true
+    };
+    let unused = ImageOptions::new(&path, ImageFormat::Qcow2);
+    let tidied = snapshot::tidy_unused(&unused, &meanwhile);
+    meanwhile();
+    assert_eq!(opened.into_inner(), Some(Ok(())), "{tidied:?}");
+    assert_eq!(read(&*disk, 5), 2);
 }
 
 fn lend(path: &Path) -> LentThing {
