@@ -386,21 +386,3 @@ fn each_third_checkpoint_is_full_and_so_is_one_after_a_failure_or_a_loss() {
     next(&mut supervisor, (9, None), true);
     next(&mut supervisor, (10, Some(9)), true);
 }
-
-/// Something beside its bytes is wrong with the newest one: the state of a disk that somebody has touched, or registers that KVM does
-/// not take. More than one is kept for that.
-#[test]
-fn vm_whose_newest_checkpoint_is_refused_each_time_goes_on_from_an_older_one() {
-    let mut supervisor = running(&plan());
-    for (number, at) in [(1, 30_000), (2, 61_000)] {
-        assert_eq!(supervisor.passed(at), [full(number)]);
-        assert_eq!(supervisor.committed(at + 1000, number, None), []);
-    }
-    assert_eq!(supervisor.ended(70_000, Cause::Lost), []);
-    let mut tried = BTreeSet::new();
-    while let Some(due) = supervisor.due() {
-        tried.extend(started_again(&mut supervisor, due));
-        supervisor.ended(due + 1, Cause::Refused);
-    }
-    assert_eq!(tried, BTreeSet::from([1, 2]), "before it is given up");
-}
