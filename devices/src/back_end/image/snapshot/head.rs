@@ -20,6 +20,8 @@ pub(super) struct Head {
     /// What it names as the image below it. Paths are bytes.
     pub(super) below: Option<OsString>,
     cluster_bits: u32,
+    /// Bytes of the disk in it.
+    bytes: u64,
     /// Its clusters are only its own, and it has nothing that not every program knows.
     pub(super) is_plain: bool,
 }
@@ -48,7 +50,13 @@ impl Head {
         // No snapshots within, and of what cannot be ignored nothing but the mark of one that was not closed.
         let (snapshots, incompatible) = (word(60), if version < 3 { 0 } else { double(72) });
         let is_plain = snapshots == 0 && incompatible & !1 == 0;
-        Ok(Some(Self { below, cluster_bits, is_plain }))
+        Ok(Some(Self { below, cluster_bits, bytes: double(24), is_plain }))
+    }
+
+    /// Whether what is in this one can be in that one: it may grow, and never shrinks.
+    pub(super) fn fits_into(&self, below: &Self) -> bool {
+        let smaller = below.cluster_bytes() <= self.cluster_bytes();
+        below.is_plain && self.is_plain && smaller && below.bytes <= self.bytes
     }
 
     pub(super) fn cluster_bytes(&self) -> usize {
@@ -92,6 +100,6 @@ fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
 #[cfg(test)]
 impl Head {
     pub(super) fn for_test(below: Option<&str>) -> Self {
-        Self { below: below.map(Into::into), cluster_bits: 16, is_plain: true }
+        Self { below: below.map(Into::into), cluster_bits: 16, bytes: 0, is_plain: true }
     }
 }

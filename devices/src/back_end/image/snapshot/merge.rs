@@ -12,6 +12,7 @@ use super::super::guard::Guard;
 use super::super::{ImageFormat, ImageOptions, file};
 use super::overlay::storage;
 use imago::file::File as PlainFile;
+use imago::format::PreallocateMode;
 use imago::qcow2::Qcow2;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, ShallowMapping};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -55,8 +56,12 @@ pub(super) fn merge(
         let builder = builder.backing(None).data_file(None);
         let from = FormatAccess::new(builder.open(DenyImplicitOpenGate::default()).await?);
         let mut to = access::open(opened.plain()?, ImageFormat::Qcow2, true, gate).await?;
-        if from.size() != to.size() {
-            return Err(io::Error::other("the disks in them have different sizes"));
+        // Its user may have made the disk larger while no VM ran.
+        if from.size() > to.size() {
+            to.resize_grow(from.size(), PreallocateMode::Zero).await?;
+        }
+        if from.size() < to.size() {
+            return Err(io::Error::other("the disk has become smaller since"));
         }
         let merged = copy(&from, &mut to, goes_on).await?;
         to.flush().await?;

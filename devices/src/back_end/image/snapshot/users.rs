@@ -161,9 +161,7 @@ pub(super) fn next_for(
         [] => Some(Next::Remove(state.to_owned())),
         [above] if is_state(image, above, images) => {
             let (below, over) = (images.get(state)?.head.as_ref()?, images.get(above)?);
-            let over = over.head.as_ref()?;
-            let smaller = below.cluster_bytes() <= over.cluster_bytes();
-            let fits = below.is_plain && over.is_plain && smaller;
+            let fits = over.head.as_ref()?.fits_into(below);
             fits.then(|| Next::Merge { above: above.clone(), below: state.to_owned() })
         }
         _ => oldest(image, images, &over).map(Next::Remove),

@@ -595,3 +595,26 @@ fn state_of_another_vm_or_of_another_disk_is_not_given_up() {
     let refused = ask(&life.kept[1].0, Claim::Vm(VM));
     assert!(matches!(refused, Err(SnapshotError::Unknown(_))), "{refused:?}");
 }
+
+/// Its user has made it larger while no VM ran, as `qemu-img resize` does.
+#[test]
+fn disk_that_has_grown_keeps_no_states_from_being_merged() {
+    let mut life = Life::new(14);
+    life.change();
+    life.checkpoint();
+    drop(life.disk.take());
+    let below = life.kept[0].0.file_beside(&life.path);
+    let about = fs::metadata(&life.path).unwrap();
+    let cluster = overlay::cluster_of(&File::open(&below).unwrap()).unwrap();
+    fs::remove_file(&life.path).unwrap();
+    drop(overlay::make(&life.path, &below, (2 * BYTES, cluster), (&about, 0o644)).unwrap());
+    life.model.resize(usize::try_from(2 * BYTES).unwrap(), 0);
+    life.open();
+    for _ in 0..8 {
+        life.change();
+        life.checkpoint();
+        let tidied = try_again(|| tidy(&life.options(), &|| true));
+        life.check();
+        assert!(life.images() <= 5, "{} images: {tidied:?}", life.images());
+    }
+}
