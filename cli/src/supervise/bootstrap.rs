@@ -201,6 +201,11 @@ impl Driver {
         }
         let reason = self.over.unwrap_or(Reason::Stopped);
         log::say(&format!("supervisor: {reason}"));
+        if reason == Reason::Ended(Cause::Overtaken)
+            && let Err(error) = self.record.set_aside()
+        {
+            tracing::error!("the next supervisor will take the VM back: {error:#}");
+        }
         if reason.is_end()
             && let Err(error) = self.record.remove()
         {

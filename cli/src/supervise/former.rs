@@ -1,6 +1,7 @@
 //! With what a supervisor begins: nothing, or the VM of a former one that has ended before its VM had.
 //!
 //! ```text
+//!   was it restored elsewhere? ── yes: refused without `--restore`, with what to do
 //!   record of this socket? ── none ──> do disks belong to a VM that has not ended? ── no ──> new VM, new record
 //!        │                                         └── yes: refused, with what to do
 //!        ├── of the same VM ──> its checkpoints: goes on from the newest, or as after a power cut if it has had none
@@ -63,6 +64,15 @@ pub(super) fn begin(
     let path = record::path_of(folder, (&host, control));
     let beginning = bootstrap.beginning()?;
     let given = bootstrap.restore.restore.is_some();
+    let elsewhere = record::elsewhere(&path);
+    if elsewhere.exists() {
+        let shown = elsewhere.display();
+        ensure!(
+            given,
+            "the VM that was supervised here was restored elsewhere, and goes on there; to have it here again, end it there, write it into a checkpoint with --end, and give that with --restore; to begin anew, take {shown} away"
+        );
+        fs::remove_file(&elsewhere).with_context(|| format!("remove {shown}"))?;
+    }
     if let Some(record) = Record::find(&path)? {
         if record.header.beginning == beginning {
             return again(folder, record, given, key);

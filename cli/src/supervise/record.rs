@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   none --create--> header --note: a line for each change--> ... --remove: the VM has ended--> none
+//!                      │ └── the VM was restored elsewhere: set_aside ──> nobody goes on here
 //!                      └── its supervisor, or the host, dies ──> found by the next one with the same socket, which goes on
 //! ```
 //! Whoever supervises the VM has a lock of the file. Its name says of which host and which control socket, so that one that starts again
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 const FORMAT: &str = "tessera supervised vm 1";
 const PREFIX: &str = "vm-";
 const SUFFIX: &str = ".supervised";
+const ELSEWHERE: &str = "elsewhere";
 /// Hexadecimal, at random: what supervisors that write into one folder have in common is no name.
 pub(super) const ID_DIGITS: usize = 16;
 /// A header, and more lines than a VM has lives.
@@ -71,6 +73,11 @@ pub(super) fn path_of(folder: &Path, (host, control): (&str, &Path)) -> PathBuf 
     let whose = format!("{host}\n{}", control.display());
     let digest = Digest::of(whose.as_bytes()).to_string();
     folder.join(format!("{PREFIX}{}{SUFFIX}", &digest[..16]))
+}
+
+/// What it is called when its VM goes on elsewhere.
+pub(super) fn elsewhere(path: &Path) -> PathBuf {
+    path.with_extension(ELSEWHERE)
 }
 
 impl Record {
@@ -156,6 +163,16 @@ impl Record {
     pub(super) fn remove(&self) -> Result<()> {
         let removed = fs::remove_file(&self.path).and_then(|()| sync_folder(&self.path));
         removed.with_context(|| format!("remove {}", self.path.display()))
+    }
+
+    /// The VM goes on elsewhere: nobody goes on with it here until a user takes this file away.
+    ///
+    /// # Errors
+    /// It has its name still.
+    pub(super) fn set_aside(&self) -> Result<()> {
+        let renamed = fs::rename(&self.path, elsewhere(&self.path));
+        let renamed = renamed.and_then(|()| sync_folder(&self.path));
+        renamed.with_context(|| format!("rename {}", self.path.display()))
     }
 
     fn add(&mut self, line: &str) -> io::Result<()> {

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use vmm::control::{Answer, CheckpointRequest, Client, ClientError, PlacementRequest, Request};
+use vmm::slice::STATUS_OVERTAKEN;
 
 /// For a host to take a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -150,6 +151,7 @@ pub(super) fn end(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> End {
             }
         },
         (Exit::Status(4), _) => End::of(Cause::Panicked),
+        (Exit::Status(STATUS_OVERTAKEN), _) => End::of(Cause::Overtaken),
         (Exit::Status(_) | Exit::Signal(_), _) => End::of(Cause::Lost),
     }
 }

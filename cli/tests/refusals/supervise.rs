@@ -191,6 +191,42 @@ fn kvm_slice_that_stood_still_writes_nothing_when_it_goes_on() {
     ends_well(vm);
 }
 
+/// Its host stands still, and an operator has the VM go on elsewhere. Then that host comes back, with the supervisor of before.
+#[test]
+fn kvm_vm_that_goes_on_elsewhere_is_not_taken_back_by_the_supervisor_of_before() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let guest = guest::image(guest::Disk::Writes);
+    let disk = ["--disk", "disk.qcow2,format=qcow2"];
+    let policy = "restart=every:3,keep:2";
+    let begin = || command_for(&folder, policy, (&guest, &disk), &["local,cpus=2,memory=32M"]);
+    let before = Process::start(&mut begin());
+    before.line_with(RUNS);
+    let newest = named(&before.line_with(SAVED));
+    let child = child_of(&before);
+    before.signal(Signal::STOP);
+    kill_process(child, Signal::STOP).unwrap();
+
+    let words = ["bootstrap", "--restore", newest.to_str().unwrap(), "--secret-file", KEY];
+    let mut command = folder.tessera(&[&words[..], &disk].concat());
+    let now = Process::start(&mut command).first_output();
+    thread::sleep(Duration::from_secs(1));
+    kill_process(child, Signal::CONT).unwrap();
+    before.signal(Signal::CONT);
+
+    // Else it would be the later one again, and what the VM has done since would be lost.
+    before.line_with("it was restored elsewhere");
+    let end = before.end();
+    assert!(!end.said.iter().any(|line| line.contains(GOES_ON)), "{end:?}");
+    // Nor is it by a service manager that starts the supervisor again.
+    let again = Process::start(&mut begin()).end();
+    assert!(again.said.iter().any(|line| line.contains("end it there")), "{again:?}");
+    ends_well(now);
+}
+
 /// Most of its checkpoints are increments, and old ones go, with what disks keep for them.
 #[test]
 fn kvm_vm_of_a_long_life_has_few_checkpoints_and_states_of_its_disk() {

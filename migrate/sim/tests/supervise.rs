@@ -82,6 +82,7 @@ fn planted_bugs_are_caught() {
     let ends = Scenario { ends: true, ..scenario() };
     assert_caught(EndForgotten, &ends, names::WANTED);
     assert_caught(StopForgotten, &ends, names::WANTED);
+    assert_caught(TakesBack, &ends, names::WANTED);
     assert_caught(OldestFirst, &scenario(), names::NEWEST);
     assert_caught(PendingForgotten, &scenario(), names::NEWEST);
     let damage = Scenario { damages: 2, ..scenario() };

@@ -47,6 +47,8 @@ pub enum PlantedBug {
     FormerForgotten,
     /// A VM whose user wanted the end before it went on counts as ended.
     EndWithoutLife,
+    /// A VM that was restored elsewhere is gone on with here.
+    TakesBack,
     /// Nobody hears of a checkpoint that holds others up.
     LateUnsaid,
 }

@@ -316,6 +316,8 @@ impl Supervisor {
             Cause::Panicked => !self.policy.on_panic,
             // As it would be without a supervisor.
             Cause::Refused => !self.is_again,
+            // Whoever restored it wants it there, and its disks have what it has done since.
+            Cause::Overtaken => !self.planted.has(PlantedBug::TakesBack),
             Cause::Lost | Cause::Damaged => false,
         };
         if is_wanted || self.unwanted {
@@ -327,12 +329,12 @@ impl Supervisor {
             _ => {}
         }
         // One that was refused has started nothing; what was there before may still be.
-        if matches!(cause, Cause::Lost | Cause::Panicked | Cause::Wanted) {
+        if matches!(cause, Cause::Lost | Cause::Panicked | Cause::Overtaken | Cause::Wanted) {
             self.fenced_at = now.saturating_add(self.stopped_after());
         }
         let back_off = match cause {
             Cause::Refused => self.refused(),
-            Cause::Lost | Cause::Damaged | Cause::Panicked | Cause::Wanted => {
+            Cause::Lost | Cause::Damaged | Cause::Panicked | Cause::Overtaken | Cause::Wanted => {
                 match self.lost(now) {
                     Ok(back_off) => back_off,
                     Err(too_often) => return self.over(too_often),

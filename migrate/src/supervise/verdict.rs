@@ -14,6 +14,8 @@ pub enum Cause {
     Lost,
     /// It did not begin.
     Refused,
+    /// A later life of it has its disks: it goes on elsewhere.
+    Overtaken,
     /// It did not begin because its checkpoint is not what was written.
     Damaged,
 }
@@ -49,6 +51,9 @@ impl fmt::Display for Reason {
         match self {
             Self::Ended(Cause::Wanted) => f.write_str("the VM has ended"),
             Self::Ended(Cause::Panicked) => f.write_str("the guest's kernel has panicked"),
+            Self::Ended(Cause::Overtaken) => {
+                f.write_str("it was restored elsewhere, and goes on there")
+            }
             Self::Ended(_) => f.write_str("the VM did not begin"),
             Self::Stopped => f.write_str("stopped while the VM did not run"),
             Self::TooOften(times) => write!(

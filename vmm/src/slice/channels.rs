@@ -203,9 +203,9 @@ impl Channels {
 
     /// Tells the main thread.
     pub(crate) fn event(&self, event: SliceEvent) {
-        if let (SliceEvent::Lost(..) | SliceEvent::Fatal(_), Some(fence)) =
-            (&event, self.fence.get())
-        {
+        let is_over =
+            matches!(event, SliceEvent::Lost(..) | SliceEvent::Fatal(_) | SliceEvent::Overtaken(_));
+        if let Some(fence) = self.fence.get().filter(|_| is_over) {
             fence.shut();
         }
         self.events.send(event);

@@ -35,6 +35,8 @@ pub(crate) enum SliceEvent {
     Dismissed,
     /// This slice cannot go on.
     Fatal(String),
+    /// A later life of the VM has a disk of this slice.
+    Overtaken(String),
     /// This slice coordinates from now on, or does no longer.
     Coordinates,
     /// This process is asked to stop.
@@ -56,6 +58,7 @@ impl SliceEvent {
             | Self::LostDevices(..)
             | Self::Dismissed
             | Self::Fatal(_)
+            | Self::Overtaken(_)
             | Self::Coordinates
             | Self::Stop => true,
             Self::EndSeen(_) | Self::WantStop(_) | Self::AskReport | Self::Report(..) => false,

@@ -430,6 +430,9 @@ pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> O
             Some(Ending::LostSlice { slice: *slice, cause: cause.clone() })
         }
         SliceEvent::Fatal(cause) => Some(Ending::Failed { slice: local, cause: cause.clone() }),
+        SliceEvent::Overtaken(cause) => {
+            Some(Ending::Overtaken { slice: local, cause: cause.clone() })
+        }
         SliceEvent::Dismissed => Some(Ending::Drained),
         SliceEvent::Stop
         | SliceEvent::Coordinates
@@ -449,6 +452,9 @@ fn ending_by(cause: EndCause, said_by: SliceId, panicked: bool) -> Ending {
         EndCause::TimeLimit => Ending::TimeLimit,
         EndCause::Saved => Ending::Saved,
         EndCause::Stopped => Ending::Stopped { cause: "another slice says so".into() },
+        EndCause::Overtaken => {
+            Ending::Overtaken { slice: said_by, cause: "its own output says by which".into() }
+        }
         EndCause::Failure => {
             Ending::Failed { slice: said_by, cause: "its own output says why".into() }
         }

@@ -120,6 +120,13 @@ pub enum Ending {
     },
     /// It is in a checkpoint, and was to end then.
     Saved,
+    /// A later life of it has its disks: it goes on elsewhere.
+    Overtaken {
+        /// Who found that.
+        slice: SliceId,
+        /// One line for a person.
+        cause: String,
+    },
     /// Told by the coordinator that the VM is over, which is all that it was to wait for.
     Told(EndCause),
     /// This slice was drained: the VM goes on without it.
@@ -138,6 +145,7 @@ impl Ending {
             Self::Failed { .. } => 6,
             Self::TimeLimit => 7,
             Self::Stopped { .. } => STATUS_STOPPED,
+            Self::Overtaken { .. } => STATUS_OVERTAKEN,
         }
     }
 
@@ -156,6 +164,9 @@ impl Ending {
                 format!("the coordinator says that the VM is over: {}", told(*cause))
             }
             Self::Saved => "the VM is saved in a checkpoint".into(),
+            Self::Overtaken { slice, cause } => {
+                format!("the VM goes on elsewhere, as {slice} says: {cause}")
+            }
             Self::Drained => "the slice was drained; the VM goes on without it".into(),
         }
     }
@@ -170,6 +181,7 @@ fn told(cause: EndCause) -> &'static str {
         EndCause::TimeLimit => "the time limit was reached",
         EndCause::Stopped => "it was stopped",
         EndCause::Saved => "it is saved in a checkpoint",
+        EndCause::Overtaken => "it goes on elsewhere",
     }
 }
 
@@ -177,6 +189,8 @@ fn told(cause: EndCause) -> &'static str {
 pub const STATUS_REFUSED: u8 = 2;
 /// Exit status of a VM that was asked to stop and ended without its guest.
 const STATUS_STOPPED: u8 = 8;
+/// Exit status of a VM that goes on elsewhere, as a later life.
+pub const STATUS_OVERTAKEN: u8 = 9;
 /// Exit status when a slice is lost or was never there.
 const STATUS_LOST: u8 = 5;
 

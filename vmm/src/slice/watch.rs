@@ -155,7 +155,10 @@ impl Watch {
     ) -> Option<Ending> {
         let channels = &self.parts.channels;
         match &event {
-            Some(SliceEvent::Fatal(cause)) if !leads => self.complain(cause),
+            Some(SliceEvent::Fatal(cause)) if !leads => self.complain(cause, EndCause::Failure),
+            Some(SliceEvent::Overtaken(cause)) if !leads => {
+                self.complain(cause, EndCause::Overtaken);
+            }
             // It came while this slice coordinated.
             Some(SliceEvent::WantEnd(_, cause)) if !leads => {
                 channels.send(channels.coordinator(), &Control::WantEnd(*cause));
@@ -173,10 +176,10 @@ impl Watch {
     }
 
     /// The coordinator is to end the VM: this slice cannot go on.
-    fn complain(&self, cause: &str) {
-        tracing::error!("{cause}");
+    fn complain(&self, why: &str, cause: EndCause) {
+        tracing::error!("{why}");
         let channels = &self.parts.channels;
-        channels.send(channels.coordinator(), &Control::WantEnd(EndCause::Failure));
+        channels.send(channels.coordinator(), &Control::WantEnd(cause));
         // The coordinator ends the VM; give the frame time to leave.
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -324,6 +327,7 @@ impl Watch {
             Ending::Told(cause) => *cause,
             // The coordinator is not dismissed.
             Ending::Drained => EndCause::Stopped,
+            Ending::Overtaken { .. } => EndCause::Overtaken,
             Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
         };
         self.tell(&Control::End(cause));

@@ -58,7 +58,7 @@ impl Scenario {
         actions
             .extend((!process.runs && process.asked_to_stop).then_some(Action::End(Cause::Wanted)));
         if process.runs && (self.ends || process.asked_to_stop) {
-            actions.extend([Cause::Wanted, Cause::Panicked].map(Action::End));
+            actions.extend([Cause::Wanted, Cause::Panicked, Cause::Overtaken].map(Action::End));
         }
     }
 

@@ -273,10 +273,11 @@ impl World {
             Cause::Damaged => file.into_iter().for_each(|file| file.is_known = true),
             _ => {}
         }
-        if matches!(cause, Cause::Lost | Cause::Panicked) {
+        if matches!(cause, Cause::Lost | Cause::Panicked | Cause::Overtaken) {
             self.others_until = all_stopped(self.now);
         }
-        self.unwanted |= cause == Cause::Wanted || (cause == Cause::Panicked && !on_panic);
+        self.unwanted |= matches!(cause, Cause::Wanted | Cause::Overtaken)
+            || (cause == Cause::Panicked && !on_panic);
         let verdict = self.machine.ended(self.now, cause);
         self.execute(verdict);
         Some(())

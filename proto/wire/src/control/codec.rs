@@ -421,6 +421,7 @@ fn cause_code(cause: EndCause) -> u8 {
         EndCause::TimeLimit => 4,
         EndCause::Stopped => 5,
         EndCause::Saved => 6,
+        EndCause::Overtaken => 7,
     }
 }
 
@@ -433,6 +434,7 @@ fn decode_cause(code: u8) -> Option<EndCause> {
         4 => Some(EndCause::TimeLimit),
         5 => Some(EndCause::Stopped),
         6 => Some(EndCause::Saved),
+        7 => Some(EndCause::Overtaken),
         _ => None,
     }
 }

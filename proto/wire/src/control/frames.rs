@@ -61,6 +61,8 @@ pub enum EndCause {
     Stopped,
     /// It is in a checkpoint, and was to end then.
     Saved,
+    /// A later life of it has its disks: it goes on elsewhere.
+    Overtaken,
 }
 
 /// A frame that is not about coherence.

@@ -120,7 +120,7 @@ impl Parts {
         }
         back_ends.start()?;
         let events = self.channels.events.clone();
-        let overtaken = move |why: &str| events.send(SliceEvent::Fatal(why.to_owned()));
+        let overtaken = move |why: &str| events.send(SliceEvent::Overtaken(why.to_owned()));
         back_ends.fence().when_overtaken(overtaken);
         let (channels, ram) = (&self.channels, &self.ram);
         let devices = SliceDevices::new(shapes, back_ends, channels, ram, &self.machine)?;
