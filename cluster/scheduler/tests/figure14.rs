@@ -39,7 +39,7 @@ impl Cluster14 {
     fn new(spread: Spread, consolidation: Consolidation, mix: Mix) -> Self {
         let mut cluster = Cluster::new();
         for _ in 0..4 {
-            cluster.add_host(&HostSpec::new(vec![cores(12)])).unwrap();
+            cluster.add_host(&HostSpec::new(vec![cores(12)])).expect("a host");
         }
         let policy = FragBff { spread, consolidation, mix };
         let scheduler = Scheduler::new(cluster, policy, Settings::default());
@@ -61,8 +61,8 @@ impl Cluster14 {
 
     fn step(&mut self, now: u64, input: Input) {
         self.effects.clear();
-        self.scheduler.step(now, input, &mut self.effects).unwrap();
-        self.scheduler.cluster().check().unwrap();
+        self.scheduler.step(now, input, &mut self.effects).expect("an input that is right");
+        assert_eq!(self.scheduler.cluster().check(), Ok(()));
     }
 
     /// A VM comes and runs at once. Returns where.
@@ -81,7 +81,7 @@ impl Cluster14 {
     }
 
     fn vcpus(&self, vm: VmId) -> Vec<(HostId, u32)> {
-        let slices = self.scheduler.cluster().vm(vm).unwrap().slices();
+        let slices = self.scheduler.cluster().vm(vm).expect("it runs").slices();
         let mut vcpus: Vec<_> =
             slices.iter().map(|slice| (slice.host, slice.resources.cores)).collect();
         vcpus.sort();
