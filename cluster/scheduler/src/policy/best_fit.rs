@@ -54,7 +54,9 @@ pub(super) fn best_fit_on_a_node<'a>(
         return Some(first);
     }
     let same = hosts.take_while(|host| host.free().cores == first.free().cores);
-    let on_one = { same }.find(|host| host.fits_one_node(spec.needs))?;
+    let Some(on_one) = { same }.find(|host| host.fits_one_node(spec.needs)) else {
+        return Some(first);
+    };
     rejections.admit(first.id(), Some(WhyNot::SpansNodes));
     Some(on_one)
 }

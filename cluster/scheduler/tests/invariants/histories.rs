@@ -122,7 +122,7 @@ fn apply<P: Policy>(world: &mut World<P>, event: Event, next: &mut u32) -> Optio
         Event::Late(index) => {
             let late: Vec<_> = world.late.keys().copied().collect();
             let reservation = pick(&index, &late)?;
-            assert!(!world.input(Input::Ready { reservation }), "{reservation} is over");
+            assert!(!world.input(&Input::Ready { reservation }), "{reservation} is over");
             world.late.remove(&reservation);
             return None;
         }
@@ -152,7 +152,7 @@ fn apply<P: Policy>(world: &mut World<P>, event: Event, next: &mut u32) -> Optio
             Input::Measured { vm, stall: Stall::measured(&[counter], 2, 1000, 100)? }
         }
     };
-    world.input(input);
+    world.input(&input);
     None
 }
 
@@ -175,7 +175,7 @@ fn holds<P: Policy + Clone + Debug>(
         prop_assert_eq!(world.scheduler.cluster().check(), Ok(()), "{}", shown);
     }
     for vm in world.live().collect::<Vec<_>>() {
-        let is_taken = world.input(Input::Depart { vm });
+        let is_taken = world.input(&Input::Depart { vm });
         prop_assert!(is_taken);
     }
     for host in world.scheduler.cluster().hosts() {

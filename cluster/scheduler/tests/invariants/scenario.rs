@@ -146,15 +146,15 @@ where
                 let vm = VmId(u32::try_from(state.come).ok()?);
                 let spec = Arc::clone(self.specs.get(state.come)?);
                 state.come += 1;
-                world.input(Input::Arrive { vm, spec });
+                world.input(&Input::Arrive { vm, spec });
             }
             Action::End(vm) => {
                 state.ends -= 1;
-                world.input(Input::Depart { vm });
+                world.input(&Input::Depart { vm });
             }
             Action::Ready(reservation) => {
                 let is_late = world.late.contains_key(&reservation);
-                let taken = world.input(Input::Ready { reservation });
+                let taken = world.input(&Input::Ready { reservation });
                 if is_late && !taken {
                     world.late.remove(&reservation);
                     world.seen.insert("too late");
@@ -162,11 +162,11 @@ where
             }
             Action::Fail(reservation) => {
                 state.failures -= 1;
-                let taken = world.input(Input::Failed { reservation });
+                let taken = world.input(&Input::Failed { reservation });
                 world.seen.insert(if taken { "given up" } else { "cannot be given up" });
             }
             Action::Flipped(reservation) => {
-                world.input(Input::Flipped { reservation });
+                world.input(&Input::Flipped { reservation });
                 world.seen.insert("moved");
             }
             Action::Tick => {
@@ -175,10 +175,10 @@ where
             }
             Action::Drain(host) => {
                 state.drains -= 1;
-                world.input(Input::Host { host, state: HostState::Draining });
+                world.input(&Input::Host { host, state: HostState::Draining });
             }
             Action::Reopen(host) => {
-                world.input(Input::Host { host, state: HostState::Open });
+                world.input(&Input::Host { host, state: HostState::Open });
             }
         }
         Some(state)

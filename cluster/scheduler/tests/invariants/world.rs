@@ -97,22 +97,22 @@ impl<P: Policy> World<P> {
         for id in late {
             self.late.extend(self.kept.remove(&id).map(|kept| (id, kept)));
         }
-        self.input(Input::Passed);
+        self.input(&Input::Passed);
     }
 
     /// Tells the scheduler, does what it says, and judges. Returns whether it was taken.
-    pub(crate) fn input(&mut self, input: Input) -> bool {
+    pub(crate) fn input(&mut self, input: &Input) -> bool {
         let before: Vec<VmId> = self.running.keys().copied().collect();
         let aged = self.oldest();
         let mut effects = Vec::new();
         let taken = self.scheduler.step(self.now, input.clone(), &mut effects).is_ok();
         if taken {
-            self.take(&input);
+            self.take(input);
         }
         for effect in &effects {
-            self.act(effect, &input);
+            self.act(effect, input);
         }
-        let gone = |vm: &VmId| matches!(input, Input::Depart { vm: gone } if gone == *vm);
+        let gone = |vm: &VmId| matches!(input, Input::Depart { vm: gone } if gone == vm);
         let kept = |vm: &VmId| gone(vm) || self.scheduler.cluster().vm(*vm).is_some();
         if !before.iter().all(kept) {
             self.broken.insert(names::KEEPS);
