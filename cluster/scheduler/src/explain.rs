@@ -2,8 +2,9 @@
 
 use crate::cluster::{Cluster, HostState};
 use crate::ids::HostId;
+use crate::reason::WhyNot;
 use crate::spec::Spec;
-use crate::validate::{Candidate, WhyNot, why_not};
+use crate::validate::{Candidate, why_not};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

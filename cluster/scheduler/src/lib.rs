@@ -24,6 +24,7 @@ mod placement;
 mod planted;
 pub mod policy;
 mod queue;
+mod reason;
 mod resources;
 mod scheduler;
 mod spec;
@@ -39,7 +40,8 @@ pub use placement::{Decision, REJECTED_MAX, Rule, Share};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 pub use queue::{Discipline, Queue, Waiting};
+pub use reason::WhyNot;
 pub use resources::Resources;
 pub use scheduler::{Effect, Input, InputError, Scheduler, Settings};
 pub use spec::{Class, DEVICE_KINDS, DEVICES_MAX, DeviceCount, Spec, SpecError};
-pub use validate::{Candidate, WhyNot, why_not};
+pub use validate::{Candidate, why_not};

@@ -1,9 +1,9 @@
 //! Where a VM is to be, and on what knowledge that was decided.
 
 use crate::ids::HostId;
+use crate::reason::WhyNot;
 use crate::resources::Resources;
 use crate::spec::DeviceCount;
-use crate::validate::WhyNot;
 use serde::{Deserialize, Serialize};
 
 /// What a VM gets of a host.

@@ -19,14 +19,14 @@ fn cores(cores: u32) -> Resources {
     Resources::new(cores, cores * GIB_4)
 }
 
-/// VMs of the paper's sizes, as often as in Azure, and Azure's own.
+/// VMs of the figure's sizes, as often as in Azure, and Azure's own.
 fn mixes() -> [Mix; 3] {
-    let paper = [(1, 29), (2, 29), (4, 23), (8, 12), (12, 7)];
+    let figure = [(1, 29), (2, 29), (4, 23), (8, 12), (12, 7)];
     let even = [(1, 1), (2, 1), (4, 1), (8, 1), (12, 1)];
     let mix = |shapes: [(u32, u32); 5]| {
         Mix::new(shapes.map(|(count, share)| (cores(count), share)).to_vec())
     };
-    [mix(paper), mix(even), Mix::azure()]
+    [mix(figure), mix(even), Mix::azure()]
 }
 
 struct Cluster14 {

@@ -73,8 +73,10 @@ impl Cluster {
     /// Whether the slice has that beside what leaves it already.
     fn remains(&self, vm: &Vm, step: &Move) -> bool {
         let mut amount = step.resources;
-        for it in self.reservations.values().filter(|it| it.vm == step.vm) {
-            let Purpose::Move { step: other, .. } = &it.purpose else { continue };
+        for id in self.reservations_of(step.vm) {
+            let Purpose::Move { step: other, .. } = &self.reservations[&id].purpose else {
+                continue;
+            };
             if other.from != step.from {
                 continue;
             }
@@ -89,6 +91,8 @@ impl Cluster {
     fn keep(&mut self, vm: VmId, purpose: Purpose, claim: Claim, expires: u64) -> ReservationId {
         let id = ReservationId(self.next_reservation);
         self.next_reservation += 1;
+        self.first_expiry = self.first_expiry.min(expires);
+        self.reserved_by.insert((vm, id));
         self.reservations.insert(id, Reservation { vm, purpose, claim, expires, is_hollow: false });
         id
     }
@@ -103,7 +107,7 @@ impl Cluster {
             return Err(ClusterError::Stale(id));
         };
         let (vm, spec, bootstrap) = (reservation.vm, Arc::clone(spec), *bootstrap);
-        let claim = self.reservations.remove(&id).map(|it| it.claim).unwrap_or_default();
+        let claim = self.forget(id).map(|it| it.claim).unwrap_or_default();
         self.vms.insert(vm, Vm::new(spec, claim, bootstrap, now));
         Ok(vm)
     }
@@ -142,7 +146,7 @@ impl Cluster {
         vm.exchange(&old, &new);
         let after: BTreeSet<HostId> = vm.claim().hosts().into_iter().collect();
         let is_aggregate = after.len() > 1;
-        self.reservations.remove(&id);
+        self.forget(id);
         for part in &old.parts {
             self.change(part.host, |host| host.give(part))?;
         }
@@ -177,7 +181,7 @@ impl Cluster {
     }
 
     fn drop_reservation(&mut self, id: ReservationId) -> Result<Purpose, ClusterError> {
-        let reservation = self.reservations.remove(&id).ok_or(ClusterError::Stale(id))?;
+        let reservation = self.forget(id).ok_or(ClusterError::Stale(id))?;
         let Reservation { vm, purpose, claim, is_hollow, .. } = reservation;
         let group = match &purpose {
             Purpose::Start { spec, .. } => {
@@ -201,10 +205,23 @@ impl Cluster {
         Ok(purpose)
     }
 
-    /// Reservations that are over by now.
-    pub(crate) fn expired(&self, now: u64) -> Vec<ReservationId> {
-        let over = |it: &Reservation| !it.is_hollow && it.expires().is_some_and(|at| at <= now);
-        self.reservations.iter().filter(|(_, it)| over(it)).map(|(id, _)| *id).collect()
+    fn forget(&mut self, id: ReservationId) -> Option<Reservation> {
+        let reservation = self.reservations.remove(&id)?;
+        self.reserved_by.remove(&(reservation.vm, id));
+        Some(reservation)
+    }
+
+    /// Reservations that are over by now. They are looked through only when one may be.
+    pub(crate) fn expired(&mut self, now: u64) -> Vec<ReservationId> {
+        if now < self.first_expiry {
+            return Vec::new();
+        }
+        let at = |it: &Reservation| it.expires().filter(|_| !it.is_hollow);
+        let all = || self.reservations.iter().filter_map(|(id, it)| Some((*id, at(it)?)));
+        let expired = all().filter(|(_, at)| *at <= now).map(|(id, _)| id).collect();
+        let later = all().map(|(_, at)| at).filter(|at| *at > now);
+        self.first_expiry = later.min().unwrap_or(u64::MAX);
+        expired
     }
 
     /// Gives back what is kept, and forgets nothing else; only with a planted bug.

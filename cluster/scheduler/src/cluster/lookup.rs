@@ -60,9 +60,10 @@ impl Cluster {
         self.reservations.get(&id)
     }
 
-    /// Those of a VM. There are never many reservations: each lives for seconds.
+    /// Those of a VM.
     pub fn reservations_of(&self, vm: VmId) -> impl Iterator<Item = ReservationId> + '_ {
-        self.reservations.iter().filter(move |(_, it)| it.vm == vm).map(|(id, _)| *id)
+        let all = (vm, ReservationId(0))..=(vm, ReservationId(u64::MAX));
+        self.reserved_by.range(all).map(|(_, id)| *id)
     }
 
     /// Whether a VM of a group is on a host or kept for there, other than `vm`.
@@ -181,6 +182,10 @@ impl Cluster {
             if vm.is_on_one_host() == self.aggregates.contains(id) {
                 return Err("a VM on several hosts is an Aggregate VM");
             }
+        }
+        let by_vm = self.reservations.iter().map(|(id, it)| (it.vm, *id)).collect();
+        if self.reserved_by != by_vm {
+            return Err("a VM knows its reservations");
         }
         let orphan = |it: &Reservation| {
             matches!(it.purpose, Purpose::Move { .. }) && !self.vms.contains_key(&it.vm)

@@ -52,7 +52,10 @@ pub struct Cluster {
     /// How often a host is claimed for VMs of a group.
     groups: BTreeMap<(Group, HostId), u32>,
     reservations: BTreeMap<ReservationId, Reservation>,
+    reserved_by: BTreeSet<(VmId, ReservationId)>,
     next_reservation: u64,
+    /// Nothing expires before.
+    first_expiry: u64,
     index: Index,
     planted: Planted,
 }

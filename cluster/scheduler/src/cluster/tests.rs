@@ -89,7 +89,7 @@ fn move_makes_before_it_breaks() {
     assert_eq!(cluster.commit_move(id), Err(ClusterError::NotFlipped(id)));
     cluster.flip(id).unwrap();
     assert_eq!(cluster.cancel(id), Err(ClusterError::Flips(id)));
-    assert_eq!(cluster.expired(u64::MAX), []);
+    assert_eq!(cluster.expired(u64::MAX), [], "what flips does not expire");
     assert_eq!(free(&cluster), [0, 2]);
     cluster.commit_move(id).unwrap();
 

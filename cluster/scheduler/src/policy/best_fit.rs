@@ -5,8 +5,9 @@ use super::{Facts, Policy, Refusal};
 use crate::cluster::{Cluster, Host, Move};
 use crate::ids::VmId;
 use crate::placement::{Decision, Rejections, Rule, Share};
+use crate::reason::WhyNot;
 use crate::spec::Spec;
-use crate::validate::{Candidate, WhyNot, of_moment, of_traits};
+use crate::validate::{Candidate, of_moment, of_traits};
 
 /// Best-fit FIFO: FragVisor's baseline. A VM runs on one host or waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

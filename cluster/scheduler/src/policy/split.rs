@@ -50,8 +50,12 @@ impl<'a> Splitter<'a> {
         let fabrics = self.cluster.fabrics(|traits| self.suits(traits, &[]));
         let mut best: Option<Vec<Share>> = None;
         for (fabric, ..) in fabrics.filter(|(_, cores, memory)| enough(*cores, *memory)) {
+            let best_count = best.as_ref().map_or(0, Vec::len);
+            if order == Order::MostFirst && !self.may_need_fewer(fabric, best_count) {
+                continue;
+            }
             let Some(shares) = self.split_in(fabric, order) else { continue };
-            let (count, best_count) = (shares.len(), best.as_ref().map_or(0, Vec::len));
+            let count = shares.len();
             let is_better = match order {
                 Order::MostFirst => best_count == 0 || count < best_count,
                 Order::LeastFirst => count > best_count,
@@ -68,6 +72,15 @@ impl<'a> Splitter<'a> {
             }
         }
         best
+    }
+
+    /// Whether the hosts with most free cores are few enough, were there no other rule: cheaper to ask than to split.
+    fn may_need_fewer(&self, fabric: Fabric, best: usize) -> bool {
+        let most = usize::from(self.slices_max);
+        let limit = if best == 0 { most } else { most.min(best - 1) };
+        let largest = self.cluster.most_first(fabric, |traits| self.suits(traits, &[]));
+        let cores: u64 = largest.take(limit).map(|free| u64::from(free.0)).sum();
+        cores >= u64::from(self.spec.needs.cores)
     }
 
     fn suits(&self, traits: &Traits, devices: &[DeviceCount]) -> bool {

@@ -6,10 +6,10 @@ use crate::cost::{FaultCounter, Prices};
 use crate::explain::{EXPLAINED_MAX, explain};
 use crate::fragmentation::Mix;
 use crate::placement::Rule;
+use crate::reason::WhyNot;
 use crate::resources::Resources;
 use crate::spec::{Class, DeviceCount};
 use crate::survival::HOUR;
-use crate::validate::WhyNot;
 use crate::{DeviceKind, Fabric, FailureDomain, Features, Group, REJECTED_MAX, Tenant};
 use std::sync::Arc;
 

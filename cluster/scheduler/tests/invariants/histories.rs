@@ -196,7 +196,7 @@ fn mix() -> Mix {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn best_fit_keeps_the_rules(hosts in vec(host(), 1..8), events in vec(event(), 1..120)) {
