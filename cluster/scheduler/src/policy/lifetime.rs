@@ -1,6 +1,6 @@
 //! Our policy: what comes together is what is worth its cost, by the age of the VM and what it was measured to wait.
 //!
-//! * **Young VMs are left alone.** Most end within the hour, and a move for them is for nothing. Only one that waits more than
+//! * **Young VMs are left alone.** Most end within hours, and a move for them is for nothing. Only one that waits more than
 //!   its class allows is moved early.
 //! * **Old VMs are looked at again and again**, not only when something ends beside them.
 //! * **Any host may take all of a VM**, not only those where it has a slice: splitting and moving whole VMs together.
@@ -45,7 +45,7 @@ impl Lifetime {
             mix: Mix::azure(),
             survival: Survival::azure(),
             prices: Prices::default(),
-            age_min: HOUR,
+            age_min: 6 * HOUR,
         }
     }
 

@@ -13,6 +13,9 @@ use crate::survival::HOUR;
 use crate::{DeviceKind, Fabric, FailureDomain, Features, Group, REJECTED_MAX, Tenant};
 use std::sync::Arc;
 
+/// When ours begins to move a VM.
+const OLD: u64 = 6 * HOUR;
+
 fn host(cores: u32, memory: u32) -> HostSpec {
     HostSpec::new(vec![Resources::new(cores, memory)])
 }
@@ -289,10 +292,10 @@ fn young_vms_are_left_alone_unless_they_wait_for_too_much() {
     cluster.release(VmId(1));
     let policy = Lifetime::azure();
 
-    assert_eq!(policy.consolidate(&cluster, VmId(9), &facts(HOUR - 1)), []);
-    let over = Facts { is_over_budget: true, ..facts(HOUR - 1) };
+    assert_eq!(policy.consolidate(&cluster, VmId(9), &facts(OLD - 1)), []);
+    let over = Facts { is_over_budget: true, ..facts(OLD - 1) };
     assert_eq!(moved(&policy.consolidate(&cluster, VmId(9), &over)), [(0, 1, 2)]);
-    assert_eq!(moved(&policy.consolidate(&cluster, VmId(9), &facts(HOUR))), [(0, 1, 2)]);
+    assert_eq!(moved(&policy.consolidate(&cluster, VmId(9), &facts(OLD))), [(0, 1, 2)]);
 }
 
 #[test]
@@ -321,10 +324,10 @@ fn ours_gathers_a_vm_on_a_host_where_it_is_not_yet() {
     let mut cluster = split_in_two();
     cluster.add_host(&host(4, 400)).unwrap();
 
-    let moves = Lifetime::azure().consolidate(&cluster, VmId(9), &facts(HOUR));
+    let moves = Lifetime::azure().consolidate(&cluster, VmId(9), &facts(OLD));
 
     assert_eq!(moved(&moves), [(0, 2, 2), (1, 2, 2)]);
-    assert_eq!(fragbff(Spread::MinNodes).consolidate(&cluster, VmId(9), &facts(HOUR)), []);
+    assert_eq!(fragbff(Spread::MinNodes).consolidate(&cluster, VmId(9), &facts(OLD)), []);
 }
 
 #[test]
