@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     (
         "tessera",
         &[
@@ -43,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("tessera-transport", &["tessera-wire"]),
     ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
+    ("tessera-scheduler", &[]),
     ("tessera-wire", &[]),
 ];
 

@@ -52,6 +52,8 @@ const ABLATION: &str = "ablation";
 /// The name that stands for the benchmarks of cargo.
 const CARGO: &str = "cargo";
 const PACKAGE: &str = "tessera-benches";
+/// It has a benchmark of its own.
+const SCHEDULER: &str = "tessera-scheduler";
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let root = workspace::root()?;
@@ -90,7 +92,7 @@ fn named(experiments: &[(&str, &str)]) -> String {
 
 fn benchmarks(root: &Path, options: &BenchOptions) -> Result<ExitCode> {
     let mut cargo = Process::new(workspace::cargo());
-    cargo.args(["bench", "--locked", "-p", PACKAGE, "--"]).current_dir(root);
+    cargo.args(["bench", "--locked", "-p", PACKAGE, "-p", SCHEDULER, "--"]).current_dir(root);
     if options.quick {
         cargo.arg("--quick");
     }
