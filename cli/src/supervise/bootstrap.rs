@@ -367,9 +367,12 @@ impl Driver {
         self.numbers = places.iter().map(|place| place.slice).collect();
         self.note(false);
         let (sender, key) = (self.sender.clone(), self.key.clone());
+        let record = self.record.path.clone();
         let child = Child::start(&words, move |news| {
             let cause = match news {
-                News::Ended(exit) => Some(task::end(exit, path.as_deref(), key.as_deref())),
+                News::Ended(exit) => {
+                    Some(task::end(exit, path.as_deref(), key.as_deref(), &record))
+                }
                 News::Halted(_) => None,
             };
             drop(sender.send(Event::Child(news, cause)));

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use vmm::control::{Answer, CheckpointRequest, Client, ClientError, PlacementRequest, Request};
-use vmm::slice::STATUS_OVERTAKEN;
+use vmm::slice::{CheckpointDisks, STATUS_OVERTAKEN};
 
 /// For a host to take a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -133,27 +133,31 @@ impl End {
 }
 
 /// What the end of a bootstrap means. One that was refused is asked why: whether each byte of its checkpoint is as it was
-/// written.
-pub(super) fn end(exit: Exit, from: Option<&Path>, key: Option<&Key>) -> End {
+/// written, and the states of disks that are here. `record` lies beside them: where it is not there, their file system is not.
+pub(super) fn end(exit: Exit, from: Option<&Path>, key: Option<&Key>, record: &Path) -> End {
     let said = "what the line above names (a disk in use, a record that is busy, storage or a host that does not answer)";
     match (exit, from) {
         (Exit::Status(0 | 3 | 7 | 8), _) => End::of(Cause::Wanted),
         (Exit::Status(2), None) => End::refused(said.to_owned()),
         (Exit::Status(2), Some(path)) => match verify(path, key) {
-            Ok(()) => End::refused(format!("{said}; its checkpoint is whole")),
-            Err(error) if may_answer_later(&error) => {
+            Ok(()) => match CheckpointDisks::of(path, key).ok().and_then(|it| it.spoiled()) {
+                Some(why) => damaged(path, &why),
+                None => End::refused(format!("{said}; its checkpoint is whole")),
+            },
+            Err(error) if may_answer_later(&error) || !record.exists() => {
                 End::refused(format!("storage: {:#}", anyhow::Error::from(error)))
             }
-            Err(error) => {
-                let (path, error) = (path.display(), anyhow::Error::from(error));
-                tracing::error!("{path} cannot be gone on from: {error:#}");
-                End::of(Cause::Damaged)
-            }
+            Err(error) => damaged(path, &format!("{:#}", anyhow::Error::from(error))),
         },
         (Exit::Status(4), _) => End::of(Cause::Panicked),
         (Exit::Status(STATUS_OVERTAKEN), _) => End::of(Cause::Overtaken),
         (Exit::Status(_) | Exit::Signal(_), _) => End::of(Cause::Lost),
     }
+}
+
+fn damaged(path: &Path, why: &str) -> End {
+    tracing::error!("{} cannot be gone on from: {why}", path.display());
+    End::of(Cause::Damaged)
 }
 
 /// Whether storage may be the cause: a server that does not answer may do so later.
@@ -183,4 +187,24 @@ pub(super) fn delete(paths: &[PathBuf]) -> Vec<u64> {
         cut
     };
     paths.iter().filter(|path| path.exists()).filter_map(delete).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::env::temp_dir;
+    use std::fs;
+
+    #[test]
+    fn checkpoint_is_not_damaged_because_nothing_is_mounted_there() {
+        let folder = temp_dir().join(format!("tessera-not-mounted-{}", std::process::id()));
+        let (checkpoint, record) = (folder.join("supervised-0-1"), folder.join("vm-0.supervised"));
+        let cause = || end(Exit::Status(2), Some(&checkpoint), None, &record).cause;
+        assert_eq!(cause(), Cause::Refused);
+        fs::create_dir(&folder).unwrap();
+        assert_eq!(cause(), Cause::Refused);
+        fs::write(&record, "").unwrap();
+        assert_eq!(cause(), Cause::Damaged, "all is there but the checkpoint");
+        fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -6,12 +6,12 @@ use crate::support::{
     Companion, Folder, KEY, PATIENCE, Process, agrees, can_share, ends_well, has_kvm, kernel_of,
 };
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const RUNS: &str = "the VM runs";
 const SAVED: &str = "is there";
@@ -293,6 +293,33 @@ fn kvm_vm_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before() {
     assert_eq!(named(&vm.line_with(GOES_ON)), older);
     vm.line_with(RUNS);
     went_on(vm);
+}
+
+/// Each byte of the newest one is right, and the state of its disk is not. More than one is kept for that.
+#[test]
+fn kvm_vm_whose_newest_state_of_a_disk_was_touched_goes_on_from_the_one_before() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let guest = guest::image(guest::Disk::Writes);
+    let disk = ["--disk", "disk.qcow2,format=qcow2"];
+    let policy = "restart=every:2,keep:2";
+    let mut command = command_for(&folder, policy, (&guest, &disk), &["local,cpus=2,memory=32M"]);
+    let vm = Process::start(&mut command);
+    vm.line_with(RUNS);
+    let older = named(&vm.line_with(SAVED));
+    let newest = named(&vm.line_with(SAVED));
+    kill_process(child_of(&vm), Signal::KILL).unwrap();
+    let cut = checkpoint::cut_in(&newest).unwrap();
+    let state = File::open(newest.with_file_name(format!("disk.qcow2.c{cut}"))).unwrap();
+    state.set_modified(SystemTime::now()).unwrap();
+    assert_eq!(named(&vm.line_with(GOES_ON)), newest);
+    vm.line_with("is not what it was at the checkpoint");
+    assert_eq!(named(&vm.line_with(GOES_ON)), older);
+    vm.line_with(RUNS);
+    ends_well(vm);
 }
 
 #[test]

@@ -88,6 +88,21 @@ impl CheckpointDisks {
         })
     }
 
+    /// What keeps a VM from going on from them for ever, of those that are here: somebody has changed one, or given it up.
+    #[must_use]
+    pub fn spoiled(&self) -> Option<String> {
+        let verify = |state: &DiskState| {
+            let options = ImageOptions::new(&state.path, state.format);
+            snapshot::verify(&options, state, LOOK_LIMIT)
+        };
+        self.states.iter().find_map(|state| match verify(state) {
+            Err(error @ (SnapshotError::Changed { .. } | SnapshotError::Released(_))) => {
+                Some(one_line(&error))
+            }
+            _ => None,
+        })
+    }
+
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
