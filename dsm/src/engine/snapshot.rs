@@ -87,6 +87,9 @@ impl Engine {
 
     /// Protects a little more, or gives a little back.
     pub(super) fn protect_on(&mut self) -> Result<(), EngineError> {
+        if self.store.protection.is_none() {
+            return Ok(());
+        }
         let begin = self.now();
         self.store.stores_go_on(begin)?;
         if self.store.protection.as_ref().is_none_or(|at| begin < at.next_ns()) {

@@ -187,15 +187,13 @@ impl CheckpointLinks {
             Message::Prepare(number, _) => {
                 links.last = links.last.max(*number);
                 let why = match (&links.member, links.preparing) {
-                    (None, _) => "its guest does not run".into(),
-                    (_, Some(former)) => {
-                        format!(
-                            "its part of checkpoint {former} is being made: its folder does not answer"
-                        )
-                    }
-                    _ => String::new(),
+                    (None, _) => Some("its guest does not run".to_owned()),
+                    (_, Some(former)) => Some(format!(
+                        "its part of checkpoint {former} is being made: its folder does not answer"
+                    )),
+                    (Some(_), None) => None,
                 };
-                if !why.is_empty() {
+                if let Some(why) = why {
                     return Ok(Some(Message::Failed(*number, why)));
                 }
                 (links.preparing, links.open) = (Some(*number), Some(*number));
