@@ -53,6 +53,14 @@ fn command_for(
     folder.tessera(&[&["supervise"], &folder.bootstrap(slices, &more)[..]].concat())
 }
 
+const DISK: [&str; 2] = ["--disk", "disk.qcow2,format=qcow2"];
+
+/// A VM of one slice whose guest writes to the disk in the folder.
+fn writing(folder: &Folder, policy: &str) -> Command {
+    let guest = guest::image(guest::Disk::Writes);
+    command_for(folder, policy, (&guest, &DISK), &["local,cpus=2,memory=32M"])
+}
+
 /// A companion that waits again, and its address.
 fn supervised(folder: &Folder) -> (Process, String) {
     // Free a moment ago: nobody else takes it so soon.
@@ -199,10 +207,7 @@ fn kvm_vm_that_goes_on_elsewhere_is_not_taken_back_by_the_supervisor_of_before()
     }
     let folder = Folder::new();
     folder.file("disk.qcow2", &guest::qcow2());
-    let guest = guest::image(guest::Disk::Writes);
-    let disk = ["--disk", "disk.qcow2,format=qcow2"];
-    let policy = "restart=every:3,keep:2";
-    let begin = || command_for(&folder, policy, (&guest, &disk), &["local,cpus=2,memory=32M"]);
+    let begin = || writing(&folder, "restart=every:3,keep:2");
     let before = Process::start(&mut begin());
     before.line_with(RUNS);
     let newest = named(&before.line_with(SAVED));
@@ -211,7 +216,7 @@ fn kvm_vm_that_goes_on_elsewhere_is_not_taken_back_by_the_supervisor_of_before()
     kill_process(child, Signal::STOP).unwrap();
 
     let words = ["bootstrap", "--restore", newest.to_str().unwrap(), "--secret-file", KEY];
-    let mut command = folder.tessera(&[&words[..], &disk].concat());
+    let mut command = folder.tessera(&[&words[..], &DISK].concat());
     let now = Process::start(&mut command).first_output();
     thread::sleep(Duration::from_secs(1));
     kill_process(child, Signal::CONT).unwrap();
@@ -235,10 +240,7 @@ fn kvm_vm_of_a_long_life_has_few_checkpoints_and_states_of_its_disk() {
     }
     let folder = Folder::new();
     folder.file("disk.qcow2", &guest::qcow2());
-    let guest = guest::image(guest::Disk::Writes);
-    let own = ["--disk", "disk.qcow2,format=qcow2"];
-    let policy = "restart=every:1,keep:2,full:3";
-    let mut command = command_for(&folder, policy, (&guest, &own), &["local,cpus=2,memory=32M"]);
+    let mut command = writing(&folder, "restart=every:1,keep:2,full:3");
     // A pipe that nobody empties would have no room for the guest's last word.
     folder.file("output", &[]);
     let output = OpenOptions::new().append(true).open(folder.named("output")).unwrap();
@@ -303,11 +305,7 @@ fn kvm_vm_whose_newest_state_of_a_disk_was_touched_goes_on_from_the_one_before()
     }
     let folder = Folder::new();
     folder.file("disk.qcow2", &guest::qcow2());
-    let guest = guest::image(guest::Disk::Writes);
-    let disk = ["--disk", "disk.qcow2,format=qcow2"];
-    let policy = "restart=every:2,keep:2";
-    let mut command = command_for(&folder, policy, (&guest, &disk), &["local,cpus=2,memory=32M"]);
-    let vm = Process::start(&mut command);
+    let vm = Process::start(&mut writing(&folder, "restart=every:2,keep:2"));
     vm.line_with(RUNS);
     let older = named(&vm.line_with(SAVED));
     let newest = named(&vm.line_with(SAVED));
@@ -364,20 +362,19 @@ fn kvm_supervisor_that_starts_again_goes_on_from_the_newest_checkpoint() {
     folder.file("disk.qcow2", &guest::qcow2());
     let (companion, address) = supervised(&folder);
     let guest = guest::image(guest::Disk::Writes);
-    let own = ["--disk", "disk.qcow2,format=qcow2"];
     let slices = ["local,cpus=1,memory=16M".to_owned(), format!("{address},cpus=1,memory=16M")];
     let slices = slices.each_ref().map(String::as_str);
-    let vm = start_guest(&folder, &guest, &own, &slices);
+    let vm = start_guest(&folder, &guest, &DISK, &slices);
     vm.line_with(RUNS);
     vm.line_with(SAVED);
     let saved = named(&vm.line_with(SAVED));
     // Two of one VM would be worse than none.
-    start_guest(&folder, &guest, &own, &slices).line_with("another supervisor with this control");
+    start_guest(&folder, &guest, &DISK, &slices).line_with("another supervisor with this control");
     drop(vm);
     companion.line_with("is to wait again");
 
     let refuse = |more: &[&str]| {
-        let own = [&own[..], more].concat();
+        let own = [&DISK[..], more].concat();
         let mut command = command_for(&folder, "restart=every:1", (&guest, &own), &slices);
         folder.must_refuse(&mut command)
     };
@@ -390,7 +387,7 @@ fn kvm_supervisor_that_starts_again_goes_on_from_the_newest_checkpoint() {
     let refused = refuse(&["--control", "other.sock"]);
     assert!(refused.contains("disk.qcow2") && refused.contains("--restore"), "{refused}");
 
-    let vm = start_guest(&folder, &guest, &own, &slices);
+    let vm = start_guest(&folder, &guest, &DISK, &slices);
     vm.line_with("has not ended, and goes on, with");
     let from = named(&vm.line_with(GOES_ON));
     let number = |path: &PathBuf| {
@@ -415,9 +412,7 @@ fn kvm_vm_that_is_refused_waits_and_goes_on() {
     }
     let folder = Folder::new();
     folder.file("disk.qcow2", &guest::qcow2());
-    let guest = guest::image(guest::Disk::Writes);
-    let own = ["--disk", "disk.qcow2,format=qcow2"];
-    let vm = start_guest(&folder, &guest, &own, &["local,cpus=2,memory=32M"]);
+    let vm = Process::start(&mut writing(&folder, "restart=every:1,keep:2"));
     vm.line_with(RUNS);
     vm.line_with(SAVED);
     kill_process(child_of(&vm), Signal::KILL).unwrap();
