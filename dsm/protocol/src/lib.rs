@@ -36,6 +36,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cells;
 mod channels;
 mod config;
 mod dispatch;

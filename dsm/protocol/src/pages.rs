@@ -1,10 +1,11 @@
 //! What one slice may do with each page, and the directory of the pages it is home of.
 
+use crate::cells::Cells;
 use crate::homes::HomeTable;
 use std::ops::Range;
 use wire::{Access, DirectoryEntry, Gfn, HOME_MOVE_MAX, HolderKind, SLICES_MAX, SliceId};
 
-/// This slice's copy of a page. One byte per page.
+/// This slice's copy of a page. One byte per page at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PageCopy {
     /// None.
@@ -153,15 +154,15 @@ impl Holders {
     }
 }
 
-/// Who holds the pages of one chunk that this slice is home of: 10 bytes per page.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+/// Who holds the pages of one chunk that this slice is home of: 10 bytes per page at most.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Directory {
     /// The first frame that has a place here. Frames up to the last one have places too, and some of them may have
     /// their home elsewhere.
     first: u64,
-    slices: Vec<u64>,
-    kinds: Vec<Kind>,
-    widely_shared: Vec<bool>,
+    slices: Cells<u64>,
+    kinds: Cells<Kind>,
+    widely_shared: Cells<bool>,
 }
 
 /// How a place of a page looks whose home is elsewhere: held by nobody.
@@ -172,25 +173,38 @@ impl Directory {
         let Holders { slices, kind, widely_shared } = holders;
         Self {
             first,
-            slices: vec![slices; pages],
-            kinds: vec![kind; pages],
-            widely_shared: vec![widely_shared; pages],
+            slices: Cells::new(slices, pages),
+            kinds: Cells::new(kind, pages),
+            widely_shared: Cells::new(widely_shared, pages),
         }
     }
 
     fn get(&self, gfn: Gfn) -> Option<Holders> {
         let at = index(Gfn(gfn.0.checked_sub(self.first)?))?;
-        let widely_shared = *self.widely_shared.get(at)?;
-        let holders =
-            Holders { slices: *self.slices.get(at)?, kind: *self.kinds.get(at)?, widely_shared };
-        (holders != ELSEWHERE).then_some(holders)
+        self.at(at).filter(|holders| *holders != ELSEWHERE)
+    }
+
+    /// By its place.
+    fn at(&self, at: usize) -> Option<Holders> {
+        let (slices, kind) = (self.slices.get(at)?, self.kinds.get(at)?);
+        Some(Holders { slices, kind, widely_shared: self.widely_shared.get(at)? })
     }
 
     /// A page that has a place.
     fn set(&mut self, gfn: Gfn, holders: Holders) {
         let at = index(Gfn(gfn.0 - self.first)).expect("a checked frame");
-        (self.slices[at], self.kinds[at]) = (holders.slices, holders.kind);
-        self.widely_shared[at] = holders.widely_shared;
+        self.slices.set(at, holders.slices);
+        self.kinds.set(at, holders.kind);
+        self.widely_shared.set(at, holders.widely_shared);
+    }
+
+    /// Pages that have a place.
+    fn set_run(&mut self, frames: &Range<u64>, holders: Holders) {
+        if *frames == self.range(0, self.slices.len()) {
+            *self = Self::new(self.first, self.slices.len(), holders);
+        } else {
+            frames.clone().for_each(|gfn| self.set(Gfn(gfn), holders));
+        }
     }
 
     /// All pages of this home, ascending.
@@ -203,11 +217,9 @@ impl Directory {
     fn runs(&self) -> impl Iterator<Item = (Range<u64>, Holders)> + '_ {
         let mut at = 0;
         let all = std::iter::from_fn(move || {
-            let (slices, kind) = (*self.slices.get(at)?, *self.kinds.get(at)?);
-            let holders = Holders { slices, kind, widely_shared: *self.widely_shared.get(at)? };
-            let pages = alike(&self.slices[at..])
-                .min(alike(&self.kinds[at..]))
-                .min(alike(&self.widely_shared[at..]));
+            let holders = self.at(at)?;
+            let pages = self.slices.alike(at).min(self.kinds.alike(at));
+            let pages = pages.min(self.widely_shared.alike(at));
             let run = self.range(at, pages);
             at += pages;
             Some((run, holders))
@@ -225,7 +237,7 @@ impl Directory {
     /// Gives frames a place.
     fn widen(&mut self, frames: &Range<u64>) {
         let end = self.first + u64::try_from(self.slices.len()).expect("a chunk at most");
-        let all = if self.slices.is_empty() {
+        let all = if self.slices.len() == 0 {
             frames.clone()
         } else {
             self.first.min(frames.start)..end.max(frames.end)
@@ -242,7 +254,8 @@ impl Directory {
 /// The copies and the directory of one slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pages {
-    copies: Vec<PageCopy>,
+    /// Of each chunk.
+    copies: Vec<Cells<PageCopy>>,
     /// Of each chunk.
     directory: Vec<Directory>,
 }
@@ -250,47 +263,62 @@ pub(crate) struct Pages {
 impl Pages {
     /// Every page starts exclusive at its home.
     pub(crate) fn new(local: SliceId, homes: &HomeTable) -> Self {
-        let frames = usize::try_from(homes.end()).expect("guest memory fits the address space");
-        let chunks = frames.div_ceil(usize::from(HOME_MOVE_MAX));
+        let size = |frames: Range<u64>| {
+            usize::try_from(frames.end - frames.start).expect("a chunk at most")
+        };
+        let chunks = || chunk_pieces(&(0..homes.end()));
         let mut pages = Self {
-            copies: vec![PageCopy::Invalid; frames],
-            directory: vec![Directory::default(); chunks],
+            copies: chunks().map(|piece| Cells::new(PageCopy::Invalid, size(piece))).collect(),
+            directory: chunks().map(|_| Directory::new(0, 0, ELSEWHERE)).collect(),
         };
         for range in homes.ranges().iter().filter(|range| range.home == local) {
             for piece in chunk_pieces(&range.frames) {
-                let count = usize::try_from(piece.end - piece.start).expect("a chunk at most");
-                let start = usize::try_from(piece.start).expect("a range fits");
-                pages.copies[start..start + count].fill(PageCopy::Exclusive);
-                pages.add_home(piece.start, &vec![Holders::exclusive(local); count]);
+                pages.fill(&piece, PageCopy::Exclusive);
+                pages.add_home(piece.start, &vec![Holders::exclusive(local); size(piece)]);
             }
         }
         pages
     }
 
     pub(crate) fn copy(&self, gfn: Gfn) -> PageCopy {
-        index(gfn).and_then(|at| self.copies.get(at)).copied().unwrap_or(PageCopy::Invalid)
+        let cells = chunk(gfn).and_then(|chunk| self.copies.get(chunk));
+        cells.and_then(|cells| cells.get(in_chunk(gfn))).unwrap_or(PageCopy::Invalid)
     }
 
     pub(crate) fn set_copy(&mut self, gfn: Gfn, copy: PageCopy) {
-        let at = index(gfn).expect("a checked frame");
-        self.copies[at] = copy;
+        let chunk = chunk(gfn).expect("a checked frame");
+        self.copies[chunk].set(in_chunk(gfn), copy);
+    }
+
+    /// The same for pages of one chunk.
+    fn fill(&mut self, piece: &Range<u64>, copy: PageCopy) {
+        let cells = &mut self.copies[chunk(Gfn(piece.start)).expect("a checked frame")];
+        let pages = usize::try_from(piece.end - piece.start).expect("a chunk at most");
+        if pages == cells.len() {
+            *cells = Cells::new(copy, pages);
+        } else {
+            piece.clone().map(Gfn).for_each(|gfn| cells.set(in_chunk(gfn), copy));
+        }
     }
 
     /// The pages of which this slice has a copy, ascending.
     pub(crate) fn copies(&self) -> impl Iterator<Item = (Gfn, PageCopy)> + '_ {
-        let all = (0..).map(Gfn).zip(self.copies.iter().copied());
+        let all = (0..).map(Gfn).zip(self.copies.iter().flat_map(Cells::iter));
         all.filter(|(_, copy)| *copy != PageCopy::Invalid)
     }
 
     /// The same as runs of pages that are held alike, ascending.
     pub(crate) fn copy_runs(&self) -> impl Iterator<Item = (Range<u64>, PageCopy)> + '_ {
-        let mut at = 0;
-        let all = std::iter::from_fn(move || {
-            let copy = *self.copies.get(at)?;
-            let number = |places| u64::try_from(places).expect("frames are numbers");
-            let first = number(at);
-            at += alike(&self.copies[at..]);
-            Some((first..number(at), copy))
+        let firsts = (0..).step_by(usize::from(HOME_MOVE_MAX));
+        let all = firsts.zip(&self.copies).flat_map(|(first, cells): (u64, _)| {
+            let mut at = 0;
+            std::iter::from_fn(move || {
+                let copy = cells.get(at)?;
+                let number = |places| first + u64::try_from(places).expect("a chunk at most");
+                let begin = number(at);
+                at += cells.alike(at);
+                Some((begin..number(at), copy))
+            })
         });
         all.filter(|(_, copy)| *copy != PageCopy::Invalid)
     }
@@ -320,7 +348,12 @@ impl Pages {
         let end = first + u64::try_from(holders.len()).expect("a chunk at most");
         let directory = &mut self.directory[chunk(Gfn(first)).expect("a checked frame")];
         directory.widen(&(first..end));
-        (first..end).map(Gfn).zip(holders).for_each(|(gfn, holders)| directory.set(gfn, *holders));
+        let mut next = first;
+        for alike in holders.chunk_by(PartialEq::eq) {
+            let run = next..next + u64::try_from(alike.len()).expect("a chunk at most");
+            next = run.end;
+            directory.set_run(&run, alike[0]);
+        }
     }
 
     /// A slice holds none of the pages of this home. Each of them has another holder, or is replicated.
@@ -336,35 +369,22 @@ impl Pages {
 
     /// Each page of this home is this slice's alone.
     pub(crate) fn take_all(&mut self, local: SliceId) {
-        let Holders { slices, kind, widely_shared } = Holders::exclusive(local);
-        for directory in &mut self.directory {
-            for (at, gfn) in (directory.first..).map(Gfn).take(directory.slices.len()).enumerate() {
-                if directory.get(gfn).is_some() {
-                    (directory.slices[at], directory.kinds[at]) = (slices, kind);
-                    directory.widely_shared[at] = widely_shared;
-                    self.copies[index(gfn).expect("a checked frame")] = PageCopy::Exclusive;
-                }
-            }
+        let own: Vec<Range<u64>> = self.directory_runs().map(|(run, _)| run).collect();
+        for run in own {
+            let chunk = chunk(Gfn(run.start)).expect("a checked frame");
+            self.directory[chunk].set_run(&run, Holders::exclusive(local));
+            self.fill(&run, PageCopy::Exclusive);
         }
     }
 
     /// This slice is home of these pages of one chunk no longer, and forgets who holds them.
     pub(crate) fn remove_home(&mut self, frames: Range<u64>) {
         let directory = &mut self.directory[chunk(Gfn(frames.start)).expect("a checked frame")];
-        frames.map(Gfn).for_each(|gfn| directory.set(gfn, ELSEWHERE));
-        if directory.iter().next().is_none() {
-            *directory = Directory::default();
+        directory.set_run(&frames, ELSEWHERE);
+        if directory.runs().next().is_none() {
+            *directory = Directory::new(0, 0, ELSEWHERE);
         }
     }
-}
-
-/// How many of these are as the first one. They are looked at in blocks: most runs are long, and a guest waits.
-fn alike<T: Copy + PartialEq>(all: &[T]) -> usize {
-    const BLOCK: usize = 64;
-    let Some(first) = all.first() else { return 0 };
-    let is_whole = |block: &&[T]| block.iter().fold(true, |same, one| same & (one == first));
-    let whole = BLOCK * all.chunks_exact(BLOCK).take_while(is_whole).count();
-    whole + all[whole..].iter().take_while(|one| *one == first).count()
 }
 
 fn index(gfn: Gfn) -> Option<usize> {
@@ -373,6 +393,11 @@ fn index(gfn: Gfn) -> Option<usize> {
 
 fn chunk(gfn: Gfn) -> Option<usize> {
     index(Gfn(gfn.0 / u64::from(HOME_MOVE_MAX)))
+}
+
+/// The place of a page in its chunk.
+fn in_chunk(gfn: Gfn) -> usize {
+    usize::try_from(gfn.0 % u64::from(HOME_MOVE_MAX)).expect("a chunk at most")
 }
 
 /// Frames, cut where chunks end.
@@ -392,8 +417,19 @@ mod tests {
     use crate::homes::HomeRange;
     use crate::outstanding_requests::OutstandingRequests;
 
-    /// A VM of 1 TiB on 16 slices costs each of them 4 bytes at most for every page, and 16 at most for
-    /// every page that it is home of. (The rest of a node grows with what is on its way, not with memory.)
+    /// Bytes of what is kept for copies, and for the directory.
+    fn bytes(pages: &Pages) -> (usize, usize) {
+        let copies = pages.copies.iter().map(Cells::bytes).sum::<usize>();
+        let of = |part: &Directory| {
+            part.slices.bytes() + part.kinds.bytes() + part.widely_shared.bytes()
+        };
+        let directory = pages.directory.iter().map(of).sum::<usize>();
+        let copies = copies + pages.copies.capacity() * size_of::<Cells<PageCopy>>();
+        (copies, directory + pages.directory.capacity() * size_of::<Directory>())
+    }
+
+    /// A VM of 1 TiB on 16 slices costs each of them one byte for every page while chunks are of one kind. (The rest of a node
+    /// grows with what is on its way, not with memory.)
     #[test]
     fn states_of_a_tebibyte_stay_within_bounds() {
         const PAGES: u64 = 1 << 28;
@@ -407,21 +443,31 @@ mod tests {
         let pages = Pages::new(SliceId(3), &homes);
 
         let waits = OutstandingRequests::new(homes.end()).bytes();
-        let copies = pages.copies.capacity() * size_of::<PageCopy>() + waits;
-        let directory: usize = pages
-            .directory
-            .iter()
-            .map(|part| {
-                part.slices.capacity() * 8 + part.kinds.capacity() + part.widely_shared.capacity()
-            })
-            .sum();
-        let copies = copies + pages.directory.capacity() * size_of::<Directory>();
-        assert!(copies <= 4 * usize::try_from(PAGES).unwrap(), "{copies} bytes of states");
-        assert!(
-            directory <= 12 * usize::try_from(SHARE).unwrap(),
-            "{directory} bytes of directory"
-        );
+        let (copies, directory) = bytes(&pages);
+        let all = copies + directory + waits;
+        assert!(all <= usize::try_from(PAGES).unwrap(), "{all} bytes of states");
         assert_eq!(pages.holders(Gfn(4 * SHARE - 1)), Some(Holders::exclusive(SliceId(3))));
+    }
+
+    /// A page whose neighbours are held in other ways costs one byte, and 10 more where its home is.
+    #[test]
+    fn states_of_mixed_pages_stay_within_bounds() {
+        const CHUNK: u64 = HOME_MOVE_MAX as u64;
+        let range = HomeRange { frames: 0..2 * CHUNK, home: SliceId(0) };
+        let mut pages = Pages::new(SliceId(0), &HomeTable::new(vec![range]).unwrap());
+        let (copies, directory) = bytes(&pages);
+        for frame in (0..CHUNK).step_by(2).map(Gfn) {
+            pages.set_copy(frame, PageCopy::Shared);
+            let holders = Holders::exclusive(SliceId(0)).with_reader(SliceId(1));
+            pages.set_holders(frame, holders.with_reader(SliceId(2)));
+        }
+        let chunk = usize::from(HOME_MOVE_MAX);
+        assert_eq!(bytes(&pages), (copies + chunk, directory + 10 * chunk));
+
+        pages.take_all(SliceId(0));
+        assert!(pages.directory_runs().all(|(_, holders)| holders.is_exclusive()));
+        pages.remove_home(0..CHUNK);
+        assert_eq!(pages.directory_runs().next().unwrap().0, CHUNK..2 * CHUNK);
     }
 
     #[test]
@@ -445,7 +491,5 @@ mod tests {
         assert_eq!(each(pages.copy_runs()), pages.copies().collect::<Vec<_>>());
         assert_eq!(each(pages.directory_runs()), pages.directory().collect::<Vec<_>>());
         assert_eq!(pages.copy_runs().next(), Some((0..3, PageCopy::Exclusive)));
-        assert_eq!(alike(&[1; 200]), 200);
-        assert_eq!(alike::<u8>(&[]), 0);
     }
 }
