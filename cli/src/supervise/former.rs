@@ -1,7 +1,7 @@
 //! With what a supervisor begins: nothing, or the VM of a former one that has ended before its VM had.
 //!
 //! ```text
-//!   was it restored elsewhere? ── yes: refused without `--restore`, with what to do
+//!   was it restored elsewhere? ── yes: refused unless another checkpoint is given, with what to do
 //!   record of this socket? ── none ──> do disks belong to a VM that has not ended? ── no ──> new VM, new record
 //!        │                                         └── yes: refused, with what to do
 //!        ├── of the same VM ──> its checkpoints: goes on from the newest, or as after a power cut if it has had none
@@ -17,6 +17,7 @@ use crate::log;
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::{Checkpoint, CheckpointError, Key};
 use migrate::supervise::Shelf;
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use transport::VmId;
@@ -64,11 +65,10 @@ pub(super) fn begin(
     let path = record::path_of(folder, (&host, control));
     let beginning = bootstrap.beginning()?;
     let given = bootstrap.restore.restore.is_some();
-    let elsewhere = record::elsewhere(&path);
-    if elsewhere.exists() {
+    if let Some((elsewhere, header)) = record::gone_elsewhere(&path)? {
         let shown = elsewhere.display();
         ensure!(
-            given,
+            given && begins_from_another(&header, &beginning),
             "the VM that was supervised here was restored elsewhere, and goes on there; to have it here again, end it there, write it into a checkpoint with --end, and give that with --restore; to begin anew, take {shown} away"
         );
         fs::remove_file(&elsewhere).with_context(|| format!("remove {shown}"))?;
@@ -92,8 +92,18 @@ pub(super) fn begin(
     let mut id = VmId::random().context("choose a name for checkpoints")?.to_string();
     id.truncate(ID_DIGITS);
     let record = Record::create(&path, Header::new((&host, control), id, beginning))?;
-    let shelf = if given { Shelf::given(0) } else { Shelf::default() };
-    Ok(Begins { record, shelf, next: 1, again: false, unfinished: Vec::new() })
+    Ok(Begins { record, shelf: new_shelf(given), next: 1, again: false, unfinished: Vec::new() })
+}
+
+/// Whether a VM begins from another checkpoint than that which has gone away from here. A service manager starts the supervisor again
+/// with the same words, `--restore` among them; a user who has it back gives a later checkpoint.
+fn begins_from_another(gone: &Header, beginning: &Value) -> bool {
+    gone.beginning.get("restore") != beginning.get("restore")
+}
+
+/// With nothing behind it, or with the checkpoint that is given.
+fn new_shelf(given: bool) -> Shelf {
+    if given { Shelf::given(0) } else { Shelf::default() }
 }
 
 /// The VM of a former supervisor.
@@ -112,7 +122,7 @@ fn again(folder: &Path, record: Record, given: bool, key: Option<&Key>) -> Resul
     log::say(&format!(
         "supervisor: the VM that was supervised here has not ended, and goes on, {how}; {anew}"
     ));
-    let mut shelf = if given { Shelf::given(0) } else { Shelf::default() };
+    let mut shelf = new_shelf(given);
     let last = found.last().map_or(0, |one| one.number);
     let noted = record.notes.last().map_or(1, |note| note.next);
     found.iter().for_each(|one| shelf.found(one.number, one.base, one.is_whole));
@@ -157,7 +167,7 @@ fn checkpoints(
 }
 
 /// Why a VM is not begun where another one has not ended.
-fn another(folder: &Path, record: &Record, beginning: &serde_json::Value) -> String {
+fn another(folder: &Path, record: &Record, beginning: &Value) -> String {
     let former = record.header.beginning.as_object().into_iter().flatten();
     let differs = former.filter(|(name, value)| beginning.get(name) != Some(value));
     let differs: Vec<_> = differs.map(|(name, _)| name.as_str()).collect();
@@ -210,4 +220,23 @@ fn vm_of(folder: &Path, prefix: &str) -> Result<Option<([u8; 16], PathBuf)>> {
         let checkpoint = Checkpoint::open(&path, None).ok()?;
         Some((checkpoint.contents().vm, path))
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn same_checkpoint_does_not_bring_a_vm_back_that_has_gone() {
+        let header = |restore: Value| {
+            let beginning = json!({ "restore": restore, "vcpus": 2 });
+            Header::new(("host", Path::new("/run/vm.sock")), "0".repeat(16), beginning)
+        };
+        let begins =
+            |gone: Value, now: Value| begins_from_another(&header(gone), &header(now).beginning);
+        assert!(!begins(json!("/checkpoints/a"), json!("/checkpoints/a")));
+        assert!(begins(json!("/checkpoints/a"), json!("/checkpoints/b")));
+        assert!(begins(Value::Null, json!("/checkpoints/b")));
+    }
 }

@@ -76,8 +76,24 @@ pub(super) fn path_of(folder: &Path, (host, control): (&str, &Path)) -> PathBuf 
 }
 
 /// What it is called when its VM goes on elsewhere.
-pub(super) fn elsewhere(path: &Path) -> PathBuf {
+fn elsewhere(path: &Path) -> PathBuf {
     path.with_extension(ELSEWHERE)
+}
+
+/// That of a VM which goes on elsewhere, and of which it is.
+///
+/// # Errors
+/// It cannot be read, or is something else.
+pub(super) fn gone_elsewhere(path: &Path) -> Result<Option<(PathBuf, Header)>> {
+    let path = elsewhere(path);
+    let shown = path.display();
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.with_context(|| format!("open {shown}"))?,
+    };
+    let lines = read(&file).with_context(|| format!("read {shown}"))?;
+    let header = lines.with_context(|| format!("{shown} has no header"))?.header;
+    Ok(Some((path, header)))
 }
 
 impl Record {
