@@ -2,8 +2,8 @@
 
 use super::support::*;
 use crate::{
-    Checkpoint, CheckpointError, Compression, FRAMES_END, PAGE_BYTES, PartSummary, PartWriter,
-    State, delete, export, list,
+    Checkpoint, CheckpointError, Compression, Contents, FRAMES_END, PAGE_BYTES, PartSummary,
+    PartWriter, State, delete, export, list,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -122,6 +122,24 @@ fn slices_that_differ_about_a_page_are_found() {
     let checkpoint = Checkpoint::open(&folder, None).unwrap();
     let error = checkpoint.verify(&mut |_, _| ()).unwrap_err();
     assert_eq!(error.to_string(), "frame 0x3 differs between slice0 and slice1");
+}
+
+/// They take no bytes, so that a small file may name more of them than anybody could go through.
+#[test]
+fn zeros_that_slices_agree_on_are_not_compared_one_by_one() {
+    const FRAMES: u64 = 1 << 36;
+    let parent = Folder::new();
+    let folder = parent.join("one");
+    let part = |slice: u16| {
+        let mut writer = PartWriter::create(&folder, &head(1, slice), Compression::Zstd).unwrap();
+        writer.zeros(0..FRAMES).unwrap();
+        writer.finish().unwrap()
+    };
+    let parts = vec![part(0), part(1)];
+    let contents = Contents { frames: vec![0..FRAMES], ..contents(1, None, parts) };
+    Checkpoint::commit(&folder, &contents, None).unwrap();
+    let checkpoint = Checkpoint::open(&folder, None).unwrap();
+    assert_eq!(checkpoint.verify(&mut |_, _| ()).unwrap().compared, FRAMES);
 }
 
 #[test]
