@@ -37,7 +37,7 @@ const ANEW: [&str; 2] = ["slice", "limit"];
 /// Options with which a VM begins, and goes on from no checkpoint of its own.
 const BEGINNING: [&str; 7] =
     ["kernel", "initrd", "cmdline", "guest-preset", "node-distance", "guest-clock-rate", "restore"];
-/// The same without a value. A restart reads and verifies all memory first, for only then is there an older checkpoint to go back to.
+/// The same without a value.
 const BEGINNING_FLAGS: [&str; 1] = ["lazy"];
 /// Status of a supervisor that is stopped while nothing runs.
 const STOPPED: u8 = 8;
@@ -312,7 +312,7 @@ impl Driver {
                     let hosts: Vec<_> = self.hosts.iter().map(|(host, at)| (*host, *at)).collect();
                     self.beside("ask", move || Event::Answers(task::answering(&hosts)))?;
                 }
-                Effect::Start { from, layout } => self.start(from, &layout)?,
+                Effect::Start { from, lazy, layout } => self.start((from, lazy), &layout)?,
                 Effect::Checkpoint { number, base } => self.save(number, base.is_some())?,
                 Effect::Late { number, since } => self.tell_late(number, since),
                 Effect::Stop => self.signal(Signal::TERM),
@@ -351,7 +351,11 @@ impl Driver {
         self.beside("checkpoint", move || Event::Saved(number, save.write(), told))
     }
 
-    fn start(&mut self, from: Option<u64>, Layout(places): &Layout) -> Result<()> {
+    fn start(
+        &mut self,
+        (from, lazy): (Option<u64>, bool),
+        Layout(places): &Layout,
+    ) -> Result<()> {
         let path = from.map(|number| self.path(number));
         let place = |place: &Place| match self.hosts.get(&place.host) {
             Some(address) => format!("slice {} at {address}", place.slice),
@@ -363,7 +367,8 @@ impl Driver {
             None => "begins".to_owned(),
         };
         log::say(&format!("supervisor: the VM {how}: {}", on.join(", ")));
-        let words = self.words_for(from, path.as_deref(), places);
+        let mut words = self.words_for(from, path.as_deref(), places);
+        words.extend(lazy.then(|| "--lazy".into()));
         self.numbers = places.iter().map(|place| place.slice).collect();
         self.note(false);
         let (sender, key) = (self.sender.clone(), self.key.clone());

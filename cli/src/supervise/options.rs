@@ -20,6 +20,7 @@ pub(super) struct OnLost {
     pub(super) compress: bool,
     pub(super) no_disk_guarantee: bool,
     pub(super) on_panic: bool,
+    pub(super) eager: bool,
 }
 
 impl FromStr for OnLost {
@@ -28,7 +29,8 @@ impl FromStr for OnLost {
     fn from_str(text: &str) -> Result<Self, String> {
         let rest = text.strip_prefix("restart=").ok_or("write restart=every:SECONDS[,...]")?;
         let (mut every, mut keep, mut full) = (None, None, None);
-        let (mut compress, mut no_disk_guarantee, mut on_panic) = (false, false, false);
+        let (mut compress, mut no_disk_guarantee) = (false, false);
+        let (mut on_panic, mut eager) = (false, false);
         for word in rest.split(',') {
             match word.split_once(':') {
                 Some(("every", value)) => {
@@ -46,16 +48,17 @@ impl FromStr for OnLost {
                 None if word == "compress" => compress = true,
                 None if word == "no-disk-guarantee" => no_disk_guarantee = true,
                 None if word == "on-panic" => on_panic = true,
+                None if word == "eager" => eager = true,
                 _ => {
                     return Err(format!(
-                        "{word:?} is none of every:, keep:, full:, compress, no-disk-guarantee, on-panic"
+                        "{word:?} is none of every:, keep:, full:, compress, no-disk-guarantee, on-panic, eager"
                     ));
                 }
             }
         }
         let every_ms = every.ok_or("every: is missing")?;
         let (keep, full) = (keep.unwrap_or(KEEP), full.unwrap_or(1));
-        Ok(Self { every_ms, keep, full, compress, no_disk_guarantee, on_panic })
+        Ok(Self { every_ms, keep, full, compress, no_disk_guarantee, on_panic, eager })
     }
 }
 
@@ -82,11 +85,13 @@ mod tests {
 
     #[test]
     fn policy_is_read_or_refused() {
-        let policy: OnLost = "restart=every:30,keep:3,full:10,compress,on-panic".parse().unwrap();
-        let (compress, no_disk_guarantee, on_panic) = (true, false, true);
+        let policy: OnLost = "restart=every:30,keep:3,full:10,compress,on-panic,eager".parse().unwrap();
+        let (compress, no_disk_guarantee, on_panic, eager) = (true, false, true, true);
+        let (every_ms, keep, full) = (30_000, 3, 10);
         let expected =
-            OnLost { every_ms: 30_000, keep: 3, full: 10, compress, no_disk_guarantee, on_panic };
+            OnLost { every_ms, keep, full, compress, no_disk_guarantee, on_panic, eager };
         assert_eq!(policy, expected);
+        assert!(!"restart=every:1".parse::<OnLost>().unwrap().eager);
         assert_eq!("restart=every:1".parse::<OnLost>().unwrap().keep, KEEP);
         for text in [
             "every:30",

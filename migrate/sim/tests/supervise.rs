@@ -48,7 +48,11 @@ fn damaged_checkpoint_is_passed_over() {
     prove("two are damaged", Scenario { damages: 2, ..damage.clone() });
     prove("the one that was given is damaged", Scenario { given: true, ..damage.clone() });
     let increments = Scenario { increments: true, writes: 3, ..damage };
-    prove("an increment is damaged", increments);
+    prove("an increment is damaged", increments.clone());
+    let lazy = |scenario| Scenario { lazy: true, ..scenario };
+    prove("memory is read later", lazy(scenario()));
+    prove("memory is read later, two are damaged", lazy(Scenario { damages: 2, ..scenario() }));
+    prove("memory is read later, an increment is damaged", lazy(increments));
 }
 
 #[test]
@@ -88,6 +92,7 @@ fn planted_bugs_are_caught() {
     let damage = Scenario { damages: 2, ..scenario() };
     assert_caught(DamagedAgain, &damage, names::NEWEST);
     assert_caught(BeginsAnew, &damage, names::NEWEST);
+    assert_caught(AlwaysLazy, &Scenario { lazy: true, ..damage.clone() }, names::FOUND);
     let writes = Scenario { writes: 4, ..scenario() };
     assert_caught(DeletesEarly, &writes, names::KEPT);
     assert_caught(KeepsFewer, &writes, names::KEPT);

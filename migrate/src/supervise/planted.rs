@@ -51,4 +51,6 @@ pub enum PlantedBug {
     TakesBack,
     /// Nobody hears of a checkpoint that holds others up.
     LateUnsaid,
+    /// Memory is never read before the VM goes on.
+    AlwaysLazy,
 }

@@ -24,6 +24,8 @@ pub struct Policy {
     pub window_ms: u64,
     /// A guest whose kernel has panicked goes on from a checkpoint too.
     pub on_panic: bool,
+    /// A VM that goes on from a checkpoint for the first time runs before all its memory was read.
+    pub lazy: bool,
 }
 
 impl Policy {

@@ -24,6 +24,8 @@ struct Entry {
     is_damaged: bool,
     /// How often the VM failed with it before it ran.
     failures: u8,
+    /// It was gone on from.
+    is_tried: bool,
 }
 
 /// Which checkpoints there are, oldest first.
@@ -52,8 +54,8 @@ impl Shelf {
     }
 
     pub(super) fn add(&mut self, number: u64, base: Option<u64>) {
-        let (is_given, is_damaged, failures) = (false, false, 0);
-        self.entries.push(Entry { number, base, is_given, is_damaged, failures });
+        let (is_given, is_damaged, failures, is_tried) = (false, false, 0, false);
+        self.entries.push(Entry { number, base, is_given, is_damaged, failures, is_tried });
     }
 
     /// Whether the VM has ever had one.
@@ -73,6 +75,12 @@ impl Shelf {
         }
         let newest = whole.clone().rfind(|entry| entry.failures < FAILURES_MAX);
         newest.or_else(|| whole.next_back()).map(number)
+    }
+
+    /// The VM is to go on from it. Whether that is so for the first time.
+    pub(super) fn tries(&mut self, number: u64) -> bool {
+        let entry = self.entries.iter_mut().find(|one| one.number == number);
+        entry.is_some_and(|entry| !std::mem::replace(&mut entry.is_tried, true))
     }
 
     pub(super) fn damaged(&mut self, number: u64) {

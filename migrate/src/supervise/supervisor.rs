@@ -240,7 +240,10 @@ impl Supervisor {
         if !self.planted.has(PlantedBug::IncrementOfFormerLife) {
             self.chain = None;
         }
-        vec![Effect::Start { from, layout }]
+        // What ended it may have been damage, which is found before the guest runs if all is read.
+        let is_first = from.is_some_and(|number| self.shelf.tries(number));
+        let lazy = self.policy.lazy && (is_first || self.planted.has(PlantedBug::AlwaysLazy));
+        vec![Effect::Start { from, lazy: lazy && from.is_some(), layout }]
     }
 
     /// The guest runs.

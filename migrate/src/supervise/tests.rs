@@ -18,6 +18,7 @@ fn policy() -> Policy {
         restarts_max: 5,
         window_ms: 600_000,
         on_panic: false,
+        lazy: true,
     }
 }
 
@@ -48,7 +49,7 @@ fn running_with(policy: Policy, plan: &Plan) -> Supervisor {
     assert_eq!(supervisor.begin(0), [Effect::Ask]);
     let layout = plan.as_planned(&answering(&[1, 2])).unwrap();
     let started = supervisor.answers(0, &answering(&[1]));
-    assert_eq!(started, [Effect::Start { from: None, layout }]);
+    assert_eq!(started, [Effect::Start { from: None, lazy: false, layout }]);
     supervisor.runs(0);
     supervisor
 }

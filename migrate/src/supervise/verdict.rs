@@ -76,6 +76,8 @@ pub enum Effect {
     Start {
         /// The checkpoint.
         from: Option<u64>,
+        /// Before all memory of it was read: what is damaged is found when the guest runs.
+        lazy: bool,
         /// Where.
         layout: Layout,
     },

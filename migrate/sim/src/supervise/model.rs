@@ -35,8 +35,7 @@ pub enum Action {
 impl Scenario {
     fn ends(&self, state: &World, actions: &mut Vec<Action>) {
         let Some(process) = &state.process else { return };
-        let damaged = process.from.and_then(|number| state.files.get(&number));
-        let is_damaged = damaged.is_some_and(|file| file.is_damaged);
+        let is_damaged = state.is_from_damaged();
         if process.killed {
             actions.push(Action::End(Cause::Lost));
             return;
@@ -46,10 +45,15 @@ impl Scenario {
         }
         if !process.runs && is_damaged {
             actions.push(Action::End(Cause::Damaged));
+            // Perhaps it is of memory that is read later.
+            actions.extend(process.lazy.then_some(Action::Run));
             return;
         }
         if !process.runs {
             actions.push(Action::Run);
+        }
+        if process.runs && process.lazy && is_damaged {
+            actions.push(Action::End(Cause::Lost));
         }
         if state.losses > 0 {
             actions.push(Action::End(Cause::Lost));
@@ -64,7 +68,9 @@ impl Scenario {
 
     fn writes(&self, state: &World, actions: &mut Vec<Action>) {
         let Some((_, _, is_written)) = state.writing else { return };
-        let may_write = !is_written && state.process.is_some() && state.writes > 0;
+        // No checkpoint before all memory is there.
+        let loads = state.process.is_some_and(|process| process.lazy) && state.is_from_damaged();
+        let may_write = !is_written && state.process.is_some() && state.writes > 0 && !loads;
         actions.extend(may_write.then_some(Action::Write));
         if is_written || state.process.is_none() || state.failures > 0 {
             actions.push(Action::Tell);
@@ -126,7 +132,9 @@ impl Model for Scenario {
             }
             Action::Run => state.run()?,
             Action::End(cause) => {
-                let is_loss = matches!(cause, Cause::Lost | Cause::Refused);
+                let of_damage = state.process.is_some_and(|it| it.runs && it.lazy)
+                    && state.is_from_damaged();
+                let is_loss = matches!(cause, Cause::Lost | Cause::Refused) && !of_damage;
                 let killed = state.process.is_some_and(|process| process.killed);
                 state.losses -= u8::from(is_loss && !killed);
                 state.end(cause, self.on_panic)?;

@@ -47,6 +47,9 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         Property::always(names::ENDED, |_, state: &World| {
             !(state.unlived && state.over.is_some_and(Reason::is_end))
         }),
+        Property::always(names::FOUND, |_, state: &World| {
+            state.files.values().all(|file| file.bad_lives <= 1)
+        }),
         Property::always(names::SAID, |_, state: &World| !state.unsaid),
         Property::always(names::GOES_ON, |_, state: &World| {
             let waits = state.machine.due().is_some() || state.asked || state.writing.is_some();
@@ -93,6 +96,8 @@ pub mod names {
     pub const COUNTED: &str = "a VM is given up for starts that were not refused";
     /// Whoever starts it the next time would begin it anew.
     pub const ENDED: &str = "a VM that was to go on and never did has not ended";
+    /// What is damaged is found in time.
+    pub const FOUND: &str = "no VM runs twice from a checkpoint that is damaged";
     /// Nobody is left without checkpoints unknowingly.
     pub const SAID: &str = "who waits for a checkpoint that holds others up is told";
     /// It is never stuck.

@@ -40,6 +40,8 @@ pub struct Scenario {
     pub halts: bool,
     /// Panics are losses.
     pub on_panic: bool,
+    /// The VM runs before all memory of a checkpoint was read.
+    pub lazy: bool,
     /// A bug to be found.
     pub planted: Option<PlantedBug>,
 }
@@ -75,6 +77,7 @@ impl Scenario {
             restarts_max: Self::RESTARTS_MAX,
             window_ms: 3_600_000,
             on_panic: self.on_panic,
+            lazy: self.lazy,
         };
         let mut shelf = if self.given { Shelf::given(0) } else { Shelf::default() };
         let former = 1..=self.former.unwrap_or(0);

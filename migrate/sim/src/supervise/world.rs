@@ -16,12 +16,16 @@ pub(super) struct File {
     pub(super) is_told: bool,
     /// How often the VM failed with it before it ran.
     pub(super) failures: u8,
+    /// How often the VM ran from it although it was damaged.
+    pub(super) bad_lives: u8,
 }
 
 /// A process that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) from: Option<u64>,
+    /// It began before all memory was read.
+    pub(super) lazy: bool,
     /// The VM was started before.
     pub(super) again: bool,
     pub(super) runs: bool,
@@ -158,7 +162,7 @@ impl World {
         for effect in verdict {
             match effect {
                 Effect::Ask => self.asked = true,
-                Effect::Start { from, layout } => self.start(from, &layout),
+                Effect::Start { from, lazy, layout } => self.start(from, lazy, &layout),
                 Effect::Checkpoint { number, base } => {
                     let process = self.process.as_ref();
                     let last = process.filter(|it| !it.failed).and_then(|it| it.last);
@@ -194,7 +198,7 @@ impl World {
         }
     }
 
-    fn start(&mut self, from: Option<u64>, layout: &Layout) {
+    fn start(&mut self, from: Option<u64>, lazy: bool, layout: &Layout) {
         self.overlapped |= self.process.is_some() || self.now < self.others_until;
         self.wrong_choice |= from != self.best() || (from.is_none() && self.had_one);
         self.wrong_place |= !self.is_place(layout);
@@ -204,7 +208,8 @@ impl World {
         self.elsewhere |= layout.0.iter().any(|place| place.host != place.slice);
         let (runs, halted, killed, asked_to_stop) = (false, false, false, false);
         let (last, failed) = (None, false);
-        let process = Process { from, again, runs, halted, killed, asked_to_stop, last, failed };
+        let process =
+            Process { from, lazy, again, runs, halted, killed, asked_to_stop, last, failed };
         self.process = Some(process);
     }
 
@@ -221,6 +226,12 @@ impl World {
             && all(|share| share.vcpus.into())
             && all(|share| share.spare_vcpus.into())
             && all(|share| share.memory)
+    }
+
+    /// What the process was to read cannot be read.
+    pub(super) fn is_from_damaged(&self) -> bool {
+        let from = self.process.and_then(|process| process.from);
+        from.and_then(|number| self.files.get(&number)).is_some_and(|file| file.is_damaged)
     }
 
     pub(super) fn pass(&mut self) -> Option<()> {
@@ -254,6 +265,7 @@ impl World {
         self.restored |= process.from.is_some();
         if let Some(file) = process.from.and_then(|number| self.files.get_mut(&number)) {
             file.failures = 0;
+            file.bad_lives += u8::from(file.is_damaged);
         }
         self.machine.runs(self.now);
         Some(())
