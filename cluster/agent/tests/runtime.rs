@@ -22,14 +22,14 @@ impl Folder {
     fn new(name: &str) -> Self {
         let path =
             std::env::temp_dir().join(format!("tessera-agent-{name}-{}", std::process::id()));
-        fs::create_dir(&path).unwrap();
+        fs::create_dir(&path).expect("a folder of its own");
         Self(path)
     }
 
     fn begin(&self) -> Running {
         let settings = Settings { capacity: Resources::new(4, 4) };
-        Running::begin(Options { settings, program: "/bin/sh".into(), folder: self.0.clone() })
-            .unwrap()
+        let (program, folder) = ("/bin/sh".into(), self.0.clone());
+        Running::begin(Options { settings, program, folder }).expect("an agent begins")
     }
 
     /// How often something was started.

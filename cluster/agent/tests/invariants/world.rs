@@ -143,7 +143,7 @@ impl State {
     }
 
     fn answered(&mut self, ticket: Ticket, result: &Result<Reply, Refusal>) {
-        let number = usize::try_from(ticket.0).unwrap();
+        let number = usize::try_from(ticket.0).expect("a number of a request");
         let (term, request) = requests().remove(number);
         match result {
             Ok(reply) => {
@@ -242,7 +242,7 @@ impl Model for World {
                 next.delivered[number] += 1;
                 let (term, request) = requests().remove(number);
                 next.stop_asked |= matches!(request, Request::Stop { .. });
-                let ticket = Ticket(u64::try_from(number).unwrap());
+                let ticket = Ticket(u64::try_from(number).expect("a number of a request"));
                 next.hear(Input::Asked(Asked { term, ticket, request }));
             }
             Action::Carry => {
