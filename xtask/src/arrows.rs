@@ -43,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("tessera-transport", &["tessera-wire"]),
     ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
+    ("tessera-agent", &["tessera-scheduler"]),
     ("tessera-scheduler", &[]),
     ("tessera-wire", &[]),
 ];

@@ -1,0 +1,343 @@
+//! The journal on the disk: one file, one writer.
+//!
+//! ```text
+//!   none --open--> of this journal's identity, this boot of the host --record--> ... --open after a kill--> what was recorded last
+//! ```
+//! A process that an agent was starting when it was killed has the file open until it becomes the slice's own program: as long as that
+//! lasts the file cannot be opened again, so whoever opens it finds all processes of the agent before.
+
+use crate::decide::{Entry, Journal, Operation, SliceName, Term, Token, Vm};
+use redb::{Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Of what the file is, and how it is written.
+const FORMAT: &str = "tessera agent journal 1";
+/// A process that is being started lets go of the file within this time.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+
+const ABOUT: TableDefinition<'_, &str, &str> = TableDefinition::new("about");
+const LOWEST: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("lowest");
+const SLICES: TableDefinition<'_, (u128, u16), &[u8]> = TableDefinition::new("slices");
+const RESERVED: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("reserved");
+
+/// Why there is no journal, or nothing was recorded.
+#[derive(Debug, Error)]
+pub enum JournalError {
+    /// Another agent has it.
+    #[error("{}: another agent of this host has it open", .0.display())]
+    Busy(PathBuf),
+    /// The file cannot be opened.
+    #[error("open {}", .path.display())]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: Box<redb::Error>,
+    },
+    /// It is of something else, or of a later version.
+    #[error("{}: this is {found:?}, and not {FORMAT:?}", .path.display())]
+    Format {
+        /// Which.
+        path: PathBuf,
+        /// What it says it is.
+        found: String,
+    },
+    /// A line of it is none.
+    #[error("the journal is damaged: {0}")]
+    Damaged(String),
+    /// The disk is full, or fails. Nothing was recorded.
+    #[error("write the journal")]
+    Write(#[source] Box<redb::Error>),
+}
+
+fn write_failed(error: impl Into<redb::Error>) -> JournalError {
+    JournalError::Write(Box::new(error.into()))
+}
+
+/// An open journal.
+#[derive(Debug)]
+pub struct JournalFile {
+    database: Database,
+    identity: String,
+}
+
+/// What was in a journal.
+#[derive(Debug)]
+pub struct Opened {
+    /// The file.
+    pub file: JournalFile,
+    /// All that was recorded.
+    pub journal: Journal,
+    /// It was written before the host has restarted.
+    pub host_restarted: bool,
+}
+
+impl JournalFile {
+    /// Opens or makes one. `boot` names this boot of the host, `identity` a new journal.
+    ///
+    /// # Errors
+    /// Another agent has it, it is something else or damaged, or the disk fails.
+    pub fn open(path: &Path, boot: &str, identity: u128) -> Result<Opened, JournalError> {
+        let database = lock(path)?;
+        let made = format!("{identity:032x}");
+        let (identity, host_restarted) = begin(&database, path, boot, &made)?;
+        let journal = read(&database)?;
+        Ok(Opened { file: Self { database, identity }, journal, host_restarted })
+    }
+
+    /// Names this journal among all: 32 hexadecimal digits.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Writes all of these lines, or none. They are on the disk when this returns.
+    ///
+    /// # Errors
+    /// None is.
+    pub fn record(&self, entries: &[Entry]) -> Result<(), JournalError> {
+        let mut write = self.database.begin_write().map_err(write_failed)?;
+        write.set_durability(Durability::Immediate).map_err(write_failed)?;
+        for entry in entries {
+            put(&write, entry)?;
+        }
+        write.commit().map_err(write_failed)
+    }
+
+    /// All that was recorded.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(&self) -> Result<Journal, JournalError> {
+        read(&self.database)
+    }
+}
+
+fn lock(path: &Path) -> Result<Database, JournalError> {
+    let end = Instant::now() + LOCK_LIMIT;
+    loop {
+        match Database::create(path) {
+            Ok(database) => return Ok(database),
+            Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < end => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(DatabaseError::DatabaseAlreadyOpen) => {
+                return Err(JournalError::Busy(path.to_owned()));
+            }
+            Err(error) => {
+                let (path, source) = (path.to_owned(), Box::new(error.into()));
+                return Err(JournalError::Open { path, source });
+            }
+        }
+    }
+}
+
+/// The identity, and whether the host has restarted since.
+fn begin(
+    database: &Database,
+    path: &Path,
+    boot: &str,
+    made: &str,
+) -> Result<(String, bool), JournalError> {
+    let write = database.begin_write().map_err(write_failed)?;
+    let result = {
+        let mut about = write.open_table(ABOUT).map_err(write_failed)?;
+        write.open_table(LOWEST).map_err(write_failed)?;
+        write.open_table(SLICES).map_err(write_failed)?;
+        write.open_table(RESERVED).map_err(write_failed)?;
+        let format = text(&about, "format")?;
+        if let Some(found) = format.filter(|found| found != FORMAT) {
+            return Err(JournalError::Format { path: path.to_owned(), found });
+        }
+        let identity = text(&about, "identity")?.unwrap_or_else(|| made.to_owned());
+        let restarted = text(&about, "boot")?.is_some_and(|before| before != boot);
+        for (name, value) in [("format", FORMAT), ("identity", &identity), ("boot", boot)] {
+            about.insert(name, value).map_err(write_failed)?;
+        }
+        (identity, restarted)
+    };
+    write.commit().map_err(write_failed)?;
+    Ok(result)
+}
+
+fn text(
+    about: &impl ReadableTable<&'static str, &'static str>,
+    name: &str,
+) -> Result<Option<String>, JournalError> {
+    let found = about.get(name).map_err(write_failed)?;
+    Ok(found.map(|value| value.value().to_owned()))
+}
+
+fn put(write: &redb::WriteTransaction, entry: &Entry) -> Result<(), JournalError> {
+    let about = |name: &str, value: u64| -> Result<(), JournalError> {
+        let mut about = write.open_table(ABOUT).map_err(write_failed)?;
+        about.insert(name, value.to_string().as_str()).map_err(write_failed)?;
+        Ok(())
+    };
+    match entry {
+        Entry::Term(Term(term)) => about("term", *term),
+        Entry::NextToken(Token(token)) => about("next token", *token),
+        Entry::Lowest(Vm(vm), lowest) => set(write, LOWEST, *vm, Some(lowest)),
+        Entry::Forgotten(Vm(vm)) => set(write, LOWEST, *vm, None::<&()>),
+        Entry::Slice(SliceName { vm: Vm(vm), number }, slice) => {
+            set(write, SLICES, (*vm, *number), slice.as_ref())
+        }
+        Entry::Reserved(Operation(id), reserved) => set(write, RESERVED, *id, reserved.as_ref()),
+    }
+}
+
+fn set<K: redb::Key + 'static>(
+    write: &redb::WriteTransaction,
+    table: TableDefinition<'_, K, &'static [u8]>,
+    key: K::SelfType<'_>,
+    value: Option<&impl Serialize>,
+) -> Result<(), JournalError>
+where
+    for<'a> K::SelfType<'a>: Copy,
+{
+    let mut table = write.open_table(table).map_err(write_failed)?;
+    match value {
+        Some(value) => {
+            let bytes = serde_json::to_vec(value);
+            let bytes = bytes.map_err(|error| JournalError::Damaged(error.to_string()))?;
+            table.insert(key, bytes.as_slice()).map_err(write_failed)?;
+        }
+        None => {
+            table.remove(key).map_err(write_failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn read(database: &Database) -> Result<Journal, JournalError> {
+    let read = database.begin_read().map_err(write_failed)?;
+    let about = read.open_table(ABOUT).map_err(write_failed)?;
+    let number = |name: &str| -> Result<u64, JournalError> {
+        let Some(text) = text(&about, name)? else { return Ok(0) };
+        text.parse().map_err(|_| JournalError::Damaged(format!("{name} is {text:?}")))
+    };
+    let mut journal = Journal {
+        term: Term(number("term")?),
+        next_token: Token(number("next token")?),
+        ..Journal::default()
+    };
+    for line in read.open_table(LOWEST).map_err(write_failed)?.iter().map_err(write_failed)? {
+        let (vm, bytes) = line.map_err(write_failed)?;
+        journal.lowest.insert(Vm(vm.value()), parsed(bytes.value())?);
+    }
+    for line in read.open_table(SLICES).map_err(write_failed)?.iter().map_err(write_failed)? {
+        let (name, bytes) = line.map_err(write_failed)?;
+        let (vm, number) = name.value();
+        journal.slices.insert(SliceName { vm: Vm(vm), number }, parsed(bytes.value())?);
+    }
+    for line in read.open_table(RESERVED).map_err(write_failed)?.iter().map_err(write_failed)? {
+        let (operation, bytes) = line.map_err(write_failed)?;
+        journal.reserved.insert(Operation(operation.value()), parsed(bytes.value())?);
+    }
+    Ok(journal)
+}
+
+fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JournalError> {
+    serde_json::from_slice(bytes).map_err(|error| JournalError::Damaged(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::{Generation, Lowest, Order, Phase, Process, Reserved, Slice};
+    use scheduler::Resources;
+    use std::env::temp_dir;
+    use std::fs;
+
+    /// A file that is gone afterwards.
+    struct File(PathBuf);
+
+    impl File {
+        fn new(name: &str) -> Self {
+            Self(temp_dir().join(format!("tessera-{name}-{}.redb", std::process::id())))
+        }
+
+        fn open(&self, boot: &str) -> Opened {
+            JournalFile::open(&self.0, boot, 7).unwrap()
+        }
+    }
+
+    impl Drop for File {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    fn entries() -> Vec<Entry> {
+        let slice = SliceName { vm: Vm(u128::MAX), number: 3 };
+        let resources = Resources::new(2, 512);
+        let generation = Generation(5);
+        let order = Order { resources, words: vec!["companion".into()] };
+        let phase = Phase::Running(Process { id: 17, began: 99 });
+        let state = Slice { generation, order, token: Token(4), phase };
+        let reserved = Reserved { slice, generation, resources, until: 1000 };
+        vec![
+            Entry::Term(Term(9)),
+            Entry::NextToken(Token(5)),
+            Entry::Lowest(slice.vm, Lowest { generation, since: 1 }),
+            Entry::Lowest(Vm(1), Lowest { generation, since: 1 }),
+            Entry::Slice(slice, Some(state)),
+            Entry::Reserved(Operation(3), Some(reserved)),
+            Entry::Reserved(Operation(4), Some(reserved)),
+            Entry::Forgotten(Vm(1)),
+            Entry::Reserved(Operation(4), None),
+        ]
+    }
+
+    #[test]
+    fn what_was_recorded_is_there_again() {
+        let file = File::new("journal");
+        let mut expected = Journal::default();
+        entries().iter().for_each(|entry| expected.take(entry));
+        {
+            let opened = file.open("boot 1");
+            assert_eq!((opened.journal, opened.host_restarted), (Journal::default(), false));
+            opened.file.record(&entries()).unwrap();
+            assert_eq!(opened.file.read().unwrap(), expected);
+        }
+        let again = file.open("boot 1");
+        assert_eq!((&again.journal, again.host_restarted), (&expected, false));
+        assert_eq!(again.file.identity(), format!("{:032x}", 7));
+        drop(again);
+        let restarted = file.open("boot 2");
+        assert_eq!((restarted.journal, restarted.host_restarted), (expected, true));
+    }
+
+    #[test]
+    fn something_else_is_refused() {
+        let file = File::new("no-journal");
+        fs::write(&file.0, b"this is no journal").unwrap();
+        let refused = JournalFile::open(&file.0, "boot", 1);
+        assert!(matches!(refused, Err(JournalError::Open { .. })), "{refused:?}");
+
+        fs::remove_file(&file.0).unwrap();
+        let opened = file.open("boot");
+        let write = opened.file.database.begin_write().unwrap();
+        write.open_table(ABOUT).unwrap().insert("format", "tessera agent journal 2").unwrap();
+        write.open_table(SLICES).unwrap().insert((1, 1), &b"{}"[..]).unwrap();
+        write.commit().unwrap();
+        assert!(matches!(opened.file.read(), Err(JournalError::Damaged(_))));
+        drop(opened);
+        let refused = JournalFile::open(&file.0, "boot", 1);
+        assert!(matches!(refused, Err(JournalError::Format { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn second_agent_is_refused() {
+        let file = File::new("busy-journal");
+        let _first = file.open("boot");
+        let refused = JournalFile::open(&file.0, "boot", 1);
+        assert!(matches!(refused, Err(JournalError::Busy(_))), "{refused:?}");
+    }
+}

@@ -1,0 +1,164 @@
+//! The agent at work: one thread that owns decisions and journal.
+//!
+//! ```text
+//!   requests ──┐                    ┌── journal, on the disk
+//!   ends ──────┼──> decide ──> do ──┼── processes
+//!   ticks ─────┘       ^            └── answers
+//!                      └── nothing can be recorded: as after a kill, from the journal and the processes that are there
+//! ```
+
+mod worker;
+
+use crate::decide::{Journal, Refusal, Reply, Request, Settings, Term};
+use crate::journal::{JournalError, JournalFile};
+use crate::processes::Processes;
+use arc_swap::ArcSwap;
+use crossbeam_channel::{Sender, TrySendError, bounded};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::{fs, io};
+use thiserror::Error;
+use worker::Worker;
+
+/// Requests that wait to be taken.
+const QUEUE: usize = 256;
+
+/// Why there is no answer of the agent's.
+#[derive(Debug, Error)]
+pub enum AskError {
+    /// It refuses.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Its journal cannot be written: the disk is full, or fails. Nothing was begun.
+    #[error("the agent cannot write its journal, and begins nothing: {0}")]
+    Journal(String),
+    /// It has too much to do.
+    #[error("{QUEUE} requests wait already")]
+    Busy,
+    /// It has ended.
+    #[error("the agent has ended")]
+    Gone,
+}
+
+/// Why it does not begin.
+#[derive(Debug, Error)]
+pub enum BeginError {
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// What is read of the host.
+    #[error("{what}")]
+    Host {
+        /// What.
+        what: &'static str,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+type Answer = Result<Reply, AskError>;
+
+/// A request; or that the agent is to end.
+#[derive(Debug)]
+struct Message(Option<(Term, Request, Sender<Answer>)>);
+
+/// How an agent works.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What it may give.
+    pub settings: Settings,
+    /// The program of slices.
+    pub program: PathBuf,
+    /// Its folder: journal and logs.
+    pub folder: PathBuf,
+}
+
+/// A way to the agent. Clones ask the same one.
+#[derive(Clone, Debug)]
+pub struct AgentHandle {
+    requests: Sender<Message>,
+    seen: Arc<ArcSwap<Journal>>,
+}
+
+impl AgentHandle {
+    /// Asks, and waits for the answer, which may take as long as a slice takes to end.
+    ///
+    /// # Errors
+    /// It refuses, cannot record, or is not there.
+    pub fn ask(&self, term: Term, request: Request) -> Answer {
+        let (reply, answer) = bounded(1);
+        match self.requests.try_send(Message(Some((term, request, reply)))) {
+            Ok(()) => answer.recv().unwrap_or(Err(AskError::Gone)),
+            Err(TrySendError::Full(_)) => Err(AskError::Busy),
+            Err(TrySendError::Disconnected(_)) => Err(AskError::Gone),
+        }
+    }
+
+    /// What is recorded.
+    #[must_use]
+    pub fn journal(&self) -> Arc<Journal> {
+        self.seen.load_full()
+    }
+}
+
+/// A working agent. It ends when this is dropped; slices go on.
+#[derive(Debug)]
+pub struct Running {
+    handle: AgentHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Begins, from the journal in its folder if there is one.
+    ///
+    /// # Errors
+    /// Another agent has the journal, it is none, or the host cannot be looked at.
+    pub fn begin(options: Options) -> Result<Self, BeginError> {
+        let host = |what| move |source| BeginError::Host { what, source };
+        fs::create_dir_all(&options.folder).map_err(host("make the agent's folder"))?;
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let boot = boot.map_err(host("read the host's boot id"))?;
+        let identity = random().map_err(host("choose a name for the journal"))?;
+        let path = options.folder.join("journal.redb");
+        let opened = JournalFile::open(&path, boot.trim(), identity)?;
+        let processes = Processes {
+            program: options.program,
+            logs: options.folder.join("slices"),
+            identity: opened.file.identity().to_owned(),
+        };
+        let (requests, asked) = bounded(QUEUE);
+        let seen = Arc::new(ArcSwap::from_pointee(opened.journal.clone()));
+        let worker = Worker::new(options.settings, opened, processes, Arc::clone(&seen));
+        let worker = worker.map_err(host("look for processes of slices"))?;
+        let work = move || worker.work(&asked);
+        let thread = thread::Builder::new().name("agent".into()).spawn(work);
+        let thread = thread.map_err(host("start the agent's thread"))?;
+        Ok(Self { handle: AgentHandle { requests, seen }, thread: Some(thread) })
+    }
+
+    /// A way to it.
+    #[must_use]
+    pub fn handle(&self) -> AgentHandle {
+        self.handle.clone()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.handle.requests.send(Message(None));
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// 128 bits that nobody else has.
+fn random() -> io::Result<u128> {
+    let mut bytes = [0; 16];
+    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    if got == bytes.len() {
+        Ok(u128::from_ne_bytes(bytes))
+    } else {
+        Err(io::ErrorKind::Other.into())
+    }
+}

@@ -1,0 +1,208 @@
+//! The thread of an agent.
+
+use super::{Answer, AskError, Message};
+use crate::decide::{
+    Agent, Asked, Effect, End, Found, Input, Journal, Phase, Settings, SliceName, Ticket, Token,
+};
+use crate::journal::{JournalError, JournalFile, Opened};
+use crate::processes::{Processes, end, watch};
+use arc_swap::ArcSwap;
+use crossbeam_channel::{Receiver, Sender, select, unbounded};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reservations expire, and a journal that could not be written is tried again.
+const TICK: Duration = Duration::from_secs(1);
+
+pub(super) struct Worker {
+    settings: Settings,
+    agent: Agent,
+    /// Nothing is begun before this has been done.
+    first: Vec<Effect>,
+    file: JournalFile,
+    processes: Processes,
+    /// Ends of slices; there are no more of them than slices.
+    tell: Sender<Input>,
+    news: Receiver<Input>,
+    /// Slices whose end somebody waits for.
+    watched: BTreeSet<Token>,
+    /// Who waits for an answer.
+    tickets: BTreeMap<Ticket, Sender<Answer>>,
+    next_ticket: u64,
+    /// Why nothing can be recorded.
+    sick: Option<String>,
+    seen: Arc<ArcSwap<Journal>>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        settings: Settings,
+        opened: Opened,
+        processes: Processes,
+        seen: Arc<ArcSwap<Journal>>,
+    ) -> io::Result<Self> {
+        let Opened { file, journal, host_restarted } = opened;
+        let found = Found { host_restarted, processes: processes.find()? };
+        let (agent, first) = Agent::recover(settings, journal, now(), &found);
+        let (tell, news) = unbounded();
+        Ok(Self {
+            settings,
+            agent,
+            first,
+            file,
+            processes,
+            tell,
+            news,
+            watched: BTreeSet::new(),
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            sick: None,
+            seen,
+        })
+    }
+
+    /// Until somebody has it end, or nobody can ask any more.
+    pub(super) fn work(mut self, asked: &Receiver<Message>) {
+        let first = std::mem::take(&mut self.first);
+        self.carry(first);
+        self.watch_all();
+        let news = self.news.clone();
+        loop {
+            select! {
+                recv(asked) -> message => match message {
+                    Ok(Message(Some((term, request, reply)))) => {
+                        if let Some(why) = &self.sick {
+                            let _ = reply.send(Err(AskError::Journal(why.clone())));
+                            continue;
+                        }
+                        let ticket = Ticket(self.next_ticket);
+                        self.next_ticket += 1;
+                        self.tickets.insert(ticket, reply);
+                        self.step(Input::Asked(Asked { term, ticket, request }));
+                    }
+                    Ok(Message(None)) | Err(_) => return,
+                },
+                recv(news) -> input => {
+                    if let (Ok(input), None) = (input, &self.sick) {
+                        self.step(input);
+                    }
+                }
+                default(TICK) => self.tick(),
+            }
+        }
+    }
+
+    fn step(&mut self, input: Input) {
+        let effects = self.agent.step(now(), input);
+        self.carry(effects);
+    }
+
+    fn tick(&mut self) {
+        if self.sick.is_none() {
+            return self.step(Input::Tick);
+        }
+        self.begin_again();
+    }
+
+    /// Carries effects out, in their order. If something cannot be recorded, nothing after it is done.
+    fn carry(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Record(entries) => {
+                    if let Err(error) = self.file.record(&entries) {
+                        return self.fall_sick(&error);
+                    }
+                    self.seen.store(Arc::new(self.agent.journal().clone()));
+                }
+                Effect::Start { slice, token, order, .. } => self.start(slice, token, &order.words),
+                Effect::End { process, manner, .. } => end(process, manner),
+                Effect::Answer { ticket, result } => {
+                    // Whoever asked may have gone.
+                    let reply = self.tickets.remove(&ticket);
+                    let _ = reply.map(|reply| reply.send(result.map_err(AskError::Refused)));
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, slice: SliceName, token: Token, words: &[String]) {
+        let tell = self.tell.clone();
+        let told = move |end| {
+            // The agent has ended, else.
+            let _ = tell.send(Input::Ended(token, end));
+        };
+        let news = match self.processes.start(slice, token, words, told) {
+            Ok(process) => {
+                self.watched.insert(token);
+                Input::Started(token, process)
+            }
+            Err(error) => Input::Ended(token, End::NotStarted(error.to_string())),
+        };
+        let _ = self.tell.send(news);
+    }
+
+    /// Hears of the ends of slices that a former agent has started.
+    fn watch_all(&mut self) {
+        let all = self.agent.journal().slices.values();
+        let running: Vec<_> = all
+            .filter_map(|slice| match slice.phase {
+                Phase::Running(process) => Some((slice.token, process)),
+                _ => None,
+            })
+            .filter(|(token, _)| !self.watched.contains(token))
+            .collect();
+        for (token, process) in running {
+            let tell = self.tell.clone();
+            let told = move |end| {
+                let _ = tell.send(Input::Ended(token, end));
+            };
+            if watch(process, told).is_err() {
+                let _ = self.tell.send(Input::Ended(token, End::Unseen));
+            }
+            self.watched.insert(token);
+        }
+    }
+
+    fn fall_sick(&mut self, error: &JournalError) {
+        let cause =
+            std::error::Error::source(error).map_or_else(String::new, |it| format!(": {it}"));
+        let why = format!("{error}{cause}");
+        tracing::error!("the journal cannot be written, slices go on and nothing is begun: {why}");
+        for reply in std::mem::take(&mut self.tickets).into_values() {
+            let _ = reply.send(Err(AskError::Journal(why.clone())));
+        }
+        self.sick = Some(why);
+    }
+
+    /// As after a kill: from what is on the disk, and what runs.
+    fn begin_again(&mut self) {
+        let journal = match self.file.read() {
+            Ok(journal) => journal,
+            Err(error) => return self.fall_sick(&error),
+        };
+        let Ok(processes) = self.processes.find() else { return };
+        let found = Found { host_restarted: false, processes };
+        let (agent, effects) = Agent::recover(self.settings, journal, now(), &found);
+        self.agent = agent;
+        self.sick = None;
+        // Also if there is nothing to be recorded: whether there is room again only a write tells.
+        if let Err(error) = self.file.record(&[]) {
+            return self.fall_sick(&error);
+        }
+        self.carry(effects);
+        if self.sick.is_none() {
+            tracing::warn!("the journal can be written again");
+            self.watch_all();
+        }
+    }
+}
+
+/// Milliseconds of the clock that goes on while the host sleeps.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
+}
