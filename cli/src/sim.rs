@@ -40,7 +40,7 @@ struct RunArguments {
     /// Seed of what is drawn
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Trace of ours to run instead of VMs that are generated, on one pool; its first ten days warm up
+    /// Trace of ours to run instead of VMs that are generated, on one pool to its end
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print JSON

@@ -42,8 +42,8 @@ impl Delays {
 
     /// In minutes, over those that did not wait too.
     fn mean(&self) -> f64 {
-        let sum: f64 = self.seconds.iter().map(|it| f64::from(*it)).sum();
-        ratio(sum / 60.0, float(self.vms))
+        let seconds: u64 = self.seconds.iter().map(|it| u64::from(*it)).sum();
+        ratio(float(seconds) / 60.0, float(self.vms))
     }
 
     fn delayed_percent(&self) -> f64 {
@@ -329,7 +329,8 @@ fn mean_of(values: &[serde_json::Value]) -> serde_json::Value {
         }
         _ => {
             let numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
-            Value::from(ratio(numbers.iter().sum(), float(count(numbers.len()))))
+            let sum = numbers.iter().fold(0.0, |sum, number| sum + number);
+            Value::from(ratio(sum, float(count(numbers.len()))))
         }
     }
 }
@@ -361,6 +362,7 @@ mod tests {
         assert!((it.quantile(0.99) - 10.0).abs() < 1e-9);
         assert!((it.mean() - 1.3).abs() < 1e-9);
         assert!((it.delayed_percent() - 30.0).abs() < 1e-9);
+        assert!(Delays::default().mean().is_sign_positive(), "nothing is not less than nothing");
     }
 
     #[test]
