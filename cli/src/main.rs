@@ -15,6 +15,7 @@ mod reference;
 mod report;
 mod restore;
 mod signals;
+mod sim;
 mod slice_key;
 mod slices;
 mod supervise;
@@ -80,6 +81,8 @@ enum Role {
     SliceKey(slice_key::Arguments),
     /// List, show, verify, export or delete checkpoints of VMs. No VM needs to run.
     Checkpoint(checkpoint::Arguments),
+    /// Try the scheduler of clusters: weeks of VMs, generated or out of a trace, in minutes. Nothing runs, and no host is needed.
+    Sim(sim::Arguments),
     /// Check that saved forms of slices (--test-forms) are a cut of a VM.
     #[command(hide = true)]
     CheckForms {
@@ -136,6 +139,7 @@ fn run() -> ExitCode {
         Role::Vm(arguments) => vm::run(&arguments).map(|()| End::Done),
         Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| End::Done),
         Role::Checkpoint(arguments) => checkpoint::run(&arguments).map(|()| End::Done),
+        Role::Sim(arguments) => sim::run(&arguments).map(|()| End::Done),
         Role::CheckForms { forms } => check_forms(&forms).map(|()| End::Done),
         Role::MarkdownHelp => print_reference().map(|()| End::Done),
     };

@@ -49,11 +49,17 @@ const IN_A_LAB: [(&str, &str, InLab); 4] = [
 type InLab = fn(&BenchOptions) -> Result<ExitCode>;
 /// The experiment that is made here and, with `--lab`, over hosts.
 const ABLATION: &str = "ablation";
+/// The experiment without a VM: weeks of a cluster, simulated.
+const CLUSTER: (&str, &str) = (
+    "scheduler",
+    "policies of the scheduler of clusters over weeks of VMs, simulated (no VM); its golden test, its decision times",
+);
 /// The name that stands for the benchmarks of cargo.
 const CARGO: &str = "cargo";
 const PACKAGE: &str = "tessera-benches";
 /// It has a benchmark of its own.
 const SCHEDULER: &str = "tessera-scheduler";
+const CLUSTER_SIM: &str = "tessera-cluster-sim";
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let root = workspace::root()?;
@@ -61,6 +67,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
         None => list(&root),
         Some(CARGO) => benchmarks(&root, options),
         Some(ABLATION) if options.lab => ablation::run(options),
+        Some(name) if name == CLUSTER.0 => scheduler(&root, options),
         Some(name) if EXPERIMENTS.iter().any(|(known, _)| *known == name) => {
             experiment(&root, name, options)
         }
@@ -69,7 +76,8 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
             None => {
                 let known = EXPERIMENTS.map(|(name, _)| name).join(", ");
                 let more = IN_A_LAB.map(|(name, ..)| name).join(", ");
-                bail!("no experiment {name:?}; there are: {known}, {more}, and {CARGO}")
+                let last = CLUSTER.0;
+                bail!("no experiment {name:?}; there are: {known}, {more}, {last}, and {CARGO}")
             }
         },
     }
@@ -80,6 +88,7 @@ fn list(root: &Path) -> Result<ExitCode> {
     print!("{}", named(&EXPERIMENTS));
     println!("over two hosts of a lab (./x bench NAME [--quick] [-- OPTIONS OF THE VM]):");
     print!("{}", named(&IN_A_LAB.map(|(name, what, _)| (name, what))));
+    println!("without a VM (./x bench NAME [--quick]):\n{}", named(&[CLUSTER]).trim_end());
     let names = arrows::benchmarks(root)?.join(", ");
     println!("benchmarks of cargo (./x bench {CARGO} [--quick] [-- ARGUMENTS]):\n  {names}");
     Ok(ExitCode::SUCCESS)
@@ -97,6 +106,22 @@ fn benchmarks(root: &Path, options: &BenchOptions) -> Result<ExitCode> {
         cargo.arg("--quick");
     }
     let status = cargo.args(&options.rest).status().context("start cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// FragVisor's figure step for step, the time of decisions, and all policies over simulated weeks.
+fn scheduler(root: &Path, options: &BenchOptions) -> Result<ExitCode> {
+    workspace::run_cargo(root, &["test", "-q", "--locked", "-p", SCHEDULER, "--test", "figure14"])
+        .context("play FragVisor's figure 14")?;
+    workspace::run_cargo(root, &["bench", "-q", "--locked", "-p", SCHEDULER, "--", "--quick"])
+        .context("measure decisions")?;
+    let mut cargo = Process::new(workspace::cargo());
+    cargo.args(["run", "-q", "--locked", "--release", "-p", CLUSTER_SIM, "--example", "scheduler"]);
+    cargo.args(["--", "--out"]).arg(workspace::target(root).join("bench")).current_dir(root);
+    if options.quick {
+        cargo.arg("--quick");
+    }
+    let status = cargo.status().context("start cargo")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

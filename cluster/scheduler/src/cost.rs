@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cost    = vCPUs x stop + hot pages x (fault + 4 KiB / bandwidth) + devices x take-over + risk
-//!   benefit = (stall now - stall after) x cores x expected rest of its life + fall of unusable cores x price
+//!   benefit = (stall now - stall after) x cores x expected rest of its life
 //!   a move is made iff benefit > factor x cost
 //! ```
 //! Stalls are counted by the running VM: the time that its vCPUs wait for pages of other slices. Where nobody has counted, the
@@ -114,22 +114,20 @@ pub struct Prices {
     pub device_us: u64,
     /// What may go wrong, for each move.
     pub risk_us: u64,
-    /// What one core more is worth that the next VM can use.
-    pub hole_us: u64,
     /// The benefit is to be more than so many hundredths of the cost.
     pub factor_percent: u64,
 }
 
 impl Default for Prices {
-    /// FragVisor's vCPU (86 us), a page over 10 Gbit/s, half a core-hour for what may go wrong.
+    /// FragVisor's vCPU (86 us), a page over 10 Gbit/s. What may go wrong is ten core-hours: with that moves are fewer than under
+    /// FragBFF and core-hours in Aggregate VMs too (decision 62).
     fn default() -> Self {
         Self {
             vcpu_us: 86,
             page_us: 40,
             bytes_per_us: 1250,
             device_us: 2_000_000,
-            risk_us: 1_800_000_000,
-            hole_us: 600_000_000,
+            risk_us: 36_000_000_000,
             factor_percent: 200,
         }
     }
@@ -164,13 +162,11 @@ impl Prices {
         self.pause_us(step).saturating_add(pull).saturating_add(self.risk_us)
     }
 
-    /// What it brings that a VM waits less for the rest of its life, and that other hosts become of more use.
+    /// What it brings that a VM waits less for a time.
     #[must_use]
-    pub fn benefit_us(&self, saved: u32, cores: u32, remaining_ms: u64, holes: i64) -> i64 {
-        let waits = u128::from(saved) * u128::from(cores) * u128::from(remaining_ms) / 1000;
-        let waits = i64::try_from(waits).unwrap_or(i64::MAX);
-        let price = i64::try_from(self.hole_us).unwrap_or(i64::MAX);
-        waits.saturating_add(holes.saturating_mul(price))
+    pub fn benefit_us(&self, saved: u32, cores: u32, time_ms: u64) -> i64 {
+        let waits = u128::from(saved) * u128::from(cores) * u128::from(time_ms) / 1000;
+        i64::try_from(waits).unwrap_or(i64::MAX)
     }
 
     /// What a move is worth beyond its cost, times the factor; positive iff it is to be made.
@@ -230,10 +226,9 @@ mod tests {
 
     #[test]
     fn move_is_worth_it_when_the_benefit_exceeds_the_factor_of_its_cost() {
-        let prices = Prices { hole_us: 10, ..Prices::default() };
+        let prices = Prices::default();
 
-        assert_eq!(prices.benefit_us(250_000, 4, 1000, 0), 1_000_000);
-        assert_eq!(prices.benefit_us(0, 4, 1000, -3), -30);
+        assert_eq!(prices.benefit_us(250_000, 4, 1000), 1_000_000);
         assert_eq!(prices.worth(201, 100), 1);
         assert_eq!(prices.worth(200, 100), 0);
     }

@@ -44,4 +44,4 @@ pub use reason::WhyNot;
 pub use resources::Resources;
 pub use scheduler::{Effect, Input, InputError, Scheduler, Settings};
 pub use spec::{Class, DEVICE_KINDS, DEVICES_MAX, DeviceCount, Spec, SpecError};
-pub use validate::{Candidate, why_not};
+pub use validate::{Candidate, candidates, why_not};

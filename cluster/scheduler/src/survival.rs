@@ -55,7 +55,21 @@ impl Survival {
     /// Milliseconds that a VM of this age goes on, as is to be expected, of those within the horizon.
     #[must_use]
     pub fn remaining(&self, age: u64) -> u64 {
-        let end = age.saturating_add(self.horizon);
+        self.within(age, self.horizon)
+    }
+
+    /// Millionths of VMs of this age that end within a time.
+    #[must_use]
+    pub fn ends_within(&self, age: u64, time: u64) -> u32 {
+        let (now, then) = (self.alive(age), self.alive(age.saturating_add(time)));
+        let goes_on = u128::from(then) * MILLION / u128::from(now).max(1);
+        1_000_000 - u32::try_from(goes_on).unwrap_or(0).min(1_000_000)
+    }
+
+    /// Milliseconds that a VM of this age goes on, as is to be expected, of those within a time.
+    #[must_use]
+    pub fn within(&self, age: u64, time: u64) -> u64 {
+        let end = age.saturating_add(time);
         let corners = self.points.iter().map(|point| point.0).filter(|at| *at > age && *at < end);
         let (mut last, mut area) = (age, 0u128);
         for at in corners.chain([end]) {
@@ -64,7 +78,7 @@ impl Survival {
             last = at;
         }
         let expected = area / u128::from(self.alive(age)).clamp(1, MILLION);
-        u64::try_from(expected).unwrap_or(self.horizon).min(self.horizon)
+        u64::try_from(expected).unwrap_or(time).min(time)
     }
 }
 
@@ -87,6 +101,8 @@ mod tests {
         let curve = Survival::new(vec![(0, 1_000_000), (10, 500_000)], 10).unwrap();
 
         assert_eq!(curve.remaining(0), 7, "7.5, rounded down");
+        assert_eq!((curve.within(0, 4), curve.within(5, 5)), (3, 4), "3.6 and 4.2");
+        assert_eq!((curve.ends_within(0, 4), curve.ends_within(0, 99)), (200_000, 500_000));
         assert_eq!(curve.remaining(10), 10, "none is seen to end");
     }
 

@@ -88,6 +88,15 @@ pub(crate) fn of_moment(cluster: &Cluster, host: &Host, it: &Candidate<'_>) -> O
     is_full.then_some(WhyNot::SlicesFull)
 }
 
+/// Open hosts that may take it and have room, the best fit first: least cores left, then least memory, then the lowest number.
+pub fn candidates<'a>(
+    cluster: &'a Cluster,
+    it: &'a Candidate<'a>,
+) -> impl Iterator<Item = &'a Host> + 'a {
+    let hosts = cluster.best_fit(it.resources, |traits| of_traits(traits, it).is_none());
+    hosts.filter(move |host| of_moment(cluster, host, it).is_none())
+}
+
 /// What is against a host, if anything is.
 #[must_use]
 pub fn why_not(cluster: &Cluster, host: HostId, it: &Candidate<'_>) -> Option<WhyNot> {

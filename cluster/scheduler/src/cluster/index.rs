@@ -86,6 +86,16 @@ impl Index {
         fits(self.sets(fabric, suits), needs)
     }
 
+    /// Hosts with free cores, most first, then most memory.
+    pub(super) fn emptiest<'a>(
+        &'a self,
+        suits: impl Fn(&Traits) -> bool,
+    ) -> impl Iterator<Item = HostId> + 'a {
+        let sets = those_of(&self.all, suits).into_iter();
+        let sets = sets.map(|set| set.set.range((1, 0, HostId(0))..).rev().copied());
+        merge(sets.collect(), |a, b| a > b).map(|free| free.2)
+    }
+
     /// Fabrics, with the cores and the memory that are free there altogether.
     pub(super) fn fabrics(
         &self,

@@ -101,6 +101,14 @@ impl Cluster {
         self.index.best_fit_in(fabric, needs, suits).filter_map(|id| self.host(id))
     }
 
+    /// Hosts with free cores, those with most first.
+    pub(crate) fn emptiest<'a>(
+        &'a self,
+        suits: impl Fn(&Traits) -> bool,
+    ) -> impl Iterator<Item = &'a Host> + 'a {
+        self.index.emptiest(suits).filter_map(|id| self.host(id))
+    }
+
     pub(crate) fn fabrics(
         &self,
         suits: impl Fn(&Traits) -> bool,

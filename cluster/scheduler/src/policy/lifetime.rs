@@ -1,40 +1,40 @@
 //! Our policy: what comes together is what is worth its cost, by the age of the VM and what it was measured to wait.
 //!
-//! * **Young VMs are left alone.** Most end within hours, and a move for them is for nothing. Only one that waits more than
-//!   its class allows is moved early.
+//! * **Young VMs are left alone.** Most end within hours, and a move for them is for nothing. The larger a VM, and the more it
+//!   waits, the younger it is moved: as soon as what it loses until the next chance is more than what a move costs that would have
+//!   been for nothing by then.
 //! * **Old VMs are looked at again and again**, not only when something ends beside them.
-//! * **Any host may take all of a VM**, not only those where it has a slice: splitting and moving whole VMs together.
-//! * **Slices move as a whole.** What vCPUs share within a slice stays together.
+//! * **Any host may take all of a VM**, not only those where it has a slice. Nothing less is moved: each slice moves once.
 //! * **The last slice is a best fit**, so that a split leaves no new fragment where it need not.
+//! * **Others may move aside** for one that waits, if that is wanted: far shorter delays for more moves.
 
 use super::best_fit::{best_fit_on_a_node, on_one};
 use super::consolidate::all_of;
 use super::fragbff::on_several;
 use super::refusal::refuse;
+use super::room::make_room;
 use super::split::{Order, Splitter};
 use super::{Facts, Policy, Refusal};
 use crate::cluster::{Cluster, Move, Slice, Traits, Vm};
 use crate::cost::{Prices, stall_saved};
-use crate::fragmentation::Mix;
 use crate::ids::{HostId, VmId};
 use crate::placement::{Decision, Rejections, Rule};
 use crate::resources::Resources;
 use crate::spec::Spec;
 use crate::survival::{HOUR, Survival};
 use crate::validate::{Candidate, of_moment, of_traits};
-use std::collections::BTreeMap;
 
 /// Consolidation by age and measured stall.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lifetime {
-    /// VMs that are expected.
-    pub mix: Mix,
     /// How long VMs live.
     pub survival: Survival,
     /// What moves cost.
     pub prices: Prices,
-    /// Younger VMs are left alone, in milliseconds.
-    pub age_min: u64,
+    /// The next chance to bring a VM together comes after about so long, in milliseconds.
+    pub next_chance: u64,
+    /// Others move aside for a VM that has waited for so long, in milliseconds; they never do if it is none.
+    pub room_after: Option<u64>,
 }
 
 impl Lifetime {
@@ -42,48 +42,35 @@ impl Lifetime {
     #[must_use]
     pub fn azure() -> Self {
         Self {
-            mix: Mix::azure(),
             survival: Survival::azure(),
             prices: Prices::default(),
-            age_min: 6 * HOUR,
+            next_chance: 6 * HOUR,
+            room_after: None,
         }
     }
 
-    /// What some moves are worth, which bring the slices of these hosts together.
-    fn worth(
-        &self,
-        cluster: &Cluster,
-        vm: &Vm,
-        facts: &Facts<'_>,
-        joined: &[HostId],
-        moves: &[Move],
-    ) -> i64 {
+    /// The same; others move aside for a VM that has waited for a minute.
+    #[must_use]
+    pub fn with_room(self) -> Self {
+        Self { room_after: Some(60_000), ..self }
+    }
+
+    /// What it is worth to bring a VM together by these moves; nothing if it is not done, or not yet.
+    fn worth(&self, vm: &Vm, slices: &[Slice], facts: &Facts<'_>, moves: &[Move]) -> Option<i64> {
         let spec = vm.spec();
-        let saved = stall_saved(spec, facts.stall, joined, vm.slices().len());
-        let remaining = self.survival.remaining(facts.now.saturating_sub(vm.started()));
-        let holes = self.holes(cluster, moves);
-        let benefit = self.prices.benefit_us(saved, spec.needs.cores, remaining, holes);
+        let hosts: Vec<HostId> = slices.iter().map(|slice| slice.host).collect();
+        let saved = stall_saved(spec, facts.stall, &hosts, slices.len());
         let costs = moves.iter().map(|step| self.prices.cost_us(step, spec, facts.stall));
-        self.prices.worth(benefit, costs.fold(0, u64::saturating_add))
-    }
-
-    /// Cores more that the next VM can use, after all moves.
-    fn holes(&self, cluster: &Cluster, moves: &[Move]) -> i64 {
-        let mut free: BTreeMap<HostId, (Resources, Resources)> = BTreeMap::new();
-        for step in moves {
-            for (id, comes) in [(step.from, false), (step.to, true)] {
-                let now = cluster.host(id).map_or(Resources::NONE, |host| host.free());
-                let after = &mut free.entry(id).or_insert((now, now)).1;
-                *after =
-                    if comes { after.minus(step.resources) } else { after.plus(step.resources) };
-            }
-        }
-        let signed = |it: u64| i64::try_from(it).unwrap_or(i64::MAX);
-        let falls = free.values().map(|(before, after)| {
-            signed(self.mix.unusable(*before)) - signed(self.mix.unusable(*after))
-        });
-        let sum: i64 = falls.fold(0, i64::saturating_add);
-        sum / signed(self.mix.sum().max(1))
+        let cost = costs.fold(0, u64::saturating_add);
+        let age = facts.now.saturating_sub(vm.started());
+        let benefit = |time: u64| self.prices.benefit_us(saved, spec.needs.cores, time);
+        let worth = self.prices.worth(benefit(self.survival.remaining(age)), cost);
+        let until_next = benefit(self.survival.within(age, self.next_chance));
+        let ends = u128::from(self.survival.ends_within(age, self.next_chance));
+        let for_nothing = u64::try_from(u128::from(cost) * ends / 1_000_000).unwrap_or(cost);
+        let is_time = self.prices.worth(until_next, for_nothing) >= 0;
+        // More than its class allows is too much at any price.
+        (facts.is_over_budget || (is_time && worth > 0)).then_some(worth)
     }
 }
 
@@ -101,15 +88,14 @@ impl Policy for Lifetime {
 
     fn consolidate(&self, cluster: &Cluster, id: VmId, facts: &Facts<'_>) -> Vec<Move> {
         let Some(vm) = cluster.vm(id) else { return Vec::new() };
-        let is_young = facts.now.saturating_sub(vm.started()) < self.age_min;
-        if is_young && !facts.is_over_budget {
-            return Vec::new();
-        }
         let slices = vm.slices();
+        let own = slices.iter().map(|slice| slice.host);
+        let elsewhere = host_for_all(cluster, id, vm);
         let mut best: Option<(i64, Vec<Move>)> = None;
-        for (joined, moves) in options(cluster, id, vm, &slices) {
-            let worth = self.worth(cluster, vm, facts, &joined, &moves);
-            if worth > best.as_ref().map_or(0, |(best, _)| *best) {
+        for to in own.chain(elsewhere) {
+            let Some(moves) = gathered(cluster, id, &slices, to) else { continue };
+            let Some(worth) = self.worth(vm, &slices, facts, &moves) else { continue };
+            if best.as_ref().is_none_or(|(best, _)| worth > *best) {
                 best = Some((worth, moves));
             }
         }
@@ -119,31 +105,15 @@ impl Policy for Lifetime {
     fn revisits(&self) -> bool {
         true
     }
-}
 
-/// Which slices come together, and by which moves: all on one host, or two.
-fn options(
-    cluster: &Cluster,
-    id: VmId,
-    vm: &Vm,
-    slices: &[Slice],
-) -> Vec<(Vec<HostId>, Vec<Move>)> {
-    let hosts: Vec<HostId> = slices.iter().map(|slice| slice.host).collect();
-    let elsewhere = host_for_all(cluster, id, vm);
-    let mut options = Vec::new();
-    for to in hosts.iter().copied().chain(elsewhere) {
-        if let Some(moves) = gathered(cluster, id, slices, to) {
-            options.push((hosts.clone(), moves));
-        }
+    fn make_room(&self, cluster: &Cluster, spec: &Spec, waited: u64) -> Vec<Move> {
+        let is_time = self.room_after.is_some_and(|after| waited >= after);
+        if is_time { make_room(cluster, spec) } else { Vec::new() }
     }
-    for slice in slices {
-        for &to in hosts.iter().filter(|to| **to != slice.host) {
-            options.extend(
-                all_of(cluster, id, slice, to).map(|step| (vec![slice.host, to], vec![step])),
-            );
-        }
+
+    fn makes_room(&self) -> bool {
+        self.room_after.is_some()
     }
-    options
 }
 
 /// The best fit of the VM's fabric for all of it.

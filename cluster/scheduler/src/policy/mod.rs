@@ -4,13 +4,14 @@
 //! |---|---|---|---|
 //! | [`Bff`] | best fit | waits | nothing |
 //! | [`FragBff`] (FragVisor) | best fit | split over the fewest or the most hosts | when something ends beside a slice: fewer hosts, or less fragmentation |
-//! | [`Lifetime`] (ours) | best fit, within a NUMA node if that costs nothing | fewest hosts, the last slice as best fit | at any time: what is worth its cost, by age and measured stall |
+//! | [`Lifetime`] (ours) | best fit, within a NUMA node if that costs nothing | fewest hosts, the last slice as best fit; others move aside for one that waits | at any time: what is worth its cost, by age and measured stall |
 
 mod best_fit;
 mod consolidate;
 mod fragbff;
 mod lifetime;
 mod refusal;
+mod room;
 mod split;
 
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub(crate) use consolidate::all_of;
 pub use fragbff::{Consolidation, FragBff, Spread};
 pub use lifetime::Lifetime;
 pub use refusal::Refusal;
+pub use room::make_room;
 
 use crate::cluster::{Cluster, Move};
 use crate::cost::Stall;
@@ -55,5 +57,38 @@ pub trait Policy {
     /// Whether it is also asked when nothing has ended.
     fn revisits(&self) -> bool {
         false
+    }
+
+    /// What of other VMs moves so that one that has waited for so many milliseconds finds room; all of it, or nothing. None of
+    /// them moves already. The room is not kept: whoever has its turn first when it is free has it.
+    fn make_room(&self, _: &Cluster, _: &Spec, _waited: u64) -> Vec<Move> {
+        Vec::new()
+    }
+
+    /// Whether it is asked for room at all.
+    fn makes_room(&self) -> bool {
+        false
+    }
+}
+
+impl<P: Policy + ?Sized> Policy for Box<P> {
+    fn place(&self, cluster: &Cluster, spec: &Spec) -> Result<Decision, Refusal> {
+        (**self).place(cluster, spec)
+    }
+
+    fn consolidate(&self, cluster: &Cluster, vm: VmId, facts: &Facts<'_>) -> Vec<Move> {
+        (**self).consolidate(cluster, vm, facts)
+    }
+
+    fn revisits(&self) -> bool {
+        (**self).revisits()
+    }
+
+    fn make_room(&self, cluster: &Cluster, spec: &Spec, waited: u64) -> Vec<Move> {
+        (**self).make_room(cluster, spec, waited)
+    }
+
+    fn makes_room(&self) -> bool {
+        (**self).makes_room()
     }
 }

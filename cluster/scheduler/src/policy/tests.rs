@@ -13,8 +13,8 @@ use crate::survival::HOUR;
 use crate::{DeviceKind, Fabric, FailureDomain, Features, Group, REJECTED_MAX, Tenant};
 use std::sync::Arc;
 
-/// When ours begins to move a VM.
-const OLD: u64 = 6 * HOUR;
+/// When ours surely moves a VM.
+const OLD: u64 = 200 * HOUR;
 
 fn host(cores: u32, memory: u32) -> HostSpec {
     HostSpec::new(vec![Resources::new(cores, memory)])
@@ -292,10 +292,57 @@ fn young_vms_are_left_alone_unless_they_wait_for_too_much() {
     cluster.release(VmId(1));
     let policy = Lifetime::azure();
 
-    assert_eq!(policy.consolidate(&cluster, VmId(9), &facts(OLD - 1)), []);
-    let over = Facts { is_over_budget: true, ..facts(OLD - 1) };
+    assert_eq!(policy.consolidate(&cluster, VmId(9), &facts(0)), []);
+    let over = Facts { is_over_budget: true, ..facts(0) };
     assert_eq!(moved(&policy.consolidate(&cluster, VmId(9), &over)), [(0, 1, 2)]);
     assert_eq!(moved(&policy.consolidate(&cluster, VmId(9), &facts(OLD))), [(0, 1, 2)]);
+}
+
+/// The age in hours at which a VM of so many cores, all of them waiting for a tenth of the time, is brought together.
+fn moved_at(cores: u32) -> Option<u64> {
+    let mut cluster = cluster(&vec![host(32, 400); 2]);
+    let wanted = spec(cores, 8, Class::Independent);
+    let half = Resources::new(cores / 2, 4);
+    let shares = [0, 1].map(|at| crate::Share::new(HostId(at), half)).to_vec();
+    let rule = Rule::FewestHosts;
+    let found = Decision { shares, rule, rejected: vec![], rejected_count: 0, basis: vec![] };
+    run(&mut cluster, 9, wanted, &found);
+    let moves = |hours: &u64| {
+        !Lifetime::azure().consolidate(&cluster, VmId(9), &facts(hours * HOUR)).is_empty()
+    };
+    (0..500).find(moves)
+}
+
+#[test]
+fn larger_vms_are_moved_younger() {
+    let ages = [2, 8, 32].map(|cores| moved_at(cores).unwrap());
+
+    assert!(ages.windows(2).all(|pair| pair[0] > pair[1]), "{ages:?} hours");
+}
+
+#[test]
+fn fewest_and_smallest_vms_move_aside() {
+    let mut cluster = cluster(&[host(8, 80), host(8, 80), host(5, 80)]);
+    let at = |cluster: &mut Cluster, vm: u32, to: u32, cores: u32| {
+        let wanted = spec(cores, cores, Class::Default);
+        let shares = vec![crate::Share::new(HostId(to), wanted.needs)];
+        let rule = Rule::BestFit;
+        let found = Decision { shares, rule, rejected: vec![], rejected_count: 0, basis: vec![] };
+        run(cluster, vm, wanted, &found);
+    };
+    for (vm, to, cores) in [(0, 0, 2), (1, 0, 2), (2, 0, 1), (3, 1, 2), (4, 1, 3), (5, 2, 3)] {
+        at(&mut cluster, vm, to, cores);
+    }
+
+    // Three are free on the first two hosts; five are wanted; two fit on the last one.
+    let moves = make_room(&cluster, &spec(5, 5, Class::Shared));
+    assert_eq!(moved(&moves), [(1, 2, 2)], "of hosts alike the last one");
+    assert_eq!(moves[0].vm, VmId(3), "not the one of three cores");
+    assert_eq!(make_room(&cluster, &spec(8, 8, Class::Shared)), [], "nobody has room for that");
+    let ours = Lifetime::azure().with_room();
+    let waits = |waited| ours.make_room(&cluster, &spec(5, 5, Class::Shared), waited);
+    assert_eq!((waits(0), waits(HOUR)), (vec![], moves));
+    assert!(!Lifetime::azure().makes_room());
 }
 
 #[test]
@@ -306,17 +353,17 @@ fn what_does_not_wait_is_not_worth_a_move() {
     let counter = |waited_us| FaultCounter { by: HostId(0), of: HostId(1), waited_us };
     let asked = |waited_us| {
         let stall = Stall::measured(&[counter(waited_us)], 4, 1_000_000, 100);
-        let facts = Facts { stall: stall.as_ref(), ..facts(20 * HOUR) };
+        let facts = Facts { stall: stall.as_ref(), ..facts(OLD) };
         moved(&policy.consolidate(&cluster, VmId(9), &facts))
     };
 
-    assert_eq!(asked(1_000), []);
+    assert_eq!(asked(100), []);
     assert_eq!(asked(400_000), [(0, 1, 2)]);
     let dear = Lifetime {
-        prices: Prices { factor_percent: 1_000_000, ..policy.prices },
+        prices: Prices { factor_percent: 100_000_000, ..policy.prices },
         ..policy.clone()
     };
-    assert_eq!(dear.consolidate(&cluster, VmId(9), &facts(20 * HOUR)), []);
+    assert_eq!(dear.consolidate(&cluster, VmId(9), &facts(OLD)), []);
 }
 
 #[test]

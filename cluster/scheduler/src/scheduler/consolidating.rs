@@ -72,7 +72,7 @@ impl<P: Policy> Scheduler<P> {
     }
 
     /// Begins all of these moves, or none.
-    fn begin(&mut self, moves: &[Move], is_drain: bool, effects: &mut Vec<Effect>) {
+    pub(super) fn begin(&mut self, moves: &[Move], is_drain: bool, effects: &mut Vec<Effect>) {
         let Self { settings, budget, planted, now, .. } = self;
         let pause = |step: &Move| settings.prices.pause_us(step);
         let is_short = |step: &Move| {

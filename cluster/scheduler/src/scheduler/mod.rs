@@ -19,6 +19,7 @@
 //!
 //! **Time** is given with each input, in milliseconds of a clock that is never set back. An earlier one counts as the last one.
 
+mod clearing;
 mod consolidating;
 mod inputs;
 mod serving;
@@ -59,6 +60,8 @@ pub struct Scheduler<P> {
     budget: Budget,
     measured: BTreeMap<VmId, Measured>,
     draining: BTreeSet<HostId>,
+    /// VMs that wait and that others make room for, and since when.
+    clearing: BTreeMap<VmId, u64>,
     /// The Aggregate VM that is looked at next when time passes.
     next: VmId,
     now: u64,
@@ -79,6 +82,7 @@ impl<P: Policy> Scheduler<P> {
             budget: Budget::default(),
             measured: BTreeMap::new(),
             draining,
+            clearing: BTreeMap::new(),
             next: VmId::default(),
             now: 0,
             planted: Planted::default(),
@@ -167,7 +171,10 @@ impl<P: Policy> Scheduler<P> {
         }
         self.queue.add(Waiting { vm, spec: Arc::clone(spec), since: self.now });
         let refusal = self.serve(effects, Some(vm));
-        effects.extend(refusal.map(|refusal| Effect::Waits { vm, refusal }));
+        if let Some(refusal) = refusal {
+            effects.push(Effect::Waits { vm, refusal });
+            self.clear(effects);
+        }
         Ok(())
     }
 
@@ -279,6 +286,7 @@ impl<P: Policy> Scheduler<P> {
     fn passed(&mut self, effects: &mut Vec<Effect>) {
         self.budget.pass(self.now, &self.settings.limits);
         self.serve(effects, None);
+        self.clear(effects);
         for host in self.draining.clone() {
             self.drain(host, effects);
         }

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use scheduler::cluster::{Cluster, HostSpec, HostState};
-use scheduler::cost::{FaultCounter, Stall};
+use scheduler::cost::{FaultCounter, Prices, Stall};
 use scheduler::fragmentation::Mix;
 use scheduler::policy::{Bff, Consolidation, FragBff, Lifetime, Policy, Spread};
 use scheduler::{
@@ -219,7 +219,9 @@ proptest! {
 
     #[test]
     fn our_policy_keeps_the_rules(hosts in vec(host(), 1..8), events in vec(event(), 1..120)) {
-        let policy = Lifetime { mix: mix(), age_min: 10, ..Lifetime::azure() };
+        let prices = Prices { risk_us: 0, ..Prices::default() };
+        let policy =
+            Lifetime { prices, next_chance: 10, room_after: Some(10), ..Lifetime::azure() };
         holds(policy, &hosts, events)?;
     }
 }

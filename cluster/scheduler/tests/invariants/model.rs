@@ -2,6 +2,7 @@
 
 use crate::scenario::{Scenario, settings, spec};
 use crate::world::names;
+use scheduler::cost::Prices;
 use scheduler::fragmentation::Mix;
 use scheduler::policy::{Bff, Consolidation, FragBff, Lifetime, Spread};
 use scheduler::{Class, Limits, PlantedBug, Resources, Settings};
@@ -80,7 +81,8 @@ fn hosts_are_drained() {
 
 fn ours() -> Scenario<Lifetime> {
     let Scenario { settings, hosts, specs, ends, failures, expected, .. } = scenario();
-    let policy = Lifetime { mix: mix(), age_min: 1, ..Lifetime::azure() };
+    let prices = Prices { risk_us: 0, ..Prices::default() };
+    let policy = Lifetime { prices, next_chance: 0, room_after: Some(1), ..Lifetime::azure() };
     let (ticks, drains, planted, sought) = (3, 0, None, None);
     Scenario {
         policy,
@@ -100,6 +102,16 @@ fn ours() -> Scenario<Lifetime> {
 #[test]
 fn our_policy_keeps_the_rules_too() {
     ours().prove("by age and stall");
+}
+
+/// A VM of one core is on each of two hosts of three, and one moves aside for a third VM that wants a whole host.
+#[test]
+fn others_move_aside() {
+    let specs = [2, 1, 2, 3].map(|cores| spec(cores, Class::Shared)).to_vec();
+    let hosts = vec![Resources::new(3, 3); 2];
+    let expected = &["waits", "moved"];
+    let (ends, failures) = (1, 1);
+    Scenario { specs, hosts, ends, failures, expected, ..ours() }.prove("others move aside");
 }
 
 #[test]
