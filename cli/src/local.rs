@@ -9,6 +9,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
+use vmm::control::Desk;
 use vmm::crash::{plan_kill, plan_panic};
 use vmm::slice::{ClockTest, LocalOptions, Offer, OnFull};
 
@@ -136,6 +137,7 @@ impl From<Local> for LocalOptions {
             mechanisms: arguments.without.into_iter().fold(Mechanisms::ALL, Mechanisms::without),
             offer: Offer { vcpus: arguments.offer_cpus, bytes: arguments.offer_memory },
             control,
+            desk: Desk::new(),
             clock_test,
             on_full,
             checkpoints: arguments.checkpoints,

@@ -10,12 +10,14 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     (
         "tessera",
         &[
             "tessera-vmm",
+            "tessera-vm-service",
             "tessera-checkpoint",
+            "tessera-control",
             "tessera-dsm",
             "tessera-migrate",
             "tessera-transport",
@@ -43,6 +45,8 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("tessera-transport", &["tessera-wire"]),
     ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
+    ("tessera-vm-service", &["tessera-control", "tessera-vmm"]),
+    ("tessera-control", &[]),
     ("tessera-scheduler", &[]),
     ("tessera-wire", &[]),
 ];
