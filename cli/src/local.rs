@@ -1,5 +1,6 @@
 //! What both roles are told about their own process.
 
+use crate::api::Api;
 use crate::slices::bytes;
 use anyhow::{Context, Result, bail};
 use checkpoint::Point;
@@ -48,9 +49,11 @@ pub(crate) struct Local {
     /// unless given, and never less than at the start
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     offer_memory: Option<u64>,
-    /// Create the control socket of this slice there, for tessera trace, counters, tune and, on the slice that coordinates the VM, vm
+    /// Create the control socket of this slice there, for tessera trace, counters, tune, vm, and clients of the gRPC API (docs/api.md)
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: Api,
     /// Folder for the parts of checkpoints that another slice has this one write (tessera vm checkpoint), and from which a
     /// companion reads when a VM goes on from one (--restore). All slices reach the same files by it
     #[arg(long, value_name = "DIR")]

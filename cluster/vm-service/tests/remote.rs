@@ -133,8 +133,8 @@ async fn channel(
             Ok::<_, io::Error>(TokioIo::new(connector.connect(name, stream).await?))
         }
     });
-    let connected = Endpoint::from_static("http://slice.example").connect_with_connector(connect);
-    connected.await.map_err(|error| format!("{error:?}"))
+    let endpoint = Endpoint::from_static("http://slice.example");
+    endpoint.connect_with_connector(connect).await.map_err(|error| format!("{error:?}"))
 }
 
 const NAME: &str = "slice.example";

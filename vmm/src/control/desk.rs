@@ -238,12 +238,16 @@ impl Desk {
 
     fn whom_to_ask(&self) -> Refusal {
         let facts = locked(&self.0.facts);
-        let known = facts.as_ref().map(|facts| facts.placement.load().coordinator());
-        let message = match known {
-            Some(slice) => format!("ask {slice}, which coordinates the VM, once the guest runs"),
-            None => "ask the slice that coordinates the VM, once its guest runs".into(),
+        let Some(Facts { placement, .. }) = &*facts else {
+            let message = "ask the slice that coordinates the VM, once its guest runs";
+            return Refusal::new(Reason::NoVm, message);
         };
-        Refusal::new(Reason::NotLeader { leader: known.map(|slice| slice.0) }, message)
+        let slice = placement.load().coordinator();
+        let message = format!("ask {slice}, which coordinates the VM, once the guest runs");
+        // This one does, but is not ready.
+        let not_yet = slice == placement.local();
+        let leader = Some(slice.0);
+        Refusal::new(if not_yet { Reason::NoVm } else { Reason::NotLeader { leader } }, message)
     }
 
     fn with_memory(&self, ask: impl FnOnce(&Source) -> Answer) -> Answer {
