@@ -77,7 +77,8 @@ impl Asking {
         let (mut far, mut since) = (OperationProgress::default(), Instant::now());
         loop {
             if let Some(metadata) = &operation.metadata {
-                let now = OperationProgress::decode(&metadata.value[..]).context("read the answer")?;
+                let now =
+                    OperationProgress::decode(&metadata.value[..]).context("read the answer")?;
                 progress(&now);
                 if now != far {
                     (far, since) = (now, Instant::now());

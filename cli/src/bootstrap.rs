@@ -14,7 +14,8 @@ use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::slice::{
-    Boot, BootstrapOptions, Ending, Interrupts, LocalOptions, PageTables, SliceSpec, Start, VmSpec, bootstrap,
+    Boot, BootstrapOptions, Ending, Interrupts, LocalOptions, PageTables, SliceSpec, Start, VmSpec,
+    bootstrap,
 };
 
 /// Ends the help.

@@ -277,8 +277,7 @@ fn advise(AdviseArguments { seconds, target }: &AdviseArguments) -> Result<()> {
     let seconds = i64::try_from(*seconds).context("count for so long")?;
     let count_for = Some(prost_types::Duration { seconds, nanos: 0 });
     let request = AdviseRequest { count_for, ..AdviseRequest::default() };
-    let answer: AdviseResponse =
-        operate(target, |mut vm| async move { vm.advise(request).await })?;
+    let answer: AdviseResponse = operate(target, |mut vm| async move { vm.advise(request).await })?;
     let text = if target.format.is_json() {
         serde_json::to_string(&AdviceAnswer { proposals: answer.proposals })?
     } else if answer.proposals.is_empty() {

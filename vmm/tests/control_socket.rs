@@ -82,7 +82,9 @@ fn name_in_use_is_refused_and_a_stale_one_replaced() {
     let folder = Folder::new();
     let path = folder.socket();
     let first = ControlSocket::open(&path, Desk::new()).unwrap();
-    assert!(matches!(ControlSocket::open(&path, Desk::new()), Err(SocketError::Taken(at)) if at == path));
+    assert!(
+        matches!(ControlSocket::open(&path, Desk::new()), Err(SocketError::Taken(at)) if at == path)
+    );
     assert!(Client::connect(&path).is_ok(), "the first is still there");
     drop(first);
 

@@ -47,9 +47,7 @@ impl Connected for Connection {
 /// Refuses calls of users who may not ask.
 pub(crate) fn admit(request: Request<()>) -> Result<Request<()>, Status> {
     match request.extensions().get::<Who>() {
-        Some(Who::Local(caller)) if !caller.may_ask => {
-            Err(refused(caller.refusal()))
-        }
+        Some(Who::Local(caller)) if !caller.may_ask => Err(refused(caller.refusal())),
         Some(Who::Local(_) | Who::Remote) => Ok(request),
         None => Err(Status::internal("it is not known who calls: this is a bug")),
     }

@@ -122,7 +122,8 @@ impl Operations {
                 let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
                 teller.stand.send_modify(|stand| {
                     let progress = &mut stand.progress;
-                    (progress.done_units, progress.total_units) = (count(far.done), count(far.total));
+                    (progress.done_units, progress.total_units) =
+                        (count(far.done), count(far.total));
                     progress.phase = far.next;
                 });
             };
@@ -136,12 +137,17 @@ impl Operations {
     }
 
     /// One that is done already: nothing of it goes on.
-    pub(crate) fn done(&self, (method, request_id): (&str, &str), result: Any) -> Result<Operation> {
+    pub(crate) fn done(
+        &self,
+        (method, request_id): (&str, &str),
+        result: Any,
+    ) -> Result<Operation> {
         let (start_time, method, request_id) = (now(), method.into(), request_id.into());
         let end_time = start_time;
         let progress =
             OperationProgress { method, request_id, start_time, end_time, ..Default::default() };
-        let (number, known) = self.add(Stand { progress, outcome: Some(Outcome::Response(result)) })?;
+        let (number, known) =
+            self.add(Stand { progress, outcome: Some(Outcome::Response(result)) })?;
         known.read();
         Ok(known.operation(self.name(number)))
     }
@@ -241,7 +247,8 @@ impl Service for Operations {
         if !filter.is_empty() {
             return Err(invalid("filter", "operations are not filtered"));
         }
-        let size = usize::try_from(page_size).map_err(|_| invalid("page_size", "it is negative"))?;
+        let size =
+            usize::try_from(page_size).map_err(|_| invalid("page_size", "it is negative"))?;
         let size = if size == 0 { PAGE_MAX } else { size.min(PAGE_MAX) };
         let before: u64 = match &page_token[..] {
             "" => u64::MAX,
@@ -254,8 +261,12 @@ impl Service for Operations {
             (Some((number, _)), Some(_)) => number.to_string(),
             _ => String::new(),
         };
-        let operations = page.into_iter().map(|(number, known)| known.operation(self.name(*number)));
-        Ok(Response::new(ListOperationsResponse { operations: operations.collect(), next_page_token }))
+        let operations =
+            page.into_iter().map(|(number, known)| known.operation(self.name(*number)));
+        Ok(Response::new(ListOperationsResponse {
+            operations: operations.collect(),
+            next_page_token,
+        }))
     }
 
     async fn get_operation(
@@ -286,7 +297,8 @@ impl Service for Operations {
         if known.is_done() {
             return Ok(Response::new(()));
         }
-        let text = "what is done to a VM cannot be stopped half-way; it ends by itself, within its limits";
+        let text =
+            "what is done to a VM cannot be stopped half-way; it ends by itself, within its limits";
         Err(status(&Problem::NotCancellable, text))
     }
 

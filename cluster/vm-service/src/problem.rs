@@ -160,8 +160,9 @@ fn row_of_vm(reason: &Reason) -> Row {
             .with("activity", activity(*what)),
         Reason::Paused => precondition("VM_PAUSED"),
         Reason::NotPaused => precondition("VM_NOT_PAUSED"),
-        Reason::Invalid { field } => Row::new(Code::InvalidArgument, "INVALID_SPEC")
-            .detail(Detail::Field(field.clone())),
+        Reason::Invalid { field } => {
+            Row::new(Code::InvalidArgument, "INVALID_SPEC").detail(Detail::Field(field.clone()))
+        }
         Reason::NothingToDo => precondition("NOTHING_TO_DO"),
         Reason::NoCapacity => {
             Row::new(Code::ResourceExhausted, "NO_CAPACITY").detail(Detail::Quota("slices"))
@@ -169,17 +170,14 @@ fn row_of_vm(reason: &Reason) -> Row {
         Reason::HostUnfit => precondition("HOST_UNFIT").detail(Detail::Precondition("HOST")),
         Reason::SliceLost { slice } => Row::new(Code::Unavailable, "SLICE_LOST")
             .detail(Detail::Resource("tessera.control.v1.Slice", format!("slices/{slice}"))),
-        Reason::Unsupported => {
-            precondition("VM_LACKS_FEATURE").detail(Detail::Precondition("VM"))
-        }
+        Reason::Unsupported => precondition("VM_LACKS_FEATURE").detail(Detail::Precondition("VM")),
         Reason::GuestRefused => {
             precondition("GUEST_REFUSED").touched().detail(Detail::Precondition("GUEST"))
         }
         Reason::Silent => Row::new(Code::DeadlineExceeded, "NO_ANSWER").touched(),
-        Reason::Partly { done, total } => Row::new(Code::Aborted, "PARTLY_DONE")
-            .touched()
-            .with("done", done)
-            .with("total", total),
+        Reason::Partly { done, total } => {
+            Row::new(Code::Aborted, "PARTLY_DONE").touched().with("done", done).with("total", total)
+        }
         Reason::Failed => Row::new(Code::Aborted, "OPERATION_FAILED").touched(),
     }
 }

@@ -158,7 +158,10 @@ impl VmService for VmApi {
         self.watchers.watch(vm, &resume_token, bookmarks.transpose()?).map(Response::new)
     }
 
-    async fn pause_vm(&self, request: Request<PauseVmRequest>) -> Result<Response<PauseVmResponse>> {
+    async fn pause_vm(
+        &self,
+        request: Request<PauseVmRequest>,
+    ) -> Result<Response<PauseVmResponse>> {
         let request = request.into_inner();
         let named = (&request.name[..], &request.etag[..], &request.request_id[..]);
         let work = |asking: &Asking| {
@@ -208,15 +211,19 @@ impl VmService for VmApi {
     async fn add_slice(&self, request: Request<AddSliceRequest>) -> Result<Response<Operation>> {
         let request = request.into_inner();
         let named = (&request.name[..], &request.etag[..], &request.request_id[..]);
-        let address: SocketAddr = request.address.parse().map_err(|_| {
-            invalid("address", "address is ADDRESS:PORT, with a numeric address")
-        })?;
+        let address: SocketAddr = request
+            .address
+            .parse()
+            .map_err(|_| invalid("address", "address is ADDRESS:PORT, with a numeric address"))?;
         let add = vm::Request::Add(vm::AddRequest { address, empty: request.empty });
         let work = move |asking: &Asking, tell: asking::Tell<'_>| asking.parts(&add, tell);
         self.operate(("AddSlice", "steps"), named, &request, work).await
     }
 
-    async fn drain_slice(&self, request: Request<DrainSliceRequest>) -> Result<Response<Operation>> {
+    async fn drain_slice(
+        &self,
+        request: Request<DrainSliceRequest>,
+    ) -> Result<Response<Operation>> {
         let request = request.into_inner();
         let slice = shape::slice_number(&request.name, &self.asking.look()?)?;
         let named = ("", &request.etag[..], &request.request_id[..]);
@@ -231,14 +238,18 @@ impl VmService for VmApi {
             return Err(invalid("moves", &format!("there are 1 to {MOVES_MAX} moves")));
         }
         let moves = request.moves.iter().map(|one| {
-            let slice = u16::try_from(one.slice).map_err(|_| invalid("moves.slice", "it is too large"))?;
+            let slice =
+                u16::try_from(one.slice).map_err(|_| invalid("moves.slice", "it is too large"))?;
             Ok(PlanRequest::MoveVcpu(vm::MoveVcpuRequest { vcpu: one.vcpu, slice }))
         });
         let moves = moves.collect::<Result<Vec<_>>>()?;
         self.relocate("MoveVcpus", named, &request, (moves, request.validate_only)).await
     }
 
-    async fn consolidate(&self, request: Request<ConsolidateRequest>) -> Result<Response<Operation>> {
+    async fn consolidate(
+        &self,
+        request: Request<ConsolidateRequest>,
+    ) -> Result<Response<Operation>> {
         let request = request.into_inner();
         let named = (&request.name[..], &request.etag[..], &request.request_id[..]);
         let moves = vec![PlanRequest::Consolidate(vm::ConsolidateRequest { stay: request.stay })];
@@ -287,7 +298,8 @@ impl VmService for VmApi {
         };
         let work = move |asking: &Asking, tell: asking::Tell<'_>| {
             let path = asked.path.clone();
-            let Answer::Checkpoint(answer) = asking.ask(&vm::Request::Checkpoint(asked), tell)? else {
+            let Answer::Checkpoint(answer) = asking.ask(&vm::Request::Checkpoint(asked), tell)?
+            else {
                 return Err(other_answer());
             };
             let response = CreateCheckpointResponse {

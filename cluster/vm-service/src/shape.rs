@@ -140,7 +140,11 @@ pub(crate) fn report(report: &ReportAnswer) -> Result<DsmReport, Status> {
         held: Some(duration(Duration::from_micros(memory.held_us))),
         pages_in: memory.pages_in,
         pages_out: memory.pages_out,
-        pages_from: memory.pages_from.iter().map(|from| PagesFrom { slice: from.slice.into(), pages: from.pages }).collect(),
+        pages_from: memory
+            .pages_from
+            .iter()
+            .map(|from| PagesFrom { slice: from.slice.into(), pages: from.pages })
+            .collect(),
         invalidations: memory.invalidations,
         counters,
         json: serde_json::to_string(report).map_err(json)?,

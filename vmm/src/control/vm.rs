@@ -115,7 +115,8 @@ pub trait PlugsVcpus: fmt::Debug + Send + Sync {
     /// # Errors
     /// None can come or go, or not so many, or something else goes on: nothing was done. Or the guest refuses, or does not
     /// answer: what it was asked before is done.
-    fn set_vcpus(&self, count: u32, tell: &mut dyn FnMut(Progress)) -> Result<VcpusAnswer, Refusal>;
+    fn set_vcpus(&self, count: u32, tell: &mut dyn FnMut(Progress))
+    -> Result<VcpusAnswer, Refusal>;
 }
 
 /// Has checkpoints of a VM written.

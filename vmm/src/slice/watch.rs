@@ -47,10 +47,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Waits for the end of the VM, or of this slice, and brings it to an end.
-    pub(super) fn run(
-        mut self,
-        desk: &Desk,
-    ) -> (Ending, RunReport) {
+    pub(super) fn run(mut self, desk: &Desk) -> (Ending, RunReport) {
         let (ending, led) = self.wait_for_end();
         // One that has just come to coordinate may be told by the one before.
         let coordinates = led && self.told_by.is_none();

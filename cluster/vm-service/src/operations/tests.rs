@@ -91,9 +91,8 @@ async fn running_and_known_operations_are_bounded() {
 #[tokio::test]
 async fn pages_follow_each_other() {
     let operations = Operations::new(Desk::new());
-    let names: Vec<_> = (0..7)
-        .map(|_| operations.done(("Spread", ""), Any::default()).unwrap().name)
-        .collect();
+    let names: Vec<_> =
+        (0..7).map(|_| operations.done(("Spread", ""), Any::default()).unwrap().name).collect();
     let (mut token, mut seen) = (String::new(), Vec::new());
     loop {
         let request =

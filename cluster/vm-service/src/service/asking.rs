@@ -106,7 +106,11 @@ impl Asking {
     }
 
     /// Has parts moved one after another.
-    pub(super) fn relocate(&self, moves: &[PlanRequest], tell: Tell<'_>) -> Result<prost_types::Any> {
+    pub(super) fn relocate(
+        &self,
+        moves: &[PlanRequest],
+        tell: Tell<'_>,
+    ) -> Result<prost_types::Any> {
         if let [one] = moves {
             return self.parts(&request_of(*one), tell);
         }
@@ -117,7 +121,9 @@ impl Asking {
             match self.desk.ask(&request_of(*one), &mut |_| {}) {
                 Answer::Done(answer) => milliseconds += answer.milliseconds,
                 Answer::Refused(refusal) if done == 0 => return Err(refused(refusal)),
-                Answer::Refused(refusal) => return Err(refused(partly(done, total, one, &refusal))),
+                Answer::Refused(refusal) => {
+                    return Err(refused(partly(done, total, one, &refusal)));
+                }
                 _ => return Err(other_answer()),
             }
         }
@@ -173,7 +179,10 @@ fn words(what: &PlanRequest) -> String {
 
 fn partly(done: usize, total: usize, one: &PlanRequest, why: &Refusal) -> Refusal {
     let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-    let text = format!("{done} of {total} moves are done, and the next one ({}) failed: {why}", words(one));
+    let text = format!(
+        "{done} of {total} moves are done, and the next one ({}) failed: {why}",
+        words(one)
+    );
     Refusal::new(Reason::Partly { done: count(done), total: count(total) }, text)
 }
 

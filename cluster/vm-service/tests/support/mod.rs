@@ -230,7 +230,13 @@ impl WritesCheckpoints for FakeVm {
         let took = self.effect()?;
         let milliseconds = took.as_secs_f64() * 1e3;
         let digest = format!("of {}", request.path);
-        Ok(CheckpointAnswer { milliseconds, paused_milliseconds: 1.5, bytes: 4096, pages: 1, digest })
+        Ok(CheckpointAnswer {
+            milliseconds,
+            paused_milliseconds: 1.5,
+            bytes: 4096,
+            pages: 1,
+            digest,
+        })
     }
 }
 

@@ -15,9 +15,7 @@ use super::disks::say_home;
 use super::error::{CheckpointError, names};
 use super::part::tell;
 use super::request::{PartRequest, WrittenPart, check_name};
-use crate::control::{
-    CheckpointAnswer, CheckpointRequest, Progress, Refusal, WritesCheckpoints,
-};
+use crate::control::{CheckpointAnswer, CheckpointRequest, Progress, Refusal, WritesCheckpoints};
 use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint_link::{DiskPolicy, Input};

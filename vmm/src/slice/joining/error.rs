@@ -1,8 +1,8 @@
 //! Why a slice has not joined.
 
 use super::MEET_LIMIT;
-use crate::slice::SliceError;
 use crate::control::Reason;
+use crate::slice::SliceError;
 use crate::slice::channels::Channels;
 use crate::slice::refusing::Explains;
 use migrate::{PlacementError, SavedError};
