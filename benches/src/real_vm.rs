@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
+use vmm::control::Desk;
 use vmm::slice::{
     Boot, BootstrapOptions, ClockTest, CompanionOptions, Ending, Interrupts, LocalOptions, Memory,
     Offer, OnFull, PageTables, SliceSpec, Start, StopHandle, VmSpec, companion, one_line,
@@ -124,6 +125,7 @@ fn local(memory: Memory, control: Option<PathBuf>) -> LocalOptions {
         mechanisms: Mechanisms::ALL,
         offer: Offer { vcpus: Some(2), bytes: None },
         control,
+        desk: Desk::new(),
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
         checkpoints: None,

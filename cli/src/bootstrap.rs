@@ -14,7 +14,8 @@ use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::slice::{
-    Boot, BootstrapOptions, Ending, Interrupts, PageTables, SliceSpec, Start, VmSpec, bootstrap,
+    Boot, BootstrapOptions, Ending, Interrupts, LocalOptions, PageTables, SliceSpec, Start, VmSpec,
+    bootstrap,
 };
 
 /// Ends the help.
@@ -273,6 +274,9 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         }
         (None, None) => bail!("a VM begins with --kernel, or goes on with --restore"),
     };
+    let api = arguments.local.api.clone();
+    let local = LocalOptions::from(arguments.local);
+    let _api = api.serve(&local)?;
     let options = BootstrapOptions {
         spec,
         companions,
@@ -285,7 +289,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         lease: Duration::from_millis(arguments.lease),
         carriers: arguments.transport,
         rdma_memory: arguments.rdma_memory,
-        local: arguments.local.into(),
+        local,
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;
     arguments.report.write(&report);

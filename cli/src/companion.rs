@@ -10,7 +10,7 @@ use std::io::stdout;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use transport::Credential;
-use vmm::slice::{CompanionOptions, Ending, Lend, companion};
+use vmm::slice::{CompanionOptions, Ending, Lend, LocalOptions, companion};
 
 /// Ends the help.
 pub(crate) const EXAMPLE: &str = "\
@@ -51,7 +51,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     arguments.local.stay_with_supervisor()?;
     let stop = signals::listen()?;
     let credential = Credential::load(&arguments.secret_file).context("load the VM's secret")?;
-    let (listen, local) = (arguments.listen, arguments.local.clone().into());
+    let (listen, local) = (arguments.listen, LocalOptions::from(arguments.local.clone()));
+    let _api = arguments.local.api.serve(&local)?;
     let lend = arguments.lend.clone();
     arguments.report.check()?;
     let console = Box::new(stdout());

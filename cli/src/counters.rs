@@ -1,9 +1,12 @@
 //! `tessera counters`: what running slices have counted, without ending them.
 
+use crate::asking::{Asking, Vm};
 use anyhow::Result;
 use clap::Args;
+use control::v1::{DsmReport, ForgetDevicePagesRequest, GetDsmReportRequest};
+use std::future::Future;
 use std::path::PathBuf;
-use vmm::control::{Answer, Client, ForgetRequest, ReportRequest, Request};
+use tonic::{Response, Status};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -25,21 +28,28 @@ pub(crate) struct Arguments {
 
 /// Prints the answer of each slice as JSON, a line each.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let request = if arguments.forget_device_pages {
-        Request::ForgetDevicePages(ForgetRequest { only: arguments.of_device })
-    } else {
-        Request::Report(ReportRequest {})
-    };
-    tell(&arguments.control, &request)
+    if !arguments.forget_device_pages {
+        let request = GetDsmReportRequest::default();
+        return tell(&arguments.control, |mut vm| {
+            let request = request.clone();
+            async move { vm.get_dsm_report(request).await }
+        });
+    }
+    let device = arguments.of_device.map(u32::from);
+    let request = ForgetDevicePagesRequest { device, ..ForgetDevicePagesRequest::default() };
+    tell(&arguments.control, |mut vm| {
+        let request = request.clone();
+        async move { vm.forget_device_pages(request).await }
+    })
 }
 
 /// Asks slices for something that they answer with their counters, and prints these.
-pub(crate) fn tell(control: &[PathBuf], request: &Request) -> Result<()> {
+pub(crate) fn tell<F>(control: &[PathBuf], ask: impl Fn(Vm) -> F) -> Result<()>
+where
+    F: Future<Output = std::result::Result<Response<DsmReport>, Status>>,
+{
     for path in control {
-        let answer = Client::connect(path)?.ask(request)?;
-        if let Answer::Report(report) = answer {
-            println!("{}", serde_json::to_string(&report)?);
-        }
+        println!("{}", Asking::connect(path)?.ask(&ask)?.json);
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! What both roles are told about their own process.
 
+use crate::api::Api;
 use crate::slices::bytes;
 use anyhow::{Context, Result, bail};
 use checkpoint::Point;
@@ -9,6 +10,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
+use vmm::control::Desk;
 use vmm::crash::{plan_kill, plan_panic};
 use vmm::slice::{ClockTest, LocalOptions, Offer, OnFull};
 
@@ -47,9 +49,11 @@ pub(crate) struct Local {
     /// unless given, and never less than at the start
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     offer_memory: Option<u64>,
-    /// Create the control socket of this slice there, for tessera trace, counters, tune and, on the slice that coordinates the VM, vm
+    /// Create the control socket of this slice there, for tessera trace, counters, tune, vm, and clients of the gRPC API (docs/api.md)
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: Api,
     /// Folder for the parts of checkpoints that another slice has this one write (tessera vm checkpoint), and from which a
     /// companion reads when a VM goes on from one (--restore). All slices reach the same files by it
     #[arg(long, value_name = "DIR")]
@@ -136,6 +140,7 @@ impl From<Local> for LocalOptions {
             mechanisms: arguments.without.into_iter().fold(Mechanisms::ALL, Mechanisms::without),
             offer: Offer { vcpus: arguments.offer_cpus, bytes: arguments.offer_memory },
             control,
+            desk: Desk::new(),
             clock_test,
             on_full,
             checkpoints: arguments.checkpoints,

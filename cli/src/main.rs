@@ -4,6 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+mod api;
+mod asking;
 mod bootstrap;
 mod checkpoint;
 mod companion;

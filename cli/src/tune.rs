@@ -2,8 +2,10 @@
 
 use anyhow::Result;
 use clap::{ArgAction, Args};
+use control::v1::TuneDsmRequest;
+use control::v1::tune_dsm_request::HoldWindow;
 use std::path::PathBuf;
-use vmm::control::{Request, TuneRequest};
+use std::time::Duration;
 
 use crate::bootstrap::window;
 use crate::counters::tell;
@@ -23,7 +25,17 @@ pub(crate) struct Arguments {
 
 /// Changes what is given, and prints the counters of each slice as JSON, a line each.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let request =
-        Request::Tune(TuneRequest { hold_us: arguments.hold, correlation: arguments.correlation });
-    tell(&arguments.control, &request)
+    let request = TuneDsmRequest {
+        hold: arguments.hold.map(|(min, max)| HoldWindow { min: micros(min), max: micros(max) }),
+        correlation_prefetch: arguments.correlation,
+        ..TuneDsmRequest::default()
+    };
+    tell(&arguments.control, |mut vm| {
+        let request = request.clone();
+        async move { vm.tune_dsm(request).await }
+    })
+}
+
+fn micros(micros: u64) -> Option<prost_types::Duration> {
+    prost_types::Duration::try_from(Duration::from_micros(micros)).ok()
 }

@@ -1,20 +1,26 @@
 //! `tessera vm`: what a whole VM is asked, by the slice that coordinates it.
 
+use crate::asking::{Asking, LIMIT_OF_ALL, Vm, milliseconds};
 use crate::slices::address;
 use anyhow::{Context, Result};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::{Table, presets};
+use control::longrunning::Operation;
+use control::v1::{
+    AddSliceRequest, AdviseRequest, AdviseResponse, ConsolidateRequest, CreateCheckpointRequest,
+    CreateCheckpointResponse, DrainSliceRequest, GetVcpusRequest, GetVmRequest, MovePartsResponse,
+    MoveVcpusRequest, PauseVmRequest, Queue, ResumeVmRequest, SetVcpusRequest, Slice,
+    SpreadRequest, Vcpus, move_vcpus_request,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::fmt::Display;
+use std::future::Future;
 use std::io::{Write, stdout};
 use std::net::SocketAddr;
 use std::path::{PathBuf, absolute};
-use vmm::control::{
-    AddRequest, AdviseRequest, Answer, CheckpointAnswer, CheckpointRequest, Client,
-    ConsolidateRequest, DrainRequest, MoveVcpuRequest, PauseRequest, PlacementAnswer,
-    PlacementRequest, Request, ResumeRequest, SpreadRequest, VcpusAnswer, VcpusRequest,
-};
+use tonic::{Response, Status};
+use vmm::control::{AdviceAnswer, CheckpointAnswer, PlacementAnswer, SlicePlaces, VcpusAnswer};
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -60,9 +66,8 @@ struct ShowTarget {
     /// Control socket of any slice
     #[arg(long, value_name = "PATH")]
     control: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
 }
 
 #[derive(Args, Debug)]
@@ -156,71 +161,125 @@ struct Stay {
 }
 
 #[derive(Args, Debug)]
+struct Format {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// How to print the answer
+    #[arg(short, long, value_enum, default_value_t = Output::Table, conflicts_with = "json")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// Words and tables for people
+    Table,
+    /// JSON, the same as --json
+    Json,
+}
+
+impl Format {
+    fn is_json(&self) -> bool {
+        self.json || self.output == Output::Json
+    }
+}
+
+#[derive(Args, Debug)]
 struct Target {
     /// Control socket of the slice that coordinates the VM: at first the bootstrap's (tessera vm show)
     #[arg(long, value_name = "PATH")]
     control: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
 }
-
-const OTHER_VERSION: &str = "the slice answers something else: it is of another version";
 
 /// Asks, and prints how long it took.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let (target, request, done) = match &arguments.verb {
-        Verb::Pause(target) => (target, Request::Pause(PauseRequest {}), "paused"),
-        Verb::Resume(target) => (target, Request::Resume(ResumeRequest {}), "resumed"),
+    match &arguments.verb {
+        Verb::Pause(target) => {
+            let request = PauseVmRequest::default();
+            let answer = Asking::connect(&target.control)?
+                .ask_within(LIMIT_OF_ALL, |mut vm| async move { vm.pause_vm(request).await })?;
+            done(target, "paused", answer.took.as_ref())
+        }
+        Verb::Resume(target) => {
+            let request = ResumeVmRequest::default();
+            let answer = Asking::connect(&target.control)?
+                .ask_within(LIMIT_OF_ALL, |mut vm| async move { vm.resume_vm(request).await })?;
+            done(target, "resumed", answer.took.as_ref())
+        }
         Verb::Move(MoveArguments { vcpu, slice, target }) => {
-            let request = MoveVcpuRequest { vcpu: *vcpu, slice: *slice };
-            (target, Request::MoveVcpu(request), "moved")
+            let moves = vec![move_vcpus_request::Move { vcpu: *vcpu, slice: u32::from(*slice) }];
+            let request = MoveVcpusRequest { moves, ..MoveVcpusRequest::default() };
+            moved(target, "moved", |mut vm| async move { vm.move_vcpus(request).await })
         }
         Verb::Drain(DrainArguments { slice, stay, target }) => {
-            let request = DrainRequest { slice: *slice, stay: stay.stay };
-            (target, Request::Drain(request), "drained")
+            let name = format!("slices/{slice}");
+            let request = DrainSliceRequest { name, stay: stay.stay, ..Default::default() };
+            moved(target, "drained", |mut vm| async move { vm.drain_slice(request).await })
         }
         Verb::Consolidate(ConsolidateArguments { stay, target }) => {
-            let request = ConsolidateRequest { stay: stay.stay };
-            (target, Request::Consolidate(request), "consolidated")
+            let request = ConsolidateRequest { stay: stay.stay, ..Default::default() };
+            moved(target, "consolidated", |mut vm| async move { vm.consolidate(request).await })
         }
         Verb::Add(AddArguments { address, empty, target }) => {
-            let request = AddRequest { address: *address, empty: *empty };
-            (target, Request::Add(request), "added")
+            let (address, empty) = (address.to_string(), *empty);
+            let request = AddSliceRequest { address, empty, ..Default::default() };
+            moved(target, "added", |mut vm| async move { vm.add_slice(request).await })
         }
-        Verb::Spread(target) => (target, Request::Spread(SpreadRequest {}), "spread"),
-        Verb::Cpus(arguments) => return cpus(arguments),
-        Verb::Advise(arguments) => return advise(arguments),
-        Verb::Checkpoint(arguments) => return checkpoint(arguments),
-        Verb::Show(target) => return show(target),
-    };
-    let answer = ask(target, &request)?;
-    let Answer::Done(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
-    let line = if target.json {
-        json!({ done: true, "milliseconds": answer.milliseconds }).to_string()
+        Verb::Spread(target) => {
+            let request = SpreadRequest::default();
+            moved(target, "spread", |mut vm| async move { vm.spread(request).await })
+        }
+        Verb::Cpus(arguments) => cpus(arguments),
+        Verb::Advise(arguments) => advise(arguments),
+        Verb::Checkpoint(arguments) => checkpoint(arguments),
+        Verb::Show(target) => show(target),
+    }
+}
+
+/// Has parts moved, and prints how long it took.
+fn moved<F>(target: &Target, what: &str, begin: impl FnOnce(Vm) -> F) -> Result<()>
+where
+    F: Future<Output = std::result::Result<Response<Operation>, Status>>,
+{
+    let answer: MovePartsResponse = operate(target, begin)?;
+    done(target, what, answer.took.as_ref())
+}
+
+fn done(target: &Target, what: &str, took: Option<&prost_types::Duration>) -> Result<()> {
+    let milliseconds = milliseconds(took);
+    let line = if target.format.is_json() {
+        json!({ "done": true, "milliseconds": milliseconds }).to_string()
     } else {
-        format!("{done} after {:.1} ms", answer.milliseconds)
+        format!("{what} after {milliseconds:.1} ms")
     };
     writeln!(stdout(), "{line}").context("print the answer")
 }
 
-/// Asks, and shows how far it has come.
-fn ask(target: &Target, request: &Request) -> Result<Answer> {
+/// Has an operation done, and shows how far it has come.
+fn operate<A, F>(target: &Target, begin: impl FnOnce(Vm) -> F) -> Result<A>
+where
+    A: prost::Message + Default,
+    F: Future<Output = std::result::Result<Response<Operation>, Status>>,
+{
     let bar = bar();
-    let answer = Client::connect(&target.control)?.ask_with(request, |far| {
-        bar.set_length(count(far.total));
-        bar.set_position(count(far.done));
-        bar.set_message(far.next);
+    let answer = Asking::connect(&target.control)?.operate(begin, |far| {
+        bar.set_length(far.total_units);
+        bar.set_position(far.done_units);
+        bar.set_message(far.phase.clone());
     });
     bar.finish_and_clear();
-    Ok(answer?)
+    answer
 }
 
 fn advise(AdviseArguments { seconds, target }: &AdviseArguments) -> Result<()> {
-    let request = Request::Advise(AdviseRequest { seconds: *seconds });
-    let Answer::Advice(answer) = ask(target, &request)? else { anyhow::bail!(OTHER_VERSION) };
-    let text = if target.json {
-        serde_json::to_string(&answer)?
+    let seconds = i64::try_from(*seconds).context("count for so long")?;
+    let count_for = Some(prost_types::Duration { seconds, nanos: 0 });
+    let request = AdviseRequest { count_for, ..AdviseRequest::default() };
+    let answer: AdviseResponse = operate(target, |mut vm| async move { vm.advise(request).await })?;
+    let text = if target.format.is_json() {
+        serde_json::to_string(&AdviceAnswer { proposals: answer.proposals })?
     } else if answer.proposals.is_empty() {
         "no group of vCPUs would be better placed, as far as the counters tell".to_owned()
     } else {
@@ -230,9 +289,17 @@ fn advise(AdviseArguments { seconds, target }: &AdviseArguments) -> Result<()> {
 }
 
 fn cpus(CpusArguments { count, target }: &CpusArguments) -> Result<()> {
-    let request = Request::Vcpus(VcpusRequest { count: *count });
-    let Answer::Vcpus(answer) = ask(target, &request)? else { anyhow::bail!(OTHER_VERSION) };
-    let text = if target.json { serde_json::to_string(&answer)? } else { lines_of(&answer) };
+    let Vcpus { present, coming, leaving, absent } = match count {
+        None => Asking::connect(&target.control)?
+            .ask(|mut vm| async move { vm.get_vcpus(GetVcpusRequest::default()).await })?,
+        Some(count) => {
+            let request = SetVcpusRequest { count: *count, ..SetVcpusRequest::default() };
+            operate(target, |mut vm| async move { vm.set_vcpus(request).await })?
+        }
+    };
+    let answer = VcpusAnswer { present, coming, leaving, absent };
+    let json = target.format.is_json();
+    let text = if json { serde_json::to_string(&answer)? } else { lines_of(&answer) };
     writeln!(stdout(), "{text}").context("print the answer")
 }
 
@@ -240,18 +307,27 @@ fn checkpoint(arguments: &CheckpointArguments) -> Result<()> {
     let CheckpointArguments { path, target, .. } = arguments;
     let path = absolute(path).context("find the folder of the checkpoint")?;
     let path = path.to_str().context("the path of the checkpoint is no text")?.to_owned();
-    let request = CheckpointRequest {
+    let request = CreateCheckpointRequest {
         path: path.clone(),
         end: arguments.end,
         stop: arguments.stop,
         incremental: arguments.incremental,
         compress: arguments.compress,
         no_disk_guarantee: arguments.no_disk_guarantee,
-        released: Vec::new(),
+        ..CreateCheckpointRequest::default()
     };
-    let answer = ask(target, &Request::Checkpoint(request))?;
-    let Answer::Checkpoint(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
-    let text = if target.json { serde_json::to_string(&answer)? } else { written(&path, &answer) };
+    let answer: CreateCheckpointResponse =
+        operate(target, |mut vm| async move { vm.create_checkpoint(request).await })?;
+    let checkpoint = answer.checkpoint.unwrap_or_default();
+    let answer = CheckpointAnswer {
+        milliseconds: milliseconds(answer.took.as_ref()),
+        paused_milliseconds: milliseconds(answer.paused.as_ref()),
+        bytes: checkpoint.bytes,
+        pages: checkpoint.pages,
+        digest: checkpoint.digest,
+    };
+    let json = target.format.is_json();
+    let text = if json { serde_json::to_string(&answer)? } else { written(&path, &answer) };
     writeln!(stdout(), "{text}").context("print the answer")
 }
 
@@ -282,16 +358,33 @@ fn bar() -> ProgressBar {
     style.map_or_else(|_| ProgressBar::hidden(), |style| bar.with_style(style))
 }
 
-fn count(number: usize) -> u64 {
-    u64::try_from(number).unwrap_or(u64::MAX)
+fn show(target: &ShowTarget) -> Result<()> {
+    let vm = Asking::connect(&target.control)?
+        .ask(|mut vm| async move { vm.get_vm(GetVmRequest::default()).await })?;
+    let answer = places(&vm)?;
+    let json = target.format.is_json();
+    let text = if json { serde_json::to_string(&answer)? } else { table(&answer) };
+    writeln!(stdout(), "{text}").context("print the answer")
 }
 
-fn show(target: &ShowTarget) -> Result<()> {
-    let request = Request::Placement(PlacementRequest {});
-    let answer = Client::connect(&target.control)?.ask(&request)?;
-    let Answer::Placement(answer) = answer else { anyhow::bail!(OTHER_VERSION) };
-    let text = if target.json { serde_json::to_string(&answer)? } else { table(&answer) };
-    writeln!(stdout(), "{text}").context("print the answer")
+/// Where everything is, as the lines of the control socket say it.
+fn places(vm: &control::v1::Vm) -> Result<PlacementAnswer> {
+    let small = |number: u32| u16::try_from(number).context("read the answer");
+    let queue = |queue: &Queue| Ok((small(queue.device)?, small(queue.queue)?));
+    let slice = |slice: &Slice| {
+        Ok(SlicePlaces {
+            slice: small(slice.number)?,
+            vcpus: slice.vcpus.clone(),
+            memory_mib: slice.memory_bytes >> 20,
+            devices: slice.devices.iter().copied().map(small).collect::<Result<_>>()?,
+            queues: slice.queues.iter().map(queue).collect::<Result<_>>()?,
+        })
+    };
+    Ok(PlacementAnswer {
+        epoch: vm.placement_epoch,
+        coordinator: small(vm.coordinator)?,
+        slices: vm.slices.iter().map(slice).collect::<Result<_>>()?,
+    })
 }
 
 fn table(answer: &PlacementAnswer) -> String {
@@ -319,7 +412,6 @@ fn list(of: impl IntoIterator<Item = impl Display>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmm::control::SlicePlaces;
 
     #[test]
     fn lines_show_each_vcpu() {

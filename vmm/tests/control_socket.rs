@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 use tessera_vmm::control::{
-    Answer, Client, ClientError, ControlSocket, REQUEST_MAX, ReportRequest, Request, Since,
+    Answer, Client, ClientError, ControlSocket, Desk, REQUEST_MAX, ReportRequest, Request, Since,
     SocketError, TraceAnswer, TraceRequest, TuneRequest,
 };
 use transport::{Class, Config, shm};
@@ -64,7 +64,7 @@ fn ask(since: Since) -> Request {
 #[test]
 fn socket_is_its_owners_and_goes_with_it() {
     let folder = Folder::new();
-    let socket = ControlSocket::open(&folder.socket()).unwrap();
+    let socket = ControlSocket::open(&folder.socket(), Desk::new()).unwrap();
     let mode = fs::metadata(folder.socket()).unwrap().permissions().mode();
     assert_eq!((mode & 0o777, folder.names()), (0o600, 1));
 
@@ -81,14 +81,16 @@ fn socket_is_its_owners_and_goes_with_it() {
 fn name_in_use_is_refused_and_a_stale_one_replaced() {
     let folder = Folder::new();
     let path = folder.socket();
-    let first = ControlSocket::open(&path).unwrap();
-    assert!(matches!(ControlSocket::open(&path), Err(SocketError::Taken(at)) if at == path));
+    let first = ControlSocket::open(&path, Desk::new()).unwrap();
+    assert!(
+        matches!(ControlSocket::open(&path, Desk::new()), Err(SocketError::Taken(at)) if at == path)
+    );
     assert!(Client::connect(&path).is_ok(), "the first is still there");
     drop(first);
 
     // A process that is gone leaves its name.
     drop(UnixListener::bind(&path).unwrap());
-    let second = ControlSocket::open(&path).unwrap();
+    let second = ControlSocket::open(&path, Desk::new()).unwrap();
     // A name that another took over is not ours to remove.
     fs::remove_file(&path).unwrap();
     let other = UnixListener::bind(&path).unwrap();
@@ -98,16 +100,16 @@ fn name_in_use_is_refused_and_a_stale_one_replaced() {
     fs::remove_file(&path).unwrap();
 
     fs::write(&path, "mine").unwrap();
-    assert!(matches!(ControlSocket::open(&path), Err(SocketError::NoSocket(_))));
+    assert!(matches!(ControlSocket::open(&path, Desk::new()), Err(SocketError::NoSocket(_))));
     assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
     let nowhere = folder.0.join("no/vm.sock");
-    assert!(matches!(ControlSocket::open(&nowhere), Err(SocketError::Listen { .. })));
+    assert!(matches!(ControlSocket::open(&nowhere, Desk::new()), Err(SocketError::Listen { .. })));
 }
 
 #[test]
 fn garbage_is_answered_and_an_endless_line_ends_the_connection() {
     let folder = Folder::new();
-    let _socket = ControlSocket::open(&folder.socket()).unwrap();
+    let _socket = ControlSocket::open(&folder.socket(), Desk::new()).unwrap();
     let stream = UnixStream::connect(folder.socket()).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -127,7 +129,7 @@ fn garbage_is_answered_and_an_endless_line_ends_the_connection() {
 #[test]
 fn clients_are_bounded_and_make_room() {
     let folder = Folder::new();
-    let _socket = ControlSocket::open(&folder.socket()).unwrap();
+    let _socket = ControlSocket::open(&folder.socket(), Desk::new()).unwrap();
     // Whoever has an answer to a request is in.
     let join = || {
         let mut client = Client::connect(&folder.socket()).unwrap();
@@ -197,10 +199,11 @@ fn uffd_trace_of_a_slice_is_told_in_all_and_by_difference() {
         unsafe { &*with_exposed_provenance::<AtomicU64>(address) }
     };
     let folder = Folder::new();
-    let socket = ControlSocket::open(&folder.socket()).unwrap();
+    let desk = Desk::new();
+    let socket = ControlSocket::open(&folder.socket(), desk.clone()).unwrap();
     let counts = Counts { disk_requests: 7, ..Counts::default() };
     let placement = PlacementView::fixed(SliceId(1), &[SliceId(0), SliceId(1)]).unwrap();
-    socket.attach(placement, engines[1].0.clone(), move || Some(counts));
+    desk.attach(placement, engines[1].0.clone(), move || Some(counts));
     let mut client = Client::connect(&folder.socket()).unwrap();
     let mut trace = |since| -> TraceAnswer {
         match client.ask(&ask(since)).unwrap() {

@@ -10,13 +10,15 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 15] = [
     (
         "tessera",
         &[
             "tessera-vmm",
+            "tessera-vm-service",
             "tessera-checkpoint",
             "tessera-cluster-sim",
+            "tessera-control",
             "tessera-dsm",
             "tessera-migrate",
             "tessera-outcome",
@@ -48,6 +50,8 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ("tessera-migrate", &["tessera-wire"]),
     ("tessera-agent", &["tessera-scheduler"]),
     ("tessera-cluster-sim", &["tessera-outcome", "tessera-scheduler"]),
+    ("tessera-vm-service", &["tessera-control", "tessera-vmm"]),
+    ("tessera-control", &[]),
     ("tessera-scheduler", &[]),
     ("tessera-outcome", &[]),
     ("tessera-wire", &[]),

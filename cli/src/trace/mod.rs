@@ -110,6 +110,7 @@ fn ask(client: &mut Client, top: usize) -> Result<TraceAnswer, ClientError> {
         | Answer::Advice(_)
         | Answer::Vcpus(_)
         | Answer::Checkpoint(_)
+        | Answer::Plan(_)
         | Answer::Refused(_) => TraceAnswer::default(),
     })
 }

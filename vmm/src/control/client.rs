@@ -1,6 +1,7 @@
 //! The other end of a control socket.
 
 use super::message::{Answer, LineError, Progress, Request, read_line};
+use super::refusal::Refusal;
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,7 @@ pub enum ClientError {
     Parse(#[source] serde_json::Error),
     /// The slice refused.
     #[error("the slice refuses: {0}")]
-    Refused(String),
+    Refused(Refusal),
 }
 
 /// A connection to a slice.
@@ -89,6 +90,7 @@ impl Client {
             | Request::Add(_)
             | Request::Vcpus(_)
             | Request::Checkpoint(_)
+            | Request::Plan(_)
             | Request::Advise(_) => LIMIT_OF_A_PART,
             _ => LIMIT,
         };
@@ -97,7 +99,7 @@ impl Client {
         loop {
             let line = read_line(&mut self.0, ANSWER_MAX)?.ok_or(ClientError::Gone)?;
             match serde_json::from_slice(&line).map_err(ClientError::Parse)? {
-                Answer::Refused(cause) => return Err(ClientError::Refused(cause)),
+                Answer::Refused(refusal) => return Err(ClientError::Refused(refusal)),
                 Answer::Progress(far) => progress(far),
                 answer => return Ok(answer),
             }

@@ -1,5 +1,6 @@
 //! Lines on the control socket.
 
+use super::refusal::Refusal;
 use devices::delegate::Counts;
 use dsm::{PageTrace, Report};
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,12 @@ pub enum Request {
     Vcpus(VcpusRequest),
     /// Writes down the whole VM. Of the coordinator.
     Checkpoint(CheckpointRequest),
+    /// Says what moving parts would come to. Of the coordinator.
+    Plan(PlanRequest),
+    /// Presses the guest's power button once. Of the coordinator.
+    PowerButton(PowerButtonRequest),
+    /// Asks for the end of the VM. Of the coordinator.
+    Stop(StopRequest),
 }
 
 /// Deleted checkpoints that one request tells of. More are told of by the next one.
@@ -161,6 +168,34 @@ pub struct AdviseRequest {
     pub seconds: u64,
 }
 
+/// What is not to be done, but looked at. The same is refused that would be refused if it were to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlanRequest {
+    /// [`Request::MoveVcpu`].
+    MoveVcpu(MoveVcpuRequest),
+    /// [`Request::Drain`].
+    Drain(DrainRequest),
+    /// [`Request::Consolidate`].
+    Consolidate(ConsolidateRequest),
+    /// [`Request::Spread`].
+    Spread(SpreadRequest),
+}
+
+/// There is nothing to choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PowerButtonRequest {}
+
+/// How the VM is to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopRequest {
+    /// At once, without the guest. Else its power button is pressed until it hears it, and it has its time.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// How many vCPUs the guest is to have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -222,8 +257,17 @@ pub enum Answer {
     Vcpus(VcpusAnswer),
     /// The VM is written down.
     Checkpoint(CheckpointAnswer),
-    /// Why there is no answer, in one line.
-    Refused(String),
+    /// What would be done.
+    Plan(PlanAnswer),
+    /// Why there is no answer.
+    Refused(Refusal),
+}
+
+/// What would be done; nothing has been.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanAnswer {
+    /// A line for each step, in order.
+    pub steps: Vec<String>,
 }
 
 /// Proposals; nothing has been done.

@@ -1,9 +1,10 @@
 //! What the control socket of the slice that coordinates does to the whole VM.
 
 use super::message::{
-    AddRequest, AdviceAnswer, Answer, CheckpointAnswer, CheckpointRequest, DoneAnswer, Progress,
-    Request, VcpusAnswer,
+    AddRequest, AdviceAnswer, Answer, CheckpointAnswer, CheckpointRequest, DoneAnswer, PlanAnswer,
+    PlanRequest, Progress, Request, VcpusAnswer,
 };
+use super::refusal::{Activity, Reason, Refusal};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ pub trait PausesVm: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// They did not come to rest and run on, or are at rest already, or the VM is over.
-    fn pause(&self) -> Result<Duration, String>;
+    fn pause(&self) -> Result<Duration, Refusal>;
 
     /// Has all slices go on.
     ///
     /// # Errors
     /// The VM is not paused, or over, or a slice does not answer.
-    fn resume(&self) -> Result<Duration, String>;
+    fn resume(&self) -> Result<Duration, Refusal>;
 }
 
 /// Which parts of a running VM go where.
@@ -74,7 +75,7 @@ pub trait Relocates: fmt::Debug + Send + Sync {
         &self,
         what: &Relocation,
         tell: &mut dyn FnMut(Progress),
-    ) -> Result<Duration, String>;
+    ) -> Result<Duration, Refusal>;
 
     /// Has the companion that listens there join as one slice more, and take vCPUs unless it is to be empty. Otherwise as
     /// [`Self::relocate`].
@@ -86,13 +87,19 @@ pub trait Relocates: fmt::Debug + Send + Sync {
         address: SocketAddr,
         empty: bool,
         tell: &mut dyn FnMut(Progress),
-    ) -> Result<Duration, String>;
+    ) -> Result<Duration, Refusal>;
+
+    /// What [`Self::relocate`] would do now, a line for each step.
+    ///
+    /// # Errors
+    /// It would do nothing, and say why.
+    fn plan(&self, what: &Relocation) -> Result<Vec<String>, Refusal>;
 
     /// Where groups of vCPUs would be better placed, a line for each proposal, from what is counted for so many seconds.
     ///
     /// # Errors
     /// Why nothing can be said.
-    fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, String>;
+    fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, Refusal>;
 }
 
 /// Has a guest get and give back vCPUs. Each call says which it has then, or why that is not what was wished.
@@ -101,14 +108,15 @@ pub trait PlugsVcpus: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// None can come or go, or the VM is over.
-    fn vcpus(&self) -> Result<VcpusAnswer, String>;
+    fn vcpus(&self) -> Result<VcpusAnswer, Refusal>;
 
     /// Asks the guest for so many, and waits for its answers. `tell` hears of each vCPU before it is asked about.
     ///
     /// # Errors
     /// None can come or go, or not so many, or something else goes on: nothing was done. Or the guest refuses, or does not
     /// answer: what it was asked before is done.
-    fn set_vcpus(&self, count: u32, tell: &mut dyn FnMut(Progress)) -> Result<VcpusAnswer, String>;
+    fn set_vcpus(&self, count: u32, tell: &mut dyn FnMut(Progress))
+    -> Result<VcpusAnswer, Refusal>;
 }
 
 /// Has checkpoints of a VM written.
@@ -122,7 +130,25 @@ pub trait WritesCheckpoints: fmt::Debug + Send + Sync {
         &self,
         request: &CheckpointRequest,
         tell: &mut dyn FnMut(Progress),
-    ) -> Result<CheckpointAnswer, String>;
+    ) -> Result<CheckpointAnswer, Refusal>;
+}
+
+/// Knows what is done to a VM, and ends it.
+pub trait OverseesVm: fmt::Debug + Send + Sync {
+    /// What is done to it now. It never waits.
+    fn activity(&self) -> Option<Activity>;
+
+    /// Presses the guest's power button once.
+    ///
+    /// # Errors
+    /// The guest does not listen to it, or is at rest, or the VM is over.
+    fn power_button(&self) -> Result<(), Refusal>;
+
+    /// Asks for the end: with the guest, which has its time for it, or at once by `force`. It does not wait for it.
+    ///
+    /// # Errors
+    /// The VM is over.
+    fn stop(&self, force: bool) -> Result<(), Refusal>;
 }
 
 /// What can be done to a VM.
@@ -136,57 +162,77 @@ pub struct VmHandles {
     pub plugs: Arc<dyn PlugsVcpus>,
     /// Writes it down.
     pub checkpoints: Arc<dyn WritesCheckpoints>,
+    /// Knows what is done to it, and ends it.
+    pub oversees: Arc<dyn OverseesVm>,
+}
+
+impl From<PlanRequest> for Relocation {
+    fn from(request: PlanRequest) -> Self {
+        match request {
+            PlanRequest::MoveVcpu(request) => {
+                Self::Vcpu { vcpu: VcpuId(request.vcpu), to: SliceId(request.slice) }
+            }
+            PlanRequest::Drain(request) => {
+                Self::Drain { slice: SliceId(request.slice), stay: request.stay }
+            }
+            PlanRequest::Consolidate(request) => Self::Consolidate { stay: request.stay },
+            PlanRequest::Spread(_) => Self::Spread,
+        }
+    }
 }
 
 impl VmHandles {
     /// Does what is asked of the whole VM; `tell` hears how far it has come.
     pub(super) fn answer(&self, request: &Request, tell: &mut dyn FnMut(Progress)) -> Answer {
-        if let Request::Advise(request) = request {
-            let advice = self.relocates.advise(request.seconds, tell);
-            return advice.map_or_else(Answer::Refused, |proposals| {
-                Answer::Advice(AdviceAnswer { proposals })
-            });
-        }
-        if let Request::Vcpus(request) = request {
-            let plugs = &self.plugs;
-            let vcpus = request.count.map_or_else(|| plugs.vcpus(), |n| plugs.set_vcpus(n, tell));
-            return vcpus.map_or_else(Answer::Refused, Answer::Vcpus);
-        }
-        if let Request::Checkpoint(request) = request {
-            let written = self.checkpoints.checkpoint(request, tell);
-            return written.map_or_else(Answer::Refused, Answer::Checkpoint);
-        }
-        let mut relocate = |what| self.relocates.relocate(&what, tell);
-        let result = match request {
-            Request::Pause(_) => self.pauses.pause(),
-            Request::Resume(_) => self.pauses.resume(),
-            Request::MoveVcpu(request) => {
-                let (vcpu, to) = (VcpuId(request.vcpu), SliceId(request.slice));
-                relocate(Relocation::Vcpu { vcpu, to })
+        let refused = Answer::Refused;
+        let relocate = |what: PlanRequest, tell: &mut dyn FnMut(Progress)| {
+            done(self.relocates.relocate(&what.into(), tell))
+        };
+        match request {
+            Request::Pause(_) => done(self.pauses.pause()),
+            Request::Resume(_) => done(self.pauses.resume()),
+            Request::MoveVcpu(request) => relocate(PlanRequest::MoveVcpu(*request), tell),
+            Request::Drain(request) => relocate(PlanRequest::Drain(*request), tell),
+            Request::Consolidate(request) => relocate(PlanRequest::Consolidate(*request), tell),
+            Request::Spread(request) => relocate(PlanRequest::Spread(*request), tell),
+            Request::Plan(request) => {
+                let steps = self.relocates.plan(&(*request).into());
+                steps.map_or_else(refused, |steps| Answer::Plan(PlanAnswer { steps }))
             }
-            Request::Drain(request) => {
-                let (slice, stay) = (SliceId(request.slice), request.stay);
-                relocate(Relocation::Drain { slice, stay })
-            }
-            Request::Consolidate(request) => {
-                relocate(Relocation::Consolidate { stay: request.stay })
-            }
-            Request::Spread(_) => relocate(Relocation::Spread),
             Request::Add(AddRequest { address, empty }) => {
-                self.relocates.add(*address, *empty, tell)
+                done(self.relocates.add(*address, *empty, tell))
             }
-            Request::Advise(_)
-            | Request::Vcpus(_)
-            | Request::Checkpoint(_)
-            | Request::Trace(_)
+            Request::Advise(request) => {
+                let advice = self.relocates.advise(request.seconds, tell);
+                advice.map_or_else(refused, |proposals| Answer::Advice(AdviceAnswer { proposals }))
+            }
+            Request::Vcpus(request) => {
+                let plugs = &self.plugs;
+                let set = |count| plugs.set_vcpus(count, tell);
+                request.count.map_or_else(|| plugs.vcpus(), set).map_or_else(refused, Answer::Vcpus)
+            }
+            Request::Checkpoint(request) => {
+                let written = self.checkpoints.checkpoint(request, tell);
+                written.map_or_else(refused, Answer::Checkpoint)
+            }
+            Request::PowerButton(_) => done(self.oversees.power_button().map(|()| Duration::ZERO)),
+            Request::Stop(request) => {
+                done(self.oversees.stop(request.force).map(|()| Duration::ZERO))
+            }
+            Request::Trace(_)
             | Request::Report(_)
             | Request::ForgetDevicePages(_)
             | Request::Tune(_)
-            | Request::Placement(_) => Err("each slice is asked for itself".into()),
-        };
-        match result {
-            Ok(took) => Answer::Done(DoneAnswer { milliseconds: took.as_secs_f64() * 1e3 }),
-            Err(why) => Answer::Refused(why),
+            | Request::Placement(_) => {
+                refused(Refusal::new(Reason::Malformed, "each slice is asked for itself"))
+            }
         }
+    }
+}
+
+fn done(result: Result<Duration, Refusal>) -> Answer {
+    match result {
+        Ok(took) => Answer::Done(DoneAnswer { milliseconds: took.as_secs_f64() * 1e3 }),
+        Err(refusal) => Answer::Refused(refusal),
     }
 }

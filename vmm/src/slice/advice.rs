@@ -7,8 +7,9 @@
 //! It never acts (decision 50).
 
 use super::channels::Channels;
+use super::refusing::{Explains, invalid};
 use super::report::SliceReport;
-use crate::control::Progress;
+use crate::control::{Progress, Reason};
 use dsm::{PagesFrom, Report};
 use migrate::plan::{Capacity, FaultCount, Refusal, Terms, Window, advise};
 use std::collections::BTreeMap;
@@ -50,6 +51,18 @@ pub(super) enum AdviceError {
     /// Too many slices.
     #[error(transparent)]
     Refused(#[from] Refusal),
+}
+
+impl Explains for AdviceError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Seconds(_) => invalid("seconds"),
+            Self::Alone => Reason::NothingToDo,
+            Self::Silent(_) => Reason::Silent,
+            Self::Unreadable(..) => Reason::Failed,
+            Self::Refused(refusal) => refusal.reason(),
+        }
+    }
 }
 
 /// What all slices had counted at one moment.

@@ -20,7 +20,6 @@ use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
-use crate::control::ControlSocket;
 use crate::cpuid::{Cpuid, intersect};
 use crate::tsc::host_ticks;
 use devices::GenerationId;
@@ -103,7 +102,7 @@ impl std::fmt::Debug for BootstrapOptions {
 /// Everything that keeps the VM from starting; nothing runs then, on any host.
 pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
     let shape = options.spec.shape()?;
-    let control = options.local.control()?;
+    let _socket = options.local.control()?;
     let shares = options.secret.is_some();
     let pinned = (options.rdma_memory, shares);
     host::check(&shape, BOOTSTRAP, options.local.memory, pinned)?;
@@ -125,13 +124,13 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
     let back_ends = BackEnds::open(&shape.devices, for_whom, own, &disks)?;
     facts = facts.with_devices(&back_ends)?;
     facts.offered = options.local.offer.of_host(&shape.placement, BOOTSTRAP);
-    let mut vm = Vm::assemble(&options, shape, (facts, back_ends), (&begins, control.as_ref()))?;
+    let mut vm = Vm::assemble(&options, shape, (facts, back_ends), &begins)?;
     if let Beginning::Boot(plan) = &begins {
         vm.load(plan)?;
     }
     let terms = Terms::new(options.limit, options.stop_limit);
     let console = std::mem::replace(&mut options.console, Box::new(std::io::sink()));
-    vm.run(console, terms, &options, control.as_ref())
+    vm.run(console, terms, &options)
 }
 
 /// How the guest begins, checked.
@@ -190,7 +189,7 @@ impl Vm {
         options: &BootstrapOptions,
         shape: Shape,
         (facts, back_ends): (HostFacts, BackEnds),
-        (begins, control): (&Beginning, Option<&ControlSocket>),
+        begins: &Beginning,
     ) -> Result<Self, SliceError> {
         let restored = begins.restored();
         let epoch = shape.placement.epoch();
@@ -251,7 +250,7 @@ impl Vm {
             let joined = commit(mesh, &blob, parts.remote_writable()).map_err(lost)?;
             parts.take_lease(back_ends.fence(), options.lease);
             let how = (page_tables, None);
-            parts.connect(&shape, joined, how, &options.local, control)?;
+            parts.connect(&shape, joined, how, &options.local)?;
         }
         let facts = hosts.swap_remove(0);
         let inviter = Inviter {
@@ -312,14 +311,13 @@ impl Vm {
         console: Box<dyn Write + Send>,
         terms: Terms,
         options: &BootstrapOptions,
-        control: Option<&ControlSocket>,
     ) -> Result<(Ending, RunReport), SliceError> {
         let whole = (&self.shape, &self.launch);
         let panicked = self.back_ends.panicked();
         let (serial, inviter) = ((console, panicked), Some(self.inviter));
         let vm = (self.launch.describe(&options.spec), options.secret.as_ref());
-        let terms = (terms, inviter);
-        let coordination = self.parts.coordination(whole, serial, terms, vm, control)?;
+        let (terms, desk) = ((terms, inviter), &options.local.desk);
+        let coordination = self.parts.coordination(whole, serial, terms, vm, desk)?;
         let failed = |error| SliceError::Coordination(Box::new(error));
         let restored = self.start.is_some();
         let chipset = self.start.as_mut().and_then(|start| start.chipset.take());
@@ -339,7 +337,7 @@ impl Vm {
             cut::begun(&self.parts.channels);
         }
         let Self { parts, launch, back_ends, host, .. } = self;
-        Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(control))
+        Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(desk))
     }
 }
 

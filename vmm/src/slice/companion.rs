@@ -14,7 +14,6 @@ use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError, one_line};
-use crate::control::ControlSocket;
 use crate::tsc::host_ticks;
 use dsm::{GuestRam, Loader};
 use migrate::saved::decode;
@@ -61,7 +60,7 @@ impl std::fmt::Debug for CompanionOptions {
 /// The address cannot be listened on, or this host turns out not to be able to run what it agreed
 /// to.
 pub fn companion(options: CompanionOptions) -> Result<(Ending, RunReport), SliceError> {
-    let control = options.local.control()?;
+    let _socket = options.local.control()?;
     let lent = Lent::open(&options.lend)?;
     // One socket for all callers: a second one would get no or another port.
     let listener = Listener::bind(options.listen, options.credential.clone())?;
@@ -72,7 +71,7 @@ pub fn companion(options: CompanionOptions) -> Result<(Ending, RunReport), Slice
             Ok(agreed) => {
                 // Who calls a companion that is taken is to hear so at once.
                 drop(listener);
-                return run(&assignment, agreed, options, control.as_ref());
+                return run(&assignment, agreed, options);
             }
             Err(error) => tracing::warn!("{}: {}", not_done(&assignment), one_line(&error)),
         }
@@ -225,7 +224,6 @@ fn run(
     assignment: &Assignment,
     agreed: Agreed,
     options: CompanionOptions,
-    control: Option<&ControlSocket>,
 ) -> Result<(Ending, RunReport), SliceError> {
     let CompanionOptions { local: options, stop, console, credential, .. } = options;
     let options = &options;
@@ -266,12 +264,13 @@ fn run(
     parts.do_without(state.as_ref().map_or(&[], |state| &state.lost));
     parts.take_lease(back_ends.fence(), assignment.config.lease);
     let how = (launch.page_tables, state.as_ref().map(|state| &state.memory));
-    parts.connect(&shape, joined, how, options, control)?;
+    parts.connect(&shape, joined, how, options)?;
     // What a coordinator would know; it is told when it is to be one.
     let terms = Terms::new(None, Duration::ZERO);
     let serial = (console, back_ends.panicked());
     let vm = (launch.describe(&spec), credential.secret());
-    let coordination = parts.coordination((&shape, &launch), serial, (terms, None), vm, control)?;
+    let (whole, terms, desk) = ((&shape, &launch), (terms, None), &options.desk);
+    let coordination = parts.coordination(whole, serial, terms, vm, desk)?;
     let joined = state.as_ref().map(|state| (state.bus.clone(), state.order));
     let begins = start.is_some();
     let stands = match (joined, start) {
@@ -297,7 +296,7 @@ fn run(
         "running as {local} with vCPUs {:?}",
         parts.channels.placement.load().vcpus_on(local)
     );
-    Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(control))
+    Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(desk))
 }
 
 /// Where everything is in a VM that this slice joins, with the slice. `at_start` is where it was when the VM started.

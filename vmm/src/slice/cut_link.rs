@@ -7,7 +7,8 @@
 //! ```
 
 use super::operations::{Busy, Ongoing};
-use crate::control::PausesVm;
+use super::refusing::Explains;
+use crate::control::{PausesVm, Reason, Refusal};
 use crossbeam_channel::{Sender, bounded};
 use migrate::cut::{DeviceMove, FIRST_CUT, Message, Step};
 use std::collections::BTreeSet;
@@ -47,6 +48,19 @@ pub(super) enum CutError {
     /// The VM is over.
     #[error("the VM is over")]
     Over,
+}
+
+impl Explains for CutError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Refused(refusal) => refusal.reason(),
+            Self::Busy(busy) => busy.reason(),
+            Self::GivenUp(_) => Reason::Failed,
+            Self::NotPaused => Reason::NotPaused,
+            Self::Silent => Reason::Silent,
+            Self::Ends | Self::Stopping | Self::Over => Reason::Over,
+        }
+    }
 }
 
 /// Whoever has a newcomer begin is told so here, with the number of the cut.
@@ -161,12 +175,12 @@ impl CutHandle {
 }
 
 impl PausesVm for CutHandle {
-    fn pause(&self) -> Result<Duration, String> {
-        self.ask(Input::Pause).map_err(|error| error.to_string())
+    fn pause(&self) -> Result<Duration, Refusal> {
+        self.ask(Input::Pause).map_err(|error| error.refusal())
     }
 
-    fn resume(&self) -> Result<Duration, String> {
-        self.ask(Input::Resume).map_err(|error| error.to_string())
+    fn resume(&self) -> Result<Duration, Refusal> {
+        self.ask(Input::Resume).map_err(|error| error.refusal())
     }
 }
 

@@ -9,7 +9,8 @@
 
 use super::channels::Channels;
 use super::operations::{Busy, Operation};
-use crate::control::{PlugsVcpus, Progress, VcpusAnswer};
+use super::refusing::{Explains, invalid};
+use crate::control::{PlugsVcpus, Progress, Reason, Refusal as Refused, VcpusAnswer};
 use devices::{Plug, PlugError, PlugState};
 use std::fmt;
 use std::sync::Weak;
@@ -56,6 +57,19 @@ enum HotplugError {
         /// The vCPU.
         vcpu: u32,
     },
+}
+
+impl Explains for HotplugError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Busy(busy) => busy.reason(),
+            Self::Elsewhere => Reason::NotLeader { leader: None },
+            Self::Never => Reason::Unsupported,
+            Self::Number(_) => invalid("count"),
+            Self::Plug(_) | Self::Refused(_) => Reason::GuestRefused,
+            Self::Silent { .. } => Reason::Silent,
+        }
+    }
 }
 
 /// What the guest said no to.
@@ -143,12 +157,16 @@ impl Hotplugs {
 }
 
 impl PlugsVcpus for Hotplugs {
-    fn vcpus(&self) -> Result<VcpusAnswer, String> {
-        self.look().map_err(|error| super::one_line(&error))
+    fn vcpus(&self) -> Result<VcpusAnswer, Refused> {
+        self.look().map_err(|error| error.refusal())
     }
 
-    fn set_vcpus(&self, count: u32, tell: &mut dyn FnMut(Progress)) -> Result<VcpusAnswer, String> {
-        self.set(count, tell).map_err(|error| super::one_line(&error))
+    fn set_vcpus(
+        &self,
+        count: u32,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<VcpusAnswer, Refused> {
+        self.set(count, tell).map_err(|error| error.refusal())
     }
 }
 

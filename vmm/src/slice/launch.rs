@@ -20,7 +20,7 @@ use super::relocation::capacity;
 use super::report::SliceReport;
 use super::spec::{PageTables, Shape};
 use super::{Ending, SliceError};
-use crate::control::ControlSocket;
+use crate::control::{ControlSocket, Desk, VmName};
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
 use crate::crash;
 use crate::interrupts::InterruptBackEnd;
@@ -108,6 +108,8 @@ pub struct LocalOptions {
     pub offer: Offer,
     /// Where the control socket is, if there is to be one.
     pub control: Option<PathBuf>,
+    /// Where the slice is asked, by that socket and by whoever else has it.
+    pub desk: Desk,
     /// What follows when the file system of an image here is full.
     pub on_full: OnFull,
     /// For tests: what is wrong with the clock of this slice.
@@ -123,7 +125,8 @@ pub struct LocalOptions {
 impl LocalOptions {
     /// The control socket, if one is wanted. Nobody has asked for it before.
     pub(crate) fn control(&self) -> Result<Option<ControlSocket>, SliceError> {
-        let socket = self.control.as_deref().map(ControlSocket::open);
+        let open = |path| ControlSocket::open(path, self.desk.clone());
+        let socket = self.control.as_deref().map(open);
         socket.transpose().map_err(SliceError::from)
     }
 }
@@ -222,7 +225,6 @@ impl Parts {
         joined: MeshTransport,
         (page_tables, begins_with): (PageTables, Option<&NodeState>),
         options: &LocalOptions,
-        control: Option<&ControlSocket>,
     ) -> Result<(), SliceError> {
         let MeshTransport { transport, membership, .. } = joined;
         self.channels.joining.set_membership(membership, self.lease);
@@ -243,11 +245,9 @@ impl Parts {
             None => Engine::start(config)?,
             Some(form) => Engine::join(config, form)?,
         };
-        if let Some(control) = control {
-            let dispatcher = Arc::downgrade(&self.dispatcher);
-            let delegated = move || dispatcher.upgrade()?.devices.get().map(|all| all.delegated());
-            control.attach(self.channels.placement.clone(), handle.clone(), delegated);
-        }
+        let dispatcher = Arc::downgrade(&self.dispatcher);
+        let delegated = move || dispatcher.upgrade()?.devices.get().map(|all| all.delegated());
+        options.desk.attach(self.channels.placement.clone(), handle.clone(), delegated);
         self.channels.handle.set(handle).expect("connected once");
         let clock_sync = Arc::new(ClockSync::new(self.machine.clone()));
         self.dispatcher.clock_sync.set(clock_sync).expect("connected once");
@@ -263,8 +263,10 @@ impl Parts {
         (console, panicked): (Box<dyn Write + Send>, Arc<AtomicBool>),
         (terms, inviter): (Terms, Option<Inviter>),
         (vm, secret): (Description, Option<&Secret>),
-        control: Option<&ControlSocket>,
+        desk: &Desk,
     ) -> Result<Arc<Coordination>, SliceError> {
+        let name = VmName { vm: vm.identity.vm, life: vm.identity.generation };
+        desk.attach_vm_of(name, self.channels.placement.clone());
         let config = CoordinationConfig {
             channels: Arc::clone(&self.channels),
             machine: self.machine.clone(),
@@ -274,7 +276,7 @@ impl Parts {
             moves: self.moves(),
             capacity: Arc::new(Mutex::new(capacity(shape, &launch.offers, &launch.devices))),
             inviter: inviter.map(Arc::new),
-            control: control.map(ControlSocket::handle),
+            desk: desk.clone(),
             vm: Arc::new(vm),
             key: secret.map(|secret| secret.derive(Key::of_secret)),
             panicked,

@@ -39,6 +39,16 @@ impl Operations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What goes on now.
+    pub(super) fn current(&self) -> Option<Operation> {
+        *self.lock()
+    }
+
+    /// Whether one could begin now.
+    pub(super) fn idle(&self) -> Result<(), Busy> {
+        self.current().map_or(Ok(()), |other| Err(Busy(other)))
+    }
+
     /// Begins one. It goes on until what is returned is dropped.
     pub(super) fn begin(&self, operation: Operation) -> Result<Ongoing, Busy> {
         let mut current = self.lock();
@@ -71,6 +81,7 @@ mod tests {
         let operations = Operations::default();
         let cut = operations.begin(Operation::Cut).unwrap();
         assert_eq!(operations.begin(Operation::Move).unwrap_err(), Busy(Operation::Cut));
+        assert_eq!(operations.idle(), Err(Busy(Operation::Cut)));
         drop(cut);
         let _one = operations.begin(Operation::Move).unwrap();
         assert_eq!(operations.begin(Operation::Move).unwrap_err(), Busy(Operation::Move));

@@ -9,6 +9,8 @@
 use super::channels::Channels;
 use super::one_line;
 use super::pulls::{Request, Taken};
+use super::refusing::Explains;
+use crate::control::Reason;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::io;
 use std::ops::Range;
@@ -37,6 +39,16 @@ pub(super) enum PullError {
     /// There is no guest.
     #[error("the VM is over")]
     Over,
+}
+
+impl Explains for PullError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Failed(..) => Reason::Failed,
+            Self::Silent(_) => Reason::Silent,
+            Self::Over => Reason::Over,
+        }
+    }
 }
 
 /// Starts the thread of a slice. It does not keep the slice alive.

@@ -19,6 +19,7 @@ use super::peripherals::BackEnds;
 use super::report::{LostSlice, RunReport, SliceReport};
 use super::stop::{StopPlan, StopStep, WhyStopped};
 use super::{Ending, one_line};
+use crate::control::Desk;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,10 +47,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Waits for the end of the VM, or of this slice, and brings it to an end.
-    pub(super) fn run(
-        mut self,
-        control: Option<&crate::control::ControlSocket>,
-    ) -> (Ending, RunReport) {
+    pub(super) fn run(mut self, desk: &Desk) -> (Ending, RunReport) {
         let (ending, led) = self.wait_for_end();
         // One that has just come to coordinate may be told by the one before.
         let coordinates = led && self.told_by.is_none();
@@ -75,8 +73,8 @@ impl Watch {
             lost_devices,
             slices,
         };
-        if let (Ending::Drained | Ending::Saved, Some(control)) = (&ending, control) {
-            control.wait_until_answered(ANSWER_LIMIT);
+        if let Ending::Drained | Ending::Saved = &ending {
+            desk.wait_until_answered(ANSWER_LIMIT);
         }
         let Self { parts, coordination, back_ends, told_by, .. } = self;
         if matches!(ending, Ending::Told(_)) && !coordinates {

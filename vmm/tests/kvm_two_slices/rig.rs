@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    AddRequest, Answer, CheckpointAnswer, CheckpointRequest, Client, ClientError, MoveVcpuRequest,
+    AddRequest, Answer, CheckpointAnswer, CheckpointRequest, Client, ClientError, Desk, MoveVcpuRequest,
     PauseRequest, PlacementAnswer, PlacementRequest, Progress, ReportAnswer, ReportRequest,
     Request, ResumeRequest,
 };
@@ -625,7 +625,7 @@ impl Vm {
     /// The same where it must be refused; why.
     pub(crate) fn refusal(&self, slice: u16, request: &Request) -> String {
         match self.ask(slice, request) {
-            Err(ClientError::Refused(why)) => why,
+            Err(ClientError::Refused(why)) => why.message,
             other => panic!("{request:?}: {other:?}; {}", self.line.seen().describe()),
         }
     }
@@ -835,6 +835,7 @@ fn local(
         mechanisms: Mechanisms::ALL,
         offer,
         control: Some(socket(sockets, slice)),
+        desk: Desk::new(),
         on_full: OnFull::Report,
         clock_test: ClockTest::default(),
         checkpoints: Some(checkpoints(folder)),

@@ -15,7 +15,7 @@ use super::disks::say_home;
 use super::error::{CheckpointError, names};
 use super::part::tell;
 use super::request::{PartRequest, WrittenPart, check_name};
-use crate::control::{CheckpointAnswer, CheckpointRequest, Progress, WritesCheckpoints};
+use crate::control::{CheckpointAnswer, CheckpointRequest, Progress, Refusal, WritesCheckpoints};
 use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
 use crate::slice::checkpoint_link::{DiskPolicy, Input};
@@ -23,6 +23,7 @@ use crate::slice::cut_link::{CutError, CutHandle, Input as CutInput};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
 use crate::slice::operations::{Ongoing, Operation};
+use crate::slice::refusing::Explains;
 use checkpoint::{Base, Checkpoint, Contents, Digest, Key, PartSummary};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use migrate::checkpoint::{Coordinator, Effect, Verdict};
@@ -397,8 +398,8 @@ impl WritesCheckpoints for Checkpoints {
         &self,
         request: &CheckpointRequest,
         tell: &mut dyn FnMut(Progress),
-    ) -> Result<CheckpointAnswer, String> {
-        self.write(request, tell).map_err(|error| one_line(&error))
+    ) -> Result<CheckpointAnswer, Refusal> {
+        self.write(request, tell).map_err(|error| error.refusal())
     }
 }
 

@@ -1,7 +1,9 @@
 //! Why there is no checkpoint, or no part of one.
 
+use crate::control::{Activity, Reason};
 use crate::slice::cut_link::CutError;
 use crate::slice::operations::Busy;
+use crate::slice::refusing::{Explains, invalid};
 use dsm::{LoadError, SnapshotError, SnapshotLost};
 use migrate::{Invalid, SavedError};
 use std::io;
@@ -107,6 +109,28 @@ pub(crate) enum CheckpointError {
         /// The time that they had.
         limit: Duration,
     },
+}
+
+impl Explains for CheckpointError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Busy(busy) => busy.reason(),
+            Self::Over => Reason::Over,
+            Self::Name { .. } | Self::Relative(_) | Self::BaseElsewhere(_) => invalid("path"),
+            Self::NoBase => invalid("incremental"),
+            Self::Lost(slice) => Reason::SliceLost { slice: slice.0 },
+            Self::Refused(migrate::checkpoint::Refusal::Busy) => {
+                Reason::Busy(Activity::Checkpointing)
+            }
+            Self::Silent { .. } => Reason::Silent,
+            Self::Request(_)
+            | Self::Describe(_)
+            | Self::Manifest(_)
+            | Self::Runs(_)
+            | Self::NotOpened(_)
+            | Self::GivenUp(_) => Reason::Failed,
+        }
+    }
 }
 
 /// Slices, for people.

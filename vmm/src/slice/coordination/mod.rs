@@ -31,10 +31,11 @@ use super::events::SliceEvent;
 use super::handover::MoveHandle;
 use super::hotplug::Hotplugs;
 use super::joining::Inviter;
+use super::overseeing::Overseer;
 use super::peripherals::{OrderState, Relay};
 use super::relocation::Relocations;
 use super::restore::opens;
-use crate::control::{ControlHandle, VmHandles};
+use crate::control::{Desk, VmHandles};
 use crate::machine::Machine;
 use checkpoint::Key;
 use devices::saved::ChipsetState;
@@ -65,8 +66,8 @@ pub(super) struct CoordinationConfig {
     /// The VM, for checkpoints, and the key of its secret where that is known.
     pub(super) vm: Arc<Description>,
     pub(super) key: Option<Key>,
-    /// The control socket, if there is one.
-    pub(super) control: Option<ControlHandle>,
+    /// Where people and programs ask for what is done to the VM.
+    pub(super) desk: Desk,
     /// Set when a panic of the guest goes by.
     pub(super) panicked: Arc<AtomicBool>,
 }
@@ -146,8 +147,8 @@ impl Coordination {
     }
 
     fn lead(&self, coordinator: Coordinator) -> Result<(), SuccessionError> {
-        let CoordinationConfig { channels, moves, capacity, inviter, control, .. } = &self.config;
-        let (moves, control) = (moves.clone(), control.clone());
+        let CoordinationConfig { channels, moves, capacity, inviter, desk, .. } = &self.config;
+        let (moves, desk) = (moves.clone(), desk.clone());
         let vm = (Arc::clone(&self.config.vm), self.config.key.clone());
         let (capacity, inviter) = (Arc::clone(capacity), inviter.clone());
         let weak = Arc::downgrade(channels);
@@ -161,12 +162,13 @@ impl Coordination {
                 channels.event(SliceEvent::Fatal(text));
             }
             channels.leads.store(true, Ordering::SeqCst);
-            if let Some(control) = control {
-                let plugs = Arc::new(Hotplugs(Weak::clone(&weak)));
-                let checkpoints = Arc::new(Checkpoints::new(&channels, cuts.clone(), vm, opens));
-                let pauses = Arc::new(cuts);
-                control.attach_vm(VmHandles { pauses, relocates: relocations, plugs, checkpoints });
-            }
+            desk.attach_vm(VmHandles {
+                relocates: relocations,
+                plugs: Arc::new(Hotplugs(Weak::clone(&weak))),
+                checkpoints: Arc::new(Checkpoints::new(&channels, cuts.clone(), vm, opens)),
+                oversees: Arc::new(Overseer(Weak::clone(&weak))),
+                pauses: Arc::new(cuts),
+            });
             channels.event(SliceEvent::Coordinates);
         };
         Ok(cut::start_driver(channels, coordinator, ready)?)
@@ -250,9 +252,7 @@ impl Succeeds for Coordination {
         let channels = &self.config.channels;
         channels.leads.store(false, Ordering::SeqCst);
         channels.succession.choose(false);
-        if let Some(control) = &self.config.control {
-            control.detach_vm();
-        }
+        self.config.desk.detach_vm();
         channels.succession.set_thread(None);
         channels.chipset.store(None);
         channels.event(SliceEvent::Coordinates);

@@ -8,7 +8,9 @@
 //! ```
 
 use super::Handovers;
+use crate::control::Reason;
 use crate::slice::operations::Ongoing;
+use crate::slice::refusing::Explains;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use migrate::handover::{Coordinator, Outcome, Refusal};
 use std::sync::{Arc, Weak};
@@ -39,6 +41,18 @@ pub(in crate::slice) enum MoveError {
     /// There is no guest to move.
     #[error("the VM is over, or has not begun")]
     Over,
+}
+
+impl Explains for MoveError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Refused(refusal) => refusal.reason(),
+            Self::DevicesOnly(_) => Reason::HostUnfit,
+            Self::GivenUp(_) => Reason::Failed,
+            Self::Silent => Reason::Silent,
+            Self::Over => Reason::Over,
+        }
+    }
 }
 
 impl MoveError {

@@ -45,15 +45,15 @@ fn numbers_that_cannot_be_are_refused_before_anything_is_asked() {
     }
     let (channels, _events) = channels(SliceId(0));
     let hotplugs = Hotplugs(Arc::downgrade(&channels));
-    assert!(hotplugs.vcpus().unwrap_err().contains("another slice coordinates"));
+    assert!(hotplugs.vcpus().unwrap_err().message.contains("another slice coordinates"));
     channels.chipset.store(Some(Arc::new(chipset_of(2, None))));
-    assert!(hotplugs.set_vcpus(2, &mut |_| {}).unwrap_err().contains("max-cpus="));
+    assert!(hotplugs.set_vcpus(2, &mut |_| {}).unwrap_err().message.contains("max-cpus="));
     channels.chipset.store(Some(Arc::new(chipset_of(2, Some(1)))));
     let cut = channels.operations.begin(Operation::Cut).unwrap();
-    assert!(hotplugs.set_vcpus(2, &mut |_| {}).unwrap_err().contains("paused"));
+    assert!(hotplugs.set_vcpus(2, &mut |_| {}).unwrap_err().message.contains("paused"));
     drop(cut);
     drop(channels);
-    assert!(hotplugs.vcpus().unwrap_err().contains("over"));
+    assert!(hotplugs.vcpus().unwrap_err().message.contains("over"));
 }
 
 /// Answers requests as a guest does, with this status, until nobody asks any more for a while.
@@ -107,9 +107,9 @@ fn guest_that_refuses_is_quoted_and_the_rest_is_not_asked() {
     thread::scope(|scope| {
         scope.spawn(|| guest(&chipset, 0x82));
         let cause = hotplugs.set_vcpus(1, &mut |_| {}).unwrap_err();
-        assert!(cause.contains("keeps vCPU 1 (status 0x82"), "{cause}");
+        assert!(cause.message.contains("keeps vCPU 1 (status 0x82"), "{cause}");
         let cause = hotplugs.set_vcpus(4, &mut |_| {}).unwrap_err();
-        assert!(cause.contains("not taken vCPU 2 (status 0x82"), "{cause}");
+        assert!(cause.message.contains("not taken vCPU 2 (status 0x82"), "{cause}");
         let left = hotplugs.vcpus().unwrap();
         assert_eq!((left.present, left.absent), (vec![0, 1], vec![2, 3]));
     });

@@ -1,8 +1,10 @@
 //! Why a slice has not joined.
 
 use super::MEET_LIMIT;
+use crate::control::Reason;
 use crate::slice::SliceError;
 use crate::slice::channels::Channels;
+use crate::slice::refusing::Explains;
 use migrate::{PlacementError, SavedError};
 use thiserror::Error;
 use transport::MeshError;
@@ -65,6 +67,22 @@ pub(in crate::slice) enum JoinFailure {
     /// Its plan is gone.
     #[error("it was to join without being called")]
     Uncalled,
+}
+
+impl Explains for JoinFailure {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::NoSecret | Self::Elsewhere { .. } | Self::Full => Reason::Unsupported,
+            Self::Host(_) | Self::PageTables => Reason::HostUnfit,
+            Self::Silent(_) => Reason::Silent,
+            Self::Mesh(_)
+            | Self::Unmet { .. }
+            | Self::Placement(_)
+            | Self::State(_)
+            | Self::Blob(_)
+            | Self::Uncalled => Reason::Failed,
+        }
+    }
 }
 
 impl JoinFailure {

@@ -25,7 +25,8 @@ use super::handover::{MoveError, MoveHandle};
 use super::joining::{Invited, Inviter, JoinFailure};
 use super::operations::{Busy, Ongoing, Operation};
 use super::pulling::PullError;
-use crate::control::{Progress, Relocates, Relocation};
+use super::refusing::Explains;
+use crate::control::{Progress, Reason, Refusal as Refused, Relocates, Relocation};
 use executor::Executor;
 use job::{Job, JobError, jobs};
 use migrate::Placement;
@@ -97,6 +98,26 @@ pub(super) enum RelocationError {
     },
 }
 
+impl Explains for RelocationError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Busy(busy) => busy.reason(),
+            Self::Refused(refusal) => refusal.reason(),
+            Self::Lacks { .. } => Reason::HostUnfit,
+            Self::Vcpu(error) => error.reason(),
+            Self::Pull(error) => error.reason(),
+            Self::Join(failure) => failure.reason(),
+            Self::Cut(error) => error.reason(),
+            Self::Over => Reason::Over,
+            Self::Partly { done, total, .. } => {
+                let count = |steps| u64::try_from(steps).unwrap_or(u64::MAX);
+                Reason::Partly { done: count(*done), total: count(*total) }
+            }
+            Self::Impossible(_) | Self::Stays(_) | Self::Homes(_) => Reason::Failed,
+        }
+    }
+}
+
 /// Has parts of a VM go to other slices. It does not keep the VM alive.
 #[derive(Debug)]
 pub(super) struct Relocations {
@@ -138,6 +159,18 @@ impl Relocations {
         let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
         self.do_all(jobs, &self.executor(&channels, ongoing, None), tell)?;
         Ok(began.elapsed())
+    }
+
+    /// What would be done, and would be refused.
+    fn look_ahead(&self, what: &Relocation) -> Result<Vec<String>, RelocationError> {
+        let channels = self.channels.upgrade().ok_or(RelocationError::Over)?;
+        channels.operations.idle()?;
+        let placement = Placement::clone(&channels.placement.load());
+        if let Relocation::Vcpu { vcpu, to } = what {
+            can_run(&self.capacity(), *vcpu, *to)?;
+        }
+        let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
+        Ok(jobs.iter().map(ToString::to_string).collect())
     }
 
     /// A companion joins, and takes vCPUs unless it is to be empty.
@@ -236,8 +269,8 @@ impl Relocates for Relocations {
         &self,
         what: &Relocation,
         tell: &mut dyn FnMut(Progress),
-    ) -> Result<Duration, String> {
-        self.run(what, tell).map_err(|error| super::one_line(&error))
+    ) -> Result<Duration, Refused> {
+        self.run(what, tell).map_err(|error| error.refusal())
     }
 
     fn add(
@@ -245,14 +278,17 @@ impl Relocates for Relocations {
         address: SocketAddr,
         empty: bool,
         tell: &mut dyn FnMut(Progress),
-    ) -> Result<Duration, String> {
-        self.join((address, empty), tell).map_err(|error| super::one_line(&error))
+    ) -> Result<Duration, Refused> {
+        self.join((address, empty), tell).map_err(|error| error.refusal())
     }
 
-    fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, String> {
-        let over = || super::one_line(&RelocationError::Over);
-        let channels = self.channels.upgrade().ok_or_else(over)?;
-        advice(&channels, &self.capacity(), seconds, tell).map_err(|error| super::one_line(&error))
+    fn plan(&self, what: &Relocation) -> Result<Vec<String>, Refused> {
+        self.look_ahead(what).map_err(|error| error.refusal())
+    }
+
+    fn advise(&self, seconds: u64, tell: &mut dyn FnMut(Progress)) -> Result<Vec<String>, Refused> {
+        let channels = self.channels.upgrade().ok_or_else(|| RelocationError::Over.refusal())?;
+        advice(&channels, &self.capacity(), seconds, tell).map_err(|error| error.refusal())
     }
 }
 

@@ -1,0 +1,32 @@
+//! The gRPC API of one VM, as each of its slices serves it.
+//!
+//! ```text
+//!   UNIX socket of vmm::control --HTTP/2 preface--+--> server (thread "api") --> VmService, Operations, health, reflection
+//!   TCP --TLS 1.3, certificates of both ends------+                                 |
+//!                                                                 asks, on threads that may wait
+//!                                                                                   v
+//!                                                                          vmm::control::Desk
+//! ```
+//! tokio runs on the thread "api" and nowhere else: what waits for a VM waits on threads of its own, of which there are few.
+//! Everything that clients can make more of is bounded: connections, streams, watchers, operations, ids, waits, message sizes.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::result_large_err, reason = "a status of gRPC is large, and made once for a call")]
+
+mod client;
+mod connection;
+mod operations;
+mod problem;
+mod requests;
+mod server;
+mod service;
+mod shape;
+mod tls;
+mod watch;
+
+pub use client::{Channel, ClientError, connect};
+pub use problem::{Problem, Row, row, status};
+pub use server::{Remote, Server, ServerError};
+pub use service::VmApi;
+pub use tls::{TlsError, TlsFiles};
+pub use watch::{QUEUE_MAX, WATCHERS_MAX};

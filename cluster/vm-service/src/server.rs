@@ -1,0 +1,303 @@
+//! The server: its thread, where connections come from, and its end.
+//!
+//! ```text
+//!   start --connections of the control socket--+
+//!     \--TCP--> TLS handshake, bounded --------+--> a place among CONNECTIONS_MAX, or closed --> HTTP/2
+//!   stop: watches end, calls that go on have a moment, then the thread ends
+//! ```
+
+use crate::connection::{Connection, Stream, Who, admit};
+use crate::service::VmApi;
+use crate::tls::{TlsError, TlsFiles};
+use control::longrunning::operations_server::OperationsServer;
+use control::v1::vm_service_server::{SERVICE_NAME, VmServiceServer};
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use thiserror::Error;
+use tokio::net::{TcpListener as AsyncListener, TcpStream};
+use tokio::runtime::Builder;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::InterceptorLayer;
+use tonic::transport::Server as Http2;
+use tonic_health::ServingStatus;
+use tonic_health::pb::FILE_DESCRIPTOR_SET;
+use tonic_health::server::{HealthReporter, health_reporter};
+use tonic_reflection::server::Builder as Reflection;
+use vmm::control::{Caller, Desk, TakesStreams};
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 64;
+/// Calls at a time on one of them, watches too.
+const STREAMS_MAX: u32 = 256;
+/// Bytes of a request.
+const REQUEST_MAX: usize = 64 << 10;
+/// Threads that may wait for the VM.
+const WAITING_MAX: usize = 32;
+/// For a client to make its TLS connection.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// A client that does not answer for so long after it was asked is gone.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_LIMIT: Duration = Duration::from_secs(20);
+/// Between two looks at a VM that somebody watches, or that has not begun.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// For calls that go on when the process ends.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// Where the API is served over TCP.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Who it is, and who may call.
+    pub files: TlsFiles,
+}
+
+/// Why the API is not served.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// The certificates.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The address.
+    #[error("listen at {address} for the API")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no thread.
+    #[error("start the thread of the API")]
+    Thread(#[source] io::Error),
+}
+
+/// Serves the API of a slice until it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+    address: Option<SocketAddr>,
+}
+
+/// Takes what comes by the control socket.
+#[derive(Debug)]
+struct Taker(mpsc::Sender<(UnixStream, Caller)>);
+
+impl TakesStreams for Taker {
+    fn take(&self, stream: UnixStream, caller: Caller) {
+        // With so many before it, it is closed.
+        let _ = self.0.try_send((stream, caller));
+    }
+}
+
+/// A listener and what it needs for TLS.
+struct Listening {
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl Listening {
+    fn open(remote: &Remote) -> Result<(Self, SocketAddr), ServerError> {
+        let acceptor = TlsAcceptor::from(remote.files.load()?);
+        let address = remote.address;
+        let failed = |source| ServerError::Listen { address, source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok((Self { listener, acceptor }, address))
+    }
+}
+
+impl Server {
+    /// Serves what is asked at this desk: to whoever comes by its control socket, and over TCP if that is wanted.
+    ///
+    /// # Errors
+    /// The address or the files for TCP cannot be used, or there is no thread.
+    pub fn start(desk: &Desk, remote: Option<&Remote>) -> Result<Self, ServerError> {
+        let (sender, local) = mpsc::channel(CONNECTIONS_MAX);
+        let (listening, address) = remote.map(Listening::open).transpose()?.unzip();
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("api-call")
+            .max_blocking_threads(WAITING_MAX)
+            .build()
+            .map_err(ServerError::Thread)?;
+        let (stop, stopped) = watch::channel(false);
+        let api = VmApi::new(desk.clone());
+        let run = move || {
+            runtime.block_on(serve(api, (local, listening), stopped));
+            // A call that still waits for the VM waits alone.
+            runtime.shutdown_background();
+        };
+        let thread = thread::Builder::new().name("api".into()).spawn(run);
+        let thread = thread.map_err(ServerError::Thread)?;
+        desk.give_http2_to(Arc::new(Taker(sender)));
+        Ok(Self { stop, thread: Some(thread), address })
+    }
+
+    /// Where it listens for TCP, if it does.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Serves until it is to stop.
+async fn serve(
+    api: VmApi,
+    (local, listening): (mpsc::Receiver<(UnixStream, Caller)>, Option<Listening>),
+    mut stopped: watch::Receiver<bool>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (sender, connections) = mpsc::channel(1);
+    tokio::spawn(welcome_local(local, Arc::clone(&places), sender.clone()));
+    if let Some(listening) = listening {
+        tokio::spawn(welcome_remote(listening, places, sender));
+    }
+    let (health, health_service) = health_reporter();
+    health.set_service_status(SERVICE_NAME, ServingStatus::NotServing).await;
+    tokio::spawn(look_for_the_vm(api.clone(), health));
+    tokio::spawn(look_for_changes(api.clone()));
+    let reflection = Reflection::configure()
+        .register_encoded_file_descriptor_set(control::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .build_v1();
+    let reflection = reflection
+        .inspect_err(|error| tracing::error!(%error, "the API has no reflection: this is a bug"));
+    let limited = VmServiceServer::new(api.clone()).max_decoding_message_size(REQUEST_MAX);
+    let operations = OperationsServer::new(api.operations());
+    let router = Http2::builder()
+        .layer(InterceptorLayer::new(admit))
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_keepalive_interval(Some(PING_EVERY))
+        .http2_keepalive_timeout(Some(PING_LIMIT))
+        .add_service(limited)
+        .add_service(operations.max_decoding_message_size(REQUEST_MAX))
+        .add_service(health_service)
+        .add_optional_service(reflection.ok());
+    let incoming = ReceiverStream::new(connections).map(Ok::<Connection, Infallible>);
+    let mut end = stopped.clone();
+    let until = async move {
+        // A server that is gone is to stop as well.
+        let _ = end.wait_for(|stop| *stop).await.map(|_| ());
+        api.end();
+    };
+    let serving = router.serve_with_incoming_shutdown(incoming, until);
+    tokio::pin!(serving);
+    tokio::select! {
+        result = &mut serving => {
+            if let Err(error) = result {
+                tracing::warn!(%error, "the API is not served any more");
+            }
+        }
+        () = async {
+            let _ = stopped.wait_for(|stop| *stop).await.map(|_| ());
+            sleep(STOP_LIMIT).await;
+        } => tracing::debug!("calls of the API that go on are left"),
+    }
+}
+
+/// Gives each connection of the control socket a place.
+async fn welcome_local(
+    mut from: mpsc::Receiver<(UnixStream, Caller)>,
+    places: Arc<Semaphore>,
+    to: mpsc::Sender<Connection>,
+) {
+    while let Some((stream, caller)) = from.recv().await {
+        // Without a place it is closed.
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let stream = stream.set_nonblocking(true).and_then(|()| stream.try_into());
+        let connected = stream.map(|stream| Connection {
+            stream: Stream::Unix(stream),
+            who: Who::Local(caller),
+            _place: place,
+        });
+        match connected {
+            Ok(connection) => {
+                if to.send(connection).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => tracing::debug!(%error, "a connection of the API is not served"),
+        }
+    }
+}
+
+/// Gives each connection over TCP a place, and has it prove who it is.
+async fn welcome_remote(
+    Listening { listener, acceptor }: Listening,
+    places: Arc<Semaphore>,
+    to: mpsc::Sender<Connection>,
+) {
+    let listener = match AsyncListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "the API is not served over TCP"),
+    };
+    loop {
+        match listener.accept().await {
+            Ok((stream, address)) => {
+                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                let (acceptor, to) = (acceptor.clone(), to.clone());
+                tokio::spawn(shake_hands((stream, address), acceptor, place, to));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a connection of the API is not accepted");
+                sleep(LOOK_EVERY).await;
+            }
+        }
+    }
+}
+
+async fn shake_hands(
+    (stream, address): (TcpStream, SocketAddr),
+    acceptor: TlsAcceptor,
+    place: OwnedSemaphorePermit,
+    to: mpsc::Sender<Connection>,
+) {
+    // Answers are small, and somebody waits for each.
+    let _ = stream.set_nodelay(true);
+    match timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => {
+            let stream = Stream::Tls(Box::new(stream));
+            tracing::info!("{address} calls the API");
+            let who = Who::Remote;
+            // The server may be about to end.
+            let _ = to.send(Connection { stream, who, _place: place }).await;
+        }
+        Ok(Err(error)) => tracing::info!("{address} is refused by the API: {error}"),
+        Err(_) => tracing::info!("{address} has not proved in time who it is"),
+    }
+}
+
+/// Says that the VM is served as soon as there is one.
+async fn look_for_the_vm(api: VmApi, health: HealthReporter) {
+    while !api.has_vm() {
+        sleep(LOOK_EVERY).await;
+    }
+    health.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
+}
+
+/// Tells those who watch of each change.
+async fn look_for_changes(api: VmApi) {
+    loop {
+        api.tell_watchers().await;
+        sleep(LOOK_EVERY).await;
+    }
+}
