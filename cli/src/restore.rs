@@ -33,7 +33,7 @@ pub(crate) struct Restore {
     /// - The VM ends if some of the checkpoint turns out to be damaged or cannot be read later.
     /// - The checkpoint and its bases must stay where they are until all is read.
     #[arg(long, requires = "restore", verbatim_doc_comment)]
-    lazy: bool,
+    pub(crate) lazy: bool,
     /// Go on as another VM, of this name: the one of the checkpoint may run beside it, and so may other clones
     ///
     /// - Each disk that is written is `IMAGE.clone-NAME`, beside IMAGE and over its state, which stays for as long as that file is there. Name

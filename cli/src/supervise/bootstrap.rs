@@ -351,11 +351,7 @@ impl Driver {
         self.beside("checkpoint", move || Event::Saved(number, save.write(), told))
     }
 
-    fn start(
-        &mut self,
-        (from, lazy): (Option<u64>, bool),
-        Layout(places): &Layout,
-    ) -> Result<()> {
+    fn start(&mut self, (from, lazy): (Option<u64>, bool), Layout(places): &Layout) -> Result<()> {
         let path = from.map(|number| self.path(number));
         let place = |place: &Place| match self.hosts.get(&place.host) {
             Some(address) => format!("slice {} at {address}", place.slice),

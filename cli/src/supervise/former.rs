@@ -65,6 +65,7 @@ pub(super) fn begin(
     let path = record::path_of(folder, (&host, control));
     let beginning = bootstrap.beginning()?;
     let given = bootstrap.restore.restore.is_some();
+    let lazily = given.then_some(bootstrap.restore.lazy);
     if let Some((elsewhere, header)) = record::gone_elsewhere(&path)? {
         let shown = elsewhere.display();
         ensure!(
@@ -75,7 +76,7 @@ pub(super) fn begin(
     }
     if let Some(record) = Record::find(&path)? {
         if record.header.beginning == beginning {
-            return again(folder, record, given, key);
+            return again(folder, record, lazily, key);
         }
         if !given {
             bail!(another(folder, &record, &beginning));
@@ -92,7 +93,7 @@ pub(super) fn begin(
     let mut id = VmId::random().context("choose a name for checkpoints")?.to_string();
     id.truncate(ID_DIGITS);
     let record = Record::create(&path, Header::new((&host, control), id, beginning))?;
-    Ok(Begins { record, shelf: new_shelf(given), next: 1, again: false, unfinished: Vec::new() })
+    Ok(Begins { record, shelf: new_shelf(lazily), next: 1, again: false, unfinished: Vec::new() })
 }
 
 /// Whether a VM begins from another checkpoint than that which has gone away from here. A service manager starts the supervisor again
@@ -101,13 +102,13 @@ fn begins_from_another(gone: &Header, beginning: &Value) -> bool {
     gone.beginning.get("restore") != beginning.get("restore")
 }
 
-/// With nothing behind it, or with the checkpoint that is given.
-fn new_shelf(given: bool) -> Shelf {
-    if given { Shelf::given(0) } else { Shelf::default() }
+/// With nothing behind it, or with the checkpoint that is given, and whether its user wants it lazily.
+fn new_shelf(given: Option<bool>) -> Shelf {
+    given.map_or_else(Shelf::default, |lazy| Shelf::given(0, lazy))
 }
 
 /// The VM of a former supervisor.
-fn again(folder: &Path, record: Record, given: bool, key: Option<&Key>) -> Result<Begins> {
+fn again(folder: &Path, record: Record, given: Option<bool>, key: Option<&Key>) -> Result<Begins> {
     let (found, unfinished) = checkpoints(folder, &prefix(&record.header.id), key)?;
     let (shown, path) = (folder.display(), record.path.display());
     let anew = format!("if it is to begin anew, take {path} away");

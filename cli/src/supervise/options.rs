@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn policy_is_read_or_refused() {
-        let policy: OnLost = "restart=every:30,keep:3,full:10,compress,on-panic,eager".parse().unwrap();
+        let policy: OnLost =
+            "restart=every:30,keep:3,full:10,compress,on-panic,eager".parse().unwrap();
         let (compress, no_disk_guarantee, on_panic, eager) = (true, false, true, true);
         let (every_ms, keep, full) = (30_000, 3, 10);
         let expected =

@@ -92,6 +92,7 @@ fn planted_bugs_are_caught() {
     let damage = Scenario { damages: 2, ..scenario() };
     assert_caught(DamagedAgain, &damage, names::NEWEST);
     assert_caught(BeginsAnew, &damage, names::NEWEST);
+    assert_caught(DamageCounts, &Scenario { losses: 4, ..damage.clone() }, names::COUNTED);
     assert_caught(AlwaysLazy, &Scenario { lazy: true, ..damage.clone() }, names::FOUND);
     let writes = Scenario { writes: 4, ..scenario() };
     assert_caught(DeletesEarly, &writes, names::KEPT);

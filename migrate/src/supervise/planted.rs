@@ -51,6 +51,8 @@ pub enum PlantedBug {
     TakesBack,
     /// Nobody hears of a checkpoint that holds others up.
     LateUnsaid,
+    /// A checkpoint that is found to be damaged counts like a VM that ran and was lost.
+    DamageCounts,
     /// Memory is never read before the VM goes on.
     AlwaysLazy,
 }

@@ -24,8 +24,10 @@ struct Entry {
     is_damaged: bool,
     /// How often the VM failed with it before it ran.
     failures: u8,
-    /// It was gone on from.
+    /// It is to be read before the VM goes on from it: it was gone on from without.
     is_tried: bool,
+    /// The guest ran from it.
+    has_run: bool,
 }
 
 /// Which checkpoints there are, oldest first.
@@ -35,12 +37,12 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// With one that was there before, which is never deleted.
+    /// With one that was there before, which is never deleted; all of it is read first, unless its user wants it `lazy`.
     #[must_use]
-    pub fn given(number: u64) -> Self {
+    pub fn given(number: u64, lazy: bool) -> Self {
         let mut shelf = Self::default();
         shelf.add(number, None);
-        shelf.entries[0].is_given = true;
+        (shelf.entries[0].is_given, shelf.entries[0].is_tried) = (true, !lazy);
         shelf
     }
 
@@ -54,8 +56,10 @@ impl Shelf {
     }
 
     pub(super) fn add(&mut self, number: u64, base: Option<u64>) {
-        let (is_given, is_damaged, failures, is_tried) = (false, false, 0, false);
-        self.entries.push(Entry { number, base, is_given, is_damaged, failures, is_tried });
+        let (is_given, is_damaged, failures) = (false, false, 0);
+        let (is_tried, has_run) = (false, false);
+        let entry = Entry { number, base, is_given, is_damaged, failures, is_tried, has_run };
+        self.entries.push(entry);
     }
 
     /// Whether the VM has ever had one.
@@ -77,10 +81,16 @@ impl Shelf {
         newest.or_else(|| whole.next_back()).map(number)
     }
 
-    /// The VM is to go on from it. Whether that is so for the first time.
+    /// The VM is to go on from it. Whether that may be before it was read.
     pub(super) fn tries(&mut self, number: u64) -> bool {
         let entry = self.entries.iter_mut().find(|one| one.number == number);
         entry.is_some_and(|entry| !std::mem::replace(&mut entry.is_tried, true))
+    }
+
+    /// A start that was to read it first was refused. Whatever is in the way, nothing has run: it need not be read first the next time.
+    pub(super) fn refused(&mut self, number: u64) {
+        let of = self.entries.iter_mut().filter(|one| one.number == number);
+        of.filter(|one| !one.has_run && !one.is_given).for_each(|one| one.is_tried = false);
     }
 
     pub(super) fn damaged(&mut self, number: u64) {
@@ -98,7 +108,9 @@ impl Shelf {
 
     /// The VM runs with it.
     pub(super) fn runs(&mut self, number: u64) {
-        self.entries.iter_mut().filter(|one| one.number == number).for_each(|one| one.failures = 0);
+        self.entries.iter_mut().filter(|one| one.number == number).for_each(|one| {
+            (one.failures, one.has_run) = (0, true);
+        });
     }
 
     /// Takes those off that are not needed any more, increments before what they are increments of.

@@ -33,6 +33,8 @@ enum Phase {
     /// A process runs.
     Alive {
         from: Option<u64>,
+        /// Before its memory was read.
+        lazy: bool,
         /// The guest does.
         runs: bool,
         checkpoint_at: u64,
@@ -235,15 +237,16 @@ impl Supervisor {
         if self.is_again {
             self.restarts.push_back(now);
         }
-        self.phase = Phase::Alive { from, runs: false, checkpoint_at: 0, kill_at: None };
         // Nobody there knows what memory was at an earlier checkpoint.
         if !self.planted.has(PlantedBug::IncrementOfFormerLife) {
             self.chain = None;
         }
         // What ended it may have been damage, which is found before the guest runs if all is read.
         let is_first = from.is_some_and(|number| self.shelf.tries(number));
-        let lazy = self.policy.lazy && (is_first || self.planted.has(PlantedBug::AlwaysLazy));
-        vec![Effect::Start { from, lazy: lazy && from.is_some(), layout }]
+        let is_first = is_first || self.planted.has(PlantedBug::AlwaysLazy) && from.is_some();
+        let lazy = self.policy.lazy && is_first;
+        self.phase = Phase::Alive { from, lazy, runs: false, checkpoint_at: 0, kill_at: None };
+        vec![Effect::Start { from, lazy, layout }]
     }
 
     /// The guest runs.
@@ -308,7 +311,7 @@ impl Supervisor {
 
     /// The process has ended.
     pub fn ended(&mut self, now: u64, cause: Cause) -> Verdict {
-        let Phase::Alive { from, runs, .. } = self.phase else { return Vec::new() };
+        let Phase::Alive { from, lazy, runs, .. } = self.phase else { return Vec::new() };
         // What was to go on never did. Whoever starts it the next time must not begin anew over its disks.
         if self.unwanted && self.is_again && !runs && !self.planted.has(PlantedBug::EndWithoutLife)
         {
@@ -329,6 +332,7 @@ impl Supervisor {
         match (cause, from) {
             (Cause::Damaged, Some(number)) => self.shelf.damaged(number),
             (Cause::Lost, Some(number)) if !runs => self.shelf.failed(number),
+            (Cause::Refused, Some(number)) if !lazy => self.shelf.refused(number),
             _ => {}
         }
         // One that was refused has started nothing; what was there before may still be.
@@ -337,6 +341,11 @@ impl Supervisor {
         }
         let back_off = match cause {
             Cause::Refused => self.refused(),
+            // No life of the VM either, and each checkpoint is found to be damaged once.
+            Cause::Damaged if !self.planted.has(PlantedBug::DamageCounts) => {
+                self.restarts.pop_back();
+                0
+            }
             Cause::Lost | Cause::Damaged | Cause::Panicked | Cause::Overtaken | Cause::Wanted => {
                 match self.lost(now) {
                     Ok(back_off) => back_off,

@@ -198,7 +198,7 @@ fn end_that_somebody_wants_is_an_end() {
         assert_eq!(ended, [Effect::Over(Reason::Ended(cause))]);
     }
     let on_panic = Policy { on_panic: true, ..policy() };
-    let mut supervisor = Supervisor::new(on_panic, plan(), Shelf::given(7), 8);
+    let mut supervisor = Supervisor::new(on_panic, plan(), Shelf::given(7, false), 8);
     supervisor.begin(0);
     supervisor.answers(0, &answering(&[1]));
     assert_eq!(supervisor.ended(5, Cause::Panicked), []);
@@ -231,18 +231,18 @@ fn older_checkpoint_is_tried_when_the_newest_cannot_be_gone_on_from() {
     }
     supervisor.ended(100_000, Cause::Lost);
     assert_eq!(started_again(&mut supervisor, 104_270), Some(3));
-    supervisor.ended(104_280, Cause::Damaged);
-    assert_eq!(started_again(&mut supervisor, 106_280), Some(2));
+    // Nothing has run from it, and nothing is waited for.
+    assert_eq!(supervisor.ended(104_280, Cause::Damaged), [Effect::Ask]);
+    let (mut now, ask) = (104_280, [Effect::Ask]);
+    assert_eq!(next(&mut supervisor, &mut now, &ask), Ok((Some(2), true)));
     let mut other = supervisor.clone();
     // One that is good and fails twice would be passed over too, if there were another one.
     supervisor.ended(106_281, Cause::Lost);
     assert_eq!(started_again(&mut supervisor, 110_551), Some(2));
     supervisor.ended(110_552, Cause::Lost);
-    assert_eq!(started_again(&mut supervisor, 118_552), Some(2));
-    other.ended(106_281, Cause::Damaged);
-    assert_eq!(other.passed(110_281), [Effect::Ask]);
-    let given_up = [Effect::Over(Reason::NoCheckpoint)];
-    assert_eq!(other.answers(110_281, &answering(&[1])), given_up);
+    assert_eq!(started_again(&mut supervisor, 114_822), Some(2));
+    let said = other.ended(106_281, Cause::Damaged);
+    assert_eq!(next(&mut other, &mut 106_281, &said), Err(Reason::NoCheckpoint));
 }
 
 #[test]
@@ -386,4 +386,78 @@ fn each_third_checkpoint_is_full_and_so_is_one_after_a_failure_or_a_loss() {
     supervisor.runs(due);
     next(&mut supervisor, (9, None), true);
     next(&mut supervisor, (10, Some(9)), true);
+}
+
+/// From what it starts, and how, when it is time; or why it is over.
+fn next(
+    of: &mut Supervisor,
+    now: &mut u64,
+    said: &[Effect],
+) -> Result<(Option<u64>, bool), Reason> {
+    let mut said = said.to_vec();
+    loop {
+        for effect in &said {
+            match effect {
+                Effect::Over(reason) => return Err(*reason),
+                Effect::Start { from, lazy, .. } => return Ok((*from, *lazy)),
+                _ => {}
+            }
+        }
+        said = if said.contains(&Effect::Ask) {
+            of.answers(*now, &BTreeSet::from([1]))
+        } else {
+            *now = (*now).max(of.due().expect("something follows"));
+            of.passed(*now)
+        };
+    }
+}
+
+fn with_checkpoints(count: u64, lazy: bool) -> Supervisor {
+    let mut shelf = Shelf::default();
+    (1..=count).for_each(|number| shelf.found(number, None, true));
+    Supervisor::new(Policy { lazy, ..policy() }, plan(), shelf, count + 1)
+}
+
+#[test]
+fn start_that_was_refused_is_tried_the_other_way() {
+    let (mut supervisor, mut now) = (with_checkpoints(1, true), 0);
+    let mut said = supervisor.begin_again(now);
+    for lazy in [true, false, true, false] {
+        assert_eq!(next(&mut supervisor, &mut now, &said), Ok((Some(1), lazy)));
+        said = supervisor.ended(now, Cause::Refused);
+    }
+}
+
+/// Nobody waits for a VM that begins.
+#[test]
+fn checkpoint_that_was_given_is_read_first_unless_its_user_says_otherwise() {
+    for lazy in [false, true] {
+        let shelf = Shelf::given(0, lazy);
+        let mut supervisor = Supervisor::new(policy(), plan(), shelf, 1);
+        let said = supervisor.begin(0);
+        assert_eq!(next(&mut supervisor, &mut 0, &said), Ok((Some(0), lazy)));
+    }
+}
+
+/// Three newest checkpoints are damaged, the oldest one is whole. What is damaged ends a lazy start when the guest runs, and an eager one
+/// before.
+#[test]
+fn damaged_checkpoints_are_passed_over_however_many_there_are() {
+    for is_lazy in [false, true] {
+        let (mut supervisor, mut now) = (with_checkpoints(4, is_lazy), 0);
+        let mut said = supervisor.begin_again(now);
+        loop {
+            let (from, lazy) = next(&mut supervisor, &mut now, &said).unwrap();
+            if from == Some(1) {
+                break;
+            }
+            now += 100;
+            said = if lazy {
+                supervisor.runs(now);
+                supervisor.ended(now + 100, Cause::Lost)
+            } else {
+                supervisor.ended(now, Cause::Damaged)
+            };
+        }
+    }
 }

@@ -19,9 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
-    AddRequest, Answer, CheckpointAnswer, CheckpointRequest, Client, ClientError, Desk, MoveVcpuRequest,
-    PauseRequest, PlacementAnswer, PlacementRequest, Progress, ReportAnswer, ReportRequest,
-    Request, ResumeRequest,
+    AddRequest, Answer, CheckpointAnswer, CheckpointRequest, Client, ClientError, Desk,
+    MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest, Progress, ReportAnswer,
+    ReportRequest, Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
     Boot, BootstrapOptions, ClockTest, CompanionOptions, DeviceKind, DeviceSpec, DiskFormat,

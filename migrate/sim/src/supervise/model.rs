@@ -132,8 +132,8 @@ impl Model for Scenario {
             }
             Action::Run => state.run()?,
             Action::End(cause) => {
-                let of_damage = state.process.is_some_and(|it| it.runs && it.lazy)
-                    && state.is_from_damaged();
+                let of_damage =
+                    state.process.is_some_and(|it| it.runs && it.lazy) && state.is_from_damaged();
                 let is_loss = matches!(cause, Cause::Lost | Cause::Refused) && !of_damage;
                 let killed = state.process.is_some_and(|process| process.killed);
                 state.losses -= u8::from(is_loss && !killed);

@@ -79,7 +79,7 @@ impl Scenario {
             on_panic: self.on_panic,
             lazy: self.lazy,
         };
-        let mut shelf = if self.given { Shelf::given(0) } else { Shelf::default() };
+        let mut shelf = if self.given { Shelf::given(0, self.lazy) } else { Shelf::default() };
         let former = 1..=self.former.unwrap_or(0);
         let next = former.end() + 1;
         former.for_each(|number| shelf.found(number, None, true));

@@ -274,7 +274,7 @@ impl World {
     pub(super) fn end(&mut self, cause: Cause, on_panic: bool) -> Option<()> {
         let process = self.process.take()?;
         self.unlived = process.again && !process.runs;
-        if cause == Cause::Refused && process.again {
+        if matches!(cause, Cause::Refused | Cause::Damaged) && process.again {
             self.restarts = self.restarts.saturating_sub(1);
         }
         let file = process.from.and_then(|number| self.files.get_mut(&number));
