@@ -10,6 +10,8 @@ use crate::decide::{Entry, Journal, Operation, SliceName, Term, Token, Vm};
 use redb::{Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,6 +53,9 @@ pub enum JournalError {
     /// A line of it is none.
     #[error("the journal is damaged: {0}")]
     Damaged(String),
+    /// It could not be opened again.
+    #[error("{} is not open", .0.display())]
+    Closed(PathBuf),
     /// The disk is full, or fails. Nothing was recorded.
     #[error("write the journal")]
     Write(#[source] Box<redb::Error>),
@@ -63,8 +68,11 @@ fn write_failed(error: impl Into<redb::Error>) -> JournalError {
 /// An open journal.
 #[derive(Debug)]
 pub struct JournalFile {
-    database: Database,
+    path: PathBuf,
+    boot: String,
     identity: String,
+    /// None after it could not be opened again.
+    database: Option<Database>,
 }
 
 /// What was in a journal.
@@ -88,7 +96,45 @@ impl JournalFile {
         let made = format!("{identity:032x}");
         let (identity, host_restarted) = begin(&database, path, boot, &made)?;
         let journal = read(&database)?;
-        Ok(Opened { file: Self { database, identity }, journal, host_restarted })
+        let (path, boot) = (path.to_owned(), boot.to_owned());
+        let file = Self { path, boot, identity, database: Some(database) };
+        Ok(Opened { file, journal, host_restarted })
+    }
+
+    /// Opens it again after it could not be written: until then nothing more is taken. What was recorded.
+    ///
+    /// # Errors
+    /// It cannot be opened, read or written.
+    pub fn reopen(&mut self) -> Result<Journal, JournalError> {
+        self.database = None;
+        let database = lock(&self.path)?;
+        let journal = read(&database)?;
+        // Whether there is room again only a write tells.
+        let write = database.begin_write().map_err(write_failed)?;
+        {
+            let mut about = write.open_table(ABOUT).map_err(write_failed)?;
+            about.insert("identity", self.identity.as_str()).map_err(write_failed)?;
+        }
+        write.commit().map_err(write_failed)?;
+        self.database = Some(database);
+        Ok(journal)
+    }
+
+    /// What a restart of the host means is recorded: the next agent need not be told of it.
+    ///
+    /// # Errors
+    /// It is told again.
+    pub fn confirm_boot(&self) -> Result<(), JournalError> {
+        let write = self.database()?.begin_write().map_err(write_failed)?;
+        {
+            let mut about = write.open_table(ABOUT).map_err(write_failed)?;
+            about.insert("boot", self.boot.as_str()).map_err(write_failed)?;
+        }
+        write.commit().map_err(write_failed)
+    }
+
+    fn database(&self) -> Result<&Database, JournalError> {
+        self.database.as_ref().ok_or_else(|| JournalError::Closed(self.path.clone()))
     }
 
     /// Names this journal among all: 32 hexadecimal digits.
@@ -102,7 +148,7 @@ impl JournalFile {
     /// # Errors
     /// None is.
     pub fn record(&self, entries: &[Entry]) -> Result<(), JournalError> {
-        let mut write = self.database.begin_write().map_err(write_failed)?;
+        let mut write = self.database()?.begin_write().map_err(write_failed)?;
         write.set_durability(Durability::Immediate).map_err(write_failed)?;
         for entry in entries {
             put(&write, entry)?;
@@ -115,13 +161,18 @@ impl JournalFile {
     /// # Errors
     /// It cannot be read.
     pub fn read(&self) -> Result<Journal, JournalError> {
-        read(&self.database)
+        read(self.database()?)
     }
 }
 
 fn lock(path: &Path) -> Result<Database, JournalError> {
     let end = Instant::now() + LOCK_LIMIT;
     loop {
+        let private = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+        if let Err(error) = private {
+            let (path, source) = (path.to_owned(), Box::new(redb::Error::Io(error)));
+            return Err(JournalError::Open { path, source });
+        }
         match Database::create(path) {
             Ok(database) => return Ok(database),
             Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < end => {
@@ -156,10 +207,14 @@ fn begin(
             return Err(JournalError::Format { path: path.to_owned(), found });
         }
         let identity = text(&about, "identity")?.unwrap_or_else(|| made.to_owned());
-        let restarted = text(&about, "boot")?.is_some_and(|before| before != boot);
-        for (name, value) in [("format", FORMAT), ("identity", &identity), ("boot", boot)] {
+        let before = text(&about, "boot")?;
+        for (name, value) in [("format", FORMAT), ("identity", &identity)] {
             about.insert(name, value).map_err(write_failed)?;
         }
+        if before.is_none() {
+            about.insert("boot", boot).map_err(write_failed)?;
+        }
+        let restarted = before.is_some_and(|before| before != boot);
         (identity, restarted)
     };
     write.commit().map_err(write_failed)?;
@@ -280,7 +335,7 @@ mod tests {
         let generation = Generation(5);
         let order = Order { resources, words: vec!["companion".into()] };
         let phase = Phase::Running(Process { id: 17, began: 99 });
-        let state = Slice { generation, order, token: Token(4), phase };
+        let state = Slice { generation, order, token: Token(4), phase, stop: None };
         let reserved = Reserved { slice, generation, resources, until: 1000 };
         vec![
             Entry::Term(Term(9)),
@@ -310,8 +365,14 @@ mod tests {
         assert_eq!((&again.journal, again.host_restarted), (&expected, false));
         assert_eq!(again.file.identity(), format!("{:032x}", 7));
         drop(again);
-        let restarted = file.open("boot 2");
-        assert_eq!((restarted.journal, restarted.host_restarted), (expected, true));
+        for _ in 0..2 {
+            let restarted = file.open("boot 2");
+            assert_eq!((&restarted.journal, restarted.host_restarted), (&expected, true));
+        }
+        file.open("boot 2").file.confirm_boot().unwrap();
+        let mut known = file.open("boot 2");
+        assert!(!known.host_restarted);
+        assert_eq!(known.file.reopen().unwrap(), expected);
     }
 
     #[test]
@@ -323,7 +384,7 @@ mod tests {
 
         fs::remove_file(&file.0).unwrap();
         let opened = file.open("boot");
-        let write = opened.file.database.begin_write().unwrap();
+        let write = opened.file.database().unwrap().begin_write().unwrap();
         write.open_table(ABOUT).unwrap().insert("format", "tessera agent journal 2").unwrap();
         write.open_table(SLICES).unwrap().insert((1, 1), &b"{}"[..]).unwrap();
         write.commit().unwrap();

@@ -4,24 +4,37 @@
 //!   start --> process, which carries IDENTITY:TOKEN in its environment --ends--> told, with its status
 //!                └── the agent is killed: it goes on; the next agent finds it by what it carries, and hears of its end without a status
 //! ```
-//! A process is named by a descriptor (pidfd), never by a number alone: numbers come again.
+//! A process is named by a descriptor (pidfd), never by a number alone: numbers come again. It has ended when the kernel says so of the
+//! descriptor: one whose first thread has ended may have others that run still, and what cannot be looked at has not ended.
 
 use crate::decide::{End, Manner, Process, SliceName, Token};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
+    pidfd_send_signal, waitid,
+};
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
-use std::io;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::thread;
+use std::time::Duration;
+use std::{env, io, thread};
 
 /// The name of what a slice's process carries.
 const CARRIED: &str = "TESSERA_SLICE";
+/// What else it has of the agent's environment.
+const KEPT: [&str; 3] = ["PATH", "RUST_BACKTRACE", "TESSERA_LOG"];
+
+/// A pipe that nobody reads is no log.
+const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+/// Between two attempts to wait for the end of a process.
+const POLL_AGAIN: Duration = Duration::from_millis(100);
 
 /// How processes of slices are started here.
 #[derive(Clone, Debug)]
@@ -46,14 +59,20 @@ impl Processes {
         words: &[String],
         tell: impl FnOnce(End) + Send + 'static,
     ) -> io::Result<Process> {
-        fs::create_dir_all(&self.logs)?;
-        let log = OpenOptions::new().create(true).append(true).open(self.log(slice))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.logs)?;
+        let path = self.log(slice);
+        // A pipe under that name would hold the agent up.
+        let mut how = OpenOptions::new();
+        let log = how.create(true).append(true).mode(0o600).custom_flags(NONBLOCK).open(path)?;
+        let kept = KEPT.iter().filter_map(|name| Some((name, env::var_os(name)?)));
         // Who waits is there before there is something to wait for.
         let (hand_over, handed) = mpsc::channel::<Child>();
-        let wait = move || handed.recv().map(|mut child| tell(ended(&child.wait())));
+        let wait = move || handed.recv().map(|mut child| tell(wait_for(&mut child)));
         thread::Builder::new().name("slice-end".into()).spawn(wait)?;
         let mut child = Command::new(&self.program)
             .args(words)
+            .env_clear()
+            .envs(kept)
             .env(CARRIED, self.carried(token))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -81,17 +100,16 @@ impl Processes {
         format!("{}:{token}", self.identity)
     }
 
-    /// All processes that carry tokens of this journal.
+    /// All processes that carry tokens of this journal. Of those that are known it is enough to ask [`is_there`].
     ///
     /// # Errors
-    /// The list of processes cannot be read.
+    /// One cannot be looked at: what it carries is not known.
     pub fn find(&self) -> io::Result<BTreeMap<Token, Process>> {
         let mut found = BTreeMap::new();
         for entry in fs::read_dir("/proc")? {
             let name = entry?.file_name();
             let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-            // One that ends meanwhile is none.
-            if let Some((token, process)) = self.token_of(id) {
+            if let Some((token, process)) = self.token_of(id)? {
                 // What a slice has started carries the same, and began later.
                 let first = found.entry(token).or_insert(process);
                 if process.began < first.began {
@@ -102,30 +120,96 @@ impl Processes {
         Ok(found)
     }
 
-    fn token_of(&self, id: u32) -> Option<(Token, Process)> {
-        let began = began(id).ok()?;
-        let environment = fs::read(format!("/proc/{id}/environ")).ok()?;
-        let carried = environment.split(|byte| *byte == 0).find_map(|variable| {
-            std::str::from_utf8(variable).ok()?.strip_prefix(CARRIED)?.strip_prefix('=')
-        })?;
-        let (identity, token) = carried.split_once(':')?;
-        let token = Token(token.parse().ok()?);
-        (identity == self.identity).then_some((token, Process { id, began }))
+    fn token_of(&self, id: u32) -> io::Result<Option<(Token, Process)>> {
+        let Some(began) = unless_gone(began(id))? else { return Ok(None) };
+        let environment = match unless_gone(fs::read(format!("/proc/{id}/environ"))) {
+            // One of another program that hides is no slice.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !self.is_named(id) => {
+                None
+            }
+            environment => environment?,
+        };
+        let carried = environment.iter().flat_map(|all| all.split(|byte| *byte == 0));
+        let carried = carried.filter_map(|variable| std::str::from_utf8(variable).ok());
+        let of = |text: &str| {
+            let (identity, token) =
+                text.strip_prefix(CARRIED)?.strip_prefix('=')?.split_once(':')?;
+            (identity == self.identity).then(|| token.parse().ok()).flatten()
+        };
+        let token = carried.filter_map(of).next();
+        Ok(token.map(|token| (Token(token), Process { id, began })))
+    }
+}
+
+impl Processes {
+    /// Whether a process has the name of the program of slices, as far as the kernel keeps it.
+    fn is_named(&self, id: u32) -> bool {
+        let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+        let program = self.program.file_name().map(|name| name.to_string_lossy().into_owned());
+        program.is_none_or(|program| program.starts_with(name.trim_end()))
+    }
+}
+
+/// None for a process that has ended meanwhile.
+fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether this error says that there is no such process.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+/// Whether a process is there still, with any of its threads.
+///
+/// # Errors
+/// That cannot be found out.
+pub fn is_there(process: Process) -> io::Result<bool> {
+    let Some(descriptor) = unless_gone(open(process))? else { return Ok(false) };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    loop {
+        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&now)) {
+            Ok(ended) => return Ok(ended == 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
 /// Hears of the end of a process that a former agent has started; how it ended nobody can say.
 ///
 /// # Errors
-/// It has ended already, or cannot be watched.
+/// It cannot be watched.
 pub fn watch(process: Process, tell: impl FnOnce(End) + Send + 'static) -> io::Result<()> {
-    let descriptor = open(process)?;
+    let Some(descriptor) = unless_gone(open(process))? else {
+        tell(End::Unseen);
+        return Ok(());
+    };
     let wait = move || {
-        let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
-        while matches!(poll(&mut polled, None), Err(Errno::INTR)) {}
+        while poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], None).is_err() {
+            thread::sleep(POLL_AGAIN);
+        }
         tell(End::Unseen);
     };
     thread::Builder::new().name("slice-end".into()).spawn(wait).map(drop)
+}
+
+/// Waits for the end of a slice that this agent has started. What it has started itself ends with it: the number of its group is nobody
+/// else's until it has been waited for.
+fn wait_for(child: &mut Child) -> End {
+    let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some(id) = id {
+        let ends = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while matches!(waitid(WaitId::Pid(id), ends), Err(Errno::INTR)) {}
+        // It fails if there is nobody else.
+        let _ = kill_process_group(id, Signal::KILL);
+    }
+    ended(&child.wait())
 }
 
 /// Has a process end. One that has ended needs nothing.
@@ -172,7 +256,6 @@ fn parse_began(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::decide::Vm;
-    use std::time::Duration;
 
     struct Folder(PathBuf);
 
@@ -186,7 +269,7 @@ mod tests {
 
     /// Processes of a shell.
     fn processes(name: &str) -> (Folder, Processes) {
-        let logs = std::env::temp_dir().join(format!("tessera-{name}-{}", std::process::id()));
+        let logs = env::temp_dir().join(format!("tessera-{name}-{}", std::process::id()));
         let identity = format!("{name}-{}", std::process::id());
         (Folder(logs.clone()), Processes { program: "/bin/sh".into(), logs, identity })
     }
@@ -212,7 +295,10 @@ mod tests {
         watch(process, move |end| send.send(end).unwrap()).unwrap();
         let later = Process { began: process.began + 1, ..process };
         end(later, Manner::AtOnce);
-        assert!(watch(later, |_| ()).is_err(), "another process with its number");
+        let (send, gone) = mpsc::channel();
+        watch(later, move |end| send.send(end).unwrap()).unwrap();
+        assert_eq!(gone.recv_timeout(LIMIT), Ok(End::Unseen), "another process with its number");
+        assert!(is_there(process).unwrap() && !is_there(later).unwrap());
         assert_eq!(of.find().unwrap().len(), 1);
         end(process, Manner::AtOnce);
         assert_eq!(ends.recv_timeout(LIMIT), Ok(End::Signal(9)));

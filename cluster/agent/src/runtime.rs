@@ -13,16 +13,22 @@ use crate::decide::{Journal, Refusal, Reply, Request, Settings, Term};
 use crate::journal::{JournalError, JournalFile};
 use crate::processes::Processes;
 use arc_swap::ArcSwap;
-use crossbeam_channel::{Sender, TrySendError, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, TrySendError, bounded};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::{fs, io};
+use std::time::Duration;
 use thiserror::Error;
 use worker::Worker;
 
 /// Requests that wait to be taken.
 const QUEUE: usize = 256;
+/// Between two looks whether the agent is there.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Why there is no answer of the agent's.
 #[derive(Debug, Error)]
@@ -30,8 +36,8 @@ pub enum AskError {
     /// It refuses.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Its journal cannot be written: the disk is full, or fails. Nothing was begun.
-    #[error("the agent cannot write its journal, and begins nothing: {0}")]
+    /// Its journal cannot be written: the disk is full, or fails. What was not recorded before is not begun.
+    #[error("the agent cannot write its journal, and begins nothing more: {0}")]
     Journal(String),
     /// It has too much to do.
     #[error("{QUEUE} requests wait already")]
@@ -80,6 +86,7 @@ pub struct Options {
 pub struct AgentHandle {
     requests: Sender<Message>,
     seen: Arc<ArcSwap<Journal>>,
+    has_ended: Arc<AtomicBool>,
 }
 
 impl AgentHandle {
@@ -90,7 +97,14 @@ impl AgentHandle {
     pub fn ask(&self, term: Term, request: Request) -> Answer {
         let (reply, answer) = bounded(1);
         match self.requests.try_send(Message(Some((term, request, reply)))) {
-            Ok(()) => answer.recv().unwrap_or(Err(AskError::Gone)),
+            Ok(()) => loop {
+                match answer.recv_timeout(LOOK) {
+                    Ok(answer) => return answer,
+                    // It may have ended before it took the request.
+                    Err(RecvTimeoutError::Timeout) if !self.has_ended.load(Ordering::SeqCst) => {}
+                    Err(_) => return Err(AskError::Gone),
+                }
+            },
             Err(TrySendError::Full(_)) => Err(AskError::Busy),
             Err(TrySendError::Disconnected(_)) => Err(AskError::Gone),
         }
@@ -117,7 +131,8 @@ impl Running {
     /// Another agent has the journal, it is none, or the host cannot be looked at.
     pub fn begin(options: Options) -> Result<Self, BeginError> {
         let host = |what| move |source| BeginError::Host { what, source };
-        fs::create_dir_all(&options.folder).map_err(host("make the agent's folder"))?;
+        let folder = DirBuilder::new().recursive(true).mode(0o700).create(&options.folder);
+        folder.map_err(host("make the agent's folder"))?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let boot = boot.map_err(host("read the host's boot id"))?;
         let identity = random().map_err(host("choose a name for the journal"))?;
@@ -132,10 +147,15 @@ impl Running {
         let seen = Arc::new(ArcSwap::from_pointee(opened.journal.clone()));
         let worker = Worker::new(options.settings, opened, processes, Arc::clone(&seen));
         let worker = worker.map_err(host("look for processes of slices"))?;
-        let work = move || worker.work(&asked);
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&has_ended);
+        let work = move || {
+            worker.work(&asked);
+            ended.store(true, Ordering::SeqCst);
+        };
         let thread = thread::Builder::new().name("agent".into()).spawn(work);
         let thread = thread.map_err(host("start the agent's thread"))?;
-        Ok(Self { handle: AgentHandle { requests, seen }, thread: Some(thread) })
+        Ok(Self { handle: AgentHandle { requests, seen, has_ended }, thread: Some(thread) })
     }
 
     /// A way to it.

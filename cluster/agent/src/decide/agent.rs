@@ -6,7 +6,7 @@ use super::planted::{Planted, PlantedBug};
 use super::request::{Asked, Manner, Proof, Refusal, Reply, Request, Ticket};
 use super::slice::{End, Order, Phase, Process, Slice};
 use scheduler::Resources;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 /// Slices and reservations that an agent keeps, and requests that wait for a fence.
 const SLICES_MAX: usize = 1024;
@@ -78,16 +78,14 @@ pub enum Effect {
 pub struct Agent {
     pub(super) settings: Settings,
     pub(super) journal: Journal,
-    /// Slices that are to end once their process is known.
-    stopping: BTreeMap<SliceName, Manner>,
     /// Who waits until a life of a VM does not run.
-    waiting: Vec<(Ticket, Vm, Generation)>,
+    waiting: VecDeque<(Ticket, Vm, Generation)>,
     pub(super) planted: Planted,
 }
 
 impl Agent {
     pub(super) fn new(settings: Settings, journal: Journal, planted: Planted) -> Self {
-        Self { settings, journal, stopping: BTreeMap::new(), waiting: Vec::new(), planted }
+        Self { settings, journal, waiting: VecDeque::new(), planted }
     }
 
     /// What it would find in its journal.
@@ -175,6 +173,9 @@ impl Agent {
 
     fn check_generation(&self, vm: Vm, got: Generation) -> Result<(), Refusal> {
         let have = self.lowest(vm);
+        if got == Generation(u64::MAX) {
+            return Err(Refusal::HighestGeneration(got));
+        }
         if got < have && !self.planted.has(PlantedBug::FenceIgnored) {
             return Err(Refusal::StaleGeneration { have, got });
         }
@@ -193,6 +194,10 @@ impl Agent {
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Refusal> {
         self.check_generation(reserved.slice.vm, reserved.generation)?;
+        if self.slice(reserved.slice, reserved.generation).is_ok() {
+            // It is here, with what was reserved for it.
+            return Ok(Reply::Done);
+        }
         let is_known = self.journal.reserved.contains_key(&operation);
         if !is_known && self.journal.reserved.len() >= RESERVED_MAX {
             return Err(Refusal::TooMany("reservations"));
@@ -257,7 +262,8 @@ impl Agent {
         effects: &mut Vec<Effect>,
     ) -> Reply {
         let token = self.journal.next_token;
-        let slice = Slice { generation, order: order.clone(), token, phase: Phase::Starting };
+        let phase = Phase::Starting;
+        let slice = Slice { generation, order: order.clone(), token, phase, stop: None };
         let mut entries = vec![
             Entry::NextToken(Token(token.0 + 1)),
             Entry::Slice(name, Some(slice.clone())),
@@ -265,7 +271,6 @@ impl Agent {
             Entry::Lowest(name.vm, Lowest { generation, since: now }),
         ];
         entries.extend(reserved.iter().map(|operation| Entry::Reserved(*operation, None)));
-        self.stopping.remove(&name);
         let start = Effect::Start { slice: name, generation, token, order };
         if self.planted.has(PlantedBug::StartedFirst) {
             effects.push(start);
@@ -290,16 +295,16 @@ impl Agent {
         manner: Manner,
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Refusal> {
-        let slice = self.slice(name, generation)?;
-        let (token, reply) = (slice.token, Reply::Slice(Box::new(slice.clone())));
-        match slice.phase {
-            Phase::Starting => {
-                self.stopping.insert(name, manner);
-            }
-            Phase::Running(process) => effects.push(Effect::End { token, process, manner }),
-            Phase::Ended(_) => {}
+        let mut slice = self.slice(name, generation)?.clone();
+        let manner = slice.stop.map_or(manner, |before| before.max(manner));
+        if slice.may_run() && slice.stop != Some(manner) {
+            slice.stop = Some(manner);
+            self.record(vec![Entry::Slice(name, Some(slice.clone()))], effects);
         }
-        Ok(reply)
+        if let Phase::Running(process) = slice.phase {
+            effects.push(Effect::End { token: slice.token, process, manner });
+        }
+        Ok(Reply::Slice(Box::new(slice)))
     }
 
     fn remove(
@@ -315,6 +320,9 @@ impl Agent {
         if slice.may_run() && !self.planted.has(PlantedBug::RunningRemoved) {
             return Err(Refusal::Runs);
         }
+        if generation >= self.lowest(name.vm) && !self.planted.has(PlantedBug::RunningRemoved) {
+            return Err(Refusal::NotFenced(generation));
+        }
         self.record(vec![Entry::Slice(name, None)], effects);
         Ok(Reply::Done)
     }
@@ -325,30 +333,32 @@ impl Agent {
         (ticket, vm, generation): (Ticket, Vm, Generation),
         effects: &mut Vec<Effect>,
     ) {
-        let next = Generation(generation.0.saturating_add(1));
-        if self.lowest(vm) < next {
-            if let Err(refusal) = self.check_generation(vm, next) {
-                return effects.push(Effect::Answer { ticket, result: Err(refusal) });
-            }
-            let over = self.journal.reserved.iter();
-            let over = over.filter(|(_, it)| it.slice.vm == vm && it.generation < next);
-            let mut entries: Vec<Entry> =
-                over.map(|(operation, _)| Entry::Reserved(*operation, None)).collect();
-            let lowest = Lowest { generation: next, since: now };
-            entries.push(Entry::Lowest(vm, lowest));
-            if self.planted.has(PlantedBug::FenceNotRecorded) {
-                self.journal.lowest.insert(vm, lowest);
-            } else {
-                self.record(entries, effects);
-            }
-            self.end_fenced(effects);
+        let next = self.lowest(vm).max(Generation(generation.0.saturating_add(1)));
+        if let Err(refusal) = self.check_generation(vm, next) {
+            return effects.push(Effect::Answer { ticket, result: Err(refusal) });
         }
-        if self.waiting.len() >= WAITING_MAX {
-            let result = Err(Refusal::TooMany("requests that wait for a fence"));
-            return effects.push(Effect::Answer { ticket, result });
+        let over = self.journal.reserved.iter();
+        let over = over.filter(|(_, it)| it.slice.vm == vm && it.generation < next);
+        let mut entries: Vec<Entry> =
+            over.map(|(operation, _)| Entry::Reserved(*operation, None)).collect();
+        // Also if it is fenced already: it is not forgotten soon after it was confirmed.
+        let lowest = Lowest { generation: next, since: now };
+        entries.push(Entry::Lowest(vm, lowest));
+        if self.planted.has(PlantedBug::FenceNotRecorded) {
+            self.journal.lowest.insert(vm, lowest);
+        } else {
+            self.record(entries, effects);
         }
-        self.waiting.push((ticket, vm, generation));
+        self.end_fenced(effects);
+        self.waiting.push_back((ticket, vm, generation));
         self.confirm_fences(effects);
+        // Who has waited for longest has most likely gone.
+        if self.waiting.len() > WAITING_MAX
+            && let Some((ticket, ..)) = self.waiting.pop_front()
+        {
+            let result = Err(Refusal::TooMany("requests that wait for a fence"));
+            effects.push(Effect::Answer { ticket, result });
+        }
     }
 
     /// Kills what may not run here any more.
@@ -387,27 +397,29 @@ impl Agent {
 
     /// The slice that was started so.
     fn of_token(&self, token: Token) -> Option<(SliceName, Slice)> {
-        let mut all = self.journal.slices.iter();
-        let (name, slice) = all.find(|(_, slice)| slice.token == token && slice.may_run())?;
+        let (name, slice) = self.journal.slices.iter().find(|(_, it)| it.token == token)?;
         Some((*name, slice.clone()))
     }
 
     fn started(&mut self, token: Token, process: Process, effects: &mut Vec<Effect>) {
-        let Some((name, slice)) = self.of_token(token) else {
+        let known = self.of_token(token).filter(|(_, slice)| slice.may_run());
+        let Some((name, slice)) = known else {
             // Nobody knows of it any more.
             return effects.push(Effect::End { token, process, manner: Manner::AtOnce });
         };
         let is_fenced = slice.generation < self.lowest(name.vm);
         let slice = Slice { phase: Phase::Running(process), ..slice };
+        let manner = if is_fenced { Some(Manner::AtOnce) } else { slice.stop };
         self.record(vec![Entry::Slice(name, Some(slice))], effects);
-        let asked = self.stopping.remove(&name);
-        let manner = if is_fenced { Some(Manner::AtOnce) } else { asked };
         effects.extend(manner.map(|manner| Effect::End { token, process, manner }));
     }
 
     fn ended(&mut self, now: u64, token: Token, end: End, effects: &mut Vec<Effect>) {
         let Some((name, slice)) = self.of_token(token) else { return };
-        self.stopping.remove(&name);
+        // How it has ended may be told later than that it has.
+        if !slice.may_run() && (slice.phase != Phase::Ended(End::Unseen) || end == End::Unseen) {
+            return;
+        }
         let slice = Slice { phase: Phase::Ended(end), ..slice };
         let lowest = Lowest { generation: self.lowest(name.vm), since: now };
         let entries = vec![Entry::Slice(name, Some(slice)), Entry::Lowest(name.vm, lowest)];

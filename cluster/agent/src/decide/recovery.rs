@@ -79,8 +79,19 @@ impl Agent {
         if !planted.has(PlantedBug::FenceNotResumed) {
             agent.end_fenced(&mut effects);
         }
+        agent.end_stopped(&mut effects);
         agent.end_unknown(found, &mut effects);
         (agent, effects)
+    }
+
+    /// Has those end whose end was asked for: the agent may have been killed before it did.
+    fn end_stopped(&self, effects: &mut Vec<Effect>) {
+        for slice in self.journal.slices.values() {
+            if let (Phase::Running(process), Some(manner)) = (&slice.phase, slice.stop) {
+                let (token, process) = (slice.token, *process);
+                effects.push(Effect::End { token, process, manner });
+            }
+        }
     }
 
     /// Kills processes that no slice has.

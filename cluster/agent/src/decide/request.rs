@@ -21,8 +21,8 @@ pub struct Asked {
     pub request: Request,
 }
 
-/// How a slice is to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// How a slice is to end. The latter is the harder one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Manner {
     /// By SIGTERM: the guest of a bootstrap shuts down.
     Orderly,
@@ -69,7 +69,7 @@ pub enum Request {
         /// How.
         manner: Manner,
     },
-    /// Forget a slice that has ended.
+    /// Forget a slice that has ended, once its life of the VM is fenced: a late copy of the order that started it finds the fence then.
     Remove {
         /// Which slice.
         slice: SliceName,
@@ -143,6 +143,12 @@ pub enum Refusal {
     /// It has a process.
     #[error("the slice runs")]
     Runs,
+    /// Its life of the VM may have slices started here.
+    #[error("{0} of the VM is not fenced here")]
+    NotFenced(Generation),
+    /// There is none above it.
+    #[error("{0} is the highest that there is")]
+    HighestGeneration(Generation),
     /// Bounds of what an agent keeps.
     #[error("the agent has as many {0} as it can keep")]
     TooMany(&'static str),

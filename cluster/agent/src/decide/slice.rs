@@ -1,6 +1,7 @@
 //! One slice on this host.
 
 use super::ids::{Generation, Token};
+use super::request::Manner;
 use scheduler::Resources;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -74,6 +75,8 @@ pub struct Slice {
     pub token: Token,
     /// How far it is.
     pub phase: Phase,
+    /// It is to end.
+    pub stop: Option<Manner>,
 }
 
 impl Slice {

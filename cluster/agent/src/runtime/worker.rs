@@ -2,12 +2,13 @@
 
 use super::{Answer, AskError, Message};
 use crate::decide::{
-    Agent, Asked, Effect, End, Found, Input, Journal, Phase, Settings, SliceName, Ticket, Token,
+    Agent, Asked, Effect, End, Found, Input, Journal, Phase, Request, Settings, SliceName, Term,
+    Ticket, Token,
 };
 use crate::journal::{JournalError, JournalFile, Opened};
-use crate::processes::{Processes, end, watch};
+use crate::processes::{Processes, end, is_there, watch};
 use arc_swap::ArcSwap;
-use crossbeam_channel::{Receiver, Sender, select, unbounded};
+use crossbeam_channel::{Receiver, Sender, never, select, tick, unbounded};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -32,6 +33,8 @@ pub(super) struct Worker {
     /// Who waits for an answer.
     tickets: BTreeMap<Ticket, Sender<Answer>>,
     next_ticket: u64,
+    /// What a restart of the host means is not recorded yet.
+    host_restarted: bool,
     /// Why nothing can be recorded.
     sick: Option<String>,
     seen: Arc<ArcSwap<Journal>>,
@@ -45,7 +48,7 @@ impl Worker {
         seen: Arc<ArcSwap<Journal>>,
     ) -> io::Result<Self> {
         let Opened { file, journal, host_restarted } = opened;
-        let found = Found { host_restarted, processes: processes.find()? };
+        let found = found(&processes, &journal, host_restarted)?;
         let (agent, first) = Agent::recover(settings, journal, now(), &found);
         let (tell, news) = unbounded();
         Ok(Self {
@@ -59,6 +62,7 @@ impl Worker {
             watched: BTreeSet::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
+            host_restarted,
             sick: None,
             seen,
         })
@@ -67,32 +71,45 @@ impl Worker {
     /// Until somebody has it end, or nobody can ask any more.
     pub(super) fn work(mut self, asked: &Receiver<Message>) {
         let first = std::mem::take(&mut self.first);
-        self.carry(first);
-        self.watch_all();
-        let news = self.news.clone();
+        self.begin(first);
+        let (all_news, nothing, ticks) = (self.news.clone(), never(), tick(TICK));
         loop {
+            // What cannot be recorded is not heard.
+            let news = if self.sick.is_none() { &all_news } else { &nothing };
             select! {
                 recv(asked) -> message => match message {
-                    Ok(Message(Some((term, request, reply)))) => {
-                        if let Some(why) = &self.sick {
-                            let _ = reply.send(Err(AskError::Journal(why.clone())));
-                            continue;
-                        }
-                        let ticket = Ticket(self.next_ticket);
-                        self.next_ticket += 1;
-                        self.tickets.insert(ticket, reply);
-                        self.step(Input::Asked(Asked { term, ticket, request }));
-                    }
-                    Ok(Message(None)) | Err(_) => return,
+                    Ok(Message(Some((term, request, reply)))) => self.take(term, request, reply),
+                    Ok(Message(None)) | Err(_) => break,
                 },
-                recv(news) -> input => {
-                    if let (Ok(input), None) = (input, &self.sick) {
-                        self.step(input);
-                    }
-                }
-                default(TICK) => self.tick(),
+                recv(news) -> input => input.into_iter().for_each(|input| self.step(input)),
+                recv(ticks) -> _ => self.tick(),
             }
         }
+        // Who has asked meanwhile has no answer.
+        while asked.try_recv().is_ok() {}
+    }
+
+    fn take(&mut self, term: Term, request: Request, reply: Sender<Answer>) {
+        if let Some(why) = &self.sick {
+            let _ = reply.send(Err(AskError::Journal(why.clone())));
+            return;
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.tickets.insert(ticket, reply);
+        self.step(Input::Asked(Asked { term, ticket, request }));
+    }
+
+    /// Does what follows from what was found.
+    fn begin(&mut self, effects: Vec<Effect>) {
+        self.carry(effects);
+        if self.sick.is_none() && self.host_restarted {
+            match self.file.confirm_boot() {
+                Ok(()) => self.host_restarted = false,
+                Err(error) => self.fall_sick(&error),
+            }
+        }
+        self.watch_all();
     }
 
     fn step(&mut self, input: Input) {
@@ -101,10 +118,11 @@ impl Worker {
     }
 
     fn tick(&mut self) {
-        if self.sick.is_none() {
-            return self.step(Input::Tick);
+        if self.sick.is_some() {
+            return self.begin_again();
         }
-        self.begin_again();
+        self.watch_all();
+        self.step(Input::Tick);
     }
 
     /// Carries effects out, in their order. If something cannot be recorded, nothing after it is done.
@@ -144,7 +162,7 @@ impl Worker {
         let _ = self.tell.send(news);
     }
 
-    /// Hears of the ends of slices that a former agent has started.
+    /// Hears of the ends of slices that a former agent has started, of those of which nobody does yet.
     fn watch_all(&mut self) {
         let all = self.agent.journal().slices.values();
         let running: Vec<_> = all
@@ -159,10 +177,11 @@ impl Worker {
             let told = move |end| {
                 let _ = tell.send(Input::Ended(token, end));
             };
-            if watch(process, told).is_err() {
-                let _ = self.tell.send(Input::Ended(token, End::Unseen));
+            match watch(process, told) {
+                Ok(()) => drop(self.watched.insert(token)),
+                // It is tried again: what cannot be watched has not ended.
+                Err(error) => tracing::warn!(%error, "a slice cannot be watched"),
             }
-            self.watched.insert(token);
         }
     }
 
@@ -179,25 +198,44 @@ impl Worker {
 
     /// As after a kill: from what is on the disk, and what runs.
     fn begin_again(&mut self) {
-        let journal = match self.file.read() {
+        let journal = match self.file.reopen() {
             Ok(journal) => journal,
             Err(error) => return self.fall_sick(&error),
         };
-        let Ok(processes) = self.processes.find() else { return };
-        let found = Found { host_restarted: false, processes };
+        let found = match found(&self.processes, &journal, self.host_restarted) {
+            Ok(found) => found,
+            Err(error) => return tracing::error!(%error, "processes of slices cannot be found"),
+        };
         let (agent, effects) = Agent::recover(self.settings, journal, now(), &found);
         self.agent = agent;
         self.sick = None;
-        // Also if there is nothing to be recorded: whether there is room again only a write tells.
-        if let Err(error) = self.file.record(&[]) {
-            return self.fall_sick(&error);
-        }
-        self.carry(effects);
+        self.begin(effects);
         if self.sick.is_none() {
+            self.seen.store(Arc::new(self.agent.journal().clone()));
             tracing::warn!("the journal can be written again");
-            self.watch_all();
         }
     }
+}
+
+/// What there is of the slices of a journal.
+fn found(of: &Processes, journal: &Journal, host_restarted: bool) -> io::Result<Found> {
+    let mut processes = BTreeMap::new();
+    let begins = |phase: &Phase| *phase == Phase::Starting;
+    // What was being started is known by what it carries only.
+    if journal.slices.values().any(|slice| begins(&slice.phase)) && !host_restarted {
+        processes = of.find()?;
+    }
+    for slice in journal.slices.values() {
+        match slice.phase {
+            Phase::Running(process) if !host_restarted && is_there(process)? => {
+                processes.insert(slice.token, process);
+            }
+            Phase::Starting => {}
+            // A child of it may carry the same.
+            Phase::Running(_) | Phase::Ended(_) => drop(processes.remove(&slice.token)),
+        }
+    }
+    Ok(Found { host_restarted, processes })
 }
 
 /// Milliseconds of the clock that goes on while the host sleeps.
