@@ -119,8 +119,8 @@ pub struct Prices {
 }
 
 impl Default for Prices {
-    /// FragVisor's vCPU (86 us), a page over 10 Gbit/s. What may go wrong is ten core-hours: with that moves are fewer than under
-    /// FragBFF and core-hours in Aggregate VMs too (decision 62).
+    /// FragVisor's vCPU (86 us), a page over 10 Gbit/s. What may go wrong is ten core-hours: with that and Azure's VMs
+    /// both moves and core-hours in Aggregate VMs are fewer than under FragBFF; with many large VMs three times as much is (decision 62).
     fn default() -> Self {
         Self {
             vcpu_us: 86,

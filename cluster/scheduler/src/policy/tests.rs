@@ -338,7 +338,9 @@ fn fewest_and_smallest_vms_move_aside() {
     let moves = make_room(&cluster, &spec(5, 5, Class::Shared));
     assert_eq!(moved(&moves), [(1, 2, 2)], "of hosts alike the last one");
     assert_eq!(moves[0].vm, VmId(3), "not the one of three cores");
-    assert_eq!(make_room(&cluster, &spec(8, 8, Class::Shared)), [], "nobody has room for that");
+    let all = make_room(&cluster, &spec(8, 8, Class::Shared));
+    assert_eq!(moved(&all), [(1, 0, 3), (1, 2, 2)], "a host is empty then");
+    assert_eq!(make_room(&cluster, &spec(9, 9, Class::Shared)), [], "no host is so large");
     let ours = Lifetime::azure().with_room();
     let waits = |waited| ours.make_room(&cluster, &spec(5, 5, Class::Shared), waited);
     assert_eq!((waits(0), waits(HOUR)), (vec![], moves));
