@@ -36,9 +36,10 @@ pub(crate) fn check_name(asked: &str, look: &Look) -> Result<(), Status> {
 pub(crate) fn slice_number(asked: &str, look: &Look) -> Result<u16, Status> {
     let (vm, number) = match asked.strip_prefix("slices/") {
         Some(number) => ("", number),
-        None => asked.split_once("/slices/").unwrap_or((asked, "")),
+        None => asked.split_once("/slices/").unwrap_or_default(),
     };
     check_name(vm, look)?;
+    // Without a number it is none.
     number.parse().map_err(|_| invalid("name", "name is vms/ID/slices/NUMBER"))
 }
 

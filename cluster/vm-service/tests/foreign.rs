@@ -18,7 +18,7 @@ fn python_gets_watches_moves_and_drains_by_reflection_alone() {
     }
     let served = Served::new();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/foreign/client.py");
-    let client = Command::new("python3").arg(script).arg(served.path()).output().unwrap();
+    let client = Command::new("/usr/bin/python3").arg(script).arg(served.path()).output().unwrap();
     let said = String::from_utf8_lossy(&client.stdout);
     let complained = String::from_utf8_lossy(&client.stderr);
     assert!(client.status.success(), "{said}\n{complained}");

@@ -1,6 +1,7 @@
 //! The API over TCP: who is let in, and who is not. Certificates are made here.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
+#[expect(dead_code, reason = "each test program uses a part of it")]
 mod support;
 
 use control::v1::GetVmRequest;

@@ -33,7 +33,7 @@ except grpc.RpcError as error:
 "#;
 
 fn say(program: &str, socket: &Path) -> String {
-    let mut python = Command::new("python3");
+    let mut python = Command::new("/usr/bin/python3");
     let said = python.arg("-c").arg(program).arg(socket).uid(NOBODY).gid(NOBODY).output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     String::from_utf8_lossy(&said.stdout).into_owned()

@@ -97,11 +97,11 @@ class Api:
         call = kind(f"/{service}/{name}", request.SerializeToString, answer.FromString)
         return lambda **fields: call(request(**fields), timeout=LIMIT)
 
-    def vm(self, name, **fields):
-        return self.method("tessera.control.v1.VmService", name)(**fields)
+    def vm(self, call, /, **fields):
+        return self.method("tessera.control.v1.VmService", call)(**fields)
 
-    def operation(self, name, **fields):
-        return self.method("google.longrunning.Operations", name)(**fields)
+    def operation(self, call, /, **fields):
+        return self.method("google.longrunning.Operations", call)(**fields)
 
     def unpack(self, packed):
         return self.type(packed.type_url.rsplit("/", 1)[1]).FromString(packed.value)

@@ -119,9 +119,7 @@ impl Explains for CheckpointError {
             Self::Name { .. } | Self::Relative(_) | Self::BaseElsewhere(_) => invalid("path"),
             Self::NoBase => invalid("incremental"),
             Self::Lost(slice) => Reason::SliceLost { slice: slice.0 },
-            Self::Refused(migrate::checkpoint::Refusal::Busy) => {
-                Reason::Busy(Activity::Checkpointing)
-            }
+            Self::Refused(_) => Reason::Busy(Activity::Checkpointing),
             Self::Silent { .. } => Reason::Silent,
             Self::Request(_)
             | Self::Describe(_)
