@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     (
         "tessera",
         &[
@@ -44,6 +44,8 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
     ("tessera-scheduler", &[]),
+    ("tessera-state", &[]),
+    ("tessera-store", &[]),
     ("tessera-wire", &[]),
 ];
 
