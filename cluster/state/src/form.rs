@@ -101,9 +101,8 @@ pub trait Object: Serialize + DeserializeOwned {
         let kind = Self::KIND;
         self.check().map_err(|why| FormError::Invalid { kind, why })?;
         let envelope = Envelope { kind, version: Self::VERSION, object: self };
-        let malformed = |error: serde_json::Error| {
-            FormError::Malformed { kind, why: error.to_string() }
-        };
+        let malformed =
+            |error: serde_json::Error| FormError::Malformed { kind, why: error.to_string() };
         let bytes = serde_json::to_vec(&envelope).map_err(malformed)?;
         if bytes.len() > FORM_BYTES_MAX {
             return Err(FormError::TooLarge { kind, bytes: bytes.len() });
@@ -120,9 +119,8 @@ pub trait Object: Serialize + DeserializeOwned {
         if bytes.len() > FORM_BYTES_MAX {
             return Err(FormError::TooLarge { kind, bytes: bytes.len() });
         }
-        let malformed = |error: serde_json::Error| {
-            FormError::Malformed { kind, why: error.to_string() }
-        };
+        let malformed =
+            |error: serde_json::Error| FormError::Malformed { kind, why: error.to_string() };
         let head: Head<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
         if head.kind != kind {
             return Err(FormError::Kind { expected: kind, found: head.kind });

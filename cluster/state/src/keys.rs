@@ -17,7 +17,9 @@ pub struct Name(String);
 
 /// What is no name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0:?} is no name: 1 to {NAME_BYTES_MAX} small letters, digits and '-', which neither begins nor ends it")]
+#[error(
+    "{0:?} is no name: 1 to {NAME_BYTES_MAX} small letters, digits and '-', which neither begins nor ends it"
+)]
 pub struct NameError(String);
 
 impl Name {
@@ -26,8 +28,7 @@ impl Name {
     /// # Errors
     /// Where it is no name.
     pub fn new(text: &str) -> Result<Self, NameError> {
-        let allowed =
-            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         let good = !text.is_empty()
             && text.len() <= NAME_BYTES_MAX
             && text.bytes().all(allowed)

@@ -72,7 +72,9 @@ impl Object for Operation {
             return Err("a step is done before an earlier one".to_owned());
         }
         match &self.result {
-            Some(OperationResult::Done) if self.steps.iter().any(|step| !step.done || step.undone) => {
+            Some(OperationResult::Done)
+                if self.steps.iter().any(|step| !step.done || step.undone) =>
+            {
                 Err("it is done, and not all of its steps are".to_owned())
             }
             Some(OperationResult::Failed { .. })

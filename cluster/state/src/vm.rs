@@ -117,7 +117,10 @@ impl Object for Vm {
         }
         let observed = &self.observed;
         if observed.generation > self.generation {
-            return Err(format!("generation {} is seen, {} is wanted", observed.generation, self.generation));
+            return Err(format!(
+                "generation {} is seen, {} is wanted",
+                observed.generation, self.generation
+            ));
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use state::rules::{
-    Accepted, NotNext, NotYours, Verdict, Writer, host_may_become, in_progress, is_lost, may_follow,
-    may_start, superseded, vm_may_become,
+    Accepted, NotNext, NotYours, Verdict, Writer, host_may_become, in_progress, is_lost,
+    may_follow, may_start, superseded, vm_may_become,
 };
 use state::{
     Assignment, AssignmentError, Checkpoint, Epoch, Event, FORM_BYTES_MAX, Facts, FormError,
@@ -167,10 +167,8 @@ fn fields_that_do_not_agree_are_refused() {
     let refused = |form: Result<Vec<u8>, FormError>| {
         assert!(matches!(form, Err(FormError::Invalid { .. })), "{form:?}");
     };
-    let desired = |vcpus, memory_mib| Vm {
-        desired: VmDesired { vcpus, memory_mib, ..vm().desired },
-        ..vm()
-    };
+    let desired =
+        |vcpus, memory_mib| Vm { desired: VmDesired { vcpus, memory_mib, ..vm().desired }, ..vm() };
     refused(desired(0, 1).to_form());
     refused(desired(256, 1).to_form());
     refused(desired(1, 0).to_form());

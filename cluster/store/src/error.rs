@@ -10,7 +10,7 @@ use crate::txn::TxnError;
 
 /// Why nothing was read, or nobody leads.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Error {
+pub enum StoreError {
     /// The revision that is asked for is not kept any more: read again from the newest one.
     #[error("revision {asked} is not kept any more; the oldest one is {oldest}")]
     Compacted {

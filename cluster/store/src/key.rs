@@ -44,8 +44,9 @@ impl Key {
         if text.split('/').any(str::is_empty) {
             return Err(KeyError::EmptyPart(text.to_owned()));
         }
-        let allowed =
-            |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-' | '/');
+        let allowed = |letter: char| {
+            letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-' | '/')
+        };
         if let Some(letter) = text.chars().find(|letter| !allowed(*letter)) {
             return Err(KeyError::Letter { key: text.to_owned(), letter });
         }

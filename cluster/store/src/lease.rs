@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::ids::Term;
 
 /// The name of a candidate, which others are told, has at most so many bytes.
@@ -70,8 +70,8 @@ impl Candidate {
     ///
     /// # Errors
     /// Where its lease is over before it begins, is too long, or its name is.
-    pub fn check(&self) -> Result<(), Error> {
-        let refuse = |why: String| Err(Error::Candidate(why));
+    pub fn check(&self) -> Result<(), StoreError> {
+        let refuse = |why: String| Err(StoreError::Candidate(why));
         if self.name.len() > NAME_BYTES_MAX {
             return refuse(format!("its name has {} bytes", self.name.len()));
         }

@@ -28,8 +28,9 @@ pub mod request;
 mod store;
 mod txn;
 
+pub use self::redb::{OpenError, RedbStore};
 pub use entry::{Batch, Change, Entry, Notice, PAGE_MAX, Page, PageToken, Read, Value};
-pub use error::{CommitError, Conflict, Error, Lost, RenewError, WatchError};
+pub use error::{CommitError, Conflict, Lost, RenewError, StoreError, WatchError};
 pub use etcd::{EtcdOptions, EtcdOptionsError, EtcdStore, EtcdTls, EtcdWatcher};
 pub use ids::{Revision, Term};
 pub use key::{KEY_BYTES_MAX, Key, KeyError, Prefix};
@@ -41,6 +42,5 @@ pub use machine::Limits;
 pub use memory::MemoryStore;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
-pub use self::redb::{OpenError, RedbStore};
 pub use store::{Store, Watch, keep};
 pub use txn::{Compare, TXN_BYTES_MAX, TXN_PARTS_MAX, Txn, TxnError, VALUE_BYTES_MAX, Write};

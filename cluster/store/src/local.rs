@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::entry::{Notice, Page, PageToken, Read};
-use crate::error::{Error, RenewError, WatchError};
+use crate::error::{RenewError, StoreError, WatchError};
 use crate::ids::Revision;
 use crate::key::{Key, Prefix};
 use crate::lease::{BootTime, Candidate, Leader, Leadership};
@@ -84,8 +84,8 @@ impl Local {
         }
     }
 
-    pub(crate) fn get(&self, key: &Key) -> Result<Read, Error> {
-        let state = self.alive().map_err(Error::Unavailable)?;
+    pub(crate) fn get(&self, key: &Key) -> Result<Read, StoreError> {
+        let state = self.alive().map_err(StoreError::Unavailable)?;
         Ok(state.machine.get(key, state.visible))
     }
 
@@ -94,13 +94,13 @@ impl Local {
         prefix: &Prefix,
         limit: usize,
         token: Option<&PageToken>,
-    ) -> Result<Page, Error> {
-        let state = self.alive().map_err(Error::Unavailable)?;
+    ) -> Result<Page, StoreError> {
+        let state = self.alive().map_err(StoreError::Unavailable)?;
         state.machine.list(prefix, limit, token, state.visible)
     }
 
-    pub(crate) fn leader(&self) -> Result<Option<Leader>, Error> {
-        let state = self.alive().map_err(Error::Unavailable)?;
+    pub(crate) fn leader(&self) -> Result<Option<Leader>, StoreError> {
+        let state = self.alive().map_err(StoreError::Unavailable)?;
         Ok(state.machine.leader(BootTime::now()))
     }
 
@@ -114,9 +114,9 @@ impl Local {
         Ok(())
     }
 
-    pub(crate) fn resign(&self, leadership: &Leadership) -> Result<(), Error> {
+    pub(crate) fn resign(&self, leadership: &Leadership) -> Result<(), StoreError> {
         leadership.ended();
-        self.alive().map_err(Error::Unavailable)?.machine.resign(leadership.term());
+        self.alive().map_err(StoreError::Unavailable)?.machine.resign(leadership.term());
         self.wake();
         Ok(())
     }
@@ -158,12 +158,16 @@ impl Local {
             signal: self.signal.subscribe(),
         };
         // It is counted, and is not any more when it is dropped.
-        if count >= self.limits.watchers_max { Err(WatchError::TooMany(count)) } else { Ok(watcher) }
+        if count >= self.limits.watchers_max {
+            Err(WatchError::TooMany(count))
+        } else {
+            Ok(watcher)
+        }
     }
 }
 
 /// Checks that a candidate may lead, for a store whose leases are as long as they are asked for.
-pub(crate) fn checked(candidate: &Candidate) -> Result<&Candidate, Error> {
+pub(crate) fn checked(candidate: &Candidate) -> Result<&Candidate, StoreError> {
     candidate.check().map(|()| candidate)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::entry::{Page, PageToken, Read};
-use crate::error::{CommitError, Error, RenewError, WatchError};
+use crate::error::{CommitError, RenewError, StoreError, WatchError};
 use crate::ids::Revision;
 use crate::key::{Key, Prefix};
 use crate::lease::{BootTime, Candidate, Leader, Leadership};
@@ -33,7 +33,7 @@ impl Default for MemoryStore {
 impl Store for MemoryStore {
     type Watcher = LocalWatcher;
 
-    async fn get(&self, key: &Key) -> Result<Read, Error> {
+    async fn get(&self, key: &Key) -> Result<Read, StoreError> {
         self.0.get(key)
     }
 
@@ -42,7 +42,7 @@ impl Store for MemoryStore {
         prefix: &Prefix,
         limit: usize,
         token: Option<&PageToken>,
-    ) -> Result<Page, Error> {
+    ) -> Result<Page, StoreError> {
         self.0.list(prefix, limit, token)
     }
 
@@ -57,21 +57,17 @@ impl Store for MemoryStore {
         Ok(revision)
     }
 
-    async fn watch(
-        &self,
-        prefix: &Prefix,
-        after: Revision,
-    ) -> Result<LocalWatcher, WatchError> {
+    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<LocalWatcher, WatchError> {
         self.0.watch(prefix, after)
     }
 
-    async fn compact(&self, upto: Revision) -> Result<(), Error> {
+    async fn compact(&self, upto: Revision) -> Result<(), StoreError> {
         let compacted = self.0.lock().machine.compact(upto);
         self.0.wake();
         compacted
     }
 
-    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, Error> {
+    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
         let Candidate { lease, clock_error, .. } = *checked(candidate)?;
         loop {
             let asked = BootTime::now();
@@ -87,11 +83,11 @@ impl Store for MemoryStore {
         self.0.renew(leadership)
     }
 
-    async fn resign(&self, leadership: Leadership) -> Result<(), Error> {
+    async fn resign(&self, leadership: Leadership) -> Result<(), StoreError> {
         self.0.resign(&leadership)
     }
 
-    async fn leader(&self) -> Result<Option<Leader>, Error> {
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
         self.0.leader()
     }
 }

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use crate::entry::{Notice, Page, PageToken, Read};
-use crate::error::{CommitError, Error, Lost, RenewError, WatchError};
+use crate::error::{CommitError, Lost, RenewError, StoreError, WatchError};
 use crate::ids::Revision;
 use crate::key::{Key, Prefix};
 use crate::lease::{BootTime, Candidate, Leader, Leadership};
@@ -25,7 +25,7 @@ pub trait Store: Clone + Send + Sync + 'static {
     type Watcher: Watch;
 
     /// The newest state of one object.
-    fn get(&self, key: &Key) -> impl Future<Output = Result<Read, Error>> + Send;
+    fn get(&self, key: &Key) -> impl Future<Output = Result<Read, StoreError>> + Send;
 
     /// At most `limit` objects below the prefix, in the order of keys. All pages that follow from the token show the state of the first.
     fn list(
@@ -33,7 +33,7 @@ pub trait Store: Clone + Send + Sync + 'static {
         prefix: &Prefix,
         limit: usize,
         token: Option<&PageToken>,
-    ) -> impl Future<Output = Result<Page, Error>> + Send;
+    ) -> impl Future<Output = Result<Page, StoreError>> + Send;
 
     /// Writes all or nothing; the revision that it made, or the newest one if it had nothing to change.
     ///
@@ -48,25 +48,24 @@ pub trait Store: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Watcher, WatchError>> + Send;
 
     /// Forgets how objects were before a revision. Stores in memory and in a file do it by themselves too, within their limits.
-    fn compact(&self, upto: Revision) -> impl Future<Output = Result<(), Error>> + Send;
+    fn compact(&self, upto: Revision) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Waits until nobody else leads, and leads. The lease ends by itself if the future is dropped, or what it gives.
     fn campaign(
         &self,
         candidate: &Candidate,
-    ) -> impl Future<Output = Result<Leadership, Error>> + Send;
+    ) -> impl Future<Output = Result<Leadership, StoreError>> + Send;
 
     /// Begins the lease anew.
-    fn renew(
-        &self,
-        leadership: &Leadership,
-    ) -> impl Future<Output = Result<(), RenewError>> + Send;
+    fn renew(&self, leadership: &Leadership)
+    -> impl Future<Output = Result<(), RenewError>> + Send;
 
     /// Leads no more, so that others need not wait for the end of the lease.
-    fn resign(&self, leadership: Leadership) -> impl Future<Output = Result<(), Error>> + Send;
+    fn resign(&self, leadership: Leadership)
+    -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Who leads.
-    fn leader(&self) -> impl Future<Output = Result<Option<Leader>, Error>> + Send;
+    fn leader(&self) -> impl Future<Output = Result<Option<Leader>, StoreError>> + Send;
 }
 
 /// Somebody who hears of changes.

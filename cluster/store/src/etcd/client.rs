@@ -13,7 +13,7 @@ use super::proto::{
     CompactionRequest, KeyValue, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
 };
 use super::status::{Meaning, meaning, text};
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::ids::Revision;
 
 /// A page of the largest values, with room to spare.
@@ -104,9 +104,9 @@ impl Client {
     }
 
     /// The key of whoever leads, and the newest revision.
-    pub(super) async fn leader_key(&self) -> Result<(Option<KeyValue>, Revision), Error> {
+    pub(super) async fn leader_key(&self) -> Result<(Option<KeyValue>, Revision), StoreError> {
         let request = RangeRequest { key: self.names.leader(), ..RangeRequest::default() };
-        let unavailable = |failure: Failure| Error::Unavailable(failure.text());
+        let unavailable = |failure: Failure| StoreError::Unavailable(failure.text());
         let response = self.range(request).await.map_err(unavailable)?;
         let revision = header_revision(response.header.map(|header| header.revision))?;
         Ok((response.kvs.into_iter().next(), revision))
@@ -132,14 +132,15 @@ fn kv(channel: Channel) -> KvClient<Channel> {
 }
 
 /// The revision that an answer names.
-pub(super) fn header_revision(revision: Option<i64>) -> Result<Revision, Error> {
-    revision.map_or_else(|| Err(Error::Corrupt("an answer without a revision".to_owned())), known)
+pub(super) fn header_revision(revision: Option<i64>) -> Result<Revision, StoreError> {
+    revision
+        .map_or_else(|| Err(StoreError::Corrupt("an answer without a revision".to_owned())), known)
 }
 
 /// A revision of etcd.
-pub(super) fn known(revision: i64) -> Result<Revision, Error> {
+pub(super) fn known(revision: i64) -> Result<Revision, StoreError> {
     let number = u64::try_from(revision).ok().filter(|number| *number > 0);
-    number.map(Revision).ok_or_else(|| Error::Corrupt(format!("revision {revision}")))
+    number.map(Revision).ok_or_else(|| StoreError::Corrupt(format!("revision {revision}")))
 }
 
 /// A revision for etcd; no real one is too large.

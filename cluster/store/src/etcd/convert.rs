@@ -10,12 +10,12 @@ use super::proto::{
     TxnRequest, TxnResponse,
 };
 use crate::entry::Entry;
-use crate::error::{CommitError, Conflict, Error};
+use crate::error::{CommitError, Conflict, StoreError};
 use crate::ids::{Revision, Term};
 use crate::txn::{Compare, Txn, Write};
 
-pub(super) fn entry(names: &Names, value: KeyValue) -> Result<Entry, Error> {
-    let key = names.parse(&value.key).map_err(Error::Corrupt)?;
+pub(super) fn entry(names: &Names, value: KeyValue) -> Result<Entry, StoreError> {
+    let key = names.parse(&value.key).map_err(StoreError::Corrupt)?;
     let (created, modified) = (known(value.create_revision)?, known(value.mod_revision)?);
     Ok(Entry { key, value: value.value.into(), created, modified })
 }
@@ -161,8 +161,9 @@ mod tests {
                 revision: Revision(9),
             })
         };
-        let deposed = |current: Option<u64>| {
-            CommitError::Deposed { term: Term(3), current: current.map(Term) }
+        let deposed = |current: Option<u64>| CommitError::Deposed {
+            term: Term(3),
+            current: current.map(Term),
         };
         assert_eq!(of(&[Some(5), Some(5), None]), deposed(Some(5)));
         assert_eq!(of(&[None, None, Some(4)]), deposed(None));

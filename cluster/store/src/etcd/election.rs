@@ -24,7 +24,7 @@ use super::proto::{
 };
 use super::status::Meaning;
 use super::watch;
-use crate::error::{Error, RenewError};
+use crate::error::{RenewError, StoreError};
 use crate::ids::{Revision, Term};
 use crate::lease::{BootTime, Candidate, Leader, Leadership};
 
@@ -32,8 +32,8 @@ use crate::lease::{BootTime, Candidate, Leader, Leadership};
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 
-fn unavailable(failure: Failure) -> Error {
-    Error::Unavailable(failure.text())
+fn unavailable(failure: Failure) -> StoreError {
+    StoreError::Unavailable(failure.text())
 }
 
 fn lease(channel: Channel) -> LeaseClient<Channel> {
@@ -51,7 +51,7 @@ struct Granted {
     asked: BootTime,
 }
 
-async fn grant(client: &Client, seconds: i64) -> Result<Granted, Error> {
+async fn grant(client: &Client, seconds: i64) -> Result<Granted, StoreError> {
     let request = LeaseGrantRequest { ttl: seconds, id: 0 };
     // If it happens twice, one of the leases ends by itself.
     let call = |channel| async move {
@@ -63,7 +63,7 @@ async fn grant(client: &Client, seconds: i64) -> Result<Granted, Error> {
     };
     let (asked, granted) = client.again(call).await.map_err(unavailable)?;
     if !granted.error.is_empty() || granted.ttl <= 0 {
-        return Err(Error::Unavailable(format!("no lease: {}", granted.error)));
+        return Err(StoreError::Unavailable(format!("no lease: {}", granted.error)));
     }
     let lease = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or(0));
     Ok(Granted { id: granted.id, lease, asked })
@@ -71,14 +71,15 @@ async fn grant(client: &Client, seconds: i64) -> Result<Granted, Error> {
 
 /// It may be over already.
 async fn revoke(client: &Client, id: i64) -> Result<(), Failure> {
-    let call = |channel| async move { lease(channel).lease_revoke(LeaseRevokeRequest { id }).await };
+    let call =
+        |channel| async move { lease(channel).lease_revoke(LeaseRevokeRequest { id }).await };
     match client.again(call).await {
         Ok(_) | Err(Failure::NotDone(Meaning::Refused, _)) => Ok(()),
         Err(failure) => Err(failure),
     }
 }
 
-pub(super) async fn campaign(client: &Client, who: &Candidate) -> Result<Leadership, Error> {
+pub(super) async fn campaign(client: &Client, who: &Candidate) -> Result<Leadership, StoreError> {
     who.check()?;
     loop {
         let (leader, revision) = client.leader_key().await?;
@@ -97,7 +98,11 @@ pub(super) async fn campaign(client: &Client, who: &Candidate) -> Result<Leaders
 }
 
 /// Makes the key, if there is none; the term then.
-async fn take(client: &Client, who: &Candidate, granted: &Granted) -> Result<Option<Term>, Error> {
+async fn take(
+    client: &Client,
+    who: &Candidate,
+    granted: &Granted,
+) -> Result<Option<Term>, StoreError> {
     let key = client.names.leader();
     let value = who.name.clone().into_bytes();
     let put = PutRequest { key: key.clone(), value, lease: granted.id };
@@ -175,16 +180,16 @@ pub(super) async fn renew(client: &Client, leadership: &Leadership) -> Result<()
     Ok(())
 }
 
-pub(super) async fn resign(client: &Client, leadership: &Leadership) -> Result<(), Error> {
+pub(super) async fn resign(client: &Client, leadership: &Leadership) -> Result<(), StoreError> {
     leadership.ended();
     revoke(client, leadership.lease_id).await.map_err(unavailable)
 }
 
-pub(super) async fn leader(client: &Client) -> Result<Option<Leader>, Error> {
+pub(super) async fn leader(client: &Client) -> Result<Option<Leader>, StoreError> {
     let (key, _) = client.leader_key().await?;
     let Some(value) = key else { return Ok(None) };
     let term = Term(known(value.create_revision)?.0);
     let name = String::from_utf8(value.value);
-    let name = name.map_err(|_| Error::Corrupt("the leader's name is no text".to_owned()))?;
+    let name = name.map_err(|_| StoreError::Corrupt("the leader's name is no text".to_owned()))?;
     Ok(Some(Leader { term, name }))
 }

@@ -13,7 +13,7 @@ use super::options::Names;
 use super::proto::event::EventType;
 use super::proto::{Event, WatchResponse};
 use crate::entry::{Batch, Change};
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::ids::Revision;
 
 /// Pieces of one commit have at most so many changes: more than any transaction makes.
@@ -25,14 +25,14 @@ pub(super) struct Fragments {
     open: Option<Batch>,
 }
 
-fn change(names: &Names, event: Event) -> Result<(Revision, Change), Error> {
+fn change(names: &Names, event: Event) -> Result<(Revision, Change), StoreError> {
     let kind = event.r#type();
-    let value = event.kv.ok_or_else(|| Error::Corrupt("an event without a key".to_owned()))?;
+    let value = event.kv.ok_or_else(|| StoreError::Corrupt("an event without a key".to_owned()))?;
     let revision = known(value.mod_revision)?;
     Ok(match kind {
         EventType::Put => (revision, Change::Put(entry(names, value)?)),
         EventType::Delete => {
-            (revision, Change::Delete(names.parse(&value.key).map_err(Error::Corrupt)?))
+            (revision, Change::Delete(names.parse(&value.key).map_err(StoreError::Corrupt)?))
         }
     })
 }
@@ -44,7 +44,7 @@ impl Fragments {
         names: &Names,
         response: WatchResponse,
         seen: Revision,
-    ) -> Result<Vec<Arc<Batch>>, Error> {
+    ) -> Result<Vec<Arc<Batch>>, StoreError> {
         let mut complete = Vec::new();
         let mut newest = seen;
         for event in response.events {
@@ -55,11 +55,11 @@ impl Fragments {
                 complete.push(finish(batch));
             }
             if revision <= newest {
-                return Err(Error::Corrupt(format!("{revision} after {newest}")));
+                return Err(StoreError::Corrupt(format!("{revision} after {newest}")));
             }
             let open = self.open.get_or_insert(Batch { revision, changes: Vec::new() });
             if open.changes.len() == CHANGES_MAX {
-                return Err(Error::Corrupt(format!("too many changes at {revision}")));
+                return Err(StoreError::Corrupt(format!("too many changes at {revision}")));
             }
             open.changes.push(change);
         }
@@ -97,7 +97,10 @@ mod tests {
 
     fn shown(batches: &[Arc<Batch>]) -> Vec<(u64, Vec<String>)> {
         let keys = |batch: &Arc<Batch>| {
-            (batch.revision.0, batch.changes.iter().map(|change| change.key().to_string()).collect())
+            (
+                batch.revision.0,
+                batch.changes.iter().map(|change| change.key().to_string()).collect(),
+            )
         };
         batches.iter().map(keys).collect()
     }

@@ -33,7 +33,7 @@ use self::options::Names;
 use self::proto::RangeRequest;
 use self::status::Meaning;
 use crate::entry::{PAGE_MAX, Page, PageToken, Read};
-use crate::error::{CommitError, Error, RenewError, WatchError};
+use crate::error::{CommitError, RenewError, StoreError, WatchError};
 use crate::ids::Revision;
 use crate::key::{Key, Prefix};
 use crate::lease::{Candidate, Leader, Leadership};
@@ -64,17 +64,17 @@ impl EtcdStore {
     }
 
     /// Why a read at a revision failed.
-    async fn read_error(&self, failure: Failure, asked: Revision) -> Error {
+    async fn read_error(&self, failure: Failure, asked: Revision) -> StoreError {
         match failure {
             // etcd says which one is the oldest only to watchers.
             Failure::NotDone(Meaning::Compacted, _) => {
-                Error::Compacted { asked, oldest: asked.next() }
+                StoreError::Compacted { asked, oldest: asked.next() }
             }
             Failure::NotDone(Meaning::Future, _) => match self.client.leader_key().await {
-                Ok((_, newest)) => Error::Future { asked, newest },
+                Ok((_, newest)) => StoreError::Future { asked, newest },
                 Err(error) => error,
             },
-            failure => Error::Unavailable(failure.text()),
+            failure => StoreError::Unavailable(failure.text()),
         }
     }
 }
@@ -82,10 +82,10 @@ impl EtcdStore {
 impl Store for EtcdStore {
     type Watcher = EtcdWatcher;
 
-    async fn get(&self, key: &Key) -> Result<Read, Error> {
+    async fn get(&self, key: &Key) -> Result<Read, StoreError> {
         let names = &self.client.names;
         let request = RangeRequest { key: names.object(key.as_str()), ..RangeRequest::default() };
-        let unavailable = |failure: Failure| Error::Unavailable(failure.text());
+        let unavailable = |failure: Failure| StoreError::Unavailable(failure.text());
         let response = self.client.range(request).await.map_err(unavailable)?;
         let revision = header_revision(response.header.map(|header| header.revision))?;
         let entry = response.kvs.into_iter().next().map(|value| convert::entry(names, value));
@@ -97,9 +97,9 @@ impl Store for EtcdStore {
         prefix: &Prefix,
         limit: usize,
         token: Option<&PageToken>,
-    ) -> Result<Page, Error> {
+    ) -> Result<Page, StoreError> {
         if limit == 0 || limit > PAGE_MAX {
-            return Err(Error::PageSize(limit));
+            return Err(StoreError::PageSize(limit));
         }
         let names = &self.client.names;
         let key = match token {
@@ -149,8 +149,8 @@ impl Store for EtcdStore {
         };
         if let Err(failure) = self.client.range(request).await {
             return Err(match self.read_error(failure, after).await {
-                Error::Compacted { oldest, .. } => WatchError::Compacted { after, oldest },
-                Error::Future { newest, .. } => WatchError::Future { after, newest },
+                StoreError::Compacted { oldest, .. } => WatchError::Compacted { after, oldest },
+                StoreError::Future { newest, .. } => WatchError::Future { after, newest },
                 error => WatchError::Unavailable(error.to_string()),
             });
         }
@@ -158,7 +158,7 @@ impl Store for EtcdStore {
         Ok(watch::start(client, prefix.clone(), after, self.queue_max, self.outage_max))
     }
 
-    async fn compact(&self, upto: Revision) -> Result<(), Error> {
+    async fn compact(&self, upto: Revision) -> Result<(), StoreError> {
         match self.client.compact(number(upto.0)).await {
             // It has been.
             Ok(()) | Err(Failure::NotDone(Meaning::Compacted, _)) => Ok(()),
@@ -166,7 +166,7 @@ impl Store for EtcdStore {
         }
     }
 
-    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, Error> {
+    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
         election::campaign(&self.client, candidate).await
     }
 
@@ -174,11 +174,11 @@ impl Store for EtcdStore {
         election::renew(&self.client, leadership).await
     }
 
-    async fn resign(&self, leadership: Leadership) -> Result<(), Error> {
+    async fn resign(&self, leadership: Leadership) -> Result<(), StoreError> {
         election::resign(&self.client, &leadership).await
     }
 
-    async fn leader(&self) -> Result<Option<Leader>, Error> {
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
         election::leader(&self.client).await
     }
 }

@@ -39,10 +39,8 @@ pub(super) fn meaning(status: &Status) -> Meaning {
 /// In words.
 pub(super) fn text(status: &Status) -> String {
     let text = format!("{}: {}", status.code(), status.message());
-    std::error::Error::source(status).map_or_else(
-        || text.clone(),
-        |source| format!("{text}: {}", causes(source)),
-    )
+    std::error::Error::source(status)
+        .map_or_else(|| text.clone(), |source| format!("{text}: {}", causes(source)))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::proto::watch_client::WatchClient;
 use super::proto::watch_request::RequestUnion;
 use super::proto::{WatchCreateRequest, WatchRequest, WatchResponse};
 use crate::entry::{Batch, Change, Notice};
-use crate::error::{Error, WatchError};
+use crate::error::{StoreError, WatchError};
 use crate::ids::Revision;
 use crate::key::Prefix;
 use crate::store::Watch;
@@ -56,8 +56,8 @@ pub(super) async fn open(
     let deadline = client.deadline();
     let connected = client.connection.get(deadline).await;
     let connected = connected.map_err(Failure::Unknown)?;
-    let mut watch = WatchClient::new(connected.channel.clone())
-        .max_decoding_message_size(PIECE_BYTES_MAX);
+    let mut watch =
+        WatchClient::new(connected.channel.clone()).max_decoding_message_size(PIECE_BYTES_MAX);
     client.once(&connected, deadline, watch.watch(request)).await
 }
 
@@ -108,7 +108,8 @@ pub(super) fn start(
 ) -> EtcdWatcher {
     let (sender, queue) = mpsc::channel(queue_max);
     let shared = Arc::new(Shared::default());
-    let feed = Feed { client, prefix, seen: after, told: None, sender, shared: Arc::clone(&shared) };
+    let feed =
+        Feed { client, prefix, seen: after, told: None, sender, shared: Arc::clone(&shared) };
     tokio::spawn(feed.run(outage_max));
     EtcdWatcher { queue, shared }
 }
@@ -120,8 +121,8 @@ enum End {
     Broken(String),
 }
 
-impl From<Error> for End {
-    fn from(error: Error) -> Self {
+impl From<StoreError> for End {
+    fn from(error: StoreError) -> Self {
         Self::Final(WatchError::Corrupt(error.to_string()))
     }
 }

@@ -19,8 +19,8 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::entry::{Batch, Change, Entry, Page, PageToken, PAGE_MAX, Read};
-use crate::error::{CommitError, Conflict, Error};
+use crate::entry::{Batch, Change, Entry, PAGE_MAX, Page, PageToken, Read};
+use crate::error::{CommitError, Conflict, StoreError};
 use crate::ids::{Revision, Term};
 use crate::key::{Key, Prefix};
 use crate::lease::{BootTime, Candidate, Leader};
@@ -113,7 +113,7 @@ impl Machine {
         compacted: Revision,
         base: Vec<Entry>,
         log: Vec<Batch>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, StoreError> {
         let mut machine = Self::new(limits);
         machine.revision = compacted;
         machine.history = History::new(compacted);
@@ -123,7 +123,7 @@ impl Machine {
             let known = machine.objects.newest(&key).is_some();
             let order = Revision::ZERO < entry.created && entry.created <= entry.modified;
             if known || !order || entry.modified > compacted {
-                return Err(Error::Corrupt(format!("{key}, as it was at {compacted}")));
+                return Err(StoreError::Corrupt(format!("{key}, as it was at {compacted}")));
             }
             let modified = entry.modified;
             machine.objects.apply(&Change::Put(entry), modified);
@@ -134,8 +134,8 @@ impl Machine {
         Ok(machine)
     }
 
-    fn replay(&mut self, batch: Batch) -> Result<(), Error> {
-        let corrupt = |why: &str| Err(Error::Corrupt(format!("{why} at {}", batch.revision)));
+    fn replay(&mut self, batch: Batch) -> Result<(), StoreError> {
+        let corrupt = |why: &str| Err(StoreError::Corrupt(format!("{why} at {}", batch.revision)));
         if batch.revision != self.revision.next() {
             return corrupt("a revision too early or too late");
         }
@@ -208,16 +208,16 @@ impl Machine {
         limit: usize,
         token: Option<&PageToken>,
         visible: Revision,
-    ) -> Result<Page, Error> {
+    ) -> Result<Page, StoreError> {
         if limit == 0 || limit > PAGE_MAX {
-            return Err(Error::PageSize(limit));
+            return Err(StoreError::PageSize(limit));
         }
         let revision = token.map_or(visible, |token| token.revision);
         if revision > visible {
-            return Err(Error::Future { asked: revision, newest: visible });
+            return Err(StoreError::Future { asked: revision, newest: visible });
         }
         if revision < self.compacted() {
-            return Err(Error::Compacted { asked: revision, oldest: self.compacted() });
+            return Err(StoreError::Compacted { asked: revision, oldest: self.compacted() });
         }
         let after = token.map(|token| &token.after);
         let (entries, more) = self.objects.page(prefix, after, limit, revision);
@@ -329,9 +329,9 @@ impl Machine {
     ///
     /// # Errors
     /// Where nothing has this revision yet.
-    pub fn compact(&mut self, upto: Revision) -> Result<(), Error> {
+    pub fn compact(&mut self, upto: Revision) -> Result<(), StoreError> {
         if upto > self.revision {
-            return Err(Error::Future { asked: upto, newest: self.revision });
+            return Err(StoreError::Future { asked: upto, newest: self.revision });
         }
         while let Some(batch) = self.history.pop_oldest(upto) {
             for change in &batch.changes {

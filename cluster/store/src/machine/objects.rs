@@ -109,8 +109,7 @@ impl Objects {
         let Some(versions) = self.versions.get_mut(key) else { return };
         let old = versions.iter().take_while(|version| version.modified <= oldest).count();
         versions.drain(..old.saturating_sub(1));
-        let removed =
-            |version: &Version| version.modified <= oldest && version.content.is_none();
+        let removed = |version: &Version| version.modified <= oldest && version.content.is_none();
         if versions.front().is_some_and(removed) {
             versions.pop_front();
         }

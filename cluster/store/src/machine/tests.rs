@@ -32,9 +32,8 @@ fn candidate() -> Candidate {
 }
 
 fn texts(page: &Page) -> Vec<(String, String)> {
-    let text = |entry: &Entry| {
-        (entry.key.to_string(), String::from_utf8_lossy(&entry.value).into_owned())
-    };
+    let text =
+        |entry: &Entry| (entry.key.to_string(), String::from_utf8_lossy(&entry.value).into_owned());
     page.entries.iter().map(text).collect()
 }
 
@@ -47,12 +46,8 @@ fn all_writes_or_none() {
     let txn = put("a", "2").put(key("b"), *b"2").if_absent(key("a"));
     let refused = machine.commit(NOW, &txn);
 
-    let conflict = Conflict {
-        key: key("a"),
-        expected: None,
-        found: Some(Revision(1)),
-        revision: Revision(1),
-    };
+    let conflict =
+        Conflict { key: key("a"), expected: None, found: Some(Revision(1)), revision: Revision(1) };
     assert_eq!(refused, Err(CommitError::Conflict(conflict)));
     assert_eq!(machine, before);
     assert_eq!(
@@ -109,7 +104,7 @@ fn pages_show_one_revision() {
     assert_eq!(now.next, None, "exactly as many as asked for");
     for limit in [0, PAGE_MAX + 1] {
         let refused = machine.list(&vms, limit, None, machine.revision());
-        assert_eq!(refused, Err(Error::PageSize(limit)));
+        assert_eq!(refused, Err(StoreError::PageSize(limit)));
     }
 }
 
@@ -127,14 +122,14 @@ fn what_is_forgotten_cannot_be_read() {
     let token = |revision| PageToken { revision, after: key("a0") };
     let all = Prefix::all();
     let old = machine.list(&all, 9, Some(&token(Revision(1))), Revision(5));
-    let error = Error::Compacted { asked: Revision(1), oldest: Revision(2) };
+    let error = StoreError::Compacted { asked: Revision(1), oldest: Revision(2) };
     assert_eq!(old, Err(error));
     assert!(machine.list(&all, 9, Some(&token(Revision(2))), Revision(5)).is_ok());
     assert_eq!(machine.get(&key("a"), Revision(3)).entry.unwrap().modified, Revision(3));
     assert_eq!(machine.change(&all, Revision(1), Revision(5)), Err(Revision(2)));
     machine.compact(Revision(5)).unwrap();
     assert_eq!(machine.commits_after(Revision::ZERO).count(), 0);
-    let future = Error::Future { asked: Revision(6), newest: Revision(5) };
+    let future = StoreError::Future { asked: Revision(6), newest: Revision(5) };
     assert_eq!(machine.compact(Revision(6)), Err(future));
 }
 
@@ -208,10 +203,10 @@ fn restored_machine_refuses_what_cannot_be() {
     };
     let put = |entry| Change::Put(entry);
     let batch = |revision, changes| Batch { revision: Revision(revision), changes };
-    let restore = |base, log| {
-        Machine::restore(Limits::default(), Term(1), Revision(5), base, log).map(drop)
-    };
-    let good = vec![batch(6, vec![put(entry("a", 2, 6))]), batch(7, vec![Change::Delete(key("a"))])];
+    let restore =
+        |base, log| Machine::restore(Limits::default(), Term(1), Revision(5), base, log).map(drop);
+    let good =
+        vec![batch(6, vec![put(entry("a", 2, 6))]), batch(7, vec![Change::Delete(key("a"))])];
     assert_eq!(restore(vec![entry("a", 2, 4)], good), Ok(()));
     for (base, log) in [
         (vec![entry("a", 2, 6)], vec![]),
@@ -226,7 +221,7 @@ fn restored_machine_refuses_what_cannot_be() {
         (vec![entry("a", 2, 2)], vec![batch(6, vec![put(entry("a", 6, 6))])]),
     ] {
         let refused = restore(base.clone(), log.clone());
-        assert!(matches!(refused, Err(Error::Corrupt(_))), "{base:?} {log:?}: {refused:?}");
+        assert!(matches!(refused, Err(StoreError::Corrupt(_))), "{base:?} {log:?}: {refused:?}");
     }
 }
 

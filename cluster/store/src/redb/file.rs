@@ -67,7 +67,7 @@ impl LockedFile {
         self.0.file.sync_all().map_err(|error| io_error(&new, error))?;
         fs::rename(&new, path).map_err(|error| io_error(path, error))?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
+        let folder = folder.unwrap_or_else(|| Path::new("."));
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
         synced.map_err(|error| io_error(folder, error))
     }

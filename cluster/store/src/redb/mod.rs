@@ -13,6 +13,8 @@ mod file;
 mod format;
 mod worker;
 
+use std::fmt::Display;
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ use self::file::{LockedFile, Origin};
 use self::format::FORMAT;
 use self::worker::{Job, QUEUE_MAX, Worker, open_database};
 use crate::entry::{Page, PageToken, Read};
-use crate::error::{CommitError, Error, RenewError, WatchError};
+use crate::error::{CommitError, RenewError, StoreError, WatchError};
 use crate::ids::{Revision, Term};
 use crate::key::{Key, Prefix};
 use crate::lease::{Candidate, Leader, Leadership};
@@ -57,7 +59,7 @@ impl RedbStore {
         let (file, database, machine) = opened.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(corrupt(path, text.unwrap_or("it cannot be read at all")))
+            Err(corrupt(path, &text.unwrap_or("it cannot be read at all")))
         })?;
         let local = Arc::new(Local::new(machine, limits));
         let (jobs, queue) = mpsc::channel(QUEUE_MAX);
@@ -91,16 +93,16 @@ impl RedbStore {
     }
 }
 
-fn corrupt(path: &Path, why: impl ToString) -> OpenError {
+fn corrupt(path: &Path, why: &dyn Display) -> OpenError {
     OpenError::Corrupt { path: path.to_owned(), why: why.to_string() }
 }
 
 fn database_error(path: &Path, error: redb::Error) -> OpenError {
     match error {
-        redb::Error::Io(source) if source.kind() != std::io::ErrorKind::InvalidData => {
+        redb::Error::Io(source) if source.kind() != ErrorKind::InvalidData => {
             OpenError::Io { path: path.to_owned(), source }
         }
-        error => corrupt(path, error),
+        error => corrupt(path, &error),
     }
 }
 
@@ -115,19 +117,19 @@ fn open(path: &Path, limits: Limits) -> Result<(LockedFile, Database, Machine), 
         format::create(&database).map_err(|error| database_error(path, error))?;
         file.complete(path)?;
     }
-    let meta = format::meta(&database).map_err(|why| corrupt(path, why))?;
+    let meta = format::meta(&database).map_err(|why| corrupt(path, &why))?;
     if meta.format != FORMAT {
         let (found, known) = (meta.format, FORMAT);
         return Err(OpenError::Format { path: path.to_owned(), found, known });
     }
     let sound = database.check_integrity();
     if !sound.map_err(|error| database_error(path, error.into()))? {
-        return Err(corrupt(path, "the sums of its pages are wrong"));
+        return Err(corrupt(path, &"the sums of its pages are wrong"));
     }
     // It is not changed before all of it has been read.
     let term = Term(meta.term.0 + 1);
     let machine = format::load(&database, format::Meta { term, ..meta }, limits);
-    let machine = machine.map_err(|why| corrupt(path, why))?;
+    let machine = machine.map_err(|why| corrupt(path, &why))?;
     format::write_term(&database, term).map_err(|error| database_error(path, error))?;
     Ok((file, database, machine))
 }
@@ -137,7 +139,7 @@ fn check_size(path: &Path, limits: Limits) -> Result<(), OpenError> {
     let io = |source| OpenError::Io { path: path.to_owned(), source };
     let bytes = path.metadata().map_err(io)?.len();
     if bytes == 0 {
-        return Err(corrupt(path, "it is empty"));
+        return Err(corrupt(path, &"it is empty"));
     }
     let room = limits.bytes_max.saturating_add(limits.history_bytes_max);
     let max = room.max(64 << 20).saturating_mul(FILE_FACTOR);
@@ -150,7 +152,7 @@ fn check_size(path: &Path, limits: Limits) -> Result<(), OpenError> {
 impl Store for RedbStore {
     type Watcher = LocalWatcher;
 
-    async fn get(&self, key: &Key) -> Result<Read, Error> {
+    async fn get(&self, key: &Key) -> Result<Read, StoreError> {
         self.local.get(key)
     }
 
@@ -159,7 +161,7 @@ impl Store for RedbStore {
         prefix: &Prefix,
         limit: usize,
         token: Option<&PageToken>,
-    ) -> Result<Page, Error> {
+    ) -> Result<Page, StoreError> {
         self.local.list(prefix, limit, token)
     }
 
@@ -168,24 +170,20 @@ impl Store for RedbStore {
         self.ask(|reply| Job::Commit(txn, reply), CommitError::Unavailable).await
     }
 
-    async fn watch(
-        &self,
-        prefix: &Prefix,
-        after: Revision,
-    ) -> Result<LocalWatcher, WatchError> {
+    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<LocalWatcher, WatchError> {
         self.local.watch(prefix, after)
     }
 
-    async fn compact(&self, upto: Revision) -> Result<(), Error> {
-        self.ask(|reply| Job::Compact(upto, reply), Error::Unavailable).await
+    async fn compact(&self, upto: Revision) -> Result<(), StoreError> {
+        self.ask(|reply| Job::Compact(upto, reply), StoreError::Unavailable).await
     }
 
-    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, Error> {
+    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
         let Candidate { lease, clock_error, .. } = *checked(candidate)?;
         loop {
             let job = |reply| Job::Campaign(candidate.clone(), reply);
             let won = self.ask(job, CommitError::Unavailable).await;
-            match won.map_err(|error| Error::Unavailable(error.to_string()))? {
+            match won.map_err(|error| StoreError::Unavailable(error.to_string()))? {
                 Ok((term, asked)) => {
                     return Ok(Leadership::new(term, 0, lease, clock_error, asked));
                 }
@@ -198,11 +196,11 @@ impl Store for RedbStore {
         self.local.renew(leadership)
     }
 
-    async fn resign(&self, leadership: Leadership) -> Result<(), Error> {
+    async fn resign(&self, leadership: Leadership) -> Result<(), StoreError> {
         self.local.resign(&leadership)
     }
 
-    async fn leader(&self) -> Result<Option<Leader>, Error> {
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
         self.local.leader()
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::file::LockedFile;
 use super::format::{self, Failure, Meta, News};
-use crate::error::{CommitError, Error};
+use crate::error::{CommitError, StoreError};
 use crate::ids::{Revision, Term};
 use crate::lease::{BootTime, Candidate};
 use crate::local::{Local, State};
@@ -43,7 +43,7 @@ type Reply<T, E> = oneshot::Sender<Result<T, E>>;
 pub(super) enum Job {
     Commit(Txn, Reply<Revision, CommitError>),
     Campaign(Candidate, Reply<Won, CommitError>),
-    Compact(Revision, Reply<(), Error>),
+    Compact(Revision, Reply<(), StoreError>),
     Close(oneshot::Sender<()>),
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Job {
 enum Pending {
     Commit(Reply<Revision, CommitError>, Result<Revision, CommitError>),
     Campaign(Reply<Won, CommitError>, Won),
-    Compact(Reply<(), Error>, Result<(), Error>),
+    Compact(Reply<(), StoreError>, Result<(), StoreError>),
 }
 
 /// What became of a group.
@@ -169,7 +169,9 @@ impl Worker {
             return Err(why.clone());
         }
         if self.file.sync_failed() {
-            return Err(self.give_up("the file could not be synced: what is on the disk is not known"));
+            return Err(
+                self.give_up("the file could not be synced: what is on the disk is not known")
+            );
         }
         let Some(Unresolved { mark, news }) = &self.unresolved else { return Ok(true) };
         let database = open_database(&self.file).map_err(|error| error.to_string())?;
@@ -212,7 +214,7 @@ fn apply(state: &mut State, job: Job, forget: &mut Option<Revision>) -> Option<P
                 *forget = (*forget).max(Some(upto));
                 Ok(())
             } else {
-                Err(Error::Future { asked: upto, newest })
+                Err(StoreError::Future { asked: upto, newest })
             };
             Pending::Compact(reply, known)
         }
@@ -255,7 +257,7 @@ fn refuse(job: Job, why: &str) {
     match job {
         Job::Commit(_, reply) => drop(reply.send(Err(unavailable()))),
         Job::Campaign(_, reply) => drop(reply.send(Err(unavailable()))),
-        Job::Compact(_, reply) => drop(reply.send(Err(Error::Unavailable(why.to_owned())))),
+        Job::Compact(_, reply) => drop(reply.send(Err(StoreError::Unavailable(why.to_owned())))),
         Job::Close(_) => {}
     }
 }
@@ -278,7 +280,7 @@ fn answer(pending: Pending, fate: &Fate) {
             drop(reply.send(instead.map_or(Ok(won), Err)));
         }
         Pending::Compact(reply, result) => {
-            let failed = instead(false).map(|error| Error::Unavailable(error.to_string()));
+            let failed = instead(false).map(|error| StoreError::Unavailable(error.to_string()));
             drop(reply.send(failed.map_or(result, Err)));
         }
     }

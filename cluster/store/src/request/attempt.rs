@@ -2,7 +2,7 @@
 
 use super::record::{ANSWER_BYTES_MAX, Content, Record, RequestId};
 use crate::entry::{Read, Value};
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::ids::Revision;
 use crate::key::Key;
 use crate::txn::Txn;
@@ -20,10 +20,7 @@ pub struct Attempt {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
     /// The request has been done.
-    Done {
-        revision: Revision,
-        answer: Value,
-    },
+    Done { revision: Revision, answer: Value },
     /// It will not be done by this attempt.
     Void(Attempt),
     /// Nothing about it.
@@ -69,7 +66,12 @@ impl Attempt {
     ///
     /// # Errors
     /// Where the answer is too large to be kept.
-    pub fn txn(&self, what: Txn, answer: impl Into<Value>, now: u64) -> Result<Txn, AnswerTooLarge> {
+    pub fn txn(
+        &self,
+        what: Txn,
+        answer: impl Into<Value>,
+        now: u64,
+    ) -> Result<Txn, AnswerTooLarge> {
         let answer = answer.into();
         if answer.len() > ANSWER_BYTES_MAX {
             return Err(AnswerTooLarge(answer.len()));
@@ -81,7 +83,7 @@ impl Attempt {
         Ok(Txn { compares, ..guarded }.put(self.key(), record.encode()))
     }
 
-    pub(super) fn judge(&self, read: &Read) -> Result<Judged, Error> {
+    pub(super) fn judge(&self, read: &Read) -> Result<Judged, StoreError> {
         let Some(entry) = &read.entry else {
             // A record that was found is gone only if it was old enough to be removed.
             let next = Self { found: None, ..self.clone() };
@@ -98,7 +100,7 @@ impl Attempt {
     }
 
     /// Whether the record, if it is one of something done, is of what this attempt is for.
-    pub(super) fn same(&self, read: &Read) -> Result<bool, Error> {
+    pub(super) fn same(&self, read: &Read) -> Result<bool, StoreError> {
         let Some(entry) = &read.entry else { return Ok(true) };
         let record = Record::decode(&entry.value)?;
         Ok(record.answer.is_none() || record.content == self.content)

@@ -24,7 +24,7 @@ pub use self::settle::{Settled, Settling, Step};
 
 use self::record::Record;
 use crate::entry::{PAGE_MAX, Value};
-use crate::error::{CommitError, Error as ReadError};
+use crate::error::{CommitError, StoreError};
 use crate::ids::{Revision, Term};
 use crate::store::Store;
 use crate::txn::{TXN_PARTS_MAX, Txn};
@@ -46,7 +46,7 @@ pub enum RequestError {
     Commit(#[from] CommitError),
     /// The record cannot be read.
     #[error(transparent)]
-    Read(#[from] ReadError),
+    Read(#[from] StoreError),
 }
 
 /// What came of a request.

@@ -11,7 +11,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::entry::Value;
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::{Key, Prefix};
 
 /// An answer that is kept has at most so many bytes.
@@ -80,8 +80,8 @@ impl Record {
         bytes.into()
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Error> {
-        let corrupt = |why: &str| Error::Corrupt(format!("a record of a request {why}"));
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, StoreError> {
+        let corrupt = |why: &str| StoreError::Corrupt(format!("a record of a request {why}"));
         let Some((head, answer)) = bytes.split_first_chunk::<HEAD>() else {
             return Err(corrupt("is too short"));
         };

@@ -12,7 +12,7 @@
 use super::attempt::{Attempt, Judged};
 use super::record::Record;
 use crate::entry::{Read, Value};
-use crate::error::{CommitError, Error};
+use crate::error::{CommitError, StoreError};
 use crate::ids::Revision;
 use crate::key::Key;
 use crate::planted::{Planted, PlantedBug};
@@ -80,7 +80,7 @@ impl Settling {
     ///
     /// # Errors
     /// Where there is something else than a record.
-    pub fn read(&mut self, read: &Read) -> Result<Option<Settled>, Error> {
+    pub fn read(&mut self, read: &Read) -> Result<Option<Settled>, StoreError> {
         if self.planted.has(PlantedBug::UnknownIsFailure) {
             return Ok(Some(Settled::Never(self.attempt.clone())));
         }

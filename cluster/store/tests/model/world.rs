@@ -37,7 +37,6 @@ fn key(text: &str) -> Key {
     Key::new(text).unwrap()
 }
 
-
 /// What the object of a try is called.
 fn effect(leader: usize, number: u8) -> Key {
     key(&format!("effects/{leader}-{number}"))
@@ -116,13 +115,19 @@ pub(crate) enum Action {
     /// The try arrives, and its answer comes back.
     Answered(usize),
     /// It arrives, and the answer is lost; or does not, and may come later.
-    Lost { leader: usize, arrives: bool },
+    Lost {
+        leader: usize,
+        arrives: bool,
+    },
     /// One step of settling; its answer may be lost too.
-    Settle { leader: usize, lost: bool },
+    Settle {
+        leader: usize,
+        lost: bool,
+    },
     Stray(usize),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
     pub(crate) ticks: u64,
     pub(crate) tries: u8,
@@ -144,7 +149,10 @@ impl Scenario {
 
     fn settling(&self, attempt: &Attempt) -> Settling {
         let settling = Settling::new(attempt.clone());
-        self.planted.map_or(settling.clone(), |bug| settling.with_bug(bug))
+        match self.planted {
+            Some(bug) => settling.with_bug(bug),
+            None => settling,
+        }
     }
 
     fn campaign(&self, state: &mut State, at: usize) -> Option<()> {
@@ -309,7 +317,10 @@ impl Model for Scenario {
 
     fn init_states(&self) -> Vec<State> {
         let machine = Machine::new(Limits { bytes_max: self.bytes_max, ..Limits::default() });
-        let machine = self.planted.map_or(machine.clone(), |bug| machine.with_bug(bug));
+        let machine = match self.planted {
+            Some(bug) => machine.with_bug(bug),
+            None => machine,
+        };
         let leader = |at| {
             let work = Work::Ready(self.request(at));
             Leader { leads: None, work, tries: 0, never: Vec::new() }
@@ -420,9 +431,7 @@ fn chain(state: &State) -> bool {
 
 fn there(state: &State) -> impl Iterator<Item = (usize, u8)> {
     let all = (0..2).flat_map(|leader| (1..=9).map(move |number| (leader, number)));
-    all.filter(|(leader, number)| {
-        state.machine.get(&effect(*leader, *number), NOW).entry.is_some()
-    })
+    all.filter(|(leader, number)| state.machine.get(&effect(*leader, *number), NOW).entry.is_some())
 }
 
 /// Every object is of a revision that there is, and the effect is there if and only if the generation is.

@@ -51,7 +51,11 @@ type State = BTreeMap<Key, (Value, Revision)>;
 type Place = (Revision, bool);
 
 /// Finds what no order explains.
-pub(crate) fn check(first: Revision, log: &[Batch], operations: &[Operation]) -> Result<(), String> {
+pub(crate) fn check(
+    first: Revision,
+    log: &[Batch],
+    operations: &[Operation],
+) -> Result<(), String> {
     let states = states(first, log)?;
     let mut written: BTreeMap<Revision, &Batch> =
         log.iter().map(|batch| (batch.revision, batch)).collect();
@@ -64,7 +68,8 @@ pub(crate) fn check(first: Revision, log: &[Batch], operations: &[Operation]) ->
     // What is left was made by somebody who was not answered.
     for operation in operations.iter().filter(|one| matches!(one.answer, Answer::Unknown)) {
         let Asked::Commit(txn) = &operation.asked else { continue };
-        let made = written.iter().find(|(_, batch)| same(txn, batch)).map(|(revision, _)| *revision);
+        let made =
+            written.iter().find(|(_, batch)| same(txn, batch)).map(|(revision, _)| *revision);
         if let Some(revision) = made {
             holds(txn, before(&states, revision))?;
             written.remove(&revision);
@@ -158,9 +163,8 @@ fn place(
             // It had nothing to change.
             let state = at(states, *revision)?;
             holds(txn, state)?;
-            let nothing = |write: &Write| {
-                matches!(write, Write::Delete(key) if !state.contains_key(key))
-            };
+            let nothing =
+                |write: &Write| matches!(write, Write::Delete(key) if !state.contains_key(key));
             if !txn.writes.iter().all(nothing) {
                 return wrong("a commit that is not there");
             }
@@ -271,9 +275,7 @@ mod tests {
     fn what_no_order_explains_is_found() {
         let log = [put("1", 1), put("2", 2)];
         let both = [committed(1, 2, "1", 1), committed(3, 4, "2", 2)];
-        let with = |operation| {
-            verdict(&log, &[&both[..], &[operation]].concat()).unwrap_err()
-        };
+        let with = |operation| verdict(&log, &[&both[..], &[operation]].concat()).unwrap_err();
         assert!(with(got(5, 6, "1", 1, 1)).contains("began after"), "a stale read");
         assert!(with(got(5, 6, "1", 1, 2)).contains("a read of something else"));
         let lost = verdict(&log[..1], &both).unwrap_err();

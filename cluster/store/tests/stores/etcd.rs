@@ -5,8 +5,8 @@ use std::time::Duration;
 use needs::Need;
 use store::request::{self, Attempt, Content, RequestId, Settled};
 use store::{
-    CommitError, EtcdOptions, EtcdStore, EtcdTls, Limits, Prefix, RenewError, Revision, Store, Txn, WatchError,
-    keep,
+    CommitError, EtcdOptions, EtcdStore, EtcdTls, Limits, Prefix, RenewError, Revision, Store, Txn,
+    WatchError, keep,
 };
 
 use crate::histories;
@@ -66,8 +66,8 @@ fn unknown_commits_are_settled_when_etcd_is_back() {
         runtime.block_on(client.get(&key("x"))).unwrap();
         let object = key(&format!("vms/{n}"));
         let txn = Txn::unfenced().put(object.clone(), [n]);
-        let work = runtime
-            .spawn(async move { request::attempt(&client, &tried, txn, [n], 0).await });
+        let work =
+            runtime.spawn(async move { request::attempt(&client, &tried, txn, [n], 0).await });
         std::thread::sleep(Duration::from_micros(fastrand::u64(..2000)));
         setup.process.kill();
         let result = runtime.block_on(work).unwrap();

@@ -152,9 +152,8 @@ async fn write<S: Store>(
 impl History {
     /// How many commits were acknowledged, and of how many nobody knows.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        let count = |is: fn(&Answer) -> bool| {
-            self.operations.iter().filter(|one| is(&one.answer)).count()
-        };
+        let count =
+            |is: fn(&Answer) -> bool| self.operations.iter().filter(|one| is(&one.answer)).count();
         (
             count(|answer| matches!(answer, Answer::Committed(_))),
             count(|answer| matches!(answer, Answer::Unknown)),

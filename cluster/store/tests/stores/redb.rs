@@ -92,8 +92,7 @@ fn each_opening_is_a_new_term() {
             let under = |term| Txn::under(term).put(key("a"), *b"1");
             let refused = store.commit(under(newest)).await;
             assert!(matches!(refused, Err(CommitError::Deposed { .. })), "{refused:?}");
-            let leadership =
-                store.campaign(&candidate::<crate::setup::Redb>("a")).await.unwrap();
+            let leadership = store.campaign(&candidate::<crate::setup::Redb>("a")).await.unwrap();
             assert!(leadership.term() > newest);
             newest = leadership.term();
             commit(&store, under(newest)).await;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use store::request::{self, Attempt, Content, Outcome, RequestId, Settled};
 use store::{
-    Batch, Candidate, Change, CommitError, Conflict, Error, Key, Limits, Lost, Notice, Page, Prefix,
-    RenewError, Revision, Store, TXN_PARTS_MAX, Term, Txn, VALUE_BYTES_MAX, Value, Watch,
-    WatchError, keep,
+    Batch, Candidate, Change, CommitError, Conflict, Key, Limits, Lost, Notice, Page, Prefix,
+    RenewError, Revision, Store, StoreError, TXN_PARTS_MAX, Term, Txn, VALUE_BYTES_MAX, Value,
+    Watch, WatchError, keep,
 };
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -117,9 +117,8 @@ pub(crate) async fn conflict_names_the_object<S: Setup>(setup: &S) {
 pub(crate) async fn largest_transaction_fits<S: Setup>(setup: &S) {
     let store = setup.client();
     let name = |n: usize| key(&format!("objects-with-a-name-of-some-length/{n:03}"));
-    let many = (0..TXN_PARTS_MAX).fold(Txn::unfenced(), |txn, n| {
-        txn.if_absent(name(n)).put(name(n), vec![1; 10_000])
-    });
+    let many = (0..TXN_PARTS_MAX)
+        .fold(Txn::unfenced(), |txn, n| txn.if_absent(name(n)).put(name(n), vec![1; 10_000]));
     let revision = commit(&store, many.clone()).await;
     let CommitError::Conflict(conflict) = store.commit(many).await.unwrap_err() else {
         panic!("all are there")
@@ -170,7 +169,7 @@ pub(crate) async fn pages_show_one_revision_while_it_changes<S: Setup>(setup: &S
     assert_eq!(rest(&store, &prefix, 50, page).await, after);
     let all = store.list(&Prefix::all(), 256, None).await.unwrap();
     assert_eq!(all.entries.len(), 51);
-    assert_eq!(store.list(&prefix, 0, None).await, Err(Error::PageSize(0)));
+    assert_eq!(store.list(&prefix, 0, None).await, Err(StoreError::PageSize(0)));
     let none = store.list(&below("nothing"), 9, None).await.unwrap();
     assert_eq!((none.entries, none.next), (vec![], None));
 }
@@ -185,7 +184,7 @@ pub(crate) async fn page_of_a_forgotten_revision_is_refused<S: Setup>(setup: &S)
     store.compact(newest).await.unwrap();
 
     let late = store.list(&below("vms"), 1, first.next.as_ref()).await.unwrap_err();
-    let Error::Compacted { asked, oldest } = late else { panic!("{late}") };
+    let StoreError::Compacted { asked, oldest } = late else { panic!("{late}") };
     assert_eq!(asked, first.revision);
     assert!(oldest > asked && oldest <= newest);
     // What is there is there, and at the newest revision pages still follow.
@@ -193,7 +192,7 @@ pub(crate) async fn page_of_a_forgotten_revision_is_refused<S: Setup>(setup: &S)
     assert_eq!(rest(&store, &below("vms"), 1, page).await, [key("vms/a"), key("vms/b")]);
     store.compact(newest).await.unwrap();
     let future = store.compact(Revision(newest.0 + 1000)).await.unwrap_err();
-    assert!(matches!(future, Error::Future { .. }), "{future}");
+    assert!(matches!(future, StoreError::Future { .. }), "{future}");
 }
 
 pub(crate) async fn watcher_hears_whole_commits_in_order<S: Setup>(setup: &S) {
@@ -326,9 +325,9 @@ pub(crate) async fn one_leads_at_a_time<S: Setup>(setup: &S) {
     assert_eq!(refused, CommitError::Deposed { term, current: Some(second.term()) });
     commit(&b, Txn::under(second.term()).put(key("x"), *b"b")).await;
     let short = Candidate { clock_error: S::LEASE, ..candidate::<S>("c") };
-    assert!(matches!(a.campaign(&short).await, Err(Error::Candidate(_))));
+    assert!(matches!(a.campaign(&short).await, Err(StoreError::Candidate(_))));
     let name = Candidate { name: "n".repeat(1000), ..candidate::<S>("c") };
-    assert!(matches!(a.campaign(&name).await, Err(Error::Candidate(_))));
+    assert!(matches!(a.campaign(&name).await, Err(StoreError::Candidate(_))));
 }
 
 pub(crate) async fn paused_leader_writes_nothing<S: Setup>(setup: &S) {
@@ -338,7 +337,8 @@ pub(crate) async fn paused_leader_writes_nothing<S: Setup>(setup: &S) {
     commit(&a, under(first.term(), "a")).await;
 
     // It renews nothing, as if it stood still; the other one has to wait for the end of its lease.
-    let second = timeout(PATIENCE, b.campaign(&candidate::<S>("b"))).await.expect("it ends").unwrap();
+    let second =
+        timeout(PATIENCE, b.campaign(&candidate::<S>("b"))).await.expect("it ends").unwrap();
 
     assert!(second.term() > first.term());
     assert!(!first.tenure().may_decide(store::BootTime::now()), "it stopped before");
@@ -380,18 +380,18 @@ pub(crate) async fn kept_lease_is_kept_and_its_end_is_noticed<S: Setup>(setup: &
 
     // Whoever keeps it stands still, and another one leads.
     keeping.abort();
-    let second = timeout(PATIENCE, b.campaign(&candidate::<S>("b"))).await.expect("it ends").unwrap();
+    let second =
+        timeout(PATIENCE, b.campaign(&candidate::<S>("b"))).await.expect("it ends").unwrap();
     assert!(second.term() > term);
     b.resign(second).await.unwrap();
     let third = a.campaign(&candidate::<S>("c")).await.unwrap();
     // One that is lost is noticed by whoever keeps it.
     tokio::time::sleep(S::LEASE + Duration::from_millis(1500)).await;
-    let fourth = timeout(PATIENCE, b.campaign(&candidate::<S>("d"))).await.expect("it ends").unwrap();
+    let fourth =
+        timeout(PATIENCE, b.campaign(&candidate::<S>("d"))).await.expect("it ends").unwrap();
     let lost = timeout(PATIENCE, keep(&a, &third)).await.expect("it is noticed");
-    let expected = [
-        Lost::Deposed(third.term()),
-        Lost::Expired { term: third.term(), lease: third.lease() },
-    ];
+    let expected =
+        [Lost::Deposed(third.term()), Lost::Expired { term: third.term(), lease: third.lease() }];
     assert!(expected.contains(&lost), "{lost}");
     assert!(fourth.term() > third.term());
 }
