@@ -139,7 +139,7 @@ fn etcd_that_is_not_there_is_an_error_in_time() {
 fn watcher_is_told_of_a_long_outage() {
     let Some(mut setup) = begin() else { return };
     let options = EtcdOptions {
-        timeout: Duration::from_millis(500),
+        timeout: Duration::from_secs(2),
         outage_max: Duration::from_millis(500),
         ..EtcdOptions::new(vec![setup.process.endpoint()])
     };
@@ -151,7 +151,12 @@ fn watcher_is_told_of_a_long_outage() {
     });
     runtime.block_on(heard(&mut watcher)).unwrap();
     setup.process.kill();
-    let end = runtime.block_on(heard(&mut watcher)).unwrap_err();
+    // Commits whose result was unknown may be heard of first.
+    let end = loop {
+        if let Err(end) = runtime.block_on(heard(&mut watcher)) {
+            break end;
+        }
+    };
     assert!(matches!(end, WatchError::Unavailable(_)), "{end}");
 }
 
@@ -266,7 +271,7 @@ fn encrypted_connection_is_to_the_right_etcd_alone() {
         server_name: Some("etcd.example".to_owned()),
     };
     let store = |tls: EtcdTls| {
-        let timeout = Duration::from_secs(1);
+        let timeout = Duration::from_secs(3);
         let endpoints = vec![process.endpoint()];
         EtcdStore::new(&EtcdOptions { tls: Some(tls), timeout, ..EtcdOptions::new(endpoints) })
             .unwrap()
