@@ -72,6 +72,11 @@ impl LockedFile {
         synced.map_err(|error| io_error(folder, error))
     }
 
+    /// Lets others have it. An error would say that they may already.
+    pub(super) fn unlock(&self) {
+        let _ = self.0.file.unlock();
+    }
+
     pub(super) fn sync_failed(&self) -> bool {
         self.0.sync_failed.load(Ordering::Acquire)
     }

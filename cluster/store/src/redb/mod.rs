@@ -54,13 +54,19 @@ impl RedbStore {
     /// # Errors
     /// Where the file is somebody else's, damaged, of another format, or cannot be read. It is left as it is.
     pub fn open(path: &Path, limits: Limits) -> Result<Self, OpenError> {
+        let (file, origin) = LockedFile::open(path)?;
         // A damaged file must not end the orchestrator, whatever redb makes of it.
-        let opened = catch_unwind(AssertUnwindSafe(|| open(path, limits)));
-        let (file, database, machine) = opened.unwrap_or_else(|panic| {
+        let opened = catch_unwind(AssertUnwindSafe(|| open(&file, origin, path, limits)));
+        let opened = opened.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             Err(corrupt(path, &text.unwrap_or("it cannot be read at all")))
-        })?;
+        });
+        if opened.is_err() {
+            // A panic may leave something of redb behind that has the file.
+            file.unlock();
+        }
+        let (database, machine) = opened?;
         let local = Arc::new(Local::new(machine, limits));
         let (jobs, queue) = mpsc::channel(QUEUE_MAX);
         let worker = Worker::new(Arc::clone(&local), file, database);
@@ -106,12 +112,16 @@ fn database_error(path: &Path, error: redb::Error) -> OpenError {
     }
 }
 
-fn open(path: &Path, limits: Limits) -> Result<(LockedFile, Database, Machine), OpenError> {
-    let (file, origin) = LockedFile::open(path)?;
+fn open(
+    file: &LockedFile,
+    origin: Origin,
+    path: &Path,
+    limits: Limits,
+) -> Result<(Database, Machine), OpenError> {
     if origin == Origin::Existing {
         check_size(path, limits)?;
     }
-    let opened = open_database(&file);
+    let opened = open_database(file);
     let mut database = opened.map_err(|error| database_error(path, error.into()))?;
     if origin == Origin::New {
         format::create(&database).map_err(|error| database_error(path, error))?;
@@ -131,7 +141,7 @@ fn open(path: &Path, limits: Limits) -> Result<(LockedFile, Database, Machine), 
     let machine = format::load(&database, format::Meta { term, ..meta }, limits);
     let machine = machine.map_err(|why| corrupt(path, &why))?;
     format::write_term(&database, term).map_err(|error| database_error(path, error))?;
-    Ok((file, database, machine))
+    Ok((database, machine))
 }
 
 /// An empty file, or one of another size than any store has, is not made to one.
