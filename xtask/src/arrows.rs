@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     (
         "tessera",
         &[
@@ -54,6 +54,8 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("tessera-control", &[]),
     ("tessera-scheduler", &[]),
     ("tessera-outcome", &[]),
+    ("tessera-state", &[]),
+    ("tessera-store", &[]),
     ("tessera-wire", &[]),
 ];
 

@@ -1,8 +1,8 @@
 //! What tests need of the machine they run on.
 //!
-//! A test that needs KVM, userfaultfd or RDMA asks [`has`]. Where the machine lacks it, the test says so
+//! A test that needs KVM, userfaultfd, RDMA or etcd asks [`has`]. Where the machine lacks it, the test says so
 //! and returns, and the skip is noted in the file that `TESSERA_SKIPS` names: `./x test` lists them at its
-//! end. The words of `TESSERA_REQUIRE` (`kvm,uffd,rdma`) turn these skips into failures, so that a machine
+//! end. The words of `TESSERA_REQUIRE` (`kvm,uffd,rdma,etcd`) turn these skips into failures, so that a machine
 //! which is known to have something cannot lose the tests of it without notice. What no word names is
 //! noted by [`skip`], and what a test leaves out of its cases by [`leave_out`].
 #![forbid(unsafe_code)]
@@ -28,11 +28,13 @@ pub enum Need {
     Uffd,
     /// A port of an RDMA device.
     Rdma,
+    /// The server program of etcd.
+    Etcd,
 }
 
 impl Need {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Kvm, Self::Uffd, Self::Rdma];
+    pub const ALL: [Self; 4] = [Self::Kvm, Self::Uffd, Self::Rdma, Self::Etcd];
 
     /// Its word in `TESSERA_REQUIRE`.
     #[must_use]
@@ -41,6 +43,7 @@ impl Need {
             Self::Kvm => "kvm",
             Self::Uffd => "uffd",
             Self::Rdma => "rdma",
+            Self::Etcd => "etcd",
         }
     }
 }
@@ -182,10 +185,10 @@ mod tests {
     fn words_are_read_and_unknown_ones_refused() {
         assert_eq!(parse(""), Ok(vec![]));
         assert_eq!(parse("kvm, rdma"), Ok(vec![Need::Kvm, Need::Rdma]));
-        assert_eq!(parse("kvm,uffd,rdma"), Ok(Need::ALL.to_vec()));
+        assert_eq!(parse("kvm,uffd,rdma,etcd"), Ok(Need::ALL.to_vec()));
         for wrong in ["KVM", "kvm,", "kvm;uffd", "userfaultfd"] {
             let error = parse(wrong).unwrap_err().to_string();
-            assert!(error.ends_with("is none of kvm, uffd, rdma"), "{error}");
+            assert!(error.ends_with("is none of kvm, uffd, rdma, etcd"), "{error}");
         }
     }
 

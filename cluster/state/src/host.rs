@@ -1,0 +1,78 @@
+//! A host: what it has, and what its operator wants of it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::form::Object;
+use crate::keys::{self, Name};
+use crate::numbers::Generation;
+
+const NODES_MAX: usize = 256;
+const LABELS_MAX: usize = 64;
+
+/// A part of a host whose memory is near its cores.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumaNode {
+    /// Cores that VMs may have.
+    pub cores: u16,
+    /// Memory that they may have, in MiB.
+    pub memory_mib: u64,
+}
+
+/// What its agent says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Facts {
+    /// Another one after each start of the host: its slices are gone then.
+    pub boot_id: String,
+    /// Advanced by the agent with each change of what is here.
+    pub generation: Generation,
+    /// What it has.
+    pub nodes: Vec<NumaNode>,
+    /// The version of the agent.
+    pub version: String,
+}
+
+/// What its operator wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostDesired {
+    /// Nothing new is placed there.
+    pub cordoned: bool,
+    /// By which users choose hosts.
+    pub labels: BTreeMap<Name, String>,
+}
+
+/// A host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Its name.
+    pub name: Name,
+    /// What it has.
+    pub facts: Facts,
+    /// What is wanted of it.
+    pub desired: HostDesired,
+}
+
+impl Object for Host {
+    const KIND: &'static str = "host";
+
+    fn key(&self) -> String {
+        keys::host(&self.name)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let nodes = self.facts.nodes.len();
+        if nodes == 0 || nodes > NODES_MAX {
+            return Err(format!("{nodes} NUMA nodes; 1 to {NODES_MAX} are allowed"));
+        }
+        let labels = self.desired.labels.len();
+        if labels > LABELS_MAX {
+            return Err(format!("{labels} labels; {LABELS_MAX} are allowed"));
+        }
+        if self.facts.boot_id.is_empty() { Err("no boot id".to_owned()) } else { Ok(()) }
+    }
+}

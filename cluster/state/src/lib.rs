@@ -1,0 +1,43 @@
+//! What an orchestrator keeps about VMs and hosts. Objects, the form in which a store has them, and rules: all of it pure.
+//!
+//! ```text
+//!   Vm (what is wanted) ──generation──> Assignment (where, for ever) ──slices──> Slice (what an agent sees)
+//!    ^ user                   └ parent: only a child of the current one follows       on Host (agent, operator)
+//!   Operation: what is being done about it     Checkpoint: what it can go on from     Event: what happened
+//! ```
+//! | object | key | who writes it |
+//! |---|---|---|
+//! | [`Vm`] | `vms/VM` | `desired`: the user; `observed`: the orchestrator |
+//! | [`Assignment`] | `assignments/VM/GENERATION` | the orchestrator, once |
+//! | [`Host`] | `hosts/HOST` | `facts`: its agent; `desired`: the operator |
+//! | [`Slice`] | `slices/VM/NUMBER` | the agent of its host |
+//! | [`Operation`] | `operations/ID` | whoever runs it |
+//! | [`Checkpoint`] | `checkpoints/VM/ID` | the orchestrator, once |
+//! | [`Event`] | `events/OBJECT/REASON` | anybody |
+//!
+//! Heartbeats are nowhere: who leads has them in memory.
+
+#![forbid(unsafe_code)]
+
+mod assignment;
+mod checkpoint;
+mod event;
+mod form;
+mod host;
+mod keys;
+mod numbers;
+mod operation;
+pub mod rules;
+mod slice;
+mod vm;
+
+pub use assignment::{Assignment, AssignmentError, Part};
+pub use checkpoint::Checkpoint;
+pub use event::Event;
+pub use form::{FORM_BYTES_MAX, FormError, Object};
+pub use host::{Facts, Host, HostDesired, NumaNode};
+pub use keys::{Name, NameError};
+pub use numbers::{Epoch, Generation, Term};
+pub use operation::{Operation, OperationResult, Step};
+pub use slice::{Slice, SliceState};
+pub use vm::{RunStrategy, SharingClass, Vm, VmDesired, VmObserved, VmState};
