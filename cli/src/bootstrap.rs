@@ -9,6 +9,7 @@ use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::io::stdout;
+use std::net::SocketAddr;
 use std::path::{PathBuf, absolute};
 use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
@@ -222,6 +223,16 @@ impl Arguments {
     }
 }
 
+/// Where companions listen, each somewhere else.
+fn addresses(remote: &[SliceArgument]) -> Result<Vec<SocketAddr>> {
+    let companions: Vec<_> = remote.iter().filter_map(|slice| slice.address).collect();
+    let twice = (1..).zip(&companions).find(|(next, one)| companions[*next..].contains(one));
+    if let Some((_, address)) = twice {
+        bail!("two slices have the same address {address}");
+    }
+    Ok(companions)
+}
+
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     arguments.local.stay_with_supervisor()?;
     let stop = signals::listen()?;
@@ -231,11 +242,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     {
         bail!("the first --slice must be local and all others must have an address");
     }
-    let companions: Vec<_> = remote.iter().filter_map(|slice| slice.address).collect();
-    let twice = (1..).zip(&companions).find(|(next, one)| companions[*next..].contains(one));
-    if let Some((_, address)) = twice {
-        bail!("two slices have the same address {address}");
-    }
+    let companions = addresses(remote)?;
     if !companions.is_empty() && arguments.secret_file.is_none() {
         bail!("slices on other hosts need --secret-file");
     }

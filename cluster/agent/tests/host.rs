@@ -263,7 +263,7 @@ fn restart_of_the_host_is_told_until_it_is_recorded() {
 }
 
 fn mode(path: &Path) -> u32 {
-    fs::metadata(path).unwrap().permissions().mode() & 0o777
+    fs::metadata(path).expect("it is there").permissions().mode() & 0o777
 }
 
 #[test]

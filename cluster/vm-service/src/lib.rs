@@ -11,7 +11,6 @@
 //! Everything that clients can make more of is bounded: connections, streams, watchers, operations, ids, waits, message sizes.
 
 #![forbid(unsafe_code)]
-#![expect(clippy::result_large_err, reason = "a status of gRPC is large, and made once for a call")]
 
 mod client;
 mod connection;

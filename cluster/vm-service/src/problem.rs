@@ -90,7 +90,7 @@ impl Row {
         Self { untouched: false, ..self }
     }
 
-    fn with(mut self, key: &'static str, value: impl ToString) -> Self {
+    fn with(mut self, key: &'static str, value: &impl ToString) -> Self {
         self.metadata.push((key, value.to_string()));
         self
     }
@@ -147,7 +147,7 @@ fn row_of_vm(reason: &Reason) -> Row {
         Reason::NotLeader { leader } => {
             let row = Row::new(Code::Unavailable, "NOT_LEADER").again();
             match leader {
-                Some(leader) => row.with("leader", format!("slices/{leader}")),
+                Some(leader) => row.with("leader", &format!("slices/{leader}")),
                 None => row,
             }
         }
@@ -157,7 +157,7 @@ fn row_of_vm(reason: &Reason) -> Row {
         }
         Reason::Busy(what) => Row::new(Code::Aborted, "OPERATION_IN_PROGRESS")
             .again()
-            .with("activity", activity(*what)),
+            .with("activity", &activity(*what)),
         Reason::Paused => precondition("VM_PAUSED"),
         Reason::NotPaused => precondition("VM_NOT_PAUSED"),
         Reason::Invalid { field } => {

@@ -1,5 +1,4 @@
 //! A client of the API in another language, by another implementation of gRPC, that learns by reflection what there is.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 #[expect(dead_code, reason = "each test program uses a part of it")]
 mod support;

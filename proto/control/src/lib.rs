@@ -6,6 +6,14 @@
 //! ```
 //! Nothing here acts. Who serves a VM is `cluster/vm-service`.
 
+#![expect(
+    clippy::absolute_paths,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    reason = "what is generated is not ours to write"
+)]
+
 /// `google.longrunning` and `google.rpc`, as far as the API needs them: foreign clients know them by these names.
 pub mod google {
     /// Operations that take long.

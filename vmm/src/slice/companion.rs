@@ -230,8 +230,7 @@ fn run(
     let Agreed { spec, host, mut mesh, launch, back_ends, restored } = agreed;
     let shape = spec.shape()?;
     let local = assignment.local;
-    let index = usize::from(local.0);
-    let offset = launch.tsc_offsets.get(index).copied();
+    let offset = launch.tsc_offsets.get(usize::from(local.0)).copied();
     let offset = offset.ok_or(SliceError::Mesh(MeshError::NoBootstrap))?;
     let back_end = launch.interrupts.back_end();
     let slot = slot(assignment, options);

@@ -3,8 +3,8 @@
 use super::entry::{Entry, Journal, Lowest, Reserved};
 use super::ids::{Generation, Operation, SliceName, Term, Token, Vm};
 use super::planted::{Planted, PlantedBug};
-use super::request::{Asked, Manner, Proof, Refusal, Reply, Request, Ticket};
-use super::slice::{End, Order, Phase, Process, Slice};
+use super::request::{Asked, Proof, Refusal, Reply, Request, Ticket};
+use super::slice::{End, Manner, Order, Phase, Process, Slice};
 use scheduler::Resources;
 use std::collections::VecDeque;
 

@@ -38,5 +38,5 @@ pub use ids::{Generation, Operation, SliceName, Term, Token, Vm};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
 pub use recovery::Found;
-pub use request::{Asked, Manner, Proof, Refusal, Reply, Request, Ticket};
-pub use slice::{End, Order, Phase, Process, Slice};
+pub use request::{Asked, Proof, Refusal, Reply, Request, Ticket};
+pub use slice::{End, Manner, Order, Phase, Process, Slice};

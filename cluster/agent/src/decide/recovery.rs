@@ -4,8 +4,7 @@ use super::agent::{Agent, Effect, Settings};
 use super::entry::{Entry, Journal};
 use super::ids::Token;
 use super::planted::{Planted, PlantedBug};
-use super::request::Manner;
-use super::slice::{End, Phase, Process, Slice};
+use super::slice::{End, Manner, Phase, Process, Slice};
 use std::collections::BTreeMap;
 
 /// What there is on the host when an agent begins.

@@ -1,7 +1,7 @@
 //! What is asked of an agent, and what it answers.
 
 use super::ids::{Generation, Operation, SliceName, Term, Vm};
-use super::slice::{Order, Slice};
+use super::slice::{Manner, Order, Slice};
 use scheduler::Resources;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -19,15 +19,6 @@ pub struct Asked {
     pub ticket: Ticket,
     /// What is asked.
     pub request: Request,
-}
-
-/// How a slice is to end. The latter is the harder one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Manner {
-    /// By SIGTERM: the guest of a bootstrap shuts down.
-    Orderly,
-    /// By SIGKILL.
-    AtOnce,
 }
 
 /// What is asked.

@@ -1,7 +1,6 @@
 //! One slice on this host.
 
 use super::ids::{Generation, Token};
-use super::request::Manner;
 use scheduler::Resources;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -50,6 +49,15 @@ impl fmt::Display for End {
             Self::HostRestarted => f.write_str("has ended with its host"),
         }
     }
+}
+
+/// How a slice is to end. The latter is the harder one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Manner {
+    /// By SIGTERM: the guest of a bootstrap shuts down.
+    Orderly,
+    /// By SIGKILL.
+    AtOnce,
 }
 
 /// How far it is.

@@ -6,6 +6,7 @@ use crate::{
     PartWriter, State, delete, export, list,
 };
 use std::fs;
+use std::iter::once;
 use std::os::unix::fs::PermissionsExt;
 use wire::SliceId;
 
@@ -136,7 +137,7 @@ fn zeros_that_slices_agree_on_are_not_compared_one_by_one() {
         writer.finish().unwrap()
     };
     let parts = vec![part(0), part(1)];
-    let contents = Contents { frames: vec![0..FRAMES], ..contents(1, None, parts) };
+    let contents = Contents { frames: once(0..FRAMES).collect(), ..contents(1, None, parts) };
     Checkpoint::commit(&folder, &contents, None).unwrap();
     let checkpoint = Checkpoint::open(&folder, None).unwrap();
     assert_eq!(checkpoint.verify(&mut |_, _| ()).unwrap().compared, FRAMES);
