@@ -1,6 +1,7 @@
 //! A VM of two slices in this process that is paused and resumed, and whose parts move, while both of its vCPUs work on
 //! the same memory, interrupt each other and use devices, on this machine's KVM.
 
+mod api;
 mod checkpoints;
 mod device_moves;
 mod guest;

@@ -30,6 +30,7 @@ use tessera_vmm::slice::{
     VmSpec, bootstrap, companion, one_line, saved_spec,
 };
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
+use vm_service::Server;
 
 /// Patience with a loaded machine; nothing depends on its value.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -382,10 +383,19 @@ impl Vm {
             }),
             ..vm.options(carrier)
         };
-        let first = move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0);
+        let api = serve(&options.local);
+        let first = move || {
+            let _api = api;
+            Ok(bootstrap(options).map_err(|error| one_line(&error))?.0)
+        };
         run(&line, 0, first);
         vm.moves_on();
         vm
+    }
+
+    /// The control socket of a slice.
+    pub(crate) fn socket(&self, slice: u16) -> PathBuf {
+        socket(&self.sockets, slice)
     }
 
     /// What all bootstraps here have; who calls sets the rest.
@@ -573,7 +583,11 @@ impl Vm {
             console: Box::new(self.line.clone()),
         };
         // Threads of a VM that hangs stay behind: the test fails without waiting for them.
-        let work = move || Ok(companion(options).map_err(|error| one_line(&error))?.0);
+        let api = serve(&options.local);
+        let work = move || {
+            let _api = api;
+            Ok(companion(options).map_err(|error| one_line(&error))?.0)
+        };
         run(&self.line, slice, work);
         wait_for_listener(address);
         address
@@ -763,6 +777,13 @@ impl Vm {
         assert!(drained && seen.end(slice) == Some(&Ok(Ending::Drained)), "{}", seen.describe());
     }
 
+    /// Waits for the end of a VM of one slice that was asked to stop; what the guest has found.
+    pub(crate) fn powers_off(self) -> u8 {
+        let (seen, ended) = self.line.wait_until(|seen| seen.end(0).is_some());
+        assert!(ended && seen.end(0) == Some(&Ok(Ending::PowerOff)), "{}", seen.describe());
+        seen.found().expect("it says so before it ends")
+    }
+
     /// Presses the power button of a VM whose other slice was drained; what the guest has found.
     pub(crate) fn power_off_alone(self, slice: u16) -> u8 {
         assert!(self.stops[&slice].ask(), "it runs");
@@ -819,6 +840,11 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
         hold_us: (20, 500),
         devices: device.into_iter().collect(),
     }
+}
+
+/// The API of a slice, on its control socket, as long as it lives.
+fn serve(local: &LocalOptions) -> Server {
+    Server::start(&local.desk, None).expect("serve the API")
 }
 
 fn local(
