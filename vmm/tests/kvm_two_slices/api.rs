@@ -76,7 +76,8 @@ fn kvm_vm_of_two_slices_is_moved_and_drained_by_a_foreign_client() {
     }
     let vm = Vm::start(Interrupts::Userspace, CarrierKind::Shm, false);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(CLIENT);
-    let client = Command::new("/usr/bin/python3").arg(script).arg(vm.socket(0)).output().expect("python3");
+    let client =
+        Command::new("/usr/bin/python3").arg(script).arg(vm.socket(0)).output().expect("python3");
     let said = String::from_utf8_lossy(&client.stdout);
     let complained = String::from_utf8_lossy(&client.stderr);
     assert!(client.status.success() && said.ends_with("done\n"), "{said}\n{complained}");
