@@ -139,9 +139,7 @@ impl Processes {
         let token = carried.filter_map(of).next();
         Ok(token.map(|token| (Token(token), Process { id, began })))
     }
-}
 
-impl Processes {
     /// Whether a process has the name of the program of slices, as far as the kernel keeps it.
     fn is_named(&self, id: u32) -> bool {
         let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();

@@ -274,7 +274,7 @@ impl Pages {
         for range in homes.ranges().iter().filter(|range| range.home == local) {
             for piece in chunk_pieces(&range.frames) {
                 pages.fill(&piece, PageCopy::Exclusive);
-                pages.add_home(piece.start, &vec![Holders::exclusive(local); size(piece)]);
+                pages.places(&piece).set_run(&piece, Holders::exclusive(local));
             }
         }
         pages
@@ -343,11 +343,17 @@ impl Pages {
         self.directory[chunk].set(gfn, holders);
     }
 
+    /// Gives pages of one chunk places in its directory.
+    fn places(&mut self, frames: &Range<u64>) -> &mut Directory {
+        let directory = &mut self.directory[chunk(Gfn(frames.start)).expect("a checked frame")];
+        directory.widen(frames);
+        directory
+    }
+
     /// This slice becomes home of pages of one chunk, from the first on.
     pub(crate) fn add_home(&mut self, first: u64, holders: &[Holders]) {
         let end = first + u64::try_from(holders.len()).expect("a chunk at most");
-        let directory = &mut self.directory[chunk(Gfn(first)).expect("a checked frame")];
-        directory.widen(&(first..end));
+        let directory = self.places(&(first..end));
         let mut next = first;
         for alike in holders.chunk_by(PartialEq::eq) {
             let run = next..next + u64::try_from(alike.len()).expect("a chunk at most");

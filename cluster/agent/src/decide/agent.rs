@@ -97,7 +97,7 @@ impl Agent {
     /// What nobody has, and nobody has reserved.
     #[must_use]
     pub fn free(&self, now: u64) -> Resources {
-        self.journal.free(self.settings.capacity, now, |_, _| true)
+        self.journal.free(self.settings.capacity, now, |_| true)
     }
 
     /// What follows.
@@ -203,7 +203,7 @@ impl Agent {
             return Err(Refusal::TooMany("reservations"));
         }
         let ignored = self.planted.has(PlantedBug::ReservationIgnored);
-        let counts = |other: Operation, _| other != operation && !ignored;
+        let counts = |other: Operation| other != operation && !ignored;
         let free = self.journal.free(self.settings.capacity, now, counts);
         if !reserved.resources.fits_in(free) {
             return Err(Refusal::NoCapacity { free });
@@ -222,8 +222,7 @@ impl Agent {
     ) -> Result<Reply, Refusal> {
         self.check_generation(name.vm, generation)?;
         let twice = self.planted.has(PlantedBug::StartedTwice);
-        if let Some(slice) = self.journal.slices.get(&name)
-            && slice.generation == generation
+        if let Ok(slice) = self.slice(name, generation)
             && !twice
         {
             let same = slice.order == order;
@@ -244,7 +243,7 @@ impl Agent {
         let ignored = self.planted.has(PlantedBug::ReservationIgnored);
         let own_operations: Vec<Operation> =
             self.journal.reserved.iter().filter(|(_, it)| own(it)).map(|(id, _)| *id).collect();
-        let counts = |other: Operation, _| !own_operations.contains(&other) && !ignored;
+        let counts = |other: Operation| !own_operations.contains(&other) && !ignored;
         let free = self.journal.free(self.settings.capacity, now, counts);
         if !order.resources.fits_in(free) {
             return Err(Refusal::NoCapacity { free });
@@ -317,11 +316,13 @@ impl Agent {
             let is_gone = !self.journal.slices.contains_key(&name);
             return if is_gone { Ok(Reply::Done) } else { Err(Refusal::Unknown) };
         };
-        if slice.may_run() && !self.planted.has(PlantedBug::RunningRemoved) {
-            return Err(Refusal::Runs);
-        }
-        if generation >= self.lowest(name.vm) && !self.planted.has(PlantedBug::RunningRemoved) {
-            return Err(Refusal::NotFenced(generation));
+        if !self.planted.has(PlantedBug::RunningRemoved) {
+            if slice.may_run() {
+                return Err(Refusal::Runs);
+            }
+            if generation >= self.lowest(name.vm) {
+                return Err(Refusal::NotFenced(generation));
+            }
         }
         self.record(vec![Entry::Slice(name, None)], effects);
         Ok(Reply::Done)

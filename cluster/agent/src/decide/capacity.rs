@@ -1,7 +1,7 @@
 //! What is free on this host.
 
 use super::entry::Journal;
-use super::ids::{Operation, SliceName};
+use super::ids::Operation;
 use scheduler::Resources;
 
 impl Journal {
@@ -10,14 +10,14 @@ impl Journal {
         &self,
         all: Resources,
         now: u64,
-        is_counted: impl Fn(Operation, SliceName) -> bool,
+        is_counted: impl Fn(Operation) -> bool,
     ) -> Resources {
         let slices = self.slices.values().filter(|slice| slice.may_run());
         let used = slices.map(|slice| slice.order.resources);
         let reserved = self
             .reserved
             .iter()
-            .filter(|(operation, it)| it.until > now && is_counted(**operation, it.slice));
+            .filter(|(operation, it)| it.until > now && is_counted(**operation));
         let taken = used.chain(reserved.map(|(_, it)| it.resources));
         all.minus(taken.fold(Resources::NONE, Resources::plus))
     }

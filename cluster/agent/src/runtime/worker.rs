@@ -146,13 +146,17 @@ impl Worker {
         }
     }
 
-    fn start(&mut self, slice: SliceName, token: Token, words: &[String]) {
+    /// Tells this thread of the end of a slice.
+    fn hears_of(&self, token: Token) -> impl FnOnce(End) + Send + use<> {
         let tell = self.tell.clone();
-        let told = move |end| {
-            // The agent has ended, else.
+        move |end| {
+            // It fails once the agent has ended.
             let _ = tell.send(Input::Ended(token, end));
-        };
-        let news = match self.processes.start(slice, token, words, told) {
+        }
+    }
+
+    fn start(&mut self, slice: SliceName, token: Token, words: &[String]) {
+        let news = match self.processes.start(slice, token, words, self.hears_of(token)) {
             Ok(process) => {
                 self.watched.insert(token);
                 Input::Started(token, process)
@@ -173,11 +177,7 @@ impl Worker {
             .filter(|(token, _)| !self.watched.contains(token))
             .collect();
         for (token, process) in running {
-            let tell = self.tell.clone();
-            let told = move |end| {
-                let _ = tell.send(Input::Ended(token, end));
-            };
-            match watch(process, told) {
+            match watch(process, self.hears_of(token)) {
                 Ok(()) => drop(self.watched.insert(token)),
                 // It is tried again: what cannot be watched has not ended.
                 Err(error) => tracing::warn!(%error, "a slice cannot be watched"),
