@@ -6,8 +6,11 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 /// The files with services; what they import is found by itself.
-const FILES: [&str; 2] =
-    ["tessera/control/v1/vm_service.proto", "google/longrunning/operations.proto"];
+const FILES: [&str; 3] = [
+    "tessera/control/v1/agent.proto",
+    "tessera/control/v1/vm_service.proto",
+    "google/longrunning/operations.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
