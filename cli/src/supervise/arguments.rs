@@ -20,7 +20,7 @@ Its exit status is that of the bootstrap that ended last, or 8 if it is stopped 
 
 #[derive(Args, Debug)]
 pub(crate) struct Supervised {
-    /// What follows when the VM ends because a slice is lost: `restart=every:SECONDS[,keep:N][,full:M][,compress][,on-panic][,eager][,no-disk-guarantee]`
+    /// What follows when the VM ends because a slice is lost: `restart=every:SECONDS[,keep:N][,full:M][,compress][,on-panic][,lazy][,no-disk-guarantee]`
     ///
     /// - `every`: from one checkpoint to the next. What the guest has done since the last one is lost with a slice.
     /// - `keep`: how many checkpoints are kept, 2 if not given. Older ones are deleted.
@@ -28,8 +28,8 @@ pub(crate) struct Supervised {
     ///   Then N + M - 1 checkpoints are kept at most.
     /// - `compress`, `no-disk-guarantee`: as for `tessera vm checkpoint`.
     /// - `on-panic`: a guest whose kernel has panicked goes on from a checkpoint too.
-    /// - `eager`: all memory of a checkpoint is read and verified before the VM goes on from it. Otherwise it runs at once and its memory
-    ///   follows (`--lazy`); should it end, memory is read first when it goes on from the same checkpoint again.
+    /// - `lazy`: the VM goes on at once and its memory follows (`--lazy`): for much memory and quick storage. Should it end, all memory is read and
+    ///   verified first when it goes on from the same checkpoint again, as it is without this word.
     #[arg(
         long,
         default_value = "restart=every:60,keep:2",

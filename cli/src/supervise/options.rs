@@ -20,7 +20,7 @@ pub(super) struct OnLost {
     pub(super) compress: bool,
     pub(super) no_disk_guarantee: bool,
     pub(super) on_panic: bool,
-    pub(super) eager: bool,
+    pub(super) lazy: bool,
 }
 
 impl FromStr for OnLost {
@@ -30,7 +30,7 @@ impl FromStr for OnLost {
         let rest = text.strip_prefix("restart=").ok_or("write restart=every:SECONDS[,...]")?;
         let (mut every, mut keep, mut full) = (None, None, None);
         let (mut compress, mut no_disk_guarantee) = (false, false);
-        let (mut on_panic, mut eager) = (false, false);
+        let (mut on_panic, mut lazy) = (false, false);
         for word in rest.split(',') {
             match word.split_once(':') {
                 Some(("every", value)) => {
@@ -48,17 +48,17 @@ impl FromStr for OnLost {
                 None if word == "compress" => compress = true,
                 None if word == "no-disk-guarantee" => no_disk_guarantee = true,
                 None if word == "on-panic" => on_panic = true,
-                None if word == "eager" => eager = true,
+                None if word == "lazy" => lazy = true,
                 _ => {
                     return Err(format!(
-                        "{word:?} is none of every:, keep:, full:, compress, no-disk-guarantee, on-panic, eager"
+                        "{word:?} is none of every:, keep:, full:, compress, no-disk-guarantee, on-panic, lazy"
                     ));
                 }
             }
         }
         let every_ms = every.ok_or("every: is missing")?;
         let (keep, full) = (keep.unwrap_or(KEEP), full.unwrap_or(1));
-        Ok(Self { every_ms, keep, full, compress, no_disk_guarantee, on_panic, eager })
+        Ok(Self { every_ms, keep, full, compress, no_disk_guarantee, on_panic, lazy })
     }
 }
 
@@ -86,13 +86,12 @@ mod tests {
     #[test]
     fn policy_is_read_or_refused() {
         let policy: OnLost =
-            "restart=every:30,keep:3,full:10,compress,on-panic,eager".parse().unwrap();
-        let (compress, no_disk_guarantee, on_panic, eager) = (true, false, true, true);
+            "restart=every:30,keep:3,full:10,compress,on-panic,lazy".parse().unwrap();
+        let (compress, no_disk_guarantee, on_panic, lazy) = (true, false, true, true);
         let (every_ms, keep, full) = (30_000, 3, 10);
-        let expected =
-            OnLost { every_ms, keep, full, compress, no_disk_guarantee, on_panic, eager };
+        let expected = OnLost { every_ms, keep, full, compress, no_disk_guarantee, on_panic, lazy };
         assert_eq!(policy, expected);
-        assert!(!"restart=every:1".parse::<OnLost>().unwrap().eager);
+        assert!(!"restart=every:1".parse::<OnLost>().unwrap().lazy);
         assert_eq!("restart=every:1".parse::<OnLost>().unwrap().keep, KEEP);
         for text in [
             "every:30",

@@ -60,6 +60,6 @@ pub(super) fn policy(on_lost: &OnLost, (lease_ms, gather_ms): (u64, u64)) -> Pol
         restarts_max: RESTARTS_MAX,
         window_ms: WINDOW_MS,
         on_panic: on_lost.on_panic,
-        lazy: !on_lost.eager,
+        lazy: on_lost.lazy,
     }
 }

@@ -32,6 +32,9 @@ pub struct Pace {
     pub limit: Duration,
     /// Between two pieces that nobody waits for.
     pub pause: Duration,
+    /// What threads do first that load only what somebody waits for, so that they run before the guest: vCPUs that share a core with them
+    /// would hold up the engine, which waits only for so long.
+    pub prefer: fn(),
 }
 
 /// Memory that is being loaded. When this is dropped, nobody goes on with it.
@@ -48,17 +51,23 @@ impl Loader {
         ram: &Arc<GuestRam>,
         frames: &[Range<u64>],
         source: Arc<dyn Source>,
-        Pace { limit, pause }: Pace,
+        Pace { limit, pause, prefer }: Pace,
     ) -> Result<Self, LoadError> {
         ram.begin_loading(frames, source, (limit, None))?;
         let loader = Self(Arc::clone(ram));
         let Loaded { pieces, .. } = ram.loaded();
         tracing::info!("{pieces} pieces of memory are to come from the checkpoint");
-        loader.spawn("load-faults", serve_faults)?;
+        loader.spawn("load-faults", move |ram, lazy| {
+            prefer();
+            serve_faults(ram, lazy);
+        })?;
         for (name, all) in [("load-all", true), ("load-first", false)] {
             // Before it runs, or the first who needs something would load it.
             loader.reads(true);
             let started = loader.spawn(name, move |ram, lazy| {
+                if !all {
+                    prefer();
+                }
                 read_on(ram, lazy, (all, pause));
                 lazy.loading.reads(false);
             });

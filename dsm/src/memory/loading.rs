@@ -141,6 +141,13 @@ impl Loading {
         }
     }
 
+    /// The same before all vCPUs: who waits here keeps other slices waiting, and may only do so for a part of a lease.
+    fn want_first_in(work: &mut Work, piece: &Piece) {
+        let first = piece.chunks.start;
+        work.wanted.retain(|other| *other != first);
+        work.wanted.push_front(first);
+    }
+
     /// What is to be loaded next: what somebody waits for, or, if `all`, what comes first in memory.
     #[cfg(any(test, feature = "simulate"))]
     pub(super) fn claim(&self, all: bool) -> Option<Piece> {
@@ -206,7 +213,7 @@ impl Loading {
                     work.counts.on_demand += 1;
                     return Turn::Yours(self.take(&mut work, piece));
                 }
-                Self::want_in(&mut work, Some(piece));
+                Self::want_first_in(&mut work, piece);
                 self.changed.notify_all();
             }
             let waited = begun.elapsed();
@@ -353,6 +360,18 @@ mod tests {
             while !matches!(loading.wait_for(1), Turn::Loaded) {}
         });
         assert_eq!(loading.counts().left, 2);
+    }
+
+    #[test]
+    fn who_waits_in_the_engine_comes_before_vcpus() {
+        let loading = loading(Duration::from_millis(1));
+        loading.reads(true);
+        [6, 1].into_iter().for_each(|chunk| loading.want(chunk));
+        assert!(matches!(loading.wait_for(3), Turn::Silent(_)));
+        assert!(matches!(loading.wait_for(1), Turn::Silent(_)));
+        let firsts: Vec<_> =
+            std::iter::from_fn(|| loading.claim(false)).map(|piece| piece.chunks.start).collect();
+        assert_eq!(firsts, [1, 2, 6]);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Source for Gate {
 
 fn load(rams: &[Arc<GuestRam>], gate: &Arc<Gate>) -> Vec<Loader> {
     let halves = [0..FRAMES / 2, FRAMES / 2..FRAMES];
-    let pace = Pace { limit: LIMIT, pause: Duration::ZERO };
+    let pace = Pace { limit: LIMIT, pause: Duration::ZERO, prefer: || () };
     let start = |(ram, own): (&Arc<GuestRam>, &Range<u64>)| {
         Loader::start(ram, from_ref(own), Arc::clone(gate) as _, pace).unwrap()
     };

@@ -7,6 +7,7 @@
 //! | `tessera.limit=S` | `--limit S` | time limit of one test in seconds, 120 x N by default |
 //! | `tessera.stress=KIND:S,..` | `--stress ..` | `forks` or `modules` for S seconds |
 //! | `tessera.disks=N` | `--disks N` | no tests: write records to disks, life N, until they fail |
+//! | `tessera.versions=1` | `--versions 1` | beside the tests: write versions of blocks to the first disk, and check them |
 //! | `tessera.talk=N` | `--talk N` | writers to disks print N bytes more with each batch |
 //! | `tessera.net=ADDRESS` | | echo datagrams on the first network device, which gets this address and prefix length |
 //! | `tessera.programs=N` | `--programs N` | no tests: N rounds of programs that are timed |
@@ -132,6 +133,8 @@ pub(crate) struct Config {
     pub(crate) stress: Vec<Stress>,
     /// Write records in this life instead of running tests.
     pub(crate) disks: Option<u64>,
+    /// Check versions of blocks on the first disk, beside the tests.
+    pub(crate) versions: bool,
     /// Bytes that writers to disks print with each batch, for consoles that nobody reads.
     pub(crate) talk: usize,
     /// Address and length of the prefix of a network device that echoes datagrams.
@@ -152,6 +155,7 @@ impl Default for Config {
             limit: None,
             stress: Vec::new(),
             disks: None,
+            versions: false,
             talk: 0,
             network: None,
             programs: None,
@@ -208,13 +212,14 @@ impl Config {
                 self.stress = value.split(',').map(Stress::parse).collect::<Result<_>>()?;
             }
             "disks" => self.disks = Some(number(value, u64::from(u32::MAX))?),
+            "versions" => self.versions = number(value, 1)? == 1,
             "talk" => self.talk = usize::try_from(number(value, 4096)?)?,
             "net" => self.network = Some(value.to_owned()),
             "programs" => self.programs = Some(number(value, 1000)?),
             "vcpus" => self.vcpus = Some(number(value, 1000)?),
             "after" => self.after = After::parse(value)?,
             _ => bail!(
-                "unknown setting {key:?}: tests, rounds, limit, stress, disks, talk, net, programs, vcpus or after"
+                "unknown setting {key:?}: tests, rounds, limit, stress, disks, versions, talk, net, programs, vcpus or after"
             ),
         }
         Ok(())
@@ -246,13 +251,14 @@ mod tests {
     fn cmdline_with_every_word_is_understood() {
         let line = "quiet tessera.tests=litmus,clock tessera.rounds=3 tessera.after=panic \
                     tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4 \
-                    tessera.net=10.0.0.2/24 tessera.vcpus=3";
+                    tessera.net=10.0.0.2/24 tessera.vcpus=3 tessera.versions=1";
         let (config, error) = Config::from_cmdline(line);
         assert!(error.is_ok());
         assert_eq!(config.rounds, 3);
         assert_eq!(config.after, After::Panic);
         assert_eq!((config.limit_seconds(), config.disks), (9, Some(8)));
         assert_eq!((config.programs, config.talk, config.vcpus), (Some(4), 6, Some(3)));
+        assert!(config.versions);
         assert_eq!(config.network.as_deref(), Some("10.0.0.2/24"));
         assert_eq!(config.stress[1], Stress { kind: StressKind::Modules, seconds: 7 });
         assert!(config.tests.wants("litmus-sb"));

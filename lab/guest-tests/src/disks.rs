@@ -23,7 +23,8 @@ use crate::affinity::Topology;
 use crate::{button, fio, report, sys};
 
 const DRIVER: &str = "/drivers/virtio_blk.ko";
-const RAW: &str = "/dev/vda";
+/// The first disk.
+pub(crate) const RAW: &str = "/dev/vda";
 const FOLDER: &str = "/disk";
 const CONSOLE: &str = "/dev/hvc0";
 
@@ -33,8 +34,7 @@ const CONSOLE: &str = "/dev/hvc0";
 /// # Errors
 /// No disks, or no file system on the second.
 pub(crate) fn run(run: u64, talk: usize, topology: &Topology) -> Result<()> {
-    let driver = File::open(DRIVER).with_context(|| format!("open {DRIVER}"))?;
-    sys::load_module(driver.as_raw_fd()).context("load the driver of disks")?;
+    load_driver()?;
     fs::create_dir_all(FOLDER).with_context(|| format!("make {FOLDER}"))?;
     sys::mount_disk(c"/dev/vdb", c"ext4", c"/disk").context("mount /dev/vdb")?;
     let checker = fio::start(topology)?;
@@ -63,6 +63,15 @@ pub(crate) fn run(run: u64, talk: usize, topology: &Topology) -> Result<()> {
         drop(thread.join());
     }
     Ok(())
+}
+
+/// Has the kernel know disks.
+///
+/// # Errors
+/// It does not take their driver.
+pub(crate) fn load_driver() -> Result<()> {
+    let driver = File::open(DRIVER).with_context(|| format!("open {DRIVER}"))?;
+    sys::load_module(driver.as_raw_fd()).context("load the driver of disks")
 }
 
 /// A writer's places on the raw disk, and its files.
@@ -112,7 +121,7 @@ fn write(writer: Writer, talk: usize) -> Result<()> {
         places.raw.sync_data().context("flush the raw disk")?;
         // One that is old enough to be nobody's cache line, new enough to be there.
         let number = first.saturating_sub(SLOTS / 2) + batch % BATCH;
-        let seen = read(&places.direct, at(number)).context("read a record")?;
+        let seen = read_direct(&places.direct, at(number)).context("read a record")?;
         let there = writer.number_of(&seen);
         ensure!(there == Some(number), "wrong data: {there:?} stands where record {number} was");
         places.tell(&format!("DISK ack {} {}", writer.number, first + BATCH - 1))?;
@@ -138,11 +147,24 @@ fn change_files(places: &mut Places, record: &[u8]) -> io::Result<()> {
     File::open(&places.folder)?.sync_all()
 }
 
-/// Reads a record around the cache. The kernel wants the memory aligned as the disk's blocks are.
-fn read(file: &File, at: u64) -> io::Result<Vec<u8>> {
+/// Reads a record around the cache, from a file that was opened so.
+pub(crate) fn read_direct(file: &File, at: u64) -> io::Result<Vec<u8>> {
     let mut memory = vec![0; 2 * RECORD_BYTES];
-    let start = memory.as_ptr().align_offset(RECORD_BYTES);
-    let bytes = &mut memory[start..start + RECORD_BYTES];
+    let bytes = aligned(&mut memory);
     file.read_exact_at(bytes, at)?;
     Ok(bytes.to_vec())
+}
+
+/// Writes a record around the cache.
+pub(crate) fn write_direct(file: &File, at: u64, record: &[u8]) -> io::Result<()> {
+    let mut memory = vec![0; 2 * RECORD_BYTES];
+    let bytes = aligned(&mut memory);
+    bytes.copy_from_slice(record);
+    file.write_all_at(bytes, at)
+}
+
+/// A record's place in memory of two. The kernel wants it aligned as the disk's blocks are.
+fn aligned(memory: &mut [u8]) -> &mut [u8] {
+    let start = memory.as_ptr().align_offset(RECORD_BYTES);
+    &mut memory[start..start + RECORD_BYTES]
 }

@@ -49,6 +49,7 @@ mod stress;
 mod sys;
 mod tlb;
 mod vcpus;
+mod versions;
 mod vsock;
 
 use std::env;
@@ -62,6 +63,7 @@ use crate::bench::{Bench, SKIP};
 use crate::config::Config;
 use crate::pool::Pool;
 use crate::report::Score;
+use crate::versions::Versions;
 
 const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
                      [--stress forks:S,modules:S] [--programs N]\n       guest-tests list\n       guest-tests selfcheck";
@@ -142,6 +144,7 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
     sys::pin_to(first).with_context(|| format!("cannot pin to cpu {first}"))?;
     let pool = Pool::new(&topology.cpus)?;
     let mut bench = Bench { pool, topology, rounds: config.rounds, owns_machine };
+    let versions = config.versions.then(Versions::start).transpose()?;
     let mut score = Score::default();
     for test in tests.iter().filter(|test| config.tests.wants(test.name)) {
         bench.pool.set_limit(Duration::from_secs(config.limit_seconds()));
@@ -156,6 +159,9 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
         bench.pool.set_limit(stress::limit(stress));
         let result = stress::run(&mut bench, stress);
         score.add(stress::name(stress.kind), &result);
+    }
+    if let Some(versions) = versions {
+        score.add("disk-versions", &versions.end());
     }
     score.finish();
     Ok(score)

@@ -50,7 +50,7 @@ impl Source for Slow {
 }
 
 fn pace(limit: Duration) -> Pace {
-    Pace { limit, pause: Duration::ZERO }
+    Pace { limit, pause: Duration::ZERO, prefer: || () }
 }
 
 fn word(ram: &GuestRam, frame: u64) -> &AtomicU64 {

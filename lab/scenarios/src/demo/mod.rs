@@ -26,7 +26,7 @@ use crate::vm::joined::Joined;
 use crate::vm::layout::Layout;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
-use crate::vm::{Interrupts, VmOptions, distro, summary};
+use crate::vm::{Interrupts, VmOptions, distro, saves, summary};
 
 /// Whether a VM goes on from an increment.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +107,7 @@ impl Demo {
         let mut vm = self.vm.clone();
         if let Some(distro) = prepared.distro.as_ref().filter(|_| self.checkpoint.is_some()) {
             progress.say("the disk is copied into a qcow2 file");
-            vm.system_disk = Some(checkpoint::make_disk(lab, distro)?);
+            vm.system_disk = Some(saves::make_disk(lab, &distro.image)?);
         }
         if prepared.distro.is_none() && !vm.bootstrap.iter().any(|word| word.starts_with("--vsock"))
         {

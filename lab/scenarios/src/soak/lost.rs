@@ -6,7 +6,8 @@
 //!                                 └───────────────────────────────────────────────┘
 //!   the guest powers off ─> all tests good, no kernel warning
 //! ```
-//! The last host is a spare.
+//! The last host is a spare. The guest's disk is a qcow2 file that all hosts see: its blocks have to be what the guest's memory says, whatever the VM goes on
+//! from and whoever writes late.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -39,6 +40,8 @@ const MOMENT_MS: u64 = 8000;
 /// Lease of a bootstrap, unless its options say another one.
 const LEASE: Duration = Duration::from_millis(3000);
 const POLL: Duration = Duration::from_millis(100);
+/// What the guest says of its disk at the end.
+const DISK_TEST: &str = "disk-versions";
 /// For a process that goes on to find that it was given up, and end.
 const END_LIMIT: &str = "60";
 const SIGTERM: i32 = 15;
@@ -51,7 +54,7 @@ pub struct LostOptions {
     #[command(flatten)]
     vm: VmOptions,
     /// How many slices are lost
-    #[arg(long, default_value_t = 20)]
+    #[arg(long = "rounds", default_value_t = 20)]
     times: usize,
     /// Seed that moments and slices are drawn from; a random one unless given
     #[arg(long)]
@@ -199,6 +202,9 @@ impl Seen {
             match self.next(rig)? {
                 news if news == wanted => return Ok(true),
                 News::Over => return Ok(false),
+                News::Begins if wanted == News::Saved => {
+                    bail!("it was started again, and nobody has harmed it")
+                }
                 _ => {}
             }
         }
@@ -232,6 +238,8 @@ impl Life<'_> {
         let reserve = listens_at(&spare);
         let words = ["--on-lost", POLICY, "--spare", &reserve, "--checkpoints", &folder];
         vm.supervise = Some(words.map(str::to_owned).to_vec());
+        vm.bootstrap.extend(["--disk".to_owned(), saves::make_empty_disk(self.lab)?]);
+        vm.cmdline = format!("tessera.versions=1 {}", vm.cmdline);
         let scenario = self.rig.scenario(&vm, self.lab);
         let output = self.rig.output();
         let mut companions = scenario.start_companions_heard_by(&output)?;
@@ -256,9 +264,12 @@ impl Life<'_> {
         let mut outcome = Outcome { guest, exit, report, boot_seconds, seconds, problems, tail };
         outcome.judge((usize::MAX, self.rig.layout.all()), vm.strict());
         outcome.judge_kernel();
+        let disk = outcome.guest.tests.get(DISK_TEST).map(|(_, said)| said.clone());
+        let disk = disk.context("the guest says nothing of its disk");
         ensure!(outcome.problems.is_empty(), "{}; {:?}", outcome.problems.join("; "), outcome.tail);
         saves::clear(self.lab)?;
-        Ok(format!("{losses} losses, {} tests", outcome.guest.tests.len()))
+        saves::clear_disk(self.lab)?;
+        Ok(format!("{losses} losses, {} tests, disk {}", outcome.guest.tests.len(), disk?))
     }
 
     /// Loses slices until that is enough or the guest has powered off; how many.
@@ -330,7 +341,11 @@ impl Life<'_> {
             match seen.next(self.rig)? {
                 News::Runs => drop(runs.get_or_insert_with(|| lost.elapsed())),
                 News::Sign => drop(sign.get_or_insert_with(|| lost.elapsed())),
-                News::Begins => self.rig.say("it was started once more"),
+                News::Begins => {
+                    // It was not back.
+                    (runs, sign, saved) = (None, None, false);
+                    self.rig.say("it was started once more");
+                }
                 News::Ended => {}
                 News::Over => break,
                 News::Saved => saved = true,

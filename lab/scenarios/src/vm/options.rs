@@ -84,7 +84,7 @@ pub struct VmOptions {
     #[arg(long)]
     pub(crate) tests: Option<String>,
     /// Scale of the iterations of the guest's tests
-    #[arg(long, default_value_t = 1)]
+    #[arg(long = "test-rounds", default_value_t = 1)]
     pub(crate) rounds: u32,
     /// Stress runs after the tests, as forks:60,modules:60
     #[arg(long)]

@@ -5,8 +5,8 @@
 //!                          └─ anything else: what was said; is_whole tells what is there
 //! ```
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +19,10 @@ use super::scenario::{Scenario, text};
 
 /// The folder of checkpoints in the one that hosts share.
 const FOLDER: &str = "checkpoints";
+/// The folder of a disk in the one that hosts share (with its states and its record), and its name.
+const DISK_FOLDER: &str = "disk";
+const DISK: &str = "disk.qcow2";
+const DISK_BYTES: u64 = 16 << 20;
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "manifest";
 /// How `tessera bootstrap` ends that does not start its VM.
@@ -56,6 +60,37 @@ pub(crate) fn prepare(lab: &Lab) -> Result<()> {
 /// Removes all checkpoints.
 pub(crate) fn clear(lab: &Lab) -> Result<()> {
     let folder = folder(lab)?;
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Makes a disk that all hosts see out of an image; how `--disk` takes it.
+pub(crate) fn make_disk(lab: &Lab, image: &Path) -> Result<String> {
+    // What an earlier run has left: the disk, its states and its record.
+    clear_disk(lab)?;
+    let host = lab.host(HostNumber::new(1)?)?;
+    let folder = host.shared()?.join(DISK_FOLDER);
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    lab::convert_to_qcow2(image, &folder.join(DISK))?;
+    let inside = host.shared_inside()?.join(DISK_FOLDER).join(DISK);
+    Ok(format!("{},format=qcow2", inside.display()))
+}
+
+/// The same with nothing on it.
+pub(crate) fn make_empty_disk(lab: &Lab) -> Result<String> {
+    let empty = folder(lab)?.join("empty.raw");
+    let made = File::create(&empty).and_then(|file| file.set_len(DISK_BYTES));
+    made.with_context(|| format!("make {}", empty.display()))?;
+    let disk = make_disk(lab, &empty)?;
+    fs::remove_file(&empty).with_context(|| format!("remove {}", empty.display()))?;
+    Ok(disk)
+}
+
+/// Removes it, and all that lies beside it.
+pub(crate) fn clear_disk(lab: &Lab) -> Result<()> {
+    let folder = lab.host(HostNumber::new(1)?)?.shared()?.join(DISK_FOLDER);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
     }

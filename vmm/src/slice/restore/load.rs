@@ -13,7 +13,7 @@ use super::source::Pages;
 use super::{LOAD_LIMIT, RestoreError, Restored};
 use crate::slice::SliceError;
 use crate::slice::one_line;
-use dsm::{GuestRam, Loader, Pace};
+use dsm::{GuestRam, Loader, Pace, schedule};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -101,7 +101,8 @@ impl Restored {
             let (checkpoint, folder) = (Arc::clone(&self.checkpoint), self.folder.clone());
             let pages = Arc::new(Pages { checkpoint, folder });
             // The memory engine speaks to its peers every quarter of a lease, and may have been silent for that long.
-            let pace = Pace { limit: *lease / 2, pause: *pause };
+            let prefer = schedule::prefer_this_thread_only;
+            let pace = Pace { limit: *lease / 2, pause: *pause, prefer };
             let loader = Loader::start(ram, frames, pages, pace);
             return loader.map(Some).map_err(|error| RestoreError::Load(Arc::new(error)));
         }

@@ -13,14 +13,12 @@
 
 mod life;
 
-use std::fs;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::distro::{self, Distro};
-use lab::{HostNumber, Lab};
 use outcome::table;
 use serde_json::{Value, json};
 
@@ -54,9 +52,6 @@ const ASK_LIMIT: Duration = Duration::from_secs(900);
 const BETWEEN: Duration = Duration::from_secs(600);
 /// Says how often the guest's kernel has taken new randomness because its generation id has changed, and random bytes.
 const RANDOMNESS: &str = "dmesg | grep -c 'reseeded due to virtual machine fork' || true; cat /proc/sys/kernel/random/uuid";
-/// Folder of the disk in the one that hosts share, and its name.
-const DISK_FOLDER: &str = "disk";
-const DISK: &str = "debian.qcow2";
 const COLUMNS: [&str; 6] = ["checkpoint", "took ms", "stood still ms", "MiB", "pages", "then"];
 
 /// What came of the run.
@@ -80,18 +75,6 @@ pub(super) fn prepare(vm: &mut VmOptions) -> Result<()> {
     ensure!(layout.all() > 1, "--layout {layout}: one vCPU cannot be spread");
     vm.offer_all(&layout);
     Ok(())
-}
-
-/// Makes the disk of the system: a file that all hosts see, as `--disk` takes it.
-pub(super) fn make_disk(lab: &Lab, distro: &Distro) -> Result<String> {
-    let host = lab.host(HostNumber::new(1)?)?;
-    let folder = host.shared()?.join(DISK_FOLDER);
-    // What an earlier run has left: the disk, its states and its record.
-    drop(fs::remove_dir_all(&folder));
-    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    lab::convert_to_qcow2(&distro.image, &folder.join(DISK))?;
-    let inside = host.shared_inside()?.join(DISK_FOLDER).join(DISK);
-    Ok(format!("{},format=qcow2", inside.display()))
 }
 
 /// Leads all lives of the VM; true when all was good, and the report.
