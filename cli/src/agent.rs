@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     name: String,
     /// Folder of the agent: its journal, logs, sockets and secrets of slices; made if it is not there
     ///
-    /// Only its owner may read it. Sockets are below it, so its name has at most 40 bytes.
+    /// Only its owner may read it. Sockets are below it, so its name has at most 35 bytes.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
     /// Folder from which kernels and disks are named; nothing outside of it is given to a VM
@@ -104,13 +104,18 @@ impl Arguments {
 
     fn options(&self) -> Result<Options> {
         if self.slice_address.is_unspecified() {
-            bail!("--slice-address is by which other hosts reach this one: {} is none", self.slice_address);
+            bail!(
+                "--slice-address is by which other hosts reach this one: {} is none",
+                self.slice_address
+            );
         }
         let memory = u32::try_from(self.keep_memory.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let keep = Resources::new(self.keep_cores, memory);
         let inventory = Inventory::look(keep).context("look what this host has")?;
         if inventory.capacity().cores == 0 || inventory.capacity().memory == 0 {
-            bail!("this host has no more than --keep-cores and --keep-memory: nothing is left for slices");
+            bail!(
+                "this host has no more than --keep-cores and --keep-memory: nothing is left for slices"
+            );
         }
         let folder = |path: &PathBuf| absolute(path).with_context(|| path.display().to_string());
         Ok(Options {

@@ -18,14 +18,15 @@ use control::v1::{
 };
 use needs::Need;
 use prost_types::Duration as ProtoDuration;
+use std::env::temp_dir;
 use std::fs;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Stdio, id};
 use std::time::{Duration, Instant};
 use tokio::runtime::Builder;
 use tokio::time::sleep;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use vm_service::{Channel, connect};
 
 const UID: &str = "vms/0000000000000000000000000000beef";
@@ -74,8 +75,10 @@ impl Host {
 
     async fn channel(&self) -> Channel {
         let socket = self.folder.join("socket");
-        until(|| async { connect(&socket).await.map_err(|error| format!("{error}: {}", self.log())) })
-            .await
+        until(|| async {
+            connect(&socket).await.map_err(|error| format!("{error}: {}", self.log()))
+        })
+        .await
     }
 
     async fn slice(&self) -> HostSlice {
@@ -220,7 +223,7 @@ async fn live(hosts: &mut Hosts) {
         assert_eq!(host.slice().await.state(), State::Ended);
     }
     let refused = get_vm(&hosts.first).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
     assert!(!Path::new("/proc").join(process.to_string()).exists());
 }
 
@@ -229,7 +232,7 @@ fn vm_of_two_hosts_is_ordered_outlives_its_agents_is_drained_and_fenced() {
     if !needs::kvm() || !needs::has(Need::Uffd, dsm::check_host()) {
         return;
     }
-    let folder = std::env::temp_dir().join(format!("tsrh-{}", std::process::id()));
+    let folder = temp_dir().join(format!("tsrh-{}", id()));
     let images = folder.join("images");
     fs::create_dir_all(&images).unwrap();
     fs::write(images.join("kernel"), guest::image(guest::Disk::None)).unwrap();

@@ -5,7 +5,7 @@ use kvm_ioctls::Kvm;
 use scheduler::Resources;
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 /// The version of KVM's interface since 2007.
@@ -194,7 +194,7 @@ fn rdma(devices: &Path) -> Ability {
     };
     let ports: Vec<_> =
         below(devices).iter().flat_map(|device| below(&device.join("ports"))).collect();
-    let is_up = |port: &&std::path::PathBuf| {
+    let is_up = |port: &&PathBuf| {
         fs::read_to_string(port.join("state")).is_ok_and(|state| state.contains("ACTIVE"))
     };
     let why_not = match (ports.len(), ports.iter().find(is_up)) {

@@ -15,6 +15,7 @@ use control::v1::ensure_slice_request::Role;
 use control::v1::{EnsureSliceRequest, HostResources};
 use scheduler::Resources;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
 /// A unit of memory.
 pub(crate) const UNIT: u64 = 2 << 20;
@@ -85,7 +86,7 @@ pub(crate) fn order(
     files: &Files,
     listen: Option<SocketAddr>,
 ) -> Result<Ordered> {
-    const SECRET: std::ops::RangeInclusive<usize> = 16..=4096;
+    const SECRET: RangeInclusive<usize> = 16..=4096;
     if !SECRET.contains(&request.secret.len()) {
         return invalid("secret", "a secret has 16 to 4096 bytes");
     }

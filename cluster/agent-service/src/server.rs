@@ -35,6 +35,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Mutex, Semaphore, mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{interval, sleep};
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::InterceptorLayer;
 use tonic::transport::Server as Http2;
@@ -294,10 +295,7 @@ async fn serve(
         .add_service(SliceOperations(slices))
         .add_service(health_service)
         .add_optional_service(reflection.ok());
-    let incoming = tokio_stream::StreamExt::map(
-        ReceiverStream::new(connections),
-        Ok::<Connection, Infallible>,
-    );
+    let incoming = ReceiverStream::new(connections).map(Ok::<Connection, Infallible>);
     let mut end = stopped.clone();
     let until = async move {
         // A server that is gone is to stop as well.
@@ -352,7 +350,9 @@ async fn welcome_local(
 
 /// Tells those who watch of each change.
 async fn tell_of_changes(watchers: Watchers) {
-    while watchers.look().is_ok() {
+    while let Ok(is_watched) = watchers.is_watched() {
+        // It fails when the agent ends.
+        let _ = is_watched.then(|| watchers.look());
         sleep(LOOK_EVERY).await;
     }
 }

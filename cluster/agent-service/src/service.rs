@@ -28,6 +28,7 @@ use control::v1::{
 };
 use prost_types::Duration as ProtoDuration;
 use std::future::Future;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,7 +189,7 @@ impl AgentApi {
         let files = self.places.files(of);
         let ordered = order::order(&request, &self.folders, &files, listen)?;
         let (places, secret) = (self.places.clone(), request.secret);
-        let failed = |error: std::io::Error| {
+        let failed = |error: io::Error| {
             status(&Problem::State, &format!("files of the slice cannot be kept: {error}"))
         };
         if known.is_some() {
@@ -197,7 +198,11 @@ impl AgentApi {
                 return Err(not_done(&AskError::Refused(Refusal::GenerationConflict)));
             }
         } else {
-            wait(move || places.keep_secret(of, &secret)).await?.map_err(failed)?;
+            let kept = wait(move || places.keep_secret(of, &secret)).await?;
+            if kept.is_err() {
+                self.sweep().await?;
+            }
+            kept.map_err(failed)?;
         }
         let order = ordered.order;
         let asked = Asked::Ensure { slice, generation: life, order };

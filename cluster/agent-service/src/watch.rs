@@ -15,9 +15,10 @@ use control::v1::{Host, WatchHostResponse};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 /// Watchers at a time.
@@ -61,6 +62,12 @@ impl Watchers {
         });
         let host = Arc::clone(&newest.borrow());
         Ok(host)
+    }
+
+    /// Whether anybody is to be told of changes; an error once the agent ends.
+    pub(crate) fn is_watched(&self) -> Result<bool, Status> {
+        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        newest.as_ref().map(|newest| newest.receiver_count() > 0).ok_or_else(ends)
     }
 
     pub(crate) fn watch(&self, bookmarks: Duration) -> Result<Watch, Status> {
@@ -114,7 +121,7 @@ impl Watcher {
     }
 
     fn stream(self) -> impl Stream<Item = Result<WatchHostResponse, Status>> + Send {
-        let (sender, items) = tokio::sync::mpsc::channel(1);
+        let (sender, items) = mpsc::channel(1);
         let mut watcher = self;
         // With one place: the next state is looked at when the client has taken the last one.
         tokio::spawn(async move {
@@ -132,6 +139,6 @@ impl Watcher {
                 }
             }
         });
-        tokio_stream::wrappers::ReceiverStream::new(items)
+        ReceiverStream::new(items)
     }
 }

@@ -14,13 +14,17 @@ use control::longrunning::{
 use control::v1::GetVmRequest;
 use control::v1::host_slice::State;
 use control::v1::vm_service_client::VmServiceClient;
+use std::convert::Infallible;
+use std::fs::remove_file;
+use std::future::pending;
 use std::path::Path;
 use support::{Host, companion, fence, name, reason, until};
 use tokio::net::UnixListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server as Http2;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 /// Answers with what it was asked.
 struct Slice;
@@ -44,7 +48,7 @@ impl Operations for Slice {
         &self,
         _: Request<ListOperationsRequest>,
     ) -> Result<Response<ListOperationsResponse>, Status> {
-        Err(Status::with_details(tonic::Code::DataLoss, "as it was told", vec![1, 2, 3].into()))
+        Err(Status::with_details(Code::DataLoss, "as it was told", vec![1, 2, 3].into()))
     }
 
     async fn delete_operation(
@@ -65,14 +69,24 @@ impl Operations for Slice {
         &self,
         _: Request<WaitOperationRequest>,
     ) -> Result<Response<Operation>, Status> {
-        std::future::pending().await
+        pending().await
     }
 }
 
 fn serve(path: &Path) -> JoinHandle<()> {
-    let listener = UnixListenerStream::new(UnixListener::bind(path).unwrap());
+    let listener = UnixListener::bind(path).unwrap();
+    let (sender, streams) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            if sender.send(Ok::<_, Infallible>(stream)).await.is_err() {
+                return;
+            }
+        }
+    });
     let serving = Http2::builder().add_service(OperationsServer::new(Slice));
-    tokio::spawn(async move { serving.serve_with_incoming(listener).await.unwrap() })
+    tokio::spawn(
+        async move { serving.serve_with_incoming(ReceiverStream::new(streams)).await.unwrap() },
+    )
 }
 
 fn of<T>(slice: &str, message: T) -> Request<T> {
@@ -110,11 +124,11 @@ async fn call_goes_to_the_slice_that_it_names() {
     assert_eq!(answer.into_inner().name, "operations/7");
     let list = of(&slice, ListOperationsRequest::default());
     let refused = operations.list_operations(list).await.unwrap_err();
-    assert_eq!((refused.code(), refused.message()), (tonic::Code::DataLoss, "as it was told"));
+    assert_eq!((refused.code(), refused.message()), (Code::DataLoss, "as it was told"));
     assert_eq!(refused.details(), [1, 2, 3]);
     // The test's slice has no VmService: that is the slice's answer, and not the agent's.
     let refused = vms.get_vm(of(&slice, GetVmRequest::default())).await.unwrap_err();
-    assert_eq!((refused.code(), reason(&refused).as_str()), (tonic::Code::Unimplemented, ""));
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::Unimplemented, ""));
 
     // Its client goes while a call goes on, and the socket is another process's then.
     let mut waiting = operations.clone();
@@ -124,7 +138,7 @@ async fn call_goes_to_the_slice_that_it_names() {
     call.abort();
     serving.abort();
     let _ = serving.await;
-    std::fs::remove_file(&control).unwrap();
+    remove_file(&control).unwrap();
     fence(&mut agent, 1).await;
     until(&mut agent, 1, State::Ended).await;
     let refused = operations.get_operation(get()).await.unwrap_err();

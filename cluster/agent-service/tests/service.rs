@@ -3,15 +3,16 @@
 
 mod support;
 
+use agent_service::{Options, Server};
 use control::v1::host_slice::State;
 use control::v1::watch_host_response::Kind;
 use control::v1::{
-    GetHostRequest, HostResources, ReleaseRequest, RemoveSliceRequest, ReserveRequest,
-    StopSliceRequest, WatchHostRequest,
+    EnsureSliceRequest, GetHostRequest, HostResources, ReleaseRequest, RemoveSliceRequest,
+    ReserveRequest, StopSliceRequest, WatchHostRequest,
 };
 use prost_types::Duration as ProtoDuration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{env, fs};
@@ -50,7 +51,7 @@ async fn slice_is_ordered_once_found_again_and_forgotten() {
         assert_eq!(reason(&refused), "GENERATION_CONFLICT", "{refused:?}");
     }
     assert_eq!(fs::read(&secret).unwrap(), [7; 32]);
-    let later = control::v1::EnsureSliceRequest { life: 2, secret: vec![9; 32], ..companion(1) };
+    let later = EnsureSliceRequest { life: 2, secret: vec![9; 32], ..companion(1) };
     let refused = agent.ensure_slice(later).await.unwrap_err();
     assert_eq!(reason(&refused), "OLDER_LIFE_RUNS");
     assert_eq!(host.folders(), [folder], "what was refused leaves nothing");
@@ -102,22 +103,31 @@ async fn what_cannot_be_is_refused_and_leaves_nothing() {
     let _server = host.begin();
     assert!(host.folders().is_empty(), "what nobody knows is removed");
     fs::write(host.0.join("secret"), "not an image").unwrap();
-    std::os::unix::fs::symlink("../secret", host.0.join("images/link")).unwrap();
+    symlink("../secret", host.0.join("images/link")).unwrap();
     let mut agent = host.agent().await;
     for kernel in ["../secret", "/etc/passwd", "link", "nowhere", "a,b", ""] {
         let refused = agent.ensure_slice(bootstrap(kernel)).await.unwrap_err();
-        assert_eq!((refused.code(), reason(&refused).as_str()), (Code::InvalidArgument, "INVALID_SPEC"));
+        assert_eq!(
+            (refused.code(), reason(&refused).as_str()),
+            (Code::InvalidArgument, "INVALID_SPEC")
+        );
         assert!(refused.message().starts_with("bootstrap.kernel: "), "{refused:?}");
     }
     let mut large = companion(1);
     large.resources = resources(5);
     let refused = agent.ensure_slice(large).await.unwrap_err();
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "NO_CAPACITY"));
+    assert_eq!(
+        (refused.code(), reason(&refused).as_str()),
+        (Code::ResourceExhausted, "NO_CAPACITY")
+    );
 
     let release = |term| ReleaseRequest { term, operation: "0".repeat(32) };
     agent.release(release(7)).await.unwrap();
     let refused = agent.ensure_slice(companion(1)).await.unwrap_err();
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::FailedPrecondition, "STALE_TERM"));
+    assert_eq!(
+        (refused.code(), reason(&refused).as_str()),
+        (Code::FailedPrecondition, "STALE_TERM")
+    );
     assert_eq!(reason(&agent.release(release(6)).await.unwrap_err()), "STALE_TERM");
     let request = GetHostRequest { name: "hosts/h2".into() };
     assert_eq!(reason(&agent.get_host(request).await.unwrap_err()), "HOST_NOT_FOUND");
@@ -144,7 +154,8 @@ async fn room_is_kept_for_a_slice_and_seen() {
         let kept = agent.reserve(request(name(1), 4)).await.unwrap().into_inner();
         assert_eq!(kept.ttl, Some(ProtoDuration { seconds: 30, nanos: 0 }));
     }
-    let seen = agent.get_host(GetHostRequest { name: "hosts/-".into() }).await.unwrap().into_inner();
+    let seen =
+        agent.get_host(GetHostRequest { name: "hosts/-".into() }).await.unwrap().into_inner();
     let memory_bytes = (1 << 30) - (4 << 20);
     assert_eq!(seen.free, Some(HostResources { cores: 0, memory_bytes }));
     let refused = agent.ensure_slice(companion(2)).await.unwrap_err();
@@ -152,7 +163,8 @@ async fn room_is_kept_for_a_slice_and_seen() {
     agent.ensure_slice(companion(1)).await.unwrap();
     let seen = agent.get_host(GetHostRequest::default()).await.unwrap().into_inner();
     assert_eq!(seen.free.map(|free| free.cores), Some(3), "the order uses it up");
-    for (ttl, slice) in [(3601, name(1)), (-1, name(1)), (0, name(1)), (1, "vms/x/slices/1".into())] {
+    for (ttl, slice) in [(3601, name(1)), (-1, name(1)), (0, name(1)), (1, "vms/x/slices/1".into())]
+    {
         let ttl = Some(ProtoDuration { seconds: ttl, nanos: 0 });
         let refused = agent.reserve(ReserveRequest { ttl, ..request(slice, 1) }).await.unwrap_err();
         assert_eq!(reason(&refused), "INVALID_SPEC");
@@ -197,15 +209,15 @@ async fn thousand_watchers_see_a_change() {
 async fn second_agent_of_a_host_is_refused() {
     let host = Host::new();
     let _first = host.begin();
-    let error = agent_service::Server::begin(host.options()).unwrap_err();
+    let error = Server::begin(host.options()).unwrap_err();
     assert!(error.to_string().contains("another agent"), "{error}");
     for (name, text) in [("", "no name"), ("A", "no name"), ("-a", "no name")] {
-        let options = agent_service::Options { name: name.into(), ..host.options() };
-        let error = agent_service::Server::begin(options).unwrap_err();
+        let options = Options { name: name.into(), ..host.options() };
+        let error = Server::begin(options).unwrap_err();
         assert!(error.to_string().contains(text), "{error}");
     }
-    let options = agent_service::Options { images: host.0.join("nowhere"), ..host.options() };
-    let error = agent_service::Server::begin(options).unwrap_err();
+    let options = Options { images: host.0.join("nowhere"), ..host.options() };
+    let error = Server::begin(options).unwrap_err();
     assert!(error.to_string().contains("nowhere as the folder of images"), "{error}");
 }
 
@@ -231,10 +243,16 @@ async fn full_disk() {
     let mut agent = host.agent().await;
     limited(Some(0));
     let refused = agent.ensure_slice(companion(1)).await.unwrap_err();
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::Unavailable, "STATE_UNWRITABLE"));
+    assert_eq!(
+        (refused.code(), reason(&refused).as_str()),
+        (Code::Unavailable, "STATE_UNWRITABLE")
+    );
     let release = ReleaseRequest { term: 2, operation: "0".repeat(32) };
     let refused = agent.release(release).await.unwrap_err();
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::Unavailable, "JOURNAL_UNWRITABLE"));
+    assert_eq!(
+        (refused.code(), reason(&refused).as_str()),
+        (Code::Unavailable, "JOURNAL_UNWRITABLE")
+    );
     limited(getrlimit(Resource::Fsize).maximum);
     let end = Instant::now() + LIMIT;
     while let Err(refused) = agent.ensure_slice(companion(1)).await {

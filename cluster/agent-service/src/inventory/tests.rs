@@ -1,5 +1,4 @@
 use super::*;
-use std::path::PathBuf;
 
 /// A host that is none.
 struct Fixture(PathBuf);

@@ -6,6 +6,7 @@ use prost_types::Duration as ProtoDuration;
 use scheduler::Resources;
 use std::fmt::Write;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
 /// What a VM has at most (docs/options.md).
 const SLICES_MAX: usize = 32;
@@ -19,7 +20,7 @@ const MEMORY_MAX: u64 = 1 << 46;
 const CMDLINE_MAX: usize = 2047;
 /// The name of an interface has at most so many letters.
 const TAP_MAX: usize = 15;
-const LEASE_MS: std::ops::RangeInclusive<u64> = 20..=3_600_000;
+const LEASE_MS: RangeInclusive<u64> = 20..=3_600_000;
 
 pub(super) fn bootstrap(
     spec: &BootstrapSpec,
