@@ -65,7 +65,7 @@ mod tests {
 
         #[test]
         fn any_text_is_survived(text in ".{0,80}") {
-            let _ = (slice(&text), super::vm(&text), digits(&text));
+            let _ = (slice(&text), vm(&text), digits(&text));
         }
     }
 }
