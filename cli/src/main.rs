@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod api;
 mod asking;
 mod bootstrap;
@@ -71,6 +72,9 @@ enum Role {
     Companion(companion::Arguments),
     /// Run a slice, and start it again when its VM is lost: with the bootstrap's slice the VM goes on from a checkpoint by itself.
     Supervise(supervise::Arguments),
+    /// Own the slices of this host for an orchestrator, over gRPC. They outlive it.
+    #[command(after_long_help = agent::EXAMPLE)]
+    Agent(agent::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
     Trace(trace::Arguments),
     /// Print what running slices' memory engines have counted, as JSON, a line for each slice.
@@ -135,6 +139,7 @@ fn run() -> ExitCode {
         Role::Bootstrap(arguments) => bootstrap::run(arguments).map(End::Slice),
         Role::Companion(arguments) => companion::run(&arguments).map(End::Slice),
         Role::Supervise(arguments) => supervise::run(arguments).map(End::Supervisor),
+        Role::Agent(arguments) => agent::run(&arguments).map(|()| End::Done),
         Role::Trace(arguments) => trace::run(&arguments).map(|()| End::Done),
         Role::Counters(arguments) => counters::run(&arguments).map(|()| End::Done),
         Role::Tune(arguments) => tune::run(&arguments).map(|()| End::Done),

@@ -10,12 +10,13 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 17] = [
+const ALLOWED: [(&str, &[&str]); 18] = [
     (
         "tessera",
         &[
             "tessera-vmm",
             "tessera-vm-service",
+            "tessera-agent-service",
             "tessera-checkpoint",
             "tessera-cluster-sim",
             "tessera-control",
@@ -49,6 +50,17 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
     ("tessera-agent", &["tessera-scheduler"]),
+    (
+        "tessera-agent-service",
+        &[
+            "tessera-agent",
+            "tessera-control",
+            "tessera-dsm",
+            "tessera-scheduler",
+            "tessera-vm-service",
+            "tessera-vmm",
+        ],
+    ),
     ("tessera-cluster-sim", &["tessera-outcome", "tessera-scheduler"]),
     ("tessera-vm-service", &["tessera-control", "tessera-vmm"]),
     ("tessera-control", &[]),

@@ -14,6 +14,7 @@ use crate::journal::{JournalError, JournalFile};
 use crate::processes::Processes;
 use arc_swap::ArcSwap;
 use crossbeam_channel::{RecvTimeoutError, Sender, TrySendError, bounded};
+use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -24,6 +25,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use thiserror::Error;
 use worker::Worker;
+pub use worker::now;
 
 /// Requests that wait to be taken.
 const QUEUE: usize = 256;
@@ -64,11 +66,27 @@ pub enum BeginError {
     },
 }
 
-type Answer = Result<Reply, AskError>;
+/// What comes of a request.
+pub type Answer = Result<Reply, AskError>;
+
+/// Whom an answer is for.
+struct Asker(Box<dyn FnOnce(Answer) + Send>);
+
+impl Asker {
+    fn tell(self, answer: Answer) {
+        (self.0)(answer);
+    }
+}
+
+impl fmt::Debug for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Asker")
+    }
+}
 
 /// A request; or that the agent is to end.
 #[derive(Debug)]
-struct Message(Option<(Term, Request, Sender<Answer>)>);
+struct Message(Option<(Term, Request, Asker)>);
 
 /// How an agent works.
 #[derive(Clone, Debug)]
@@ -96,18 +114,42 @@ impl AgentHandle {
     /// It refuses, cannot record, or is not there.
     pub fn ask(&self, term: Term, request: Request) -> Answer {
         let (reply, answer) = bounded(1);
-        match self.requests.try_send(Message(Some((term, request, reply)))) {
-            Ok(()) => loop {
-                match answer.recv_timeout(LOOK) {
-                    Ok(answer) => return answer,
-                    // It may have ended before it took the request.
-                    Err(RecvTimeoutError::Timeout) if !self.has_ended.load(Ordering::SeqCst) => {}
-                    Err(_) => return Err(AskError::Gone),
-                }
-            },
+        self.ask_then(term, request, move |answer| {
+            // Whoever asked waits.
+            let _ = reply.send(answer);
+        })?;
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(answer) => return answer,
+                // It may have ended before it took the request.
+                Err(RecvTimeoutError::Timeout) if !self.has_ended() => {}
+                Err(_) => return Err(AskError::Gone),
+            }
+        }
+    }
+
+    /// Asks, and does not wait: the agent's thread calls `tell`, which must not wait either. It is dropped if the agent ends first.
+    ///
+    /// # Errors
+    /// The request is not taken.
+    pub fn ask_then(
+        &self,
+        term: Term,
+        request: Request,
+        tell: impl FnOnce(Answer) + Send + 'static,
+    ) -> Result<(), AskError> {
+        let asker = Asker(Box::new(tell));
+        match self.requests.try_send(Message(Some((term, request, asker)))) {
+            Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => Err(AskError::Busy),
             Err(TrySendError::Disconnected(_)) => Err(AskError::Gone),
         }
+    }
+
+    /// Whether the agent has ended: no answer comes any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
     }
 
     /// What is recorded.

@@ -9,6 +9,7 @@ use agent::journal::JournalFile;
 use agent::runtime::{AgentHandle, AskError, Options, Running};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use scheduler::Resources;
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -277,10 +278,30 @@ fn others_do_not_read_what_slices_say() {
 }
 
 /// Without CAP_SYS_PTRACE the environment of a process that is not dumpable (PR_SET_DUMPABLE, a program with capabilities of its file)
-/// cannot be read: `setpriv --reuid 65534 --clear-groups --bounding-set -all THIS --ignored --exact process_that_cannot_be_read_has_not_ended`.
+/// cannot be read. So this process gives its rights up, and is nobody.
+#[test]
+fn process_that_cannot_be_read_has_not_ended() {
+    let this = env::current_exe().expect("this program");
+    // Where it is, nobody else may come: it is copied to where all may.
+    let copy = env::temp_dir().join(format!("tessera-unread-{}", std::process::id()));
+    fs::copy(this, &copy).expect("a copy of this program");
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("that all may run");
+    let mut command = if rustix::process::geteuid().is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
+        command.arg("--inh-caps=-all").arg(&copy);
+        command
+    } else {
+        Command::new(&copy)
+    };
+    let status = command.args(["--ignored", "--exact", "without_rights", "--nocapture"]).status();
+    let _ = fs::remove_file(&copy);
+    assert!(status.expect("a process without rights").success());
+}
+
 #[test]
 #[ignore = "of a user without rights"]
-fn process_that_cannot_be_read_has_not_ended() {
+fn without_rights() {
     let folder = Folder::new("dumpable");
     let first = folder.begin();
     let python = "exec /usr/bin/python3 -c 'import time,ctypes; ctypes.CDLL(None).prctl(4, 0); \
@@ -289,6 +310,8 @@ fn process_that_cannot_be_read_has_not_ended() {
     let id = process(&first.handle(), 0);
     let log = folder.0.join("slices").join(format!("{VM}-0.log"));
     until(|| (!fs::read(&log).ok()?.is_empty()).then_some(())).expect("it is not dumpable");
+    let hidden = fs::read(format!("/proc/{id}/environ")).map_err(|error| error.kind());
+    assert_eq!(hidden, Err(ErrorKind::PermissionDenied), "else there is nothing to see here");
     drop(first);
     let second = folder.begin();
     sleep(Duration::from_secs(1));

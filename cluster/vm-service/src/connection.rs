@@ -14,7 +14,7 @@ use vmm::control::Caller;
 
 /// Who calls.
 #[derive(Clone, Debug)]
-pub(crate) enum Who {
+pub enum Who {
     /// A user of this host.
     Local(Caller),
     /// Whoever has a certificate of the client's authority.
@@ -23,17 +23,27 @@ pub(crate) enum Who {
 
 /// What bytes go over.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub enum Stream {
+    /// A socket of this host.
     Unix(UnixStream),
+    /// From anywhere.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// A connection. There are only so many, so long as it lives it is one of them.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub struct Connection {
     pub(crate) stream: Stream,
     pub(crate) who: Who,
     pub(crate) _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    /// Of a user of this host; it has this place among all.
+    #[must_use]
+    pub fn local(stream: UnixStream, caller: Caller, place: OwnedSemaphorePermit) -> Self {
+        Self { stream: Stream::Unix(stream), who: Who::Local(caller), _place: place }
+    }
 }
 
 impl Connected for Connection {
@@ -45,7 +55,11 @@ impl Connected for Connection {
 }
 
 /// Refuses calls of users who may not ask.
-pub(crate) fn admit(request: Request<()>) -> Result<Request<()>, Status> {
+///
+/// # Errors
+/// It is of such a user.
+#[expect(clippy::result_large_err, reason = "tonic wants it so")]
+pub fn admit(request: Request<()>) -> Result<Request<()>, Status> {
     match request.extensions().get::<Who>() {
         Some(Who::Local(caller)) if !caller.may_ask => Err(refused(caller.refusal())),
         Some(Who::Local(_) | Who::Remote) => Ok(request),

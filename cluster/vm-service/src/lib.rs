@@ -14,6 +14,7 @@
 
 mod client;
 mod connection;
+mod listening;
 mod operations;
 mod problem;
 mod requests;
@@ -24,8 +25,10 @@ mod tls;
 mod watch;
 
 pub use client::{Channel, ClientError, connect};
-pub use problem::{Problem, Row, row, status};
-pub use server::{Remote, Server, ServerError};
+pub use connection::{Connection, Stream, Who, admit};
+pub use listening::{Listening, Remote, ServerError, welcome_remote};
+pub use problem::{Detail, Problem, Row, row, status, status_of_row};
+pub use server::Server;
 pub use service::VmApi;
 pub use tls::{TlsError, TlsFiles};
 pub use watch::{QUEUE_MAX, WATCHERS_MAX};

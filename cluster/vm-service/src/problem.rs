@@ -77,12 +77,16 @@ pub enum Detail {
 }
 
 impl Row {
-    fn new(code: Code, reason: &'static str) -> Self {
+    /// Nothing was done, and nothing more is to be said.
+    #[must_use]
+    pub fn new(code: Code, reason: &'static str) -> Self {
         let (metadata, detail) = (Vec::new(), Detail::None);
         Self { code, reason, retry: None, untouched: true, metadata, detail }
     }
 
-    fn again(self) -> Self {
+    /// The same request may do better soon.
+    #[must_use]
+    pub fn again(self) -> Self {
         Self { retry: Some(SOON), ..self }
     }
 
@@ -90,12 +94,16 @@ impl Row {
         Self { untouched: false, ..self }
     }
 
-    fn with(mut self, key: &'static str, value: &impl ToString) -> Self {
+    /// Says one thing more.
+    #[must_use]
+    pub fn with(mut self, key: &'static str, value: &impl ToString) -> Self {
         self.metadata.push((key, value.to_string()));
         self
     }
 
-    fn detail(self, detail: Detail) -> Self {
+    /// With this detail.
+    #[must_use]
+    pub fn detail(self, detail: Detail) -> Self {
         Self { detail, ..self }
     }
 }
@@ -185,8 +193,13 @@ fn row_of_vm(reason: &Reason) -> Row {
 /// The status that a client gets. gRPC carries it in a header: text is bounded.
 #[must_use]
 pub fn status(problem: &Problem, message: &str) -> Status {
+    status_of_row(row(problem), message)
+}
+
+/// The same of a row of another table.
+#[must_use]
+pub fn status_of_row(row: Row, message: &str) -> Status {
     const MESSAGE_MAX: usize = 2048;
-    let row = row(problem);
     let message = &message[..message.floor_char_boundary(MESSAGE_MAX)];
     let metadata: HashMap<String, String> =
         row.metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();

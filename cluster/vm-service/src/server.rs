@@ -6,24 +6,20 @@
 //!   stop: watches end, calls that go on have a moment, then the thread ends
 //! ```
 
-use crate::connection::{Connection, Stream, Who, admit};
+use crate::connection::{Connection, admit};
+use crate::listening::{Listening, Remote, ServerError, welcome_remote};
 use crate::service::VmApi;
-use crate::tls::{TlsError, TlsFiles};
 use control::longrunning::operations_server::OperationsServer;
 use control::v1::vm_service_server::{SERVICE_NAME, VmServiceServer};
 use std::convert::Infallible;
-use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use thiserror::Error;
-use tokio::net::{TcpListener as AsyncListener, TcpStream};
 use tokio::runtime::Builder;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::sleep;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::InterceptorLayer;
@@ -42,8 +38,6 @@ const STREAMS_MAX: u32 = 256;
 const REQUEST_MAX: usize = 64 << 10;
 /// Threads that may wait for the VM.
 const WAITING_MAX: usize = 32;
-/// For a client to make its TLS connection.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// A client that does not answer for so long after it was asked is gone.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_LIMIT: Duration = Duration::from_secs(20);
@@ -51,35 +45,6 @@ const PING_LIMIT: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// For calls that go on when the process ends.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
-
-/// Where the API is served over TCP.
-#[derive(Clone, Debug)]
-pub struct Remote {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Who it is, and who may call.
-    pub files: TlsFiles,
-}
-
-/// Why the API is not served.
-#[derive(Debug, Error)]
-pub enum ServerError {
-    /// The certificates.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The address.
-    #[error("listen at {address} for the API")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// There is no thread.
-    #[error("start the thread of the API")]
-    Thread(#[source] io::Error),
-}
 
 /// Serves the API of a slice until it is dropped.
 #[derive(Debug)]
@@ -97,24 +62,6 @@ impl TakesStreams for Taker {
     fn take(&self, stream: UnixStream, caller: Caller) {
         // With so many before it, it is closed.
         let _ = self.0.try_send((stream, caller));
-    }
-}
-
-/// A listener and what it needs for TLS.
-struct Listening {
-    listener: TcpListener,
-    acceptor: TlsAcceptor,
-}
-
-impl Listening {
-    fn open(remote: &Remote) -> Result<(Self, SocketAddr), ServerError> {
-        let acceptor = TlsAcceptor::from(remote.files.load()?);
-        let address = remote.address;
-        let failed = |source| ServerError::Listen { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        Ok((Self { listener, acceptor }, address))
     }
 }
 
@@ -224,11 +171,7 @@ async fn welcome_local(
         // Without a place it is closed.
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
         let stream = stream.set_nonblocking(true).and_then(|()| stream.try_into());
-        let connected = stream.map(|stream| Connection {
-            stream: Stream::Unix(stream),
-            who: Who::Local(caller),
-            _place: place,
-        });
+        let connected = stream.map(|stream| Connection::local(stream, caller, place));
         match connected {
             Ok(connection) => {
                 if to.send(connection).await.is_err() {
@@ -237,52 +180,6 @@ async fn welcome_local(
             }
             Err(error) => tracing::debug!(%error, "a connection of the API is not served"),
         }
-    }
-}
-
-/// Gives each connection over TCP a place, and has it prove who it is.
-async fn welcome_remote(
-    Listening { listener, acceptor }: Listening,
-    places: Arc<Semaphore>,
-    to: mpsc::Sender<Connection>,
-) {
-    let listener = match AsyncListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!(%error, "the API is not served over TCP"),
-    };
-    loop {
-        match listener.accept().await {
-            Ok((stream, address)) => {
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-                let (acceptor, to) = (acceptor.clone(), to.clone());
-                tokio::spawn(shake_hands((stream, address), acceptor, place, to));
-            }
-            Err(error) => {
-                tracing::debug!(%error, "a connection of the API is not accepted");
-                sleep(LOOK_EVERY).await;
-            }
-        }
-    }
-}
-
-async fn shake_hands(
-    (stream, address): (TcpStream, SocketAddr),
-    acceptor: TlsAcceptor,
-    place: OwnedSemaphorePermit,
-    to: mpsc::Sender<Connection>,
-) {
-    // Answers are small, and somebody waits for each.
-    let _ = stream.set_nodelay(true);
-    match timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => {
-            let stream = Stream::Tls(Box::new(stream));
-            tracing::info!("{address} calls the API");
-            let who = Who::Remote;
-            // The server may be about to end.
-            let _ = to.send(Connection { stream, who, _place: place }).await;
-        }
-        Ok(Err(error)) => tracing::info!("{address} is refused by the API: {error}"),
-        Err(_) => tracing::info!("{address} has not proved in time who it is"),
     }
 }
 

@@ -111,7 +111,7 @@ impl TlsFiles {
     ///
     /// # Errors
     /// A file cannot be read, or is not what it is to be, or they do not fit.
-    pub(crate) fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
+    pub fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let mut roots = RootCertStore::empty();
         for authority in certificates(&self.client_ca)? {
             let path = || self.client_ca.clone();

@@ -5,6 +5,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use std::fmt;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 /// Who has connected, as the kernel says.
@@ -17,7 +18,11 @@ pub struct Caller {
 }
 
 impl Caller {
-    pub(super) fn of(stream: &UnixStream) -> io::Result<Self> {
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn of(stream: &impl AsFd) -> io::Result<Self> {
         let uid = socket_peercred(stream)?.uid;
         Ok(Self::judged(uid.as_raw(), geteuid().as_raw()))
     }

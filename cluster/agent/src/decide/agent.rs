@@ -15,8 +15,8 @@ const WAITING_MAX: usize = 1024;
 /// VMs whose lowest life is known, and how long without a slice here: longer than any request is on its way.
 const VMS_MAX: usize = 65_536;
 const KEPT_MS: u64 = 24 * 3600 * 1000;
-/// A reservation lasts at most so long.
-const RESERVED_MAX_MS: u64 = 600_000;
+/// A reservation lasts at most so many milliseconds.
+pub const RESERVED_MAX_MS: u64 = 600_000;
 
 /// What does not change while an agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,8 @@ use scheduler::Resources;
 
 impl Journal {
     /// What slices and reservations leave of `all`, but for those reservations that are not counted.
-    pub(super) fn free(
+    #[must_use]
+    pub fn free(
         &self,
         all: Resources,
         now: u64,

@@ -32,7 +32,7 @@ mod recovery;
 mod request;
 mod slice;
 
-pub use agent::{Agent, Effect, Input, Settings};
+pub use agent::{Agent, Effect, Input, RESERVED_MAX_MS, Settings};
 pub use entry::{Entry, Journal, Lowest, Reserved};
 pub use ids::{Generation, Operation, SliceName, Term, Token, Vm};
 #[cfg(feature = "planted-bugs")]

@@ -1,6 +1,6 @@
 //! The thread of an agent.
 
-use super::{Answer, AskError, Message};
+use super::{AskError, Asker, Message};
 use crate::decide::{
     Agent, Asked, Effect, End, Found, Input, Journal, Phase, Request, Settings, SliceName, Term,
     Ticket, Token,
@@ -31,7 +31,7 @@ pub(super) struct Worker {
     /// Slices whose end somebody waits for.
     watched: BTreeSet<Token>,
     /// Who waits for an answer.
-    tickets: BTreeMap<Ticket, Sender<Answer>>,
+    tickets: BTreeMap<Ticket, Asker>,
     next_ticket: u64,
     /// What a restart of the host means is not recorded yet.
     host_restarted: bool,
@@ -78,7 +78,7 @@ impl Worker {
             let news = if self.sick.is_none() { &all_news } else { &nothing };
             select! {
                 recv(asked) -> message => match message {
-                    Ok(Message(Some((term, request, reply)))) => self.take(term, request, reply),
+                    Ok(Message(Some((term, request, asker)))) => self.take(term, request, asker),
                     Ok(Message(None)) | Err(_) => break,
                 },
                 recv(news) -> input => input.into_iter().for_each(|input| self.step(input)),
@@ -89,14 +89,13 @@ impl Worker {
         while asked.try_recv().is_ok() {}
     }
 
-    fn take(&mut self, term: Term, request: Request, reply: Sender<Answer>) {
+    fn take(&mut self, term: Term, request: Request, asker: Asker) {
         if let Some(why) = &self.sick {
-            let _ = reply.send(Err(AskError::Journal(why.clone())));
-            return;
+            return asker.tell(Err(AskError::Journal(why.clone())));
         }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.tickets.insert(ticket, reply);
+        self.tickets.insert(ticket, asker);
         self.step(Input::Asked(Asked { term, ticket, request }));
     }
 
@@ -138,9 +137,9 @@ impl Worker {
                 Effect::Start { slice, token, order, .. } => self.start(slice, token, &order.words),
                 Effect::End { process, manner, .. } => end(process, manner),
                 Effect::Answer { ticket, result } => {
-                    // Whoever asked may have gone.
-                    let reply = self.tickets.remove(&ticket);
-                    let _ = reply.map(|reply| reply.send(result.map_err(AskError::Refused)));
+                    if let Some(asker) = self.tickets.remove(&ticket) {
+                        asker.tell(result.map_err(AskError::Refused));
+                    }
                 }
             }
         }
@@ -190,8 +189,8 @@ impl Worker {
             std::error::Error::source(error).map_or_else(String::new, |it| format!(": {it}"));
         let why = format!("{error}{cause}");
         tracing::error!("the journal cannot be written, slices go on and nothing is begun: {why}");
-        for reply in std::mem::take(&mut self.tickets).into_values() {
-            let _ = reply.send(Err(AskError::Journal(why.clone())));
+        for asker in std::mem::take(&mut self.tickets).into_values() {
+            asker.tell(Err(AskError::Journal(why.clone())));
         }
         self.sick = Some(why);
     }
@@ -239,7 +238,8 @@ fn found(of: &Processes, journal: &Journal, host_restarted: bool) -> io::Result<
 }
 
 /// Milliseconds of the clock that goes on while the host sleeps.
-fn now() -> u64 {
+#[must_use]
+pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     seconds * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000

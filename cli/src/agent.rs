@@ -1,0 +1,192 @@
+//! `tessera agent`: owns the slices of its host for an orchestrator.
+//!
+//! ```text
+//!   look at the host --> open journal, sockets --> READY --watchdog--> ... --SIGTERM, SIGINT--> STOPPING --> ended; slices go on
+//! ```
+
+use crate::slices::{address, bytes};
+use agent_service::{Inventory, Options, Ports, Server};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use scheduler::Resources;
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::env::current_exe;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{PathBuf, absolute};
+use std::thread;
+use std::time::Duration;
+use vm_service::{Remote, TlsFiles};
+
+/// Ends the help.
+pub(crate) const EXAMPLE: &str = "\
+Example: the agent of a host, for an orchestrator of the authority in orchestrators.pem:
+  tessera agent --name h1 --state /var/lib/tessera/agent --images /srv/images --checkpoints /srv/checkpoints \\
+      --listen 10.9.0.1:7400 --certificate h1.pem --key h1.key --client-ca orchestrators.pem \\
+      --slice-address 10.9.0.1
+
+Slices outlive it: the next agent with the same --state finds them. docs/api.md says what can be asked.";
+
+/// A unit of memory as the scheduler counts it.
+const UNIT: u64 = 2 << 20;
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Name of the host, as the orchestrator knows it: small letters, digits and -
+    #[arg(long, value_name = "HOST")]
+    name: String,
+    /// Folder of the agent: its journal, logs, sockets and secrets of slices; made if it is not there
+    ///
+    /// Only its owner may read it. Sockets are below it, so its name has at most 35 bytes.
+    #[arg(long, value_name = "DIR")]
+    state: PathBuf,
+    /// Folder from which kernels and disks are named; nothing outside of it is given to a VM
+    #[arg(long, value_name = "DIR")]
+    images: PathBuf,
+    /// Folder from which checkpoints are named, and that slices write them below
+    #[arg(long, value_name = "DIR")]
+    checkpoints: PathBuf,
+    /// Serve there, over TLS 1.3 with certificates of both ends; the four options are given together
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        value_parser = address,
+        requires_all = ["certificate", "key", "client_ca"],
+        required_unless_present = "socket"
+    )]
+    listen: Option<SocketAddr>,
+    /// Certificate of this host, in PEM, with those between it and its authority
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    certificate: Option<PathBuf>,
+    /// Private key of that certificate, in PEM; readable by its owner only
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    key: Option<PathBuf>,
+    /// Certificates of the authorities whose clients may call, in PEM
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    client_ca: Option<PathBuf>,
+    /// Serve at this UNIX socket too, for the user whose process this is, and root
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Address of this host at which companions listen for slices of other hosts
+    #[arg(long, value_name = "ADDRESS")]
+    slice_address: IpAddr,
+    /// Ports at which they do, one each; those at which somebody else listens are passed over
+    #[arg(long, value_name = "FIRST-LAST", default_value = "7500-7999", value_parser = ports)]
+    slice_ports: RangeInclusive<u16>,
+    /// Cores that no slice is given
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    keep_cores: u32,
+    /// Memory that no slice is given: bytes, or with M or G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = bytes)]
+    keep_memory: u64,
+}
+
+/// A range of ports.
+fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let parsed = text.split_once('-').and_then(|(first, last)| {
+        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+        (first > 0 && first <= last).then_some(first..=last)
+    });
+    parsed.ok_or_else(|| format!("{text:?} is no range of ports; write FIRST-LAST"))
+}
+
+impl Arguments {
+    fn remote(&self) -> Option<Remote> {
+        let files = TlsFiles {
+            certificate: self.certificate.clone()?,
+            key: self.key.clone()?,
+            client_ca: self.client_ca.clone()?,
+        };
+        Some(Remote { address: self.listen?, files })
+    }
+
+    fn options(&self) -> Result<Options> {
+        if self.slice_address.is_unspecified() {
+            bail!(
+                "--slice-address is by which other hosts reach this one: {} is none",
+                self.slice_address
+            );
+        }
+        let memory = u32::try_from(self.keep_memory.div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let keep = Resources::new(self.keep_cores, memory);
+        let inventory = Inventory::look(keep).context("look what this host has")?;
+        if inventory.capacity().cores == 0 || inventory.capacity().memory == 0 {
+            bail!(
+                "this host has no more than --keep-cores and --keep-memory: nothing is left for slices"
+            );
+        }
+        let folder = |path: &PathBuf| absolute(path).with_context(|| path.display().to_string());
+        Ok(Options {
+            name: self.name.clone(),
+            state: folder(&self.state)?,
+            images: folder(&self.images)?,
+            checkpoints: folder(&self.checkpoints)?,
+            ports: Ports { address: self.slice_address, range: self.slice_ports.clone() },
+            inventory,
+            program: current_exe().context("find the program of slices, which is this one")?,
+            remote: self.remote(),
+            socket: self.socket.as_ref().map(folder).transpose()?,
+        })
+    }
+}
+
+/// Until it is told to end. Slices go on then.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    // What comes from here on waits until somebody looks.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("listen for signals")?;
+    let options = arguments.options()?;
+    for ability in &options.inventory.abilities {
+        if let Some(why_not) = &ability.why_not {
+            tracing::warn!("this host lacks {}: {why_not}", ability.name);
+        }
+    }
+    let server = Server::begin(options).context("be the agent of this host")?;
+    if let Some(address) = server.address() {
+        tracing::info!("the agent is served at {address}");
+    }
+    notify(&[NotifyState::Ready]);
+    watch_over(&server)?;
+    if let Some(signal) = signals.forever().next() {
+        tracing::info!("the agent ends by signal {signal}; slices go on");
+    }
+    notify(&[NotifyState::Stopping]);
+    Ok(())
+}
+
+/// Tells systemd, if it has started this.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!("systemd cannot be told: {error}");
+    }
+}
+
+/// Tells systemd twice in its time that the agent is there, for as long as it is.
+fn watch_over(server: &Server) -> Result<()> {
+    const LEAST: Duration = Duration::from_millis(10);
+    let Some(limit) = sd_notify::watchdog_enabled() else { return Ok(()) };
+    let agent = server.agent();
+    let tell = move || {
+        while !agent.has_ended() {
+            notify(&[NotifyState::Watchdog]);
+            thread::sleep((limit / 2).max(LEAST));
+        }
+    };
+    thread::Builder::new().name("watchdog".into()).spawn(tell).context("watch over the agent")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_of_ports_has_two_ends_in_order() {
+        assert_eq!(ports("7500-7999"), Ok(7500..=7999));
+        assert_eq!(ports("1-1"), Ok(1..=1));
+        for text in ["", "7500", "0-7", "8-7", "1-65536", "a-b", "1-2-3"] {
+            assert!(ports(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The agent's server: its thread, where connections come from, and its end.
+//!
+//! ```text
+//!   begin --folders, ports, inventory, leftovers--> serving <--each 100 ms-- changes are told; each second: logs
+//!   UNIX socket --peer credentials--+--> a place among CONNECTIONS_MAX, or closed --> HTTP/2
+//!   TCP --TLS 1.3-------------------+
+//!   dropped: watches end, calls that go on have a moment, then the agent ends. Slices go on.
+//! ```
+
+use crate::forward::{SliceOperations, Slices, Vms};
+use crate::inventory::Inventory;
+use crate::logs::{LOG_MAX, tend};
+use crate::order::Folders;
+use crate::places::Places;
+use crate::ports::Ports;
+use crate::service::{AgentApi, looking};
+use crate::shape::Fixed;
+use crate::watch::Watchers;
+use agent::decide::Settings;
+use agent::runtime::{AgentHandle, BeginError, Options as AgentOptions, Running};
+use control::v1::agent_service_server::{AgentServiceServer, SERVICE_NAME};
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use thiserror::Error;
+use tokio::net::UnixListener as AsyncUnixListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Mutex, Semaphore, mpsc, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{interval, sleep};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::InterceptorLayer;
+use tonic::transport::Server as Http2;
+use tonic_health::ServingStatus;
+use tonic_health::pb::FILE_DESCRIPTOR_SET;
+use tonic_health::server::health_reporter;
+use tonic_reflection::server::Builder as Reflection;
+use vm_service::{Connection, Listening, Remote, ServerError, admit, welcome_remote};
+use vmm::control::Caller;
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 256;
+/// Calls at a time on one of them, watches and those that are handed on too.
+const STREAMS_MAX: u32 = 256;
+/// Bytes of a request.
+const REQUEST_MAX: usize = 256 << 10;
+/// Threads that may wait for disks.
+const WAITING_MAX: usize = 8;
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_LIMIT: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const TEND_EVERY: Duration = Duration::from_secs(1);
+/// For calls that go on when the agent ends.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// What an agent needs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// NAME of hosts/NAME.
+    pub name: String,
+    /// Its own folder.
+    pub state: PathBuf,
+    /// From there kernels and disks are named.
+    pub images: PathBuf,
+    /// From there checkpoints are named.
+    pub checkpoints: PathBuf,
+    /// Where companions listen.
+    pub ports: Ports,
+    /// What the host has.
+    pub inventory: Inventory,
+    /// The program of slices.
+    pub program: PathBuf,
+    /// Where it listens, over TLS.
+    pub remote: Option<Remote>,
+    /// Its UNIX socket.
+    pub socket: Option<PathBuf>,
+}
+
+/// Why there is no agent.
+#[derive(Debug, Error)]
+pub enum AgentError {
+    /// The agent itself.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
+    /// Certificates, the address, the thread.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// A folder cannot be used.
+    #[error("use {} as the folder of {what}", .path.display())]
+    Folder {
+        /// Of what.
+        what: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The name of a host has letters, digits and `-`.
+    #[error(
+        "{0:?} is no name of a host: 1 to 63 small letters, digits and -, a letter or digit at both ends"
+    )]
+    Name(String),
+    /// The socket.
+    #[error("listen at {}", .path.display())]
+    Socket {
+        /// Which.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A working agent that is served. When it is dropped it ends, and slices go on.
+#[derive(Debug)]
+pub struct Server {
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+    address: Option<SocketAddr>,
+    socket: Option<PathBuf>,
+    /// After the thread.
+    running: Running,
+}
+
+fn check_name(name: &str) -> Result<(), AgentError> {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let fits = (1..=63).contains(&name.len()) && name.bytes().all(|it| is_letter(it) || it == b'-');
+    let ends = [name.bytes().next(), name.bytes().last()];
+    if fits && ends.iter().flatten().all(|byte| is_letter(*byte)) {
+        Ok(())
+    } else {
+        Err(AgentError::Name(name.to_owned()))
+    }
+}
+
+/// The name of a folder as it comes into words of slices.
+fn folder(what: &'static str, path: &Path) -> Result<String, AgentError> {
+    let failed = |source| AgentError::Folder { what, path: path.to_owned(), source };
+    let wrong = |text: &str| failed(io::Error::new(io::ErrorKind::InvalidFilename, text));
+    let text = path.to_str().filter(|text| !text.chars().any(|it| it.is_control() || it == ','));
+    let text = text.ok_or_else(|| wrong("its name has a comma, or is not text"))?;
+    if !path.is_absolute() {
+        return Err(wrong("its name does not begin with /"));
+    }
+    fs::read_dir(path).map_err(failed)?;
+    Ok(text.trim_end_matches('/').to_owned())
+}
+
+impl Server {
+    /// Begins.
+    ///
+    /// # Errors
+    /// Another agent is here, or something that was given cannot be used.
+    pub fn begin(options: Options) -> Result<Self, AgentError> {
+        check_name(&options.name)?;
+        let images = folder("images", &options.images)?;
+        let checkpoints = folder("checkpoints", &options.checkpoints)?;
+        let (listening, address) =
+            options.remote.as_ref().map(Listening::open).transpose()?.unzip();
+        let settings = Settings { capacity: options.inventory.capacity() };
+        let state = options.state.clone();
+        let running =
+            Running::begin(AgentOptions { settings, program: options.program, folder: state })?;
+        folder("the agent", &options.state)?;
+        let places = Places::open(&options.state).map_err(|source| AgentError::Folder {
+            what: "the agent",
+            path: options.state.clone(),
+            source,
+        })?;
+        // Whatever holds the journal is the only one here.
+        places.sweep(&running.handle().journal());
+        let local = options.socket.as_deref().map(bind).transpose()?;
+        let fixed = Arc::new(Fixed {
+            name: format!("hosts/{}", options.name),
+            inventory: options.inventory,
+            images: images.clone(),
+            checkpoints: checkpoints.clone(),
+        });
+        let agent = running.handle();
+        let api = AgentApi {
+            agent: agent.clone(),
+            watchers: Watchers::new(agent.clone(), Arc::clone(&fixed)),
+            fixed,
+            folders: Arc::new(Folders { images, checkpoints }),
+            places: places.clone(),
+            ports: options.ports,
+            one: Arc::new(Mutex::new(())),
+            looking: looking(),
+        };
+        let slices = Slices::new(agent.clone(), places);
+        let logs = options.state.join("slices");
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("agent-call")
+            .max_blocking_threads(WAITING_MAX)
+            .build()
+            .map_err(ServerError::Thread)?;
+        let (stop, stopped) = watch::channel(false);
+        let run = move || {
+            run(runtime, async move {
+                tokio::spawn(tell_of_changes(api.watchers.clone()));
+                tokio::spawn(tend_logs(logs, agent));
+                serve(api, slices, (local, listening), stopped).await;
+            });
+        };
+        let thread = thread::Builder::new().name("agent-api".into()).spawn(run);
+        let thread = Some(thread.map_err(ServerError::Thread)?);
+        Ok(Self { stop, thread, address, socket: options.socket, running })
+    }
+
+    /// Where it listens for TCP, if it does.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// A way to the agent.
+    #[must_use]
+    pub fn agent(&self) -> AgentHandle {
+        self.running.handle()
+    }
+}
+
+fn run(runtime: Runtime, serving: impl Future<Output = ()>) {
+    runtime.block_on(serving);
+    // A call that still waits for a disk waits alone.
+    runtime.shutdown_background();
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        let _ = self.thread.take().map(JoinHandle::join);
+        // The next agent would take it away as well.
+        let _ = self.socket.take().map(fs::remove_file);
+    }
+}
+
+/// Listens at a UNIX socket. One that an agent of before has left goes: the journal says that it is not there any more.
+fn bind(path: &Path) -> Result<UnixListener, AgentError> {
+    let failed = |source| AgentError::Socket { path: path.to_owned(), source };
+    if fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket()) {
+        if UnixStream::connect(path).is_ok() {
+            return Err(failed(io::ErrorKind::AddrInUse.into()));
+        }
+        fs::remove_file(path).map_err(failed)?;
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Serves until it is to stop.
+async fn serve(
+    api: AgentApi,
+    slices: Slices,
+    (local, listening): (Option<UnixListener>, Option<Listening>),
+    mut stopped: watch::Receiver<bool>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (sender, connections) = mpsc::channel(1);
+    if let Some(local) = local {
+        tokio::spawn(welcome_local(local, Arc::clone(&places), sender.clone()));
+    }
+    if let Some(listening) = listening {
+        tokio::spawn(welcome_remote(listening, places, sender));
+    }
+    let (health, health_service) = health_reporter();
+    health.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
+    let reflection = Reflection::configure()
+        .register_encoded_file_descriptor_set(control::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .build_v1();
+    let reflection = reflection
+        .inspect_err(|error| tracing::error!(%error, "the agent has no reflection: this is a bug"));
+    let watchers = api.watchers.clone();
+    let service = AgentServiceServer::new(api).max_decoding_message_size(REQUEST_MAX);
+    let router = Http2::builder()
+        .layer(InterceptorLayer::new(admit))
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_keepalive_interval(Some(PING_EVERY))
+        .http2_keepalive_timeout(Some(PING_LIMIT))
+        .add_service(service)
+        .add_service(Vms(slices.clone()))
+        .add_service(SliceOperations(slices))
+        .add_service(health_service)
+        .add_optional_service(reflection.ok());
+    let incoming = ReceiverStream::new(connections).map(Ok::<Connection, Infallible>);
+    let mut end = stopped.clone();
+    let until = async move {
+        // A server that is gone is to stop as well.
+        let _ = end.wait_for(|stop| *stop).await.map(|_| ());
+        watchers.end();
+    };
+    let serving = router.serve_with_incoming_shutdown(incoming, until);
+    tokio::pin!(serving);
+    tokio::select! {
+        result = &mut serving => {
+            if let Err(error) = result {
+                tracing::warn!(%error, "the agent is not served any more");
+            }
+        }
+        () = async {
+            let _ = stopped.wait_for(|stop| *stop).await.map(|_| ());
+            sleep(STOP_LIMIT).await;
+        } => tracing::debug!("calls of the agent that go on are left"),
+    }
+}
+
+/// Gives each connection of the UNIX socket a place.
+async fn welcome_local(
+    listener: UnixListener,
+    places: Arc<Semaphore>,
+    to: mpsc::Sender<Connection>,
+) {
+    let listener = match AsyncUnixListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "the agent's socket is not served"),
+    };
+    loop {
+        let accepted = match listener.accept().await {
+            Ok((stream, _)) => Caller::of(&stream).map(|caller| (stream, caller)),
+            Err(error) => Err(error),
+        };
+        match accepted {
+            Ok((stream, caller)) => {
+                // Without a place it is closed.
+                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                if to.send(Connection::local(stream, caller, place)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a connection of the agent is not accepted");
+                sleep(LOOK_EVERY).await;
+            }
+        }
+    }
+}
+
+/// Tells those who watch of each change.
+async fn tell_of_changes(watchers: Watchers) {
+    while let Ok(is_watched) = watchers.is_watched() {
+        // It fails when the agent ends.
+        let _ = is_watched.then(|| watchers.look());
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Keeps logs of slices short.
+async fn tend_logs(folder: PathBuf, agent: AgentHandle) {
+    let mut ticks = interval(TEND_EVERY);
+    loop {
+        ticks.tick().await;
+        let (folder, journal) = (folder.clone(), agent.journal());
+        // It is waited for: there is one at a time.
+        let _ = spawn_blocking(move || tend(&folder, &journal, LOG_MAX)).await;
+    }
+}
