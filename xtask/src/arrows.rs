@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 17] = [
+const ALLOWED: [(&str, &[&str]); 18] = [
     (
         "tessera",
         &[
@@ -49,6 +49,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
     ("tessera-agent", &["tessera-scheduler"]),
+    ("tessera-orchestrator", &["tessera-scheduler", "tessera-state"]),
     ("tessera-cluster-sim", &["tessera-outcome", "tessera-scheduler"]),
     ("tessera-vm-service", &["tessera-control", "tessera-vmm"]),
     ("tessera-control", &[]),
