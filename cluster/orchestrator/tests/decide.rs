@@ -24,7 +24,11 @@ struct Cluster {
 }
 
 fn settings() -> Settings {
-    let policy = FragBff { spread: Spread::MinNodes, consolidation: Consolidation::MinNodes, mix: Mix::azure() };
+    let policy = FragBff {
+        spread: Spread::MinNodes,
+        consolidation: Consolidation::MinNodes,
+        mix: Mix::azure(),
+    };
     Settings::new(Choice::Split(policy))
 }
 
@@ -166,7 +170,10 @@ fn vm_that_fits_no_host_runs_on_two_and_is_deleted() {
     assert_eq!(cluster.machine.reached(&goal), Some(Reached::Gone));
     assert_eq!(cluster.bootstraps(), 0);
     assert!(cluster.hosts.values().all(|host| host.slices.is_empty() && host.kept.is_empty()));
-    assert!(!cluster.store.keys().any(|key| key.starts_with("secrets/")), "its secret is forgotten");
+    assert!(
+        !cluster.store.keys().any(|key| key.starts_with("secrets/")),
+        "its secret is forgotten"
+    );
     let free = |host: &str| cluster.machine.host(&name(host)).unwrap().free.cores;
     assert_eq!((free("a"), free("b")), (4, 4));
 }

@@ -47,5 +47,6 @@ pub use operation::{Operation, OperationResult, Step, Verb};
 pub use secret::Secret;
 pub use slice::{Slice, SliceState};
 pub use vm::{
-    CheckpointPolicy, Disk, Guest, Nic, RunStrategy, SharingClass, Vm, VmDesired, VmObserved, VmState,
+    CheckpointPolicy, Disk, Guest, Nic, RunStrategy, SharingClass, Vm, VmDesired, VmObserved,
+    VmState,
 };

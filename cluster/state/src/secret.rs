@@ -34,8 +34,8 @@ impl Object for Secret {
     }
 
     fn check(&self) -> Result<(), String> {
-        let digits = self.digits.len() == DIGITS
-            && self.digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let digits =
+            self.digits.len() == DIGITS && self.digits.bytes().all(|byte| byte.is_ascii_hexdigit());
         // The text says nothing about it.
         if digits { Ok(()) } else { Err("its secret is none".to_owned()) }
     }

@@ -1,10 +1,10 @@
 //! What users want: checked, recorded, and acted on.
 
 use super::ask::{Answer, Ask, Refusal, Request};
+use super::goal::Goal;
 use super::ids::Ticket;
 use super::machine::Orchestrator;
 use super::objects::Stored;
-use super::goal::Goal;
 use super::view::etag;
 use scheduler::Class;
 use state::{
@@ -216,7 +216,8 @@ impl Orchestrator {
             }
         }
         let surplus = self.objects.asked.len().saturating_sub(self.settings.asked_max);
-        let mut oldest: Vec<_> = self.objects.asked.values().map(|it| (it.at, it.id.clone())).collect();
+        let mut oldest: Vec<_> =
+            self.objects.asked.values().map(|it| (it.at, it.id.clone())).collect();
         oldest.sort_unstable();
         let now = self.now.unix;
         let is_old = |at: u64| at.saturating_add(KEPT_S) < now;

@@ -40,7 +40,9 @@ impl Orchestrator {
         let assignment = self.objects.assignments.get(name).cloned();
         let VmDesired { deleted, run, .. } = vm.desired;
         match assignment {
-            Some(_) if deleted => self.stop(&vm, Verb::Delete, VmState::Stopping, "it is being deleted"),
+            Some(_) if deleted => {
+                self.stop(&vm, Verb::Delete, VmState::Stopping, "it is being deleted")
+            }
             None if deleted => self.forget(name),
             Some(_) if run == RunStrategy::Halted => {
                 self.stop(&vm, Verb::Stop, VmState::Stopping, "it is to be halted");
@@ -134,7 +136,10 @@ impl Orchestrator {
                     }
                     Phase::Ended(_) => {
                         let cause = &found.cause;
-                        return Fate::Lost(format!("slice {slice} on {} has ended: {cause}", part.host));
+                        return Fate::Lost(format!(
+                            "slice {slice} on {} has ended: {cause}",
+                            part.host
+                        ));
                     }
                 },
                 // What was asked before it ran does not know of it.

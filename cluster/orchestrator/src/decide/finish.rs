@@ -35,7 +35,8 @@ impl Orchestrator {
                     // What is wanted may have changed since it began to stop: then it does not stay so.
                     (Verb::Stop, _) => vm.observed.state = VmState::Stopped,
                     (_, Some(OperationResult::Failed { why })) => {
-                        vm.observed.why = format!("its start has failed, and is tried again: {why}");
+                        vm.observed.why =
+                            format!("its start has failed, and is tried again: {why}");
                         let again = self.now.ms.saturating_add(self.settings.again_ms);
                         self.resting.insert(name.clone(), again);
                     }

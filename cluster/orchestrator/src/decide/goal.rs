@@ -37,7 +37,8 @@ impl Goal {
     #[must_use]
     pub fn name(self, uid: &Uid) -> Name {
         let text = format!("{}{uid}", self.prefix());
-        Name::new(&text).unwrap_or_else(|error| unreachable!("a word and digits are a name: {error}"))
+        Name::new(&text)
+            .unwrap_or_else(|error| unreachable!("a word and digits are a name: {error}"))
     }
 
     /// What a name says.

@@ -49,7 +49,8 @@ impl Orchestrator {
                 tracing::warn!(vm = %name, "it is not where it could be placed now");
             }
         }
-        let scheduler = Scheduler::new(cluster, settings.choice.clone(), scheduler::Settings::default());
+        let scheduler =
+            Scheduler::new(cluster, settings.choice.clone(), scheduler::Settings::default());
         let mut it = Self::bare(settings, term, now, objects, scheduler);
         (it.heard, it.host_names) = (heard, host_names);
         (it.vm_ids, it.vm_names, it.next_vm) = (vm_ids, vm_names, next_vm);
@@ -91,7 +92,8 @@ impl Orchestrator {
         }
         self.works = works;
         // VMs that run: reports that this leader asks for know of them.
-        let running = self.objects.assignments.keys().filter(|name| !self.works.contains_key(*name));
+        let running =
+            self.objects.assignments.keys().filter(|name| !self.works.contains_key(*name));
         self.running_since = running.map(|name| (name.clone(), after)).collect();
     }
 

@@ -24,9 +24,10 @@ impl Orchestrator {
                 vm.observed.why = match refusal {
                     scheduler::policy::Refusal::Behind(before) => {
                         let name = self.vm_names.get(&before);
-                        name.map_or_else(|| refusal.to_string(), |name| {
-                            format!("it comes after {name}, which nobody passes now")
-                        })
+                        name.map_or_else(
+                            || refusal.to_string(),
+                            |name| format!("it comes after {name}, which nobody passes now"),
+                        )
                     }
                     other => other.to_string(),
                 };

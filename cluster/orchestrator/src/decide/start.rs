@@ -101,7 +101,12 @@ impl Orchestrator {
     }
 
     /// What makes it useless to go on.
-    fn is_in_the_way(&self, vm: &Vm, operation: &Operation, assignment: &Assignment) -> Option<String> {
+    fn is_in_the_way(
+        &self,
+        vm: &Vm,
+        operation: &Operation,
+        assignment: &Assignment,
+    ) -> Option<String> {
         if vm.desired.deleted || vm.desired.run == state::RunStrategy::Halted {
             return Some("it is not wanted any more".to_owned());
         }
@@ -151,7 +156,8 @@ impl Orchestrator {
         }
         let mut parts = Vec::new();
         for (slice, part) in (0_u16..).zip(&assignment.slices) {
-            let address = if slice == 0 { String::new() } else { work.addresses.get(&part.host)?.clone() };
+            let address =
+                if slice == 0 { String::new() } else { work.addresses.get(&part.host)?.clone() };
             parts.push(SharePart { address, vcpus: cores(part), memory_mib: part.memory_mib });
         }
         if work.done.contains(&part.host) {
@@ -188,9 +194,8 @@ impl Orchestrator {
         }
         let hosts = assignment.slices.iter().map(|part| &part.host);
         // What was removed has the operator's word that nothing runs there.
-        let lacks = |host: &&Name| {
-            !work.done.contains(*host) && self.objects.hosts.contains_key(*host)
-        };
+        let lacks =
+            |host: &&Name| !work.done.contains(*host) && self.objects.hosts.contains_key(*host);
         let is_giving_back = work.is_fenced;
         if is_giving_back && self.planted.has(PlantedBug::RoomKept) {
             return Turn::Next;
@@ -233,4 +238,3 @@ impl Orchestrator {
 pub(crate) fn cores(part: &Part) -> u16 {
     u16::try_from(part.vcpus.len()).unwrap_or(u16::MAX)
 }
-

@@ -45,9 +45,8 @@ impl Orchestrator {
             return Turn::Next;
         }
         // What was removed has the operator's word that nothing runs there.
-        let lacks = |host: &Name| {
-            !work.done.contains(host) && self.objects.hosts.contains_key(host)
-        };
+        let lacks =
+            |host: &Name| !work.done.contains(host) && self.objects.hosts.contains_key(host);
         let mut calls = Vec::new();
         for (slice, part) in (0..).zip(&assignment.slices) {
             // A lost host forgets when it comes back: no slice of an earlier life is left (`hosts.rs`).
@@ -66,7 +65,13 @@ impl Orchestrator {
     }
 
     /// Until its host says that it has ended, or it had its time. A VM that lost a part cannot shut down.
-    fn turn_of_shutdown(&self, operation: &Operation, vm: &Vm, work: &Work, assignment: &Assignment) -> Turn {
+    fn turn_of_shutdown(
+        &self,
+        operation: &Operation,
+        vm: &Vm,
+        work: &Work,
+        assignment: &Assignment,
+    ) -> Turn {
         let over = self.now.ms.saturating_sub(work.since) > self.settings.shutdown_ms;
         let Some(first) = assignment.slices.first() else { return Turn::Next };
         if over || operation.verb == Verb::Restart || self.is_lost(&first.host) {

@@ -180,7 +180,8 @@ impl Orchestrator {
         let (parts, why, rejected) = match found {
             Ok(decision) => {
                 let parts = decision.shares.iter();
-                let parts = parts.map(|share| (self.name_of(share.host), share.resources)).collect();
+                let parts =
+                    parts.map(|share| (self.name_of(share.host), share.resources)).collect();
                 (parts, format!("{:?}", decision.rule), decision.rejected)
             }
             Err(refusal) => {

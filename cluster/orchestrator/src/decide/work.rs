@@ -7,9 +7,9 @@
 //! ```
 //! In a step each host is asked until it has said that it is done. What is in memory here is asked anew after a crash.
 
+use super::call::{Call, Failure, Reply};
 use super::ids::{CallId, Time};
 use super::machine::{Orchestrator, Waits};
-use super::call::{Call, Failure, Reply};
 use super::planted::PlantedBug;
 use state::{Assignment, Name, Operation, Step, Uid, Verb};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,9 @@ pub(crate) struct Work {
     pub(crate) id: Name,
     /// Hosts that are asked, and by which call.
     pub(crate) asking: BTreeMap<Name, CallId>,
+    /// Hosts that are still asked for an earlier step. They are asked nothing else before they have answered: what gives room back
+    /// must not overtake what takes it.
+    pub(crate) former: BTreeMap<Name, CallId>,
     /// Hosts that have done the step.
     pub(crate) done: BTreeSet<Name>,
     /// Where companions listen.
@@ -52,6 +55,7 @@ impl Work {
         Self {
             id,
             asking: BTreeMap::new(),
+            former: BTreeMap::new(),
             done: BTreeSet::new(),
             addresses: BTreeMap::new(),
             since: now.ms,
@@ -63,8 +67,7 @@ impl Work {
 
     /// Another step.
     pub(crate) fn turn(&mut self, now: Time, after: CallId) {
-        // What is on its way for the former step is not waited for.
-        self.asking.clear();
+        self.former.append(&mut self.asking);
         self.done.clear();
         (self.since, self.again, self.after) = (now.ms, 0, after);
     }
@@ -86,7 +89,13 @@ impl Orchestrator {
     }
 
     /// Begins an operation about a VM, which has none.
-    pub(crate) fn begin(&mut self, assignment: &Assignment, verb: Verb, life: u64, words: Vec<String>) {
+    pub(crate) fn begin(
+        &mut self,
+        assignment: &Assignment,
+        verb: Verb,
+        life: u64,
+        words: Vec<String>,
+    ) {
         let number = (u128::from(self.term.0) << 64) | u128::from(self.next_operation);
         self.next_operation += 1;
         let digits = Uid::new(number);
@@ -148,7 +157,8 @@ impl Orchestrator {
         if work.again > now {
             return;
         }
-        let asking: BTreeSet<Name> = work.asking.keys().cloned().collect();
+        let asking: BTreeSet<Name> =
+            work.asking.keys().chain(work.former.keys()).cloned().collect();
         for (host, what) in calls {
             if asking.contains(&host) {
                 continue;
@@ -175,12 +185,21 @@ impl Orchestrator {
     }
 
     /// A host has answered an operation.
-    pub(crate) fn worked(&mut self, vm: &Name, id: CallId, host: &Name, result: Result<Reply, Failure>) {
+    pub(crate) fn worked(
+        &mut self,
+        vm: &Name,
+        id: CallId,
+        host: &Name,
+        result: Result<Reply, Failure>,
+    ) {
         let retry = self.now.ms.saturating_add(self.settings.retry_ms);
         let Some(operation) = self.operation(vm) else { return };
         let Some(work) = self.works.get_mut(vm) else { return };
         if work.asking.get(host) != Some(&id) {
-            // It was asked for an earlier step.
+            if work.former.get(host) == Some(&id) {
+                work.former.remove(host);
+                self.work(vm);
+            }
             return;
         }
         work.asking.remove(host);

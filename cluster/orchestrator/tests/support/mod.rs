@@ -1,36 +1,38 @@
 //! Hosts that keep the contract of agent.proto, without processes.
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
 
-use orchestrator::decide::{Call, Failure, Phase, Reply, Report, Role, SliceReport, Target, VmSight};
+use orchestrator::decide::{
+    Call, Failure, Phase, Reply, Report, Role, SliceReport, Target, VmSight,
+};
 use state::{Guest, Name, NumaNode, RunStrategy, Secret, SharingClass, Term, Uid, VmDesired};
 use std::collections::BTreeMap;
 
 /// A slice of a [`Host`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Running {
-    pub is_bootstrap: bool,
-    pub ended: Option<Option<u32>>,
-    pub cores: u16,
+pub(crate) struct Running {
+    pub(crate) is_bootstrap: bool,
+    pub(crate) ended: Option<Option<u32>>,
+    pub(crate) cores: u16,
 }
 
 /// A host with its agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Host {
-    pub cores: u16,
-    pub memory_mib: u64,
-    pub boot: u32,
-    pub term: Term,
+pub(crate) struct Host {
+    pub(crate) cores: u16,
+    pub(crate) memory_mib: u64,
+    pub(crate) boot: u32,
+    pub(crate) term: Term,
     /// Room that is kept, by operation.
-    pub kept: BTreeMap<Uid, u16>,
-    pub slices: BTreeMap<Target, Running>,
+    pub(crate) kept: BTreeMap<Uid, u16>,
+    pub(crate) slices: BTreeMap<Target, Running>,
     /// The lowest life that may run.
-    pub lowest: BTreeMap<Uid, u64>,
+    pub(crate) lowest: BTreeMap<Uid, u64>,
     /// It refuses room and slices.
-    pub is_sick: bool,
+    pub(crate) is_sick: bool,
 }
 
 impl Host {
-    pub fn new(cores: u16, memory_mib: u64) -> Self {
+    pub(crate) fn new(cores: u16, memory_mib: u64) -> Self {
         Self {
             cores,
             memory_mib,
@@ -44,7 +46,7 @@ impl Host {
     }
 
     /// All of it has ended, and it is another start.
-    pub fn reboot(&mut self) {
+    pub(crate) fn reboot(&mut self) {
         self.boot += 1;
         self.kept.clear();
         self.slices.values_mut().filter(|slice| slice.ended.is_none()).for_each(|slice| {
@@ -52,13 +54,13 @@ impl Host {
         });
     }
 
-    pub fn free(&self) -> u16 {
+    pub(crate) fn free(&self) -> u16 {
         let slices = self.slices.values().filter(|slice| slice.ended.is_none());
         let used: u16 = slices.map(|slice| slice.cores).sum();
         self.cores.saturating_sub(used + self.kept.values().sum::<u16>())
     }
 
-    pub fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         let slice = |(target, slice): (&Target, &Running)| SliceReport {
             target: target.clone(),
             phase: slice.ended.map_or(Phase::Runs, Phase::Ended),
@@ -73,7 +75,7 @@ impl Host {
     }
 
     /// What its agent does and answers.
-    pub fn call(&mut self, term: Term, call: &Call) -> Result<Reply, Failure> {
+    pub(crate) fn call(&mut self, term: Term, call: &Call) -> Result<Reply, Failure> {
         if !matches!(call, Call::Look | Call::Ask { .. }) {
             if term < self.term {
                 return Err(Failure::Deposed);
@@ -160,16 +162,16 @@ impl Host {
     }
 }
 
-pub fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
 }
 
-pub fn secret(uid: &Uid) -> Secret {
+pub(crate) fn secret(uid: &Uid) -> Secret {
     Secret { vm: uid.clone(), digits: "0a".repeat(32) }
 }
 
 /// A VM that may be split.
-pub fn desired(vcpus: u16, memory_mib: u64, run: RunStrategy) -> VmDesired {
+pub(crate) fn desired(vcpus: u16, memory_mib: u64, run: RunStrategy) -> VmDesired {
     VmDesired {
         vcpus,
         memory_mib,
