@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 /// The files with services; what they import is found by itself.
-const FILES: [&str; 3] = [
+const FILES: [&str; 4] = [
     "tessera/control/v1/agent.proto",
+    "tessera/control/v1/cluster.proto",
     "tessera/control/v1/vm_service.proto",
     "google/longrunning/operations.proto",
 ];

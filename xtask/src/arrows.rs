@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 18] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     (
         "tessera",
         &[
@@ -61,6 +61,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "tessera-vmm",
         ],
     ),
+    ("tessera-orchestrator", &["tessera-scheduler", "tessera-state"]),
     ("tessera-cluster-sim", &["tessera-outcome", "tessera-scheduler"]),
     ("tessera-vm-service", &["tessera-control", "tessera-vmm"]),
     ("tessera-control", &[]),

@@ -10,6 +10,7 @@ use crate::numbers::Generation;
 
 const NODES_MAX: usize = 256;
 const LABELS_MAX: usize = 64;
+const AGENT_BYTES_MAX: usize = 512;
 
 /// A part of a host whose memory is near its cores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,6 +40,8 @@ pub struct Facts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostDesired {
+    /// Where its agent is reached.
+    pub agent: String,
     /// Nothing new is placed there.
     pub cordoned: bool,
     /// By which users choose hosts.
@@ -51,8 +54,8 @@ pub struct HostDesired {
 pub struct Host {
     /// Its name.
     pub name: Name,
-    /// What it has.
-    pub facts: Facts,
+    /// What it has; not known before its agent has answered.
+    pub facts: Option<Facts>,
     /// What is wanted of it.
     pub desired: HostDesired,
 }
@@ -65,14 +68,19 @@ impl Object for Host {
     }
 
     fn check(&self) -> Result<(), String> {
-        let nodes = self.facts.nodes.len();
-        if nodes == 0 || nodes > NODES_MAX {
-            return Err(format!("{nodes} NUMA nodes; 1 to {NODES_MAX} are allowed"));
+        let agent = self.desired.agent.len();
+        if agent == 0 || agent > AGENT_BYTES_MAX {
+            return Err(format!("an agent's address has 1 to {AGENT_BYTES_MAX} bytes"));
         }
         let labels = self.desired.labels.len();
         if labels > LABELS_MAX {
             return Err(format!("{labels} labels; {LABELS_MAX} are allowed"));
         }
-        if self.facts.boot_id.is_empty() { Err("no boot id".to_owned()) } else { Ok(()) }
+        let Some(facts) = &self.facts else { return Ok(()) };
+        let nodes = facts.nodes.len();
+        if nodes == 0 || nodes > NODES_MAX {
+            return Err(format!("{nodes} NUMA nodes; 1 to {NODES_MAX} are allowed"));
+        }
+        if facts.boot_id.is_empty() { Err("no boot id".to_owned()) } else { Ok(()) }
     }
 }

@@ -64,6 +64,63 @@ impl Display for Name {
     }
 }
 
+/// 128 random bits as 32 small hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Uid(String);
+
+/// What is no [`Uid`].
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0:?} is not 32 small hexadecimal digits")]
+pub struct UidError(String);
+
+impl Uid {
+    /// Of these bits.
+    #[must_use]
+    pub fn new(bits: u128) -> Self {
+        Self(format!("{bits:032x}"))
+    }
+
+    /// Its digits.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Uid {
+    type Error = UidError;
+
+    fn try_from(text: String) -> Result<Self, UidError> {
+        let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        if text.len() == 32 && text.bytes().all(digit) {
+            Ok(Self(text))
+        } else {
+            Err(UidError(text))
+        }
+    }
+}
+
+impl From<Uid> for String {
+    fn from(uid: Uid) -> Self {
+        uid.0
+    }
+}
+
+impl Display for Uid {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+pub(crate) fn secret(uid: &Uid) -> String {
+    format!("secrets/{uid}")
+}
+
+pub(crate) fn request(id: &Uid) -> String {
+    format!("asked/{id}")
+}
+
 pub(crate) fn vm(name: &Name) -> String {
     format!("vms/{name}")
 }

@@ -13,12 +13,15 @@
 //! | [`Slice`] | `slices/VM/NUMBER` | the agent of its host |
 //! | [`Operation`] | `operations/ID` | whoever runs it |
 //! | [`Checkpoint`] | `checkpoints/VM/ID` | the orchestrator, once |
+//! | [`Secret`] | `secrets/UID` | the orchestrator, once |
+//! | [`Asked`] | `asked/ID` | the orchestrator, with what was asked for |
 //! | [`Event`] | `events/OBJECT/REASON` | anybody |
 //!
 //! Heartbeats are nowhere: who leads has them in memory.
 
 #![forbid(unsafe_code)]
 
+mod asked;
 mod assignment;
 mod checkpoint;
 mod event;
@@ -28,16 +31,22 @@ mod keys;
 mod numbers;
 mod operation;
 pub mod rules;
+mod secret;
 mod slice;
 mod vm;
 
+pub use asked::Asked;
 pub use assignment::{Assignment, AssignmentError, Part};
 pub use checkpoint::Checkpoint;
 pub use event::Event;
 pub use form::{FORM_BYTES_MAX, FormError, Object};
 pub use host::{Facts, Host, HostDesired, NumaNode};
-pub use keys::{Name, NameError};
+pub use keys::{Name, NameError, Uid, UidError};
 pub use numbers::{Epoch, Generation, Term};
-pub use operation::{Operation, OperationResult, Step};
+pub use operation::{Operation, OperationResult, Step, Verb};
+pub use secret::Secret;
 pub use slice::{Slice, SliceState};
-pub use vm::{RunStrategy, SharingClass, Vm, VmDesired, VmObserved, VmState};
+pub use vm::{
+    CheckpointPolicy, Disk, Guest, Nic, RunStrategy, SharingClass, Vm, VmDesired, VmObserved,
+    VmState,
+};

@@ -33,6 +33,20 @@ pub enum OperationResult {
     },
 }
 
+/// What an operation brings about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verb {
+    /// A VM runs.
+    Start,
+    /// It runs no more.
+    Stop,
+    /// It runs no more, and begins a new life.
+    Restart,
+    /// It is no more.
+    Delete,
+}
+
 /// An operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,12 +57,20 @@ pub struct Operation {
     pub request: String,
     /// About which VM.
     pub vm: Name,
+    /// What it brings about.
+    pub verb: Verb,
+    /// Which life of the VM it is about.
+    pub life: u64,
     /// The assignment that it carries out. When another one is current, it stops, and is undone.
     pub generation: Generation,
     /// The leader that runs it.
     pub term: Term,
     /// In their order.
     pub steps: Vec<Step>,
+    /// Why its steps are being undone, if they are.
+    pub undoing: Option<String>,
+    /// When it began, in seconds since 1970.
+    pub began: u64,
     /// None while it runs.
     pub result: Option<OperationResult>,
 }
@@ -72,6 +94,9 @@ impl Object for Operation {
             return Err("a step is done before an earlier one".to_owned());
         }
         match &self.result {
+            Some(OperationResult::Done) if self.undoing.is_some() => {
+                Err("it is done, and is being undone".to_owned())
+            }
             Some(OperationResult::Done)
                 if self.steps.iter().any(|step| !step.done || step.undone) =>
             {

@@ -78,11 +78,16 @@ fn advanced(changed: bool, before: Generation, found: Generation) -> Result<(), 
 /// Where it may not.
 pub fn vm_may_become(writer: Writer, before: &Vm, after: &Vm) -> Result<(), NotYours> {
     unchanged(&before.name, &after.name, "name", writer)?;
+    unchanged(&before.uid, &after.uid, "uid", writer)?;
+    if after.life < before.life {
+        return Err(NotYours::Field { field: "life", writer });
+    }
     if writer != Writer::User {
         unchanged(&before.desired, &after.desired, "desired", writer)?;
     }
     if writer != Writer::Orchestrator {
         unchanged(&before.observed, &after.observed, "observed", writer)?;
+        unchanged(&before.life, &after.life, "life", writer)?;
     }
     advanced(before.desired != after.desired, before.generation, after.generation)
 }
@@ -99,12 +104,19 @@ pub fn host_may_become(writer: Writer, before: &Host, after: &Host) -> Result<()
     if writer != Writer::Agent {
         return unchanged(&before.facts, &after.facts, "facts", writer);
     }
+    let (Some(old), Some(new)) = (&before.facts, &after.facts) else {
+        // What is known of a host is not forgotten.
+        return if after.facts.is_some() {
+            Ok(())
+        } else {
+            unchanged(&before.facts, &after.facts, "facts", writer)
+        };
+    };
     // A host that has started anew counts from anywhere.
-    if before.facts.boot_id != after.facts.boot_id {
+    if old.boot_id != new.boot_id {
         return Ok(());
     }
-    let changed = before.facts != after.facts;
-    advanced(changed, before.facts.generation, after.facts.generation)
+    advanced(old != new, old.generation, new.generation)
 }
 
 /// What is wanted has not been seen yet. That is no error.

@@ -9,9 +9,10 @@ use state::rules::{
     may_follow, may_start, superseded, vm_may_become,
 };
 use state::{
-    Assignment, AssignmentError, Checkpoint, Epoch, Event, FORM_BYTES_MAX, Facts, FormError,
-    Generation, Host, HostDesired, Name, NumaNode, Object, Operation, OperationResult, Part,
-    RunStrategy, SharingClass, Slice, SliceState, Step, Term, Vm, VmDesired, VmObserved, VmState,
+    Asked, Assignment, AssignmentError, Checkpoint, CheckpointPolicy, Disk, Epoch, Event,
+    FORM_BYTES_MAX, Facts, FormError, Generation, Guest, Host, HostDesired, Name, Nic, NumaNode,
+    Object, Operation, OperationResult, Part, RunStrategy, Secret, SharingClass, Slice, SliceState,
+    Step, Term, Uid, Verb, Vm, VmDesired, VmObserved, VmState,
 };
 
 fn name(text: &str) -> Name {
@@ -21,17 +22,33 @@ fn name(text: &str) -> Name {
 fn vm() -> Vm {
     Vm {
         name: name("web-1"),
+        uid: Uid::new(7),
+        life: 1,
         generation: Generation(2),
         desired: VmDesired {
             vcpus: 4,
             memory_mib: 4096,
             class: SharingClass::Requests,
             run: RunStrategy::Always,
+            slices_max: Some(2),
+            guest: Guest {
+                kernel: "vmlinuz".to_owned(),
+                disks: vec![Disk {
+                    image: "a.raw".to_owned(),
+                    read_only: false,
+                    format: String::new(),
+                }],
+                nics: vec![Nic { tap: "tap0".to_owned(), mac: String::new() }],
+                ..Guest::default()
+            },
+            checkpoint: Some(CheckpointPolicy { every_s: 60, keep: 2 }),
+            deleted: false,
         },
         observed: VmObserved {
             generation: Generation(1),
             state: VmState::Running,
             assignment: Some(Generation(1)),
+            why: "its guest runs".to_owned(),
         },
     }
 }
@@ -51,16 +68,20 @@ fn assignment(generation: u64, parent: Option<u64>, term: u64) -> Assignment {
     }
 }
 
+fn facts() -> Facts {
+    Facts {
+        boot_id: "b1".to_owned(),
+        generation: Generation(7),
+        nodes: vec![NumaNode { cores: 12, memory_mib: 65536 }],
+        version: "0.1.0".to_owned(),
+    }
+}
+
 fn host() -> Host {
     Host {
         name: name("a"),
-        facts: Facts {
-            boot_id: "b1".to_owned(),
-            generation: Generation(7),
-            nodes: vec![NumaNode { cores: 12, memory_mib: 65536 }],
-            version: "0.1.0".to_owned(),
-        },
-        desired: HostDesired::default(),
+        facts: Some(facts()),
+        desired: HostDesired { agent: "https://a:7000".to_owned(), ..HostDesired::default() },
     }
 }
 
@@ -88,9 +109,13 @@ fn operation() -> Operation {
         id: name("op-1"),
         request: "00".repeat(16),
         vm: name("web-1"),
+        verb: Verb::Start,
+        life: 1,
         generation: Generation(2),
         term: Term(5),
         steps: vec![step(true, false), step(false, false)],
+        undoing: None,
+        began: 10,
         result: None,
     }
 }
@@ -104,6 +129,14 @@ fn checkpoint() -> Checkpoint {
         path: "checkpoints/web-1.c1".to_owned(),
         bytes: 1 << 30,
     }
+}
+
+fn secret() -> Secret {
+    Secret { vm: Uid::new(7), digits: "0a".repeat(32) }
+}
+
+fn asked() -> Asked {
+    Asked { id: Uid::new(9), content: "0f".to_owned(), answer: "vms/web-1".to_owned(), at: 10 }
 }
 
 fn event() -> Event {
@@ -149,6 +182,9 @@ fn forms_are_strict() {
     strict(&operation(), "operations/op-1");
     strict(&checkpoint(), "checkpoints/web-1/c-1");
     strict(&event(), "events/vms.web-1/no-capacity");
+    strict(&secret(), "secrets/00000000000000000000000000000007");
+    strict(&asked(), "asked/00000000000000000000000000000009");
+    assert!(!format!("{:?}", secret()).contains("0a0a"), "a secret is shown to nobody");
     let kind = FormError::Kind { expected: "host", found: "vm".to_owned() };
     assert_eq!(Host::from_form(&vm().to_form().unwrap()), Err(kind));
     let large = vec![b' '; FORM_BYTES_MAX + 1];
@@ -157,8 +193,11 @@ fn forms_are_strict() {
 
 #[test]
 fn golden_form_is_read() {
-    let text = r#"{"kind":"vm","version":1,"object":{"name":"web-1","generation":2,"desired":{"vcpus":4,
-        "memory_mib":4096,"class":"requests","run":"always"},"observed":{"generation":1,"state":"running","assignment":1}}}"#;
+    let text = r#"{"kind":"vm","version":1,"object":{"name":"web-1",
+        "uid":"00000000000000000000000000000007","life":1,"generation":2,"desired":{"vcpus":4,"memory_mib":4096,"class":"requests",
+        "run":"always","slices_max":2,"guest":{"kernel":"vmlinuz","initrd":"","cmdline":"","preset":"","disks":[{"image":"a.raw",
+        "read_only":false,"format":""}],"nics":[{"tap":"tap0","mac":""}]},"checkpoint":{"every_s":60,"keep":2},"deleted":false},
+        "observed":{"generation":1,"state":"running","assignment":1,"why":"its guest runs"}}}"#;
     assert_eq!(Vm::from_form(text.as_bytes()), Ok(vm()));
 }
 
@@ -172,7 +211,30 @@ fn fields_that_do_not_agree_are_refused() {
     refused(desired(0, 1).to_form());
     refused(desired(256, 1).to_form());
     refused(desired(1, 0).to_form());
+    refused(desired(1, 3).to_form());
     refused(Vm { generation: Generation(0), ..vm() }.to_form());
+    refused(Vm { life: 0, ..vm() }.to_form());
+    let wanted = |change: fn(&mut VmDesired)| {
+        let mut vm = vm();
+        change(&mut vm.desired);
+        vm.to_form()
+    };
+    refused(wanted(|it| it.guest.kernel.clear()));
+    refused(wanted(|it| it.guest.cmdline = "x".repeat(5000)));
+    refused(wanted(|it| it.guest.disks = vec![it.guest.disks[0].clone(); 17]));
+    refused(wanted(|it| it.guest.disks[0].image.clear()));
+    refused(wanted(|it| it.guest.nics[0].tap.clear()));
+    refused(wanted(|it| it.slices_max = Some(0)));
+    refused(wanted(|it| it.checkpoint = Some(CheckpointPolicy { every_s: 9, keep: 1 })));
+    refused(wanted(|it| it.checkpoint = Some(CheckpointPolicy { every_s: 10, keep: 0 })));
+    refused(Secret { digits: "0a".to_owned(), ..secret() }.to_form());
+    refused(Asked { content: String::new(), ..asked() }.to_form());
+    let done = Some(OperationResult::Done);
+    let undone = Operation { undoing: Some("no room".to_owned()), ..operation() };
+    refused(Operation { result: done, steps: vec![], ..undone }.to_form());
+    for wrong in ["", "7", &"g".repeat(32), &"A".repeat(32), &"0".repeat(33)] {
+        assert!(Uid::try_from(wrong.to_owned()).is_err(), "{wrong}");
+    }
     let seen = VmObserved { generation: Generation(3), ..vm().observed };
     refused(Vm { observed: seen, ..vm() }.to_form());
     let with = |slices| Assignment { slices, ..assignment(2, Some(1), 5) };
@@ -183,8 +245,15 @@ fn fields_that_do_not_agree_are_refused() {
     let disk = |host| Part { devices: vec![name("disk")], ..part(host, &[], 1) };
     refused(with(vec![disk("a"), disk("b")]).to_form());
     refused(assignment(2, Some(2), 5).to_form());
-    refused(Host { facts: Facts { nodes: vec![], ..host().facts }, ..host() }.to_form());
-    refused(Host { facts: Facts { boot_id: String::new(), ..host().facts }, ..host() }.to_form());
+    let with = |change: fn(&mut Facts)| {
+        let mut facts = facts();
+        change(&mut facts);
+        Host { facts: Some(facts), ..host() }
+    };
+    refused(with(|facts| facts.nodes.clear()).to_form());
+    refused(with(|facts| facts.boot_id.clear()).to_form());
+    refused(Host { desired: HostDesired::default(), ..host() }.to_form());
+    Host { facts: None, ..host() }.to_form().unwrap();
     refused(Slice { pid: None, ..slice() }.to_form());
     refused(Slice { state: SliceState::Fenced, ..slice() }.to_form());
     let steps = |steps, result| Operation { steps, result, ..operation() };
@@ -239,6 +308,10 @@ fn each_field_has_one_writer() {
     let silent = Vm { generation: before.generation, ..wants };
     let error = vm_may_become(Writer::User, &before, &silent);
     assert!(matches!(error, Err(NotYours::Generation { .. })), "{error:?}");
+    let older = Vm { life: 0, ..before.clone() };
+    assert!(vm_may_become(Writer::Orchestrator, &before, &older).is_err(), "a life goes on");
+    let other = Vm { uid: Uid::new(8), ..before.clone() };
+    assert!(vm_may_become(Writer::Orchestrator, &before, &other).is_err());
     let renamed = Vm { name: name("other"), ..before.clone() };
     assert!(vm_may_become(Writer::User, &before, &renamed).is_err());
     assert!(in_progress(&before));
@@ -249,16 +322,16 @@ fn each_field_has_one_writer() {
 fn agents_write_facts_and_operators_what_they_want() {
     let before = host();
     let cordoned = Host {
-        desired: HostDesired { cordoned: true, ..HostDesired::default() },
+        desired: HostDesired { cordoned: true, ..before.desired.clone() },
         ..before.clone()
     };
     let facts = |boot_id: &str, generation, version: &str| Host {
-        facts: Facts {
+        facts: Some(Facts {
             boot_id: boot_id.to_owned(),
             generation: Generation(generation),
             version: version.to_owned(),
-            ..host().facts
-        },
+            ..self::facts()
+        }),
         ..host()
     };
     assert_eq!(host_may_become(Writer::Operator, &before, &cordoned), Ok(()));
@@ -268,6 +341,9 @@ fn agents_write_facts_and_operators_what_they_want() {
     assert!(host_may_become(Writer::Agent, &before, &facts("b1", 7, "0.2.0")).is_err());
     assert!(host_may_become(Writer::Agent, &before, &facts("b1", 9, "0.2.0")).is_err());
     assert_eq!(host_may_become(Writer::Agent, &before, &facts("b2", 1, "0.1.0")), Ok(()));
+    let unknown = Host { facts: None, ..before.clone() };
+    assert_eq!(host_may_become(Writer::Agent, &unknown, &before), Ok(()));
+    assert!(host_may_become(Writer::Agent, &before, &unknown).is_err(), "facts are not forgotten");
 }
 
 #[test]

@@ -31,13 +31,13 @@ pub use inputs::{Effect, Input, InputError};
 pub use settings::Settings;
 
 use crate::budget::Budget;
-use crate::cluster::{Cluster, HostState, Purpose};
+use crate::cluster::{Cluster, HostSpec, HostState, Purpose};
 use crate::cost::Stall;
 use crate::ids::{HostId, ReservationId, VmId};
 use crate::planted::{Planted, PlantedBug};
 use crate::policy::Policy;
 use crate::queue::{Queue, Waiting};
-use crate::spec::Spec;
+use crate::spec::{Spec, SpecError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -96,6 +96,14 @@ impl<P: Policy> Scheduler<P> {
         self.planted = Planted::some(bug);
         self.cluster.plant(self.planted);
         self
+    }
+
+    /// A host more, which is open. Whoever waits has it when time passes.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn add_host(&mut self, spec: &HostSpec) -> Result<HostId, SpecError> {
+        self.cluster.add_host(spec)
     }
 
     /// The state.

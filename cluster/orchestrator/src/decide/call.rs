@@ -1,0 +1,171 @@
+//! What hosts are asked, and what they answer.
+
+use state::{Guest, NumaNode, Secret, Uid};
+
+/// A slice in one life of its VM.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Target {
+    /// Of which VM.
+    pub uid: Uid,
+    /// Which of its slices.
+    pub slice: u16,
+    /// Which life.
+    pub life: u64,
+}
+
+/// What a slice gets at first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SharePart {
+    /// Where its companion listens; empty for the bootstrap's own.
+    pub address: String,
+    /// vCPUs.
+    pub vcpus: u16,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+}
+
+/// What a slice is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// It waits for a bootstrap.
+    Companion,
+    /// It boots the guest; its own part is first.
+    Bootstrap {
+        /// What each slice gets.
+        parts: Vec<SharePart>,
+        /// What runs there.
+        guest: Guest,
+    },
+}
+
+/// What the agent of a host is asked. Each may be asked again, and is done once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// How the host is, and what runs there.
+    Look,
+    /// Keep room.
+    Reserve {
+        /// For which operation.
+        operation: Uid,
+        /// For which slice.
+        target: Target,
+        /// Cores.
+        cores: u16,
+        /// Memory in MiB.
+        memory_mib: u64,
+    },
+    /// Give back what was kept.
+    Release {
+        /// For which operation.
+        operation: Uid,
+    },
+    /// Have a slice run.
+    Ensure {
+        /// Which.
+        target: Target,
+        /// Cores.
+        cores: u16,
+        /// Memory in MiB.
+        memory_mib: u64,
+        /// Of the VM.
+        secret: Secret,
+        /// What it is to be.
+        role: Role,
+    },
+    /// Ask the slice how its VM is.
+    Ask {
+        /// Which.
+        target: Target,
+    },
+    /// Have the guest shut down.
+    Stop {
+        /// Which slice.
+        target: Target,
+    },
+    /// Have this life and all earlier ones never run there again.
+    Fence {
+        /// Of which VM.
+        uid: Uid,
+        /// Which life.
+        life: u64,
+    },
+    /// Forget a slice that has ended.
+    Remove {
+        /// Which.
+        target: Target,
+    },
+}
+
+/// How a VM is, as its coordinating slice says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VmSight {
+    /// Its guest runs.
+    Runs,
+    /// It has not begun, or stands still.
+    Rests,
+}
+
+/// What a host has answered.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Reply {
+    /// It is done.
+    Done,
+    /// The slice is there; a companion listens at this address.
+    Ensured(String),
+    /// How the VM is.
+    Vm(VmSight),
+    /// How the host is.
+    Report(Report),
+}
+
+/// Why there is no reply.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// Nobody answers, or not yet: it may have been done, and is asked again.
+    Unreachable(String),
+    /// It was not done, and will not be.
+    Refused(String),
+    /// Somebody else leads.
+    Deposed,
+}
+
+/// How far a slice is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// It has a process, or is about to.
+    Runs,
+    /// It has none any more; with this status, if somebody saw it.
+    Ended(Option<u32>),
+}
+
+/// A slice on a host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SliceReport {
+    /// Which.
+    pub target: Target,
+    /// How far it is.
+    pub phase: Phase,
+    /// How it has ended, in words.
+    pub cause: String,
+}
+
+/// How a host is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Report {
+    /// Of its last start.
+    pub boot_id: String,
+    /// What VMs may have.
+    pub nodes: Vec<NumaNode>,
+    /// Of its agent.
+    pub version: String,
+    /// What is there.
+    pub slices: Vec<SliceReport>,
+}
+
+impl Report {
+    /// A slice of it.
+    #[must_use]
+    pub fn slice(&self, target: &Target) -> Option<&SliceReport> {
+        self.slices.iter().find(|slice| slice.target == *target)
+    }
+}

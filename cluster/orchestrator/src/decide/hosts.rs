@@ -1,0 +1,172 @@
+//! How hosts are: each is asked again and again, and is lost if it does not answer for its lease.
+//!
+//! ```text
+//!   registered ──its agent answers──> up ──silent for a lease──> down ──its agent answers──> up
+//! ```
+//! A new leader has heard nobody: it waits for a lease before it calls anyone lost.
+
+use super::call::{Call, Failure, Phase, Reply, Report};
+use super::ids::CallId;
+use super::machine::{Orchestrator, Waits};
+use super::objects::Stored;
+use scheduler::Resources;
+use scheduler::cluster::{HostSpec, HostState};
+use state::rules;
+use state::{Facts, Generation, Host, Name, NumaNode, Object};
+
+/// What is forgotten of a host at a time.
+const SWEPT_MAX: usize = 32;
+
+/// What it has, in the words of the scheduler; none if it has nothing.
+pub(crate) fn spec(nodes: &[NumaNode]) -> Option<HostSpec> {
+    let units = |mib: u64| u32::try_from(mib / 2).unwrap_or(u32::MAX);
+    let resources = |node: &NumaNode| Resources::new(u32::from(node.cores), units(node.memory_mib));
+    let nodes: Vec<Resources> = nodes.iter().map(resources).collect();
+    (!nodes.is_empty()).then(|| HostSpec::new(nodes))
+}
+
+impl Orchestrator {
+    /// Whether nothing was heard of a host for its lease. One that is not registered is.
+    pub(crate) fn is_lost(&self, name: &Name) -> bool {
+        let heard = self.heard.get(name);
+        heard.is_none_or(|heard| {
+            rules::is_lost(self.now.ms, heard.at, self.since, self.settings.lease_ms)
+        })
+    }
+
+    /// Asks each that is not being asked; and says who is lost.
+    pub(crate) fn look_at_hosts(&mut self) {
+        let names: Vec<Name> = self.objects.hosts.keys().cloned().collect();
+        for name in names {
+            let heard = self.heard.entry(name.clone()).or_default();
+            if heard.looking.is_none() {
+                let call = self.call(&name, Call::Look, Waits::Host(name.clone()));
+                self.heard.entry(name.clone()).or_default().looking = Some(call);
+            }
+            self.show_host(&name);
+        }
+    }
+
+    /// Tells the scheduler whether a host takes anything, where that has changed.
+    pub(crate) fn show_host(&mut self, name: &Name) {
+        let is_lost = self.is_lost(name);
+        let Some(host) = self.objects.hosts.get(name) else { return };
+        let wanted = match (is_lost, host.desired.cordoned) {
+            (true, _) => HostState::Lost,
+            (false, true) => HostState::Cordoned,
+            (false, false) => HostState::Open,
+        };
+        let Some(heard) = self.heard.get_mut(name) else { return };
+        heard.is_lost = is_lost;
+        let Some(id) = heard.id else { return };
+        let now = self.scheduler.cluster().host(id).map(scheduler::cluster::Host::state);
+        if now.is_some_and(|now| now != wanted) {
+            self.decide(scheduler::Input::Host { host: id, state: wanted });
+        }
+    }
+
+    /// A host has answered, or has not.
+    pub(crate) fn looked(&mut self, call: CallId, name: &Name, result: Result<Reply, Failure>) {
+        let Some(heard) = self.heard.get_mut(name) else { return };
+        if heard.looking != Some(call) {
+            return;
+        }
+        heard.looking = None;
+        match result {
+            Ok(Reply::Report(report)) => self.heard_of(call, name, report),
+            Ok(_) => tracing::warn!(host = %name, "its agent answers something else"),
+            Err(Failure::Unreachable(why) | Failure::Refused(why)) => {
+                tracing::debug!(host = %name, why, "its agent does not say how it is");
+            }
+            Err(Failure::Deposed) => {}
+        }
+    }
+
+    fn heard_of(&mut self, call: CallId, name: &Name, report: Report) {
+        let now = self.now.ms;
+        let Some(host) = self.objects.hosts.get(name).cloned() else { return };
+        self.learn_facts(host, &report);
+        if let Some(heard) = self.heard.get_mut(name) {
+            heard.at = Some(now);
+            heard.report = Some((call, report.clone()));
+        }
+        self.show_host(name);
+        self.sweep(name, &report);
+        let here = |(vm, assignment): (&Name, &state::Assignment)| {
+            let has = assignment.slices.iter().any(|part| part.host == *name);
+            has.then(|| vm.clone())
+        };
+        let vms: Vec<Name> = self.objects.assignments.iter().filter_map(here).collect();
+        for vm in vms {
+            self.care(&vm);
+        }
+    }
+
+    /// Writes down what it has, where that is another than is known.
+    fn learn_facts(&mut self, mut host: Host, report: &Report) {
+        let name = host.name.clone();
+        let known = host.facts.as_ref();
+        let same = known.is_some_and(|known| {
+            known.boot_id == report.boot_id
+                && known.nodes == report.nodes
+                && known.version == report.version
+        });
+        if !same {
+            let generation = Generation(known.map_or(1, |known| known.generation.0 + 1));
+            host.facts = Some(Facts {
+                boot_id: report.boot_id.clone(),
+                generation,
+                nodes: report.nodes.clone(),
+                version: report.version.clone(),
+            });
+            if let Err(why) = host.check() {
+                tracing::error!(host = %name, why, "what its agent says cannot be");
+                return;
+            }
+            self.put(Stored::Host(host));
+        }
+        self.add_to_scheduler(&name, &report.nodes);
+    }
+
+    /// What a host has does not change for the scheduler while VMs are there; it does when nobody is.
+    fn add_to_scheduler(&mut self, name: &Name, nodes: &[NumaNode]) {
+        let known = self.heard.get(name).and_then(|heard| heard.id);
+        let Some(spec) = spec(nodes) else { return };
+        if let Some(id) = known {
+            let Some(host) = self.scheduler.cluster().host(id) else { return };
+            let sum = spec.nodes.iter().fold(Resources::NONE, |sum, node| sum.plus(*node));
+            if host.total() == sum || host.free() != host.total() {
+                return;
+            }
+            self.host_names.remove(&id);
+            self.decide(scheduler::Input::Host { host: id, state: HostState::Lost });
+        }
+        match self.scheduler.add_host(&spec) {
+            Ok(id) => {
+                self.host_names.insert(id, name.clone());
+                self.heard.entry(name.clone()).or_default().id = Some(id);
+            }
+            Err(error) => tracing::error!(host = %name, %error, "it is not used"),
+        }
+    }
+
+    /// Ends what runs of lives that are over, and forgets what has ended of them. VMs that nobody knows are left alone: this may be
+    /// the wrong store.
+    fn sweep(&mut self, host: &Name, report: &Report) {
+        let mut swept = 0;
+        for slice in &report.slices {
+            let target = &slice.target;
+            let known = self.objects.vms.values().find(|vm| vm.uid == target.uid);
+            let Some(vm) = known else { continue };
+            if target.life >= vm.life || swept == SWEPT_MAX {
+                continue;
+            }
+            swept += 1;
+            let what = match slice.phase {
+                Phase::Runs => Call::Fence { uid: target.uid.clone(), life: target.life },
+                Phase::Ended(_) => Call::Remove { target: target.clone() },
+            };
+            self.call(host, what, Waits::Nobody);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The machine: what it knows, and a step of it.
+
+use super::ask::{Answer, Ask, Refusal, Request};
+use super::call::{Call, Failure, Reply, Report};
+use super::ids::{CallId, Ticket, Time};
+use super::objects::{Objects, Stored, Write};
+use super::placement::Choice;
+use super::planted::{Planted, PlantedBug};
+use super::work::Work;
+use scheduler::{Effect as Decided, HostId, Scheduler, VmId};
+use state::{Name, Operation, Term, Vm};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What an operator has said.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Settings {
+    /// Where VMs are placed.
+    pub choice: Choice,
+    /// A host that has not answered for so long is lost, in milliseconds.
+    pub lease_ms: u64,
+    /// What fails is tried again after so long.
+    pub retry_ms: u64,
+    /// A step of a start takes so long at most.
+    pub step_ms: u64,
+    /// A guest has so long to shut down.
+    pub shutdown_ms: u64,
+    /// A VM whose start has failed waits for so long.
+    pub again_ms: u64,
+    /// VMs that are kept.
+    pub vms_max: usize,
+    /// Hosts that are kept.
+    pub hosts_max: usize,
+    /// Operations that are over and are kept.
+    pub operations_max: usize,
+    /// Ids of requests that are kept.
+    pub asked_max: usize,
+}
+
+impl Settings {
+    /// With this policy.
+    #[must_use]
+    pub fn new(choice: Choice) -> Self {
+        Self {
+            choice,
+            lease_ms: 10_000,
+            retry_ms: 1000,
+            step_ms: 60_000,
+            shutdown_ms: 90_000,
+            again_ms: 5000,
+            vms_max: 10_000,
+            hosts_max: 10_000,
+            operations_max: 1024,
+            asked_max: 4096,
+        }
+    }
+}
+
+/// Something that has happened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// Somebody asks.
+    Asked {
+        /// Who is answered.
+        ticket: Ticket,
+        /// By which id, if by any.
+        request: Option<Request>,
+        /// It is only checked.
+        validate_only: bool,
+        /// What.
+        ask: Ask,
+    },
+    /// A call has come to its end.
+    Answered {
+        /// Which.
+        call: CallId,
+        /// How.
+        result: Result<Reply, Failure>,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Write all of this, or none of it, under the leader's term. If it cannot be, nothing that follows is done, and the machine is
+    /// dropped.
+    Commit(Vec<Write>),
+    /// Ask the agent of a host. Each call is answered, in the end.
+    Call {
+        /// Which.
+        call: CallId,
+        /// Where.
+        host: Name,
+        /// What.
+        what: Box<Call>,
+    },
+    /// Tell whoever waits.
+    Answer {
+        /// Whom.
+        ticket: Ticket,
+        /// What.
+        result: Result<Answer, Refusal>,
+    },
+    /// Lead no more: somebody else does.
+    StandDown,
+}
+
+/// VMs that are looked at in a step, so that a commit has its bounds.
+const CARED_MAX: usize = 16;
+/// What the scheduler has decided that a step acts on.
+const SERVED_MAX: usize = 16;
+
+/// What is known of a host beside the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Heard {
+    /// In the scheduler, once its agent has said what it has.
+    pub(crate) id: Option<HostId>,
+    /// When its agent has answered last.
+    pub(crate) at: Option<u64>,
+    /// What it said then, and to which call.
+    pub(crate) report: Option<(CallId, Report)>,
+    /// The call that asks it now.
+    pub(crate) looking: Option<CallId>,
+    /// It is lost, as far as the scheduler knows.
+    pub(crate) is_lost: bool,
+}
+
+/// Decides about a cluster, as long as it leads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Orchestrator {
+    pub(crate) settings: Settings,
+    pub(crate) term: Term,
+    pub(crate) now: Time,
+    /// It leads since then.
+    pub(crate) since: u64,
+    pub(crate) objects: Objects,
+    pub(crate) scheduler: Scheduler<Choice>,
+    pub(crate) heard: BTreeMap<Name, Heard>,
+    pub(crate) host_names: BTreeMap<HostId, Name>,
+    pub(crate) vm_ids: BTreeMap<Name, VmId>,
+    pub(crate) vm_names: BTreeMap<VmId, Name>,
+    /// What goes on, by VM.
+    pub(crate) works: BTreeMap<Name, Work>,
+    /// Who waits for what is called.
+    pub(crate) calls: BTreeMap<CallId, Waits>,
+    /// VMs whose start has failed wait until then.
+    pub(crate) resting: BTreeMap<Name, u64>,
+    /// Since which call VMs run: what was asked before does not know of them.
+    pub(crate) running_since: BTreeMap<Name, CallId>,
+    /// What the scheduler has decided and nobody has acted on.
+    pub(crate) decided: VecDeque<Decided>,
+    /// The VM that is looked at next.
+    pub(crate) next_cared: Option<Name>,
+    pub(crate) next_vm: u32,
+    pub(crate) next_call: u64,
+    pub(crate) next_operation: u64,
+    pub(crate) is_deposed: bool,
+    pub(crate) planted: Planted,
+    /// Of this step.
+    changes: BTreeMap<String, Option<Stored>>,
+    effects: Vec<Effect>,
+}
+
+/// What a call is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Waits {
+    /// To know how a host is.
+    Host(Name),
+    /// An operation, on a host.
+    Work { vm: Name, host: Name },
+    /// Nobody: what is over is forgotten where it still is.
+    Nobody,
+}
+
+impl Orchestrator {
+    pub(crate) fn bare(
+        settings: Settings,
+        term: Term,
+        now: Time,
+        objects: Objects,
+        scheduler: Scheduler<Choice>,
+    ) -> Self {
+        Self {
+            settings,
+            term,
+            now,
+            since: now.ms,
+            objects,
+            scheduler,
+            heard: BTreeMap::new(),
+            host_names: BTreeMap::new(),
+            vm_ids: BTreeMap::new(),
+            vm_names: BTreeMap::new(),
+            works: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            resting: BTreeMap::new(),
+            running_since: BTreeMap::new(),
+            decided: VecDeque::new(),
+            next_cared: None,
+            next_vm: 0,
+            next_call: 0,
+            next_operation: 0,
+            is_deposed: false,
+            planted: Planted::default(),
+            changes: BTreeMap::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// What follows.
+    #[must_use]
+    pub fn step(&mut self, now: Time, input: Input) -> Vec<Effect> {
+        self.now = Time { ms: self.now.ms.max(now.ms), unix: now.unix };
+        if self.is_deposed {
+            return self.refuse_all(input);
+        }
+        match input {
+            Input::Asked { ticket, request, validate_only, ask } => {
+                self.asked(ticket, request.as_ref(), validate_only, ask);
+            }
+            Input::Answered { call, result } => self.answered(call, result),
+            Input::Tick => self.tick(),
+        }
+        for _ in 0..SERVED_MAX {
+            let Some(decided) = self.decided.pop_front() else { break };
+            self.serve(decided);
+        }
+        self.finish_step()
+    }
+
+    fn refuse_all(&self, input: Input) -> Vec<Effect> {
+        match input {
+            Input::Asked { ticket, .. } => {
+                vec![Effect::Answer { ticket, result: Err(Refusal::Deposed) }]
+            }
+            Input::Answered { .. } | Input::Tick => Vec::new(),
+        }
+    }
+
+    fn tick(&mut self) {
+        self.look_at_hosts();
+        self.forget_what_is_old();
+        self.decide(scheduler::Input::Passed);
+        let after = self.next_cared.take();
+        let from = |name: &Name| after.as_ref().is_none_or(|after| name > after);
+        let names = self.objects.vms.keys().filter(|name| from(name));
+        let names: Vec<Name> = names.take(CARED_MAX).cloned().collect();
+        self.next_cared = (names.len() == CARED_MAX).then(|| names.last().cloned()).flatten();
+        for name in names {
+            self.care(&name);
+        }
+        let working: Vec<Name> = self.works.keys().cloned().collect();
+        for name in working {
+            self.work(&name);
+        }
+    }
+
+    fn answered(&mut self, id: CallId, result: Result<Reply, Failure>) {
+        let Some(waits) = self.calls.remove(&id) else { return };
+        if matches!(result, Err(Failure::Deposed)) && !self.planted.has(PlantedBug::DeposedGoesOn) {
+            self.is_deposed = true;
+            self.changes.clear();
+            self.effects.push(Effect::StandDown);
+            return;
+        }
+        match waits {
+            Waits::Host(host) => self.looked(id, &host, result),
+            Waits::Work { vm, host } => self.worked(&vm, id, &host, result),
+            Waits::Nobody => {}
+        }
+    }
+
+    /// Tells the scheduler, and keeps what it says for later.
+    pub(crate) fn decide(&mut self, input: scheduler::Input) -> bool {
+        let mut effects = Vec::new();
+        let done = self.scheduler.step(self.now.ms, input, &mut effects);
+        self.decided.extend(effects);
+        if let Err(error) = &done {
+            tracing::warn!(%error, "the scheduler refuses what the orchestrator tells it");
+        }
+        done.is_ok()
+    }
+
+    pub(crate) fn call(&mut self, host: &Name, what: Call, waits: Waits) -> CallId {
+        let call = CallId(self.next_call);
+        self.next_call += 1;
+        self.calls.insert(call, waits);
+        self.effects.push(Effect::Call { call, host: host.clone(), what: Box::new(what) });
+        call
+    }
+
+    pub(crate) fn answer(&mut self, ticket: Ticket, result: Result<Answer, Refusal>) {
+        self.effects.push(Effect::Answer { ticket, result });
+    }
+
+    pub(crate) fn put(&mut self, one: Stored) {
+        self.changes.insert(one.key(), Some(one.clone()));
+        self.objects.put(one);
+    }
+
+    pub(crate) fn put_vm(&mut self, vm: Vm) {
+        if self.objects.vms.get(&vm.name) != Some(&vm) {
+            self.put(Stored::Vm(vm));
+        }
+    }
+
+    pub(crate) fn put_operation(&mut self, operation: Operation) {
+        if self.objects.operations.get(&operation.id) != Some(&operation) {
+            self.put(Stored::Operation(operation));
+        }
+    }
+
+    /// What was under a key of the store is not any more; it is gone from the objects already.
+    pub(crate) fn deleted(&mut self, key: String) {
+        self.changes.insert(key, None);
+    }
+
+    fn finish_step(&mut self) -> Vec<Effect> {
+        let changes = std::mem::take(&mut self.changes);
+        let mut effects = std::mem::take(&mut self.effects);
+        if changes.is_empty() {
+            return effects;
+        }
+        let write = |(key, one): (String, Option<Stored>)| match one {
+            Some(one) => Write::Put(Box::new(one)),
+            None => Write::Delete(key),
+        };
+        let commit = Effect::Commit(changes.into_iter().map(write).collect());
+        if self.planted.has(PlantedBug::CalledFirst) {
+            effects.push(commit);
+        } else {
+            effects.insert(0, commit);
+        }
+        effects
+    }
+}

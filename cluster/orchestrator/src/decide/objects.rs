@@ -1,0 +1,110 @@
+//! What is in the store, as far as the machine needs it.
+
+use state::{Asked, Assignment, FormError, Host, Name, Object, Operation, Secret, Uid, Vm};
+use std::collections::BTreeMap;
+
+/// An object of the store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Stored {
+    /// A VM.
+    Vm(Vm),
+    /// Where it is to be.
+    Assignment(Assignment),
+    /// A host.
+    Host(Host),
+    /// What is being done, or was.
+    Operation(Operation),
+    /// Of a VM.
+    Secret(Secret),
+    /// What was asked for by an id.
+    Asked(Asked),
+}
+
+impl Stored {
+    /// Its key.
+    #[must_use]
+    pub fn key(&self) -> String {
+        match self {
+            Self::Vm(it) => it.key(),
+            Self::Assignment(it) => it.key(),
+            Self::Host(it) => it.key(),
+            Self::Operation(it) => it.key(),
+            Self::Secret(it) => it.key(),
+            Self::Asked(it) => it.key(),
+        }
+    }
+
+    /// Its form.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub fn to_form(&self) -> Result<Vec<u8>, FormError> {
+        match self {
+            Self::Vm(it) => it.to_form(),
+            Self::Assignment(it) => it.to_form(),
+            Self::Host(it) => it.to_form(),
+            Self::Operation(it) => it.to_form(),
+            Self::Secret(it) => it.to_form(),
+            Self::Asked(it) => it.to_form(),
+        }
+    }
+
+    /// The object under a key; none where the machine has no use for it.
+    ///
+    /// # Errors
+    /// It is not what it should be.
+    pub fn from_form(key: &str, form: &[u8]) -> Result<Option<Self>, FormError> {
+        let kind = key.split('/').next().unwrap_or_default();
+        Ok(Some(match kind {
+            "vms" => Self::Vm(Vm::from_form(form)?),
+            "assignments" => Self::Assignment(Assignment::from_form(form)?),
+            "hosts" => Self::Host(Host::from_form(form)?),
+            "operations" => Self::Operation(Operation::from_form(form)?),
+            "secrets" => Self::Secret(Secret::from_form(form)?),
+            "asked" => Self::Asked(Asked::from_form(form)?),
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// A change of the store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// It is so now.
+    Put(Box<Stored>),
+    /// There is nothing under this key.
+    Delete(String),
+}
+
+/// All of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Objects {
+    pub(crate) vms: BTreeMap<Name, Vm>,
+    /// The current one of each VM that has one.
+    pub(crate) assignments: BTreeMap<Name, Assignment>,
+    pub(crate) hosts: BTreeMap<Name, Host>,
+    pub(crate) operations: BTreeMap<Name, Operation>,
+    pub(crate) secrets: BTreeMap<Uid, Secret>,
+    pub(crate) asked: BTreeMap<Uid, Asked>,
+}
+
+impl Objects {
+    /// Of a store.
+    #[must_use]
+    pub fn new(all: impl IntoIterator<Item = Stored>) -> Self {
+        let mut objects = Self::default();
+        all.into_iter().for_each(|one| objects.put(one));
+        objects
+    }
+
+    pub(crate) fn put(&mut self, one: Stored) {
+        match one {
+            Stored::Vm(it) => drop(self.vms.insert(it.name.clone(), it)),
+            Stored::Assignment(it) => drop(self.assignments.insert(it.vm.clone(), it)),
+            Stored::Host(it) => drop(self.hosts.insert(it.name.clone(), it)),
+            Stored::Operation(it) => drop(self.operations.insert(it.id.clone(), it)),
+            Stored::Secret(it) => drop(self.secrets.insert(it.vm.clone(), it)),
+            Stored::Asked(it) => drop(self.asked.insert(it.id.clone(), it)),
+        }
+    }
+}

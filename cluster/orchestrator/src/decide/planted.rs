@@ -1,0 +1,43 @@
+//! Bugs that a test may plant to prove that the model would catch them.
+
+/// One way to break the orchestrator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    not(feature = "planted-bugs"),
+    expect(unreachable_pub, reason = "only tests plant them")
+)]
+pub enum PlantedBug {
+    /// Agents are called before what they are called for is recorded.
+    CalledFirst,
+    /// A new life begins where the one before was not proven to be over.
+    FenceSkipped,
+    /// A host that does not answer is taken for one that has fenced.
+    SilenceIsProof,
+    /// What was kept for a start that failed is kept.
+    RoomKept,
+    /// A start that failed is begun again before its slices are over.
+    UndoForgotten,
+    /// The bootstrap is started twice: on each host of the VM.
+    TwoBootstraps,
+    /// A request that is made again is done again.
+    RequestForgotten,
+    /// After a leader is killed its operations are not gone on with.
+    OperationForgotten,
+    /// A deposed leader does not hear that it is.
+    DeposedGoesOn,
+}
+
+/// One bug, or none; always none without the feature `planted-bugs`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Planted(Option<PlantedBug>);
+
+impl Planted {
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn some(bug: PlantedBug) -> Self {
+        Self(Some(bug))
+    }
+
+    pub(crate) fn has(self, bug: PlantedBug) -> bool {
+        cfg!(feature = "planted-bugs") && self.0 == Some(bug)
+    }
+}

@@ -1,0 +1,145 @@
+//! A new leader begins from what is in the store. What goes on it goes on with: it asks again, and agents do each once.
+
+use super::ids::Time;
+use super::machine::{Heard, Orchestrator, Settings};
+use super::objects::{Objects, Stored};
+use super::planted::{Planted, PlantedBug};
+use super::work::{Work, at};
+use scheduler::cluster::Cluster;
+use scheduler::{Decision, HostId, Resources, Rule, Scheduler, Share, VmId};
+use state::{Assignment, Name, Term, Verb, Vm};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl Orchestrator {
+    /// The machine of a leader of this term.
+    #[must_use]
+    pub fn recover(settings: Settings, term: Term, now: Time, objects: Objects) -> Self {
+        Self::begun(settings, term, now, objects, Planted::default())
+    }
+
+    fn begun(
+        settings: Settings,
+        term: Term,
+        now: Time,
+        objects: Objects,
+        planted: Planted,
+    ) -> Self {
+        let mut cluster = Cluster::new();
+        let (mut heard, mut host_names) = (BTreeMap::new(), BTreeMap::new());
+        let mut ids: BTreeMap<Name, HostId> = BTreeMap::new();
+        for host in objects.hosts.values() {
+            let nodes = host.facts.as_ref().map_or(&[][..], |facts| &facts.nodes);
+            let id = super::hosts::spec(nodes).and_then(|spec| cluster.add_host(&spec).ok());
+            heard.insert(host.name.clone(), Heard { id, ..Heard::default() });
+            if let Some(id) = id {
+                host_names.insert(id, host.name.clone());
+                ids.insert(host.name.clone(), id);
+            }
+        }
+        let (mut vm_ids, mut vm_names, mut next_vm) = (BTreeMap::new(), BTreeMap::new(), 0);
+        for (name, assignment) in &objects.assignments {
+            let Some(vm) = objects.vms.get(name) else { continue };
+            let id = VmId(next_vm);
+            next_vm += 1;
+            if place(&mut cluster, id, vm, assignment, &ids).is_some() {
+                vm_ids.insert(name.clone(), id);
+                vm_names.insert(id, name.clone());
+            } else {
+                tracing::warn!(vm = %name, "it is not where it could be placed now");
+            }
+        }
+        let scheduler =
+            Scheduler::new(cluster, settings.choice.clone(), scheduler::Settings::default());
+        let mut it = Self::bare(settings, term, now, objects, scheduler);
+        (it.heard, it.host_names) = (heard, host_names);
+        (it.vm_ids, it.vm_names, it.next_vm) = (vm_ids, vm_names, next_vm);
+        it.planted = planted;
+        it.resume();
+        it
+    }
+
+    /// With a bug that a model is to find, which is there from the beginning.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub fn recover_with(
+        settings: Settings,
+        term: Term,
+        now: Time,
+        objects: Objects,
+        bug: PlantedBug,
+    ) -> Self {
+        Self::begun(settings, term, now, objects, Planted::some(bug))
+    }
+
+    /// What goes on, in memory.
+    fn resume(&mut self) {
+        let (now, after) = (self.now, self.last_call());
+        let going = self.objects.operations.values().filter(|it| it.result.is_none());
+        let mut works = BTreeMap::new();
+        for operation in going {
+            if self.planted.has(PlantedBug::OperationForgotten) {
+                continue;
+            }
+            let mut work = Work::new(operation.id.clone(), now, after);
+            // Of a start that is undone: whether its slices are over already. If nobody knows, they are fenced once more.
+            let fenced = operation.steps.iter().skip(1).all(|step| step.done == step.undone);
+            work.is_fenced = operation.verb == Verb::Start
+                && operation.undoing.is_some()
+                && fenced
+                && at(operation) == Some(0);
+            works.insert(operation.vm.clone(), work);
+        }
+        self.works = works;
+        // VMs that run: reports that this leader asks for know of them.
+        let running =
+            self.objects.assignments.keys().filter(|name| !self.works.contains_key(*name));
+        self.running_since = running.map(|name| (name.clone(), after)).collect();
+    }
+
+    /// What is in the store, as this machine has it.
+    #[must_use]
+    pub fn objects(&self) -> &Objects {
+        &self.objects
+    }
+}
+
+/// What a VM has is its own, also where nothing new would be placed.
+fn place(
+    cluster: &mut Cluster,
+    id: VmId,
+    vm: &Vm,
+    assignment: &Assignment,
+    hosts: &BTreeMap<Name, HostId>,
+) -> Option<()> {
+    let mut shares = Vec::new();
+    for part in &assignment.slices {
+        let cores = u32::try_from(part.vcpus.len()).ok()?;
+        let units = u32::try_from(part.memory_mib / 2).ok()?;
+        let (host, resources) = (*hosts.get(&part.host)?, Resources::new(cores, units));
+        shares.push(Share { host, resources, devices: Vec::new() });
+    }
+    let decision = Decision {
+        shares,
+        rule: Rule::BestFit,
+        rejected: Vec::new(),
+        rejected_count: 0,
+        basis: Vec::new(),
+    };
+    let spec = Arc::new(super::care::spec(&vm.desired));
+    let reservation = cluster.reserve_start(id, &spec, &decision, u64::MAX).ok()?;
+    cluster.commit_start(reservation, 0).ok().map(drop)
+}
+
+impl Objects {
+    /// All of them, in no order.
+    pub fn all(&self) -> impl Iterator<Item = Stored> + '_ {
+        let vms = self.vms.values().cloned().map(Stored::Vm);
+        let assignments = self.assignments.values().cloned().map(Stored::Assignment);
+        let hosts = self.hosts.values().cloned().map(Stored::Host);
+        let operations = self.operations.values().cloned().map(Stored::Operation);
+        let secrets = self.secrets.values().cloned().map(Stored::Secret);
+        let asked = self.asked.values().cloned().map(Stored::Asked);
+        vms.chain(assignments).chain(hosts).chain(operations).chain(secrets).chain(asked)
+    }
+}

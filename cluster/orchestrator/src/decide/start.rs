@@ -1,0 +1,240 @@
+//! A VM starts; and what has begun to start is undone.
+
+use super::call::{Call, Phase, Role, SharePart, Target};
+use super::machine::Orchestrator;
+use super::planted::PlantedBug;
+use super::work::{Turn, Work, at};
+use scheduler::{Decision, Rule};
+use state::{Assignment, Epoch, Generation, Name, Operation, Part, Uid, Verb, Vm, VmState};
+
+const ROOM: usize = 0;
+const COMPANIONS: usize = 1;
+const BOOTSTRAP: usize = 2;
+
+fn words(assignment: &Assignment) -> Vec<String> {
+    let hosts: Vec<&str> = assignment.slices.iter().map(|part| part.host.as_str()).collect();
+    let first = hosts.first().copied().unwrap_or_default();
+    let rest = if hosts.len() > 1 { hosts[1..].join(", ") } else { "no other host".to_owned() };
+    vec![
+        format!("keep room on {}", hosts.join(", ")),
+        format!("start companions on {rest}"),
+        format!("start the bootstrap on {first}"),
+        "wait until the guest runs".to_owned(),
+    ]
+}
+
+fn rule(decision: &Decision) -> &'static str {
+    match decision.rule {
+        Rule::BestFit => "best fit: the host that has least left",
+        Rule::FewestHosts => "no host has room for all of it: as few hosts as possible",
+        Rule::MostHosts => "no host has room for all of it: as many hosts as allowed",
+    }
+}
+
+impl Orchestrator {
+    /// The scheduler has found room.
+    pub(crate) fn start(&mut self, name: &Name, decision: &Decision) {
+        let Some(mut vm) = self.objects.vms.get(name).cloned() else { return };
+        let Some(assignment) = self.assignment_of(&vm, decision) else {
+            tracing::error!(vm = %name, "the scheduler gives a VM something else than it wants");
+            return;
+        };
+        if let Err(error) = assignment.gives(&vm.desired) {
+            tracing::error!(vm = %name, %error, "the scheduler gives a VM something else than it wants");
+            return;
+        }
+        vm.observed.state = VmState::Starting;
+        vm.observed.generation = vm.generation;
+        vm.observed.assignment = Some(assignment.generation);
+        vm.observed.why = rule(decision).to_owned();
+        self.put(super::objects::Stored::Assignment(assignment.clone()));
+        self.begin(&assignment, Verb::Start, vm.life, words(&assignment));
+        self.put_vm(vm);
+        self.work(name);
+    }
+
+    fn assignment_of(&self, vm: &Vm, decision: &Decision) -> Option<Assignment> {
+        let mut next = 0;
+        let mut slices = Vec::new();
+        for share in &decision.shares {
+            let cores = u16::try_from(share.resources.cores).ok()?;
+            slices.push(Part {
+                host: self.host_names.get(&share.host)?.clone(),
+                vcpus: (next..next + cores).collect(),
+                memory_mib: u64::from(share.resources.memory) * 2,
+                devices: Vec::new(),
+            });
+            next += cores;
+        }
+        // The life is in it: a placement of a later life never has the number of an earlier one.
+        let generation = Generation(vm.life);
+        let (term, epoch) = (self.term, Epoch(1));
+        Some(Assignment { vm: vm.name.clone(), generation, parent: None, term, epoch, slices })
+    }
+
+    pub(crate) fn turn_of_start(&self, operation: &Operation, assignment: &Assignment) -> Turn {
+        let Some(vm) = self.objects.vms.get(&operation.vm) else { return Turn::Wait };
+        let Some(work) = self.works.get(&operation.vm) else { return Turn::Wait };
+        let Some(at) = at(operation) else { return Turn::Wait };
+        if self.now.ms.saturating_sub(work.since) > self.settings.step_ms {
+            return Turn::Fail(format!("it took too long: {}", operation.steps[at].what));
+        }
+        if let Some(why) = self.is_in_the_way(vm, operation, assignment) {
+            return Turn::Fail(why);
+        }
+        let lacks = |host: &Name| !work.done.contains(host);
+        let mut calls = Vec::new();
+        for (slice, part) in (0..).zip(&assignment.slices) {
+            let target = Target { uid: vm.uid.clone(), slice, life: operation.life };
+            let what = match at {
+                ROOM => lacks(&part.host).then(|| self.reserve(operation, target, part)),
+                COMPANIONS => (slice > 0 && lacks(&part.host))
+                    .then(|| self.companion(vm, target, part))
+                    .flatten(),
+                BOOTSTRAP => self.of_bootstrap(vm, work, target, assignment, part),
+                // It is there, and is asked until its guest runs.
+                _ => (slice == 0 && lacks(&part.host)).then_some(Call::Ask { target }),
+            };
+            calls.extend(what.map(|what| (part.host.clone(), what)));
+        }
+        if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
+    }
+
+    /// What makes it useless to go on.
+    fn is_in_the_way(
+        &self,
+        vm: &Vm,
+        operation: &Operation,
+        assignment: &Assignment,
+    ) -> Option<String> {
+        if vm.desired.deleted || vm.desired.run == state::RunStrategy::Halted {
+            return Some("it is not wanted any more".to_owned());
+        }
+        let hosts = assignment.slices.iter().map(|part| &part.host);
+        if let Some(lost) = { hosts }.find(|host| self.is_lost(host)) {
+            return Some(format!("host {lost} is lost"));
+        }
+        for (slice, part) in (0..).zip(&assignment.slices) {
+            let target = Target { uid: vm.uid.clone(), slice, life: operation.life };
+            let heard = self.heard.get(&part.host).and_then(|heard| heard.report.as_ref());
+            let ended = heard.and_then(|(_, report)| report.slice(&target));
+            if let Some(ended) = ended.filter(|slice| matches!(slice.phase, Phase::Ended(_))) {
+                return Some(format!("slice {slice} on {} has ended: {}", part.host, ended.cause));
+            }
+        }
+        None
+    }
+
+    fn reserve(&self, operation: &Operation, target: Target, part: &Part) -> Call {
+        let operation = Uid::try_from(operation.request.clone()).unwrap_or_else(|_| Uid::new(0));
+        Call::Reserve { operation, target, cores: cores(part), memory_mib: part.memory_mib }
+    }
+
+    fn companion(&self, vm: &Vm, target: Target, part: &Part) -> Option<Call> {
+        let secret = self.objects.secrets.get(&vm.uid)?.clone();
+        let (cores, memory_mib) = (cores(part), part.memory_mib);
+        let role = if self.planted.has(PlantedBug::TwoBootstraps) {
+            Role::Bootstrap { parts: Vec::new(), guest: vm.desired.guest.clone() }
+        } else {
+            Role::Companion
+        };
+        Some(Call::Ensure { target, cores, memory_mib, secret, role })
+    }
+
+    /// The bootstrap, once all companions have said where they listen. After a crash they are asked again.
+    fn of_bootstrap(
+        &self,
+        vm: &Vm,
+        work: &Work,
+        target: Target,
+        assignment: &Assignment,
+        part: &Part,
+    ) -> Option<Call> {
+        if target.slice > 0 {
+            let asks = !work.addresses.contains_key(&part.host);
+            return asks.then(|| self.companion(vm, target, part)).flatten();
+        }
+        let mut parts = Vec::new();
+        for (slice, part) in (0_u16..).zip(&assignment.slices) {
+            let address =
+                if slice == 0 { String::new() } else { work.addresses.get(&part.host)?.clone() };
+            parts.push(SharePart { address, vcpus: cores(part), memory_mib: part.memory_mib });
+        }
+        if work.done.contains(&part.host) {
+            return None;
+        }
+        let secret = self.objects.secrets.get(&vm.uid)?.clone();
+        let role = Role::Bootstrap { parts, guest: vm.desired.guest.clone() };
+        let (cores, memory_mib) = (cores(part), part.memory_mib);
+        Some(Call::Ensure { target, cores, memory_mib, secret, role })
+    }
+
+    /// Begins to take a start back.
+    pub(crate) fn undo(&mut self, operation: &Operation, why: &str) {
+        let mut operation = operation.clone();
+        operation.undoing = Some(why.to_owned());
+        let (now, after) = (self.now, self.last_call());
+        if let Some(work) = self.works.get_mut(&operation.vm) {
+            work.turn(now, after);
+            // Before the first slice is asked for there is none to fence.
+            work.is_fenced = at(&operation) == Some(ROOM);
+        }
+        if let Some(mut vm) = self.objects.vms.get(&operation.vm).cloned() {
+            vm.observed.why = format!("its start is undone: {why}");
+            self.put_vm(vm);
+        }
+        self.put_operation(operation);
+    }
+
+    pub(crate) fn turn_of_undo(&self, operation: &Operation, assignment: &Assignment) -> Turn {
+        let Some(vm) = self.objects.vms.get(&operation.vm) else { return Turn::Wait };
+        let Some(work) = self.works.get(&operation.vm) else { return Turn::Wait };
+        if self.planted.has(PlantedBug::UndoForgotten) {
+            return Turn::Next;
+        }
+        let hosts = assignment.slices.iter().map(|part| &part.host);
+        // What was removed has the operator's word that nothing runs there.
+        let lacks =
+            |host: &&Name| !work.done.contains(*host) && self.objects.hosts.contains_key(*host);
+        let is_giving_back = work.is_fenced;
+        if is_giving_back && self.planted.has(PlantedBug::RoomKept) {
+            return Turn::Next;
+        }
+        let calls: Vec<(Name, Call)> = hosts
+            .filter(lacks)
+            // What a lost host keeps it gives back by itself, after a while.
+            .filter(|host| !(is_giving_back && self.is_lost(host)))
+            .map(|host| {
+                let what = if is_giving_back {
+                    let id = Uid::try_from(operation.request.clone());
+                    Call::Release { operation: id.unwrap_or_else(|_| Uid::new(0)) }
+                } else {
+                    Call::Fence { uid: vm.uid.clone(), life: operation.life }
+                };
+                (host.clone(), what)
+            })
+            .collect();
+        if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
+    }
+
+    /// A part of it is undone.
+    pub(crate) fn undo_next(&mut self, operation: &Operation) {
+        let (now, after) = (self.now, self.last_call());
+        let Some(work) = self.works.get_mut(&operation.vm) else { return };
+        let mut operation = operation.clone();
+        let last = if work.is_fenced { ROOM } else { COMPANIONS };
+        for step in operation.steps.iter_mut().skip(last) {
+            step.undone = step.done;
+        }
+        if work.is_fenced {
+            return self.finish(operation);
+        }
+        work.turn(now, after);
+        work.is_fenced = true;
+        self.put_operation(operation);
+    }
+}
+
+pub(crate) fn cores(part: &Part) -> u16 {
+    u16::try_from(part.vcpus.len()).unwrap_or(u16::MAX)
+}

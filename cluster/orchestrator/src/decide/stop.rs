@@ -1,0 +1,93 @@
+//! A VM stops: for good, for a while, or to begin a new life. It only goes on: nothing of it is undone.
+
+use super::call::{Call, Phase, Target};
+use super::machine::Orchestrator;
+use super::planted::PlantedBug;
+use super::work::{Turn, Work, at};
+use state::{Assignment, Name, Operation, Verb, Vm, VmState};
+
+const SHUT_DOWN: usize = 0;
+const FENCE: usize = 1;
+
+fn words(assignment: &Assignment) -> Vec<String> {
+    let hosts: Vec<&str> = assignment.slices.iter().map(|part| part.host.as_str()).collect();
+    let hosts = hosts.join(", ");
+    vec![
+        "shut the guest down".to_owned(),
+        format!("have it never run again in this life on {hosts}"),
+        format!("forget its slices on {hosts}"),
+    ]
+}
+
+impl Orchestrator {
+    /// Begins to end a VM.
+    pub(crate) fn stop(&mut self, vm: &Vm, verb: Verb, state: VmState, why: &str) {
+        let Some(assignment) = self.objects.assignments.get(&vm.name).cloned() else { return };
+        let mut vm = vm.clone();
+        vm.observed.state = state;
+        vm.observed.why = why.to_owned();
+        vm.observed.generation = vm.generation;
+        let name = vm.name.clone();
+        self.begin(&assignment, verb, vm.life, words(&assignment));
+        self.put_vm(vm);
+        self.running_since.remove(&name);
+        self.work(&name);
+    }
+
+    pub(crate) fn turn_of_stop(&self, operation: &Operation, assignment: &Assignment) -> Turn {
+        let Some(vm) = self.objects.vms.get(&operation.vm) else { return Turn::Wait };
+        let Some(work) = self.works.get(&operation.vm) else { return Turn::Wait };
+        let Some(at) = at(operation) else { return Turn::Wait };
+        if at == SHUT_DOWN {
+            return self.turn_of_shutdown(operation, vm, work, assignment);
+        }
+        if self.planted.has(PlantedBug::FenceSkipped) {
+            return Turn::Next;
+        }
+        // What was removed has the operator's word that nothing runs there.
+        let lacks =
+            |host: &Name| !work.done.contains(host) && self.objects.hosts.contains_key(host);
+        let mut calls = Vec::new();
+        for (slice, part) in (0..).zip(&assignment.slices) {
+            // A lost host forgets when it comes back: no slice of an earlier life is left (`hosts.rs`).
+            if !lacks(&part.host) || (at > FENCE && self.is_lost(&part.host)) {
+                continue;
+            }
+            let uid = vm.uid.clone();
+            let what = if at == FENCE {
+                Call::Fence { uid, life: operation.life }
+            } else {
+                Call::Remove { target: Target { uid, slice, life: operation.life } }
+            };
+            calls.push((part.host.clone(), what));
+        }
+        if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
+    }
+
+    /// Until its host says that it has ended, or it had its time. A VM that lost a part cannot shut down.
+    fn turn_of_shutdown(
+        &self,
+        operation: &Operation,
+        vm: &Vm,
+        work: &Work,
+        assignment: &Assignment,
+    ) -> Turn {
+        let over = self.now.ms.saturating_sub(work.since) > self.settings.shutdown_ms;
+        let Some(first) = assignment.slices.first() else { return Turn::Next };
+        if over || operation.verb == Verb::Restart || self.is_lost(&first.host) {
+            return Turn::Next;
+        }
+        let target = Target { uid: vm.uid.clone(), slice: 0, life: operation.life };
+        if !work.done.contains(&first.host) {
+            return Turn::Ask(vec![(first.host.clone(), Call::Stop { target })]);
+        }
+        let report = self.heard.get(&first.host).and_then(|heard| heard.report.as_ref());
+        let Some((_, report)) = report.filter(|(call, _)| *call >= work.after) else {
+            return Turn::Wait;
+        };
+        match report.slice(&target).map(|slice| slice.phase) {
+            Some(Phase::Runs) => Turn::Wait,
+            Some(Phase::Ended(_)) | None => Turn::Next,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What users see. Nothing here changes anything.
+
+use super::care::spec;
+use super::machine::Orchestrator;
+use scheduler::cluster::Cluster;
+use scheduler::fragmentation::{Fragmentation, Mix};
+use scheduler::policy::Policy;
+use scheduler::{HostId, Resources, WhyNot, explain};
+use state::{Assignment, Host, Name, Operation, Term, Vm, VmDesired, VmState};
+use std::sync::Arc;
+
+/// Says which state of what is wanted this is.
+#[must_use]
+pub(crate) fn etag(vm: &Vm) -> String {
+    let text = format!("{}.{}", vm.uid, vm.generation);
+    blake3::hash(text.as_bytes()).to_hex().as_str()[..16].to_owned()
+}
+
+/// Where a VM would be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// There is one that wants just that.
+    pub unchanged: bool,
+    /// The bootstrap's part first; none if it would wait.
+    pub parts: Vec<(Name, Resources)>,
+    /// By which rule, or why it would wait.
+    pub why: String,
+    /// Hosts that were not taken, and why.
+    pub rejected: Vec<(Name, String)>,
+    /// Of this plan, and of every other one that says the same.
+    pub token: String,
+}
+
+/// Why a VM is where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmWhy {
+    /// In words.
+    pub why: String,
+    /// Hosts that all of it would fit on.
+    pub fit: u32,
+    /// Hosts that it would not fit on, and why.
+    pub rejected: Vec<(Name, String)>,
+}
+
+/// How a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostStanding {
+    /// Its agent has not answered yet.
+    Unknown,
+    /// Its agent answers.
+    Up,
+    /// Its agent has not answered for its lease.
+    Down,
+}
+
+/// A host, with what is free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostView<'a> {
+    /// As it is in the store.
+    pub host: &'a Host,
+    /// How it is.
+    pub standing: HostStanding,
+    /// What VMs may have.
+    pub total: Resources,
+    /// What nobody has.
+    pub free: Resources,
+    /// VMs that have a part of it.
+    pub vms: Vec<Name>,
+}
+
+/// How the cluster is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    /// Of the leader.
+    pub term: Term,
+    /// All hosts, and those that answer.
+    pub hosts: (usize, usize),
+    /// All VMs.
+    pub vms: usize,
+    /// Those whose guests run.
+    pub running: usize,
+    /// Those that wait.
+    pub waiting: usize,
+    /// Those on several hosts.
+    pub aggregate: usize,
+    /// What is free.
+    pub fragmentation: (u64, f64),
+}
+
+impl Orchestrator {
+    /// All VMs, ascending by name.
+    pub fn vms(&self) -> impl Iterator<Item = &Vm> {
+        self.objects.vms.values()
+    }
+
+    /// A VM.
+    #[must_use]
+    pub fn vm(&self, name: &Name) -> Option<&Vm> {
+        self.objects.vms.get(name)
+    }
+
+    /// What names the state of what is wanted of it.
+    #[must_use]
+    pub fn etag(vm: &Vm) -> String {
+        etag(vm)
+    }
+
+    /// Where a VM is to be.
+    #[must_use]
+    pub fn assignment(&self, name: &Name) -> Option<&Assignment> {
+        self.objects.assignments.get(name)
+    }
+
+    /// What is being done to a VM.
+    #[must_use]
+    pub fn going_on(&self, name: &Name) -> Option<&Operation> {
+        self.objects.operations.get(&self.works.get(name)?.id)
+    }
+
+    /// All operations that are kept.
+    pub fn operations(&self) -> impl Iterator<Item = &Operation> {
+        self.objects.operations.values()
+    }
+
+    /// An operation.
+    #[must_use]
+    pub fn operation_of(&self, id: &Name) -> Option<&Operation> {
+        self.objects.operations.get(id)
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn host(&self, name: &Name) -> Option<HostView<'_>> {
+        let host = self.objects.hosts.get(name)?;
+        let heard = self.heard.get(name);
+        let standing = match (heard.and_then(|heard| heard.at), self.is_lost(name)) {
+            (_, true) => HostStanding::Down,
+            (None, false) => HostStanding::Unknown,
+            (Some(_), false) => HostStanding::Up,
+        };
+        let id = heard.and_then(|heard| heard.id);
+        let known = id.and_then(|id| self.scheduler.cluster().host(id));
+        let (total, free) =
+            known.map_or((Resources::NONE, Resources::NONE), |it| (it.total(), it.free()));
+        let has = |it: &&Assignment| it.slices.iter().any(|part| part.host == *name);
+        let vms = self.objects.assignments.values().filter(has).map(|it| it.vm.clone()).collect();
+        Some(HostView { host, standing, total, free, vms })
+    }
+
+    /// Names of all hosts, ascending.
+    pub fn hosts(&self) -> impl Iterator<Item = &Name> {
+        self.objects.hosts.keys()
+    }
+
+    /// How the cluster is.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        let states = |state: VmState| self.vms().filter(|vm| vm.observed.state == state).count();
+        let up = self.hosts().filter(|name| !self.is_lost(name)).count();
+        let fragmentation = Fragmentation::of(self.scheduler.cluster(), &Mix::azure());
+        let is_aggregate = |it: &&Assignment| it.slices.len() > 1;
+        Standing {
+            term: self.term,
+            hosts: (self.objects.hosts.len(), up),
+            vms: self.objects.vms.len(),
+            running: states(VmState::Running),
+            waiting: states(VmState::Waiting),
+            aggregate: self.objects.assignments.values().filter(is_aggregate).count(),
+            fragmentation: (fragmentation.free_cores, fragmentation.phi),
+        }
+    }
+
+    /// Where a VM would be now.
+    #[must_use]
+    pub fn plan(&self, name: &Name, desired: &VmDesired) -> Plan {
+        let known = self.objects.vms.get(name);
+        let unchanged = known.is_some_and(|vm| vm.desired == *desired);
+        let spec = Arc::new(spec(desired));
+        let found = self.settings.choice.place(self.scheduler.cluster(), &spec);
+        let (parts, why, rejected) = match found {
+            Ok(decision) => {
+                let parts = decision.shares.iter();
+                let parts =
+                    parts.map(|share| (self.name_of(share.host), share.resources)).collect();
+                (parts, format!("{:?}", decision.rule), decision.rejected)
+            }
+            Err(refusal) => {
+                let explained = explain(self.scheduler.cluster(), &spec, spec.slices_max > 1);
+                (Vec::new(), refusal.to_string(), explained.hosts)
+            }
+        };
+        let token = self.token(name, desired, &parts);
+        Plan { unchanged, parts, why, rejected: self.in_words(rejected), token }
+    }
+
+    fn token(&self, name: &Name, desired: &VmDesired, parts: &[(Name, Resources)]) -> String {
+        // What is decided, in a form that is the same for the same decision.
+        let text = format!("{name} {desired:?} {parts:?}");
+        blake3::hash(text.as_bytes()).to_hex().as_str()[..32].to_owned()
+    }
+
+    fn name_of(&self, id: HostId) -> Name {
+        let known = self.host_names.get(&id).cloned();
+        known.unwrap_or_else(|| id_name(id))
+    }
+
+    fn in_words(&self, rejected: Vec<(HostId, WhyNot)>) -> Vec<(Name, String)> {
+        // A host that was removed is in the ledger for ever, and is nobody's concern.
+        let known = rejected.into_iter().filter(|(id, _)| self.host_names.contains_key(id));
+        known.map(|(id, why)| (self.name_of(id), why.to_string())).collect()
+    }
+
+    /// Why a VM is where it is, or waits.
+    #[must_use]
+    pub fn why(&self, name: &Name) -> Option<VmWhy> {
+        let vm = self.objects.vms.get(name)?;
+        let spec = spec(&vm.desired);
+        let cluster: &Cluster = self.scheduler.cluster();
+        let explained = explain(cluster, &spec, false);
+        let why = vm.observed.why.clone();
+        Some(VmWhy { why, fit: explained.fit, rejected: self.in_words(explained.hosts) })
+    }
+
+    /// Where the agent of a host is reached.
+    #[must_use]
+    pub fn agent_of(&self, host: &Name) -> Option<&str> {
+        self.objects.hosts.get(host).map(|host| host.desired.agent.as_str())
+    }
+
+    /// The leader's term.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.term
+    }
+}
+
+fn id_name(id: HostId) -> Name {
+    let text = format!("host-{}", id.0);
+    Name::new(&text).unwrap_or_else(|error| unreachable!("digits are a name: {error}"))
+}

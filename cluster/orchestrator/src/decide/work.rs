@@ -1,0 +1,235 @@
+//! An operation that goes on: which step it is at, whom it waits for, and when it asks again.
+//!
+//! ```text
+//!   begun ─> step 0 ─> step 1 ─> ... ─> done
+//!               │ a host refuses, or it takes too long (only of a start)
+//!               └─> undoing: fence, then give back ─> failed
+//! ```
+//! In a step each host is asked until it has said that it is done. What is in memory here is asked anew after a crash.
+
+use super::call::{Call, Failure, Reply};
+use super::ids::{CallId, Time};
+use super::machine::{Orchestrator, Waits};
+use super::planted::PlantedBug;
+use state::{Assignment, Name, Operation, Step, Uid, Verb};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What of an operation is in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Work {
+    /// Which.
+    pub(crate) id: Name,
+    /// Hosts that are asked, and by which call.
+    pub(crate) asking: BTreeMap<Name, CallId>,
+    /// Hosts that are still asked for an earlier step. They are asked nothing else before they have answered: what gives room back
+    /// must not overtake what takes it.
+    pub(crate) former: BTreeMap<Name, CallId>,
+    /// Hosts that have done the step.
+    pub(crate) done: BTreeSet<Name>,
+    /// Where companions listen.
+    pub(crate) addresses: BTreeMap<Name, String>,
+    /// When the step began.
+    pub(crate) since: u64,
+    /// Nobody is asked again before.
+    pub(crate) again: u64,
+    /// The last call that was made when the step began: what was asked before does not count.
+    pub(crate) after: CallId,
+    /// Of an undoing: slices are over on all hosts.
+    pub(crate) is_fenced: bool,
+}
+
+/// What there is to do about an operation now.
+pub(crate) enum Turn {
+    /// These are to be asked, each for itself.
+    Ask(Vec<(Name, Call)>),
+    /// The step is done.
+    Next,
+    /// It waits.
+    Wait,
+    /// It cannot be done.
+    Fail(String),
+}
+
+impl Work {
+    pub(crate) fn new(id: Name, now: Time, after: CallId) -> Self {
+        Self {
+            id,
+            asking: BTreeMap::new(),
+            former: BTreeMap::new(),
+            done: BTreeSet::new(),
+            addresses: BTreeMap::new(),
+            since: now.ms,
+            again: 0,
+            after,
+            is_fenced: false,
+        }
+    }
+
+    /// Another step.
+    pub(crate) fn turn(&mut self, now: Time, after: CallId) {
+        self.former.append(&mut self.asking);
+        self.done.clear();
+        (self.since, self.again, self.after) = (now.ms, 0, after);
+    }
+}
+
+pub(crate) fn steps(words: Vec<String>) -> Vec<Step> {
+    words.into_iter().map(|what| Step { what, done: false, undone: false }).collect()
+}
+
+/// Which step is to be done, if any is.
+pub(crate) fn at(operation: &Operation) -> Option<usize> {
+    operation.steps.iter().position(|step| !step.done)
+}
+
+impl Orchestrator {
+    /// The last call that was made.
+    pub(crate) fn last_call(&self) -> CallId {
+        CallId(self.next_call)
+    }
+
+    /// Begins an operation about a VM, which has none.
+    pub(crate) fn begin(
+        &mut self,
+        assignment: &Assignment,
+        verb: Verb,
+        life: u64,
+        words: Vec<String>,
+    ) {
+        let number = (u128::from(self.term.0) << 64) | u128::from(self.next_operation);
+        self.next_operation += 1;
+        let digits = Uid::new(number);
+        let Ok(id) = Name::new(digits.as_str()) else { return };
+        let operation = Operation {
+            id: id.clone(),
+            request: digits.as_str().to_owned(),
+            vm: assignment.vm.clone(),
+            verb,
+            life,
+            generation: assignment.generation,
+            term: self.term,
+            steps: steps(words),
+            undoing: None,
+            began: self.now.unix,
+            result: None,
+        };
+        self.put_operation(operation);
+        let work = Work::new(id, self.now, self.last_call());
+        self.works.insert(assignment.vm.clone(), work);
+    }
+
+    pub(crate) fn operation(&self, vm: &Name) -> Option<Operation> {
+        let work = self.works.get(vm)?;
+        self.objects.operations.get(&work.id).cloned()
+    }
+
+    /// Goes on with what is done to a VM, as far as it can now.
+    pub(crate) fn work(&mut self, vm: &Name) {
+        // Each turn of the loop ends a step, or the operation.
+        loop {
+            let Some(operation) = self.operation(vm) else { return };
+            let turn = self.next_turn(&operation);
+            match turn {
+                Turn::Wait => return,
+                Turn::Ask(calls) => return self.ask_hosts(vm, calls),
+                Turn::Next if operation.undoing.is_some() => self.undo_next(&operation),
+                Turn::Next => self.step_done(operation),
+                Turn::Fail(why) => self.undo(&operation, &why),
+            }
+        }
+    }
+
+    fn next_turn(&self, operation: &Operation) -> Turn {
+        let Some(assignment) = self.objects.assignments.get(&operation.vm) else {
+            return Turn::Wait;
+        };
+        match operation.verb {
+            Verb::Start if operation.undoing.is_some() => self.turn_of_undo(operation, assignment),
+            Verb::Start => self.turn_of_start(operation, assignment),
+            Verb::Stop | Verb::Restart | Verb::Delete => self.turn_of_stop(operation, assignment),
+        }
+    }
+
+    /// Asks those that have not done it and are not being asked.
+    fn ask_hosts(&mut self, vm: &Name, calls: Vec<(Name, Call)>) {
+        let now = self.now.ms;
+        let Some(work) = self.works.get(vm) else { return };
+        if work.again > now {
+            return;
+        }
+        let asking: BTreeSet<Name> =
+            work.asking.keys().chain(work.former.keys()).cloned().collect();
+        for (host, what) in calls {
+            if asking.contains(&host) {
+                continue;
+            }
+            let id = self.call(&host, what, Waits::Work { vm: vm.clone(), host: host.clone() });
+            if let Some(work) = self.works.get_mut(vm) {
+                work.asking.insert(host, id);
+            }
+        }
+    }
+
+    fn step_done(&mut self, mut operation: Operation) {
+        let Some(at) = at(&operation) else { return };
+        operation.steps[at].done = true;
+        let (now, after) = (self.now, self.last_call());
+        if let Some(work) = self.works.get_mut(&operation.vm) {
+            work.turn(now, after);
+        }
+        if self::at(&operation).is_some() {
+            self.put_operation(operation);
+        } else {
+            self.finish(operation);
+        }
+    }
+
+    /// A host has answered an operation.
+    pub(crate) fn worked(
+        &mut self,
+        vm: &Name,
+        id: CallId,
+        host: &Name,
+        result: Result<Reply, Failure>,
+    ) {
+        let retry = self.now.ms.saturating_add(self.settings.retry_ms);
+        let Some(operation) = self.operation(vm) else { return };
+        let Some(work) = self.works.get_mut(vm) else { return };
+        if work.asking.get(host) != Some(&id) {
+            if work.former.get(host) == Some(&id) {
+                work.former.remove(host);
+                self.work(vm);
+            }
+            return;
+        }
+        work.asking.remove(host);
+        match result {
+            Ok(Reply::Ensured(address)) => {
+                work.addresses.insert(host.clone(), address);
+                work.done.insert(host.clone());
+            }
+            Ok(Reply::Done) => drop(work.done.insert(host.clone())),
+            Ok(Reply::Vm(super::call::VmSight::Runs)) => drop(work.done.insert(host.clone())),
+            Ok(Reply::Vm(super::call::VmSight::Rests) | Reply::Report(_)) => work.again = retry,
+            Err(Failure::Unreachable(why)) => {
+                tracing::debug!(%host, why, "a host is asked again");
+                work.again = retry;
+                if self.planted.has(PlantedBug::SilenceIsProof) {
+                    work.done.insert(host.clone());
+                }
+            }
+            Err(Failure::Refused(why)) => {
+                work.again = retry;
+                if operation.verb == Verb::Start && operation.undoing.is_none() {
+                    self.undo(&operation, &format!("host {host}: {why}"));
+                } else {
+                    // What only goes on is asked again: somebody has to see to it.
+                    tracing::warn!(%host, why, operation = %operation.id, "a host refuses to end what is over");
+                }
+            }
+            // It is heard before.
+            Err(Failure::Deposed) => {}
+        }
+        self.work(vm);
+    }
+}

@@ -1,0 +1,438 @@
+//! A store, two hosts, and leaders one after another.
+
+use super::support::{Host, desired, name, secret};
+use orchestrator::decide::{
+    Answer, Ask, Call, CallId, Choice, Effect, Failure, Input, Objects, Orchestrator, PlantedBug,
+    Refusal, Request, Settings, Stored, Ticket, Time, Write,
+};
+use scheduler::fragmentation::Mix;
+use scheduler::policy::{Consolidation, FragBff, Spread};
+use state::{Name, RunStrategy, Term, Uid, VmState};
+use stateright::{Model, Property};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub(crate) const ONE_BOOTSTRAP: &str = "a VM has one bootstrap that runs";
+pub(crate) const OVER: &str = "a life that is over does not run";
+pub(crate) const CONFIRMED: &str = "a VM that was confirmed is known";
+pub(crate) const ROOM: &str = "room is given back";
+pub(crate) const GOES_ON: &str = "what has begun goes on";
+pub(crate) const SAME_ANSWER: &str = "a request made again has its answer";
+pub(crate) const DEPOSED: &str = "who is deposed does nothing more";
+pub(crate) const FORMS: &str = "what is written can be read";
+
+/// Deaths, lost calls, lost answers and hosts that are cut off, all together.
+const FAULTS: u8 = 1;
+
+/// What is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The VM fits on either host.
+    OneHost,
+    /// It does, and is asked for twice.
+    Twice,
+    /// It needs both.
+    TwoHosts,
+    /// It needs both, and one refuses.
+    SickHost,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct World {
+    kind: Kind,
+    bug: Option<PlantedBug>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    store: BTreeMap<String, Stored>,
+    term: Term,
+    machine: Option<Orchestrator>,
+    effects: VecDeque<Effect>,
+    /// What its leader waits for.
+    network: BTreeMap<CallId, (Name, Call)>,
+    /// Calls of leaders that are dead.
+    late: Vec<(Term, Name, Call)>,
+    hosts: BTreeMap<Name, Host>,
+    silent: Option<Name>,
+    ticks: u8,
+    faults: u8,
+    asked: u8,
+    /// What was answered to the first request.
+    first: Option<Answer>,
+    /// A late call may keep room for what is over: it expires.
+    is_room_in_doubt: bool,
+    broken: BTreeSet<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    Ask,
+    Carry,
+    Deliver(CallId),
+    /// It is done, and the answer is lost.
+    LoseAnswer(CallId),
+    /// It is not done.
+    LoseCall(CallId),
+    DeliverLate(usize),
+    Tick,
+    Kill,
+    Begin,
+    Partition(Name),
+    Heal,
+    /// Another one has led meanwhile, and has reached a host.
+    Depose,
+}
+
+fn settings() -> Settings {
+    let (spread, consolidation) = (Spread::MinNodes, Consolidation::MinNodes);
+    let policy = FragBff { spread, consolidation, mix: Mix::azure() };
+    Settings {
+        lease_ms: 1500,
+        // Nothing is tried again before time passes, which bounds how often.
+        retry_ms: 500,
+        step_ms: 1500,
+        shutdown_ms: 0,
+        again_ms: 500,
+        ..Settings::new(Choice::Split(policy))
+    }
+}
+
+impl World {
+    pub(crate) fn new(kind: Kind, bug: Option<PlantedBug>) -> Self {
+        Self { kind, bug }
+    }
+
+    fn ticks(self) -> u8 {
+        match self.kind {
+            Kind::OneHost => 3,
+            Kind::TwoHosts | Kind::SickHost => 2,
+            Kind::Twice => 0,
+        }
+    }
+
+    fn begin(self, store: &BTreeMap<String, Stored>, term: Term, now: Time) -> Orchestrator {
+        let objects = Objects::new(store.values().cloned());
+        match self.bug {
+            Some(bug) => Orchestrator::recover_with(settings(), term, now, objects, bug),
+            None => Orchestrator::recover(settings(), term, now, objects),
+        }
+    }
+
+    fn ask(self, number: u8) -> Option<(Option<Request>, Ask)> {
+        let vcpus = if matches!(self.kind, Kind::OneHost | Kind::Twice) { 2 } else { 3 };
+        // Whoever asks again does not know what was chosen at first.
+        let create = |uid: u128| {
+            let (uid, desired) = (Uid::new(uid), desired(vcpus, 1024, RunStrategy::Always));
+            let (secret, desired) = (secret(&uid), Box::new(desired));
+            let request = Request { id: Uid::new(9), content: "create".to_owned() };
+            (Some(request), Ask::Create { name: name("vm"), uid, secret, desired, plan: None })
+        };
+        match number {
+            0 => Some(create(1)),
+            1 if self.kind == Kind::Twice => Some(create(2)),
+            1 => Some((None, Ask::Delete { name: name("vm"), etag: None })),
+            _ => None,
+        }
+    }
+}
+
+impl State {
+    fn now(&self) -> Time {
+        Time { ms: u64::from(self.ticks) * 1000, unix: 0 }
+    }
+
+    fn hear(&mut self, input: Input) {
+        let now = self.now();
+        if let Some(machine) = &mut self.machine {
+            self.effects.extend(machine.step(now, input));
+        }
+    }
+
+    fn carry(&mut self, effect: Effect) {
+        match effect {
+            Effect::Commit(writes) => self.commit(writes),
+            Effect::Call { call, host, what } if *what == Call::Look => {
+                // How a host is is asked so often that one order is enough.
+                let result = self.reach(&host, &what);
+                self.news(call, result);
+            }
+            Effect::Call { call, host, what } => {
+                self.network.insert(call, (host, *what));
+            }
+            Effect::Answer { ticket, result } => self.told(ticket, result),
+            Effect::StandDown => self.drop_machine(),
+        }
+    }
+
+    fn news(&mut self, call: CallId, result: Result<orchestrator::decide::Reply, Failure>) {
+        let is_deposed = result == Err(Failure::Deposed);
+        let before = self.effects.len();
+        self.hear(Input::Answered { call, result });
+        let more = self.effects.iter().skip(before);
+        let goes_on =
+            { more }.any(|effect| matches!(effect, Effect::Call { .. } | Effect::Commit(_)));
+        let is_there = self.machine.is_some();
+        if is_deposed && is_there {
+            // One more moment must not wake it either.
+            let (now, machine) = (self.now(), &mut self.machine);
+            let ticked = machine.as_mut().map(|it| it.step(now, Input::Tick)).unwrap_or_default();
+            if goes_on || !ticked.is_empty() {
+                self.broken.insert(DEPOSED);
+            }
+        }
+    }
+
+    fn commit(&mut self, writes: Vec<Write>) {
+        if self.machine.as_ref().is_none_or(|machine| machine.term() < self.term) {
+            // The store refuses a deposed leader, which is dropped then.
+            return self.drop_machine();
+        }
+        for write in writes {
+            match write {
+                Write::Put(one) => {
+                    let form = one.to_form();
+                    let read = form.ok().and_then(|form| Stored::from_form(&one.key(), &form).ok());
+                    if read != Some(Some((*one).clone())) {
+                        self.broken.insert(FORMS);
+                    }
+                    self.store.insert(one.key(), *one);
+                }
+                Write::Delete(key) => drop(self.store.remove(&key)),
+            }
+        }
+    }
+
+    fn told(&mut self, ticket: Ticket, result: Result<Answer, Refusal>) {
+        match (ticket.0, result) {
+            (0, Ok(answer)) => self.first = Some(answer),
+            (2, result) if result != Err(Refusal::Deposed) => {
+                if self.first.as_ref().is_some_and(|first| result.as_ref() != Ok(first)) {
+                    self.broken.insert(SAME_ANSWER);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn drop_machine(&mut self) {
+        let Some(machine) = self.machine.take() else { return };
+        let calls = std::mem::take(&mut self.network);
+        self.late.extend(calls.into_values().map(|(host, call)| (machine.term(), host, call)));
+        self.effects.clear();
+    }
+
+    fn reach(&mut self, host: &Name, call: &Call) -> Result<orchestrator::decide::Reply, Failure> {
+        let term = self.machine.as_ref().map_or(Term(0), Orchestrator::term);
+        let it = self.hosts.get_mut(host).filter(|_| self.silent.as_ref() != Some(host));
+        it.map_or_else(|| Err(Failure::Unreachable("silent".to_owned())), |it| it.call(term, call))
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.machine.is_some() && self.effects.is_empty() && self.network.is_empty()
+    }
+
+    fn operations(&self) -> impl Iterator<Item = &state::Operation> {
+        self.store.values().filter_map(|one| match one {
+            Stored::Operation(it) if it.result.is_none() => Some(it),
+            _ => None,
+        })
+    }
+
+    fn vm(&self) -> Option<&state::Vm> {
+        self.store.values().find_map(|one| if let Stored::Vm(vm) = one { Some(vm) } else { None })
+    }
+
+    fn running(&self) -> impl Iterator<Item = (u64, bool)> {
+        let slices = self.hosts.values().flat_map(|host| &host.slices);
+        let runs = slices.filter(|(_, slice)| slice.ended.is_none());
+        runs.map(|(target, slice)| (target.life, slice.is_bootstrap))
+    }
+}
+
+impl Model for World {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let host = || Host::new(2, 4096);
+        let mut hosts = BTreeMap::from([(name("a"), host()), (name("b"), host())]);
+        hosts.values_mut().last().expect("a host").is_sick = self.kind == Kind::SickHost;
+        let machine = Some(self.begin(&BTreeMap::new(), Term(1), Time::default()));
+        let mut state = State {
+            store: BTreeMap::new(),
+            term: Term(1),
+            machine,
+            effects: VecDeque::new(),
+            network: BTreeMap::new(),
+            late: Vec::new(),
+            hosts,
+            silent: None,
+            ticks: 0,
+            faults: 0,
+            asked: 0,
+            first: None,
+            is_room_in_doubt: false,
+            broken: BTreeSet::new(),
+        };
+        for host in ["a", "b"] {
+            let ask = Ask::Register { name: name(host), agent: format!("https://{host}:7000") };
+            let ticket = Ticket(99);
+            state.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
+        }
+        state.hear(Input::Tick);
+        while let Some(effect) = state.effects.pop_front() {
+            state.carry(effect);
+        }
+        vec![state]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        let may_fail = state.faults < FAULTS;
+        if state.machine.is_none() {
+            actions.push(Action::Begin);
+        } else if state.effects.is_empty() {
+            if self.ask(state.asked).is_some() {
+                actions.push(Action::Ask);
+            }
+            for id in state.network.keys() {
+                actions.push(Action::Deliver(*id));
+                if may_fail {
+                    actions.extend([Action::LoseAnswer(*id), Action::LoseCall(*id)]);
+                }
+            }
+            actions.extend((state.ticks < self.ticks()).then_some(Action::Tick));
+            actions.extend((may_fail).then_some(Action::Depose));
+            if state.silent.is_some() {
+                actions.push(Action::Heal);
+            } else if may_fail && self.kind == Kind::OneHost {
+                actions.extend(state.hosts.keys().cloned().map(Action::Partition));
+            }
+        } else {
+            actions.push(Action::Carry);
+        }
+        if state.machine.is_some() && may_fail {
+            actions.push(Action::Kill);
+        }
+        actions.extend((0..state.late.len()).map(Action::DeliverLate));
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        match action {
+            Action::Ask => {
+                let (request, ask) = self.ask(next.asked)?;
+                let again = next.asked > 0 && self.kind == Kind::Twice;
+                let ticket = Ticket(if again { 2 } else { u64::from(next.asked) });
+                next.asked += 1;
+                next.hear(Input::Asked { ticket, request, validate_only: false, ask });
+            }
+            Action::Carry => {
+                let effect = next.effects.pop_front()?;
+                next.carry(effect);
+            }
+            Action::Deliver(id) => {
+                let (host, call) = next.network.remove(&id)?;
+                let result = next.reach(&host, &call);
+                next.news(id, result);
+            }
+            Action::LoseAnswer(id) => {
+                next.faults += 1;
+                let (host, call) = next.network.remove(&id)?;
+                let _ = next.reach(&host, &call);
+                next.news(id, Err(Failure::Unreachable("no answer".to_owned())));
+            }
+            Action::LoseCall(id) => {
+                next.faults += 1;
+                next.network.remove(&id)?;
+                next.news(id, Err(Failure::Unreachable("lost".to_owned())));
+            }
+            Action::DeliverLate(number) => {
+                let (term, host, call) = next.late.remove(number);
+                next.is_room_in_doubt |= matches!(call, Call::Reserve { .. });
+                if next.silent.as_ref() != Some(&host) {
+                    let _ = next.hosts.get_mut(&host)?.call(term, &call);
+                }
+            }
+            Action::Tick => {
+                next.ticks += 1;
+                next.hear(Input::Tick);
+            }
+            Action::Kill => {
+                next.faults += 1;
+                next.drop_machine();
+            }
+            Action::Begin => {
+                next.term.0 += 1;
+                next.machine = Some(self.begin(&next.store, next.term, next.now()));
+            }
+            Action::Partition(host) => {
+                next.faults += 1;
+                next.silent = Some(host);
+            }
+            Action::Heal => next.silent = None,
+            Action::Depose => {
+                next.faults += 1;
+                next.term.0 += 1;
+                next.hosts.values_mut().next()?.term = next.term;
+            }
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut all = vec![
+            Property::always(FORMS, |_, state: &State| !state.broken.contains(FORMS)),
+            Property::always(DEPOSED, |_, state: &State| !state.broken.contains(DEPOSED)),
+            Property::always(SAME_ANSWER, |_, state: &State| !state.broken.contains(SAME_ANSWER)),
+            Property::always(ONE_BOOTSTRAP, |_, state: &State| {
+                state.running().filter(|(_, is_bootstrap)| *is_bootstrap).count() <= 1
+            }),
+            Property::always(OVER, |_, state: &State| {
+                // What was confirmed and is not there any more was deleted.
+                let none = if state.first.is_some() { u64::MAX } else { 0 };
+                let life = state.vm().map_or(none, |vm| vm.life);
+                state.running().all(|(other, _)| other >= life)
+            }),
+            Property::always(CONFIRMED, |world: &Self, state: &State| {
+                let is_deleted = state.asked > 1 && world.kind != Kind::Twice;
+                state.first.is_none() || is_deleted || state.vm().is_some()
+            }),
+            Property::always(ROOM, |_, state: &State| {
+                let kept = state.hosts.values().any(|host| !host.kept.is_empty());
+                let is_free = state.operations().next().is_none() && !state.is_room_in_doubt;
+                !(kept && is_free && state.is_quiet() && state.late.is_empty())
+            }),
+            Property::always(GOES_ON, |_, state: &State| {
+                let machine = state.machine.as_ref().filter(|_| state.effects.is_empty());
+                let known = |it: &Orchestrator| {
+                    it.term() < state.term
+                        || state.operations().all(|operation| it.going_on(&operation.vm).is_some())
+                };
+                machine.is_none_or(known)
+            }),
+            Property::sometimes("a leader that died is followed", |_, state: &State| {
+                state.term > Term(1) && state.is_quiet() && state.vm().is_some()
+            }),
+        ];
+        if self.kind == Kind::SickHost {
+            all.push(Property::sometimes("a start is undone", |_, state: &State| {
+                state.vm().is_some_and(|vm| vm.life > 1)
+            }));
+        } else {
+            all.push(Property::sometimes("a VM runs", |_, state: &State| {
+                state.vm().is_some_and(|vm| vm.observed.state == VmState::Running)
+            }));
+        }
+        if matches!(self.kind, Kind::OneHost | Kind::TwoHosts) {
+            all.push(Property::sometimes("a VM is deleted", |_, state: &State| {
+                state.asked > 1 && state.vm().is_none() && state.is_quiet() && state.first.is_some()
+            }));
+        }
+        if self.kind == Kind::OneHost {
+            all.push(Property::sometimes("another life runs", |_, state: &State| {
+                state.running().any(|(life, is_bootstrap)| life > 1 && is_bootstrap)
+            }));
+        }
+        all
+    }
+}
