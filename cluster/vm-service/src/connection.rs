@@ -58,7 +58,6 @@ impl Connected for Connection {
 ///
 /// # Errors
 /// It is of such a user.
-#[expect(clippy::result_large_err, reason = "tonic wants it so")]
 pub fn admit(request: Request<()>) -> Result<Request<()>, Status> {
     match request.extensions().get::<Who>() {
         Some(Who::Local(caller)) if !caller.may_ask => Err(refused(caller.refusal())),

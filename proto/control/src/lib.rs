@@ -10,6 +10,8 @@
     clippy::absolute_paths,
     clippy::allow_attributes,
     clippy::allow_attributes_without_reason,
+    clippy::doc_lazy_continuation,
+    clippy::large_enum_variant,
     clippy::too_many_lines,
     reason = "what is generated is not ours to write"
 )]

@@ -137,7 +137,8 @@ fn names_that_lead_out_are_refused() {
 
 #[test]
 fn each_field_is_bounded() {
-    let cases: [(&str, fn(&mut BootstrapSpec)); 21] = [
+    type Change = fn(&mut BootstrapSpec);
+    let cases: [(&str, Change); 21] = [
         ("bootstrap.parts", |it| it.parts.clear()),
         ("bootstrap.parts", |it| it.parts = vec![part("", 1, 2 << 20); 33]),
         ("bootstrap.parts", |it| it.parts[1].vcpus = u32::MAX),
