@@ -59,7 +59,7 @@ pub(crate) struct State {
     asked: u8,
     /// What was answered to the first request.
     first: Option<Answer>,
-    /// A late call may keep room for what is over: it expires.
+    /// A late call, or a host that was lost, may keep room for what is over: it expires.
     is_room_in_doubt: bool,
     broken: BTreeSet<&'static str>,
 }
@@ -367,6 +367,8 @@ impl Model for World {
             }
             Action::Partition(host) => {
                 next.faults += 1;
+                // A lost host is not asked to give room back: what it keeps expires.
+                next.is_room_in_doubt = true;
                 next.silent = Some(host);
             }
             Action::Heal => next.silent = None,
