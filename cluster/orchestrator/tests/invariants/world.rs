@@ -205,8 +205,10 @@ impl State {
     fn told(&mut self, ticket: Ticket, result: Result<Answer, Refusal>) {
         match (ticket.0, result) {
             (0, Ok(answer)) => self.first = Some(answer),
-            (2, result) if result != Err(Refusal::Deposed) => {
-                if self.first.as_ref().is_some_and(|first| result.as_ref() != Ok(first)) {
+            (2, result) => {
+                let other = |first: &Answer| result.as_ref() != Ok(first);
+                let is_told = result != Err(Refusal::Deposed);
+                if is_told && self.first.as_ref().is_some_and(other) {
                     self.broken.insert(SAME_ANSWER);
                 }
             }
