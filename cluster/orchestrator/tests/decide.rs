@@ -48,7 +48,7 @@ impl Cluster {
         for (host, cores) in hosts {
             it.hosts.insert(name(host), Host::new(*cores, 65536));
             let agent = format!("https://{host}:7000");
-            it.ask(Ask::Register { name: name(host), agent }).unwrap();
+            it.ask(Ask::Register { name: name(host), agent }).expect("a host");
         }
         it.pass(1);
         it

@@ -325,12 +325,13 @@ fn agents_write_facts_and_operators_what_they_want() {
         desired: HostDesired { cordoned: true, ..before.desired.clone() },
         ..before.clone()
     };
+    let known = facts();
     let facts = |boot_id: &str, generation, version: &str| Host {
         facts: Some(Facts {
             boot_id: boot_id.to_owned(),
             generation: Generation(generation),
             version: version.to_owned(),
-            ..self::facts()
+            ..known.clone()
         }),
         ..host()
     };

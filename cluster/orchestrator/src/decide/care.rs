@@ -41,7 +41,7 @@ impl Orchestrator {
         let VmDesired { deleted, run, .. } = vm.desired;
         match assignment {
             Some(_) if deleted => {
-                self.stop(&vm, Verb::Delete, VmState::Stopping, "it is being deleted")
+                self.stop(&vm, Verb::Delete, VmState::Stopping, "it is being deleted");
             }
             None if deleted => self.forget(name),
             Some(_) if run == RunStrategy::Halted => {

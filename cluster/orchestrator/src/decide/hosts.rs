@@ -73,7 +73,7 @@ impl Orchestrator {
         }
         heard.looking = None;
         match result {
-            Ok(Reply::Report(report)) => self.heard_of(call, name, report),
+            Ok(Reply::Report(report)) => self.heard_of(call, name, &report),
             Ok(_) => tracing::warn!(host = %name, "its agent answers something else"),
             Err(Failure::Unreachable(why) | Failure::Refused(why)) => {
                 tracing::debug!(host = %name, why, "its agent does not say how it is");
@@ -82,16 +82,16 @@ impl Orchestrator {
         }
     }
 
-    fn heard_of(&mut self, call: CallId, name: &Name, report: Report) {
+    fn heard_of(&mut self, call: CallId, name: &Name, report: &Report) {
         let now = self.now.ms;
         let Some(host) = self.objects.hosts.get(name).cloned() else { return };
-        self.learn_facts(host, &report);
+        self.learn_facts(host, report);
         if let Some(heard) = self.heard.get_mut(name) {
             heard.at = Some(now);
             heard.report = Some((call, report.clone()));
         }
         self.show_host(name);
-        self.sweep(name, &report);
+        self.sweep(name, report);
         let here = |(vm, assignment): (&Name, &state::Assignment)| {
             let has = assignment.slices.iter().any(|part| part.host == *name);
             has.then(|| vm.clone())

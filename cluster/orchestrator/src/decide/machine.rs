@@ -213,7 +213,7 @@ impl Orchestrator {
     pub fn step(&mut self, now: Time, input: Input) -> Vec<Effect> {
         self.now = Time { ms: self.now.ms.max(now.ms), unix: now.unix };
         if self.is_deposed {
-            return self.refuse_all(input);
+            return self.refuse_all(&input);
         }
         match input {
             Input::Asked { ticket, request, validate_only, ask } => {
@@ -229,10 +229,10 @@ impl Orchestrator {
         self.finish_step()
     }
 
-    fn refuse_all(&self, input: Input) -> Vec<Effect> {
+    fn refuse_all(&self, input: &Input) -> Vec<Effect> {
         match input {
             Input::Asked { ticket, .. } => {
-                vec![Effect::Answer { ticket, result: Err(Refusal::Deposed) }]
+                vec![Effect::Answer { ticket: *ticket, result: Err(Refusal::Deposed) }]
             }
             Input::Answered { .. } | Input::Tick => Vec::new(),
         }

@@ -59,7 +59,7 @@ pub(crate) struct State {
     asked: u8,
     /// What was answered to the first request.
     first: Option<Answer>,
-    /// A late call may keep room for what is over: it expires.
+    /// A late call, or a host that was lost, may keep room for what is over: it expires.
     is_room_in_doubt: bool,
     broken: BTreeSet<&'static str>,
 }
@@ -205,8 +205,10 @@ impl State {
     fn told(&mut self, ticket: Ticket, result: Result<Answer, Refusal>) {
         match (ticket.0, result) {
             (0, Ok(answer)) => self.first = Some(answer),
-            (2, result) if result != Err(Refusal::Deposed) => {
-                if self.first.as_ref().is_some_and(|first| result.as_ref() != Ok(first)) {
+            (2, result) => {
+                let other = |first: &Answer| result.as_ref() != Ok(first);
+                let is_told = result != Err(Refusal::Deposed);
+                if is_told && self.first.as_ref().is_some_and(other) {
                     self.broken.insert(SAME_ANSWER);
                 }
             }
@@ -367,6 +369,8 @@ impl Model for World {
             }
             Action::Partition(host) => {
                 next.faults += 1;
+                // A lost host is not asked to give room back: what it keeps expires.
+                next.is_room_in_doubt = true;
                 next.silent = Some(host);
             }
             Action::Heal => next.silent = None,
