@@ -181,8 +181,9 @@ impl AgentApi {
         let known = is_known(self);
         let listen = match &known {
             // One that did not listen was ordered otherwise, and no other one has this port.
-            Some(known) => is_companion
-                .then(|| listens(&known.order).unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())),
+            Some(known) => is_companion.then(|| {
+                listens(&known.order).unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
+            }),
             None if is_companion => Some(self.choose_port()?),
             None => None,
         };

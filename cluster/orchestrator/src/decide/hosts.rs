@@ -7,7 +7,7 @@
 
 use super::call::{Call, Failure, Phase, Reply, Report};
 use super::ids::CallId;
-use super::machine::{Orchestrator, Waits};
+use super::machine::{Orchestrator, Purpose};
 use super::objects::Stored;
 use scheduler::Resources;
 use scheduler::cluster::{HostSpec, HostState};
@@ -40,7 +40,7 @@ impl Orchestrator {
         for name in names {
             let heard = self.heard.entry(name.clone()).or_default();
             if heard.looking.is_none() {
-                let call = self.call(&name, Call::Look, Waits::Host(name.clone()));
+                let call = self.call(&name, Call::Look, Purpose::Host(name.clone()));
                 self.heard.entry(name.clone()).or_default().looking = Some(call);
             }
             self.show_host(&name);
@@ -166,7 +166,7 @@ impl Orchestrator {
                 Phase::Runs => Call::Fence { uid: target.uid.clone(), life: target.life },
                 Phase::Ended(_) => Call::Remove { target: target.clone() },
             };
-            self.call(host, what, Waits::Nobody);
+            self.call(host, what, Purpose::Nobody);
         }
     }
 }

@@ -6,7 +6,7 @@ use super::ids::{CallId, Ticket, Time};
 use super::objects::{Objects, Stored, Write};
 use super::placement::Choice;
 use super::planted::{Planted, PlantedBug};
-use super::work::Work;
+use super::progress::Work;
 use scheduler::{Effect as Decided, HostId, Scheduler, VmId};
 use state::{Name, Operation, Term, Vm};
 use std::collections::{BTreeMap, VecDeque};
@@ -143,7 +143,7 @@ pub struct Orchestrator {
     /// What goes on, by VM.
     pub(crate) works: BTreeMap<Name, Work>,
     /// Who waits for what is called.
-    pub(crate) calls: BTreeMap<CallId, Waits>,
+    pub(crate) calls: BTreeMap<CallId, Purpose>,
     /// VMs whose start has failed wait until then.
     pub(crate) resting: BTreeMap<Name, u64>,
     /// Since which call VMs run: what was asked before does not know of them.
@@ -164,7 +164,7 @@ pub struct Orchestrator {
 
 /// What a call is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Waits {
+pub(crate) enum Purpose {
     /// To know how a host is.
     Host(Name),
     /// An operation, on a host.
@@ -265,9 +265,9 @@ impl Orchestrator {
             return;
         }
         match waits {
-            Waits::Host(host) => self.looked(id, &host, result),
-            Waits::Work { vm, host } => self.worked(&vm, id, &host, result),
-            Waits::Nobody => {}
+            Purpose::Host(host) => self.looked(id, &host, result),
+            Purpose::Work { vm, host } => self.worked(&vm, id, &host, result),
+            Purpose::Nobody => {}
         }
     }
 
@@ -282,10 +282,10 @@ impl Orchestrator {
         done.is_ok()
     }
 
-    pub(crate) fn call(&mut self, host: &Name, what: Call, waits: Waits) -> CallId {
+    pub(crate) fn call(&mut self, host: &Name, what: Call, purpose: Purpose) -> CallId {
         let call = CallId(self.next_call);
         self.next_call += 1;
-        self.calls.insert(call, waits);
+        self.calls.insert(call, purpose);
         self.effects.push(Effect::Call { call, host: host.clone(), what: Box::new(what) });
         call
     }

@@ -29,6 +29,7 @@ mod machine;
 mod objects;
 mod placement;
 mod planted;
+mod progress;
 mod recover;
 mod serve;
 mod start;

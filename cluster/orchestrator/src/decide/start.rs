@@ -3,7 +3,8 @@
 use super::call::{Call, Phase, Role, SharePart, Target};
 use super::machine::Orchestrator;
 use super::planted::PlantedBug;
-use super::work::{Turn, Work, at};
+use super::progress::Work;
+use super::work::{Turn, at};
 use scheduler::{Decision, Rule};
 use state::{Assignment, Epoch, Generation, Name, Operation, Part, Uid, Verb, Vm, VmState};
 

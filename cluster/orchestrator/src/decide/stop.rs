@@ -3,7 +3,8 @@
 use super::call::{Call, Phase, Target};
 use super::machine::Orchestrator;
 use super::planted::PlantedBug;
-use super::work::{Turn, Work, at};
+use super::progress::Work;
+use super::work::{Turn, at};
 use state::{Assignment, Name, Operation, Verb, Vm, VmState};
 
 const SHUT_DOWN: usize = 0;

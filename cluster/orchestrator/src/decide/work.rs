@@ -8,35 +8,12 @@
 //! In a step each host is asked until it has said that it is done. What is in memory here is asked anew after a crash.
 
 use super::call::{Call, Failure, Reply};
-use super::ids::{CallId, Time};
-use super::machine::{Orchestrator, Waits};
+use super::ids::CallId;
+use super::machine::{Orchestrator, Purpose};
 use super::planted::PlantedBug;
+use super::progress::Work;
 use state::{Assignment, Name, Operation, Step, Uid, Verb};
-use std::collections::{BTreeMap, BTreeSet};
-
-/// What of an operation is in memory.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Work {
-    /// Which.
-    pub(crate) id: Name,
-    /// Hosts that are asked, and by which call.
-    pub(crate) asking: BTreeMap<Name, CallId>,
-    /// Hosts that are still asked for an earlier step. They are asked nothing else before they have answered: what gives room back
-    /// must not overtake what takes it.
-    pub(crate) former: BTreeMap<Name, CallId>,
-    /// Hosts that have done the step.
-    pub(crate) done: BTreeSet<Name>,
-    /// Where companions listen.
-    pub(crate) addresses: BTreeMap<Name, String>,
-    /// When the step began.
-    pub(crate) since: u64,
-    /// Nobody is asked again before.
-    pub(crate) again: u64,
-    /// The last call that was made when the step began: what was asked before does not count.
-    pub(crate) after: CallId,
-    /// Of an undoing: slices are over on all hosts.
-    pub(crate) is_fenced: bool,
-}
+use std::collections::BTreeSet;
 
 /// What there is to do about an operation now.
 pub(crate) enum Turn {
@@ -48,29 +25,6 @@ pub(crate) enum Turn {
     Wait,
     /// It cannot be done.
     Fail(String),
-}
-
-impl Work {
-    pub(crate) fn new(id: Name, now: Time, after: CallId) -> Self {
-        Self {
-            id,
-            asking: BTreeMap::new(),
-            former: BTreeMap::new(),
-            done: BTreeSet::new(),
-            addresses: BTreeMap::new(),
-            since: now.ms,
-            again: 0,
-            after,
-            is_fenced: false,
-        }
-    }
-
-    /// Another step.
-    pub(crate) fn turn(&mut self, now: Time, after: CallId) {
-        self.former.append(&mut self.asking);
-        self.done.clear();
-        (self.since, self.again, self.after) = (now.ms, 0, after);
-    }
 }
 
 pub(crate) fn steps(words: Vec<String>) -> Vec<Step> {
@@ -163,7 +117,7 @@ impl Orchestrator {
             if asking.contains(&host) {
                 continue;
             }
-            let id = self.call(&host, what, Waits::Work { vm: vm.clone(), host: host.clone() });
+            let id = self.call(&host, what, Purpose::Work { vm: vm.clone(), host: host.clone() });
             if let Some(work) = self.works.get_mut(vm) {
                 work.asking.insert(host, id);
             }

@@ -1,0 +1,52 @@
+//! What of an operation that goes on is in memory only: whom it has asked, and who has answered. After a crash all of it is asked anew.
+
+use super::ids::{CallId, Time};
+use state::Name;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What of an operation is in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Work {
+    /// Which.
+    pub(crate) id: Name,
+    /// Hosts that are asked, and by which call.
+    pub(crate) asking: BTreeMap<Name, CallId>,
+    /// Hosts that are still asked for an earlier step. They are asked nothing else before they have answered: what gives room back
+    /// must not overtake what takes it.
+    pub(crate) former: BTreeMap<Name, CallId>,
+    /// Hosts that have done the step.
+    pub(crate) done: BTreeSet<Name>,
+    /// Where companions listen.
+    pub(crate) addresses: BTreeMap<Name, String>,
+    /// When the step began.
+    pub(crate) since: u64,
+    /// Nobody is asked again before.
+    pub(crate) again: u64,
+    /// The last call that was made when the step began: what was asked before does not count.
+    pub(crate) after: CallId,
+    /// Of an undoing: slices are over on all hosts.
+    pub(crate) is_fenced: bool,
+}
+
+impl Work {
+    pub(crate) fn new(id: Name, now: Time, after: CallId) -> Self {
+        Self {
+            id,
+            asking: BTreeMap::new(),
+            former: BTreeMap::new(),
+            done: BTreeSet::new(),
+            addresses: BTreeMap::new(),
+            since: now.ms,
+            again: 0,
+            after,
+            is_fenced: false,
+        }
+    }
+
+    /// Another step.
+    pub(crate) fn turn(&mut self, now: Time, after: CallId) {
+        self.former.append(&mut self.asking);
+        self.done.clear();
+        (self.since, self.again, self.after) = (now.ms, 0, after);
+    }
+}
