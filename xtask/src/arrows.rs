@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 17] = [
+const ALLOWED: [(&str, &[&str]); 18] = [
     (
         "tessera",
         &[
@@ -24,6 +24,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
             "tessera-outcome",
             "tessera-scheduler",
             "tessera-transport",
+            "tessera-vm-file",
             "tessera-wire",
         ],
     ),
@@ -56,6 +57,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("tessera-outcome", &[]),
     ("tessera-state", &[]),
     ("tessera-store", &[]),
+    ("tessera-vm-file", &[]),
     ("tessera-wire", &[]),
 ];
 
