@@ -9,10 +9,13 @@ mod asking;
 mod bootstrap;
 mod checkpoint;
 mod companion;
+mod config;
+mod console;
 mod counters;
 mod devices;
 mod local;
 mod log;
+mod names;
 mod reference;
 mod report;
 mod restore;
@@ -24,6 +27,7 @@ mod supervise;
 mod trace;
 mod tune;
 mod vm;
+mod words;
 
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
@@ -73,6 +77,8 @@ enum Role {
     Supervise(supervise::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
     Trace(trace::Arguments),
+    /// Be at a console of a guest (--console socket=PATH) with this terminal. Ctrl-] and then q leaves it.
+    Console(console::Arguments),
     /// Print what running slices' memory engines have counted, as JSON, a line for each slice.
     Counters(counters::Arguments),
     /// Change settings of running slices, and print the counters of each.
@@ -136,6 +142,7 @@ fn run() -> ExitCode {
         Role::Companion(arguments) => companion::run(&arguments).map(End::Slice),
         Role::Supervise(arguments) => supervise::run(arguments).map(End::Supervisor),
         Role::Trace(arguments) => trace::run(&arguments).map(|()| End::Done),
+        Role::Console(arguments) => console::run(&arguments).map(|()| End::Done),
         Role::Counters(arguments) => counters::run(&arguments).map(|()| End::Done),
         Role::Tune(arguments) => tune::run(&arguments).map(|()| End::Done),
         Role::Vm(arguments) => vm::run(&arguments).map(|()| End::Done),

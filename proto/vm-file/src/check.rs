@@ -22,7 +22,7 @@ const KEEP_MAX: u16 = 1000;
 const CHUNK: u64 = 2 << 20;
 const MEMORY_MIN: u64 = 32 << 20;
 /// A checkpoint takes some time itself.
-const EVERY_SECONDS: (u64, u64) = (10, 30 * 86_400);
+const EVERY_SECONDS: (u64, u64) = (10, 7 * 86_400);
 
 /// Fields that make no sense, alone or together.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -243,7 +243,7 @@ fn checkpoint(spec: &Spec) -> Checked {
     let (least, most) = EVERY_SECONDS;
     if !(least..=most).contains(&checkpoint.every.seconds()) {
         let every = checkpoint.every;
-        return fail("spec.checkpoint.every", format!("{every}; 10s to 30d are allowed"));
+        return fail("spec.checkpoint.every", format!("{every}; 10s to 7d are allowed"));
     }
     if checkpoint.keep == 0 || checkpoint.keep > KEEP_MAX {
         let keep = checkpoint.keep;

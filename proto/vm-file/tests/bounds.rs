@@ -118,7 +118,7 @@ fn spec() -> impl Strategy<Value = Spec> {
     let guest = (path(), option::of(path()), "[^\\p{Cc}]{0,40}", preset)
         .prop_map(|(kernel, initrd, cmdline, preset)| Guest { kernel, initrd, cmdline, preset });
     let checkpoint = option::of(
-        (10..2_592_000_u64, 1..1000_u16)
+        (10..604_800_u64, 1..1000_u16)
             .prop_map(|(every, keep)| Checkpoint { every: Period::of_seconds(every), keep }),
     );
     let devices = (vec(disk(), 0..4), vec(nic(), 0..4), any::<bool>());

@@ -151,7 +151,7 @@ fn what_makes_no_sense_is_refused_with_its_place() {
             "03:00:00:00:00:01",
             "line 37, column 7: \"03:00:00:00:00:01\" is no MAC address: write six bytes as 02:00:00:00:00:01; the first is even, and not all are 0",
         ),
-        ("every = \"10m\"", "every = \"5s\"", "spec.checkpoint.every: 5s; 10s to 30d are allowed"),
+        ("every = \"10m\"", "every = \"5s\"", "spec.checkpoint.every: 5s; 10s to 7d are allowed"),
         ("keep = 3", "keep = 0", "spec.checkpoint.keep: 0; 1 to 1000 are allowed"),
         ("panic=-1", "panic=-1\\n", "spec.guest.cmdline: it has a control character"),
         (
