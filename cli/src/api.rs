@@ -1,6 +1,6 @@
 //! Where a slice serves its API, and who may call: on its control socket its own user, over TCP whoever has a certificate.
 
-use crate::slices::address;
+use crate::names::address;
 use anyhow::{Context, Result};
 use clap::Args;
 use std::net::SocketAddr;

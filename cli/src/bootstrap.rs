@@ -1,5 +1,6 @@
 //! The bootstrap role.
 
+use crate::config::{Who, expand};
 use crate::devices::Devices;
 use crate::local::Local;
 use crate::report::ReportFile;
@@ -8,6 +9,7 @@ use crate::signals;
 use crate::slices::SliceArgument;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use std::ffi::OsString;
 use std::io::stdout;
 use std::net::SocketAddr;
 use std::path::{PathBuf, absolute};
@@ -28,10 +30,24 @@ Example: a guest with one vCPU and 512 MiB here, and one vCPU and 512 MiB of 10.
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
+    /// The VM as a file in TOML or YAML (docs/vm-file.md), in place of the options that say the same
+    ///
+    /// - Its name ends with .toml, .yaml, .yml or .json. Paths in it count from its folder.
+    /// - `slices` says where companions listen. Without it all of the VM is here.
+    /// - What it says no option may say: --slice, --kernel, --initrd, --cmdline, --guest-preset, --disk, --net, --rng.
+    /// - With --restore the kernel is that of the checkpoint.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["slices", "kernel", "initrd", "cmdline", "guest_preset", "disks", "nics", "rng"],
+        verbatim_doc_comment
+    )]
+    pub(crate) config: Option<PathBuf>,
     /// A slice, the local one first: `local,cpus=N[,max-cpus=M],memory=SIZE` or `ADDRESS:PORT,cpus=N,...`
     ///
-    /// - ADDRESS is numeric. It is where that slice's companion listens.
-    /// - SIZE is a number of bytes or ends with M or G. It is a multiple of 2 MiB and may be 0.
+    /// - ADDRESS is where that slice's companion listens: a name, which is looked up once, an IPv4 address, or an IPv6 address in
+    ///   brackets.
+    /// - SIZE is a number of bytes or ends with M, G or T. It is a multiple of 2 MiB and may be 0.
     /// - N may be 0, but not for the first slice.
     /// - M is N or more: vCPUs beyond N wait there until the guest is told of them (`tessera vm cpus`).
     /// - Slices may be unequal. A slice may have memory and no vCPU, or devices and nothing else
@@ -40,7 +56,7 @@ pub(crate) struct Arguments {
     #[arg(
         long = "slice",
         value_name = "SLICE",
-        required_unless_present = "restore",
+        required_unless_present_any = ["restore", "config"],
         verbatim_doc_comment
     )]
     pub(crate) slices: Vec<SliceArgument>,
@@ -54,7 +70,7 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "FILE",
-        required_unless_present = "restore",
+        required_unless_present_any = ["restore", "config"],
         conflicts_with = "restore"
     )]
     kernel: Option<PathBuf>,
@@ -234,6 +250,13 @@ fn addresses(remote: &[SliceArgument]) -> Result<Vec<SocketAddr>> {
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
+    let arguments = match &arguments.config {
+        Some(path) => {
+            let given: Vec<OsString> = std::env::args_os().skip(2).collect();
+            expand(path, &given, Who::Bootstrap)?.0
+        }
+        None => arguments,
+    };
     arguments.local.stay_with_supervisor()?;
     let stop = signals::listen()?;
     let (local, remote) = arguments.slices.split_at(arguments.slices.len().min(1));

@@ -1,9 +1,9 @@
 //! The companion role: of a VM that another host starts, or that runs and takes it in (`tessera vm add`).
 
 use crate::local::Local;
+use crate::names::address;
 use crate::report::ReportFile;
 use crate::signals;
-use crate::slices::address;
 use anyhow::{Context, Result};
 use clap::Args;
 use std::io::stdout;

@@ -10,10 +10,13 @@ mod asking;
 mod bootstrap;
 mod checkpoint;
 mod companion;
+mod config;
+mod console;
 mod counters;
 mod devices;
 mod local;
 mod log;
+mod names;
 mod reference;
 mod report;
 mod restore;
@@ -25,6 +28,7 @@ mod supervise;
 mod trace;
 mod tune;
 mod vm;
+mod words;
 
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
@@ -77,6 +81,8 @@ enum Role {
     Agent(agent::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
     Trace(trace::Arguments),
+    /// Be at a console of a guest (--console socket=PATH) with this terminal. Ctrl-] and then q leaves it.
+    Console(console::Arguments),
     /// Print what running slices' memory engines have counted, as JSON, a line for each slice.
     Counters(counters::Arguments),
     /// Change settings of running slices, and print the counters of each.
@@ -141,6 +147,7 @@ fn run() -> ExitCode {
         Role::Supervise(arguments) => supervise::run(arguments).map(End::Supervisor),
         Role::Agent(arguments) => agent::run(&arguments).map(|()| End::Done),
         Role::Trace(arguments) => trace::run(&arguments).map(|()| End::Done),
+        Role::Console(arguments) => console::run(&arguments).map(|()| End::Done),
         Role::Counters(arguments) => counters::run(&arguments).map(|()| End::Done),
         Role::Tune(arguments) => tune::run(&arguments).map(|()| End::Done),
         Role::Vm(arguments) => vm::run(&arguments).map(|()| End::Done),

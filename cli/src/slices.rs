@@ -1,7 +1,9 @@
 //! The grammar of `--slice`: `local,cpus=N,memory=SIZE` or `ADDRESS:PORT,cpus=N,memory=SIZE`, either with `max-cpus=N`.
 
+use crate::names::address;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use vm_file::{Size, ValueError};
 use vmm::slice::SliceSpec;
 
 /// One `--slice`.
@@ -19,11 +21,10 @@ impl FromStr for SliceArgument {
         let mut parts = text.split(',');
         let address = match parts.next().unwrap_or_default() {
             "local" => None,
-            place => Some(
-                place
-                    .parse()
-                    .map_err(|_| format!("{place:?} is neither `local` nor ADDRESS:PORT"))?,
-            ),
+            place if !place.contains(':') => {
+                return Err(format!("{place:?} is neither `local` nor ADDRESS:PORT"));
+            }
+            place => Some(address(place)?),
         };
         let (mut vcpus, mut most, mut memory) = (None, None, None);
         for part in parts {
@@ -54,21 +55,9 @@ impl FromStr for SliceArgument {
     }
 }
 
-/// Where a companion listens: names of hosts are not looked up.
-pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "write a numeric ADDRESS:PORT, as 10.9.0.2:7100".to_owned())
-}
-
-/// Bytes of a size with unit: `256M`, `2G`, or plain bytes.
+/// Bytes of a size with unit: `256M`, `2G`, or plain bytes; as in the VM file.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    let error = || format!("{text:?} is no size; write 256M, 2G or bytes");
-    let (digits, shift) = match text.strip_suffix(['M', 'G']) {
-        Some(digits) if text.ends_with('M') => (digits, 20),
-        Some(digits) => (digits, 30),
-        None => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| error())?;
-    number.checked_mul(1 << shift).ok_or_else(error)
+    text.parse().map(Size::bytes).map_err(|error: ValueError| error.to_string())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `tessera vm`: what a whole VM is asked, by the slice that coordinates it.
 
 use crate::asking::{Asking, LIMIT_OF_ALL, Vm, milliseconds};
-use crate::slices::address;
+use crate::names::address;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::{Table, presets};
@@ -57,6 +57,8 @@ enum Verb {
     /// moment and runs on while it is written, unless --stop or --end is given, or the VM is one slice without --secret-file.
     /// Other slices write their parts into the folder that their --checkpoints names; all must be one folder.
     Checkpoint(CheckpointArguments),
+    /// Print the JSON schema of the VM file (docs/vm-file.md), for editors and programs that write one.
+    Schema,
     /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
     Show(ShowTarget),
 }
@@ -234,6 +236,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Verb::Cpus(arguments) => cpus(arguments),
         Verb::Advise(arguments) => advise(arguments),
         Verb::Checkpoint(arguments) => checkpoint(arguments),
+        Verb::Schema => {
+            stdout().write_all(vm_file::schema().as_bytes()).context("print the schema")
+        }
         Verb::Show(target) => show(target),
     }
 }

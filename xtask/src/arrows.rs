@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 19] = [
+const ALLOWED: [(&str, &[&str]); 20] = [
     (
         "tessera",
         &[
@@ -25,6 +25,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "tessera-outcome",
             "tessera-scheduler",
             "tessera-transport",
+            "tessera-vm-file",
             "tessera-wire",
         ],
     ),
@@ -69,6 +70,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("tessera-outcome", &[]),
     ("tessera-state", &[]),
     ("tessera-store", &[]),
+    ("tessera-vm-file", &[]),
     ("tessera-wire", &[]),
 ];
 

@@ -2,7 +2,7 @@
 
 use super::options::{OnLost, room};
 use crate::bootstrap::Arguments as Bootstrap;
-use crate::slices::address;
+use crate::names::address;
 use clap::Args;
 use migrate::supervise::Room;
 use std::net::SocketAddr;

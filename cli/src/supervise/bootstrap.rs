@@ -11,9 +11,10 @@ use super::options::OnLost;
 use super::plan::{hosts, plan, policy};
 use super::record::{Note, Record};
 use super::task::{self, End, NotSaved, Save};
-use super::words::without;
 use super::{hear_signals, now};
+use crate::config::{Who, expand};
 use crate::log;
+use crate::words::without;
 use anyhow::{Context, Result, ensure};
 use checkpoint::Key;
 use migrate::supervise::{Cause, Effect, Layout, Place, Reason, Share, Supervisor, Verdict};
@@ -100,7 +101,12 @@ struct Driver {
 /// Supervises to the end; the exit status.
 pub(super) fn run(arguments: Supervised) -> Result<u8> {
     let (sender, events) = channel();
-    let mut driver = Driver::new(arguments, sender.clone())?;
+    let given: Vec<OsString> = std::env::args_os().skip(3).collect();
+    let (arguments, words) = match &arguments.bootstrap.config {
+        Some(path) => expand(path, &given, Who::Supervisor)?,
+        None => (arguments, given),
+    };
+    let mut driver = Driver::new(arguments, &words, sender.clone())?;
     hear_signals(move || drop(sender.send(Event::Signal)))?;
     let verdict = match driver.again {
         true => driver.machine.begin_again(now()),
@@ -111,7 +117,7 @@ pub(super) fn run(arguments: Supervised) -> Result<u8> {
 }
 
 impl Driver {
-    fn new(arguments: Supervised, sender: Sender<Event>) -> Result<Self> {
+    fn new(arguments: Supervised, words: &[OsString], sender: Sender<Event>) -> Result<Self> {
         let Supervised { on_lost, spares, fits, patience, bootstrap } = arguments;
         ensure!(!bootstrap.slices.is_empty(), "say by --slice what each host has of the VM");
         let is_clone = bootstrap.restore.clone.is_some();
@@ -146,7 +152,7 @@ impl Driver {
         let given = bootstrap.restore.restore.clone();
         let numbers = (0..).take(plan.slices.len()).collect::<Vec<u16>>();
         let policy = policy(&on_lost, (bootstrap.lease, patience.saturating_mul(1000)));
-        let words = without(&std::env::args_os().skip(3).collect::<Vec<_>>(), &OWN, &[]);
+        let words = without(words, &OWN, &[]);
         let has_clock = without(&words, &["clock"], &[]) != words;
         let driver = Self {
             machine: Supervisor::new(policy, plan, shelf, next),

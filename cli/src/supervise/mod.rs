@@ -17,7 +17,6 @@ mod options;
 mod plan;
 mod record;
 mod task;
-mod words;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};

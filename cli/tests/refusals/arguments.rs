@@ -32,7 +32,7 @@ fn slices_that_are_none_are_refused() {
         (&["local,cpus=x,memory=64M"], "cpus=\"x\" is no number"),
         (&["local,cpus=4294967296,memory=64M"], "is no number"),
         (&["local,cpus=-1,memory=64M"], "is no number"),
-        (&["local,cpus=1,memory=64T"], "memory=\"64T\" is no size"),
+        (&["local,cpus=1,memory=64P"], "memory=\"64P\" is no size"),
         (&["local,cpus=1,memory=64M,disk=1"], "\"disk\" is none of cpus, max-cpus, memory"),
         (&["local,cpus=1,cpus=1,memory=64M"], "cpus is given twice"),
         (

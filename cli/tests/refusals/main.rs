@@ -13,6 +13,7 @@ mod arguments;
 mod carriers;
 mod clocks;
 mod clones;
+mod config;
 mod devices;
 mod disk_states;
 mod ends;

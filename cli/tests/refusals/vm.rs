@@ -8,8 +8,8 @@ fn wrong_requests_are_refused() {
     for (arguments, cause) in [
         (&["show"][..], "required arguments were not provided: --control"),
         (&["add", "10.9.0.2:7100"], "required arguments were not provided: --control"),
-        (&["add", "host-b:7100", "--control", "vm.sock"], "write a numeric ADDRESS:PORT"),
-        (&["add", "10.9.0.2", "--control", "vm.sock"], "write a numeric ADDRESS:PORT"),
+        (&["add", "host-b.invalid:7100", "--control", "vm.sock"], "look up host-b.invalid: "),
+        (&["add", "10.9.0.2", "--control", "vm.sock"], "is no address: write HOST:PORT"),
         (&["cpus", "two", "--control", "vm.sock"], "invalid value 'two' for '[COUNT]'"),
         (&["drain", "slice1", "--control", "vm.sock"], "invalid value 'slice1' for '<SLICE>'"),
         (&["show", "--control", "vm.sock"], "vm.sock, which a running slice makes (--control)"),

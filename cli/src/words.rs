@@ -1,10 +1,10 @@
-//! The words that a slice is started with: those of the supervisor, without some and with others.
+//! Words of a command line, without some of its options.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 /// Leaves these options out, each with its value, given as `--name value` or `--name=value`.
-pub(super) fn without(words: &[OsString], names: &[&str], flags: &[&str]) -> Vec<OsString> {
+pub(crate) fn without(words: &[OsString], names: &[&str], flags: &[&str]) -> Vec<OsString> {
     let mut left = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
