@@ -4,7 +4,8 @@
 //!   look at the host --> open journal, sockets --> READY --watchdog--> ... --SIGTERM, SIGINT--> STOPPING --> ended; slices go on
 //! ```
 
-use crate::slices::{address, bytes};
+use crate::names::address;
+use crate::slices::bytes;
 use agent_service::{Inventory, Options, Ports, Server};
 use anyhow::{Context, Result, bail};
 use clap::Args;
