@@ -230,7 +230,7 @@ impl FromStr for Size {
 
 impl Display for Size {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let whole = |(_, shift): &&(&str, u32)| self.0 != 0 && self.0 % (1 << shift) == 0;
+        let whole = |(_, shift): &&(&str, u32)| self.0 != 0 && self.0.is_multiple_of(1 << shift);
         match Self::UNITS.iter().find(whole) {
             Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
             None => write!(f, "{}", self.0),
@@ -277,7 +277,7 @@ impl FromStr for Period {
 
 impl Display for Period {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let whole = |(_, seconds): &&(&str, u64)| self.0 != 0 && self.0 % seconds == 0;
+        let whole = |(_, seconds): &&(&str, u64)| self.0 != 0 && self.0.is_multiple_of(*seconds);
         let (unit, seconds) = Self::UNITS.iter().find(whole).unwrap_or(&("s", 1));
         write!(f, "{}{unit}", self.0 / seconds)
     }

@@ -1,5 +1,7 @@
 //! Files that are large, deep, or made to grow; and any file at all.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
+
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;

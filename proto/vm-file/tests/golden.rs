@@ -2,6 +2,8 @@
 //!
 //! `TESSERA_GOLDEN=write cargo test -p tessera-vm-file` writes the schema and the written forms anew.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -61,119 +63,110 @@ fn refused(replace: &str, by: &str) -> String {
     Format::Toml.decode(text.as_bytes()).map(|file| format!("{file:?}")).unwrap_err().to_string()
 }
 
+/// What of the file in TOML is replaced, by what, and what the error says.
+const REFUSED: &[(&str, &str, &str)] = &[
+    (
+        "rng = true",
+        "rgn = true",
+        "line 17, column 1: unknown field `rgn`, expected one of `vcpus`, `memory`, `class`, `run`, `slicesMax`, `guest`, `disks`, `nics`, `rng`, `checkpoint`, `slices`",
+    ),
+    (
+        "class = \"requests\"",
+        "class = \"server\"",
+        "line 14, column 9: unknown variant `server`, expected one of `independent`, `requests`, `default`, `shared`",
+    ),
+    (
+        "memory = \"3G\"",
+        "memory = \"3 GB\"",
+        "line 13, column 10: \"3 GB\" is no size: write 512M, 2G, 1T or bytes",
+    ),
+    (
+        "memory = \"3G\"",
+        "memory = -1",
+        "line 13, column 10: invalid value: integer `-1`, expected write 512M, 2G, 1T or bytes",
+    ),
+    ("memory = \"3G\"\n", "", "line 11, column 1: missing field `memory`"),
+    ("vcpus = 4", "vcpus = 0", "spec.vcpus: 0; 1 to 256 are allowed"),
+    ("vcpus = 4", "vcpus = 5", "spec.slices: they have 4 vCPUs together, and spec.vcpus says 5"),
+    (
+        "memory = \"3G\"",
+        "memory = \"4G\"",
+        "spec.slices: they have 3G of memory together, and spec.memory says 4G",
+    ),
+    ("memory = \"3G\"", "memory = \"3221225473\"", "spec.memory: 3221225473 is no multiple of 2M"),
+    ("memory = \"3G\"", "memory = \"30M\"", "spec.memory: 30M; at least 32M is needed"),
+    (
+        "class = \"requests\"",
+        "class = \"shared\"",
+        "spec.slicesMax: a VM of class shared is never split; leave it out, or 1",
+    ),
+    ("slicesMax = 3", "slicesMax = 2", "spec.slices: 3 slices; at most 2 are allowed"),
+    ("slicesMax = 3", "slicesMax = 33", "spec.slicesMax: 33; 1 to 32 are allowed"),
+    ("vcpusMax = 4", "vcpusMax = 1", "spec.slices[0].vcpusMax: 1; 2 to 256 are allowed"),
+    (
+        "vcpusMax = 4",
+        "address = \"h:1\"",
+        "spec.slices[0].address: the first slice is the bootstrap's own and has none",
+    ),
+    (
+        "address = \"host2.example:7100\"",
+        "",
+        "spec.slices[1]: only the first slice has no address; where does its companion listen?",
+    ),
+    (
+        "host2.example:7100",
+        "[fd00::3]:7100",
+        "spec.slices[2].address: another slice has [fd00::3]:7100",
+    ),
+    (
+        "host2.example:7100",
+        "fd00::3:7100",
+        "line 50, column 11: \"fd00::3:7100\" is no address: write HOST:PORT, as host2:7100, 10.9.0.2:7100 or [fd00::2]:7100; the port is 1 to 65535",
+    ),
+    ("{ slice = 1 },", "{ slice = 0 },", "spec.disks[0].standby[0].slice: slice 0 has it already"),
+    (
+        "readonly = true\nslice = 1",
+        "slice = 3",
+        "spec.disks[1].slice: there is no slice 3; the VM has 3 at most",
+    ),
+    (
+        "/srv/images/data.raw",
+        "/srv/a,b",
+        "line 31, column 9: \"/srv/a,b\" is no name of a file or of an interface: 1 to 4095 bytes without a comma or a control character",
+    ),
+    (
+        "02:00:00:00:00:01",
+        "03:00:00:00:00:01",
+        "line 37, column 7: \"03:00:00:00:00:01\" is no MAC address: write six bytes as 02:00:00:00:00:01; the first is even, and not all are 0",
+    ),
+    ("every = \"10m\"", "every = \"5s\"", "spec.checkpoint.every: 5s; 10s to 7d are allowed"),
+    ("keep = 3", "keep = 0", "spec.checkpoint.keep: 0; 1 to 1000 are allowed"),
+    ("panic=-1", "panic=-1\\n", "spec.guest.cmdline: it has a control character"),
+    (
+        "team = \"web\"",
+        "team = \"a b\"",
+        "metadata.labels: \"team\": keys and values are up to 63 letters, digits, '-', '_', '.' and '/'",
+    ),
+    (
+        "search-7",
+        "Search",
+        "line 5, column 8: \"Search\" is no name: 1 to 63 small letters, digits and '-', which neither begins nor ends it",
+    ),
+    (
+        "tessera/v1",
+        "tessera/v2",
+        "line 1, column 14: unknown variant `tessera/v2`, expected `tessera/v1`",
+    ),
+    ("[metadata]", "[metadata", "line 4, column 10: unclosed table, expected `]`"),
+    ("rng = true", "rng = true\nrng = true", "line 18, column 1: duplicate key"),
+];
+
 #[test]
 fn what_makes_no_sense_is_refused_with_its_place() {
     let mut others = Vec::new();
-    for (replace, by, error) in [
-        (
-            "rng = true",
-            "rgn = true",
-            "line 17, column 1: unknown field `rgn`, expected one of `vcpus`, `memory`, `class`, `run`, `slicesMax`, `guest`, `disks`, `nics`, `rng`, `checkpoint`, `slices`",
-        ),
-        (
-            "class = \"requests\"",
-            "class = \"server\"",
-            "line 14, column 9: unknown variant `server`, expected one of `independent`, `requests`, `default`, `shared`",
-        ),
-        (
-            "memory = \"3G\"",
-            "memory = \"3 GB\"",
-            "line 13, column 10: \"3 GB\" is no size: write 512M, 2G, 1T or bytes",
-        ),
-        (
-            "memory = \"3G\"",
-            "memory = -1",
-            "line 13, column 10: invalid value: integer `-1`, expected write 512M, 2G, 1T or bytes",
-        ),
-        ("memory = \"3G\"\n", "", "line 11, column 1: missing field `memory`"),
-        ("vcpus = 4", "vcpus = 0", "spec.vcpus: 0; 1 to 256 are allowed"),
-        (
-            "vcpus = 4",
-            "vcpus = 5",
-            "spec.slices: they have 4 vCPUs together, and spec.vcpus says 5",
-        ),
-        (
-            "memory = \"3G\"",
-            "memory = \"4G\"",
-            "spec.slices: they have 3G of memory together, and spec.memory says 4G",
-        ),
-        (
-            "memory = \"3G\"",
-            "memory = \"3221225473\"",
-            "spec.memory: 3221225473 is no multiple of 2M",
-        ),
-        ("memory = \"3G\"", "memory = \"30M\"", "spec.memory: 30M; at least 32M is needed"),
-        (
-            "class = \"requests\"",
-            "class = \"shared\"",
-            "spec.slicesMax: a VM of class shared is never split; leave it out, or 1",
-        ),
-        ("slicesMax = 3", "slicesMax = 2", "spec.slices: 3 slices; at most 2 are allowed"),
-        ("slicesMax = 3", "slicesMax = 33", "spec.slicesMax: 33; 1 to 32 are allowed"),
-        ("vcpusMax = 4", "vcpusMax = 1", "spec.slices[0].vcpusMax: 1; 2 to 256 are allowed"),
-        (
-            "vcpusMax = 4",
-            "address = \"h:1\"",
-            "spec.slices[0].address: the first slice is the bootstrap's own and has none",
-        ),
-        (
-            "address = \"host2.example:7100\"",
-            "",
-            "spec.slices[1]: only the first slice has no address; where does its companion listen?",
-        ),
-        (
-            "host2.example:7100",
-            "[fd00::3]:7100",
-            "spec.slices[2].address: another slice has [fd00::3]:7100",
-        ),
-        (
-            "host2.example:7100",
-            "fd00::3:7100",
-            "line 50, column 11: \"fd00::3:7100\" is no address: write HOST:PORT, as host2:7100, 10.9.0.2:7100 or [fd00::2]:7100; the port is 1 to 65535",
-        ),
-        (
-            "{ slice = 1 },",
-            "{ slice = 0 },",
-            "spec.disks[0].standby[0].slice: slice 0 has it already",
-        ),
-        (
-            "readonly = true\nslice = 1",
-            "slice = 3",
-            "spec.disks[1].slice: there is no slice 3; the VM has 3 at most",
-        ),
-        (
-            "/srv/images/data.raw",
-            "/srv/a,b",
-            "line 31, column 9: \"/srv/a,b\" is no name of a file or of an interface: 1 to 4095 bytes without a comma or a control character",
-        ),
-        (
-            "02:00:00:00:00:01",
-            "03:00:00:00:00:01",
-            "line 37, column 7: \"03:00:00:00:00:01\" is no MAC address: write six bytes as 02:00:00:00:00:01; the first is even, and not all are 0",
-        ),
-        ("every = \"10m\"", "every = \"5s\"", "spec.checkpoint.every: 5s; 10s to 7d are allowed"),
-        ("keep = 3", "keep = 0", "spec.checkpoint.keep: 0; 1 to 1000 are allowed"),
-        ("panic=-1", "panic=-1\\n", "spec.guest.cmdline: it has a control character"),
-        (
-            "team = \"web\"",
-            "team = \"a b\"",
-            "metadata.labels: \"team\": keys and values are up to 63 letters, digits, '-', '_', '.' and '/'",
-        ),
-        (
-            "search-7",
-            "Search",
-            "line 5, column 8: \"Search\" is no name: 1 to 63 small letters, digits and '-', which neither begins nor ends it",
-        ),
-        (
-            "tessera/v1",
-            "tessera/v2",
-            "line 1, column 14: unknown variant `tessera/v2`, expected `tessera/v1`",
-        ),
-        ("[metadata]", "[metadata", "line 4, column 10: unclosed table, expected `]`"),
-        ("rng = true", "rng = true\nrng = true", "line 18, column 1: duplicate key"),
-    ] {
+    for (replace, by, error) in REFUSED {
         let said = refused(replace, by);
-        if said != error {
+        if said != *error {
             others.push(format!("{by:?}: {said}, not {error}"));
         }
     }
