@@ -249,14 +249,15 @@ fn addresses(remote: &[SliceArgument]) -> Result<Vec<SocketAddr>> {
     Ok(companions)
 }
 
+/// The same with what its VM file says, if it has one.
+fn expanded(arguments: Arguments) -> Result<Arguments> {
+    let Some(path) = &arguments.config else { return Ok(arguments) };
+    let given: Vec<OsString> = std::env::args_os().skip(2).collect();
+    Ok(expand(path, &given, Who::Bootstrap)?.0)
+}
+
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
-    let arguments = match &arguments.config {
-        Some(path) => {
-            let given: Vec<OsString> = std::env::args_os().skip(2).collect();
-            expand(path, &given, Who::Bootstrap)?.0
-        }
-        None => arguments,
-    };
+    let arguments = expanded(arguments)?;
     arguments.local.stay_with_supervisor()?;
     let stop = signals::listen()?;
     let (local, remote) = arguments.slices.split_at(arguments.slices.len().min(1));

@@ -86,7 +86,7 @@ fn words(file: &VmFile, path: &Path, restores: bool) -> Result<Vec<OsString>> {
     if spec.run == Run::Halted {
         bail!("the VM file {} says run = \"halted\": this VM is not to run", path.display());
     }
-    let folder = path.parent().unwrap_or(Path::new(""));
+    let folder = path.parent().unwrap_or_else(|| Path::new(""));
     let mut words = Vec::new();
     let mut add = |name: &str, value: &str| words.push(OsString::from(format!("--{name}={value}")));
     if !restores {
