@@ -40,26 +40,21 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::InterceptorLayer;
 use tonic::transport::Server as Http2;
 use tonic_health::ServingStatus;
-use tonic_health::pb::FILE_DESCRIPTOR_SET;
 use tonic_health::server::health_reporter;
-use tonic_reflection::server::Builder as Reflection;
-use vm_service::{Connection, Listening, Remote, ServerError, admit, welcome_remote};
+use vm_service::{
+    Connection, Listening, PING_EVERY, PING_LIMIT, Remote, STREAMS_MAX, ServerError, admit,
+    asked_to_stop, reflection, serve_until, welcome_remote,
+};
 use vmm::control::Caller;
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 256;
-/// Calls at a time on one of them, watches and those that are handed on too.
-const STREAMS_MAX: u32 = 256;
 /// Bytes of a request.
 const REQUEST_MAX: usize = 256 << 10;
 /// Threads that may wait for disks.
 const WAITING_MAX: usize = 8;
-const PING_EVERY: Duration = Duration::from_secs(20);
-const PING_LIMIT: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const TEND_EVERY: Duration = Duration::from_secs(1);
-/// For calls that go on when the agent ends.
-const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// What an agent needs.
 #[derive(Clone, Debug)]
@@ -265,7 +260,7 @@ async fn serve(
     api: AgentApi,
     slices: Slices,
     (local, listening): (Option<UnixListener>, Option<Listening>),
-    mut stopped: watch::Receiver<bool>,
+    stopped: watch::Receiver<bool>,
 ) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (sender, connections) = mpsc::channel(1);
@@ -277,12 +272,6 @@ async fn serve(
     }
     let (health, health_service) = health_reporter();
     health.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
-    let reflection = Reflection::configure()
-        .register_encoded_file_descriptor_set(control::DESCRIPTORS)
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .build_v1();
-    let reflection = reflection
-        .inspect_err(|error| tracing::error!(%error, "the agent has no reflection: this is a bug"));
     let watchers = api.watchers.clone();
     let service = AgentServiceServer::new(api).max_decoding_message_size(REQUEST_MAX);
     let router = Http2::builder()
@@ -294,27 +283,15 @@ async fn serve(
         .add_service(Vms(slices.clone()))
         .add_service(SliceOperations(slices))
         .add_service(health_service)
-        .add_optional_service(reflection.ok());
+        .add_optional_service(reflection());
     let incoming = ReceiverStream::new(connections).map(Ok::<Connection, Infallible>);
-    let mut end = stopped.clone();
+    let end = asked_to_stop(stopped.clone());
     let until = async move {
-        // A server that is gone is to stop as well.
-        let _ = end.wait_for(|stop| *stop).await.map(|_| ());
+        end.await;
         watchers.end();
     };
     let serving = router.serve_with_incoming_shutdown(incoming, until);
-    tokio::pin!(serving);
-    tokio::select! {
-        result = &mut serving => {
-            if let Err(error) = result {
-                tracing::warn!(%error, "the agent is not served any more");
-            }
-        }
-        () = async {
-            let _ = stopped.wait_for(|stop| *stop).await.map(|_| ());
-            sleep(STOP_LIMIT).await;
-        } => tracing::debug!("calls of the agent that go on are left"),
-    }
+    serve_until("the agent", serving, stopped).await;
 }
 
 /// Gives each connection of the UNIX socket a place.

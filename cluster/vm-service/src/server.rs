@@ -9,6 +9,7 @@
 use crate::connection::{Connection, admit};
 use crate::listening::{Listening, Remote, ServerError, welcome_remote};
 use crate::service::VmApi;
+use crate::serving::{PING_EVERY, PING_LIMIT, STREAMS_MAX, asked_to_stop, reflection, serve_until};
 use control::longrunning::operations_server::OperationsServer;
 use control::v1::vm_service_server::{SERVICE_NAME, VmServiceServer};
 use std::convert::Infallible;
@@ -25,26 +26,17 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::InterceptorLayer;
 use tonic::transport::Server as Http2;
 use tonic_health::ServingStatus;
-use tonic_health::pb::FILE_DESCRIPTOR_SET;
 use tonic_health::server::{HealthReporter, health_reporter};
-use tonic_reflection::server::Builder as Reflection;
 use vmm::control::{Caller, Desk, TakesStreams};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 64;
-/// Calls at a time on one of them, watches too.
-const STREAMS_MAX: u32 = 256;
 /// Bytes of a request.
 const REQUEST_MAX: usize = 64 << 10;
 /// Threads that may wait for the VM.
 const WAITING_MAX: usize = 32;
-/// A client that does not answer for so long after it was asked is gone.
-const PING_EVERY: Duration = Duration::from_secs(20);
-const PING_LIMIT: Duration = Duration::from_secs(20);
 /// Between two looks at a VM that somebody watches, or that has not begun.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// For calls that go on when the process ends.
-const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// Serves the API of a slice until it is dropped.
 #[derive(Debug)]
@@ -110,7 +102,7 @@ impl Drop for Server {
 async fn serve(
     api: VmApi,
     (local, listening): (mpsc::Receiver<(UnixStream, Caller)>, Option<Listening>),
-    mut stopped: watch::Receiver<bool>,
+    stopped: watch::Receiver<bool>,
 ) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (sender, connections) = mpsc::channel(1);
@@ -122,12 +114,6 @@ async fn serve(
     health.set_service_status(SERVICE_NAME, ServingStatus::NotServing).await;
     tokio::spawn(look_for_the_vm(api.clone(), health));
     tokio::spawn(look_for_changes(api.clone()));
-    let reflection = Reflection::configure()
-        .register_encoded_file_descriptor_set(control::DESCRIPTORS)
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .build_v1();
-    let reflection = reflection
-        .inspect_err(|error| tracing::error!(%error, "the API has no reflection: this is a bug"));
     let limited = VmServiceServer::new(api.clone()).max_decoding_message_size(REQUEST_MAX);
     let operations = OperationsServer::new(api.operations());
     let router = Http2::builder()
@@ -138,27 +124,15 @@ async fn serve(
         .add_service(limited)
         .add_service(operations.max_decoding_message_size(REQUEST_MAX))
         .add_service(health_service)
-        .add_optional_service(reflection.ok());
+        .add_optional_service(reflection());
     let incoming = ReceiverStream::new(connections).map(Ok::<Connection, Infallible>);
-    let mut end = stopped.clone();
+    let end = asked_to_stop(stopped.clone());
     let until = async move {
-        // A server that is gone is to stop as well.
-        let _ = end.wait_for(|stop| *stop).await.map(|_| ());
+        end.await;
         api.end();
     };
     let serving = router.serve_with_incoming_shutdown(incoming, until);
-    tokio::pin!(serving);
-    tokio::select! {
-        result = &mut serving => {
-            if let Err(error) = result {
-                tracing::warn!(%error, "the API is not served any more");
-            }
-        }
-        () = async {
-            let _ = stopped.wait_for(|stop| *stop).await.map(|_| ());
-            sleep(STOP_LIMIT).await;
-        } => tracing::debug!("calls of the API that go on are left"),
-    }
+    serve_until("the API", serving, stopped).await;
 }
 
 /// Gives each connection of the control socket a place.
