@@ -2,7 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
-use std::net::{SocketAddr, TcpStream};
+use std::io::{self, Read};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 use tessera_transport::{
@@ -94,4 +95,62 @@ fn callers_prove_themselves_side_by_side() {
 
     assert_eq!(companion.join().unwrap().unwrap().1, (0, 0), "nobody was turned away");
     drop(idle);
+}
+
+/// How often a caller that is crowded out every time calls in all.
+const CALLS: usize = 7;
+
+/// Reads a part of what the caller says first, and closes.
+fn crowd_out(mut caller: TcpStream) {
+    let mut hello = [0; 8];
+    caller.read_exact(&mut hello).unwrap();
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream) {
+    thread::spawn(move || {
+        // Either end may close in any way, which is all that the other end must see.
+        let _ = io::copy(&mut from, &mut to);
+        let _ = to.shutdown(Shutdown::Write);
+    });
+}
+
+#[test]
+fn caller_that_is_crowded_out_calls_again() {
+    let listener = listener();
+    let (real, door) = (listener.address(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let address = door.local_addr().unwrap();
+    thread::spawn(move || {
+        for (count, caller) in door.incoming().enumerate() {
+            // Every third one, so that calls of each kind are met.
+            if count % 3 == 0 {
+                crowd_out(caller.unwrap());
+                continue;
+            }
+            let (caller, companion) = (caller.unwrap(), TcpStream::connect(real).unwrap());
+            copy(caller.try_clone().unwrap(), companion.try_clone().unwrap());
+            copy(companion, caller);
+        }
+    });
+    let companion = thread::spawn(move || willing(&listener));
+
+    let mut mesh = BootstrapMesh::connect(secret(), plan(&[address]), soon()).unwrap();
+    mesh.gather(soon()).unwrap();
+    mesh.commit(b"", soon()).unwrap();
+    mesh.into_transport(soon(), &mut |_| {}).unwrap();
+
+    assert_eq!(companion.join().unwrap().unwrap().1, (0, 0), "nobody reached it and was refused");
+}
+
+#[test]
+fn caller_that_is_crowded_out_each_time_gives_up() {
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = door.local_addr().unwrap();
+    let calls = thread::spawn(move || {
+        door.incoming().take(CALLS).for_each(|caller| crowd_out(caller.unwrap()));
+    });
+
+    let error = BootstrapMesh::connect(secret(), plan(&[address]), soon()).unwrap_err();
+
+    assert!(error.is_loss() && matches!(error, MeshError::Handshake { .. }), "{error}");
+    calls.join().unwrap();
 }

@@ -16,6 +16,7 @@ use rustix::net::sockopt::{
 };
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 use wire::{Epoch, SliceId};
 
@@ -23,6 +24,17 @@ use wire::{Epoch, SliceId};
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a bootstrap that proved itself may take to send the assignment.
 pub(super) const PATIENCE_PROVEN: Duration = Duration::from_secs(60);
+
+/// How long a caller waits before it calls again each time that it was crowded out. Callers that were crowded
+/// out together must not come back together with all others for ever, so the last pauses are long.
+const CROWDED_OUT: [Duration; 6] = [
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+    Duration::from_millis(900),
+    Duration::from_millis(2700),
+];
 
 /// How long telling a companion that it is off may take.
 pub(super) const PARTING: Duration = Duration::from_secs(1);
@@ -62,8 +74,31 @@ impl MeshContext {
         ConnectionId { role, vm: self.vm, epoch: self.epoch, from: self.local, to }
     }
 
-    /// Calls `to` and passes the handshake.
+    /// Calls `to` and passes the handshake. Strangers may crowd out a caller before it has proved itself, so one
+    /// whose connection is closed then calls again, a few times. Who is not wanted is told so, and does not.
     pub(super) fn call(
+        &self,
+        role: Role,
+        to: SliceId,
+        address: SocketAddr,
+        deadline: Instant,
+    ) -> Result<TcpStream, MeshError> {
+        let mut again = CROWDED_OUT.iter();
+        loop {
+            match self.call_once(role, to, address, deadline) {
+                Err(error) if error.is_hang_up() => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let Some(pause) = again.next().filter(|pause| **pause < left) else {
+                        return Err(error);
+                    };
+                    thread::sleep(*pause);
+                }
+                settled => return settled,
+            }
+        }
+    }
+
+    fn call_once(
         &self,
         role: Role,
         to: SliceId,

@@ -148,6 +148,11 @@ pub enum MeshError {
 }
 
 impl MeshError {
+    /// True when the other end closed a connection before it had told whether it wants the caller.
+    pub(super) fn is_hang_up(&self) -> bool {
+        matches!(self, Self::Handshake { source: HandshakeError::Closed, .. })
+    }
+
     /// True when a slice cannot be reached or went away, as one whose host is down: the plan may be
     /// good, and the same call can succeed later or with another host in its place.
     #[must_use]
